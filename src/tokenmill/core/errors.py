@@ -1,0 +1,44 @@
+"""The error tree. Owns: which failures a person can fix and how they are told. Knows nothing else.
+
+    TokenmillError
+    ├── UserError          a person can fix it: the CLI prints the sentence, the server answers 4xx
+    │   ├── ParameterError   a bad request field (`param` names it)
+    │   ├── ModelError       a checkpoint or config that cannot be used
+    │   └── TooLargeError    over a limit that is stated in the message
+    ├── SequenceError      one sequence failed (NaN logits, a raising processor); others go on
+    └── EngineDeadError    the engine process is gone or hung
+"""
+
+from __future__ import annotations
+
+
+class TokenmillError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class UserError(TokenmillError, ValueError):
+    """Something the person can fix; the message says what is wrong and what to do."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ParameterError(UserError):
+    """A request field with an unusable value."""
+
+
+class ModelError(UserError):
+    """A model folder, config, tokenizer or tensor that cannot be used."""
+
+
+class TooLargeError(UserError):
+    """The request is over a stated limit (context, pool, list length, ...)."""
+
+
+class SequenceError(TokenmillError):
+    """One sequence cannot go on; the others are not affected."""
+
+
+class EngineDeadError(TokenmillError):
+    """The engine stopped answering. Requests end with this instead of waiting for ever."""
