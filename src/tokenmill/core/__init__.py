@@ -1,0 +1,1 @@
+"""The vocabulary of tokenmill: plain records and protocols. No torch, no I/O, imports nothing above it."""

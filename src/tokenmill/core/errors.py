@@ -1,12 +1,12 @@
 """The error tree. Owns: which failures a person can fix and how they are told. Knows nothing else.
 
-    TokenmillError
-    ├── UserError          a person can fix it: the CLI prints the sentence, the server answers 4xx
-    │   ├── ParameterError   a bad request field (`param` names it)
-    │   ├── ModelError       a checkpoint or config that cannot be used
-    │   └── TooLargeError    over a limit that is stated in the message
-    ├── SequenceError      one sequence failed (NaN logits, a raising processor); others go on
-    └── EngineDeadError    the engine process is gone or hung
+TokenmillError
+├── UserError          a person can fix it: the CLI prints the sentence, the server answers 4xx
+│   ├── ParameterError   a bad request field (`param` names it)
+│   ├── ModelError       a checkpoint or config that cannot be used
+│   └── TooLargeError    over a limit that is stated in the message
+├── SequenceError      one sequence failed (NaN logits, a raising processor); others go on
+└── EngineDeadError    the engine process is gone or hung
 """
 
 from __future__ import annotations

@@ -1,0 +1,161 @@
+"""What a model computes with. Owns: the descriptors that layers hand to Kernels, and the per-step ForwardContext.
+
+Plain records; tensors appear only as annotations, so this file needs no torch. Descriptors (NormSpec, RopeSpec,
+AttentionSpec, KVSpec) are made once when a model is built; a ForwardContext is made by `runner/batch.py` every step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tokenmill.core.protocols import Kernels
+
+Act = Literal["silu", "gelu", "gelu_tanh", "relu", "silu_mul", "gelu_mul", "gelu_tanh_mul", "relu2", "oai_swiglu"]
+"""`*_mul` and `oai_swiglu` take [gate | up] concatenated on the last dimension and halve it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """What one layer keeps per token. Layers with equal specs form a KV group (one block table per sequence).
+
+    kind: "full" every position; "window" only the last `window` positions are ever read; "latent" one shared
+    vector per token (MLA): `key_dim` wide, values are its first `value_dim` entries, nothing stored twice.
+    """
+
+    kind: Literal["full", "window", "latent"]
+    heads: int
+    key_dim: int
+    value_dim: int
+    window: int = 0
+
+    @property
+    def elements_per_token(self) -> int:
+        """Stored numbers per token and layer."""
+        return self.key_dim if self.kind == "latent" else self.heads * (self.key_dim + self.value_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class KVView:
+    """One layer's pages: key [blocks, heads, block_size, key_dim], value alike (latent: a view into key)."""
+
+    key: Tensor
+    value: Tensor
+
+
+@dataclass(slots=True)
+class NormSpec:
+    """y = (x - mean if layer) / sqrt(var + eps) * (weight + offset) + bias, computed in float32."""
+
+    weight: Tensor
+    eps: float
+    kind: Literal["rms", "layer"] = "rms"
+    bias: Tensor | None = None
+    offset: float = 0.0
+
+
+@dataclass(slots=True)
+class RopeSpec:
+    """Rotary embedding: cos and sin [max_positions, dim / 2] in float32 (scaling already applied).
+
+    `dim` leading entries of each head rotate (`start` skips some). interleaved: pairs (0,1),(2,3),...; else halves.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    dim: int
+    interleaved: bool = False
+    start: int = 0
+
+
+@dataclass(slots=True)
+class AttentionSpec:
+    """One attention layer. `layer` indexes ForwardContext.kv, `group` indexes ForwardContext.groups.
+
+    value head h of query head i is i // (heads / kv_heads). window w: a query at position p sees (p - w, p].
+    """
+
+    layer: int
+    group: int
+    heads: int
+    kv: KVSpec
+    scale: float
+    rope: RopeSpec | None = None
+    q_norm: NormSpec | None = None
+    k_norm: NormSpec | None = None
+    softcap: float = 0.0
+    sinks: Tensor | None = None
+    alibi: Tensor | None = None
+    window: int = 0
+
+
+@dataclass(slots=True)
+class GroupPlan:
+    """Block tables of one KV group for the sequences of this step, in batch order.
+
+    tables [S, max_entries] block ids; first [S, max_entries] first position of each entry, or None when entry j
+    starts at j * block_size everywhere (the contiguous case); entries [S] counts; slots [T] block * size + offset.
+    """
+
+    tables: Tensor
+    first: Tensor | None
+    entries: Tensor
+    slots: Tensor
+
+
+@dataclass(slots=True)
+class ForwardContext:
+    """Everything a step's forward pass needs besides the token ids; made fresh each step, read-only for layers.
+
+    T tokens of S sequences lie one sequence after the other: query_start [S + 1] (int32) are their borders,
+    kv_len [S] (int32) how many positions each may read (its own new tokens included), positions [T] (int64).
+    `spans` mirrors (query_start, query count, kv_len) as host integers where the device is the host, else None.
+    """
+
+    kernels: Kernels
+    positions: Tensor
+    query_start: Tensor
+    kv_len: Tensor
+    max_query: int
+    kv: list[KVView]
+    groups: list[GroupPlan]
+    spans: list[tuple[int, int, int]] | None = None
+    adapters: Tensor | None = None
+    taps: dict[int, Tensor] | None = None
+    embeds: tuple[Tensor, Tensor] | None = None
+    block_size: int = 16
+
+
+@dataclass(slots=True)
+class RouteSpec:
+    """How tokens choose experts: `top_k` of `experts`, scored by softmax or sigmoid.
+
+    order "softmax_topk": softmax over all, then top-k (renormalised if `normalise`);
+    "topk_softmax": top-k logits, then softmax over them. groups > 1: only experts of the best `top_groups`
+    groups compete (group score: max, or sum of its two best if `group_sum2`). `bias` is added for choosing only.
+    """
+
+    experts: int
+    top_k: int
+    order: Literal["softmax_topk", "topk_softmax", "sigmoid"] = "softmax_topk"
+    normalise: bool = True
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    group_sum2: bool = False
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What the engine must know of a built model: vocabulary, context, and the KV spec of each of its layers."""
+
+    vocab_size: int
+    max_positions: int
+    kv_specs: tuple[KVSpec, ...]
+    hidden_size: int
+    flops_per_token: float = 0.0
+    extras: dict[str, object] = field(default_factory=dict)

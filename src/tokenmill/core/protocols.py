@@ -1,0 +1,267 @@
+"""Every seam on one page. Owns: the protocols between packages. Each optional feature is an object behind one of
+these with a null object (NoDrafter, NoConstraint, NoPrefixCache, SoloGroup, ...); a feature flag is read in
+`engine/build.py` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from tokenmill.core.forward import (
+        Act,
+        AttentionSpec,
+        ForwardContext,
+        KVView,
+        ModelSpec,
+        NormSpec,
+        RouteSpec,
+    )
+    from tokenmill.core.request import Request, RequestOutput
+    from tokenmill.core.sequence import Sequence, SequenceGroup
+    from tokenmill.core.step import LateInputs, StepPlan, StepResult
+
+
+# ------------------------------------------------------------------ serving
+
+
+class TextGenerator(Protocol):
+    """Engine service, semantic cache, router, FakeGenerator: wrap one in another freely."""
+
+    def generate(self, request: Request) -> AsyncIterator[RequestOutput]: ...
+    async def abort(self, request_id: str) -> None: ...
+
+
+class Ticket(Protocol):
+    """A plan in flight."""
+
+    def wait(self) -> StepResult: ...
+
+
+class Executor(Protocol):
+    """Runs plans in order. `depth` plans may be in flight; `chains`: a row may be in two uncommitted plans."""
+
+    depth: int
+    chains: bool
+    num_blocks: list[int]
+
+    def submit(self, plan: StepPlan) -> Ticket: ...
+    def supply(self, plan_id: int, inputs: LateInputs) -> None: ...
+    def control(self, message: dict[str, Any]) -> dict[str, Any]: ...
+    def close(self) -> None: ...
+
+
+# ------------------------------------------------------------------ scheduling
+
+
+class SchedulePolicy(Protocol):
+    """Who goes first and who gives way. Lower rank goes first; ties are broken by arrival."""
+
+    static: bool
+    """True: a sequence's rank never changes while it lives."""
+
+    def rank(self, seq: Sequence) -> tuple: ...
+    def reserve(self, seq: Sequence) -> int:
+        """Tokens for which blocks must be free before a waiting sequence is admitted."""
+        ...
+
+    def evict(self, seq: Sequence) -> str:
+        """How to preempt: "recompute" or "swap"."""
+        ...
+
+    def observe(self, seq: Sequence, num_tokens: int) -> None:
+        """A commit gave `seq` that many tokens."""
+        ...
+
+
+class PrefixCache(Protocol):
+    """Which computed blocks can be shared. Integers only; the salt separates tenants and adapters."""
+
+    def match(self, seq: Sequence, keys: list[int]) -> int: ...
+    def publish(self, seq: Sequence, upto: int) -> list[object]: ...
+    def retract(self, nodes: Iterable[object]) -> None: ...
+    def clear(self) -> None: ...
+
+
+class Search(Protocol):
+    """How the sequences of one request branch: sampling n, best_of, or beams."""
+
+    width: int
+    """Candidates wanted per row and step; 0: the sampler chooses and nothing branches."""
+
+    def spawn(self, group: SequenceGroup) -> int:
+        """How many sequences share the prompt once it is planned."""
+        ...
+
+    def advance(
+        self, group: SequenceGroup, candidates: Mapping[int, list[tuple[int, float]]]
+    ) -> list[tuple[Sequence, list[tuple[int, float]]]]:
+        """Candidates by sequence id -> for each live sequence its (token, score) children: none drops it, the
+        first continues in place, further ones fork. Sequences that end are recorded by the search itself."""
+        ...
+
+
+class HostDrafter(Protocol):
+    """Guesses the next tokens on the host. A wrong guess costs time, never correctness."""
+
+    def propose(self, seq: Sequence, most: int) -> list[int]: ...
+    def observe(self, seq: Sequence, proposed: int, accepted: int) -> None: ...
+    def forget(self, seq: Sequence) -> None: ...
+
+
+class Constraint(Protocol):
+    """What a sequence may say next. Masks are packed little-endian bits, 1 = allowed, one bit per token id."""
+
+    def mask(self) -> bytes | None:
+        """Allowed next tokens; None: all."""
+        ...
+
+    def accept(self, tokens: list[int]) -> None: ...
+    def forced(self) -> list[int]:
+        """Tokens that must come next whatever the model says (may be empty)."""
+        ...
+
+    def validate(self, tokens: list[int]) -> int:
+        """How many of these (draft) tokens are allowed in a row from here."""
+        ...
+
+    def finished(self) -> bool: ...
+    def fork(self) -> Constraint: ...
+
+
+# ------------------------------------------------------------------ models
+
+
+class CausalLM(Protocol):
+    """A built model: tokens in, hidden states out, logits on demand (in bounded slices)."""
+
+    spec: ModelSpec
+
+    def forward(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
+        """tokens [T] -> final-norm hidden states [T, hidden]."""
+        ...
+
+    def logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+        """[n, hidden] -> [n, vocab] in float32, soft-cap and logit scale applied."""
+        ...
+
+
+class Checkpoint(Protocol):
+    """name -> tensor, nothing else."""
+
+    def names(self) -> Iterable[str]: ...
+    def has(self, name: str) -> bool: ...
+    def shape(self, name: str) -> tuple[int, ...] | None: ...
+    def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor: ...
+    def part(
+        self,
+        name: str,
+        dim: int,
+        start: int,
+        stop: int,
+        shape: tuple[int, ...] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor: ...
+    def close(self) -> None: ...
+
+
+class Weight(Protocol):
+    """A matrix [out, in] in some format: loads, concatenates, splits and multiplies itself."""
+
+    shape: tuple[int, int]
+
+    def matmul(
+        self,
+        x: Tensor,
+        ctx: ForwardContext,
+        *,
+        norm: NormSpec | None = None,
+        act: Act | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """residual + act(norm(x) @ W.T + bias). The base composes; formats fuse what they can."""
+        ...
+
+    def concat(self, others: list[Any]) -> Self:
+        """[self; others] along out; formats may differ (the result may multiply in parts)."""
+        ...
+
+    def split(self, dim: int, part: int, parts: int) -> Self: ...
+    def rows(self, ids: Tensor) -> Tensor:
+        """Dense rows [n, in], for embeddings."""
+        ...
+
+    def dense(self) -> Tensor:
+        """The whole matrix in the compute dtype, for MLA absorption."""
+        ...
+
+    def bytes(self) -> int: ...
+
+
+class Group(Protocol):
+    """A set of ranks that compute one thing together. SoloGroup returns x unchanged."""
+
+    rank: int
+    size: int
+
+    def all_reduce(self, x: Tensor, residual: Tensor | None = None) -> Tensor: ...
+    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor: ...
+
+
+class Kernels(Protocol):
+    """Coarse operations; built per engine. `kernels/reference.py` is the specification, backends override.
+
+    Shapes: T tokens, H query heads, D head dim. All outputs are new tensors unless the name ends in `_`.
+    On CPU every result of a row is the same bytes whatever other rows are in the call.
+    """
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """{op: {"calls": n, "fallbacks": m}} since the start."""
+        ...
+
+    def embed(self, table: Tensor, ids: Tensor, scale: float = 1.0) -> Tensor:
+        """table [V, hidden], ids [T] -> [T, hidden] * scale."""
+        ...
+
+    def norm(self, x: Tensor, spec: NormSpec) -> Tensor: ...
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x [T, K] @ weight [N, K].T + bias -> [T, N] in x's dtype, float32 accumulation."""
+        ...
+
+    def activate(self, x: Tensor, act: Act) -> Tensor: ...
+    def add(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
+        """x + scale * y."""
+        ...
+
+    def prepare_qkv(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
+        """qkv [T, H*Dk + Hkv*Dk + Hkv*Dv] -> q [T, H, Dk] normed and rotated; k and v go to their slots.
+
+        Latent: qkv is [T, H*Dk + Dk] (queries already absorbed; then latent | rope key); the rotated part of
+        each query head and of the key is its last `rope.dim` entries (RopeSpec.start)."""
+        ...
+
+    def attention(self, q: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
+        """q [T, H, Dk] against the paged K/V as stored -> [T, H * Dv]. Causal by position."""
+        ...
+
+    def head_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Per-head product: x [T, H, K], weight [H, N, K] -> [T, H, N] (MLA absorption)."""
+        ...
+
+    def route(self, logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
+        """logits [T, E] -> expert ids [T, k] (int64) and gates [T, k] (float32)."""
+        ...
+
+    def experts(
+        self, x: Tensor, gate_up: list[Weight], down: list[Weight], ids: Tensor, gates: Tensor, act: Act
+    ) -> Tensor:
+        """sum_j gates[t, j] * down[ids[t, j]](act(gate_up[ids[t, j]](x[t]))) -> [T, hidden]."""
+        ...
+
+    def copy_blocks_(self, kv: list[KVView], src: list[int], dst: list[int]) -> None:
+        """Copy whole blocks in each of these layers' pages."""
+        ...

@@ -1,0 +1,294 @@
+"""What a person asks and what they get back. Owns: SamplingParams and its checks, Request, outputs, finish reasons.
+
+Must not know: tokenizers, tensors, scheduling. Everything here is plain data that may cross a process border,
+except `SamplingParams.logits_processors`, which are Python callables and therefore in-process only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from tokenmill.core.errors import ParameterError
+
+FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
+MAX_N = 128
+MAX_LOGPROBS = 20
+MAX_STOP = 16
+MAX_STOP_CHARS = 256
+SEED_BITS = 64
+
+LogitsProcessor = Callable[..., Any]
+"""(output_ids, logits) or (prompt_ids, output_ids, logits) -> logits, for one sequence; logits is a 1-D tensor."""
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """How to continue a prompt. Field names and meanings are vLLM's; neutral defaults switch a feature off."""
+
+    n: int = 1
+    best_of: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    logit_bias: dict[int, float] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    structured_outputs: dict[str, Any] | None = None
+    logits_processors: list[LogitsProcessor] | None = None
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def stops(self) -> list[str]:
+        """Stop strings as a list."""
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    @property
+    def greedy(self) -> bool:
+        """True when the most likely token is taken."""
+        return self.temperature < 1e-5
+
+    @property
+    def num_sequences(self) -> int:
+        """How many sequences decode at once: beams, best_of or n."""
+        return max(self.n, self.best_of or 1)
+
+
+def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ParameterError(f"{name} must be a number, got {value!r}.", param=name)
+    if math.isnan(value) or math.isinf(value):
+        raise ParameterError(f"{name} must be finite, got {value}.", param=name)
+    if value < low or value > high or (open_low and value == low):
+        raise ParameterError(
+            f"{name} must be in {'(' if open_low else '['}{low:g}, {high:g}], got {value}.", param=name
+        )
+
+
+def _integer(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ParameterError(f"{name} must be an integer, got {value!r}.", param=name)
+    if not low <= value <= high:
+        raise ParameterError(f"{name} must be in [{low}, {high}], got {value}.", param=name)
+
+
+def _flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ParameterError(f"{name} must be true or false, got {value!r}.", param=name)
+
+
+def _ids(name: str, value: object, most: int) -> None:
+    if not isinstance(value, (list, tuple)) or len(value) > most:
+        raise ParameterError(f"{name} must be a list of at most {most} token ids.", param=name)
+    for item in value:
+        _integer(name, item, 0, 2**31 - 1)
+
+
+def _strings(name: str, value: object, most: int, longest: int) -> None:
+    if not isinstance(value, (list, tuple)) or len(value) > most:
+        raise ParameterError(f"{name} must be a list of at most {most} strings.", param=name)
+    for item in value:
+        if not isinstance(item, str) or not item or len(item) > longest:
+            raise ParameterError(f"{name} must hold non-empty strings of at most {longest} characters.", param=name)
+
+
+_RANGES: dict[str, tuple[float, float, bool]] = {
+    "presence_penalty": (-2.0, 2.0, False),
+    "frequency_penalty": (-2.0, 2.0, False),
+    "repetition_penalty": (0.0, 100.0, True),
+    "temperature": (0.0, 100.0, False),
+    "top_p": (0.0, 1.0, True),
+    "min_p": (0.0, 1.0, False),
+    "typical_p": (0.0, 1.0, True),
+    "length_penalty": (-100.0, 100.0, False),
+}
+_FLAGS = (
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "use_beam_search",
+)
+
+
+def _check(p: SamplingParams) -> None:
+    for name, (low, high, open_low) in _RANGES.items():
+        _number(name, getattr(p, name), low, high, open_low=open_low)
+    for name in _FLAGS:
+        _flag(name, getattr(p, name))
+    _check_counts(p)
+    _check_lists(p)
+    _check_contradictions(p)
+
+
+def _check_counts(p: SamplingParams) -> None:
+    _integer("n", p.n, 1, MAX_N)
+    if p.best_of is not None:
+        _integer("best_of", p.best_of, 1, MAX_N)
+    _integer("top_k", p.top_k, -1, 2**31 - 1)
+    if p.max_tokens is not None:
+        _integer("max_tokens", p.max_tokens, 1, 2**31 - 1)
+    _integer("min_tokens", p.min_tokens, 0, 2**31 - 1)
+    if p.seed is not None:
+        _integer("seed", p.seed, -(2**63), 2**SEED_BITS - 1)
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(p, name) is not None:
+            _integer(name, getattr(p, name), 0, MAX_LOGPROBS)
+    if p.truncate_prompt_tokens is not None:
+        _integer("truncate_prompt_tokens", p.truncate_prompt_tokens, 1, 2**31 - 1)
+
+
+def _check_lists(p: SamplingParams) -> None:
+    if p.stop is not None:
+        _strings("stop", p.stops, MAX_STOP, MAX_STOP_CHARS)
+    if p.stop_token_ids is not None:
+        _ids("stop_token_ids", p.stop_token_ids, 256)
+    if p.bad_words is not None:
+        _strings("bad_words", p.bad_words, 1024, MAX_STOP_CHARS)
+    if p.allowed_token_ids is not None:
+        _ids("allowed_token_ids", p.allowed_token_ids, 1 << 20)
+        if not p.allowed_token_ids:
+            raise ParameterError("allowed_token_ids is empty: no token could be chosen.", param="allowed_token_ids")
+    if p.logit_bias is not None:
+        if not isinstance(p.logit_bias, Mapping) or len(p.logit_bias) > 4096:
+            raise ParameterError("logit_bias must map at most 4096 token ids to numbers.", param="logit_bias")
+        for token, bias in p.logit_bias.items():
+            _integer("logit_bias", token, 0, 2**31 - 1)
+            _number("logit_bias", bias, -100.0, 100.0)
+    if p.logits_processors is not None:
+        if not isinstance(p.logits_processors, Sequence) or not all(callable(f) for f in p.logits_processors):
+            raise ParameterError("logits_processors must be a list of callables.", param="logits_processors")
+
+
+def _check_contradictions(p: SamplingParams) -> None:
+    if p.best_of is not None and p.best_of < p.n:
+        raise ParameterError(f"best_of ({p.best_of}) must be at least n ({p.n}).", param="best_of")
+    if p.max_tokens is not None and p.min_tokens > p.max_tokens:
+        raise ParameterError(
+            f"min_tokens ({p.min_tokens}) is larger than max_tokens ({p.max_tokens}).", param="min_tokens"
+        )
+    if p.stops and not p.detokenize:
+        raise ParameterError("stop strings need detokenize=True; use stop_token_ids instead.", param="stop")
+    if p.early_stopping not in (True, False, "never"):
+        raise ParameterError("early_stopping must be true, false or 'never'.", param="early_stopping")
+    if p.use_beam_search:
+        if p.temperature not in (0.0, 1.0) or p.top_p != 1.0 or p.top_k not in (0, -1) or p.min_p or p.typical_p != 1.0:
+            raise ParameterError(
+                "beam search takes no sampling parameters: leave temperature, top_p, top_k, min_p and typical_p alone.",
+                param="use_beam_search",
+            )
+        if p.structured_outputs is not None:
+            raise ParameterError("beam search and structured_outputs do not combine yet.", param="use_beam_search")
+    elif p.greedy and p.num_sequences > 1:
+        raise ParameterError(
+            f"n = {p.num_sequences} greedy samples would all be equal: set temperature > 0 or n = 1.", param="n"
+        )
+
+
+class Request(msgspec.Struct, kw_only=True):
+    """One accepted prompt with its parameters; `prompt_ids` are checked against the vocabulary by the engine."""
+
+    id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    prompt: str | None = None
+    priority: int = 0
+    arrival: float = 0.0
+    salt: str = ""
+    adapter: int = 0
+    seed: int = 0
+    deadline: float | None = None
+
+
+class TokenLogprob(msgspec.Struct, gc=False):
+    """Log-probability and rank (1 = most likely) of one candidate token."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+class TokenDelta(msgspec.Struct, gc=False):
+    """What one commit added to one sequence. `finish` is set exactly once per sequence, on its last delta."""
+
+    request_id: str
+    index: int
+    tokens: list[int]
+    logprobs: list[dict[int, TokenLogprob]] | None = None
+    finish: str | None = None
+    stop_token: int | None = None
+    error: str | None = None
+    prompt_logprobs: list[dict[int, TokenLogprob] | None] | None = None
+    cached: int = 0
+    score: float | None = None
+    pooled: list[float] | None = None
+
+
+class CompletionOutput(msgspec.Struct, kw_only=True):
+    """One continuation of a prompt."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = []
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, TokenLogprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+class RequestMetrics(msgspec.Struct, kw_only=True):
+    """Host clock readings of one request, in seconds of a monotonic clock."""
+
+    arrival: float = 0.0
+    first_token: float | None = None
+    last_token: float | None = None
+    num_cached_tokens: int = 0
+
+
+class RequestOutput(msgspec.Struct, kw_only=True):
+    """A prompt with its continuations, as `LLM.generate` returns it; streaming yields growing copies."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool = False
+    prompt_logprobs: list[dict[int, TokenLogprob] | None] | None = None
+    num_cached_tokens: int = 0
+    metrics: RequestMetrics | None = None
+
+
+class EmbeddingOutput(msgspec.Struct, kw_only=True):
+    """The pooled hidden state of one prompt."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    embedding: list[float]

@@ -1,0 +1,88 @@
+"""The scheduler's records. Owns: Sequence (one row's worth of text) and SequenceGroup (one request's sequences).
+
+The arithmetic of a step, in one picture (d drafts, grants in flight):
+
+    tokens     0 ............... num_prompt ......... len(tokens)      + pending (to be sampled in flight)
+    computed   |=================>|                                     committed: K/V is certain
+    ahead                         |------>|                             granted in flight (upper bound)
+    want = len(tokens) + pending + d - (computed + ahead)               what the next plan may grant
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenmill.core.protocols import Constraint, Search
+    from tokenmill.core.request import Request
+
+WAITING, RUNNING, FINISHED = 0, 1, 2
+
+
+@dataclass(slots=True, eq=False)
+class Table:
+    """One sequence's block table in one KV group. `first[i]` is the first position held by `blocks[i]`.
+
+    `sent` entries are known to the devices as they stand; `dropped` leading entries await a drop there.
+    `end` is the first position that has no block yet.
+    """
+
+    blocks: list[int] = field(default_factory=list)
+    first: list[int] = field(default_factory=list)
+    sent: int = 0
+    dropped: int = 0
+    end: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class SequenceGroup:
+    """One request with its sequences (n samples or beams); the unit that ends exactly once."""
+
+    request: Request
+    search: Search
+    end_ids: frozenset[int]
+    min_tokens: int
+    max_len: int
+    num_logprobs: int = -1
+    constraint: Constraint | None = None
+    sequences: list[Sequence] = field(default_factory=list)
+    live: int = 0
+    spawned: bool = False
+    embed: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One continuation being decoded: tokens, what is computed, where its K/V lies."""
+
+    id: int
+    index: int
+    group: SequenceGroup
+    tokens: list[int]
+    num_prompt: int
+    rank: tuple = ()
+    status: int = WAITING
+    row: int = -1
+    computed: int = 0
+    ahead: int = 0
+    pending: int = 0
+    inflight: int = 0
+    capacity: int = 0
+    published: int = 0
+    node: object = None
+    cached: int = 0
+    seed: int = 0
+    tables: list[Table] = field(default_factory=list)
+    appended: list[int] = field(default_factory=list)
+    constraint: Constraint | None = None
+    needs_host: bool = False
+    leaving: bool = False
+    score: float = 0.0
+    failures: int = 0
+    preemptions: int = 0
+
+    @property
+    def num_output(self) -> int:
+        """Tokens generated so far."""
+        return len(self.tokens) - self.num_prompt

@@ -1,0 +1,145 @@
+"""What crosses from the scheduler to the devices and back. Owns: StepPlan, StepResult and their parts.
+
+Integers only, msgspec-serialisable; the same message serves one process, tensor-parallel ranks and other machines.
+A plan carries changes: every worker applies it, in order, to its own copy of the rows.
+
+    a row's life:   start ──► grants ... ──► ended      (preempted = ended; resumed = started again)
+    within a plan:  ended → starts → forks → table edits → copies → grants → sampling
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class RowSampling(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Sampling parameters of one row, as the devices need them; neutral defaults."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+    min_tokens: int = 0
+    end_ids: list[int] = []
+    logit_bias: dict[int, float] = {}
+    allowed_ids: list[int] | None = None
+    bad_words: list[list[int]] = []
+    num_logprobs: int = -1
+    num_prompt_logprobs: int = -1
+    num_candidates: int = 0
+    has_processors: bool = False
+
+
+class TableEdit(msgspec.Struct, gc=False):
+    """Change one row's block table in one KV group: drop `drop` leading entries, then write `blocks` from `at` on.
+
+    `first[i]` is the first token position that `blocks[i]` holds: an entry's index is not its position.
+    `at` counts entries after the drop. The table ends after the last written entry.
+    """
+
+    row: int
+    group: int
+    drop: int
+    at: int
+    blocks: list[int]
+    first: list[int]
+
+
+class RowStart(msgspec.Struct, kw_only=True):
+    """A row begins (or is sent again whole): everything a worker must know about it, tables excepted."""
+
+    row: int
+    tokens: list[int]
+    num_prompt: int
+    computed: int
+    sampling: RowSampling
+    adapter: int = 0
+    pool: str | None = None
+    key: int = 0
+
+
+class RowFork(msgspec.Struct, gc=False):
+    """Row `dst` becomes a copy of row `src`, cut to `length` known tokens, with its own seed. Edits give its tables."""
+
+    src: int
+    dst: int
+    length: int
+    computed: int
+    seed: int
+
+
+class BlockCopy(msgspec.Struct, gc=False):
+    """Copy block `src` to block `dst` in one KV group, before this step's stores."""
+
+    group: int
+    src: int
+    dst: int
+
+
+class StepPlan(msgspec.Struct, kw_only=True):
+    """One step: state changes, then for each i: compute `counts[i]` tokens of row `rows[i]`.
+
+    A grant covers positions [computed, computed + count) of its row, where the row itself knows `computed`.
+    The last `len(drafts[i])` of them are unverified draft tokens; `appended[i]` are tokens the host adds first.
+    `samples[i]` says whether the grant reaches the end of what is known, so that tokens are sampled.
+    """
+
+    id: int
+    ended: list[int] = []
+    starts: list[RowStart] = []
+    forks: list[RowFork] = []
+    edits: list[TableEdit] = []
+    copies: list[BlockCopy] = []
+    jumps: list[tuple[int, int]] = []
+    appended: dict[int, list[int]] = {}
+    drafts: dict[int, list[int]] = {}
+    rows: list[int] = []
+    counts: list[int] = []
+    samples: list[bool] = []
+    late: list[int] = []
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the step computes."""
+        return sum(self.counts)
+
+
+class LateInputs(msgspec.Struct, kw_only=True):
+    """What only sampling needs and what may follow its plan: packed token masks (bit = allowed) by row.
+
+    `processors` are Python callables by row and never cross a process border.
+    """
+
+    masks: dict[int, bytes] = {}
+    processors: dict[int, Any] = {}
+
+
+class RowLogprobs(msgspec.Struct, gc=False):
+    """Logprobs for one position: ids[0] is the chosen token, the rest the most likely ones, in order."""
+
+    ids: list[int]
+    logprobs: list[float]
+    rank: int
+
+
+class StepResult(msgspec.Struct, kw_only=True):
+    """What a step produced, by index into the plan's grants.
+
+    `tokens[i]`: new tokens of grant i: [] if it did not sample, else 1 + accepted drafts of them.
+    """
+
+    plan_id: int
+    tokens: list[list[int]] = []
+    logprobs: dict[int, list[RowLogprobs]] = {}
+    prompt_logprobs: dict[int, list[RowLogprobs]] = {}
+    candidates: dict[int, list[tuple[int, float]]] = {}
+    pooled: dict[int, list[float]] = {}
+    errors: dict[int, str] = {}
+    failure: str | None = None

@@ -1,0 +1,166 @@
+"""Making a tokenizer when there is no tokenizer.json. Owns: the recipes for SentencePiece models, `vocab.json` with
+`merges.txt`, and rank files. Takes plain data, so other containers of the same data (GGUF) can use them too.
+Must not know: files, special token settings of a model folder."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Mapping, Sequence
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from tokenmill.core.errors import ModelError
+from tokenmill.text.pieces import SPACE_MARK, byte_alphabet
+from tokenmill.text.sentencepiece import ModelKind, Piece, PieceKind, SentencePieceModel
+
+_LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+# Splitting patterns by the longest run of digits that stays one word.
+WORDS_DIGITS_1 = f"{_ENDINGS}|{_LETTERS}|\\p{{N}}|{_TAIL}"
+WORDS_DIGITS_3 = f"{_ENDINGS}|{_LETTERS}|\\p{{N}}{{1,3}}|{_TAIL}"
+
+
+def from_sentencepiece(model: SentencePieceModel) -> Tokenizer:
+    """A tokenizer that segments as SentencePiece does; control pieces become special tokens."""
+    if model.whitespace_suffix:
+        raise ModelError("it treats white space as a suffix, which is not supported")
+    ids = {piece.text: index for index, piece in enumerate(model.pieces)}
+    if len(ids) != len(model.pieces):
+        raise ModelError("it lists a piece twice")
+    if not 0 <= model.unk_id < len(model.pieces):
+        raise ModelError(f"its unknown-token id {model.unk_id} is outside the vocabulary of {len(model.pieces)}")
+    if model.kind is ModelKind.BPE:
+        core: models.Model = models.BPE(
+            vocab=ids,
+            merges=_merges_by_score(model.pieces),
+            unk_token=model.pieces[model.unk_id].text,
+            fuse_unk=True,
+            byte_fallback=model.byte_fallback,
+        )
+    else:
+        scored = [(piece.text, piece.score) for piece in model.pieces]
+        core = models.Unigram(scored, unk_id=model.unk_id, byte_fallback=model.byte_fallback)
+    tokenizer = Tokenizer(core)
+    tokenizer.normalizer = _sentencepiece_normalizer(model)
+    steps: list[decoders.Decoder] = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if model.add_prefix:
+        steps.append(decoders.Strip(" ", 1, 0))
+    tokenizer.decoder = decoders.Sequence(steps)
+    for kind in (PieceKind.UNKNOWN, PieceKind.CONTROL):
+        names = [piece.text for piece in model.pieces if piece.kind is kind]
+        tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    # A user-defined run of spaces can only be found after spaces have become marks.
+    users = [piece.text for piece in model.pieces if piece.kind is PieceKind.USER_DEFINED]
+    tokenizer.add_tokens([AddedToken(name, special=False, normalized=SPACE_MARK in name) for name in users])
+    return tokenizer
+
+
+def _sentencepiece_normalizer(model: SentencePieceModel) -> normalizers.Normalizer:
+    steps: list[normalizers.Normalizer] = []
+    if model.charsmap:
+        steps.append(normalizers.Precompiled(model.charsmap))
+    if model.trim_spaces:
+        steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()]
+    if model.add_prefix:
+        steps.append(normalizers.Prepend(SPACE_MARK))
+    return normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE_MARK)])
+
+
+def _merges_by_score(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
+    """Every pair of normal pieces that joins to a normal piece, best joined piece first."""
+    # Control and user-defined pieces stay out: typed text must never merge into them.
+    ids = {piece.text: index for index, piece in enumerate(pieces) if piece.kind is PieceKind.NORMAL}
+    found = []
+    for text, index in ids.items():
+        for cut in range(1, len(text)):
+            left, right = ids.get(text[:cut]), ids.get(text[cut:])
+            if left is not None and right is not None:
+                found.append((-pieces[index].score, index, left, right))
+    found.sort()
+    return [(pieces[left].text, pieces[right].text) for _, _, left, right in found]
+
+
+def from_merges(vocab: Mapping[str, int], merges: Sequence[tuple[str, str]], pattern: str | None) -> Tokenizer:
+    """A byte-level BPE tokenizer; `pattern` splits words (None: GPT-2's pattern)."""
+    tokenizer = Tokenizer(models.BPE(vocab=dict(vocab), merges=list(merges)))
+    if pattern is None:
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(pattern), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def read_merges(text: str) -> list[tuple[str, str]]:
+    """The pairs of a merges.txt."""
+    pairs = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or (number == 1 and line.startswith("#version")):
+            continue
+        left, _, right = line.partition(" ")
+        if not left or not right or " " in right:
+            raise ModelError(f"line {number} is not two tokens with one space between them: {line[:60]!r}")
+        pairs.append((left, right))
+    return pairs
+
+
+def read_ranks(text: str) -> dict[bytes, int]:
+    """The byte strings and ranks of a rank file (base64, space, number; one per line)."""
+    ranks: dict[bytes, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            word, rank = line.split()
+            ranks[base64.b64decode(word, validate=True)] = int(rank)
+        except (ValueError, binascii.Error) as error:
+            raise ModelError(f"line {number} is not base64 text and a rank: {line[:60]!r}") from error
+    if len(set(ranks.values())) != len(ranks) or not all(bytes([byte]) in ranks for byte in range(256)):
+        raise ModelError("it has a rank twice or lacks one of the 256 single bytes")
+    return ranks
+
+
+def from_ranks(ranks: Mapping[bytes, int], pattern: str = WORDS_DIGITS_3) -> Tokenizer:
+    """A byte-level BPE tokenizer from ranks, where a token's rank is both its id and its merge priority."""
+    shown = {byte: char for char, byte in byte_alphabet().items()}
+
+    def spell(data: bytes) -> str:
+        return "".join(map(shown.__getitem__, data))
+
+    merges = []
+    for word, rank in sorted(ranks.items(), key=lambda item: item[1]):
+        if len(word) > 1:
+            parts = _split_below(ranks, word, rank)
+            # A token that its own lower ranks do not build as a pair can never appear in encoded text.
+            if len(parts) == 2:
+                merges.append((spell(parts[0]), spell(parts[1])))
+    return from_merges({spell(word): rank for word, rank in ranks.items()}, merges, pattern)
+
+
+def _split_below(ranks: Mapping[bytes, int], word: bytes, limit: int) -> list[bytes]:
+    """Merge the bytes of `word` greedily with the ranks below `limit`."""
+    parts = [word[i : i + 1] for i in range(len(word))]
+    while len(parts) > 2:
+        best = min(range(len(parts) - 1), key=lambda i: ranks.get(parts[i] + parts[i + 1], limit))
+        if ranks.get(parts[best] + parts[best + 1], limit) >= limit:
+            break
+        parts[best : best + 2] = [parts[best] + parts[best + 1]]
+    return parts
+
+
+def surround(tokenizer: Tokenizer, before: Iterable[str], after: Iterable[str]) -> None:
+    """Make the tokenizer put these special tokens around every text."""
+    heads, tails = list(before), list(after)
+    if not heads and not tails:
+        return
+    named = [(name, tokenizer.token_to_id(name)) for name in {*heads, *tails}]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=[*heads, "$A", *tails], pair=[*heads, "$A", *tails, *heads, "$B:1", *tails], special_tokens=named
+    )

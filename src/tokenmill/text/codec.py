@@ -1,0 +1,162 @@
+"""Text to token ids and back. Owns: the Tokenizer class, which wraps the `tokenizers` library, and its rules: encoding
+lets other threads run, typed text cannot become control tokens, decoding is exact per byte. Must not know: files
+(see tokenizer.py), requests, models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, final
+
+import tokenizers
+
+from tokenmill.text.pieces import PieceTable, read_rules
+from tokenmill.text.plain import control_ids, plain_twin
+
+
+@dataclass(frozen=True)
+class TokenizerSettings:
+    """What a model folder says about its tokenizer besides the vocabulary."""
+
+    special_strings: Mapping[str, str] = field(default_factory=dict)  # bos_token, eos_token, ...
+    chat_template: str | dict[str, str] | None = None  # one template, or several by name
+
+
+@final
+class Tokenizer:
+    """Encodes and decodes with one vocabulary; safe to use from several threads."""
+
+    def __init__(self, inner: tokenizers.Tokenizer, settings: TokenizerSettings | None = None) -> None:
+        inner.no_truncation()
+        inner.no_padding()
+        settings = settings or TokenizerSettings()
+        self._inner = inner
+        self.special_strings = dict(settings.special_strings)
+        self.chat_template = settings.chat_template
+        added = inner.get_added_tokens_decoder()
+        self._added = frozenset(added)
+        self.special_ids = frozenset(index for index, token in added.items() if token.special)
+        self.vocab_size = max(inner.get_vocab_size(), 1 + max(added, default=-1))
+        self.bos_id = self._named_id("bos_token")
+        eos = self._named_id("eos_token")
+        self.eos_ids: tuple[int, ...] = () if eos is None else (eos,)
+        rules = read_rules(_decoder_state(inner))
+        self._tables: tuple[PieceTable, PieceTable] | None = None
+        if rules is not None:
+            shown = PieceTable(rules, self.id_to_token, self._added, frozenset())
+            self._tables = shown, PieceTable(rules, self.id_to_token, self._added, self.special_ids)
+
+    @cached_property
+    def control_ids(self) -> frozenset[int]:
+        """Ids that text encoded with allow_special=False never contains."""
+        return control_ids(self._inner)
+
+    @cached_property
+    def _plain(self) -> tokenizers.Tokenizer:
+        return plain_twin(self._inner)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, allow_special: bool = True) -> list[int]:
+        """Token ids of a text; with allow_special=False, spelled-out control tokens stay ordinary text."""
+        return self.encode_batch([text], add_special_tokens=add_special_tokens, allow_special=allow_special)[0]
+
+    def encode_batch(
+        self, texts: Sequence[str], *, add_special_tokens: bool = True, allow_special: bool = True
+    ) -> list[list[int]]:
+        """encode() for several texts at once, on several cores."""
+        inner = self._inner if allow_special else self._plain
+        # Only the batch call releases the interpreter lock, so one text goes through it as well.
+        found = inner.encode_batch_fast([_well_formed(text) for text in texts], add_special_tokens=add_special_tokens)
+        rows = [item.ids for item in found]
+        return rows if allow_special else [self._without_controls(row, add_special_tokens) for row in rows]
+
+    def _without_controls(self, ids: list[int], framed: bool) -> list[int]:
+        if self.control_ids.isdisjoint(ids):
+            return ids
+        before, after = self._frame if framed else ((), ())
+        stop = len(ids) - len(after)
+        body = [index for index in ids[len(before) : stop] if index not in self.control_ids]
+        return [*before, *body, *after]
+
+    @cached_property
+    def _frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The special ids that the post-processor puts before and after a text."""
+        bare = self._plain.encode("a", add_special_tokens=False).ids
+        full = self._plain.encode("a", add_special_tokens=True).ids
+        at = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), 0)
+        return tuple(full[:at]), tuple(full[at + len(bare) :])
+
+    def decode(
+        self,
+        ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> str:
+        """The text of some ids; broken UTF-8 becomes U+FFFD, unknown ids vanish. The second option only matters to
+        decoders that put spaces between tokens: then False joins neighbouring added tokens without one."""
+        table = self.piece_table(skip_special_tokens)
+        if table is not None:
+            return table.text(ids)
+        kept = [index for index in ids if self.shows(index, skip_special_tokens)]
+        joined = spaces_between_special_tokens or skip_special_tokens
+        runs = [kept] if joined else _cut_between(kept, self._added)
+        return "".join(self._inner.decode(run, skip_special_tokens=False) for run in runs)
+
+    def piece_table(self, skip_special_tokens: bool) -> PieceTable | None:
+        """id -> bytes; None for the few decoders whose tokens have no bytes of their own."""
+        return self._tables[skip_special_tokens] if self._tables else None
+
+    def shows(self, token_id: int, skip_special_tokens: bool) -> bool:
+        """Does this id take part in a decoded text?"""
+        hidden = skip_special_tokens and token_id in self.special_ids
+        return not hidden and self.id_to_token(token_id) is not None
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The exact bytes that a token adds in the middle of a text; b"" for an unknown id."""
+        if self._tables is not None:
+            return self._tables[0][token_id]
+        token, decoder = self.id_to_token(token_id), self._inner.decoder
+        if token is None:
+            return b""
+        text = decoder.decode(["a", token]) if decoder is not None else f"a {token}"
+        return text[1:].encode()
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The vocabulary entry as it is stored (not its text); None for an unknown id."""
+        return self._inner.id_to_token(token_id) if 0 <= token_id < 1 << 32 else None
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a vocabulary entry as it is stored."""
+        return self._inner.token_to_id(token)
+
+    def _named_id(self, name: str) -> int | None:
+        token = self.special_strings.get(name)
+        return None if token is None else self._inner.token_to_id(token)
+
+
+def _decoder_state(inner: tokenizers.Tokenizer) -> dict[str, Any] | None:
+    if inner.decoder is None:
+        return None
+    state: dict[str, Any] = json.loads(inner.decoder.__getstate__())
+    return state
+
+
+def _well_formed(text: str) -> str:
+    # JSON may carry half of a surrogate pair, which no tokenizer accepts.
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _cut_between(ids: list[int], added: frozenset[int]) -> list[list[int]]:
+    """Cut a row between every two neighbouring ids of `added`."""
+    runs: list[list[int]] = [[]]
+    for before, after in zip([-1, *ids], ids, strict=False):
+        if before in added and after in added:
+            runs.append([])
+        runs[-1].append(after)
+    return runs

@@ -1,0 +1,98 @@
+"""Text from a stream of token ids. Owns: which characters have become certain. Must not know: requests, stop strings.
+
+Promise: for every cut of the ids, all pushes and the flush together are decode(prompt + output) without
+decode(prompt). A prompt that ends inside a character gives that character to the output."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+from tokenmill.text.codec import Tokenizer
+from tokenmill.text.pieces import Head, PieceTable
+
+_UTF8 = codecs.getincrementaldecoder("utf-8")
+_WINDOW = 6  # tokens kept as left context by decoders without a byte table
+
+
+class StreamDecoder:
+    """One sequence's decoder; push() ids as they come, flush() at the end."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int] = (),
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> None:
+        table = tokenizer.piece_table(skip_special_tokens)
+        self._inner: _ByteStream | _WindowStream
+        if table is not None:
+            self._inner = _ByteStream(table, prompt_ids)
+        else:
+            self._inner = _WindowStream(tokenizer, prompt_ids, skip_special_tokens, spaces_between_special_tokens)
+        self.push = self._inner.push  # bound once: this is called for every token
+
+    def flush(self) -> str:
+        """The rest; an unfinished character becomes U+FFFD."""
+        return self._inner.flush()
+
+
+class _ByteStream:
+    def __init__(self, table: PieceTable, prompt_ids: Sequence[int]) -> None:
+        self._table = table
+        self._head: Head | None = Head(table)
+        self._utf8 = _UTF8("replace")
+        used = 0
+        while not self._head.settled and used < len(prompt_ids):
+            self._head.take(prompt_ids[used : used + 1])
+            used += 1
+        # An unfinished character is at most three bytes long, so a short tail of the prompt holds all of it.
+        tail: list[bytes] = []
+        size, index = 0, len(prompt_ids)
+        while size < 4 and index > 0:
+            index -= 1
+            tail.append(table[prompt_ids[index]])
+            size += len(tail[-1])
+        self._utf8.decode(b"".join(reversed(tail)))
+
+    def push(self, ids: Sequence[int]) -> str:
+        if self._head is None:
+            return self._utf8.decode(b"".join(map(self._table.__getitem__, ids)))
+        data = self._head.take(ids)
+        if self._head.settled:
+            self._head = None
+        return self._utf8.decode(data)
+
+    def flush(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+class _WindowStream:
+    """Decodes a few tokens of context with and without the new ones; the difference is new text."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip: bool, spaces: bool) -> None:
+        self._tokenizer, self._skip, self._spaces = tokenizer, skip, spaces
+        self._ids = [token_id for token_id in prompt_ids if tokenizer.shows(token_id, skip)][-_WINDOW:]
+        self._seen = self._text()
+
+    def _text(self) -> str:
+        return self._tokenizer.decode(
+            self._ids, skip_special_tokens=self._skip, spaces_between_special_tokens=self._spaces
+        )
+
+    def push(self, ids: Sequence[int]) -> str:
+        self._ids += [token_id for token_id in ids if self._tokenizer.shows(token_id, self._skip)]
+        text = self._text()
+        if text.endswith("\ufffd"):
+            return ""
+        return self._advance(text)
+
+    def flush(self) -> str:
+        return self._advance(self._text())
+
+    def _advance(self, text: str) -> str:
+        new = text[len(self._seen) :]
+        self._ids = self._ids[-_WINDOW:]
+        self._seen = self._text()
+        return new

@@ -1,0 +1,200 @@
+"""Finding and reading a model folder's tokenizer. Owns: which files are tried in which order, what the accompanying
+settings files mean, and naming the file in every error. Must not know: how text is encoded, requests, models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tokenizers
+from tokenizers import AddedToken, normalizers
+
+from tokenmill.core.errors import ModelError
+from tokenmill.text import build
+from tokenmill.text.codec import Tokenizer, TokenizerSettings
+from tokenmill.text.sentencepiece import ModelKind, read_sentencepiece
+
+__all__ = ["Tokenizer", "load_tokenizer"]
+
+T = TypeVar("T")
+MAX_VOCABULARY_BYTES = 512 << 20
+MAX_SETTINGS_BYTES = 64 << 20
+MAX_TEMPLATE_BYTES = 4 << 20
+_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a model folder; raises ModelError that names the file that is missing or broken."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ModelError(f"{folder}: there is no such folder; give the folder that holds the model's tokenizer")
+    config = _settings(folder / "tokenizer_config.json")
+    strings = _special_strings(folder, config)
+    inner = _vocabulary(folder, config, strings)
+    return Tokenizer(inner, TokenizerSettings(strings, _chat_template(folder, config)))
+
+
+def _vocabulary(folder: Path, config: dict[str, Any], strings: dict[str, str]) -> tokenizers.Tokenizer:
+    if (path := folder / "tokenizer.json").exists():
+        return _guarded(path, lambda data: tokenizers.Tokenizer.from_buffer(data))
+    if (path := folder / "tokenizer.model").exists():
+        if _is_rank_file(path):
+            inner = _guarded(path, lambda data: build.from_ranks(build.read_ranks(data.decode())))
+        else:
+            return _sentencepiece(path, config, strings)
+    elif found := sorted(folder.glob("*.tiktoken")):
+        path = found[0]
+        pattern = build.WORDS_DIGITS_1 if path.name.startswith("qwen") else build.WORDS_DIGITS_3
+        inner = _guarded(path, lambda data: build.from_ranks(build.read_ranks(data.decode()), pattern))
+    elif (path := folder / "vocab.json").exists():
+        inner = _vocab_and_merges(folder, config)
+    else:
+        raise ModelError(
+            f"{folder}: no tokenizer found; it needs tokenizer.json, tokenizer.model, a .tiktoken file, "
+            "or vocab.json with merges.txt"
+        )
+    _add_tokens(inner, folder, config, strings)
+    _frame(inner, config, strings, bos=False)
+    return inner
+
+
+def _sentencepiece(path: Path, config: dict[str, Any], strings: dict[str, str]) -> tokenizers.Tokenizer:
+    model = _guarded(path, read_sentencepiece)
+    inner = _guarded(path, lambda _: build.from_sentencepiece(model))
+    for name, index in (("bos_token", model.bos_id), ("eos_token", model.eos_id), ("unk_token", model.unk_id)):
+        if 0 <= index < len(model.pieces):
+            strings.setdefault(name, model.pieces[index].text)
+    _add_tokens(inner, path.parent, config, strings)
+    _frame(inner, config, strings, bos=model.kind is ModelKind.BPE)
+    return inner
+
+
+def _vocab_and_merges(folder: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
+    vocab = _settings(folder / "vocab.json", MAX_VOCABULARY_BYTES)
+    merges = _guarded(folder / "merges.txt", lambda data: build.read_merges(data.decode()))
+    qwen = str(config.get("tokenizer_class", "")).startswith("Qwen")
+    pattern = build.WORDS_DIGITS_1 if qwen else None
+    inner = _guarded(folder / "vocab.json", lambda _: build.from_merges(vocab, merges, pattern))
+    if qwen:
+        inner.normalizer = normalizers.NFC()
+    return inner
+
+
+def _frame(inner: tokenizers.Tokenizer, config: dict[str, Any], strings: dict[str, str], *, bos: bool) -> None:
+    def wanted(name: str, default: bool) -> list[str]:
+        token = strings.get(f"{name}_token")
+        on = config.get(f"add_{name}_token", default)
+        return [token] if on and token is not None and inner.token_to_id(token) is not None else []
+
+    is_t5 = str(config.get("tokenizer_class", "")).startswith("T5")
+    build.surround(inner, wanted("bos", bos), wanted("eos", is_t5))
+
+
+def _add_tokens(inner: tokenizers.Tokenizer, folder: Path, config: dict[str, Any], strings: dict[str, str]) -> None:
+    """Add the tokens that the settings list beyond the vocabulary file, under the ids they state."""
+    for index, token in sorted(_listed_tokens(folder, config).items()):
+        inner.add_special_tokens([token]) if token.special else inner.add_tokens([token])
+        if (got := inner.token_to_id(token.content)) != index:
+            raise ModelError(
+                f"{folder}: the added token {token.content!r} is listed with id {index} but follows the vocabulary as "
+                f"{got}; list the added tokens without gaps or provide a tokenizer.json"
+            )
+    named = [AddedToken(name, special=True, normalized=False) for name in strings.values()]
+    inner.add_special_tokens([token for token in named if inner.token_to_id(token.content) is not None])
+
+
+def _listed_tokens(folder: Path, config: dict[str, Any]) -> dict[int, AddedToken]:
+    listed: dict[int, AddedToken] = {}
+    try:
+        for token, index in _settings(folder / "added_tokens.json").items():
+            listed[int(index)] = AddedToken(token, special=False, normalized=False)
+        for index, entry in config.get("added_tokens_decoder", {}).items():
+            flags = {name: bool(entry.get(name, False)) for name in ("special", "normalized", "lstrip", "rstrip")}
+            listed[int(index)] = AddedToken(entry["content"], **flags)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise ModelError(f"{folder}: the list of added tokens is malformed ({error})") from error
+    return listed
+
+
+def _special_strings(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    strings: dict[str, str] = {}
+    for source in (_settings(folder / "special_tokens_map.json"), config):
+        for name in _NAMES:
+            value = source.get(name)
+            value = value.get("content") if isinstance(value, dict) else value
+            if isinstance(value, str) and value:
+                strings[name] = value
+    return strings
+
+
+def _chat_template(folder: Path, config: dict[str, Any]) -> str | dict[str, str] | None:
+    """The jinja file wins over chat_template.json, which wins over the tokenizer's settings."""
+    found = _template_value(config.get("chat_template"), folder / "tokenizer_config.json")
+    path = folder / "chat_template.json"
+    found = _template_value(_settings(path).get("chat_template"), path) or found
+    if (path := folder / "chat_template.jinja").exists():
+        found = _read(path, MAX_TEMPLATE_BYTES).decode("utf-8", "replace")
+    extra = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    if not extra:
+        return found
+    named = {path.stem: _read(path, MAX_TEMPLATE_BYTES).decode("utf-8", "replace") for path in extra}
+    return {**(found if isinstance(found, dict) else {"default": found} if found else {}), **named}
+
+
+def _template_value(value: object, path: Path) -> str | dict[str, str] | None:
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        if isinstance(value, dict):
+            return {str(name): str(text) for name, text in value.items()}
+        if isinstance(value, list):
+            return {str(entry["name"]): str(entry["template"]) for entry in value}
+    except (TypeError, KeyError):
+        pass
+    raise ModelError(f"{path}: chat_template must be a string or a list of objects with `name` and `template`")
+
+
+def _is_rank_file(path: Path) -> bool:
+    with path.open("rb") as file:
+        line = file.readline(512).strip()
+    word, _, rank = line.partition(b" ")
+    return rank.isdigit() and word.isascii() and all(byte > 32 for byte in word)
+
+
+def _settings(path: Path, limit: int = MAX_SETTINGS_BYTES) -> dict[str, Any]:
+    """A JSON object from a file; {} when there is no such file."""
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(_read(path, limit))
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: not valid JSON ({error}); download the file again") from error
+    if not isinstance(value, Mapping):
+        raise ModelError(f"{path}: must hold a JSON object, not {type(value).__name__}")
+    return dict(value)
+
+
+def _read(path: Path, limit: int) -> bytes:
+    try:
+        size = path.stat().st_size
+        if size > limit:
+            raise ModelError(f"{path}: {size} bytes is over the limit of {limit} for such a file")
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def _guarded(path: Path, parse: Callable[[bytes], T]) -> T:
+    """Run a parser over a file's bytes; whatever it raises becomes a ModelError that names the file."""
+    data = _read(path, MAX_VOCABULARY_BYTES)
+    try:
+        return parse(data)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        # The native library reports some broken files by a panic, which is not an Exception.
+        raise ModelError(f"{path}: not a usable tokenizer file ({error}); download it again") from error
