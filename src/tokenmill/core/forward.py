@@ -98,6 +98,7 @@ class GroupPlan:
 
     tables [S, max_entries] block ids; first [S, max_entries] first position of each entry, or None when entry j
     starts at j * block_size everywhere (the contiguous case); entries [S] counts; slots [T] block * size + offset.
+    `first` ascends within each row's counted entries; positions that no entry covers are not attended to.
     """
 
     tables: Tensor
@@ -113,6 +114,8 @@ class ForwardContext:
     T tokens of S sequences lie one sequence after the other: query_start [S + 1] (int32) are their borders,
     kv_len [S] (int32) how many positions each may read (its own new tokens included), positions [T] (int64).
     `spans` mirrors (query_start, query count, kv_len) as host integers where the device is the host, else None.
+    `embeds` (rows [n] of this batch, values [n, hidden]) replace those rows' embeddings before the first layer.
+    `taps`: the model fills taps[i] with layer i's output [T, hidden] for every i that is a key.
     """
 
     kernels: Kernels

@@ -257,9 +257,18 @@ class Kernels(Protocol):
         ...
 
     def experts(
-        self, x: Tensor, gate_up: list[Weight], down: list[Weight], ids: Tensor, gates: Tensor, act: Act
+        self,
+        x: Tensor,
+        weights: tuple[list[Weight], list[Weight]],
+        ids: Tensor,
+        gates: Tensor,
+        act: Act,
+        ctx: ForwardContext,
     ) -> Tensor:
-        """sum_j gates[t, j] * down[ids[t, j]](act(gate_up[ids[t, j]](x[t]))) -> [T, hidden]."""
+        """weights (gate_up, down), one of each per expert: sum over j = 0..k-1, in this order and in float32, of
+        gates[t, j] * down[ids[t, j]](act(gate_up[ids[t, j]](x[t]))) -> [T, hidden] in x's dtype.
+
+        An id outside 0..len - 1 (an expert of another rank) adds nothing."""
         ...
 
     def copy_blocks_(self, kv: list[KVView], src: list[int], dst: list[int]) -> None:
