@@ -74,13 +74,13 @@ class Tokenizer:
     def _without_controls(self, ids: list[int], framed: bool) -> list[int]:
         if self.control_ids.isdisjoint(ids):
             return ids
-        before, after = self._frame if framed else ((), ())
+        before, after = self.frame if framed else ((), ())
         stop = len(ids) - len(after)
         body = [index for index in ids[len(before) : stop] if index not in self.control_ids]
         return [*before, *body, *after]
 
     @cached_property
-    def _frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The special ids that the post-processor puts before and after a text."""
         bare = self._plain.encode("a", add_special_tokens=False).ids
         full = self._plain.encode("a", add_special_tokens=True).ids

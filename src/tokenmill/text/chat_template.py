@@ -1,0 +1,110 @@
+"""Chat messages to prompt text. Owns: the ChatTemplate class, which of several templates is used, and which names a
+caller may pass. Rendering itself happens in a process of its own (template_worker.py). Must not know: tokens, HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.text.template_process import TemplateProcesses
+
+DEFAULT_BUDGET_S = 1.0
+DEFAULT_MAX_CHARS = 8_000_000
+_REQUEST = (
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "tokenize",
+)
+_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+_HELPERS = ("raise_exception", "strftime_now", "namespace", "dict", "range", "cycler", "joiner")
+_JINJA = ("loop", "caller", "self", "context", "environment", "varargs", "kwargs")
+_RESERVED = frozenset({*_REQUEST, *_TOKENS, *_HELPERS, *_JINJA, "additional_special_tokens"})
+
+
+def check_template_kwargs(kwargs: Mapping[str, Any]) -> None:
+    """Refuse template arguments that would replace what the server or the tokenizer sets."""
+    for name in kwargs:
+        if name in _RESERVED or not name.isidentifier() or name.startswith("_"):
+            raise ParameterError(
+                f"{name!r} cannot be given as a template argument; it is set by the request or the tokenizer",
+                param="chat_template_kwargs",
+            )
+
+
+class ChatTemplate:
+    """A model's chat template, or its several named ones ("default", "tool_use")."""
+
+    def __init__(
+        self,
+        source: str | Mapping[str, str] | None,
+        special_strings: Mapping[str, str] | None = None,
+        *,
+        budget_s: float = DEFAULT_BUDGET_S,
+        max_chars: int = DEFAULT_MAX_CHARS,
+    ) -> None:
+        if not source:
+            raise UserError(
+                "this model has no chat template, so messages cannot become a prompt; give one with "
+                "--chat-template FILE, or send a finished prompt to the completions endpoint"
+            )
+        self._names = {"default"} if isinstance(source, str) else set(source)
+        sources = {"default": source} if isinstance(source, str) else dict(source)
+        self._special = dict(special_strings or {})
+        self._processes = TemplateProcesses(sources, budget_s=budget_s, max_chars=max_chars)
+
+    def warm(self) -> None:
+        """Start the template's process now; raises UserError when the template does not compile."""
+        self._processes.start()
+
+    def close(self) -> None:
+        """End the template's processes."""
+        self._processes.close()
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        /,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt text; `kwargs` are the template's own switches. The generation prompt is added unless the last
+        message is to be continued. Raises UserError when the template refuses, overruns or breaks."""
+        if continue_final_message and add_generation_prompt:
+            raise ParameterError(
+                "add_generation_prompt and continue_final_message exclude each other", param="continue_final_message"
+            )
+        if not messages or not all(isinstance(message, Mapping) for message in messages):
+            raise ParameterError("messages must be a list of at least one object", param="messages")
+        check_template_kwargs(kwargs)
+        variables = {
+            **self._special,
+            **kwargs,
+            "tools": tools or None,
+            "documents": documents or None,
+            "add_generation_prompt": not continue_final_message
+            if add_generation_prompt is None
+            else add_generation_prompt,
+        }
+        return self._processes.ask(
+            {
+                "template": self._pick(bool(tools)),
+                "messages": [dict(message) for message in messages],
+                "variables": variables,
+                "continue": continue_final_message,
+            }
+        )
+
+    def _pick(self, with_tools: bool) -> str:
+        name = "tool_use" if with_tools and "tool_use" in self._names else "default"
+        if name not in self._names:
+            raise UserError(f"this model has no default chat template, only {sorted(self._names)}; give one of them")
+        return name

@@ -1,0 +1,69 @@
+"""Keeping typed text and control tokens apart in a rendered chat. Owns: marking control tokens that people typed before
+a template sees them, and encoding the rendered text so that only the template's own become tokens.
+Must not know: templates, HTTP."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from tokenmill.text.chat_template import ChatTemplate
+from tokenmill.text.codec import Tokenizer
+
+# A code point that is never text. It survives templates, and is taken out again before encoding.
+_MARK = "\ufdd0"
+
+
+class ControlGuard:
+    """One tokenizer's control tokens, as text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        tokens = {tokenizer.id_to_token(index) for index in tokenizer.special_ids & tokenizer.control_ids}
+        names = sorted((token for token in tokens if token and len(token) > 1), key=len, reverse=True)
+        self._find = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
+
+    def protect(self, value: Any) -> Any:
+        """A JSON value whose strings hold no control token any more: each is broken by a mark."""
+        if self._find is None:
+            return value
+        if isinstance(value, str):
+            value = value.replace(_MARK, "")
+            # Again and again, because breaking one control token can leave another that overlapped it.
+            while self._find.search(value):
+                value = self._find.sub(lambda found: found[0][0] + _MARK + found[0][1:], value)
+            return value
+        if isinstance(value, Mapping):
+            return {self.protect(key): self.protect(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.protect(item) for item in value]
+        return value
+
+    def clean(self, text: str) -> str:
+        """The rendered text as a person should see it."""
+        return text.replace(_MARK, "")
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Token ids of a rendered text: the template's control tokens are tokens, typed ones are ordinary text."""
+        tokenizer = self._tokenizer
+        if self._find is None or _MARK not in text:
+            return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        ids: list[int] = []
+        for part in self._find.split(text):
+            if self._find.fullmatch(part):
+                ids += tokenizer.encode(part, add_special_tokens=False)
+            elif part:
+                typed = _MARK in part
+                ids += tokenizer.encode(self.clean(part), add_special_tokens=False, allow_special=not typed)
+        before, after = tokenizer.frame if add_special_tokens else ((), ())
+        return [*before, *ids, *after]
+
+
+def render_and_encode(
+    template: ChatTemplate, guard: ControlGuard, messages: list[dict[str, Any]], **options: Any
+) -> tuple[str, list[int]]:
+    """(prompt text, prompt ids) of a chat in which no typed text can act as a control token."""
+    checked = {name: guard.protect(value) for name, value in options.items()}
+    text = template.render(guard.protect(messages), **checked)
+    return guard.clean(text), guard.encode(text)

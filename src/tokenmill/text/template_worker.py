@@ -1,0 +1,290 @@
+"""The process that renders chat templates. Owns: the jinja2 sandbox, its helpers, and shaping messages for a template.
+Runs as a script of its own and imports nothing of this package: a template may loop for ever or fill the memory inside
+one native call, and only a process can be stopped then. Must not know: who asks, time budgets, tokens.
+
+Frames on stdin and stdout: 4 bytes of length (big-endian), then JSON. The first frame in is the set-up; it is answered
+by "ready" and then by "compiled". After that comes one answer for each request, until stdin ends."""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from datetime import datetime
+from typing import Any, BinaryIO, NamedTuple
+
+Message = dict[str, Any]
+FRAME = struct.Struct(">I")
+_END = "\ufdd1"  # a code point that is never text: marks where an unfinished last message stops
+_TEXT_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+
+
+class Refused(Exception):
+    """The messages do not fit the template, in words for the person who sent them."""
+
+
+def read_frame(stream: BinaryIO) -> Any | None:
+    """The next frame's value; None at the end."""
+    head = stream.read(FRAME.size)
+    return json.loads(stream.read(FRAME.unpack(head)[0])) if len(head) == FRAME.size else None
+
+
+def frame(value: object) -> bytes:
+    """A value as a frame; non-ASCII characters travel escaped, so lone surrogates survive."""
+    body = json.dumps(value).encode()
+    return FRAME.pack(len(body)) + body
+
+
+def main(stdin: BinaryIO, stdout: BinaryIO) -> None:
+    """Serve one parent until it closes our stdin."""
+    setup = read_frame(stdin)
+    if setup is None:
+        return
+    sys.path[:] = setup["path"]
+    _warm()
+    _fence(setup["memory"])
+    _say(stdout, {"ready": True})
+    # Compiling comes after the fence and in an exchange of its own: constant folding runs parts of the template.
+    try:
+        templates = {name: Compiled(source) for name, source in setup["sources"].items()}
+        _say(stdout, {"compiled": True})
+    except Exception as error:
+        _say(stdout, {"error": f"the chat template cannot be compiled: {_words(error)}"})
+        return
+    while (request := read_frame(stdin)) is not None:
+        try:
+            answer = {"text": templates[request["template"]].render(request, setup["max_chars"])}
+        except Refused as error:
+            answer = {"error": str(error)}
+        except MemoryError:
+            answer = {"error": "the chat template needs too much memory"}
+        except Exception as error:
+            answer = {"error": f"the chat template refused the messages: {_words(error)}"}
+        _say(stdout, answer)
+
+
+def _say(stdout: BinaryIO, answer: dict[str, Any]) -> None:
+    stdout.write(frame(answer))
+    stdout.flush()
+
+
+def _words(error: Exception) -> str:
+    line = getattr(error, "lineno", None)
+    text = (str(error) or type(error).__name__)[:500]
+    return f"{text} (line {line})" if line else text
+
+
+class Compiled:
+    """One template, ready to render."""
+
+    def __init__(self, source: str) -> None:
+        environment = _environment()
+        self._shape = content_shape(environment.parse(source))
+        self._template = environment.from_string(source)
+
+    def render(self, request: dict[str, Any], max_chars: int) -> str:
+        """The prompt text for a request's messages and variables."""
+        messages = [shaped(message, self._shape) for message in request["messages"]]
+        if request["continue"]:
+            _mark_end(messages)
+        chunks, size = [], 0
+        for chunk in self._template.generate(messages=messages, **request["variables"]):
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > max_chars:
+                raise Refused(f"the rendered chat is over the limit of {max_chars} characters")
+        text = "".join(chunks)
+        return _cut_at_end(text) if request["continue"] else text
+
+
+class ContentShape(NamedTuple):
+    """What a template expects of a message's content."""
+
+    parts: bool  # it loops over content parts
+    wraps: bool  # it never asks whether content is text, so text must come as a part
+    nulls: bool  # it asks for none, so an absent content must be null instead of missing
+
+
+def shaped(message: Message, shape: ContentShape) -> Message:
+    """A message as the template expects it: content as text or as parts, tool arguments as objects."""
+    content = message.get("content")
+    # The API sends null for what is absent; most templates only look whether the key is there.
+    message = {key: value for key, value in message.items() if value is not None}
+    if shape.nulls:
+        message.setdefault("content", content)
+    if isinstance(content, list) and not shape.parts:
+        message["content"] = "\n".join(map(_part_text, content))
+    elif isinstance(content, list):
+        message["content"] = [_plain_part(part) for part in content]
+    elif isinstance(content, str) and shape.parts and shape.wraps:
+        message["content"] = [{"type": "text", "text": content}]
+    reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
+    if reasoning is not None:
+        message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    if isinstance(message.get("tool_calls"), list):
+        message["tool_calls"] = [_parsed_call(call) for call in message["tool_calls"]]
+    return message
+
+
+def _part_text(part: object) -> str:
+    if isinstance(part, str):
+        return part
+    kind = str(part.get("type", "text")) if isinstance(part, dict) else type(part).__name__
+    text = part.get(_TEXT_PARTS.get(kind, "")) if isinstance(part, dict) else None
+    if not isinstance(text, str):
+        raise Refused(f"this model's chat template takes text only, not a content part of type {kind!r}")
+    return text
+
+
+def _plain_part(part: object) -> object:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if isinstance(part, dict) and part.get("type") in ("input_text", "output_text"):
+        return {**part, "type": "text"}
+    return part
+
+
+def _parsed_call(call: object) -> object:
+    # The API sends arguments as a JSON string; templates print them as an object.
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+
+
+def _mark_end(messages: list[Message]) -> None:
+    content = messages[-1].get("content") if messages else None
+    parts = content if isinstance(content, list) else []
+    texts = [part for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    # The space tells a template that trims the content from one that keeps it.
+    if isinstance(content, str):
+        messages[-1]["content"] = f"{content}{_END} "
+    elif texts:
+        texts[-1]["text"] = f"{texts[-1]['text']}{_END} "
+    else:
+        raise Refused("continue_final_message needs a last message with text to continue")
+
+
+def _cut_at_end(text: str) -> str:
+    at = text.rfind(_END)
+    if at < 0:
+        raise Refused("the chat template drops the last message, so continue_final_message cannot work")
+    return text[:at] if text[at + 1 : at + 2] == " " else text[:at].rstrip()
+
+
+def _environment() -> Any:
+    import jinja2
+    from jinja2 import nodes
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.utils import Namespace
+
+    class Generation(Extension):
+        """`{% generation %}` marks assistant text for training; here its body is simply part of the prompt."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body).set_lineno(line)
+
+    class PublicNamespace(Namespace):
+        def __setitem__(self, name: str, value: object) -> None:
+            if name.startswith("_"):
+                raise jinja2.exceptions.SecurityError("namespace names must not begin with an underscore")
+            super().__setitem__(name, value)
+
+    def raise_exception(message: object) -> None:
+        raise jinja2.exceptions.TemplateError(str(message))
+
+    def new_dict(*args: Any, **entries: Any) -> dict[Any, Any]:
+        return dict(*args, **entries)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals.pop("lipsum")
+    environment.globals.update(
+        raise_exception=raise_exception, strftime_now=_now, dict=new_dict, namespace=PublicNamespace
+    )
+    return environment
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def content_shape(tree: Any) -> ContentShape:
+    """Read from a parsed template what it expects of `content`."""
+    from jinja2 import nodes
+
+    aliases = {"content"}
+
+    def is_content(node: Any) -> bool:
+        if isinstance(node, nodes.Filter):
+            return node.node is not None and is_content(node.node)
+        if isinstance(node, nodes.Getitem):
+            return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+        if isinstance(node, nodes.Getattr):
+            return bool(node.attr == "content")
+        return isinstance(node, nodes.Name) and node.name in aliases
+
+    for assign in tree.find_all(nodes.Assign):
+        if isinstance(assign.target, nodes.Name) and is_content(assign.node):
+            aliases.add(assign.target.name)
+    loops = any(is_content(loop.iter) for loop in tree.find_all(nodes.For))
+    tests = {test.name for test in tree.find_all(nodes.Test)}
+    asks = not tests.isdisjoint(("string", "iterable", "sequence", "mapping"))
+    return ContentShape(loops, not asks, "none" in tests)
+
+
+def _warm() -> None:
+    """Do everything once that opens files, because _fence() forbids it afterwards."""
+    _now("%d %b %Y %A")
+    probe = "{{ {'a': [1]}|tojson(indent=2) }}{% for x in [1] %}{% generation %}{{ x }}{% endgeneration %}{% endfor %}"
+    list(_environment().from_string(probe).generate())
+    for broken in ("{{ raise_exception('x') }}", "{{ undefined.name.name }}", "{{ 'x'.__class__.__mro__ }}"):
+        try:
+            list(_environment().from_string(broken).generate())
+        except Exception as error:
+            _words(error)
+
+
+def _fence(memory: int) -> None:
+    """From here on: no new files or sockets, no writing to files, bounded memory."""
+    try:
+        import resource
+    except ImportError:  # not a POSIX system: the time budget alone must do
+        return
+    for name, value in (("AS", memory), ("FSIZE", 0), ("CORE", 0), ("NOFILE", 3)):
+        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
+
+
+if __name__ == "__main__":
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when we end
+    main(sys.stdin.buffer, sys.stdout.buffer)
