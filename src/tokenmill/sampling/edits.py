@@ -1,0 +1,216 @@
+"""What changes logits before temperature. Owns: forbidden tokens, biases, Python processors, penalties.
+
+Must not know: filters, noise, results. `edit_` applies them in this order: allowed ids, masks, bad words, min_tokens,
+logit_bias, processors, penalties (repetition, frequency, presence). Histories are read on the device, from the rows'
+token buffer, because the host may not know the latest tokens yet; only Python processors make the host wait.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.sampling import table as features
+from tokenmill.sampling.table import BadWords, SamplingTable
+
+
+@dataclass(slots=True)
+class Lines:
+    """What is sampled: n lines of logits.
+
+    rows[i], row_ids[i] (int64, on the device): the row of line i. lengths [n] int64, on the device: tokens known
+    before the sample, prompt + output, drafts up to here included. tokens [max_rows, max_len] int32: the rows' token
+    buffer. masks: packed allowed bits by row (little-endian, 1 = allowed, ids past the end are forbidden), or a list
+    of them, one per line of the row. processors: a callable, or a list of them, by row. longest: an upper bound
+    of `lengths` known to the host, 0 if there is none; it only saves work.
+    """
+
+    rows: list[int]
+    row_ids: Tensor
+    lengths: Tensor
+    tokens: Tensor
+    masks: Mapping[int, bytes | list[bytes]]
+    processors: Mapping[int, Any]
+    longest: int = 0
+
+
+@dataclass(slots=True)
+class Work:
+    """Logits lines that are being changed: `x` [m, V] is owned; line j of `x` is line `numbers[j]` of the call."""
+
+    x: Tensor
+    numbers: list[int]
+    bits: list[int]
+    lines: Lines
+    table: SamplingTable
+    errors: dict[int, str]
+
+    def users(self, feature: int) -> list[int]:
+        """Which lines of `x` use any of these features."""
+        return [j for j, bits in enumerate(self.bits) if bits & feature]
+
+    def row(self, j: int) -> int:
+        """The row of line j of `x`."""
+        return self.lines.rows[self.numbers[j]]
+
+
+def pick(numbers: list[int], total: int, device: torch.device) -> Tensor | None:
+    """Line numbers as a device tensor, or None if they are all `total` lines."""
+    return None if len(numbers) == total else features.to_device(numbers, torch.int64, device)
+
+
+def take(x: Tensor, picked: Tensor | None) -> Tensor:
+    """The picked lines of x: a copy, or x itself if all."""
+    return x if picked is None else x.index_select(0, picked)
+
+
+def edit_(work: Work) -> None:
+    """Change `work.x` as its rows' parameters say; a failing processor leaves NaN and a sentence in `errors`."""
+    used = 0
+    for bits in work.bits:
+        used |= bits
+    if used & features.ALLOWED:
+        _allowed_ids_(work)
+    if used & features.MASKED:
+        _masks_(work)
+    if used & features.BAD_WORDS:
+        _bad_words_(work)
+    if used & features.MIN_TOKENS:
+        _min_tokens_(work)
+    if used & features.BIASED:
+        _biases_(work)
+    if used & features.PROCESSED:
+        _processors_(work)
+    if used & features.PENALISED:
+        _penalties_(work)
+
+
+def _allowed_ids_(work: Work) -> None:
+    for j in work.users(features.ALLOWED):
+        forbidden = work.table.lists[work.row(j)].forbidden
+        assert forbidden is not None
+        work.x[j].masked_fill_(forbidden, -math.inf)
+
+
+def _masks_(work: Work) -> None:
+    seen: dict[int, int] = {}
+    for j in work.users(features.MASKED):
+        row = work.row(j)
+        mask = work.lines.masks[row]
+        packed = mask if isinstance(mask, bytes) else mask[seen.get(row, 0)]
+        seen[row] = seen.get(row, 0) + 1
+        work.x[j].masked_fill_(~unpack_bits(packed, work.x.shape[1], work.x.device), -math.inf)
+
+
+def unpack_bits(packed: bytes, size: int, device: torch.device) -> Tensor:
+    """Little-endian bits -> bool [size]; bits past the end of `packed` are False."""
+    num_bytes = (size + 7) // 8
+    host = torch.frombuffer(bytearray(packed[:num_bytes].ljust(num_bytes, b"\0")), dtype=torch.uint8)
+    if device.type != "cpu":
+        host = host.pin_memory().to(device, non_blocking=True)
+    shifts = torch.arange(8, dtype=torch.uint8, device=device)
+    return ((host[:, None] >> shifts) & 1).flatten()[:size].bool()
+
+
+def _bad_words_(work: Work) -> None:
+    for j in work.users(features.BAD_WORDS):
+        words = work.table.lists[work.row(j)].bad_words
+        if words is None:
+            continue
+        number = work.numbers[j]
+        row = work.lines.row_ids[number : number + 1]
+        bans = _bans(words, work.lines.tokens, row, work.lines.lengths[number], work.table.num_prompt[row])
+        work.x[j].scatter_reduce_(0, words.last, bans, "amin")
+
+
+def _bans(words: BadWords, tokens: Tensor, row: Tensor, length: Tensor, num_prompt: Tensor) -> Tensor:
+    """Per word -inf if the row's output ends with its prefix, else +inf; prompts do not count, as in vLLM."""
+    reach = words.prefix.shape[1]
+    places = length - reach + torch.arange(reach, device=tokens.device)
+    recent = tokens[row, places.clamp(0, tokens.shape[1] - 1)].long()
+    equal = (recent == words.prefix) & (places >= num_prompt)
+    complete = (equal | (words.prefix < 0)).all(-1)
+    return torch.where(complete, -math.inf, math.inf)
+
+
+def _min_tokens_(work: Work) -> None:
+    users = work.users(features.MIN_TOKENS)
+    picked = pick([work.numbers[j] for j in users], len(work.lines.rows), work.x.device)
+    rows = take(work.lines.row_ids, picked)
+    table = work.table
+    young = take(work.lines.lengths, picked) - table.num_prompt[rows] < table.min_tokens[rows]
+    ids = table.end_ids[rows]
+    bans = torch.where(young[:, None] & (ids >= 0), -math.inf, math.inf)
+    _on_lines_(work, users, lambda x: x.scatter_reduce_(1, ids.clamp(min=0), bans, "amin"))
+
+
+def _on_lines_(work: Work, users: list[int], change_: Callable[[Tensor], object]) -> None:
+    """Apply an in-place change to some lines of `work.x`."""
+    picked = pick(users, len(work.numbers), work.x.device)
+    part = take(work.x, picked)
+    change_(part)
+    if picked is not None:
+        work.x.index_copy_(0, picked, part)
+
+
+def _biases_(work: Work) -> None:
+    for j in work.users(features.BIASED):
+        lists = work.table.lists[work.row(j)]
+        if lists.bias_ids is not None and lists.bias is not None:
+            work.x[j].index_add_(0, lists.bias_ids, lists.bias)
+
+
+def _processors_(work: Work) -> None:
+    lines = work.lines
+    for j in work.users(features.PROCESSED):
+        number = work.numbers[j]
+        row = lines.rows[number]
+        known: list[int] = lines.tokens[row, : int(lines.lengths[number])].tolist()
+        border = int(work.table.num_prompt[row])
+        try:
+            work.x[j] = _processed(lines.processors[row], known[:border], known[border:], work.x[j].clone())
+        except Exception as error:
+            work.errors[number] = f"A logits processor failed: {type(error).__name__}: {error}"
+            work.x[j] = math.nan
+
+
+def _processed(processors: Any, prompt: list[int], output: list[int], logits: Tensor) -> Tensor:
+    size = logits.shape
+    for processor in processors if isinstance(processors, (list, tuple)) else [processors]:
+        if len(inspect.signature(processor).parameters) >= 3:
+            logits = processor(list(prompt), list(output), logits)
+        else:
+            logits = processor(list(output), logits)
+        if not isinstance(logits, Tensor) or logits.shape != size:
+            raise TypeError(f"it must return a tensor of shape {tuple(size)}, the logits of one sequence.")
+    return logits
+
+
+def _penalties_(work: Work) -> None:
+    users = work.users(features.PENALISED)
+    lines, table = work.lines, work.table
+    picked = pick([work.numbers[j] for j in users], len(lines.rows), work.x.device)
+    rows, lengths = take(lines.row_ids, picked), take(lines.lengths, picked)
+    longest = lines.longest or (int(lengths.max()) if lengths.device.type == "cpu" else lines.tokens.shape[1])
+    history = lines.tokens[:, :longest].index_select(0, rows)
+    places = torch.arange(longest, device=rows.device)
+    known = places < lengths[:, None]
+    # Entries past a length are stale and may hold anything: they count as zero times token 0.
+    ids = torch.where(known, history, 0).long()
+    new = known & (places >= table.num_prompt[rows][:, None])
+    shape = (len(users), work.x.shape[1])
+    seen = torch.zeros(shape, device=rows.device).scatter_add_(1, ids, known.float()) > 0
+    counts = torch.zeros(shape, device=rows.device).scatter_add_(1, ids, new.float())
+    repetition, frequency, presence = (t[rows][:, None] for t in (table.repetition, table.frequency, table.presence))
+
+    def penalise_(x: Tensor) -> None:
+        x.copy_(torch.where(seen, torch.where(x > 0, x / repetition, x * repetition), x))
+        x.sub_(frequency * counts).sub_(presence * (counts > 0))
+
+    _on_lines_(work, users, penalise_)

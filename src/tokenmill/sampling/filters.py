@@ -1,0 +1,73 @@
+"""Which tokens may be sampled. Owns: min-p, top-k, top-p and typical-p, each as a threshold on scaled logits.
+
+Must not know: rows, noise. All take scaled logits s [n, V] (temperature applied, the largest of each line is 0, so
+exp(s) never overflows) and parameters [n], and write -inf over what falls out. Equally likely tokens share a fate:
+all that tie with the last kept token are kept, so a result never depends on how a sort breaks ties.
+
+    min-p      s >= log(min_p)
+    top-k      s >= the k-th largest s
+    top-p      the probability of all strictly likelier tokens is < top_p (the likeliest token always stays)
+    typical-p  with surprise = |-log p - entropy|: the probability of all strictly less surprising tokens is < typical_p
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from tokenmill.sampling.stable import line_sums
+
+FIRST_LOOK = 1024
+
+
+def min_p_(s: Tensor, log_min_p: Tensor) -> None:
+    """Drop tokens less likely than min_p times the likeliest."""
+    s.masked_fill_(s < log_min_p[:, None], -math.inf)
+
+
+def top_k_(s: Tensor, k: Tensor, largest_k: int) -> None:
+    """Keep the k [n] likeliest tokens of each line; `largest_k` bounds k on the host."""
+    values = s.topk(min(largest_k, s.shape[1]), dim=1).values
+    s.masked_fill_(s < values.gather(1, k[:, None] - 1), -math.inf)
+
+
+def top_p_(s: Tensor, p: Tensor) -> None:
+    """Keep the likeliest tokens that together reach probability p [n]."""
+    bound = p.double() * line_sums(s.exp()).double()
+    size = s.shape[1]
+    if s.device.type != "cpu" or size <= 2 * FIRST_LOOK:
+        threshold, _ = _mass_threshold(s.sort(dim=1, descending=True).values, bound)
+    else:
+        # Most distributions reach p within few tokens: sort everything only for lines that do not. Prefix sums are
+        # added one by one in float64, so both ways give the same threshold.
+        threshold, reached = _mass_threshold(s.topk(FIRST_LOOK, dim=1).values, bound)
+        rest = (~reached).nonzero()[:, 0]
+        if rest.numel():
+            threshold[rest], _ = _mass_threshold(s[rest].sort(dim=1, descending=True).values, bound[rest])
+    s.masked_fill_(s < threshold[:, None], -math.inf)
+
+
+def _mass_threshold(ordered: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest kept score of each line of `ordered` (descending), and whether its mass reaches the bound."""
+    mass = ordered.exp().cumsum(dim=1, dtype=torch.float64)
+    last = (mass < bound[:, None]).sum(-1)
+    threshold = ordered.gather(1, last.clamp(max=ordered.shape[1] - 1)[:, None])[:, 0]
+    return threshold, last < ordered.shape[1]
+
+
+def typical_p_(s: Tensor, p: Tensor) -> None:
+    """Keep the tokens whose surprise is closest to the entropy, together of probability p [n]."""
+    weights = s.exp()
+    total = line_sums(weights).double()
+    log_total = total.log().float()[:, None]
+    information = log_total - s
+    weighted = torch.where(weights > 0, weights * information, 0.0)
+    entropy = (line_sums(weighted).double() / total).float()[:, None]
+    surprise = (information - entropy).abs_()
+    ordered, order = surprise.sort(dim=1, stable=True)
+    mass = weights.gather(1, order).cumsum(dim=1, dtype=torch.float64)
+    last = (mass < (p.double() * total)[:, None]).sum(-1)
+    threshold = ordered.gather(1, last.clamp(max=s.shape[1] - 1)[:, None])
+    s.masked_fill_(surprise > threshold, -math.inf)

@@ -1,0 +1,184 @@
+"""From logits to tokens. Owns: the order of sampling's operations and what a call returns.
+
+Must not know: models, plans, requests. The order is vLLM's:
+
+    raw logprobs (of the logits as the model made them)
+    edits.py    allowed ids, masks, bad words, min_tokens, logit_bias, processors, penalties
+    candidates  (the most likely tokens now, for beams: after all edits, before temperature)
+    filters.py  temperature, min-p, top-k, top-p, typical-p (last, and by transformers' definition; vLLM has none)
+    noise.py    the choice; greedy rows take the most likely token after the edits, the lowest id of equal ones
+
+Lines never influence each other, whatever their number and order: on a CPU the same line gives the same bits.
+Rows with neutral parameters pay for the maximum only. Nothing here waits for the device (Python processors excepted);
+`Sampled.collect` does.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.step import RowLogprobs
+from tokenmill.sampling import filters
+from tokenmill.sampling import table as features
+from tokenmill.sampling.edits import Lines, Work, edit_, pick, take
+from tokenmill.sampling.logprobs import Chosen, Measured, look_up, measure, read
+from tokenmill.sampling.noise import noisy_, position_keys
+from tokenmill.sampling.stable import first_max
+from tokenmill.sampling.table import SamplingTable
+
+__all__ = ["Lines", "Sampled", "sample"]
+
+NOT_FINITE = "The model's logits hold NaN or infinity, so no token can be chosen; the other requests are not affected."
+NONE_LEFT = (
+    "No token can be chosen: all are forbidden (by allowed_token_ids, bad_words, min_tokens, a grammar or a logits "
+    "processor), or a logits processor returned NaN or infinity."
+)
+
+
+@dataclass(slots=True)
+class Pending:
+    """What `collect` reads: largest logits before and after the edits [n]; measured lines with their line numbers."""
+
+    before: Tensor
+    after: Tensor
+    logprobs: tuple[Measured, Chosen, dict[int, int]] | None = None
+    candidates: tuple[Measured, dict[int, int]] | None = None
+
+
+@dataclass(slots=True)
+class Sampled:
+    """One token per line: ids [n] int64 and bad [n] bool, on the device; the rest, by line, after `collect`.
+
+    The id of a bad line is a valid but meaningless token.
+    """
+
+    ids: Tensor
+    bad: Tensor
+    pending: Pending
+    logprobs: dict[int, RowLogprobs] = field(default_factory=dict)
+    candidates: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
+
+    def collect(self) -> None:
+        """Wait for the device and fill logprobs, candidates and errors; a bad line has an error only."""
+        pending = self.pending
+        bad = {i for i, flag in enumerate(self.bad.tolist()) if flag}
+        if bad:
+            before = pending.before.tolist()
+            for i in bad:
+                self.errors.setdefault(i, NONE_LEFT if math.isfinite(before[i]) else NOT_FINITE)
+        if pending.logprobs is not None:
+            measured, chosen, wanted = pending.logprobs
+            found = zip(wanted, read(measured, chosen, list(wanted.values())), strict=True)
+            self.logprobs = {i: row for i, row in found if i not in bad}
+        if pending.candidates is not None:
+            best, wanted = pending.candidates
+            lists = zip(wanted.items(), best.candidates(), strict=True)
+            self.candidates = {i: tokens[:k] for (i, k), tokens in lists if i not in bad}
+
+
+def sample(logits: Tensor, lines: Lines, table: SamplingTable) -> Sampled:
+    """logits [n, vocab] float32 (left as they are) -> one token per line."""
+    assert logits.shape == (len(lines.rows), table.vocab_size), "one line of the table's vocabulary per row"
+    bits = _line_bits(lines, table)
+    numbers = [i for i, b in enumerate(bits) if b & features.CHOICES]
+    if len(numbers) == len(bits):
+        ids, before = torch.empty_like(lines.row_ids), logits.amax(-1)
+    else:
+        before, ids = first_max(logits)
+    pending = Pending(before, before)
+    errors: dict[int, str] = {}
+    if numbers:
+        picked = pick(numbers, len(bits), logits.device)
+        x = take(logits, picked)
+        if picked is None and any(b & features.EDITS for b in bits):
+            x = x.clone()
+        work = Work(x, numbers, [bits[i] for i in numbers], lines, table, errors)
+        after, new = _work_out(work, take(before, picked), pending)
+        pending.after = after if picked is None else before.index_copy(0, picked, after)
+        ids = new if picked is None else ids.index_copy_(0, picked, new)
+    _measure_logprobs(logits, ids, lines, table, pending)
+    bad = ~(before.isfinite() & pending.after.isfinite())
+    return Sampled(ids, bad, pending, errors=errors)
+
+
+def _line_bits(lines: Lines, table: SamplingTable) -> list[int]:
+    bits = [table.bits[row] for row in lines.rows]
+    if lines.masks or lines.processors:
+        for i, row in enumerate(lines.rows):
+            if row in lines.masks:
+                bits[i] |= features.MASKED
+            if row in lines.processors:
+                bits[i] |= features.PROCESSED
+    return bits
+
+
+def _work_out(work: Work, largest: Tensor, pending: Pending) -> tuple[Tensor, Tensor]:
+    """Edits, candidates and choice of these lines: largest logits after the edits [m] and ids [m]."""
+    if work.users(features.EDITS):
+        edit_(work)
+        largest = work.x.amax(-1)
+    wanted = {j: work.table.params[work.row(j)].num_candidates for j in work.users(features.CANDIDATES)}
+    if wanted:
+        lines = take(work.x, pick(list(wanted), len(work.numbers), work.x.device))
+        by_number = {work.numbers[j]: k for j, k in wanted.items()}
+        pending.candidates = measure(lines, max(wanted.values())), by_number
+    sampled = work.users(features.SAMPLED)
+    if len(sampled) == len(work.numbers):
+        return largest, _draw(work, sampled, work.x, largest)
+    ids = first_max(work.x)[1]
+    if sampled:
+        picked = pick(sampled, len(work.numbers), work.x.device)
+        ids.index_copy_(0, _some(picked), _draw(work, sampled, take(work.x, picked), take(largest, picked)))
+    return largest, ids
+
+
+def _some(picked: Tensor | None) -> Tensor:
+    assert picked is not None
+    return picked
+
+
+def _draw(work: Work, sampled: list[int], x: Tensor, largest: Tensor) -> Tensor:
+    """Sample lines x [m, V], lines `sampled` of the work, at their rows' temperatures: ids [m]."""
+    table, lines = work.table, work.lines
+    numbers = pick([work.numbers[j] for j in sampled], len(lines.rows), x.device)
+    rows, lengths = take(lines.row_ids, numbers), take(lines.lengths, numbers)
+    scaled = (x - largest[:, None]).mul_(table.inverse_temperature[rows][:, None])
+    bits = [work.bits[j] for j in sampled]
+    for feature in (features.MIN_P, features.TOP_K, features.TOP_P, features.TYPICAL_P):
+        users = [i for i, b in enumerate(bits) if b & feature]
+        if users:
+            picked = pick(users, len(bits), x.device)
+            part = take(scaled, picked)
+            _filter_(
+                feature, part, take(rows, picked), table, [table.params[work.row(sampled[i])].top_k for i in users]
+            )
+            if picked is not None:
+                scaled.index_copy_(0, picked, part)
+    keys = position_keys(table.stream[rows], lengths - table.num_prompt[rows])
+    return first_max(noisy_(scaled, keys, table.bases))[1]
+
+
+def _filter_(feature: int, scaled: Tensor, rows: Tensor, table: SamplingTable, top_k: list[int]) -> None:
+    if feature == features.MIN_P:
+        filters.min_p_(scaled, table.log_min_p[rows])
+    elif feature == features.TOP_K:
+        filters.top_k_(scaled, table.top_k[rows], max(top_k))
+    elif feature == features.TOP_P:
+        filters.top_p_(scaled, table.top_p[rows])
+    else:
+        filters.typical_p_(scaled, table.typical_p[rows])
+
+
+def _measure_logprobs(logits: Tensor, ids: Tensor, lines: Lines, table: SamplingTable, pending: Pending) -> None:
+    wanted = {
+        i: table.params[row].num_logprobs for i, row in enumerate(lines.rows) if table.bits[row] & features.LOGPROBS
+    }
+    if wanted:
+        picked = pick(list(wanted), len(lines.rows), logits.device)
+        raw = take(logits, picked)
+        pending.logprobs = measure(raw, max(wanted.values())), look_up(raw, take(ids, picked)), wanted

@@ -1,0 +1,172 @@
+"""Sampling parameters of all rows. Owns: SamplingTable, the device's numbers and the host's feature bits per row.
+
+Must not know: logits, plans, what the features do. Numbers that every sampled row needs lie in two small tensors, so
+that a step gathers them by row; lists (biases, bad words, ...) become one tensor per row when the row is set. The
+host keeps one integer of feature bits per row: features that no row of a step uses cost nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import torch
+from torch import Tensor
+
+from tokenmill.core.step import RowSampling
+from tokenmill.sampling.noise import stream_of, token_bases
+
+GREEDY_BELOW: Final = 1e-5
+
+SAMPLED: Final = 1 << 0
+ALLOWED: Final = 1 << 1
+MASKED: Final = 1 << 2
+BAD_WORDS: Final = 1 << 3
+MIN_TOKENS: Final = 1 << 4
+BIASED: Final = 1 << 5
+PROCESSED: Final = 1 << 6
+PENALISED: Final = 1 << 7
+MIN_P: Final = 1 << 8
+TOP_K: Final = 1 << 9
+TOP_P: Final = 1 << 10
+TYPICAL_P: Final = 1 << 11
+CANDIDATES: Final = 1 << 12
+LOGPROBS: Final = 1 << 13
+
+EDITS: Final = ALLOWED | MASKED | BAD_WORDS | MIN_TOKENS | BIASED | PROCESSED | PENALISED
+FILTERS: Final = MIN_P | TOP_K | TOP_P | TYPICAL_P
+CHOICES: Final = SAMPLED | EDITS | CANDIDATES
+"""Any of these: the line is not a plain argmax over the model's logits."""
+
+
+def to_device(values: object, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A host list as a device tensor; through pinned memory, because a plain copy would wait for the device."""
+    host = torch.tensor(values, dtype=dtype)
+    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+
+
+@dataclass(slots=True)
+class BadWords:
+    """W forbidden words of one row: word i forbids `last[i]` after `prefix[i]` (right-aligned, -1 = nothing)."""
+
+    prefix: Tensor
+    last: Tensor
+
+
+@dataclass(slots=True)
+class RowLists:
+    """The lists of one row, ready on the device; never changed, so forks share them."""
+
+    forbidden: Tensor | None = None
+    bad_words: BadWords | None = None
+    bias_ids: Tensor | None = None
+    bias: Tensor | None = None
+
+
+class SamplingTable:
+    """Per-row sampling parameters as tensors on the device plus, on the host, which row uses which feature."""
+
+    def __init__(self, max_rows: int, vocab_size: int, device: str) -> None:
+        self.vocab_size = vocab_size
+        self.device = torch.device(device)
+        self.bits = [0] * max_rows
+        self.params = [RowSampling() for _ in range(max_rows)]
+        self.lists: dict[int, RowLists] = {}
+        self.bases = token_bases(torch.arange(vocab_size)).to(self.device)
+        self._floats = torch.zeros(max_rows, 7, dtype=torch.float32, device=self.device)
+        self._ints = torch.zeros(max_rows, 4, dtype=torch.int64, device=self.device)
+        self.inverse_temperature, self.log_min_p, self.top_p, self.typical_p = self._floats[:, :4].unbind(1)
+        self.repetition, self.frequency, self.presence = self._floats[:, 4:].unbind(1)
+        self.stream, self.num_prompt, self.min_tokens, self.top_k = self._ints.unbind(1)
+        self.end_ids = torch.full((max_rows, 4), -1, dtype=torch.int64, device=self.device)
+
+    def set_row(self, row: int, params: RowSampling, num_prompt: int) -> None:
+        """Row `row` samples with `params`; its first `num_prompt` tokens are the prompt."""
+        self.lists[row] = _row_lists(params, self.vocab_size, self.device)
+        self._write(row, params, num_prompt)
+
+    def fork_row(self, src: int, dst: int, seed: int) -> None:
+        """Row `dst` gets the parameters of row `src` with a seed of its own."""
+        self.lists[dst] = self.lists[src]
+        self.params[dst] = msgspec.structs.replace(self.params[src], seed=seed)
+        self.bits[dst] = self.bits[src]
+        self._floats[dst] = self._floats[src]
+        self._ints[dst] = self._ints[src]
+        self.end_ids[dst] = self.end_ids[src]
+        self.stream[dst : dst + 1].copy_(to_device([stream_of(seed)], torch.int64, self.device), non_blocking=True)
+
+    def clear_row(self, row: int) -> None:
+        """Row `row` is free: its lists are dropped and it uses no feature."""
+        self.lists.pop(row, None)
+        self.params[row] = RowSampling()
+        self.bits[row] = 0
+
+    def _write(self, row: int, params: RowSampling, num_prompt: int) -> None:
+        self.params[row] = params
+        self.bits[row] = _feature_bits(params, self.vocab_size)
+        floats = [
+            1.0 / params.temperature if self.bits[row] & SAMPLED else 1.0,
+            math.log(params.min_p) if params.min_p > 0.0 else -math.inf,
+            params.top_p,
+            params.typical_p,
+            params.repetition_penalty,
+            params.frequency_penalty,
+            params.presence_penalty,
+        ]
+        top_k = params.top_k if 0 < params.top_k < self.vocab_size else self.vocab_size
+        ints = [stream_of(params.seed), num_prompt, params.min_tokens, top_k]
+        self._floats[row].copy_(to_device(floats, torch.float32, self.device), non_blocking=True)
+        self._ints[row].copy_(to_device(ints, torch.int64, self.device), non_blocking=True)
+        if self.bits[row] & MIN_TOKENS:
+            self._write_end_ids(row, sorted({i for i in params.end_ids if 0 <= i < self.vocab_size}))
+
+    def _write_end_ids(self, row: int, end_ids: list[int]) -> None:
+        if len(end_ids) > self.end_ids.shape[1]:
+            wider = self.end_ids.new_full((len(self.bits), 2 * len(end_ids)), -1)
+            wider[:, : self.end_ids.shape[1]] = self.end_ids
+            self.end_ids = wider
+        padded = end_ids + [-1] * (self.end_ids.shape[1] - len(end_ids))
+        self.end_ids[row].copy_(to_device(padded, torch.int64, self.device), non_blocking=True)
+
+
+def _feature_bits(p: RowSampling, vocab_size: int) -> int:
+    uses = {
+        ALLOWED: p.allowed_ids is not None,
+        BAD_WORDS: bool(p.bad_words),
+        MIN_TOKENS: p.min_tokens > 0 and bool(p.end_ids),
+        BIASED: bool(p.logit_bias),
+        PENALISED: p.repetition_penalty != 1.0 or p.frequency_penalty != 0.0 or p.presence_penalty != 0.0,
+        CANDIDATES: p.num_candidates > 0,
+        LOGPROBS: p.num_logprobs >= 0,
+    }
+    if p.temperature >= GREEDY_BELOW:
+        uses |= {
+            SAMPLED: True,
+            MIN_P: p.min_p > 0.0,
+            TOP_K: 0 < p.top_k < vocab_size,
+            TOP_P: p.top_p < 1.0,
+            TYPICAL_P: p.typical_p < 1.0,
+        }
+    return sum(bit for bit, used in uses.items() if used)
+
+
+def _row_lists(p: RowSampling, vocab_size: int, device: torch.device) -> RowLists:
+    lists = RowLists()
+    if p.allowed_ids is not None:
+        forbidden = torch.ones(vocab_size, dtype=torch.bool)
+        forbidden[[i for i in p.allowed_ids if 0 <= i < vocab_size]] = False
+        lists.forbidden = forbidden.to(device)
+    words = [w for w in p.bad_words if w and 0 <= w[-1] < vocab_size]
+    if words:
+        longest = max(len(w) for w in words) - 1
+        prefix = [[-1] * (longest - len(w) + 1) + w[:-1] for w in words]
+        lists.bad_words = BadWords(
+            to_device(prefix, torch.int64, device), to_device([w[-1] for w in words], torch.int64, device)
+        )
+    bias = {i: b for i, b in p.logit_bias.items() if 0 <= i < vocab_size}
+    if bias:
+        lists.bias_ids = to_device(list(bias), torch.int64, device)
+        lists.bias = to_device(list(bias.values()), torch.float32, device)
+    return lists
