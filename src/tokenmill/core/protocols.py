@@ -186,8 +186,12 @@ class Weight(Protocol):
         """residual + act(norm(x) @ W.T + bias). The base composes; formats fuse what they can."""
         ...
 
-    def concat(self, others: list[Any]) -> Self:
+    def concat(self, others: list[Any]) -> Weight:
         """[self; others] along out; formats may differ (the result may multiply in parts)."""
+        ...
+
+    def take(self, index: Tensor) -> Self:
+        """The rows (of out) named by index [n], in that order: fused and interleaved checkpoints come apart so."""
         ...
 
     def split(self, dim: int, part: int, parts: int) -> Self: ...

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from tokenmill.core.errors import ParameterError
+from tokenmill.core.step import RowLogprobs
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 MAX_N = 128
@@ -242,11 +243,11 @@ class TokenDelta(msgspec.Struct, gc=False):
     request_id: str
     index: int
     tokens: list[int]
-    logprobs: list[dict[int, TokenLogprob]] | None = None
+    logprobs: list[RowLogprobs] | None = None
     finish: str | None = None
     stop_token: int | None = None
     error: str | None = None
-    prompt_logprobs: list[dict[int, TokenLogprob] | None] | None = None
+    prompt_logprobs: list[RowLogprobs] | None = None
     cached: int = 0
     score: float | None = None
     pooled: list[float] | None = None

@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tokenmill.core.step import RowSampling
+
 if TYPE_CHECKING:
     from tokenmill.core.protocols import Constraint, Search
     from tokenmill.core.request import Request
@@ -41,26 +43,33 @@ class SequenceGroup:
 
     request: Request
     search: Search
-    end_ids: frozenset[int]
-    min_tokens: int
+    sampling: RowSampling
     max_len: int
-    num_logprobs: int = -1
+    num_outputs: int = 1
     constraint: Constraint | None = None
-    sequences: list[Sequence] = field(default_factory=list)
-    live: int = 0
-    spawned: bool = False
     embed: str | None = None
+    reads_cache: bool = True
+    sequences: list[Sequence] = field(default_factory=list)
+    candidates: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+    spawned: bool = False
+    scored: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One continuation being decoded: tokens, what is computed, where its K/V lies."""
+    """One continuation being decoded: tokens, what is computed, where its K/V lies.
+
+    `fresh`: the devices must be told everything (RowStart) with the next grant. `leaving`: to be preempted when
+    its plans in flight are committed. `needs_host`: its next forward needs the last commit (drafts, beams).
+    """
 
     id: int
     index: int
     group: SequenceGroup
     tokens: list[int]
     num_prompt: int
+    seed: int = 0
     rank: tuple = ()
     status: int = WAITING
     row: int = -1
@@ -68,18 +77,19 @@ class Sequence:
     ahead: int = 0
     pending: int = 0
     inflight: int = 0
+    last_plan: int = -1
+    fresh: bool = True
+    jumped: bool = False
+    leaving: bool = False
+    needs_host: bool = False
+    tables: list[Table] = field(default_factory=list)
     capacity: int = 0
     published: int = 0
     node: object = None
     cached: int = 0
-    seed: int = 0
-    tables: list[Table] = field(default_factory=list)
     appended: list[int] = field(default_factory=list)
     constraint: Constraint | None = None
-    needs_host: bool = False
-    leaving: bool = False
     score: float = 0.0
-    failures: int = 0
     preemptions: int = 0
 
     @property

@@ -4,7 +4,9 @@ Integers only, msgspec-serialisable; the same message serves one process, tensor
 A plan carries changes: every worker applies it, in order, to its own copy of the rows.
 
     a row's life:   start ──► grants ... ──► ended      (preempted = ended; resumed = started again)
-    within a plan:  ended → starts → forks → table edits → copies → grants → sampling
+    within a plan:  ended → starts → table edits → jumps → copies → appended, drafts → grants → sampling
+
+A fork (beams, n samples) is a start whose table shares blocks; a block that two rows would write is copied first.
 """
 
 from __future__ import annotations
@@ -65,16 +67,6 @@ class RowStart(msgspec.Struct, kw_only=True):
     key: int = 0
 
 
-class RowFork(msgspec.Struct, gc=False):
-    """Row `dst` becomes a copy of row `src`, cut to `length` known tokens, with its own seed. Edits give its tables."""
-
-    src: int
-    dst: int
-    length: int
-    computed: int
-    seed: int
-
-
 class BlockCopy(msgspec.Struct, gc=False):
     """Copy block `src` to block `dst` in one KV group, before this step's stores."""
 
@@ -87,14 +79,16 @@ class StepPlan(msgspec.Struct, kw_only=True):
     """One step: state changes, then for each i: compute `counts[i]` tokens of row `rows[i]`.
 
     A grant covers positions [computed, computed + count) of its row, where the row itself knows `computed`.
-    The last `len(drafts[i])` of them are unverified draft tokens; `appended[i]` are tokens the host adds first.
+    The last `len(drafts[i])` of them are unverified draft tokens; `appended[i]` are tokens that the host adds first.
     `samples[i]` says whether the grant reaches the end of what is known, so that tokens are sampled.
+    `jumps` are (row, computed): positions that the prefix cache gave a row in mid-prompt. `late`: rows with LateInputs.
+    After a failed plan every later plan of the same epoch fails too; a new epoch ends every row.
     """
 
     id: int
+    epoch: int = 0
     ended: list[int] = []
     starts: list[RowStart] = []
-    forks: list[RowFork] = []
     edits: list[TableEdit] = []
     copies: list[BlockCopy] = []
     jumps: list[tuple[int, int]] = []

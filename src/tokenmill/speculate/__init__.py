@@ -1,0 +1,1 @@
+"""Guessing the next tokens: each drafter in one file, attached through the HostDrafter seam."""

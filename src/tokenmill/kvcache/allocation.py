@@ -1,0 +1,249 @@
+"""Block tables of sequences. Owns: growing, sharing, copy-on-write, window eviction and release of a sequence's blocks.
+
+Must not know: tensors, policies, requests. The scheduler calls it; it speaks to the block pools and the prefix cache.
+Table changes are remembered per table (`sent`, `dropped`) and leave as TableEdits with the next grant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tokenmill.core.sequence import Sequence, Table
+from tokenmill.core.step import BlockCopy, StepPlan, TableEdit
+from tokenmill.kvcache.blocks import BlockPool
+from tokenmill.kvcache.radix import Node, RadixCache
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLayout:
+    """One KV group: which pool its blocks come from and its window (0: every position is kept)."""
+
+    pool: int
+    window: int = 0
+
+
+class BlockTables:
+    """Allocation for all sequences of one engine."""
+
+    def __init__(
+        self, layouts: list[GroupLayout], num_blocks: list[int], block_size: int, *, prefix_cache: bool = True
+    ) -> None:
+        self.layouts = layouts
+        self.block_size = block_size
+        self.pools = [BlockPool(n) for n in num_blocks]
+        self.by_group = [self.pools[layout.pool] for layout in layouts]
+        self.caching = prefix_cache
+        self.cache = RadixCache(self.by_group, [layout.window for layout in layouts], block_size)
+        self.windowed = [g for g, layout in enumerate(layouts) if layout.window]
+
+    # ------------------------------------------------------------ capacity
+
+    def fits_alone(self, length: int) -> bool:
+        """Could a sequence of this length ever be held, with the pools to itself?"""
+        need = [0] * len(self.pools)
+        for layout in self.layouts:
+            need[layout.pool] += -(-length // self.block_size)
+        return all(n <= pool.num_blocks for n, pool in zip(need, self.pools, strict=True))
+
+    def max_length(self) -> int:
+        """The longest sequence that can be held alone."""
+        groups = [0] * len(self.pools)
+        for layout in self.layouts:
+            groups[layout.pool] += 1
+        return min(p.num_blocks // g for p, g in zip(self.pools, groups, strict=True) if g) * self.block_size
+
+    def has_room(self, seq: Sequence, length: int) -> bool:
+        """Are there blocks for `length` tokens of `seq` now?"""
+        need = [0] * len(self.pools)
+        for group, layout in enumerate(self.layouts):
+            end = seq.tables[group].end if seq.tables else 0
+            need[layout.pool] += max(0, -(-(length - end) // self.block_size))
+        return all(n <= pool.available for n, pool in zip(need, self.pools, strict=True))
+
+    def usage(self) -> float:
+        """Share of blocks with a holder."""
+        return sum(p.held for p in self.pools) / max(1, sum(p.num_blocks for p in self.pools))
+
+    # ------------------------------------------------------------ life of a table
+
+    def open(self, seq: Sequence) -> None:
+        """Give a sequence empty tables."""
+        seq.tables = [Table() for _ in self.layouts]
+        seq.capacity = seq.published = 0
+        seq.node = self.cache.root(self._salt(seq)) if self.caching else None
+
+    def match(self, seq: Sequence, position: int, limit: int) -> int:
+        """Extend `seq`, planned up to block-aligned `position`, with cached blocks; -> tokens gained."""
+        if not self.caching or seq.published < position or position % self.block_size:
+            return 0
+        cache, start = self.cache, seq.node
+        assert isinstance(start, Node)
+        if start.parent is not None and start.parent.children.get(start.key) is not start:
+            return 0  # our own place in the tree was evicted or retracted
+        path = cache.walk(start, seq.tokens, position, limit)
+        if not path:
+            return 0
+        before = _ancestors(start)
+        count = cache.usable(before, path)
+        if not count:
+            return 0
+        nodes = before + path[:count]
+        end = len(nodes) * self.block_size
+        for group, layout in enumerate(self.layouts):
+            self._adopt(seq, group, layout.window, nodes, end, position)
+        seq.node = path[count - 1]
+        seq.published = end
+        seq.capacity = min(t.end for t in seq.tables)
+        return count * self.block_size
+
+    def _adopt(self, seq: Sequence, group: int, window: int, nodes: list[Node], end: int, position: int) -> None:
+        table, pool, size = seq.tables[group], self.by_group[group], self.block_size
+        first = position // size
+        if window:
+            kept = max(0, (end - window + 1) // size)
+            if kept > first:  # everything the sequence holds so far lies behind the window of the hit
+                self._drop_head(table, pool, len(table.blocks))
+                first = kept
+        for i in range(first, len(nodes)):
+            block = nodes[i].blocks[group]
+            pool.share(block)
+            table.blocks.append(block)
+            table.first.append(i * size)
+        table.end = end
+
+    def grow(self, seq: Sequence, position: int, length: int, plan: StepPlan) -> bool:
+        """Make sure that positions [position, length) have blocks of their own; False: not enough free blocks."""
+        size = self.block_size
+        need = [0] * len(self.pools)
+        todo: list[tuple[int, int, bool]] = []
+        for group, layout in enumerate(self.layouts):
+            table = seq.tables[group]
+            more = max(0, -(-(length - table.end) // size))
+            split = position < table.end and self.by_group[group].refs[table.blocks[self._entry(table, position)]] > 1
+            need[layout.pool] += more + split
+            if more or split:
+                todo.append((group, more, split))
+        for n, pool in zip(need, self.pools, strict=True):
+            if n > pool.available:
+                return False
+        for group, more, split in todo:
+            table, pool = seq.tables[group], self.by_group[group]
+            if split:
+                self._copy_on_write(table, group, position, plan)
+            if more:
+                table.blocks += pool.take(more)
+                table.first += range(table.end, table.end + more * size, size)
+                table.end += more * size
+        seq.capacity = min(t.end for t in seq.tables)
+        return True
+
+    def _entry(self, table: Table, position: int) -> int:
+        return (position - table.first[0]) // self.block_size
+
+    def _copy_on_write(self, table: Table, group: int, position: int, plan: StepPlan) -> None:
+        index = self._entry(table, position)
+        pool, old = self.by_group[group], table.blocks[index]
+        (new,) = pool.take(1)
+        if position % self.block_size:
+            plan.copies.append(BlockCopy(group, old, new))
+        pool.release([old])
+        table.blocks[index] = new
+        table.sent = min(table.sent, index)
+
+    def fork(self, parent: Sequence, child: Sequence, length: int) -> None:
+        """Child shares the parent's blocks of positions [0, length); whoever writes first copies."""
+        child.tables = []
+        for group, table in enumerate(parent.tables):
+            count = sum(1 for f in table.first if f < length)
+            copy = Table(table.blocks[:count], table.first[:count], 0, 0, 0)
+            copy.end = copy.first[-1] + self.block_size if count else -(-length // self.block_size) * self.block_size
+            for block in copy.blocks:
+                self.by_group[group].share(block)
+            child.tables.append(copy)
+        child.node, child.published = parent.node, parent.published
+        while child.published > length and isinstance(child.node, Node):
+            child.node, child.published = child.node.parent, child.published - self.block_size
+        child.capacity = parent.capacity = 0
+
+    def trim(self, seq: Sequence) -> None:
+        """Give back blocks that fell out of every window."""
+        for group in self.windowed:
+            table = seq.tables[group]
+            dead = seq.computed - self.layouts[group].window + 1 - self.block_size
+            count = 0
+            while count < len(table.first) - 1 and table.first[count] <= dead:
+                count += 1
+            if count:
+                self._drop_head(table, self.by_group[group], count)
+
+    def _drop_head(self, table: Table, pool: BlockPool, count: int) -> None:
+        pool.release(reversed(table.blocks[:count]))
+        del table.blocks[:count], table.first[:count]
+        known = min(count, table.sent)
+        table.dropped += known
+        table.sent -= known
+
+    def close(self, seq: Sequence) -> None:
+        """Release everything a sequence holds."""
+        for group, table in enumerate(seq.tables):
+            self.by_group[group].release(reversed(table.blocks))
+        seq.tables = []
+        seq.capacity = seq.published = 0
+        seq.node = None
+
+    # ------------------------------------------------------------ prefix cache
+
+    def publish(self, seq: Sequence, upto: int) -> list[object]:
+        """Make full blocks of known tokens in positions [published, upto) matchable; -> nodes that are new."""
+        size = self.block_size
+        new: list[object] = []
+        while seq.published + size <= upto and seq.node is not None:
+            node = seq.node
+            assert isinstance(node, Node)
+            if node.parent is not None and node.parent.children.get(node.key) is not node:
+                seq.node = None  # our place in the tree is gone: publish no more
+                break
+            start = seq.published
+            blocks = [self._block_at(table, start) for table in seq.tables]
+            seq.node, fresh = self.cache.add(node, tuple(seq.tokens[start : start + size]), blocks)
+            if fresh:
+                new.append(seq.node)
+            seq.published += size
+        return new
+
+    def _block_at(self, table: Table, position: int) -> int:
+        if not table.first or position < table.first[0]:
+            return -1
+        index = (position - table.first[0]) // self.block_size
+        return table.blocks[index] if index < len(table.blocks) else -1
+
+    def forget(self, seq: Sequence) -> None:
+        """Nothing this sequence wrote may be reused (it produced NaN, say)."""
+        for group, table in enumerate(seq.tables):
+            for block in table.blocks:
+                self.cache.forget_block(group, block)
+        seq.node = None
+
+    def edits(self, seq: Sequence, plan: StepPlan) -> None:
+        """Append what the devices do not know yet of this sequence's tables to the plan."""
+        for group, table in enumerate(seq.tables):
+            if table.dropped or table.sent < len(table.blocks):
+                plan.edits.append(
+                    TableEdit(
+                        seq.row, group, table.dropped, table.sent, table.blocks[table.sent :], table.first[table.sent :]
+                    )
+                )
+                table.dropped, table.sent = 0, len(table.blocks)
+
+    def _salt(self, seq: Sequence) -> str:
+        request = seq.group.request
+        return f"{request.adapter}\x00{request.salt}" if request.adapter or request.salt else ""
+
+
+def _ancestors(node: Node) -> list[Node]:
+    path: list[Node] = []
+    while node.parent is not None:
+        path.append(node)
+        node = node.parent
+    path.reverse()
+    return path

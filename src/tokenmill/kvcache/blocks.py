@@ -1,0 +1,75 @@
+"""Fixed K/V blocks by number. Owns: reference counts, the free list, and cached blocks that nobody holds.
+
+Must not know: sequences, tokens, tensors. A block is free (on the stack), held (refs > 0), or idle: cached by the
+prefix cache, held by nobody, taken back (least recently released first) when the stack is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+
+class BlockPool:
+    """Hands out block numbers 0 .. num_blocks - 1."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.refs = [0] * num_blocks
+        self.stack = list(range(num_blocks - 1, -1, -1))
+        self.cached: dict[int, object] = {}
+        self.idle: dict[int, None] = {}
+        self.on_evict: Callable[[int], None] | None = None
+
+    @property
+    def available(self) -> int:
+        """Blocks that `take` could give now."""
+        return len(self.stack) + len(self.idle)
+
+    @property
+    def held(self) -> int:
+        """Blocks with at least one holder."""
+        return self.num_blocks - self.available
+
+    def take(self, count: int) -> list[int]:
+        """`count` blocks with one holder each; the caller has checked `available`."""
+        stack, refs = self.stack, self.refs
+        while len(stack) < count:
+            self._evict_one()
+        taken = [stack.pop() for _ in range(count)]
+        for block in taken:
+            refs[block] = 1
+        return taken
+
+    def share(self, block: int) -> None:
+        """One more holder of a held or idle block."""
+        if self.refs[block] == 0:
+            del self.idle[block]
+        self.refs[block] += 1
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """One holder less for each; pass a sequence's blocks last first, so that leaves are evicted before roots."""
+        for block in blocks:
+            self.refs[block] -= 1
+            assert self.refs[block] >= 0, f"block {block} released twice"
+            if self.refs[block] == 0:
+                if block in self.cached:
+                    self.idle[block] = None
+                else:
+                    self.stack.append(block)
+
+    def cache(self, block: int, node: object) -> None:
+        """The prefix cache now knows this (held) block."""
+        self.cached[block] = node
+
+    def uncache(self, block: int) -> None:
+        """The prefix cache forgets this block; an idle one becomes free."""
+        del self.cached[block]
+        if block in self.idle:
+            del self.idle[block]
+            self.stack.append(block)
+
+    def _evict_one(self) -> None:
+        block = next(iter(self.idle))
+        assert self.on_evict is not None
+        self.on_evict(block)
+        assert block not in self.idle, "the prefix cache must uncache what it evicts"

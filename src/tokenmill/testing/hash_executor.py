@@ -1,0 +1,160 @@
+"""An Executor over a HashModel. Owns: a device's view of plans (rows, tables, slots), simulated exactly.
+
+K/V slots store (group, position, token); the context is read back through the block table. It asserts what a real
+device cannot: that tables cover what is read, that nobody's slot was overwritten, and that grants meet known tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tokenmill.core.step import LateInputs, RowStart, StepPlan, StepResult
+from tokenmill.testing.hash_model import HashModel
+
+
+@dataclass(slots=True)
+class Row:
+    """What a device knows of one row."""
+
+    start: RowStart
+    tokens: list[int]
+    computed: int
+    tables: list[list[tuple[int, int]]]
+
+
+@dataclass(slots=True)
+class HashTicket:
+    """A result that was computed at submit, handed out at wait."""
+
+    result: StepResult
+
+    def wait(self) -> StepResult:
+        return self.result
+
+
+@dataclass(slots=True)
+class HashExecutor:
+    """`pools[g]` names the block pool of group g; `fail` holds plan ids that go down half-written."""
+
+    model: HashModel
+    pools: list[int]
+    num_blocks: list[int]
+    block_size: int
+    depth: int = 1
+    chains: bool = True
+    fail: set[int] = field(default_factory=set)
+    rows: dict[int, Row] = field(default_factory=dict)
+    memory: list[dict[int, tuple[int, int, int]]] = field(default_factory=list)
+    epoch: int = 0
+    failed_epoch: int = -1
+    computed_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.memory = [{} for _ in self.num_blocks]
+
+    def submit(self, plan: StepPlan) -> HashTicket:
+        if plan.epoch == self.failed_epoch:
+            return HashTicket(StepResult(plan_id=plan.id, failure="an earlier plan failed"))
+        result = self._run(plan)
+        return HashTicket(result)
+
+    def supply(self, plan_id: int, inputs: LateInputs) -> None:
+        """The hash model's sampling needs nothing late."""
+
+    def control(self, message: dict) -> dict:
+        return {}
+
+    def close(self) -> None:
+        self.rows.clear()
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        self._apply(plan)
+        drafts = [plan.drafts.get(i, []) for i in range(len(plan.rows))]
+        for i, row_id in enumerate(plan.rows):
+            self._store(self.rows[row_id], drafts[i], plan.counts[i], plan.samples[i])
+            if plan.id in self.fail and i >= len(plan.rows) // 2:
+                self.failed_epoch = plan.epoch
+                return StepResult(plan_id=plan.id, failure="injected")
+        result = StepResult(plan_id=plan.id)
+        for i, row_id in enumerate(plan.rows):
+            result.tokens.append(self._sample(self.rows[row_id], drafts[i], plan.counts[i], plan.samples[i], i, result))
+        return result
+
+    def _apply(self, plan: StepPlan) -> None:
+        if plan.epoch != self.epoch:
+            self.epoch = plan.epoch
+            self.rows.clear()
+        for row_id in plan.ended:
+            del self.rows[row_id]
+        for start in plan.starts:
+            assert start.row not in self.rows, "row is in use"
+            self.rows[start.row] = Row(start, list(start.tokens), start.computed, [[] for _ in self.pools])
+        for edit in plan.edits:
+            table = self.rows[edit.row].tables[edit.group]
+            assert edit.drop + edit.at <= len(table)
+            del table[: edit.drop]
+            table[edit.at :] = list(zip(edit.blocks, edit.first, strict=True))
+        for row_id, computed in plan.jumps:
+            self.rows[row_id].computed = computed
+        for copy in plan.copies:
+            memory = self.memory[self.pools[copy.group]]
+            for offset in range(self.block_size):
+                old = memory.get(copy.src * self.block_size + offset)
+                if old is not None:
+                    memory[copy.dst * self.block_size + offset] = old
+        for row_id, tokens in plan.appended.items():
+            self.rows[row_id].tokens += tokens
+
+    def _slot(self, row: Row, group: int, position: int) -> int:
+        for block, first in reversed(row.tables[group]):
+            if first <= position < first + self.block_size:
+                return block * self.block_size + position - first
+        raise AssertionError(f"no block for position {position} in group {group}")
+
+    def _store(self, row: Row, drafts: list[int], count: int, sample: bool) -> None:
+        tokens = row.tokens + drafts
+        assert sample == (row.computed + count == len(tokens)), "sampling must coincide with reaching the end"
+        assert row.computed + count <= len(tokens), "granted more than is known"
+        self.computed_tokens += count
+        for position in range(row.computed, row.computed + count):
+            for group, pool in enumerate(self.pools):
+                self.memory[pool][self._slot(row, group, position)] = (group, position, tokens[position])
+
+    def _read(self, row: Row, group: int, position: int) -> list[int]:
+        """Tokens that a query at `position` sees through the table."""
+        window = self.model.windows[group]
+        first = max(0, position - window + 1) if window else 0
+        memory = self.memory[self.pools[group]]
+        found: list[int] = []
+        wanted = first
+        for block, start in row.tables[group]:
+            while wanted <= position and start <= wanted < start + self.block_size:
+                owner, at, token = memory.get(block * self.block_size + wanted - start, (-1, -1, -1))
+                assert (owner, at) == (group, wanted), f"slot of ({group}, {wanted}) holds {(owner, at)}"
+                found.append(token)
+                wanted += 1
+        assert wanted == position + 1, "the table does not cover what is read"
+        return found
+
+    def _sample(self, row: Row, drafts: list[int], count: int, sample: bool, i: int, result: StepResult) -> list[int]:
+        end = row.computed + count
+        if not sample:
+            row.computed = end
+            return []
+        width = row.start.sampling.num_candidates
+        if width:
+            views = [self._read(row, g, end - 1) for g in range(len(self.pools))]
+            result.candidates[i] = self.model.candidates(views, width)
+            row.computed = end
+            return []
+        new: list[int] = []
+        for n in range(len(drafts) + 1):
+            position = end - len(drafts) - 1 + n
+            views = [self._read(row, g, position) for g in range(len(self.pools))]
+            token = self.model.token(views, row.start.sampling.seed)
+            new.append(token)
+            if n < len(drafts) and token != drafts[n]:
+                break
+        row.tokens += new
+        row.computed = len(row.tokens) - 1
+        return new

@@ -1,0 +1,196 @@
+"""Random schedules against the hash oracle: one function runs a whole random story and checks every text."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+from tokenmill.core.request import Request, SamplingParams
+from tokenmill.core.sequence import Sequence, SequenceGroup
+from tokenmill.core.step import RowSampling
+from tokenmill.kvcache.allocation import BlockTables, GroupLayout
+from tokenmill.scheduler.policy import make_policy
+from tokenmill.scheduler.scheduler import Limits, Scheduler
+from tokenmill.scheduler.search import BeamSearch, Sampling
+from tokenmill.testing.hash_executor import HashExecutor
+from tokenmill.testing.hash_model import HashModel
+
+LAYOUTS = [
+    ([GroupLayout(0)], (0,)),
+    ([GroupLayout(0, 5)], (5,)),
+    ([GroupLayout(0), GroupLayout(0, 6)], (0, 6)),
+    ([GroupLayout(0), GroupLayout(1, 3)], (0, 3)),
+]
+
+
+@dataclass
+class NoisyDrafter:
+    """Guesses right most of the time, so that acceptance, partial acceptance and rejection all happen."""
+
+    model: HashModel
+    rng: random.Random
+    accepted: int = 0
+
+    def propose(self, seq: Sequence, most: int) -> list[int]:
+        if self.rng.random() < 0.3:
+            return []
+        tokens, drafts = list(seq.tokens), []
+        for _ in range(self.rng.randint(1, most)):
+            token = self.model.token(self.model.views(tokens), seq.seed)
+            token = token if self.rng.random() < 0.8 else (token + 1) % self.model.vocab
+            tokens.append(token)
+            drafts.append(token)
+        return drafts
+
+    def observe(self, seq: Sequence, proposed: int, accepted: int) -> None:
+        assert 0 <= accepted <= proposed
+        self.accepted += accepted
+
+    def forget(self, seq: Sequence) -> None:
+        pass
+
+
+def ideal_beams(model: HashModel, prompt: list[int], search: BeamSearch) -> list[list[int]]:
+    """Beam search on plain lists, with no engine in the way."""
+    request = Request(id="x", prompt_ids=prompt, params=SamplingParams(), seed=0)
+    group = SequenceGroup(request, search, RowSampling(), 10**6)
+    beams = [Sequence(0, 0, group, list(prompt), len(prompt))]
+    next_id = 1
+    while beams:
+        group.sequences = beams
+        found = {s.id: model.candidates(model.views(s.tokens), search.width) for s in beams}
+        after = []
+        for seq, kids in search.advance(group, found):
+            for token, score in kids:
+                after.append(Sequence(next_id, 0, group, [*seq.tokens, token], len(prompt), score=score))
+                next_id += 1
+        beams = after
+    return [h.tokens for h in search.done]
+
+
+@dataclass
+class Story:
+    """One random run."""
+
+    rng: random.Random
+    texts: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    ends: dict[tuple[str, int], str] = field(default_factory=dict)
+    wanted: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    outputs: dict[str, int] = field(default_factory=dict)
+
+    def take(self, deltas: list) -> None:
+        for d in deltas:
+            key = (d.request_id, d.index)
+            assert key not in self.ends, f"{key} got a delta after its end"
+            self.texts.setdefault(key, []).extend(d.tokens)
+            if d.finish is not None:
+                self.ends[key] = d.finish
+
+    def check(self, allow_errors: bool) -> None:
+        for name, count in self.outputs.items():
+            for index in range(count):
+                reason = self.ends[name, index]
+                text, want = self.texts[name, index], self.wanted[name, index]
+                if reason in ("stop", "length"):
+                    assert text == want, f"{name}/{index}: {text} != {want}"
+                    assert (reason == "stop") == (want[-1] == 0)
+                else:
+                    assert reason == "abort" or allow_errors, reason
+                    assert text == want[: len(text)], f"{name}/{index} (aborted): {text} is no prefix of {want}"
+
+
+def make_requests(rng: random.Random, model: HashModel, story: Story, max_len: int, *, branching: bool) -> list:
+    """Random requests with shared prefixes; their right answers go into the story."""
+    stems = [[rng.randrange(1, model.vocab) for _ in range(rng.randint(1, max_len // 2))] for _ in range(3)]
+    groups = []
+    for i in range(rng.randint(1, 12)):
+        stem = rng.choice(stems)
+        prompt = stem[: rng.randint(1, len(stem))] if rng.random() < 0.3 else list(stem)
+        prompt += [rng.randrange(1, model.vocab) for _ in range(rng.randint(0, 4))]
+        most = rng.randint(1, max(1, min(20, max_len - len(prompt))))
+        seed, name = rng.randrange(1 << 30), f"r{i}"
+        kind = rng.random() if branching else 1.0
+        salt = rng.choice(["", "", "a"])
+        request = Request(
+            id=name, prompt_ids=prompt, params=SamplingParams(), priority=rng.randint(0, 2), arrival=i, seed=seed, salt=salt
+        )
+        limit = len(prompt) + most
+        if kind < 0.2:
+            beams = rng.randint(2, 3)
+            make = lambda: BeamSearch(beams, 1.0, False, frozenset({0}), most)  # noqa: B023, E731
+            sampling = RowSampling(end_ids=[0], num_candidates=make().width)
+            group = SequenceGroup(request, make(), sampling, limit, num_outputs=beams)
+            for index, tokens in enumerate(ideal_beams(model, prompt, make())):
+                story.wanted[name, index] = tokens
+            story.outputs[name] = beams
+        else:
+            n = rng.randint(2, 3) if kind < 0.5 else 1
+            request.params = SamplingParams(n=n)
+            group = SequenceGroup(request, Sampling(), RowSampling(end_ids=[0]), limit, num_outputs=n)
+            from tokenmill.scheduler.scheduler import derive_seed
+
+            for index in range(n):
+                story.wanted[name, index] = model.generate(prompt, derive_seed(seed, index), most)
+            story.outputs[name] = n
+        group.reads_cache = rng.random() < 0.9
+        groups.append(group)
+    return groups
+
+
+def run_story(seed: int, *, sabotage=None, failures: bool = True) -> Scheduler:
+    """One random schedule from its seed; raises AssertionError on any wrong text, double end or leaked block."""
+    rng = random.Random(seed)
+    layouts, windows = rng.choice(LAYOUTS)
+    block_size = rng.choice([1, 2, 4, 8])
+    max_len = rng.randint(12, 60)
+    per_group = -(-max_len // block_size) + 1
+    groups_per_pool = max(sum(1 for lay in layouts if lay.pool == p) for p in (0, 1))
+    pools = max(lay.pool for lay in layouts) + 1
+    blocks = [groups_per_pool * per_group + rng.choice([0, 2, 10, 60]) for _ in range(pools)]
+    model = HashModel(windows=windows, stop_every=rng.choice([5, 20, 1000]))
+    depth = rng.choice([1, 1, 2, 3])
+    executor = HashExecutor(model, [lay.pool for lay in layouts], blocks, block_size, depth, rng.random() < 0.7)
+    if failures and rng.random() < 0.15:
+        executor.fail = {rng.randrange(1, 30) for _ in range(rng.randint(1, 3))}
+    drafting = rng.random() < 0.4
+    drafter = NoisyDrafter(model, rng)
+    limits = Limits(
+        max_rows=rng.choice([1, 2, 4, 16]),
+        max_step_tokens=rng.choice([1, 3, 8, 64]),
+        max_chunk=rng.choice([0, 0, 2, 5]),
+        max_drafts=rng.randint(1, 4) if drafting else 0,
+        chains=executor.chains,
+    )
+    tables = BlockTables(layouts, blocks, block_size, prefix_cache=rng.random() < 0.85)
+    scheduler = Scheduler(limits, tables, make_policy(rng.choice(["fcfs", "priority"])), drafter)
+    if sabotage is not None:
+        sabotage(scheduler)
+    story = Story(rng)
+    arrivals = deque(make_requests(rng, model, story, max_len, branching=True))
+    flying: deque = deque()
+    for _ in range(6000):
+        if not arrivals and not scheduler.has_work:
+            break
+        while arrivals and rng.random() < 0.5:
+            scheduler.add(arrivals.popleft())
+        if rng.random() < 0.02 and story.outputs:
+            name = rng.choice(list(story.outputs))
+            story.take(scheduler.abort(name))
+        plan = scheduler.plan()
+        if plan is not None:
+            flying.append(executor.submit(plan))
+            if len(flying) < executor.depth and rng.random() < 0.9:
+                continue
+        if flying:
+            story.take(scheduler.commit(flying.popleft().wait()))
+    else:
+        raise AssertionError("no end after 6000 steps: livelock")
+    story.check(allow_errors=bool(executor.fail))
+    for pool in tables.pools:
+        assert pool.held == 0, f"{pool.held} blocks leaked"
+    assert len(scheduler.free_rows) == limits.max_rows and not scheduler.running
+    tables.cache.clear()
+    for pool in tables.pools:
+        assert len(pool.stack) == pool.num_blocks, "blocks lost by the cache"
+    return scheduler
