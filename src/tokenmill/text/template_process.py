@@ -26,7 +26,12 @@ class TemplateProcesses:
     """Up to four processes for one set of templates; each request takes an idle one or starts one."""
 
     def __init__(self, sources: dict[str, str], *, budget_s: float, max_chars: int) -> None:
-        self._setup = {"path": sys.path, "sources": sources, "memory": _MEMORY_BYTES, "max_chars": max_chars}
+        self._setup = {
+            "path": [path for path in sys.path if path],
+            "sources": sources,
+            "memory": _MEMORY_BYTES,
+            "max_chars": max_chars,
+        }
         self._budget_s = budget_s
         # Escaped text takes at most twelve bytes a character.
         self._max_bytes = 12 * max_chars + (1 << 16)

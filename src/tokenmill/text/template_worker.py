@@ -7,6 +7,7 @@ by "ready" and then by "compiled". After that comes one answer for each request,
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 import sys
@@ -280,7 +281,9 @@ def _fence(memory: int) -> None:
     except ImportError:  # not a POSIX system: the time budget alone must do
         return
     for name, value in (("AS", memory), ("FSIZE", 0), ("CORE", 0), ("NOFILE", 3)):
-        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
+        # Some systems know a limit but refuse to set it; the others still hold.
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,55 @@
+"""Opening a model folder. Owns: which weight format a folder has, and reading its config files.
+Must not know: architectures, what a config key means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tokenmill.checkpoint.dummy import DummyCheckpoint
+from tokenmill.checkpoint.json_file import read_object
+from tokenmill.checkpoint.safetensors import SafetensorsCheckpoint, open_safetensors
+from tokenmill.checkpoint.torch_bin import TorchBinCheckpoint, open_torch_bin
+from tokenmill.core.errors import ModelError, UserError
+
+FolderCheckpoint = SafetensorsCheckpoint | TorchBinCheckpoint | DummyCheckpoint
+LOAD_FORMATS = ("auto", "safetensors", "pt", "dummy")
+MAX_CONFIG_BYTES = 16 << 20
+
+
+def open_checkpoint(
+    path: Path | str, load_format: str = "auto", *, seed: int = 0, device: torch.device | str = "cpu"
+) -> FolderCheckpoint:
+    """The weights of a folder; "auto" prefers safetensors. `seed` and `device` matter to dummy weights only."""
+    folder = Path(path)
+    if load_format not in LOAD_FORMATS:
+        raise UserError(f"load format {load_format!r} is not known; use one of {', '.join(LOAD_FORMATS)}")
+    if load_format == "dummy":
+        return DummyCheckpoint(seed, device)
+    if not folder.is_dir():
+        raise ModelError(f"{folder}: there is no such folder")
+    found: SafetensorsCheckpoint | TorchBinCheckpoint | None = None
+    if load_format in ("auto", "safetensors"):
+        found = open_safetensors(folder)
+    if found is None and load_format in ("auto", "pt"):
+        found = open_torch_bin(folder)
+    if found is None:
+        wanted = {"safetensors": "*.safetensors", "pt": "pytorch_model*.bin"}
+        names = wanted.get(load_format, "*.safetensors or pytorch_model*.bin")
+        raise ModelError(
+            f"{folder}: no weights found ({names}); download them, or use --load-format dummy to try without"
+        )
+    return found
+
+
+def read_config(path: Path | str) -> dict[str, Any]:
+    """A folder's config.json; raises ModelError that names the file."""
+    return read_object(Path(path) / "config.json", MAX_CONFIG_BYTES)
+
+
+def read_generation_config(path: Path | str) -> dict[str, Any]:
+    """A folder's generation_config.json; {} when there is none."""
+    file = Path(path) / "generation_config.json"
+    return read_object(file, MAX_CONFIG_BYTES) if file.exists() else {}

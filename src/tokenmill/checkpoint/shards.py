@@ -1,0 +1,53 @@
+"""Which file of a model folder holds which tensor. Owns: the index file and the rule that shard names stay inside the
+folder; the wording of errors about single tensors. Must not know: file formats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenmill.checkpoint.json_file import read_object
+from tokenmill.core.errors import ModelError
+
+MAX_INDEX_BYTES = 256 << 20
+
+
+def read_index(path: Path) -> dict[str, Path]:
+    """tensor name -> shard file, from a `*.index.json`."""
+    table = read_object(path, MAX_INDEX_BYTES).get("weight_map")
+    if not isinstance(table, dict) or not table:
+        raise ModelError(f"{path}: needs a `weight_map` object that says which file holds which tensor")
+    files = {name: _shard(path, name) for name in {str(value) for value in table.values()}}
+    return {tensor: files[str(name)] for tensor, name in table.items()}
+
+
+def _shard(index: Path, name: str) -> Path:
+    # Only the name itself must stay in the folder: download caches keep the files behind links to elsewhere.
+    if not name or name != Path(name).name or name in (".", "..") or "\\" in name or "\0" in name:
+        raise ModelError(f"{index}: the shard name {name!r} is not a plain file name inside the folder")
+    path = index.parent / name
+    if not path.is_file():
+        raise ModelError(f"{index}: names the shard {name!r}, which is not in the folder; download it again")
+    return path
+
+
+def no_tensor(where: Path, name: str) -> ModelError:
+    """The error for a tensor that a checkpoint lacks."""
+    return ModelError(f"{where}: holds no tensor {name!r}; the weights do not belong to this config or are incomplete")
+
+
+def check_shape(where: Path, name: str, got: Sequence[int], want: Sequence[int] | None) -> None:
+    """Raise ModelError when a stored shape is not what the model expects."""
+    if want is not None and tuple(got) != tuple(want):
+        raise ModelError(
+            f"{where}: tensor {name!r} has shape {list(got)}, but the model's config asks for {list(want)}"
+        )
+
+
+def check_part(where: Path, name: str, shape: Sequence[int], dim: int, span: tuple[int, int]) -> None:
+    """Raise ModelError when a slice is not inside a tensor."""
+    start, stop = span
+    if not 0 <= dim < len(shape) or not 0 <= start <= stop <= shape[dim]:
+        raise ModelError(
+            f"{where}: tensor {name!r} of shape {list(shape)} has no part {start}:{stop} in dimension {dim}"
+        )

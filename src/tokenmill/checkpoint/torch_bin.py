@@ -1,0 +1,103 @@
+"""`pytorch_model*.bin` files. Owns: loading them without running any code they bring.
+Must not know: models, devices, what a tensor is for."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tokenmill.checkpoint.shards import check_part, check_shape, no_tensor, read_index
+from tokenmill.core.errors import ModelError
+
+
+def _load(path: Path) -> dict[str, Tensor]:
+    try:
+        with path.open("rb") as file:
+            zipped = file.read(2) == b"PK"
+        # Files from before torch 1.6 are no zip archives and cannot be mapped.
+        table = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except pickle.UnpicklingError as error:
+        raise ModelError(
+            f"{path}: is damaged, or wants to run code while it is loaded, which is never done; "
+            "convert the weights to safetensors where you trust them"
+        ) from error
+    except Exception as error:
+        # torch reports damaged archives by a dozen different exceptions.
+        raise ModelError(f"{path}: not a usable torch file ({str(error)[:200]}); download it again") from error
+    if not isinstance(table, Mapping):
+        raise ModelError(f"{path}: must hold a table of tensors, not {type(table).__name__}")
+    for name, value in table.items():
+        dense = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_quantized
+        if not isinstance(name, str) or not dense:
+            raise ModelError(f"{path}: entry {str(name)[:80]!r} is not a named dense tensor")
+    return {name: value.detach() for name, value in table.items()}
+
+
+class TorchBinCheckpoint:
+    """A folder's .bin files as one Checkpoint."""
+
+    def __init__(self, where: Path, files: Sequence[Path]) -> None:
+        self._where = where
+        self._tensors: dict[str, Tensor] = {}
+        for path in files:
+            self._tensors.update(_load(path))
+
+    def names(self) -> Iterable[str]:
+        """All tensor names."""
+        return self._tensors.keys()
+
+    def has(self, name: str) -> bool:
+        """Is there such a tensor?"""
+        return name in self._tensors
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """The stored shape."""
+        return tuple(self._get(name).shape)
+
+    def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor as it is stored (dtype is only a wish for checkpoints that invent tensors)."""
+        value = self._get(name)
+        check_shape(self._where, name, value.shape, shape)
+        return value
+
+    def part(
+        self,
+        name: str,
+        dim: int,
+        start: int,
+        stop: int,
+        shape: tuple[int, ...] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """start:stop of one dimension."""
+        whole = self.tensor(name, shape, dtype)
+        check_part(self._where, name, whole.shape, dim, (start, stop))
+        return whole.narrow(dim, start, stop - start)
+
+    def close(self) -> None:
+        """Forget the tensors."""
+        self._tensors.clear()
+
+    def _get(self, name: str) -> Tensor:
+        if name not in self._tensors:
+            raise no_tensor(self._where, name)
+        return self._tensors[name]
+
+
+def open_torch_bin(folder: Path) -> TorchBinCheckpoint | None:
+    """The folder's .bin weights; None when it has none."""
+    if (index := folder / "pytorch_model.bin.index.json").exists():
+        table = read_index(index)
+        found = TorchBinCheckpoint(folder, sorted(set(table.values())))
+        for name in table:
+            if not found.has(name):
+                raise no_tensor(folder, name)
+        return found
+    files = sorted(folder.glob("pytorch_model*.bin"))
+    return TorchBinCheckpoint(folder, files) if files else None

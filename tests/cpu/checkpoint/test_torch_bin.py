@@ -1,0 +1,95 @@
+"""Torch files load without running code."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tokenmill.checkpoint.folder import open_checkpoint
+from tokenmill.core.errors import ModelError
+
+
+class Runs:
+    """Unpickling this makes a folder: the canary."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_reads_what_torch_wrote(zipped: bool, tmp_path: Path) -> None:
+    tensors = {"a": torch.randn(3, 4), "b": torch.randn(5).bfloat16()}
+    torch.save(tensors, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+    checkpoint = open_checkpoint(tmp_path)
+    assert sorted(checkpoint.names()) == ["a", "b"] and checkpoint.shape("a") == (3, 4)
+    assert torch.equal(checkpoint.tensor("a", (3, 4)), tensors["a"])
+    assert torch.equal(checkpoint.part("a", 1, 1, 3, (3, 4)), tensors["a"][:, 1:3])
+    with pytest.raises(ModelError, match=r"'a' has shape \[3, 4\]"):
+        checkpoint.tensor("a", (4, 3))
+    with pytest.raises(ModelError, match="'z'"):
+        checkpoint.tensor("z")
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_file_that_wants_to_run_code_is_refused(zipped: bool, tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    path = tmp_path / "pytorch_model.bin"
+    torch.save({"a": torch.zeros(1), "b": Runs(canary)}, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(ModelError, match="safetensors"):
+        open_checkpoint(tmp_path)
+    path.write_bytes(pickle.dumps(Runs(canary)))
+    with pytest.raises(ModelError):
+        open_checkpoint(tmp_path)
+    assert not canary.exists()
+    pickle.loads(path.read_bytes())
+    assert canary.exists(), "the canary itself works"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [torch.zeros(1)],
+        {"a": 3},
+        {1: torch.zeros(1)},
+        {"a": torch.zeros(2, 2).to_sparse()},
+        {"a": {"b": torch.zeros(1)}},
+    ],
+)
+def test_only_named_dense_tensors(value: object, tmp_path: Path) -> None:
+    torch.save(value, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin"):
+        open_checkpoint(tmp_path)
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    torch.save({"a": torch.randn(50)}, path)
+    whole = path.read_bytes()
+    for size in range(0, len(whole), 61):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ModelError, match=r"pytorch_model\.bin"):
+            open_checkpoint(tmp_path)
+
+
+def test_shards(tmp_path: Path) -> None:
+    for number, name in enumerate("ab"):
+        torch.save({name: torch.full((2,), float(number))}, tmp_path / f"pytorch_model-{number}.bin")
+    table = {"a": "pytorch_model-0.bin", "b": "pytorch_model-1.bin"}
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": table}))
+    assert open_checkpoint(tmp_path).tensor("b").tolist() == [1.0, 1.0]
+    index.write_text(json.dumps({"weight_map": table | {"c": "pytorch_model-1.bin"}}))
+    with pytest.raises(ModelError, match="'c'"):
+        open_checkpoint(tmp_path)
+    index.write_text(json.dumps({"weight_map": {"a": "../x.bin"}}))
+    with pytest.raises(ModelError, match="plain file name"):
+        open_checkpoint(tmp_path)
