@@ -11,7 +11,8 @@ from tokenmill.core.sequence import Sequence, SequenceGroup
 from tokenmill.core.step import RowSampling
 from tokenmill.kvcache.allocation import BlockTables, GroupLayout
 from tokenmill.scheduler.policy import make_policy
-from tokenmill.scheduler.scheduler import Limits, Scheduler
+from tokenmill.scheduler.roster import Limits, derive_seed
+from tokenmill.scheduler.scheduler import Scheduler
 from tokenmill.scheduler.search import BeamSearch, Sampling
 from tokenmill.testing.hash_executor import HashExecutor
 from tokenmill.testing.hash_model import HashModel
@@ -113,7 +114,13 @@ def make_requests(rng: random.Random, model: HashModel, story: Story, max_len: i
         kind = rng.random() if branching else 1.0
         salt = rng.choice(["", "", "a"])
         request = Request(
-            id=name, prompt_ids=prompt, params=SamplingParams(), priority=rng.randint(0, 2), arrival=i, seed=seed, salt=salt
+            id=name,
+            prompt_ids=prompt,
+            params=SamplingParams(),
+            priority=rng.randint(0, 2),
+            arrival=i,
+            seed=seed,
+            salt=salt,
         )
         limit = len(prompt) + most
         if kind < 0.2:
@@ -128,8 +135,6 @@ def make_requests(rng: random.Random, model: HashModel, story: Story, max_len: i
             n = rng.randint(2, 3) if kind < 0.5 else 1
             request.params = SamplingParams(n=n)
             group = SequenceGroup(request, Sampling(), RowSampling(end_ids=[0]), limit, num_outputs=n)
-            from tokenmill.scheduler.scheduler import derive_seed
-
             for index in range(n):
                 story.wanted[name, index] = model.generate(prompt, derive_seed(seed, index), most)
             story.outputs[name] = n
@@ -189,7 +194,7 @@ def run_story(seed: int, *, sabotage=None, failures: bool = True) -> Scheduler:
     story.check(allow_errors=bool(executor.fail))
     for pool in tables.pools:
         assert pool.held == 0, f"{pool.held} blocks leaked"
-    assert len(scheduler.free_rows) == limits.max_rows and not scheduler.running
+    assert len(scheduler.roster.free_rows) == limits.max_rows and not scheduler.roster.running
     tables.cache.clear()
     for pool in tables.pools:
         assert len(pool.stack) == pool.num_blocks, "blocks lost by the cache"

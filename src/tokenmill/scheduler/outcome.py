@@ -1,0 +1,174 @@
+"""What a step's results mean. Owns: taking tokens, drafts' verdicts, logprobs, candidates and errors into sequences.
+
+Must not know: budgets, admission, devices. The scheduler calls `take` for each committed plan.
+"""
+
+from __future__ import annotations
+
+from tokenmill.core.request import TokenDelta
+from tokenmill.core.sequence import FINISHED, RUNNING, Sequence, SequenceGroup
+from tokenmill.core.step import StepPlan, StepResult
+from tokenmill.scheduler.roster import Roster
+from tokenmill.scheduler.search import BeamSearch
+
+
+class Outcome:
+    """Applies results to the sequences of one roster."""
+
+    def __init__(self, roster: Roster) -> None:
+        self.roster = roster
+        self.tables = roster.tables
+        self.counters = roster.counters
+
+    def take(self, plan: StepPlan, seqs: list[Sequence], result: StepResult) -> list[TokenDelta]:
+        """Commit one plan's result; `seqs` stand behind its grants. -> what each sequence gained."""
+        deltas: list[TokenDelta] = []
+        counts, samples, drafts = plan.counts, plan.samples, plan.drafts
+        special = bool(result.errors or result.prompt_logprobs or result.candidates or result.pooled)
+        for i, seq in enumerate(seqs):
+            seq.inflight -= 1
+            seq.ahead -= counts[i]
+            if seq.status == FINISHED:
+                if seq.inflight == 0:
+                    self.roster.release(seq)
+                continue
+            new = result.tokens[i]
+            seq.computed += counts[i]
+            if samples[i]:
+                tried = drafts.get(i) if drafts else None
+                seq.pending -= 1 + (len(tried) if tried else 0)
+            else:
+                tried = None
+            if special and self._special(seq, i, result, deltas):
+                new = []
+            if new:
+                if tried is not None:
+                    self._verified(seq, tried, new)
+                deltas.append(self._extend(seq, new, result, i))
+            elif self.tables.windowed and seq.status == RUNNING:
+                self.tables.trim(seq)
+            if seq.leaving and seq.inflight == 0 and seq.status == RUNNING:
+                self.roster.preempt(seq)
+        if special:
+            self._branch_groups(deltas)
+        return deltas
+
+    def _extend(self, seq: Sequence, new: list[int], result: StepResult, i: int) -> TokenDelta:
+        """Append sampled tokens, look for the end; -> the delta."""
+        group = seq.group
+        finish: str | None = None
+        stop: int | None = None
+        for n, token in enumerate(new):
+            seq.tokens.append(token)
+            if token in group.sampling.end_ids:
+                finish, stop = "stop", token
+            elif len(seq.tokens) >= group.max_len:
+                finish = "length"
+            elif seq.constraint is not None and seq.constraint.finished():
+                finish = "stop"
+            if finish is not None:
+                new = new[: n + 1]
+                break
+        self.counters.output_tokens += len(new)
+        logprobs = result.logprobs.get(i) if result.logprobs else None
+        cached = seq.cached if seq.num_output == len(new) else 0
+        delta = TokenDelta(group.request.id, seq.index, new, logprobs and logprobs[: len(new)], finish, stop, None)
+        delta.cached = cached
+        if seq.constraint is not None and finish is None:
+            self._constrain(seq, new, delta)
+        if delta.finish is not None:
+            self.roster.finish(seq)
+        elif self.tables.windowed:
+            self.tables.trim(seq)
+        return delta
+
+    def _constrain(self, seq: Sequence, new: list[int], delta: TokenDelta) -> None:
+        """Advance the constraint; append what it forces without a model step."""
+        constraint, group = seq.constraint, seq.group
+        assert constraint is not None
+        constraint.accept(new)
+        if constraint.finished():
+            delta.finish = "stop"
+            return
+        forced = constraint.forced() if seq.inflight == 0 and delta.logprobs is None else []
+        forced = forced[: group.max_len - len(seq.tokens) - 1]
+        if forced:
+            constraint.accept(forced)
+            seq.tokens += forced
+            seq.appended = seq.appended + forced
+            delta.tokens = new + forced
+            self.counters.output_tokens += len(forced)
+            if constraint.finished():
+                delta.finish = "stop"
+
+    def _verified(self, seq: Sequence, tried: list[int], new: list[int]) -> None:
+        accepted = len(new) - 1
+        seq.computed -= len(tried) - accepted
+        self.counters.drafted += len(tried)
+        self.counters.accepted += accepted
+        self.roster.drafter.observe(seq, len(tried), accepted)
+
+    def _special(self, seq: Sequence, i: int, result: StepResult, deltas: list[TokenDelta]) -> bool:
+        """Rare parts of a result; True: nothing else is to be done for this sequence."""
+        group = seq.group
+        error = result.errors.get(i)
+        if error is not None:
+            self.tables.forget(seq)
+            deltas += self.roster.fail(seq, error)
+            return True
+        scores = result.prompt_logprobs.get(i)
+        if scores and seq.index == 0:
+            new = scores[len(scores) - max(0, seq.computed - group.scored) :] if seq.computed > group.scored else []
+            group.scored = max(group.scored, seq.computed)
+            if new:
+                deltas.append(TokenDelta(group.request.id, 0, [], prompt_logprobs=new))
+        if i in result.pooled:
+            deltas.append(
+                TokenDelta(group.request.id, 0, [], finish="stop", pooled=result.pooled[i], cached=seq.cached)
+            )
+            self.roster.finish(seq)
+            return True
+        if i in result.candidates:
+            group.candidates[seq.id] = result.candidates[i]
+            return True
+        return False
+
+    def _branch_groups(self, deltas: list[TokenDelta]) -> None:
+        """Beams advance together, once every live beam of a group has its candidates."""
+        for group in list(self.roster.groups.values()):
+            if not group.candidates:
+                continue
+            live = [s for s in group.sequences if s.status != FINISHED]
+            if any(s.id not in group.candidates for s in live):
+                continue
+            candidates, group.candidates = group.candidates, {}
+            children = group.search.advance(group, candidates)
+            self._branch(group, children)
+            if not any(kids for _, kids in children):
+                deltas += self._end_beams(group)
+
+    def _branch(self, group: SequenceGroup, children: list[tuple[Sequence, list[tuple[int, float]]]]) -> None:
+        for seq, kids in children:  # dropped first: their rows and blocks serve the forks
+            if not kids:
+                self.roster.finish(seq, ends_index=False)
+        for seq, kids in children:
+            for token, score in kids[1:]:
+                child = self.roster.new_sequence(group, [*seq.tokens, token], None)
+                child.score = score
+                self.roster.attach(seq, child, seq.computed)
+            if kids:
+                token, seq.score = kids[0]
+                seq.tokens.append(token)
+                seq.appended = [*seq.appended, token]
+                if self.tables.windowed and seq.tables:
+                    self.tables.trim(seq)
+
+    def _end_beams(self, group: SequenceGroup) -> list[TokenDelta]:
+        search = group.search
+        assert isinstance(search, BeamSearch)
+        self.roster.groups.pop(group.request.id, None)
+        deltas = []
+        for index, done in enumerate(search.done[: group.num_outputs]):
+            self.counters.output_tokens += len(done.tokens)
+            deltas.append(TokenDelta(group.request.id, index, done.tokens, None, done.reason, score=done.total))
+        return deltas

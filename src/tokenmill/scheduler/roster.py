@@ -1,0 +1,178 @@
+"""Who is here. Owns: the waiting heap, the running list, rows, groups, and every sequence's way in and out of them.
+
+Must not know: plans and budgets (scheduler.py), what results mean (outcome.py). Every accepted request leaves
+through exactly one terminal delta per output.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from dataclasses import dataclass
+
+from tokenmill.core.protocols import Constraint, HostDrafter, SchedulePolicy
+from tokenmill.core.request import TokenDelta
+from tokenmill.core.sequence import FINISHED, RUNNING, WAITING, Sequence, SequenceGroup
+from tokenmill.kvcache.allocation import BlockTables
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Ceilings of one engine. `max_chunk` bounds a prompt's share of one step (0: only the budget does)."""
+
+    max_rows: int
+    max_step_tokens: int
+    max_chunk: int = 0
+    max_drafts: int = 0
+    chains: bool = True
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    failures: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    steps: int = 0
+
+
+class Roster:
+    """All sequences of one engine, by where they are."""
+
+    def __init__(self, limits: Limits, tables: BlockTables, policy: SchedulePolicy, drafter: HostDrafter) -> None:
+        self.limits = limits
+        self.tables = tables
+        self.policy = policy
+        self.drafter = drafter
+        self.waiting: list[tuple[tuple, int, Sequence]] = []
+        self.running: list[Sequence] = []
+        self.groups: dict[str, SequenceGroup] = {}
+        self.free_rows = list(range(limits.max_rows - 1, -1, -1))
+        self.ended_rows: list[int] = []
+        self.counters = Counters()
+        self._next_seq = 0
+
+    # ------------------------------------------------------------ in
+
+    def new_sequence(self, group: SequenceGroup, tokens: list[int], constraint: Constraint | None) -> Sequence:
+        request = group.request
+        index = len(group.sequences)
+        seq = Sequence(
+            id=self._next_seq,
+            index=index,
+            group=group,
+            tokens=tokens,
+            num_prompt=len(request.prompt_ids),
+            seed=derive_seed(request.seed, index),
+            constraint=constraint,
+            needs_host=bool(group.search.width) or self.limits.max_drafts > 0,
+        )
+        self._next_seq += 1
+        group.sequences.append(seq)
+        return seq
+
+    def wait(self, seq: Sequence) -> None:
+        seq.status = WAITING
+        seq.rank = self.policy.rank(seq)
+        heapq.heappush(self.waiting, (seq.rank, seq.id, seq))
+
+    def spawn(self, parent: Sequence) -> None:
+        """The prompt is planned: its further samples share it and recompute only its last token."""
+        group = parent.group
+        group.spawned = True
+        for _ in range(group.search.spawn(group) - 1):
+            constraint = group.constraint.fork() if group.constraint is not None else None
+            child = self.new_sequence(group, parent.tokens[: parent.num_prompt], constraint)
+            self.attach(parent, child, parent.num_prompt - 1)
+
+    def attach(self, parent: Sequence, child: Sequence, computed: int) -> None:
+        """Put a fork to work on shared blocks, or let it wait when no row is free."""
+        if not self.free_rows or not parent.tables:
+            self.wait(child)
+            return
+        child.computed, child.cached = computed, computed
+        self.tables.fork(parent, child, computed)
+        child.row, child.status = self.free_rows.pop(), RUNNING
+        child.rank = self.policy.rank(child)
+        insort(self.running, child, key=by_rank)
+
+    # ------------------------------------------------------------ aside
+
+    def preempt(self, seq: Sequence) -> None:
+        """Take a sequence's row and blocks; it waits and recomputes later (cached blocks may still serve it)."""
+        self.running.remove(seq)
+        self.counters.preemptions += 1
+        seq.preemptions += 1
+        self.give_back(seq)
+        self.wait(seq)
+
+    def give_back(self, seq: Sequence) -> None:
+        self.tables.close(seq)
+        if seq.row >= 0:
+            self.free_rows.append(seq.row)
+            if not seq.fresh:
+                self.ended_rows.append(seq.row)
+        seq.row = -1
+        seq.computed = seq.ahead = seq.pending = 0
+        seq.fresh, seq.leaving, seq.jumped, seq.appended = True, False, False, []
+
+    # ------------------------------------------------------------ out
+
+    def end(self, seq: Sequence, reason: str, error: str | None = None) -> list[TokenDelta]:
+        self.finish(seq)
+        return [TokenDelta(seq.group.request.id, seq.index, [], None, reason, None, error)]
+
+    def fail(self, seq: Sequence, error: str) -> list[TokenDelta]:
+        """One sequence cannot go on; beams stand or fall together."""
+        if seq.group.search.width:
+            return self.end_group(seq.group, "error", error)
+        return self.end(seq, "error", error)
+
+    def end_index(self, group: SequenceGroup, index: int, reason: str) -> list[TokenDelta]:
+        for seq in group.sequences:
+            if seq.index == index and seq.status != FINISHED:
+                return self.end(seq, reason)
+        return []
+
+    def end_group(self, group: SequenceGroup, reason: str, error: str | None = None) -> list[TokenDelta]:
+        """One terminal delta for every output that has none yet."""
+        for seq in group.sequences:
+            if seq.status != FINISHED:
+                self.finish(seq, ends_index=False)
+        self.groups.pop(group.request.id, None)
+        missing = [i for i in range(group.num_outputs) if i not in group.ended]
+        return [TokenDelta(group.request.id, i, [], None, reason, None, error) for i in missing]
+
+    def finish(self, seq: Sequence, *, ends_index: bool = True) -> None:
+        """No more work for this sequence; its blocks stay until its plans in flight are committed."""
+        if seq.status == RUNNING:
+            self.running.remove(seq)
+        seq.status = FINISHED
+        self.drafter.forget(seq)
+        if seq.row >= 0 and seq.inflight == 0:
+            self.release(seq)
+        group = seq.group
+        if ends_index:
+            group.ended.add(seq.index)
+            if len(group.ended) == group.num_outputs:
+                self.groups.pop(group.request.id, None)
+
+    def release(self, seq: Sequence) -> None:
+        if seq.node is not None and seq.computed > seq.published:
+            self.tables.publish(seq, min(seq.computed, len(seq.tokens)))
+        self.give_back(seq)
+
+
+def by_rank(seq: Sequence) -> tuple:
+    """Sort key of the running list."""
+    return seq.rank
+
+
+def derive_seed(seed: int, index: int) -> int:
+    """The seed of a request's index-th sample: index 0 keeps the request's own."""
+    return (seed + index * 0x9E3779B97F4A7C15) % (1 << 64)
