@@ -1,0 +1,206 @@
+"""Every operation in plain torch: the specification that other backends are tested against and fall back to.
+
+Owns: the meaning of each operation of `core.protocols.Kernels`, on any device. On a CPU a row's result is the same
+bytes whatever other rows are in the call (see rows.py and paged.py for how). Knows nothing of models or engines.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, KVView, NormSpec, RopeSpec, RouteSpec
+from tokenmill.core.protocols import Weight
+from tokenmill.kernels import paged, rows
+
+
+class ReferenceKernels:
+    """Plain torch. Backends subclass this, override what they accelerate, and count when they call `super()`."""
+
+    def __init__(self) -> None:
+        self._counters: dict[str, dict[str, int]] = {}
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """{op: {"calls": n, "fallbacks": m}} since the start."""
+        return {op: dict(count) for op, count in self._counters.items()}
+
+    def count(self, op: str, *, fallback: bool = False) -> None:
+        """One call of `op`; fallback: the backend left this one to its base."""
+        entry = self._counters.setdefault(op, {"calls": 0, "fallbacks": 0})
+        entry["fallbacks" if fallback else "calls"] += 1
+
+    def embed(self, table: Tensor, ids: Tensor, scale: float = 1.0) -> Tensor:
+        """table [V, hidden], ids [T] -> [T, hidden] * scale."""
+        self.count("embed")
+        found = table[ids]
+        return found if scale == 1.0 else found * scale
+
+    def norm(self, x: Tensor, spec: NormSpec) -> Tensor:
+        """x [..., D] -> the same shape and dtype, statistics in float32."""
+        self.count("norm")
+        return _norm(x, spec)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x [T, K] @ weight [N, K].T + bias -> [T, N]."""
+        self.count("linear")
+        return rows.linear(x, weight, bias)
+
+    def activate(self, x: Tensor, act: Act) -> Tensor:
+        """x [T, D] -> [T, D], or [T, D / 2] for the gated kinds."""
+        self.count("activate")
+        return _activate(x.float(), act).to(x.dtype)
+
+    def add(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
+        """x + scale * y."""
+        self.count("add")
+        return x + y if scale == 1.0 else x + scale * y
+
+    def prepare_qkv(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
+        """qkv [T, all heads] -> q [T, H, Dk] normed and rotated; keys and values go to their slots."""
+        self.count("prepare_qkv")
+        tokens, width, heads = qkv.shape[0], spec.kv.key_dim, spec.kv.heads
+        latent = spec.kv.kind == "latent"
+        sizes = (
+            [spec.heads * width, width] if latent else [spec.heads * width, heads * width, heads * spec.kv.value_dim]
+        )
+        parts = qkv.split(sizes, dim=-1)
+        q = _prepare_heads(parts[0], width, spec.q_norm, spec.rope, ctx.positions)
+        k = _prepare_heads(parts[1], width, spec.k_norm, spec.rope, ctx.positions)
+        kv, slots = ctx.kv[spec.layer], ctx.groups[spec.group].slots.long()
+        block, offset = slots // ctx.block_size, slots % ctx.block_size
+        kv.key[block, :, offset] = k.to(kv.key.dtype)
+        if not latent:
+            kv.value[block, :, offset] = parts[2].reshape(tokens, heads, -1).to(kv.value.dtype)
+        return q
+
+    def attention(self, q: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
+        """q [T, H, Dk] against the paged keys and values as stored -> [T, H * Dv]."""
+        self.count("attention")
+        return paged.attend(q, spec, ctx)
+
+    def head_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [T, H, K], weight [H, N, K] -> [T, H, N]."""
+        self.count("head_matmul")
+        if x.device.type != "cpu":
+            return torch.einsum("thk,hnk->thn", x, weight)
+        blocks = [torch.bmm(part.transpose(0, 1), weight.transpose(1, 2)) for part in rows.row_blocks(x)]
+        return torch.cat(blocks, dim=1)[:, : x.shape[0]].transpose(0, 1).contiguous()
+
+    def route(self, logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
+        """logits [T, E] -> expert ids [T, k] (int64) and gates [T, k] (float32), best first."""
+        self.count("route")
+        return _route(logits.float(), spec)
+
+    def experts(
+        self,
+        x: Tensor,
+        weights: tuple[list[Weight], list[Weight]],
+        ids: Tensor,
+        gates: Tensor,
+        act: Act,
+        ctx: ForwardContext,
+    ) -> Tensor:
+        """sum_j gates[t, j] * down[ids[t, j]](act(gate_up[ids[t, j]](x[t]))) -> [T, hidden], summed j = 0..k-1."""
+        self.count("experts")
+        gate_up, down = weights
+        parts = x.new_zeros(*ids.shape, x.shape[1], dtype=torch.float32)
+        for expert in torch.unique(ids).tolist():
+            if 0 <= expert < len(gate_up):
+                token, place = torch.where(ids == expert)
+                y = down[expert].matmul(gate_up[expert].matmul(x[token], ctx, act=act), ctx)
+                parts[token, place] = y.float()
+        parts = parts * gates[:, :, None]
+        total = parts[:, 0]
+        for j in range(1, ids.shape[1]):
+            total = total + parts[:, j]
+        return total.to(x.dtype)
+
+    def copy_blocks_(self, kv: list[KVView], src: list[int], dst: list[int]) -> None:
+        """Copy whole blocks in each of these layers' pages; every source is read before any is written."""
+        self.count("copy_blocks_")
+        for view in kv:
+            view.key[dst] = view.key[src]
+            if view.value.data_ptr() != view.key.data_ptr():
+                view.value[dst] = view.value[src]
+
+
+def _norm(x: Tensor, spec: NormSpec) -> Tensor:
+    y = x.float()
+    width = x.shape[-1]
+    if spec.kind == "layer":
+        y = y - rows.sum_last(y) / width
+    y = y / torch.sqrt(rows.sum_last(y * y) / width + spec.eps)
+    weight = spec.weight.float()
+    y = y * (weight + spec.offset if spec.offset else weight)
+    return (y if spec.bias is None else y + spec.bias.float()).to(x.dtype)
+
+
+def _activate(x: Tensor, act: Act) -> Tensor:
+    if act == "oai_swiglu":
+        gate, up = x.chunk(2, dim=-1)
+        gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+        return (up + 1.0) * (gate * rows.sigmoid(1.702 * gate))
+    if act.endswith("_mul"):
+        gate, up = x.chunk(2, dim=-1)
+        return _plain_activation(gate, act.removesuffix("_mul")) * up
+    return _plain_activation(x, act)
+
+
+def _plain_activation(x: Tensor, act: str) -> Tensor:
+    match act:
+        case "silu":
+            return x * rows.sigmoid(x)
+        case "gelu":
+            return rows.gelu(x)
+        case "gelu_tanh":
+            return rows.gelu_tanh(x)
+        case "relu":
+            return x.clamp(min=0.0)
+        case "relu2":
+            return x.clamp(min=0.0) ** 2
+    raise AssertionError(f"unknown activation {act}")
+
+
+def _prepare_heads(x: Tensor, width: int, norm: NormSpec | None, rope: RopeSpec | None, positions: Tensor) -> Tensor:
+    """x [T, heads * width] -> [T, heads, width], normed (per head, or whole if the weight is that long), rotated."""
+    if norm is not None:
+        x = _norm(x.reshape(x.shape[0], -1, norm.weight.shape[0]), norm)
+    x = x.reshape(x.shape[0], -1, width)
+    return x if rope is None else _rotate(x, rope, positions)
+
+
+def _rotate(x: Tensor, rope: RopeSpec, positions: Tensor) -> Tensor:
+    """Rotate entries start .. start + dim of every head; x [T, heads, width]."""
+    cos, sin = rope.cos[positions][:, None], rope.sin[positions][:, None]
+    stop = rope.start + rope.dim
+    part = x[..., rope.start : stop].float()
+    if rope.interleaved:
+        a, b = part[..., 0::2], part[..., 1::2]
+        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+    else:
+        a, b = part.chunk(2, dim=-1)
+        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    return torch.cat((x[..., : rope.start], turned.to(x.dtype), x[..., stop:]), dim=-1)
+
+
+def _route(logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
+    if spec.order == "topk_softmax":
+        best, ids = (logits if spec.bias is None else logits + spec.bias).topk(spec.top_k, dim=-1)
+        return ids, rows.softmax(best) * spec.scale
+    scores = rows.sigmoid(logits) if spec.order == "sigmoid" else rows.softmax(logits)
+    choice = scores if spec.bias is None else scores + spec.bias
+    if spec.groups > 1:
+        choice = _best_groups(choice, spec)
+    ids = choice.topk(spec.top_k, dim=-1).indices
+    gates = scores.gather(-1, ids)
+    if spec.normalise:
+        gates = gates / (rows.sum_last(gates) + 1e-20)
+    return ids, gates * spec.scale
+
+
+def _best_groups(choice: Tensor, spec: RouteSpec) -> Tensor:
+    """Put every expert outside the best `top_groups` groups out of reach."""
+    grouped = choice.view(choice.shape[0], spec.groups, -1)
+    rank = grouped.topk(2, dim=-1).values.sum(-1) if spec.group_sum2 else grouped.amax(-1)
+    chosen = torch.zeros_like(rank, dtype=torch.bool).scatter_(1, rank.topk(spec.top_groups, dim=-1).indices, True)
+    return grouped.masked_fill(~chosen[:, :, None], float("-inf")).view_as(choice)

@@ -1,0 +1,90 @@
+"""Attention layers. Owns: the way from hidden states over paged K/V back to hidden states, and its descriptor.
+
+Knows nothing of families: they say how heads are shaped, scaled, rotated and named.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from tokenmill.core.forward import AttentionSpec, ForwardContext, KVSpec, NormSpec, RopeSpec
+from tokenmill.layers.build import Build
+from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """How one layer's heads are shaped, before splitting over ranks."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+
+    @property
+    def parts(self) -> tuple[Rows, Rows, Rows]:
+        """Rows of q, k and v."""
+        kv = Rows(self.kv_heads * self.dim, self.kv_heads)
+        return Rows(self.heads * self.dim, self.heads), kv, kv
+
+    @property
+    def width(self) -> int:
+        """Entries of all query heads."""
+        return self.heads * self.dim
+
+
+def attention_spec(
+    b: Build,
+    heads: Heads,
+    *,
+    scale: float | None = None,
+    rope: RopeSpec | None = None,
+    window: int = 0,
+    softcap: float = 0.0,
+    norms: tuple[NormSpec | None, NormSpec | None] = (None, None),
+) -> AttentionSpec:
+    """Register one layer's K/V and describe its attention (this rank's heads)."""
+    parts = heads.parts
+    local = [heads.heads // parts[0].share(b.group)[1], heads.kv_heads // parts[1].share(b.group)[1]]
+    kv = KVSpec("window" if window else "full", local[1], heads.dim, heads.dim, window)
+    layer, group = b.add_kv(kv)
+    return AttentionSpec(
+        layer=layer,
+        group=group,
+        heads=local[0],
+        kv=kv,
+        scale=heads.dim**-0.5 if scale is None else scale,
+        rope=rope,
+        q_norm=norms[0],
+        k_norm=norms[1],
+        softcap=softcap,
+        window=window,
+    )
+
+
+def local_heads(b: Build, values: Tensor) -> Tensor:
+    """This rank's part of a per-head tensor [H] (sinks, slopes)."""
+    return values.chunk(b.group.size)[b.group.rank].contiguous()
+
+
+class Attention:
+    """qkv -> prepare -> attend -> output projection (+ residual)."""
+
+    def __init__(self, qkv: ColumnLinear, output: RowLinear, spec: AttentionSpec) -> None:
+        self.qkv = qkv
+        self.output = output
+        self.spec = spec
+
+    def __call__(
+        self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        """residual + attention(norm(x)); x [T, hidden]."""
+        spec, kernels = self.spec, ctx.kernels
+        q = kernels.prepare_qkv(self.qkv.weight.matmul(x, ctx, norm=norm), spec, ctx)
+        return self.output(kernels.attention(q, spec, ctx), ctx, residual=residual)
+
+
+def separate_qkv(b: Build, hidden: int, heads: Heads, *, bias: bool = False) -> ColumnLinear:
+    """q_proj, k_proj and v_proj as one weight."""
+    return ColumnLinear(b, hidden, dict(zip(("q_proj", "k_proj", "v_proj"), heads.parts, strict=True)), bias=bias)

@@ -1,0 +1,149 @@
+"""What constructors of layers receive. Owns: pulling tensors by their checkpoint path, and the book of what was used.
+
+A missing tensor names its full path, a wrong shape names both shapes, and tensors nobody asked for are listed.
+Knows nothing of families: the names come from the models.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.errors import ModelError
+from tokenmill.core.forward import KVSpec, NormSpec, RopeSpec
+from tokenmill.core.protocols import Checkpoint, Group, Kernels, Weight
+from tokenmill.parallel.group import SoloGroup
+from tokenmill.quant.dense import DenseWeight
+from tokenmill.quant.detect import WeightRequest, load_weight
+
+_IGNORABLE = re.compile(r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|masked_bias|attn\.bias|attention\.bias)$")
+"""Buffers that old checkpoints carry and that are computed here."""
+
+
+@dataclass(slots=True)
+class Book:
+    """What one model under construction has pulled and registered so far."""
+
+    used: set[str] = field(default_factory=set)
+    kv_specs: list[KVSpec] = field(default_factory=list)
+    ropes: dict[object, RopeSpec] = field(default_factory=dict)
+    flops: float = 0.0
+    """Multiply-adds times two that one token costs in the matrices built so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """Where a constructor finds its tensors; `at` narrows the prefix."""
+
+    checkpoint: Checkpoint
+    dtype: torch.dtype
+    device: torch.device
+    kernels: Kernels
+    max_positions: int
+    group: Group = field(default_factory=SoloGroup)
+    quantization: str | None = None
+    prefix: str = ""
+    book: Book = field(default_factory=Book)
+    stage: tuple[int, int] | None = None
+    """The layers of this pipeline stage, [first, last); None: all."""
+
+    def at(self, name: str) -> Build:
+        """The same below `name`."""
+        return replace(self, prefix=self.path(name))
+
+    def under(self, name: str, probe: str) -> Build:
+        """Below `name` if `probe` is found there, else here: base-model checkpoints lack the outer name."""
+        return self.at(name) if self.checkpoint.has(self.at(name).path(probe)) else self
+
+    def path(self, name: str) -> str:
+        """The full checkpoint path of `name`."""
+        return f"{self.prefix}.{name}" if self.prefix and name else self.prefix or name
+
+    def has(self, name: str) -> bool:
+        """True if the checkpoint has exactly this tensor."""
+        return self.checkpoint.has(self.path(name))
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        """One tensor of exactly this shape, in the compute dtype unless told, on the device."""
+        return (
+            _Checked(self.checkpoint, self.book.used)
+            .tensor(self.path(name), shape, dtype or self.dtype)
+            .to(self.device)
+        )
+
+    def weight(
+        self, name: str, shape: tuple[int, int], *, bias: bool = False, transposed: bool = False, table: bool = False
+    ) -> Weight:
+        """A matrix [out, in] in whatever format it is stored; table: rows are looked up (never quantised at load)."""
+        request = WeightRequest(self.path(name), shape, bias, transposed)
+        if not table:
+            self.book.flops += 2.0 * shape[0] * shape[1]
+        checked = _Checked(self.checkpoint, self.book.used)
+        return load_weight(checked, request, self.dtype, self.device, None if table else self.quantization)
+
+    def wrap(self, weight: Tensor, bias: Tensor | None = None) -> Weight:
+        """A matrix that a model took apart itself (fused experts)."""
+        return DenseWeight(weight, bias)
+
+    def norm(
+        self, name: str, size: int, eps: float, *, layer: bool = False, bias: bool = False, offset: float = 0.0
+    ) -> NormSpec:
+        """The descriptor of a norm with `name`.weight (and .bias)."""
+        return NormSpec(
+            weight=self.tensor(f"{name}.weight", (size,)),
+            eps=eps,
+            kind="layer" if layer else "rms",
+            bias=self.tensor(f"{name}.bias", (size,)) if bias else None,
+            offset=offset,
+        )
+
+    def add_kv(self, spec: KVSpec) -> tuple[int, int]:
+        """Register an attention layer: its index in ForwardContext.kv and in .groups.
+
+        Groups are the distinct specs in order of first appearance."""
+        self.book.kv_specs.append(spec)
+        return len(self.book.kv_specs) - 1, list(dict.fromkeys(self.book.kv_specs)).index(spec)
+
+    def check_leftovers(self) -> None:
+        """Refuse a checkpoint with tensors that nobody asked for."""
+        left = sorted(n for n in self.checkpoint.names() if n not in self.book.used)
+        left = [n for n in left if not _IGNORABLE.search(n)]
+        if left:
+            shown = ", ".join(left[:8]) + (f" and {len(left) - 8} more" if len(left) > 8 else "")
+            raise ModelError(f"The checkpoint has tensors that this architecture does not use: {shown}.")
+
+
+class _Checked:
+    """A checkpoint that notes what is pulled, and tells what is missing or misshapen."""
+
+    def __init__(self, inner: Checkpoint, used: set[str]) -> None:
+        self.inner = inner
+        self.used = used
+        self.names, self.has, self.shape, self.close = inner.names, inner.has, inner.shape, inner.close
+
+    def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        self._note(name, shape)
+        return self.inner.tensor(name, shape, dtype)
+
+    def part(
+        self,
+        name: str,
+        dim: int,
+        start: int,
+        stop: int,
+        shape: tuple[int, ...] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        self._note(name, shape)
+        return self.inner.part(name, dim, start, stop, shape, dtype)
+
+    def _note(self, name: str, shape: tuple[int, ...] | None) -> None:
+        if not self.inner.has(name):
+            raise ModelError(f"The checkpoint has no tensor '{name}'.")
+        found = self.inner.shape(name)
+        if shape is not None and found is not None and tuple(found) != tuple(shape):
+            raise ModelError(f"Tensor '{name}' has shape {list(found)}, but the config asks for {list(shape)}.")
+        self.used.add(name)

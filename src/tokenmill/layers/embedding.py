@@ -1,0 +1,39 @@
+"""Token embeddings and the output head, tied or not. Owns: vocabulary-sized matrices. Knows nothing of samplers."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from tokenmill.core.forward import ForwardContext
+from tokenmill.core.protocols import Weight
+from tokenmill.layers.build import Build
+from tokenmill.quant.dense import DenseWeight
+
+
+class Embedding:
+    """Token ids -> rows of the table, times a constant. Held whole on every rank."""
+
+    def __init__(self, b: Build, name: str, vocab: int, hidden: int, *, scale: float = 1.0) -> None:
+        self.weight = b.weight(name, (vocab, hidden), table=True)
+        self.scale = scale
+
+    def __call__(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
+        """tokens [T] -> [T, hidden]."""
+        if isinstance(self.weight, DenseWeight):
+            return ctx.kernels.embed(self.weight.weight, tokens, self.scale)
+        rows = self.weight.rows(tokens)
+        return rows if self.scale == 1.0 else rows * self.scale
+
+
+class Head:
+    """Hidden states -> logits: the vocabulary is split over ranks where it divides, then gathered."""
+
+    def __init__(self, b: Build, weight: Weight) -> None:
+        self.group = b.group
+        self.split = b.group.size > 1 and weight.shape[0] % b.group.size == 0
+        self.weight = weight.split(0, b.group.rank, b.group.size) if self.split else weight
+
+    def __call__(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+        """[n, hidden] -> [n, vocab] in float32."""
+        logits = self.weight.matmul(hidden, ctx).float()
+        return self.group.all_gather(logits) if self.split else logits

@@ -1,0 +1,103 @@
+"""Linear layers over ranks. Owns: which rows or columns of a weight a rank holds. Knows nothing of formats.
+
+Column-parallel layers concatenate what a layer multiplies together (q/k/v, gate/up), each part split by its units
+(heads); a part with fewer units than ranks is repeated. Row-parallel ones sum over the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.errors import ModelError
+from tokenmill.core.forward import Act, ForwardContext, NormSpec
+from tokenmill.core.protocols import Group
+from tokenmill.layers.build import Build
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One part of a column-parallel weight: its rows before splitting, and the units they may be split by."""
+
+    rows: int
+    units: int
+
+    def share(self, group: Group) -> tuple[int, int]:
+        """(part, parts) of this rank."""
+        parts = min(self.units, group.size)
+        if self.units % parts or group.size % parts:
+            raise ModelError(f"{self.units} heads or columns cannot be split over {group.size} ranks.")
+        return group.rank * parts // group.size, parts
+
+    def index(self, start: int, group: Group) -> Tensor:
+        """This rank's row numbers, if the part begins at `start`."""
+        part, parts = self.share(group)
+        size = self.rows // parts
+        return torch.arange(start + part * size, start + (part + 1) * size)
+
+
+class ColumnLinear:
+    """[part; part; ...] along out, this rank's share. `names` are the checkpoint paths of the parts."""
+
+    def __init__(
+        self, b: Build, inputs: int, parts: Mapping[str, Rows], *, bias: bool = False, transposed: bool = False
+    ) -> None:
+        self.names = [b.path(name) for name in parts]
+        self.parts = list(parts.values())
+        weights = []
+        for name, rows in parts.items():
+            weight = b.weight(name, (rows.rows, inputs), bias=bias, transposed=transposed)
+            weights.append(weight.split(0, *rows.share(b.group)))
+        self.weight = weights[0].concat(weights[1:])
+
+    def __call__(
+        self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, act: Act | None = None
+    ) -> Tensor:
+        """act(norm(x) @ W.T + bias) -> [T, this rank's rows]."""
+        return self.weight.matmul(x, ctx, norm=norm, act=act)
+
+
+class FusedColumnLinear(ColumnLinear):
+    """The same from one tensor that holds all parts; `order` puts its rows into [part; part; ...] first."""
+
+    def __init__(
+        self,
+        b: Build,
+        inputs: int,
+        name: str,
+        parts: Sequence[Rows],
+        *,
+        order: Tensor | None = None,
+        bias: bool = False,
+        transposed: bool = False,
+    ) -> None:
+        self.names = [b.path(name)]
+        self.parts = list(parts)
+        total = sum(part.rows for part in parts)
+        weight = b.weight(name, (total, inputs), bias=bias, transposed=transposed)
+        if order is not None or b.group.size > 1:
+            starts = [sum(part.rows for part in self.parts[:i]) for i in range(len(self.parts))]
+            index = torch.cat([part.index(start, b.group) for part, start in zip(self.parts, starts, strict=True)])
+            weight = weight.take((index if order is None else order[index]).to(b.device))
+        self.weight = weight
+
+
+class RowLinear:
+    """Split along in; partial results are summed over the group, together with the residual."""
+
+    def __init__(
+        self, b: Build, inputs: int, outputs: int, name: str, *, bias: bool = False, transposed: bool = False
+    ) -> None:
+        self.names = [b.path(name)]
+        self.group = b.group
+        weight = b.weight(name, (outputs, inputs), bias=bias, transposed=transposed)
+        self.weight = weight.split(1, b.group.rank, b.group.size)
+
+    def __call__(self, x: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
+        """residual + x @ W.T + bias -> [T, out]."""
+        if self.group.size == 1:
+            return self.weight.matmul(x, ctx, residual=residual)
+        return self.group.all_reduce(self.weight.matmul(x, ctx), residual)

@@ -1,0 +1,191 @@
+"""Rotary embeddings. Owns: every frequency scaling, and the tables, one per distinct setting.
+
+Reads both spellings of config files: `rope_parameters` (possibly nested per layer type), and `rope_theta` with
+`rope_scaling`. Scalings that depend on the length of the run (dynamic, longrope) are fixed by `max_positions`, so
+that a cached key never changes its meaning. Knows nothing of attention.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.errors import ModelError
+from tokenmill.core.forward import RopeSpec
+from tokenmill.layers.build import Build
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSettings:
+    """What a config says about rotation, in one spelling. `values` holds the scaling's own numbers."""
+
+    kind: str
+    theta: float
+    dim: int
+    max_positions: int
+    original_positions: int
+    values: tuple[tuple[str, Any], ...]
+
+    def value(self, name: str, default: float | None = None) -> float:
+        """One number of the scaling."""
+        found = dict(self.values).get(name)
+        if found is None:
+            if default is None:
+                raise ModelError(f"config.json: the rope scaling '{self.kind}' needs '{name}'.")
+            return default
+        if isinstance(found, bool) or not isinstance(found, int | float):
+            raise ModelError(f"config.json: '{name}' of the rope scaling must be a number, not {found!r}.")
+        return float(found)
+
+    def factors(self, name: str) -> Tensor:
+        """One list of the scaling, dim / 2 numbers."""
+        found = dict(self.values).get(name)
+        if not isinstance(found, tuple) or len(found) != self.dim // 2:
+            raise ModelError(f"config.json: '{name}' of the rope scaling must list {self.dim // 2} numbers.")
+        return torch.tensor(found, dtype=torch.float32)
+
+
+def rope_settings(
+    config: dict[str, Any], head_dim: int, *, layer_type: str | None = None, theta: float = 10000.0
+) -> RopeSettings:
+    """Both spellings -> one. `theta` and factor defaults are the family's own."""
+    values: dict[str, Any] = {**(config.get("rope_scaling") or {})}
+    given = config.get("rope_parameters") or {}
+    if layer_type is not None and isinstance(given.get(layer_type), dict):
+        given = given[layer_type]
+    values.update(given)
+    kind = str(values.get("rope_type") or values.get("type") or "default")
+    base = values.get("rope_theta") or config.get("rope_theta") or theta
+    partial = values.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    longest = config.get("max_position_embeddings") or 2048
+    original = values.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+    for name, number in (
+        ("rope_theta", base),
+        ("partial_rotary_factor", partial),
+        ("max_position_embeddings", longest),
+    ):
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < 1e18:
+            raise ModelError(f"config.json: '{name}' must be a positive number, not {number!r}.")
+    return RopeSettings(
+        kind={"su": "longrope"}.get(kind, kind),
+        theta=float(base),
+        dim=int(head_dim * float(partial)),
+        max_positions=int(longest),
+        original_positions=int(original or longest),
+        values=tuple(sorted((k, tuple(v) if isinstance(v, list) else v) for k, v in values.items())),
+    )
+
+
+def make_rope(b: Build, settings: RopeSettings, *, interleaved: bool = False, start: int = 0) -> RopeSpec:
+    """The tables for these settings; equal ones are shared within a model."""
+    key = (settings, interleaved, start)
+    if key not in b.book.ropes:
+        inverse, gain = frequencies(settings, b.max_positions)
+        angle = torch.arange(b.max_positions, dtype=torch.float32)[:, None] * inverse
+        # cos and sin in double: rounded once, they do not depend on how torch splits the table among threads.
+        cos, sin = (angle.double().cos() * gain).float(), (angle.double().sin() * gain).float()
+        b.book.ropes[key] = RopeSpec(cos.to(b.device), sin.to(b.device), settings.dim, interleaved, start)
+    return b.book.ropes[key]
+
+
+def frequencies(settings: RopeSettings, positions: int) -> tuple[Tensor, float]:
+    """Inverse frequencies [dim / 2] and the gain on cos and sin, for a run of that many positions."""
+    if settings.dim % 2 or settings.dim < 2:
+        raise ModelError(f"config.json: rotary embeddings need an even number of dimensions, not {settings.dim}.")
+    if settings.kind not in _SCALINGS:
+        raise ModelError(f"config.json: rope type '{settings.kind}' is not supported. Known: {', '.join(_SCALINGS)}.")
+    return _SCALINGS[settings.kind](settings, positions)
+
+
+def attention_gain(settings: RopeSettings) -> float:
+    """The factor on the softmax scale that `mscale_all_dim` asks for (DeepSeek), else 1."""
+    everywhere = settings.value("mscale_all_dim", 0.0)
+    if settings.kind != "yarn" or not everywhere:
+        return 1.0
+    return _mscale(_factor(settings), everywhere) ** 2
+
+
+def _base(settings: RopeSettings, theta: float | None = None) -> Tensor:
+    exponent = torch.arange(0, settings.dim, 2, dtype=torch.int64).float() / settings.dim
+    return 1.0 / ((settings.theta if theta is None else theta) ** exponent)
+
+
+def _default(settings: RopeSettings, positions: int) -> tuple[Tensor, float]:
+    return _base(settings), 1.0
+
+
+def _linear(settings: RopeSettings, positions: int) -> tuple[Tensor, float]:
+    return _base(settings) / settings.value("factor"), 1.0
+
+
+def _dynamic(settings: RopeSettings, positions: int) -> tuple[Tensor, float]:
+    factor, dim = settings.value("factor"), settings.dim
+    length = max(positions, settings.max_positions)
+    stretch = (factor * length / settings.max_positions) - (factor - 1)
+    return _base(settings, settings.theta * stretch ** (dim / (dim - 2))), 1.0
+
+
+def _llama3(settings: RopeSettings, positions: int) -> tuple[Tensor, float]:
+    low, high = settings.value("low_freq_factor"), settings.value("high_freq_factor")
+    factor, original = settings.value("factor"), settings.original_positions
+    inverse = _base(settings)
+    wavelength = 2 * math.pi / inverse
+    scaled = torch.where(wavelength > original / low, inverse / factor, inverse)
+    smooth = (original / wavelength - low) / (high - low)
+    smoothed = (1 - smooth) * scaled / factor + smooth * scaled
+    between = ~(wavelength < original / high) & ~(wavelength > original / low)
+    return torch.where(between, smoothed, scaled), 1.0
+
+
+def _yarn(settings: RopeSettings, positions: int) -> tuple[Tensor, float]:
+    factor, dim = _factor(settings), settings.dim
+    gain = settings.value("attention_factor", 0.0)
+    if not gain:
+        mscale, everywhere = settings.value("mscale", 0.0), settings.value("mscale_all_dim", 0.0)
+        gain = _mscale(factor, mscale) / _mscale(factor, everywhere) if mscale and everywhere else _mscale(factor, 1.0)
+
+    def correction(rotations: float) -> float:
+        spread = math.log(settings.original_positions / (rotations * 2 * math.pi))
+        return dim * spread / (2 * math.log(settings.theta))
+
+    low = correction(settings.value("beta_fast", 32.0) or 32.0)
+    high = correction(settings.value("beta_slow", 1.0) or 1.0)
+    if dict(settings.values).get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    ramp = (torch.arange(dim // 2, dtype=torch.float32) - low) / ((high - low) or 0.001)
+    keep = 1 - ramp.clamp(0, 1)
+    inverse = _base(settings)
+    return inverse / factor * (1 - keep) + inverse * keep, gain
+
+
+def _longrope(settings: RopeSettings, positions: int) -> tuple[Tensor, float]:
+    factor = _factor(settings)
+    gain = settings.value("attention_factor", 0.0)
+    if not gain:
+        gain = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(settings.original_positions))
+    which = "long_factor" if positions > settings.original_positions else "short_factor"
+    return _base(settings) / settings.factors(which), gain
+
+
+def _factor(settings: RopeSettings) -> float:
+    return settings.value("factor", settings.max_positions / settings.original_positions)
+
+
+def _mscale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+_SCALINGS: dict[str, Callable[[RopeSettings, int], tuple[Tensor, float]]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}

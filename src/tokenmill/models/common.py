@@ -1,0 +1,89 @@
+"""What several families share. Owns: reading the common config keys, and the pre-norm layer.
+
+Knows no family: each passes its own defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from torch import Tensor
+
+from tokenmill.core.forward import Act, ForwardContext, NormSpec
+from tokenmill.layers.attention import Heads
+from tokenmill.layers.build import Build
+from tokenmill.layers.rope import RopeSettings, rope_settings
+from tokenmill.models.config import ModelConfig, activation
+from tokenmill.models.decoder import Sizes, check_heads
+
+Block = Callable[..., Tensor]
+"""(x, ctx, *, norm, residual) -> x: attention, a feed-forward layer or a mixture of experts."""
+
+
+def read_sizes(c: ModelConfig, *, tied: bool = False) -> Sizes:
+    """Vocabulary, width, depth and tying, under the names most families use; `tied` is the family's default."""
+    return Sizes(
+        vocab=c.need("vocab_size", int),
+        hidden=c.need("hidden_size", int),
+        layers=c.need("num_hidden_layers", int, high=10_000),
+        tied=c.get("tie_word_embeddings", bool, tied),
+    )
+
+
+def read_heads(c: ModelConfig) -> Heads:
+    """Head counts and size, under the names most families use."""
+    heads = c.need("num_attention_heads", int)
+    kv_heads = c.get("num_key_value_heads", int, heads)
+    check_heads(heads, kv_heads)
+    dim = c.get("head_dim", int, 0, low=0) or c.need("hidden_size", int) // heads
+    return Heads(heads, kv_heads, dim)
+
+
+def read_rope(c: ModelConfig, dim: int, *, layer_type: str | None = None, theta: float = 10000.0) -> RopeSettings:
+    """Rotary settings of the whole model or of one layer type."""
+    return rope_settings(dict(c.data), dim, layer_type=layer_type, theta=theta)
+
+
+def read_act(c: ModelConfig, *, gated: bool, default: str | None = None) -> Act:
+    """The feed-forward activation; gated ones must have a gated kernel."""
+    name = activation(c, ("hidden_activation", "hidden_act", "activation_function"), default)
+    if gated and name not in ("silu", "gelu", "gelu_tanh"):
+        raise c.refuse("hidden_act", "is not supported in gated layers.")
+    return cast(Act, f"{name}_mul" if gated else name)
+
+
+def layer_type(c: ModelConfig, index: int, default: str) -> str:
+    """ "full_attention" or "sliding_attention", from `layer_types` where the config has it."""
+    kinds = c.get("layer_types", list, [])
+    if not kinds:
+        return default
+    if index >= len(kinds) or kinds[index] not in ("full_attention", "sliding_attention"):
+        raise c.refuse("layer_types", f"says nothing usable about layer {index}.")
+    return str(kinds[index])
+
+
+def read_window(c: ModelConfig, index: int, default: str) -> int:
+    """The window of one layer; 0: it sees everything."""
+    sliding = layer_type(c, index, default) == "sliding_attention"
+    return c.get("sliding_window", int, 0, low=0) if sliding else 0
+
+
+def rms(c: ModelConfig, name: str, *, offset: float = 0.0) -> Callable[[Build], NormSpec]:
+    """A constructor for a norm over the hidden size."""
+    size, eps = c.need("hidden_size", int), c.get("rms_norm_eps", float, 1e-6, low=0.0)
+    return lambda b: b.norm(name, size, eps, offset=offset)
+
+
+class PreNorm:
+    """x += attention(norm(x)); x += mlp(norm(x))."""
+
+    def __init__(self, attention: Block, mlp: Block, norms: tuple[NormSpec, NormSpec]) -> None:
+        self.attention = attention
+        self.mlp = mlp
+        self.first, self.second = norms
+
+    def __call__(self, x: Tensor, ctx: ForwardContext) -> Tensor:
+        """x [T, hidden] -> [T, hidden]."""
+        x = self.attention(x, ctx, norm=self.first, residual=x)
+        return self.mlp(x, ctx, norm=self.second, residual=x)

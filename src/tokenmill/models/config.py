@@ -1,0 +1,106 @@
+"""Reading a model's config.json. Owns: presence, types and bounds of every value a model needs, told by name.
+
+Surplus keys are ignored, unusable values are refused before anything is allocated. Knows nothing of tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from tokenmill.core.errors import ModelError
+
+T = TypeVar("T", int, float, str, bool, list, dict)
+
+_MAX_INT = 1 << 26
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "a string",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+}
+
+
+class ModelConfig:
+    """A checked view of one JSON object; `path` is where it sits in the file ("" at the top)."""
+
+    def __init__(self, data: Mapping[str, Any], path: str = "") -> None:
+        if not isinstance(data, Mapping):
+            raise ModelError(f"config.json: {path or 'the file'} must hold an object, not {type(data).__name__}.")
+        self.data = data
+        self.path = path
+
+    def has(self, name: str) -> bool:
+        """True if the key exists and is not null."""
+        return self.data.get(name) is not None
+
+    def need(self, name: str, kind: type[T], *, low: float | None = None, high: float | None = None) -> T:
+        """The value of a key that must be there."""
+        if not self.has(name):
+            raise ModelError(f"config.json: '{self._full(name)}' is missing; it must be {_WORDS[kind]}.")
+        return self._check(name, self.data[name], kind, low, high)
+
+    def get(self, name: str, kind: type[T], default: T, *, low: float | None = None, high: float | None = None) -> T:
+        """The value of a key, or `default` where it is absent or null."""
+        return self._check(name, self.data[name], kind, low, high) if self.has(name) else default
+
+    def first(self, names: Iterable[str], kind: type[T], default: T | None = None) -> T:
+        """The value of the first of these keys that exists (one thing under several names)."""
+        names = list(names)
+        for name in names:
+            if self.has(name):
+                return self.need(name, kind)
+        return self.need(names[0], kind) if default is None else default
+
+    def choice(self, name: str, options: Mapping[str, T], default: str | None = None) -> T:
+        """options[value]; a value outside is refused by name."""
+        value = self.need(name, str) if default is None else self.get(name, str, default)
+        if value not in options:
+            raise ModelError(f"config.json: {self._full(name)} '{value}' is not supported. Known: {_list(options)}.")
+        return options[value]
+
+    def sub(self, name: str) -> ModelConfig:
+        """A nested object (empty where it is absent)."""
+        return ModelConfig(self.data.get(name) or {}, self._full(name))
+
+    def refuse(self, name: str, why: str) -> ModelError:
+        """The error for a value that is well-formed but not supported."""
+        return ModelError(f"config.json: '{self._full(name)}' = {self.data.get(name)!r} {why}")
+
+    def _full(self, name: str) -> str:
+        return f"{self.path}.{name}" if self.path else name
+
+    def _check(self, name: str, value: Any, kind: type[T], low: float | None, high: float | None) -> T:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if kind is int and number and value == int(value):
+            value = int(value)
+        elif kind is float and number:
+            value = float(value)
+        elif kind in (int, float) or not isinstance(value, kind):
+            raise ModelError(f"config.json: '{self._full(name)}' must be {_WORDS[kind]}, not {value!r}.")
+        if kind in (int, float):
+            low = (1 if kind is int else float("-inf")) if low is None else low
+            high = (_MAX_INT if kind is int else 1e18) if high is None else high
+            if not low <= value <= high:
+                raise ModelError(f"config.json: '{self._full(name)}' = {value} is out of bounds ({low:g} to {high:g}).")
+        return value
+
+
+ACTIVATIONS = {
+    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "relu2": "relu2",
+}  # fmt: skip
+"""Activation names of config files -> ours."""
+
+
+def activation(config: ModelConfig, names: Iterable[str], default: str | None = None) -> str:
+    """The activation under the first of these keys that exists."""
+    names = list(names)
+    name = next((n for n in names if config.has(n)), names[0])
+    return config.choice(name, ACTIVATIONS, default)
+
+
+def _list(options: Iterable[str]) -> str:
+    return ", ".join(sorted(options))

@@ -1,0 +1,128 @@
+"""The skeleton that every family fills in. Owns: embedding, layer loop, final norm, head, taps and pipeline stages.
+
+A family describes its ends in a Skeleton and hands over a constructor for one layer. Knows nothing of families.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.errors import ModelError
+from tokenmill.core.forward import ForwardContext, ModelSpec, NormSpec
+from tokenmill.core.protocols import Weight
+from tokenmill.layers.build import Build
+from tokenmill.layers.embedding import Embedding, Head
+
+Layer = Callable[[Tensor, ForwardContext], Tensor]
+"""x [T, hidden], context -> [T, hidden]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What lies before the first and after the last layer. Names are below `body`, the head's below the root."""
+
+    norm: Callable[[Build], NormSpec] | None
+    embed: str = "embed_tokens"
+    head: str = "lm_head"
+    scale: float = 1.0
+    softcap: float = 0.0
+    logit_scale: float = 1.0
+    head_bias: bool = False
+    before: Callable[[Build], Callable[[Tensor, ForwardContext], Tensor]] | None = None
+    """Made once, called on the embeddings: adds learned positions, norms, projects."""
+    after: Callable[[Build], Weight] | None = None
+    """A projection between the final norm and the head."""
+    width: int = 0
+    """Width of embedding and head where it is not the hidden size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Counts every family has."""
+
+    vocab: int
+    hidden: int
+    layers: int
+    tied: bool
+
+
+class Decoder:
+    """A causal language model: one pipeline stage of it, or all."""
+
+    def __init__(self, b: Build, body: Build, sizes: Sizes, ends: Ends, layer: Callable[[Build, int], Layer]) -> None:
+        first, last = b.stage or (0, sizes.layers)
+        self.first = first
+        self.is_first, self.is_last = first == 0, last == sizes.layers
+        width = ends.width or sizes.hidden
+        self.embedding: Embedding | None = None
+        if self.is_first or (self.is_last and sizes.tied):
+            self.embedding = Embedding(body, ends.embed, sizes.vocab, width, scale=ends.scale)
+        self.before = ends.before(body) if ends.before is not None and self.is_first else None
+        self.layers = [layer(body, i) for i in range(first, last)]
+        self.softcap, self.logit_scale = ends.softcap, ends.logit_scale
+        self.norm: NormSpec | None = None
+        self.after: Weight | None = None
+        self.head: Head | None = None
+        if self.is_last:
+            self.norm = ends.norm(body) if ends.norm is not None else None
+            self.after = ends.after(body) if ends.after is not None else None
+            self.head = Head(b, self._head_weight(b, sizes, ends, width))
+        self.spec = ModelSpec(
+            vocab_size=sizes.vocab,
+            max_positions=b.max_positions,
+            kv_specs=tuple(b.book.kv_specs),
+            hidden_size=sizes.hidden,
+            flops_per_token=b.book.flops,
+        )
+
+    def _head_weight(self, b: Build, sizes: Sizes, ends: Ends, width: int) -> Weight:
+        if not sizes.tied:
+            return b.weight(ends.head, (sizes.vocab, width), bias=ends.head_bias)
+        assert self.embedding is not None
+        b.book.flops += 2.0 * sizes.vocab * width
+        b.book.used.add(b.path(f"{ends.head}.weight"))
+        return self.embedding.weight
+
+    def forward(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
+        """tokens [T] -> final-norm hidden states [T, hidden].
+
+        A later pipeline stage takes the hidden states [T, hidden] of the one before it in place of tokens, and any
+        but the last returns such.
+        """
+        x = self._embed(tokens, ctx) if self.is_first else tokens
+        taps = ctx.taps
+        for index, layer in enumerate(self.layers, self.first):
+            x = layer(x, ctx)
+            if taps is not None and index in taps:
+                taps[index] = x
+        if self.norm is not None:
+            x = ctx.kernels.norm(x, self.norm)
+        return x
+
+    def logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+        """[n, hidden] -> [n, vocab] in float32, logit scale and soft-cap applied."""
+        assert self.head is not None, "only the last pipeline stage has logits"
+        if self.after is not None:
+            hidden = self.after.matmul(hidden, ctx)
+        logits = self.head(hidden, ctx)
+        if self.logit_scale != 1.0:
+            logits = logits * self.logit_scale
+        return self.softcap * torch.tanh(logits / self.softcap) if self.softcap else logits
+
+    def _embed(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
+        assert self.embedding is not None
+        x = self.embedding(tokens, ctx)
+        if ctx.embeds is not None:
+            rows, values = ctx.embeds
+            x = x.index_copy(0, rows, values.to(x.dtype))
+        return x if self.before is None else self.before(x, ctx)
+
+
+def check_heads(heads: int, kv_heads: int) -> None:
+    """Refuse head counts that do not group."""
+    if heads % kv_heads:
+        raise ModelError(f"config.json: {heads} attention heads cannot share {kv_heads} key/value heads evenly.")

@@ -1,0 +1,85 @@
+"""Architecture names -> families. Owns: building a model from a config and a checkpoint. Never runs remote code."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+from tokenmill.core.errors import ModelError
+from tokenmill.core.protocols import CausalLM, Checkpoint, Group, Kernels
+from tokenmill.layers.build import Build
+from tokenmill.models.config import ModelConfig
+from tokenmill.parallel.group import SoloGroup
+from tokenmill.quant.detect import check_config
+
+_FAMILIES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+
+_DEFAULT_POSITIONS = 2048
+_MAX_POSITIONS = 1 << 24
+
+
+def architectures() -> list[str]:
+    """Every architecture name that can be built."""
+    return sorted(_FAMILIES)
+
+
+def build_model(
+    config: dict[str, Any],
+    ckpt: Checkpoint,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    kernels: Kernels,
+    group: Group | None = None,
+    quantization: str | None = None,
+    max_positions: int | None = None,
+) -> CausalLM:
+    """The model that `config` (config.json) names, with its weights pulled from `ckpt` onto `device`.
+
+    max_positions: the longest sequence of this run (default: what the config trained for).
+    """
+    c = ModelConfig(config)
+    _family(c)
+    trained = c.first(("max_position_embeddings", "n_positions", "seq_length"), int, _DEFAULT_POSITIONS)
+    b = Build(
+        checkpoint=ckpt,
+        dtype=dtype,
+        device=torch.device(device),
+        max_positions=min(max_positions or trained, _MAX_POSITIONS),
+        group=group or SoloGroup(),
+        quantization=quantization,
+        kernels=kernels,
+    )
+    return build_stage(config, b)
+
+
+def build_stage(config: dict[str, Any], b: Build) -> CausalLM:
+    """The layers of `b.stage` (None: the whole model, which must use every tensor of the checkpoint)."""
+    c = ModelConfig(config)
+    family = importlib.import_module(f"tokenmill.models.{_family(c)}")
+    check_config(config)
+    model: CausalLM = family.build(c, b)
+    if b.stage is None:
+        b.check_leftovers()
+    return model
+
+
+def _family(c: ModelConfig) -> str:
+    names = [name for name in c.get("architectures", list, []) if isinstance(name, str)]
+    for name in names:
+        if name in _FAMILIES:
+            return _FAMILIES[name]
+    shown = ", ".join(names) or c.get("model_type", str, "none given")
+    if c.has("auto_map"):
+        raise ModelError(
+            f"Architecture '{shown}' comes with its own Python code (auto_map in config.json), and remote code is "
+            f"never run. Known architectures: {', '.join(architectures())}."
+        )
+    raise ModelError(f"Architecture '{shown}' is not supported. Known: {', '.join(architectures())}.")

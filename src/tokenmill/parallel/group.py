@@ -1,0 +1,20 @@
+"""Ranks that compute one thing together. Owns: the group of one; others live beside it. Knows nothing of layers."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+class SoloGroup:
+    """The null group: one rank that already has everything."""
+
+    rank = 0
+    size = 1
+
+    def all_reduce(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """x (+ residual), unchanged in shape."""
+        return x if residual is None else residual + x
+
+    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
+        """x itself."""
+        return x

@@ -1,0 +1,53 @@
+"""Which format a weight is in. Owns: choosing by the tensors that a checkpoint has. Knows nothing of layers.
+
+Formats that the tensors do not tell apart are told apart by `quantization_config` in config.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from tokenmill.core.errors import ModelError
+from tokenmill.core.protocols import Checkpoint, Weight
+from tokenmill.quant.dense import DenseWeight
+
+
+@dataclass(frozen=True, slots=True)
+class WeightRequest:
+    """One weight to load: tensors `name`.weight, .bias, ...; shape (out, in); transposed: stored as [in, out]."""
+
+    name: str
+    shape: tuple[int, int]
+    bias: bool = False
+    transposed: bool = False
+
+
+def check_config(config: Mapping[str, object]) -> None:
+    """Refuse a checkpoint whose `quantization_config` names a method that cannot be read."""
+    quantization = config.get("quantization_config")
+    if not quantization:
+        return
+    method = quantization.get("quant_method", "?") if isinstance(quantization, Mapping) else quantization
+    raise ModelError(
+        f"This checkpoint is quantised with '{method}', which is not supported. Use an unquantised checkpoint."
+    )
+
+
+def load_weight(
+    ckpt: Checkpoint,
+    request: WeightRequest,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: str | None = None,
+) -> Weight:
+    """Load one weight in the format its tensors are in, then quantise it if `quantization` asks for that."""
+    if quantization is not None:
+        raise ModelError(f"Quantising at load to '{quantization}' is not supported. Known: none.")
+    out, inner = request.shape
+    stored = (inner, out) if request.transposed else (out, inner)
+    weight = ckpt.tensor(f"{request.name}.weight", stored, dtype)
+    bias = ckpt.tensor(f"{request.name}.bias", (out,), dtype).to(device) if request.bias else None
+    return DenseWeight((weight.t() if request.transposed else weight).to(device), bias)

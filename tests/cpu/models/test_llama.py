@@ -1,0 +1,68 @@
+"""Llama and Qwen3 against Transformers in float32, and the same bytes however a sequence is computed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from parity import load, make, ours, theirs
+from transformers import LlamaConfig, MistralConfig, Qwen3Config
+
+SIZES = dict(vocab_size=131, hidden_size=64, intermediate_size=96, num_hidden_layers=2, max_position_embeddings=256)
+HEADS = dict(num_attention_heads=4, num_key_value_heads=2)
+ODD = dict(vocab_size=77, hidden_size=42, intermediate_size=51, num_hidden_layers=2, max_position_embeddings=256,
+           num_attention_heads=3, num_key_value_heads=3, head_dim=14)  # fmt: skip
+LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, rope_theta=500000.0,
+              original_max_position_embeddings=64)  # fmt: skip
+
+CONFIGS = {
+    "llama": LlamaConfig(**SIZES, **HEADS),
+    "llama-odd": LlamaConfig(**ODD, attention_bias=True, mlp_bias=True),
+    "llama3-tied": LlamaConfig(**SIZES, **HEADS, rope_parameters=LLAMA3, tie_word_embeddings=True),
+    "mistral-window": MistralConfig(**SIZES, **HEADS, sliding_window=20),
+    "qwen3": Qwen3Config(**SIZES, **HEADS, head_dim=32),
+    "qwen3-windows": Qwen3Config(
+        **SIZES, **HEADS, head_dim=16, use_sliding_window=True, sliding_window=24, max_window_layers=1
+    ),  # fmt: skip
+}
+
+
+def prompt(length: int, vocab: int, seed: int = 1) -> list[int]:
+    return torch.randint(0, vocab, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_same_logits_and_same_bytes(name, tmp_path):
+    reference, config, tensors = make(CONFIGS[name], tmp_path)
+    model = load(config, tensors)
+    prompts = {"a": prompt(90, config["vocab_size"]), "b": prompt(5, config["vocab_size"], 2),
+               "c": prompt(37, config["vocab_size"], 3)}  # fmt: skip
+    whole = {k: ours(model, {k: v}, [[(k, len(v))]])[k] for k, v in prompts.items()}
+    for key, tokens in prompts.items():
+        assert (whole[key] - theirs(reference, tokens)).abs().max() <= 1e-4, key
+
+    chunks = [[("a", 7)]] * 12 + [[("a", 1)]] * 6
+    assert torch.equal(ours(model, prompts, chunks)["a"], whole["a"])
+
+    mixed = ours(model, prompts, [[("a", 60), ("b", 5)], [("c", 30), ("a", 1)], [("a", 1), ("c", 7)], [("a", 28)]])
+    for key, logits in mixed.items():
+        assert torch.equal(logits, whole[key]), key
+
+
+def test_same_bytes_in_bfloat16(tmp_path):
+    _, config, tensors = make(CONFIGS["llama"], tmp_path)
+    model = load(config, tensors, dtype=torch.bfloat16)
+    prompts = {"a": prompt(70, 131), "b": prompt(9, 131, 2)}
+    whole = ours(model, prompts, [[("a", 70)]], dtype=torch.bfloat16)["a"]
+    steps = [[("a", 33), ("b", 4)], [("b", 5), ("a", 20)]] + [[("a", 1)]] * 17
+    assert torch.equal(ours(model, prompts, steps, dtype=torch.bfloat16)["a"], whole)
+
+
+def test_old_and_new_spellings_of_a_config_agree(tmp_path):
+    _, config, tensors = make(CONFIGS["llama3-tied"], tmp_path)
+    assert "rope_parameters" in config and "dtype" in config
+    old = {k: v for k, v in config.items() if k not in ("rope_parameters", "dtype")}
+    old |= {"torch_dtype": "float32", "rope_theta": LLAMA3["rope_theta"]}
+    old["rope_scaling"] = {k: v for k, v in LLAMA3.items() if k != "rope_theta"}
+    tokens = {"a": prompt(50, 131)}
+    new_logits, old_logits = (ours(load(c, tensors), tokens, [[("a", 50)]])["a"] for c in (config, old))
+    assert torch.equal(new_logits, old_logits)
