@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_examples import CHATS, FAMILIES, STRINGS, TOOLS
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from tokenmill.core.errors import UserError
 from tokenmill.text.chat_template import ChatTemplate
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "pure" / "text"))
-from chat_examples import CHATS, FAMILIES, STRINGS, TOOLS
 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))

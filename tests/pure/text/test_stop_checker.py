@@ -22,7 +22,7 @@ def expected(text: str, stop: list[str], include: bool) -> tuple[str, str | None
     return text, None
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(text=letters, stop=words, include=st.booleans(), cuts=st.lists(st.integers(0, 40)))
 def test_any_cut_gives_what_the_whole_text_gives(text: str, stop: list[str], include: bool, cuts: list[int]) -> None:
     checker = StopChecker(stop, include)

@@ -41,7 +41,7 @@ def stream(ours: Tokenizer, prompt: list[int], rows: list[list[int]], skip: bool
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(data=st.data())
 def test_streamed_is_decoded(data: st.DataObject, name: str, family: dict[str, Tokenizer]) -> None:
     ours = family[name]

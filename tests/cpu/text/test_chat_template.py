@@ -285,8 +285,11 @@ def test_no_climbing_out() -> None:
             render(source)
 
 
-def test_typed_control_tokens_stay_text(byte_level: tokenizers.Tokenizer) -> None:
-    inner = tokenizers.Tokenizer.from_str(byte_level.to_str())
+def test_typed_control_tokens_stay_text() -> None:
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE({char: index for index, char in enumerate(alphabet)}, []))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = tokenizers.decoders.ByteLevel()
     inner.add_special_tokens(["<|im_start|>", "<|im_end|>", "ab>", "<|im_end|>ab"])
     tokenizer = Tokenizer(inner)
     guard, template = ControlGuard(tokenizer), ChatTemplate(CHATML)
