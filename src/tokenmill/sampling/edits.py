@@ -112,10 +112,8 @@ def unpack_bits(packed: bytes, size: int, device: torch.device) -> Tensor:
     """Little-endian bits -> bool [size]; bits past the end of `packed` are False."""
     num_bytes = (size + 7) // 8
     host = torch.frombuffer(bytearray(packed[:num_bytes].ljust(num_bytes, b"\0")), dtype=torch.uint8)
-    if device.type != "cpu":
-        host = host.pin_memory().to(device, non_blocking=True)
     shifts = torch.arange(8, dtype=torch.uint8, device=device)
-    return ((host[:, None] >> shifts) & 1).flatten()[:size].bool()
+    return ((features.send(host, device)[:, None] >> shifts) & 1).flatten()[:size].bool()
 
 
 def _bad_words_(work: Work) -> None:

@@ -42,9 +42,15 @@ CHOICES: Final = SAMPLED | EDITS | CANDIDATES
 
 
 def to_device(values: object, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A host list as a device tensor; through pinned memory, because a plain copy would wait for the device."""
-    host = torch.tensor(values, dtype=dtype)
-    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+    """A host list as a device tensor."""
+    return send(torch.tensor(values, dtype=dtype), device)
+
+
+def send(host: Tensor, device: torch.device) -> Tensor:
+    """A host tensor to the device; through pinned memory, because a plain copy to a GPU would wait for it."""
+    if device.type == "cpu":
+        return host
+    return (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)
 
 
 @dataclass(slots=True)
@@ -74,7 +80,7 @@ class SamplingTable:
         self.bits = [0] * max_rows
         self.params = [RowSampling() for _ in range(max_rows)]
         self.lists: dict[int, RowLists] = {}
-        self.bases = token_bases(torch.arange(vocab_size)).to(self.device)
+        self.bases = send(token_bases(torch.arange(vocab_size)), self.device)
         self._floats = torch.zeros(max_rows, 7, dtype=torch.float32, device=self.device)
         self._ints = torch.zeros(max_rows, 4, dtype=torch.int64, device=self.device)
         self.inverse_temperature, self.log_min_p, self.top_p, self.typical_p = self._floats[:, :4].unbind(1)
@@ -157,7 +163,7 @@ def _row_lists(p: RowSampling, vocab_size: int, device: torch.device) -> RowList
     if p.allowed_ids is not None:
         forbidden = torch.ones(vocab_size, dtype=torch.bool)
         forbidden[[i for i in p.allowed_ids if 0 <= i < vocab_size]] = False
-        lists.forbidden = forbidden.to(device)
+        lists.forbidden = send(forbidden, device)
     words = [w for w in p.bad_words if w and 0 <= w[-1] < vocab_size]
     if words:
         longest = max(len(w) for w in words) - 1
