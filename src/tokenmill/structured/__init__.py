@@ -1,0 +1,1 @@
+"""What a sequence may say: constraints behind the Constraint seam, compiled from `structured_outputs`."""

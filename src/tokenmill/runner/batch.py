@@ -1,0 +1,95 @@
+"""One step's tensors. Owns: gathering rows into token ids, positions, slots and a ForwardContext.
+
+Must not know: models, sampling, the scheduler. Positions come from the rows (the device knows how far it is), so a
+batch can be made while the step before it still runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.forward import ForwardContext, GroupPlan
+from tokenmill.core.protocols import Kernels
+from tokenmill.core.step import StepPlan
+from tokenmill.kvcache.pool import KVPool
+from tokenmill.runner.rows import Rows
+
+
+@dataclass(slots=True)
+class Batch:
+    """tokens [T]; `row_ids` [S] and `counts` [S] on the device; `ends[i]` = index after grant i's last token."""
+
+    plan: StepPlan
+    tokens: Tensor
+    row_ids: Tensor
+    counts: Tensor
+    token_rows: Tensor
+    ends: list[int]
+    ctx: ForwardContext
+
+
+def make_batch(plan: StepPlan, rows: Rows, pool: KVPool, kernels: Kernels) -> Batch:
+    """Gather the rows that `plan` grants tokens to."""
+    device, size = rows.device, pool.layout.block_size
+    packed = torch.tensor([plan.rows, plan.counts], dtype=torch.int64).to(device, non_blocking=True)
+    row_ids, counts = packed[0], packed[1]
+    total, longest = sum(plan.counts), max(plan.counts)
+    start = rows.computed[row_ids]
+    query_start = torch.zeros(len(plan.rows) + 1, dtype=torch.int32, device=device)
+    if longest == 1:
+        positions, token_rows = start, row_ids
+        query_start[1:] = torch.arange(1, total + 1, dtype=torch.int32, device=device)
+    else:
+        ends = counts.cumsum(0)
+        query_start[1:] = ends
+        sequence = torch.repeat_interleave(counts, output_size=total)
+        positions = start[sequence] + torch.arange(total, device=device) - (ends - counts)[sequence]
+        token_rows = row_ids[sequence]
+    tokens = rows.tokens[token_rows, positions].long()
+    kv_len = (start + counts).to(torch.int32)
+    ctx = ForwardContext(
+        kernels=kernels,
+        positions=positions,
+        query_start=query_start,
+        kv_len=kv_len,
+        max_query=longest,
+        kv=pool.views,
+        groups=[
+            _group_plan(rows, g, plan.rows, (row_ids, token_rows, positions), size) for g in range(len(rows.tables))
+        ],
+        block_size=size,
+    )
+    ends_at: list[int] = []
+    at = 0
+    for count in plan.counts:
+        at += count
+        ends_at.append(at)
+    if device.type == "cpu":
+        ctx.spans = [(e - c, c, n) for e, c, n in zip(ends_at, plan.counts, kv_len.tolist(), strict=True)]
+    return Batch(plan, tokens, row_ids, counts, token_rows, ends_at, ctx)
+
+
+def _group_plan(
+    rows: Rows, group: int, row_list: list[int], ids: tuple[Tensor, Tensor, Tensor], size: int
+) -> GroupPlan:
+    row_ids, token_rows, positions = ids
+    held = [rows.entries[group][row] for row in row_list]
+    width = max(held)
+    table = rows.tables[group]
+    shifted = rows.shifted[group]
+    contiguous = not shifted or shifted.isdisjoint(row_list)
+    if contiguous:
+        first = None
+        entry = positions // size
+        offset = positions - entry * size
+    else:
+        first = rows.first[group][row_ids, :width]
+        starts = rows.first[group][token_rows, :width]
+        entry = torch.searchsorted(starts, positions.to(torch.int32)[:, None], right=True)[:, 0] - 1
+        offset = positions - starts.gather(1, entry[:, None])[:, 0]
+    slots = table[token_rows, entry].long() * size + offset
+    entries = torch.tensor(held, dtype=torch.int32).to(rows.device, non_blocking=True)
+    return GroupPlan(table[row_ids, :width], first, entries, slots)
