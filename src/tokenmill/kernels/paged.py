@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan, KVView
-from tokenmill.kernels.rows import ROW_BLOCK, sum_last
+from tokenmill.kernels import rows
+from tokenmill.kernels.rows import ROW_BLOCK
 
 TILE = 64
 _ITEMS = 64
@@ -46,8 +47,7 @@ def attend(q: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
     for start in range(0, len(items.tiles), _ITEMS):
         part = items.cut(start, start + _ITEMS)
         result = _attend_items(grouped[part.token, :, part.head].transpose(1, 2), part, spec, ctx)
-        rows = result.transpose(1, 2)[part.real].to(q.dtype)
-        out[part.token[part.real], :, part.head[part.real]] = rows
+        out[part.token[part.real], :, part.head[part.real]] = result.transpose(1, 2)[part.real].to(q.dtype)
     return out.view(q.shape[0], -1)
 
 
@@ -108,7 +108,7 @@ def _attend_items(q: Tensor, items: _Items, spec: AttentionSpec, ctx: ForwardCon
         new_top = torch.maximum(top, scores.amax(-1, keepdim=True))
         shrink = torch.exp(top - new_top)
         p = torch.exp(scores - new_top)
-        total = total * shrink + sum_last(p)
+        total = total * shrink + rows.sum_last(p)
         acc = acc * shrink + _batched(p, v)
         top = new_top
     return acc / total
@@ -147,7 +147,5 @@ def _locate(pos: Tensor, seq: Tensor, plan: GroupPlan, ctx: ForwardContext) -> t
 
 
 def _batched(a: Tensor, b: Tensor) -> Tensor:
-    """[I, H, R, K] @ [I, H, K, N]; one product per (item, head), whose bytes do not depend on how many there are."""
-    items, heads, rows, inner = a.shape
-    y = torch.bmm(a.reshape(items * heads, rows, inner), b.reshape(items * heads, inner, b.shape[3]))
-    return y.view(items, heads, rows, b.shape[3])
+    """[I, H, R, K] @ [I, H, K, N], one product per (item, head)."""
+    return rows.batched(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, a.shape[:2])

@@ -83,7 +83,7 @@ class ReferenceKernels:
         self.count("head_matmul")
         if x.device.type != "cpu":
             return torch.einsum("thk,hnk->thn", x, weight)
-        blocks = [torch.bmm(part.transpose(0, 1), weight.transpose(1, 2)) for part in rows.row_blocks(x)]
+        blocks = [rows.batched(part.transpose(0, 1), weight.transpose(1, 2)) for part in rows.row_blocks(x)]
         return torch.cat(blocks, dim=1)[:, : x.shape[0]].transpose(0, 1).contiguous()
 
     def route(self, logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:

@@ -34,6 +34,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return y[: x.shape[0], :columns]
 
 
+def batched(a: Tensor, b: Tensor) -> Tensor:
+    """a [B, R, K] @ b [B, K, N] -> [B, R, N]: stable in how many products there are, and in the place of a row."""
+    columns = b.shape[2]
+    if a.device.type != "cpu" or columns >= _MIN_COLUMNS:
+        return torch.bmm(a, b)
+    return torch.bmm(a, F.pad(b, (0, _MIN_COLUMNS - columns)))[..., :columns]
+
+
 def row_blocks(x: Tensor) -> list[Tensor]:
     """x [T, ...] -> contiguous blocks [ROW_BLOCK, ...], the last one padded with zeros (at least one block)."""
     tokens = x.shape[0]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext, KVSpec, NormSpec, RopeSpec
@@ -43,6 +44,7 @@ def attention_spec(
     window: int = 0,
     softcap: float = 0.0,
     norms: tuple[NormSpec | None, NormSpec | None] = (None, None),
+    alibi: Tensor | None = None,
 ) -> AttentionSpec:
     """Register one layer's K/V and describe its attention (this rank's heads)."""
     parts = heads.parts
@@ -60,12 +62,26 @@ def attention_spec(
         k_norm=norms[1],
         softcap=softcap,
         window=window,
+        alibi=alibi,
     )
 
 
 def local_heads(b: Build, values: Tensor) -> Tensor:
     """This rank's part of a per-head tensor [H] (sinks, slopes)."""
     return values.chunk(b.group.size)[b.group.rank].contiguous()
+
+
+def alibi_slopes(heads: int) -> Tensor:
+    """One slope per head [H]: a geometric series for a power of two, interleaved with the next one otherwise."""
+    power = 1 << (heads.bit_length() - 1)
+    slopes = [2.0 ** (-8.0 * i / power) for i in range(1, power + 1)]
+    slopes += [2.0 ** (-4.0 * i / power) for i in range(1, 2 * (heads - power), 2)]
+    return torch.tensor(slopes, dtype=torch.float32)
+
+
+def per_head_order(heads: Heads) -> Tensor:
+    """Row order that takes a matrix fused head by head, [H, (q, k, v), D], apart into [q | k | v]."""
+    return torch.arange(3 * heads.width).view(heads.heads, 3, heads.dim).transpose(0, 1).reshape(-1)
 
 
 class Attention:

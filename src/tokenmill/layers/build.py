@@ -16,8 +16,7 @@ from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import KVSpec, NormSpec, RopeSpec
 from tokenmill.core.protocols import Checkpoint, Group, Kernels, Weight
 from tokenmill.parallel.group import SoloGroup
-from tokenmill.quant.dense import DenseWeight
-from tokenmill.quant.detect import WeightRequest, load_weight
+from tokenmill.quant.detect import WeightRequest, from_dense, load_weight
 
 _IGNORABLE = re.compile(r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|masked_bias|attn\.bias|attention\.bias)$")
 """Buffers that old checkpoints carry and that are computed here."""
@@ -58,6 +57,14 @@ class Build:
         """Below `name` if `probe` is found there, else here: base-model checkpoints lack the outer name."""
         return self.at(name) if self.checkpoint.has(self.at(name).path(probe)) else self
 
+    def limited(self, positions: int) -> Build:
+        """At most that many positions: a table of learned ones ends somewhere."""
+        return replace(self, max_positions=min(self.max_positions, positions))
+
+    def exactly(self, dtype: torch.dtype) -> Build:
+        """The same in another compute dtype (float32 routers)."""
+        return replace(self, dtype=dtype)
+
     def path(self, name: str) -> str:
         """The full checkpoint path of `name`."""
         return f"{self.prefix}.{name}" if self.prefix and name else self.prefix or name
@@ -75,18 +82,19 @@ class Build:
         )
 
     def weight(
-        self, name: str, shape: tuple[int, int], *, bias: bool = False, transposed: bool = False, table: bool = False
+        self, name: str, shape: tuple[int, int], *, bias: bool = False, transposed: bool = False, exact: bool = False
     ) -> Weight:
-        """A matrix [out, in] in whatever format it is stored; table: rows are looked up (never quantised at load)."""
+        """A matrix [out, in] in whatever format it is stored; exact: never quantised at load (embeddings, routers)."""
         request = WeightRequest(self.path(name), shape, bias, transposed)
-        if not table:
+        if not exact:
             self.book.flops += 2.0 * shape[0] * shape[1]
         checked = _Checked(self.checkpoint, self.book.used)
-        return load_weight(checked, request, self.dtype, self.device, None if table else self.quantization)
+        return load_weight(checked, request, self.dtype, self.device, None if exact else self.quantization)
 
     def wrap(self, weight: Tensor, bias: Tensor | None = None) -> Weight:
-        """A matrix that a model took apart itself (fused experts)."""
-        return DenseWeight(weight, bias)
+        """A matrix [out, in] that a model took out of a larger tensor itself (fused experts)."""
+        self.book.flops += 2.0 * weight.numel()
+        return from_dense(weight, bias, self.quantization)
 
     def norm(
         self, name: str, size: int, eps: float, *, layer: bool = False, bias: bool = False, offset: float = 0.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from tokenmill.core.forward import ForwardContext
@@ -14,7 +16,7 @@ class Embedding:
     """Token ids -> rows of the table, times a constant. Held whole on every rank."""
 
     def __init__(self, b: Build, name: str, vocab: int, hidden: int, *, scale: float = 1.0) -> None:
-        self.weight = b.weight(name, (vocab, hidden), table=True)
+        self.weight = b.weight(name, (vocab, hidden), exact=True)
         self.scale = scale
 
     def __call__(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
@@ -23,6 +25,15 @@ class Embedding:
             return ctx.kernels.embed(self.weight.weight, tokens, self.scale)
         rows = self.weight.rows(tokens)
         return rows if self.scale == 1.0 else rows * self.scale
+
+
+def add_positions(table: Tensor) -> Callable[[Tensor, ForwardContext], Tensor]:
+    """Learned positions: table [positions, hidden] is added to the token embeddings."""
+
+    def add(x: Tensor, ctx: ForwardContext) -> Tensor:
+        return ctx.kernels.add(x, ctx.kernels.embed(table, ctx.positions))
+
+    return add
 
 
 class Head:

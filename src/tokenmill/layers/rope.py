@@ -56,8 +56,8 @@ def rope_settings(
     """Both spellings -> one. `theta` and factor defaults are the family's own."""
     values: dict[str, Any] = {**(config.get("rope_scaling") or {})}
     given = config.get("rope_parameters") or {}
-    if layer_type is not None and isinstance(given.get(layer_type), dict):
-        given = given[layer_type]
+    if any(isinstance(value, dict) for value in given.values()):
+        given = given.get(layer_type) or {}
     values.update(given)
     kind = str(values.get("rope_type") or values.get("type") or "default")
     base = values.get("rope_theta") or config.get("rope_theta") or theta

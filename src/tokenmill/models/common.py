@@ -10,6 +10,7 @@ from typing import cast
 
 from torch import Tensor
 
+from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import Act, ForwardContext, NormSpec
 from tokenmill.layers.attention import Heads
 from tokenmill.layers.build import Build
@@ -40,6 +41,13 @@ def read_heads(c: ModelConfig) -> Heads:
     return Heads(heads, kv_heads, dim)
 
 
+def head_size(c: ModelConfig, hidden: int, heads: int) -> int:
+    """hidden / heads, which must divide."""
+    if hidden % heads:
+        raise ModelError(f"config.json: a hidden size of {hidden} cannot be shared by {heads} attention heads.")
+    return hidden // heads
+
+
 def read_rope(c: ModelConfig, dim: int, *, layer_type: str | None = None, theta: float = 10000.0) -> RopeSettings:
     """Rotary settings of the whole model or of one layer type."""
     return rope_settings(dict(c.data), dim, layer_type=layer_type, theta=theta)
@@ -47,7 +55,7 @@ def read_rope(c: ModelConfig, dim: int, *, layer_type: str | None = None, theta:
 
 def read_act(c: ModelConfig, *, gated: bool, default: str | None = None) -> Act:
     """The feed-forward activation; gated ones must have a gated kernel."""
-    name = activation(c, ("hidden_activation", "hidden_act", "activation_function"), default)
+    name = activation(c, ("hidden_activation", "hidden_act", "activation_function", "activation"), default)
     if gated and name not in ("silu", "gelu", "gelu_tanh"):
         raise c.refuse("hidden_act", "is not supported in gated layers.")
     return cast(Act, f"{name}_mul" if gated else name)
@@ -73,6 +81,25 @@ def rms(c: ModelConfig, name: str, *, offset: float = 0.0) -> Callable[[Build], 
     """A constructor for a norm over the hidden size."""
     size, eps = c.need("hidden_size", int), c.get("rms_norm_eps", float, 1e-6, low=0.0)
     return lambda b: b.norm(name, size, eps, offset=offset)
+
+
+def layer_norm(size: int, eps: float, *, bias: bool = True) -> Callable[[Build, str], NormSpec]:
+    """A constructor for layer norms of this size: (where, name) -> descriptor."""
+    return lambda b, name: b.norm(name, size, eps, layer=True, bias=bias)
+
+
+class Parallel:
+    """x + attention(norm(x)) + mlp(norm(x)): both read the same x."""
+
+    def __init__(self, attention: Block, mlp: Block, norms: tuple[NormSpec, NormSpec]) -> None:
+        self.attention = attention
+        self.mlp = mlp
+        self.first, self.second = norms
+
+    def __call__(self, x: Tensor, ctx: ForwardContext) -> Tensor:
+        """x [T, hidden] -> [T, hidden]."""
+        y = self.attention(x, ctx, norm=self.first, residual=x)
+        return self.mlp(x, ctx, norm=self.second, residual=y)
 
 
 class PreNorm:

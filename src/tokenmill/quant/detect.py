@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from tokenmill.core.errors import ModelError
 from tokenmill.core.protocols import Checkpoint, Weight
@@ -44,10 +45,15 @@ def load_weight(
     quantization: str | None = None,
 ) -> Weight:
     """Load one weight in the format its tensors are in, then quantise it if `quantization` asks for that."""
-    if quantization is not None:
-        raise ModelError(f"Quantising at load to '{quantization}' is not supported. Known: none.")
     out, inner = request.shape
     stored = (inner, out) if request.transposed else (out, inner)
     weight = ckpt.tensor(f"{request.name}.weight", stored, dtype)
     bias = ckpt.tensor(f"{request.name}.bias", (out,), dtype).to(device) if request.bias else None
-    return DenseWeight((weight.t() if request.transposed else weight).to(device), bias)
+    return from_dense((weight.t() if request.transposed else weight).to(device), bias, quantization)
+
+
+def from_dense(weight: Tensor, bias: Tensor | None, quantization: str | None) -> Weight:
+    """A matrix [out, in] as it is, or quantised to what `--quantization` asks for."""
+    if quantization is not None:
+        raise ModelError(f"Quantising at load to '{quantization}' is not supported. Known: none.")
+    return DenseWeight(weight, bias)

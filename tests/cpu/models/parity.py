@@ -43,17 +43,17 @@ class FolderCheckpoint:
         self.tensors = {}
 
 
-def make(config: Any, folder: Path, *, seed: int = 0, spread: float = 0.3) -> tuple[Any, dict, dict[str, Tensor]]:
+def make(config: Any, folder: Path, *, attention: str = "eager") -> tuple[Any, dict, dict[str, Tensor]]:
     """A random Transformers model of this config, saved and read back: (model, config.json, tensors)."""
     from transformers import AutoModelForCausalLM
 
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Initial norms are all ones and biases all zeros: random ones would show a missing or misplaced one.
             noise = torch.randn_like(parameter)
-            parameter.copy_(parameter + 0.3 * noise if "norm" in name or parameter.ndim == 1 else noise * spread * 0.5)
+            parameter.copy_(parameter + 0.3 * noise if "norm" in name or parameter.ndim == 1 else noise * 0.15)
     model.save_pretrained(folder)
     tensors = {k: v for file in sorted(folder.glob("*.safetensors")) for k, v in load_file(file).items()}
     return model, json.loads((folder / "config.json").read_text()), tensors

@@ -1,0 +1,103 @@
+"""Mixtures of experts. Owns: routing, the routed experts, and the shared ones beside them. Knows nothing of families.
+
+Every rank holds a slice of every expert; one sum over the group serves routed and shared experts together.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.forward import Act, ForwardContext, NormSpec, RouteSpec
+from tokenmill.core.protocols import Weight
+from tokenmill.layers.build import Build
+from tokenmill.layers.linear import Rows
+from tokenmill.layers.mlp import MLP
+
+ExpertWeights = tuple[list[Weight], list[Weight]]
+"""gate_up and down, one of each per expert."""
+
+
+class Experts:
+    """Router -> top-k experts (+ shared experts) -> residual."""
+
+    def __init__(
+        self,
+        b: Build,
+        router: Weight,
+        route: RouteSpec,
+        weights: ExpertWeights,
+        act: Act,
+        *,
+        shared: MLP | None = None,
+        wide_router: bool = False,
+    ) -> None:
+        self.group = b.group
+        self.router = router
+        self.route = route
+        self.weights = weights
+        self.act: Act = act
+        self.shared = shared
+        self.wide_router = wide_router
+
+    def __call__(
+        self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        """residual + experts(norm(x)); x [T, hidden]. wide_router: logits in float32 whatever the compute dtype."""
+        kernels = ctx.kernels
+        h = x if norm is None else kernels.norm(x, norm)
+        logits = self.router.matmul(h.float() if self.wide_router else h, ctx)
+        ids, gates = kernels.route(logits, self.route)
+        y = kernels.experts(h, self.weights, ids, gates, self.act, ctx)
+        if self.shared is not None:
+            inner = self.shared.up.weight.matmul(h, ctx, act=self.shared.act)
+            y = self.shared.down.weight.matmul(inner, ctx, residual=y)
+        if self.group.size > 1:
+            return self.group.all_reduce(y, residual)
+        return y if residual is None else kernels.add(residual, y)
+
+
+def load_experts(
+    b: Build,
+    route: RouteSpec,
+    hidden: int,
+    inner: int,
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+) -> ExpertWeights:
+    """Experts below b, stored one by one, or fused as gate_up_proj [E, 2 inner, hidden] and down_proj."""
+    before, count = b.book.flops, route.experts
+    weights = _fused(b, count, hidden, inner) if b.has("gate_up_proj") else _separate(b, count, hidden, inner, names)
+    count_visited(b, before, route)
+    return weights
+
+
+def count_visited(b: Build, before: float, route: RouteSpec) -> None:
+    """Of the operations counted since `before`, keep what one token causes: top_k of the experts."""
+    b.book.flops = before + (b.book.flops - before) * route.top_k / route.experts
+
+
+def _separate(b: Build, count: int, hidden: int, inner: int, names: tuple[str, str, str]) -> ExpertWeights:
+    share = Rows(inner, inner).share(b.group)
+    ups, downs = [], []
+    for index in range(count):
+        at = b.at(str(index))
+        gate, up = (at.weight(name, (inner, hidden)).split(0, *share) for name in names[:2])
+        ups.append(gate.concat([up]))
+        downs.append(at.weight(names[2], (hidden, inner)).split(1, *share))
+    return ups, downs
+
+
+def _fused(b: Build, count: int, hidden: int, inner: int) -> ExpertWeights:
+    gate_up = b.tensor("gate_up_proj", (count, 2 * inner, hidden))
+    down = b.tensor("down_proj", (count, hidden, inner))
+    return split_experts(b, [b.wrap(part) for part in gate_up], [b.wrap(part) for part in down])
+
+
+def split_experts(b: Build, gate_up: list[Weight], down: list[Weight]) -> ExpertWeights:
+    """This rank's slice of whole experts."""
+    if b.group.size == 1:
+        return gate_up, down
+    inner = gate_up[0].shape[0] // 2
+    rows = Rows(inner, inner)
+    index = torch.cat([rows.index(0, b.group), rows.index(inner, b.group)]).to(b.device)
+    return [weight.take(index) for weight in gate_up], [weight.split(1, *rows.share(b.group)) for weight in down]

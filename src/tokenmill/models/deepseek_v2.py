@@ -1,0 +1,120 @@
+"""DeepSeek-V2: latent attention (one small vector per token is cached), shared and routed experts.
+
+The up-projections of keys and values are absorbed: queries are carried into the latent space, and attention's result
+is carried out of it, so that the cache is read as stored.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.forward import AttentionSpec, ForwardContext, KVSpec, NormSpec, RouteSpec
+from tokenmill.layers.build import Build
+from tokenmill.layers.experts import Experts, load_experts
+from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows
+from tokenmill.layers.mlp import MLP, gated_mlp
+from tokenmill.layers.rope import attention_gain, make_rope
+from tokenmill.models.common import PreNorm, read_act, read_rope, read_sizes, rms
+from tokenmill.models.config import ModelConfig
+from tokenmill.models.decoder import Decoder, Ends
+
+_EPS = 1e-6
+"""Of the norms inside attention, whatever the config's rms_norm_eps."""
+
+
+class LatentAttention:
+    """Multi-head latent attention with absorbed up-projections."""
+
+    def __init__(self, c: ModelConfig, b: Build, hidden: int) -> None:
+        heads, bias = c.need("num_attention_heads", int), c.get("attention_bias", bool, False)
+        self.nope, self.rotated = c.need("qk_nope_head_dim", int), c.need("qk_rope_head_dim", int)
+        self.latent, value = c.need("kv_lora_rank", int), c.need("v_head_dim", int)
+        q_rank, q_rows = c.get("q_lora_rank", int, 0), Rows(heads * (self.nope + self.rotated), heads)
+        self.q_a = b.weight("q_a_proj", (q_rank, hidden), bias=bias) if q_rank else None
+        self.q_norm = b.norm("q_a_layernorm", q_rank, _EPS) if q_rank else None
+        self.q_b = ColumnLinear(b, q_rank or hidden, {"q_b_proj" if q_rank else "q_proj": q_rows}).weight
+        self.kv_a = b.weight("kv_a_proj_with_mqa", (self.latent + self.rotated, hidden), bias=bias)
+        self.kv_norm = b.norm("kv_a_layernorm", self.latent, _EPS)
+        rows = Rows(heads * (self.nope + value), heads)
+        up = ColumnLinear(b, self.latent, {"kv_b_proj": rows}).weight.dense()
+        up = up.view(-1, self.nope + value, self.latent)
+        self.into = up[:, : self.nope].transpose(1, 2).contiguous()
+        self.out_of = up[:, self.nope :].contiguous()
+        self.output = RowLinear(b, heads * value, hidden, "o_proj", bias=bias)
+        settings = read_rope(c, self.rotated)
+        kv = KVSpec("latent", 1, self.latent + self.rotated, self.latent)
+        layer, group = b.add_kv(kv)
+        self.spec = AttentionSpec(
+            layer=layer,
+            group=group,
+            heads=up.shape[0],
+            kv=kv,
+            scale=(self.nope + self.rotated) ** -0.5 * attention_gain(settings),
+            rope=make_rope(b, settings, interleaved=True, start=self.latent),
+        )
+
+    def __call__(
+        self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        """residual + attention(norm(x)); x [T, hidden]."""
+        kernels, tokens, heads = ctx.kernels, x.shape[0], self.spec.heads
+        h = x if norm is None else kernels.norm(x, norm)
+        low = h if self.q_a is None else self.q_a.matmul(h, ctx)
+        q = self.q_b.matmul(low, ctx, norm=self.q_norm).view(tokens, heads, -1)
+        absorbed = kernels.head_matmul(q[..., : self.nope], self.into)
+        kv = self.kv_a.matmul(h, ctx)
+        latent = kernels.norm(kv[:, : self.latent], self.kv_norm)
+        queries = torch.cat((absorbed, q[..., self.nope :]), dim=-1).view(tokens, -1)
+        qkv = torch.cat((queries, latent, kv[:, self.latent :]), dim=-1)
+        mixed = kernels.attention(kernels.prepare_qkv(qkv, self.spec, ctx), self.spec, ctx)
+        values = kernels.head_matmul(mixed.view(tokens, heads, self.latent), self.out_of)
+        return self.output(values.view(tokens, -1), ctx, residual=residual)
+
+
+def build(c: ModelConfig, b: Build) -> Decoder:
+    """DeepSeek-V2 from its config."""
+    sizes, act = read_sizes(c), read_act(c, gated=True, default="silu")
+    first, second = rms(c, "input_layernorm"), rms(c, "post_attention_layernorm")
+    dense, every = c.get("first_k_dense_replace", int, 0, low=0), c.get("moe_layer_freq", int, 1)
+
+    def layer(body: Build, index: int) -> PreNorm:
+        at = body.at(f"layers.{index}")
+        attention = LatentAttention(c, at.at("self_attn"), sizes.hidden)
+        routed = index >= dense and index % every == 0 and c.has("n_routed_experts")
+        mlp: Experts | MLP
+        if routed:
+            mlp = _experts(c, at.at("mlp"), sizes.hidden)
+        else:
+            mlp = gated_mlp(at.at("mlp"), sizes.hidden, c.need("intermediate_size", int), act)
+        return PreNorm(attention, mlp, (first(at), second(at)))
+
+    return Decoder(b, b.under("model", "embed_tokens.weight"), sizes, Ends(norm=rms(c, "norm")), layer)
+
+
+def _experts(c: ModelConfig, b: Build, hidden: int) -> Experts:
+    """Routed experts (chosen within the best groups) and the shared ones, which act as one wider expert."""
+    count, inner = c.need("n_routed_experts", int), c.need("moe_intermediate_size", int)
+    act, route = read_act(c, gated=True, default="silu"), _route(c, count)
+    # The router is kept in float32: rounding its logits would change which experts are chosen.
+    router = b.exactly(torch.float32).weight("gate", (count, hidden), exact=True)
+    weights = load_experts(b.at("experts"), route, hidden, inner)
+    shared_count = c.get("n_shared_experts", int, 0, low=0)
+    shared = gated_mlp(b.at("shared_experts"), hidden, inner * shared_count, act) if shared_count else None
+    return Experts(b, router, route, weights, act, shared=shared, wide_router=True)
+
+
+def _route(c: ModelConfig, count: int) -> RouteSpec:
+    if c.get("scoring_func", str, "softmax") != "softmax":
+        raise c.refuse("scoring_func", "is not supported (only softmax).")
+    grouped = c.choice("topk_method", {"greedy": False, "group_limited_greedy": True}, "greedy")
+    groups = c.get("n_group", int, 1) if grouped else 1
+    normalise = c.get("norm_topk_prob", bool, False)
+    return RouteSpec(
+        experts=count,
+        top_k=c.get("num_experts_per_tok", int, 6, high=count),
+        normalise=normalise,
+        scale=1.0 if normalise else c.get("routed_scaling_factor", float, 1.0),
+        groups=groups,
+        top_groups=c.get("topk_group", int, 1, high=groups) if grouped else 1,
+    )

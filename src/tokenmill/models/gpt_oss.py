@@ -1,0 +1,60 @@
+"""gpt-oss: attention sinks, alternating windows, experts with biases and a clamped gate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from tokenmill.core.forward import RouteSpec
+from tokenmill.layers.attention import Attention, attention_spec, local_heads, separate_qkv
+from tokenmill.layers.build import Build
+from tokenmill.layers.experts import Experts, ExpertWeights, count_visited, split_experts
+from tokenmill.layers.linear import RowLinear
+from tokenmill.layers.rope import make_rope
+from tokenmill.models.common import PreNorm, read_heads, read_rope, read_sizes, read_window, rms
+from tokenmill.models.config import ModelConfig
+from tokenmill.models.decoder import Decoder, Ends
+
+
+def build(c: ModelConfig, b: Build) -> Decoder:
+    """gpt-oss from its config."""
+    sizes, heads, inner = read_sizes(c), read_heads(c), c.need("intermediate_size", int)
+    for name, value in (("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)):
+        if c.get(name, float, value) != value:
+            raise c.refuse(name, f"is not supported (only {value}).")
+    rope, bias = read_rope(c, heads.dim, theta=150000.0), c.get("attention_bias", bool, True)
+    count = c.first(("num_local_experts", "num_experts"), int)
+    top_k = c.first(("num_experts_per_tok", "experts_per_token"), int, 4)
+    route = RouteSpec(experts=count, top_k=min(top_k, count), order="topk_softmax")
+    first, second = rms(c, "input_layernorm"), rms(c, "post_attention_layernorm")
+
+    def layer(body: Build, index: int) -> PreNorm:
+        at = body.at(f"layers.{index}")
+        inside, mlp = at.at("self_attn"), at.at("mlp")
+        window = read_window(c, index, "full_attention" if index % 2 else "sliding_attention")
+        spec = attention_spec(b, heads, rope=make_rope(b, rope), window=window)
+        spec = replace(spec, sinks=local_heads(b, inside.tensor("sinks", (heads.heads,))))
+        attention = Attention(
+            separate_qkv(inside, sizes.hidden, heads, bias=bias),
+            RowLinear(inside, heads.width, sizes.hidden, "o_proj", bias=bias),
+            spec,
+        )
+        router = mlp.weight("router", (count, sizes.hidden), bias=True, exact=True)
+        weights = _experts(mlp.at("experts"), route, sizes.hidden, inner)
+        return PreNorm(attention, Experts(b, router, route, weights, "oai_swiglu"), (first(at), second(at)))
+
+    return Decoder(b, b.under("model", "embed_tokens.weight"), sizes, Ends(norm=rms(c, "norm")), layer)
+
+
+def _experts(b: Build, route: RouteSpec, hidden: int, inner: int) -> ExpertWeights:
+    """Stored as [E, in, out], gate and up interleaved."""
+    count, before = route.experts, b.book.flops
+    gate_up = b.tensor("gate_up_proj", (count, hidden, 2 * inner))
+    gate_up_bias = b.tensor("gate_up_proj_bias", (count, 2 * inner))
+    down, down_bias = b.tensor("down_proj", (count, inner, hidden)), b.tensor("down_proj_bias", (count, hidden))
+    order = torch.arange(2 * inner, device=b.device).view(inner, 2).t().reshape(-1)
+    ups = [b.wrap(w.t()[order], bias[order]) for w, bias in zip(gate_up, gate_up_bias, strict=True)]
+    downs = [b.wrap(w.t().contiguous(), bias) for w, bias in zip(down, down_bias, strict=True)]
+    count_visited(b, before, route)
+    return split_experts(b, ups, downs)

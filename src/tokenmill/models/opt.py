@@ -1,0 +1,77 @@
+"""OPT: learned positions shifted by two, relu, and in its 350M size norms after the blocks and a narrower embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from tokenmill.core.forward import ForwardContext, NormSpec
+from tokenmill.layers.attention import Attention, Heads, attention_spec, separate_qkv
+from tokenmill.layers.build import Build
+from tokenmill.layers.embedding import add_positions
+from tokenmill.layers.linear import RowLinear
+from tokenmill.layers.mlp import MLP, plain_mlp
+from tokenmill.models.common import PreNorm, head_size, layer_norm, read_act, read_sizes
+from tokenmill.models.config import ModelConfig
+from tokenmill.models.decoder import Decoder, Ends
+
+_SHIFT = 2
+"""The first rows of the position table belong to padding."""
+
+
+class PostNorm:
+    """x = norm(x + attention(x)); x = norm(x + mlp(x))."""
+
+    def __init__(self, attention: Attention, mlp: MLP, norms: tuple[NormSpec, NormSpec]) -> None:
+        self.attention = attention
+        self.mlp = mlp
+        self.first, self.second = norms
+
+    def __call__(self, x: Tensor, ctx: ForwardContext) -> Tensor:
+        """x [T, hidden] -> [T, hidden]."""
+        x = ctx.kernels.norm(self.attention(x, ctx, residual=x), self.first)
+        return ctx.kernels.norm(self.mlp(x, ctx, residual=x), self.second)
+
+
+def build(c: ModelConfig, b: Build) -> Decoder:
+    """OPT from its config."""
+    sizes = read_sizes(c, tied=True)
+    hidden, count = sizes.hidden, c.need("num_attention_heads", int)
+    heads = Heads(count, count, head_size(c, hidden, count))
+    inner, act = c.need("ffn_dim", int), read_act(c, gated=False, default="relu")
+    bias, width = c.get("enable_bias", bool, True), c.get("word_embed_proj_dim", int, hidden)
+    if not c.get("layer_norm_elementwise_affine", bool, True):
+        raise c.refuse("layer_norm_elementwise_affine", "is not supported.")
+    first_norm = c.get("do_layer_norm_before", bool, True)
+    last_norm = first_norm and not c.get("_remove_final_layer_norm", bool, False)
+    positions = c.need("max_position_embeddings", int)
+    norm = layer_norm(hidden, 1e-5)
+    b = b.limited(positions)
+
+    def layer(body: Build, index: int) -> PreNorm | PostNorm:
+        at = body.at(f"layers.{index}")
+        inside = at.at("self_attn")
+        output = RowLinear(inside, hidden, hidden, "out_proj", bias=bias)
+        attention = Attention(separate_qkv(inside, hidden, heads, bias=bias), output, attention_spec(b, heads))
+        mlp = plain_mlp(at, hidden, inner, act, ("fc1", "fc2"), bias=bias)
+        norms = (norm(at, "self_attn_layer_norm"), norm(at, "final_layer_norm"))
+        return PreNorm(attention, mlp, norms) if first_norm else PostNorm(attention, mlp, norms)
+
+    def before(body: Build) -> Callable[[Tensor, ForwardContext], Tensor]:
+        table = body.tensor("embed_positions.weight", (positions + _SHIFT, hidden))[_SHIFT:]
+        add = add_positions(table)
+        if width == hidden:
+            return add
+        project = body.weight("project_in", (hidden, width))
+        return lambda x, ctx: add(project.matmul(x, ctx), ctx)
+
+    ends = Ends(
+        norm=(lambda body: norm(body, "final_layer_norm")) if last_norm else None,
+        before=before,
+        after=(lambda body: body.weight("project_out", (width, hidden))) if width != hidden else None,
+        width=width,
+    )
+    root = b.at("model.decoder")
+    body = root if root.has("embed_tokens.weight") else b.at("decoder")
+    return Decoder(b, body, sizes, ends, layer)
