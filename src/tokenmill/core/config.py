@@ -136,7 +136,7 @@ def make_config(environment: Mapping[str, str] | None = None, **flat: Any) -> En
             hint = f" Did you mean {close[0]!r}?" if close else ""
             raise ParameterError(f"Unknown option {given!r}.{hint}", param=given)
         chosen[known[name][0]][name] = value
-    for group, values in chosen.items():
+    for values in chosen.values():
         for name, value in values.items():
             _check(name, value, known[name][1], known[name][2])
     return EngineConfig(**{group: GROUPS[group](**values) for group, values in chosen.items()})
@@ -181,7 +181,7 @@ def _check(name: str, value: Any, item: Field, kind: Any) -> None:
 
 
 _POSITIVE = frozenset(
-    [
+    {
         "block_size",
         "max_num_seqs",
         "max_model_len",
@@ -191,5 +191,5 @@ _POSITIVE = frozenset(
         "num_gpu_blocks_override",
         "kv_cache_memory_bytes",
         "gpu_memory_utilization",
-    ]
+    }
 )

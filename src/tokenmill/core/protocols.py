@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         NormSpec,
         RouteSpec,
     )
-    from tokenmill.core.request import Request, RequestOutput
+    from tokenmill.core.request import Request, TextDelta
     from tokenmill.core.sequence import Sequence, SequenceGroup
     from tokenmill.core.step import LateInputs, StepPlan, StepResult
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class TextGenerator(Protocol):
     """Engine service, semantic cache, router, FakeGenerator: wrap one in another freely."""
 
-    def generate(self, request: Request) -> AsyncIterator[RequestOutput]: ...
+    def generate(self, request: Request) -> AsyncIterator[TextDelta]: ...
     async def abort(self, request_id: str) -> None: ...
 
 
@@ -90,8 +90,10 @@ class PrefixCache(Protocol):
 class Search(Protocol):
     """How the sequences of one request branch: sampling n, best_of, or beams."""
 
-    width: int
-    """Candidates wanted per row and step; 0: the sampler chooses and nothing branches."""
+    @property
+    def width(self) -> int:
+        """Candidates wanted per row and step; 0: the sampler chooses and nothing branches."""
+        ...
 
     def spawn(self, group: SequenceGroup) -> int:
         """How many sequences share the prompt once it is planned."""

@@ -253,6 +253,23 @@ class TokenDelta(msgspec.Struct, gc=False):
     pooled: list[float] | None = None
 
 
+class TextDelta(msgspec.Struct, kw_only=True):
+    """What one step added to one output of a request, as text. `finish_reason` is set on its last delta only."""
+
+    request_id: str
+    index: int
+    text: str = ""
+    token_ids: list[int] = []
+    logprobs: list[dict[int, TokenLogprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+    prompt_logprobs: list[dict[int, TokenLogprob] | None] | None = None
+    num_cached_tokens: int = 0
+    score: float | None = None
+    pooled: list[float] | None = None
+
+
 class CompletionOutput(msgspec.Struct, kw_only=True):
     """One continuation of a prompt."""
 

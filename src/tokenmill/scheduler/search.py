@@ -17,7 +17,7 @@ Children = list[tuple[int, float]]
 class Sampling:
     """n independent samples of one prompt; nothing branches after the prompt."""
 
-    width = 0
+    width: int = 0
 
     def spawn(self, group: SequenceGroup) -> int:
         return group.request.params.num_sequences

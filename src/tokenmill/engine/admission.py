@@ -1,0 +1,166 @@
+"""What may enter. Owns: checking a request against model, pool and limits, and turning it into a SequenceGroup.
+
+Must not know: tensors, HTTP. Everything that a person can get wrong in a request is refused here, before any work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tokenmill.core.errors import ParameterError, TooLargeError, UserError
+from tokenmill.core.protocols import Constraint, Search
+from tokenmill.core.request import Request, SamplingParams
+from tokenmill.core.sequence import SequenceGroup
+from tokenmill.core.step import RowSampling
+from tokenmill.scheduler.search import BeamSearch, Sampling
+
+Encode = Callable[[str], list[int]]
+
+
+class BusyError(UserError):
+    """The queue is full; the same request may be accepted later."""
+
+
+@dataclass(slots=True)
+class Admission:
+    """The facts that requests are checked against. `encode` is None without a tokenizer."""
+
+    vocab_size: int
+    max_model_len: int
+    max_rows: int
+    max_waiting: int
+    eos_ids: frozenset[int] = frozenset()
+    encode: Encode | None = None
+    constrain: Callable[[dict], Constraint] | None = None
+    in_process: bool = True
+
+    def check(self, request: Request, num_open: int) -> SequenceGroup:
+        """The group to schedule, or a UserError that says what to change."""
+        params, ids = request.params, request.prompt_ids
+        if num_open >= self.max_waiting:
+            raise BusyError(f"{num_open} requests are open already; try again later.")
+        self._check_ids("prompt", ids)
+        if not ids:
+            raise ParameterError("The prompt is empty: give at least one token.", param="prompt")
+        if len(ids) >= self.max_model_len:
+            raise TooLargeError(
+                f"The prompt has {len(ids)} tokens; with at least one output token that is more than the "
+                f"context of {self.max_model_len}. Shorten it, or raise --max-model-len.",
+                param="prompt",
+            )
+        most = self.max_model_len - len(ids)
+        new = most if params.max_tokens is None else params.max_tokens
+        if new > most:
+            raise TooLargeError(
+                f"The prompt's {len(ids)} tokens and max_tokens = {new} exceed the context of {self.max_model_len}; "
+                f"at most {most} new tokens fit.",
+                param="max_tokens",
+            )
+        if params.min_tokens > new:
+            raise ParameterError(f"min_tokens ({params.min_tokens}) is more than fits ({new}).", param="min_tokens")
+        self._check_lists(params)
+        search = self._search(params, new)
+        return SequenceGroup(
+            request=request,
+            search=search,
+            sampling=self._row_sampling(params, search),
+            max_len=len(ids) + new,
+            num_outputs=params.n if search.width else params.num_sequences,
+            constraint=self._constraint(params),
+            reads_cache=params.prompt_logprobs is None,
+        )
+
+    def check_embedding(self, request: Request, pooling: str) -> SequenceGroup:
+        """A group that ends with a pooled hidden state instead of tokens."""
+        if pooling not in ("last", "mean"):
+            raise ParameterError(f"pooling must be 'last' or 'mean', got {pooling!r}.", param="pooling")
+        group = self.check(request, 0)
+        group.max_len = len(request.prompt_ids) + 1
+        group.embed = pooling
+        group.reads_cache = pooling == "last"
+        return group
+
+    def _check_ids(self, name: str, ids: list[int]) -> None:
+        for token in ids:
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise ParameterError(f"{name} must hold integer token ids, got {token!r}.", param=name)
+            if not 0 <= token < self.vocab_size:
+                raise ParameterError(
+                    f"{name} holds token id {token}, outside the vocabulary of {self.vocab_size}.", param=name
+                )
+
+    def _check_lists(self, params: SamplingParams) -> None:
+        if params.allowed_token_ids is not None:
+            self._check_ids("allowed_token_ids", params.allowed_token_ids)
+        if params.stop_token_ids:
+            self._check_ids("stop_token_ids", params.stop_token_ids)
+        if params.logit_bias:
+            self._check_ids("logit_bias", list(params.logit_bias))
+        if params.logits_processors and not self.in_process:
+            raise ParameterError(
+                "logits_processors are Python callables and need the in-process executor.", param="logits_processors"
+            )
+        if self.encode is None and (params.stops or params.bad_words or params.structured_outputs):
+            raise ParameterError("stop, bad_words and structured_outputs need a tokenizer.", param="stop")
+
+    def _search(self, params: SamplingParams, new: int) -> Search:
+        if not params.use_beam_search:
+            return Sampling()
+        beams = params.best_of or params.n
+        if beams > self.max_rows:
+            raise ParameterError(
+                f"{beams} beams need as many rows; this engine has {self.max_rows} (--max-num-seqs).", param="n"
+            )
+        return BeamSearch(
+            beams,
+            params.length_penalty,
+            params.early_stopping,
+            frozenset(self._end_ids(params)),
+            new,
+            params.min_tokens,
+        )
+
+    def _end_ids(self, params: SamplingParams) -> list[int]:
+        eos = [] if params.ignore_eos else sorted(self.eos_ids)
+        return [*eos, *(t for t in params.stop_token_ids or () if t not in eos)]
+
+    def _row_sampling(self, params: SamplingParams, search: Search) -> RowSampling:
+        ranked = params.best_of is not None and params.best_of > params.n
+        wanted = params.logprobs if params.logprobs is not None else (0 if ranked else -1)
+        return RowSampling(
+            temperature=params.temperature,
+            top_k=max(params.top_k, 0),
+            top_p=params.top_p,
+            min_p=params.min_p,
+            typical_p=params.typical_p,
+            repetition_penalty=params.repetition_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            min_tokens=params.min_tokens,
+            end_ids=self._end_ids(params),
+            logit_bias=params.logit_bias or {},
+            allowed_ids=params.allowed_token_ids,
+            bad_words=self._bad_words(params),
+            num_logprobs=-1 if search.width else wanted,
+            num_prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
+            num_candidates=search.width,
+            has_processors=bool(params.logits_processors),
+        )
+
+    def _bad_words(self, params: SamplingParams) -> list[list[int]]:
+        """Each bad word as tokens, at the start of a text and after a space."""
+        words: list[list[int]] = []
+        for word in params.bad_words or ():
+            assert self.encode is not None
+            for text in (word, " " + word.lstrip()):
+                ids = self.encode(text)
+                if ids and ids not in words:
+                    words.append(ids)
+        return words
+
+    def _constraint(self, params: SamplingParams) -> Constraint | None:
+        if params.structured_outputs is None:
+            return None
+        assert self.constrain is not None
+        return self.constrain(params.structured_outputs)

@@ -1,0 +1,285 @@
+"""Config becomes objects, only here. Owns: every choice that a flag makes, with its reason.
+
+`load_runner` runs where the model lives (this process or a worker); `build_engine` wires the loop around it.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+
+from tokenmill.checkpoint.folder import open_checkpoint, read_config, read_generation_config
+from tokenmill.checkpoint.hub import resolve_model
+from tokenmill.core.config import EngineConfig, SpeculateOptions
+from tokenmill.core.errors import ModelError, ParameterError, UserError
+from tokenmill.core.protocols import Executor, HostDrafter
+from tokenmill.demo import demo_dir
+from tokenmill.device.memory import free_bytes, pick_device
+from tokenmill.engine.admission import Admission
+from tokenmill.engine.engine import Engine
+from tokenmill.engine.executor import InProcessExecutor
+from tokenmill.engine.workers import ProcessExecutor, start_worker
+from tokenmill.kernels import ReferenceKernels, make_kernels
+from tokenmill.kvcache.allocation import BlockTables, GroupLayout
+from tokenmill.kvcache.pool import CacheLayout, KVPool, buy_blocks, make_layout
+from tokenmill.models.registry import build_model
+from tokenmill.runner.runner import Runner
+from tokenmill.scheduler.policy import make_policy
+from tokenmill.scheduler.roster import Limits
+from tokenmill.scheduler.scheduler import Scheduler
+from tokenmill.speculate.ngram import NgramDrafter
+from tokenmill.speculate.none import NoDrafter
+from tokenmill.structured.choice import Vocabulary
+from tokenmill.structured.compile import compile_constraint
+from tokenmill.text.tokenizer import Tokenizer, load_tokenizer
+
+DTYPES = {
+    "float32": torch.float32,
+    "float": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "half": torch.float16,
+}
+CPU_CACHE_BYTES = 2 << 30
+MAX_DRAFTS = 16
+
+
+class Facts(msgspec.Struct):
+    """What the engine must know of a loaded model; crosses from a worker."""
+
+    vocab_size: int
+    max_model_len: int
+    max_step_tokens: int
+    groups: list[tuple[int, int]]
+    num_blocks: list[int]
+    device: str
+    dtype: str
+    weight_bytes: int
+    flops_per_token: float
+    reasons: list[str]
+
+
+@dataclass(slots=True)
+class Built:
+    """An engine with what its callers need around it."""
+
+    engine: Engine
+    facts: Facts
+    config: EngineConfig
+    model_dir: pathlib.Path
+    tokenizer: Tokenizer | None
+    generation: dict[str, Any]
+
+
+def find_model(config: EngineConfig) -> pathlib.Path:
+    """The model's folder."""
+    name = config.model.model
+    return demo_dir("main") if name == "demo" else resolve_model(name, config.model.revision)
+
+
+def load_runner(config: EngineConfig) -> tuple[Runner, dict[str, Any]]:
+    """Load the model and its cache onto the device; -> runner and Facts as plain data."""
+    reasons: list[str] = []
+    device = pick_device(config.execute.device)
+    if config.execute.threads:
+        torch.set_num_threads(config.execute.threads)
+    folder = find_model(config)
+    raw = {**read_config(folder), **(config.model.hf_overrides or {})}
+    dtype = _dtype(config.model.dtype, raw, device, reasons)
+    kernels = ReferenceKernels() if config.execute.kernels == "reference" else make_kernels(device)
+    checkpoint = open_checkpoint(folder, config.model.load_format, seed=config.model.seed, device=device)
+    try:
+        model = build_model(
+            raw,
+            checkpoint,
+            dtype=dtype,
+            device=device,
+            kernels=kernels,
+            quantization=config.model.quantization,
+            max_positions=config.model.max_model_len,
+        )
+    finally:
+        checkpoint.close()
+    layout = make_layout(model.spec.kv_specs, config.cache.block_size)
+    kv_dtype = dtype if config.cache.kv_cache_dtype == "auto" else DTYPES[config.cache.kv_cache_dtype]
+    step_tokens = config.schedule.max_num_batched_tokens or (2048 if device == "cpu" else 8192)
+    wanted = min(config.model.max_model_len or model.spec.max_positions, model.spec.max_positions)
+    blocks = _num_blocks(config, layout, kv_dtype, device, wanted, step_tokens, reasons)
+    max_len = _max_model_len(config, layout, blocks, wanted, reasons)
+    pool = KVPool(layout, blocks, kv_dtype, device)
+    runner = Runner(model, kernels, pool, config.schedule.max_num_seqs, max_len)
+    facts = Facts(
+        vocab_size=model.spec.vocab_size,
+        max_model_len=max_len,
+        max_step_tokens=step_tokens,
+        groups=[(g.pool, g.window) for g in layout.groups],
+        num_blocks=blocks,
+        device=device,
+        dtype=str(dtype).removeprefix("torch."),
+        weight_bytes=int(model.spec.extras.get("weight_bytes", 0)),  # type: ignore[call-overload]
+        flops_per_token=model.spec.flops_per_token,
+        reasons=reasons,
+    )
+    return runner, msgspec.to_builtins(facts)
+
+
+def build_engine(config: EngineConfig) -> Built:
+    """Everything between a request and its token deltas."""
+    folder = find_model(config)
+    tokenizer = _tokenizer(config, folder)
+    generation = read_generation_config(folder)
+    executor, facts = _executor(config)
+    drafter, max_drafts = _drafter(config.speculate)
+    tables = BlockTables(
+        [GroupLayout(*g) for g in facts.groups],
+        facts.num_blocks,
+        config.cache.block_size,
+        prefix_cache=config.cache.enable_prefix_caching,
+    )
+    limits = Limits(
+        max_rows=config.schedule.max_num_seqs,
+        max_step_tokens=facts.max_step_tokens,
+        max_chunk=config.schedule.long_prefill_token_threshold,
+        max_drafts=max_drafts,
+        chains=executor.chains,
+    )
+    scheduler = Scheduler(limits, tables, make_policy(config.schedule.scheduling_policy), drafter)
+    admission = Admission(
+        vocab_size=facts.vocab_size,
+        max_model_len=facts.max_model_len,
+        max_rows=config.schedule.max_num_seqs,
+        max_waiting=config.schedule.max_waiting,
+        eos_ids=_eos_ids(read_config(folder), generation, tokenizer),
+        in_process=config.execute.executor == "inprocess",
+    )
+    if tokenizer is not None:
+        _give_text(admission, tokenizer)
+    return Built(Engine(scheduler, executor, admission), facts, config, folder, tokenizer, generation)
+
+
+def _executor(config: EngineConfig) -> tuple[Executor, Facts]:
+    if config.execute.executor == "process":
+        process, pipe, plain = start_worker(load_runner, config)
+        facts = msgspec.convert(plain, Facts)
+        return ProcessExecutor(process, pipe, facts.num_blocks, config.execute.pipeline_depth or 2), facts
+    runner, plain = load_runner(config)
+    facts = msgspec.convert(plain, Facts)
+    lazy = facts.device == "cpu"
+    depth = config.execute.pipeline_depth or (1 if lazy else 2)
+    return InProcessExecutor(runner, facts.num_blocks, depth, lazy=lazy), facts
+
+
+def _tokenizer(config: EngineConfig, folder: pathlib.Path) -> Tokenizer | None:
+    if config.model.skip_tokenizer_init:
+        return None
+    if config.model.tokenizer is not None:
+        return load_tokenizer(resolve_model(config.model.tokenizer, None))
+    if config.model.load_format == "dummy":
+        try:
+            return load_tokenizer(folder)
+        except ModelError:
+            return None  # a config alone: token ids in and out
+    return load_tokenizer(folder)
+
+
+def _give_text(admission: Admission, tokenizer: Tokenizer) -> None:
+    """What needs the vocabulary: bad words, and constraints (whose table is made when first asked for)."""
+    table: list[Vocabulary] = []
+
+    def constrain(spec: dict[str, Any]) -> Any:
+        if not table:
+            size = min(admission.vocab_size, tokenizer.vocab_size)
+            texts = [tokenizer.token_bytes(i) for i in range(size)]
+            table.append(Vocabulary.of(texts, set(tokenizer.special_ids), tuple(admission.eos_ids)))
+        return compile_constraint(spec, table[0])
+
+    admission.encode = lambda text: tokenizer.encode(text, add_special_tokens=False, allow_special=False)
+    admission.constrain = constrain
+
+
+def _dtype(wanted: str, raw: dict[str, Any], device: str, reasons: list[str]) -> torch.dtype:
+    if wanted != "auto":
+        return DTYPES[wanted]
+    text = raw.get("text_config") if isinstance(raw.get("text_config"), dict) else {}
+    named = raw.get("dtype") or raw.get("torch_dtype") or (text or {}).get("dtype") or "float32"
+    dtype = DTYPES.get(str(named).removeprefix("torch."), torch.float32)
+    if dtype == torch.float16 and device == "cpu":
+        reasons.append("float32 instead of float16: CPUs compute float16 slowly")
+        return torch.float32
+    return dtype
+
+
+def _num_blocks(
+    config: EngineConfig,
+    layout: CacheLayout,
+    dtype: torch.dtype,
+    device: str,
+    max_len: int,
+    step_tokens: int,
+    reasons: list[str],
+) -> list[int]:
+    if config.cache.num_gpu_blocks_override is not None:
+        return [config.cache.num_gpu_blocks_override] * len(layout.page_elements)
+    budget = config.cache.kv_cache_memory_bytes
+    if budget is None:
+        free = free_bytes(device)
+        if device == "cpu":
+            budget = min(CPU_CACHE_BYTES, free // 2)
+            reasons.append(f"K/V cache of {budget >> 20} MiB: half of the free memory, at most 2 GiB")
+        else:
+            budget = int(free * config.cache.gpu_memory_utilization) - (2 << 30)
+    blocks = buy_blocks(layout, budget, dtype.itemsize, max_len, step_tokens)
+    most = config.schedule.max_num_seqs * (-(-max_len // layout.block_size) + 1) * len(layout.groups)
+    return [min(n, most) for n in blocks]
+
+
+def _max_model_len(
+    config: EngineConfig, layout: CacheLayout, blocks: list[int], wanted: int, reasons: list[str]
+) -> int:
+    fits = BlockTables(list(layout.groups), blocks, layout.block_size).max_length()
+    if wanted <= fits:
+        return wanted
+    if config.model.max_model_len is not None:
+        raise UserError(
+            f"--max-model-len {wanted} needs more K/V cache than there is (room for {fits} tokens): "
+            "lower it, or give more with --kv-cache-memory-bytes.",
+            param="max_model_len",
+        )
+    reasons.append(f"context of {fits} tokens instead of {wanted}: what the K/V cache holds")
+    return fits
+
+
+def _eos_ids(raw: dict[str, Any], generation: dict[str, Any], tokenizer: Tokenizer | None) -> frozenset[int]:
+    """End tokens: generation_config.json's, config.json's and the tokenizer's."""
+    ids: set[int] = set(tokenizer.eos_ids) if tokenizer is not None else set()
+    for source in (raw, raw.get("text_config") or {}, generation):
+        value = source.get("eos_token_id")
+        found = value if isinstance(value, list) else [value]
+        ids.update(i for i in found if isinstance(i, int) and not isinstance(i, bool) and i >= 0)
+    return frozenset(ids)
+
+
+def _drafter(options: SpeculateOptions) -> tuple[HostDrafter, int]:
+    """The drafter that --speculative-config asks for, and how many tokens it may draft."""
+    spec = options.speculative_config
+    if not spec:
+        return NoDrafter(), 0
+    known = {"method", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"}
+    if not isinstance(spec, dict) or set(spec) - known:
+        extra = ", ".join(sorted(set(spec) - known)) if isinstance(spec, dict) else "not an object"
+        raise ParameterError(f"speculative_config: unknown entries ({extra}).", param="speculative_config")
+    if spec.get("method") != "ngram":
+        raise ParameterError(
+            f"speculative_config: method {spec.get('method')!r} is not available; use 'ngram'.",
+            param="speculative_config",
+        )
+    count = spec.get("num_speculative_tokens", 4)
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_DRAFTS:
+        raise ParameterError(
+            f"num_speculative_tokens must be an integer in [1, {MAX_DRAFTS}].", param="speculative_config"
+        )
+    return NgramDrafter(spec.get("prompt_lookup_max", 4), spec.get("prompt_lookup_min", 2)), count

@@ -1,0 +1,76 @@
+"""The loop. Owns: plans in flight, late inputs, and the order submit -> commit. Everything else is behind a seam.
+
+Must not know: text, HTTP, devices, or any feature by name. One thread owns an Engine.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from tokenmill.core.protocols import Executor, Ticket
+from tokenmill.core.request import Request, TokenDelta
+from tokenmill.core.step import LateInputs, StepPlan
+from tokenmill.engine.admission import Admission
+from tokenmill.scheduler.scheduler import Scheduler
+
+
+class Engine:
+    """Requests in, token deltas out, one step at a time."""
+
+    def __init__(self, scheduler: Scheduler, executor: Executor, admission: Admission) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.admission = admission
+        self.flying: deque[tuple[StepPlan, Ticket]] = deque()
+
+    def add(self, request: Request) -> None:
+        """Accept a request, or raise a UserError that says why not."""
+        self.scheduler.add(self.admission.check(request, len(self.scheduler.roster.groups)))
+
+    def abort(self, request_id: str, index: int | None = None, reason: str = "abort") -> list[TokenDelta]:
+        """End a request, or one of its outputs; its terminal deltas."""
+        return self.scheduler.abort(request_id, index, reason)
+
+    @property
+    def has_work(self) -> bool:
+        """Is there anything to step for?"""
+        return self.scheduler.has_work
+
+    def step(self) -> list[TokenDelta]:
+        """Keep up to `depth` plans in flight; commit the oldest."""
+        plan = self.scheduler.plan()  # integers only
+        if plan is not None:
+            self.flying.append((plan, self.executor.submit(plan)))
+            if len(self.flying) == 1:
+                self._supply()
+            if len(self.flying) < self.executor.depth:
+                return []
+        if not self.flying:
+            return []
+        deltas = self.scheduler.commit(self.flying.popleft()[1].wait())
+        self._supply()
+        return deltas
+
+    def _supply(self) -> None:
+        """Masks and processors of the oldest plan: all that they depend on is committed now."""
+        if self.flying and self.flying[0][0].late:
+            plan = self.flying[0][0]
+            self.executor.supply(plan.id, self._late_inputs(plan))
+
+    def _late_inputs(self, plan: StepPlan) -> LateInputs:
+        inputs = LateInputs()
+        wanted = set(plan.late)
+        for seq in self.scheduler.flying[0].seqs:
+            if seq.row not in wanted:
+                continue
+            mask = seq.constraint.mask() if seq.constraint is not None else None
+            if mask is not None:
+                inputs.masks[seq.row] = mask
+            processors = seq.group.request.params.logits_processors
+            if processors:
+                inputs.processors[seq.row] = processors
+        return inputs
+
+    def close(self) -> None:
+        """Stop the executor; requests that are still here end without another delta."""
+        self.executor.close()

@@ -1,0 +1,70 @@
+"""Executors in this process. Owns: running plans through a Runner now, behind the Executor seam.
+
+On a CPU a plan runs when it is waited for (a second one in flight would only delay tokens); on a GPU `submit`
+enqueues it and `wait` reads its results, so that the host plans while the device computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenmill.core.step import LateInputs, StepPlan, StepResult
+from tokenmill.runner.runner import Runner, Running
+
+
+@dataclass(slots=True)
+class InProcessTicket:
+    """A plan that has been begun, or waits to be."""
+
+    executor: InProcessExecutor
+    plan: StepPlan
+    running: Running | None = None
+    late: LateInputs | None = None
+
+    def wait(self) -> StepResult:
+        runner = self.executor.runner
+        if self.running is None:
+            self.running = runner.begin(self.plan)
+            runner.sample(self.running, self.late)
+        elif self.plan.late:
+            runner.sample(self.running, self.late)
+        self.executor.tickets.pop(self.plan.id, None)
+        return runner.finish(self.running)
+
+
+@dataclass(slots=True)
+class InProcessExecutor:
+    """`lazy`: run at wait (CPU); else enqueue at submit (GPU)."""
+
+    runner: Runner
+    num_blocks: list[int]
+    depth: int = 1
+    chains: bool = True
+    lazy: bool = True
+    tickets: dict[int, InProcessTicket] = field(default_factory=dict)
+
+    def submit(self, plan: StepPlan) -> InProcessTicket:
+        ticket = InProcessTicket(self, plan)
+        self.tickets[plan.id] = ticket
+        if not self.lazy:
+            ticket.running = self.runner.begin(plan)
+            if not plan.late:
+                self.runner.sample(ticket.running, None)
+        return ticket
+
+    def supply(self, plan_id: int, inputs: LateInputs) -> None:
+        self.tickets[plan_id].late = inputs
+
+    def control(self, message: dict[str, Any]) -> dict[str, Any]:
+        return answer(self.runner, message)
+
+    def close(self) -> None:
+        self.tickets.clear()
+
+
+def answer(runner: Runner, message: dict[str, Any]) -> dict[str, Any]:
+    """Control messages that every runner understands."""
+    if message.get("what") == "counters":
+        return {"kernels": runner.kernels.counters()}
+    raise ValueError(f"unknown control message {message.get('what')!r}")

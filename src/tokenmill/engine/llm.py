@@ -1,0 +1,177 @@
+"""LLM: offline use in a few lines. Owns: running an engine in the caller's thread, progress, ordered results.
+
+The API is vLLM's: `generate`, `chat` and `embed` take one or many prompts and return a list in the same order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tokenmill.core.config import make_config
+from tokenmill.core.errors import ParameterError
+from tokenmill.core.request import EmbeddingOutput, Request, RequestOutput, SamplingParams
+from tokenmill.engine.build import Built, build_engine
+from tokenmill.engine.outputs import Accumulator, OutputProcessor
+from tokenmill.engine.prompts import Prompt, PromptReader, default_params, make_request
+
+
+class LLM:
+    """A loaded model: `LLM(model="demo")`; keyword arguments are the flags of `serve` with underscores."""
+
+    def __init__(self, model: str = "demo", **options: Any) -> None:
+        self.built: Built = build_engine(make_config(model=model, **options))
+        self.engine = self.built.engine
+        self.processor = OutputProcessor(self.built.tokenizer)
+        self.reader = PromptReader(self.built.tokenizer)
+        self._count = 0
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Continue each prompt; bad input raises before any work, failures of single prompts do not end others."""
+        many = _as_list(prompts)
+        params = self._params(sampling_params, len(many))
+        if priority is not None and len(priority) != len(many):
+            raise ParameterError(f"{len(many)} prompts but {len(priority)} priorities.", param="priority")
+        requests = []
+        for i, prompt in enumerate(many):
+            text, ids = self.reader.read(prompt)
+            requests.append(self._request(text, ids, params[i], priority[i] if priority else 0))
+        return self._run(requests, use_tqdm)
+
+    def chat(
+        self,
+        messages: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        **template: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation (a list of message dicts) or several; `template`: tools, chat_template, ..."""
+        many = messages if messages and isinstance(messages[0], (list, tuple)) else [messages]
+        params = self._params(sampling_params, len(many))
+        requests = []
+        for conversation, each in zip(many, params, strict=True):
+            text, ids = self.reader.chat(conversation, **dict(template))
+            requests.append(self._request(text, ids, each, 0))
+        return self._run(requests, use_tqdm)
+
+    def embed(
+        self, prompts: Prompt | Sequence[Prompt], use_tqdm: bool = True, *, pooling: str = "last"
+    ) -> list[EmbeddingOutput]:
+        """Unit vectors: the last token's final hidden state, or the mean over the prompt."""
+        requests = []
+        for prompt in _as_list(prompts):
+            text, ids = self.reader.read(prompt)
+            requests.append(self._request(text, ids, SamplingParams(max_tokens=1), 0))
+        for request in requests:
+            self.engine.admission.check_embedding(request, pooling)
+        done = self._drive(requests, use_tqdm, pooling)
+        return [
+            EmbeddingOutput(request_id=a.request.id, prompt_token_ids=a.request.prompt_ids, embedding=a.pooled or [])
+            for a in done
+        ]
+
+    def get_tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self.built.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What generation_config.json suggests."""
+        return default_params(self.built.generation)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes."""
+        self.engine.scheduler.tables.cache.clear()
+        return True
+
+    def close(self) -> None:
+        """Free the model; the object cannot be used afterwards."""
+        self.reader.close()
+        self.engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ inside
+
+    def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        if given is None:
+            given = self.get_default_sampling_params()
+        if isinstance(given, SamplingParams):
+            return [given] * count
+        if len(given) != count:
+            raise ParameterError(f"{count} prompts but {len(given)} sampling_params.", param="sampling_params")
+        return list(given)
+
+    def _request(self, text: str | None, ids: list[int], params: SamplingParams, priority: int) -> Request:
+        self._count += 1
+        return make_request(str(self._count), text, ids, params, priority=priority, arrival=time.perf_counter())
+
+    def _run(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
+        for request in requests:
+            self.engine.admission.check(request, 0)
+        return [accumulator.output() for accumulator in self._drive(requests, use_tqdm, None)]
+
+    def _drive(self, requests: list[Request], use_tqdm: bool, pooling: str | None) -> list[Accumulator]:
+        """Add all, step until all have ended."""
+        found = {request.id: Accumulator(request) for request in requests}
+        for request in requests:
+            self.processor.add(request)
+            if pooling is None:
+                self.engine.add(request)
+            else:
+                self.engine.scheduler.add(self.engine.admission.check_embedding(request, pooling))
+        left = len(found)
+        with _progress(use_tqdm and len(requests) > 1) as progress:
+            task = progress.add_task("Generating", total=left)
+            try:
+                while left:
+                    for delta in self.processor.process(self.engine.step()):
+                        accumulator = found[delta.request_id]
+                        accumulator.add(delta)
+                        if delta.finish_reason is not None and accumulator.finished:
+                            self.processor.drop(delta.request_id)
+                            left -= 1
+                            progress.advance(task)
+                    for request_id, index in self.processor.stopped:
+                        self.engine.abort(request_id, index)
+                    self.processor.stopped.clear()
+            finally:
+                if left:  # interrupted: leave nothing behind
+                    for request in requests:
+                        self.engine.abort(request.id)
+                        self.processor.drop(request.id)
+                while self.engine.has_work:
+                    self.engine.step()
+        return list(found.values())
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
+    """One prompt or several: a list of integers is one prompt."""
+    if isinstance(prompts, (str, dict)):
+        return [prompts]
+    many = list(prompts)
+    return [many] if many and all(isinstance(p, int) for p in many) else many
+
+
+def _progress(shown: bool) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        disable=not shown,
+        transient=False,
+    )

@@ -1,0 +1,236 @@
+"""From token deltas to text. Owns: per-output detokenising, stop strings, logprobs with text, and gathering results.
+
+Must not know: the scheduler, threads, HTTP. One OutputProcessor serves one engine; an Accumulator one caller.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tokenmill.core.request import (
+    CompletionOutput,
+    Request,
+    RequestMetrics,
+    RequestOutput,
+    TextDelta,
+    TokenDelta,
+    TokenLogprob,
+)
+from tokenmill.core.step import RowLogprobs
+from tokenmill.text.codec import Tokenizer
+from tokenmill.text.stop import StopChecker
+from tokenmill.text.stream_decoder import StreamDecoder
+
+
+@dataclass(slots=True)
+class Track:
+    """Decoding state of one output of one request."""
+
+    decoder: StreamDecoder | None
+    stop: StopChecker | None
+    num_tokens: int = 0
+    ended: bool = False
+
+
+@dataclass(slots=True)
+class Open:
+    """A request that has outputs to come."""
+
+    request: Request
+    tracks: dict[int, Track] = field(default_factory=dict)
+
+
+class OutputProcessor:
+    """Turns TokenDeltas into TextDeltas; outputs that a stop string ended are named in `stopped`."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self.tokenizer = tokenizer
+        self.open: dict[str, Open] = {}
+        self.stopped: list[tuple[str, int]] = []
+
+    def add(self, request: Request) -> None:
+        """Expect deltas of this request."""
+        self.open[request.id] = Open(request)
+
+    def drop(self, request_id: str) -> None:
+        """Expect no more deltas of this request."""
+        self.open.pop(request_id, None)
+
+    def process(self, deltas: Iterable[TokenDelta]) -> list[TextDelta]:
+        """Text of each delta; deltas of unknown requests and of outputs that have ended are left out."""
+        texts = []
+        for delta in deltas:
+            entry = self.open.get(delta.request_id)
+            if entry is None:
+                continue
+            track = entry.tracks.get(delta.index)
+            if track is None:
+                track = entry.tracks[delta.index] = self._track(entry.request)
+            if not track.ended:
+                texts.append(self._text(entry.request, track, delta))
+        return texts
+
+    def _track(self, request: Request) -> Track:
+        params = request.params
+        if self.tokenizer is None or not params.detokenize:
+            return Track(None, None)
+        decoder = StreamDecoder(
+            self.tokenizer, request.prompt_ids, params.skip_special_tokens, params.spaces_between_special_tokens
+        )
+        stop = StopChecker(params.stops, params.include_stop_str_in_output) if params.stops else None
+        return Track(decoder, stop)
+
+    def _text(self, request: Request, track: Track, delta: TokenDelta) -> TextDelta:
+        out = TextDelta(
+            request_id=delta.request_id,
+            index=delta.index,
+            token_ids=delta.tokens,
+            num_cached_tokens=delta.cached,
+            score=delta.score,
+            pooled=delta.pooled,
+            error=delta.error,
+        )
+        if track.decoder is None:
+            track.num_tokens += len(delta.tokens)
+            stopped = None
+        else:
+            stopped = self._decode(request, track, delta, out)
+        if delta.logprobs is not None and request.params.logprobs is not None:
+            out.logprobs = [self._logprobs(row) for row in delta.logprobs[: len(out.token_ids)]]
+        elif delta.logprobs is not None:
+            out.score = sum(row.logprobs[0] for row in delta.logprobs[: len(out.token_ids)])
+        if delta.prompt_logprobs is not None:
+            out.prompt_logprobs = [self._logprobs(row) for row in delta.prompt_logprobs]
+        if stopped is not None:
+            out.finish_reason, out.stop_reason = "stop", stopped
+            if delta.finish is None:
+                self.stopped.append((delta.request_id, delta.index))
+        elif delta.finish is not None:
+            out.finish_reason = delta.finish
+            if delta.finish == "stop" and delta.stop_token in (request.params.stop_token_ids or ()):
+                out.stop_reason = delta.stop_token
+        track.ended = out.finish_reason is not None
+        return out
+
+    def _decode(self, request: Request, track: Track, delta: TokenDelta, out: TextDelta) -> str | None:
+        """Fill the delta's text; -> the stop string that ended it, if one did."""
+        params, decoder = request.params, track.decoder
+        assert decoder is not None
+        tokens = delta.tokens
+        hidden = delta.stop_token is not None and not params.include_stop_str_in_output
+        shown = tokens[:-1] if hidden else tokens
+        if track.stop is None:
+            track.num_tokens += len(tokens)
+            out.text = decoder.push(shown)
+        else:
+            for n, token in enumerate(shown):
+                track.num_tokens += 1
+                text = decoder.push([token])
+                if track.num_tokens < params.min_tokens:
+                    out.text += text
+                    continue
+                emit, stopped = track.stop.push(text)
+                out.text += emit
+                if stopped is not None:
+                    out.token_ids = tokens[: n + 1]
+                    return stopped
+        if delta.finish is not None:
+            rest = decoder.flush()
+            if track.stop is None:
+                out.text += rest
+            else:
+                emit, stopped = track.stop.push(rest)
+                out.text += emit
+                if stopped is not None:
+                    return stopped
+                out.text += track.stop.flush()
+        return None
+
+    def _logprobs(self, row: RowLogprobs) -> dict[int, TokenLogprob]:
+        """Chosen token first; a chosen token among the likeliest appears once."""
+        found: dict[int, TokenLogprob] = {}
+        for place, (token, logprob) in enumerate(zip(row.ids, row.logprobs, strict=True)):
+            if token not in found:
+                rank = row.rank if place == 0 else place
+                found[token] = TokenLogprob(logprob, rank, self._show(token))
+        return found
+
+    def _show(self, token: int) -> str | None:
+        if self.tokenizer is None or token >= self.tokenizer.vocab_size:
+            return None
+        return self.tokenizer.decode([token], skip_special_tokens=False)
+
+
+class Accumulator:
+    """Adds up one request's TextDeltas to a RequestOutput."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        params = request.params
+        self.expected = params.n if params.use_beam_search else params.num_sequences
+        self.outputs: dict[int, CompletionOutput] = {}
+        self.ended = 0
+        self.prompt_logprobs: list[dict[int, TokenLogprob] | None] | None = None
+        if params.prompt_logprobs is not None:
+            self.prompt_logprobs = [None]
+        self.metrics = RequestMetrics(arrival=request.arrival)
+        self.pooled: list[float] | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Has every output ended?"""
+        return self.ended == self.expected
+
+    def add(self, delta: TextDelta) -> None:
+        """Take in one delta."""
+        out = self.outputs.get(delta.index)
+        if out is None:
+            out = self.outputs[delta.index] = CompletionOutput(index=delta.index, token_ids=[])
+        now = time.perf_counter()
+        if delta.token_ids:
+            out.text += delta.text
+            out.token_ids += delta.token_ids
+            self.metrics.first_token = self.metrics.first_token or now
+            self.metrics.last_token = now
+        elif delta.text:
+            out.text += delta.text
+        if delta.logprobs is not None:
+            out.logprobs = (out.logprobs or []) + delta.logprobs
+            pairs = zip(delta.logprobs, delta.token_ids, strict=False)
+            gained = sum(entry[token].logprob for entry, token in pairs)
+            out.cumulative_logprob = (out.cumulative_logprob or 0.0) + gained
+        elif delta.score is not None:
+            out.cumulative_logprob = (out.cumulative_logprob or 0.0) + delta.score
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = (self.prompt_logprobs or [None]) + delta.prompt_logprobs
+        self.metrics.num_cached_tokens = max(self.metrics.num_cached_tokens, delta.num_cached_tokens)
+        self.pooled = delta.pooled or self.pooled
+        if delta.finish_reason is not None:
+            out.finish_reason = delta.finish_reason
+            out.stop_reason = delta.error if delta.error is not None else delta.stop_reason
+            self.ended += 1
+
+    def output(self) -> RequestOutput:
+        """Everything so far; with best_of, the n likeliest per token once all have ended."""
+        request, params = self.request, self.request.params
+        outputs = [self.outputs[i] for i in sorted(self.outputs)]
+        if params.best_of is not None and params.best_of > params.n and not params.use_beam_search:
+            if self.finished:
+                outputs.sort(key=lambda o: -(o.cumulative_logprob or 0.0) / max(1, len(o.token_ids)))
+                outputs = outputs[: params.n]
+                for index, out in enumerate(outputs):
+                    out.index = index
+            else:
+                outputs = []
+        return RequestOutput(
+            request_id=request.id,
+            prompt=request.prompt,
+            prompt_token_ids=request.prompt_ids,
+            outputs=outputs,
+            finished=self.finished,
+            prompt_logprobs=self.prompt_logprobs,
+            num_cached_tokens=self.metrics.num_cached_tokens,
+            metrics=self.metrics,
+        )

@@ -1,0 +1,99 @@
+"""From what people pass in to token ids. Owns: prompt forms, chat rendering, truncation, and default parameters.
+
+Must not know: engines, threads. A prompt is a string, token ids, or a dict with `prompt` or `prompt_token_ids`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.core.request import Request, SamplingParams
+from tokenmill.text.chat_template import ChatTemplate, check_template_kwargs
+from tokenmill.text.guard import ControlGuard, render_and_encode
+from tokenmill.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+MAX_PROMPT_CHARS = 50_000_000
+
+
+class PromptReader:
+    """Reads prompts for one model."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self.tokenizer = tokenizer
+        self._templates: dict[str, ChatTemplate] = {}
+        self._guard: ControlGuard | None = None
+
+    def read(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        """-> text (if there was one) and token ids."""
+        if isinstance(prompt, str):
+            return prompt, self._encode(prompt)
+        if isinstance(prompt, Mapping):
+            if prompt.get("prompt_token_ids") is not None:
+                text = prompt.get("prompt")
+                return text if isinstance(text, str) else None, _ids(prompt["prompt_token_ids"])
+            if isinstance(prompt.get("prompt"), str):
+                return prompt["prompt"], self._encode(prompt["prompt"])
+            raise ParameterError("A prompt dict needs 'prompt' (text) or 'prompt_token_ids'.", param="prompt")
+        if isinstance(prompt, Sequence):
+            return None, _ids(prompt)
+        raise ParameterError(f"A prompt is text, token ids or a dict, not {type(prompt).__name__}.", param="prompt")
+
+    def chat(self, messages: Any, **options: Any) -> tuple[str, list[int]]:
+        """Render messages with the model's chat template (or `chat_template`); typed control tokens stay text."""
+        tokenizer = self._need_tokenizer("chat")
+        source = options.pop("chat_template", None) or tokenizer.chat_template
+        if source is None:
+            raise UserError("This model has no chat template: give one with chat_template=, or use plain prompts.")
+        kwargs = options.pop("chat_template_kwargs", None) or {}
+        check_template_kwargs(kwargs)
+        key = source if isinstance(source, str) else repr(sorted(source.items()))
+        if key not in self._templates:
+            self._templates[key] = ChatTemplate(source, tokenizer.special_strings)
+        if self._guard is None:
+            self._guard = ControlGuard(tokenizer)
+        return render_and_encode(self._templates[key], self._guard, messages, **options, **kwargs)
+
+    def close(self) -> None:
+        """End the template processes."""
+        for template in self._templates.values():
+            template.close()
+        self._templates.clear()
+
+    def _encode(self, text: str) -> list[int]:
+        if len(text) > MAX_PROMPT_CHARS:
+            raise ParameterError(f"The prompt is longer than {MAX_PROMPT_CHARS} characters.", param="prompt")
+        return self._need_tokenizer("text prompts").encode(text)
+
+    def _need_tokenizer(self, what: str) -> Tokenizer:
+        if self.tokenizer is None:
+            raise ParameterError(
+                f"{what} need a tokenizer, and this engine has none: pass prompt_token_ids.", param="prompt"
+            )
+        return self.tokenizer
+
+
+def make_request(request_id: str, text: str | None, ids: list[int], params: SamplingParams, **fields: Any) -> Request:
+    """A Request with its seed fixed: one without a seed gets a random one, so that it can be replayed exactly."""
+    if params.truncate_prompt_tokens is not None:
+        ids = ids[-params.truncate_prompt_tokens :]
+    seed = params.seed if params.seed is not None else secrets.randbits(63)
+    return Request(id=request_id, prompt_ids=ids, params=params, prompt=text, seed=seed % (1 << 64), **fields)
+
+
+def default_params(generation: Mapping[str, Any]) -> SamplingParams:
+    """Sampling defaults of generation_config.json (where it asks for sampling), else the neutral ones."""
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    kept = {n: generation[n] for n in names if isinstance(generation.get(n), (int, float))}
+    if generation.get("do_sample") is False:
+        kept = {"temperature": 0.0}
+    return SamplingParams(**kept)
+
+
+def _ids(value: Any) -> list[int]:
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        raise ParameterError("prompt_token_ids must be a list of integers.", param="prompt")
+    return list(value)

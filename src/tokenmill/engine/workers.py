@@ -1,0 +1,157 @@
+"""A runner in a process of its own. Owns: the pipe's messages, the worker's loop and its life.
+
+One msgpack message per plan and per result; nothing that crosses is unpickled. The worker ends when its parent does.
+Must not know: scheduling, text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+import msgspec
+
+from tokenmill.core.errors import EngineDeadError, ModelError
+from tokenmill.core.step import LateInputs, StepPlan, StepResult
+from tokenmill.engine.executor import answer
+from tokenmill.runner.runner import Runner
+
+PLAN, LATE, CONTROL, RESULT, FAILED = b"p", b"l", b"c", b"r", b"f"
+START_TIMEOUT_S = 600.0
+STOP_TIMEOUT_S = 5.0
+
+
+@dataclass(slots=True)
+class ProcessTicket:
+    """A plan that the worker has been sent."""
+
+    executor: ProcessExecutor
+    plan_id: int
+
+    def wait(self) -> StepResult:
+        result = msgspec.msgpack.decode(self.executor.receive(), type=StepResult)
+        assert result.plan_id == self.plan_id, "results come in plan order"
+        return result
+
+
+@dataclass(slots=True)
+class ProcessExecutor:
+    """Talks to one worker; `depth` plans may be in flight."""
+
+    process: Any
+    pipe: Connection
+    num_blocks: list[int]
+    depth: int = 2
+    chains: bool = True
+    encoder: msgspec.msgpack.Encoder = field(default_factory=msgspec.msgpack.Encoder)
+    early: deque[bytes] = field(default_factory=deque)
+
+    def submit(self, plan: StepPlan) -> ProcessTicket:
+        self._send(PLAN + self.encoder.encode(plan))
+        return ProcessTicket(self, plan.id)
+
+    def supply(self, plan_id: int, inputs: LateInputs) -> None:
+        assert not inputs.processors, "admission keeps Python callables out of other processes"
+        self._send(LATE + self.encoder.encode((plan_id, inputs.masks)))
+
+    def control(self, message: dict[str, Any]) -> dict[str, Any]:
+        self._send(CONTROL + self.encoder.encode(message))
+        while True:
+            kind, body = self._read()
+            if kind == CONTROL:
+                return msgspec.msgpack.decode(body)
+            self.early.append(body)
+
+    def receive(self) -> bytes:
+        """The next result, in plan order."""
+        if self.early:
+            return self.early.popleft()
+        return self._read()[1]
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.pipe.close()
+        self.process.join(STOP_TIMEOUT_S)
+        if self.process.is_alive():
+            self.process.terminate()
+            self.process.join(STOP_TIMEOUT_S)
+
+    def _send(self, message: bytes) -> None:
+        try:
+            self.pipe.send_bytes(message)
+        except (OSError, ValueError) as error:
+            raise EngineDeadError("the model's process is gone") from error
+
+    def _read(self) -> tuple[bytes, bytes]:
+        try:
+            message = self.pipe.recv_bytes()
+        except (EOFError, OSError) as error:
+            raise EngineDeadError("the model's process is gone") from error
+        return message[:1], message[1:]
+
+
+def start_worker(load: Callable[..., tuple[Runner, dict[str, Any]]], config: Any) -> tuple[Any, Connection, dict]:
+    """Start a process that calls `load(config)`; -> process, pipe and the facts that `load` reports."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_main, args=(theirs, load, config), daemon=True, name="tokenmill-worker")
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(START_TIMEOUT_S):
+            raise EngineDeadError(f"the model was not loaded within {START_TIMEOUT_S:.0f} s")
+        message = ours.recv_bytes()
+    except EOFError as error:
+        raise EngineDeadError("the model's process ended while loading") from error
+    if message[:1] == FAILED:
+        raise ModelError(msgspec.msgpack.decode(message[1:]))
+    return process, ours, msgspec.msgpack.decode(message[1:])
+
+
+def _main(pipe: Connection, load: Callable[..., tuple[Runner, dict[str, Any]]], config: Any) -> None:
+    try:
+        runner, facts = load(config)
+    except Exception as error:
+        known = isinstance(error, (ValueError, OSError, MemoryError))
+        pipe.send_bytes(FAILED + msgspec.msgpack.encode(str(error) if known else traceback.format_exc()))
+        return
+    pipe.send_bytes(RESULT + msgspec.msgpack.encode(facts))
+    with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
+        _serve(pipe, runner)
+
+
+def _serve(pipe: Connection, runner: Runner) -> None:
+    """Run plans in order; a plan with late rows samples when its inputs have come, plans behind it wait."""
+    plans: deque[StepPlan] = deque()
+    late: dict[int, LateInputs] = {}
+    read_plan = msgspec.msgpack.Decoder(StepPlan)
+    read_late = msgspec.msgpack.Decoder(tuple[int, dict[int, bytes]])
+    encode = msgspec.msgpack.Encoder().encode
+    begun = None
+    while True:
+        while plans and (begun is None or not plans[0].late or plans[0].id in late):
+            if begun is None:
+                begun = runner.begin(plans[0])
+            if plans[0].late and plans[0].id not in late:
+                break
+            runner.sample(begun, late.pop(plans[0].id, None))
+            pipe.send_bytes(RESULT + encode(runner.finish(begun)))
+            plans.popleft()
+            begun = None
+            if pipe.poll(0):
+                break
+        message = pipe.recv_bytes()
+        kind, body = message[:1], message[1:]
+        if kind == PLAN:
+            plans.append(read_plan.decode(body))
+        elif kind == LATE:
+            plan_id, masks = read_late.decode(body)
+            late[plan_id] = LateInputs(masks=masks)
+        else:
+            pipe.send_bytes(CONTROL + encode(answer(runner, msgspec.msgpack.decode(body))))
