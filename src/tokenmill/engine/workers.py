@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from tokenmill.core.config import calm_threads
 from tokenmill.core.errors import EngineDeadError, ModelError
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
 from tokenmill.engine.executor import answer
@@ -98,6 +99,7 @@ class ProcessExecutor:
 
 def start_worker(load: Callable[..., tuple[Runner, dict[str, Any]]], config: Any) -> tuple[Any, Connection, dict]:
     """Start a process that calls `load(config)`; -> process, pipe and the facts that `load` reports."""
+    calm_threads()
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_main, args=(theirs, load, config), daemon=True, name="tokenmill-worker")

@@ -1,0 +1,78 @@
+"""AsyncLLM: streaming use from Python. Owns: prompts in, growing RequestOutputs out, over a Service."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+from tokenmill.core.config import make_config
+from tokenmill.core.request import EmbeddingOutput, Request, RequestOutput, SamplingParams
+from tokenmill.engine.build import build_engine
+from tokenmill.engine.outputs import Accumulator
+from tokenmill.engine.prompts import Prompt, PromptReader, default_params, make_request
+from tokenmill.engine.service import Service
+
+
+class AsyncLLM:
+    """A loaded model for asyncio programs; keyword arguments as for LLM."""
+
+    def __init__(self, model: str = "demo", **options: Any) -> None:
+        self.service = Service(build_engine(make_config(model=model, **options)))
+        self.reader = PromptReader(self.service.built.tokenizer)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> AsyncIterator[RequestOutput]:
+        """The output so far, after every step that added to it; leaving the loop aborts the request."""
+        text, ids = await asyncio.to_thread(self.reader.read, prompt)
+        async for output in self._follow(self._request(text, ids, sampling_params, request_id, priority)):
+            yield output
+
+    async def chat(
+        self,
+        messages: list[dict[str, Any]],
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        **template: Any,
+    ) -> AsyncIterator[RequestOutput]:
+        """Answer a conversation; `template`: tools, chat_template, ..."""
+        text, ids = await asyncio.to_thread(lambda: self.reader.chat(messages, **template))
+        async for output in self._follow(self._request(text, ids, sampling_params, request_id, 0)):
+            yield output
+
+    async def embed(self, prompt: Prompt, *, pooling: str = "last") -> EmbeddingOutput:
+        """One prompt's unit vector."""
+        text, ids = await asyncio.to_thread(self.reader.read, prompt)
+        request = self._request(text, ids, SamplingParams(max_tokens=1), None, 0)
+        vector = await self.service.embed(request, pooling)
+        return EmbeddingOutput(request_id=request.id, prompt_token_ids=ids, embedding=vector)
+
+    async def abort(self, request_id: str) -> None:
+        """End a request; its iterator ends with finish_reason "abort"."""
+        await self.service.abort(request_id)
+
+    def close(self) -> None:
+        """Free the model."""
+        self.reader.close()
+        self.service.close()
+
+    def _request(
+        self, text: str | None, ids: list[int], params: SamplingParams | None, request_id: str | None, priority: int
+    ) -> Request:
+        params = params or default_params(self.service.built.generation)
+        name = request_id or uuid.uuid4().hex
+        return make_request(name, text, ids, params, priority=priority, arrival=time.perf_counter())
+
+    async def _follow(self, request: Request) -> AsyncIterator[RequestOutput]:
+        accumulator = Accumulator(request)
+        async for delta in self.service.generate(request):
+            accumulator.add(delta)
+            yield accumulator.output()
