@@ -106,16 +106,18 @@ def test_same_logits_and_same_bytes(name, tmp_path):
         assert torch.equal(logits, whole[key]), key
 
 
+FACTORS = {k: LONG[k] for k in ("short_factor", "long_factor")}
+OLD_YARN = {k: v for k, v in YARN.items() if k not in ("rope_type", "rope_theta")}
 OLD = {
     "qwen2": {"rope_theta": 10000.0},
     "gemma3": {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0},
                "sliding_window_pattern": 3, "layer_types": None},
     "gpt-neox": {"rotary_pct": 0.25, "rotary_emb_base": 10000},
-    "phi3-long": {"rope_theta": 10000.0, "rope_scaling": {"type": "longrope", **{k: LONG[k] for k in LONG if "factor" in k}}},
+    "phi3-long": {"rope_theta": 10000.0, "rope_scaling": {"type": "longrope", **FACTORS}},
     "falcon-7b": {"rope_theta": 10000.0},
     "gpt-oss": {"rope_theta": 150000.0, "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0,
                 "beta_slow": 1.0, "original_max_position_embeddings": 4096, "truncate": False}},
-    "deepseek-v2": {"rope_theta": 10000.0, "rope_scaling": {"type": "yarn", **{k: v for k, v in YARN.items() if k != "rope_type"}}},
+    "deepseek-v2": {"rope_theta": 10000.0, "rope_scaling": {"type": "yarn", **OLD_YARN}},
 }  # fmt: skip
 
 
