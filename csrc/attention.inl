@@ -1,0 +1,409 @@
+// Paged attention: decode, prefill and mixed batches in one call.
+//
+// Rows are (query, head of the group) pairs that share one key/value head. Keys are taken in tiles of 64 absolute
+// positions; eight tiles make a chunk. Within a chunk: all scores, their maximum, exponentials, weighted values; a
+// row's chunks are then merged in ascending order. Masked keys count exactly zero, so a row's result depends on its
+// own query and keys only. Long contexts with few rows run one chunk a task and merge afterwards: the same sums.
+namespace tokenmill {
+namespace TM_NS {
+
+constexpr int kTileKeys = 64;
+constexpr int kTiles = kChunkKeys / kTileKeys;
+constexpr int64_t kQueryRows = 48;  // a multiple of every register tile
+
+// Masks as terms of a sum: load(kUpper + 80 - n) keeps the first n lanes, load(kLower + 80 - n) drops them.
+struct Masks {
+  alignas(64) float upper[176];
+  alignas(64) float lower[176];
+};
+TM_INLINE const Masks& masks() {
+  static const Masks made = [] {
+    Masks m;
+    for (int i = 0; i < 176; ++i) {
+      m.upper[i] = i < 80 ? 0.0f : -__builtin_inff();
+      m.lower[i] = i < 80 ? -__builtin_inff() : 0.0f;
+    }
+    return m;
+  }();
+  return made;
+}
+
+struct Item {  // one block of rows of one sequence and key/value head
+  int64_t sequence, head, query, queries, row, rows;  // query: the sequence's first token; row counts (query, head)
+  int64_t oldest, newest;                             // positions of the block's queries
+  int64_t chunk_begin, chunk_end;
+  int64_t partial;                                    // index of its first chunk's result when chunks are tasks
+};
+
+struct ChunkTask {
+  int64_t item, chunk;
+};
+
+struct Row {  // a softmax state
+  float top, total;
+};
+
+// Everything one task needs while it works on an item, in the thread's scratch.
+struct Work {
+  uint8_t* q;       // rows in compute type, padded with zeros
+  uint8_t* keys;    // one packed tile
+  float* scores;    // [rows, kChunkKeys]
+  float* values;    // [rows, value_pad] of one chunk
+  Row* state;       // of one chunk
+  const void** pointers;  // [kTileKeys * 2 * kTiles]: keys of a tile, values of the whole chunk
+};
+
+template <class T, class K>
+struct Attention {
+  static constexpr bool kPaired = kPairs && std::is_same<T, bf16>::value && std::is_same<K, bf16>::value;
+  using Step = typename std::conditional<kPaired, PairStep, FloatStep>::type;
+  using C = typename Step::X;
+
+  const AttentionOp& op;
+  const int64_t group, depth, steps, value_pad;
+
+  explicit Attention(const AttentionOp& from)
+      : op(from),
+        group(from.heads / from.kv_heads),
+        depth(divide_up(from.key_dim, 32) * 32),
+        steps(depth / Step::kPerStep),
+        value_pad(divide_up(from.value_dim, 16) * 16) {}
+
+  int64_t position(const Item& item, int64_t row) const { return op.positions[item.query + row / group]; }
+
+  Work make_work(int64_t rows) const {
+    const auto q_bytes = static_cast<size_t>(rows * depth) * sizeof(C) + 64;
+    Work work;
+    work.q = static_cast<uint8_t*>(scratch(Scratch::activations, q_bytes));
+    work.keys = static_cast<uint8_t*>(scratch(Scratch::tile, static_cast<size_t>(steps * kStepBytes)));
+    const auto floats = static_cast<size_t>(rows * (kChunkKeys + value_pad + 2));
+    work.scores = static_cast<float*>(scratch(Scratch::scores, floats * 4 + 64));
+    work.values = work.scores + rows * kChunkKeys;
+    work.state = reinterpret_cast<Row*>(work.values + rows * value_pad);
+    work.pointers = static_cast<const void**>(scratch(Scratch::pointers, sizeof(void*) * (kTileKeys + kChunkKeys)));
+    return work;
+  }
+
+  void load_queries(const Item& item, const Work& work) const {
+    for (int64_t r = 0; r < item.rows; ++r) {
+      const int64_t row = item.row + r, token = item.query + row / group;
+      const int64_t head = item.head * group + row % group;
+      C* out = reinterpret_cast<C*>(work.q) + r * depth;
+      convert(static_cast<const T*>(op.q) + (token * op.heads + head) * op.key_dim, out, op.key_dim);
+      std::memset(static_cast<void*>(out + op.key_dim), 0, static_cast<size_t>(depth - op.key_dim) * sizeof(C));
+    }
+  }
+
+  // Where the keys and values of 64 positions lie; a position that the table lacks gets the row of zeros and a hole.
+  bool locate(const Item& item, int64_t start, const void** keys, const void** values) const {
+    const int64_t length = op.kv_len[item.sequence];
+    const int32_t* table = op.tables + item.sequence * op.max_entries;
+    const int32_t* first = op.first ? op.first + item.sequence * op.max_entries : nullptr;
+    const int64_t entries = op.entries[item.sequence], stop = at_most(start + kTileKeys, length);
+    for (int i = 0; i < kTileKeys; ++i) keys[i] = values[i] = kZeroRow;
+    int64_t found = 0, entry = start / op.block_size;
+    if (first) {
+      int64_t low = 0, high = entries;  // the last entry that begins at or before start
+      while (low < high) {
+        const int64_t middle = (low + high) / 2;
+        if (first[middle] <= start) low = middle + 1; else high = middle;
+      }
+      entry = at_least(0, low - 1);
+    }
+    for (; entry < entries; ++entry) {
+      const int64_t begin = first ? first[entry] : entry * op.block_size;
+      if (begin >= stop) break;
+      int64_t end = at_most(begin + op.block_size, stop);
+      if (first && entry + 1 < entries) end = at_most(end, first[entry + 1]);
+      const int64_t block = table[entry];
+      for (int64_t p = at_least(begin, start); p < end; ++p, ++found) {
+        const int64_t offset = p - begin;
+        keys[p - start] = static_cast<const K*>(op.key) + block * op.key_block + item.head * op.key_head +
+                          offset * op.key_token;
+        values[p - start] = static_cast<const K*>(op.value) + block * op.value_block + item.head * op.value_head +
+                            offset * op.value_token;
+      }
+    }
+    return found == kTileKeys;
+  }
+
+  // 64 keys -> the layout of a weight tile. `dwords`: of one key, padded.
+  void pack_keys(const void* const* keys, uint8_t* out) const {
+    Line rows[16], columns[16];
+    for (int v = 0; v < 4; ++v) {
+      for (int64_t s = 0; s < steps; s += 16) {
+        const int64_t at = s * Step::kPerStep;  // element
+        for (int i = 0; i < 16; ++i) {
+          const K* key = static_cast<const K*>(keys[16 * v + i]) + at;
+          rows[i] = kPaired ? pair_line(key, op.key_dim - at) : as_line(float_line(key, op.key_dim - at));
+        }
+        transpose(rows, columns);
+        for (int64_t i = 0; i < at_most(16, steps - s); ++i) {
+          store_line(out + (s + i) * kStepBytes + v * kLine, columns[i]);
+        }
+      }
+    }
+  }
+  static TM_INLINE F float_line(const K* key, int64_t n) { return n <= 0 ? zero() : load_part(key, n); }
+  static TM_INLINE Line pair_line(const K* key, int64_t n) {
+    if (n >= 32) return load_line(key);
+    alignas(64) K buffer[64 / sizeof(K)] = {};
+    if (n > 0) std::memcpy(buffer, key, static_cast<size_t>(n) * sizeof(K));
+    return load_line(buffer);
+  }
+
+  // Raw products -> scores: scale, soft-cap, ALiBi, masks. Columns are positions start .. start + 63.
+  void finish_scores(const Item& item, const void* const* keys, bool full, int64_t start, float* scores) const {
+    alignas(64) float holes[kTileKeys];
+    if (!full) {
+      for (int i = 0; i < kTileKeys; ++i) holes[i] = keys[i] == kZeroRow ? -__builtin_inff() : 0.0f;
+    }
+    const F scale = splat(op.scale);
+    for (int64_t r = 0; r < item.rows; ++r) {
+      const int64_t row = item.row + r, at = position(item, row);
+      const int64_t last = at - start + 1;                            // the first `last` keys are not in the future
+      const int64_t gone = op.window ? at - op.window + 1 - start : 0;  // the first `gone` keys have left the window
+      const float slope = op.alibi ? op.alibi[item.head * group + row % group] : 0.0f;
+      for (int v = 0; v < 4; ++v) {
+        float* p = scores + r * kChunkKeys + 16 * v;
+        F s = mul(load(p), scale);
+        if (op.softcap != 0.0f) s = mul(splat(op.softcap), tanh(div(s, splat(op.softcap))));
+        if (op.alibi) {
+          alignas(64) float distance[16];
+          for (int i = 0; i < 16; ++i) distance[i] = static_cast<float>(at - start - 16 * v - i);
+          s = sub(s, mul(splat(slope), load(distance)));
+        }
+        if (!full) s = add(s, load(holes + 16 * v));
+        const int64_t keep = at_least(0, at_most(16, last - 16 * v)), drop = at_least(0, at_most(16, gone - 16 * v));
+        if (keep < 16) s = add(s, load(masks().upper + 80 - keep));
+        if (drop > 0) s = add(s, load(masks().lower + 80 - drop));
+        store(p, s);
+      }
+    }
+  }
+
+  // Scores of tiles [begin, end) of a row -> exponentials; returns the row's maximum and their sum.
+  Row softmax(float* scores, int begin, int end) const {
+    F top = splat(-__builtin_inff());
+    for (int i = begin * kTileKeys; i < end * kTileKeys; i += 16) top = max(load(scores + i), top);
+    const float best = largest(top);
+    if (!(best > -__builtin_inff())) {
+      std::memset(scores + begin * kTileKeys, 0, static_cast<size_t>(end - begin) * kTileKeys * 4);
+      return {-__builtin_inff(), 0.0f};
+    }
+    F total = zero();
+    for (int i = begin * kTileKeys; i < end * kTileKeys; i += 16) {
+      const F p = exp(sub(load(scores + i), splat(best)));
+      total = add(total, p);
+      store(scores + i, p);
+    }
+    return {best, sum(total)};
+  }
+
+  template <int R, int V>
+  static void value_block(const float* p, const void* const* values, int64_t begin, int64_t end, int64_t at, int64_t n,
+                          float* out, int64_t out_stride) {
+    F acc[R][V];
+    for (int r = 0; r < R; ++r) {
+      for (int v = 0; v < V; ++v) acc[r][v] = zero();
+    }
+    for (int64_t k = begin; k < end; ++k) {
+      const K* value = static_cast<const K*>(values[k]) + at;
+      F line[V];
+      for (int v = 0; v < V; ++v) line[v] = n >= 16 * V ? load(value + 16 * v) : load_part(value + 16 * v, n - 16 * v);
+      for (int r = 0; r < R; ++r) {
+        const F weight = splat(p[r * kChunkKeys + k]);
+        for (int v = 0; v < V; ++v) acc[r][v] = fma(weight, line[v], acc[r][v]);
+      }
+    }
+    for (int r = 0; r < R; ++r) {
+      for (int v = 0; v < V; ++v) store(out + r * out_stride + at + 16 * v, acc[r][v]);
+    }
+  }
+  template <int R>
+  void value_rows(const float* p, const void* const* values, int64_t begin, int64_t end, float* out) const {
+    int64_t at = 0;
+    for (; at + 64 <= op.value_dim; at += 16 * kVectors) {
+      value_block<R, kVectors>(p, values, begin, end, at, op.value_dim - at, out, value_pad);
+    }
+    for (; at < op.value_dim; at += 16) {
+      value_block<R, 1>(p, values, begin, end, at, op.value_dim - at, out, value_pad);
+    }
+  }
+  void weighted_values(int64_t rows, const Work& work, int begin, int end) const {
+    for (int64_t row = 0; row < rows;) {
+      const int64_t n = at_most(rows - row, kRows);
+      const float* p = work.scores + row * kChunkKeys;
+      float* out = work.values + row * value_pad;
+      const void* const* values = work.pointers + kTileKeys;
+      const int64_t a = int64_t{begin} * kTileKeys, b = int64_t{end} * kTileKeys;
+      switch (n) {
+        case 1: value_rows<1>(p, values, a, b, out); break;
+        case 2: value_rows<2>(p, values, a, b, out); break;
+        case 3: value_rows<(kRows < 3 ? 2 : 3)>(p, values, a, b, out); break;
+        case 4: value_rows<(kRows < 4 ? 2 : 4)>(p, values, a, b, out); break;
+        case 5: value_rows<(kRows < 5 ? 2 : 5)>(p, values, a, b, out); break;
+        default: value_rows<(kRows < 6 ? 2 : 6)>(p, values, a, b, out); break;
+      }
+      row += n;
+    }
+  }
+
+  // One chunk of keys for one item: work.state and work.values.
+  void chunk(const Item& item, const Work& work, int64_t index) const {
+    const int64_t start = index * kChunkKeys;
+    const int64_t low = op.window ? at_least(0, item.oldest - op.window + 1) : 0;
+    const int64_t high = at_most(item.newest + 1, op.kv_len[item.sequence]);
+    const int begin = static_cast<int>(at_least(0, (low - start) / kTileKeys));
+    const int end = static_cast<int>(at_least(begin, at_most(kTiles, divide_up(high - start, kTileKeys))));
+    for (int tile = begin; tile < end; ++tile) {
+      const int64_t from = start + tile * kTileKeys;
+      const bool full = locate(item, from, work.pointers, work.pointers + kTileKeys + tile * kTileKeys);
+      pack_keys(work.pointers, work.keys);
+      float* scores = work.scores + tile * kTileKeys;
+      dense_tile<Step>(work.keys, steps, reinterpret_cast<const C*>(work.q), depth, item.rows, scores, kChunkKeys,
+                       false);
+      finish_scores(item, work.pointers, full, from, scores);
+    }
+    for (int64_t r = 0; r < item.rows; ++r) work.state[r] = softmax(work.scores + r * kChunkKeys, begin, end);
+    weighted_values(item.rows, work, begin, end);
+  }
+
+  // state, values <- merged with a later chunk's.
+  void merge(Row& state, float* values, const Row& later, const float* more) const {
+    if (later.total == 0.0f) return;
+    if (state.total == 0.0f) {
+      state = later;
+      std::memcpy(values, more, static_cast<size_t>(value_pad) * 4);
+      return;
+    }
+    const float top = state.top > later.top ? state.top : later.top;
+    const float mine = exp_one(state.top - top), theirs = exp_one(later.top - top);
+    for (int64_t i = 0; i < value_pad; i += 16) {
+      store(values + i, fma(load(more + i), splat(theirs), mul(load(values + i), splat(mine))));
+    }
+    state = {top, state.total * mine + later.total * theirs};
+  }
+  static TM_INLINE float exp_one(float x) {
+    alignas(64) float v[16];
+    store(v, exp(splat(x)));
+    return v[0];
+  }
+
+  void finish_row(const Item& item, int64_t r, const Row& state, const float* values) const {
+    const int64_t row = item.row + r, token = item.query + row / group, head = item.head * group + row % group;
+    float total = state.total, scale = 1.0f;
+    if (op.sinks) {  // one more logit that takes weight and gives no value
+      const float sink = op.sinks[head];
+      const float top = state.total > 0.0f && state.top > sink ? state.top : sink;
+      scale = state.total > 0.0f ? exp_one(state.top - top) : 0.0f;
+      total = state.total * scale + exp_one(sink - top);
+    }
+    const F by = splat(total > 0.0f ? scale / total : 0.0f);
+    T* out = static_cast<T*>(op.out) + (token * op.heads + head) * op.value_dim;
+    for (int64_t i = 0; i < op.value_dim; i += 16) {
+      const F y = state.total > 0.0f ? mul(load(values + i), by) : zero();
+      store_part(out + i, y, op.value_dim - i);
+    }
+  }
+
+  void whole_item(const Item& item) const {
+    const Work work = make_work(item.rows);
+    load_queries(item, work);
+    const auto floats = static_cast<size_t>(item.rows * (value_pad + 2));
+    auto* values = static_cast<float*>(scratch(Scratch::partials, floats * 4 + 64));
+    Row* state = reinterpret_cast<Row*>(values + item.rows * value_pad);
+    for (int64_t r = 0; r < item.rows; ++r) state[r] = {-__builtin_inff(), 0.0f};
+    for (int64_t c = item.chunk_begin; c < item.chunk_end; ++c) {
+      chunk(item, work, c);
+      for (int64_t r = 0; r < item.rows; ++r) {
+        merge(state[r], values + r * value_pad, work.state[r], work.values + r * value_pad);
+      }
+    }
+    for (int64_t r = 0; r < item.rows; ++r) finish_row(item, r, state[r], values + r * value_pad);
+  }
+
+  int64_t partial_floats(const Item& item) const { return item.rows * (value_pad + 2); }
+
+  void one_chunk(const Item& item, int64_t index, float* partials) const {
+    const Work work = make_work(item.rows);
+    load_queries(item, work);
+    chunk(item, work, index);
+    float* values = partials + item.partial + (index - item.chunk_begin) * partial_floats(item);
+    std::memcpy(values, work.values, static_cast<size_t>(item.rows * value_pad) * 4);
+    std::memcpy(values + item.rows * value_pad, work.state, static_cast<size_t>(item.rows) * sizeof(Row));
+  }
+
+  void merge_item(const Item& item, float* partials) const {
+    float* values = partials + item.partial;
+    Row* state = reinterpret_cast<Row*>(values + item.rows * value_pad);
+    for (int64_t c = item.chunk_begin + 1; c < item.chunk_end; ++c) {
+      const float* more = partials + item.partial + (c - item.chunk_begin) * partial_floats(item);
+      const Row* later = reinterpret_cast<const Row*>(more + item.rows * value_pad);
+      for (int64_t r = 0; r < item.rows; ++r) merge(state[r], values + r * value_pad, later[r], more + r * value_pad);
+    }
+    for (int64_t r = 0; r < item.rows; ++r) finish_row(item, r, state[r], values + r * value_pad);
+  }
+
+  std::vector<Item> make_items() const {
+    std::vector<Item> items;
+    int64_t partial = 0;
+    for (int64_t s = 0; s < op.sequences; ++s) {
+      const int64_t query = op.query_start[s], queries = op.query_start[s + 1] - query;
+      for (int64_t row = 0; row < queries * group; row += kQueryRows) {
+        const int64_t rows = at_most(kQueryRows, queries * group - row);
+        for (int64_t head = 0; head < op.kv_heads; ++head) {
+          Item item{s, head, query, queries, row, rows, 0, 0, 0, 0, partial};
+          item.oldest = position(item, row);
+          item.newest = position(item, row + rows - 1);
+          const int64_t low = op.window ? at_least(0, item.oldest - op.window + 1) : 0;
+          const int64_t high = at_most(item.newest + 1, op.kv_len[s]);
+          item.chunk_begin = low / kChunkKeys;
+          item.chunk_end = at_least(item.chunk_begin + 1, divide_up(high, kChunkKeys));
+          partial += (item.chunk_end - item.chunk_begin) * partial_floats(item);
+          items.push_back(item);
+        }
+      }
+    }
+    return items;
+  }
+
+  void run() const {
+    const std::vector<Item> items = make_items();
+    const auto count = static_cast<int64_t>(items.size());
+    if (count == 0) return;
+    const Item& end = items.back();
+    const int64_t floats = end.partial + (end.chunk_end - end.chunk_begin) * partial_floats(end);
+    int64_t chunks = 0;
+    for (const Item& item : items) chunks += item.chunk_end - item.chunk_begin;
+    // Few rows over many keys: the chunks are the tasks. Otherwise enough items share the work, and no copy is needed.
+    if (threads() == 1 || chunks == count || count >= 8 * threads() || floats > (int64_t{1} << 24)) {
+      auto task = [&](int64_t i) { whole_item(items[static_cast<size_t>(count - 1 - i)]); };
+      parallel_for(count, task);
+      return;
+    }
+    auto* partials = static_cast<float*>(scratch(Scratch::chunks, static_cast<size_t>(floats) * 4));
+    std::vector<ChunkTask> tasks;
+    for (int64_t i = 0; i < count; ++i) {
+      const Item& item = items[static_cast<size_t>(i)];
+      for (int64_t c = item.chunk_begin; c < item.chunk_end; ++c) tasks.push_back({i, c});
+    }
+    auto task = [&](int64_t i) {
+      const ChunkTask& task = tasks[static_cast<size_t>(i)];
+      one_chunk(items[static_cast<size_t>(task.item)], task.chunk, partials);
+    };
+    parallel_for(static_cast<int64_t>(tasks.size()), task);
+    for (const Item& item : items) merge_item(item, partials);
+  }
+};
+
+void attention(const AttentionOp& op) {
+  with_type(op.type, [&](auto* t) {
+    with_type(op.kv_type, [&](auto* k) {
+      Attention<std::remove_pointer_t<decltype(t)>, std::remove_pointer_t<decltype(k)>>(op).run();
+    });
+  });
+}
+
+}  // namespace TM_NS
+}  // namespace tokenmill

@@ -1,0 +1,296 @@
+// Python's view: functions that take addresses and sizes as integers. A call with addresses costs 0.2 us, one with
+// tensors 7. Owns: the argument checks that keep memory safe given honest addresses, and when the GIL is released.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "numbers.h"
+#include "ops.h"
+#include "pack.h"
+#include "threads.h"
+
+namespace nb = nanobind;
+using namespace tokenmill;
+
+namespace {
+
+using Address = uint64_t;
+
+template <class T>
+T* at(Address address) {
+  return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
+}
+void* raw(Address address) { return at<void>(address); }
+
+void require(bool condition, const char* message) {
+  if (!condition) throw std::invalid_argument(message);
+}
+
+const char* const kIsaNames[] = {"scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16"};
+
+// Giving the GIL up and taking it back may cost a switch interval when other threads compute: only for long work.
+template <class Body>
+void run(double work, Body body) {
+  if (work < 2e6) {
+    body();
+    return;
+  }
+  nb::gil_scoped_release release;
+  body();
+}
+
+// A norm, fixed when the model is built; kept by Python and named in calls.
+struct NormSpec {
+  Norm norm;
+  int64_t width;
+};
+
+NormSpec make_norm(Address weight, Address bias, int type, int64_t width, float eps, float offset, bool layer) {
+  require(weight != 0 && width > 0, "a norm needs its weight");
+  return {{raw(weight), raw(bias), static_cast<Type>(type), eps, offset, layer}, width};
+}
+
+void norm(const NormSpec& spec, Address x, Address out, int64_t rows, int64_t stride, int type) {
+  const NormOp op{raw(x), raw(out), rows, spec.width, stride, static_cast<Type>(type), spec.norm};
+  run(static_cast<double>(rows * spec.width), [&] { table().norm(op); });
+}
+
+void act(Address x, Address out, int64_t rows, int64_t width, int type, int kind) {
+  const ActOp op{raw(x), raw(out), rows, width, static_cast<Type>(type), static_cast<Act>(kind)};
+  run(static_cast<double>(rows * width) * 4, [&] { table().act(op); });
+}
+
+void add(Address x, Address y, Address out, int64_t count, float scale, int type) {
+  const AddOp op{raw(x), raw(y), raw(out), count, scale, static_cast<Type>(type)};
+  run(static_cast<double>(count), [&] { table().add(op); });
+}
+
+void embed(Address data, Address ids, Address out, int64_t count, int64_t vocab, int64_t width, int64_t stride,
+           float scale, int type) {
+  const EmbedOp op{raw(data), at<const int64_t>(ids), raw(out), count, vocab, width, stride, scale,
+                   static_cast<Type>(type)};
+  for (int64_t i = 0; i < count; ++i) require(op.ids[i] >= 0 && op.ids[i] < vocab, "embed: token id out of range");
+  run(static_cast<double>(count * width), [&] { table().embed(op); });
+}
+
+void argmax(Address x, Address out, int64_t rows, int64_t width, int64_t stride) {
+  const ArgmaxOp op{at<const float>(x), at<int64_t>(out), rows, width, stride};
+  run(static_cast<double>(rows * width), [&] { table().argmax(op); });
+}
+
+// A packed matrix: what stays the same from call to call.
+struct Matrix {
+  Address data;
+  int64_t n, k;
+  int group;
+  Format format;
+  Address bias;
+
+  Matrix(Address data, int64_t n, int64_t k, int format, int group, Address bias)
+      : data(data), n(n), k(k), group(group), format(static_cast<Format>(format)), bias(bias) {
+    require(data != 0 && n > 0 && k > 0, "a matrix needs data and a shape");
+    require(format >= 0 && format <= 3, "unknown weight format");
+    require(format < 2 || (group >= kGroup && group % kGroup == 0), "weight groups are multiples of 32");
+  }
+
+  void linear(Address x, int64_t rows, int64_t stride, Address out, int type, bool out_f32, Address residual, int kind,
+              const NormSpec* norm) const {
+    LinearOp op{};
+    op.x = raw(x);
+    op.weight = raw(data);
+    op.bias = raw(bias);
+    op.residual = raw(residual);
+    op.out = raw(out);
+    op.rows = rows;
+    op.n = n;
+    op.k = k;
+    op.stride = stride;
+    op.group = group;
+    op.format = format;
+    op.type = static_cast<Type>(type);
+    op.out_f32 = out_f32;
+    op.act = static_cast<Act>(kind);
+    if (norm) {
+      require(norm->width == k, "the norm's width is not the matrix's");
+      op.norm = norm->norm;
+    }
+    const bool gated = op.act == Act::silu_mul || op.act == Act::gelu_mul || op.act == Act::gelu_tanh_mul ||
+                       op.act == Act::oai_swiglu;
+    require(!gated || n % (2 * kTileColumns) == 0, "a gated activation needs halves of whole tiles");
+    run(static_cast<double>(n * k) * static_cast<double>(rows), [&] { table().linear(op); });
+  }
+
+  void rows(Address ids, int64_t count, Address out, int type) const {
+    const auto* wanted = at<const int64_t>(ids);
+    for (int64_t i = 0; i < count; ++i) require(wanted[i] >= 0 && wanted[i] < n, "rows: index out of range");
+    run(static_cast<double>(count * k) * 8,
+        [&] { unpack_rows(raw(data), format, n, k, group, wanted, count, static_cast<Type>(type), raw(out)); });
+  }
+};
+
+// One attention layer: shapes, norms, rope and where its pages lie.
+struct Layer {
+  PrepareOp prepare_op{};
+  AttentionOp attention_op{};
+
+  Layer(int heads, int kv_heads, int key_dim, int value_dim, bool latent, float scale, float softcap, int64_t window,
+        Address sinks, Address alibi) {
+    require(heads > 0 && kv_heads > 0 && heads % kv_heads == 0, "query heads are a multiple of key/value heads");
+    require(key_dim > 0 && key_dim <= kMaxHeadDim && value_dim > 0 && value_dim <= kMaxHeadDim, "head too wide");
+    PrepareOp& p = prepare_op;
+    AttentionOp& a = attention_op;
+    p.heads = a.heads = heads;
+    p.kv_heads = a.kv_heads = kv_heads;
+    p.key_dim = a.key_dim = key_dim;
+    a.value_dim = value_dim;
+    p.value_dim = latent ? 0 : value_dim;
+    a.scale = scale;
+    a.softcap = softcap;
+    a.window = window;
+    a.sinks = at<const float>(sinks);
+    a.alibi = at<const float>(alibi);
+  }
+
+  void rope(Address cos, Address sin, int dim, int start, bool interleaved) {
+    require(dim > 0 && dim % 2 == 0 && start >= 0 && start + dim <= prepare_op.key_dim, "rope does not fit the head");
+    prepare_op.cos = at<const float>(cos);
+    prepare_op.sin = at<const float>(sin);
+    prepare_op.rope_dim = dim;
+    prepare_op.rope_start = start;
+    prepare_op.interleaved = interleaved;
+  }
+
+  void norms(const NormSpec* q, const NormSpec* k) {
+    const int width = prepare_op.key_dim;
+    if (q) {
+      prepare_op.q_norm = q->norm;
+      prepare_op.q_norm_whole = q->width == int64_t{prepare_op.heads} * width && q->width != width;
+      require(q->width == width || prepare_op.q_norm_whole, "the query norm spans neither a head nor all of them");
+    }
+    if (k) {
+      prepare_op.k_norm = k->norm;
+      prepare_op.k_norm_whole = k->width == int64_t{prepare_op.kv_heads} * width && k->width != width;
+      require(k->width == width || prepare_op.k_norm_whole, "the key norm spans neither a head nor all of them");
+    }
+  }
+
+  // strides: block, head and token of the keys, then of the values.
+  void pages(Address key, Address value, const std::vector<int64_t>& strides, int block_size, int kv_type) {
+    require(strides.size() == 6 && block_size > 0, "pages need six strides");
+    auto set = [&](auto& op) {
+      op.key = at<std::remove_pointer_t<decltype(op.key)>>(key);
+      op.value = at<std::remove_pointer_t<decltype(op.value)>>(value);
+      op.key_block = strides[0];
+      op.key_head = strides[1];
+      op.key_token = strides[2];
+      op.value_block = strides[3];
+      op.value_head = strides[4];
+      op.value_token = strides[5];
+      op.block_size = block_size;
+      op.kv_type = static_cast<Type>(kv_type);
+    };
+    set(prepare_op);
+    set(attention_op);
+  }
+
+  void prepare(Address qkv, Address out, int64_t tokens, int64_t stride, int type, Address positions,
+               Address slots) const {
+    PrepareOp op = prepare_op;
+    op.qkv = raw(qkv);
+    op.out = raw(out);
+    op.tokens = tokens;
+    op.stride = stride;
+    op.type = static_cast<Type>(type);
+    op.positions = at<const int64_t>(positions);
+    op.slots = at<const int64_t>(slots);
+    run(static_cast<double>(tokens * stride) * 4, [&] { table().prepare(op); });
+  }
+
+  void attend(Address q, Address out, int type, const std::vector<int64_t>& plan, int64_t max_entries,
+              int64_t sequences, double work) const {
+    require(plan.size() == 6, "a plan is six addresses");
+    AttentionOp op = attention_op;
+    op.q = raw(q);
+    op.out = raw(out);
+    op.type = static_cast<Type>(type);
+    auto ints = [&](int i) { return at<const int32_t>(static_cast<Address>(plan[static_cast<size_t>(i)])); };
+    op.tables = ints(0);
+    op.first = ints(1);
+    op.entries = ints(2);
+    op.query_start = ints(3);
+    op.kv_len = ints(4);
+    op.positions = at<const int64_t>(static_cast<Address>(plan[5]));
+    op.max_entries = max_entries;
+    op.sequences = sequences;
+    run(work, [&] { table().attention(op); });
+  }
+};
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "tokenmill's CPU kernels. Addresses are integers; nothing here keeps a tensor alive.";
+  m.attr("TILE_COLUMNS") = kTileColumns;
+  m.attr("GROUP") = kGroup;
+  m.attr("MAX_HEAD_DIM") = kMaxHeadDim;
+  m.def("isa", [] { return std::string(kIsaNames[static_cast<int>(current_isa())]); });
+  m.def("isas", [] {
+    std::vector<std::string> names;
+    for (int i = 0; i <= static_cast<int>(best_isa()); ++i) names.emplace_back(kIsaNames[i]);
+    return names;
+  });
+  m.def("set_isa", [](const std::string& name) {
+    for (int i = 0; i <= static_cast<int>(best_isa()); ++i) {
+      if (name == kIsaNames[i]) return (void)set_isa(static_cast<Isa>(i));
+    }
+    throw std::invalid_argument("this machine has no instruction set " + name);
+  });
+  m.def("threads", &threads);
+  m.def("thread_limit", &thread_limit);
+  m.def("set_threads", &set_threads, nb::call_guard<nb::gil_scoped_release>());
+
+  nb::class_<NormSpec>(m, "Norm");
+  m.def("make_norm", &make_norm);
+  m.def("norm", &norm);
+  m.def("act", &act);
+  m.def("add", &add);
+  m.def("embed", &embed);
+  m.def("argmax", &argmax);
+
+  nb::class_<Matrix>(m, "Matrix")
+      .def(nb::init<Address, int64_t, int64_t, int, int, Address>())
+      .def("linear", &Matrix::linear, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg() = false,
+           nb::arg() = 0, nb::arg() = 0, nb::arg().none() = nb::none())
+      .def("rows", &Matrix::rows);
+  nb::class_<Layer>(m, "Layer")
+      .def(nb::init<int, int, int, int, bool, float, float, int64_t, Address, Address>())
+      .def("rope", &Layer::rope)
+      .def("norms", &Layer::norms, nb::arg().none(), nb::arg().none())
+      .def("pages", &Layer::pages)
+      .def("prepare", &Layer::prepare)
+      .def("attend", &Layer::attend);
+
+  m.def("packed_bytes", [](int format, int64_t n, int64_t k, int group) {
+    return packed_bytes(static_cast<Format>(format), n, k, group);
+  });
+  m.def("pack_dense", [](Address weight, int type, int64_t n, int64_t k, int64_t stride, int format, Address out) {
+    run(1e9, [&] { pack_dense(raw(weight), static_cast<Type>(type), n, k, stride, static_cast<Format>(format), raw(out)); });
+  });
+  m.def("pack_quantised", [](Address q, Address scales, int64_t n, int64_t k, int group, int format, Address out) {
+    require(group >= kGroup && group % kGroup == 0, "weight groups are multiples of 32");
+    run(1e9, [&] {
+      pack_quantised(at<const int8_t>(q), at<const uint16_t>(scales), n, k, group, static_cast<Format>(format), raw(out));
+    });
+  });
+  m.def("quantise", [](Address weight, int type, int64_t n, int64_t k, int64_t stride, int format, int group, Address q,
+                       Address scales) {
+    run(1e9, [&] {
+      quantise(raw(weight), static_cast<Type>(type), n, k, stride, static_cast<Format>(format), group, at<int8_t>(q),
+               at<uint16_t>(scales));
+    });
+  });
+}

@@ -1,0 +1,13 @@
+// The kernels compiled for any machine.
+#include <vector>
+
+#include "ops.h"
+#include "threads.h"
+#include <cmath>
+#include "numbers.h"
+
+#define TM_NS scalar
+
+#include "simd_scalar.h"
+#include "kernels.inl"
+

@@ -1,0 +1,160 @@
+// The matmul of a Weight: norm in front, packed weights of any format, then bias, activation and residual behind.
+namespace tokenmill {
+namespace TM_NS {
+
+constexpr int64_t kBlockRows = 96;     // rows whose sums stay in cache while k is cut
+constexpr int64_t kDenseSteps = 256;   // steps of k per cut when several register tiles share the weights
+constexpr int64_t kQuantGroups = 32;   // the same, in groups of 32
+
+struct Prepared {  // activations in the form that the format multiplies
+  const void* x;
+  int64_t stride;
+  Activations q;
+};
+
+// Where x goes when it cannot be used as it lies (a norm in front, another number format, an odd k).
+template <class T, class X>
+TM_INLINE Prepared prepare_dense(const LinearOp& op) {
+  constexpr bool same = std::is_same<T, X>::value;
+  if (same && !op.norm.weight && op.k % 2 == 0) return {op.x, op.stride, {}};
+  const int64_t stride = divide_up(op.k, 16) * 16;
+  auto* to = static_cast<X*>(scratch(Scratch::activations, static_cast<size_t>(op.rows * stride) * sizeof(X)));
+  parallel_rows(op.rows, op.k, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const T* from = static_cast<const T*>(op.x) + row * op.stride;
+      X* out = to + row * stride;
+      std::memset(static_cast<void*>(out + op.k), 0, static_cast<size_t>(stride - op.k) * sizeof(X));
+      if (op.norm.weight) {
+        norm_row(from, out, op.k, op.norm);
+      } else {
+        convert(from, out, op.k);
+      }
+    }
+  });
+  return {to, stride, {}};
+}
+
+template <class T>
+TM_INLINE Prepared prepare_quantised(const LinearOp& op) {
+  const int64_t width = divide_up(op.k, kGroup) * kGroup, groups = width / kGroup;
+  const auto bytes = static_cast<size_t>(op.rows * (width + 8 * groups)) + 64;
+  auto* q = static_cast<int8_t*>(scratch(Scratch::activations, bytes));
+  auto* scale = reinterpret_cast<float*>(q + op.rows * width);
+  auto* total = reinterpret_cast<int32_t*>(scale + op.rows * groups);
+  parallel_rows(op.rows, op.k, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const T* from = static_cast<const T*>(op.x) + row * op.stride;
+      int8_t* out = q + row * width;
+      if (op.norm.weight) {
+        auto* normed = static_cast<float*>(scratch(Scratch::tile, static_cast<size_t>(op.k) * 4 + 64));
+        norm_row(from, normed, op.k, op.norm);
+        quantise_row(normed, op.k, out, scale + row * groups, total + row * groups);
+      } else {
+        quantise_row(from, op.k, out, scale + row * groups, total + row * groups);
+      }
+    }
+  });
+  return {nullptr, 0, {q, scale, total, width}};
+}
+
+template <class Step>
+TM_INLINE void dense_sums(const LinearOp& op, const Prepared& in, int64_t tile, int64_t row, int64_t rows, float* c) {
+  const int64_t steps = divide_up(op.k, Step::kPerStep);
+  const uint8_t* w = static_cast<const uint8_t*>(op.weight) + tile * steps * kStepBytes;
+  const auto* x = static_cast<const typename Step::X*>(in.x) + row * in.stride;
+  const int64_t cut = rows <= kRows ? steps : kDenseSteps;
+  for (int64_t s = 0; s < steps; s += cut) {
+    dense_tile<Step>(w + s * kStepBytes, at_most(cut, steps - s), x + s * Step::kPerStep, in.stride, rows, c,
+                     kTileColumns, s > 0);
+  }
+}
+
+template <Format kFormat>
+TM_INLINE void quant_sums(const LinearOp& op, const Prepared& in, int64_t tile, int64_t row, int64_t rows, float* c) {
+  const int64_t groups = divide_up(op.k, op.group);
+  const uint8_t* w = static_cast<const uint8_t*>(op.weight) + tile * groups * quant_group_bytes(kFormat, op.group);
+  const int64_t cut = rows <= kQuantRows ? groups : at_least(1, kQuantGroups * kGroup / op.group);
+  for (int64_t g = 0; g < groups; g += cut) {
+    quant_tile<kFormat>(w, op.group, g, at_most(groups, g + cut), in.q, row, rows, c, g > 0);
+  }
+}
+
+// One tile's sums (and the up half's, for gated activations) -> the output. `n`: columns that exist.
+template <class T, class O>
+TM_INLINE void finish(const LinearOp& op, const float* c, const float* up, int64_t column, int64_t row, int64_t rows) {
+  const bool pair = gated(op.act);
+  const int64_t width = pair ? op.n / 2 : op.n;
+  const int64_t n = at_most(kTileColumns, width - column);
+  const auto* bias = static_cast<const T*>(op.bias);
+  for (int64_t r = 0; r < rows; ++r) {
+    O* out = static_cast<O*>(op.out) + (row + r) * width + column;
+    const T* residual = op.residual ? static_cast<const T*>(op.residual) + (row + r) * width + column : nullptr;
+    for (int64_t i = 0; i < n; i += 16) {
+      F y = load(c + r * kTileColumns + i);
+      F other = pair ? load(up + r * kTileColumns + i) : y;
+      if (bias) y = add(y, load_part(bias + column + i, n - i));
+      if (bias && pair) other = add(other, load_part(bias + width + column + i, n - i));
+      if (op.act != Act::none) y = activate(op.act, y, other);
+      if (residual) y = add(y, load_part(residual + i, n - i));
+      store_part(out + i, y, n - i);
+    }
+  }
+}
+
+template <class T, class Sums>
+TM_INLINE void run_tiles(const LinearOp& op, int64_t tile_bytes, Sums sums) {
+  const bool pair = gated(op.act);
+  const int64_t tiles = divide_up(pair ? op.n / 2 : op.n, kTileColumns), blocks = divide_up(op.rows, kBlockRows);
+  // A task is worth waking a thread for: about 32 KB of weights, or the same work on fewer weights for more rows.
+  const int64_t work = tile_bytes * (pair ? 2 : 1) * at_least(1, at_most(op.rows, kBlockRows) / 4);
+  const int64_t per_task = at_least(1, at_most(tiles, 32768 / at_least(1, work)));
+  const int64_t tasks = divide_up(tiles, per_task);
+  auto task = [&](int64_t index) {
+    const int64_t block = index / tasks, row = block * kBlockRows, rows = at_most(kBlockRows, op.rows - row);
+    const auto half = static_cast<size_t>(rows * kTileColumns);
+    auto* c = static_cast<float*>(scratch(Scratch::tile, half * 8));
+    const int64_t begin = index % tasks * per_task;
+    for (int64_t tile = begin; tile < at_most(tiles, begin + per_task); ++tile) {
+      sums(tile, row, rows, c);
+      if (pair) sums(tile + tiles, row, rows, c + half);
+      if (op.out_f32) {
+        finish<T, float>(op, c, c + half, tile * kTileColumns, row, rows);
+      } else {
+        finish<T, T>(op, c, c + half, tile * kTileColumns, row, rows);
+      }
+    }
+  };
+  parallel_for(tasks * blocks, task);
+}
+
+template <class T, class Step>
+TM_INLINE void linear_dense(const LinearOp& op) {
+  const Prepared in = prepare_dense<T, typename Step::X>(op);
+  run_tiles<T>(op, divide_up(op.k, Step::kPerStep) * kStepBytes,
+               [&](int64_t tile, int64_t row, int64_t rows, float* c) { dense_sums<Step>(op, in, tile, row, rows, c); });
+}
+
+template <class T, Format kFormat>
+TM_INLINE void linear_quantised(const LinearOp& op) {
+  const Prepared in = prepare_quantised<T>(op);
+  run_tiles<T>(op, divide_up(op.k, op.group) * quant_group_bytes(kFormat, op.group),
+               [&](int64_t tile, int64_t row, int64_t rows, float* c) {
+                 quant_sums<kFormat>(op, in, tile, row, rows, c);
+               });
+}
+
+template <class T>
+void linear_typed(const LinearOp& op) {
+  switch (op.format) {
+    case Format::f32: return linear_dense<T, FloatStep>(op);
+    case Format::bf16:
+      return kPairs && std::is_same<T, bf16>::value ? linear_dense<T, PairStep>(op) : linear_dense<T, WideStep>(op);
+    case Format::int8: return linear_quantised<T, Format::int8>(op);
+    case Format::int4: return linear_quantised<T, Format::int4>(op);
+  }
+}
+
+void linear(const LinearOp& op) { op.type == Type::f32 ? linear_typed<float>(op) : linear_typed<bf16>(op); }
+
+}  // namespace TM_NS
+}  // namespace tokenmill

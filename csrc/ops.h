@@ -1,0 +1,153 @@
+// Every operation of the native module as a plain record: pointers, sizes and flags, nothing else. Bindings fill them
+// in; a later recorder may keep a list of them and replay a whole step. One Table per instruction set runs them.
+//
+// The rule all kernels keep: a row's result is the same bytes whatever the number of rows, their company, the thread
+// count or the chunking. So every output element has one owner and one order of additions, and work is split over
+// outputs, never over a sum. (Attention over long contexts is cut at fixed absolute positions.)
+#pragma once
+#include <cstdint>
+
+namespace tokenmill {
+
+enum class Type : int { f32 = 0, bf16 = 1 };
+enum class Act : int { none, silu, gelu, gelu_tanh, relu, silu_mul, gelu_mul, gelu_tanh_mul, relu2, oai_swiglu };
+enum class Isa : int { scalar, avx2, avx512, avx512_vnni, avx512_bf16 };
+
+constexpr int kTileColumns = 64;  // output columns of one packed weight tile
+constexpr int kGroup = 32;        // activations quantised together; weight groups are multiples
+constexpr int kChunkKeys = 512;   // attention is cut at multiples of this position
+
+constexpr int kMaxHeadDim = 2048;
+extern const unsigned char kZeroRow[kMaxHeadDim * 4];  // stands in for keys and values that do not exist
+
+struct Norm {          // y = (x - mean if layer) / sqrt(var + eps) * (weight + offset) + bias
+  const void* weight;  // null: no norm
+  const void* bias;
+  Type type;           // of weight and bias
+  float eps;
+  float offset;
+  bool layer;
+};
+
+struct NormOp {
+  const void* x;
+  void* out;
+  int64_t rows, width, stride;
+  Type type;
+  Norm norm;
+};
+
+struct ActOp {  // x [rows, width] -> out [rows, width], or width / 2 for the gated ones
+  const void* x;
+  void* out;
+  int64_t rows, width;
+  Type type;
+  Act act;
+};
+
+struct AddOp {  // out = x + scale * y
+  const void* x;
+  const void* y;
+  void* out;
+  int64_t count;
+  float scale;
+  Type type;
+};
+
+struct EmbedOp {  // out[i] = table[ids[i]] * scale
+  const void* table;
+  const int64_t* ids;
+  void* out;
+  int64_t count, vocab, width, stride;
+  float scale;
+  Type type;
+};
+
+struct ArgmaxOp {  // the first of equal maxima; a row of NaN gives 0
+  const float* x;
+  int64_t* out;
+  int64_t rows, width, stride;
+};
+
+enum class Format : int { f32, bf16, int8, int4 };
+
+struct LinearOp {        // out = residual + act(norm(x) @ W.T + bias)
+  const void* x;         // [rows, k], row stride in elements
+  const void* weight;    // packed, see pack.h
+  const void* bias;      // [n] in x's type, or null
+  const void* residual;  // [rows, n (or n / 2 after a gated act)] in x's type, or null
+  void* out;
+  int64_t rows, n, k, stride;
+  int group;             // of the weight's scales (int8, int4)
+  Format format;
+  Type type;             // of x, bias, residual; out too unless out_f32
+  bool out_f32;
+  Act act;
+  Norm norm;
+};
+
+struct PrepareOp {  // q, k of qkv are normed and rotated; q goes to out, k and v go to their slots
+  const void* qkv;
+  void* out;
+  int64_t tokens, stride;
+  int heads, kv_heads, key_dim, value_dim;  // value_dim 0: latent, nothing but the key is stored
+  Type type;
+  Norm q_norm, k_norm;
+  bool q_norm_whole, k_norm_whole;          // the norm spans all heads
+  const float* cos;
+  const float* sin;
+  int rope_dim, rope_start;                 // rope_dim 0: none
+  bool interleaved;
+  const int64_t* positions;
+  const int64_t* slots;                     // < 0: nothing is stored
+  void* key;
+  void* value;
+  int64_t key_block, key_head, key_token;   // strides in elements
+  int64_t value_block, value_head, value_token;
+  int block_size;
+  Type kv_type;
+};
+
+struct AttentionOp {  // out [T, heads * value_dim]
+  const void* q;      // [T, heads, key_dim]
+  void* out;
+  int heads, kv_heads, key_dim, value_dim;
+  Type type;
+  float scale, softcap;
+  const float* sinks;  // [heads] or null
+  const float* alibi;  // [heads] slopes or null
+  int64_t window;      // 0: none
+  const void* key;
+  const void* value;
+  int64_t key_block, key_head, key_token;
+  int64_t value_block, value_head, value_token;
+  int block_size;
+  Type kv_type;
+  const int32_t* tables;  // [S, max_entries]
+  const int32_t* first;   // the same shape, or null: entry j starts at j * block_size
+  const int32_t* entries; // [S]
+  int64_t max_entries, sequences;
+  const int32_t* query_start;  // [S + 1]
+  const int32_t* kv_len;       // [S]
+  const int64_t* positions;    // [T]
+};
+
+struct Table {
+  void (*norm)(const NormOp&);
+  void (*act)(const ActOp&);
+  void (*add)(const AddOp&);
+  void (*embed)(const EmbedOp&);
+  void (*argmax)(const ArgmaxOp&);
+  void (*linear)(const LinearOp&);
+  void (*prepare)(const PrepareOp&);
+  void (*attention)(const AttentionOp&);
+};
+
+extern const Table table_scalar, table_avx2, table_avx512, table_avx512_vnni, table_avx512_bf16;
+
+Isa best_isa();
+Isa current_isa();
+bool set_isa(Isa isa);  // false when the machine lacks it
+const Table& table();
+
+}  // namespace tokenmill

@@ -1,0 +1,164 @@
+// Sixteen lanes as two AVX2 registers (AVX2, FMA, F16C). Same names as simd_scalar.h.
+#pragma once
+#include <immintrin.h>
+
+#include "numbers.h"
+
+namespace tokenmill {
+namespace TM_NS {
+
+constexpr int kRows = 3;
+constexpr int kVectors = 2;
+constexpr int kQuantRows = 2;
+constexpr int kQuantVectors = 1;
+constexpr bool kPairs = false;
+
+struct F {
+  __m256 a, b;
+};
+struct I {
+  __m256i a, b;
+};
+struct Line {
+  __m256i a, b;
+};
+
+TM_INLINE F zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+TM_INLINE F splat(float x) { const __m256 v = _mm256_set1_ps(x); return {v, v}; }
+TM_INLINE F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+TM_INLINE __m256 widen(__m128i half) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16)); }
+TM_INLINE F load(const bf16* p) {
+  const auto* q = reinterpret_cast<const __m128i*>(p);
+  return {widen(_mm_loadu_si128(q)), widen(_mm_loadu_si128(q + 1))};
+}
+TM_INLINE F load_half(const uint16_t* p) {
+  const auto* q = reinterpret_cast<const __m128i*>(p);
+  return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
+}
+TM_INLINE void store(float* p, F x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
+TM_INLINE __m256i narrow(__m256 x) {  // rounds to bf16, result in the low half of each dword
+  const __m256i bits = _mm256_castps_si256(x);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i up = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+  const __m256i nan = _mm256_or_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(0x40));
+  return _mm256_blendv_epi8(up, nan, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
+}
+TM_INLINE void store(bf16* p, F x) {
+  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(narrow(x.a), narrow(x.b)), 0xd8);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), packed);
+}
+TM_INLINE F add(F x, F y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+TM_INLINE F sub(F x, F y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+TM_INLINE F mul(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+TM_INLINE F div(F x, F y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+TM_INLINE F fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+TM_INLINE F max(F x, F y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+TM_INLINE F min(F x, F y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+TM_INLINE F abs(F x) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
+}
+TM_INLINE F copy_sign(F size, F from) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  return {_mm256_or_ps(_mm256_andnot_ps(sign, size.a), _mm256_and_ps(sign, from.a)),
+          _mm256_or_ps(_mm256_andnot_ps(sign, size.b), _mm256_and_ps(sign, from.b))};
+}
+TM_INLINE F round(F x) {
+  return {_mm256_round_ps(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
+          _mm256_round_ps(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+TM_INLINE F zero_below(F y, F x, float limit) {
+  const __m256 edge = _mm256_set1_ps(limit);
+  return {_mm256_andnot_ps(_mm256_cmp_ps(x.a, edge, _CMP_LT_OQ), y.a),
+          _mm256_andnot_ps(_mm256_cmp_ps(x.b, edge, _CMP_LT_OQ), y.b)};
+}
+TM_INLINE __m256 power(__m256 n) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+}
+TM_INLINE F power_of_two(F n) { return {power(n.a), power(n.b)}; }
+TM_INLINE __m256 keep8(__m256 x, int n, float other) {
+  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256 mask = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane));
+  return _mm256_blendv_ps(_mm256_set1_ps(other), x, mask);
+}
+TM_INLINE F keep_first(F x, int n, float other) { return {keep8(x.a, n, other), keep8(x.b, n - 8, other)}; }
+
+TM_INLINE I isplat(int32_t x) { const __m256i v = _mm256_set1_epi32(x); return {v, v}; }
+TM_INLINE F to_f(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+TM_INLINE void store_int8(int8_t* p, F x) {
+  const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));
+  const __m256i order = _mm256_permute4x64_epi64(words, 0xd8);
+  const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(order), _mm256_extracti128_si256(order, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+}
+TM_INLINE int32_t sum_int8(const int8_t* p) {
+  const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  const __m256i words = _mm256_maddubs_epi16(_mm256_set1_epi8(1), x);
+  const __m256i dwords = _mm256_madd_epi16(words, _mm256_set1_epi16(1));
+  __m128i s = _mm_add_epi32(_mm256_castsi256_si128(dwords), _mm256_extracti128_si256(dwords, 1));
+  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1));
+  return _mm_cvtsi128_si32(s);
+}
+
+TM_INLINE Line load_line(const void* p) {
+  const auto* q = static_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
+}
+TM_INLINE Line low_nibbles(Line x) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask)};
+}
+TM_INLINE Line high_nibbles(Line x) {
+  return low_nibbles({_mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4)});
+}
+TM_INLINE __m256i broadcast4(const int8_t* x) {
+  int32_t quad;
+  std::memcpy(&quad, x, 4);
+  return _mm256_set1_epi32(quad);
+}
+// Without VNNI the product is |w| * (x with w's sign): two of them fit 16 bits, an unsigned weight would not.
+TM_INLINE I start8(int32_t) { return isplat(0); }
+TM_INLINE I start4(int32_t sum) { return isplat(-8 * sum); }
+TM_INLINE __m256i signed_dot(__m256i acc, __m256i w, __m256i x) {
+  const __m256i value = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
+  const __m256i words = _mm256_maddubs_epi16(_mm256_abs_epi8(value), _mm256_sign_epi8(x, value));
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(words, _mm256_set1_epi16(1)));
+}
+TM_INLINE I dot8bit(I acc, Line w, const int8_t* x) {
+  const __m256i quad = broadcast4(x);
+  return {signed_dot(acc.a, w.a, quad), signed_dot(acc.b, w.b, quad)};
+}
+TM_INLINE __m256i small_dot(__m256i acc, __m256i w, __m256i x) {
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
+}
+TM_INLINE I dot4bit(I acc, Line w, const int8_t* x) {
+  const __m256i quad = broadcast4(x);
+  return {small_dot(acc.a, w.a, quad), small_dot(acc.b, w.b, quad)};
+}
+
+TM_INLINE F even_half(Line x) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(x.a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(x.b, 16))};
+}
+TM_INLINE F odd_half(Line x) {
+  const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000));
+  return {_mm256_castsi256_ps(_mm256_and_si256(x.a, mask)), _mm256_castsi256_ps(_mm256_and_si256(x.b, mask))};
+}
+TM_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+TM_INLINE void store_line(void* p, const Line& x) {
+  _mm256_storeu_si256(static_cast<__m256i*>(p), x.a);
+  _mm256_storeu_si256(static_cast<__m256i*>(p) + 1, x.b);
+}
+TM_INLINE Line as_line(F x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
+TM_INLINE F as_f(Line x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
+TM_INLINE void transpose(const Line* rows, Line* out) {
+  alignas(32) int32_t block[16][16];
+  for (int r = 0; r < 16; ++r) store_line(block[r], rows[r]);
+  const __m256i step = _mm256_setr_epi32(0, 16, 32, 48, 64, 80, 96, 112);
+  for (int c = 0; c < 16; ++c) {
+    out[c] = {_mm256_i32gather_epi32(&block[0][c], step, 4), _mm256_i32gather_epi32(&block[8][c], step, 4)};
+  }
+}
+
+}  // namespace TM_NS
+}  // namespace tokenmill

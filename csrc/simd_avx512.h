@@ -1,0 +1,151 @@
+// Sixteen lanes as one AVX-512 register (F, BW, DQ, VL). TM_VNNI and TM_BF16 add the dot-product instructions.
+// Same names as simd_scalar.h.
+#pragma once
+#include <immintrin.h>
+
+#include "numbers.h"
+
+namespace tokenmill {
+namespace TM_NS {
+
+constexpr int kRows = 6;
+constexpr int kVectors = 4;
+constexpr int kQuantRows = 8;
+constexpr int kQuantVectors = 2;
+#if defined(TM_BF16)
+constexpr bool kPairs = true;
+#else
+constexpr bool kPairs = false;
+#endif
+
+using F = __m512;
+using I = __m512i;
+using Line = __m512i;
+// F and the others are built-in types: overloads below are told apart by name where they would clash.
+
+TM_INLINE F zero() { return _mm512_setzero_ps(); }
+TM_INLINE F splat(float x) { return _mm512_set1_ps(x); }
+TM_INLINE F load(const float* p) { return _mm512_loadu_ps(p); }
+TM_INLINE F load(const bf16* p) {
+  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+TM_INLINE F load_half(const uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+TM_INLINE void store(float* p, F x) { _mm512_storeu_ps(p, x); }
+TM_INLINE void store(bf16* p, F x) {
+  const __m512i bits = _mm512_castps_si512(x);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  up = _mm512_mask_or_epi32(up, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), bits, _mm512_set1_epi32(0x400000));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16)));
+}
+TM_INLINE F add(F x, F y) { return _mm512_add_ps(x, y); }
+TM_INLINE F sub(F x, F y) { return _mm512_sub_ps(x, y); }
+TM_INLINE F mul(F x, F y) { return _mm512_mul_ps(x, y); }
+TM_INLINE F div(F x, F y) { return _mm512_div_ps(x, y); }
+TM_INLINE F fma(F x, F y, F z) { return _mm512_fmadd_ps(x, y, z); }
+TM_INLINE F max(F x, F y) { return _mm512_max_ps(x, y); }
+TM_INLINE F min(F x, F y) { return _mm512_min_ps(x, y); }
+TM_INLINE F abs(F x) { return _mm512_abs_ps(x); }
+TM_INLINE F copy_sign(F size, F from) {
+  const __m512 sign = _mm512_set1_ps(-0.0f);
+  return _mm512_or_ps(_mm512_andnot_ps(sign, size), _mm512_and_ps(sign, from));
+}
+TM_INLINE F round(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+TM_INLINE F zero_below(F y, F x, float limit) {
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_NLT_UQ), y);
+}
+TM_INLINE F power_of_two(F n) {
+  return _mm512_castsi512_ps(
+      _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
+}
+TM_INLINE F keep_first(F x, int n, float other) {
+  const __mmask16 mask = n >= 16 ? 0xffff : n <= 0 ? 0 : static_cast<__mmask16>((1u << n) - 1);
+  return _mm512_mask_mov_ps(_mm512_set1_ps(other), mask, x);
+}
+
+TM_INLINE I isplat(int32_t x) { return _mm512_set1_epi32(x); }
+TM_INLINE F to_f(I x) { return _mm512_cvtepi32_ps(x); }
+TM_INLINE void store_int8(int8_t* p, F x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
+}
+TM_INLINE int32_t sum_int8(const int8_t* p) {
+  const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  const __m256i dwords = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), x), _mm256_set1_epi16(1));
+  __m128i s = _mm_add_epi32(_mm256_castsi256_si128(dwords), _mm256_extracti128_si256(dwords, 1));
+  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1));
+  return _mm_cvtsi128_si32(s);
+}
+
+TM_INLINE Line load_line(const void* p) { return _mm512_loadu_si512(p); }
+TM_INLINE Line low_nibbles(Line x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
+TM_INLINE Line high_nibbles(Line x) { return low_nibbles(_mm512_srli_epi16(x, 4)); }
+TM_INLINE __m512i broadcast4(const int8_t* x) {
+  int32_t quad;
+  std::memcpy(&quad, x, 4);
+  return _mm512_set1_epi32(quad);
+}
+TM_INLINE I start4(int32_t sum) { return isplat(-8 * sum); }
+#if defined(TM_VNNI)
+// The weights are the unsigned side (stored + 128), so the correction is a start value and costs nothing.
+TM_INLINE I start8(int32_t sum) { return isplat(-128 * sum); }
+TM_INLINE I dot8bit(I acc, Line w, const int8_t* x) { return _mm512_dpbusd_epi32(acc, w, broadcast4(x)); }
+TM_INLINE I dot4bit(I acc, Line w, const int8_t* x) { return _mm512_dpbusd_epi32(acc, w, broadcast4(x)); }
+#else
+TM_INLINE I start8(int32_t) { return isplat(0); }
+TM_INLINE I dot8bit(I acc, Line w, const int8_t* x) {
+  const __m512i value = _mm512_xor_si512(w, _mm512_set1_epi8(-128));
+  const __m512i quad = broadcast4(x);
+  const __m512i turned = _mm512_mask_sub_epi8(quad, _mm512_movepi8_mask(value), _mm512_setzero_si512(), quad);
+  const __m512i words = _mm512_maddubs_epi16(_mm512_abs_epi8(value), turned);
+  return _mm512_add_epi32(acc, _mm512_madd_epi16(words, _mm512_set1_epi16(1)));
+}
+TM_INLINE I dot4bit(I acc, Line w, const int8_t* x) {
+  return _mm512_add_epi32(acc, _mm512_madd_epi16(_mm512_maddubs_epi16(w, broadcast4(x)), _mm512_set1_epi16(1)));
+}
+#endif
+#if defined(TM_BF16)
+TM_INLINE F dot_pairs(F acc, Line w, Line x) { return _mm512_dpbf16_ps(acc, (__m512bh)w, (__m512bh)x); }
+TM_INLINE Line splat_pair(const void* x) {
+  int32_t pair;
+  std::memcpy(&pair, x, 4);
+  return _mm512_set1_epi32(pair);
+}
+#endif
+
+TM_INLINE F even_half(Line x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); }
+TM_INLINE F odd_half(Line x) {
+  return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+}
+TM_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+TM_INLINE void store_line(void* p, Line x) { _mm512_storeu_si512(p, x); }
+TM_INLINE Line as_line(F x) { return _mm512_castps_si512(x); }
+TM_INLINE F as_f(Line x) { return _mm512_castsi512_ps(x); }
+TM_INLINE void transpose(const Line* rows, Line* out) {
+  __m512i t[16], u[16];
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    u[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+    u[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+    u[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+    u[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {  // u[4g + i]: 128-bit lane l holds column 4l + i of rows 4g..4g+3
+    const __m512i low01 = _mm512_shuffle_i32x4(u[i], u[4 + i], 0x44), high01 = _mm512_shuffle_i32x4(u[i], u[4 + i], 0xee);
+    const __m512i low23 = _mm512_shuffle_i32x4(u[8 + i], u[12 + i], 0x44);
+    const __m512i high23 = _mm512_shuffle_i32x4(u[8 + i], u[12 + i], 0xee);
+    out[i] = _mm512_shuffle_i32x4(low01, low23, 0x88);
+    out[4 + i] = _mm512_shuffle_i32x4(low01, low23, 0xdd);
+    out[8 + i] = _mm512_shuffle_i32x4(high01, high23, 0x88);
+    out[12 + i] = _mm512_shuffle_i32x4(high01, high23, 0xdd);
+  }
+}
+
+}  // namespace TM_NS
+}  // namespace tokenmill

@@ -1,0 +1,117 @@
+// Sixteen lanes in the compilers' own vector types: the fallback for every machine (SSE2 on x86-64, NEON on ARM), and
+// the yardstick of the other two files. Each simd_*.h defines the same names: F (16 floats), I (16 int32), Line (64
+// bytes of weights).
+#pragma once
+#include <cmath>
+
+#include "numbers.h"
+
+namespace tokenmill {
+namespace TM_NS {
+
+constexpr int kRows = 2;  // register tile of matmuls: rows x vectors of 16 columns
+constexpr int kVectors = 1;
+constexpr int kQuantRows = 2;
+constexpr int kQuantVectors = 1;
+constexpr bool kPairs = false;  // a dot product of bf16 pairs in one instruction
+
+typedef float F __attribute__((vector_size(64)));
+typedef int32_t I __attribute__((vector_size(64)));
+typedef uint32_t U __attribute__((vector_size(64)));
+typedef uint16_t Half __attribute__((vector_size(32)));
+typedef int8_t Bytes16 __attribute__((vector_size(16)));
+using Line = U;
+
+template <class To, class From>
+TM_INLINE To bits(From x) {
+  static_assert(sizeof(To) == sizeof(From), "only between types of one size");
+  To r;
+  std::memcpy(&r, &x, sizeof(To));
+  return r;
+}
+
+TM_INLINE F splat(float x) { return F{} + x; }
+TM_INLINE F zero() { return F{}; }
+TM_INLINE F load(const float* p) { F r; std::memcpy(&r, p, 64); return r; }
+TM_INLINE F load(const bf16* p) {
+  Half h;
+  std::memcpy(&h, p, 32);
+  return bits<F>(__builtin_convertvector(h, U) << 16);
+}
+TM_INLINE F load_half(const uint16_t* p) {
+  float v[16];
+  for (int i = 0; i < 16; ++i) v[i] = half_to_float(p[i]);
+  return load(v);
+}
+TM_INLINE void store(float* p, F x) { std::memcpy(p, &x, 64); }
+TM_INLINE void store(bf16* p, F x) {
+  const U wide = bits<U>(x);
+  const U up = (wide + 0x7fff + (wide >> 16 & 1)) >> 16;
+  const U result = (wide & 0x7fffffff) > 0x7f800000 ? (wide >> 16 | 0x40) : up;
+  const Half h = __builtin_convertvector(result, Half);
+  std::memcpy(p, &h, 32);
+}
+TM_INLINE F add(F a, F b) { return a + b; }
+TM_INLINE F sub(F a, F b) { return a - b; }
+TM_INLINE F mul(F a, F b) { return a * b; }
+TM_INLINE F div(F a, F b) { return a / b; }
+TM_INLINE F fma(F a, F b, F c) { return a * b + c; }
+TM_INLINE F max(F a, F b) { return a > b ? a : b; }
+TM_INLINE F min(F a, F b) { return a < b ? a : b; }
+TM_INLINE F abs(F a) { return bits<F>(bits<U>(a) & 0x7fffffff); }
+TM_INLINE F copy_sign(F size, F sign) {
+  return bits<F>((bits<U>(size) & 0x7fffffff) | (bits<U>(sign) & 0x80000000u));
+}
+// To nearest even for |a| < 2^22, which is all that exp and int8 need.
+TM_INLINE F round(F a) { return (a + 12582912.0f) - 12582912.0f; }
+// a where x >= limit, 0 elsewhere
+TM_INLINE F zero_below(F a, F x, float limit) { return x < limit ? F{} : a; }
+TM_INLINE F power_of_two(F n) { return bits<F>((__builtin_convertvector(n, I) + 127) << 23); }
+TM_INLINE F keep_first(F a, int n, float other) {
+  const I lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return lane < n ? a : splat(other);
+}
+
+TM_INLINE I isplat(int32_t x) { return I{} + x; }
+TM_INLINE F to_f(I a) { return __builtin_convertvector(a, F); }
+TM_INLINE void store_int8(int8_t* p, F a) {
+  const Bytes16 b = __builtin_convertvector(__builtin_convertvector(a, I), Bytes16);
+  std::memcpy(p, &b, 16);
+}
+TM_INLINE int32_t sum_int8(const int8_t* p) {
+  int32_t s = 0;
+  for (int i = 0; i < 32; ++i) s += p[i];
+  return s;
+}
+
+TM_INLINE Line load_line(const void* p) { Line r; std::memcpy(&r, p, 64); return r; }
+TM_INLINE void store_line(void* p, Line a) { std::memcpy(p, &a, 64); }
+TM_INLINE Line as_line(F a) { return bits<Line>(a); }
+TM_INLINE F as_f(Line a) { return bits<F>(a); }
+TM_INLINE Line low_nibbles(Line a) { return a & 0x0f0f0f0fu; }
+TM_INLINE Line high_nibbles(Line a) { return a >> 4 & 0x0f0f0f0fu; }
+// 16 columns x 4 weights against 4 activations. int8 weights are stored as weight + 128, int4 as weight + 8.
+TM_INLINE I dot4(I acc, Line w, const int8_t* x) {
+  for (int k = 0; k < 4; ++k) acc += bits<I>(w >> (8 * k) & 255) * static_cast<int32_t>(x[k]);
+  return acc;
+}
+TM_INLINE I start8(int32_t sum) { return isplat(-128 * sum); }
+TM_INLINE I start4(int32_t sum) { return isplat(-8 * sum); }
+TM_INLINE I dot8bit(I acc, Line w, const int8_t* x) { return dot4(acc, w, x); }
+TM_INLINE I dot4bit(I acc, Line w, const int8_t* x) { return dot4(acc, w, x); }
+
+TM_INLINE F even_half(Line a) { return bits<F>(a << 16); }  // the first bf16 of each pair
+TM_INLINE F odd_half(Line a) { return bits<F>(a & 0xffff0000u); }
+TM_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+// 16 rows of 16 dwords become 16 columns: out[c] lane r = rows[r][c].
+TM_INLINE void transpose(const Line* rows, Line* out) {
+  uint32_t from[256], to[256];
+  std::memcpy(from, rows, sizeof(from));
+  for (int r = 0; r < 16; ++r) {
+    for (int c = 0; c < 16; ++c) to[16 * c + r] = from[16 * r + c];
+  }
+  std::memcpy(out, to, sizeof(to));
+}
+
+}  // namespace TM_NS
+}  // namespace tokenmill

@@ -1,0 +1,246 @@
+#include "threads.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <vector>
+
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+#endif
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace tokenmill {
+namespace {
+
+constexpr int kMaxThreads = 256;
+constexpr int kSpinMicroseconds = 30;  // longer than the gap between two operations of one layer, far below a slice
+constexpr int64_t kMaxTasks = (1 << 20) - 1;
+
+void relax() {
+#if defined(__x86_64__)
+  _mm_pause();
+#endif
+}
+
+int cgroup_limit() {
+  long long quota = 0, period = 0;
+  if (FILE* file = std::fopen("/sys/fs/cgroup/cpu.max", "r")) {
+    const int fields = std::fscanf(file, "%lld %lld", &quota, &period);
+    std::fclose(file);
+    if (fields == 2 && quota > 0 && period > 0) return static_cast<int>(std::max(1LL, quota / period));
+    return kMaxThreads;
+  }
+  FILE* file = std::fopen("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "r");
+  if (!file) return kMaxThreads;
+  if (std::fscanf(file, "%lld", &quota) != 1) quota = 0;
+  std::fclose(file);
+  file = std::fopen("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "r");
+  if (!file) return kMaxThreads;
+  if (std::fscanf(file, "%lld", &period) != 1) period = 0;
+  std::fclose(file);
+  return quota > 0 && period > 0 ? static_cast<int>(std::max(1LL, quota / period)) : kMaxThreads;
+}
+
+// generation (24 bits) | task count (20) | next task (20): one word, so that a claim proves that the job is current.
+uint64_t pack(uint64_t generation, uint64_t count, uint64_t next) {
+  return (generation & 0xffffff) << 40 | count << 20 | next;
+}
+uint64_t generation_of(uint64_t word) { return word >> 40; }
+int64_t count_of(uint64_t word) { return static_cast<int64_t>(word >> 20 & 0xfffff); }
+int64_t next_of(uint64_t word) { return static_cast<int64_t>(word & 0xfffff); }
+
+class Pool {
+ public:
+  explicit Pool(int count) : count_(count) {
+    for (int i = 1; i < count; ++i) workers_.emplace_back([this] { work(); });
+  }
+
+  // Afterwards run() still works, on the caller alone: somebody may just have fetched a pool that is replaced.
+  void stop() {
+    {
+      std::lock_guard<std::mutex> hold(sleep_);
+      stop_.store(true);
+    }
+    wake_.notify_all();
+    for (auto& worker : workers_) worker.join();
+    workers_.clear();
+  }
+
+  int count() const { return count_; }
+  std::mutex& busy() { return busy_; }
+
+  void run(int64_t count, Task task, void* context) {
+    task_ = task;
+    context_ = context;
+    finished_.store(0, std::memory_order_relaxed);
+    const uint64_t generation = generation_of(word_.load(std::memory_order_relaxed)) + 1;
+    word_.store(pack(generation, static_cast<uint64_t>(count), 0), std::memory_order_seq_cst);
+    if (sleeping_.load(std::memory_order_seq_cst) > 0) {
+      { std::lock_guard<std::mutex> hold(sleep_); }
+      wake_.notify_all();
+    }
+    while (claim()) {
+    }
+    for (int spins = 0; finished_.load(std::memory_order_acquire) < count; ++spins) {
+      if (spins < 2000) {
+        relax();
+      } else {
+        std::this_thread::yield();
+      }
+    }
+  }
+
+ private:
+  bool claim() {
+    uint64_t word = word_.load(std::memory_order_acquire);
+    do {
+      if (next_of(word) >= count_of(word)) return false;
+    } while (!word_.compare_exchange_weak(word, word + 1, std::memory_order_acq_rel, std::memory_order_acquire));
+    // The claimed task is unfinished, so run() is still waiting: task_ and context_ belong to this job.
+    task_(context_, next_of(word));
+    finished_.fetch_add(1, std::memory_order_release);
+    return true;
+  }
+
+  void work() {
+    uint64_t seen = word_.load(std::memory_order_acquire);
+    while (!stop_.load(std::memory_order_relaxed)) {
+      while (claim()) {
+      }
+      seen = word_.load(std::memory_order_acquire);
+      if (next_of(seen) < count_of(seen)) continue;
+      const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(kSpinMicroseconds);
+      bool news = false;
+      for (int spins = 1; !news; ++spins) {
+        relax();
+        news = generation_of(word_.load(std::memory_order_acquire)) != generation_of(seen);
+        if (spins % 64 == 0 && std::chrono::steady_clock::now() > until) break;
+      }
+      if (!news) sleep(generation_of(seen));
+    }
+  }
+
+  void sleep(uint64_t seen) {
+    std::unique_lock<std::mutex> hold(sleep_);
+    sleeping_.fetch_add(1, std::memory_order_seq_cst);
+    wake_.wait(hold, [&] { return stop_.load() || generation_of(word_.load(std::memory_order_seq_cst)) != seen; });
+    sleeping_.fetch_sub(1, std::memory_order_seq_cst);
+  }
+
+  const int count_;
+  std::vector<std::thread> workers_;
+  std::mutex busy_;
+  Task task_ = nullptr;
+  void* context_ = nullptr;
+  alignas(64) std::atomic<uint64_t> word_{0};
+  alignas(64) std::atomic<int64_t> finished_{0};
+  alignas(64) std::atomic<int> sleeping_{0};
+  std::atomic<bool> stop_{false};
+  std::mutex sleep_;
+  std::condition_variable wake_;
+};
+
+std::mutex pool_change;
+std::atomic<Pool*> pool{nullptr};
+std::atomic<int> setting{0};
+
+void forget_after_fork() {
+  // The child has no workers and may hold a locked mutex: leave the old pool alone, start anew when needed.
+  pool.store(nullptr);
+  new (&pool_change) std::mutex;
+}
+
+Pool* current_pool() {
+  Pool* found = pool.load(std::memory_order_acquire);
+  if (found) return found;
+  std::lock_guard<std::mutex> hold(pool_change);
+  found = pool.load(std::memory_order_acquire);
+  if (found) return found;
+#if defined(__linux__)
+  static const int registered = pthread_atfork(nullptr, nullptr, forget_after_fork);
+  (void)registered;
+#endif
+  found = new Pool(threads());
+  pool.store(found, std::memory_order_release);
+  return found;
+}
+
+struct Buffers {
+  void* data[static_cast<int>(Scratch::count)] = {};
+  size_t bytes[static_cast<int>(Scratch::count)] = {};
+  ~Buffers() {
+    for (void* buffer : data) std::free(buffer);
+  }
+};
+
+}  // namespace
+
+int thread_limit() {
+  int limit = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+#if defined(__linux__)
+  cpu_set_t mask;
+  if (sched_getaffinity(0, sizeof(mask), &mask) == 0) limit = std::max(1, CPU_COUNT(&mask));
+#endif
+  return std::min({limit, cgroup_limit(), kMaxThreads});
+}
+
+int threads() {
+  int count = setting.load(std::memory_order_relaxed);
+  if (count == 0) {
+    count = thread_limit();
+    setting.store(count, std::memory_order_relaxed);
+  }
+  return count;
+}
+
+void set_threads(int count) {
+  count = count <= 0 ? thread_limit() : std::min(count, kMaxThreads);
+  std::lock_guard<std::mutex> hold(pool_change);
+  setting.store(count);
+  Pool* old = pool.load();
+  if (!old || old->count() == count) return;
+  std::lock_guard<std::mutex> idle(old->busy());
+  pool.store(nullptr);
+  old->stop();
+}
+
+void run_tasks(int64_t count, Task task, void* context) {
+  if (count > 1 && count <= kMaxTasks && threads() > 1) {
+    Pool* found = current_pool();
+    std::unique_lock<std::mutex> mine(found->busy(), std::try_to_lock);
+    if (mine.owns_lock()) {
+      found->run(count, task, context);
+      return;
+    }
+  }
+  // One task, one thread, or the pool is busy with another caller: the result is the same.
+  for (int64_t index = 0; index < count; ++index) task(context, index);
+}
+
+void* scratch(Scratch slot, size_t bytes) {
+  thread_local Buffers buffers;
+  const int index = static_cast<int>(slot);
+  if (buffers.bytes[index] < bytes) {
+    std::free(buffers.data[index]);
+    const size_t rounded = (bytes + bytes / 4 + 4095) / 4096 * 4096;
+    buffers.data[index] = std::aligned_alloc(64, rounded);
+    if (!buffers.data[index]) {
+      buffers.bytes[index] = 0;
+      throw std::bad_alloc();
+    }
+    buffers.bytes[index] = rounded;
+  }
+  return buffers.data[index];
+}
+
+}  // namespace tokenmill

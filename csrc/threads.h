@@ -1,0 +1,28 @@
+// The one thread pool. Owns: who runs which task index. Must not know: what a task computes.
+//
+// A job is `count` independent tasks claimed one by one, so the split over threads never shows in a result.
+// The caller works too and waits only for tasks that somebody has begun: a worker that the system does not
+// schedule (a busy neighbour on its core) delays nothing.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace tokenmill {
+
+using Task = void (*)(void* context, int64_t index);
+
+int thread_limit();            // cores this process may use: affinity mask and cgroup quota
+int threads();                 // current setting
+void set_threads(int count);   // 0 means thread_limit()
+void run_tasks(int64_t count, Task task, void* context);
+
+template <class F>
+inline void parallel_for(int64_t count, F& body) {
+  run_tasks(count, [](void* context, int64_t index) { (*static_cast<F*>(context))(index); }, &body);
+}
+
+// Scratch memory of the calling thread: grows, is reused, is 64-byte aligned. `slot` separates uses that overlap.
+enum class Scratch { activations, partials, tile, scores, pointers, chunks, count };
+void* scratch(Scratch slot, size_t bytes);
+
+}  // namespace tokenmill

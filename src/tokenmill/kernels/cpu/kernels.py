@@ -1,0 +1,387 @@
+"""The native CPU backend. Owns: which operations go to csrc, and what it remembers between calls (packed weights,
+descriptors of norms and attention layers, the addresses of a step's tables).
+
+Kept short per call, because a small model's step is mostly this file: addresses go over as integers, and everything
+that stays the same from step to step is bound once. Knows nothing of models; calls `super()` (and counts a fallback)
+for what csrc does not do.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill import _native
+from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, GroupPlan, NormSpec
+from tokenmill.kernels.cpu.packed import TYPES, PackedMatrix, pack_dense
+from tokenmill.kernels.reference import ReferenceKernels
+
+ACTS: dict[str | None, int] = {
+    None: 0,
+    "silu": 1,
+    "gelu": 2,
+    "gelu_tanh": 3,
+    "relu": 4,
+    "silu_mul": 5,
+    "gelu_mul": 6,
+    "gelu_tanh_mul": 7,
+    "relu2": 8,
+    "oai_swiglu": 9,
+}
+GATED = frozenset({"silu_mul", "gelu_mul", "gelu_tanh_mul", "oai_swiglu"})
+_MOST_NORMS = 4096
+_MOST_LAYERS = 1024
+
+
+class CpuKernels(ReferenceKernels):
+    """Native kernels for float32 and bfloat16 activations. threads: 0 means every core this process may use."""
+
+    def __init__(self, threads: int = 0) -> None:
+        super().__init__()
+        if threads:
+            _native.set_threads(threads)
+        self._calls: dict[str, list[int]] = {}
+        self._packed: dict[int, tuple[weakref.ref[Tensor], int, Tensor | None, PackedMatrix]] = {}
+        self._norms: dict[int, tuple[NormSpec, tuple[Tensor, Tensor | None], Any]] = {}
+        self._layers: dict[int, _Layer] = {}
+        self._plans: dict[int, _Plan] = {}
+
+    def set_threads(self, threads: int) -> None:
+        """Threads of the native pool, which all engines of this process share; 0: as many as there are cores."""
+        _native.set_threads(threads)
+
+    def describe(self) -> dict[str, str | int]:
+        """What `tokenmill doctor` shows."""
+        return {"isa": _native.isa(), "threads": _native.threads(), "thread_limit": _native.thread_limit()}
+
+    # ------------------------------------------------------------------ matmuls
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x [T, K] @ weight [N, K].T + bias -> [T, N] in x's dtype."""
+        return self.fused_linear(x, weight, bias)
+
+    def fused_linear(
+        self,
+        x: Tensor,
+        weight: Tensor | PackedMatrix,
+        bias: Tensor | None = None,
+        *,
+        norm: NormSpec | None = None,
+        act: Act | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """residual + act(norm(x) @ weight.T + bias) in x's dtype; weight dense [N, K], or packed (bias within)."""
+        kind = TYPES.get(x.dtype)
+        if kind is None or (isinstance(weight, Tensor) and weight.dtype not in TYPES) or x.ndim != 2:
+            return self._plain_linear(x, weight, bias, norm, act, residual)
+        packed = weight if isinstance(weight, PackedMatrix) else self._pack(weight, bias)
+        width = packed.n
+        if act in GATED:
+            width //= 2
+            if width % _native.TILE_COLUMNS:
+                # The halves share a tile, so gate and up are not at hand together.
+                y = self.activate(self.fused_linear(x, packed, norm=norm), act)
+                return y if residual is None else self.add(residual, y)
+        rows, inner = x.shape
+        if inner != packed.k:
+            raise ValueError(f"a matrix of {packed.k} columns cannot multiply rows of {inner}")
+        self.count("linear")
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        out = torch.empty((rows, width), dtype=x.dtype)
+        native_norm = None
+        if norm is not None:
+            found = self._norms.get(id(norm))
+            native_norm = found[2] if found is not None and found[0] is norm else self._bind_norm(norm)
+        shared = 0
+        if residual is not None:
+            if residual.dtype != x.dtype or not residual.is_contiguous():
+                residual = residual.to(x.dtype).contiguous()
+            shared = residual.data_ptr()
+        packed.native.linear(
+            x.data_ptr(), rows, x.stride(0), out.data_ptr(), kind, False, shared, ACTS[act], native_norm
+        )
+        return out
+
+    def pack_dense(self, weight: Tensor, bias: Tensor | None = None) -> PackedMatrix | None:
+        """For a Weight that keeps the packed form and lets the original go; None: this dtype is not packed."""
+        if weight.dtype not in TYPES or weight.device.type != "cpu" or 0 in weight.shape:
+            return None
+        return pack_dense(weight, None if bias is None else bias.to(weight.dtype))
+
+    def _plain_linear(
+        self,
+        x: Tensor,
+        weight: Tensor | PackedMatrix,
+        bias: Tensor | None,
+        norm: NormSpec | None,
+        act: Act | None,
+        residual: Tensor | None,
+    ) -> Tensor:
+        assert isinstance(weight, Tensor), "packed weights multiply float32 and bfloat16 rows [T, K] only"
+        self.count("linear", fallback=True)
+        y = super().linear(x if norm is None else self.norm(x, norm), weight, bias)
+        y = y if act is None else self.activate(y, act)
+        return y if residual is None else self.add(residual, y)
+
+    def _pack(self, weight: Tensor, bias: Tensor | None) -> PackedMatrix:
+        """The packed form of a tensor that somebody else owns: kept while it lives and stays unchanged."""
+        key = id(weight)
+        found = self._packed.get(key)
+        if found is not None and found[0]() is weight and found[1] == weight._version and found[2] is bias:
+            return found[3]
+        packed = pack_dense(weight.detach(), None if bias is None else bias.detach().to(weight.dtype))
+        every = self._packed
+
+        def forget(_: object) -> None:
+            every.pop(key, None)
+
+        every[key] = (weakref.ref(weight, forget), weight._version, bias, packed)
+        return packed
+
+    # ------------------------------------------------------------------ one row at a time
+
+    def embed(self, table: Tensor, ids: Tensor, scale: float = 1.0) -> Tensor:
+        """table [V, hidden], ids [T] -> [T, hidden] * scale."""
+        kind = TYPES.get(table.dtype)
+        if kind is None or table.stride(1) != 1 or ids.dtype != torch.int64 or ids.ndim != 1:
+            self.count("embed", fallback=True)
+            return super().embed(table, ids, scale)
+        self.count("embed")
+        ids = ids.contiguous()
+        count, (vocab, width) = ids.shape[0], table.shape
+        out = torch.empty((count, width), dtype=table.dtype)
+        _native.embed(
+            table.data_ptr(), ids.data_ptr(), out.data_ptr(), count, vocab, width, table.stride(0), scale, kind
+        )
+        return out
+
+    def norm(self, x: Tensor, spec: NormSpec) -> Tensor:
+        """x [..., D] -> the same shape and dtype, statistics in float32."""
+        kind = TYPES.get(x.dtype)
+        if kind is None or spec.weight.dtype not in TYPES:
+            self.count("norm", fallback=True)
+            return super().norm(x, spec)
+        self.count("norm")
+        found = self._norms.get(id(spec))
+        native = found[2] if found is not None and found[0] is spec else self._bind_norm(spec)
+        width = x.shape[-1]
+        if x.ndim == 2 and x.stride(1) == 1:
+            rows, stride = x.shape[0], x.stride(0)
+            out = torch.empty((rows, width), dtype=x.dtype)
+        else:
+            x = x.contiguous()
+            rows, stride = x.numel() // max(width, 1), width
+            out = torch.empty_like(x)
+        if width != spec.weight.shape[0]:
+            raise ValueError(f"a norm of {spec.weight.shape[0]} cannot take rows of {width}")
+        _native.norm(native, x.data_ptr(), out.data_ptr(), rows, stride, kind)
+        return out
+
+    def activate(self, x: Tensor, act: Act) -> Tensor:
+        """x [T, D] -> [T, D], or [T, D / 2] for the gated kinds."""
+        kind = TYPES.get(x.dtype)
+        if kind is None:
+            self.count("activate", fallback=True)
+            return super().activate(x, act)
+        self.count("activate")
+        x = x.contiguous()
+        width = x.shape[-1]
+        rows = x.numel() // max(width, 1)
+        out = torch.empty((*x.shape[:-1], width // 2 if act in GATED else width), dtype=x.dtype)
+        _native.act(x.data_ptr(), out.data_ptr(), rows, width, kind, ACTS[act])
+        return out
+
+    def add(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
+        """x + scale * y."""
+        kind = TYPES.get(x.dtype)
+        if kind is None or x.dtype != y.dtype or x.shape != y.shape:
+            self.count("add", fallback=True)
+            return super().add(x, y, scale)
+        self.count("add")
+        x, y = x.contiguous(), y.contiguous()
+        out = torch.empty_like(x)
+        _native.add(x.data_ptr(), y.data_ptr(), out.data_ptr(), x.numel(), scale, kind)
+        return out
+
+    def argmax(self, logits: Tensor) -> Tensor:
+        """logits [n, vocab] -> the first index of each row's maximum [n] (int64)."""
+        if logits.dtype != torch.float32 or logits.stride(1) != 1:
+            self.count("argmax", fallback=True)
+            return logits.argmax(-1)
+        self.count("argmax")
+        rows, width = logits.shape
+        out = torch.empty(rows, dtype=torch.int64)
+        _native.argmax(logits.data_ptr(), out.data_ptr(), rows, width, logits.stride(0))
+        return out
+
+    # ------------------------------------------------------------------ attention
+
+    def prepare_qkv(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
+        """qkv [T, all heads] -> q [T, H, Dk] normed and rotated; keys and values go to their slots."""
+        layer = self._layer(spec, ctx)
+        kind = TYPES.get(qkv.dtype)
+        if layer is None or kind is None:
+            self.count("prepare_qkv", fallback=True)
+            return super().prepare_qkv(qkv, spec, ctx)
+        self.count("prepare_qkv")
+        plan = self._plan(spec.group, ctx)
+        if qkv.stride(1) != 1:
+            qkv = qkv.contiguous()
+        tokens = qkv.shape[0]
+        out = torch.empty((tokens, spec.heads, spec.kv.key_dim), dtype=qkv.dtype)
+        layer.native.prepare(
+            qkv.data_ptr(), out.data_ptr(), tokens, qkv.stride(0), kind, plan.positions_at, plan.slots_at
+        )
+        return out
+
+    def attention(self, q: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
+        """q [T, H, Dk] against the paged keys and values as stored -> [T, H * Dv]."""
+        layer = self._layer(spec, ctx)
+        kind = TYPES.get(q.dtype)
+        if layer is None or kind is None:
+            self.count("attention", fallback=True)
+            return super().attention(q, spec, ctx)
+        self.count("attention")
+        plan = self._plan(spec.group, ctx)
+        q = q.contiguous()
+        out = torch.empty((q.shape[0], spec.heads * spec.kv.value_dim), dtype=q.dtype)
+        work = plan.pairs * layer.work
+        layer.native.attend(q.data_ptr(), out.data_ptr(), kind, plan.addresses, plan.max_entries, plan.sequences, work)
+        return out
+
+    def _layer(self, spec: AttentionSpec, ctx: ForwardContext) -> _Layer | None:
+        """The bound form of one attention layer, or None if csrc cannot do it."""
+        view = ctx.kv[spec.layer]
+        found = self._layers.get(id(spec))
+        if found is not None and found.spec is spec and found.key() is view.key and found.value() is view.value:
+            return found if found.native is not None else None
+        if len(self._layers) >= _MOST_LAYERS:
+            self._layers.clear()
+        made = self._layers[id(spec)] = _Layer(self, spec, ctx)
+        return made if made.native is not None else None
+
+    def _plan(self, group: int, ctx: ForwardContext) -> _Plan:
+        plan = ctx.groups[group]
+        found = self._plans.get(group)
+        if found is not None and found.plan is plan and found.positions is ctx.positions:
+            return found
+        made = self._plans[group] = _Plan(plan, ctx)
+        return made
+
+    def _bind_norm(self, spec: NormSpec) -> Any:
+        if len(self._norms) >= _MOST_NORMS:
+            self._norms.clear()
+        weight = spec.weight.contiguous()
+        bias = None if spec.bias is None else spec.bias.to(weight.dtype).contiguous()
+        native = _native.make_norm(
+            weight.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            TYPES[weight.dtype],
+            weight.shape[0],
+            spec.eps,
+            spec.offset,
+            spec.kind == "layer",
+        )
+        self._norms[id(spec)] = (spec, (weight, bias), native)
+        return native
+
+
+class _Layer:
+    """An AttentionSpec and its pages, bound to a native object; `native` is None where csrc must pass."""
+
+    __slots__ = ("keep", "key", "native", "spec", "value", "work")
+
+    def __init__(self, kernels: CpuKernels, spec: AttentionSpec, ctx: ForwardContext) -> None:
+        view = ctx.kv[spec.layer]
+        self.spec, self.key, self.value = spec, weakref.ref(view.key), weakref.ref(view.value)
+        self.keep: list[Tensor] = []
+        self.native: Any = None
+        self.work = float(spec.heads * (spec.kv.key_dim + spec.kv.value_dim))
+        if self._fits(spec, view.key, view.value):
+            self.native = self._bind(kernels, spec, ctx)
+
+    @staticmethod
+    def _fits(spec: AttentionSpec, key: Tensor, value: Tensor) -> bool:
+        norms = [norm for norm in (spec.q_norm, spec.k_norm) if norm is not None]
+        return (
+            key.dtype in TYPES
+            and value.dtype == key.dtype
+            and key.stride(3) == 1
+            and value.stride(3) == 1
+            and max(spec.kv.key_dim, spec.kv.value_dim) <= _native.MAX_HEAD_DIM
+            and all(norm.weight.dtype in TYPES for norm in norms)
+        )
+
+    def _bind(self, kernels: CpuKernels, spec: AttentionSpec, ctx: ForwardContext) -> Any:
+        view, kv = ctx.kv[spec.layer], spec.kv
+        heads = 1 if kv.kind == "latent" else kv.heads
+        native = _native.Layer(
+            spec.heads,
+            heads,
+            kv.key_dim,
+            kv.value_dim,
+            kv.kind == "latent",
+            spec.scale,
+            spec.softcap,
+            spec.window,
+            self._floats(spec.sinks),
+            self._floats(spec.alibi),
+        )
+        if spec.rope is not None:
+            rope = spec.rope
+            native.rope(self._floats(rope.cos), self._floats(rope.sin), rope.dim, rope.start, rope.interleaved)
+        native.norms(
+            None if spec.q_norm is None else kernels._bind_norm(spec.q_norm),
+            None if spec.k_norm is None else kernels._bind_norm(spec.k_norm),
+        )
+        strides = [*view.key.stride()[:3], *view.value.stride()[:3]]
+        native.pages(view.key.data_ptr(), view.value.data_ptr(), strides, view.key.shape[2], TYPES[view.key.dtype])
+        return native
+
+    def _floats(self, tensor: Tensor | None) -> int:
+        """The address of a float32 copy (or the tensor itself) that lives as long as this object."""
+        if tensor is None:
+            return 0
+        self.keep.append(tensor.to(torch.float32).contiguous())
+        return self.keep[-1].data_ptr()
+
+
+class _Plan:
+    """The addresses of one KV group's tables in one step."""
+
+    __slots__ = ("addresses", "keep", "max_entries", "pairs", "plan", "positions", "positions_at", "sequences",
+                 "slots_at")  # fmt: skip
+
+    def __init__(self, plan: GroupPlan, ctx: ForwardContext) -> None:
+        self.plan, self.positions = plan, ctx.positions
+        tables, entries = _ints(plan.tables), _ints(plan.entries)
+        first = None if plan.first is None else _ints(plan.first)
+        query_start, kv_len = _ints(ctx.query_start), _ints(ctx.kv_len)
+        positions, slots = _longs(ctx.positions), _longs(plan.slots)
+        self.keep = (tables, entries, first, query_start, kv_len, positions, slots)
+        self.addresses = [
+            tables.data_ptr(),
+            0 if first is None else first.data_ptr(),
+            entries.data_ptr(),
+            query_start.data_ptr(),
+            kv_len.data_ptr(),
+            positions.data_ptr(),
+        ]
+        self.max_entries, self.sequences = tables.shape[1], tables.shape[0]
+        self.positions_at, self.slots_at = positions.data_ptr(), slots.data_ptr()
+        spans = ctx.spans
+        if spans is None:
+            spans = [(0, ctx.positions.shape[0], int(kv_len.max()))]
+        self.pairs = float(sum(queries * length for _, queries, length in spans))
+
+
+def _ints(x: Tensor) -> Tensor:
+    return x.to(torch.int32).contiguous()
+
+
+def _longs(x: Tensor) -> Tensor:
+    return x.to(torch.int64).contiguous()
