@@ -17,7 +17,7 @@ from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.models.registry import build_model
 
 
-class FolderCheckpoint:
+class DictCheckpoint:
     """name -> tensor from a dict."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
@@ -68,7 +68,7 @@ def theirs(model: Any, tokens: list[int]) -> Tensor:
 def load(config: dict, tensors: dict[str, Tensor], **options: Any) -> CausalLM:
     """Ours from the same files."""
     options = {"dtype": torch.float32, "kernels": ReferenceKernels(), **options}
-    return build_model(config, FolderCheckpoint(tensors), device="cpu", **options)
+    return build_model(config, DictCheckpoint(tensors), device="cpu", **options)
 
 
 def ours(model: CausalLM, prompts: dict[str, list[int]], steps: list[list[tuple[str, int]]], **options: Any) -> dict:

@@ -1,0 +1,126 @@
+"""Pulling tensors by name, and weights: concatenating, splitting, taking apart."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from paged_batch import PagedBatch
+from parity import DictCheckpoint
+
+from tokenmill.core.errors import ModelError
+from tokenmill.core.forward import KVSpec, NormSpec
+from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.layers.build import Build
+from tokenmill.quant.base import WeightBase
+from tokenmill.quant.dense import DenseWeight
+from tokenmill.quant.mixed import MixedWeight
+
+
+def build(tensors: dict[str, torch.Tensor], **options) -> Build:
+    return Build(DictCheckpoint(tensors), torch.float32, torch.device("cpu"), ReferenceKernels(), 64, **options)
+
+
+def context():
+    return PagedBatch((), ReferenceKernels()).step([("a", 1)])
+
+
+def test_a_missing_tensor_names_its_full_path():
+    with pytest.raises(ModelError, match=r"'model\.layers\.3\.mlp\.up_proj\.weight'"):
+        build({}).at("model").at("layers.3.mlp").weight("up_proj", (2, 2))
+
+
+def test_a_wrong_shape_names_both_shapes():
+    with pytest.raises(ModelError, match=r"'a\.weight' has shape \[2, 3\], but the config asks for \[3, 2\]"):
+        build({"a.weight": torch.ones(2, 3)}).weight("a", (3, 2))
+
+
+def test_leftovers_are_listed_but_for_computed_buffers():
+    tensors = {
+        name: torch.ones(1) for name in ("used", "x.rotary_emb.inv_freq", "h.0.attn.masked_bias", "h.0.attn.bias")
+    }
+    b = build(tensors)
+    b.tensor("used", (1,))
+    b.check_leftovers()
+    b = build({**tensors, "stranger": torch.ones(1)})
+    b.tensor("used", (1,))
+    with pytest.raises(ModelError, match="stranger"):
+        b.check_leftovers()
+
+
+def test_equal_specs_form_a_group():
+    b = build({})
+    full, window = KVSpec("full", 2, 8, 8), KVSpec("window", 2, 8, 8, 16)
+    assert [b.at("x").add_kv(spec) for spec in (window, full, window, full)] == [(0, 0), (1, 1), (2, 0), (3, 1)]
+
+
+def test_transposed_storage():
+    stored = torch.randn(3, 5)
+    weight = build({"c.weight": stored, "c.bias": torch.ones(5)}).weight("c", (5, 3), bias=True, transposed=True)
+    assert torch.equal(weight.dense(), stored.t())
+    x = torch.randn(2, 3)
+    assert torch.allclose(weight.matmul(x, context()), x @ stored + 1, atol=1e-6)
+
+
+def test_matmul_composes_in_order():
+    x, residual, norm = torch.randn(4, 6), torch.randn(4, 3), NormSpec(torch.randn(6), 1e-6)
+    weight, ctx = DenseWeight(torch.randn(6, 6), torch.randn(6)), context()
+    y = weight.matmul(x, ctx, norm=norm, act="silu_mul", residual=residual)
+    h = torch.nn.functional.rms_norm(x, (6,), norm.weight, 1e-6) @ weight.weight.t() + weight.bias
+    assert torch.allclose(y, residual + torch.nn.functional.silu(h[:, :3]) * h[:, 3:], atol=1e-5)
+
+
+class Halved(WeightBase):
+    """A stand-in format: stores half of every entry."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.half, self.shape = weight / 2, tuple(weight.shape)
+
+    def linear(self, x, ctx):
+        return ctx.kernels.linear(x, self.half) * 2
+
+    def take(self, index):
+        return Halved(self.half[index] * 2)
+
+    def split(self, dim, part, parts):
+        start, stop = self.part_range(dim, part, parts)
+        return Halved((self.half[start:stop] if dim == 0 else self.half[:, start:stop]) * 2)
+
+    def dense(self):
+        return self.half * 2
+
+    def bytes(self):
+        return self.half.nbytes
+
+
+def test_formats_mix():
+    q, k, v = torch.randn(6, 8), torch.randn(2, 8), torch.randn(4, 8)
+    mixed = DenseWeight(q).concat([Halved(k), DenseWeight(v, torch.ones(4))])
+    assert isinstance(mixed, MixedWeight) and mixed.shape == (12, 8)
+    x, ctx, whole = torch.randn(3, 8), context(), torch.cat([q, k, v])
+    bias = torch.cat([torch.zeros(8), torch.ones(4)])
+    assert torch.allclose(mixed.matmul(x, ctx), x @ whole.t() + bias, atol=1e-5)
+    assert torch.equal(mixed.dense(), whole)
+    assert torch.equal(mixed.rows(torch.tensor([7, 0])), whole[[7, 0]])
+    assert mixed.bytes() == q.nbytes + k.nbytes + v.nbytes + 16
+    second = mixed.split(0, 1, 2)
+    assert torch.allclose(second.matmul(x, ctx), x @ whole[6:].t() + bias[6:], atol=1e-5)
+    halves = [mixed.split(1, i, 2).matmul(x[:, 4 * i : 4 * i + 4], ctx) for i in range(2)]
+    assert torch.allclose(halves[0] + halves[1], x @ whole.t() + bias, atol=1e-5)
+    assert mixed.concat([DenseWeight(q)]).shape == (18, 8)
+
+
+def test_dense_weights_join_with_and_without_bias():
+    one, two = DenseWeight(torch.randn(2, 4)), DenseWeight(torch.randn(3, 4), torch.ones(3))
+    joined = one.concat([two])
+    assert isinstance(joined, DenseWeight)
+    assert joined.bias is not None and joined.bias.tolist() == [0, 0, 1, 1, 1]
+    assert torch.equal(joined.take(torch.tensor([4, 0])).dense(), torch.stack([two.weight[2], one.weight[0]]))
+
+
+def test_weights_split_only_evenly_and_keep_the_bias_once():
+    weight = DenseWeight(torch.randn(6, 4), torch.ones(6))
+    with pytest.raises(ModelError, match="6 rows cannot be split over 4"):
+        weight.split(0, 0, 4)
+    assert weight.split(0, 1, 2).bias is not None
+    assert weight.split(1, 0, 2).bias is not None and weight.split(1, 1, 2).bias is None
+    assert weight.bytes() == 6 * 4 * 4 + 6 * 4

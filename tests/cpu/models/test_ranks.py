@@ -1,0 +1,69 @@
+"""Weights split over ranks give what one rank gives. The ranks are threads here."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from parity import load, make, ours
+from test_families import CASES, prompt
+from torch import Tensor
+
+from tokenmill.core.errors import ModelError
+
+
+class Shared:
+    """What the ranks of one group exchange through."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.barrier = size, threading.Barrier(size, timeout=60)
+        self.slots: list[Tensor] = [torch.empty(0)] * size
+
+
+class ThreadGroup:
+    def __init__(self, shared: Shared, rank: int) -> None:
+        self.shared, self.rank, self.size = shared, rank, shared.size
+
+    def _exchange(self, x: Tensor) -> list[Tensor]:
+        self.shared.slots[self.rank] = x
+        self.shared.barrier.wait()
+        every = list(self.shared.slots)
+        self.shared.barrier.wait()
+        return every
+
+    def all_reduce(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        total = sum(self._exchange(x))
+        return total if residual is None else residual + total
+
+    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
+        return torch.cat(self._exchange(x), dim=dim)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [("qwen2", 2), ("qwen2", 4), ("qwen3-moe", 2), ("mixtral", 4), ("phi3", 2), ("gpt2", 2), ("bloom", 2), ("opt", 4),
+     ("falcon-7b", 2), ("falcon-40b", 4), ("gpt-neox", 2), ("deepseek-v2", 2), ("gpt-oss", 2), ("gemma3", 2)],
+)  # fmt: skip
+def test_ranks_give_what_one_gives(name, ranks, tmp_path):
+    case = CASES[name]
+    _, config, tensors = make(case.config, tmp_path)
+    prompts, steps = {"a": prompt(40)}, [[("a", 30)], [("a", 10)]]
+    alone = ours(load(config, tensors), prompts, steps)["a"]
+    shared = Shared(ranks)
+
+    def run(rank: int) -> Tensor:
+        with torch.no_grad():
+            return ours(load(config, tensors, group=ThreadGroup(shared, rank)), prompts, steps)["a"]
+
+    with ThreadPoolExecutor(ranks) as pool:
+        results = list(pool.map(run, range(ranks)))
+    for result in results:
+        assert (result - alone).abs().max() <= 1e-4
+
+
+def test_heads_that_do_not_divide_are_refused(tmp_path):
+    _, config, tensors = make(CASES["qwen2"].config, tmp_path)
+    with pytest.raises(ModelError, match="4 heads"):
+        load(config, tensors, group=ThreadGroup(Shared(3), 0))
