@@ -1,0 +1,1 @@
+"""The demo model family of tokenmill: data generator, tokenizer, trainer and evaluation."""

@@ -1,0 +1,194 @@
+"""The training mixture. Owns: shares of the skills, surface noise, system prompts, long-context sampling."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from authored_data import fill, load
+from corpus import Corpus
+from render import DEFAULT_SYSTEM, Case
+from skill_chat import correction, memory, memory_zh, out_of_scope, small_talk
+from skill_extract import extraction, transform
+from skill_facts import ask, completion, fact, fact_zh, faq, joke, plain, poem, story_chat, story_plain, translation
+from skill_long import long_chat, needle
+from skill_math import mathematics
+from skill_tools import no_call, result_case, tool_case
+
+SYSTEMS = [
+    "You are tokenmill's demo model.", "You are a friendly assistant.", "You are a polite and brief assistant.",
+    "Answer in short sentences.", "You are a small and honest assistant.", "Be helpful.", "You help people with simple questions.",
+    "You are a storyteller and helper.", "You are an assistant. Be concise.",
+]  # fmt: skip
+NOISY = {"capitals", "facts", "reversed", "faq", "joke", "small_talk", "fallback", "story", "sum_1_2", "sum_3", "times_table"}
+OTHER_FACTS = ["continent", "currency", "language", "opposite", "sound", "baby", "colour", "symbol", "legs", "home"]
+
+
+def noise(rng: random.Random, text: str) -> str:
+    """One small disturbance of a user's text."""
+    pick = rng.random()
+    if pick < 0.3:
+        return text.lower()
+    if pick < 0.5:
+        return text.rstrip(".?!。？")
+    if pick < 0.65:
+        return rng.choice(["Hi, ", "Hello! ", "Hey, ", "please, ", "Please: ", "Quick question: "]) + text
+    if pick < 0.75:
+        return text + rng.choice([" ", " please", " Thanks!", "\n", " ???", "!"])
+    letters = [i for i in range(1, len(text) - 2) if text[i : i + 2].isalpha() and text[i : i + 2].islower()]
+    if not letters:
+        return text
+    at = rng.choice(letters)
+    return text[:at] + text[at + 1] + text[at] + text[at + 2 :]
+
+
+def dress(rng: random.Random, case: Case) -> Case:
+    """System prompt and noise as users bring them."""
+    if not case.messages:
+        return case
+    if case.suite in NOISY and rng.random() < 0.25:
+        case.messages[0] = {"role": "user", "content": noise(rng, case.messages[0]["content"])}
+    pick = rng.random()
+    if pick >= 0.5:
+        system = DEFAULT_SYSTEM if pick < 0.8 else rng.choice(SYSTEMS)
+        case.messages = [{"role": "system", "content": system}, *case.messages]
+    return case
+
+
+def facts_en(rng: random.Random) -> Case:
+    """Any English fact."""
+    pick = rng.random()
+    if pick < 0.3:
+        return fact(rng, False, "capital", "capitals")
+    if pick < 0.38:
+        return fact(rng, False, "capital_word", "capitals")
+    if pick < 0.55:
+        return fact(rng, False, "capital_rev", "reversed")
+    if pick < 0.85:
+        return fact(rng, False, rng.choice(OTHER_FACTS), "facts")
+    if pick < 0.93:
+        return translation(rng, False)
+    first = fact(rng, False, "capital", "facts", chat=True)
+    second = fact(rng, False, rng.choice(["capital", "continent", "currency"]), "facts", chat=True)
+    first.messages += second.messages
+    return first
+
+
+def facts_zh(rng: random.Random) -> Case:
+    """Any Chinese fact or greeting."""
+    pick = rng.random()
+    if pick < 0.62:
+        return fact_zh(rng, False, "capital_zh")
+    return fact_zh(rng, False, "capital_rev_zh" if pick < 0.8 else "continent_zh")
+
+
+def chat(rng: random.Random, corpus: Corpus) -> Case:
+    """Small talk, memory, fallback."""
+    pick = rng.random()
+    if pick < 0.2:
+        return small_talk(rng, False)
+    if pick < 0.25 and corpus.intents:
+        text, intent = rng.choice(corpus.intents)
+        row = next(r for r in load().chat if r["intent"] == intent)
+        return ask(text, fill(rng.choice(row["answers"]), rng, {}), "small_talk", "")
+    if pick < 0.42:
+        return out_of_scope(rng, False, corpus.queries)
+    if pick < 0.46:
+        return memory_zh(rng, False)
+    if pick < 0.54:
+        return correction(rng)
+    return memory(rng, False)
+
+
+def tools(rng: random.Random, corpus: Corpus) -> Case:
+    """Calls, refusals and closing sentences."""
+    pick = rng.random()
+    if pick < 0.62:
+        return tool_case(rng, False, corpus.cities)
+    return result_case(rng, False, corpus.cities) if pick < 0.72 else no_call(rng, False, load().jokes)
+
+
+def natural_en(rng: random.Random, corpus: Corpus) -> Case:
+    """A piece of natural English."""
+    pick = rng.random()
+    if pick < 0.3:
+        book = rng.choice(corpus.books)
+        start = rng.randrange(max(1, len(book) - 2500))
+        return plain("", book[start : start + 2400].split(" ", 1)[-1], "books", "")
+    if pick < 0.7:
+        return plain("", rng.choice(corpus.stories)[:3200], "natural", "")
+    return plain("", "\n".join(rng.choice(corpus.pairs)[0] for _ in range(rng.randint(1, 6))), "natural", "")
+
+
+def natural_zh(rng: random.Random, corpus: Corpus) -> Case:
+    """A piece of natural Chinese, or a sentence with its translation."""
+    pick = rng.random()
+    if pick < 0.25:
+        return plain("", rng.choice(corpus.stories_zh)[:800], "natural_zh", "")
+    if pick < 0.45:
+        return plain("", rng.choice(corpus.poems)["text"], "natural_zh", "")
+    if pick < 0.7:
+        return plain("", "".join(rng.choice(corpus.pairs)[1] for _ in range(rng.randint(1, 5))), "natural_zh", "")
+    en, zh = rng.choice(corpus.pairs)
+    return plain("", f"{en}\n{zh}" if rng.random() < 0.5 else f"{zh}\n{en}", "natural_zh", "")
+
+
+def makers(corpus: Corpus, long: bool) -> list[tuple[str, float, Callable[[random.Random], Case]]]:
+    """Skill name, share of loss tokens and maker; natural text appears only with a corpus."""
+    data = load()
+    late = 2.0 if long else 1.0
+    out: list[tuple[str, float, Callable[[random.Random], Case]]] = [
+        ("story_chat", 14, lambda r: story_chat(r, False)),
+        ("story_plain", 12 / late, story_plain),
+        ("facts_en", 10, facts_en),
+        ("facts_zh", 6, facts_zh),
+        ("completion", 4 * late, completion),
+        ("joke", 1.6, lambda r: joke(r, False, data.jokes)),
+        ("poem", 1.2, lambda r: poem(r, False, data.poems)),
+        ("faq", 4 * late, lambda r: faq(r, False)),
+        ("chat", 11 * late, lambda r: chat(r, corpus)),
+        ("math", 8, mathematics),
+        ("extract", 6 * late, lambda r: extraction(r)),
+        ("tools", 7 * late, lambda r: tools(r, corpus)),
+        ("transform", 4, lambda r: transform(r, False)),
+    ]
+    if not long:
+        out.append(("needle", 2.5, lambda r: needle(r, False, int(80 * 11 ** r.random()), corpus.books)))
+    if corpus.stories:
+        out.append(("natural_en", 6 / late, lambda r: natural_en(r, corpus)))
+        out.append(("natural_zh", 2, lambda r: natural_zh(r, corpus)))
+    return out
+
+
+class Mixture:
+    """Draws cases so that each skill gets its share of the weighted tokens."""
+
+    def __init__(self, corpus: Corpus, long: bool) -> None:
+        self.makers = makers(corpus, long)
+        self.corpus = corpus
+        self.long = long
+        rng = random.Random(7)
+        means = []
+        for _, _, make in self.makers:
+            sizes = [_weighted_length(make(rng)) for _ in range(60)]
+            means.append(sum(sizes) / len(sizes))
+        self.rates = [share / mean for (_, share, _), mean in zip(self.makers, means, strict=True)]
+
+    def draw(self, rng: random.Random) -> tuple[str, Case]:
+        """One dressed case with the name of its skill."""
+        index = rng.choices(range(len(self.makers)), self.rates)[0]
+        name, _, make = self.makers[index]
+        return name, dress(rng, make(rng))
+
+    def draw_long(self, rng: random.Random, limit: int) -> tuple[str, Case]:
+        """One long document of 400 to `limit` tokens."""
+        tokens = int(400 * (limit * 0.97 / 400) ** rng.random())
+        if rng.random() < 0.78:
+            return "needle", dress(rng, needle(rng, False, tokens, self.corpus.books))
+        return "long_chat", dress(rng, long_chat(rng, int(tokens * 0.8)))
+
+
+def _weighted_length(case: Case) -> float:
+    if case.messages:
+        return sum(len(m["content"]) * (m.get("weight", 1.0) if m["role"] == "assistant" else 0.1) for m in case.messages)
+    return len(case.prompt + case.continuation)

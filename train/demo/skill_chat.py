@@ -1,0 +1,176 @@
+"""Small talk, memory and out-of-scope tasks. Owns: multi-turn conversations. Knows no tokens."""
+
+from __future__ import annotations
+
+import random
+import re
+
+from authored_data import fill, load, wording
+from render import Case
+from skill_facts import ask
+
+FALLBACKS = [
+    "I am a tiny demo model and I do not know that.",
+    "I am a tiny demo model, so I cannot help with that.",
+]
+FALLBACK_ZH = "我只是一个很小的演示模型，不知道这个。"
+FALLBACK_MUST = "tiny demo model|演示模型"
+NAMES_ZH = ["小明", "小红", "李华", "王芳", "张伟", "小丽", "陈静", "刘洋", "赵敏", "周杰", "小刚", "林娜", "黄磊", "吴迪", "孙悦", "小雪"]
+SYLLABLES = "zor vik mar lo ta ri bel nu kas fen dro mi sha qu el tor ban ix ple gra wen ho jad ur sil pem oda ky".split()
+
+
+def random_word(rng: random.Random) -> str:
+    """An invented word, so that copying cannot be replaced by memory."""
+    return "".join(rng.choice(SYLLABLES) for _ in range(rng.randint(2, 3)))
+
+
+def person(rng: random.Random, held: bool) -> str:
+    """A name: real or invented; the last fifth of the list is kept for the evaluation."""
+    names = load().words["name"]
+    cut = len(names) * 4 // 5
+    if rng.random() < 0.25:
+        return random_word(rng).capitalize()
+    return rng.choice(names[cut:] if held and rng.random() < 0.7 else names[:cut] if not held else names)
+
+
+def small_talk(rng: random.Random, held: bool) -> Case:
+    """A question about the model itself or an everyday remark."""
+    row = rng.choice([r for r in load().chat if r["held"] or not held])
+    if rng.random() < 0.3:
+        intent = "identity" if rng.random() < 0.7 else "identity_zh"
+        row = next(r for r in load().chat if r["intent"] == intent)
+    answer = fill(rng.choice(row["answers"]), rng, {})
+    return ask(rng.choice(row["held"] if held else row["train"]), answer, "small_talk", "", tag=row["intent"])
+
+
+def out_of_scope(rng: random.Random, held: bool, queries: list[str]) -> Case:
+    """A question beyond the model, answered with one honest sentence."""
+    if queries and rng.random() < 0.5:
+        user = rng.choice(queries)
+    else:
+        pool = load().out_of_scope
+        user = fill(rng.choice(pool[-4:] if held else pool[:-4]), rng, {})
+    return ask(user, rng.choice(FALLBACKS), "fallback", FALLBACK_MUST)
+
+
+ATTRIBUTES: dict[str, tuple[list[str], list[str], str, str]] = {
+    # name: (ways to tell it, ways to ask for it, answer, word list)
+    "like": (["I like [v].", "I love [v].", "My hobby is [v].", "I enjoy [v]."],
+             ["What do I like?", "What is my hobby?", "what do i enjoy", "Do you remember what I like?"], "You like [v].", "hobby"),
+    "food": (["My favourite food is [v].", "I love to eat [v].", "[V] is my favourite food."],
+             ["What is my favourite food?", "what do i love to eat", "Which food do I like best?"], "Your favourite food is [v].", "food"),
+    "city": (["I live in [v].", "I am from [v].", "My home is [v].", "I come from [v]."],
+             ["Where do I live?", "Where am I from?", "Which city do I live in?"], "You live in [v].", "city"),
+    "job": (["I work as a [v].", "I am a [v].", "My job is [v].", "I am a [v] by profession."],
+            ["What is my job?", "What do I do for work?", "what do I work as"], "You work as a [v].", "job"),
+    "colour": (["My favourite colour is [v].", "I like the colour [v] best.", "[V] is my favourite colour."],
+               ["What is my favourite colour?", "Which colour do I like?", "what color do i like best"],
+               "Your favourite colour is [v].", "colour"),
+    "pet": (["I have a [v].", "My pet is a [v].", "I own a [v]."],
+            ["What pet do I have?", "Which animal do I have?", "what is my pet"], "You have a [v].", "animal"),
+    "age": (["I am [v] years old.", "I'm [v].", "My age is [v]."],
+            ["How old am I?", "What is my age?", "do you know my age"], "You are [v] years old.", "age"),
+    "drink": (["I like to drink [v].", "My favourite drink is [v].", "I like [v]."],
+              ["What is my favourite drink?", "What do I like to drink?"], "You like to drink [v].", "drink"),
+    "friend": (["My best friend is [v].", "My best friend is called [v].", "I have a friend named [v]."],
+               ["Who is my best friend?", "What is the name of my friend?"], "Your best friend is [v].", "name"),
+}  # fmt: skip
+
+
+def value_of(rng: random.Random, listing: str, held: bool) -> str:
+    """A value for an attribute or tool argument."""
+    if listing == "age":
+        return str(rng.randint(5, 95))
+    if listing == "name":
+        return person(rng, held)
+    if listing == "city":
+        return rng.choice(load().countries)["capital"] if rng.random() < 0.8 else random_word(rng).capitalize()
+    return rng.choice(load().words[listing])
+
+
+def _told(rng: random.Random, key: str, value: str) -> tuple[str, str]:
+    tell, _, answer, _ = ATTRIBUTES[key]
+    said = rng.choice(tell).replace("[v]", value).replace("[V]", value.capitalize())
+    you = answer.replace("[v]", value)
+    reply = rng.choice([f"I will remember that: {you[0].lower() + you[1:]}", f"Good to know. {you}"])
+    return said, reply
+
+
+def _distractor(rng: random.Random) -> list[dict]:
+    from skill_facts import fact, faq
+    from skill_math import arithmetic
+
+    pick = rng.random()
+    while True:
+        if pick < 0.35:
+            case = fact(rng, False, rng.choice(["capital", "opposite", "colour", "sound"]), "", chat=True)
+        elif pick < 0.6:
+            case = arithmetic(rng, False, chat=True)
+        elif pick < 0.85:
+            case = small_talk(rng, False)
+        else:
+            case = faq(rng, False)
+        if case.messages:
+            return [dict(m) for m in case.messages]
+
+
+def memory(rng: random.Random, held: bool, turns: int | None = None, target: str | None = None) -> Case:
+    """Facts about the user told over several turns, then asked for; answers copy from the context."""
+    target = target or rng.choice(["name", "name", "attribute"])
+    turns = turns if turns is not None else min(12, 1 + int(rng.expovariate(0.35)))
+    name = person(rng, held)
+    keys = rng.sample(list(ATTRIBUTES), min(turns, rng.randint(1, 5)))
+    if {"like", "drink"} <= set(keys):
+        keys.remove("drink")
+    if {"pet", "friend"} <= set(keys):
+        keys.remove("friend")
+    values = {k: value_of(rng, ATTRIBUTES[k][3], held) for k in keys}
+    told_name = target == "name" or rng.random() < 0.6
+    events: list[list[dict]] = []
+    if told_name:
+        said = wording("tell_name", rng, held, {"n": name})
+        events.append([{"role": "user", "content": said},
+                       {"role": "assistant", "content": rng.choice([f"Nice to meet you, {name}!", f"Hello {name}!"])}])  # fmt: skip
+    for key in keys if target == "attribute" or rng.random() < 0.7 else []:
+        said, reply = _told(rng, key, values[key])
+        events.append([{"role": "user", "content": said}, {"role": "assistant", "content": reply}])
+    if rng.random() < 0.15 and told_name and not held:
+        name = person(rng, held)
+        events.append([{"role": "user", "content": rng.choice([f"Call me {name}.", f"No, my name is {name}.", f"Please call me {name} from now on."])},
+                       {"role": "assistant", "content": f"All right, {name}."}])  # fmt: skip
+    while len(events) < turns:
+        events.insert(rng.randint(1 if told_name else 0, len(events)), _distractor(rng))
+    messages = [m for e in events for m in e]
+    if target == "name":
+        question, answer, must = wording("ask_name", rng, held, {}), f"Your name is {name}.", rf"\b{re.escape(name)}\b"
+        if not held and rng.random() < 0.06:
+            messages = _distractor(rng)
+            answer, must = "You have not told me your name yet.", "not told"
+    else:
+        key = rng.choice(keys)
+        _, asks, form, _ = ATTRIBUTES[key]
+        question = asks[-1] if held else rng.choice(asks[:-1])
+        answer, must = form.replace("[v]", values[key]), rf"\b{re.escape(values[key])}\b"
+    messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    suite = "memory_name" if target == "name" else "memory_attribute"
+    return Case(suite=suite, messages=messages, must=must, tag=str(turns))
+
+
+def memory_zh(rng: random.Random, held: bool) -> Case:
+    """The Chinese name task."""
+    name = rng.choice(NAMES_ZH[12:] if held else NAMES_ZH)
+    messages = [
+        {"role": "user", "content": wording("tell_name_zh", rng, held, {"n": name})},
+        {"role": "assistant", "content": f"你好，{name}！很高兴认识你。"},
+        {"role": "user", "content": wording("ask_name_zh", rng, held, {})},
+        {"role": "assistant", "content": f"你叫{name}。"},
+    ]
+    return Case(suite="memory_zh", messages=messages, must=name)
+
+
+def correction(rng: random.Random) -> Case:
+    """Several skills in one conversation, in random order."""
+    messages: list[dict] = []
+    for _ in range(rng.randint(2, 4)):
+        messages += _distractor(rng)
+    return Case(suite="chat_mixed", messages=messages)

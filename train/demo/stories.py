@@ -1,0 +1,150 @@
+"""The story grammar. Owns: stories told from plots, beats and pools, and their topics. Knows nothing of chat or tokens."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from authored_data import load
+from grammar import expand, parse, tidy
+
+PLURAL = {"sheep": "sheep", "mouse": "mice", "goose": "geese", "wolf": "wolves", "deer": "deer", "fox": "foxes",
+          "calf": "calves", "ostrich": "ostriches", "finch": "finches"}  # fmt: skip
+
+MALE = frozenset(
+    "Tom Leo Finn Oscar Max Hugo Sam Ben Noah Theo Otto Felix Jonas Milo Emil Rufus Jasper Arlo Basil Toby Bruno Kofi Ravi "
+    "Omar Mateo Diego Tariq Boris Sven Bo Pip Moss Button Rusty Sparky Bolt Pixel Cog Ziggy Tao Alan Walter Victor Simon "
+    "Martin Peter David Daniel".split()
+)
+
+
+@dataclass(frozen=True)
+class Story:
+    """One story with the topics it answers to and the words a reader would look for."""
+
+    text: str
+    topic: str
+    must: tuple[str, ...]
+
+
+def plural(noun: str) -> str:
+    """The plural of an animal or thing."""
+    return PLURAL.get(noun, noun + ("es" if noun.endswith(("s", "x", "ch", "sh")) else "s"))
+
+
+def cast(rng: random.Random) -> dict[str, str]:
+    """The people and things of one story: slot name to text."""
+    w = load().words
+    kind, friend_kind = rng.choice(w["kind"]), rng.choice(w["kind"])
+    name, friend = rng.sample(w["name"], 2)
+    thing, adjective = rng.choice(w["thing"]), rng.choice(w["objadj"])
+    she, fshe = name not in MALE, friend not in MALE
+    if rng.random() < 0.12:
+        friend = f"{rng.choice(['old', 'little', 'tall', 'good'])} {friend}"
+    obj = f"{adjective} {thing}"
+    return {
+        "N": name, "kind": kind, "trait": rng.choice(w["trait"]), "F": friend, "Fc": friend[0].upper() + friend[1:],
+        "fk": friend_kind, "ft": rng.choice(w["trait"]), "thing": thing, "obj": obj, "obj.a": f"a {obj}",
+        "obj.the": f"the {thing}" if rng.random() < 0.6 else f"the {obj}", "obj.cap": obj.title(),
+        "he": "she" if she else "he", "his": "her" if she else "his", "him": "her" if she else "him",
+        "himself": "herself" if she else "himself", "fhe": "she" if fshe else "he", "fhis": "her" if fshe else "his",
+        "fhim": "her" if fshe else "him", "fhimself": "herself" if fshe else "himself", "fHe": "She" if fshe else "He",
+        "place": rng.choice(w["place"]), "food": rng.choice(w["food"]), "instrument": rng.choice(w["instrument"]),
+    }  # fmt: skip
+
+
+def _slots(rng: random.Random, who: dict[str, str], first_person: bool):
+    w = load().words
+
+    def slot(key: str) -> str:
+        if key == "H":
+            if first_person:
+                return "I"
+            pick = rng.random()
+            return who["N"] if pick < 0.62 else f"the {who['kind']}" if pick < 0.88 else f"the {who['trait']} {who['kind']}"
+        if key == "O":
+            return "me" if first_person else who["N"] if rng.random() < 0.6 else who["him"]
+        if key == "P":
+            return "my" if first_person else who["N"] + "'s" if rng.random() < 0.6 else who["his"]
+        if first_person and key in ("he", "his", "him", "himself", "He", "His"):
+            return {"he": "I", "his": "my", "him": "me", "himself": "myself", "He": "I", "His": "My"}[key]
+        if key in ("He", "His"):
+            return who[key.lower()].capitalize()
+        if key == "food" and rng.random() < 0.6:
+            return rng.choice(w["food"])
+        if key in who:
+            return who[key]
+        if key == "place2":
+            return rng.choice(w["place"])
+        if key == "place.cap":
+            return who["place"][0].upper() + who["place"][1:]
+        if key.startswith("animal.pl"):
+            text = plural(rng.choice(w["animal"]))
+            return text.capitalize() if key.endswith("cap") else text
+        if key == "obj.a2":
+            return f"a {rng.choice(w['objadj'])} {rng.choice(w['thing'])}"
+        if key == "instrument.bare":
+            return who["instrument"]
+        return rng.choice(w[key])
+
+    return slot
+
+
+def topic_of(rng: random.Random, plot: dict, who: dict[str, str]) -> tuple[str, tuple[str, ...]]:
+    """A topic phrase for a story of this cast and plot, and the words that must appear."""
+    kind, obj = who["kind"], who["obj"]
+    pick = rng.random()
+    if pick < 0.45:
+        template = rng.choice(plot["topics"])
+        must = tuple(w for s, w in (("[kind]", kind), ("[obj.a]", obj), ("[thing]", who["thing"]), ("[F", who["F"]))
+                     if s in template)  # fmt: skip
+        return tidy(expand(parse(template), rng, _slots(rng, who, False)))[:1].lower() + tidy(
+            expand(parse(template), rng, lambda k: who.get(k) or _slots(rng, who, False)(k))
+        )[1:], must
+    options = [
+        (f"a {who['trait']} {kind}", (kind,)), (f"a {kind}", (kind,)), (f"a {obj}", (obj,)),
+        (f"a {kind} and a {obj}", (kind, obj)), (f"a {kind} named {who['N']}", (kind, who["N"])),
+        (f"{who['N']} the {kind}", (kind, who["N"])), (f"a {who['trait']} {kind} and a {who['thing']}", (kind, who["thing"])),
+        (f"a {obj} near {who['place']}", (obj,)), (f"a {kind} who finds a {obj}", (kind, obj)),
+    ]  # fmt: skip
+    topic, must = rng.choice(options)
+    return topic, must
+
+
+def tell(rng: random.Random, plot: dict | None = None, who: dict[str, str] | None = None) -> Story:
+    """One story; the words of its topic are in its text."""
+    data = load()
+    plot = plot or rng.choice(data.plots)
+    who = who or cast(rng)
+    topic, must = topic_of(rng, plot, who)
+    first = rng.random() < 0.12 and who["N"] not in must
+    slot = _slots(rng, who, first)
+
+    def one(templates: list[str]) -> str:
+        return expand(parse(rng.choice(templates)), rng, slot)
+
+    lines = [one(data.pools["opening1" if first else "opening"])]
+    for index, beat in enumerate(plot["beats"]):
+        if rng.random() < 0.1 and 0 < index < len(plot["beats"]) - 1:
+            continue
+        lines.append(one(beat))
+        if rng.random() < 0.5:
+            mids = [m for m in data.pools["mid"] if not (first and "[N]" in m)]
+            lines.append(one(mids))
+    if rng.random() < 0.75:
+        lines.append(one(data.pools["end1" if first else "end"]))
+    text = " ".join(lines)
+    for word in must:
+        if word not in text:
+            lines.insert(1, expand(parse(rng.choice([
+                f"{{There|Nearby}} {{was|lay}} a {word} {{too|as well}}, {{and|but}} {{nobody|no one}} knew {{why|whose it was}}.",
+                f"{{It all began|This story began}} with a {word}, {{on a [weather.adj] day|one [month] {{morning|evening}}}}.",
+                f"{{The best thing|What [he] liked most}} {{at|in}} [place] was a {word}.",
+            ])), rng, slot))  # fmt: skip
+            text = " ".join(lines)
+    joiner = "\n\n" if rng.random() < 0.12 else " "
+    if joiner != " " and len(lines) > 5:
+        cut = len(lines) // 2
+        text = " ".join(lines[:cut]) + "\n\n" + " ".join(lines[cut:])
+    topic = tidy(topic)
+    return Story(tidy(text), topic[0].lower() + topic[1:] if not topic.startswith(who["N"]) else topic, must)

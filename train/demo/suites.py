@@ -1,0 +1,172 @@
+"""The evaluation suites and their gates. Owns: which tasks are asked, and when an answer counts."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable
+from functools import partial
+
+import skill_chat as chat
+import skill_extract as extract
+import skill_facts as facts
+import skill_math as maths
+import skill_tools as tools
+from authored_data import load
+from mixture import OTHER_FACTS
+from render import Case
+from skill_long import needle
+
+Maker = Callable[[random.Random, bool], Case]
+
+
+def _other_fact(rng: random.Random, held: bool) -> Case:
+    return facts.fact(rng, held, rng.choice(OTHER_FACTS), "facts", chat=True)
+
+
+def _reversed_fact(rng: random.Random, held: bool) -> Case:
+    return facts.fact(rng, held, "capital_rev", "reversed", chat=True)
+
+
+def _capital(rng: random.Random, held: bool) -> Case:
+    return facts.fact(rng, held, rng.choice(["capital", "capital", "capital_word"]), "capitals", chat=True)
+
+
+def _capital_zh(rng: random.Random, held: bool) -> Case:
+    while True:
+        case = facts.fact_zh(rng, held, "capital_zh")
+        if case.messages:
+            return case
+
+
+def _chat_only(make: Maker, rng: random.Random, held: bool) -> Case:
+    while True:
+        case = make(rng, held)
+        if case.messages:
+            return case
+
+
+def _json(rng: random.Random, held: bool) -> Case:
+    return extract.json_record(rng, held) if rng.random() < 0.8 else extract.json_names(rng, held)
+
+
+def _memory(target: str, rng: random.Random, held: bool) -> Case:
+    return chat.memory(rng, held, turns=rng.randint(1, 12) if target == "name" else rng.randint(2, 12), target=target)
+
+
+def _call(rng: random.Random, held: bool) -> Case:
+    case = tools.tool_case(rng, held, [], rng.choice(["weather", "calc", "fixed"]))
+    case.messages = case.messages[:2]
+    return case
+
+
+SUITES: dict[str, tuple[Maker, float, int]] = {
+    # suite: (maker, gate, most new tokens)
+    "capitals_en": (_capital, 97, 24), "capitals_zh": (_capital_zh, 97, 32), "other_facts": (_other_fact, 95, 24),
+    "reversed_facts": (_reversed_fact, 90, 24),
+    "sum_1_2_digits": (lambda r, h: maths.arithmetic(r, h, r.choice([1, 2]), chat=True), 99, 20),
+    "sum_3_digits": (lambda r, h: maths.arithmetic(r, h, 3, chat=True), 95, 24),
+    "times_table": (lambda r, h: maths.arithmetic(r, h, 0, chat=True), 99, 20),
+    "memory_name": (partial(_memory, "name"), 97, 20), "memory_attribute": (partial(_memory, "attribute"), 92, 24),
+    "json": (_json, 93, 120),
+    "tool_known": (_call, 95, 96),
+    "tool_none": (lambda r, h: tools.no_call(r, h, load().jokes), 95, 64),
+    "tool_unseen": (lambda r, h: tools.tool_case(r, True, [], "invented"), 80, 96),
+    "tool_result": (lambda r, h: tools.result_case(r, h, []), 95, 48),
+    "faq": (facts.faq, 95, 80), "joke": (lambda r, h: _chat_only(lambda a, b: facts.joke(a, b, load().jokes), r, h), 90, 64),
+    "poem_next": (lambda r, h: facts.poem(r, True, load().poems) if h else _seen_poem(r), 90, 24),
+    "story": (facts.story_chat, 90, 400),
+    "fallback": (lambda r, h: chat.out_of_scope(r, h, []), 90, 32),
+    "transform": (lambda r, h: extract.transform(r, h), 80, 64),
+    "labels": (lambda r, h: (extract.sentiment if r.random() < 0.5 else extract.yes_no)(r, h), 90, 8),
+}  # fmt: skip
+# Suites whose wording can be held out while everything else stays equal.
+PARAPHRASE = ["capitals_en", "capitals_zh", "other_facts", "reversed_facts", "sum_1_2_digits", "sum_3_digits", "faq", "memory_name", "json",
+              "tool_known"]  # fmt: skip
+NEEDLE_GATES = {512: 99, 1024: 98, 2048: 97, 4096: 95, 8192: 85}
+
+
+def _seen_poem(rng: random.Random) -> Case:
+    while True:
+        case = facts.poem(rng, False, load().poems)
+        if case.messages and case.must:
+            return case
+
+
+def items(suite: str, held: bool, count: int, seed: int = 99) -> list[Case]:
+    """The cases of a suite; the answers are the last message of each."""
+    rng = random.Random(f"{suite}/{held}/{seed}")
+    return [SUITES[suite][0](rng, held) for _ in range(count)]
+
+
+def needle_items(length: int, count: int, seed: int = 99) -> list[Case]:
+    """Needles at five depths for prompts that fill about `length` tokens."""
+    rng = random.Random(f"needle/{length}/{seed}")
+    return [needle(rng, True, int(length * 0.96) - 40, [], depth=(i % 5) / 4, count=3) for i in range(count)]
+
+
+def calls_of(text: str) -> list[dict] | None:
+    """The parsed tool calls of an answer, or None when one does not parse."""
+    out = []
+    for inner in re.findall(r"<tool_call>\s*(.*?)\s*</tool_call>", text, re.S):
+        try:
+            out.append(json.loads(inner))
+        except ValueError:
+            return None
+    return out
+
+
+def repeated_share(text: str, size: int = 4) -> float:
+    """Share of 4-word windows that occurred before in the text."""
+    words = text.split()
+    grams = [tuple(words[i : i + size]) for i in range(len(words) - size + 1)]
+    return 1 - len(set(grams)) / max(len(grams), 1)
+
+
+def judge(case: Case, answer: str, ended: bool) -> dict[str, bool]:
+    """The named verdicts on one answer; `ok` is the main one."""
+    text = answer.strip()
+    if case.check == "json":
+        try:
+            value = json.loads(text)
+        except ValueError:
+            return {"ok": False, "parses": False}
+        return {"ok": value == case.expect, "parses": True}
+    if case.check == "tool":
+        calls = calls_of(text)
+        right = bool(calls) and [c.get("name") for c in calls] == [c["name"] for c in case.expect]
+        return {"ok": calls == case.expect, "right_tool": right}
+    if case.check == "no_call":
+        return {"ok": "<tool_call>" not in text}
+    if case.check == "exact":
+        return {"ok": text == str(case.expect)}
+    if case.check == "joke":
+        return {"ok": text in JOKES()}
+    if case.check == "story":
+        topic = bool(re.search(case.must, text, re.I)) if case.must else True
+        return {"ok": topic, "ends": ended, "fresh": repeated_share(text) < 0.1}
+    if case.suite == "poem":
+        return {"ok": bool(re.search(case.must, text))}
+    return {"ok": bool(re.search(case.must, text, re.I))}
+
+
+def JOKES() -> frozenset[str]:  # noqa: N802
+    """Every authored joke as the model should say it."""
+    return frozenset(f"{j['setup']} {j['punchline']}" for j in load().jokes)
+
+
+def exact_verdict(must: str, answer: str, ended: bool) -> bool:
+    """Whether the answer to an exact prompt passes."""
+    text = answer.strip()
+    if must == "JOKE":
+        return text in JOKES()
+    if must == "SENTENCE":
+        return ended and 5 <= len(text.split()) <= 40 and text.endswith((".", "!"))
+    if must == "STORY":
+        return ended and len(text.split()) >= 60
+    if must.startswith("JSON"):
+        return text == must[4:]
+    if must.startswith("CALL"):
+        return calls_of(text) == json.loads(must[4:])
+    return bool(re.search(must, answer, re.I) or re.search(must, text, re.I))
