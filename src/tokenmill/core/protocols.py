@@ -197,6 +197,10 @@ class Weight(Protocol):
         ...
 
     def split(self, dim: int, part: int, parts: int) -> Self: ...
+    def settle(self, kernels: Kernels) -> None:
+        """No concatenating or splitting follows: take the form that the backend multiplies fastest."""
+        ...
+
     def rows(self, ids: Tensor) -> Tensor:
         """Dense rows [n, in], for embeddings."""
         ...
@@ -236,6 +240,23 @@ class Kernels(Protocol):
     def norm(self, x: Tensor, spec: NormSpec) -> Tensor: ...
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x [T, K] @ weight [N, K].T + bias -> [T, N] in x's dtype, float32 accumulation."""
+        ...
+
+    def fused_linear(
+        self,
+        x: Tensor,
+        weight: Any,
+        bias: Tensor | None = None,
+        *,
+        norm: NormSpec | None = None,
+        act: Act | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """residual + act(norm(x) @ weight.T + bias); weight [N, K], or what pack_dense gave (bias within)."""
+        ...
+
+    def pack_dense(self, weight: Tensor, bias: Tensor | None = None) -> Any | None:
+        """The form in which `fused_linear` is fastest, with .rows(ids, dtype) and .bytes(); None: as it is."""
         ...
 
     def activate(self, x: Tensor, act: Act) -> Tensor: ...

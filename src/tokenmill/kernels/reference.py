@@ -6,6 +6,8 @@ bytes whatever other rows are in the call (see rows.py and paged.py for how). Kn
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -44,6 +46,25 @@ class ReferenceKernels:
         """x [T, K] @ weight [N, K].T + bias -> [T, N]."""
         self.count("linear")
         return rows.linear(x, weight, bias)
+
+    def fused_linear(
+        self,
+        x: Tensor,
+        weight: Any,
+        bias: Tensor | None = None,
+        *,
+        norm: NormSpec | None = None,
+        act: Act | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """residual + act(norm(x) @ weight.T + bias), one operation after the other."""
+        y = self.linear(x if norm is None else self.norm(x, norm), weight, bias)
+        y = y if act is None else self.activate(y, act)
+        return y if residual is None else self.add(residual, y)
+
+    def pack_dense(self, weight: Tensor, bias: Tensor | None = None) -> Any | None:
+        """Nothing: plain torch multiplies matrices as they are."""
+        return None
 
     def activate(self, x: Tensor, act: Act) -> Tensor:
         """x [T, D] -> [T, D], or [T, D / 2] for the gated kinds."""

@@ -96,6 +96,11 @@ class Build:
         self.book.flops += 2.0 * weight.numel()
         return from_dense(weight, bias, self.quantization)
 
+    def settled(self, weight: Weight) -> Weight:
+        """A weight in its final form: every layer passes what it multiplies by through here."""
+        weight.settle(self.kernels)
+        return weight
+
     def norm(
         self, name: str, size: int, eps: float, *, layer: bool = False, bias: bool = False, offset: float = 0.0
     ) -> NormSpec:

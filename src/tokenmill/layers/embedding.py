@@ -21,8 +21,9 @@ class Embedding:
 
     def __call__(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
         """tokens [T] -> [T, hidden]."""
-        if isinstance(self.weight, DenseWeight):
-            return ctx.kernels.embed(self.weight.weight, tokens, self.scale)
+        table = self.weight.table if isinstance(self.weight, DenseWeight) else None
+        if table is not None:
+            return ctx.kernels.embed(table, tokens, self.scale)
         rows = self.weight.rows(tokens)
         return rows if self.scale == 1.0 else rows * self.scale
 
@@ -42,7 +43,7 @@ class Head:
     def __init__(self, b: Build, weight: Weight) -> None:
         self.group = b.group
         self.split = b.group.size > 1 and weight.shape[0] % b.group.size == 0
-        self.weight = weight.split(0, b.group.rank, b.group.size) if self.split else weight
+        self.weight = b.settled(weight.split(0, b.group.rank, b.group.size) if self.split else weight)
 
     def __call__(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
         """[n, hidden] -> [n, vocab] in float32."""

@@ -33,9 +33,11 @@ class Experts:
         wide_router: bool = False,
     ) -> None:
         self.group = b.group
-        self.router = router
+        self.router = b.settled(router)
         self.route = route
         self.weights = weights
+        for weight in (*weights[0], *weights[1]):
+            weight.settle(b.kernels)
         self.act: Act = act
         self.shared = shared
         self.wide_router = wide_router

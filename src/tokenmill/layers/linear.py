@@ -51,7 +51,7 @@ class ColumnLinear:
         for name, rows in parts.items():
             weight = b.weight(name, (rows.rows, inputs), bias=bias, transposed=transposed)
             weights.append(weight.split(0, *rows.share(b.group)))
-        self.weight = weights[0].concat(weights[1:])
+        self.weight = b.settled(weights[0].concat(weights[1:]))
 
     def __call__(
         self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, act: Act | None = None
@@ -82,7 +82,7 @@ class FusedColumnLinear(ColumnLinear):
             starts = [sum(part.rows for part in self.parts[:i]) for i in range(len(self.parts))]
             index = torch.cat([part.index(start, b.group) for part, start in zip(self.parts, starts, strict=True)])
             weight = weight.take((index if order is None else order[index]).to(b.device))
-        self.weight = weight
+        self.weight = b.settled(weight)
 
 
 class RowLinear:
@@ -94,7 +94,7 @@ class RowLinear:
         self.names = [b.path(name)]
         self.group = b.group
         weight = b.weight(name, (outputs, inputs), bias=bias, transposed=transposed)
-        self.weight = weight.split(1, b.group.rank, b.group.size)
+        self.weight = b.settled(weight.split(1, b.group.rank, b.group.size))
 
     def __call__(self, x: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
         """residual + x @ W.T + bias -> [T, out]."""

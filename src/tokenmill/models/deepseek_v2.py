@@ -31,10 +31,10 @@ class LatentAttention:
         self.nope, self.rotated = c.need("qk_nope_head_dim", int), c.need("qk_rope_head_dim", int)
         self.latent, value = c.need("kv_lora_rank", int), c.need("v_head_dim", int)
         q_rank, q_rows = c.get("q_lora_rank", int, 0), Rows(heads * (self.nope + self.rotated), heads)
-        self.q_a = b.weight("q_a_proj", (q_rank, hidden), bias=bias) if q_rank else None
+        self.q_a = b.settled(b.weight("q_a_proj", (q_rank, hidden), bias=bias)) if q_rank else None
         self.q_norm = b.norm("q_a_layernorm", q_rank, _EPS) if q_rank else None
         self.q_b = ColumnLinear(b, q_rank or hidden, {"q_b_proj" if q_rank else "q_proj": q_rows}).weight
-        self.kv_a = b.weight("kv_a_proj_with_mqa", (self.latent + self.rotated, hidden), bias=bias)
+        self.kv_a = b.settled(b.weight("kv_a_proj_with_mqa", (self.latent + self.rotated, hidden), bias=bias))
         self.kv_norm = b.norm("kv_a_layernorm", self.latent, _EPS)
         rows = Rows(heads * (self.nope + value), heads)
         up = ColumnLinear(b, self.latent, {"kv_b_proj": rows}).weight.dense()

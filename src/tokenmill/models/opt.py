@@ -63,13 +63,13 @@ def build(c: ModelConfig, b: Build) -> Decoder:
         add = add_positions(table)
         if width == hidden:
             return add
-        project = body.weight("project_in", (hidden, width))
+        project = body.settled(body.weight("project_in", (hidden, width)))
         return lambda x, ctx: add(project.matmul(x, ctx), ctx)
 
     ends = Ends(
         norm=(lambda body: norm(body, "final_layer_norm")) if last_norm else None,
         before=before,
-        after=(lambda body: body.weight("project_out", (width, hidden))) if width != hidden else None,
+        after=(lambda body: body.settled(body.weight("project_out", (width, hidden)))) if width != hidden else None,
         width=width,
     )
     root = b.at("model.decoder")

@@ -1,4 +1,4 @@
-"""What every weight format shares. Owns: norm -> linear -> act -> residual, and concatenation across formats.
+"""What every weight format shares. Owns: norm -> linear -> act -> residual, and mixtures of differing formats.
 
 A format implements `linear`, `take`, `split`, `rows`, `dense` and `bytes`; one that fuses more overrides `matmul`.
 Knows nothing of layers or models.
@@ -6,14 +6,15 @@ Knows nothing of layers or models.
 
 from __future__ import annotations
 
-from typing import Self
+from itertools import accumulate
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import Act, ForwardContext, NormSpec
-from tokenmill.core.protocols import Weight
+from tokenmill.core.protocols import Kernels, Weight
 
 
 class WeightBase:
@@ -45,6 +46,9 @@ class WeightBase:
         """Bytes held."""
         raise NotImplementedError
 
+    def settle(self, kernels: Kernels) -> None:
+        """No concatenating or splitting follows: take the form that the backend multiplies fastest."""
+
     def join(self, others: list[Self]) -> Self | None:
         """[self; others] as one weight of this format, or None if that cannot be."""
         return None
@@ -75,8 +79,6 @@ class WeightBase:
         joined = self.join(same) if len(same) == len(others) else None
         if joined is not None:
             return joined
-        from tokenmill.quant.mixed import MixedWeight
-
         return MixedWeight([self, *others])
 
     def part_range(self, dim: int, part: int, parts: int) -> tuple[int, int]:
@@ -90,3 +92,59 @@ class WeightBase:
         """Row numbers of an equal part along out."""
         start, stop = self.part_range(0, part, parts)
         return torch.arange(start, stop, device=device)
+
+
+class MixedWeight(WeightBase):
+    """[part; part; ...] along out, each part in its own format (Q4_K_M mixes two inside q/k/v)."""
+
+    parts: list[Any]
+
+    def __init__(self, parts: list[Weight]) -> None:
+        flat: list[Any] = []
+        for part in parts:
+            flat.extend(part.parts if isinstance(part, MixedWeight) else [part])
+        self.parts = flat
+        self.starts = [0, *accumulate(part.shape[0] for part in flat)]
+        self.shape = (self.starts[-1], flat[0].shape[1])
+
+    def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
+        """Each part's columns side by side."""
+        return torch.cat([part.matmul(x, ctx) for part in self.parts], dim=-1)
+
+    def settle(self, kernels: Kernels) -> None:
+        """Each part by itself."""
+        for part in self.parts:
+            part.settle(kernels)
+
+    def concat(self, others: list[Weight]) -> Weight:
+        """A longer mixture."""
+        return MixedWeight([self, *others]) if others else self
+
+    def take(self, index: Tensor) -> Self:
+        """Rows in the order of index, which must not go back to an earlier part."""
+        pieces = []
+        for part, start, stop in zip(self.parts, self.starts, self.starts[1:], strict=False):
+            here = index[(index >= start) & (index < stop)] - start
+            if len(here):
+                pieces.append(part.take(here))
+        owner = torch.bucketize(index, torch.tensor(self.starts[1:], device=index.device), right=True)
+        assert bool((owner[1:] >= owner[:-1]).all()), "rows of a mixed weight cannot be interleaved across its parts"
+        return type(self)(pieces)
+
+    def split(self, dim: int, part: int, parts: int) -> Self:
+        """An equal part along out (0, across the borders of the parts) or in (1)."""
+        if dim == 0:
+            return self.take(self.part_index(part, parts, torch.device("cpu")))
+        return type(self)([piece.split(1, part, parts) for piece in self.parts])
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Dense rows [n, in], gathered part by part."""
+        return self.dense()[ids]
+
+    def dense(self) -> Tensor:
+        """All parts, dense."""
+        return torch.cat([part.dense() for part in self.parts])
+
+    def bytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.bytes() for part in self.parts)

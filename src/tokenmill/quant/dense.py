@@ -1,13 +1,17 @@
-"""Unquantised weights. Owns: a plain matrix and its bias. Knows nothing of checkpoints or layers."""
+"""Unquantised weights. Owns: a plain matrix and its bias, packed once it is settled. Knows nothing of checkpoints.
+
+After settling on a backend that packs, only the packed form is held; rows and the whole matrix are read back from it.
+"""
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext
+from tokenmill.core.forward import Act, ForwardContext, NormSpec
+from tokenmill.core.protocols import Kernels
 from tokenmill.quant.base import WeightBase
 
 
@@ -15,27 +19,52 @@ class DenseWeight(WeightBase):
     """weight [out, in] in the compute dtype, bias [out] or None."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.weight = weight.contiguous()
+        self.table: Tensor | None = weight.contiguous()
+        self.packed: Any = None
         self.bias = bias
+        self.dtype = weight.dtype
         self.shape = (weight.shape[0], weight.shape[1])
+
+    def settle(self, kernels: Kernels) -> None:
+        """Keep the packed form instead, where the backend has one."""
+        if self.table is not None:
+            self.packed = kernels.pack_dense(self.table, self.bias)
+            if self.packed is not None:
+                self.table = None
 
     def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
         """x [T, in] -> [T, out]."""
-        return ctx.kernels.linear(x, self.weight, self.bias)
+        return self.matmul(x, ctx)
+
+    def matmul(
+        self,
+        x: Tensor,
+        ctx: ForwardContext,
+        *,
+        norm: NormSpec | None = None,
+        act: Act | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """residual + act(norm(x) @ W.T + bias), in one operation where the backend can."""
+        if self.table is None:
+            return ctx.kernels.fused_linear(x, self.packed, norm=norm, act=act, residual=residual)
+        return ctx.kernels.fused_linear(x, self.table, self.bias, norm=norm, act=act, residual=residual)
 
     def join(self, others: list[Self]) -> Self | None:
         """One matrix; absent biases count as zeros where any part has one."""
         every = [self, *others]
-        if len({part.weight.dtype for part in every}) > 1:
+        if len({part.dtype for part in every}) > 1:
             return None
-        bias = None
+        tables, bias = [part.dense() for part in every], None
         if any(part.bias is not None for part in every):
-            bias = torch.cat([p.weight.new_zeros(p.shape[0]) if p.bias is None else p.bias for p in every])
-        return type(self)(torch.cat([part.weight for part in every]), bias)
+            bias = torch.cat(
+                [t.new_zeros(len(t)) if p.bias is None else p.bias for p, t in zip(every, tables, strict=True)]
+            )
+        return type(self)(torch.cat(tables), bias)
 
     def take(self, index: Tensor) -> Self:
         """Rows in the order of index."""
-        return type(self)(self.weight[index], None if self.bias is None else self.bias[index])
+        return type(self)(self.rows(index), None if self.bias is None else self.bias[index])
 
     def split(self, dim: int, part: int, parts: int) -> Self:
         """An equal part along out (0) or in (1)."""
@@ -44,17 +73,19 @@ class DenseWeight(WeightBase):
         start, stop = self.part_range(dim, part, parts)
         if dim == 0:
             bias = None if self.bias is None else self.bias[start:stop].clone()
-            return type(self)(self.weight[start:stop].clone(), bias)
-        return type(self)(self.weight[:, start:stop].clone(), self.bias if part == 0 else None)
+            return type(self)(self.dense()[start:stop].clone(), bias)
+        return type(self)(self.dense()[:, start:stop].clone(), self.bias if part == 0 else None)
 
     def rows(self, ids: Tensor) -> Tensor:
         """Dense rows [n, in]."""
-        return self.weight[ids]
+        return self.packed.rows(ids, self.dtype) if self.table is None else self.table[ids]
 
     def dense(self) -> Tensor:
-        """The matrix itself."""
-        return self.weight
+        """The matrix [out, in]."""
+        return self.rows(torch.arange(self.shape[0])) if self.table is None else self.table
 
     def bytes(self) -> int:
         """Bytes of matrix and bias."""
-        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+        if self.table is None:
+            return int(self.packed.bytes())
+        return self.table.nbytes + (0 if self.bias is None else self.bias.nbytes)

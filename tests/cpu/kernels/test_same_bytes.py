@@ -179,6 +179,6 @@ def test_experts(order):
     for t in range(3):
         expected = torch.zeros(32)
         for expert, gate in zip(ids[t].tolist(), gates[t], strict=True):
-            h = up[expert].weight @ x[t] + up[expert].bias
-            expected += gate * (down[expert].weight @ (torch.nn.functional.silu(h[:20]) * h[20:]))
+            h = up[expert].dense() @ x[t] + up[expert].bias
+            expected += gate * (down[expert].dense() @ (torch.nn.functional.silu(h[:20]) * h[20:]))
         assert torch.allclose(run(x)[t], expected, atol=1e-5)

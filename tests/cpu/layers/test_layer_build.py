@@ -11,9 +11,8 @@ from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import KVSpec, NormSpec
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.layers.build import Build
-from tokenmill.quant.base import WeightBase
+from tokenmill.quant.base import MixedWeight, WeightBase
 from tokenmill.quant.dense import DenseWeight
-from tokenmill.quant.mixed import MixedWeight
 
 
 def build(tensors: dict[str, torch.Tensor], **options) -> Build:
@@ -65,7 +64,7 @@ def test_matmul_composes_in_order():
     x, residual, norm = torch.randn(4, 6), torch.randn(4, 3), NormSpec(torch.randn(6), 1e-6)
     weight, ctx = DenseWeight(torch.randn(6, 6), torch.randn(6)), context()
     y = weight.matmul(x, ctx, norm=norm, act="silu_mul", residual=residual)
-    h = torch.nn.functional.rms_norm(x, (6,), norm.weight, 1e-6) @ weight.weight.t() + weight.bias
+    h = torch.nn.functional.rms_norm(x, (6,), norm.weight, 1e-6) @ weight.dense().t() + weight.bias
     assert torch.allclose(y, residual + torch.nn.functional.silu(h[:, :3]) * h[:, 3:], atol=1e-5)
 
 
@@ -114,7 +113,7 @@ def test_dense_weights_join_with_and_without_bias():
     joined = one.concat([two])
     assert isinstance(joined, DenseWeight)
     assert joined.bias is not None and joined.bias.tolist() == [0, 0, 1, 1, 1]
-    assert torch.equal(joined.take(torch.tensor([4, 0])).dense(), torch.stack([two.weight[2], one.weight[0]]))
+    assert torch.equal(joined.take(torch.tensor([4, 0])).dense(), torch.stack([two.dense()[2], one.dense()[0]]))
 
 
 def test_weights_split_only_evenly_and_keep_the_bias_once():

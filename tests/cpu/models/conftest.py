@@ -1,6 +1,18 @@
-"""Lets model tests use the paged batches of the kernel tests."""
+"""Lets model tests use the paged batches of the kernel tests, and runs them on every backend of this machine."""
 
+import importlib
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
+
+
+@pytest.fixture(params=["reference", "native"])
+def backend(request):
+    """A set of kernels: plain torch, and the native ones where they were built."""
+    if request.param == "reference":
+        return importlib.import_module("tokenmill.kernels.reference").ReferenceKernels()
+    pytest.importorskip("tokenmill._native", reason="the native kernels were not built")
+    return importlib.import_module("tokenmill.kernels.cpu").CpuKernels()

@@ -71,9 +71,15 @@ def load(config: dict, tensors: dict[str, Tensor], **options: Any) -> CausalLM:
     return build_model(config, DictCheckpoint(tensors), device="cpu", **options)
 
 
-def ours(model: CausalLM, prompts: dict[str, list[int]], steps: list[list[tuple[str, int]]], **options: Any) -> dict:
+def ours(
+    model: CausalLM,
+    prompts: dict[str, list[int]],
+    steps: list[list[tuple[str, int]]],
+    kernels: Any = None,
+    **options: Any,
+) -> dict[str, Tensor]:
     """Logits [T, vocab] of each sequence, computed in these steps of (name, count) grants."""
-    batch = PagedBatch(model.spec.kv_specs, options.pop("kernels", ReferenceKernels()), **options)
+    batch = PagedBatch(model.spec.kv_specs, kernels or ReferenceKernels(), **options)
     done = dict.fromkeys(prompts, 0)
     out: dict[str, list[Tensor]] = {name: [] for name in prompts}
     for grants in steps:

@@ -88,12 +88,12 @@ def prompt(length: int, seed: int = 1) -> list[int]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_same_logits_and_same_bytes(name, tmp_path):
+def test_same_logits_and_same_bytes(name, backend, tmp_path):
     case = CASES[name]
     reference, config, tensors = make(case.config, tmp_path, attention=case.attention)
-    model = load(config, tensors, max_positions=case.longest)
+    model = load(config, tensors, max_positions=case.longest, kernels=backend)
     prompts = {"a": prompt(80), "b": prompt(3, 2)}
-    whole = {k: ours(model, {k: v}, [[(k, len(v))]])[k] for k, v in prompts.items()}
+    whole = {k: ours(model, {k: v}, [[(k, len(v))]], backend)[k] for k, v in prompts.items()}
     for key, tokens in prompts.items():
         if name == "phi3-long" and key == "b":
             continue  # Transformers goes back to the short factors for a short prompt; a served run cannot.
@@ -102,7 +102,7 @@ def test_same_logits_and_same_bytes(name, tmp_path):
         assert (whole[key] - expected).abs().max() <= 1e-4, key
 
     steps = [[("a", 7)], [("b", 1), ("a", 40)], [("a", 1), ("b", 2)]] + [[("a", 1)]] * 5 + [[("a", 27)]]
-    for key, logits in ours(model, prompts, steps).items():
+    for key, logits in ours(model, prompts, steps, backend).items():
         assert torch.equal(logits, whole[key]), key
 
 
