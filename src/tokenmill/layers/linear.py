@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import Act, ForwardContext, NormSpec
+from tokenmill.core.forward import ForwardContext
 from tokenmill.core.protocols import Group
 from tokenmill.layers.build import Build
 
@@ -40,7 +40,7 @@ class Rows:
 
 
 class ColumnLinear:
-    """[part; part; ...] along out, this rank's share. `names` are the checkpoint paths of the parts."""
+    """[part; part; ...] along out, this rank's share, as `weight`; `names` are the checkpoint paths of the parts."""
 
     def __init__(
         self, b: Build, inputs: int, parts: Mapping[str, Rows], *, bias: bool = False, transposed: bool = False
@@ -52,12 +52,6 @@ class ColumnLinear:
             weight = b.weight(name, (rows.rows, inputs), bias=bias, transposed=transposed)
             weights.append(weight.split(0, *rows.share(b.group)))
         self.weight = b.settled(weights[0].concat(weights[1:]))
-
-    def __call__(
-        self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, act: Act | None = None
-    ) -> Tensor:
-        """act(norm(x) @ W.T + bias) -> [T, this rank's rows]."""
-        return self.weight.matmul(x, ctx, norm=norm, act=act)
 
 
 class FusedColumnLinear(ColumnLinear):

@@ -8,7 +8,7 @@ that a cached key never changes its meaning. Knows nothing of attention.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,51 +34,56 @@ class RopeSettings:
     def value(self, name: str, default: float | None = None) -> float:
         """One number of the scaling."""
         found = dict(self.values).get(name)
-        if found is None:
-            if default is None:
-                raise ModelError(f"config.json: the rope scaling '{self.kind}' needs '{name}'.")
-            return default
-        if isinstance(found, bool) or not isinstance(found, int | float):
-            raise ModelError(f"config.json: '{name}' of the rope scaling must be a number, not {found!r}.")
-        return float(found)
+        if found is None and default is None:
+            raise ModelError(f"config.json: the rope scaling '{self.kind}' needs '{name}'.")
+        return _number(name, default if found is None else found)
 
     def factors(self, name: str) -> Tensor:
         """One list of the scaling, dim / 2 numbers."""
         found = dict(self.values).get(name)
         if not isinstance(found, tuple) or len(found) != self.dim // 2:
             raise ModelError(f"config.json: '{name}' of the rope scaling must list {self.dim // 2} numbers.")
-        return torch.tensor(found, dtype=torch.float32)
+        return torch.tensor([_number(name, value) for value in found], dtype=torch.float32)
 
 
 def rope_settings(
-    config: dict[str, Any], head_dim: int, *, layer_type: str | None = None, theta: float = 10000.0
+    config: Mapping[str, Any], head_dim: int, *, layer_type: str | None = None, theta: float = 10000.0
 ) -> RopeSettings:
-    """Both spellings -> one. `theta` and factor defaults are the family's own."""
-    values: dict[str, Any] = {**(config.get("rope_scaling") or {})}
-    given = config.get("rope_parameters") or {}
+    """Both spellings -> one. `theta` is the family's default base."""
+    given = _object(config, "rope_parameters")
     if any(isinstance(value, dict) for value in given.values()):
-        given = given.get(layer_type) or {}
-    values.update(given)
+        given = _object(given, layer_type or "")
+    values = {**_object(config, "rope_scaling"), **given}
     kind = str(values.get("rope_type") or values.get("type") or "default")
-    base = values.get("rope_theta") or config.get("rope_theta") or theta
+    longest = _number("max_position_embeddings", config.get("max_position_embeddings") or 2048, low=1)
+    name = "original_max_position_embeddings"
     partial = values.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
-    longest = config.get("max_position_embeddings") or 2048
-    original = values.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
-    for name, number in (
-        ("rope_theta", base),
-        ("partial_rotary_factor", partial),
-        ("max_position_embeddings", longest),
-    ):
-        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < 1e18:
-            raise ModelError(f"config.json: '{name}' must be a positive number, not {number!r}.")
     return RopeSettings(
         kind={"su": "longrope"}.get(kind, kind),
-        theta=float(base),
-        dim=int(head_dim * float(partial)),
+        theta=_number("rope_theta", values.get("rope_theta") or config.get("rope_theta") or theta, low=1.0),
+        dim=int(head_dim * _number("partial_rotary_factor", partial, high=1.0)),
         max_positions=int(longest),
-        original_positions=int(original or longest),
-        values=tuple(sorted((k, tuple(v) if isinstance(v, list) else v) for k, v in values.items())),
+        original_positions=int(_number(name, values.get(name) or config.get(name) or longest, low=2)),
+        values=tuple(sorted((k, _frozen(v)) for k, v in values.items())),
     )
+
+
+def _object(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = config.get(name) or {}
+    if not isinstance(found, dict):
+        raise ModelError(f"config.json: '{name}' must be an object, not {found!r}.")
+    return found
+
+
+def _number(name: str, value: Any, *, low: float = 0.0, high: float = 1e12) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise ModelError(f"config.json: '{name}' must be a number from {low:g} to {high:g}, not {value!r}.")
+    return float(value)
+
+
+def _frozen(value: Any) -> Any:
+    """Lists as tuples, so that settings can be keys; objects mean nothing here."""
+    return tuple(map(_frozen, value)) if isinstance(value, list) else None if isinstance(value, dict) else value
 
 
 def make_rope(b: Build, settings: RopeSettings, *, interleaved: bool = False, start: int = 0) -> RopeSpec:
@@ -99,7 +104,16 @@ def frequencies(settings: RopeSettings, positions: int) -> tuple[Tensor, float]:
         raise ModelError(f"config.json: rotary embeddings need an even number of dimensions, not {settings.dim}.")
     if settings.kind not in _SCALINGS:
         raise ModelError(f"config.json: rope type '{settings.kind}' is not supported. Known: {', '.join(_SCALINGS)}.")
-    return _SCALINGS[settings.kind](settings, positions)
+    try:
+        inverse, gain = _SCALINGS[settings.kind](settings, positions)
+        usable = bool(torch.isfinite(inverse).all()) and math.isfinite(gain)
+    except ModelError:
+        raise
+    except (ArithmeticError, ValueError):
+        usable = False
+    if not usable:
+        raise ModelError(f"config.json: the values of the rope scaling '{settings.kind}' give no usable frequencies.")
+    return inverse, gain
 
 
 def attention_gain(settings: RopeSettings) -> float:

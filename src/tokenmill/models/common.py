@@ -50,7 +50,7 @@ def head_size(c: ModelConfig, hidden: int, heads: int) -> int:
 
 def read_rope(c: ModelConfig, dim: int, *, layer_type: str | None = None, theta: float = 10000.0) -> RopeSettings:
     """Rotary settings of the whole model or of one layer type."""
-    return rope_settings(dict(c.data), dim, layer_type=layer_type, theta=theta)
+    return rope_settings(c.data, dim, layer_type=layer_type, theta=theta)
 
 
 def read_act(c: ModelConfig, *, gated: bool, default: str | None = None) -> Act:

@@ -5,6 +5,7 @@ Surplus keys are ignored, unusable values are refused before anything is allocat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from tokenmill.core.errors import ModelError
 T = TypeVar("T", int, float, str, bool, list, dict)
 
 _MAX_INT = 1 << 26
+_HUGE = 1e300
 _WORDS = {
     int: "a whole number",
     float: "a number",
@@ -73,11 +75,12 @@ class ModelConfig:
         return f"{self.path}.{name}" if self.path else name
 
     def _check(self, name: str, value: Any, kind: type[T], low: float | None, high: float | None) -> T:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
+        number = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+        number = number and not isinstance(value, bool)
         if kind is int and number and value == int(value):
             value = int(value)
         elif kind is float and number:
-            value = float(value)
+            value = float(max(min(value, _HUGE), -_HUGE))
         elif kind in (int, float) or not isinstance(value, kind):
             raise ModelError(f"config.json: '{self._full(name)}' must be {_WORDS[kind]}, not {value!r}.")
         if kind in (int, float):

@@ -34,7 +34,7 @@ _FAMILIES = {
 }
 
 _DEFAULT_POSITIONS = 2048
-_MAX_POSITIONS = 1 << 24
+_MAX_POSITIONS = 1 << 22
 
 
 def architectures() -> list[str]:

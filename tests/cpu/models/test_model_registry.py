@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from paged_batch import PagedBatch
 from parity import DictCheckpoint, load, make, ours
+from test_families import CASES
 from transformers import GPT2Config, LlamaConfig
 
 from tokenmill.core.errors import ModelError
@@ -52,6 +55,29 @@ def test_unusable_configs_are_refused_in_words(llama, change, says):
     config, tensors = llama
     with pytest.raises(ModelError, match=says):
         load({**config, **change}, tensors)
+
+
+ODD_VALUES = [None, "x", -1, 0, 10**12, 10**400, 0.5, float("nan"), [], {}, True, [1], {"a": 1}]
+
+
+def odd_variants(config: dict) -> Iterator[dict]:
+    """The config with one value, at the top or nested, replaced by each odd one."""
+    for key, value in {"rope_scaling": None, **config}.items():
+        yield from ({**config, key: odd} for odd in ODD_VALUES)
+        if isinstance(value, dict):
+            yield from ({**config, key: inner} for inner in odd_variants(value))
+
+
+@pytest.mark.parametrize("name", ["phi3-long", "gemma3", "deepseek-v2", "gpt-oss", "gpt2", "opt-350m", "falcon-40b"])
+def test_a_config_with_any_odd_value_loads_or_is_refused(name, tmp_path):
+    _, config, tensors = make(CASES[name].config, tmp_path)
+    refused = 0
+    for variant in odd_variants(config):
+        try:
+            load(variant, tensors, max_positions=64)
+        except ModelError:
+            refused += 1
+    assert refused > 50
 
 
 def test_surplus_keys_are_ignored(llama):
