@@ -31,6 +31,8 @@ class Book:
     ropes: dict[object, RopeSpec] = field(default_factory=dict)
     flops: float = 0.0
     """Multiply-adds times two that one token costs in the matrices built so far."""
+    weight_bytes: int = 0
+    """Bytes of every matrix that a step multiplies by; a mixture counts with all its experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ class Build:
     def settled(self, weight: Weight) -> Weight:
         """A weight in its final form: every layer passes what it multiplies by through here."""
         weight.settle(self.kernels)
+        self.book.weight_bytes += weight.bytes()
         return weight
 
     def norm(

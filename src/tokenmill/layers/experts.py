@@ -37,7 +37,7 @@ class Experts:
         self.route = route
         self.weights = weights
         for weight in (*weights[0], *weights[1]):
-            weight.settle(b.kernels)
+            b.settled(weight)
         self.act: Act = act
         self.shared = shared
         self.wide_router = wide_router
