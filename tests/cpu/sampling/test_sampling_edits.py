@@ -58,25 +58,25 @@ def rows_of(params: st.SearchStrategy[RowSampling], history: Any = HISTORY) -> s
     return st.lists(row, min_size=1, max_size=4)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(rows_of(PENALTY))
 def test_penalties(rows: Rows) -> None:
     agree(rows)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(rows_of(BAD, SMALL))
 def test_bad_words(rows: Rows) -> None:
     agree(rows)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(rows_of(MIN))
 def test_min_tokens(rows: Rows) -> None:
     agree(rows)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50, deadline=None, derandomize=True)
 @given(rows_of(BIAS | ALLOWED))
 def test_biases_and_allowed_ids(rows: Rows) -> None:
     agree(rows)

@@ -81,7 +81,7 @@ def near_tie(x: list[float], p: RowSampling, index: int) -> bool:
     """Rounding may decide: two best scores, or a token at the border of a filter, nearly coincide."""
     if p.temperature < 1e-5:
         best = sorted(x, reverse=True)
-        return best[0] - best[1] < 1e-5 and best[0] != best[1]
+        return best[0] - best[1] < 1e-4 and best[0] != best[1]
     found = set()
     for shift in (-1e-4, 0.0, 1e-4):
         q = RowSampling(
@@ -99,7 +99,7 @@ def near_tie(x: list[float], p: RowSampling, index: int) -> bool:
     return len(found) > 1
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(st.lists(row_case(), min_size=1, max_size=5), st.randoms(use_true_random=False))
 def test_everything_against_the_oracle(cases: list[Case], rng: random.Random) -> None:
     sampled = run(cases, rng.sample(range(16), len(cases)))
@@ -123,13 +123,13 @@ def check_reports(sampled: Sampled, i: int, params: RowSampling, logits: list[fl
         order = sorted(range(SIZE), key=lambda t: (-logits[t], t))
         assert found.ids == [token, *order[: params.num_logprobs]]
         assert found.rank == order.index(token) + 1
-        assert found.logprobs == pytest.approx([exact[t] for t in found.ids], abs=1e-5)
+        assert found.logprobs == pytest.approx([exact[t] for t in found.ids], rel=1e-6, abs=1e-5)
     assert (i in sampled.candidates) == (params.num_candidates > 0)
     if params.num_candidates > 0:
         exact = logprobs(x)
         best = sorted((v for v in exact if v > -math.inf), reverse=True)[: params.num_candidates]
-        assert [v for _, v in sampled.candidates[i]] == pytest.approx(best, abs=1e-5)
-        assert [exact[t] for t, _ in sampled.candidates[i]] == pytest.approx(best, abs=1e-5)
+        assert [v for _, v in sampled.candidates[i]] == pytest.approx(best, rel=1e-6, abs=1e-5)
+        assert [exact[t] for t, _ in sampled.candidates[i]] == pytest.approx(best, rel=1e-6, abs=1e-5)
         assert len({t for t, _ in sampled.candidates[i]}) == len(best)
 
 

@@ -62,7 +62,7 @@ def top_slowly(line: list[float], k: int) -> list[int]:
     return sorted(range(len(line)), key=lambda i: (-line[i], i))[:k]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(VALUES, min_size=1, max_size=40), st.integers(1, 50))
 def test_top_tokens_small(line: list[float], k: int) -> None:
     values, ids = top_tokens(torch.tensor([line, line[::-1]]), k)
