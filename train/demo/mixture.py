@@ -147,16 +147,16 @@ def makers(corpus: Corpus, long: bool) -> list[tuple[str, float, Callable[[rando
         ("poem", 1.2, lambda r: poem(r, False, data.poems)),
         ("faq", 4 * late, lambda r: faq(r, False)),
         ("chat", 11 * late, lambda r: chat(r, corpus)),
-        ("math", 8, mathematics),
+        ("math", 9, mathematics),
         ("extract", 6 * late, lambda r: extraction(r)),
-        ("tools", 7 * late, lambda r: tools(r, corpus)),
+        ("tools", 8 * late, lambda r: tools(r, corpus)),
         ("transform", 4, lambda r: transform(r, False)),
     ]
     if not long:
         out.append(("needle", 2.5, lambda r: needle(r, False, int(80 * 11 ** r.random()), corpus.books)))
     if corpus.stories:
-        out.append(("natural_en", 6 / late, lambda r: natural_en(r, corpus)))
-        out.append(("natural_zh", 2, lambda r: natural_zh(r, corpus)))
+        out.append(("natural_en", 4.5 / late, lambda r: natural_en(r, corpus)))
+        out.append(("natural_zh", 1.5, lambda r: natural_zh(r, corpus)))
     return out
 
 

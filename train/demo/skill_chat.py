@@ -56,24 +56,24 @@ def out_of_scope(rng: random.Random, held: bool, queries: list[str]) -> Case:
 ATTRIBUTES: dict[str, tuple[list[str], list[str], str, str]] = {
     # name: (ways to tell it, ways to ask for it, answer, word list)
     "like": (["I like [v].", "I love [v].", "My hobby is [v].", "I enjoy [v]."],
-             ["What do I like?", "What is my hobby?", "what do i enjoy", "Do you remember what I like?"], "You like [v].", "hobby"),
+             ["What do I like?", "What is my hobby?", "what do i enjoy", "Tell me what I like.", "Which hobby do I have?", "What do I love to do?", "Do you know my hobby?", "my hobby?", "Do you remember what I like?"], "You like [v].", "hobby"),
     "food": (["My favourite food is [v].", "I love to eat [v].", "[V] is my favourite food."],
-             ["What is my favourite food?", "what do i love to eat", "Which food do I like best?"], "Your favourite food is [v].", "food"),
+             ["What is my favourite food?", "what do i love to eat", "What food do I like?", "Tell me my favourite food.", "Do you remember my favourite food?", "What do I like to eat?", "Which food do I like best?"], "Your favourite food is [v].", "food"),
     "city": (["I live in [v].", "I am from [v].", "My home is [v].", "I come from [v]."],
-             ["Where do I live?", "Where am I from?", "Which city do I live in?"], "You live in [v].", "city"),
+             ["Where do I live?", "Where am I from?", "In which city do I live?", "What is my home town?", "Do you know where I live?", "Tell me where I live.", "Where is my home?", "Which place am I from?", "Which city do I live in?"], "You live in [v].", "city"),
     "job": (["I work as a [v].", "I am a [v].", "My job is [v].", "I am a [v] by profession."],
-            ["What is my job?", "What do I do for work?", "what do I work as"], "You work as a [v].", "job"),
+            ["What is my job?", "What do I do for work?", "What is my profession?", "Which job do I have?", "Do you remember my job?", "Tell me my job.", "What work do I do?", "what do I work as"], "You work as a [v].", "job"),
     "colour": (["My favourite colour is [v].", "I like the colour [v] best.", "[V] is my favourite colour."],
-               ["What is my favourite colour?", "Which colour do I like?", "what color do i like best"],
+               ["What is my favourite colour?", "Which colour do I like?", "What colour do I love?", "Which color is my favourite?", "my favourite color?", "Tell me the colour I like.", "What is the color I like most?", "Do you know my favourite colour?", "what color do i like best"],
                "Your favourite colour is [v].", "colour"),
     "pet": (["I have a [v].", "My pet is a [v].", "I own a [v]."],
-            ["What pet do I have?", "Which animal do I have?", "what is my pet"], "You have a [v].", "animal"),
+            ["What pet do I have?", "Which animal do I have?", "What kind of pet do I own?", "Do you remember my pet?", "Tell me what pet I have.", "Which pet is mine?", "what is my pet"], "You have a [v].", "animal"),
     "age": (["I am [v] years old.", "I'm [v].", "My age is [v]."],
-            ["How old am I?", "What is my age?", "do you know my age"], "You are [v] years old.", "age"),
+            ["How old am I?", "What is my age?", "Tell me my age.", "Do you remember how old I am?", "my age?", "How many years old am I?", "What age am I?", "Can you say my age?", "do you know my age"], "You are [v] years old.", "age"),
     "drink": (["I like to drink [v].", "My favourite drink is [v].", "I like [v]."],
-              ["What is my favourite drink?", "What do I like to drink?"], "You like to drink [v].", "drink"),
+              ["What is my favourite drink?", "Which drink do I like?", "Tell me my favourite drink.", "What do I drink?", "Do you remember my favourite drink?", "What do I like to drink?"], "You like to drink [v].", "drink"),
     "friend": (["My best friend is [v].", "My best friend is called [v].", "I have a friend named [v]."],
-               ["Who is my best friend?", "What is the name of my friend?"], "Your best friend is [v].", "name"),
+               ["Who is my best friend?", "What is my best friend called?", "Do you remember my best friend?", "Tell me the name of my best friend.", "Which friend did I tell you about?", "My best friend is who?", "What is the name of my friend?"], "Your best friend is [v].", "name"),
 }  # fmt: skip
 
 
@@ -143,7 +143,7 @@ def memory(rng: random.Random, held: bool, turns: int | None = None, target: str
     messages = [m for e in events for m in e]
     if target == "name":
         question, answer, must = wording("ask_name", rng, held, {}), f"Your name is {name}.", rf"\b{re.escape(name)}\b"
-        if not held and rng.random() < 0.06:
+        if not held and rng.random() < 0.04:
             messages = _distractor(rng)
             answer, must = "You have not told me your name yet.", "not told"
     else:

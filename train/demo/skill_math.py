@@ -49,7 +49,7 @@ def thought(a: int, sign: str, b: int, result: int) -> str:
 
 def arithmetic(rng: random.Random, held: bool, size: int | None = None, chat: bool = False) -> Case:
     """One sum, difference or product as a question, a completion or with a thinking part."""
-    size = size if size is not None else rng.choice([0, 1, 2, 2, 3, 3, 3])
+    size = size if size is not None else rng.choice([0, 1, 2, 2, 3, 3, 3, 3])
     a, sign, b, result = operands(rng, size) if size else _times(rng)
     suite = {0: "times_table", 1: "sum_1_2", 2: "sum_1_2", 3: "sum_3"}[size]
     must = rf"(?<![\d-]){result}(?!\d)" if result >= 0 else rf"{result}(?!\d)"
@@ -70,7 +70,7 @@ def arithmetic(rng: random.Random, held: bool, size: int | None = None, chat: bo
     if form < 0.86:
         more = [operands(rng, max(size, 1)) for _ in range(rng.randint(1, 3))]
         lines = "".join(f"{p} {s} {q} = {r}\n" for p, s, q, r in more)
-        return plain(f"{lines}{a} {sign} {b} =", f" {result}", suite, must)
+        return plain(f"Sums:\n{lines}{a} {sign} {b} =", f" {result}", suite, must)
     return plain(f"{a} {sign} {b} =", f" {result}" + rng.choice(["", "."]), suite, must)
 
 

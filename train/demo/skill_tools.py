@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import random
 
-from authored_data import fill, load, wording
+from authored_data import fill, load, rows, wording
 from render import Case, call_text
-from skill_chat import random_word, small_talk, value_of
+from skill_chat import FALLBACKS, random_word, small_talk, value_of
 from skill_facts import fact, joke_text
 from skill_math import digits
 
@@ -21,28 +21,49 @@ def schema(name: str, description: str, params: dict[str, str]) -> Tool:
             "parameters": {"type": "object", "properties": properties, "required": list(params)}}  # fmt: skip
 
 
-# name, description, arguments {name: word list or number}, user requests
+# name, description, arguments {name: word list or number}, user requests for training
 FIXED: list[tuple[str, str, dict[str, str], list[str]]] = [
-    ("get_time", "Get the current time in a city.", {"city": "city"}, ["What time is it in [city]?", "Time in [city]?", "Tell me the time in [city]."]),
-    ("set_timer", "Set a timer.", {"minutes": "number"}, ["Set a timer for [minutes] minutes.", "Timer, [minutes] minutes", "Start a [minutes] minute timer."]),
-    ("play_music", "Play music on an instrument.", {"instrument": "instrument"}, ["Play some [instrument] music.", "I want to hear a [instrument].", "Put on [instrument] music."]),
-    ("send_message", "Send a message to a person.", {"to": "name", "text": "text"}, ["Send [to] the message: [text]", "Tell [to]: [text]", "Message [to]: [text]"]),
-    ("order_food", "Order food.", {"dish": "food", "count": "number"}, ["Order [count] portions of [dish].", "I would like [count] times [dish].", "Get me [count] [dish], please."]),
-    ("book_table", "Book a table in a restaurant.", {"city": "city", "people": "number", "day": "day"}, ["Book a table in [city] for [people] people on [day].", "On [day] I need a table for [people] in [city].", "Reserve a table for [people] in [city] on [day]."]),
-    ("convert_currency", "Convert an amount of money.", {"amount": "number", "country": "country"}, ["Convert [amount] euros to the money of [country].", "How much is [amount] euros in [country]?", "Change [amount] euros for [country]."]),
-    ("find_animal", "Find facts about an animal.", {"animal": "animal"}, ["Find facts about the [animal].", "Look up the [animal].", "What facts do you have on the [animal]?"]),
-    ("turn_on_light", "Turn on a light of a colour.", {"colour": "colour"}, ["Turn on the [colour] light.", "Make the light [colour].", "[colour] light, please"]),
-    ("add_event", "Add an event to the calendar.", {"title": "hobby", "day": "day"}, ["Add [title] to my calendar on [day].", "Put [title] on [day].", "I have [title] on [day], note it."]),
-    ("buy_item", "Buy an item in the shop.", {"item": "thing", "count": "number"}, ["Buy [count] times the [item].", "I need [count] of the [item].", "Order [count] pieces of the [item]."]),
-    ("find_job", "Search for jobs.", {"job": "job", "city": "city"}, ["Find a job as a [job] in [city].", "Jobs for a [job] in [city]?", "Search [job] jobs in [city]."]),
-    ("search_story", "Search for a story.", {"topic": "kind"}, ["Search a story on a [topic].", "Look for stories with a [topic].", "Find me a [topic] story in the library."]),
-    ("set_temperature", "Set the room temperature.", {"degrees": "number"}, ["Set the temperature to [degrees] degrees.", "Make it [degrees] degrees in here.", "Heat to [degrees]."]),
-    ("plant_tree", "Plant trees.", {"tree": "tree", "count": "number"}, ["Plant [count] [tree] trees.", "Please plant [count] times [tree].", "I want [count] new [tree] trees."]),
-]  # fmt: skip
-VERBS = "open close start stop check move paint clean lock count scan load reset fetch sell rent track measure print copy".split()
-NOUNS = "gate robot file door engine garden window printer server shelf room pump boat camera folder machine valve train box parcel".split()
-HELD_VERBS = "wash fold weigh polish".split()
-HELD_NOUNS = "carpet ladder kettle drawer".split()
+    (row["name"], row["description"], row["arguments"], row["train"]) for row in rows("tools.jsonl")
+]
+FIXED_HELD = {row["name"]: row["held"] for row in rows("tools.jsonl")}
+VERBS = list(dict.fromkeys(
+    "open close start stop check move paint clean lock count scan load reset fetch sell rent track measur"
+    "e print copy draw cut bake carry send test fill empty ship pack heat cool park hide find turn lift p"
+    "ush pull dry grow book water test sign read cancel renew label burn freeze save delete update join split store charge mount tune ring feed".split()
+))
+NOUNS = (
+    "gate robot file door engine garden window printer server shelf room pump boat camera folder machine valve trai"
+    "n box parcel lamp house report tower ticket account order car tent bench queue battery sensor oven tank wheel field bridge form cupboard playlist photo invoice basket pipe drone crane greenhouse"
+).split()
+LEADS = [
+    "Please {v} the {n}", "{v} the {n}", "{v} the {n}", "Can you {v} the {n}", "I want you to {v} the {n}", "{v} the {n} now",
+    "You should {v} the {n}", "Go and {v} the {n}", "Could you please {v} the {n}", "Could you {v} the {n}", "I need you to {v} the {n}",
+    "It is time to {v} the {n}", "Help me {v} the {n}", "{v} my {n}", "Use the tool to {v} the {n}", "Will you {v} the {n}",
+    "I would like you to {v} the {n}", "Be so kind and {v} the {n}", "Let us {v} the {n}", "Now {v} the {n}", "Hey, {v} the {n}",
+    "We must {v} the {n}", "Do {v} the {n}", "Are you able to {v} the {n}",
+]
+OPENERS = ["Please ", "Could you ", "Can you ", "I want you to ", "I need you to ", "Hey, ", "Now ", "Will you ", "I would like you to "]
+
+
+def polite(rng: random.Random, text: str) -> str:
+    """An opening such as `Could you` before an imperative, in a quarter of the texts."""
+    if rng.random() > 0.25 or text.split(" ")[0] not in IMPERATIVE:
+        return text
+    opener = rng.choice(OPENERS)
+    body = opener + text[0].lower() + text[1:]
+    return body.rstrip(".") + "?" if opener in ("Could you ", "Can you ", "Will you ") else body
+
+
+IMPERATIVE = frozenset("Set Start Play Put Send Tell Order Get Book Reserve Convert Change Find Look Turn Make Add Buy Search Plant Heat Note Show".split())
+HELD_VERBS = list(dict.fromkeys(
+    "open close start stop check move paint clean lock count scan load reset fetch sell rent track measur"
+    "e print copy draw cut bake carry send test fill empty ship pack heat cool park hide find turn lift p"
+    "ush pull dry grow book water test sign read cancel renew label burn freeze save delete update join split store charge mount tune ring feed".split()
+))
+HELD_NOUNS = (
+    "gate robot file door engine garden window printer server shelf room pump boat camera folder machine valve trai"
+    "n box parcel lamp house report tower ticket account order car tent bench queue battery sensor oven tank wheel field bridge form cupboard playlist photo invoice basket pipe drone crane greenhouse"
+).split()
 ARGS = [("colour", "colour", "in [v]"), ("count", "number", "[v] times"), ("day", "day", "on [v]"), ("city", "city", "in [v]"),
         ("owner", "name", "for [v]"), ("month", "month", "in [v]"), ("speed", "number", "at speed [v]"), ("code", "word", "with code [v]")]  # fmt: skip
 
@@ -96,10 +117,10 @@ def calculator_request(rng: random.Random, held: bool) -> Request:
 
 
 def fixed_request(rng: random.Random, held: bool) -> Request:
-    """A request for one of the fixed tools; the last wording is held out."""
+    """A request for one of the fixed tools; one wording of each is held out."""
     row = rng.choice(FIXED)
     values = {k: _value(rng, v, held) for k, v in row[2].items()}
-    text = row[3][-1] if held else rng.choice(row[3][:-1])
+    text = FIXED_HELD[row[0]] if held else polite(rng, rng.choice(row[3]))
     for key, value in values.items():
         text = text.replace(f"[{key}]", str(value))
     return fixed_schema(row), text[0].upper() + text[1:], values
@@ -108,9 +129,9 @@ def fixed_request(rng: random.Random, held: bool) -> Request:
 def invented_request(rng: random.Random, held: bool) -> Request:
     """A request for a tool made up on the spot, so that names are copied from the schema."""
     verb, noun = (rng.choice(HELD_VERBS), rng.choice(HELD_NOUNS)) if held else (rng.choice(VERBS), rng.choice(NOUNS))
-    if not held and rng.random() < 0.4:
-        noun = random_word(rng)
-    if not held and rng.random() < 0.2:
+    if not held and rng.random() < 0.5:
+        noun = random_word(rng) if rng.random() < 0.6 else rng.choice(load().words["thing"]).split(" ")[-1]
+    if not held and rng.random() < 0.35:
         verb = random_word(rng)
     picked = rng.sample(ARGS, rng.choice([0, 1, 1, 1, 2, 2]))
     if {"city", "month"} <= {p[0] for p in picked}:
@@ -119,11 +140,9 @@ def invented_request(rng: random.Random, held: bool) -> Request:
     name = f"{verb}_{noun}" if rng.random() < 0.8 else f"{verb}{noun.capitalize()}"
     tool = schema(name, f"{verb.capitalize()} the {noun}.", {k: _typed(kind) for k, kind, _ in picked})
     phrase = " ".join(form.replace("[v]", str(values[k])) for k, _, form in picked)
-    lead = rng.choice(["Would you {v} the {n}", "Kindly {v} the {n}"] if held else
-                      ["Please {v} the {n}", "{v} the {n}", "Can you {v} the {n}", "I want you to {v} the {n}", "{v} the {n} now",
-                       "You should {v} the {n}", "Go and {v} the {n}", "Could you please {v} the {n}"])  # fmt: skip
+    lead = rng.choice(["Would you {v} the {n}", "Kindly {v} the {n}"] if held else LEADS)
     text = (lead.replace("{v}", verb).replace("{n}", noun) + " " + phrase).strip()
-    text += "?" if text.lower().startswith(("can", "would", "could")) else "."
+    text += "?" if text.lower().startswith(("can", "would", "could", "will", "are")) else "."
     return tool, text[0].upper() + text[1:], values
 
 
@@ -227,6 +246,7 @@ def no_call(rng: random.Random, held: bool, jokes: list[dict]) -> Case:
         tool, text, _ = request(rng, held, [], rng.choice(["weather", "fixed", "fixed", "invented"]))
         if tool["name"] in names or ("weather" in tool["name"] and any("weather" in n for n in names)):
             return no_call(rng, held, jokes)
-        messages = [{"role": "user", "content": text}, {"role": "assistant", "content": NO_TOOL}]
-        return Case(suite="tool_none", messages=messages, tools=tools if rng.random() < 0.8 or held else None, check="no_call")
+        bare = not held and rng.random() < 0.2
+        messages = [{"role": "user", "content": text}, {"role": "assistant", "content": FALLBACKS[1] if bare else NO_TOOL}]
+        return Case(suite="tool_none", messages=messages, tools=None if bare else tools, check="no_call")
     return Case(suite="tool_none", messages=messages, tools=tools, check="no_call")
