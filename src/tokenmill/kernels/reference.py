@@ -103,7 +103,7 @@ class ReferenceKernels:
         """x [T, H, K], weight [H, N, K] -> [T, H, N]."""
         self.count("head_matmul")
         if x.device.type != "cpu":
-            return torch.einsum("thk,hnk->thn", x, weight)
+            return torch.einsum("thk,hnk->thn", x, weight).contiguous()
         blocks = [rows.batched(part.transpose(0, 1), weight.transpose(1, 2)) for part in rows.row_blocks(x)]
         return torch.cat(blocks, dim=1)[:, : x.shape[0]].transpose(0, 1).contiguous()
 
