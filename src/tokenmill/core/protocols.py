@@ -259,6 +259,15 @@ class Kernels(Protocol):
         """The form in which `fused_linear` is fastest, with .rows(ids, dtype) and .bytes(); None: as it is."""
         ...
 
+    def pack_grid(self, q: Tensor, scales: Tensor, bits: int, bias: Tensor | None = None) -> Any | None:
+        """As pack_dense, for integers q [N, K] with float16 scales [N, groups]; None: grid_linear takes them as are."""
+        ...
+
+    def grid_linear(self, x: Tensor, q: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x @ (q * scales).T + bias -> [T, N] in x's dtype. On a CPU the activations are rounded to int8 as well, in
+        groups of 32 with scale max|x| / 127: sums within a group are exact, groups add up ascending in float32."""
+        ...
+
     def activate(self, x: Tensor, act: Act) -> Tensor: ...
     def add(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
         """x + scale * y."""
@@ -296,6 +305,10 @@ class Kernels(Protocol):
         gates[t, j] * down[ids[t, j]](act(gate_up[ids[t, j]](x[t]))) -> [T, hidden] in x's dtype.
 
         An id outside 0..len - 1 (an expert of another rank) adds nothing."""
+        ...
+
+    def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """logits [n, V] -> (lowest id of the largest logit [n] int64, that logit [n] float32; NaN if any is NaN)."""
         ...
 
     def copy_blocks_(self, kv: list[KVView], src: list[int], dst: list[int]) -> None:

@@ -66,6 +66,15 @@ class ReferenceKernels:
         """Nothing: plain torch multiplies matrices as they are."""
         return None
 
+    def pack_grid(self, q: Tensor, scales: Tensor, bits: int, bias: Tensor | None = None) -> Any | None:
+        """Plain torch multiplies integers as they are."""
+        return None
+
+    def grid_linear(self, x: Tensor, q: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x [T, K] @ (q * scales).T + bias; on a CPU with activations rounded to int8 in groups of 32."""
+        self.count("grid_linear")
+        return rows.grid_linear(x, q, scales, bias)
+
     def activate(self, x: Tensor, act: Act) -> Tensor:
         """x [T, D] -> [T, D], or [T, D / 2] for the gated kinds."""
         self.count("activate")
@@ -135,6 +144,12 @@ class ReferenceKernels:
         for j in range(1, ids.shape[1]):
             total = total + parts[:, j]
         return total.to(x.dtype)
+
+    def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """logits [n, V] -> (lowest id of the largest logit [n] int64, that logit [n] float32; NaN if any is NaN)."""
+        self.count("greedy")
+        ids = logits.argmax(-1)
+        return ids, logits.gather(1, ids[:, None])[:, 0].float()
 
     def copy_blocks_(self, kv: list[KVView], src: list[int], dst: list[int]) -> None:
         """Copy whole blocks in each of these layers' pages; every source is read before any is written."""

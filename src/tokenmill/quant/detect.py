@@ -14,6 +14,9 @@ from torch import Tensor
 from tokenmill.core.errors import ModelError
 from tokenmill.core.protocols import Checkpoint, Weight
 from tokenmill.quant.dense import DenseWeight
+from tokenmill.quant.grid import quantised
+
+AT_LOAD = ("int8", "int4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,8 @@ def load_weight(
 
 def from_dense(weight: Tensor, bias: Tensor | None, quantization: str | None) -> Weight:
     """A matrix [out, in] as it is, or quantised to what `--quantization` asks for."""
-    if quantization is not None:
-        raise ModelError(f"Quantising at load to '{quantization}' is not supported. Known: none.")
-    return DenseWeight(weight, bias)
+    if quantization is None:
+        return DenseWeight(weight, bias)
+    if quantization not in AT_LOAD:
+        raise ModelError(f"Quantising at load to {quantization!r} is not supported; use {' or '.join(AT_LOAD)}.")
+    return quantised(weight, bias, quantization)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tokenmill import _native
 from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, GroupPlan, NormSpec
-from tokenmill.kernels.cpu.packed import TYPES, PackedMatrix, pack_dense
+from tokenmill.kernels.cpu.packed import TYPES, PackedMatrix, pack_dense, pack_quantised
 from tokenmill.kernels.reference import ReferenceKernels
 
 ACTS: dict[str | None, int] = {
@@ -111,6 +111,14 @@ class CpuKernels(ReferenceKernels):
         if weight.dtype not in TYPES or weight.device.type != "cpu" or 0 in weight.shape:
             return None
         return pack_dense(weight, None if bias is None else bias.to(weight.dtype))
+
+    def pack_grid(self, q: Tensor, scales: Tensor, bits: int, bias: Tensor | None = None) -> PackedMatrix | None:
+        """int8 or int4 weights; None: these groups have no native layout."""
+        if q.device.type != "cpu" or q.shape[1] % 32 or scales.shape[1] * 256 < q.shape[1]:
+            return None
+        if bias is not None and bias.dtype not in TYPES:
+            return None
+        return pack_quantised(q, scales, "int8" if bits == 8 else "int4", bias)
 
     def _plain_linear(
         self,

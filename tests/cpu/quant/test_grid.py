@@ -1,0 +1,92 @@
+"""Integer weights: rounding, the reference matmul, the native one, joining and splitting, whole models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenmill.core.errors import ModelError
+from tokenmill.kernels import ReferenceKernels, make_kernels
+from tokenmill.quant.grid import GridWeight, quantise, quantised, widen
+from tokenmill.testing.tiny import make_tiny
+
+
+@pytest.mark.parametrize(("bits", "bound"), [(8, 0.5 / 127), (4, 0.5 / 8)])
+def test_rounding_error_is_half_a_step(bits: int, bound: float) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(40, 96)
+    q, scales = quantise(weight, bits)
+    error = (widen(q, scales) - weight).view(40, 3, 32).abs().amax(-1)
+    top = weight.view(40, 3, 32).abs().amax(-1)
+    slack = 1.02 if bits == 8 else 2.1  # int4 has no +8: an entry opposite to the largest one may lose a whole step
+    assert bool((error <= bound * top * slack + 1e-6).all())
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 70), st.sampled_from([8, 4]), st.booleans())
+def test_native_means_what_the_reference_says(tokens: int, groups: int, out: int, bits: int, biased: bool) -> None:
+    kernels = make_kernels("cpu")
+    torch.manual_seed(tokens * 1000 + groups * 100 + out)
+    x, weight = torch.randn(tokens, groups * 32), torch.randn(out, groups * 32)
+    bias = torch.randn(out) if biased else None
+    q, scales = quantise(weight, bits)
+    want = ReferenceKernels().grid_linear(x, q, scales, bias)
+    packed = kernels.pack_grid(q, scales, bits, bias)
+    if packed is None:
+        pytest.skip("no native module")
+    torch.testing.assert_close(kernels.fused_linear(x, packed), want, rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(packed.rows(torch.arange(out), torch.float32), widen(q, scales), rtol=0, atol=0)
+
+
+def test_reference_rows_do_not_see_each_other() -> None:
+    torch.manual_seed(1)
+    x, (q, scales) = torch.randn(33, 64), quantise(torch.randn(50, 64), 4)
+    whole = ReferenceKernels().grid_linear(x, q, scales)
+    for row in (0, 7, 32):
+        assert torch.equal(ReferenceKernels().grid_linear(x[row : row + 1], q, scales)[0], whole[row])
+
+
+def test_join_split_take() -> None:
+    torch.manual_seed(2)
+    a, b = torch.randn(6, 128), torch.randn(4, 128)
+    one, two = quantised(a, None, "int4"), quantised(b, torch.ones(4), "int4")
+    joined = one.concat([two])
+    assert isinstance(joined, GridWeight) and joined.shape == (10, 128)
+    assert torch.equal(joined.dense(), torch.cat([one.dense(), two.dense()]))
+    assert torch.equal(joined.split(0, 1, 2).dense(), joined.dense()[5:])
+    assert torch.equal(joined.split(1, 1, 2).dense(), joined.dense()[:, 64:])
+    assert torch.equal(joined.take(torch.tensor([3, 1])).dense(), joined.dense()[[3, 1]])
+    with pytest.raises(ModelError, match="Groups of 32"):
+        joined.split(1, 1, 8)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+def test_whole_model(tmp_path: Path, scheme: str, kernels: str) -> None:
+    from tokenmill import LLM, SamplingParams
+
+    make_tiny(tmp_path)
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=0, prompt_logprobs=0, ignore_eos=True)
+    prompt = {"prompt_token_ids": list(range(5, 45))}
+    scores = {}
+    for quantization in (None, scheme):
+        with LLM(model=str(tmp_path), quantization=quantization, kernels=kernels) as llm:
+            alone = llm.generate(prompt, params, use_tqdm=False)[0]
+            crowd = llm.generate([prompt, {"prompt_token_ids": [9, 8, 7]}], params, use_tqdm=False)[0]
+        assert alone.outputs[0].logprobs == crowd.outputs[0].logprobs
+        assert alone.prompt_logprobs is not None
+        scores[quantization] = torch.tensor([next(iter(d.values())).logprob for d in alone.prompt_logprobs[1:]])
+    difference = (scores[None] - scores[scheme]).abs()
+    assert 0 < difference.max() < (0.2 if scheme == "int8" else 3.0)
+
+
+def test_unknown_scheme(tmp_path: Path) -> None:
+    from tokenmill import LLM
+
+    make_tiny(tmp_path)
+    with pytest.raises(ModelError, match="int8 or int4"):
+        LLM(model=str(tmp_path), quantization="awq")
