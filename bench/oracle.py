@@ -1,0 +1,37 @@
+"""The hash oracle at length: python bench/oracle.py [STORIES] [FIRST SEED]. JSON on stdout; exits 1 on any wrong text."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+import time
+import traceback
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+
+from tests.pure.scheduler.oracle import run_story
+
+
+def main(count: int, first: int) -> int:
+    """Run `count` random stories; -> how many went wrong."""
+    totals: dict[str, int] = {}
+    wrong: list[int] = []
+    start = time.perf_counter()
+    for seed in range(first, first + count):
+        try:
+            scheduler = run_story(seed)
+        except Exception:
+            wrong.append(seed)
+            traceback.print_exc()
+            continue
+        for name in scheduler.counters.__slots__:
+            totals[name] = totals.get(name, 0) + getattr(scheduler.counters, name)
+    seconds = round(time.perf_counter() - start, 1)
+    print(json.dumps({"stories": count, "wrong": len(wrong), "wrong_seeds": wrong[:20], "seconds": seconds, **totals}))
+    return len(wrong)
+
+
+if __name__ == "__main__":
+    numbers = [int(a) for a in sys.argv[1:]] + [10_000, 0][len(sys.argv) - 1 :]
+    sys.exit(1 if main(*numbers) else 0)
