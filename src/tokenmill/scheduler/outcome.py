@@ -117,11 +117,11 @@ class Outcome:
             deltas += self.roster.fail(seq, error)
             return True
         scores = result.prompt_logprobs.get(i)
-        if scores and seq.index == 0:
-            new = scores[len(scores) - max(0, seq.computed - group.scored) :] if seq.computed > group.scored else []
-            group.scored = max(group.scored, seq.computed)
-            if new:
-                deltas.append(TokenDelta(group.request.id, 0, [], prompt_logprobs=new))
+        scored = min(seq.computed, seq.num_prompt - 1)  # the last prompt token predicts no other one
+        if scores and seq.index == 0 and scored > group.scored:
+            new = scores[len(scores) - (scored - group.scored) :]  # recomputed ones have been reported before
+            group.scored = scored
+            deltas.append(TokenDelta(group.request.id, 0, [], prompt_logprobs=new))
         if i in result.pooled:
             deltas.append(
                 TokenDelta(group.request.id, 0, [], finish="stop", pooled=result.pooled[i], cached=seq.cached)

@@ -1,0 +1,35 @@
+"""Models that engine tests share, and the way to the builders of the model tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+CPU = Path(__file__).parents[1]
+sys.path[:0] = [str(Path(__file__).parent), str(CPU / "models"), str(CPU / "kernels")]
+
+from tokenmill.testing.tiny import make_tiny  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Qwen3 with tokenizer and chat template."""
+    return make_tiny(tmp_path_factory.mktemp("tiny"), hidden=32, heads=4, kv_heads=2)
+
+
+@pytest.fixture
+def opened(tiny):
+    """A function that opens engines and closes them afterwards: opened(folder=tiny, **options)."""
+    from engines import open_llm
+
+    llms = []
+
+    def make(folder=tiny, **options):
+        llms.append(open_llm(folder, **options))
+        return llms[-1]
+
+    yield make
+    for llm in llms:
+        llm.close()

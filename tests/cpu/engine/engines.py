@@ -1,0 +1,77 @@
+"""What engine tests have in common: opening engines, comparing outputs bit for bit, and looking for leftovers."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from tokenmill import LLM, SamplingParams
+from tokenmill.core.request import RequestOutput
+from tokenmill.core.sequence import FINISHED
+from tokenmill.engine.engine import Engine
+
+
+def backends() -> list[str]:
+    """Kernel backends of this machine."""
+    try:
+        importlib.import_module("tokenmill.kernels.cpu")
+    except ImportError:
+        return ["reference"]
+    return ["reference", "auto"]
+
+
+BACKENDS = backends()
+
+
+def open_llm(folder: Path, **options: Any) -> LLM:
+    """A small engine in float32."""
+    options = {"dtype": "float32", "kernels": "reference", "max_num_seqs": 8, "max_model_len": 512, **options}
+    if "num_blocks" not in options:
+        options.setdefault("kv_cache_memory_bytes", 1 << 23)
+    return LLM(model=str(folder), **options)
+
+
+def greedy(count: int = 16, **more: Any) -> SamplingParams:
+    """Greedy parameters for exactly `count` tokens."""
+    return SamplingParams(temperature=0.0, max_tokens=count, **{"ignore_eos": True, **more})
+
+
+def run(llm: LLM, prompts: Any, params: Any) -> list[RequestOutput]:
+    """Token id prompts (or any others) through `generate`, without a bar."""
+    if prompts and isinstance(prompts[0], list):
+        prompts = [{"prompt_token_ids": p} for p in prompts]
+    return llm.generate(prompts, params, use_tqdm=False)
+
+
+def ids(outputs: list[RequestOutput]) -> list[list[list[int]]]:
+    """Token ids of every output of every request."""
+    return [[o.token_ids for o in out.outputs] for out in outputs]
+
+
+def exact(output: RequestOutput) -> list[Any]:
+    """Everything that must not depend on company, as plain data; floats compare by their bits."""
+    found: list[Any] = []
+    for o in output.outputs:
+        found.append((o.index, o.text, o.token_ids, o.finish_reason, o.stop_reason, _plain(o.logprobs)))
+    return [*found, _plain(output.prompt_logprobs)]
+
+
+def _plain(rows: Any) -> Any:
+    if rows is None:
+        return None
+    return [row and [(t, lp.logprob.hex(), lp.rank, lp.decoded_token) for t, lp in row.items()] for row in rows]
+
+
+def check_nothing_left(engine: Engine) -> None:
+    """No request, row, block or draft index survives; the prefix cache alone may keep blocks, and gives them back."""
+    scheduler, roster = engine.scheduler, engine.scheduler.roster
+    assert not engine.has_work and not engine.flying and not scheduler.flying
+    assert not roster.groups and not roster.running
+    assert all(seq.status == FINISHED for _, _, seq in roster.waiting)
+    assert sorted(roster.free_rows) == list(range(scheduler.limits.max_rows))
+    assert not getattr(roster.drafter, "indexes", {})
+    tables = scheduler.tables
+    assert [pool.held for pool in tables.pools] == [0] * len(tables.pools)
+    tables.cache.clear()
+    assert [len(pool.stack) for pool in tables.pools] == [pool.num_blocks for pool in tables.pools]

@@ -1,0 +1,110 @@
+"""Every family against Transformers, through the whole engine, in six modes.
+
+The plain run is compared with Transformers (every prompt and output logprob); every other mode must give the plain
+run's bytes, which is more than Transformers' tolerance asks for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from engines import BACKENDS, check_nothing_left, exact, greedy, open_llm, run
+from parity import make, theirs
+from test_families import CASES, Case
+from test_llama import CONFIGS
+
+ALL = {**{name: Case(config) for name, config in CONFIGS.items()}, **CASES}
+NEW = 64
+LENGTHS = (30, 3, 45, 17, 2, 25, 9, 21)
+ONE_OF_EACH = ("llama", "mistral-window", "qwen2", "qwen3", "qwen3-moe", "mixtral", "gemma2", "gemma3", "phi3", "gpt2",
+               "opt", "bloom", "falcon-7b", "gpt-neox", "deepseek-v2", "gpt-oss")  # fmt: skip
+
+
+def prompts_for(vocab: int) -> list[list[int]]:
+    source = torch.Generator().manual_seed(7)
+    return [torch.randint(0, vocab, (n,), generator=source).tolist() for n in LENGTHS]
+
+
+class Family:
+    """One saved model, its prompts and parameters."""
+
+    def __init__(self, name: str, folder: Any) -> None:
+        case = ALL[name]
+        self.folder = folder
+        self.reference, config, _ = make(case.config, folder, attention=case.attention)
+        self.limit = case.longest or 128
+        self.prompts = prompts_for(config["vocab_size"])
+        self.params = [greedy(min(NEW, self.limit - len(p)), logprobs=4, prompt_logprobs=2) for p in self.prompts]
+
+    def open(self, **options: Any) -> Any:
+        return open_llm(self.folder, skip_tokenizer_init=True, max_model_len=self.limit, **options)
+
+    def check(self, prompt: list[int], output: Any) -> None:
+        """Logprobs within 1e-4 of Transformers', and its greedy ids (but for ties that 1e-4 could turn)."""
+        tokens = output.outputs[0].token_ids
+        logits = theirs(self.reference, prompt + tokens[:-1])
+        expected = logits.log_softmax(-1)
+        rows = output.prompt_logprobs[1:] + output.outputs[0].logprobs
+        assert len(rows) == len(expected), (len(rows), len(expected))
+        for row, line in zip(rows, expected, strict=True):
+            for token, entry in row.items():
+                assert abs(entry.logprob - line[token].item()) <= 1e-4
+        best = expected[len(prompt) - 1 :]
+        chosen = best.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+        assert (best.amax(-1) - chosen).max() < 1e-4
+        assert len(set(tokens)) > 1 or loops(best)
+
+
+def loops(best: torch.Tensor) -> bool:
+    """A random model may say one token for ever: then Transformers says so too."""
+    return len(set(best.argmax(-1).tolist())) == 1
+
+
+def same(left: list[Any], right: list[Any]) -> None:
+    for a, b in zip(left, right, strict=True):
+        assert exact(a) == exact(b)
+
+
+def cold(params: list[Any]) -> list[Any]:
+    """The same without prompt logprobs, so that the prefix cache is read."""
+    import msgspec
+
+    return [msgspec.structs.replace(p, prompt_logprobs=None) for p in params]
+
+
+def without_prompt(outputs: list[Any]) -> list[Any]:
+    return [exact(o)[:-1] for o in outputs]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ALL)
+def test_family_in_five_modes_here(name, backend, tmp_path):
+    family = Family(name, tmp_path)
+    with family.open(kernels=backend) as llm:
+        batch = run(llm, family.prompts, family.params)
+        for prompt, output in zip(family.prompts, batch, strict=True):
+            family.check(prompt, output)
+        same(run(llm, family.prompts[:1], family.params[0]), batch[:1])  # plain: one alone
+        hit = run(llm, family.prompts, cold(family.params))
+        assert sum(o.num_cached_tokens > 0 for o in hit) >= 3
+        assert without_prompt(hit) == without_prompt(batch)
+        check_nothing_left(llm.engine)
+        pools = [pool for pool, _ in llm.built.facts.groups]
+    tight = 8 * max(pools.count(p) for p in pools) + 3  # one longest sequence and a little
+    with family.open(kernels=backend, long_prefill_token_threshold=7, num_blocks=tight) as llm:  # chunks, preemption
+        same(run(llm, family.prompts, family.params), batch)
+        assert llm.engine.scheduler.counters.preemptions > 0
+        check_nothing_left(llm.engine)
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_family_in_a_process_of_its_own(name, tmp_path):
+    family = Family(name, tmp_path)
+    with family.open() as llm:
+        batch = run(llm, family.prompts[:4], family.params[:4])
+    with family.open(executor="process", threads=1, max_num_batched_tokens=40) as llm:
+        assert llm.engine.executor.depth == 2
+        same(run(llm, family.prompts[:4], family.params[:4]), batch)
+        check_nothing_left(llm.engine)
