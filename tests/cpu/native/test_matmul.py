@@ -1,0 +1,185 @@
+"""Native matmuls against float64, and their bytes against their own in other company."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tokenmill.core.forward import NormSpec
+from tokenmill.kernels.cpu import CpuKernels
+from tokenmill.kernels.cpu.packed import PackedMatrix, group_size, pack_dense, pack_quantised, quantise
+from tokenmill.kernels.reference import ReferenceKernels
+
+REFERENCE = ReferenceKernels()
+DTYPES = [torch.float32, torch.bfloat16]
+ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 6e-3}
+FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+DIMS = st.tuples(st.integers(1, 40), st.integers(1, 200), st.integers(1, 300))
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def close(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> None:
+    """Within a few roundings of the dtype, relative to the size of the whole (terms of size 1 may cancel)."""
+    error = (got.double() - wanted.double()).abs().max() / wanted.double().abs().max().clamp(min=10.0)
+    assert error < ROUNDING[dtype], f"relative error {error:.2e}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@FEW
+@given(dims=DIMS, with_bias=st.booleans(), seed=st.integers(0, 99))
+def test_dense_linear(kernels, dtype, dims, with_bias, seed):
+    rows, outputs, inputs = dims
+    x, weight = random(rows, inputs, dtype=dtype, seed=seed), random(outputs, inputs, dtype=dtype, seed=seed + 1)
+    bias = random(outputs, dtype=dtype, seed=seed + 2) if with_bias else None
+    wanted = x.double() @ weight.double().t() + (bias.double() if with_bias else 0)
+    got = kernels.linear(x, weight, bias)
+    assert got.dtype == dtype
+    close(got, wanted, dtype)
+
+
+@pytest.mark.parametrize("mixed", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)])
+def test_rows_and_weight_of_different_types(kernels, mixed):
+    x, weight = random(9, 75, dtype=mixed[0]), random(70, 75, dtype=mixed[1], seed=1)
+    close(kernels.linear(x, weight), x.double() @ weight.double().t(), mixed[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("act", [None, "silu", "gelu_tanh_mul", "silu_mul"])
+@pytest.mark.parametrize("outputs", [128, 140, 256])
+def test_norm_act_and_residual_fused(kernels, dtype, act, outputs):
+    x, weight = random(11, 96, dtype=dtype), random(outputs, 96, dtype=dtype, seed=1) * 0.1
+    bias = random(outputs, dtype=dtype, seed=2)
+    norm = NormSpec(random(96, dtype=dtype, seed=3), 1e-5, offset=1.0)
+    width = outputs // 2 if act and act.endswith("_mul") else outputs
+    residual = random(11, width, dtype=dtype, seed=4)
+    got = kernels.fused_linear(x, weight, bias, norm=norm, act=act, residual=residual)
+    y = REFERENCE.norm(x, norm).float() @ weight.float().t() + bias.float()
+    wanted = residual.float() + (y if act is None else REFERENCE.activate(y, act))
+    error = (got.float() - wanted).abs().max() / wanted.abs().max()
+    assert error < (1e-5 if dtype == torch.float32 else 2e-2)
+
+
+@pytest.mark.parametrize("fmt", ["int8", "int4"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@FEW
+@given(dims=DIMS, group=st.sampled_from([32, 64, 128]), seed=st.integers(0, 99))
+def test_quantised_linear(kernels, fmt, dtype, dims, group, seed):
+    """Exact up to the rounding of activations to int8, which is repeated here."""
+    rows, outputs, inputs = dims
+    x, weight = random(rows, inputs, dtype=dtype, seed=seed), random(outputs, inputs, seed=seed + 1)
+    q, scales = quantise(weight, fmt, group)
+    bias = random(outputs, dtype=dtype, seed=seed + 2)
+    got = kernels.fused_linear(x, pack_quantised(q, scales, fmt, bias))
+    dense = dequantise(q, scales, group)
+    wanted = rounded_activations(x) @ dense.double().t() + bias.double()
+    close(got, wanted, dtype)
+
+
+def dequantise(q: torch.Tensor, scales: torch.Tensor, group: int) -> torch.Tensor:
+    return q.float() * scales.float().repeat_interleave(group, 1)[:, : q.shape[1]]
+
+
+def rounded_activations(x: torch.Tensor) -> torch.Tensor:
+    padded = torch.nn.functional.pad(x.float(), (0, -x.shape[1] % 32)).unflatten(1, (-1, 32))
+    top = padded.abs().amax(-1, keepdim=True)
+    # A tensor divided, because a number divided by a tensor is its reciprocal times the number: ties would differ.
+    inverse = torch.where(top > 0, torch.full_like(top, 127.0) / top, torch.zeros_like(top))
+    back = (padded * inverse).round().double() * (top / 127.0).double()
+    return back.flatten(1)[:, : x.shape[1]]
+
+
+@pytest.mark.parametrize("fmt", ["int8", "int4"])
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_quantising_rounds_to_nearest_and_rows_come_back(fmt, group):
+    weight = random(70, 200)
+    q, scales = quantise(weight, fmt, group)
+    low, high = (-127, 127) if fmt == "int8" else (-8, 7)
+    assert int(q.min()) >= low
+    assert int(q.max()) <= high
+    dense = dequantise(q, scales, group)
+    step = scales.float().abs().repeat_interleave(group, 1)[:, :200]
+    clipped = q == high
+    assert bool(((weight - dense).abs() <= 0.51 * step)[~clipped].all())
+    packed = pack_quantised(q, scales, fmt)
+    ids = torch.tensor([69, 0, 33, 33])
+    assert torch.equal(packed.rows(ids, torch.float32), dense[ids])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(70, 33), (128, 64), (1, 1)])
+def test_packed_rows_are_the_matrix(dtype, shape):
+    weight = random(*shape, dtype=dtype)
+    ids = torch.arange(shape[0]).flip(0)
+    assert torch.equal(pack_dense(weight).rows(ids, dtype), weight[ids])
+    assert torch.equal(pack_dense(random(shape[1], shape[0], dtype=dtype).t()).rows(ids, dtype),
+                       random(shape[1], shape[0], dtype=dtype).t()[ids])  # fmt: skip
+
+
+def formats(outputs: int, inputs: int, dtype: torch.dtype) -> list[PackedMatrix]:
+    weight = random(outputs, inputs, dtype=dtype, seed=1)
+    packed = [pack_dense(weight, random(outputs, dtype=dtype, seed=2))]
+    return packed + [pack_quantised(*quantise(weight, fmt, 64), fmt) for fmt in ("int8", "int4")]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 64), (200, 333), (65, 1300)])
+def test_a_row_has_the_same_bytes_in_any_company(kernels, threads, dtype, outputs, inputs):
+    x = random(230, inputs, dtype=dtype)
+    for packed in formats(outputs, inputs, dtype):
+        threads(1)
+        alone = torch.cat([kernels.fused_linear(row[None], packed) for row in x])
+        for count in (2, 3, 5, 6, 7, 8, 13, 97, 230):
+            threads(1 + count % 3)
+            index = torch.randperm(230, generator=torch.Generator().manual_seed(count))[:count]
+            assert torch.equal(kernels.fused_linear(x[index], packed), alone[index]), (packed.format, count)
+
+
+def test_fused_rows_have_the_same_bytes_in_any_company(kernels):
+    x, residual = random(50, 160, dtype=torch.bfloat16), random(50, 64, dtype=torch.bfloat16, seed=4)
+    norm = NormSpec(random(160, dtype=torch.bfloat16, seed=3), 1e-5)
+    for packed in formats(128, 160, torch.bfloat16):
+        whole = kernels.fused_linear(x, packed, norm=norm, act="silu_mul", residual=residual)
+        for i in (0, 17, 49):
+            one = kernels.fused_linear(x[i : i + 1], packed, norm=norm, act="silu_mul", residual=residual[i : i + 1])
+            assert torch.equal(one, whole[i : i + 1])
+
+
+def test_a_changed_or_replaced_weight_is_packed_again(kernels):
+    weight, x = random(64, 32), random(3, 32)
+    before = kernels.linear(x, weight)
+    weight.mul_(2)
+    assert torch.equal(kernels.linear(x, weight), before * 2)
+    for seed in range(20):  # addresses are reused by the allocator
+        fresh = random(64, 32, seed=seed)
+        close(kernels.linear(x, fresh), x.double() @ fresh.double().t(), torch.float32)
+        del fresh
+    assert len(kernels._packed) == 1
+
+
+def test_strided_rows_and_no_rows(kernels):
+    wide, weight = random(8, 100), random(20, 40)
+    close(kernels.linear(wide[:, 10:50], weight), wide[:, 10:50].double() @ weight.double().t(), torch.float32)
+    close(kernels.linear(wide.t()[:40].t(), weight), wide[:, :40].double() @ weight.double().t(), torch.float32)
+    assert kernels.linear(random(0, 40), weight).shape == (0, 20)
+
+
+def test_half_precision_falls_back_and_is_counted(kernels):
+    x, weight = random(4, 40, dtype=torch.float16), random(20, 40, dtype=torch.float16)
+    assert torch.equal(kernels.linear(x, weight), REFERENCE.linear(x, weight))
+    assert kernels.counters()["linear"]["fallbacks"] == 1
+
+
+def test_a_matrix_refuses_rows_of_another_width(kernels):
+    with pytest.raises(ValueError, match="40 columns"):
+        kernels.linear(random(2, 30), random(20, 40))
+    with pytest.raises(ValueError, match="scales a row"):
+        group_size(100, 99)
+
+
+def test_kernels_share_the_protocol_of_the_reference():
+    assert isinstance(CpuKernels(), ReferenceKernels)

@@ -1,0 +1,95 @@
+"""Native norms, activations, sums, embeddings and argmax against float64 and against their own bytes elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tokenmill.core.forward import NormSpec
+from tokenmill.kernels.reference import ReferenceKernels
+
+REFERENCE = ReferenceKernels()
+DTYPES = [torch.float32, torch.bfloat16]
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 9e-3}
+ACTS = ["silu", "gelu", "gelu_tanh", "relu", "relu2", "silu_mul", "gelu_mul", "gelu_tanh_mul", "oai_swiglu"]
+FEW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    tolerance = TOLERANCE[got.dtype]
+    torch.testing.assert_close(got.double(), wanted.double(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@FEW
+@given(
+    rows=st.integers(1, 20),
+    width=st.integers(1, 300),
+    layer=st.booleans(),
+    biased=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_norm(kernels, dtype, rows, width, layer, biased, seed):
+    x = random(rows, width, dtype=dtype, seed=seed) * 3
+    bias = random(width, dtype=dtype, seed=2) if biased else None
+    spec = NormSpec(random(width, dtype=dtype, seed=1), 1e-5, "layer" if layer else "rms", bias, offset=0.5)
+    y = x.double() - (x.double().mean(-1, keepdim=True) if layer else 0)
+    y = y / torch.sqrt((y * y).mean(-1, keepdim=True) + 1e-5) * (spec.weight.double() + 0.5)
+    got = kernels.norm(x, spec)
+    close(got, y + (bias.double() if biased else 0))
+    assert torch.equal(kernels.norm(x[-1:], spec), got[-1:])
+
+
+def test_norm_of_other_shapes_and_types(kernels):
+    spec = NormSpec(random(48, seed=1), 1e-6)
+    x = random(3, 5, 48, dtype=torch.bfloat16)
+    close(kernels.norm(x, spec), REFERENCE.norm(x, spec))
+    wide = random(7, 100)
+    close(kernels.norm(wide[:, 10:58], spec), REFERENCE.norm(wide[:, 10:58], spec))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("act", ACTS)
+def test_activation(kernels, dtype, act):
+    x = torch.cat([random(9, 134), torch.linspace(-100, 100, 134)[None], torch.zeros(1, 134)]).to(dtype) * 3
+    got = kernels.activate(x, act)
+    close(got, REFERENCE.activate(x.double().float(), act))
+    assert torch.equal(torch.cat([kernels.activate(row[None], act) for row in x]), got)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 77), (50, 1025)])
+@pytest.mark.parametrize("scale", [1.0, -0.37])
+def test_add(kernels, dtype, shape, scale):
+    x, y = random(*shape, dtype=dtype), random(*shape, dtype=dtype, seed=1)
+    close(kernels.add(x, y, scale), x.double() + scale * y.double())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scale", [1.0, 8.0])
+def test_embed(kernels, dtype, scale):
+    table, ids = random(31, 70, dtype=dtype), torch.tensor([30, 0, 5, 5])
+    assert torch.equal(kernels.embed(table, ids, scale), REFERENCE.embed(table, ids, scale))
+    with pytest.raises(ValueError, match="out of range"):
+        kernels.embed(table, torch.tensor([31]))
+
+
+@pytest.mark.parametrize("width", [1, 15, 1000])
+def test_argmax_takes_the_first_of_equals(kernels, width):
+    logits = random(5, width).round()
+    assert kernels.argmax(logits).tolist() == [row.tolist().index(max(row.tolist())) for row in logits]
+    assert kernels.argmax(torch.full((2, width), float("-inf"))).tolist() == [0, 0]
+
+
+def test_counters_tell_calls_from_fallbacks(kernels):
+    kernels.add(random(2, 3), random(2, 3))
+    kernels.add(random(2, 3), random(1, 3))
+    kernels.activate(random(2, 4).half(), "silu")
+    assert kernels.counters()["add"]["fallbacks"] == 1
+    assert kernels.counters()["activate"]["fallbacks"] == 1
