@@ -1,0 +1,146 @@
+"""`tokenmill generate`: continue one prompt. Owns: where the prompt comes from and how the text goes out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from tokenmill.cli.flags import MODEL, engine_flags, flag, settle, with_flags
+from tokenmill.cli.loading import load
+from tokenmill.core.errors import EngineDeadError, ParameterError, SequenceError
+
+if TYPE_CHECKING:
+    from tokenmill.core.request import RequestOutput
+    from tokenmill.engine.async_llm import AsyncLLM
+
+DEFAULT_TOKENS = 256
+
+
+SAMPLING = {
+    "max_tokens": flag("max_tokens", int, f"Most tokens to generate (default: {DEFAULT_TOKENS})."),
+    "temperature": flag("temperature", float, "0: always the likeliest token."),
+    "top_p": flag("top_p", float, "Sample from the likeliest tokens that sum up to this."),
+    "top_k": flag("top_k", int, "Sample from this many tokens (0: all)."),
+    "min_p": flag("min_p", float, "Leave out tokens below this share of the likeliest."),
+    "repetition_penalty": flag("repetition_penalty", float, "Above 1: repeat less."),
+    "n": flag("n", int, "How many continuations."),
+    "stop": flag("stop", list[str], "End at this text (may be repeated)."),
+    "ignore_eos": flag("ignore_eos", bool, "Go on at the end of text."),
+}
+
+
+@engine_flags
+@with_flags("sampling", SAMPLING)
+def generate(
+    model: str = MODEL,
+    prompt: str = typer.Option(None, "--prompt", "-p", help="The text to continue; `-` reads standard input."),
+    prompt_file: Path = typer.Option(None, "--prompt-file", help="Read the prompt from this file."),
+    stream: bool = typer.Option(None, "--stream/--no-stream", help="Print as it comes (default: on a terminal)."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object with ids, reasons and timings."),
+    *,
+    sampling: dict[str, Any],
+    options: dict[str, Any],
+) -> None:
+    """Continue a prompt and print the text. What is not given comes from the model's own defaults."""
+    config, keywords = settle(model, options)
+    text = _read_prompt(prompt, prompt_file)
+    given = {"max_tokens": DEFAULT_TOKENS, "seed": options.get("seed"), **sampling}
+    _check(given)
+    live = not as_json and given.get("n", 1) == 1 and (sys.stdout.isatty() if stream is None else stream)
+    llm, seconds = load(keywords)
+    try:
+        output = asyncio.run(_run(llm, text, given, live))
+    finally:
+        llm.close()
+    if as_json:
+        print(json.dumps({"model": config.model.model, **report(output, seconds)}, ensure_ascii=False))
+    elif not live:
+        print("\n\n".join(out.text for out in output.outputs))
+
+
+def _read_prompt(prompt: str | None, file: Path | None) -> str:
+    if (prompt is None) == (file is None):
+        raise ParameterError("Give the prompt with --prompt TEXT, --prompt - (standard input) or --prompt-file FILE.")
+    if file is None:
+        assert prompt is not None
+        return sys.stdin.read() if prompt == "-" else prompt
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError(f"--prompt-file {file} cannot be read: {error}.") from error
+
+
+def _check(given: dict[str, Any]) -> None:
+    """Refuse bad sampling parameters before the model loads."""
+    from tokenmill.core.request import SamplingParams
+
+    SamplingParams(**given)
+
+
+async def _run(llm: AsyncLLM, prompt: str, given: dict[str, Any], live: bool) -> RequestOutput:
+    """The finished output; with `live`, its text goes to the terminal on the way."""
+    from tokenmill.core.request import SamplingParams
+    from tokenmill.engine.prompts import default_params
+
+    defaults = default_params(llm.service.built.generation)
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    params = SamplingParams(**{**{name: getattr(defaults, name) for name in names}, **given})
+    shown, output = 0, None
+    async for output in llm.generate(prompt, params):
+        if live and output.outputs:
+            text = output.outputs[0].text
+            sys.stdout.write(text[shown:])
+            sys.stdout.flush()
+            shown = len(text)
+    if live:
+        sys.stdout.write("\n")
+    assert output is not None
+    check_output(llm, output)
+    return output
+
+
+def check_output(llm: AsyncLLM, output: RequestOutput) -> None:
+    """Raise what ended an output badly."""
+    for out in output.outputs:
+        if out.finish_reason == "error":
+            if llm.service.dead is not None:
+                raise EngineDeadError(llm.service.dead)
+            raise SequenceError(str(out.stop_reason))
+
+
+def report(output: RequestOutput, load_seconds: float) -> dict[str, Any]:
+    """What --json prints of one request."""
+    first, metrics = output.outputs[0], output.metrics
+    count = sum(len(out.token_ids) for out in output.outputs)
+    timings: dict[str, float | None] = {"load_s": round(load_seconds, 3), "ttft_ms": None, "total_ms": None}
+    if metrics is not None and metrics.first_token is not None and metrics.last_token is not None:
+        total = metrics.last_token - metrics.arrival
+        timings["ttft_ms"] = round(1000 * (metrics.first_token - metrics.arrival), 3)
+        timings["total_ms"] = round(1000 * total, 3)
+        timings["output_tokens_per_s"] = round(count / total, 3)
+    return {
+        "prompt": output.prompt,
+        "text": first.text,
+        "token_ids": first.token_ids,
+        "finish_reason": first.finish_reason,
+        "stop_reason": first.stop_reason,
+        "outputs": [
+            {
+                "index": out.index,
+                "text": out.text,
+                "token_ids": out.token_ids,
+                "finish_reason": out.finish_reason,
+                "stop_reason": out.stop_reason,
+            }
+            for out in output.outputs
+        ],
+        "prompt_tokens": len(output.prompt_token_ids),
+        "cached_tokens": output.num_cached_tokens,
+        "output_tokens": count,
+        "timings": timings,
+    }

@@ -1,0 +1,27 @@
+"""The command `tokenmill`. Owns: the list of verbs. Must not know: torch (a verb imports it when it runs)."""
+
+from __future__ import annotations
+
+import typer
+
+from tokenmill.cli import bench, chat, doctor, generate
+from tokenmill.cli.errors import told
+from tokenmill.core.config import calm_threads
+
+app = typer.Typer(
+    name="tokenmill",
+    help="An LLM inference engine you can read. `tokenmill VERB --help` lists the flags of a verb.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command("generate")(told(generate.generate))
+app.command("chat")(told(chat.chat))
+app.command("doctor")(told(doctor.doctor))
+app.add_typer(bench.app, name="bench")
+
+
+def main() -> None:
+    """Run the command line; ends by SystemExit."""
+    calm_threads()
+    app()

@@ -1,0 +1,56 @@
+"""What a person types. Owns: one message at a time from a terminal (several lines, if wanted) or from a pipe.
+
+Uses prompt_toolkit where it is installed, else the standard library. Must not know: conversations, engines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+
+QUOTES = '"""'
+FIRST, NEXT = "> ", "… "
+
+
+def messages() -> Iterator[str]:
+    """Messages until the end of input; from a pipe each line is one. Ctrl-C abandons what is being typed."""
+    if not sys.stdin.isatty():
+        for line in sys.stdin:
+            yield line.rstrip("\n")
+        return
+    ask = _asker()
+    while True:
+        try:
+            yield read_message(ask)
+        except KeyboardInterrupt:
+            print("\n(Ctrl-D or /exit leaves)", file=sys.stderr)
+        except EOFError:
+            return
+
+
+def read_message(ask: Callable[[str], str]) -> str:
+    """One message: a line, lines joined by a backslash at the end, or a block between lines of three quotes."""
+    line = ask(FIRST)
+    if line.strip() == QUOTES:
+        lines: list[str] = []
+        while (line := ask(NEXT)).strip() != QUOTES:
+            lines.append(line)
+        return "\n".join(lines)
+    lines = []
+    while line.endswith("\\"):
+        lines.append(line[:-1])
+        line = ask(NEXT)
+    return "\n".join([*lines, line])
+
+
+def _asker() -> Callable[[str], str]:
+    try:
+        session = importlib.import_module("prompt_toolkit").PromptSession()
+    except ImportError:
+        with contextlib.suppress(ImportError):  # gives input() a history and line editing
+            importlib.import_module("readline")
+        return input
+    ask: Callable[[str], str] = session.prompt
+    return ask

@@ -1,0 +1,238 @@
+"""`bench throughput`. Owns: running workloads on an engine in this process, and the fields of the result.
+
+All requests arrive at 0, so the time to the first token counts queueing. Decoding is greedy and the end of text is
+ignored: every request gives exactly the tokens that it asks for. Start-up and warm-up are not in `seconds`.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tokenmill import __version__
+from tokenmill.core.errors import ParameterError, TokenmillError
+from tokenmill.core.request import Request, SamplingParams
+from tokenmill.device.memory import describe, peak_bytes
+from tokenmill.engine.llm import LLM
+from tokenmill.measure.ceilings import ceilings
+from tokenmill.measure.stats import summary_ms
+from tokenmill.measure.workloads import Job, Workload
+
+WARM_TOKENS = 4
+_COUNTED = ("steps", "prompt_tokens", "cached_tokens", "preemptions", "drafted", "accepted")
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class Progress(Protocol):
+    """Is told how far a benchmark is."""
+
+    def start(self, name: str, total: int) -> None: ...
+    def advance(self) -> None: ...
+
+
+class Silent:
+    """The null progress."""
+
+    def start(self, name: str, total: int) -> None:
+        """Nobody looks."""
+
+    def advance(self) -> None:
+        """Nobody looks."""
+
+
+@dataclass(slots=True)
+class Trace:
+    """When one request's tokens came, in seconds since all were submitted: (time, how many)."""
+
+    marks: list[tuple[float, int]] = field(default_factory=list)
+    end: float = 0.0
+
+    @property
+    def count(self) -> int:
+        """Tokens in all."""
+        return sum(n for _, n in self.marks)
+
+
+def measure(
+    options: Mapping[str, Any],
+    workloads: Sequence[Workload],
+    *,
+    detokenize: bool = True,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Run each workload on one engine made from `options` (keywords of LLM); -> the result, best run on top."""
+    progress = progress or Silent()
+    progress.start("loading", 1)
+    started = time.perf_counter()
+    llm = LLM(**options)
+    try:
+        startup = time.perf_counter() - started
+        facts = llm.built.facts
+        detokenize = detokenize and llm.built.tokenizer is not None
+        every = [_jobs(llm, workload) for workload in workloads]
+        runs = []
+        for workload, jobs in zip(workloads, every, strict=True):
+            progress.start("warming up", 1)
+            _drive(llm, _warm(llm, jobs), detokenize, Silent())
+            llm.reset_prefix_cache()
+            progress.start(workload.name, len(jobs))
+            runs.append({"workload": workload.name, **_run(llm, jobs, detokenize, progress)})
+        notes: list[str] = []
+        memory = _peak_memory(llm, notes)  # before the ceilings: to measure them takes memory too
+        _compare(runs, llm, notes)
+        best = max(runs, key=lambda run: run["output_tokens_per_s"])
+        head = {
+            "tokenmill": __version__,
+            "model": llm.built.config.model.model,
+            "device": facts.device,
+            "device_name": describe(facts.device),
+            "dtype": facts.dtype,
+            "weight_bytes": facts.weight_bytes,
+            "options": {k: v for k, v in options.items() if k != "model"},
+            "detokenize": detokenize,
+        }
+        return {
+            **head,
+            "startup_s": round(startup, 4),
+            **best,
+            "peak_memory_bytes": memory,
+            "notes": notes + facts.reasons,
+            "runs": runs,
+        }
+    finally:
+        llm.close()
+
+
+def _jobs(llm: LLM, workload: Workload) -> list[Job]:
+    """The requests of a workload, checked to fit this engine."""
+    tokenizer, facts = llm.built.tokenizer, llm.built.facts
+    jobs = workload.jobs(None if tokenizer is None else tokenizer.encode, facts.vocab_size)
+    for number, (ids, count) in enumerate(jobs, 1):
+        if len(ids) + count > facts.max_model_len:
+            raise ParameterError(
+                f"{workload.name}, request {number}: {len(ids)} prompt and {count} output tokens exceed the context "
+                f"of {facts.max_model_len}."
+            )
+    return jobs
+
+
+def _warm(llm: LLM, jobs: list[Job]) -> list[Job]:
+    """As many rows as the workload will run, in one step's worth of prompt tokens, and a few tokens each."""
+    rows = min(len(jobs), llm.built.config.schedule.max_num_seqs)
+    share = max(1, llm.built.facts.max_step_tokens // rows)
+    return [(ids[:share], min(count, WARM_TOKENS)) for ids, count in jobs[:rows]]
+
+
+def _run(llm: LLM, jobs: list[Job], detokenize: bool, progress: Progress) -> dict[str, Any]:
+    """One timed run and its figures."""
+    before, calls = _counters(llm), _calls(llm)
+    gc.collect()
+    traces = _drive(llm, jobs, detokenize, progress)
+    counted = {name: value - before[name] for name, value in _counters(llm).items()}
+    kernels = {name: _difference(now, calls.get(name, {})) for name, now in _calls(llm).items()}
+    seconds = max(trace.end for trace in traces)
+    prompts, outputs = sum(len(ids) for ids, _ in jobs), sum(count for _, count in jobs)
+    return {
+        "requests": len(jobs),
+        "prompt_tokens": prompts,
+        "output_tokens": outputs,
+        "seconds": round(seconds, 6),
+        "output_tokens_per_s": round(outputs / seconds, 4),
+        "total_tokens_per_s": round((prompts + outputs) / seconds, 4),
+        **_latencies(traces),
+        "mbu": None,
+        "mfu": None,
+        "steps": counted["steps"],
+        "computed_prompt_tokens": counted["prompt_tokens"],
+        **{name: counted[name] for name in _COUNTED[2:]},
+        "kernels": {name: n for name, n in kernels.items() if n["calls"]},
+    }
+
+
+def _drive(llm: LLM, jobs: list[Job], detokenize: bool, progress: Progress) -> list[Trace]:
+    """Submit all, step until all have ended; -> one trace per job."""
+    engine, processor = llm.engine, llm.processor
+    requests = [_request(number, ids, count, detokenize) for number, (ids, count) in enumerate(jobs)]
+    traces = {request.id: Trace() for request in requests}
+    left = len(requests)
+    start = time.perf_counter()
+    for request in requests:
+        processor.add(request)
+        engine.add(request)
+    while left:
+        deltas = processor.process(engine.step())
+        now = time.perf_counter() - start
+        for delta in deltas:
+            trace = traces[delta.request_id]
+            if delta.token_ids:
+                trace.marks.append((now, len(delta.token_ids)))
+            if delta.finish_reason is not None:
+                if delta.error is not None:
+                    raise TokenmillError(f"Request {int(delta.request_id) + 1} failed: {delta.error}")
+                trace.end = now
+                processor.drop(delta.request_id)
+                progress.advance()
+                left -= 1
+    while engine.has_work:
+        engine.step()
+    for (_, count), trace in zip(jobs, traces.values(), strict=True):
+        assert trace.count == count, f"a request of {count} tokens gave {trace.count}"
+    return list(traces.values())
+
+
+def _request(number: int, ids: list[int], count: int, detokenize: bool) -> Request:
+    params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=detokenize)
+    return Request(id=str(number), prompt_ids=ids, params=params)
+
+
+def _latencies(traces: list[Trace]) -> dict[str, dict[str, float | None]]:
+    """Per request: first token, time per later token, whole; and the gaps between tokens that arrived apart."""
+    firsts = [trace.marks[0][0] for trace in traces]
+    long = [trace for trace in traces if trace.count > 1]
+    gaps = [b[0] - a[0] for trace in traces for a, b in zip(trace.marks, trace.marks[1:], strict=False)]
+    return {
+        "ttft_ms": summary_ms(firsts),
+        "tpot_ms": summary_ms([(trace.end - trace.marks[0][0]) / (trace.count - 1) for trace in long]),
+        "itl_ms": summary_ms(gaps),
+        "e2e_ms": summary_ms([trace.end for trace in traces]),
+    }
+
+
+def _counters(llm: LLM) -> dict[str, int]:
+    counters = llm.engine.scheduler.counters
+    return {name: getattr(counters, name) for name in _COUNTED}
+
+
+def _calls(llm: LLM) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = llm.engine.executor.control({"what": "counters"})["kernels"]
+    return {name: dict(counts) for name, counts in found.items()}
+
+
+def _difference(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
+    return {key: value - before.get(key, 0) for key, value in now.items()}
+
+
+def _peak_memory(llm: LLM, notes: list[str]) -> int | None:
+    if llm.built.config.execute.executor == "inprocess":
+        return peak_bytes(llm.built.facts.device)
+    notes.append("peak_memory_bytes is null: the model runs in a process of its own")
+    return None
+
+
+def _compare(runs: list[dict[str, Any]], llm: LLM, notes: list[str]) -> None:
+    """Fill in mbu and mfu, the shares of what the hardware could do; say what they leave out."""
+    facts = llm.built.facts
+    limits = ceilings(facts.device, facts.dtype)
+    notes += limits.notes
+    for run in runs:
+        read = run["steps"] * facts.weight_bytes / run["seconds"]
+        flops = (run["computed_prompt_tokens"] + run["output_tokens"]) * facts.flops_per_token / run["seconds"]
+        run["mbu"] = round(read / limits.bytes_per_s, 4) if limits.bytes_per_s else None
+        run["mfu"] = round(flops / limits.flops_per_s, 4) if limits.flops_per_s else None
+    notes.append("mbu counts the weights once per step and no K/V; mfu counts matrix products and no attention")
+    touched = facts.flops_per_token / 2 * _ITEM_BYTES[facts.dtype]
+    if llm.built.config.model.quantization is None and touched < 0.9 * facts.weight_bytes:
+        notes.append("mbu counts all experts in every step, though small batches read only some of them")

@@ -1,0 +1,102 @@
+"""What a benchmark asks for. Owns: reading workload files, and making up uniform workloads.
+
+Must not know: engines, tensors. A file is checked whole before any model loads; errors name the line.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from tokenmill.core.errors import ParameterError
+
+MAX_LINE_BYTES = 64 << 20
+Encode = Callable[[str], list[int]]
+Job = tuple[list[int], int]
+"""Prompt token ids, and how many tokens to generate."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileWorkload:
+    """The lines of a file; prompts are token ids or text."""
+
+    name: str
+    lines: list[tuple[list[int] | str, int]]
+
+    def jobs(self, encode: Encode | None, vocab_size: int) -> list[Job]:
+        """Text becomes token ids; `encode` is None without a tokenizer."""
+        found = []
+        for number, (prompt, count) in enumerate(self.lines, 1):
+            if isinstance(prompt, str):
+                if encode is None:
+                    raise ParameterError(
+                        f"{self.name}, line {number}: text needs a tokenizer, and this model has none: "
+                        "give prompt_token_ids."
+                    )
+                prompt = encode(prompt)
+            found.append((prompt, count))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """`requests` prompts of `inputs` random tokens each, with `outputs` tokens to generate."""
+
+    requests: int
+    inputs: int
+    outputs: int
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        return f"{self.requests} x ({self.inputs} in, {self.outputs} out)"
+
+    def jobs(self, encode: Encode | None, vocab_size: int) -> list[Job]:
+        """The same seed gives the same prompts."""
+        source = random.Random(self.seed)
+        ids = [[source.randrange(vocab_size) for _ in range(self.inputs)] for _ in range(self.requests)]
+        return [(prompt, self.outputs) for prompt in ids]
+
+
+Workload = FileWorkload | Uniform
+
+
+def read(path: Path) -> FileWorkload:
+    """The workload in a file of JSON lines."""
+    lines: list[tuple[list[int] | str, int]] = []
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES), ""), 1):
+                if line.strip():
+                    lines.append(_line(f"{path}, line {number}", line))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError(f"--workload {path} cannot be read: {error}.") from error
+    if not lines:
+        raise ParameterError(f"--workload {path} is empty: it needs at least one request.")
+    return FileWorkload(path.name, lines)
+
+
+def _line(place: str, text: str) -> tuple[list[int] | str, int]:
+    try:
+        entry = json.loads(text)
+    except ValueError as error:
+        raise ParameterError(f"{place} is not JSON: {error}.") from error
+    if not isinstance(entry, dict):
+        raise ParameterError(f"{place} must be a JSON object.")
+    ids, prompt, count = entry.get("prompt_token_ids"), entry.get("prompt"), entry.get("max_tokens")
+    if not _is_count(count):
+        raise ParameterError(f"{place}: max_tokens must be a positive integer, got {count!r}.")
+    if isinstance(ids, list) and ids and all(_is_count(i) or i == 0 for i in ids):
+        return ids, count
+    if ids is None and isinstance(prompt, str) and prompt:
+        return prompt, count
+    raise ParameterError(f"{place} needs `prompt_token_ids` (a list of token ids) or `prompt` (text), not empty.")
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
