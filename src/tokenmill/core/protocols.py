@@ -197,8 +197,8 @@ class Weight(Protocol):
         ...
 
     def split(self, dim: int, part: int, parts: int) -> Self: ...
-    def settle(self, kernels: Kernels) -> None:
-        """No concatenating or splitting follows: take the form that the backend multiplies fastest."""
+    def settle(self, kernels: Kernels) -> Weight:
+        """No concatenating or splitting follows: -> the weight in the form that the backend multiplies fastest."""
         ...
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -257,6 +257,10 @@ class Kernels(Protocol):
 
     def pack_dense(self, weight: Tensor, bias: Tensor | None = None) -> Any | None:
         """The form in which `fused_linear` is fastest, with .rows(ids, dtype) and .bytes(); None: as it is."""
+        ...
+
+    def quantise(self, weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
+        """weight [N, K] -> q [N, K] int8 and scales [N, ceil(K / group)] float16, rounded to nearest (8 or 4 bits)."""
         ...
 
     def pack_grid(self, q: Tensor, scales: Tensor, bits: int, bias: Tensor | None = None) -> Any | None:

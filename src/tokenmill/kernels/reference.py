@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, KVView, NormSpec, RopeSpec, RouteSpec
 from tokenmill.core.protocols import Weight
-from tokenmill.kernels import paged, rows
+from tokenmill.kernels import grid, paged, rows
 
 
 class ReferenceKernels:
@@ -66,6 +66,10 @@ class ReferenceKernels:
         """Nothing: plain torch multiplies matrices as they are."""
         return None
 
+    def quantise(self, weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
+        """weight [N, K] -> q int8 and scales float16."""
+        return grid.quantise(weight, bits, group)
+
     def pack_grid(self, q: Tensor, scales: Tensor, bits: int, bias: Tensor | None = None) -> Any | None:
         """Plain torch multiplies integers as they are."""
         return None
@@ -73,7 +77,7 @@ class ReferenceKernels:
     def grid_linear(self, x: Tensor, q: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
         """x [T, K] @ (q * scales).T + bias; on a CPU with activations rounded to int8 in groups of 32."""
         self.count("grid_linear")
-        return rows.grid_linear(x, q, scales, bias)
+        return grid.grid_linear(x, q, scales, bias)
 
     def activate(self, x: Tensor, act: Act) -> Tensor:
         """x [T, D] -> [T, D], or [T, D / 2] for the gated kinds."""

@@ -34,36 +34,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return y[: x.shape[0], :columns]
 
 
-ACTIVATION_GROUP = 32
-
-
-def group_width(columns: int, groups: int) -> int:
-    """The smallest multiple of 32 that cuts `columns` into `groups`."""
-    least = math.ceil(columns / groups)
-    return math.ceil(least / ACTIVATION_GROUP) * ACTIVATION_GROUP
-
-
-def grid_linear(x: Tensor, q: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [T, K] @ (q [N, K] * scales [N, groups]).T + bias -> [T, N] in x's dtype.
-
-    On a CPU both sides are integers: a group's sum is exact in any order, and groups add up one after the other, so
-    rows are stable without padding. Elsewhere the weight is widened.
-    """
-    columns = q.shape[1]
-    group = group_width(columns, scales.shape[1])
-    if x.device.type != "cpu":
-        weight = (q.float() * scales.float().repeat_interleave(group, dim=1)[:, :columns]).to(x.dtype)
-        return F.linear(x, weight, bias)
-    y = torch.zeros(x.shape[0], q.shape[0])
-    for start in range(0, columns, ACTIVATION_GROUP):
-        part = x[:, start : start + ACTIVATION_GROUP].float()
-        top = part.abs().amax(-1, keepdim=True)
-        rounded = torch.where(top > 0, part * (127.0 / top), 0.0).round()
-        dots = rounded @ q[:, start : start + ACTIVATION_GROUP].float().T
-        y += dots * scales[:, start // group].float() * (top / 127.0)
-    return (y if bias is None else y + bias.float()).to(x.dtype)
-
-
 def batched(a: Tensor, b: Tensor) -> Tensor:
     """a [B, R, K] @ b [B, K, N] -> [B, R, N]: stable in how many products there are, and in the place of a row."""
     columns = b.shape[2]

@@ -16,7 +16,7 @@ from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import KVSpec, NormSpec, RopeSpec
 from tokenmill.core.protocols import Checkpoint, Group, Kernels, Weight
 from tokenmill.parallel.group import SoloGroup
-from tokenmill.quant.detect import WeightRequest, from_dense, load_weight
+from tokenmill.quant.detect import WeightRequest, from_dense, head_scheme, load_weight
 
 _IGNORABLE = re.compile(r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|masked_bias|attn\.bias|attention\.bias)$")
 """Buffers that old checkpoints carry and that are computed here."""
@@ -84,14 +84,25 @@ class Build:
         )
 
     def weight(
-        self, name: str, shape: tuple[int, int], *, bias: bool = False, transposed: bool = False, exact: bool = False
+        self,
+        name: str,
+        shape: tuple[int, int],
+        *,
+        bias: bool = False,
+        transposed: bool = False,
+        exact: bool = False,
+        head: bool = False,
     ) -> Weight:
-        """A matrix [out, in] in whatever format it is stored; exact: never quantised at load (embeddings, routers)."""
+        """A matrix [out, in] in whatever format it is stored.
+
+        exact: never quantised at load (embeddings, routers); head: in 8 bits at least, because its outliers matter.
+        """
         request = WeightRequest(self.path(name), shape, bias, transposed)
         if not exact:
             self.book.flops += 2.0 * shape[0] * shape[1]
         checked = _Checked(self.checkpoint, self.book.used)
-        return load_weight(checked, request, self.dtype, self.device, None if exact else self.quantization)
+        scheme = None if exact else head_scheme(self.quantization) if head else self.quantization
+        return load_weight(checked, request, self.dtype, self.device, scheme)
 
     def wrap(self, weight: Tensor, bias: Tensor | None = None) -> Weight:
         """A matrix [out, in] that a model took out of a larger tensor itself (fused experts)."""
@@ -100,7 +111,7 @@ class Build:
 
     def settled(self, weight: Weight) -> Weight:
         """A weight in its final form: every layer passes what it multiplies by through here."""
-        weight.settle(self.kernels)
+        weight = weight.settle(self.kernels)
         self.book.weight_bytes += weight.bytes()
         return weight
 

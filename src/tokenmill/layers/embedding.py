@@ -15,8 +15,9 @@ from tokenmill.quant.dense import DenseWeight
 class Embedding:
     """Token ids -> rows of the table, times a constant. Held whole on every rank."""
 
-    def __init__(self, b: Build, name: str, vocab: int, hidden: int, *, scale: float = 1.0) -> None:
-        self.weight = b.weight(name, (vocab, hidden), exact=True)
+    def __init__(self, b: Build, name: str, shape: tuple[int, int], *, scale: float = 1.0, tied: bool = False) -> None:
+        """shape (vocabulary, hidden); tied: the output head multiplies by the same matrix."""
+        self.weight = b.weight(name, shape, exact=not tied, head=tied)
         self.scale = scale
 
     def __call__(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:

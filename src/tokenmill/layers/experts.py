@@ -35,9 +35,7 @@ class Experts:
         self.group = b.group
         self.router = b.settled(router)
         self.route = route
-        self.weights = weights
-        for weight in (*weights[0], *weights[1]):
-            b.settled(weight)
+        self.weights = [b.settled(w) for w in weights[0]], [b.settled(w) for w in weights[1]]
         self.act: Act = act
         self.shared = shared
         self.wide_router = wide_router

@@ -60,7 +60,7 @@ class Decoder:
         width = ends.width or sizes.hidden
         self.embedding: Embedding | None = None
         if self.is_first or (self.is_last and sizes.tied):
-            self.embedding = Embedding(body, ends.embed, sizes.vocab, width, scale=ends.scale)
+            self.embedding = Embedding(body, ends.embed, (sizes.vocab, width), scale=ends.scale, tied=sizes.tied)
         self.before = ends.before(body) if ends.before is not None and self.is_first else None
         self.layers = [layer(body, i) for i in range(first, last)]
         self.softcap, self.logit_scale = ends.softcap, ends.logit_scale
@@ -71,6 +71,8 @@ class Decoder:
             self.norm = ends.norm(body) if ends.norm is not None else None
             self.after = ends.after(body) if ends.after is not None else None
             self.head = Head(b, self._head_weight(b, sizes, ends, width))
+            if sizes.tied and self.embedding is not None and not self.head.split:
+                self.embedding.weight = self.head.weight  # settled: the only form that is held
         self.spec = ModelSpec(
             vocab_size=sizes.vocab,
             max_positions=b.max_positions,
@@ -82,7 +84,7 @@ class Decoder:
 
     def _head_weight(self, b: Build, sizes: Sizes, ends: Ends, width: int) -> Weight:
         if not sizes.tied:
-            return b.weight(ends.head, (sizes.vocab, width), bias=ends.head_bias)
+            return b.weight(ends.head, (sizes.vocab, width), bias=ends.head_bias, head=True)
         assert self.embedding is not None
         b.book.flops += 2.0 * sizes.vocab * width
         b.book.used.add(b.path(f"{ends.head}.weight"))

@@ -46,8 +46,9 @@ class WeightBase:
         """Bytes held."""
         raise NotImplementedError
 
-    def settle(self, kernels: Kernels) -> None:
-        """No concatenating or splitting follows: take the form that the backend multiplies fastest."""
+    def settle(self, kernels: Kernels) -> Weight:
+        """No concatenating or splitting follows: -> the weight in the form that the backend multiplies fastest."""
+        return self
 
     def join(self, others: list[Self]) -> Self | None:
         """[self; others] as one weight of this format, or None if that cannot be."""
@@ -111,10 +112,10 @@ class MixedWeight(WeightBase):
         """Each part's columns side by side."""
         return torch.cat([part.matmul(x, ctx) for part in self.parts], dim=-1)
 
-    def settle(self, kernels: Kernels) -> None:
+    def settle(self, kernels: Kernels) -> Weight:
         """Each part by itself."""
-        for part in self.parts:
-            part.settle(kernels)
+        self.parts = [part.settle(kernels) for part in self.parts]
+        return self
 
     def concat(self, others: list[Weight]) -> Weight:
         """A longer mixture."""

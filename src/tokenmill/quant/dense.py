@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.forward import Act, ForwardContext, NormSpec
-from tokenmill.core.protocols import Kernels
+from tokenmill.core.protocols import Kernels, Weight
 from tokenmill.quant.base import WeightBase
 
 
@@ -25,12 +25,13 @@ class DenseWeight(WeightBase):
         self.dtype = weight.dtype
         self.shape = (weight.shape[0], weight.shape[1])
 
-    def settle(self, kernels: Kernels) -> None:
+    def settle(self, kernels: Kernels) -> Weight:
         """Keep the packed form instead, where the backend has one."""
         if self.table is not None:
             self.packed = kernels.pack_dense(self.table, self.bias)
             if self.packed is not None:
                 self.table = None
+        return self
 
     def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
         """x [T, in] -> [T, out]."""

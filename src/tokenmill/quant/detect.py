@@ -14,9 +14,10 @@ from torch import Tensor
 from tokenmill.core.errors import ModelError
 from tokenmill.core.protocols import Checkpoint, Weight
 from tokenmill.quant.dense import DenseWeight
-from tokenmill.quant.grid import quantised
+from tokenmill.quant.grid import Unrounded
 
-AT_LOAD = ("int8", "int4")
+AT_LOAD = {"int8": 8, "int4": 4}
+"""Schemes of --quantization: bits of a weight, in groups of 32 with float16 scales."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,4 +62,9 @@ def from_dense(weight: Tensor, bias: Tensor | None, quantization: str | None) ->
         return DenseWeight(weight, bias)
     if quantization not in AT_LOAD:
         raise ModelError(f"Quantising at load to {quantization!r} is not supported; use {' or '.join(AT_LOAD)}.")
-    return quantised(weight, bias, quantization)
+    return Unrounded(weight, bias, AT_LOAD[quantization])
+
+
+def head_scheme(quantization: str | None) -> str | None:
+    """What the output head is quantised to when the other weights are quantised to `quantization`."""
+    return "int8" if quantization == "int4" else quantization

@@ -1,4 +1,4 @@
-"""Integer weights with one float16 scale per group of a row: int8 and int4. Owns: rounding to them, and the format.
+"""Integer weights with one float16 scale per group of a row: int8 and int4. Owns: the two formats, rounded or to be.
 
     weight[n, k] ~ q[n, k] * scale[n, k // group]         int8: -127..127     int4: -8..7
 Must not know: checkpoints, layers, instruction sets. After settling, only the backend's packed form is held.
@@ -13,12 +13,10 @@ from torch import Tensor
 
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import Act, ForwardContext, NormSpec
-from tokenmill.core.protocols import Kernels
-from tokenmill.kernels.rows import group_width
+from tokenmill.core.protocols import Kernels, Weight
+from tokenmill.kernels.grid import widen
 from tokenmill.quant.base import WeightBase
-
-LOWEST = {8: -127, 4: -8}
-HIGHEST = {8: 127, 4: 7}
+from tokenmill.quant.dense import DenseWeight
 
 
 class GridWeight(WeightBase):
@@ -34,12 +32,13 @@ class GridWeight(WeightBase):
         self.packed: Any = None
         self.shape = (q.shape[0], q.shape[1])
 
-    def settle(self, kernels: Kernels) -> None:
+    def settle(self, kernels: Kernels) -> Weight:
         """Keep the packed form instead, where the backend has one."""
         if self.q is not None and self.scales is not None:
             self.packed = kernels.pack_grid(self.q, self.scales, self.bits, self.bias)
             if self.packed is not None:
                 self.q = self.scales = None
+        return self
 
     def matmul(
         self,
@@ -116,29 +115,32 @@ class GridWeight(WeightBase):
         return type(self)(q, scales, bits=self.bits, group=self.group, dtype=self.dtype, bias=bias)
 
 
-def quantise(weight: Tensor, bits: int, group: int = 32) -> tuple[Tensor, Tensor]:
-    """weight [out, in] -> q int8 and scales float16, rounded to nearest.
+class Unrounded(DenseWeight):
+    """A dense matrix that is rounded when it settles: joined and split before, so that groups never straddle a part."""
 
-    int8 scales by the largest magnitude; int4 lets the entry of largest magnitude become exactly -8, so that the
-    longer side of the range is used.
-    """
-    rows, columns = weight.shape
-    wide = torch.nn.functional.pad(weight.float(), (0, -columns % group)).view(rows, -1, group)
-    top = wide.gather(-1, wide.abs().argmax(-1, keepdim=True))
-    scales = (top.abs() / 127.0 if bits == 8 else top / -8.0).half()
-    steps = scales.float()
-    q = torch.where(steps != 0, wide / steps, 0.0).round_().clamp_(LOWEST[bits], HIGHEST[bits]).to(torch.int8)
-    return q.view(rows, -1)[:, :columns].contiguous(), scales[..., 0]
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, bits: int = 8, group: int = 32) -> None:
+        super().__init__(weight, bias)
+        self.bits, self.group = bits, group
 
+    def settle(self, kernels: Kernels) -> Weight:
+        """The rounded weight, in the backend's form."""
+        q, scales = kernels.quantise(self.dense(), self.bits, self.group)
+        self.table = None
+        grid = GridWeight(q, scales, bits=self.bits, group=self.group, dtype=self.dtype, bias=self.bias)
+        return grid.settle(kernels)
 
-def widen(q: Tensor, scales: Tensor) -> Tensor:
-    """The float32 values [n, in] of a grid."""
-    wide = scales.float().repeat_interleave(group_width(q.shape[1], scales.shape[1]), dim=1)
-    return q.float() * wide[:, : q.shape[1]]
+    def join(self, others: list[Self]) -> Self | None:
+        """One matrix, if all are to be rounded alike."""
+        joined = super().join(others) if all(o.bits == self.bits and o.group == self.group for o in others) else None
+        return None if joined is None else self._like(joined)
 
+    def take(self, index: Tensor) -> Self:
+        """Rows in the order of index."""
+        return self._like(super().take(index))
 
-def quantised(weight: Tensor, bias: Tensor | None, scheme: str) -> GridWeight:
-    """A dense matrix as `--quantization` asks: int8 or int4, groups of 32."""
-    bits = {"int8": 8, "int4": 4}[scheme]
-    q, scales = quantise(weight, bits)
-    return GridWeight(q, scales, bits=bits, group=32, dtype=weight.dtype, bias=bias)
+    def split(self, dim: int, part: int, parts: int) -> Self:
+        """An equal part along out (0) or in (1)."""
+        return self if parts == 1 else self._like(super().split(dim, part, parts))
+
+    def _like(self, weight: DenseWeight) -> Self:
+        return type(self)(weight.dense(), weight.bias, self.bits, self.group)

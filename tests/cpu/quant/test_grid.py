@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tokenmill.core.errors import ModelError
 from tokenmill.kernels import ReferenceKernels, make_kernels
-from tokenmill.quant.grid import GridWeight, quantise, quantised, widen
+from tokenmill.kernels.grid import quantise, widen
+from tokenmill.quant.grid import GridWeight, Unrounded
 from tokenmill.testing.tiny import make_tiny
 
 
@@ -50,10 +51,15 @@ def test_reference_rows_do_not_see_each_other() -> None:
         assert torch.equal(ReferenceKernels().grid_linear(x[row : row + 1], q, scales)[0], whole[row])
 
 
+def grid(weight: torch.Tensor, bias: torch.Tensor | None = None) -> GridWeight:
+    q, scales = quantise(weight, 4)
+    return GridWeight(q, scales, bits=4, group=32, dtype=weight.dtype, bias=bias)
+
+
 def test_join_split_take() -> None:
     torch.manual_seed(2)
     a, b = torch.randn(6, 128), torch.randn(4, 128)
-    one, two = quantised(a, None, "int4"), quantised(b, torch.ones(4), "int4")
+    one, two = grid(a), grid(b, torch.ones(4))
     joined = one.concat([two])
     assert isinstance(joined, GridWeight) and joined.shape == (10, 128)
     assert torch.equal(joined.dense(), torch.cat([one.dense(), two.dense()]))
@@ -62,6 +68,18 @@ def test_join_split_take() -> None:
     assert torch.equal(joined.take(torch.tensor([3, 1])).dense(), joined.dense()[[3, 1]])
     with pytest.raises(ModelError, match="Groups of 32"):
         joined.split(1, 1, 8)
+
+
+@pytest.mark.parametrize("backend", [ReferenceKernels(), make_kernels("cpu")], ids=["reference", "native"])
+def test_rounded_when_settled(backend: ReferenceKernels) -> None:
+    torch.manual_seed(3)
+    a, b = torch.randn(64, 64), torch.randn(64, 64)
+    joined = Unrounded(a, None, 4).concat([Unrounded(b, None, 4)])
+    assert torch.equal(joined.dense(), torch.cat([a, b]))
+    settled = joined.settle(backend)
+    want = grid(torch.cat([a, b])).dense()
+    assert isinstance(settled, GridWeight) and torch.equal(settled.dense(), want)
+    assert settled.bytes() < 128 * 64  # 4.5 bits a weight, not 32
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int4"])

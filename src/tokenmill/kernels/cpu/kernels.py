@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tokenmill import _native
 from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, GroupPlan, NormSpec
-from tokenmill.kernels.cpu.packed import TYPES, PackedMatrix, pack_dense, pack_quantised
+from tokenmill.kernels.cpu.packed import TYPES, PackedMatrix, pack_dense, pack_quantised, quantise
 from tokenmill.kernels.reference import ReferenceKernels
 
 ACTS: dict[str | None, int] = {
@@ -111,6 +111,12 @@ class CpuKernels(ReferenceKernels):
         if weight.dtype not in TYPES or weight.device.type != "cpu" or 0 in weight.shape:
             return None
         return pack_dense(weight, None if bias is None else bias.to(weight.dtype))
+
+    def quantise(self, weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
+        """weight [N, K] -> q int8 and scales float16."""
+        if weight.dtype not in TYPES or weight.device.type != "cpu":
+            return super().quantise(weight, bits, group)
+        return quantise(weight, "int8" if bits == 8 else "int4", group)
 
     def pack_grid(self, q: Tensor, scales: Tensor, bits: int, bias: Tensor | None = None) -> PackedMatrix | None:
         """int8 or int4 weights; None: these groups have no native layout."""

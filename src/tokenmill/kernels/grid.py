@@ -1,0 +1,65 @@
+"""Integer weights in plain torch. Owns: rounding a matrix to int8 or int4 with float16 scales, and its product.
+
+    weight[n, k] ~ q[n, k] * scale[n, k // group]         int8: -127..127     int4: -8..7
+Must not know: weights as objects, layers, files.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LOWEST = {8: -127, 4: -8}
+HIGHEST = {8: 127, 4: 7}
+ACTIVATION_GROUP = 32
+
+
+def group_width(columns: int, groups: int) -> int:
+    """The smallest multiple of 32 that cuts `columns` into `groups`."""
+    least = math.ceil(columns / groups)
+    return math.ceil(least / ACTIVATION_GROUP) * ACTIVATION_GROUP
+
+
+def grid_linear(x: Tensor, q: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [T, K] @ (q [N, K] * scales [N, groups]).T + bias -> [T, N] in x's dtype.
+
+    On a CPU both sides are integers: a group's sum is exact in any order, and groups add up one after the other, so
+    rows are stable without padding. Elsewhere the weight is widened.
+    """
+    columns = q.shape[1]
+    group = group_width(columns, scales.shape[1])
+    if x.device.type != "cpu":
+        weight = (q.float() * scales.float().repeat_interleave(group, dim=1)[:, :columns]).to(x.dtype)
+        return F.linear(x, weight, bias)
+    y = torch.zeros(x.shape[0], q.shape[0])
+    for start in range(0, columns, ACTIVATION_GROUP):
+        part = x[:, start : start + ACTIVATION_GROUP].float()
+        top = part.abs().amax(-1, keepdim=True)
+        rounded = torch.where(top > 0, part * (127.0 / top), 0.0).round()
+        dots = rounded @ q[:, start : start + ACTIVATION_GROUP].float().T
+        y += dots * scales[:, start // group].float() * (top / 127.0)
+    return (y if bias is None else y + bias.float()).to(x.dtype)
+
+
+def quantise(weight: Tensor, bits: int, group: int = 32) -> tuple[Tensor, Tensor]:
+    """weight [out, in] -> q int8 and scales float16, rounded to nearest.
+
+    int8 scales by the largest magnitude; int4 lets the entry of largest magnitude become exactly -8, so that the
+    longer side of the range is used.
+    """
+    rows, columns = weight.shape
+    wide = torch.nn.functional.pad(weight.float(), (0, -columns % group)).view(rows, -1, group)
+    top = wide.gather(-1, wide.abs().argmax(-1, keepdim=True))
+    scales = (top.abs() / 127.0 if bits == 8 else top / -8.0).half()
+    steps = scales.float()
+    q = torch.where(steps != 0, wide / steps, 0.0).round_().clamp_(LOWEST[bits], HIGHEST[bits]).to(torch.int8)
+    return q.view(rows, -1)[:, :columns].contiguous(), scales[..., 0]
+
+
+def widen(q: Tensor, scales: Tensor) -> Tensor:
+    """The float32 values [n, in] of a grid."""
+    wide = scales.float().repeat_interleave(group_width(q.shape[1], scales.shape[1]), dim=1)
+    return q.float() * wide[:, : q.shape[1]]
