@@ -1,0 +1,141 @@
+"""Flags grow from the option fields, and arrive as they were typed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tokenmill.cli.flags import MODEL, engine_flags, settle, spelling
+from tokenmill.core import config
+from tokenmill.core.errors import ParameterError, UserError
+
+SOURCE = Path(__file__).parents[3] / "src"
+
+
+def command(seen: list[Any]) -> typer.Typer:
+    """An application with one verb that notes what reaches it."""
+    app = typer.Typer(add_completion=False)
+
+    @app.command()
+    @engine_flags
+    def verb(model: str = MODEL, depth_first: bool = typer.Option(False), *, options: dict[str, Any]) -> None:
+        seen.append((model, depth_first, options))
+
+    return app
+
+
+def run(*arguments: str) -> tuple[int, list[Any], str]:
+    seen: list[Any] = []
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(command(seen), list(arguments))
+    return result.exit_code, seen, result.output
+
+
+def test_nothing_typed_nothing_given() -> None:
+    assert run()[1] == [(None, False, {})]
+
+
+def test_each_option_has_a_flag_that_reaches_the_configuration() -> None:
+    samples: dict[type, tuple[str, Any]] = {str: ("word", "word"), int: ("7", 7), float: ("0.5", 0.5)}
+    for name, (group, item, kind) in config.all_options().items():
+        plain = next(k for k in getattr(kind, "__args__", (kind,)) if k is not type(None))
+        if plain is bool:
+            typed, value = [spelling(name)], True
+        elif item.metadata["choices"]:
+            value = item.metadata["choices"][-1]
+            typed = [spelling(name), value]
+        elif plain in samples:
+            typed, value = [spelling(name), samples[plain][0]], samples[plain][1]
+        else:
+            typed, value = [spelling(name), '{"a": [1]}'], {"a": [1]}
+        code, seen, output = run(*typed)
+        assert code == 0, output
+        assert seen == [(None, False, {name: value})]
+        assert getattr(getattr(settle(None, seen[0][2])[0], group), name) == value
+
+
+def test_booleans_can_be_switched_off() -> None:
+    assert run("--no-enable-prefix-caching")[1][0][2] == {"enable_prefix_caching": False}
+    assert settle(None, {"enable_prefix_caching": False})[0].cache.enable_prefix_caching is False
+
+
+def test_other_spellings_reach_the_same_option() -> None:
+    assert run("--kv-dtype", "bfloat16", "--depth", "3")[1][0][2] == {"kv_cache_dtype": "bfloat16", "pipeline_depth": 3}
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ("--dtype", "float12"),
+        ("--block-size", "many"),
+        ("--hf-overrides", "{"),
+        ("--hf-overrides", "[1]"),
+        ("--no-such-flag",),
+    ],
+)
+def test_unusable_values_end_with_a_usage_error(typed: tuple[str, ...]) -> None:
+    code, seen, output = run(*typed)
+    assert code == 2 and not seen
+    assert typed[0] in output and "Traceback" not in output
+
+
+def test_an_option_added_to_the_configuration_appears_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    more = dataclasses.make_dataclass(
+        "More",
+        [("grain_size", int, config.option(3, "How fine to grind.", "grain"))],
+        frozen=True,
+        kw_only=True,
+    )
+    monkeypatch.setitem(config.GROUPS, "cache", more)
+    _, _, output = run("--help")
+    assert "--grain-size,--grain" in output and "How fine to grind. (default: 3)" in output
+    assert run("--grain", "5")[1] == [(None, False, {"grain_size": 5})]
+
+
+def test_the_model_is_positional_or_a_flag_but_not_two() -> None:
+    assert run("here")[1][0][0] == "here"
+    assert settle("here", {})[1]["model"] == "here"
+    assert settle(None, {"model": "there"})[1]["model"] == "there"
+    assert settle("same", {"model": "same"})[1]["model"] == "same"
+    with pytest.raises(ParameterError, match="Two models"):
+        settle("here", {"model": "there"})
+
+
+def test_the_model_defaults_to_the_demo_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TOKENMILL_MODEL", raising=False)
+    assert settle(None, {})[1]["model"] == "demo"
+    monkeypatch.setenv("TOKENMILL_MODEL", "elsewhere")
+    assert settle(None, {})[1]["model"] == "elsewhere"
+    assert settle("here", {})[1]["model"] == "here"
+
+
+def test_impossible_values_are_refused_before_anything_loads() -> None:
+    with pytest.raises(UserError, match="block_size must be positive"):
+        settle(None, {"block_size": 0})
+
+
+@pytest.mark.parametrize("verb", ["generate", "chat", "doctor", "bench", "bench throughput", ""])
+def test_help_imports_no_torch(verb: str) -> None:
+    script = (
+        "import sys\n"
+        f"sys.argv = ['tokenmill', *{verb.split()!r}, '--help']\n"
+        "from tokenmill.cli.main import main\n"
+        "try:\n    main()\n"
+        "finally:\n    print([m for m in ('torch', 'numpy', 'tokenizers', 'transformers') if m in sys.modules])\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "COLUMNS": "200"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+    if verb in ("generate", "chat", "bench throughput"):
+        missing = [name for name in config.all_options() if spelling(name) not in done.stdout]
+        assert not missing
+    if not verb:
+        assert all(word in done.stdout for word in ("generate", "chat", "doctor", "bench"))
