@@ -230,8 +230,8 @@ def _compare(runs: list[dict[str, Any]], llm: LLM, notes: list[str]) -> None:
     for run in runs:
         read = run["steps"] * facts.weight_bytes / run["seconds"]
         flops = (run["computed_prompt_tokens"] + run["output_tokens"]) * facts.flops_per_token / run["seconds"]
-        run["mbu"] = round(read / limits.bytes_per_s, 4) if limits.bytes_per_s else None
-        run["mfu"] = round(flops / limits.flops_per_s, 4) if limits.flops_per_s else None
+        run["mbu"] = round(read / limits.bytes_per_s, 6) if limits.bytes_per_s else None
+        run["mfu"] = round(flops / limits.flops_per_s, 6) if limits.flops_per_s else None
     notes.append("mbu counts the weights once per step and no K/V; mfu counts matrix products and no attention")
     touched = facts.flops_per_token / 2 * _ITEM_BYTES[facts.dtype]
     if llm.built.config.model.quantization is None and touched < 0.9 * facts.weight_bytes:
