@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from tokenmill.core.protocols import Executor, Ticket
+from tokenmill.core.protocols import Constraint, Executor, Ticket
 from tokenmill.core.request import Request, TokenDelta
 from tokenmill.core.step import LateInputs, StepPlan
 from tokenmill.engine.admission import Admission
@@ -47,7 +47,9 @@ class Engine:
                 return []
         if not self.flying:
             return []
-        deltas = self.scheduler.commit(self.flying.popleft()[1].wait())
+        result = self.flying[0][1].wait()  # an interrupted wait leaves the plan in flight
+        self.flying.popleft()
+        deltas = self.scheduler.commit(result)
         self._supply()
         return deltas
 
@@ -60,12 +62,12 @@ class Engine:
     def _late_inputs(self, plan: StepPlan) -> LateInputs:
         inputs = LateInputs()
         wanted = set(plan.late)
-        for seq in self.scheduler.flying[0].seqs:
+        for i, seq in enumerate(self.scheduler.flying[0].seqs):
             if seq.row not in wanted:
                 continue
-            mask = seq.constraint.mask() if seq.constraint is not None else None
-            if mask is not None:
-                inputs.masks[seq.row] = mask
+            masks = _line_masks(seq.constraint, plan.drafts.get(i, [])) if seq.constraint is not None else b""
+            if masks:
+                inputs.masks[seq.row] = masks
             processors = seq.group.request.params.logits_processors
             if processors:
                 inputs.processors[seq.row] = processors
@@ -74,3 +76,15 @@ class Engine:
     def close(self) -> None:
         """Stop the executor; requests that are still here end without another delta."""
         self.executor.close()
+
+
+def _line_masks(constraint: Constraint, drafts: list[int]) -> bytes:
+    """Masks of the lines that one grant samples, one after the other: before each draft and after the last."""
+    masks = [constraint.mask()]
+    if drafts:
+        trial = constraint.fork()
+        for token in drafts:
+            trial.accept([token])
+            masks.append(trial.mask())
+    size = max((len(m) for m in masks if m is not None), default=0)
+    return b"".join(b"\xff" * size if m is None else m for m in masks)

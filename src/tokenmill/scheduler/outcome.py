@@ -5,6 +5,7 @@ Must not know: budgets, admission, devices. The scheduler calls `take` for each 
 
 from __future__ import annotations
 
+from tokenmill.core.protocols import Constraint
 from tokenmill.core.request import TokenDelta
 from tokenmill.core.sequence import FINISHED, RUNNING, Sequence, SequenceGroup
 from tokenmill.core.step import StepPlan, StepResult
@@ -55,17 +56,19 @@ class Outcome:
 
     def _extend(self, seq: Sequence, new: list[int], result: StepResult, i: int) -> TokenDelta:
         """Append sampled tokens, look for the end; -> the delta."""
-        group = seq.group
+        group, constraint = seq.group, seq.constraint
         finish: str | None = None
         stop: int | None = None
         for n, token in enumerate(new):
             seq.tokens.append(token)
+            if constraint is not None:
+                constraint.accept([token])
             if token in group.sampling.end_ids:
                 finish, stop = "stop", token
+            elif constraint is not None and constraint.finished():
+                finish = "stop"
             elif len(seq.tokens) >= group.max_len:
                 finish = "length"
-            elif seq.constraint is not None and seq.constraint.finished():
-                finish = "stop"
             if finish is not None:
                 new = new[: n + 1]
                 break
@@ -74,29 +77,24 @@ class Outcome:
         cached = seq.cached if seq.num_output == len(new) else 0
         delta = TokenDelta(group.request.id, seq.index, new, logprobs and logprobs[: len(new)], finish, stop, None)
         delta.cached = cached
-        if seq.constraint is not None and finish is None:
-            self._constrain(seq, new, delta)
+        if constraint is not None and finish is None:
+            self._force(seq, constraint, delta)
         if delta.finish is not None:
             self.roster.finish(seq)
         elif self.tables.windowed:
             self.tables.trim(seq)
         return delta
 
-    def _constrain(self, seq: Sequence, new: list[int], delta: TokenDelta) -> None:
-        """Advance the constraint; append what it forces without a model step."""
-        constraint, group = seq.constraint, seq.group
-        assert constraint is not None
-        constraint.accept(new)
-        if constraint.finished():
-            delta.finish = "stop"
-            return
+    def _force(self, seq: Sequence, constraint: Constraint, delta: TokenDelta) -> None:
+        """Append what the constraint leaves no choice about, without a model step."""
+        group = seq.group
         forced = constraint.forced() if seq.inflight == 0 and delta.logprobs is None else []
         forced = forced[: group.max_len - len(seq.tokens) - 1]
         if forced:
             constraint.accept(forced)
             seq.tokens += forced
             seq.appended = seq.appended + forced
-            delta.tokens = new + forced
+            delta.tokens = delta.tokens + forced
             self.counters.output_tokens += len(forced)
             if constraint.finished():
                 delta.finish = "stop"

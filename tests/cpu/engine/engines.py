@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import random
+from collections import deque
 from pathlib import Path
 from typing import Any
 
 from tokenmill import LLM, SamplingParams
-from tokenmill.core.request import RequestOutput
+from tokenmill.core.request import Request, RequestOutput
 from tokenmill.core.sequence import FINISHED
 from tokenmill.engine.engine import Engine
+from tokenmill.engine.outputs import Accumulator
 
 
 def backends() -> list[str]:
@@ -42,6 +45,25 @@ def run(llm: LLM, prompts: Any, params: Any) -> list[RequestOutput]:
     if prompts and isinstance(prompts[0], list):
         prompts = [{"prompt_token_ids": p} for p in prompts]
     return llm.generate(prompts, params, use_tqdm=False)
+
+
+def follow(llm: LLM, requests: list[Request], rng: random.Random | None) -> dict[str, RequestOutput]:
+    """Run requests that arrive at random steps (rng None: at once); -> outputs by request id."""
+    found = {request.id: Accumulator(request) for request in requests}
+    coming = deque(requests)
+    while coming or llm.engine.has_work:
+        while coming and (rng is None or rng.random() < 0.4):
+            llm.processor.add(coming[0])
+            llm.engine.add(coming.popleft())
+        for delta in llm.processor.process(llm.engine.step()):
+            found[delta.request_id].add(delta)
+            if found[delta.request_id].finished:
+                llm.processor.drop(delta.request_id)
+        for request_id, index in llm.processor.stopped:
+            llm.engine.abort(request_id, index)
+        llm.processor.stopped.clear()
+    assert all(accumulator.finished for accumulator in found.values())
+    return {name: accumulator.output() for name, accumulator in found.items()}
 
 
 def ids(outputs: list[RequestOutput]) -> list[list[list[int]]]:

@@ -1,0 +1,62 @@
+"""Scarce K/V blocks and shared prefixes: nothing is lost, nothing is computed twice."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from engines import BACKENDS, check_nothing_left, exact, greedy, open_llm, run
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_quarter_of_the_blocks_serves_all_requests(backend, tiny):
+    rng = random.Random(3)
+    prompts = [[rng.randrange(259) for _ in range(rng.randint(5, 70))] for _ in range(64)]
+    params = [greedy(rng.randint(5, 40), logprobs=1) for _ in prompts]
+    with open_llm(tiny, kernels=backend, max_num_seqs=64) as llm:
+        wanted = run(llm, prompts, params)
+    demand = sum(-(-(len(p) + s.max_tokens) // 16) for p, s in zip(prompts, params, strict=True))
+    options = {"max_num_seqs": 64, "max_model_len": 128, "num_blocks": demand // 4}
+    with open_llm(tiny, kernels=backend, **options) as llm:
+        found = run(llm, prompts, params)
+        assert llm.engine.scheduler.counters.preemptions > 0
+        check_nothing_left(llm.engine)
+    assert [exact(o) for o in found] == [exact(o) for o in wanted]
+    assert all(o.finished and o.outputs[0].finish_reason == "length" for o in found)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 300}, {"depth": 2}, {"executor": "process"}])
+def test_a_system_prompt_that_arrives_64_times_is_computed_once(options, tiny):
+    rng = random.Random(4)
+    system = [rng.randrange(259) for _ in range(1000)]
+    tails = [[rng.randrange(259) for _ in range(rng.randint(1, 20))] for _ in range(64)]
+    options = {"max_num_seqs": 64, "max_model_len": 1200, "kv_cache_memory_bytes": 1 << 25, **options}
+    with open_llm(tiny, **options) as llm:
+        outputs = run(llm, [system + tail for tail in tails], greedy(4))
+        counters = llm.engine.scheduler.counters
+        assert counters.prompt_tokens <= 1000 + sum(len(t) + 16 for t in tails)
+        assert counters.cached_tokens >= 63 * (1000 - 16)
+        assert sum(o.num_cached_tokens >= 900 for o in outputs) >= 62
+        check_nothing_left(llm.engine)
+    if not options.get("executor"):
+        with open_llm(tiny, **{**options, "enable_prefix_caching": False}) as llm:
+            few = [0, 1, 63]
+            assert [exact(o) for o in run(llm, [system + tails[i] for i in few], greedy(4))] == [
+                exact(outputs[i]) for i in few
+            ]
+
+
+def test_windows_give_their_blocks_back(tmp_path):
+    """A windowed model runs a text through a pool that could never hold all of it at once ... per sequence."""
+    from parity import make
+    from test_llama import CONFIGS
+
+    make(CONFIGS["mistral-window"], tmp_path)
+    prompts = [[(7 * i + j) % 131 for j in range(40)] for i in range(6)]
+    with open_llm(tmp_path, skip_tokenizer_init=True, max_model_len=256) as llm:
+        wanted = run(llm, prompts, greedy(200))
+    with open_llm(tmp_path, skip_tokenizer_init=True, max_model_len=256, num_blocks=26) as llm:
+        found = run(llm, prompts, greedy(200))  # six sequences of 15 blocks each, of which a window needs three
+        assert llm.engine.scheduler.counters.preemptions == 0
+        check_nothing_left(llm.engine)
+    assert [exact(o) for o in found] == [exact(o) for o in wanted]
