@@ -4,6 +4,8 @@
 // positions; eight tiles make a chunk. Within a chunk: all scores, their maximum, exponentials, weighted values; a
 // row's chunks are then merged in ascending order. Masked keys count exactly zero, so a row's result depends on its
 // own query and keys only. Long contexts with few rows run one chunk a task and merge afterwards: the same sums.
+// Queries, keys and values in bf16 multiply in pairs where the machine can (then the exponentials are rounded to bf16,
+// their sum is not); everything else is float32.
 namespace tokenmill {
 namespace TM_NS {
 
@@ -11,7 +13,7 @@ constexpr int kTileKeys = 64;
 constexpr int kTiles = kChunkKeys / kTileKeys;
 constexpr int64_t kQueryRows = 48;  // a multiple of every register tile
 
-// Masks as terms of a sum: load(kUpper + 80 - n) keeps the first n lanes, load(kLower + 80 - n) drops them.
+// Masks as terms of a sum: load(upper + 80 - n) keeps the first n lanes, load(lower + 80 - n) drops them.
 struct Masks {
   alignas(64) float upper[176];
   alignas(64) float lower[176];
@@ -50,7 +52,9 @@ struct Work {
   float* scores;    // [rows, kChunkKeys]
   float* values;    // [rows, value_pad] of one chunk
   Row* state;       // of one chunk
-  const void** pointers;  // [kTileKeys * 2 * kTiles]: keys of a tile, values of the whole chunk
+  int64_t* position;      // of each row's query
+  const void** key;       // [kChunkKeys], values alike: where the chunk lies
+  const void** value;
 };
 
 template <class T, class K>
@@ -76,11 +80,13 @@ struct Attention {
     Work work;
     work.q = static_cast<uint8_t*>(scratch(Scratch::activations, q_bytes));
     work.keys = static_cast<uint8_t*>(scratch(Scratch::tile, static_cast<size_t>(steps * kStepBytes)));
-    const auto floats = static_cast<size_t>(rows * (kChunkKeys + value_pad + 2));
+    const auto floats = static_cast<size_t>(rows * (kChunkKeys + value_pad + 4));
     work.scores = static_cast<float*>(scratch(Scratch::scores, floats * 4 + 64));
     work.values = work.scores + rows * kChunkKeys;
     work.state = reinterpret_cast<Row*>(work.values + rows * value_pad);
-    work.pointers = static_cast<const void**>(scratch(Scratch::pointers, sizeof(void*) * (kTileKeys + kChunkKeys)));
+    work.position = reinterpret_cast<int64_t*>(work.state + rows);
+    work.key = static_cast<const void**>(scratch(Scratch::pointers, sizeof(void*) * 2 * kChunkKeys));
+    work.value = work.key + kChunkKeys;
     return work;
   }
 
@@ -89,6 +95,7 @@ struct Attention {
       const int64_t row = item.row + r, token = item.query + row / group;
       const int64_t head = item.head * group + row % group;
       C* out = reinterpret_cast<C*>(work.q) + r * depth;
+      work.position[r] = position(item, row);
       convert(static_cast<const T*>(op.q) + (token * op.heads + head) * op.key_dim, out, op.key_dim);
       std::memset(static_cast<void*>(out + op.key_dim), 0, static_cast<size_t>(depth - op.key_dim) * sizeof(C));
     }
@@ -152,52 +159,76 @@ struct Attention {
     return load_line(buffer);
   }
 
-  // Raw products -> scores: scale, soft-cap, ALiBi, masks. Columns are positions start .. start + 63.
-  void finish_scores(const Item& item, const void* const* keys, bool full, int64_t start, float* scores) const {
-    alignas(64) float holes[kTileKeys];
-    if (!full) {
-      for (int i = 0; i < kTileKeys; ++i) holes[i] = keys[i] == kZeroRow ? -__builtin_inff() : 0.0f;
+  static TM_INLINE void prefetch_rows(const void* const* rows, int64_t width) {
+    for (int i = 0; i < kTileKeys; ++i) {
+      const char* row = static_cast<const char*>(rows[i]);
+      for (int64_t at = 0; at < width * static_cast<int64_t>(sizeof(K)); at += kLine) prefetch(row + at);
     }
-    const F scale = splat(op.scale);
+  }
+
+  // Whether scores are changed before the softmax, for which they must be scaled first.
+  bool shaped() const { return op.softcap != 0.0f || op.alibi; }
+
+  void shape_scores(const Item& item, const Work& work, int64_t start, float* scores) const {
     for (int64_t r = 0; r < item.rows; ++r) {
-      const int64_t row = item.row + r, at = position(item, row);
-      const int64_t last = at - start + 1;                            // the first `last` keys are not in the future
-      const int64_t gone = op.window ? at - op.window + 1 - start : 0;  // the first `gone` keys have left the window
-      const float slope = op.alibi ? op.alibi[item.head * group + row % group] : 0.0f;
+      const float slope = op.alibi ? op.alibi[item.head * group + (item.row + r) % group] : 0.0f;
       for (int v = 0; v < 4; ++v) {
         float* p = scores + r * kChunkKeys + 16 * v;
-        F s = mul(load(p), scale);
+        F s = mul(load(p), splat(op.scale));
         if (op.softcap != 0.0f) s = mul(splat(op.softcap), tanh(div(s, splat(op.softcap))));
         if (op.alibi) {
           alignas(64) float distance[16];
-          for (int i = 0; i < 16; ++i) distance[i] = static_cast<float>(at - start - 16 * v - i);
+          for (int i = 0; i < 16; ++i) distance[i] = static_cast<float>(work.position[r] - start - 16 * v - i);
           s = sub(s, mul(splat(slope), load(distance)));
         }
-        if (!full) s = add(s, load(holes + 16 * v));
-        const int64_t keep = at_least(0, at_most(16, last - 16 * v)), drop = at_least(0, at_most(16, gone - 16 * v));
-        if (keep < 16) s = add(s, load(masks().upper + 80 - keep));
-        if (drop > 0) s = add(s, load(masks().lower + 80 - drop));
         store(p, s);
       }
     }
   }
 
-  // Scores of tiles [begin, end) of a row -> exponentials; returns the row's maximum and their sum.
+  // Columns are positions start .. start + 63: what a row must not see becomes minus infinity.
+  void mask_scores(const Item& item, const Work& work, const void* const* keys, int64_t start, float* scores) const {
+    const Masks& mask = masks();
+    alignas(64) float holes[kTileKeys];
+    for (int i = 0; i < kTileKeys; ++i) holes[i] = keys[i] == kZeroRow ? -__builtin_inff() : 0.0f;
+    for (int64_t r = 0; r < item.rows; ++r) {
+      const int64_t last = work.position[r] - start + 1;        // the first `last` keys are not in the future
+      const int64_t gone = op.window ? last - op.window : 0;    // the first `gone` keys have left the window
+      for (int v = 0; v < 4; ++v) {
+        float* p = scores + r * kChunkKeys + 16 * v;
+        const int64_t keep = at_least(0, at_most(16, last - 16 * v)), drop = at_least(0, at_most(16, gone - 16 * v));
+        F s = add(load(p), load(holes + 16 * v));
+        s = add(s, load(mask.upper + 80 - keep));
+        store(p, add(s, load(mask.lower + 80 - drop)));
+      }
+    }
+  }
+
+  // Scores of tiles [begin, end) of a row -> exponentials, in pairs of bf16 from the row's start where values are
+  // multiplied so; returns the row's (scaled) maximum and their sum.
   Row softmax(float* scores, int begin, int end) const {
-    F top = splat(-__builtin_inff());
-    for (int i = begin * kTileKeys; i < end * kTileKeys; i += 16) top = max(load(scores + i), top);
-    const float best = largest(top);
+    F top = splat(-__builtin_inff()), other = top;
+    for (int i = begin * kTileKeys; i < end * kTileKeys; i += 32) {
+      top = max(load(scores + i), top);
+      other = max(load(scores + i + 16), other);
+    }
+    const float best = largest(max(top, other));
     if (!(best > -__builtin_inff())) {
-      std::memset(scores + begin * kTileKeys, 0, static_cast<size_t>(end - begin) * kTileKeys * 4);
+      std::memset(scores, 0, kChunkKeys * 4);
       return {-__builtin_inff(), 0.0f};
     }
+    const float scale = shaped() ? 1.0f : op.scale;
     F total = zero();
     for (int i = begin * kTileKeys; i < end * kTileKeys; i += 16) {
-      const F p = exp(sub(load(scores + i), splat(best)));
+      const F p = exp(mul(sub(load(scores + i), splat(best)), splat(scale)));
       total = add(total, p);
-      store(scores + i, p);
+      if (kPaired) {
+        store(reinterpret_cast<bf16*>(scores) + i, p);
+      } else {
+        store(scores + i, p);
+      }
     }
-    return {best, sum(total)};
+    return {best * scale, sum(total)};
   }
 
   template <int R, int V>
@@ -230,20 +261,74 @@ struct Attention {
       value_block<R, 1>(p, values, begin, end, at, op.value_dim - at, out, value_pad);
     }
   }
+#if defined(TM_BF16)
+  // Two keys at a time: their values interleaved, the pair of their weights broadcast. B: blocks of 32 columns.
+  template <int R, int B>
+  static void pair_block(const float* scores, const void* const* values, int64_t begin, int64_t end, int64_t at,
+                         int64_t n, float* out, int64_t out_stride) {
+    F low[R][B], high[R][B];
+    for (int r = 0; r < R; ++r) {
+      for (int b = 0; b < B; ++b) low[r][b] = high[r][b] = zero();
+    }
+    for (int64_t k = begin; k < end; k += 2) {
+      const K* one = static_cast<const K*>(values[k]) + at;
+      const K* two = static_cast<const K*>(values[k + 1]) + at;
+      Line front[B], back[B];
+      for (int b = 0; b < B; ++b) {
+        const Line x = B > 1 ? load_line(one + 32 * b) : pair_line(one, n);
+        const Line y = B > 1 ? load_line(two + 32 * b) : pair_line(two, n);
+        front[b] = mix_low(x, y);
+        back[b] = mix_high(x, y);
+      }
+      for (int r = 0; r < R; ++r) {
+        const Line weights = splat_pair(reinterpret_cast<const bf16*>(scores + r * kChunkKeys) + k);
+        for (int b = 0; b < B; ++b) {
+          low[r][b] = dot_pairs(low[r][b], front[b], weights);
+          high[r][b] = dot_pairs(high[r][b], back[b], weights);
+        }
+      }
+    }
+    for (int r = 0; r < R; ++r) {
+      for (int b = 0; b < B; ++b) {
+        F first, second;
+        unmix(low[r][b], high[r][b], &first, &second);
+        float* to = out + r * out_stride + at + 32 * b;
+        store(to, first);
+        if (n > 32 * b + 16) store(to + 16, second);
+      }
+    }
+  }
+#endif
+  template <int R>
+  void any_value_rows(const float* p, const void* const* values, int64_t begin, int64_t end, float* out) const {
+#if defined(TM_BF16)
+    if (kPaired) {
+      int64_t at = 0;
+      for (; at + 64 <= op.value_dim; at += 64) {
+        pair_block<R, 2>(p, values, begin, end, at, op.value_dim - at, out, value_pad);
+      }
+      for (; at < op.value_dim; at += 32) {
+        pair_block<R, 1>(p, values, begin, end, at, op.value_dim - at, out, value_pad);
+      }
+      return;
+    }
+#endif
+    value_rows<R>(p, values, begin, end, out);
+  }
   void weighted_values(int64_t rows, const Work& work, int begin, int end) const {
-    for (int64_t row = 0; row < rows;) {
-      const int64_t n = at_most(rows - row, kRows);
+    const int64_t a = int64_t{begin} * kTileKeys, b = int64_t{end} * kTileKeys;
+    int64_t tiles = divide_up(rows, kRows);
+    for (int64_t row = 0; row < rows; --tiles) {
+      const int64_t n = divide_up(rows - row, tiles);
       const float* p = work.scores + row * kChunkKeys;
       float* out = work.values + row * value_pad;
-      const void* const* values = work.pointers + kTileKeys;
-      const int64_t a = int64_t{begin} * kTileKeys, b = int64_t{end} * kTileKeys;
       switch (n) {
-        case 1: value_rows<1>(p, values, a, b, out); break;
-        case 2: value_rows<2>(p, values, a, b, out); break;
-        case 3: value_rows<(kRows < 3 ? 2 : 3)>(p, values, a, b, out); break;
-        case 4: value_rows<(kRows < 4 ? 2 : 4)>(p, values, a, b, out); break;
-        case 5: value_rows<(kRows < 5 ? 2 : 5)>(p, values, a, b, out); break;
-        default: value_rows<(kRows < 6 ? 2 : 6)>(p, values, a, b, out); break;
+        case 1: any_value_rows<1>(p, work.value, a, b, out); break;
+        case 2: any_value_rows<2>(p, work.value, a, b, out); break;
+        case 3: any_value_rows<(kRows < 3 ? 2 : 3)>(p, work.value, a, b, out); break;
+        case 4: any_value_rows<(kRows < 4 ? 2 : 4)>(p, work.value, a, b, out); break;
+        case 5: any_value_rows<(kRows < 5 ? 2 : 5)>(p, work.value, a, b, out); break;
+        default: any_value_rows<(kRows < 6 ? 2 : 6)>(p, work.value, a, b, out); break;
       }
       row += n;
     }
@@ -256,14 +341,25 @@ struct Attention {
     const int64_t high = at_most(item.newest + 1, op.kv_len[item.sequence]);
     const int begin = static_cast<int>(at_least(0, (low - start) / kTileKeys));
     const int end = static_cast<int>(at_least(begin, at_most(kTiles, divide_up(high - start, kTileKeys))));
+    bool full[kTiles];
     for (int tile = begin; tile < end; ++tile) {
-      const int64_t from = start + tile * kTileKeys;
-      const bool full = locate(item, from, work.pointers, work.pointers + kTileKeys + tile * kTileKeys);
-      pack_keys(work.pointers, work.keys);
-      float* scores = work.scores + tile * kTileKeys;
+      const int at = tile * kTileKeys;
+      full[tile] = locate(item, start + at, work.key + at, work.value + at);
+    }
+    if (begin < end) prefetch_rows(work.key + begin * kTileKeys, op.key_dim);
+    for (int tile = begin; tile < end; ++tile) {
+      const int at = tile * kTileKeys;
+      const int64_t from = start + at;
+      // Pages are scattered, so the machine does not guess what comes next.
+      if (tile + 1 < end) prefetch_rows(work.key + at + kTileKeys, op.key_dim);
+      prefetch_rows(work.value + at, op.value_dim);
+      pack_keys(work.key + at, work.keys);
+      float* scores = work.scores + at;
       dense_tile<Step>(work.keys, steps, reinterpret_cast<const C*>(work.q), depth, item.rows, scores, kChunkKeys,
                        false);
-      finish_scores(item, work.pointers, full, from, scores);
+      if (shaped()) shape_scores(item, work, from, scores);
+      const bool seen = from + kTileKeys - 1 <= item.oldest && (!op.window || from > item.newest - op.window);
+      if (!seen || !full[tile]) mask_scores(item, work, work.key + at, from, scores);
     }
     for (int64_t r = 0; r < item.rows; ++r) work.state[r] = softmax(work.scores + r * kChunkKeys, begin, end);
     weighted_values(item.rows, work, begin, end);

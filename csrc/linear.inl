@@ -40,7 +40,8 @@ TM_INLINE Prepared prepare_quantised(const LinearOp& op) {
   const auto bytes = static_cast<size_t>(op.rows * (width + 8 * groups)) + 64;
   auto* q = static_cast<int8_t*>(scratch(Scratch::activations, bytes));
   auto* scale = reinterpret_cast<float*>(q + op.rows * width);
-  auto* total = reinterpret_cast<int32_t*>(scale + op.rows * groups);
+  auto* start = reinterpret_cast<int32_t*>(scale + op.rows * groups);
+  const int32_t by = op.format == Format::int8 ? kStart8 : kStart4;
   parallel_rows(op.rows, op.k, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const T* from = static_cast<const T*>(op.x) + row * op.stride;
@@ -48,13 +49,13 @@ TM_INLINE Prepared prepare_quantised(const LinearOp& op) {
       if (op.norm.weight) {
         auto* normed = static_cast<float*>(scratch(Scratch::tile, static_cast<size_t>(op.k) * 4 + 64));
         norm_row(from, normed, op.k, op.norm);
-        quantise_row(normed, op.k, out, scale + row * groups, total + row * groups);
+        quantise_row(normed, op.k, out, scale + row * groups, start + row * groups, by);
       } else {
-        quantise_row(from, op.k, out, scale + row * groups, total + row * groups);
+        quantise_row(from, op.k, out, scale + row * groups, start + row * groups, by);
       }
     }
   });
-  return {nullptr, 0, {q, scale, total, width}};
+  return {nullptr, 0, {q, scale, start, width}};
 }
 
 template <class Step>

@@ -3,15 +3,15 @@
 namespace tokenmill {
 namespace TM_NS {
 
-struct Activations {  // rows of int8 with a scale and the sum of every group
+struct Activations {  // rows of int8; each group has a scale and the value that its integer sums start from
   const int8_t* q;
   const float* scale;
-  const int32_t* sum;
+  const int32_t* start;
   int64_t width;      // k rounded up to a multiple of kGroup
 };
 
 template <class T>
-TM_INLINE void quantise_row(const T* x, int64_t k, int8_t* q, float* scale, int32_t* total) {
+TM_SHARED void quantise_row(const T* x, int64_t k, int8_t* q, float* scale, int32_t* start, int32_t by) {
   for (int64_t g = 0; g * kGroup < k; ++g) {
     const int64_t at = g * kGroup;
     const F a = load_part(x + at, k - at);
@@ -21,7 +21,7 @@ TM_INLINE void quantise_row(const T* x, int64_t k, int8_t* q, float* scale, int3
     store_int8(q + at, round(mul(a, inverse)));
     store_int8(q + at + 16, round(mul(b, inverse)));
     scale[g] = top / 127.0f;
-    total[g] = sum_int8(q + at);
+    start[g] = by * sum_int8(q + at);
   }
 }
 
@@ -33,20 +33,31 @@ TM_INLINE int64_t quant_group_bytes(Format format, int group) {
   return kScaleBytes + group / kGroup * quant_lines(format) * kStepBytes;
 }
 
-template <Format kFormat, int R>
-TM_INLINE void quant_dots(I (&acc)[R], const uint8_t* w, const int8_t* x, int64_t stride) {
+template <Format kFormat, int R, int V>
+TM_INLINE void quant_dots(I (&acc)[R][V], const uint8_t* w, const int8_t* x, int64_t stride) {
   if (kFormat == Format::int8) {
-    for (int j = 0; j < 8; ++j) {
-      const Line line = load_line(w + j * kStepBytes);
-      for (int r = 0; r < R; ++r) acc[r] = dot8bit(acc[r], line, x + r * stride + 4 * j);
+    for (int j = 0; j < 8; ++j, w += kStepBytes) {
+      Line line[V];
+      for (int v = 0; v < V; ++v) line[v] = load_line(w + v * kLine);
+      for (int r = 0; r < R; ++r) {
+        const Quad quad = splat_quad(x + r * stride + 4 * j);
+        for (int v = 0; v < V; ++v) acc[r][v] = dot8bit(acc[r][v], line[v], quad);
+      }
     }
     return;
   }
-  for (int j = 0; j < 4; ++j) {
-    const Line line = load_line(w + j * kStepBytes);
-    const Line low = low_nibbles(line), high = high_nibbles(line);
-    for (int r = 0; r < R; ++r) acc[r] = dot4bit(acc[r], low, x + r * stride + 4 * j);
-    for (int r = 0; r < R; ++r) acc[r] = dot4bit(acc[r], high, x + r * stride + 16 + 4 * j);
+  for (int j = 0; j < 4; ++j, w += kStepBytes) {
+    Line line[V];
+    for (int v = 0; v < V; ++v) line[v] = low_nibbles(load_line(w + v * kLine));
+    for (int r = 0; r < R; ++r) {
+      const Quad quad = splat_quad(x + r * stride + 4 * j);
+      for (int v = 0; v < V; ++v) acc[r][v] = dot4bit(acc[r][v], line[v], quad);
+    }
+    for (int v = 0; v < V; ++v) line[v] = high_nibbles(load_line(w + v * kLine));
+    for (int r = 0; r < R; ++r) {
+      const Quad quad = splat_quad(x + r * stride + 16 + 4 * j);
+      for (int v = 0; v < V; ++v) acc[r][v] = dot4bit(acc[r][v], line[v], quad);
+    }
   }
 }
 
@@ -70,16 +81,17 @@ inline void quant_block(const uint8_t* tile, int group, int64_t begin, int64_t e
       const int64_t p = g * parts + part;
       if (p >= groups) break;
       const int8_t* q = x.q + row * x.width + p * kGroup;
+      I dots[R][V];
+      for (int r = 0; r < R; ++r) {
+        const I start = isplat(x.start[(row + r) * groups + p]);
+        for (int v = 0; v < V; ++v) dots[r][v] = start;
+      }
+      quant_dots<kFormat, R, V>(dots, lines, q, x.width);
       for (int v = 0; v < V; ++v) {
-        I dots[R];
-        for (int r = 0; r < R; ++r) {
-          const int32_t total = x.sum[(row + r) * groups + p];
-          dots[r] = kFormat == Format::int8 ? start8(total) : start4(total);
-        }
-        quant_dots<kFormat, R>(dots, lines + v * kLine, q, x.width);
         const F scale = load_half(scales + v * 16);
         for (int r = 0; r < R; ++r) {
-          acc[r][v] = fma(mul(to_f(dots[r]), splat(x.scale[(row + r) * groups + p])), scale, acc[r][v]);
+          const F by = splat(x.scale[(row + r) * groups + p]);
+          acc[r][v] = fma(mul(to_f(dots[r][v]), by), scale, acc[r][v]);
         }
       }
     }
@@ -92,7 +104,7 @@ inline void quant_block(const uint8_t* tile, int group, int64_t begin, int64_t e
 template <Format kFormat, int R>
 TM_INLINE void quant_rows(const uint8_t* tile, int group, int64_t begin, int64_t end, const Activations& x, int64_t row,
                           float* c, bool resume) {
-  constexpr int V = R == 1 ? 4 : kQuantVectors;
+  constexpr int V = quant_vectors(R);
   for (int v = 0; v < 4; v += V) {
     quant_block<kFormat, R, V>(tile, group, begin, end, v, x, row, c + v * 16, resume);
   }
@@ -112,9 +124,7 @@ void quant_tile(const uint8_t* tile, int group, int64_t begin, int64_t end, cons
       case 3: quant_rows<kFormat, kQuantRows < 3 ? 2 : 3>(tile, group, begin, end, x, at, to, resume); break;
       case 4: quant_rows<kFormat, kQuantRows < 4 ? 2 : 4>(tile, group, begin, end, x, at, to, resume); break;
       case 5: quant_rows<kFormat, kQuantRows < 5 ? 2 : 5>(tile, group, begin, end, x, at, to, resume); break;
-      case 6: quant_rows<kFormat, kQuantRows < 6 ? 2 : 6>(tile, group, begin, end, x, at, to, resume); break;
-      case 7: quant_rows<kFormat, kQuantRows < 7 ? 2 : 7>(tile, group, begin, end, x, at, to, resume); break;
-      default: quant_rows<kFormat, kQuantRows < 8 ? 2 : 8>(tile, group, begin, end, x, at, to, resume); break;
+      default: quant_rows<kFormat, kQuantRows < 6 ? 2 : 6>(tile, group, begin, end, x, at, to, resume); break;
     }
     row += n;
   }

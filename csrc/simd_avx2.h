@@ -10,7 +10,7 @@ namespace TM_NS {
 constexpr int kRows = 3;
 constexpr int kVectors = 2;
 constexpr int kQuantRows = 2;
-constexpr int kQuantVectors = 1;
+constexpr int quant_vectors(int rows) { return rows == 1 ? 2 : 1; }
 constexpr bool kPairs = false;
 
 struct F {
@@ -112,28 +112,26 @@ TM_INLINE Line low_nibbles(Line x) {
 TM_INLINE Line high_nibbles(Line x) {
   return low_nibbles({_mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4)});
 }
-TM_INLINE __m256i broadcast4(const int8_t* x) {
+using Quad = __m256i;
+TM_INLINE Quad splat_quad(const int8_t* x) {
   int32_t quad;
   std::memcpy(&quad, x, 4);
   return _mm256_set1_epi32(quad);
 }
 // Without VNNI the product is |w| * (x with w's sign): two of them fit 16 bits, an unsigned weight would not.
-TM_INLINE I start8(int32_t) { return isplat(0); }
-TM_INLINE I start4(int32_t sum) { return isplat(-8 * sum); }
+constexpr int32_t kStart8 = 0, kStart4 = -8;
 TM_INLINE __m256i signed_dot(__m256i acc, __m256i w, __m256i x) {
   const __m256i value = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
   const __m256i words = _mm256_maddubs_epi16(_mm256_abs_epi8(value), _mm256_sign_epi8(x, value));
   return _mm256_add_epi32(acc, _mm256_madd_epi16(words, _mm256_set1_epi16(1)));
 }
-TM_INLINE I dot8bit(I acc, Line w, const int8_t* x) {
-  const __m256i quad = broadcast4(x);
+TM_INLINE I dot8bit(I acc, Line w, Quad quad) {
   return {signed_dot(acc.a, w.a, quad), signed_dot(acc.b, w.b, quad)};
 }
 TM_INLINE __m256i small_dot(__m256i acc, __m256i w, __m256i x) {
   return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
 }
-TM_INLINE I dot4bit(I acc, Line w, const int8_t* x) {
-  const __m256i quad = broadcast4(x);
+TM_INLINE I dot4bit(I acc, Line w, Quad quad) {
   return {small_dot(acc.a, w.a, quad), small_dot(acc.b, w.b, quad)};
 }
 

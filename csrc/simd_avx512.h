@@ -10,8 +10,8 @@ namespace TM_NS {
 
 constexpr int kRows = 6;
 constexpr int kVectors = 4;
-constexpr int kQuantRows = 8;
-constexpr int kQuantVectors = 2;
+constexpr int kQuantRows = 6;
+constexpr int quant_vectors(int rows) { return rows <= 3 ? 4 : 2; }
 #if defined(TM_BF16)
 constexpr bool kPairs = true;
 #else
@@ -34,6 +34,11 @@ TM_INLINE F load_half(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 TM_INLINE void store(float* p, F x) { _mm512_storeu_ps(p, x); }
+#if defined(TM_BF16)
+TM_INLINE void store(bf16* p, F x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(x));
+}
+#else
 TM_INLINE void store(bf16* p, F x) {
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -41,6 +46,7 @@ TM_INLINE void store(bf16* p, F x) {
   up = _mm512_mask_or_epi32(up, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), bits, _mm512_set1_epi32(0x400000));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16)));
 }
+#endif
 TM_INLINE F add(F x, F y) { return _mm512_add_ps(x, y); }
 TM_INLINE F sub(F x, F y) { return _mm512_sub_ps(x, y); }
 TM_INLINE F mul(F x, F y) { return _mm512_mul_ps(x, y); }
@@ -83,32 +89,40 @@ TM_INLINE int32_t sum_int8(const int8_t* p) {
 TM_INLINE Line load_line(const void* p) { return _mm512_loadu_si512(p); }
 TM_INLINE Line low_nibbles(Line x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
 TM_INLINE Line high_nibbles(Line x) { return low_nibbles(_mm512_srli_epi16(x, 4)); }
-TM_INLINE __m512i broadcast4(const int8_t* x) {
+using Quad = __m512i;
+TM_INLINE Quad splat_quad(const int8_t* x) {
   int32_t quad;
   std::memcpy(&quad, x, 4);
   return _mm512_set1_epi32(quad);
 }
-TM_INLINE I start4(int32_t sum) { return isplat(-8 * sum); }
 #if defined(TM_VNNI)
 // The weights are the unsigned side (stored + 128), so the correction is a start value and costs nothing.
-TM_INLINE I start8(int32_t sum) { return isplat(-128 * sum); }
-TM_INLINE I dot8bit(I acc, Line w, const int8_t* x) { return _mm512_dpbusd_epi32(acc, w, broadcast4(x)); }
-TM_INLINE I dot4bit(I acc, Line w, const int8_t* x) { return _mm512_dpbusd_epi32(acc, w, broadcast4(x)); }
+constexpr int32_t kStart8 = -128, kStart4 = -8;
+TM_INLINE I dot8bit(I acc, Line w, Quad x) { return _mm512_dpbusd_epi32(acc, w, x); }
+TM_INLINE I dot4bit(I acc, Line w, Quad x) { return _mm512_dpbusd_epi32(acc, w, x); }
 #else
-TM_INLINE I start8(int32_t) { return isplat(0); }
-TM_INLINE I dot8bit(I acc, Line w, const int8_t* x) {
+constexpr int32_t kStart8 = 0, kStart4 = -8;
+TM_INLINE I dot8bit(I acc, Line w, Quad x) {
   const __m512i value = _mm512_xor_si512(w, _mm512_set1_epi8(-128));
-  const __m512i quad = broadcast4(x);
-  const __m512i turned = _mm512_mask_sub_epi8(quad, _mm512_movepi8_mask(value), _mm512_setzero_si512(), quad);
+  const __m512i turned = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(value), _mm512_setzero_si512(), x);
   const __m512i words = _mm512_maddubs_epi16(_mm512_abs_epi8(value), turned);
   return _mm512_add_epi32(acc, _mm512_madd_epi16(words, _mm512_set1_epi16(1)));
 }
-TM_INLINE I dot4bit(I acc, Line w, const int8_t* x) {
-  return _mm512_add_epi32(acc, _mm512_madd_epi16(_mm512_maddubs_epi16(w, broadcast4(x)), _mm512_set1_epi16(1)));
+TM_INLINE I dot4bit(I acc, Line w, Quad x) {
+  return _mm512_add_epi32(acc, _mm512_madd_epi16(_mm512_maddubs_epi16(w, x), _mm512_set1_epi16(1)));
 }
 #endif
 #if defined(TM_BF16)
 TM_INLINE F dot_pairs(F acc, Line w, Line x) { return _mm512_dpbf16_ps(acc, (__m512bh)w, (__m512bh)x); }
+// Rows a and b of 32 bf16 -> 32 dwords (a[i], b[i]) in the order that `unmix` undoes on sums.
+TM_INLINE Line mix_low(Line a, Line b) { return _mm512_unpacklo_epi16(a, b); }
+TM_INLINE Line mix_high(Line a, Line b) { return _mm512_unpackhi_epi16(a, b); }
+TM_INLINE void unmix(F low, F high, F* first, F* second) {
+  const __m512i front = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const __m512i back = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+  *first = _mm512_permutex2var_ps(low, front, high);
+  *second = _mm512_permutex2var_ps(low, back, high);
+}
 TM_INLINE Line splat_pair(const void* x) {
   int32_t pair;
   std::memcpy(&pair, x, 4);

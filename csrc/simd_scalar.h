@@ -12,7 +12,7 @@ namespace TM_NS {
 constexpr int kRows = 2;  // register tile of matmuls: rows x vectors of 16 columns
 constexpr int kVectors = 1;
 constexpr int kQuantRows = 2;
-constexpr int kQuantVectors = 1;
+constexpr int quant_vectors(int) { return 1; }
 constexpr bool kPairs = false;  // a dot product of bf16 pairs in one instruction
 
 typedef float F __attribute__((vector_size(64)));
@@ -91,14 +91,16 @@ TM_INLINE F as_f(Line a) { return bits<F>(a); }
 TM_INLINE Line low_nibbles(Line a) { return a & 0x0f0f0f0fu; }
 TM_INLINE Line high_nibbles(Line a) { return a >> 4 & 0x0f0f0f0fu; }
 // 16 columns x 4 weights against 4 activations. int8 weights are stored as weight + 128, int4 as weight + 8.
-TM_INLINE I dot4(I acc, Line w, const int8_t* x) {
+// A sum that starts at kStart times the activations' sum ends at the product of the signed weights.
+constexpr int32_t kStart8 = -128, kStart4 = -8;
+using Quad = const int8_t*;
+TM_INLINE Quad splat_quad(const int8_t* x) { return x; }
+TM_INLINE I dot4(I acc, Line w, Quad x) {
   for (int k = 0; k < 4; ++k) acc += bits<I>(w >> (8 * k) & 255) * static_cast<int32_t>(x[k]);
   return acc;
 }
-TM_INLINE I start8(int32_t sum) { return isplat(-128 * sum); }
-TM_INLINE I start4(int32_t sum) { return isplat(-8 * sum); }
-TM_INLINE I dot8bit(I acc, Line w, const int8_t* x) { return dot4(acc, w, x); }
-TM_INLINE I dot4bit(I acc, Line w, const int8_t* x) { return dot4(acc, w, x); }
+TM_INLINE I dot8bit(I acc, Line w, Quad x) { return dot4(acc, w, x); }
+TM_INLINE I dot4bit(I acc, Line w, Quad x) { return dot4(acc, w, x); }
 
 TM_INLINE F even_half(Line a) { return bits<F>(a << 16); }  // the first bf16 of each pair
 TM_INLINE F odd_half(Line a) { return bits<F>(a & 0xffff0000u); }
