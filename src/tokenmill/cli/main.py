@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from tokenmill.cli import bench, chat, doctor, generate
+from tokenmill.cli import bench, chat, doctor, generate, serve
 from tokenmill.cli.errors import told
 from tokenmill.core.config import calm_threads
 
@@ -15,6 +15,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.command("serve")(told(serve.serve))
 app.command("generate")(told(generate.generate))
 app.command("chat")(told(chat.chat))
 app.command("doctor")(told(doctor.doctor))

@@ -89,6 +89,73 @@ class SpeculateOptions:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ListenOptions:
+    """Where the server listens, and who may speak to it."""
+
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(8000, "Port to listen on (0: any free one).")
+    uds: str | None = option(None, "Unix socket to listen on instead of host and port.")
+    api_key: list[str] | None = option(None, "Key that clients must send (may be repeated).")
+    root_path: str = option("", "Path prefix that a proxy strips.")
+    allowed_hosts: list[str] | None = option(None, "Further Host names to answer to (`*`: any).")
+    allowed_origins: list[str] | None = option(None, "Origins of web pages that may call the API (`*`: any).")
+    ssl_keyfile: str | None = option(None, "TLS key file.")
+    ssl_certfile: str | None = option(None, "TLS certificate file.")
+    ssl_ca_certs: str | None = option(None, "CA file; clients must then show a certificate.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitOptions:
+    """Ceilings of the server; each refuses before the first byte of an answer."""
+
+    max_num_queued_reqs: int = option(1024, "Outputs that may be open or waiting; more get 503.", "max_queued_requests")
+    max_body_bytes: int = option(16 << 20, "Largest request body; larger ones get 413.")
+    max_header_bytes: int = option(64 << 10, "Largest request head; larger ones get 431.")
+    max_connections: int = option(4096, "Open connections; more get 503.")
+    max_n: int = option(128, "Most outputs per prompt.")
+    max_logprobs: int = option(20, "Most log-probabilities per token.")
+    max_stop: int = option(16, "Most stop strings.")
+    requests_per_minute: int = option(0, "Requests per minute and key (0: no limit).")
+    tokens_per_minute: int = option(0, "Prompt and output tokens per minute and key (0: no limit).")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatienceOptions:
+    """How long the server waits for whom."""
+
+    request_timeout: float = option(3600.0, "Seconds after which a request is ended (0: never).")
+    read_timeout: float = option(30.0, "Seconds in which a client must have sent its request.")
+    write_timeout: float = option(60.0, "Seconds after which a reader that takes nothing is dropped.")
+    text_timeout: float = option(10.0, "Seconds for templating and tokenising one request.")
+    watchdog_timeout: float = option(120.0, "Seconds without progress after which an engine is restarted.")
+    max_restarts: int = option(5, "Engine deaths per minute after which the server gives up.")
+    shutdown_timeout: float = option(30.0, "Seconds that running requests get to finish after SIGTERM.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """How the server behaves."""
+
+    engines: int = option(1, "Engine processes (data parallel); 0: the engine runs in the server's process.")
+    response_role: str = option("assistant", "Role of chat answers.")
+    chat_template: str | None = option(None, "File with a chat template that replaces the model's.")
+    default_chat_template_kwargs: dict[str, Any] | None = option(None, "Arguments for the chat template (JSON).")
+    trust_request_chat_template: bool = option(False, "Accept chat templates from requests.")
+    enable_force_include_usage: bool = option(False, "Send usage in every stream.")
+    enable_per_request_metrics: bool = option(False, "Put timings into answers.")
+    log_level: str = option("info", "How much to log.", choices=("debug", "info", "warning", "error"))
+    log_json: bool = option(True, "Log lines as JSON; never prompts, outputs or keys.")
+
+
+SERVER_GROUPS: dict[str, type] = {
+    "listen": ListenOptions,
+    "limits": LimitOptions,
+    "patience": PatienceOptions,
+    "serve": ServeOptions,
+}
+"""Options of the server alone; engines know nothing of them."""
+
 GROUPS: dict[str, type] = {
     "model": ModelOptions,
     "cache": CacheOptions,
@@ -109,10 +176,20 @@ class EngineConfig:
     speculate: SpeculateOptions = field(default_factory=SpeculateOptions)
 
 
-def all_options() -> dict[str, tuple[str, Field, Any]]:
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """All options of a server, its engine's apart."""
+
+    listen: ListenOptions = field(default_factory=ListenOptions)
+    limits: LimitOptions = field(default_factory=LimitOptions)
+    patience: PatienceOptions = field(default_factory=PatienceOptions)
+    serve: ServeOptions = field(default_factory=ServeOptions)
+
+
+def all_options(groups: Mapping[str, type] = GROUPS) -> dict[str, tuple[str, Field, Any]]:
     """Flat option name -> (group name, field, type)."""
     found = {}
-    for group, cls in GROUPS.items():
+    for group, cls in groups.items():
         hints = get_type_hints(cls)
         for item in fields(cls):
             found[item.name] = (group, item, hints[item.name])
@@ -121,9 +198,20 @@ def all_options() -> dict[str, tuple[str, Field, Any]]:
 
 def make_config(environment: Mapping[str, str] | None = None, **flat: Any) -> EngineConfig:
     """EngineConfig from flat names; unset ones come from TOKENMILL_* variables, then from the defaults."""
-    known = all_options()
+    return EngineConfig(**_read_groups(GROUPS, environment, flat))
+
+
+def make_server_config(environment: Mapping[str, str] | None = None, **flat: Any) -> ServerConfig:
+    """ServerConfig from flat names, as make_config does it."""
+    return ServerConfig(**_read_groups(SERVER_GROUPS, environment, flat))
+
+
+def _read_groups(
+    groups: Mapping[str, type], environment: Mapping[str, str] | None, flat: Mapping[str, Any]
+) -> dict[str, Any]:
+    known = all_options(groups)
     names = {alias: name for name, (_, item, _) in known.items() for alias in item.metadata["aliases"]}
-    chosen: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
+    chosen: dict[str, dict[str, Any]] = {group: {} for group in groups}
     environment = os.environ if environment is None else environment
     for name, (group, _, kind) in known.items():
         text = environment.get(f"TOKENMILL_{name.upper()}")
@@ -139,7 +227,7 @@ def make_config(environment: Mapping[str, str] | None = None, **flat: Any) -> En
     for values in chosen.values():
         for name, value in values.items():
             _check(name, value, known[name][1], known[name][2])
-    return EngineConfig(**{group: GROUPS[group](**values) for group, values in chosen.items()})
+    return {group: groups[group](**values) for group, values in chosen.items()}
 
 
 def override(config: EngineConfig, group: str, **values: Any) -> EngineConfig:
@@ -191,6 +279,15 @@ _POSITIVE = frozenset(
         "num_gpu_blocks_override",
         "kv_cache_memory_bytes",
         "gpu_memory_utilization",
+        "max_num_queued_reqs",
+        "max_body_bytes",
+        "max_header_bytes",
+        "max_connections",
+        "max_n",
+        "read_timeout",
+        "write_timeout",
+        "text_timeout",
+        "watchdog_timeout",
     }
 )
 

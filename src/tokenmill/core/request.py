@@ -215,7 +215,11 @@ def _check_contradictions(p: SamplingParams) -> None:
 
 
 class Request(msgspec.Struct, kw_only=True):
-    """One accepted prompt with its parameters; `prompt_ids` are checked against the vocabulary by the engine."""
+    """One accepted prompt with its parameters; `prompt_ids` are checked against the vocabulary by the engine.
+
+    A replayed request carries what an engine that died has already said: `emitted[i]` are the tokens of output i,
+    `ended` the outputs that need nothing more. The border between prompt and output stays where it was.
+    """
 
     id: str
     prompt_ids: list[int]
@@ -227,6 +231,8 @@ class Request(msgspec.Struct, kw_only=True):
     adapter: int = 0
     seed: int = 0
     deadline: float | None = None
+    emitted: list[list[int]] = []
+    ended: list[int] = []
 
 
 class TokenLogprob(msgspec.Struct, gc=False):

@@ -81,6 +81,21 @@ class Roster:
         seq.rank = self.policy.rank(seq)
         heapq.heappush(self.waiting, (seq.rank, seq.id, seq))
 
+    def resume(self, group: SequenceGroup) -> None:
+        """A replayed request: each output goes on behind what it has said; the prefix cache shares the prompt."""
+        request = group.request
+        group.spawned = True
+        for index in range(group.num_outputs):
+            said = request.emitted[index] if index < len(request.emitted) else []
+            constraint = group.constraint.fork() if group.constraint is not None else None
+            if constraint is not None and said:
+                constraint.accept(said)
+            seq = self.new_sequence(group, [*request.prompt_ids, *said], constraint)
+            if index in request.ended:
+                self.finish(seq)
+            else:
+                self.wait(seq)
+
     def spawn(self, parent: Sequence) -> None:
         """The prompt is planned: its further samples share it and recompute only its last token."""
         group = parent.group

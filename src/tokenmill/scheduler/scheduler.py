@@ -48,6 +48,7 @@ class Scheduler:
         self.flying: deque[Flight] = deque()
         self.epoch = 0
         self.careful = 0
+        self.suspect = -1
         self._next_plan = 0
 
     # ------------------------------------------------------------ requests
@@ -57,6 +58,9 @@ class Scheduler:
         request = group.request
         assert request.id not in self.roster.groups, f"request id {request.id} is in use"
         self.roster.groups[request.id] = group
+        if any(request.emitted) and not group.search.width:
+            self.roster.resume(group)
+            return
         seq = self.roster.new_sequence(group, list(request.prompt_ids), group.constraint)
         self.roster.wait(seq)
 
@@ -116,6 +120,7 @@ class Scheduler:
                 and plain
                 and seq.group.spawned
                 and not (seq.fresh or seq.leaving or seq.needs_host or seq.appended or seq.constraint)
+                and not seq.group.sampling.has_processors
                 and (not seq.inflight or self.limits.chains)
             ):  # the common case, spelled out: one more token of a row that the devices know, in a block it has
                 rows.append(seq.row)
@@ -301,12 +306,14 @@ class Scheduler:
     def _failed(self, flight: Flight, reason: str) -> list[TokenDelta]:
         """A whole step failed: forget what it and the later plans would have written, send every row again.
 
-        Retried with half as many sequences each time; a sequence that fails alone is the one to blame.
+        Retried with half as many sequences each time; a sequence that fails alone, twice, is the one to blame.
         """
         self.counters.failures += 1
         self.epoch += 1
         deltas: list[TokenDelta] = []
-        blamed = flight.seqs[0] if len(flight.seqs) == 1 else None
+        alone = flight.seqs[0] if len(flight.seqs) == 1 else None
+        blamed = alone if alone is not None and alone.id == self.suspect else None
+        self.suspect = alone.id if alone is not None else self.suspect
         for record in [flight, *self.flying]:
             self.tables.cache.retract(record.nodes)
             for seq in record.seqs:

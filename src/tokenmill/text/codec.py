@@ -48,6 +48,23 @@ class Tokenizer:
             shown = PieceTable(rules, self.id_to_token, self._added, frozenset())
             self._tables = shown, PieceTable(rules, self.id_to_token, self._added, self.special_ids)
 
+    def state(self) -> dict[str, Any]:
+        """Plain data from which `from_state` makes an equal tokenizer in another process."""
+        return {
+            "inner": self._inner.to_str(),
+            "special_strings": self.special_strings,
+            "chat_template": self.chat_template,
+            "eos_ids": list(self.eos_ids),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Tokenizer:
+        """The tokenizer whose `state` this is."""
+        settings = TokenizerSettings(state["special_strings"], state["chat_template"])
+        made = cls(tokenizers.Tokenizer.from_str(state["inner"]), settings)
+        made.eos_ids = tuple(state["eos_ids"])
+        return made
+
     @cached_property
     def control_ids(self) -> frozenset[int]:
         """Ids that text encoded with allow_special=False never contains."""

@@ -1,0 +1,149 @@
+"""`tokenmill serve`: the HTTP server. Owns: its flags, the configuration file, and what a person sees at start.
+
+Must not know: torch, endpoints.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Mapping
+from dataclasses import Field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import typer
+
+from tokenmill.cli.flags import MODEL, engine_flags, flag, settle, with_flags
+from tokenmill.cli.loading import size
+from tokenmill.core.config import SERVER_GROUPS, all_options, make_server_config
+from tokenmill.core.errors import ParameterError
+
+if TYPE_CHECKING:
+    import inspect
+
+    from tokenmill.server.backend import ModelInfo
+
+_PANELS = {"listen": "Listening", "limits": "Limits", "patience": "Patience", "serve": "Serving"}
+MAX_FILE_BYTES = 1 << 20
+
+
+def _flag(name: str, group: str, item: Field[Any], kind: Any) -> inspect.Parameter:
+    """The flag of one server option."""
+    plain = next(k for k in getattr(kind, "__args__", (kind,)) if k is not type(None))
+    settings: dict[str, Any] = {"rich_help_panel": _PANELS[group]}
+    if kind == list[str] | None:
+        plain = list[str]
+    elif item.metadata["choices"]:
+        plain = Literal[item.metadata["choices"]]
+    elif plain not in (str, int, float, bool):
+        plain, settings["parser"] = Any, functools.partial(_json_object, name)
+    default = (
+        "" if item.default in (None, False, "") else f" (default: {'on' if item.default is True else item.default})"
+    )
+    return flag(name, plain, item.metadata["help"] + default, **settings)
+
+
+def _json_object(name: str, text: str) -> Any:
+    import json
+
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"--{name.replace('_', '-')} wants JSON: {error}") from error
+    return value
+
+
+SERVER_FLAGS = {
+    name: _flag(name, group, item, kind) for name, (group, item, kind) in all_options(SERVER_GROUPS).items()
+}
+
+
+@engine_flags
+@with_flags("server", SERVER_FLAGS)
+def serve(
+    model: str = MODEL,
+    config: Path = typer.Option(None, "--config", help="YAML file with any of these options (flags win over it)."),
+    *,
+    server: dict[str, Any],
+    options: dict[str, Any],
+) -> None:
+    """Serve a model over HTTP with OpenAI's API."""
+    filed_engine, filed_server = _read_file(config)
+    engine_config, _ = settle(
+        model, {**filed_engine, **options} if model is None else _without_model(filed_engine, options)
+    )
+    server_config = make_server_config(**{**filed_server, **server})
+    from tokenmill.server.logs import set_up_logs
+    from tokenmill.server.run import Hooks, serve
+
+    set_up_logs(server_config.serve)
+    keyed = bool(server_config.listen.api_key)
+    hooks = Hooks(
+        loading=lambda name: _say(f"tokenmill: loading {name} ..."),
+        serving=lambda url, info: _say("\n".join(banner(url, info, keyed=keyed))),
+    )
+    status = serve(engine_config, server_config, hooks)
+    if status:
+        raise typer.Exit(status)
+
+
+def _without_model(filed: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """A model that is typed wins over the file's."""
+    return {**{name: value for name, value in filed.items() if name != "model"}, **options}
+
+
+def _read_file(path: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(engine options, server options) of a YAML file; dashes and underscores are the same."""
+    if path is None:
+        return {}, {}
+    import yaml
+
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ParameterError(f"--config {path} is larger than {MAX_FILE_BYTES} bytes.")
+        found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ParameterError(f"--config {path} cannot be read: {error}.") from error
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise ParameterError(f"--config {path} must hold a mapping of option names to values.")
+    named = {name.replace("-", "_"): value for name, value in found.items()}
+    for many in ("api_key", "allowed_hosts", "allowed_origins"):
+        if isinstance(named.get(many), str):
+            named[many] = [named[many]]
+    ours = all_options(SERVER_GROUPS)
+    mine = {name: value for name, value in named.items() if name in ours}
+    return {name: value for name, value in named.items() if name not in ours}, mine
+
+
+def banner(url: str, info: ModelInfo, *, keyed: bool) -> list[str]:
+    """What a person needs to begin: the model, what fits, the address, and a line to paste."""
+    facts = info.details
+    lines = [
+        f"{info.names[0]}: {size(facts.get('weight_bytes', 0))} of weights in {facts.get('dtype')} on "
+        f"{facts.get('device')}, loaded in {facts.get('load_s', 0.0):.1f} s",
+    ]
+    blocks = facts.get("num_blocks") or []
+    if blocks and facts.get("block_size"):
+        held = min(blocks) * facts["block_size"]
+        full = held // max(1, info.max_model_len)
+        lines.append(
+            f"context {info.max_model_len:,} tokens; K/V cache of {held:,} tokens: {full:,} full contexts at once, "
+            f"at most {info.max_rows} requests in a batch"
+        )
+    lines += [f"note: {reason}" for reason in facts.get("reasons", ())]
+    lines.append(f"listening on {url}/v1" if not url.startswith("unix:") else f"listening on {url}")
+    lines.append(f"  {curl(url, info.names[0], keyed=keyed)}")
+    return lines
+
+
+def curl(url: str, model: str, *, keyed: bool) -> str:
+    """A command that gets an answer."""
+    where = f"--unix-socket {url.removeprefix('unix:')} http://localhost" if url.startswith("unix:") else url
+    key = " -H 'Authorization: Bearer KEY'" if keyed else ""
+    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    return f"curl {where}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

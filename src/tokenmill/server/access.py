@@ -1,0 +1,98 @@
+"""Who may speak to the server. Owns: keys, Host and Origin checks, and CORS headers. Must not know: endpoints.
+
+Keys are kept as digests and compared in constant time, each of them, whatever matched before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from tokenmill.core.config import ListenOptions
+from tokenmill.server.errors import HttpError
+
+OPEN_PATHS = frozenset({"/health", "/ready"})
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+CORS_METHODS = b"GET, POST, OPTIONS"
+CORS_HEADERS = b"authorization, content-type, x-api-key, x-request-id"
+MAX_KEY = 1024
+
+
+def digest(key: str | bytes) -> bytes:
+    """What is kept and compared instead of a key."""
+    return hashlib.sha256(key.encode() if isinstance(key, str) else key).digest()
+
+
+def shown(key_digest: bytes) -> str:
+    """How a key appears in logs and rate limits."""
+    return key_digest.hex()[:12]
+
+
+class Access:
+    """The rules of one server."""
+
+    def __init__(self, options: ListenOptions) -> None:
+        self.keys = [digest(key) for key in options.api_key or ()]
+        self.origins = frozenset(options.allowed_origins or ())
+        self.hosts = frozenset(h.lower() for h in options.allowed_hosts or ())
+        listens_locally = options.uds is not None or _is_local(options.host)
+        self.any_host = "*" in self.hosts or not (listens_locally or self.hosts)
+
+    def tenant(self, path: str, headers: Mapping[bytes, bytes]) -> str:
+        """The name of the key's owner; 401 without a right key where one is needed."""
+        if not self.keys or path in OPEN_PATHS:
+            return "anonymous"
+        given = digest(_given_key(headers))
+        found = 0
+        for number, key in enumerate(self.keys, 1):
+            found |= number * hmac.compare_digest(key, given)
+        if not found:
+            raise HttpError(401, "A valid API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key'.")
+        return shown(given)
+
+    def check_host(self, headers: Mapping[bytes, bytes]) -> None:
+        """403 for a name that is not ours: a page that rebinds its own name to this address must not get through."""
+        if self.any_host:
+            return
+        host = _host_name(headers.get(b"host", b"").decode("latin-1"))
+        if host not in _LOCAL and host not in self.hosts:
+            raise HttpError(403, "This Host is not served here (--allowed-hosts adds names).")
+
+    def check_origin(self, headers: Mapping[bytes, bytes]) -> bytes | None:
+        """The Origin to allow in CORS headers, None without one; 403 for a foreign page."""
+        origin = headers.get(b"origin")
+        if origin is None:
+            return None
+        text = origin.decode("latin-1")
+        if "*" in self.origins or text in self.origins:
+            return origin
+        if urlsplit(text).netloc.lower() == headers.get(b"host", b"").decode("latin-1").lower():
+            return None  # our own page
+        raise HttpError(403, "This Origin may not call the API (--allowed-origins adds origins).")
+
+
+def _given_key(headers: Mapping[bytes, bytes]) -> bytes:
+    value = headers.get(b"authorization", b"")
+    if value[:7].lower() == b"bearer ":
+        return value[7:].strip()[:MAX_KEY]
+    return headers.get(b"x-api-key", b"")[:MAX_KEY]
+
+
+def _is_local(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _host_name(value: str) -> str:
+    """The name in a Host header, without port and brackets."""
+    value = value.strip().lower()
+    if value.startswith("["):
+        return value[1:].partition("]")[0]
+    return value.rpartition(":")[0] if value.count(":") == 1 else value

@@ -1,0 +1,51 @@
+"""What every endpoint needs. Owns: one record per server; made in `app.py`. Must not know: anything else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tokenmill.core.config import ServeOptions, ServerConfig
+from tokenmill.server.backend import Backend
+from tokenmill.server.errors import HttpError
+from tokenmill.server.gate import Gate
+from tokenmill.server.metrics import Metrics
+from tokenmill.server.text import TextWorkers
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """Ceilings that flags set."""
+
+    n: int = 128
+    logprobs: int = 20
+    stop: int = 16
+
+
+@dataclass(slots=True)
+class Context:
+    """One server's parts."""
+
+    backend: Backend
+    config: ServerConfig
+    gate: Gate
+    metrics: Metrics
+    text: TextWorkers
+    limits: RequestLimits
+    chat_template: str | None = None
+
+    @property
+    def options(self) -> ServeOptions:
+        """How the server behaves."""
+        return self.config.serve
+
+    def check_model(self, name: str | None) -> str:
+        """The name that the answer carries; 404 for one that is not served."""
+        names = self.backend.info.names
+        if name is None or name == "":
+            return names[0]
+        if name not in names:
+            shown = name[:100]
+            raise HttpError(
+                404, f"The model {shown!r} does not exist here; this server has {names[0]!r}.", param="model"
+            )
+        return name

@@ -1,0 +1,129 @@
+"""The engine's side of the server. Owns: taking commands, stepping, and one report per step.
+
+Runs in a process of its own, or in a thread. Must not know: how messages travel, HTTP, text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from tokenmill.core.errors import UserError
+from tokenmill.core.request import TokenDelta
+from tokenmill.core.sequence import WAITING, SequenceGroup
+from tokenmill.engine.build import Built
+from tokenmill.server.backend import EngineStats
+from tokenmill.server.engines.wire import Abort, Add, Command, News, Ready, Report
+
+BEAT_S = 0.25
+"""An idle engine says that it lives this often; a busy one does so with every step."""
+
+Receive = Callable[[float], list[Command] | None]
+"""Commands that have come, waiting at most this long for one; None: the other side wants the loop to end."""
+
+
+def describe(built: Built, load_s: float) -> Ready:
+    """What the server must know of a loaded engine."""
+    facts: dict[str, Any] = msgspec.to_builtins(built.facts)
+    facts["root"] = str(built.config.model.model)
+    facts["max_rows"] = built.config.schedule.max_num_seqs
+    facts["block_size"] = built.config.cache.block_size
+    facts["priorities"] = built.config.schedule.scheduling_policy == "priority"
+    return Ready(
+        facts=facts,
+        eos_ids=sorted(built.engine.admission.eos_ids),
+        generation=built.generation,
+        tokenizer=built.tokenizer.state() if built.tokenizer is not None else None,
+        load_s=load_s,
+    )
+
+
+class EngineLoop:
+    """Drives one engine until it is told to stop."""
+
+    def __init__(self, built: Built, receive: Receive, send: Callable[[News], None]) -> None:
+        self.built = built
+        self.engine = built.engine
+        self.receive = receive
+        self.send = send
+        self.queued: deque[SequenceGroup] = deque()
+        self.stats_at = 0.0
+        self.tokens_before = 0
+
+    def run(self) -> None:
+        """Until Stop, or until `receive` says that nobody listens any more."""
+        while True:
+            commands = self.receive(0.0 if self.engine.has_work else BEAT_S)
+            if commands is None:
+                break
+            report = Report()
+            for command in commands:
+                self._take(command, report)
+            if self.engine.has_work:
+                report.deltas += self.engine.step()
+            self._finish(report)
+        self.engine.close()
+
+    def _take(self, command: Command, report: Report) -> None:
+        if isinstance(command, Add):
+            self._add(command, report)
+        elif isinstance(command, Abort):
+            # Terminal deltas of an aborted request have no reader; those of n - 1 other outputs come by themselves.
+            self.engine.abort(command.request_id, command.index)
+
+    def _add(self, command: Add, report: Report) -> None:
+        request = command.request
+        admission = self.engine.admission
+        try:
+            if command.pooling is not None:
+                group = admission.check_embedding(request, command.pooling)
+            else:
+                group = admission.check(request, 0)
+            self.engine.scheduler.add(group)
+        except UserError as error:
+            report.refused.append((request.id, str(error), error.param))
+        except Exception as error:  # one broken request must not end the others
+            text = f"the request could not be accepted ({type(error).__name__})"
+            report.deltas += [
+                TokenDelta(request.id, i, [], finish="error", error=text) for i in range(request.params.num_sequences)
+            ]
+        else:
+            self.queued.append(group)
+            if command.ack:
+                report.accepted.append(request.id)
+
+    def _finish(self, report: Report) -> None:
+        while self.queued and (not self.queued[0].sequences or self.queued[0].sequences[0].status != WAITING):
+            report.started.append(self.queued.popleft().request.id)
+        counters = self.engine.scheduler.counters
+        total = counters.prompt_tokens + counters.output_tokens
+        report.tokens, self.tokens_before = total - self.tokens_before, total
+        now = time.monotonic()
+        if now - self.stats_at > BEAT_S or not self.engine.has_work:
+            self.stats_at = now
+            report.stats = self.stats()
+        self.send(report)
+
+    def stats(self) -> EngineStats:
+        """Gauges and totals of now."""
+        scheduler = self.engine.scheduler
+        roster, c = scheduler.roster, scheduler.counters
+        running = len(roster.running)
+        return EngineStats(
+            running=running,
+            waiting=sum(1 for _, _, seq in roster.waiting if seq.status == WAITING),
+            kv_usage=scheduler.tables.usage(),
+            kv_blocks=sum(pool.num_blocks for pool in scheduler.tables.pools),
+            prompt_tokens=c.prompt_tokens,
+            cached_tokens=c.cached_tokens,
+            output_tokens=c.output_tokens,
+            preemptions=c.preemptions,
+            failures=c.failures,
+            drafted=c.drafted,
+            accepted=c.accepted,
+            steps=c.steps,
+        )

@@ -1,0 +1,96 @@
+"""Who may come in now. Owns: open requests per key, the queue's ceiling, rate limits, fair share, and draining.
+
+Refusals happen here, before any work and before the first byte. Must not know: HTTP details, engines.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tokenmill.server.errors import HttpError
+
+
+@dataclass(slots=True)
+class Tenant:
+    """One key's use of the server. `requests` and `tokens` are what its rate limits still grant."""
+
+    open: int = 0
+    requests: float = 0.0
+    tokens: float = 0.0
+    refilled: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GateLimits:
+    """Ceilings; 0 means no limit for the rates. `tenants`: keys that share the capacity."""
+
+    capacity: int = 1024
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    tenants: int = 1
+
+
+@dataclass(slots=True)
+class Gate:
+    """Counts outputs (a request with n = 4 counts four)."""
+
+    limits: GateLimits
+    on_reject: Callable[[str], None] = lambda reason: None
+    clock: Callable[[], float] = time.monotonic
+    open: int = 0
+    draining: bool = False
+    tenants: dict[str, Tenant] = field(default_factory=dict)
+
+    def enter(self, name: str, count: int = 1) -> None:
+        """Take `count` places for a key, or raise what the client should be told."""
+        if self.draining:
+            self._refuse(503, "draining", "The server is shutting down.", 5)
+        tenant = self._tenant(name)
+        self._check_rates(tenant)
+        share = self.limits.capacity
+        if self.limits.tenants > 1:  # half is kept for everybody's guaranteed part, half is first come, first served
+            own = max(1, share // (2 * self.limits.tenants))
+            borrowed = sum(max(0, t.open - own) for t in self.tenants.values())
+            left = share - own * self.limits.tenants - borrowed
+            if tenant.open + count > own and count > left + max(0, own - tenant.open):
+                self._refuse(429, "share", "This key has its share of the server's requests open already.", 1)
+        elif self.open + count > share:
+            self._refuse(503, "queue_full", f"{self.open} requests are open; the server takes no more than {share}.", 1)
+        tenant.open += count
+        tenant.requests -= 1
+        self.open += count
+
+    def leave(self, name: str, count: int = 1, tokens: int = 0) -> None:
+        """Give the places back; `tokens` that the request used count against the key's rate."""
+        tenant = self._tenant(name)
+        tenant.open -= count
+        tenant.tokens -= tokens
+        self.open -= count
+
+    def _tenant(self, name: str) -> Tenant:
+        tenant = self.tenants.get(name)
+        if tenant is None:
+            tenant = self.tenants[name] = Tenant(
+                requests=float(self.limits.requests_per_minute),
+                tokens=float(self.limits.tokens_per_minute),
+                refilled=self.clock(),
+            )
+        return tenant
+
+    def _check_rates(self, tenant: Tenant) -> None:
+        limits, now = self.limits, self.clock()
+        minutes, tenant.refilled = (now - tenant.refilled) / 60.0, now
+        tenant.requests = min(limits.requests_per_minute, tenant.requests + minutes * limits.requests_per_minute)
+        tenant.tokens = min(limits.tokens_per_minute, tenant.tokens + minutes * limits.tokens_per_minute)
+        if limits.requests_per_minute and tenant.requests < 1:
+            wait = (1 - tenant.requests) / limits.requests_per_minute * 60
+            self._refuse(429, "requests_per_minute", "Too many requests per minute for this key.", wait)
+        if limits.tokens_per_minute and tenant.tokens <= 0:
+            wait = (1 - tenant.tokens) / limits.tokens_per_minute * 60
+            self._refuse(429, "tokens_per_minute", "Too many tokens per minute for this key.", wait)
+
+    def _refuse(self, status: int, reason: str, message: str, retry_after: float) -> None:
+        self.on_reject(reason)
+        raise HttpError(status, message, retry_after=retry_after)

@@ -1,0 +1,228 @@
+"""What every request passes first. Owns: access, the body's ceiling and deadline, disconnects, ids, logs, figures.
+
+A plain ASGI function around the app: nothing behind it sees a request that is too large, foreign, or gone.
+Must not know: what endpoints do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from tokenmill.core.config import ServerConfig
+from tokenmill.server.access import CORS_HEADERS, CORS_METHODS, OPEN_PATHS, Access
+from tokenmill.server.errors import HttpError, describe_error, error_bytes, error_headers
+from tokenmill.server.metrics import Metrics
+
+log = logging.getLogger("tokenmill.access")
+_ID = re.compile(rb"^[\x21-\x7e]{1,128}$")
+_TYPES = (b"application/json", b"text/json", b"application/octet-stream", b"")
+Headers = dict[bytes, bytes]
+
+
+class Guard:
+    """The outermost ASGI application of the server."""
+
+    def __init__(self, app: Any, config: ServerConfig, metrics: Metrics, routes: frozenset[str]) -> None:
+        self.app = app
+        self.config = config
+        self.metrics = metrics
+        self.routes = routes
+        self.access = Access(config.listen)
+        self.writing: dict[asyncio.Task[Any], float] = {}
+        self.open = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self.app(scope, receive, send)
+            return
+        await _Visit(self, scope, receive, send).run()
+
+    async def drop_slow_readers(self) -> None:
+        """End streams whose reader has taken nothing for too long; runs for ever."""
+        limit = self.config.patience.write_timeout
+        while True:
+            await asyncio.sleep(min(5.0, limit / 4))
+            now = asyncio.get_running_loop().time()
+            for task, since in list(self.writing.items()):
+                if now - since > limit:
+                    self.metrics.reject("slow_reader")
+                    task.cancel()
+
+
+class _Visit:
+    """One HTTP request on its way."""
+
+    def __init__(self, guard: Guard, scope: Any, receive: Any, send: Any) -> None:
+        self.guard, self.scope, self.receive, self.send = guard, scope, receive, send
+        self.headers: Headers = dict(scope["headers"])
+        given = self.headers.get(b"x-request-id", b"")
+        self.id = given.decode() if _ID.match(given) else uuid.uuid4().hex
+        self.status = 0
+        self.tenant = "anonymous"
+        self.origin: bytes | None = None
+        self.sent = 0
+        self.began = time.monotonic()
+
+    async def run(self) -> None:
+        guard = self.guard
+        guard.open += 1
+        guard.metrics.load.set(guard.open)
+        state = self.scope.setdefault("state", {})
+        state["request_id"] = self.id
+        state["writing"] = guard.writing
+        try:
+            await self._serve(state)
+        except Exception as error:
+            await self._refuse(error)
+        finally:
+            guard.open -= 1
+            guard.metrics.load.set(guard.open)
+            self._note()
+
+    async def _serve(self, state: dict[str, Any]) -> None:
+        access, path, method = self.guard.access, self.scope["path"], self.scope["method"]
+        path = path.removeprefix(self.guard.config.listen.root_path) or "/"
+        access.check_host(self.headers)
+        self.origin = access.check_origin(self.headers)
+        if method == "OPTIONS" and self.origin is not None and b"access-control-request-method" in self.headers:
+            await self._preflight()
+            return
+        self.tenant = state["tenant"] = access.tenant(path, self.headers)
+        if path in OPEN_PATHS or method in ("GET", "HEAD", "OPTIONS"):
+            await self.guard.app(self.scope, self.receive, self._send)
+            return
+        body = await self._body()
+        await self._watched(body)
+
+    async def _body(self) -> bytes:
+        """The whole body, within its ceiling and its time."""
+        limit = self.guard.config.limits.max_body_bytes
+        if self.headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise HttpError(415, "Compressed bodies are not accepted.")
+        kind = self.headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+        if kind not in _TYPES:
+            raise HttpError(415, "The body must be JSON (Content-Type: application/json).")
+        length = self.headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > limit:
+            raise HttpError(413, f"The body is larger than {limit} bytes.")
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self.guard.config.patience.read_timeout):
+                while True:
+                    message = await self.receive()
+                    if message["type"] == "http.disconnect":
+                        raise _GoneError
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > limit:
+                        raise HttpError(413, f"The body is larger than {limit} bytes.")
+                    if not message.get("more_body"):
+                        return b"".join(parts)
+        except TimeoutError:
+            raise HttpError(408, "The body did not arrive in time.") from None
+
+    async def _watched(self, body: bytes) -> None:
+        """Run the app; a client that leaves cancels it."""
+        task = asyncio.current_task()
+        assert task is not None
+        gone = False
+
+        async def watch() -> None:
+            nonlocal gone
+            while (await self.receive())["type"] != "http.disconnect":
+                pass
+            gone = True
+            task.cancel()
+
+        unread = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> dict[str, Any]:
+            return unread.pop() if unread else {"type": "http.disconnect"}
+
+        watcher = asyncio.get_running_loop().create_task(watch())
+        try:
+            await self.guard.app(self.scope, receive, self._send)
+        except asyncio.CancelledError:
+            self.status = self.status or 499
+            if not gone and self.scope["state"].get("abort") is not None:
+                self.scope["state"]["abort"]()  # a reader that stopped reading would never drain the buffer
+            if task.uncancel() > 0:
+                raise
+        finally:
+            watcher.cancel()
+
+    async def _send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = list(message.get("headers", ()))
+            headers.append((b"x-request-id", self.id.encode()))
+            headers += self._cors()
+            message = {**message, "headers": headers}
+        await self.send(message)
+
+    def _cors(self) -> list[tuple[bytes, bytes]]:
+        return [(b"access-control-allow-origin", self.origin), (b"vary", b"origin")] if self.origin else []
+
+    async def _preflight(self) -> None:
+        headers = [(b"access-control-allow-methods", CORS_METHODS), (b"access-control-allow-headers", CORS_HEADERS)]
+        await self._send({"type": "http.response.start", "status": 204, "headers": headers})
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def _refuse(self, error: Exception) -> None:
+        if isinstance(error, _GoneError):
+            self.status = 499
+            return
+        found = describe_error(error)
+        if found.status >= 500:
+            log.error(
+                "request failed", exc_info=error if found.status == 500 else None, extra={"data": {"id": self.id}}
+            )
+        if self.status:
+            return  # the answer had begun
+        await refuse(self._send, found, close=found.status in (408, 413, 415))
+
+    def _note(self) -> None:
+        path = self.scope["path"]
+        handler = path if path in self.guard.routes else "other"
+        seconds = time.monotonic() - self.began
+        metrics, method = self.guard.metrics, self.scope["method"]
+        known = method if method in ("GET", "POST", "OPTIONS", "HEAD", "DELETE", "PUT", "PATCH") else "OTHER"
+        metrics.http.labels(handler, known, f"{self.status // 100}xx").inc()
+        metrics.http_seconds.labels(handler, known).observe(seconds)
+        if log.isEnabledFor(logging.INFO) and path not in OPEN_PATHS and path != "/metrics":
+            data = {
+                "id": self.id,
+                "method": known,
+                "path": handler,
+                "status": self.status,
+                "ms": round(seconds * 1e3, 2),
+                "key": self.tenant,
+            }
+            log.info("request", extra={"data": data})
+
+
+class _GoneError(Exception):
+    """The client left before its request was whole."""
+
+
+async def refuse(send: Callable[[Any], Any], found: HttpError, *, close: bool = False) -> None:
+    """Answer with an error object."""
+    body = error_bytes(found)
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers += [(k.encode(), v.encode()) for k, v in error_headers(found).items()]
+    if found.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if close:
+        headers.append((b"connection", b"close"))
+    with contextlib.suppress(OSError):
+        await send({"type": "http.response.start", "status": found.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})

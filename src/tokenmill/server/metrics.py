@@ -1,0 +1,189 @@
+"""Numbers for Prometheus under vLLM's names, and our own under `tokenmill:`. Owns: one registry per server.
+
+Must not know: endpoints, engines' insides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from tokenmill.core.request import Request
+from tokenmill.server.backend import Backend, EngineStats, Timeline
+
+TTFT = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+GAP = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+LATENCY = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+REASONS = ("stop", "length", "abort", "error", "repetition")
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A request that has ended."""
+
+    request: Request
+    timeline: Timeline
+    num_tokens: int
+    reason: str
+    at: float
+
+
+def token_edges(longest: int) -> list[int]:
+    """1, 2, 5, 10, ... up to the context's length."""
+    edges: list[int] = []
+    scale = 1
+    while scale <= longest:
+        edges += [m * scale for m in (1, 2, 5) if m * scale <= longest]
+        scale *= 10
+    return edges or [1]
+
+
+class Metrics:
+    """All series of one server."""
+
+    def __init__(self, backend: Backend, model: str) -> None:
+        self.registry = CollectorRegistry()
+        self.labels = {"model_name": model, "engine": "0"}
+        edges = token_edges(backend.info.max_model_len)
+        self.ttft = self._histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", TTFT)
+        self.gap = self._histogram("vllm:inter_token_latency_seconds", "Between tokens.", GAP)
+        self.per_token = self._histogram("vllm:request_time_per_output_token_seconds", "Mean gap of a request.", GAP)
+        self.e2e = self._histogram("vllm:e2e_request_latency_seconds", "Arrival to end.", LATENCY)
+        self.queue = self._histogram("vllm:request_queue_time_seconds", "Arrival to first step.", LATENCY)
+        self.prefill = self._histogram("vllm:request_prefill_time_seconds", "First step to first token.", LATENCY)
+        self.decode = self._histogram("vllm:request_decode_time_seconds", "First to last token.", LATENCY)
+        self.inference = self._histogram("vllm:request_inference_time_seconds", "First step to last token.", LATENCY)
+        self.prompt = self._histogram("vllm:request_prompt_tokens", "Prompt tokens.", edges)
+        self.generation = self._histogram("vllm:request_generation_tokens", "Output tokens.", edges)
+        self.max_generation = self._histogram("vllm:request_max_num_generation_tokens", "Longest output.", edges)
+        self.params_n = self._histogram("vllm:request_params_n", "Outputs asked for.", (1, 2, 5, 10, 20))
+        self.params_max = self._histogram("vllm:request_params_max_tokens", "Most tokens asked for.", edges)
+        self.step_tokens = self._histogram("vllm:iteration_tokens", "Tokens per step.", STEP_TOKENS, "_total")
+        success = Counter(
+            "vllm:request_success",
+            "Ended requests.",
+            ["model_name", "engine", "finished_reason"],
+            registry=self.registry,
+        )
+        self.success = {r: success.labels(**self.labels, finished_reason=r) for r in REASONS}
+        names = ["handler", "method", "status"]
+        self.http = Counter("http_requests", "HTTP requests.", names, registry=self.registry)
+        self.http_seconds = Histogram(
+            "http_request_duration_seconds", "HTTP durations.", ["handler", "method"], registry=self.registry
+        )
+        self.rejected = Counter("tokenmill:rejected", "Refused requests.", ["reason"], registry=self.registry)
+        self.load = Gauge("tokenmill:open_http_requests", "HTTP requests being served.", registry=self.registry)
+        self.registry.register(_EngineSeries(backend, self.labels["model_name"]))
+
+    def _histogram(self, name: str, text: str, buckets: Iterable[float], suffix: str = "") -> Any:
+        made = Histogram(name + suffix, text, ["model_name", "engine"], buckets=tuple(buckets), registry=self.registry)
+        return made.labels(**self.labels)
+
+    def saw_gap(self, seconds: float) -> None:
+        """One inter-token latency."""
+        self.gap.observe(seconds)
+
+    def reject(self, reason: str) -> None:
+        """A request was refused before any work."""
+        self.rejected.labels(reason).inc()
+
+    def saw_step(self, tokens: int) -> None:
+        """A step computed this many tokens."""
+        if tokens:
+            self.step_tokens.observe(tokens)
+
+    def finished(self, end: Finished) -> None:
+        """A request has ended: its whole life is counted now."""
+        t, params = end.timeline, end.request.params
+        self.success.get(end.reason, self.success["error"]).inc()
+        self.e2e.observe(end.at - t.arrival)
+        self.prompt.observe(len(end.request.prompt_ids))
+        self.generation.observe(end.num_tokens)
+        self.max_generation.observe(end.num_tokens)
+        self.params_n.observe(params.n)
+        if params.max_tokens is not None:
+            self.params_max.observe(params.max_tokens)
+        if t.started is not None:
+            self.queue.observe(max(0.0, t.started - t.arrival))
+        if t.first_token is not None and t.last_token is not None:
+            started = min(t.started if t.started is not None else t.arrival, t.first_token)
+            self.ttft.observe(t.first_token - t.arrival)
+            self.prefill.observe(t.first_token - started)
+            self.decode.observe(t.last_token - t.first_token)
+            self.inference.observe(t.last_token - started)
+            if end.num_tokens > 1:
+                self.per_token.observe((t.last_token - t.first_token) / (end.num_tokens - 1))
+
+    def render(self) -> bytes:
+        """The text that Prometheus reads."""
+        return generate_latest(self.registry)
+
+
+_GAUGES = {
+    "vllm:num_requests_running": ("running", "Requests in the batch."),
+    "vllm:num_requests_waiting": ("waiting", "Requests that wait for the batch."),
+    "vllm:kv_cache_usage_perc": ("kv_usage", "Share of K/V blocks in use."),
+    "tokenmill:kv_blocks": ("kv_blocks", "K/V blocks."),
+}
+_COUNTERS = {
+    "vllm:prompt_tokens": ("prompt_tokens", "Prompt tokens computed or found in the cache."),
+    "vllm:generation_tokens": ("output_tokens", "Tokens generated."),
+    "vllm:num_preemptions": ("preemptions", "Preemptions."),
+    "vllm:prefix_cache_hits": ("cached_tokens", "Prompt tokens found in the prefix cache."),
+    "vllm:prompt_tokens_cached": ("cached_tokens", "Prompt tokens found in the prefix cache."),
+    "vllm:prefix_cache_queries": ("queries", "Prompt tokens looked up in the prefix cache."),
+    "vllm:spec_decode_num_draft_tokens": ("drafted", "Draft tokens."),
+    "vllm:spec_decode_num_accepted_tokens": ("accepted", "Draft tokens that were right."),
+    "tokenmill:steps": ("steps", "Steps."),
+    "tokenmill:failed_steps": ("failures", "Steps that failed as a whole."),
+}
+
+
+class _EngineSeries:
+    """Gauges and totals that the engines report, read when Prometheus asks."""
+
+    def __init__(self, backend: Backend, model: str) -> None:
+        self.backend = backend
+        self.model = model
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        engines = self.backend.stats()
+        labels = ["model_name", "engine"]
+        for name, (field, text) in _GAUGES.items():
+            gauge = GaugeMetricFamily(name, text, labels=labels)
+            for number, stats in enumerate(engines):
+                gauge.add_metric([self.model, str(number)], _value(stats, field))
+            yield gauge
+        for name, (field, text) in _COUNTERS.items():
+            counter = CounterMetricFamily(name, text, labels=labels)
+            for number, stats in enumerate(engines):
+                counter.add_metric([self.model, str(number)], _value(stats, field))
+            yield counter
+        info = GaugeMetricFamily("vllm:cache_config_info", "The K/V cache.", labels=["engine", "num_gpu_blocks"])
+        for number, stats in enumerate(engines):
+            info.add_metric([str(number), str(stats.kv_blocks)], 1)
+        yield info
+        for name, value in self.backend.counters().items():
+            yield GaugeMetricFamily(f"tokenmill:{name}", name.replace("_", " "), value)
+
+
+def _value(stats: EngineStats, field: str) -> float:
+    if field == "queries":
+        return stats.prompt_tokens + stats.cached_tokens
+    if field == "prompt_tokens":  # vLLM counts all prompt tokens here, cached ones too
+        return stats.prompt_tokens + stats.cached_tokens
+    return getattr(stats, field)

@@ -1,0 +1,262 @@
+"""POST /v1/completions. Owns: prompts of every form (text, ids, batches), echo, and answers in completion shape.
+
+Must not know: engines, sockets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenmill.core.errors import ParameterError
+from tokenmill.core.request import CompletionOutput, RequestOutput, TextDelta
+from tokenmill.server.context import Context
+from tokenmill.server.errors import describe_error, error_object
+from tokenmill.server.openai.job import Job, Task
+from tokenmill.server.openai.logprobs import CompletionColumns, TokenNames, prompt_rows
+from tokenmill.server.openai.sampling import sampling_params, truncate
+from tokenmill.server.openai.schemas import CompletionRequest
+from tokenmill.server.openai.unbuilt import COMPLETION, refuse_unbuilt
+from tokenmill.server.sse import DONE, PlainChunks, event
+
+_SLOT = "\u0000"
+
+
+@dataclass(slots=True)
+class Completion:
+    """A completion request that has been read and sent to the engine."""
+
+    context: Context
+    body: CompletionRequest
+    job: Job
+    id: str
+    model: str
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def columns(self) -> CompletionColumns:
+        """Fresh logprob columns for one choice."""
+        names = TokenNames(self.context.backend.info.tokenizer, bool(self.body.return_tokens_as_token_ids))
+        return CompletionColumns(names, self.body.logprobs or 0)
+
+    def echo_text(self, task: Task) -> str:
+        """The prompt as text."""
+        request = task.request
+        return request.prompt if request.prompt is not None else self.context.text.decode(request.prompt_ids) or ""
+
+    def place(self, task: Task, index: int) -> int:
+        """The choice's index among all prompts' choices."""
+        return task.index * task.request.params.n + index
+
+    @property
+    def only_echo(self) -> bool:
+        """max_tokens = 0: nothing but the prompt is wanted."""
+        return self.body.max_tokens == 0
+
+
+async def open_completion(
+    context: Context, body: CompletionRequest, raw: dict[str, Any], job: Job, base: str
+) -> Completion:
+    """Tokenise, check and send all prompts; raises before anything is answered."""
+    refuse_unbuilt(raw, COMPLETION)
+    model = context.check_model(body.model)
+    prompts = _prompts(body.prompt)
+    _check(context, body)
+    params = sampling_params(
+        body if not (body.echo and body.logprobs is not None) else _scored(body),
+        context.backend.info.generation,
+        context.limits,
+        max_tokens=1 if body.max_tokens == 0 else body.max_tokens,
+        logprobs=body.logprobs,
+        detokenize=context.backend.info.tokenizer is not None,
+    )
+    if len(prompts) * params.num_sequences > 1:
+        job.grow(len(prompts) * params.num_sequences - 1)
+    read = []
+    for prompt in prompts:
+        text, ids = await context.text.read(prompt, add_special_tokens=body.add_special_tokens)
+        cut = truncate(ids, body, context.backend.info.max_model_len, body.max_tokens)
+        read.append((text if len(cut) == len(ids) else None, cut))
+    await job.start(f"cmpl-{base}", read, params, priority=body.priority, salt=body.cache_salt or "")
+    return Completion(context, body, job, f"cmpl-{base}", model)
+
+
+def _prompts(given: Any) -> list[Any]:
+    """One prompt or several: a list of integers is one."""
+    return [given] if isinstance(given, str) or isinstance(given[0], int) else given
+
+
+def _scored(body: CompletionRequest) -> CompletionRequest:
+    """Echo with logprobs wants the prompt's too."""
+    if body.stream:
+        raise ParameterError("echo with logprobs is not available in streams.", param="echo")
+    return body.model_copy(update={"prompt_logprobs": max(body.logprobs or 0, body.prompt_logprobs or 0)})
+
+
+def _check(context: Context, body: CompletionRequest) -> None:
+    if body.max_tokens == 0 and not body.echo:
+        raise ParameterError("max_tokens must be at least 1 (0 needs echo).", param="max_tokens")
+    if body.priority and not context.backend.info.priorities:
+        raise ParameterError("priority needs a server started with --scheduling-policy priority.", param="priority")
+
+
+# ---------------------------------------------------------------- whole
+
+
+async def whole_answer(completion: Completion) -> dict[str, Any]:
+    """text_completion with all prompts' choices."""
+    choices = []
+    for task, accumulator in await completion.job.gather():
+        result = accumulator.output()
+        choices += [_choice(completion, task, result, out) for out in result.outputs]
+    answer: dict[str, Any] = {
+        "id": completion.id,
+        "object": "text_completion",
+        "created": completion.created,
+        "model": completion.model,
+        "choices": choices,
+        "service_tier": None,
+        "system_fingerprint": None,
+        "usage": _usage(completion),
+    }
+    if completion.context.options.enable_per_request_metrics:
+        answer["metrics"] = completion.job.timings()
+    return answer
+
+
+def _usage(completion: Completion) -> dict[str, Any]:
+    usage = completion.job.usage()
+    if completion.only_echo:
+        usage["total_tokens"] -= usage["completion_tokens"]
+        usage["completion_tokens"] = 0
+    return usage
+
+
+def _choice(completion: Completion, task: Task, result: RequestOutput, out: CompletionOutput) -> dict[str, Any]:
+    body = completion.body
+    text, ids, rows = out.text, out.token_ids, list(out.logprobs or [])
+    if completion.only_echo:
+        text, ids, rows = "", [], []
+    columns = None
+    if body.logprobs is not None:
+        if body.echo and result.prompt_logprobs is not None:
+            columns = completion.columns().take([*result.prompt_logprobs, *rows], [*result.prompt_token_ids, *ids])
+        else:
+            columns = completion.columns().take(rows, ids)
+    choice: dict[str, Any] = {
+        "index": completion.place(task, out.index),
+        "text": (completion.echo_text(task) if body.echo else "") + text,
+        "logprobs": columns,
+        "finish_reason": "length" if completion.only_echo else out.finish_reason,
+        "stop_reason": out.stop_reason,
+        "prompt_logprobs": prompt_rows(result.prompt_logprobs) if body.prompt_logprobs is not None else None,
+    }
+    if body.return_token_ids:
+        choice["token_ids"] = ids
+        choice["prompt_token_ids"] = task.request.prompt_ids
+    return choice
+
+
+# ---------------------------------------------------------------- streamed
+
+
+class CompletionStream:
+    """Chunks of all choices."""
+
+    def __init__(self, completion: Completion) -> None:
+        self.completion = completion
+        body = completion.body
+        options = body.stream_options
+        forced = completion.context.options.enable_force_include_usage
+        self.usage_at_end = forced or bool(options and options.include_usage)
+        self.usage_always = bool(options and options.include_usage and options.continuous_usage_stats)
+        self.plain: dict[int, PlainChunks] = {}
+        self.started: set[int] = set()
+        self.columns: dict[int, CompletionColumns] = {}
+        self.held: dict[int, list[TextDelta]] = {}
+        rich = body.logprobs is not None or body.return_token_ids or self.usage_always or body.stream_interval
+        self.simple = not rich and not completion.only_echo
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """All events; an error after the start is an event too, and [DONE] always ends the stream."""
+        try:
+            async for batch in self.completion.job.batches():
+                data = b"".join([self._events(task, delta) for task, delta in batch])
+                if data:
+                    yield data
+            if self.usage_at_end:
+                last = {**self._chunk(0, ""), "choices": [], "usage": _usage(self.completion)}
+                if self.completion.context.options.enable_per_request_metrics:
+                    last["metrics"] = self.completion.job.timings()
+                yield event(last)
+        except Exception as error:
+            found = describe_error(error)
+            yield event(error_object(found.status, found.message, found.param))
+        yield DONE
+
+    def _events(self, task: Task, delta: TextDelta) -> bytes:
+        index = self.completion.place(task, delta.index)
+        head = b"" if index in self.started else self._first(task, index)
+        if self.simple and delta.finish_reason is None:
+            if not delta.text:
+                return head
+            plain = self.plain.get(index)
+            if plain is None:
+                plain = self.plain[index] = PlainChunks(self._chunk(index, _SLOT))
+            return head + plain.chunk(delta.text)
+        return head + self._full(index, delta)
+
+    def _first(self, task: Task, index: int) -> bytes:
+        self.started.add(index)
+        body = self.completion.body
+        if not body.echo and not body.return_token_ids:
+            return b""
+        text = self.completion.echo_text(task) if body.echo else ""
+        chunk = self._chunk(index, text)
+        if body.return_token_ids:
+            chunk["choices"][0]["prompt_token_ids"] = task.request.prompt_ids
+        return event(self._with_usage(chunk))
+
+    def _full(self, index: int, delta: TextDelta) -> bytes:
+        body = self.completion.body
+        held = self.held.setdefault(index, [])
+        held.append(delta)
+        gathered = sum(len(d.token_ids) for d in held)
+        if (
+            delta.finish_reason is None
+            and gathered < (body.stream_interval or 1)
+            and not (gathered == 0 and delta.text)
+        ):
+            return b""
+        self.held[index] = []
+        empty = self.completion.only_echo
+        ids = [] if empty else [t for d in held for t in d.token_ids]
+        chunk = self._chunk(index, "" if empty else "".join(d.text for d in held))
+        choice = chunk["choices"][0]
+        if body.logprobs is not None:
+            columns = self.columns.get(index)
+            if columns is None:
+                columns = self.columns[index] = self.completion.columns()
+            rows = [] if empty else [row for d in held for row in d.logprobs or ()]
+            choice["logprobs"] = columns.take(rows, ids)
+        if body.return_token_ids:
+            choice["token_ids"] = ids
+        if delta.finish_reason is not None:
+            choice["finish_reason"] = "length" if empty else delta.finish_reason
+            choice["stop_reason"] = delta.stop_reason
+        return event(self._with_usage(chunk))
+
+    def _with_usage(self, chunk: dict[str, Any]) -> dict[str, Any]:
+        if self.usage_always:
+            chunk["usage"] = _usage(self.completion)
+        return chunk
+
+    def _chunk(self, index: int, text: str) -> dict[str, Any]:
+        return {
+            "id": self.completion.id,
+            "object": "text_completion",
+            "created": self.completion.created,
+            "model": self.completion.model,
+            "choices": [{"index": index, "text": text, "logprobs": None, "finish_reason": None}],
+        }

@@ -1,0 +1,61 @@
+"""POST /v1/embeddings. Owns: inputs of every form, and vectors as lists or base64. Must not know: engines."""
+
+from __future__ import annotations
+
+import array
+import base64
+import math
+import sys
+from typing import Any
+
+from tokenmill.core.errors import ParameterError
+from tokenmill.server.context import Context
+from tokenmill.server.openai.job import Job
+from tokenmill.server.openai.sampling import truncate
+from tokenmill.server.openai.schemas import EmbeddingRequest
+from tokenmill.server.openai.unbuilt import EMBEDDING, refuse_unbuilt
+
+
+async def embed(context: Context, body: EmbeddingRequest, raw: dict[str, Any], job: Job) -> dict[str, Any]:
+    """One vector per input, in order."""
+    refuse_unbuilt(raw, EMBEDDING)
+    model = context.check_model(body.model)
+    given = body.input
+    inputs: Any = [given] if isinstance(given, str) or isinstance(given[0], int) else given
+    if len(inputs) > 1:
+        job.grow(len(inputs) - 1)
+    prompts = []
+    for prompt in inputs:
+        text, ids = await context.text.read(prompt, add_special_tokens=body.add_special_tokens)
+        prompts.append((text, truncate(ids, body, context.backend.info.max_model_len, 1)))
+    vectors = await job.embed(prompts, body.pooling, priority=body.priority)
+    usage = job.usage()
+    return {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": i, "embedding": _encode(_shorten(vector, body.dimensions), body)}
+            for i, vector in enumerate(vectors)
+        ],
+        "model": model,
+        "usage": {"prompt_tokens": usage["prompt_tokens"], "total_tokens": usage["prompt_tokens"]},
+    }
+
+
+def _shorten(vector: list[float], dimensions: int | None) -> list[float]:
+    """The first entries, made a unit vector again."""
+    if dimensions is None:
+        return vector
+    if dimensions > len(vector):
+        raise ParameterError(f"dimensions is more than this model has ({len(vector)}).", param="dimensions")
+    part = vector[:dimensions]
+    length = math.sqrt(sum(x * x for x in part)) or 1.0
+    return [x / length for x in part]
+
+
+def _encode(vector: list[float], body: EmbeddingRequest) -> list[float] | str:
+    if body.encoding_format == "float":
+        return vector
+    values = array.array("f", vector)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return base64.b64encode(values.tobytes()).decode()

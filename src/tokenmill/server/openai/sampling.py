@@ -1,0 +1,116 @@
+"""From request fields to SamplingParams. Owns: the order request value, generation_config, neutral; limits by flag.
+
+Must not know: HTTP, engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tokenmill.core.errors import ParameterError
+from tokenmill.core.request import SamplingParams
+from tokenmill.engine.prompts import default_params
+from tokenmill.server.context import RequestLimits
+from tokenmill.server.openai.schemas import SamplingFields
+
+_FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_AS_GIVEN = (
+    "best_of",
+    "use_beam_search",
+    "length_penalty",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "prompt_logprobs",
+    "allowed_token_ids",
+    "bad_words",
+)
+
+
+def sampling_params(
+    body: SamplingFields,
+    generation: Mapping[str, Any],
+    limits: RequestLimits,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    detokenize: bool = True,
+) -> SamplingParams:
+    """Checked parameters; ParameterError names the field that is wrong."""
+    _check_limits(body, limits, logprobs)
+    neutral = SamplingParams() if body.use_beam_search else default_params(generation)
+    values: dict[str, Any] = {name: getattr(body, name) for name in _AS_GIVEN}
+    for name in _FROM_MODEL:
+        given = getattr(body, name)
+        values[name] = getattr(neutral, name) if given is None else given
+    return SamplingParams(
+        **values,
+        n=body.n or 1,
+        typical_p=1.0 if body.typical_p is None else body.typical_p,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        logit_bias=_bias(body.logit_bias),
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        structured_outputs=_structure(body),
+        detokenize=detokenize,
+    )
+
+
+def truncate(ids: list[int], body: Any, max_model_len: int, max_tokens: int | None) -> list[int]:
+    """Keep `truncate_prompt_tokens` tokens: the last ones, or the first with truncation_side = right; -1: what fits."""
+    keep = body.truncate_prompt_tokens
+    if keep is None:
+        return ids
+    if keep == 0:
+        raise ParameterError("truncate_prompt_tokens must be -1 or at least 1.", param="truncate_prompt_tokens")
+    if keep == -1:
+        keep = max(1, max_model_len - max(1, max_tokens or 1))
+    return ids[:keep] if getattr(body, "truncation_side", None) == "right" else ids[-keep:]
+
+
+def _check_limits(body: SamplingFields, limits: RequestLimits, logprobs: int | None) -> None:
+    if max(body.n or 1, body.best_of or 1) > limits.n:
+        raise ParameterError(f"n is more than this server allows ({limits.n}).", param="n")
+    if max(logprobs or 0, body.prompt_logprobs or 0) > limits.logprobs:
+        raise ParameterError(f"logprobs is more than this server allows ({limits.logprobs}).", param="logprobs")
+    if isinstance(body.stop, list) and len(body.stop) > limits.stop:
+        raise ParameterError(f"stop holds more strings than this server allows ({limits.stop}).", param="stop")
+    if body.stream and body.prompt_logprobs is not None:
+        raise ParameterError("prompt_logprobs is not available in streams.", param="prompt_logprobs")
+    if body.stream and (body.use_beam_search or (body.best_of or 1) > (body.n or 1)):
+        raise ParameterError(
+            "use_beam_search and best_of choose among finished outputs, so they cannot be streamed.", param="stream"
+        )
+    if body.stream_options is not None and not body.stream:
+        raise ParameterError("stream_options needs stream = true.", param="stream_options")
+
+
+def _bias(given: Mapping[str, float] | None) -> dict[int, float] | None:
+    """Values are clamped to [-100, 100], as OpenAI's and vLLM's are."""
+    return {int(k): max(-100.0, min(100.0, v)) for k, v in given.items()} if given else None
+
+
+def _structure(body: SamplingFields) -> dict[str, Any] | None:
+    """structured_outputs as the engine takes it; response_format is another spelling of it."""
+    form, given = body.response_format, body.structured_outputs
+    given = {k: v for k, v in (given or {}).items() if v not in (None, False)} or None
+    if form is None or form.type == "text":
+        return given
+    if given is not None:
+        raise ParameterError("Give response_format or structured_outputs, not both.", param="response_format")
+    if form.type == "json_object":
+        return {"json_object": True}
+    if form.type == "structural_tag":
+        raise ParameterError(
+            "response_format structural_tag is not supported in this version.", param="response_format"
+        )
+    if form.json_schema is None or form.json_schema.schema_ is None:
+        raise ParameterError("response_format json_schema needs json_schema.schema.", param="response_format")
+    return {"json": form.json_schema.schema_}

@@ -1,0 +1,228 @@
+"""OpenAI's requests as pydantic models. Owns: field types and bounds; what is not built yet is refused by name.
+
+Values are strict (a boolean is no number, a string is no number, NaN is refused); unknown fields are ignored.
+Must not know: engines, HTTP.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from tokenmill.core.request import MAX_LOGPROBS, MAX_N, MAX_STOP, MAX_STOP_CHARS
+
+STRICT = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
+StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARS)]
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+
+
+class StreamOptions(BaseModel):
+    """What a stream carries besides deltas."""
+
+    model_config = STRICT
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class JsonSchemaFormat(BaseModel):
+    """The schema of response_format json_schema."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)
+    name: str = Field(max_length=256)
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """Text, any JSON object, or JSON of a schema."""
+
+    model_config = STRICT
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class SamplingFields(BaseModel):
+    """Fields that both endpoints share; unset ones follow the model's generation_config, then neutral values."""
+
+    model_config = STRICT
+    model: str | None = Field(None, max_length=1024)
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    typical_p: float | None = Field(None, gt=0, le=1)
+    n: int | None = Field(None, ge=1, le=MAX_N)
+    best_of: int | None = Field(None, ge=1, le=MAX_N)
+    use_beam_search: bool = False
+    length_penalty: float = Field(1.0, ge=-100, le=100)
+    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = Field(0, ge=0, le=2**31 - 1)
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, le=2**31 - 1)
+    truncation_side: Literal["left", "right"] | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=1 << 20)] | None = None
+    bad_words: Annotated[list[StopString], Field(max_length=1024)] | None = None
+    logit_bias: dict[Annotated[str, StringConstraints(pattern=r"^[0-9]{1,10}$")], float] | None = Field(
+        None, max_length=4096
+    )
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    stream_interval: int | None = Field(None, ge=1, le=1 << 20)
+    response_format: ResponseFormat | None = None
+    structured_outputs: dict[str, Any] | None = None
+    priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
+    request_id: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")
+    session_id: str | None = Field(None, max_length=256)
+    cache_salt: str | None = Field(None, min_length=1, max_length=128)
+    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
+    timeout: float | None = Field(None, gt=0, le=86_400, description="Seconds after which the request is ended.")
+    user: str | None = None
+
+
+class TextPart(BaseModel):
+    """A piece of a message's text."""
+
+    model_config = STRICT
+    type: Literal["text", "input_text", "output_text", "thinking", "refusal"]
+    text: str | None = None
+    thinking: str | None = None
+    refusal: str | None = None
+
+
+class FunctionCall(BaseModel):
+    """A call that the assistant made earlier."""
+
+    model_config = STRICT
+    name: str = Field(max_length=1024)
+    arguments: str | dict[str, Any] = ""
+
+
+class ToolCall(BaseModel):
+    """One of an assistant message's tool calls."""
+
+    model_config = STRICT
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(BaseModel):
+    """One turn of a conversation."""
+
+    model_config = STRICT
+    role: str = Field(min_length=1, max_length=64)
+    content: str | list[str | TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class FunctionDefinition(BaseModel):
+    """A function that the model may call."""
+
+    model_config = STRICT
+    name: str = Field(min_length=1, max_length=1024)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    """A tool that the model may use."""
+
+    model_config = STRICT
+    type: Literal["function"] = "function"
+    function: FunctionDefinition
+
+
+class ChatRequest(SamplingFields):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=65_536)]
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    max_tokens: Positive | None = None
+    max_completion_tokens: Positive | None = None
+    tools: Annotated[list[Tool], Field(max_length=1024)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    echo: bool = False
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    documents: list[dict[str, Any]] | None = None
+    chat_template: str | None = Field(None, max_length=1 << 20)
+    chat_template_kwargs: dict[str, Any] | None = None
+    include_reasoning: bool = True
+    return_prompt_text: bool | None = None
+
+
+TokenPrompt = Annotated[list[TokenId], Field(min_length=1)]
+TextPrompt = Annotated[str, StringConstraints(min_length=1)]
+
+
+class CompletionRequest(SamplingFields):
+    """POST /v1/completions."""
+
+    prompt: TextPrompt | TokenPrompt | Annotated[list[TextPrompt | TokenPrompt], Field(min_length=1, max_length=1024)]
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    max_tokens: int | None = Field(16, ge=0, le=2**31 - 1)
+    echo: bool | None = False
+    add_special_tokens: bool = True
+
+
+class EmbeddingRequest(BaseModel):
+    """POST /v1/embeddings."""
+
+    model_config = STRICT
+    model: str | None = Field(None, max_length=1024)
+    input: TextPrompt | TokenPrompt | Annotated[list[TextPrompt | TokenPrompt], Field(min_length=1, max_length=2048)]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(None, ge=1, le=1 << 20)
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, le=2**31 - 1)
+    add_special_tokens: bool = True
+    pooling: Literal["last", "mean"] = "last"
+    priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
+    timeout: float | None = Field(None, gt=0, le=86_400)
+    request_id: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")
+    user: str | None = None
+
+
+class TokenizeRequest(BaseModel):
+    """POST /tokenize: a prompt, or messages."""
+
+    model_config = STRICT
+    model: str | None = Field(None, max_length=1024)
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    return_token_strs: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+
+
+class DetokenizeRequest(BaseModel):
+    """POST /detokenize."""
+
+    model_config = STRICT
+    model: str | None = Field(None, max_length=1024)
+    tokens: list[TokenId]

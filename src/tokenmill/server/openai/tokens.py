@@ -1,0 +1,83 @@
+"""POST /tokenize and /detokenize, GET /v1/models. Owns: their answers. Must not know: engines' insides."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from tokenmill.core.errors import ParameterError
+from tokenmill.server.context import Context
+from tokenmill.server.openai.chat import template_message
+from tokenmill.server.openai.schemas import DetokenizeRequest, TokenizeRequest
+
+
+async def tokenize(context: Context, body: TokenizeRequest) -> dict[str, Any]:
+    """Ids of a prompt or a conversation."""
+    context.check_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise ParameterError("Give prompt or messages, one of the two.", param="prompt")
+    if body.messages is not None:
+        _, ids = await context.text.chat(
+            [template_message(m) for m in body.messages],
+            chat_template=context.chat_template,
+            chat_template_kwargs=body.chat_template_kwargs,
+            tools=[t.model_dump(exclude_none=True) for t in body.tools] if body.tools else None,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            add_special_tokens=bool(body.add_special_tokens),
+        )
+    else:
+        framed = True if body.add_special_tokens is None else body.add_special_tokens
+        _, ids = await context.text.read(body.prompt or "", add_special_tokens=framed)
+    tokenizer = context.backend.info.tokenizer
+    strings = [tokenizer.id_to_token(i) for i in ids] if body.return_token_strs and tokenizer is not None else None
+    return {
+        "count": len(ids),
+        "max_model_len": context.backend.info.max_model_len,
+        "tokens": ids,
+        "token_strs": strings,
+    }
+
+
+async def detokenize(context: Context, body: DetokenizeRequest) -> dict[str, Any]:
+    """Text of ids."""
+    context.check_model(body.model)
+    if context.backend.info.tokenizer is None:
+        raise ParameterError("This server has no tokenizer.", param="tokens")
+    text = await context.text.run(lambda: context.text.decode(body.tokens))
+    return {"prompt": text}
+
+
+def model_card(context: Context, name: str, created: int) -> dict[str, Any]:
+    """One entry of /v1/models."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "tokenmill",
+        "root": context.backend.info.root,
+        "parent": None,
+        "max_model_len": context.backend.info.max_model_len,
+        "permission": [
+            {
+                "id": f"modelperm-{name}",
+                "object": "model_permission",
+                "created": created,
+                "allow_create_engine": False,
+                "allow_sampling": True,
+                "allow_logprobs": True,
+                "allow_search_indices": False,
+                "allow_view": True,
+                "allow_fine_tuning": False,
+                "organization": "*",
+                "group": None,
+                "is_blocking": False,
+            }
+        ],
+    }
+
+
+def model_list(context: Context, created: int | None = None) -> dict[str, Any]:
+    """All served names."""
+    at = int(time.time()) if created is None else created
+    return {"object": "list", "data": [model_card(context, name, at) for name in context.backend.info.names]}

@@ -1,0 +1,103 @@
+"""Sockets. Owns: ceilings on a request's head and its time, and a way for the app to drop a connection at once.
+
+uvicorn's httptools protocol has no such ceilings; this adds them. Must not know: endpoints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from tokenmill.server.errors import HttpError, error_bytes
+
+MAX_HEADERS = 200
+
+
+def make_protocol(max_head: int, head_timeout: float) -> type[HttpToolsProtocol]:
+    """A protocol class with these ceilings."""
+
+    class BoundedProtocol(HttpToolsProtocol):
+        head_bytes = 0
+        refused = False
+        timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.timer = self.loop.call_later(head_timeout, self._late)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_timer()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            if self.refused:
+                return
+            self.head_bytes += len(data)
+            super().data_received(data)
+            # A head that never ends produces no callback before its line is complete.
+            if self.timer is not None and self.head_bytes > 2 * max_head and not self.refused:
+                self._refuse(431, f"The request's head is larger than {max_head} bytes.")
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self.seen = 0
+            if self.timer is None:
+                self.head_bytes = 0
+                self.timer = self.loop.call_later(head_timeout, self._late)
+
+        def on_url(self, url: bytes) -> None:
+            super().on_url(url)
+            self._count(len(url))
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            self._count(len(name) + len(value) + 4)
+            if not self.refused:
+                super().on_header(name, value)
+
+        def on_headers_complete(self) -> None:
+            self._stop_timer()
+            if self.refused:
+                return
+            self.scope["state"]["abort"] = self.transport.abort
+            super().on_headers_complete()
+
+        def on_body(self, body: bytes) -> None:
+            if not self.refused:
+                super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            if not self.refused:
+                super().on_message_complete()
+
+        def _count(self, size: int) -> None:
+            self.seen += size
+            if not self.refused and (self.seen > max_head or len(self.headers or ()) > MAX_HEADERS):
+                self._refuse(431, f"The request's head is larger than {max_head} bytes or {MAX_HEADERS} lines.")
+
+        def _late(self) -> None:
+            self.timer = None
+            if self.head_bytes:
+                self._refuse(408, "The request's head did not arrive in time.")
+            else:
+                self.transport.close()
+
+        def _refuse(self, status: int, message: str) -> None:
+            self.refused = True
+            self._stop_timer()
+            body = error_bytes(HttpError(status, message))
+            head = f"HTTP/1.1 {status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
+            self.transport.close()
+
+        def send_400_response(self, msg: str) -> None:
+            if not self.refused:
+                self._refuse(400, "The request is not valid HTTP.")
+
+        def _stop_timer(self) -> None:
+            if self.timer is not None:
+                self.timer.cancel()
+                self.timer = None
+
+    return BoundedProtocol

@@ -1,0 +1,249 @@
+"""A server's life. Owns: sockets, loading, signals, draining, and the order in which things end.
+
+Must not know: endpoints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from tokenmill.core.config import EngineConfig, ServerConfig
+from tokenmill.core.errors import UserError
+from tokenmill.server.app import make_app, make_context
+from tokenmill.server.backend import ModelInfo
+from tokenmill.server.context import Context
+from tokenmill.server.engines.fleet import Fleet, FleetOptions
+from tokenmill.server.engines.links import Build, Link, ProcessLink, ThreadLink
+from tokenmill.server.guard import Guard
+from tokenmill.server.protocol import make_protocol
+
+log = logging.getLogger("tokenmill.server")
+BROKEN_EXIT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What the command line wants to know. `loading` is told before, `serving` after the model is loaded."""
+
+    loading: Callable[[str], None] = lambda model: None
+    serving: Callable[[str, ModelInfo], None] = lambda url, info: None
+
+
+def build_default(config: EngineConfig) -> Any:
+    """The real engine; imports torch."""
+    from tokenmill.engine.build import build_engine
+
+    return build_engine(config)
+
+
+def serve(engine: EngineConfig, server: ServerConfig, hooks: Hooks | None = None, build: Build = build_default) -> int:
+    """Serve until a signal; -> the exit status."""
+    import uvloop
+
+    with contextlib.closing(_bind(server)) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(engine, server, hooks or Hooks(), build, sock))
+
+
+def served_names(engine: EngineConfig) -> tuple[str, ...]:
+    """The names of the model: those given (commas separate several), or what was loaded."""
+    given = [name.strip() for name in (engine.model.served_model_name or "").split(",") if name.strip()]
+    return tuple(given) or (engine.model.model,)
+
+
+@contextlib.contextmanager
+def make_fleet(engine: EngineConfig, server: ServerConfig, build: Build) -> Iterator[Fleet]:
+    """Engines in processes (or a thread), with a private folder for their sockets."""
+    folder = tempfile.mkdtemp(prefix="tokenmill-")
+    os.chmod(folder, 0o700)
+
+    def link(number: int, life: int) -> Link:
+        if server.serve.engines == 0:
+            return ThreadLink(build, engine)
+        return ProcessLink(build, engine, f"ipc://{folder}/{number}-{life}")
+
+    options = FleetOptions(
+        engines=max(1, server.serve.engines),
+        watchdog_s=server.patience.watchdog_timeout,
+        max_restarts_per_minute=server.patience.max_restarts,
+    )
+    try:
+        yield Fleet(link, served_names(engine), options)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _serve(engine: EngineConfig, server: ServerConfig, hooks: Hooks, build: Build, sock: socket.socket) -> int:
+    life = Life(server.patience.shutdown_timeout)
+    life.listen_to_signals()
+    with make_fleet(engine, server, build) as fleet:
+        fleet.on_broken = life.give_up
+        hooks.loading(engine.model.model)
+        if not await life.unless_ended(fleet.start()):
+            await fleet.close()
+            return life.status
+        try:
+            context = make_context(fleet, server)
+            fleet.observe = lambda report: context.metrics.saw_step(report.tokens)
+            guard = make_app(context)
+            http = HttpServer(guard, server, sock)
+            await http.start()
+            hooks.serving(_url(server, sock), fleet.info)
+            log.info("serving", extra={"data": {"model": fleet.info.names[0], "url": _url(server, sock)}})
+            await life.wait(context)
+            await http.stop(life.hurry)
+            context.text.close()
+        finally:
+            await fleet.close()
+    return life.status
+
+
+class Life:
+    """From the first signal to the end: refuse new requests, let running ones finish, then stop."""
+
+    def __init__(self, grace: float) -> None:
+        self.grace = grace
+        self.ending = asyncio.Event()
+        self.hurry = asyncio.Event()
+        self.status = 0
+
+    def listen_to_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._signal)
+
+    def _signal(self) -> None:
+        if self.ending.is_set():
+            self.hurry.set()
+        self.ending.set()
+
+    def give_up(self, reason: str) -> None:
+        """The engines cannot be kept alive."""
+        log.error("giving up", extra={"data": {"reason": reason}})
+        self.status = BROKEN_EXIT
+        self.hurry.set()
+        self.ending.set()
+
+    async def unless_ended(self, work: Any) -> bool:
+        """Run something; False when a signal came first (it is then cancelled)."""
+        task = asyncio.ensure_future(work)
+        ended = asyncio.ensure_future(self.ending.wait())
+        await asyncio.wait((task, ended), return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        if task.done():
+            task.result()
+            return True
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        return False
+
+    async def wait(self, context: Context) -> None:
+        """Until a signal, and then until nothing runs, the grace is over, or a second signal."""
+        await self.ending.wait()
+        context.gate.draining = True
+        log.info("draining", extra={"data": {"open": context.gate.open}})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.grace):
+                while context.gate.open and not self.hurry.is_set():
+                    await asyncio.sleep(0.02)
+
+
+class HttpServer:
+    """uvicorn around the guard, on a socket that is bound already, without its signal handling."""
+
+    def __init__(self, guard: Guard, server: ServerConfig, sock: socket.socket) -> None:
+        listen = server.listen
+        self.guard = guard
+        self.sock = sock
+        config = uvicorn.Config(
+            guard,
+            http=make_protocol(server.limits.max_header_bytes, server.patience.read_timeout),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            root_path=listen.root_path,
+            limit_concurrency=server.limits.max_connections,
+            timeout_keep_alive=60,
+            backlog=4096,
+            ssl_keyfile=listen.ssl_keyfile,
+            ssl_certfile=listen.ssl_certfile,
+            ssl_ca_certs=listen.ssl_ca_certs,
+            ssl_cert_reqs=2 if listen.ssl_ca_certs else 0,
+        )
+        self.server = uvicorn.Server(config)
+        self.tasks: list[asyncio.Task[Any]] = []
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.tasks = [
+            loop.create_task(self.server._serve([self.sock])),
+            loop.create_task(self.guard.drop_slow_readers()),
+        ]
+        while not self.server.started and not self.tasks[0].done():
+            await asyncio.sleep(0.005)
+        if self.tasks[0].done():
+            self.tasks[0].result()
+
+    async def stop(self, hurry: asyncio.Event) -> None:
+        """Close the listener; requests that still run are cancelled after a moment."""
+        self.server.config.timeout_graceful_shutdown = 1
+        self.server.should_exit = True
+        self.tasks[1].cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.tasks[0]
+
+
+def _bind(server: ServerConfig) -> socket.socket:
+    """The listening address, taken before the model is loaded, so that a port in use is told at once."""
+    listen = server.listen
+    where = listen.uds or f"{listen.host}:{listen.port}"
+    try:
+        if listen.uds is not None:
+            sock = socket.socket(socket.AF_UNIX)
+            with contextlib.suppress(FileNotFoundError):
+                if _is_stale(listen.uds):
+                    os.unlink(listen.uds)
+            sock.bind(listen.uds)
+            os.chmod(listen.uds, 0o600)
+            return sock
+        family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+        sock = socket.socket(family)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((listen.host, listen.port))
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"Cannot listen on {where}: {reason}. Choose another with --port.", param="port") from error
+    return sock
+
+
+def _is_stale(path: str) -> bool:
+    """A socket file that nobody listens on any more."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return True
+        return False
+
+
+def _url(server: ServerConfig, sock: socket.socket) -> str:
+    listen = server.listen
+    if listen.uds is not None:
+        return f"unix:{listen.uds}"
+    scheme = "https" if listen.ssl_certfile else "http"
+    host = f"[{listen.host}]" if ":" in listen.host else listen.host
+    return f"{scheme}://{host}:{sock.getsockname()[1]}{listen.root_path}"

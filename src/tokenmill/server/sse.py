@@ -1,0 +1,74 @@
+"""Server-sent events as bytes. Owns: chunk encoding with cached borders, and the response that writes them.
+
+Nothing here builds a model per token: a plain text chunk is prefix + JSON string + suffix.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, MutableMapping
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+DONE = b"data: [DONE]\n\n"
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+encode = msgspec.json.Encoder().encode
+Scope = MutableMapping[str, Any]
+
+
+def event(value: Any) -> bytes:
+    """One event."""
+    return b"data: " + encode(value) + b"\n\n"
+
+
+class PlainChunks:
+    """Text chunks of one choice that differ in nothing but the text: `before` and `after` are cached bytes."""
+
+    __slots__ = ("after", "before")
+
+    def __init__(self, template: dict[str, Any], marker: str = "\u0000") -> None:
+        whole = event(template)
+        self.before, self.after = whole.split(encode(marker))
+
+    def chunk(self, text: str) -> bytes:
+        """One event with this text."""
+        return self.before + encode(text) + self.after
+
+
+class EventStream(Response):
+    """A response over an iterator of ready bytes; `close` runs however it ends.
+
+    scope["state"]["writing"] says since when a send has been waiting for its reader, so that one that stopped reading
+    can be dropped.
+    """
+
+    def __init__(
+        self, chunks: AsyncIterator[bytes], close: Callable[[], None], headers: list[tuple[bytes, bytes]] | None = None
+    ) -> None:
+        self.chunks = chunks
+        self.close = close
+        self.status_code = 200
+        self.background = None
+        self.raw_headers = HEADERS + (headers or [])
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        writing: dict[asyncio.Task[Any], float] = scope["state"]["writing"]
+        task = asyncio.current_task()
+        assert task is not None
+        clock = asyncio.get_running_loop().time
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async for data in self.chunks:
+                writing[task] = clock()
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+                del writing[task]
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            writing.pop(task, None)
+            self.close()

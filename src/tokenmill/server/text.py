@@ -1,0 +1,88 @@
+"""Prompts become token ids off the event loop. Owns: a few threads, a time budget, and an early word on huge texts.
+
+Must not know: HTTP, engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from tokenmill.core.errors import ParameterError, TooLargeError, UserError
+from tokenmill.engine.prompts import PromptReader
+from tokenmill.text.codec import Tokenizer
+
+T = TypeVar("T")
+THREADS = 4
+
+
+class TextWorkers:
+    """Reads prompts of one model in threads."""
+
+    def __init__(self, tokenizer: Tokenizer | None, max_model_len: int, *, budget_s: float = 10.0) -> None:
+        self.tokenizer = tokenizer
+        self.reader = PromptReader(tokenizer)
+        self.max_model_len = max_model_len
+        self.budget_s = budget_s
+        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenmill-text")
+        self._longest: int | None = None
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run something in a thread; UserError when it takes too long (its result is then thrown away)."""
+        future = asyncio.get_running_loop().run_in_executor(self.threads, work)
+        try:
+            return await asyncio.wait_for(future, self.budget_s)
+        except TimeoutError:
+            raise UserError(f"The prompt could not be read within {self.budget_s:g} s; shorten it.") from None
+
+    async def read(self, prompt: str | list[int], *, add_special_tokens: bool = True) -> tuple[str | None, list[int]]:
+        """(text, ids) of a prompt given as text or ids."""
+        if isinstance(prompt, list):
+            return None, prompt
+        return await self.run(lambda: (prompt, self._encode(prompt, add_special_tokens)))
+
+    async def chat(self, messages: list[dict[str, Any]], **options: Any) -> tuple[str, list[int]]:
+        """(text, ids) of a conversation; `add_special_tokens` frames the ids as a plain prompt would be."""
+        framed = options.pop("add_special_tokens", False)
+
+        def work() -> tuple[str, list[int]]:
+            self._check_size(sum(len(str(m.get("content") or "")) for m in messages))
+            text, ids = self.reader.chat(messages, **options)
+            if framed and self.tokenizer is not None:
+                before, after = self.tokenizer.frame
+                ids = [*before, *ids, *after]
+            return text, ids
+
+        return await self.run(work)
+
+    def decode(self, ids: list[int]) -> str | None:
+        """Text of some ids, control tokens included; None without a tokenizer."""
+        return None if self.tokenizer is None else self.tokenizer.decode(ids, skip_special_tokens=False)
+
+    def close(self) -> None:
+        """End the threads and the template processes."""
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        self.reader.close()
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        if self.tokenizer is None:
+            raise ParameterError(
+                "This server has no tokenizer, so a prompt must be a list of token ids.", param="prompt"
+            )
+        self._check_size(len(text))
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def _check_size(self, chars: int) -> None:
+        """A text that cannot fit however it is tokenised is refused before the work of tokenising it."""
+        if self.tokenizer is None or chars < self.max_model_len:
+            return
+        if self._longest is None:
+            table = self.tokenizer
+            self._longest = max(len(table.token_bytes(i)) for i in range(table.vocab_size))
+        if chars > self._longest * self.max_model_len:
+            raise TooLargeError(
+                f"The prompt has {chars} characters, which cannot fit into the context of {self.max_model_len} tokens.",
+                param="prompt",
+            )
