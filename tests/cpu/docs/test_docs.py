@@ -1,0 +1,153 @@
+"""What the documents say is so: their code runs, and the files that they name exist."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tokenmill import LLM, SamplingParams
+from tokenmill.cli.main import app
+from tokenmill.core.forward import NormSpec
+from tokenmill.demo import demo_dir
+from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.models import registry
+from tokenmill.quant.dense import DenseWeight
+from tokenmill.testing.tiny import make_tiny
+
+ROOT = Path(__file__).parents[3]
+DOCUMENTS = ["README.md", "ARCHITECTURE.md", *sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
+
+
+def blocks(document: str, language: str = "python") -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE)
+
+
+def names(document: str, **given: Any) -> dict[str, Any]:
+    """The names that a document's only Python block defines."""
+    (code,) = blocks(document)
+    module = types.ModuleType("example")
+    module.__dict__.update(given)
+    exec(compile(code, document, "exec"), module.__dict__)
+    return module.__dict__
+
+
+def test_the_readme_example_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = blocks("README.md")
+    if not (demo_dir("main") / "config.json").exists():
+        code = code.replace('model="demo"', f"model={str(make_tiny(tmp_path))!r}")
+    found: dict[str, Any] = {}
+    exec(compile(code, "README.md", "exec"), found)
+    found["llm"].close()
+    shown = capsys.readouterr().out
+    assert "Once upon a time -> " in shown and "The capital of France is -> " in shown
+    assert all(output.outputs[0].token_ids for output in [*found["outputs"], *found["answers"]])
+
+
+def test_the_verbs_that_the_readme_shows_exist() -> None:
+    lines = re.findall(r"^tokenmill ([a-z ]+?)(?= +[#A-Z-]| *$)", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(lines) >= 4
+    for line in lines:
+        assert CliRunner().invoke(app, [*line.split(), "--help"]).exit_code == 0, line
+    for verb in ("generate", "chat", "doctor", "bench"):
+        assert any(line.split()[0] == verb for line in lines)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_files_that_a_document_names_exist(document: str) -> None:
+    text = (ROOT / document).read_text()
+    for link in re.findall(r"\]\(([^)#]+)\)", text):
+        assert (ROOT / document).parent.joinpath(link).exists(), link
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    for name in re.findall(r"`([\w./-]+(?:/|\.(?:py|h|inl|cpp|toml)))(?::[^`]*)?`", prose):
+        places = [ROOT, ROOT / "src" / "tokenmill", *(ROOT / "src" / "tokenmill").glob("*/")]
+        assert any((place / name).exists() for place in places), name
+
+
+def test_the_models_of_the_readme_are_those_of_the_registry() -> None:
+    row = next(line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| Models |"))
+    plain = re.sub(r"[^a-z0-9]", "", row.lower())
+    for architecture in registry.architectures():
+        family = architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel").lower()
+        family = {"gemma2": "gemma2and3", "gemma3": "gemma2and3", "qwen3moe": "qwen3moe"}.get(family, family)
+        assert family in plain, architecture
+
+
+# ------------------------------------------------------------------ the recipes
+
+
+def test_the_model_of_the_recipe_answers_as_llama_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    example = types.ModuleType("tokenmill.models.example")
+    example.__dict__.update(names("docs/add-a-model.md"))
+    monkeypatch.setitem(sys.modules, "tokenmill.models.example", example)
+    monkeypatch.setitem(registry._FAMILIES, "PlainForCausalLM", "example")
+    folder = make_tiny(tmp_path, architecture="llama")
+    config = json.loads((folder / "config.json").read_text())
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    answers = []
+    for architecture in ("LlamaForCausalLM", "PlainForCausalLM"):
+        (folder / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
+        with LLM(str(folder), num_blocks=64, max_num_seqs=4) as llm:
+            answers.append(llm.generate(["The mill", [5, 6, 7]], params, use_tqdm=False))
+    theirs, ours = ([out.outputs[0].token_ids for out in outs] for outs in answers)
+    assert ours == theirs
+
+
+def test_the_weight_of_the_recipe_joins_splits_and_multiplies() -> None:
+    half = names("docs/add-a-weight-format.md")["HalfWeight"]
+    torch.manual_seed(0)
+    table, other, x = torch.randn(8, 6), torch.randn(4, 6), torch.randn(5, 6)
+    bias = torch.randn(8)
+    ctx = types.SimpleNamespace(kernels=ReferenceKernels())
+    weight = half(table, bias)
+    plain = DenseWeight(weight.dense(), bias)
+    norm = NormSpec(torch.rand(6), 1e-6)
+    residual = torch.randn(5, 8)
+    torch.testing.assert_close(
+        weight.matmul(x, ctx, norm=norm, act="relu", residual=residual),
+        plain.matmul(x, ctx, norm=norm, act="relu", residual=residual),
+    )
+    joined = half(table).concat([half(other)])
+    assert type(joined) is half and joined.shape == (12, 6) and joined.bytes() == 12 * 6 * 2
+    mixed = weight.concat([half(other)])
+    torch.testing.assert_close(mixed.matmul(x, ctx)[:, :8], weight.matmul(x, ctx))
+    torch.testing.assert_close(mixed.matmul(x, ctx)[:, 8:], half(other).matmul(x, ctx))
+    sliced = [weight.split(0, part, 2) for part in range(2)]
+    torch.testing.assert_close(torch.cat([s.matmul(x, ctx) for s in sliced], -1), weight.matmul(x, ctx))
+    summed = sum(weight.split(1, part, 2).matmul(x[:, 3 * part : 3 * part + 3], ctx) for part in range(2))
+    torch.testing.assert_close(summed, weight.matmul(x, ctx))
+    index = torch.tensor([7, 0, 3])
+    torch.testing.assert_close(weight.take(index).dense(), weight.rows(index))
+
+
+def test_the_kernel_of_the_recipe_agrees_with_the_reference_and_counts() -> None:
+    quick = names("docs/add-a-kernel.md")["QuickNorm"]()
+    x, weight = torch.randn(4, 32), torch.rand(32)
+    for spec, fallbacks in ((NormSpec(weight, 1e-5, offset=1.0), 0), (NormSpec(weight, 1e-5, kind="layer"), 1)):
+        torch.testing.assert_close(quick.norm(x, spec), ReferenceKernels().norm(x, spec))
+        assert quick.counters()["norm"]["fallbacks"] == fallbacks
+
+
+def test_the_drafter_of_the_recipe_is_right_often_and_changes_nothing(tmp_path: Path) -> None:
+    folder = str(make_tiny(tmp_path))
+    greedy = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    wild = SamplingParams(temperature=1.0, seed=3, max_tokens=60, ignore_eos=True)
+    prompts = [[5, 6, 7] * 6, [9] * 12, list(range(20, 40))]
+    with LLM(folder, num_blocks=256, max_num_seqs=8) as llm:
+        plain = [llm.generate(prompts, params, use_tqdm=False) for params in (greedy, wild)]
+    config = {"method": "ngram", "num_speculative_tokens": 4}
+    with LLM(folder, num_blocks=256, max_num_seqs=8, speculative_config=config) as llm:
+        llm.engine.scheduler.roster.drafter = names("docs/add-a-drafter.md")["PeriodDrafter"]()
+        guessed = [llm.generate(prompts, params, use_tqdm=False) for params in (greedy, wild)]
+        counters = llm.engine.scheduler.counters
+    assert [[o.outputs[0].token_ids for o in run] for run in guessed] == [
+        [o.outputs[0].token_ids for o in run] for run in plain
+    ]
+    assert 0 < counters.accepted <= counters.drafted
