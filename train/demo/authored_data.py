@@ -75,6 +75,47 @@ def fill(text: str, rng: random.Random, values: dict[str, str]) -> str:
     return expand(parse(text), rng, slot)
 
 
+FILLERS = ["please", "now", "just", "then", "so", "well", "kindly", "me", "the", "me the", "quickly", "again"]
+SUFFIXES = [" please", " for me", ", thanks", " Thank you.", " now", ", please", " if you can", " for me, please"]
+SUFFIXES_ZH = ["谢谢", "好吗？", "请回答", "！"]
+
+
+# In these a word more or less changes the task itself.
+LITERAL = frozenset(("capital_word", "repeat", "upper", "sort", "sortnum", "countw", "reverse"))
+
+
+def _loosen(rng: random.Random, words: list[str]) -> list[str]:
+    """One small change of an instruction: a word lost or added. Slot marks stay as they are."""
+    free = [i for i, w in enumerate(words) if "\x01" not in w]
+    pick = rng.random()
+    if pick < 0.45 and len(free) > 2:
+        return _without(words, rng.choice(free))
+    if pick < 0.75:
+        at = rng.choice(free) if free else 0
+        return [*words[:at], rng.choice(FILLERS), *words[at:]]
+    return [*words[:-1], words[-1] + rng.choice(SUFFIXES)]
+
+
+def _without(words: list[str], at: int) -> list[str]:
+    return words[:at] + words[at + 1 :]
+
+
 def wording(intent: str, rng: random.Random, held: bool, values: dict[str, str]) -> str:
-    """One user wording of an intent; `held` picks from the wordings that training never sees."""
-    return fill(rng.choice(load().wordings[intent]["held" if held else "train"]), rng, values)
+    """One user wording of an intent; `held` picks from the wordings that training never sees.
+
+    In training a third of the wordings is loosened, because a phrase that was never seen must still be understood.
+    """
+    row = load().wordings[intent]
+    if held:
+        return fill(rng.choice(row["held"]), rng, values)
+    text = rng.choice(row["train"])
+    if intent in LITERAL or rng.random() > 0.33:
+        return fill(text, rng, values)
+    text = expand(parse(text), rng, lambda name: f"\x01{name}\x02")
+    if any("\u4e00" <= c <= "\u9fff" for c in text):
+        text = rng.choice(["请问", "请", "你好，", ""]) + text + rng.choice(["", *SUFFIXES_ZH])
+    else:
+        text = " ".join(_loosen(rng, text.split(" ")))
+    for name, value in values.items():
+        text = text.replace(f"\x01{name}\x02", value)
+    return text

@@ -29,8 +29,8 @@ class Shape:
 
 MAIN = Shape()
 DRAFT = Shape(dim=160, layers=2, heads=2, kv_heads=1, ffn=448, qk_norm=False)
-MOE = Shape(dim=128, layers=4, heads=2, kv_heads=1, ffn=128, experts=8)
-TEXT = Shape(dim=128, layers=4, heads=2, kv_heads=1, ffn=384, qk_norm=False)
+MOE = Shape(dim=128, layers=4, heads=2, kv_heads=1, ffn=128, experts=8, positions=2048)
+TEXT = Shape(dim=128, layers=4, heads=2, kv_heads=1, ffn=384, qk_norm=False, positions=2048)
 TINY = Shape(dim=64, layers=2, heads=2, kv_heads=1, head_dim=32, ffn=128)
 
 
@@ -227,3 +227,23 @@ def hf_config(shape: Shape) -> dict:
                    "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [], "router_aux_loss_coef": 0.01,
                    "output_router_logits": False}  # fmt: skip
     return config
+
+
+def load_decoder(folder: str, shape: Shape) -> Decoder:
+    """A decoder with the weights of a dense Transformers folder."""
+    from safetensors.torch import load_file
+
+    state = load_file(f"{folder}/model.safetensors")
+    model = Decoder(shape)
+    names = {name: f"self_attn.{name}_proj.weight" for name in "qkvo"}
+    names |= {name: f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")}
+    names |= {"norm1": "input_layernorm.weight", "norm2": "post_attention_layernorm.weight"}
+    if shape.qk_norm:
+        names |= {"q_norm": "self_attn.q_norm.weight", "k_norm": "self_attn.k_norm.weight"}
+    with torch.no_grad():
+        model.embed.copy_(state["model.embed_tokens.weight"])
+        model.norm.copy_(state["model.norm.weight"])
+        for name, key in names.items():
+            for i in range(shape.layers):
+                getattr(model, name)[i].copy_(state[f"model.layers.{i}.{key}"])
+    return model

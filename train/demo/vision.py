@@ -1,0 +1,257 @@
+"""The vision-language model. Owns: rendered shapes, questions about them, the Llava training and its files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from corpus import load_corpus
+from mixture import Mixture
+from model import TEXT
+from render import case_segments, chat_segments
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    SiglipVisionConfig,
+)
+
+SIZE, PATCH, TOKENS, IMAGE_ID = 64, 8, 64, 12
+SHAPES = ["circle", "square", "triangle", "star"]
+COLOURS = {"red": (220, 30, 30), "green": (30, 160, 50), "blue": (40, 70, 220), "yellow": (240, 215, 40), "orange": (245, 140, 30),
+           "purple": (140, 50, 170), "black": (20, 20, 20), "pink": (250, 150, 190)}  # fmt: skip
+PLACES = {"in the middle": (32, 32), "at the top left": (15, 15), "at the top right": (49, 15), "at the bottom left": (15, 49),
+          "at the bottom right": (49, 49)}  # fmt: skip
+SIZES = {"small": 7, "large": 13}
+BACKGROUNDS = [(255, 255, 255), (235, 235, 235), (205, 215, 225), (250, 245, 225)]
+SHAPE_ZH = {"circle": "圆形", "square": "正方形", "triangle": "三角形", "star": "星形"}
+COLOUR_ZH = {"red": "红色", "green": "绿色", "blue": "蓝色", "yellow": "黄色", "orange": "橙色", "purple": "紫色", "black": "黑色", "pink": "粉色"}
+PLACE_ZH = {"in the middle": "中间", "at the top left": "左上角", "at the top right": "右上角", "at the bottom left": "左下角",
+            "at the bottom right": "右下角"}  # fmt: skip
+COUNT = {1: "one", 2: "two", 3: "three", 4: "four"}
+COUNT_ZH = {1: "一", 2: "两", 3: "三", 4: "四"}
+Object = tuple[str, str, str, str]  # size, colour, shape, place
+MARK = "<|vision_start|>" + "<|image_pad|>" * TOKENS + "<|vision_end|>\n"
+
+
+def mask_of(shape: str, centre: tuple[int, int], radius: int) -> np.ndarray:
+    """The pixels [64, 64] of a shape."""
+    y, x = np.mgrid[0:SIZE, 0:SIZE]
+    dx, dy = x - centre[0], y - centre[1]
+    if shape == "circle":
+        return dx**2 + dy**2 <= radius**2
+    if shape == "square":
+        return (abs(dx) <= radius * 0.85) & (abs(dy) <= radius * 0.85)
+    if shape == "triangle":
+        return (dy <= radius * 0.8) & (dy >= -radius) & (abs(dx) <= (dy + radius) * 0.55)
+    angle = np.arctan2(dy, dx) + np.pi / 2
+    turn = np.abs((angle / (2 * np.pi / 5) + 0.5) % 1 - 0.5) * 2
+    return np.hypot(dx, dy) <= radius * (1.1 - 0.68 * turn)
+
+
+MASKS: dict[tuple[str, str, str, int, int], np.ndarray] = {}
+
+
+def draw(objects: list[Object], rng: random.Random) -> np.ndarray:
+    """An image [64, 64, 3] of the objects, each shifted by up to two pixels."""
+    image = np.empty((SIZE, SIZE, 3), np.uint8)
+    image[:] = rng.choice(BACKGROUNDS)
+    for size, colour, shape, place in objects:
+        sx, sy = rng.randint(-2, 2), rng.randint(-2, 2)
+        key = (size, shape, place, sx, sy)
+        if key not in MASKS:
+            cx, cy = PLACES[place]
+            MASKS[key] = mask_of(shape, (cx + sx, cy + sy), SIZES[size])
+        shade = rng.randint(-12, 12)
+        image[MASKS[key]] = [min(255, max(0, c + shade)) for c in COLOURS[colour]]
+    return image
+
+
+def scene(rng: random.Random) -> list[Object]:
+    """One to four objects at different places."""
+    places = rng.sample(list(PLACES), rng.choice([1, 1, 2, 2, 3, 4]))
+    return [(rng.choice(list(SIZES)), rng.choice(list(COLOURS)), rng.choice(SHAPES), p) for p in places]
+
+
+def phrase(item: Object, place: bool = True) -> str:
+    """`a small red circle at the top left`."""
+    size, colour, shape, where = item
+    return f"a {size} {colour} {shape}" + (f" {where}" if place else "")
+
+
+def question(rng: random.Random, objects: list[Object], kind: str | None = None) -> tuple[str, str, str, str]:
+    """Kind, question, answer and the word that must occur."""
+    kinds = ["count", "yesno", "describe", "colour", "shape", "where"]
+    kind = kind or rng.choice(kinds)
+    item = rng.choice(objects)
+    zh = rng.random() < 0.25
+    size, colour, shape, place = item
+    if kind in ("colour", "shape", "where"):
+        same = [o for o in objects if (o[2] == shape if kind != "shape" else o[1] == colour)]
+        if len(same) > 1 and kind == "where":
+            same = [o for o in objects if o[1:3] == item[1:3]]
+            named = f"{colour} {shape}"
+        else:
+            named = shape
+        if len(same) > 1 and kind != "where":
+            if zh:
+                q = f"{PLACE_ZH[place]}的图形是什么{'颜色' if kind == 'colour' else '形状'}？"
+            else:
+                q = rng.choice([f"What {kind} is the object {place}?", f"Which {kind} do you see {place}?"])
+        elif len(same) > 1:
+            return question(rng, objects, "count")
+        elif zh:
+            q = {"colour": f"{SHAPE_ZH[shape]}是什么颜色？", "shape": f"{COLOUR_ZH[colour]}的是什么形状？",
+                 "where": f"{COLOUR_ZH[colour]}的{SHAPE_ZH[shape]}在哪里？"}[kind]  # fmt: skip
+        else:
+            q = {"colour": rng.choice([f"What colour is the {shape}?", f"Which color does the {shape} have?"]),
+                 "shape": rng.choice([f"What shape is {colour}?", f"Which shape is the {colour} object?"]),
+                 "where": rng.choice([f"Where is the {named}?", f"In which place is the {named}?"])}[kind]  # fmt: skip
+        if zh:
+            return kind, q, *{"colour": (f"是{COLOUR_ZH[colour]}。", COLOUR_ZH[colour]), "shape": (f"是{SHAPE_ZH[shape]}。", SHAPE_ZH[shape]),
+                              "where": (f"在{PLACE_ZH[place]}。", PLACE_ZH[place])}[kind]  # fmt: skip
+        return kind, q, *{"colour": (f"It is {colour}.", colour), "shape": (f"It is a {shape}.", shape),
+                          "where": (f"It is {place}.", place)}[kind]  # fmt: skip
+    if kind == "count":
+        n = len(objects)
+        if zh:
+            return kind, rng.choice(["图里有几个图形？", "有多少个图形？"]), f"有{COUNT_ZH[n]}个图形。", COUNT_ZH[n]
+        q = rng.choice(["How many objects are there?", "How many shapes do you see?", "Count the shapes."])
+        return kind, q, f"There {'is' if n == 1 else 'are'} {COUNT[n]} object{'' if n == 1 else 's'}.", COUNT[n]
+    if kind == "yesno":
+        asked = item if rng.random() < 0.5 else ("small", rng.choice(list(COLOURS)), rng.choice(SHAPES), "")
+        there = any(o[1:3] == asked[1:3] for o in objects)
+        if zh:
+            return kind, f"图里有{COLOUR_ZH[asked[1]]}的{SHAPE_ZH[asked[2]]}吗？", "有。" if there else "没有。", "^有" if there else "没有"
+        return kind, f"Is there a {asked[1]} {asked[2]}?", "Yes." if there else "No.", "^Yes" if there else "^No"
+    order = sorted(objects, key=lambda o: list(PLACES).index(o[3]))
+    text = ", ".join(phrase(o) for o in order[:-1]) + (" and " if len(order) > 1 else "") + phrase(order[-1])
+    q = rng.choice(["Describe the image.", "What do you see?", "What is in the picture?", "Describe this picture."])
+    return "describe", q, f"I see {text}.", f"I see {text}."
+
+
+def messages_of(q: str, a: str) -> list[dict]:
+    """The conversation of one image question with its 64 image tokens."""
+    return [{"role": "user", "content": MARK + q}, {"role": "assistant", "content": a}]
+
+
+def pixels(images: list[np.ndarray], device: str) -> torch.Tensor:
+    """Normalised pixels [N, 3, 64, 64] as the image processor makes them."""
+    x = torch.from_numpy(np.stack(images)).to(device).permute(0, 3, 1, 2).float() / 255
+    return (x - 0.5) / 0.5
+
+
+def build(text: Path | None, positions: int = TEXT.positions) -> LlavaForConditionalGeneration:
+    """The Llava model; its text part starts from the distilled Llama when given."""
+    s = TEXT
+    vision = SiglipVisionConfig(hidden_size=128, intermediate_size=512, num_hidden_layers=3, num_attention_heads=2, image_size=SIZE,
+                                patch_size=PATCH, vision_use_head=False)  # fmt: skip
+    llama = LlamaConfig(vocab_size=s.vocab, hidden_size=s.dim, intermediate_size=s.ffn, num_hidden_layers=s.layers, num_attention_heads=s.heads,
+                        num_key_value_heads=s.kv_heads, head_dim=s.head_dim, rms_norm_eps=1e-6, max_position_embeddings=positions,
+                        rope_parameters={"rope_type": "default", "rope_theta": s.theta}, tie_word_embeddings=True, bos_token_id=None,
+                        eos_token_id=2, pad_token_id=0)  # fmt: skip
+    config = LlavaConfig(vision_config=vision, text_config=llama, image_token_index=IMAGE_ID, projector_hidden_act="gelu",
+                         vision_feature_select_strategy="full", vision_feature_layer=-1, image_seq_length=TOKENS, tie_word_embeddings=True,
+                         eos_token_id=2, pad_token_id=0)  # fmt: skip
+    model = LlavaForConditionalGeneration(config)
+    if text is not None:
+        source = AutoModelForCausalLM.from_pretrained(text, dtype=torch.float32)
+        model.model.language_model.load_state_dict(source.model.state_dict())
+    return model
+
+
+def encode(tokenizer: AutoTokenizer, many: list[list[tuple[str, float]]], device: str, limit: int = 400) -> dict[str, torch.Tensor]:
+    """Right-padded batch; labels on answers only."""
+    rows = []
+    for segments in many:
+        ids, labels = [], []
+        for text, weight in segments:
+            piece = tokenizer(text, add_special_tokens=False)["input_ids"]
+            ids += piece
+            labels += piece if weight == 1.0 else [-100] * len(piece)
+        rows.append((ids[:limit], labels[:limit]))
+    width = (max(len(i) for i, _ in rows) + 15) // 16 * 16
+    return {
+        "input_ids": torch.tensor([i + [0] * (width - len(i)) for i, _ in rows], device=device),
+        "attention_mask": torch.tensor([[1] * len(i) + [0] * (width - len(i)) for i, _ in rows], device=device),
+        "labels": torch.tensor([y + [-100] * (width - len(y)) for _, y in rows], device=device),
+    }
+
+
+def save(model: LlavaForConditionalGeneration, tokenizer_from: Path, out: Path) -> None:
+    """bf16 weights, config, tokenizer and the processor files."""
+    from tokenizer_build import copy_files
+
+    model = model.to(torch.bfloat16)
+    model.generation_config.eos_token_id = [2, 0]
+    model.generation_config.pad_token_id = 0
+    model.save_pretrained(out)
+    copy_files(tokenizer_from, out)
+    # The processor looks for the template in its own file.
+    shutil.copy(Path(__file__).parent / "chat_template.jinja", out / "chat_template.jinja")
+    image = {"image_processor_type": "SiglipImageProcessor", "do_resize": True, "size": {"height": SIZE, "width": SIZE}, "resample": 3,
+             "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+             "do_convert_rgb": True}  # fmt: skip
+    (out / "preprocessor_config.json").write_text(json.dumps(image, indent=1) + "\n")
+    processor = {"processor_class": "LlavaProcessor", "patch_size": PATCH, "vision_feature_select_strategy": "full",
+                 "image_token": "<|image_pad|>", "num_additional_image_tokens": 0}  # fmt: skip
+    (out / "processor_config.json").write_text(json.dumps(processor, indent=1) + "\n")
+
+
+def fit(text: Path | None, tokenizer_from: Path, out: Path, seconds: float, corpus: str | None, steps: int = 0, size: int = 192) -> None:
+    """Joint training on rendered images and, every fourth batch, on text alone."""
+    torch.manual_seed(6)
+    rng = random.Random(6)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_from)
+    model = build(text).to(device)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.02, betas=(0.9, 0.98), fused=device == "cuda")
+    mixture = Mixture(load_corpus(corpus), False)
+    start, step, loss = time.time(), 0, None
+    while (step < steps) if steps else (time.time() - start < seconds):
+        fraction = step / steps if steps else (time.time() - start) / seconds
+        for group in optimiser.param_groups:
+            group["lr"] = 1.2e-3 * min(1.0, step / 100 + 0.01) * min(1.0, 2 * max(0.01, 1 - fraction))
+        more = {}
+        if step % 3 == 2:
+            batch = encode(tokenizer, [case_segments(mixture.draw(rng)[1])[:-1] or [("", 0.0)] for _ in range(size // 2)], device)
+        else:
+            scenes = [scene(rng) for _ in range(size)]
+            asked = [question(rng, o) for o in scenes]
+            batch = encode(tokenizer, [chat_segments(messages_of(q, a), None) for _, q, a, _ in asked], device)
+            more = {"pixel_values": pixels([draw(o, rng) for o in scenes], device)}
+        with torch.autocast(device, torch.bfloat16):
+            loss = model(**batch, **more).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        step += 1
+        if step % 300 == 0:
+            print(f"vision step {step} loss {loss.item():.3f} {time.time() - start:.0f} s", flush=True)
+    save(model, tokenizer_from, out)
+    print("vision", step, "steps", flush=True)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--text", type=Path)
+    parser.add_argument("--tokenizer", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=150)
+    parser.add_argument("--corpus")
+    args = parser.parse_args()
+    fit(args.text, args.tokenizer, args.out, args.seconds, args.corpus)
+
+
+if __name__ == "__main__":
+    main()
