@@ -10,11 +10,11 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import Field
-from typing import Any, Literal
+from typing import Any, Literal, get_origin
 
 import typer
 
-from tokenmill.core.config import EngineConfig, all_options, make_config
+from tokenmill.core.config import GROUPS, EngineConfig, all_options, make_config
 from tokenmill.core.errors import ParameterError
 
 Verb = Callable[..., None]
@@ -30,8 +30,12 @@ _PANELS = {
 
 def engine_flags(verb: Verb) -> Verb:
     """Give `verb` a flag for every engine option; those that were typed arrive in its `options` dict."""
-    made = {name: _parameter(name, group, item, kind) for name, (group, item, kind) in all_options().items()}
-    return with_flags("options", made)(verb)
+    return with_flags("options", option_flags(GROUPS))(verb)
+
+
+def option_flags(groups: Mapping[str, type]) -> dict[str, inspect.Parameter]:
+    """One flag for every option of these groups, by option name, for `with_flags`."""
+    return {name: _parameter(name, group, item, kind) for name, (group, item, kind) in all_options(groups).items()}
 
 
 def with_flags(into: str, flags: Mapping[str, inspect.Parameter]) -> Callable[[Verb], Verb]:
@@ -82,12 +86,13 @@ def _dest(name: str) -> str:
 
 
 def _parameter(name: str, group: str, item: Field[Any], kind: Any) -> inspect.Parameter:
-    plain = next(k for k in getattr(kind, "__args__", (kind,)) if k is not type(None))
+    union = getattr(kind, "__args__", ()) if get_origin(kind) is not list else ()
+    plain = next((k for k in union if k is not type(None)), kind)
     names = [spelling(n) for n in (name, *item.metadata["aliases"])]
     extra: dict[str, Any] = {}
     if item.metadata["choices"]:
         annotation: Any = Literal[item.metadata["choices"]]
-    elif plain in (str, int, float):
+    elif plain in (str, int, float, list[str]):
         annotation = plain
     elif plain is bool:
         annotation = bool
@@ -95,8 +100,15 @@ def _parameter(name: str, group: str, item: Field[Any], kind: Any) -> inspect.Pa
     else:
         annotation = Any
         extra = {"parser": functools.partial(_read_json, names[0]), "metavar": "JSON"}
-    default = "" if item.default in (None, False) else f" (default: {_shown(item.default)})"
-    option = typer.Option(None, *names, help=item.metadata["help"] + default, rich_help_panel=_PANELS[group], **extra)
+    silent = item.default is None or item.default is False or item.default in ("", ())
+    default = "" if silent else f" (default: {_shown(item.default)})"
+    option = typer.Option(
+        None,
+        *names,
+        help=item.metadata["help"] + default,
+        rich_help_panel=_PANELS.get(group, group.capitalize()),
+        **extra,
+    )
     return inspect.Parameter(_dest(name), inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation)
 
 

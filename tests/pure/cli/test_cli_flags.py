@@ -13,7 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tokenmill.cli.flags import MODEL, engine_flags, settle, spelling
+from tokenmill.cli.flags import MODEL, engine_flags, option_flags, settle, spelling, with_flags
 from tokenmill.core import config
 from tokenmill.core.errors import ParameterError, UserError
 
@@ -99,6 +99,26 @@ def test_an_option_added_to_the_configuration_appears_by_itself(monkeypatch: pyt
     assert run("--grain", "5")[1] == [(None, False, {"grain_size": 5})]
 
 
+def test_lists_are_repeated_flags() -> None:
+    group = dataclasses.make_dataclass(
+        "Doors",
+        [("key", list[str] | None, config.option(None, "A key.")), ("hinge", list[str], config.option((), "A hinge."))],
+        frozen=True,
+        kw_only=True,
+    )
+    seen: list[Any] = []
+    app = typer.Typer()
+
+    @app.command()
+    @with_flags("doors", option_flags({"doors": group}))
+    def verb(*, doors: dict[str, Any]) -> None:
+        seen.append(doors)
+
+    assert CliRunner().invoke(app, ["--key", "a", "--hinge", "x", "--key", "b"]).exit_code == 0
+    assert CliRunner().invoke(app, []).exit_code == 0
+    assert seen == [{"key": ["a", "b"], "hinge": ["x"]}, {}]
+
+
 def test_the_model_is_positional_or_a_flag_but_not_two() -> None:
     assert run("here")[1][0][0] == "here"
     assert settle("here", {})[1]["model"] == "here"
@@ -121,7 +141,7 @@ def test_impossible_values_are_refused_before_anything_loads() -> None:
         settle(None, {"block_size": 0})
 
 
-@pytest.mark.parametrize("verb", ["generate", "chat", "doctor", "bench", "bench throughput", ""])
+@pytest.mark.parametrize("verb", ["generate", "chat", "serve", "doctor", "bench", "bench throughput", ""])
 def test_help_imports_no_torch(verb: str) -> None:
     script = (
         "import sys\n"
@@ -134,8 +154,8 @@ def test_help_imports_no_torch(verb: str) -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
-    if verb in ("generate", "chat", "bench throughput"):
+    if verb in ("generate", "chat", "serve", "bench throughput"):
         missing = [name for name in config.all_options() if spelling(name) not in done.stdout]
         assert not missing
     if not verb:
-        assert all(word in done.stdout for word in ("generate", "chat", "doctor", "bench"))
+        assert all(word in done.stdout for word in ("generate", "chat", "serve", "doctor", "bench"))
