@@ -11,7 +11,6 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
 import torch
 from torch import Tensor
 
@@ -63,7 +62,7 @@ class BadWords:
 
 @dataclass(slots=True)
 class RowLists:
-    """The lists of one row, ready on the device; never changed, so forks share them."""
+    """The lists of one row, ready on the device; never changed."""
 
     forbidden: Tensor | None = None
     bad_words: BadWords | None = None
@@ -92,16 +91,6 @@ class SamplingTable:
         """Row `row` samples with `params`; its first `num_prompt` tokens are the prompt."""
         self.lists[row] = _row_lists(params, self.vocab_size, self.device)
         self._write(row, params, num_prompt)
-
-    def fork_row(self, src: int, dst: int, seed: int) -> None:
-        """Row `dst` gets the parameters of row `src` with a seed of its own."""
-        self.lists[dst] = self.lists[src]
-        self.params[dst] = msgspec.structs.replace(self.params[src], seed=seed)
-        self.bits[dst] = self.bits[src]
-        self._floats[dst] = self._floats[src]
-        self._ints[dst] = self._ints[src]
-        self.end_ids[dst] = self.end_ids[src]
-        self.stream[dst : dst + 1].copy_(to_device([stream_of(seed)], torch.int64, self.device), non_blocking=True)
 
     def clear_row(self, row: int) -> None:
         """Row `row` is free: its lists are dropped and it uses no feature."""
