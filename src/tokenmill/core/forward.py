@@ -99,12 +99,14 @@ class GroupPlan:
     tables [S, max_entries] block ids; first [S, max_entries] first position of each entry, or None when entry j
     starts at j * block_size everywhere (the contiguous case); entries [S] counts; slots [T] block * size + offset.
     `first` ascends within each row's counted entries; positions that no entry covers are not attended to.
+    `shared` is a hint: all tables begin with the same entries, so a backend may read those once for all.
     """
 
     tables: Tensor
     first: Tensor | None
     entries: Tensor
     slots: Tensor
+    shared: bool = False
 
 
 @dataclass(slots=True)

@@ -111,7 +111,8 @@ def load_runner(config: EngineConfig) -> tuple[Runner, dict[str, Any]]:
     blocks = _num_blocks(config, layout, kv_dtype, device, wanted, step_tokens, reasons)
     max_len = _max_model_len(config, layout, blocks, wanted, reasons)
     pool = KVPool(layout, blocks, kv_dtype, device)
-    runner = Runner(model, kernels, pool, config.schedule.max_num_seqs, max_len)
+    record = device.startswith("cuda") and not config.execute.enforce_eager
+    runner = Runner(model, kernels, pool, config.schedule.max_num_seqs, max_len, record=record)
     facts = Facts(
         vocab_size=model.spec.vocab_size,
         max_model_len=max_len,

@@ -11,11 +11,14 @@ __all__ = ["ReferenceKernels", "make_kernels"]
 
 
 def make_kernels(device: str) -> Kernels:
-    """A new set of kernels for "cpu" or "cuda...": the native ones where they exist, else plain torch."""
+    """A new set of kernels for "cpu" or "cuda...": native ones or Triton where they exist, else plain torch."""
     if device.split(":")[0] == "cpu":
         try:
             native = importlib.import_module("tokenmill.kernels.cpu").CpuKernels
         except (ImportError, AttributeError):
             return ReferenceKernels()
         return native()
-    return ReferenceKernels()
+    try:
+        return importlib.import_module("tokenmill.kernels.triton").TritonKernels()
+    except ImportError:
+        return ReferenceKernels()

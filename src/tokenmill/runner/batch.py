@@ -16,6 +16,10 @@ from tokenmill.core.protocols import Kernels
 from tokenmill.core.step import StepPlan
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.rows import Rows
+from tokenmill.sampling.table import send
+
+SHARED_ENTRIES = 8
+"""Equal leading table entries from which it is worth telling the kernels that all rows share a prefix."""
 
 
 @dataclass(slots=True)
@@ -34,7 +38,7 @@ class Batch:
 def make_batch(plan: StepPlan, rows: Rows, pool: KVPool, kernels: Kernels) -> Batch:
     """Gather the rows that `plan` grants tokens to."""
     device, size = rows.device, pool.layout.block_size
-    packed = torch.tensor([plan.rows, plan.counts], dtype=torch.int64).to(device, non_blocking=True)
+    packed = send(torch.tensor([plan.rows, plan.counts], dtype=torch.int64), device)
     row_ids, counts = packed[0], packed[1]
     total, longest = sum(plan.counts), max(plan.counts)
     start = rows.computed[row_ids]
@@ -50,6 +54,13 @@ def make_batch(plan: StepPlan, rows: Rows, pool: KVPool, kernels: Kernels) -> Ba
         token_rows = row_ids[sequence]
     tokens = rows.tokens[token_rows, positions].long()
     kv_len = (start + counts).to(torch.int32)
+    groups = []
+    for group in range(len(rows.tables)):
+        width = max(len(rows.blocks[group][row]) for row in plan.rows)
+        shifted = not rows.shifted[group].isdisjoint(plan.rows)
+        made = group_plan(rows, group, (row_ids, token_rows, positions), width, shifted=shifted)
+        made.shared = longest == 1 and share_prefix(rows, group, plan.rows)
+        groups.append(made)
     ctx = ForwardContext(
         kernels=kernels,
         positions=positions,
@@ -57,9 +68,7 @@ def make_batch(plan: StepPlan, rows: Rows, pool: KVPool, kernels: Kernels) -> Ba
         kv_len=kv_len,
         max_query=longest,
         kv=pool.views,
-        groups=[
-            _group_plan(rows, g, plan.rows, (row_ids, token_rows, positions), size) for g in range(len(rows.tables))
-        ],
+        groups=groups,
         block_size=size,
     )
     ends_at: list[int] = []
@@ -72,16 +81,13 @@ def make_batch(plan: StepPlan, rows: Rows, pool: KVPool, kernels: Kernels) -> Ba
     return Batch(plan, tokens, row_ids, counts, token_rows, ends_at, ctx)
 
 
-def _group_plan(
-    rows: Rows, group: int, row_list: list[int], ids: tuple[Tensor, Tensor, Tensor], size: int
-) -> GroupPlan:
+def group_plan(rows: Rows, group: int, ids: tuple[Tensor, Tensor, Tensor], width: int, *, shifted: bool) -> GroupPlan:
+    """Tables of rows [S], `width` entries wide, and the slots of their tokens' positions; ids: rows [S], of tokens
+    [T], positions [T]. shifted: some entry j does not begin at j * block size."""
     row_ids, token_rows, positions = ids
-    held = [rows.entries[group][row] for row in row_list]
-    width = max(held)
+    size = rows.layout.block_size
     table = rows.tables[group]
-    shifted = rows.shifted[group]
-    contiguous = not shifted or shifted.isdisjoint(row_list)
-    if contiguous:
+    if not shifted:
         first = None
         entry = positions // size
         offset = positions - entry * size
@@ -91,5 +97,13 @@ def _group_plan(
         entry = torch.searchsorted(starts, positions.to(torch.int32)[:, None], right=True)[:, 0] - 1
         offset = positions - starts.gather(1, entry[:, None])[:, 0]
     slots = table[token_rows, entry].long() * size + offset
-    entries = torch.tensor(held, dtype=torch.int32).to(rows.device, non_blocking=True)
-    return GroupPlan(table[row_ids, :width], first, entries, slots)
+    return GroupPlan(table[row_ids, :width], first, rows.held[group][row_ids], slots)
+
+
+def share_prefix(rows: Rows, group: int, row_list: list[int]) -> bool:
+    """Do the tables of all these rows begin with the same entries? (Cached blocks have equal blocks before them.)"""
+    if len(row_list) < 2 or rows.device.type == "cpu":
+        return False
+    blocks, last = rows.blocks[group], SHARED_ENTRIES - 1
+    model = blocks[row_list[0]]
+    return len(model) > last and all(len(b) > last and b[last] == model[last] for b in (blocks[r] for r in row_list))

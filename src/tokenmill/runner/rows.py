@@ -1,39 +1,57 @@
 """Per-sequence state on the device. Owns: every row's tokens, lengths and block tables, and applying plans to them.
 
 Must not know: the scheduler, models, sampling arithmetic. A plan carries changes; rows hold what they add up to. The
-last sampled token stays here, so that the next plan may say "go on" without the host knowing it.
+last sampled token stays here, so that the next plan may say "go on" without the host knowing it. All changes of a
+plan travel in one buffer, and nothing here waits for the device.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from tokenmill.core.step import RowStart, StepPlan
+from tokenmill.core.step import RowStart, StepPlan, TableEdit
 from tokenmill.kvcache.pool import CacheLayout
-from tokenmill.sampling.table import SamplingTable
+from tokenmill.sampling.table import SamplingTable, send
 
 FAR = 1 << 30
 """First position of an unused table entry: beyond every real one, so that a search never lands there."""
 
 
 class Rows:
-    """Device tensors by row: tokens [R, L]; length and computed [R]; per KV group tables and first [R, E].
+    """Device tensors by row: tokens [R + 1, L]; length and computed [R + 1]; per KV group tables, first, held.
 
-    `length` counts known tokens (drafts excluded), `computed` those whose K/V is in the cache.
+    `length` counts known tokens (drafts excluded), `computed` those whose K/V is in the cache; held [R + 1] counts
+    table entries. The last row is nobody's: it fills up recorded steps, and its table names the scratch block.
+    `blocks[g][row]` and `starts[g][row]` are the host's copy of the tables.
     """
 
-    def __init__(self, max_rows: int, max_len: int, layout: CacheLayout, vocab_size: int, device: str) -> None:
+    def __init__(
+        self,
+        max_rows: int,
+        max_len: int,
+        layout: CacheLayout,
+        vocab_size: int,
+        device: str,
+        scratch: list[int] | None = None,
+    ) -> None:
         self.layout = layout
         self.device = torch.device(device)
-        self.sampling = SamplingTable(max_rows, vocab_size, device)
-        entries = -(-max_len // layout.block_size) + 1
-        self.tokens = torch.zeros(max_rows, max_len + 1, dtype=torch.int32, device=device)
-        self.length = torch.zeros(max_rows, dtype=torch.int64, device=device)
-        self.computed = torch.zeros(max_rows, dtype=torch.int64, device=device)
-        self.tables = [torch.zeros(max_rows, entries, dtype=torch.int32, device=device) for _ in layout.groups]
-        self.first = [torch.full((max_rows, entries), FAR, dtype=torch.int32, device=device) for _ in layout.groups]
-        self.entries = [[0] * max_rows for _ in layout.groups]
+        self.spare = max_rows
+        self.sampling = SamplingTable(max_rows + 1, vocab_size, device)
+        count, width = max_rows + 1, -(-max_len // layout.block_size) + 1
+        self.tokens = torch.zeros(count, max_len + 1, dtype=torch.int32, device=device)
+        self.length = torch.zeros(count, dtype=torch.int64, device=device)
+        self.computed = torch.zeros(count, dtype=torch.int64, device=device)
+        self.tables = [torch.zeros(count, width, dtype=torch.int32, device=device) for _ in layout.groups]
+        self.first = [torch.full((count, width), FAR, dtype=torch.int32, device=device) for _ in layout.groups]
+        self.held = [torch.ones(count, dtype=torch.int32, device=device) for _ in layout.groups]
+        for table, first, block in zip(self.tables, self.first, scratch or [0] * len(layout.groups), strict=True):
+            table[max_rows] = block
+            first[max_rows, 0] = 0
+        self.blocks: list[list[list[int]]] = [[[] for _ in range(max_rows)] for _ in layout.groups]
+        self.starts: list[list[list[int]]] = [[[] for _ in range(max_rows)] for _ in layout.groups]
         self.shifted: list[set[int]] = [set() for _ in layout.groups]
         self.pools: dict[int, str] = {}
         self.sums: dict[int, Tensor] = {}
@@ -48,12 +66,8 @@ class Rows:
                 self._end(row)
         for row in plan.ended:
             self._end(row)
-        for start in plan.starts:
-            self._start(start)
-        for edit in plan.edits:
-            self._edit(edit.row, edit.group, edit.drop, edit.at, edit.blocks, edit.first)
-        for row, computed in plan.jumps:
-            self.computed[row] = computed
+        if plan.starts or plan.edits or plan.jumps:
+            self._write(plan)
         if plan.appended:
             self._append(plan.appended)
 
@@ -79,35 +93,77 @@ class Rows:
             self.pools.pop(row, None)
             self.sums.pop(row, None)
 
-    def _start(self, start: RowStart) -> None:
-        row, count = start.row, len(start.tokens)
-        self.tokens[row, :count] = torch.tensor(start.tokens, dtype=torch.int32)
-        self.length[row] = count
-        self.computed[row] = start.computed
+    def _write(self, plan: StepPlan) -> None:
+        """Starts, table edits and jumps, as one list of writes."""
+        writes = _Writes()
+        computed = {start.row: start.computed for start in plan.starts} | dict(plan.jumps)
+        # Per group and row: first entry to send, and entries that the device may hold from before.
+        dirty: dict[tuple[int, int], tuple[int, int]] = {}
+        for start in plan.starts:
+            self._start(start, dirty)
+            writes.put(self.tokens, start.row * self.tokens.shape[1], start.tokens)
+            writes.put(self.length, start.row, [len(start.tokens)])
+        for edit in plan.edits:
+            self._edit(edit, dirty)
+        for row, value in computed.items():
+            writes.put(self.computed, row, [value])
+        for (group, row), (low, before) in dirty.items():
+            blocks, starts = self.blocks[group][row], self.starts[group][row]
+            base = row * self.tables[group].shape[1] + low
+            writes.put(self.tables[group], base, blocks[low:])
+            writes.put(self.first[group], base, starts[low:] + [FAR] * (before - len(starts)))
+            writes.put(self.held[group], row, [len(blocks)])
+        writes.send(self.device)
+
+    def _start(self, start: RowStart, dirty: dict[tuple[int, int], tuple[int, int]]) -> None:
+        row = start.row
         self.num_prompt[row] = start.num_prompt
         self.sampling.set_row(row, start.sampling, start.num_prompt)
         if start.pool is not None:
             self.pools[row] = start.pool
         for group in range(len(self.tables)):
-            self.entries[group][row] = 0
+            dirty[group, row] = 0, len(self.blocks[group][row])
+            self.blocks[group][row], self.starts[group][row] = [], []
             self.shifted[group].discard(row)
 
-    def _edit(self, row: int, group: int, drop: int, at: int, blocks: list[int], first: list[int]) -> None:
-        table, starts = self.tables[group][row], self.first[group][row]
-        held = self.entries[group][row]
-        if drop:
-            kept = held - drop
-            table[:kept] = table[drop:held].clone()
-            starts[:kept] = starts[drop:held].clone()
-            held = kept
-        end = at + len(blocks)
-        table[at:end] = torch.tensor(blocks, dtype=torch.int32)
-        starts[at:end] = torch.tensor(first, dtype=torch.int32)
-        if end < held + drop:
-            starts[end : held + drop] = FAR
-        self.entries[group][row] = end
-        if drop or (at == 0 and first and first[0]):
-            self.shifted[group].add(row)
+    def _edit(self, edit: TableEdit, dirty: dict[tuple[int, int], tuple[int, int]]) -> None:
+        blocks, starts = self.blocks[edit.group][edit.row], self.starts[edit.group][edit.row]
+        low, before = dirty.get((edit.group, edit.row), (len(blocks), len(blocks)))
+        dirty[edit.group, edit.row] = min(low, 0 if edit.drop else edit.at), before
+        del blocks[: edit.drop], starts[: edit.drop]
+        blocks[edit.at :], starts[edit.at :] = edit.blocks, edit.first
+        if edit.drop or (edit.at == 0 and edit.first and edit.first[0]):
+            self.shifted[edit.group].add(edit.row)
+
+
+class _Writes:
+    """Runs of values that go to flat places of device tensors."""
+
+    def __init__(self) -> None:
+        self.runs: dict[int, tuple[Tensor, list[tuple[int, int]], list[int]]] = {}
+
+    def put(self, target: Tensor, start: int, values: list[int]) -> None:
+        """`values` from flat place `start` on; places of one target must not repeat."""
+        _, places, flat = self.runs.setdefault(id(target), (target, [], []))
+        places.append((start, len(values)))
+        flat += values
+
+    def send(self, device: torch.device) -> None:
+        """One copy to the device, one scatter per target."""
+        total = sum(len(flat) for _, _, flat in self.runs.values())
+        packed = np.empty((2, total), dtype=np.int64)
+        at = 0
+        for _, places, flat in self.runs.values():
+            packed[1, at : at + len(flat)] = flat
+            for start, count in places:
+                packed[0, at : at + count] = np.arange(start, start + count)
+                at += count
+        sent = send(torch.from_numpy(packed), device)
+        at = 0
+        for target, _, flat in self.runs.values():
+            part = sent[:, at : at + len(flat)]
+            target.view(-1).index_copy_(0, part[0], part[1].to(target.dtype))
+            at += len(flat)
 
 
 def _flatten(rows: list[int], lists: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
@@ -115,5 +171,5 @@ def _flatten(rows: list[int], lists: list[list[int]], device: torch.device) -> t
     row_ids = [row for row, values in zip(rows, lists, strict=True) for _ in values]
     offsets = [i for values in lists for i in range(len(values))]
     flat = [v for values in lists for v in values]
-    packed = torch.tensor([row_ids, offsets, flat], dtype=torch.int64).to(device, non_blocking=True)
+    packed = send(torch.tensor([row_ids, offsets, flat], dtype=torch.int64), device)
     return packed[0], packed[1], packed[2].to(torch.int32)

@@ -1,7 +1,7 @@
 """Runs plans on one device. Owns: the order forward -> logits of the sampled lines -> sampling -> rows -> result.
 
 Must not know: requests, scheduling, text. `begin` and `sample` enqueue work without waiting for the device;
-`finish` reads the results. A failed plan fails every later plan of its epoch.
+`finish` reads the results. A failed plan fails every later plan of its epoch. On a GPU, decode steps are replayed.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from torch import Tensor
 
 from tokenmill.core.protocols import CausalLM, Kernels
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
+from tokenmill.device.graphs import Readback
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.batch import Batch, make_batch
+from tokenmill.runner.recorded import DecodeRecorder
 from tokenmill.runner.rows import Rows
+from tokenmill.sampling import table as features
 from tokenmill.sampling.logprobs import token_logprobs
-from tokenmill.sampling.sampler import Lines, Sampled, sample
+from tokenmill.sampling.sampler import Lines, Pending, Sampled, sample
 from tokenmill.sampling.verify import accept
 
 LOGITS_SLICE = 256
@@ -31,21 +34,27 @@ class Running:
     plan: StepPlan
     batch: Batch | None = None
     hidden: Tensor | None = None
+    logits: Tensor | None = None
     lines: list[int] = field(default_factory=list)
     sampled: Sampled | None = None
+    read: Readback | None = None
     result: StepResult | None = None
     scores: dict[int, list] = field(default_factory=dict)
 
 
 class Runner:
-    """One model on one device."""
+    """One model on one device; record: replay decode steps (CUDA only)."""
 
-    def __init__(self, model: CausalLM, kernels: Kernels, pool: KVPool, max_rows: int, max_len: int) -> None:
+    def __init__(
+        self, model: CausalLM, kernels: Kernels, pool: KVPool, max_rows: int, max_len: int, *, record: bool = False
+    ) -> None:
         self.model = model
         self.kernels = kernels
         self.pool = pool
         device = pool.storage[0].device
-        self.rows = Rows(max_rows, max_len, pool.layout, model.spec.vocab_size, str(device))
+        scratch = [pool.num_blocks[group.pool] for group in pool.layout.groups]
+        self.rows = Rows(max_rows, max_len, pool.layout, model.spec.vocab_size, str(device), scratch)
+        self.recorder = DecodeRecorder(model, kernels, self.rows, pool) if record else None
         self.failed_epoch = -1
 
     @torch.inference_mode()
@@ -102,6 +111,10 @@ class Runner:
             self.kernels.copy_blocks_(self.pool.group_views(group), [s for s, _ in pairs], [d for _, d in pairs])
         if plan.drafts:
             rows.write_drafts([plan.rows[i] for i in plan.drafts], list(plan.drafts.values()))
+        if self.recorder is not None and self.recorder.fits(plan):
+            replayed = self.recorder.run(plan)
+            running.batch, running.hidden, running.logits = replayed.batch, replayed.hidden, replayed.logits
+            return
         batch = make_batch(plan, rows, self.pool, self.kernels)
         running.batch = batch
         running.hidden = self.model.forward(batch.tokens, batch.ctx)
@@ -118,19 +131,36 @@ class Runner:
                 places += range(end - 1 - tried, end)
                 running.lines += [i] * (1 + tried)
         if places:
-            every = len(places) == batch.tokens.shape[0]
-            at = torch.tensor(places).to(rows.device, non_blocking=True)
-            hidden = running.hidden if every else running.hidden[at]
-            lines = Lines(
-                rows=[plan.rows[i] for i in running.lines],
-                row_ids=batch.token_rows if every else batch.token_rows[at],
-                lengths=(batch.ctx.positions if every else batch.ctx.positions[at]) + 1,
-                tokens=rows.tokens,
-                masks=late.masks,
-                processors=late.processors,
-            )
-            running.sampled = sample(self.model.logits(hidden, batch.ctx), lines, rows.sampling)
+            at = None
+            if len(places) < batch.tokens.shape[0]:
+                at = features.to_device(places, torch.int64, rows.device)
+            logits = running.logits
+            if logits is None:
+                logits = self.model.logits(running.hidden if at is None else running.hidden[at], batch.ctx)
+            running.sampled = self._choose(running, logits, at, late)
+            marked = torch.where(running.sampled.bad, ~running.sampled.ids, running.sampled.ids)
+            running.read = Readback(marked)
         self._advance(running)
+
+    def _choose(self, running: Running, logits: Tensor, at: Tensor | None, late: LateInputs) -> Sampled:
+        """A token per line; `at` [n]: the lines' tokens in the batch, None: all."""
+        batch, table = running.batch, self.rows.sampling
+        assert batch is not None
+        chosen = [running.plan.rows[i] for i in running.lines]
+        plain = features.CHOICES | features.LOGPROBS
+        if logits.is_cuda and not (late.masks or late.processors or any(table.bits[row] & plain for row in chosen)):
+            ids, largest = self.kernels.greedy(logits)
+            return Sampled(ids, ~largest.isfinite(), Pending(largest, largest))
+        positions = batch.ctx.positions[: batch.token_rows.shape[0]]
+        lines = Lines(
+            rows=chosen,
+            row_ids=batch.token_rows if at is None else batch.token_rows[at],
+            lengths=(positions if at is None else positions[at]) + 1,
+            tokens=self.rows.tokens,
+            masks=_split_masks(late.masks, running.plan),
+            processors=late.processors,
+        )
+        return sample(logits, lines, table)
 
     def _advance(self, running: Running) -> None:
         """Rows move on by what they computed; sampled tokens are appended where nothing is left to verify."""
@@ -149,8 +179,8 @@ class Runner:
         if len(plain) == len(plan.rows):
             row_ids, ids = batch.row_ids, running.sampled.ids
         else:
-            at = torch.tensor(plain).to(rows.device, non_blocking=True)
-            row_ids = torch.tensor([plan.rows[running.lines[n]] for n in plain]).to(rows.device, non_blocking=True)
+            at = features.to_device(plain, torch.int64, rows.device)
+            row_ids = features.to_device([plan.rows[running.lines[n]] for n in plain], torch.int64, rows.device)
             ids = running.sampled.ids[at]
         rows.tokens[row_ids, rows.length[row_ids]] = ids.to(torch.int32)
         rows.length.index_add_(0, row_ids, torch.ones_like(row_ids))
@@ -163,8 +193,11 @@ class Runner:
         sampled = running.sampled
         if sampled is None:
             return result
-        ids = sampled.ids.tolist()
-        sampled.collect()
+        assert running.read is not None
+        marked = running.read.wait().tolist()
+        ids = [~n if n < 0 else n for n in marked]
+        if sampled.pending.logprobs is not None or sampled.pending.candidates is not None or min(marked) < 0:
+            sampled.collect()
         by_grant: dict[int, list[int]] = {}
         for n, i in enumerate(running.lines):
             by_grant.setdefault(i, []).append(n)
@@ -175,16 +208,16 @@ class Runner:
     def _collect_grant(self, i: int, lines: list[int], ids: list[int], running: Running, result: StepResult) -> None:
         plan, sampled, row = running.plan, running.sampled, running.plan.rows[i]
         assert sampled is not None
-        if sampled.errors:
-            bad = next((sampled.errors[n] for n in lines if n in sampled.errors), None)
-            if bad is not None:
-                result.errors[i] = bad
-                return
+        if lines[0] in sampled.errors:
+            result.errors[i] = sampled.errors[lines[0]]
+            return
         if self.rows.sampling.params[row].num_candidates:
             result.candidates[i] = sampled.candidates[lines[0]]
             return
         if i in plan.drafts:
             ids = accept([ids], [plan.drafts[i]])[0]
+            # A line behind a draft that fails may be no part of the text; if it is, it fails again as a first line.
+            ids = ids[: next((n for n, line in enumerate(lines) if line in sampled.errors), len(ids))]
             self.rows.accept(row, ids)
         result.tokens[i] = ids
         if sampled.logprobs and lines[0] in sampled.logprobs:
@@ -217,8 +250,23 @@ class Runner:
                 continue
             part = running.hidden[batch.ends[i] - plan.counts[i] : batch.ends[i]]
             if kind == "mean":
-                total = part.double().sum(0)
-                rows.sums[row] = rows.sums[row] + total if row in rows.sums else total
+                # Strictly one position after the other: chunk borders must not change the sum.
+                before = rows.sums[row][None] if row in rows.sums else part.new_zeros(1, part.shape[1]).double()
+                rows.sums[row] = torch.cat([before, part.double()]).cumsum(0)[-1]
             if plan.samples[i]:
-                pooled = rows.sums.pop(row) / rows.num_prompt[row] if kind == "mean" else part[-1]
-                result.pooled[i] = torch.nn.functional.normalize(pooled.float(), dim=0).tolist()
+                pooled = (rows.sums.pop(row) / rows.num_prompt[row] if kind == "mean" else part[-1]).float()
+                if pooled.isfinite().all():
+                    result.pooled[i] = torch.nn.functional.normalize(pooled, dim=0).tolist()
+                else:
+                    result.errors[i] = "The model's hidden state holds NaN or infinity, so there is no embedding."
+
+
+def _split_masks(masks: dict[int, bytes], plan: StepPlan) -> dict[int, bytes | list[bytes]]:
+    """One mask per line: a row with drafts brings as many as it samples lines, one after the other."""
+    split: dict[int, bytes | list[bytes]] = dict(masks)
+    for i, drafts in plan.drafts.items():
+        packed = masks.get(plan.rows[i])
+        if packed is not None:
+            size = len(packed) // (1 + len(drafts))
+            split[plan.rows[i]] = [packed[n * size : (n + 1) * size] for n in range(1 + len(drafts))]
+    return split

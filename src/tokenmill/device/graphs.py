@@ -1,0 +1,69 @@
+"""Recorded device work and late reads. Owns: CUDA graphs of one memory pool, and copies to the host that are awaited.
+
+Must not know: what is recorded. Work is recorded on a stream of its own, then replayed on the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+class Recording(Generic[T]):
+    """Work that can be replayed; `made` are the tensors that each replay fills again."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, made: T) -> None:
+        self.graph = graph
+        self.made = made
+
+    def replay(self) -> T:
+        """Enqueue the work once more on the current stream."""
+        self.graph.replay()
+        return self.made
+
+
+class Recorder:
+    """Makes recordings whose temporary tensors share one pool; they must be replayed one after the other."""
+
+    def __init__(self) -> None:
+        self.pool = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream()
+
+    def record(self, compute: Callable[[], T]) -> Recording[T]:
+        """Run `compute` once for real (kernels get compiled, scratch gets taken), then record it."""
+        compute()
+        current = torch.cuda.current_stream()
+        graph = torch.cuda.CUDAGraph()
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            try:
+                made = compute()
+            finally:
+                graph.capture_end()
+        current.wait_stream(self.stream)
+        return Recording(graph, made)
+
+
+class Readback:
+    """A tensor on its way to the host: `wait` waits for this copy and no later work."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.host = tensor
+        self.event: torch.cuda.Event | None = None
+        if tensor.is_cuda:
+            self.host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self.host.copy_(tensor, non_blocking=True)
+            self.event = torch.cuda.Event()
+            self.event.record()
+
+    def wait(self) -> Tensor:
+        """The tensor on the host."""
+        if self.event is not None:
+            self.event.synchronize()
+        return self.host

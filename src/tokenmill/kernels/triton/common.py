@@ -1,0 +1,117 @@
+"""What all Triton kernels share. Owns: dependent launches, activations in registers, block sizes, scratch memory.
+
+Dependent launch: a kernel may start while the one before it ends. So each program first issues what does not depend
+on that one (weights), then waits, and only then touches activations. Every program of every kernel here waits before
+it ends, so that "my predecessor is complete" always means "everything before it is, too".
+Must not know: models, plans, layers.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+"""No GPU: kernels run in Triton's interpreter, where dots of bf16 are wrong and dependent launch does not exist."""
+
+
+@triton.jit
+def begin(PDL: tl.constexpr):
+    """Let the next kernel start its own preparations."""
+    if PDL:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def wait(PDL: tl.constexpr):
+    """From here on the results of earlier kernels are visible."""
+    if PDL:
+        gdc_wait()
+
+
+@triton.jit
+def sigmoid(x):
+    e = tl.exp(-tl.abs(x))
+    return tl.where(x >= 0.0, 1.0, e) / (1.0 + e)
+
+
+@triton.jit
+def tanh(x):
+    e = tl.exp(-2.0 * tl.abs(x))
+    y = (1.0 - e) / (1.0 + e)
+    return tl.where(x >= 0.0, y, -y)
+
+
+@triton.jit
+def plain_act(x, ACT: tl.constexpr):
+    """x in float32; ACT: an Act without its `_mul`, or "none"."""
+    if ACT == "silu":
+        x = x * sigmoid(x)
+    elif ACT == "gelu":
+        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif ACT == "gelu_tanh":
+        x = 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+    elif ACT == "relu":
+        x = tl.where(x > 0.0, x, 0.0)
+    elif ACT == "relu2":
+        x = tl.where(x > 0.0, x, 0.0)
+        x = x * x
+    else:
+        tl.static_assert(ACT == "none", "unknown activation")
+    return x
+
+
+@triton.jit
+def gated_act(gate, up, ACT: tl.constexpr):
+    """ACT: the plain activation of the gate, or "oai_swiglu"."""
+    if ACT == "oai_swiglu":
+        gate = tl.minimum(gate, 7.0)
+        up = tl.minimum(tl.maximum(up, -7.0), 7.0)
+        y = (up + 1.0) * (gate * sigmoid(1.702 * gate))
+    else:
+        y = plain_act(gate, ACT) * up
+    return y
+
+
+def act_parts(act: str | None) -> tuple[str, bool]:
+    """An Act -> (what kernels call it, whether it takes [gate | up])."""
+    if act is None:
+        return "none", False
+    if act == "oai_swiglu":
+        return act, True
+    return act.removesuffix("_mul"), act.endswith("_mul")
+
+
+def pow2(n: int) -> int:
+    """The smallest power of two that is not less."""
+    return triton.next_power_of_2(n)
+
+
+class Scratch:
+    """Memory that kernels of one stream share: partial results, and counters that every kernel leaves at zero.
+
+    Taken whole before steps are recorded, because a recorded step keeps its addresses.
+    """
+
+    def __init__(self, floats: int = 1 << 23, counters: int = 1 << 16) -> None:
+        self.floats = floats
+        self.num_counters = counters
+        self._partial: dict[torch.device, Tensor] = {}
+        self._counters: dict[torch.device, Tensor] = {}
+
+    def partial(self, device: torch.device) -> Tensor:
+        """Float32 scratch, contents undefined."""
+        found = self._partial.get(device)
+        if found is None:
+            found = self._partial[device] = torch.empty(self.floats, dtype=torch.float32, device=device)
+        return found
+
+    def counters(self, device: torch.device) -> Tensor:
+        """Int32 zeros."""
+        found = self._counters.get(device)
+        if found is None:
+            found = self._counters[device] = torch.zeros(self.num_counters, dtype=torch.int32, device=device)
+        return found

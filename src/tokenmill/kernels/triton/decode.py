@@ -1,0 +1,193 @@
+"""Attention of one new token per sequence. Owns: splitting a sequence's keys over programs, and joining their parts.
+
+A program serves all query heads of one key/value head (they share what it reads) over one split of one sequence. The
+last program of a (sequence, head) to finish joins the parts, in order, so no second launch is needed.
+A prefix that all sequences share can be left to `shared.py`: its parts come first, and splits begin behind it.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tokenmill.core.forward import AttentionSpec, ForwardContext
+from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, wait
+from tokenmill.kernels.triton.paging import FLOOR, LOG2E, bend, locate, product
+
+
+@triton.jit
+def _decode_kernel(
+    q_ptr, key_ptr, value_ptr, table_ptr, first_ptr, entries_ptr, start_ptr, len_ptr, shared_ptr,
+    sink_ptr, slope_ptr, out_ptr, part_ptr, top_ptr, count_ptr,
+    table_stride, key_block, key_head, key_row, value_block, value_head, value_row, scale, softcap, window,
+    H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, SIZE: tl.constexpr,
+    BH: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
+    SPLITS: tl.constexpr, FIXED: tl.constexpr, BEFORE: tl.constexpr, PARTS: tl.constexpr,
+    FIRST: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
+    MIXED: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    seq = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    wait(PDL)
+    query = tl.load(start_ptr + seq).to(tl.int64)
+    if MIXED:
+        # Sequences with several new tokens belong to the other kernel.
+        if tl.load(start_ptr + seq + 1) - query != 1:
+            return
+    kv_len = tl.load(len_ptr + seq)
+    query_position = kv_len - 1
+    end = kv_len
+    entries = 0
+    if FIRST:
+        entries = tl.load(entries_ptr + seq)
+        end = entries * SIZE
+    begin_at = 0
+    if BEFORE > 0:
+        begin_at = tl.load(shared_ptr).to(tl.int32) * SIZE
+    if WINDOW and not FIRST:
+        begin_at = tl.maximum(begin_at, (query_position - window + 1) // BN * BN)
+        begin_at = tl.maximum(begin_at, 0)
+    if FIXED > 0:
+        chunk = FIXED
+    else:
+        chunk = tl.cdiv(tl.cdiv(end - begin_at, BN), SPLITS) * BN
+    low = begin_at + split * chunk
+    high = tl.minimum(low + chunk, end)
+    if FIXED > 0 and split == SPLITS - 1:
+        high = end
+
+    row = tl.arange(0, BH)
+    real = row < GROUP
+    head = kv_head * GROUP + row
+    d = tl.arange(0, BD)
+    v = tl.arange(0, BV)
+    n = tl.arange(0, BN)
+    q = tl.load(
+        q_ptr + query * H * D + head[:, None] * D + d[None, :], mask=real[:, None] & (d < D)[None, :], other=0.0
+    )
+    slope = tl.zeros((BH,), dtype=tl.float32)
+    if ALIBI:
+        slope = tl.load(slope_ptr + head, mask=real, other=0.0).to(tl.float32)
+    table = table_ptr + seq.to(tl.int64) * table_stride
+    first = first_ptr
+    if FIRST:
+        first = first_ptr + seq.to(tl.int64) * table_stride
+    keys = key_ptr + kv_head.to(tl.int64) * key_head
+    values = value_ptr + kv_head.to(tl.int64) * value_head
+    acc = tl.zeros((BH, BV), dtype=tl.float32)
+    top = tl.full((BH,), FLOOR, dtype=tl.float32)
+    total = tl.zeros((BH,), dtype=tl.float32)
+    for at in tl.range(low, high, BN, num_stages=STAGES):
+        index = at + n
+        block, offset, position, known = locate(index, table, first, entries, kv_len, SIZE, FIRST)
+        seen = known & (index < high)
+        if WINDOW:
+            seen = seen & (query_position - position < window)
+        k = tl.load(
+            keys + block[None, :] * key_block + offset[None, :] * key_row + d[:, None],
+            mask=seen[None, :] & (d < D)[:, None], other=0.0,
+        )  # fmt: skip
+        scores = product(q, k.to(q.dtype), tl.zeros((BH, BN), dtype=tl.float32), WIDE)
+        scores = bend(scores, query_position, position[None, :], slope, scale, softcap, SOFTCAP, ALIBI)
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, axis=1))
+        shrink = tl.exp2(top - new_top)
+        p = tl.exp2(scores - new_top[:, None])
+        total = total * shrink + tl.sum(p, axis=1)
+        # Values of unseen keys are zeros, not leftovers: 0 * NaN would leak.
+        val = tl.load(
+            values + block[:, None] * value_block + offset[:, None] * value_row + v[None, :],
+            mask=seen[:, None] & (v < DV)[None, :], other=0.0,
+        )  # fmt: skip
+        acc = product(p.to(q.dtype), val.to(q.dtype), acc * shrink[:, None], WIDE)
+        top = new_top
+
+    last = True
+    if PARTS > 1:
+        # Parts of one sequence and head lie together: [PARTS, GROUP, DV], their maxima and sums beside them.
+        unit = seq * tl.num_programs(1) + kv_head
+        base = (unit.to(tl.int64) * PARTS + BEFORE + split) * GROUP
+        if low < high:
+            at_part = part_ptr + (base + row[:, None]) * DV + v[None, :]
+            tl.store(at_part, acc, mask=real[:, None] & (v < DV)[None, :], cache_modifier=".cg")
+        tl.store(top_ptr + (base + row) * 2, top, mask=real, cache_modifier=".cg")
+        tl.store(top_ptr + (base + row) * 2 + 1, total, mask=real, cache_modifier=".cg")
+        tl.debug_barrier()
+        last = tl.atomic_add(count_ptr + unit, 1, sem="acq_rel") == SPLITS - 1
+        if last:
+            tl.store(count_ptr + unit, 0)
+            acc = tl.zeros((BH, BV), dtype=tl.float32)
+            top = tl.full((BH,), FLOOR, dtype=tl.float32)
+            total = tl.zeros((BH,), dtype=tl.float32)
+            origin = unit.to(tl.int64) * PARTS * GROUP
+            for other in range(PARTS):
+                place = origin + other * GROUP + row
+                their_top = tl.load(top_ptr + place * 2, mask=real, other=FLOOR, cache_modifier=".cg")
+                theirs = tl.load(top_ptr + place * 2 + 1, mask=real, other=0.0, cache_modifier=".cg")
+                there = real & (theirs > 0.0)
+                part = tl.load(
+                    part_ptr + place[:, None] * DV + v[None, :], mask=there[:, None] & (v < DV)[None, :], other=0.0,
+                    cache_modifier=".cg",
+                )  # fmt: skip
+                new_top = tl.maximum(top, their_top)
+                old, new = tl.exp2(top - new_top), tl.exp2(their_top - new_top)
+                total = total * old + theirs * new
+                acc = acc * old[:, None] + part * new[:, None]
+                top = new_top
+    if last:
+        if SINKS:
+            sink = tl.load(sink_ptr + head, mask=real, other=FLOOR).to(tl.float32) * LOG2E
+            new_top = tl.maximum(top, sink)
+            total = total * tl.exp2(top - new_top) + tl.exp2(sink - new_top)
+            acc = acc * tl.exp2(top - new_top)[:, None]
+        y = acc / tl.where(real, total, 1.0)[:, None]
+        place = out_ptr + query * H * DV + head[:, None] * DV + v[None, :]
+        tl.store(place, y.to(out_ptr.dtype.element_ty), mask=real[:, None] & (v < DV)[None, :])
+
+
+def attend_one(
+    q: Tensor, out: Tensor, spec: AttentionSpec, ctx: ForwardContext, scratch: Scratch, *,
+    pdl: bool, mixed: bool = False, before: int = 0, shared: Tensor | None = None, fixed: int = 0,
+    config: tuple[int, int, int, int] | None = None,
+) -> None:  # fmt: skip
+    """q [T, H, Dk] -> out [T, H * Dv], for the sequences with one new token.
+
+    before: parts that `shared.py` has put in front, for the first `shared` table entries. fixed: keys per split,
+    whatever the batch. config (splits, BN, warps, stages)."""
+    kv, plan = ctx.kv[spec.layer], ctx.groups[spec.group]
+    seqs, heads = plan.tables.shape[0], spec.kv.heads
+    group = spec.heads // heads
+    longest = plan.tables.shape[1] * ctx.block_size
+    splits, block_n, warps, stages = config or decode_config(seqs * heads, longest, spec)
+    if fixed:
+        splits = triton.cdiv(longest, fixed)
+    room = scratch.floats // (seqs * spec.heads * (spec.kv.value_dim + 2))
+    splits = max(1, min(splits, room - before))
+    parts = before + splits
+    assert parts == 1 or room >= parts, "a prefix is shared only where its parts fit"
+    assert seqs * heads <= scratch.num_counters
+    partial = scratch.partial(q.device)
+    tops = partial[seqs * spec.heads * parts * spec.kv.value_dim :] if parts > 1 else partial
+    _decode_kernel[(seqs, heads, splits)](
+        q, kv.key, kv.value, plan.tables, plan.first, plan.entries, ctx.query_start, ctx.kv_len, shared,
+        spec.sinks, spec.alibi, out, partial, tops, scratch.counters(q.device),
+        plan.tables.stride(0), *kv.key.stride()[:3], *kv.value.stride()[:3], spec.scale, spec.softcap, spec.window,
+        H=spec.heads, GROUP=group, D=spec.kv.key_dim, DV=spec.kv.value_dim, SIZE=ctx.block_size,
+        BH=max(16, pow2(group)), BN=block_n, BD=max(16, pow2(spec.kv.key_dim)), BV=max(16, pow2(spec.kv.value_dim)),
+        SPLITS=splits, FIXED=fixed, BEFORE=before, PARTS=parts,
+        FIRST=plan.first is not None, WINDOW=spec.window > 0, SOFTCAP=spec.softcap > 0,
+        SINKS=spec.sinks is not None, ALIBI=spec.alibi is not None, MIXED=mixed,
+        WIDE=INTERPRETED or q.dtype == torch.float32, STAGES=stages, PDL=pdl, num_warps=warps, launch_pdl=pdl,
+    )  # fmt: skip
+
+
+def decode_config(units: int, longest: int, spec: AttentionSpec) -> tuple[int, int, int, int]:
+    """(splits, BN, warps, stages) for `units` = sequences * key/value heads: measured on an H200."""
+    width = spec.kv.key_dim + spec.kv.value_dim
+    block_n = 64 if width <= 256 else 32
+    splits = max(1, min(32, 528 // units, triton.cdiv(longest, block_n)))
+    return splits, block_n, 4, 3

@@ -1,0 +1,59 @@
+"""How attention kernels find and weigh keys. Owns: the step from a table to key positions, and the score arithmetic.
+
+Index i of a sequence means offset i % SIZE of table entry i // SIZE. Where tables are contiguous the index is the
+position; else entry j begins at first[j], and a position belongs to the last entry that begins at or before it.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from tokenmill.kernels.triton.common import tanh
+
+FLOOR = tl.constexpr(-1e30)
+"""Running maximum before any key: finite, so that rows without keys stay free of NaN."""
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def locate(index, table, first, entries, kv_len, SIZE: tl.constexpr, FIRST: tl.constexpr):
+    """Indexes [N] -> block [N] (int64), offset [N], position [N], and which of them exist."""
+    entry = index // SIZE
+    offset = index % SIZE
+    if FIRST:
+        held = entry < entries
+        start = tl.load(first + entry, mask=held, other=0)
+        after = tl.load(first + entry + 1, mask=entry + 1 < entries, other=2147483647)
+        position = start + offset
+        known = held & (position < kv_len) & (position < after)
+    else:
+        position = index
+        known = index < kv_len
+    block = tl.load(table + entry, mask=known, other=0).to(tl.int64)
+    return block, offset, position, known
+
+
+@triton.jit
+def bend(scores, query_position, position, slope, scale, softcap, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr):
+    """Raw dots [R, N] -> scores in units of log 2: scaled, capped, biased by distance."""
+    if SOFTCAP:
+        scores = softcap * tanh(scores * (scale / softcap))
+        if ALIBI:
+            scores -= slope[:, None] * (query_position - position).to(tl.float32)
+        scores = scores * LOG2E
+    elif ALIBI:
+        scores = (scores * scale - slope[:, None] * (query_position - position).to(tl.float32)) * LOG2E
+    else:
+        scores = scores * (scale * LOG2E)
+    return scores
+
+
+@triton.jit
+def product(a, b, acc, WIDE: tl.constexpr):
+    """acc + a @ b; WIDE: in float32 throughout."""
+    if WIDE:
+        acc = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+    else:
+        acc = tl.dot(a, b, acc)
+    return acc

@@ -1,0 +1,191 @@
+"""Attention of sequences with several new tokens. Owns: flash attention over paged keys and values, ragged batches.
+
+Rows of a program are (query, head) pairs that share a key/value head: BQ queries times GROUP heads. Programs find
+their sequence by searching `query_start`: sequence i owns tiles query_start[i] // BQ + i and the following ones.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tokenmill.core.forward import AttentionSpec, ForwardContext
+from tokenmill.kernels.triton.common import INTERPRETED, begin, pow2, wait
+from tokenmill.kernels.triton.paging import FLOOR, LOG2E, bend, locate, product
+
+
+@triton.jit
+def _visit(
+    acc, top, total, q, at, keys, values, table, first, entries, kv_len, query_position, slope, real, d, v, n,
+    key_block, key_row, value_block, value_row, scale, softcap, window,
+    D: tl.constexpr, DV: tl.constexpr, SIZE: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, MASKED: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """One tile of keys. MASKED: some may be out of some row's sight; else all rows see all of them."""
+    index = at + n
+    if MASKED:
+        block, offset, position, known = locate(index, table, first, entries, kv_len, SIZE, FIRST)
+        k = tl.load(
+            keys + block[None, :] * key_block + offset[None, :] * key_row + d[:, None],
+            mask=known[None, :] & (d < D)[:, None], other=0.0,
+        )  # fmt: skip
+    else:
+        position = index
+        block = tl.load(table + index // SIZE).to(tl.int64)
+        offset = index % SIZE
+        spots = keys + block[None, :] * key_block + offset[None, :] * key_row + d[:, None]
+        if EVEN:
+            k = tl.load(spots)
+        else:
+            k = tl.load(spots, mask=(d < D)[:, None], other=0.0)
+    scores = product(q, k.to(q.dtype), tl.zeros((q.shape[0], n.shape[0]), dtype=tl.float32), WIDE)
+    scores = bend(scores, query_position[:, None], position[None, :], slope, scale, softcap, SOFTCAP, ALIBI)
+    if MASKED:
+        distance = query_position[:, None] - position[None, :]
+        seen = known[None, :] & (distance >= 0)
+        if WINDOW:
+            seen = seen & (distance < window)
+        scores = tl.where(seen, scores, float("-inf"))
+    new_top = tl.maximum(top, tl.max(scores, axis=1))
+    shrink = tl.exp2(top - new_top)
+    p = tl.exp2(scores - new_top[:, None])
+    total = total * shrink + tl.sum(p, axis=1)
+    spots = values + block[:, None] * value_block + offset[:, None] * value_row + v[None, :]
+    if MASKED:
+        val = tl.load(spots, mask=known[:, None] & (v < DV)[None, :], other=0.0)
+    elif EVEN:
+        val = tl.load(spots)
+    else:
+        val = tl.load(spots, mask=(v < DV)[None, :], other=0.0)
+    acc = product(p.to(q.dtype), val.to(q.dtype), acc * shrink[:, None], WIDE)
+    return acc, new_top, total
+
+
+@triton.jit
+def _prefill_kernel(
+    q_ptr, key_ptr, value_ptr, table_ptr, first_ptr, entries_ptr, start_ptr, len_ptr, sink_ptr, slope_ptr, out_ptr,
+    S, table_stride, key_block, key_head, key_row, value_block, value_head, value_row, scale, softcap, window,
+    H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, SIZE: tl.constexpr,
+    BQ: tl.constexpr, BG: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
+    FIRST: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
+    MIXED: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    kv_head = tl.program_id(0)
+    tile = tl.num_programs(1) - 1 - tl.program_id(1)
+    wait(PDL)
+    low = 0
+    high = S
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.load(start_ptr + middle) // BQ + middle <= tile:
+            low = middle
+        else:
+            high = middle
+    seq = low
+    start = tl.load(start_ptr + seq)
+    queries = tl.load(start_ptr + seq + 1) - start
+    local = (tile - start // BQ - seq) * BQ
+    if local >= queries:
+        return
+    if MIXED:
+        if queries == 1:
+            return  # the decode kernel's
+    kv_len = tl.load(len_ptr + seq)
+    row = tl.arange(0, BQ * BG)
+    query = local + row // BG
+    in_group = row % BG
+    real = (query < queries) & (in_group < GROUP)
+    head = kv_head * GROUP + in_group
+    query_position = kv_len - queries + query
+    d = tl.arange(0, BD)
+    v = tl.arange(0, BV)
+    n = tl.arange(0, BN)
+    token = (start + query).to(tl.int64)
+    q = tl.load(
+        q_ptr + token[:, None] * (H * D) + head[:, None] * D + d[None, :], mask=real[:, None] & (d < D)[None, :],
+        other=0.0,
+    )  # fmt: skip
+    slope = tl.zeros((BQ * BG,), dtype=tl.float32)
+    if ALIBI:
+        slope = tl.load(slope_ptr + head, mask=real, other=0.0).to(tl.float32)
+    table = table_ptr + seq.to(tl.int64) * table_stride
+    first = first_ptr
+    entries = 0
+    oldest = kv_len - queries + local
+    newest = tl.minimum(oldest + BQ, kv_len)
+    begin_at = 0
+    end = newest
+    plain = oldest // BN * BN
+    if FIRST:
+        first = first_ptr + seq.to(tl.int64) * table_stride
+        entries = tl.load(entries_ptr + seq)
+        end = entries * SIZE
+        plain = 0
+    elif WINDOW:
+        begin_at = tl.maximum(oldest - window + 1, 0) // BN * BN
+        plain = begin_at
+    keys = key_ptr + kv_head.to(tl.int64) * key_head
+    values = value_ptr + kv_head.to(tl.int64) * value_head
+    acc = tl.zeros((BQ * BG, BV), dtype=tl.float32)
+    top = tl.full((BQ * BG,), FLOOR, dtype=tl.float32)
+    total = tl.zeros((BQ * BG,), dtype=tl.float32)
+    EVEN: tl.constexpr = D == BD and DV == BV
+    if not FIRST and not WINDOW:
+        for at in tl.range(0, plain, BN, num_stages=STAGES):
+            acc, top, total = _visit(
+                acc, top, total, q, at, keys, values, table, first, entries, kv_len, query_position, slope, real,
+                d, v, n, key_block, key_row, value_block, value_row, scale, softcap, window,
+                D, DV, SIZE, FIRST, WINDOW, SOFTCAP, ALIBI, False, EVEN, WIDE,
+            )  # fmt: skip
+    for at in tl.range(plain, end, BN, num_stages=STAGES):
+        acc, top, total = _visit(
+            acc, top, total, q, at, keys, values, table, first, entries, kv_len, query_position, slope, real,
+            d, v, n, key_block, key_row, value_block, value_row, scale, softcap, window,
+            D, DV, SIZE, FIRST, WINDOW, SOFTCAP, ALIBI, True, EVEN, WIDE,
+        )  # fmt: skip
+    if SINKS:
+        sink = tl.load(sink_ptr + head, mask=real, other=FLOOR).to(tl.float32) * LOG2E
+        new_top = tl.maximum(top, sink)
+        total = total * tl.exp2(top - new_top) + tl.exp2(sink - new_top)
+        acc = acc * tl.exp2(top - new_top)[:, None]
+    y = acc / tl.where(real, total, 1.0)[:, None]
+    place = out_ptr + token[:, None] * (H * DV) + head[:, None] * DV + v[None, :]
+    tl.store(place, y.to(out_ptr.dtype.element_ty), mask=real[:, None] & (v < DV)[None, :])
+
+
+def attend_many(
+    q: Tensor, out: Tensor, spec: AttentionSpec, ctx: ForwardContext, *,
+    pdl: bool, mixed: bool = False, config: tuple[int, int, int, int] | None = None,
+) -> None:  # fmt: skip
+    """q [T, H, Dk] -> out [T, H * Dv]; mixed: leave sequences with one new token alone.
+
+    config (rows, BN, warps, stages)."""
+    kv, plan = ctx.kv[spec.layer], ctx.groups[spec.group]
+    seqs, heads = plan.tables.shape[0], spec.kv.heads
+    group = spec.heads // heads
+    rows, block_n, warps, stages = config or prefill_config(spec)
+    packed = pow2(group)
+    block_q = max(1, max(16, min(rows, pow2(ctx.max_query) * packed)) // packed)
+    tiles = q.shape[0] // block_q + seqs
+    _prefill_kernel[(heads, tiles)](
+        q, kv.key, kv.value, plan.tables, plan.first, plan.entries, ctx.query_start, ctx.kv_len,
+        spec.sinks, spec.alibi, out,
+        seqs, plan.tables.stride(0), *kv.key.stride()[:3], *kv.value.stride()[:3],
+        spec.scale, spec.softcap, spec.window,
+        H=spec.heads, GROUP=group, D=spec.kv.key_dim, DV=spec.kv.value_dim, SIZE=ctx.block_size,
+        BQ=block_q, BG=packed, BN=block_n, BD=max(16, pow2(spec.kv.key_dim)), BV=max(16, pow2(spec.kv.value_dim)),
+        FIRST=plan.first is not None, WINDOW=spec.window > 0, SOFTCAP=spec.softcap > 0,
+        SINKS=spec.sinks is not None, ALIBI=spec.alibi is not None, MIXED=mixed,
+        WIDE=INTERPRETED or q.dtype == torch.float32, STAGES=stages, PDL=pdl, num_warps=warps, launch_pdl=pdl,
+    )  # fmt: skip
+
+
+def prefill_config(spec: AttentionSpec) -> tuple[int, int, int, int]:
+    """(rows, BN, warps, stages): measured on an H200."""
+    width = max(spec.kv.key_dim, spec.kv.value_dim)
+    if INTERPRETED:
+        return 32, 32, 4, 1
+    return (128, 64, 8, 3) if width <= 128 else (64, 32, 4, 2)

@@ -1,0 +1,129 @@
+"""Between the q/k/v product and attention. Owns: the launch that norms and rotates heads and stores keys and values.
+
+A program takes one token and HEADS heads of one kind (query, key or value). Must not know: tables; slots say where.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tokenmill.core.forward import AttentionSpec, ForwardContext, NormSpec
+from tokenmill.kernels.triton.common import begin, pow2, wait
+
+
+@triton.jit
+def _rotated(
+    rows, norm_ptr, cos_ptr, sin_ptr, position, real, d, eps,
+    D: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
+    ROPE: tl.constexpr, START: tl.constexpr, DIM: tl.constexpr, INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    """rows [HEADS, 1] pointers to heads -> the heads [HEADS, BLOCK] in float32, normed and rotated."""
+    inside = real & (d < D)[None, :]
+    x = tl.load(rows + d[None, :], mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        scale = 1.0 / tl.sqrt(tl.sum(x * x, axis=1) / D + eps)
+        x = x * scale[:, None] * (tl.load(norm_ptr + d, mask=d < D, other=0.0).to(tl.float32) + OFFSET)[None, :]
+    if ROPE:
+        HALF: tl.constexpr = DIM // 2
+        r = d - START
+        turns = (r >= 0) & (r < DIM)
+        if INTERLEAVED:
+            mate = START + (r ^ 1)
+            angle = r // 2
+            sign = tl.where(r % 2 == 0, -1.0, 1.0)
+        else:
+            mate = START + tl.where(r < HALF, r + HALF, r - HALF)
+            angle = tl.where(r < HALF, r, r - HALF)
+            sign = tl.where(r < HALF, -1.0, 1.0)
+        mate = tl.where(turns, mate, 0)
+        other = tl.load(rows + mate[None, :], mask=real & turns[None, :], other=0.0).to(tl.float32)
+        if NORM:
+            g = tl.load(norm_ptr + mate, mask=turns, other=0.0).to(tl.float32) + OFFSET
+            other = other * scale[:, None] * g[None, :]
+        cos = tl.load(cos_ptr + position * HALF + angle, mask=turns, other=1.0)
+        sin = tl.load(sin_ptr + position * HALF + angle, mask=turns, other=0.0)
+        x = x * cos[None, :] + other * (sign * sin)[None, :]
+    return x
+
+
+@triton.jit
+def _prepare_kernel(
+    qkv_ptr, q_ptr, key_ptr, value_ptr, slot_ptr, position_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr,
+    qkv_stride, key_block, key_head, key_row, value_block, value_head, value_row, q_eps, k_eps,
+    H: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, SIZE: tl.constexpr,
+    HEADS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_V: tl.constexpr,
+    Q_NORM: tl.constexpr, K_NORM: tl.constexpr, Q_OFFSET: tl.constexpr, K_OFFSET: tl.constexpr,
+    ROPE: tl.constexpr, START: tl.constexpr, DIM: tl.constexpr, INTERLEAVED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    token = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    Q_PARTS: tl.constexpr = (H + HEADS - 1) // HEADS
+    K_PARTS: tl.constexpr = (KV + HEADS - 1) // HEADS
+    d = tl.arange(0, BLOCK)
+    wait(PDL)
+    position = tl.load(position_ptr + token)
+    source = qkv_ptr + token * qkv_stride
+    if part < Q_PARTS:
+        head = part * HEADS + tl.arange(0, HEADS)
+        real = (head < H)[:, None]
+        rows = source + head[:, None] * D
+        x = _rotated(rows, q_norm_ptr, cos_ptr, sin_ptr, position, real, d, q_eps,
+                     D, Q_NORM, Q_OFFSET, ROPE, START, DIM, INTERLEAVED)  # fmt: skip
+        place = q_ptr + token * H * D + head[:, None] * D + d[None, :]
+        tl.store(place, x.to(q_ptr.dtype.element_ty), mask=real & (d < D)[None, :])
+    else:
+        slot = tl.load(slot_ptr + token)
+        block = slot // SIZE
+        offset = slot % SIZE
+        if part < Q_PARTS + K_PARTS:
+            head = (part - Q_PARTS) * HEADS + tl.arange(0, HEADS)
+            real = (head < KV)[:, None]
+            rows = source + H * D + head[:, None] * D
+            x = _rotated(rows, k_norm_ptr, cos_ptr, sin_ptr, position, real, d, k_eps,
+                         D, K_NORM, K_OFFSET, ROPE, START, DIM, INTERLEAVED)  # fmt: skip
+            place = key_ptr + block * key_block + head[:, None] * key_head + offset * key_row + d[None, :]
+            tl.store(place, x.to(key_ptr.dtype.element_ty), mask=real & (d < D)[None, :])
+        else:
+            head = (part - Q_PARTS - K_PARTS) * HEADS + tl.arange(0, HEADS)
+            v = tl.arange(0, BLOCK_V)
+            real = (head < KV)[:, None] & (v < DV)[None, :]
+            x = tl.load(source + (H + KV) * D + head[:, None] * DV + v[None, :], mask=real, other=0.0)
+            place = value_ptr + block * value_block + head[:, None] * value_head + offset * value_row + v[None, :]
+            tl.store(place, x.to(value_ptr.dtype.element_ty), mask=real)
+
+
+def can_prepare(spec: AttentionSpec) -> bool:
+    """Separate keys and values, and rms norms per head."""
+    return spec.kv.kind != "latent" and _per_head(spec.q_norm, spec) and _per_head(spec.k_norm, spec)
+
+
+def _per_head(norm: NormSpec | None, spec: AttentionSpec) -> bool:
+    return norm is None or (norm.kind == "rms" and norm.bias is None and norm.weight.shape[0] == spec.kv.key_dim)
+
+
+def prepare_qkv(qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext, *, pdl: bool) -> Tensor:
+    """qkv [T, (H + Hkv) * Dk + Hkv * Dv] -> q [T, H, Dk]; keys and values go to their slots."""
+    tokens, kv, rope = qkv.shape[0], ctx.kv[spec.layer], spec.rope
+    width, heads = spec.kv.key_dim, spec.kv.heads
+    q = torch.empty((tokens, spec.heads, width), dtype=qkv.dtype, device=qkv.device)
+    together = max(1, min(8, pow2(heads), 1024 // pow2(width)))
+    parts = triton.cdiv(spec.heads, together) + 2 * triton.cdiv(heads, together)
+    q_norm, k_norm = spec.q_norm, spec.k_norm
+    _prepare_kernel[(tokens, parts)](
+        qkv, q, kv.key, kv.value, ctx.groups[spec.group].slots, ctx.positions,
+        None if q_norm is None else q_norm.weight, None if k_norm is None else k_norm.weight,
+        None if rope is None else rope.cos, None if rope is None else rope.sin,
+        qkv.stride(0), *kv.key.stride()[:3], *kv.value.stride()[:3],
+        0.0 if q_norm is None else q_norm.eps, 0.0 if k_norm is None else k_norm.eps,
+        H=spec.heads, KV=heads, D=width, DV=spec.kv.value_dim, SIZE=ctx.block_size,
+        HEADS=together, BLOCK=pow2(width), BLOCK_V=pow2(spec.kv.value_dim),
+        Q_NORM=q_norm is not None, K_NORM=k_norm is not None,
+        Q_OFFSET=0.0 if q_norm is None else q_norm.offset, K_OFFSET=0.0 if k_norm is None else k_norm.offset,
+        ROPE=rope is not None, START=0 if rope is None else rope.start, DIM=0 if rope is None else rope.dim,
+        INTERLEAVED=rope is not None and rope.interleaved, PDL=pdl, num_warps=2, launch_pdl=pdl,
+    )  # fmt: skip
+    return q

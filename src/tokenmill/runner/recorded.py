@@ -1,0 +1,118 @@
+"""Decode steps as recordings. Owns: which steps can be replayed, the ladder of row counts, their fixed inputs.
+
+A recording begins at row numbers and ends at logits: positions, tokens and slots are derived inside it from the rows'
+state, so a replay needs no other input. Steps are filled up to the next rung with the spare row.
+Must not know: sampling, the scheduler.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.forward import ForwardContext
+from tokenmill.core.protocols import CausalLM, Kernels
+from tokenmill.core.step import StepPlan
+from tokenmill.device.graphs import Recorder, Recording
+from tokenmill.kvcache.pool import KVPool
+from tokenmill.runner.batch import Batch, group_plan, share_prefix
+from tokenmill.runner.rows import Rows
+from tokenmill.sampling.table import send
+
+LADDER = (*range(1, 5), 6, 8, *range(12, 33, 4), *range(40, 65, 8), *range(80, 257, 16), *range(288, 513, 32))
+Key = tuple[int, tuple[bool, ...], tuple[bool, ...]]
+"""Row count, which KV groups have shifted tables, which share a prefix."""
+
+
+@dataclass(slots=True)
+class _Made:
+    tokens: Tensor
+    hidden: Tensor
+    logits: Tensor
+    ctx: ForwardContext
+
+
+@dataclass(slots=True)
+class Replayed:
+    """A step that has been enqueued: its batch, final hidden states [S, hidden] and logits [S, vocab]."""
+
+    batch: Batch
+    hidden: Tensor
+    logits: Tensor
+
+
+class DecodeRecorder:
+    """Replays decode steps of one model; records those that it has not seen."""
+
+    def __init__(self, model: CausalLM, kernels: Kernels, rows: Rows, pool: KVPool) -> None:
+        self.model = model
+        self.kernels = kernels
+        self.rows = rows
+        self.pool = pool
+        self.recorder = Recorder()
+        self.made: dict[Key, Recording[_Made]] = {}
+        self.ladder = [n for n in LADDER if n < rows.spare] + [rows.spare]
+        self.row_ids = {n: torch.full((n,), rows.spare, device=rows.device) for n in self.ladder}
+        self.filled: dict[int, list[int]] = {}
+        self.ones = torch.ones(rows.spare, dtype=torch.int64, device=rows.device)
+
+    def fits(self, plan: StepPlan) -> bool:
+        """One token for each row, sampled from each, and nothing but logits is wanted."""
+        rows = self.rows
+        return (
+            len(plan.rows) == plan.num_tokens
+            and len(plan.rows) <= rows.spare
+            and not plan.drafts
+            and all(plan.samples)
+            and not rows.pools
+            and all(rows.sampling.params[row].num_prompt_logprobs < 0 for row in plan.rows)
+        )
+
+    def run(self, plan: StepPlan) -> Replayed:
+        """Enqueue the plan's forward pass and logits."""
+        count = len(plan.rows)
+        rung = self.ladder[bisect_left(self.ladder, count)]
+        row_ids = self.row_ids[rung]
+        if self.filled.get(rung) != plan.rows:
+            self.filled[rung] = list(plan.rows)
+            wanted = torch.tensor(plan.rows + [self.rows.spare] * (rung - count), dtype=torch.int64)
+            row_ids.copy_(send(wanted, self.rows.device))
+        groups = range(len(self.rows.tables))
+        shifted = tuple(not self.rows.shifted[g].isdisjoint(plan.rows) for g in groups)
+        shared = tuple(share_prefix(self.rows, g, plan.rows) for g in groups)
+        key = (rung, shifted, shared)
+        recording = self.made.get(key)
+        if recording is None:
+            recording = self.made[key] = self.recorder.record(lambda: self._compute(row_ids, shifted, shared))
+        made = recording.replay()
+        batch = Batch(
+            plan, made.tokens[:count], row_ids[:count], self.ones[:count], row_ids[:count],
+            list(range(1, count + 1)), made.ctx,
+        )  # fmt: skip
+        return Replayed(batch, made.hidden[:count], made.logits[:count])
+
+    def _compute(self, row_ids: Tensor, shifted: tuple[bool, ...], shared: tuple[bool, ...]) -> _Made:
+        rows = self.rows
+        count = row_ids.shape[0]
+        positions = rows.computed[row_ids]
+        tokens = rows.tokens[row_ids, positions].long()
+        groups = []
+        for g, table in enumerate(rows.tables):
+            plan = group_plan(rows, g, (row_ids, row_ids, positions), table.shape[1], shifted=shifted[g])
+            plan.shared = shared[g]
+            groups.append(plan)
+        ctx = ForwardContext(
+            kernels=self.kernels,
+            positions=positions,
+            query_start=torch.arange(count + 1, dtype=torch.int32, device=rows.device),
+            kv_len=(positions + 1).to(torch.int32),
+            max_query=1,
+            kv=self.pool.views,
+            groups=groups,
+            block_size=self.pool.layout.block_size,
+        )
+        hidden = self.model.forward(tokens, ctx)
+        return _Made(tokens, hidden, self.model.logits(hidden, ctx), ctx)

@@ -1,0 +1,134 @@
+"""Triton attention over NaN-poisoned pages, in the interpreter, against the reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+
+from paged_batch import PagedBatch  # noqa: E402
+
+from tokenmill.core.forward import AttentionSpec, KVSpec, NormSpec, RopeSpec  # noqa: E402
+from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
+from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
+
+REFERENCE = ReferenceKernels()
+
+
+def rope(dim, interleaved=False, start=0):
+    angle = torch.arange(256.0)[:, None] * (10.0 ** -torch.linspace(0, 3, dim // 2))
+    return RopeSpec(angle.cos(), angle.sin(), dim, interleaved=interleaved, start=start)
+
+
+def make_spec(heads=4, kv_heads=2, dim=16, value_dim=16, window=0, **options):
+    kv = KVSpec("window" if window else "full", kv_heads, dim, value_dim, window)
+    return AttentionSpec(layer=0, group=0, heads=heads, kv=kv, scale=dim**-0.5, window=window, **options)
+
+
+def both(spec, steps, *, kernels=None, drop=True):
+    """The same steps through both backends -> pairs of outputs, and of the last step's q."""
+    kernels = kernels or TritonKernels()
+    kv = spec.kv
+    width = (spec.heads + kv.heads) * kv.key_dim + kv.heads * kv.value_dim
+    ours, theirs = PagedBatch((kv,), kernels, drop=drop), PagedBatch((kv,), REFERENCE, drop=drop)
+    for grants in steps:
+        x = torch.randn(sum(n for _, n in grants), width)
+        a, b = ours.step(grants), theirs.step(grants)
+        q, expected_q = kernels.prepare_qkv(x, spec, a), REFERENCE.prepare_qkv(x, spec, b)
+        assert torch.allclose(q, expected_q, atol=1e-5)
+        yield kernels.attention(q, spec, a), REFERENCE.attention(expected_q, spec, b)
+    for mine, other in zip(ours.kv, theirs.kv, strict=True):
+        assert torch.allclose(mine.key, other.key, atol=1e-5, equal_nan=True)
+        assert torch.equal(mine.value.isnan(), other.value.isnan())
+
+
+STEPS = [[("a", 37), ("b", 5)], [("a", 1), ("b", 1), ("c", 20)], [("a", 1), ("b", 1), ("c", 1)], [("b", 18), ("c", 3)]]
+
+SPECS = {
+    "plain": {},
+    "rope": {"rope": rope(16)},
+    "norms": {
+        "rope": rope(8, interleaved=True, start=4),
+        "q_norm": NormSpec(torch.rand(16) + 0.5, 1e-6, offset=1.0),
+        "k_norm": NormSpec(torch.rand(16) + 0.5, 1e-6),
+    },
+    "alone": {"heads": 3, "kv_heads": 3, "softcap": 5.0},
+    "odd sizes": {"heads": 6, "kv_heads": 2, "dim": 24, "value_dim": 40, "sinks": torch.randn(6)},
+    "alibi": {"alibi": torch.tensor([0.5, 0.25, 0.1, 0.05])},
+    "window": {"window": 20, "sinks": torch.randn(4)},
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_like_the_reference(name):
+    for found, expected in both(make_spec(**SPECS[name]), STEPS):
+        assert torch.allclose(found, expected, atol=2e-5), (found - expected).abs().max()
+
+
+def test_windows_whose_blocks_are_gone():
+    steps = [[("a", 60)], [("a", 1), ("b", 30)], [("a", 1), ("b", 1)], [("a", 5), ("b", 1)]]
+    for found, expected in both(make_spec(window=17), steps):
+        assert torch.allclose(found, expected, atol=2e-5)
+
+
+def test_fixed_splits_do_not_look_at_the_company():
+    spec, kernels = make_spec(), TritonKernels(split=16)
+    torch.manual_seed(1)
+    alone = list(both(spec, [[("a", 50)], [("a", 1)]], kernels=kernels))
+    assert torch.allclose(*alone[-1], atol=2e-5)
+    batch = PagedBatch((spec.kv,), kernels)
+    torch.manual_seed(1)
+    first, second = torch.randn(50, 128), torch.randn(1, 128)
+    company = torch.randn(7, 128)
+    for x, grants in ((torch.cat([first, company]), [("a", 50), ("b", 7)]), (second, [("a", 1)])):
+        if len(grants) == 1:
+            x, grants = torch.cat([x, torch.randn(1, 128)]), [("a", 1), ("b", 1)]
+        ctx = batch.step(grants)
+        y = kernels.attention(kernels.prepare_qkv(x, spec, ctx), spec, ctx)
+    assert torch.equal(y[0], alone[-1][0][0])
+
+
+@pytest.mark.parametrize("lengths", [(140, 145, 130), (140, 20, 130)])
+def test_a_shared_prefix_is_read_once(lengths):
+    """Three sequences whose tables begin alike (or, where one is too short, do not)."""
+    spec, kernels = make_spec(softcap=8.0, sinks=torch.randn(4)), TritonKernels()
+    batch = PagedBatch((spec.kv,), kernels)
+    names = [("a", lengths[0]), ("b", lengths[1]), ("c", lengths[2])]
+    ctx = batch.step(names)
+    kernels.prepare_qkv(torch.randn(sum(lengths), 128), spec, ctx)
+    ctx = batch.step([(name, 1) for name, _ in names])
+    plan = ctx.groups[0]
+    for row, length in enumerate(lengths):
+        same = min(length // 16, 8 if row else 0)
+        plan.tables[row, :same] = plan.tables[0, :same]
+    q = kernels.prepare_qkv(torch.randn(3, 128), spec, ctx)
+    expected = REFERENCE.attention(q, spec, replace(ctx, kernels=REFERENCE))
+    plan.shared = True
+    assert torch.allclose(kernels.attention(q, spec, ctx), expected, atol=2e-5)
+    entries = int(kernels._common[1])
+    assert entries == (8 if min(lengths) > 128 else 0)
+
+
+def test_nan_stays_at_home():
+    spec, kernels = make_spec(), TritonKernels()
+    batch = PagedBatch((spec.kv,), kernels)
+    good, bad = torch.randn(20, 128), torch.full((20, 128), float("nan"))
+    ctx = batch.step([("b", 20), ("a", 20)])
+    y = kernels.attention(kernels.prepare_qkv(torch.cat([bad, good]), spec, ctx), spec, ctx)
+    assert torch.isnan(y[:20]).all() and torch.isfinite(y[20:]).all()
+    ctx = batch.step([("b", 1), ("a", 1)])
+    y = kernels.attention(kernels.prepare_qkv(torch.cat([bad[:1], good[:1]]), spec, ctx), spec, ctx)
+    assert torch.isnan(y[0]).all() and torch.isfinite(y[1]).all()
+
+
+def test_latent_falls_back_and_says_so():
+    kv = KVSpec("latent", 1, 12, 8)
+    spec = AttentionSpec(layer=0, group=0, heads=3, kv=kv, scale=0.2, rope=rope(4, True, 8))
+    kernels = TritonKernels()
+    ctx = PagedBatch((kv,), kernels).step([("a", 10)])
+    y = kernels.attention(kernels.prepare_qkv(torch.randn(10, 48), spec, ctx), spec, ctx)
+    assert y.shape == (10, 24)
+    assert kernels.counters()["attention"]["fallbacks"] == 1

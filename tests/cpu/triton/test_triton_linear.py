@@ -1,0 +1,116 @@
+"""Triton matmuls with what is fused around them, in the interpreter, against the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+
+from tokenmill.core.forward import NormSpec  # noqa: E402
+from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
+from tokenmill.kernels.triton.common import Scratch  # noqa: E402
+from tokenmill.kernels.triton.gemv import gemv  # noqa: E402
+from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
+from tokenmill.kernels.triton.thin import thin  # noqa: E402
+
+REFERENCE = ReferenceKernels()
+
+
+def relative(found, expected):
+    assert found.shape == expected.shape and found.dtype == expected.dtype
+    return float((found.float() - expected.float()).norm() / expected.float().norm())
+
+
+def operands(rows, width, inner, *, norm, gated, bias, residual):
+    out = width // 2 if gated else width
+    spec = NormSpec(torch.rand(inner) + 0.5, 1e-5, offset=0.25) if norm else None
+    return (
+        torch.randn(rows, inner),
+        torch.randn(width, inner) / inner**0.5,
+        torch.randn(width) if bias else None,
+        spec,
+        torch.randn(rows, out) if residual else None,
+    )
+
+
+CASES = [
+    # norm, act, bias, residual
+    (False, None, False, False),
+    (True, "silu_mul", False, False),
+    (False, None, True, True),
+    (True, "gelu_tanh", True, True),
+    (True, "oai_swiglu", True, False),
+]
+
+
+@pytest.mark.parametrize(("norm", "act", "bias", "residual"), CASES)
+@pytest.mark.parametrize(("rows", "width", "inner"), [(1, 38, 96), (2, 24, 200)])
+def test_gemv(rows, width, inner, norm, act, bias, residual):
+    gated = act is not None and (act.endswith("_mul") or act == "oai_swiglu")
+    x, w, b, spec, r = operands(rows, width, inner, norm=norm, gated=gated, bias=bias, residual=residual)
+    for config in ((1, 64, 1), (4, 256, 2)):
+        found = gemv(x, w, b, spec, act, r, pdl=False, config=config)
+        assert relative(found, REFERENCE.fused_linear(x, w, b, norm=spec, act=act, residual=r)) < 1e-5
+
+
+@pytest.mark.parametrize(("norm", "act", "bias", "residual"), CASES)
+@pytest.mark.parametrize(("rows", "width", "inner"), [(3, 70, 256), (20, 64, 200)])
+def test_thin(rows, width, inner, norm, act, bias, residual):
+    gated = act is not None and (act.endswith("_mul") or act == "oai_swiglu")
+    x, w, b, spec, r = operands(rows, width, inner, norm=norm, gated=gated, bias=bias, residual=residual)
+    scratch = Scratch(1 << 18, 64)
+    for config in ((32, 64, 1, 1, 4, 0), (32, 32, 2, 1, 4, 0)):
+        found = thin(x, w, b, spec, act, r, scratch=scratch, pdl=False, config=config)
+        assert relative(found, REFERENCE.fused_linear(x, w, b, norm=spec, act=act, residual=r)) < 1e-5
+    assert not scratch.counters(x.device).any(), "counters are left as they were found"
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 70])
+def test_every_row_count_has_a_way(rows):
+    kernels = TritonKernels()
+    x, w, b, spec, r = operands(rows, 48, 64, norm=True, gated=True, bias=True, residual=True)
+    found = kernels.fused_linear(x, w, b, norm=spec, act="silu_mul", residual=r)
+    expected = REFERENCE.fused_linear(x, w, b, norm=spec, act="silu_mul", residual=r)
+    assert torch.allclose(found, expected, atol=1e-4)
+
+
+def test_bf16_one_row():
+    x, w, b, spec, r = operands(1, 32, 128, norm=True, gated=False, bias=True, residual=True)
+    low = [t.bfloat16() for t in (x, w, b, r)]
+    spec.weight = spec.weight.bfloat16()
+    found = gemv(low[0], low[1], low[2], spec, "silu", low[3], pdl=False, config=(2, 64, 1))
+    exact = REFERENCE.fused_linear(*(t.float() for t in low[:3]), norm=spec, act="silu", residual=low[3].float())
+    assert relative(found, exact.bfloat16()) < 1e-2
+
+
+def test_layer_norms_are_done_before():
+    kernels = TritonKernels()
+    x, w = torch.randn(2, 40), torch.randn(30, 40)
+    spec = NormSpec(torch.rand(40), 1e-5, "layer", torch.randn(40))
+    assert torch.allclose(kernels.fused_linear(x, w, norm=spec), REFERENCE.fused_linear(x, w, norm=spec), atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_norm(kind):
+    kernels, x = TritonKernels(), torch.randn(3, 5, 70)
+    spec = NormSpec(torch.randn(70), 1e-5, kind, torch.randn(70), offset=1.0)
+    assert torch.allclose(kernels.norm(x, spec), REFERENCE.norm(x, spec), atol=1e-5)
+
+
+@pytest.mark.parametrize("act", ["silu", "gelu", "gelu_tanh", "relu2", "silu_mul", "gelu_tanh_mul", "oai_swiglu"])
+def test_activations(act):
+    x = torch.linspace(-30, 30, 400).view(4, 100)
+    assert torch.allclose(TritonKernels().activate(x, act), REFERENCE.activate(x, act), atol=1e-4)
+
+
+def test_greedy_takes_the_lowest_of_equal_ids_and_shows_nan():
+    kernels = TritonKernels()
+    x = torch.randn(4, 3000)
+    x[0, 2999] = x[0, 17] = 9.0
+    x[1, 5] = float("nan")
+    x[2] = float("-inf")
+    ids, largest = kernels.greedy(x)
+    assert ids[0] == 17 and ids[3] == x[3].argmax() and 0 <= ids[1] < 3000 and ids[2] == 0
+    assert largest[0] == 9.0 and torch.isnan(largest[1]) and largest[2] == float("-inf")
+    assert not kernels.scratch.counters(x.device).any()
