@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 import types
 from pathlib import Path
@@ -15,11 +16,13 @@ from typer.testing import CliRunner
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.cli.main import app
+from tokenmill.core import config
 from tokenmill.core.forward import NormSpec
 from tokenmill.demo import demo_dir
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.models import registry
 from tokenmill.quant.dense import DenseWeight
+from tokenmill.server.openai.schemas import ChatRequest
 from tokenmill.testing.tiny import make_tiny
 
 ROOT = Path(__file__).parents[3]
@@ -56,8 +59,18 @@ def test_the_verbs_that_the_readme_shows_exist() -> None:
     assert len(lines) >= 4
     for line in lines:
         assert CliRunner().invoke(app, [*line.split(), "--help"]).exit_code == 0, line
-    for verb in ("generate", "chat", "doctor", "bench"):
+    for verb in ("serve", "generate", "chat", "doctor", "bench"):
         assert any(line.split()[0] == verb for line in lines)
+
+
+def test_the_curl_line_of_the_readme_is_a_request() -> None:
+    (line,) = re.findall(r"^curl (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    url, *_, body = shlex.split(line)
+    assert url == "http://127.0.0.1:8000/v1/chat/completions"
+    request = ChatRequest.model_validate(json.loads(body))
+    assert request.model == "demo" and len(request.messages) == 1
+    served = config.ListenOptions()
+    assert (served.host, served.port) == ("127.0.0.1", 8000)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
