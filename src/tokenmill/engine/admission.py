@@ -162,5 +162,9 @@ class Admission:
     def _constraint(self, params: SamplingParams) -> Constraint | None:
         if params.structured_outputs is None:
             return None
+        if not isinstance(params.structured_outputs, dict):
+            raise ParameterError(
+                "structured_outputs must be a dict such as {'choice': ['yes', 'no']}.", param="structured_outputs"
+            )
         assert self.constrain is not None
         return self.constrain(params.structured_outputs)

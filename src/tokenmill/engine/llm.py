@@ -5,14 +5,15 @@ The API is vLLM's: `generate`, `chat` and `embed` take one or many prompts and r
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tokenmill.core.config import make_config
-from tokenmill.core.errors import ParameterError
+from tokenmill.core.errors import ParameterError, SequenceError
 from tokenmill.core.request import EmbeddingOutput, Request, RequestOutput, SamplingParams
 from tokenmill.engine.build import Built, build_engine
 from tokenmill.engine.outputs import Accumulator, OutputProcessor
@@ -56,7 +57,11 @@ class LLM:
         **template: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of message dicts) or several; `template`: tools, chat_template, ..."""
-        many = messages if messages and isinstance(messages[0], (list, tuple)) else [messages]
+        if not isinstance(messages, (list, tuple)) or not messages:
+            raise ParameterError(
+                "messages must be a list of at least one message, or of conversations.", param="messages"
+            )
+        many = messages if isinstance(messages[0], (list, tuple)) else [messages]
         params = self._params(sampling_params, len(many))
         requests = []
         for conversation, each in zip(many, params, strict=True):
@@ -74,11 +79,13 @@ class LLM:
             requests.append(self._request(text, ids, SamplingParams(max_tokens=1), 0))
         for request in requests:
             self.engine.admission.check_embedding(request, pooling)
-        done = self._drive(requests, use_tqdm, pooling)
-        return [
-            EmbeddingOutput(request_id=a.request.id, prompt_token_ids=a.request.prompt_ids, embedding=a.pooled or [])
-            for a in done
-        ]
+        found = []
+        for place, done in enumerate(self._drive(requests, use_tqdm, pooling)):
+            if done.pooled is None:
+                raise SequenceError(f"Prompt {place} has no embedding: {done.outputs[0].stop_reason}")
+            ids = done.request.prompt_ids
+            found.append(EmbeddingOutput(request_id=done.request.id, prompt_token_ids=ids, embedding=done.pooled))
+        return found
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer."""
@@ -111,6 +118,10 @@ class LLM:
             given = self.get_default_sampling_params()
         if isinstance(given, SamplingParams):
             return [given] * count
+        if not isinstance(given, (list, tuple)) or not all(isinstance(p, SamplingParams) for p in given):
+            raise ParameterError(
+                "sampling_params must be a SamplingParams, or a list with one for each prompt.", param="sampling_params"
+            )
         if len(given) != count:
             raise ParameterError(f"{count} prompts but {len(given)} sampling_params.", param="sampling_params")
         return list(given)
@@ -120,23 +131,23 @@ class LLM:
         return make_request(str(self._count), text, ids, params, priority=priority, arrival=time.perf_counter())
 
     def _run(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
-        for request in requests:
-            self.engine.admission.check(request, 0)
+        for place, request in enumerate(requests):
+            self.engine.admission.check(request, place)
         return [accumulator.output() for accumulator in self._drive(requests, use_tqdm, None)]
 
     def _drive(self, requests: list[Request], use_tqdm: bool, pooling: str | None) -> list[Accumulator]:
         """Add all, step until all have ended."""
         found = {request.id: Accumulator(request) for request in requests}
-        for request in requests:
-            self.processor.add(request)
-            if pooling is None:
-                self.engine.add(request)
-            else:
-                self.engine.scheduler.add(self.engine.admission.check_embedding(request, pooling))
         left = len(found)
         with _progress(use_tqdm and len(requests) > 1) as progress:
             task = progress.add_task("Generating", total=left)
             try:
+                for request in requests:
+                    self.processor.add(request)
+                    if pooling is None:
+                        self.engine.add(request)
+                    else:
+                        self.engine.scheduler.add(self.engine.admission.check_embedding(request, pooling))
                 while left:
                     for delta in self.processor.process(self.engine.step()):
                         accumulator = found[delta.request_id]
@@ -149,18 +160,23 @@ class LLM:
                         self.engine.abort(request_id, index)
                     self.processor.stopped.clear()
             finally:
-                if left:  # interrupted: leave nothing behind
-                    for request in requests:
-                        self.engine.abort(request.id)
-                        self.processor.drop(request.id)
-                while self.engine.has_work:
-                    self.engine.step()
+                self._leave_nothing([] if not left else requests)
         return list(found.values())
+
+    def _leave_nothing(self, unfinished: list[Request]) -> None:
+        """Abort what an interruption left, and let plans in flight come in; what broke the run is told, not this."""
+        for request in unfinished:
+            self.engine.abort(request.id)
+            self.processor.drop(request.id)
+        self.processor.stopped.clear()
+        with contextlib.suppress(Exception):
+            while self.engine.flying:
+                self.engine.step()
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
-    """One prompt or several: a list of integers is one prompt."""
-    if isinstance(prompts, (str, dict)):
+    """One prompt or several: a list of integers is one prompt, and so is what cannot be a list (to be refused)."""
+    if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable):
         return [prompts]
     many = list(prompts)
     return [many] if many and all(isinstance(p, int) for p in many) else many

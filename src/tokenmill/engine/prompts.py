@@ -78,6 +78,8 @@ class PromptReader:
 
 def make_request(request_id: str, text: str | None, ids: list[int], params: SamplingParams, **fields: Any) -> Request:
     """A Request with its seed fixed: one without a seed gets a random one, so that it can be replayed exactly."""
+    if not isinstance(params, SamplingParams):
+        raise ParameterError(f"sampling_params must be a SamplingParams, not {type(params).__name__}.")
     if params.truncate_prompt_tokens is not None:
         ids = ids[-params.truncate_prompt_tokens :]
     seed = params.seed if params.seed is not None else secrets.randbits(63)

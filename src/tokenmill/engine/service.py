@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.core.errors import EngineDeadError
+from tokenmill.core.errors import EngineDeadError, ParameterError, SequenceError
 from tokenmill.core.request import Request, TextDelta
 from tokenmill.core.sequence import SequenceGroup
 from tokenmill.engine.build import Built
@@ -29,6 +29,7 @@ class Caller:
     loop: asyncio.AbstractEventLoop
     inbox: asyncio.Queue[TextDelta]
     left: int
+    gone: bool = False
 
 
 class Service:
@@ -58,7 +59,7 @@ class Service:
         group = self.engine.admission.check_embedding(request, pooling)
         async for delta in self._stream(request, group):
             if delta.error is not None:
-                raise EngineDeadError(delta.error)
+                raise (EngineDeadError if self.dead is not None else SequenceError)(delta.error)
             if delta.pooled is not None:
                 return delta.pooled
         raise EngineDeadError("the request was aborted")
@@ -69,6 +70,8 @@ class Service:
 
     async def call(self, function: Callable[[], Any]) -> Any:
         """Run something in the engine's thread, between steps."""
+        if self.dead is not None:
+            raise EngineDeadError(self.dead)
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         loop = asyncio.get_running_loop()
 
@@ -93,27 +96,38 @@ class Service:
         if self.dead is not None:
             raise EngineDeadError(self.dead)
         if request.id in self.callers:
-            raise ValueError(f"request id {request.id} is in use")
+            raise ParameterError(f"The request id {request.id!r} is in use: choose another one.", param="request_id")
         caller = Caller(asyncio.get_running_loop(), asyncio.Queue(), group.num_outputs)
         self.callers[request.id] = caller
         self.commands.put(lambda: self._add(request, group))
+        left = caller.left
         try:
-            left = caller.left
+            if self.dead is not None:  # it died in between, and may have looked for callers before
+                raise EngineDeadError(self.dead)
             while left:
                 delta = await caller.inbox.get()
                 left -= delta.finish_reason is not None
                 yield delta
         finally:
-            if self.callers.pop(request.id, None) is not None and left:
-                await self.abort(request.id)
+            if left and self.dead is None:
+                caller.gone = True  # the id stays taken until the engine has let go of the request
+                self.commands.put(lambda: self._leave(request.id))
+            else:
+                self.callers.pop(request.id, None)
 
     # ------------------------------------------------------------ the engine's thread
 
     def _add(self, request: Request, group: SequenceGroup) -> None:
-        if request.id not in self.callers:
+        caller = self.callers.get(request.id)
+        if caller is None or caller.gone or self.dead is not None:
             return  # the caller left before the engine heard of it
         self.processor.add(request)
         self.engine.scheduler.add(group)
+
+    def _leave(self, request_id: str) -> None:
+        self.engine.abort(request_id)
+        self.processor.drop(request_id)
+        self.callers.pop(request_id, None)
 
     def _run(self) -> None:
         try:
@@ -167,6 +181,11 @@ class Service:
             ]
             with contextlib.suppress(RuntimeError):
                 caller.loop.call_soon_threadsafe(_put_all, [(caller.inbox, d) for d in ended])
+        with contextlib.suppress(queue.Empty):
+            while True:  # whoever waits for a call must hear of it
+                command = self.commands.get_nowait()
+                if command is not None:
+                    command()
 
 
 def _put_all(items: list[tuple[asyncio.Queue[TextDelta], TextDelta]]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import signal
 import traceback
 from collections import deque
 from collections.abc import Callable
@@ -117,6 +118,7 @@ def start_worker(load: Callable[..., tuple[Runner, dict[str, Any]]], config: Any
 
 
 def _main(pipe: Connection, load: Callable[..., tuple[Runner, dict[str, Any]]], config: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it may want to go on
     try:
         runner, facts = load(config)
     except Exception as error:

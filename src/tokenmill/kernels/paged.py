@@ -109,9 +109,19 @@ def _attend_items(q: Tensor, items: _Items, spec: AttentionSpec, ctx: ForwardCon
         shrink = torch.exp(top - new_top)
         p = torch.exp(scores - new_top)
         total = total * shrink + rows.sum_last(p)
-        acc = acc * shrink + _batched(p, v)
+        acc = acc * shrink + _weighted(p, v, seen)
         top = new_top
     return acc / total
+
+
+def _weighted(p: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+    """p [I, Hkv, R, TILE] @ v [I, Hkv, TILE, Dv]; a key that a row does not see adds nothing, even if it is NaN."""
+    broken = ~v.isfinite().all(-1)
+    if v.device.type == "cpu" and not broken.any():
+        return _batched(p, v)
+    # 0 * NaN is NaN: without this a broken token would reach the positions before it, and caches that share those.
+    sums = _batched(p, v.masked_fill(broken[..., None], 0.0))
+    return sums.masked_fill((seen & broken[:, :, None, :]).any(-1, keepdim=True), float("nan"))
 
 
 def _load_tile(
