@@ -13,6 +13,7 @@ from tokenmill.cli.flags import MODEL, engine_flags, settle
 from tokenmill.cli.generate import check_output
 from tokenmill.cli.loading import describe, load
 from tokenmill.cli.reading import messages
+from tokenmill.cli.terminal import Live
 from tokenmill.core.errors import EngineDeadError, ParameterError, TokenmillError
 
 if TYPE_CHECKING:
@@ -81,20 +82,16 @@ async def _answer(llm: AsyncLLM, talk: Conversation, most: int | None) -> None:
         _tell(f"(the context is full: the oldest {dropped} messages are forgotten)")
     _, ids = await asyncio.to_thread(llm.reader.chat, talk.messages())
     params = _params(llm, talk, min(most or context, context - len(ids)))
-    shown, output = "", None
+    screen, output = Live(), None
     try:
         async for output in llm.generate({"prompt_token_ids": ids}, params):
             if output.outputs:
-                text = output.outputs[0].text
-                sys.stdout.write(text[len(shown) :])
-                sys.stdout.flush()
-                shown = text
+                screen.show(output.outputs[0].text)
         assert output is not None
         check_output(llm, output)
     finally:
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-        talk.say("assistant", shown)
+        screen.end()
+        talk.say("assistant", screen.shown)
     _tell(_cost(output, context))
 
 

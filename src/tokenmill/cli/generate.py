@@ -12,6 +12,7 @@ import typer
 
 from tokenmill.cli.flags import MODEL, engine_flags, flag, settle, with_flags
 from tokenmill.cli.loading import load
+from tokenmill.cli.terminal import Live
 from tokenmill.core.errors import EngineDeadError, ParameterError, SequenceError
 
 if TYPE_CHECKING:
@@ -90,15 +91,12 @@ async def _run(llm: AsyncLLM, prompt: str, given: dict[str, Any], live: bool) ->
     defaults = default_params(llm.service.built.generation)
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     params = SamplingParams(**{**{name: getattr(defaults, name) for name in names}, **given})
-    shown, output = 0, None
+    screen, output = Live(), None
     async for output in llm.generate(prompt, params):
         if live and output.outputs:
-            text = output.outputs[0].text
-            sys.stdout.write(text[shown:])
-            sys.stdout.flush()
-            shown = len(text)
+            screen.show(output.outputs[0].text)
     if live:
-        sys.stdout.write("\n")
+        screen.end()
     assert output is not None
     check_output(llm, output)
     return output

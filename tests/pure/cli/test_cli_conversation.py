@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from tokenmill.cli.conversation import Conversation, Messages
 from tokenmill.cli.reading import read_message
+from tokenmill.cli.terminal import Live, harmless
 from tokenmill.core.errors import ParameterError, TooLargeError
 
 
@@ -111,3 +113,21 @@ def test_messages_of_several_lines(typed: list[str], message: str) -> None:
 
     assert read_message(ask) == message
     assert asked[0] != asked[-1] or len(asked) == 1
+
+
+def test_a_model_cannot_steer_the_terminal() -> None:
+    assert harmless("a\tb\nc é 漢 🙂") == "a\tb\nc é 漢 🙂"
+    assert harmless("\x1b[31m\x07\r\x9b2J\x7f") == "\ufffd[31m\ufffd\ufffd\ufffd2J\ufffd"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_growing_texts_are_written_once(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: terminal)
+    monkeypatch.setattr("sys.stdout", screen)
+    live = Live()
+    for text in ("He", "Hello", "Hello", "Hello \x1b!"):
+        live.show(text)
+    live.end()
+    assert screen.getvalue() == ("Hello \ufffd!\n" if terminal else "Hello \x1b!\n")
+    assert live.shown == "Hello \x1b!"

@@ -1,0 +1,35 @@
+"""Text of a model on its way to a terminal. Owns: writing what is new of a growing text, without control characters.
+
+A model may say anything, escape sequences too; those would recolour, retitle or overwrite what a person sees.
+"""
+
+from __future__ import annotations
+
+import sys
+
+_CONTROLS = {code: "\ufffd" for code in [*range(0x20), 0x7F, *range(0x80, 0xA0)] if chr(code) not in "\n\t"}
+
+
+def harmless(text: str) -> str:
+    """The text with control characters, line ends and tabs excepted, replaced."""
+    return text.translate(_CONTROLS)
+
+
+class Live:
+    """Writes a growing text to standard output as it grows; what is not a terminal gets it unchanged."""
+
+    def __init__(self) -> None:
+        self.shown = ""
+        self.clean = sys.stdout.isatty()
+
+    def show(self, text: str) -> None:
+        """The text so far."""
+        new = text[len(self.shown) :]
+        sys.stdout.write(harmless(new) if self.clean else new)
+        sys.stdout.flush()
+        self.shown = text
+
+    def end(self) -> None:
+        """No more of this text."""
+        sys.stdout.write("\n")
+        sys.stdout.flush()
