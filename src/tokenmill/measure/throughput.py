@@ -232,7 +232,10 @@ def _compare(runs: list[dict[str, Any]], llm: LLM, notes: list[str]) -> None:
         flops = (run["computed_prompt_tokens"] + run["output_tokens"]) * facts.flops_per_token / run["seconds"]
         run["mbu"] = round(read / limits.bytes_per_s, 6) if limits.bytes_per_s else None
         run["mfu"] = round(flops / limits.flops_per_s, 6) if limits.flops_per_s else None
-    notes.append("mbu counts the weights once per step and no K/V; mfu counts matrix products and no attention")
+    notes.append(
+        "mbu counts the weights once per step and no K/V; mfu counts the matrix products of each token, the output "
+        "head for prompt tokens too, and no attention"
+    )
     touched = facts.flops_per_token / 2 * _ITEM_BYTES[facts.dtype]
     if llm.built.config.model.quantization is None and touched < 0.9 * facts.weight_bytes:
         notes.append("mbu counts all experts in every step, though small batches read only some of them")
