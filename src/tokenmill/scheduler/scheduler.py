@@ -300,8 +300,20 @@ class Scheduler:
             return []  # went down with an earlier failure; its rows were sent again
         if result.failure is not None:
             return self._failed(flight, result.failure)
-        self.careful = min(self.careful * 2, self.limits.max_rows)
+        if self.careful:
+            self._trust(flight, result)
         return self.outcome.take(flight.plan, flight.seqs, result)
+
+    def _trust(self, flight: Flight, result: StepResult) -> None:
+        """A step went well after a failure: more at once, but not before each of its sequences got on by a token.
+
+        (A failure costs every row its unfinished block: without this two failures could undo all work between them.)
+        """
+        if all(flight.plan.samples):
+            self.careful = min(self.careful * 2, self.limits.max_rows)
+        for seq, tokens in zip(flight.seqs, result.tokens, strict=True):
+            if tokens and seq.id == self.suspect:
+                self.suspect = -1
 
     def _failed(self, flight: Flight, reason: str) -> list[TokenDelta]:
         """A whole step failed: forget what it and the later plans would have written, send every row again.

@@ -1,0 +1,151 @@
+"""AsyncLLM: streams, leaving, aborting and closing at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from engines import check_nothing_left, exact, greedy, open_llm, run
+
+from tokenmill import AsyncLLM, SamplingParams
+from tokenmill.core.errors import EngineDeadError, UserError
+
+
+@pytest.fixture
+async def engine(tiny):
+    llm = AsyncLLM(str(tiny), dtype="float32", kernels="reference", max_model_len=512, max_num_seqs=6, num_blocks=70)
+    yield llm
+    llm.close()
+
+
+async def nothing_left(llm):
+    """After at most a few seconds nothing of any request is left."""
+    service = llm.service
+    for _ in range(500):
+        if not service.callers and not service.processor.open and not service.engine.has_work:
+            break
+        await asyncio.sleep(0.01)
+    await service.call(lambda: None)
+    assert not service.callers and not service.processor.open and not service.processor.stopped
+    await service.call(lambda: check_nothing_left(service.engine))
+    assert service.dead is None
+
+
+async def collect(stream):
+    outputs = [output async for output in stream]
+    return outputs[-1], len(outputs)
+
+
+async def test_streams_grow_and_equal_offline(engine, tiny):
+    prompts = [[5, 6, 7], [9] * 40, [100, 3], [44]]
+    params = [greedy(30, logprobs=1), SamplingParams(n=3, seed=2, max_tokens=9), greedy(6, prompt_logprobs=1),
+              SamplingParams(seed=3, max_tokens=60, stop=["e", "a"])]  # fmt: skip
+    with open_llm(tiny) as llm:
+        wanted = [exact(o) for o in run(llm, prompts, params)]
+    found = await asyncio.gather(*(collect(engine.generate(p, s)) for p, s in zip(prompts, params, strict=True)))
+    assert [exact(o) for o, _ in found] == wanted
+    assert found[0][1] == 30 and all(o.finished for o, _ in found)
+    await nothing_left(engine)
+
+
+async def test_leaving_the_loop_aborts(engine):
+    async for output in engine.generate([1, 2, 3], greedy(500)):
+        if len(output.outputs[0].token_ids) >= 3:
+            break
+    await nothing_left(engine)
+    steps = engine.service.engine.scheduler.counters.steps
+    await asyncio.sleep(0.1)
+    assert engine.service.engine.scheduler.counters.steps == steps
+
+
+async def test_abort_by_id_ends_the_stream(engine):
+    last = None
+    async for output in engine.generate([1, 2, 3], SamplingParams(n=2, max_tokens=500, ignore_eos=True), "me"):
+        last = output
+        if len(output.outputs[0].token_ids) == 4:
+            await engine.abort("me")
+    assert [o.finish_reason for o in last.outputs] == ["abort", "abort"] and last.finished
+    await engine.abort("me")
+    await engine.abort("never heard of")
+    await nothing_left(engine)
+
+
+async def test_a_cancelled_request_that_waits_leaves_the_queue(engine):
+    busy = [asyncio.create_task(collect(engine.generate([i + 1], greedy(150)))) for i in range(6)]
+    await asyncio.sleep(0.05)
+    waiting = [asyncio.create_task(collect(engine.generate([i + 1] * 3, greedy(10)))) for i in range(20)]
+    await asyncio.sleep(0.05)
+    for task in waiting[:19]:
+        task.cancel()
+    output, _ = await waiting[19]
+    assert len(output.outputs[0].token_ids) == 10
+    assert all(len(o.outputs[0].token_ids) == 150 for o, _ in await asyncio.gather(*busy))
+    await nothing_left(engine)
+
+
+async def test_a_thousand_random_aborts_leave_nothing_behind(engine):
+    rng = random.Random(2)
+    ends = []
+
+    async def one(i):
+        prompt = [rng.randrange(259) for _ in range(rng.randint(1, 50))]
+        kind, patience = rng.random(), rng.randint(0, 4)
+        params = SamplingParams(
+            max_tokens=rng.randint(1, 12), n=rng.choice([1, 1, 3]), stop=rng.choice([None, ["e"]]),
+            use_beam_search=False, seed=i,
+        )  # fmt: skip
+        if rng.random() < 0.1:
+            params = SamplingParams(use_beam_search=True, n=3, temperature=0.0, max_tokens=6)
+        await asyncio.sleep(rng.random() * 3)
+        count = 0
+        async for output in engine.generate(prompt, params, f"r{i}"):
+            count += 1
+            if count > patience and kind < 0.4:
+                break
+            if count > patience and kind < 0.7:
+                await engine.abort(f"r{i}")
+            if output.finished:
+                ends.extend(o.finish_reason for o in output.outputs)
+
+    tasks = [asyncio.create_task(one(i)) for i in range(1000)]
+    for _ in range(40):
+        await asyncio.sleep(0.05)
+        rng.choice(tasks).cancel()
+    results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 100)
+    assert all(r is None or isinstance(r, asyncio.CancelledError) for r in results)
+    assert {"abort", "length"} <= set(ends) and "error" not in ends
+    await nothing_left(engine)
+
+
+async def test_close_while_running_ends_every_stream(tiny):
+    llm = AsyncLLM(str(tiny), dtype="float32", kernels="reference", max_model_len=512)
+    tasks = [asyncio.create_task(collect(llm.generate([i + 1], greedy(500)))) for i in range(4)]
+    await asyncio.sleep(0.05)
+    await asyncio.to_thread(llm.close)
+    for output, _ in await asyncio.wait_for(asyncio.gather(*tasks), 10):
+        assert output.finished and output.outputs[0].finish_reason == "error"
+        assert "closed" in output.outputs[0].stop_reason
+    with pytest.raises(EngineDeadError, match="closed"):
+        await collect(llm.generate([1]))
+    llm.close()
+
+
+async def test_bad_requests_raise_and_cost_nothing(engine):
+    for prompt, params in (("", None), ([], None), ([999], None), ("x", {"n": 1}), (7, None), ("x" * 9999, None)):
+        with pytest.raises(UserError):
+            await collect(engine.generate(prompt, params))
+    with pytest.raises(UserError):
+        await engine.embed("x", pooling="best")
+    await nothing_left(engine)
+
+
+async def test_embeddings_and_chat(engine, tiny):
+    with open_llm(tiny) as llm:
+        wanted = llm.embed(["The mill", "grinds"], use_tqdm=False, pooling="mean")
+        answer = llm.chat([{"role": "user", "content": "hello"}], greedy(5), use_tqdm=False)[0]
+    found = await asyncio.gather(*(engine.embed(p, pooling="mean") for p in ("The mill", "grinds")))
+    assert [o.embedding for o in found] == [o.embedding for o in wanted]
+    output, _ = await collect(engine.chat([{"role": "user", "content": "hello"}], greedy(5)))
+    assert exact(output) == exact(answer)
+    await nothing_left(engine)
