@@ -47,6 +47,9 @@ class Gate:
         """Take `count` places for a key, or raise what the client should be told."""
         if self.draining:
             self._refuse(503, "draining", "The server is shutting down.", 5)
+        if count >= self.limits.capacity > 1:
+            most = self.limits.capacity
+            raise HttpError(400, f"The request asks for more outputs than the server takes at all ({most}).", param="n")
         tenant = self._tenant(name)
         self._check_rates(tenant)
         share = self.limits.capacity

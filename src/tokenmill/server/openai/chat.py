@@ -106,7 +106,7 @@ def _check(context: Context, body: ChatRequest) -> None:
         )
     if body.chat_template is not None and not context.options.trust_request_chat_template:
         raise ParameterError(
-            "Templates from requests are not accepted here (--trust-request-chat-template allows them).",
+            "chat_template is not accepted from requests here (--trust-request-chat-template allows them).",
             param="chat_template",
         )
     if body.priority and not context.backend.info.priorities:

@@ -1,0 +1,63 @@
+"""A server over fake engines, spoken to through ASGI without sockets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from tokenmill.core.config import make_server_config
+from tokenmill.server.app import make_app, make_context
+from tokenmill.server.context import Context
+from tokenmill.server.engines.fleet import FleetOptions
+from tokenmill.testing.fake_generator import FakeFleet, FakeOptions, fake_fleet
+
+
+@dataclass
+class Served:
+    """A running application with everything around it."""
+
+    client: httpx.AsyncClient
+    context: Context
+    fake: FakeFleet
+    options: FakeOptions
+    app: Any
+
+    async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
+        return await self.client.post(path, json=body, headers=headers)
+
+
+class Starter:
+    """Makes servers and ends them."""
+
+    def __init__(self) -> None:
+        self.open: list[Served] = []
+
+    async def __call__(
+        self, fake: FakeOptions | None = None, fleet: FleetOptions | None = None, **server: Any
+    ) -> Served:
+        options = fake or FakeOptions()
+        made = await fake_fleet(options, fleet)
+        context = make_context(made.fleet, make_server_config({}, **server))
+        app = make_app(context)
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        client = httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=20)
+        self.open.append(Served(client, context, made, options, app))
+        return self.open[-1]
+
+    async def close(self) -> None:
+        for served in self.open:
+            await served.client.aclose()
+            served.context.text.close()
+            await served.fake.fleet.close()
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Starter]:
+    """start(FakeOptions(...), FleetOptions(...), flag=value) -> Served."""
+    starter = Starter()
+    yield starter
+    await starter.close()

@@ -1,0 +1,146 @@
+"""Rows 22 and 23: keys on every route, Host and Origin, nothing secret in logs or answers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import statistics
+import time
+from typing import Any
+
+import pytest
+
+from tests.pure.server.conftest import Starter
+from tokenmill.core.config import ListenOptions
+from tokenmill.server.access import Access
+from tokenmill.server.logs import JsonFormatter
+
+KEYS = ["first-key-aaaaaaaaaaaaaaaaaaaa", "second-key-bbbbbbbbbbbbbbbbbb"]
+HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE")
+
+
+async def test_every_route_and_method_needs_a_key(start: Starter) -> None:
+    served = await start(api_key=KEYS)
+    paths = {
+        *served.app.routes,
+        "/",
+        "/nope",
+        "/docs",
+        "/redoc",
+        "/static/x",
+        "/v1/models/fake",
+        "//health",
+        "/health/",
+    }
+    assert len(paths) >= 15
+    for path in sorted(paths - {"/health", "/ready"}):
+        for method in METHODS:
+            for headers in (
+                {},
+                {"authorization": "Bearer wrong"},
+                {"x-api-key": KEYS[0][:-1]},
+                {"authorization": KEYS[0]},
+            ):
+                response = await served.client.request(method, path, headers=headers)
+                assert response.status_code == 401, (method, path, headers)
+    for path in ("/health", "/ready"):
+        assert (await served.client.get(path)).status_code == 200
+
+
+async def test_each_key_opens_in_both_headers(start: Starter) -> None:
+    served = await start(api_key=KEYS)
+    for key in KEYS:
+        for headers in ({"authorization": f"Bearer {key}"}, {"x-api-key": key}, {"authorization": f"bearer {key}"}):
+            response = await served.client.post("/v1/chat/completions", json=HELLO, headers=headers)
+            assert response.status_code == 200
+    refused = await served.client.get("/v1/models")
+    assert refused.json()["error"]["type"] == "AuthenticationError" and refused.headers["www-authenticate"] == "Bearer"
+
+
+def test_comparing_takes_the_same_time_for_any_prefix() -> None:
+    access = Access(ListenOptions(api_key=[KEYS[0]]))
+    right = KEYS[0]
+
+    def seconds(key: str) -> float:
+        headers = {b"authorization": b"Bearer " + key.encode()}
+        began = time.perf_counter()
+        with contextlib.suppress(Exception):
+            access.tenant("/v1/models", headers)
+        return time.perf_counter() - began
+
+    found: dict[int, list[float]] = {0: [], 10: [], 28: []}
+    for _ in range(3000):
+        for length, times in found.items():
+            times.append(seconds(right[:length] + "x" * (len(right) - length)))
+    medians = [statistics.median(times) for times in found.values()]
+    assert max(medians) - min(medians) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "", "[::2]:80", "a@localhost"]
+)
+async def test_foreign_hosts_are_refused(start: Starter, host: str) -> None:
+    served = await start()
+    response = await served.client.get("/v1/models", headers={"host": host})
+    assert response.status_code == 403 and response.json()["error"]["code"] == 403
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1:1", "[::1]:8000", "LOCALHOST"])
+async def test_local_hosts_are_served(start: Starter, host: str) -> None:
+    served = await start()
+    assert (await served.client.get("/v1/models", headers={"host": host})).status_code == 200
+
+
+async def test_hosts_that_are_listed_or_a_public_address(start: Starter) -> None:
+    listed = await start(allowed_hosts=["api.example"])
+    assert (await listed.client.get("/v1/models", headers={"host": "api.example:80"})).status_code == 200
+    assert (await listed.client.get("/v1/models", headers={"host": "other.example"})).status_code == 403
+    public = await start(host="0.0.0.0")
+    assert (await public.client.get("/v1/models", headers={"host": "any.example"})).status_code == 200
+
+
+async def test_origins(start: Starter) -> None:
+    closed = await start()
+    foreign = {"origin": "http://evil.example"}
+    assert (await closed.client.post("/v1/chat/completions", json=HELLO, headers=foreign)).status_code == 403
+    own = await closed.client.post("/v1/chat/completions", json=HELLO, headers={"origin": "http://localhost"})
+    assert own.status_code == 200 and "access-control-allow-origin" not in own.headers
+    asks = {**foreign, "access-control-request-method": "POST"}
+    assert (await closed.client.options("/v1/chat/completions", headers=asks)).status_code == 403
+    opened = await start(allowed_origins=["http://evil.example"], api_key=KEYS)
+    flight = await opened.client.options("/v1/chat/completions", headers=asks)
+    assert flight.status_code == 204 and flight.headers["access-control-allow-origin"] == "http://evil.example"
+    without = await opened.client.post("/v1/chat/completions", json=HELLO, headers=foreign)
+    assert without.status_code == 401 and without.headers["access-control-allow-origin"] == "http://evil.example"
+
+
+async def test_nothing_sensitive_is_logged_or_echoed(start: Starter, caplog: pytest.LogCaptureFixture) -> None:
+    served = await start(api_key=[KEYS[0]])
+    secret = "CANARY-7f3a"
+    auth = {"authorization": f"Bearer {KEYS[0]}"}
+    bodies: list[Any] = [
+        {"prompt": secret, "max_tokens": 3},
+        {"prompt": secret, "temperature": secret},
+        {"prompt": secret, "stop": [secret] * 20},
+        {"prompt": [secret]},
+        {"prompt": secret, "max_tokens": 3, "stream": True},
+        {"prompt": secret, "structured_outputs": {"regex": secret}},
+        {"prompt": secret, "max_tokens": 10**6},
+        {"messages": [{"role": secret, "content": secret}], "max_tokens": 1},
+    ]
+    texts = []
+    with caplog.at_level(logging.DEBUG):
+        for name in ("tokenmill.access", "tokenmill.server"):
+            logging.getLogger(name).propagate = True
+        for path in ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize"):
+            for body in bodies:
+                response = await served.client.post(path, json=body, headers=auth)
+                if response.status_code >= 400:
+                    texts.append(response.text)
+        await served.client.get("/v1/models", headers={"authorization": f"Bearer {secret}"})
+        await served.client.get(f"/{secret}?key={secret}", headers=auth)
+    lines = [JsonFormatter().format(record) for record in caplog.records if record.name.startswith("tokenmill")]
+    texts += [*lines, (await served.client.get("/metrics", headers=auth)).text]
+    assert len(lines) > 20
+    assert not [t for t in texts if secret in t or KEYS[0] in t]

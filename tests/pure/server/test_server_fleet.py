@@ -1,0 +1,131 @@
+"""Deaths, hangs, replay and choice of engines: streams go on without a repeated or missing token."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+from tests.pure.server.conftest import Starter
+from tests.pure.server.test_server_chat import events
+from tokenmill.server.engines.fleet import FleetOptions
+from tokenmill.server.engines.route import STRIDE, Router
+from tokenmill.testing.fake_generator import FakeOptions
+
+PATH = "/v1/completions"
+
+
+async def undisturbed(start: Starter, bodies: list[dict[str, Any]]) -> list[Any]:
+    served = await start()
+    return [(await served.post(PATH, body)).json() for body in bodies]
+
+
+def texts(answer: Any) -> list[str]:
+    return [choice["text"] for choice in answer["choices"]]
+
+
+async def test_streams_survive_deaths_with_identical_text(start: Starter) -> None:
+    bodies = [
+        {"prompt": "abc", "max_tokens": 40 + i, "seed": i, "n": 1 + i % 3, "temperature": 1, "logprobs": i % 2}
+        for i in range(12)
+    ]
+    bodies += [{"prompt": "abc", "max_tokens": 40, "seed": 77, "stop": ["zz", "q"]}]
+    bodies += [{"prompt": "abc", "max_tokens": 30, "seed": 78, "echo": True, "logprobs": 2}]
+    calm = await undisturbed(start, bodies)
+    served = await start(FakeOptions(step_s=0.003), FleetOptions(max_deaths_per_request=9))
+    tasks = [asyncio.create_task(served.post(PATH, body)) for body in bodies]
+    for _ in range(3):
+        await asyncio.sleep(0.04)
+        served.fake.link().die()
+    answers = [(await task).json() for task in tasks]
+    assert served.fake.fleet.restarts == 3 and served.fake.fleet.replays >= len(bodies)
+    for got, wanted in zip(answers, calm, strict=True):
+        assert got["choices"] == wanted["choices"] and got["usage"] == wanted["usage"]
+    assert served.context.gate.open == 0 and not served.fake.fleet.open_requests
+
+
+async def test_a_stream_shows_no_seam(start: Starter) -> None:
+    body = {"prompt": "abc", "max_tokens": 60, "seed": 5, "stream": True, "return_token_ids": True}
+    calm = await undisturbed(start, [{**body, "stream": False}])
+    served = await start(FakeOptions(step_s=0.002))
+    task = asyncio.create_task(served.post(PATH, body))
+    await asyncio.sleep(0.05)
+    served.fake.link().die()
+    chunks = events((await task).text)
+    ids = [t for c in chunks for t in c["choices"][0].get("token_ids", [])]
+    assert ids == calm[0]["choices"][0]["token_ids"]
+    assert "".join(c["choices"][0]["text"] for c in chunks) == texts(calm[0])[0]
+
+
+async def test_a_request_that_kills_engines_is_given_up(start: Starter) -> None:
+    served = await start(FakeOptions(step_s=0.005), FleetOptions(max_deaths_per_request=2, max_restarts_per_minute=9))
+    task = asyncio.create_task(served.post(PATH, {"prompt": "abc", "max_tokens": 4000}))
+    for _ in range(3):
+        await asyncio.sleep(0.05)
+        served.fake.link().die()
+    assert (await task).status_code == 500
+    assert (await served.post(PATH, {"prompt": "abc", "max_tokens": 3})).status_code == 200
+
+
+async def test_too_many_deaths_end_everything_with_an_error(start: Starter) -> None:
+    served = await start(FakeOptions(step_s=0.005), FleetOptions(max_deaths_per_request=99, max_restarts_per_minute=2))
+    told: list[str] = []
+    served.fake.fleet.on_broken = told.append
+    whole = asyncio.create_task(served.post(PATH, {"prompt": "abc", "max_tokens": 4000}))
+    stream = asyncio.create_task(served.post(PATH, {"prompt": "abc", "max_tokens": 4000, "stream": True}))
+    for _ in range(3):
+        await asyncio.sleep(0.05)
+        served.fake.link().die()
+    assert (await whole).status_code == 503
+    assert '"error"' in (await stream).text and (await stream).text.endswith("data: [DONE]\n\n")
+    assert told and (await served.client.get("/health")).status_code == 503
+    late = await served.post(PATH, {"prompt": "abc"})
+    assert late.status_code == 503 and "retry-after" in late.headers
+
+
+async def test_a_hung_engine_is_noticed_and_replaced(start: Starter) -> None:
+    options = FakeOptions(step_s=0.003)
+    served = await start(options, FleetOptions(watchdog_s=0.4))
+    body = {"prompt": "abc", "max_tokens": 200, "seed": 8}
+    calm = await undisturbed(start, [body])
+    task = asyncio.create_task(served.post(PATH, body))
+    await asyncio.sleep(0.1)
+    options.hung = True
+    for _ in range(40):
+        await asyncio.sleep(0.05)
+        if served.fake.fleet.restarts:
+            break
+        late = served.fake.fleet.engines[0].heard + 0.4 < asyncio.get_running_loop().time()
+        assert not late or (await served.client.get("/health")).status_code == 503
+    options.hung = False
+    assert texts((await task).json()) == texts(calm[0])
+    assert served.fake.fleet.restarts == 1
+
+
+async def test_other_engines_take_over_at_once(start: Starter) -> None:
+    served = await start(FakeOptions(step_s=0.004), FleetOptions(engines=3))
+    bodies = [{"prompt": "abc", "max_tokens": 60, "seed": i} for i in range(12)]
+    calm = await undisturbed(start, bodies)
+    tasks = [asyncio.create_task(served.post(PATH, body)) for body in bodies]
+    await asyncio.sleep(0.1)
+    loads = [len(engine.requests) for engine in served.fake.fleet.engines]
+    assert min(loads) >= 3
+    served.fake.link(1).die()
+    assert [texts((await t).json()) for t in tasks] == [texts(c) for c in calm]
+
+
+def test_the_router_balances_and_remembers_prefixes() -> None:
+    router = Router()
+    shared = list(range(4 * STRIDE))
+    loads = {0: 0, 1: 0, 2: 0}
+    first = router.choose(loads, shared + [1] * STRIDE, "")
+    assert {router.choose(loads, shared + [i] * STRIDE, "") for i in range(8)} == {first}
+    assert router.choose({**loads, first: 9}, shared, "") != first  # too busy for its prefix to matter
+    assert router.choose(loads, shared, "another tenant") in loads
+    router.forget(first)
+    random.seed(1)
+    counts = dict.fromkeys(loads, 0)
+    for _ in range(300):
+        engine = router.choose(counts, [random.randrange(1000) for _ in range(100)], "")
+        counts[engine] += 1
+    assert max(counts.values()) - min(counts.values()) <= 8

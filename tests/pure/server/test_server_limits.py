@@ -1,0 +1,134 @@
+"""Row 1 and 14: ceilings hold, refusals come before any work, and everything is given back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.pure.server.conftest import Starter
+from tokenmill.server.errors import HttpError
+from tokenmill.server.gate import Gate, GateLimits
+from tokenmill.testing.fake_generator import FakeOptions
+
+PATH = "/v1/completions"
+
+
+async def test_a_burst_fills_the_queue_and_the_rest_is_told_to_come_back(start: Starter) -> None:
+    served = await start(FakeOptions(step_s=0.002, max_rows=16), max_num_queued_reqs=32)
+    times: list[float] = []
+
+    async def one(i: int) -> int:
+        began = time.monotonic()
+        response = await served.post(PATH, {"prompt": "abc", "max_tokens": 20, "stream": i % 2 == 0})
+        if response.status_code != 200:
+            times.append(time.monotonic() - began)
+            assert response.status_code == 503 and int(response.headers["retry-after"]) >= 1
+        else:
+            assert response.text.rstrip().endswith(("[DONE]", "}"))
+        return response.status_code
+
+    found = await asyncio.gather(*(one(i) for i in range(300)))
+    assert found.count(200) >= 32 and found.count(503) == 300 - found.count(200)
+    assert served.context.gate.open == 0 and not served.fake.fleet.open_requests
+    assert (await served.post(PATH, {"prompt": "abc"})).status_code == 200
+    assert 'tokenmill:rejected_total{reason="queue_full"}' in (await served.client.get("/metrics")).text
+
+
+async def test_outputs_count_not_requests(start: Starter) -> None:
+    served = await start(FakeOptions(step_s=0.01), max_num_queued_reqs=8)
+    first = asyncio.create_task(served.post(PATH, {"prompt": "abc", "n": 6, "temperature": 1, "max_tokens": 40}))
+    await asyncio.sleep(0.1)
+    assert (await served.post(PATH, {"prompt": "abc", "n": 4, "temperature": 1})).status_code == 503
+    assert (await served.post(PATH, {"prompt": "abc", "n": 9, "temperature": 1})).status_code == 400
+    assert (await served.post(PATH, {"prompt": "abc", "max_tokens": 1})).status_code == 200
+    assert (await first).status_code == 200 and served.context.gate.open == 0
+
+
+async def test_bodies_over_the_ceiling(start: Starter) -> None:
+    served = await start(max_body_bytes=1000)
+    large = b'{"prompt": "' + b"a" * 2000 + b'"}'
+    json = {"content-type": "application/json"}
+    known = await served.client.post(PATH, content=large, headers=json)
+    assert known.status_code == 413 and known.json()["error"]["code"] == 413
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for i in range(0, len(large), 6):
+            yield large[i : i + 6]
+
+    assert (await served.client.post(PATH, content=pieces(), headers=json)).status_code == 413
+    small = b'{"prompt": "abc", "max_tokens": 1}'
+    zipped = await served.client.post(PATH, content=small, headers={**json, "content-encoding": "gzip"})
+    assert zipped.status_code == 415
+    text = await served.client.post(PATH, content=small, headers={"content-type": "text/plain"})
+    assert text.status_code == 415
+    assert (await served.client.post(PATH, content=small, headers=json)).status_code == 200
+
+
+async def test_rates_per_key(start: Starter) -> None:
+    served = await start(api_key=["a", "b"], requests_per_minute=3)
+    answers = [await served.post(PATH, {"prompt": "abc", "max_tokens": 1}, **{"x-api-key": "a"}) for _ in range(5)]
+    assert [r.status_code for r in answers] == [200] * 3 + [429] * 2
+    assert 1 <= int(answers[-1].headers["retry-after"]) <= 20
+    assert (await served.post(PATH, {"prompt": "abc", "max_tokens": 1}, **{"x-api-key": "b"})).status_code == 200
+    tokens = await start(api_key=["a"], tokens_per_minute=10)
+    assert (await tokens.post(PATH, {"prompt": "abc", "max_tokens": 9}, **{"x-api-key": "a"})).status_code == 200
+    assert (await tokens.post(PATH, {"prompt": "abc", "max_tokens": 1}, **{"x-api-key": "a"})).status_code == 429
+
+
+def test_a_greedy_key_leaves_room_for_the_others() -> None:
+    gate = Gate(GateLimits(capacity=16, tenants=2))
+    taken = 0
+    with pytest.raises(HttpError) as refused:
+        for _ in range(100):
+            gate.enter("greedy")
+            taken += 1
+    assert taken == 12 and refused.value.status == 429  # its own quarter and the common half
+    for _ in range(4):
+        gate.enter("modest")
+    with pytest.raises(HttpError):
+        gate.enter("modest")
+    for _ in range(12):
+        gate.leave("greedy")
+    for _ in range(8):
+        gate.enter("modest")
+    assert gate.open == 12
+
+
+def test_rates_refill_with_time() -> None:
+    now = [0.0]
+    gate = Gate(GateLimits(requests_per_minute=60), clock=lambda: now[0])
+    for _ in range(60):
+        gate.enter("a")
+    with pytest.raises(HttpError):
+        gate.enter("a")
+    now[0] = 2.0
+    gate.enter("a")
+    gate.enter("a")
+    with pytest.raises(HttpError):
+        gate.enter("a")
+
+
+async def test_deadlines_end_requests(start: Starter) -> None:
+    served = await start(FakeOptions(step_s=0.02))
+    whole = await served.post(PATH, {"prompt": "abc", "max_tokens": 1000, "timeout": 0.2})
+    assert whole.status_code == 504 and whole.json()["error"]["param"] == "timeout"
+    stream = await served.post(PATH, {"prompt": "abc", "max_tokens": 1000, "timeout": 0.2, "stream": True})
+    assert stream.status_code == 200 and '"code":504' in stream.text and stream.text.endswith("data: [DONE]\n\n")
+    assert served.context.gate.open == 0 and not served.fake.fleet.open_requests
+    short = await start(FakeOptions(step_s=0.02), request_timeout=0.2)
+    assert (await short.post(PATH, {"prompt": "abc", "max_tokens": 1000})).status_code == 504
+
+
+async def test_draining_refuses_new_requests(start: Starter) -> None:
+    served = await start(FakeOptions(step_s=0.01))
+    running = asyncio.create_task(served.post(PATH, {"prompt": "abc", "max_tokens": 20}))
+    await asyncio.sleep(0.05)
+    served.context.gate.draining = True
+    refused = await served.post(PATH, {"prompt": "abc"})
+    assert refused.status_code == 503 and "retry-after" in refused.headers
+    assert (await served.client.get("/ready")).status_code == 503
+    assert (await served.client.get("/health")).status_code == 200
+    assert (await running).status_code == 200
