@@ -13,23 +13,6 @@ constexpr int kTileKeys = 64;
 constexpr int kTiles = kChunkKeys / kTileKeys;
 constexpr int64_t kQueryRows = 48;  // a multiple of every register tile
 
-// Masks as terms of a sum: load(upper + 80 - n) keeps the first n lanes, load(lower + 80 - n) drops them.
-struct Masks {
-  alignas(64) float upper[176];
-  alignas(64) float lower[176];
-};
-TM_INLINE const Masks& masks() {
-  static const Masks made = [] {
-    Masks m;
-    for (int i = 0; i < 176; ++i) {
-      m.upper[i] = i < 80 ? 0.0f : -__builtin_inff();
-      m.lower[i] = i < 80 ? -__builtin_inff() : 0.0f;
-    }
-    return m;
-  }();
-  return made;
-}
-
 struct Item {  // one block of rows of one sequence and key/value head
   int64_t sequence, head, query, queries, row, rows;  // query: the sequence's first token; row counts (query, head)
   int64_t oldest, newest;                             // positions of the block's queries
@@ -55,6 +38,7 @@ struct Work {
   int64_t* position;      // of each row's query
   const void** key;       // [kChunkKeys], values alike: where the chunk lies
   const void** value;
+  const void** seen;      // the values that one row sees
 };
 
 template <class T, class K>
@@ -85,8 +69,9 @@ struct Attention {
     work.values = work.scores + rows * kChunkKeys;
     work.state = reinterpret_cast<Row*>(work.values + rows * value_pad);
     work.position = reinterpret_cast<int64_t*>(work.state + rows);
-    work.key = static_cast<const void**>(scratch(Scratch::pointers, sizeof(void*) * 2 * kChunkKeys));
+    work.key = static_cast<const void**>(scratch(Scratch::pointers, sizeof(void*) * 3 * kChunkKeys));
     work.value = work.key + kChunkKeys;
+    work.seen = work.value + kChunkKeys;
     return work;
   }
 
@@ -188,7 +173,7 @@ struct Attention {
 
   // Columns are positions start .. start + 63: what a row must not see becomes minus infinity.
   void mask_scores(const Item& item, const Work& work, const void* const* keys, int64_t start, float* scores) const {
-    const Masks& mask = masks();
+    const F none = splat(-__builtin_inff());
     alignas(64) float holes[kTileKeys];
     for (int i = 0; i < kTileKeys; ++i) holes[i] = keys[i] == kZeroRow ? -__builtin_inff() : 0.0f;
     for (int64_t r = 0; r < item.rows; ++r) {
@@ -198,8 +183,8 @@ struct Attention {
         float* p = scores + r * kChunkKeys + 16 * v;
         const int64_t keep = at_least(0, at_most(16, last - 16 * v)), drop = at_least(0, at_most(16, gone - 16 * v));
         F s = add(load(p), load(holes + 16 * v));
-        s = add(s, load(mask.upper + 80 - keep));
-        store(p, add(s, load(mask.lower + 80 - drop)));
+        s = blend_first(s, none, static_cast<int>(keep));  // not a sum: NaN must go, too
+        store(p, blend_first(none, s, static_cast<int>(drop)));
       }
     }
   }
@@ -214,8 +199,10 @@ struct Attention {
     }
     const float best = largest(max(top, other));
     if (!(best > -__builtin_inff())) {
+      bool broken = false;
+      for (int i = begin * kTileKeys; i < end * kTileKeys; ++i) broken = broken || scores[i] != scores[i];
       std::memset(scores, 0, kChunkKeys * 4);
-      return {-__builtin_inff(), 0.0f};
+      return {-__builtin_inff(), broken ? __builtin_nanf("") : 0.0f};
     }
     const float scale = shaped() ? 1.0f : op.scale;
     F total = zero();
@@ -334,6 +321,31 @@ struct Attention {
     }
   }
 
+  bool broken_values(const void* const* values) const {
+    F total = zero();
+    for (int k = 0; k < kTileKeys; ++k) {
+      const K* value = static_cast<const K*>(values[k]);
+      for (int64_t i = 0; i < op.value_dim; i += 16) {
+        const F v = load_part(value + i, op.value_dim - i);
+        total = add(total, sub(v, v));
+      }
+    }
+    return !(sum(total) == 0.0f);
+  }
+
+  // 0 * NaN is NaN: without this a broken token would reach the positions before it, and caches that share those.
+  void weighted_seen_values(const Item& item, const Work& work, int64_t start, int begin, int end) const {
+    const int64_t a = int64_t{begin} * kTileKeys, b = int64_t{end} * kTileKeys;
+    for (int64_t r = 0; r < item.rows; ++r) {
+      const int64_t at = work.position[r] - start;
+      for (int64_t k = a; k < b; ++k) {
+        const bool seen = k <= at && (!op.window || k > at - op.window);
+        work.seen[k] = seen ? work.value[k] : kZeroRow;
+      }
+      any_value_rows<1>(work.scores + r * kChunkKeys, work.seen, a, b, work.values + r * value_pad);
+    }
+  }
+
   // One chunk of keys for one item: work.state and work.values.
   void chunk(const Item& item, const Work& work, int64_t index) const {
     const int64_t start = index * kChunkKeys;
@@ -346,6 +358,7 @@ struct Attention {
       const int at = tile * kTileKeys;
       full[tile] = locate(item, start + at, work.key + at, work.value + at);
     }
+    bool broken = false;
     if (begin < end) prefetch_rows(work.key + begin * kTileKeys, op.key_dim);
     for (int tile = begin; tile < end; ++tile) {
       const int at = tile * kTileKeys;
@@ -360,9 +373,14 @@ struct Attention {
       if (shaped()) shape_scores(item, work, from, scores);
       const bool seen = from + kTileKeys - 1 <= item.oldest && (!op.window || from > item.newest - op.window);
       if (!seen || !full[tile]) mask_scores(item, work, work.key + at, from, scores);
+      if (!seen) broken = broken || broken_values(work.value + at);
     }
     for (int64_t r = 0; r < item.rows; ++r) work.state[r] = softmax(work.scores + r * kChunkKeys, begin, end);
-    weighted_values(item.rows, work, begin, end);
+    if (broken) {
+      weighted_seen_values(item, work, start, begin, end);
+    } else {
+      weighted_values(item.rows, work, begin, end);
+    }
   }
 
   // state, values <- merged with a later chunk's.
@@ -391,14 +409,14 @@ struct Attention {
     float total = state.total, scale = 1.0f;
     if (op.sinks) {  // one more logit that takes weight and gives no value
       const float sink = op.sinks[head];
-      const float top = state.total > 0.0f && state.top > sink ? state.top : sink;
-      scale = state.total > 0.0f ? exp_one(state.top - top) : 0.0f;
+      const float top = state.total != 0.0f && state.top > sink ? state.top : sink;
+      scale = state.total != 0.0f ? exp_one(state.top - top) : 0.0f;
       total = state.total * scale + exp_one(sink - top);
     }
-    const F by = splat(total > 0.0f ? scale / total : 0.0f);
+    const F by = splat(total != 0.0f ? scale / total : 0.0f);
     T* out = static_cast<T*>(op.out) + (token * op.heads + head) * op.value_dim;
     for (int64_t i = 0; i < op.value_dim; i += 16) {
-      const F y = state.total > 0.0f ? mul(load(values + i), by) : zero();
+      const F y = state.total != 0.0f ? mul(load(values + i), by) : zero();
       store_part(out + i, y, op.value_dim - i);
     }
   }

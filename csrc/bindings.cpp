@@ -102,7 +102,7 @@ struct Matrix {
     LinearOp op{};
     op.x = raw(x);
     op.weight = raw(data);
-    op.bias = raw(bias);
+    op.bias = at<const float>(bias);
     op.residual = raw(residual);
     op.out = raw(out);
     op.rows = rows;
@@ -278,12 +278,15 @@ NB_MODULE(_native, m) {
     return packed_bytes(static_cast<Format>(format), n, k, group);
   });
   m.def("pack_dense", [](Address weight, int type, int64_t n, int64_t k, int64_t stride, int format, Address out) {
-    run(1e9, [&] { pack_dense(raw(weight), static_cast<Type>(type), n, k, stride, static_cast<Format>(format), raw(out)); });
+    run(1e9, [&] {
+      pack_dense(raw(weight), static_cast<Type>(type), n, k, stride, static_cast<Format>(format), raw(out));
+    });
   });
   m.def("pack_quantised", [](Address q, Address scales, int64_t n, int64_t k, int group, int format, Address out) {
     require(group >= kGroup && group % kGroup == 0, "weight groups are multiples of 32");
     run(1e9, [&] {
-      pack_quantised(at<const int8_t>(q), at<const uint16_t>(scales), n, k, group, static_cast<Format>(format), raw(out));
+      pack_quantised(at<const int8_t>(q), at<const uint16_t>(scales), n, k, group, static_cast<Format>(format),
+                     raw(out));
     });
   });
   m.def("quantise", [](Address weight, int type, int64_t n, int64_t k, int64_t stride, int format, int group, Address q,

@@ -2,6 +2,8 @@
 namespace tokenmill {
 namespace TM_NS {
 
+TM_INLINE F keep_first(F x, int n, float other) { return blend_first(x, splat(other), n); }
+
 template <class T>
 TM_INLINE F load_part(const T* p, int64_t n, float other = 0.0f) {
   if (n >= 16) return load(p);
@@ -38,9 +40,10 @@ TM_INLINE float largest(F x) {
   return v[0];
 }
 
-// Relative error below 2e-7; exp(0) is 1 and exp(x < -87) is 0.
+// Relative error below 2e-7; exp(0) is 1, exp(x < -87) is 0, and NaN stays NaN (max and min give their second operand
+// when one is NaN).
 TM_INLINE F exp(F x) {
-  const F y = min(max(x, splat(-87.0f)), splat(88.3f));
+  const F y = min(splat(88.3f), max(splat(-87.0f), x));
   const F n = round(mul(y, splat(1.44269504088896341f)));
   F r = fma(n, splat(-0.693359375f), y);
   r = fma(n, splat(2.12194440e-4f), r);

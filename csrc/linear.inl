@@ -86,7 +86,7 @@ TM_INLINE void finish(const LinearOp& op, const float* c, const float* up, int64
   const bool pair = gated(op.act);
   const int64_t width = pair ? op.n / 2 : op.n;
   const int64_t n = at_most(kTileColumns, width - column);
-  const auto* bias = static_cast<const T*>(op.bias);
+  const float* bias = op.bias;
   for (int64_t r = 0; r < rows; ++r) {
     O* out = static_cast<O*>(op.out) + (row + r) * width + column;
     const T* residual = op.residual ? static_cast<const T*>(op.residual) + (row + r) * width + column : nullptr;
@@ -132,7 +132,9 @@ template <class T, class Step>
 TM_INLINE void linear_dense(const LinearOp& op) {
   const Prepared in = prepare_dense<T, typename Step::X>(op);
   run_tiles<T>(op, divide_up(op.k, Step::kPerStep) * kStepBytes,
-               [&](int64_t tile, int64_t row, int64_t rows, float* c) { dense_sums<Step>(op, in, tile, row, rows, c); });
+               [&](int64_t tile, int64_t row, int64_t rows, float* c) {
+                 dense_sums<Step>(op, in, tile, row, rows, c);
+               });
 }
 
 template <class T, Format kFormat>

@@ -74,13 +74,13 @@ enum class Format : int { f32, bf16, int8, int4 };
 struct LinearOp {        // out = residual + act(norm(x) @ W.T + bias)
   const void* x;         // [rows, k], row stride in elements
   const void* weight;    // packed, see pack.h
-  const void* bias;      // [n] in x's type, or null
+  const float* bias;     // [n] or null
   const void* residual;  // [rows, n (or n / 2 after a gated act)] in x's type, or null
   void* out;
   int64_t rows, n, k, stride;
   int group;             // of the weight's scales (int8, int4)
   Format format;
-  Type type;             // of x, bias, residual; out too unless out_f32
+  Type type;             // of x and residual; out too unless out_f32
   bool out_f32;
   Act act;
   Norm norm;

@@ -11,7 +11,9 @@ namespace {
 constexpr int64_t kStep = 256;  // bytes of four lines
 
 int64_t quant_lines(Format format) { return format == Format::int8 ? 8 : 4; }
-int64_t group_bytes(Format format, int group) { return kTileColumns * 2 + group / kGroup * quant_lines(format) * kStep; }
+int64_t group_bytes(Format format, int group) {
+  return kTileColumns * 2 + group / kGroup * quant_lines(format) * kStep;
+}
 int64_t tile_bytes(Format format, int64_t k, int group) {
   if (format == Format::f32) return k * kStep;
   if (format == Format::bf16) return divide_up(k, 2) * kStep;

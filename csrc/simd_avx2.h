@@ -76,12 +76,12 @@ TM_INLINE __m256 power(__m256 n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }
 TM_INLINE F power_of_two(F n) { return {power(n.a), power(n.b)}; }
-TM_INLINE __m256 keep8(__m256 x, int n, float other) {
+TM_INLINE __m256 blend8(__m256 x, __m256 y, int n) {
   const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
   const __m256 mask = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane));
-  return _mm256_blendv_ps(_mm256_set1_ps(other), x, mask);
+  return _mm256_blendv_ps(y, x, mask);
 }
-TM_INLINE F keep_first(F x, int n, float other) { return {keep8(x.a, n, other), keep8(x.b, n - 8, other)}; }
+TM_INLINE F blend_first(F x, F y, int n) { return {blend8(x.a, y.a, n), blend8(x.b, y.b, n - 8)}; }
 
 TM_INLINE I isplat(int32_t x) { const __m256i v = _mm256_set1_epi32(x); return {v, v}; }
 TM_INLINE F to_f(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }

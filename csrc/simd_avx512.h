@@ -67,9 +67,9 @@ TM_INLINE F power_of_two(F n) {
   return _mm512_castsi512_ps(
       _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
 }
-TM_INLINE F keep_first(F x, int n, float other) {
+TM_INLINE F blend_first(F x, F y, int n) {
   const __mmask16 mask = n >= 16 ? 0xffff : n <= 0 ? 0 : static_cast<__mmask16>((1u << n) - 1);
-  return _mm512_mask_mov_ps(_mm512_set1_ps(other), mask, x);
+  return _mm512_mask_mov_ps(y, mask, x);
 }
 
 TM_INLINE I isplat(int32_t x) { return _mm512_set1_epi32(x); }
@@ -151,7 +151,8 @@ TM_INLINE void transpose(const Line* rows, Line* out) {
     u[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
   }
   for (int i = 0; i < 4; ++i) {  // u[4g + i]: 128-bit lane l holds column 4l + i of rows 4g..4g+3
-    const __m512i low01 = _mm512_shuffle_i32x4(u[i], u[4 + i], 0x44), high01 = _mm512_shuffle_i32x4(u[i], u[4 + i], 0xee);
+    const __m512i low01 = _mm512_shuffle_i32x4(u[i], u[4 + i], 0x44);
+    const __m512i high01 = _mm512_shuffle_i32x4(u[i], u[4 + i], 0xee);
     const __m512i low23 = _mm512_shuffle_i32x4(u[8 + i], u[12 + i], 0x44);
     const __m512i high23 = _mm512_shuffle_i32x4(u[8 + i], u[12 + i], 0xee);
     out[i] = _mm512_shuffle_i32x4(low01, low23, 0x88);

@@ -67,9 +67,10 @@ TM_INLINE F round(F a) { return (a + 12582912.0f) - 12582912.0f; }
 // a where x >= limit, 0 elsewhere
 TM_INLINE F zero_below(F a, F x, float limit) { return x < limit ? F{} : a; }
 TM_INLINE F power_of_two(F n) { return bits<F>((__builtin_convertvector(n, I) + 127) << 23); }
-TM_INLINE F keep_first(F a, int n, float other) {
+// The first n lanes of a, the others of b.
+TM_INLINE F blend_first(F a, F b, int n) {
   const I lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  return lane < n ? a : splat(other);
+  return lane < n ? a : b;
 }
 
 TM_INLINE I isplat(int32_t x) { return I{} + x; }

@@ -198,6 +198,23 @@ def test_sparse_tables_skip_what_no_entry_covers(kernels):
     assert not torch.allclose(got, case.run(kernels))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [0, 8])
+def test_a_broken_token_reaches_only_the_queries_that_see_it(kernels, dtype, window):
+    case = Case([(600, 90)], 4, 2, 32, 32, dtype=dtype, kv_dtype=dtype, window=window)
+    clean = case.run(kernels)
+    for broken in (case.keys[0], case.values[0]):
+        kept = broken[560].clone()
+        broken[560] = math.nan
+        got = case.run(kernels)
+        broken[560] = kept
+        first = 560 - (600 - 90)
+        last = first + window if window else 90
+        assert torch.equal(got[:first], clean[:first])
+        assert torch.equal(got[last:], clean[last:])
+        assert bool(got[first:last].isnan().any(-1).all())
+
+
 @FEW
 @given(
     tokens=st.integers(1, 30), heads=st.tuples(st.sampled_from([1, 2]), st.sampled_from([1, 3])),

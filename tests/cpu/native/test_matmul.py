@@ -44,8 +44,8 @@ def test_dense_linear(kernels, dtype, dims, with_bias, seed):
 
 @pytest.mark.parametrize("mixed", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)])
 def test_rows_and_weight_of_different_types(kernels, mixed):
-    x, weight = random(9, 75, dtype=mixed[0]), random(70, 75, dtype=mixed[1], seed=1)
-    close(kernels.linear(x, weight), x.double() @ weight.double().t(), mixed[0])
+    x, weight, bias = random(9, 75, dtype=mixed[0]), random(70, 75, dtype=mixed[1], seed=1), random(70, dtype=mixed[1])
+    close(kernels.linear(x, weight, bias), x.double() @ weight.double().t() + bias.double(), mixed[0])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -67,14 +67,14 @@ def test_norm_act_and_residual_fused(kernels, dtype, act, outputs):
 @pytest.mark.parametrize("fmt", ["int8", "int4"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @FEW
-@given(dims=DIMS, group=st.sampled_from([32, 64, 128]), seed=st.integers(0, 99))
+@given(dims=DIMS, group=st.sampled_from([32, 64, 96, 128]), seed=st.integers(0, 99))
 def test_quantised_linear(kernels, fmt, dtype, dims, group, seed):
     """Exact up to the rounding of activations to int8, which is repeated here."""
     rows, outputs, inputs = dims
     x, weight = random(rows, inputs, dtype=dtype, seed=seed), random(outputs, inputs, seed=seed + 1)
     q, scales = quantise(weight, fmt, group)
     bias = random(outputs, dtype=dtype, seed=seed + 2)
-    got = kernels.fused_linear(x, pack_quantised(q, scales, fmt, bias))
+    got = kernels.fused_linear(x, pack_quantised(q, scales, fmt, bias, group))
     dense = dequantise(q, scales, group)
     wanted = rounded_activations(x) @ dense.double().t() + bias.double()
     close(got, wanted, dtype)
@@ -105,7 +105,7 @@ def test_quantising_rounds_to_nearest_and_rows_come_back(fmt, group):
     step = scales.float().abs().repeat_interleave(group, 1)[:, :200]
     clipped = q == high
     assert bool(((weight - dense).abs() <= 0.51 * step)[~clipped].all())
-    packed = pack_quantised(q, scales, fmt)
+    packed = pack_quantised(q, scales, fmt, group=group)
     ids = torch.tensor([69, 0, 33, 33])
     assert torch.equal(packed.rows(ids, torch.float32), dense[ids])
 
@@ -123,7 +123,7 @@ def test_packed_rows_are_the_matrix(dtype, shape):
 def formats(outputs: int, inputs: int, dtype: torch.dtype) -> list[PackedMatrix]:
     weight = random(outputs, inputs, dtype=dtype, seed=1)
     packed = [pack_dense(weight, random(outputs, dtype=dtype, seed=2))]
-    return packed + [pack_quantised(*quantise(weight, fmt, 64), fmt) for fmt in ("int8", "int4")]
+    return packed + [pack_quantised(*quantise(weight, fmt, 64), fmt, group=64) for fmt in ("int8", "int4")]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -177,6 +177,7 @@ def test_half_precision_falls_back_and_is_counted(kernels):
 def test_a_matrix_refuses_rows_of_another_width(kernels):
     with pytest.raises(ValueError, match="40 columns"):
         kernels.linear(random(2, 30), random(20, 40))
+    assert [group_size(300, groups) for groups in (10, 5, 4, 1)] == [32, 64, 96, 320]
     with pytest.raises(ValueError, match="scales a row"):
         group_size(100, 99)
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from tokenmill import _native
-from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, GroupPlan, NormSpec
+from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, GroupPlan, NormSpec, RouteSpec
+from tokenmill.core.protocols import Weight
 from tokenmill.kernels.cpu.packed import TYPES, PackedMatrix, pack_dense, pack_quantised, quantise
 from tokenmill.kernels.reference import ReferenceKernels
 
@@ -231,6 +232,31 @@ class CpuKernels(ReferenceKernels):
         out = torch.empty(rows, dtype=torch.int64)
         _native.argmax(logits.data_ptr(), out.data_ptr(), rows, width, logits.stride(0))
         return out
+
+    # ------------------------------------------------------------------ left to plain torch
+
+    def head_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [T, H, K], weight [H, N, K] -> [T, H, N]."""
+        self.count("head_matmul", fallback=True)
+        return super().head_matmul(x, weight)
+
+    def route(self, logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
+        """logits [T, E] -> expert ids and gates [T, k]."""
+        self.count("route", fallback=True)
+        return super().route(logits, spec)
+
+    def experts(
+        self,
+        x: Tensor,
+        weights: tuple[list[Weight], list[Weight]],
+        ids: Tensor,
+        gates: Tensor,
+        act: Act,
+        ctx: ForwardContext,
+    ) -> Tensor:
+        """Experts one after the other; their matmuls are native."""
+        self.count("experts", fallback=True)
+        return super().experts(x, weights, ids, gates, act, ctx)
 
     # ------------------------------------------------------------------ attention
 

@@ -6,6 +6,7 @@ layers or of the cache that finds a tensor's packed form.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -27,7 +28,7 @@ class PackedMatrix:
     def __init__(self, buffer: Tensor, shape: tuple[int, int], fmt: Format, group: int, bias: Tensor | None) -> None:
         self.buffer, self.format, self.group = buffer, fmt, group
         self.n, self.k = shape
-        self.bias = None if bias is None else bias.contiguous()
+        self.bias = None if bias is None else bias.to(torch.float32).contiguous()
         address = 0 if self.bias is None else self.bias.data_ptr()
         self.native = _native.Matrix(buffer.data_ptr(), self.n, self.k, FORMATS[fmt], group, address)
 
@@ -54,10 +55,14 @@ def pack_dense(weight: Tensor, bias: Tensor | None = None) -> PackedMatrix:
     return PackedMatrix(buffer, (n, k), fmt, 0, bias)
 
 
-def pack_quantised(q: Tensor, scales: Tensor, fmt: Format, bias: Tensor | None = None) -> PackedMatrix:
-    """q [n, k] int8 (int4: -8..7) with scales [n, ceil(k / group)] float16 -> packed int8 or int4."""
+def pack_quantised(q: Tensor, scales: Tensor, fmt: Format, bias: Tensor | None = None, group: int = 0) -> PackedMatrix:
+    """q [n, k] int8 (int4: -8..7) with scales [n, ceil(k / group)] float16 -> packed int8 or int4.
+
+    group: a multiple of 32; 0: the smallest that fits the scales (which is ambiguous when k is not its multiple).
+    """
     n, k = q.shape
-    group = group_size(k, scales.shape[1])
+    group = group or group_size(k, scales.shape[1])
+    assert scales.shape == (n, math.ceil(k / group))
     buffer = _buffer(_native.packed_bytes(FORMATS[fmt], n, k, group))
     q, scales = q.contiguous(), scales.contiguous()
     _native.pack_quantised(q.data_ptr(), scales.data_ptr(), n, k, group, FORMATS[fmt], buffer.data_ptr())
@@ -77,11 +82,12 @@ def quantise(weight: Tensor, fmt: Format, group: int = 32) -> tuple[Tensor, Tens
 
 
 def group_size(k: int, groups: int) -> int:
-    """The group (32, 64, 128 or 256) that cuts k columns into that many."""
-    for group in (32, 64, 128, 256):
-        if -(-k // group) == groups:
-            return group
-    raise ValueError(f"{groups} scales a row do not fit {k} columns in groups of 32, 64, 128 or 256")
+    """The smallest multiple of 32 that cuts k columns into that many groups."""
+    least = math.ceil(k / groups)
+    group = math.ceil(least / _native.GROUP) * _native.GROUP
+    if -(-k // group) != groups:
+        raise ValueError(f"{groups} scales a row do not fit {k} columns: groups are multiples of {_native.GROUP}")
+    return group
 
 
 def _buffer(size: int) -> Tensor:
