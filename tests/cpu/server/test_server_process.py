@@ -1,0 +1,250 @@
+"""A real server with a real engine process: answers, deaths, hangs, drains (rows 2, 7, 8, 9 of the table)."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.cpu.server.conftest import Running
+
+Launch = Callable[..., Running]
+HELLO = [{"role": "user", "content": "Tell me about the mill"}]
+
+
+@pytest.fixture(scope="module")
+def served(launch: Launch) -> Running:
+    return launch("--max-restarts", "50", "--watchdog-timeout", "3")
+
+
+def stream_text(url: str, body: dict[str, Any], on_chunk: Callable[[], None] = lambda: None) -> str:
+    """The whole text of a stream; asserts that it ended well."""
+    text, ended = "", False
+    with httpx.Client(timeout=120) as client:
+        with client.stream("POST", url + "/v1/completions", json={**body, "stream": True}) as response:
+            assert response.status_code == 200
+            for line in response.iter_lines():
+                if line == "data: [DONE]":
+                    ended = True
+                elif line:
+                    event = json.loads(line[6:])
+                    assert "error" not in event, event
+                    text += event["choices"][0]["text"]
+                    on_chunk()
+    assert ended
+    return text
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> float:
+    began = time.monotonic()
+    while time.monotonic() - began < seconds:
+        if condition():
+            return time.monotonic() - began
+        time.sleep(0.02)
+    raise AssertionError(f"not within {seconds} s")
+
+
+def test_the_openai_client_works_unmodified(served: Running) -> None:
+    with openai.OpenAI(base_url=served.url + "/v1", api_key="none", max_retries=0) as client:
+        whole = client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=12, temperature=0)
+        chunks = list(
+            client.chat.completions.create(
+                model="tiny",
+                messages=HELLO,
+                max_tokens=12,
+                temperature=0,
+                stream=True,
+                stream_options={"include_usage": True},
+            )
+        )
+        text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+        assert text == whole.choices[0].message.content and chunks[-1].usage.completion_tokens == 12
+        assert whole.usage.prompt_tokens_details.cached_tokens == 0
+        again = client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=12, temperature=0)
+        assert again.usage.prompt_tokens_details.cached_tokens >= 16
+        assert again.choices[0].message.content == text
+        many = client.completions.create(
+            model="tiny", prompt=["The mill", "A windy day"], n=3, max_tokens=5, temperature=1
+        )
+        assert len(many.choices) == 6
+        scored = client.chat.completions.create(
+            model="tiny", messages=HELLO, max_tokens=3, logprobs=True, top_logprobs=4
+        )
+        assert all(len(e.top_logprobs) == 4 for e in scored.choices[0].logprobs.content)
+        vectors = client.embeddings.create(model="tiny", input=["one", "two"])
+        assert abs(sum(x * x for x in vectors.data[0].embedding) - 1) < 1e-4
+        with pytest.raises(openai.BadRequestError, match="suffix"):
+            client.completions.create(model="tiny", prompt="x", suffix="y")
+        with pytest.raises(openai.NotFoundError):
+            client.completions.create(model="none", prompt="x")
+        choice = client.completions.create(
+            model="tiny", prompt="x", extra_body={"structured_outputs": {"choice": ["yes", "no"]}}
+        )
+        assert choice.choices[0].text in ("yes", "no")
+
+
+def test_a_killed_engine_costs_a_pause_and_nothing_else(served: Running) -> None:
+    bodies = [
+        {
+            "prompt": f"The mill number {i}",
+            "max_tokens": 120,
+            "ignore_eos": True,
+            "seed": i,
+            "temperature": float(i % 2),
+        }
+        for i in range(32)
+    ]
+    with concurrent.futures.ThreadPoolExecutor(32) as pool:
+        calm = list(pool.map(lambda body: stream_text(served.url, body), bodies))
+        before = served.metric("tokenmill:engine_restarts")
+        count = 0
+
+        def seen() -> None:
+            nonlocal count
+            count += 1
+
+        futures = [pool.submit(stream_text, served.url, body, seen) for body in bodies]
+        wait_for(lambda: count > 32 * 10, 30)
+        (engine,) = served.children()
+        os.kill(engine, signal.SIGKILL)
+        down = wait_for(lambda: served.get("/health").status_code == 503, 2)
+        up = wait_for(lambda: served.get("/health").status_code == 200, 30)
+        texts = [future.result() for future in futures]
+    assert texts == calm
+    assert served.metric("tokenmill:engine_restarts") == before + 1
+    print(f"/health said so after {down:.2f} s, the engine was back after {up:.2f} s")
+
+
+def test_a_stopped_engine_is_noticed_and_replaced(served: Running) -> None:
+    body = {"prompt": "The mill", "max_tokens": 400, "ignore_eos": True, "temperature": 0}
+    calm = stream_text(served.url, body)
+    count = 0
+
+    def seen() -> None:
+        nonlocal count
+        count += 1
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        future = pool.submit(stream_text, served.url, body, seen)
+        wait_for(lambda: count > 20, 30)
+        (engine,) = served.children()
+        os.kill(engine, signal.SIGSTOP)
+        noticed = wait_for(lambda: served.get("/health").status_code == 503, 4.2)
+        assert future.result() == calm
+    assert noticed <= 4.0
+    assert served.children() != [engine]
+
+
+def test_a_client_that_leaves_frees_its_sequence(served: Running) -> None:
+    for _ in range(10):
+        body = {"prompt": "The mill", "max_tokens": 1500, "ignore_eos": True, "stream": True, "n": 2, "temperature": 1}
+        with served.client.stream("POST", served.url + "/v1/completions", json=body) as response:
+            next(response.iter_lines())
+        wait_for(lambda: served.get("/load").json()["server_load"] == 0, 1.0)
+    wait_for(lambda: served.metric("vllm:num_requests_running") == 0, 1.5)
+    assert served.metric("vllm:kv_cache_usage_perc") == 0
+
+
+def test_whole_answers_are_given_up_too_when_the_client_leaves(served: Running) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            served.url + "/v1/completions",
+            json={"prompt": "The mill", "max_tokens": 1900, "ignore_eos": True},
+            timeout=0.15,
+        )
+    wait_for(lambda: served.get("/load").json()["server_load"] == 0, 1.0)
+
+
+def test_nothing_of_a_prompt_is_in_the_log(served: Running) -> None:
+    served.post("/v1/completions", {"prompt": "CANARY-51", "max_tokens": 2})
+    served.post("/v1/completions", {"prompt": "CANARY-51", "temperature": "CANARY-51"})
+    assert "CANARY" not in served.log.read_text()
+
+
+def test_a_signal_lets_running_requests_finish(launch: Launch) -> None:
+    running = launch("--shutdown-timeout", "30")
+    body = {"prompt": "The mill", "max_tokens": 300, "ignore_eos": True, "temperature": 0}
+    calm = stream_text(running.url, body)
+    count = 0
+
+    def seen() -> None:
+        nonlocal count
+        count += 1
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        future = pool.submit(stream_text, running.url, body, seen)
+        wait_for(lambda: count > 5, 20)
+        engines = running.children()
+        running.process.send_signal(signal.SIGTERM)
+        time.sleep(0.05)
+        refused = running.post("/v1/completions", {"prompt": "x"})
+        assert refused.status_code == 503 and "retry-after" in refused.headers
+        assert running.get("/ready").status_code == 503
+        assert future.result() == calm
+    assert running.process.wait(10) == 0
+    wait_for(lambda: not any(alive(pid) for pid in engines), 5)
+
+
+def test_without_grace_or_at_the_second_signal_it_ends_at_once(launch: Launch) -> None:
+    for flags, signals in ((("--shutdown-timeout", "0"), 1), (("--shutdown-timeout", "60"), 2)):
+        running = launch(*flags)
+        body = {"prompt": "The mill", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+        with running.client.stream("POST", running.url + "/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            engines = running.children()
+            for _ in range(signals):
+                running.process.send_signal(signal.SIGTERM)
+                time.sleep(0.1)
+            began = time.monotonic()
+            assert running.process.wait(6) == 0
+            assert time.monotonic() - began <= 4
+        wait_for(lambda pids=engines: not any(alive(pid) for pid in pids), 5)
+
+
+def test_the_engine_ends_with_its_parent(launch: Launch) -> None:
+    running = launch()
+    engines = running.children()
+    assert len(engines) == 1
+    running.process.kill()
+    running.process.wait()
+    wait_for(lambda: not any(alive(pid) for pid in engines), 5)
+
+
+def test_too_many_deaths_end_the_server(launch: Launch) -> None:
+    running = launch("--max-restarts", "1")
+    for _ in range(2):
+        wait_for(lambda: running.process.poll() is not None or running.get("/health").status_code == 200, 30)
+        (engine,) = running.children()
+        os.kill(engine, signal.SIGKILL)
+        time.sleep(0.3)
+    assert running.process.wait(15) == 3
+
+
+def test_a_port_in_use_is_told_before_loading(served: Running) -> None:
+    port = served.url.rpartition(":")[2]
+    found = subprocess.run(
+        [*served.process.args[:3], "serve", "/nowhere", "--port", port],  # type: ignore[index,list-item]
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=dict(os.environ),
+    )
+    assert found.returncode == 2 and "Cannot listen" in found.stderr and "Traceback" not in found.stderr
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
