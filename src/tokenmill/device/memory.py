@@ -6,6 +6,7 @@ This package is the only place that names cuda outside of Triton kernels.
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Callable
 
 import torch
 
@@ -49,6 +50,22 @@ def peak_bytes(device: str) -> int:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def growth_bytes(device: str, work: Callable[[], object]) -> int:
+    """Memory that `work` needs at its peak beyond what is held before it, on a GPU."""
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    work()
+    torch.cuda.synchronize(device)
+    return int(torch.cuda.max_memory_allocated(device)) - before
+
+
+def release(device: str) -> None:
+    """Give memory that no tensor holds back to the device."""
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()
 
 
 def describe(device: str) -> str:

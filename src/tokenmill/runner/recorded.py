@@ -22,7 +22,7 @@ from tokenmill.runner.batch import Batch, group_plan, share_prefix
 from tokenmill.runner.rows import Rows
 from tokenmill.sampling.table import send
 
-LADDER = (*range(1, 5), 6, 8, *range(12, 33, 4), *range(40, 65, 8), *range(80, 257, 16), *range(288, 513, 32))
+LADDER = (1, 2, 4, 8, 16, 24, 32, 48, *range(64, 257, 16), *range(288, 513, 32), *range(576, 1025, 64))
 Key = tuple[int, tuple[bool, ...], tuple[bool, ...]]
 """Row count, which KV groups have shifted tables, which share a prefix."""
 
@@ -59,6 +59,17 @@ class DecodeRecorder:
         self.filled: dict[int, list[int]] = {}
         self.ones = torch.ones(rows.spare, dtype=torch.int64, device=rows.device)
 
+    def warm(self) -> None:
+        """Record every rung, as long as steps are plain, so that no request waits for it."""
+        no = (False,) * len(self.rows.tables)
+        for rung in reversed(self.ladder):  # the largest first: its memory serves the others
+            self._find((rung, no, no))
+
+    def _find(self, key: Key) -> Recording[_Made]:
+        if key not in self.made:
+            self.made[key] = self.recorder.record(lambda: self._compute(self.row_ids[key[0]], key[1], key[2]))
+        return self.made[key]
+
     def fits(self, plan: StepPlan) -> bool:
         """One token for each row, sampled from each, and nothing but logits is wanted."""
         rows = self.rows
@@ -83,11 +94,7 @@ class DecodeRecorder:
         groups = range(len(self.rows.tables))
         shifted = tuple(not self.rows.shifted[g].isdisjoint(plan.rows) for g in groups)
         shared = tuple(share_prefix(self.rows, g, plan.rows) for g in groups)
-        key = (rung, shifted, shared)
-        recording = self.made.get(key)
-        if recording is None:
-            recording = self.made[key] = self.recorder.record(lambda: self._compute(row_ids, shifted, shared))
-        made = recording.replay()
+        made = self._find((rung, shifted, shared)).replay()
         batch = Batch(
             plan, made.tokens[:count], row_ids[:count], self.ones[:count], row_ids[:count],
             list(range(1, count + 1)), made.ctx,

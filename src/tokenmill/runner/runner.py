@@ -58,6 +58,12 @@ class Runner:
         self.failed_epoch = -1
 
     @torch.inference_mode()
+    def warm(self) -> None:
+        """Record what can be recorded ahead."""
+        if self.recorder is not None:
+            self.recorder.warm()
+
+    @torch.inference_mode()
     def begin(self, plan: StepPlan) -> Running:
         """Apply the plan and compute hidden states."""
         running = Running(plan)

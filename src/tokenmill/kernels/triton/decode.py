@@ -17,14 +17,14 @@ from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, w
 from tokenmill.kernels.triton.paging import FLOOR, LOG2E, bend, locate, product
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def _decode_kernel(
     q_ptr, key_ptr, value_ptr, table_ptr, first_ptr, entries_ptr, start_ptr, len_ptr, shared_ptr,
     sink_ptr, slope_ptr, out_ptr, part_ptr, top_ptr, count_ptr,
     table_stride, key_block, key_head, key_row, value_block, value_head, value_row, scale, softcap, window,
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, SIZE: tl.constexpr,
     BH: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
-    SPLITS: tl.constexpr, FIXED: tl.constexpr, BEFORE: tl.constexpr, PARTS: tl.constexpr,
+    SPLITS: tl.constexpr, FIXED: tl.constexpr, BEFORE: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr,
     FIRST: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
     MIXED: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -55,9 +55,13 @@ def _decode_kernel(
         chunk = FIXED
     else:
         chunk = tl.cdiv(tl.cdiv(end - begin_at, BN), SPLITS) * BN
+    # Short sequences need fewer splits than there are programs.
+    active = tl.minimum(SPLITS, tl.maximum(tl.cdiv(end - begin_at, tl.maximum(chunk, 1)), 1))
+    if split >= active:
+        return
     low = begin_at + split * chunk
     high = tl.minimum(low + chunk, end)
-    if FIXED > 0 and split == SPLITS - 1:
+    if split == active - 1:
         high = end
 
     row = tl.arange(0, BH)
@@ -110,34 +114,42 @@ def _decode_kernel(
     if PARTS > 1:
         # Parts of one sequence and head lie together: [PARTS, GROUP, DV], their maxima and sums beside them.
         unit = seq * tl.num_programs(1) + kv_head
-        base = (unit.to(tl.int64) * PARTS + BEFORE + split) * GROUP
-        if low < high:
-            at_part = part_ptr + (base + row[:, None]) * DV + v[None, :]
-            tl.store(at_part, acc, mask=real[:, None] & (v < DV)[None, :], cache_modifier=".cg")
-        tl.store(top_ptr + (base + row) * 2, top, mask=real, cache_modifier=".cg")
-        tl.store(top_ptr + (base + row) * 2 + 1, total, mask=real, cache_modifier=".cg")
-        tl.debug_barrier()
-        last = tl.atomic_add(count_ptr + unit, 1, sem="acq_rel") == SPLITS - 1
-        if last:
-            tl.store(count_ptr + unit, 0)
-            acc = tl.zeros((BH, BV), dtype=tl.float32)
-            top = tl.full((BH,), FLOOR, dtype=tl.float32)
-            total = tl.zeros((BH,), dtype=tl.float32)
-            origin = unit.to(tl.int64) * PARTS * GROUP
-            for other in range(PARTS):
-                place = origin + other * GROUP + row
-                their_top = tl.load(top_ptr + place * 2, mask=real, other=FLOOR, cache_modifier=".cg")
-                theirs = tl.load(top_ptr + place * 2 + 1, mask=real, other=0.0, cache_modifier=".cg")
-                there = real & (theirs > 0.0)
-                part = tl.load(
-                    part_ptr + place[:, None] * DV + v[None, :], mask=there[:, None] & (v < DV)[None, :], other=0.0,
-                    cache_modifier=".cg",
-                )  # fmt: skip
-                new_top = tl.maximum(top, their_top)
-                old, new = tl.exp2(top - new_top), tl.exp2(their_top - new_top)
-                total = total * old + theirs * new
-                acc = acc * old[:, None] + part * new[:, None]
-                top = new_top
+        origin = unit.to(tl.int64) * PARTS * GROUP
+        if BEFORE + active > 1:
+            place = origin + (BEFORE + split) * GROUP + row
+            tl.store(
+                part_ptr + place[:, None] * DV + v[None, :],
+                acc,
+                mask=real[:, None] & (v < DV)[None, :],
+                cache_modifier=".cg",
+            )
+            tl.store(top_ptr + place * 2, top, mask=real, cache_modifier=".cg")
+            tl.store(top_ptr + place * 2 + 1, total, mask=real, cache_modifier=".cg")
+            tl.debug_barrier()
+            last = tl.atomic_add(count_ptr + unit, 1, sem="acq_rel") == active - 1
+            if last:
+                tl.store(count_ptr + unit, 0)
+                parts = BEFORE + active
+                every = tl.arange(0, PARTS_BLOCK)
+                spots = origin + every[:, None] * GROUP + row[None, :]
+                there = (every < parts)[:, None] & real[None, :]
+                tops = tl.load(top_ptr + spots * 2, mask=there, other=FLOOR, cache_modifier=".cg")
+                totals = tl.load(top_ptr + spots * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
+                top = tl.max(tops, axis=0)
+                # A part without keys left no values; NaN sums must stay, so ask for zero, not for "greater".
+                total = tl.sum(tl.where(totals == 0.0, 0.0, totals * tl.exp2(tops - top[None, :])), axis=0)
+                acc = tl.zeros((BH, BV), dtype=tl.float32)
+                for other in tl.range(0, parts, loop_unroll_factor=4):
+                    place = origin + other * GROUP + row
+                    their_top = tl.load(top_ptr + place * 2, mask=real, other=FLOOR, cache_modifier=".cg")
+                    theirs = tl.load(top_ptr + place * 2 + 1, mask=real, other=0.0, cache_modifier=".cg")
+                    part = tl.load(
+                        part_ptr + place[:, None] * DV + v[None, :],
+                        mask=(real & (theirs != 0.0))[:, None] & (v < DV)[None, :],
+                        other=0.0,
+                        cache_modifier=".cg",
+                    )
+                    acc += part * tl.exp2(their_top - top)[:, None]
     if last:
         if SINKS:
             sink = tl.load(sink_ptr + head, mask=real, other=FLOOR).to(tl.float32) * LOG2E
@@ -178,7 +190,7 @@ def attend_one(
         plan.tables.stride(0), *kv.key.stride()[:3], *kv.value.stride()[:3], spec.scale, spec.softcap, spec.window,
         H=spec.heads, GROUP=group, D=spec.kv.key_dim, DV=spec.kv.value_dim, SIZE=ctx.block_size,
         BH=max(16, pow2(group)), BN=block_n, BD=max(16, pow2(spec.kv.key_dim)), BV=max(16, pow2(spec.kv.value_dim)),
-        SPLITS=splits, FIXED=fixed, BEFORE=before, PARTS=parts,
+        SPLITS=splits, FIXED=fixed, BEFORE=before, PARTS=parts, PARTS_BLOCK=pow2(parts),
         FIRST=plan.first is not None, WINDOW=spec.window > 0, SOFTCAP=spec.softcap > 0,
         SINKS=spec.sinks is not None, ALIBI=spec.alibi is not None, MIXED=mixed,
         WIDE=INTERPRETED or q.dtype == torch.float32, STAGES=stages, PDL=pdl, num_warps=warps, launch_pdl=pdl,

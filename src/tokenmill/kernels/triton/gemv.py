@@ -16,7 +16,7 @@ from tokenmill.core.forward import NormSpec
 from tokenmill.kernels.triton.common import act_parts, begin, gated_act, plain_act, pow2, wait
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _gemv_kernel(
     x_ptr, w_ptr, bias_ptr, norm_ptr, residual_ptr, out_ptr,
     M, N, x_stride, eps,

@@ -63,7 +63,7 @@ def _visit(
     return acc, new_top, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["S", "table_stride"])
 def _prefill_kernel(
     q_ptr, key_ptr, value_ptr, table_ptr, first_ptr, entries_ptr, start_ptr, len_ptr, sink_ptr, slope_ptr, out_ptr,
     S, table_stride, key_block, key_head, key_row, value_block, value_head, value_row, scale, softcap, window,

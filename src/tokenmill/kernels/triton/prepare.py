@@ -88,12 +88,12 @@ def _prepare_kernel(
             place = key_ptr + block * key_block + head[:, None] * key_head + offset * key_row + d[None, :]
             tl.store(place, x.to(key_ptr.dtype.element_ty), mask=real & (d < D)[None, :])
         else:
-            head = (part - Q_PARTS - K_PARTS) * HEADS + tl.arange(0, HEADS)
+            v_head = (part - Q_PARTS - K_PARTS) * HEADS + tl.arange(0, HEADS)
             v = tl.arange(0, BLOCK_V)
-            real = (head < KV)[:, None] & (v < DV)[None, :]
-            x = tl.load(source + (H + KV) * D + head[:, None] * DV + v[None, :], mask=real, other=0.0)
-            place = value_ptr + block * value_block + head[:, None] * value_head + offset * value_row + v[None, :]
-            tl.store(place, x.to(value_ptr.dtype.element_ty), mask=real)
+            v_real = (v_head < KV)[:, None] & (v < DV)[None, :]
+            val = tl.load(source + (H + KV) * D + v_head[:, None] * DV + v[None, :], mask=v_real, other=0.0)
+            v_place = value_ptr + block * value_block + v_head[:, None] * value_head + offset * value_row + v[None, :]
+            tl.store(v_place, val.to(value_ptr.dtype.element_ty), mask=v_real)
 
 
 def can_prepare(spec: AttentionSpec) -> bool:

@@ -19,7 +19,7 @@ LEAST = 8
 """Table entries below which sharing does not pay."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def _common_kernel(table_ptr, len_ptr, common_ptr, table_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr,
                    LEAST: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     begin(PDL)
@@ -52,7 +52,7 @@ def common_entries(plan: GroupPlan, ctx: ForwardContext, *, pdl: bool) -> Tensor
     return common
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["S"])
 def _shared_kernel(
     q_ptr, key_ptr, value_ptr, table_ptr, len_ptr, common_ptr, part_ptr, top_ptr,
     S, key_block, key_head, key_row, value_block, value_head, value_row, scale, softcap,

@@ -23,7 +23,7 @@ def _prefetch(pointers):
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _thin_kernel(
     x_ptr, w_ptr, bias_ptr, norm_ptr, residual_ptr, out_ptr, part_ptr, count_ptr,
     M, N, x_stride, eps,

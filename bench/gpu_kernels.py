@@ -1,0 +1,327 @@
+"""Times kernel variants on an NVIDIA GPU by graph replays over rotating data, JSON out.
+
+python bench/gpu_kernels.py [--only PREFIX] [--compile I/N] [--json OUT]
+
+Geometry: 8B Llama (hidden 4096, inner 14336, 32 heads, 8 key/value heads of 128, vocabulary 128256), bf16, random
+data. Every figure is a median over replays; weights rotate through more memory than the L2 holds. With --compile the
+variants of share I of N are only compiled (in parallel processes), so that the timed run finds them in Triton's cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan, KVSpec, KVView, NormSpec, RopeSpec
+from tokenmill.kernels.triton.common import Scratch
+from tokenmill.kernels.triton.decode import attend_one
+from tokenmill.kernels.triton.gemv import gemv
+from tokenmill.kernels.triton.kernels import TritonKernels
+from tokenmill.kernels.triton.prefill import attend_many
+from tokenmill.kernels.triton.thin import thin
+
+SHAPES = {  # name: (rows of the weight, columns, norm before, activation, residual)
+    "qkv": (6144, 4096, True, None, False),
+    "o": (4096, 4096, False, None, True),
+    "gate_up": (28672, 4096, True, "silu_mul", False),
+    "down": (4096, 14336, False, None, True),
+    "head": (128256, 4096, False, None, False),
+}
+BF16 = torch.bfloat16
+
+
+@dataclass
+class Case:
+    """make() -> (one call per data set, bytes moved, operations)."""
+
+    name: str
+    make: Callable[[], tuple[list[Callable[[], object]], float, float]]
+
+
+def rand(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", dtype=BF16)
+
+
+WEIGHTS: dict[str, list[torch.Tensor]] = {}
+
+
+def weights(name: str) -> list[torch.Tensor]:
+    if name not in WEIGHTS:
+        out, inner, *_ = SHAPES[name]
+        copies = max(2, min(12, int(6e8 // (out * inner * 2))))
+        WEIGHTS[name] = [rand(out, inner) * 0.02 for _ in range(copies)]
+    return WEIGHTS[name]
+
+
+def linear_case(kind: str, name: str, rows: int, config: tuple | None, pdl: bool = True) -> Case:
+    out, inner, has_norm, act, has_residual = SHAPES[name]
+
+    def make():
+        x, many = rand(rows, inner), weights(name)
+        norm = NormSpec(rand(inner), 1e-5) if has_norm else None
+        residual = rand(rows, out) if has_residual else None
+        scratch = SCRATCH
+        moved = many[0].numel() * 2.0
+        if kind == "gemv":
+            calls = [lambda w=w: gemv(x, w, None, norm, act, residual, pdl=pdl, config=config) for w in many]
+        elif kind == "thin":
+            calls = [
+                lambda w=w: thin(x, w, None, norm, act, residual, scratch=scratch, pdl=pdl, config=config) for w in many
+            ]
+        else:
+            calls = [lambda w=w: torch.nn.functional.linear(x, w) for w in many]
+        return calls, moved, 2.0 * rows * out * inner
+
+    return Case(f"{kind} {name} m{rows} {config or ''}{'' if pdl else ' no-pdl'}", make)
+
+
+LAYERS = 32
+
+
+def paged(
+    lengths: list[int], queries: list[int], shared: int = 0, layers: int = 1
+) -> tuple[AttentionSpec, ForwardContext, TritonKernels]:
+    """Shuffled blocks of random keys, laid out as in the cache; the last `queries[i]` positions of i are new."""
+    size, heads, dim = 16, 8, 128
+    held = [-(-n // size) for n in lengths]
+    total = sum(held) + 1
+    pages = torch.empty(total, LAYERS, 2, heads, size, dim, device="cuda", dtype=torch.bfloat16)
+    for layer in range(layers):
+        pages[:, layer].normal_()
+    order = torch.randperm(total - 1, device="cuda").int()
+    tables = torch.zeros(len(lengths), max(held), dtype=torch.int32, device="cuda")
+    at = 0
+    for i, count in enumerate(held):
+        tables[i, :count] = order[at : at + count]
+        at += count
+    if shared:
+        tables[:, : shared // size] = tables[:1, : shared // size]
+    lens = torch.tensor(lengths, dtype=torch.int32, device="cuda")
+    starts = torch.tensor([0, *itertools.accumulate(queries)], dtype=torch.int32, device="cuda")
+    positions = torch.cat([torch.arange(n - q, n) for n, q in zip(lengths, queries, strict=True)]).cuda()
+    seq = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(queries)).cuda()
+    slots = tables[seq, positions // size].long() * size + positions % size
+    plan = GroupPlan(tables, None, torch.tensor(held, dtype=torch.int32, device="cuda"), slots, bool(shared))
+    angle = torch.rand(max(lengths), 64, device="cuda")
+    rope = RopeSpec(angle.cos(), angle.sin(), 128)
+    spec = AttentionSpec(0, 0, 32, KVSpec("full", heads, dim, dim), dim**-0.5, rope=rope)
+    kernels = TritonKernels()
+    views = [KVView(pages[:, layer, 0], pages[:, layer, 1]) for layer in range(layers)]
+    ctx = ForwardContext(kernels, positions, starts, lens, max(queries), views, [plan], block_size=size)
+    return spec, ctx, kernels
+
+
+def decode_case(
+    name: str, lengths: list[int], config: tuple | None = None, shared: int = 0, whole: bool = False
+) -> Case:
+    def make():
+        sets = []
+        moved = sum(lengths) * 4096.0
+        layers = max(1, min(LAYERS, int(3e8 // moved)))
+        first, ctx, kernels = paged(lengths, [1] * len(lengths), shared, layers)
+        q = rand(len(lengths), 32, 128)
+        out = torch.empty(len(lengths), 4096, device="cuda", dtype=BF16)
+        for layer in range(layers):
+            spec = replace(first, layer=layer)
+            if whole:
+                sets.append(lambda q=q, s=spec, c=ctx, k=kernels: k.attention(q, s, c))
+            else:
+                sets.append(lambda q=q, o=out, s=spec, c=ctx: attend_one(q, o, s, c, SCRATCH, pdl=True, config=config))
+        return sets, moved, 0.0
+
+    return Case(f"decode {name} {config or ''}", make)
+
+
+def prefill_case(name: str, lengths: list[int], queries: list[int], config: tuple | None = None) -> Case:
+    def make():
+        spec, ctx, _ = paged(lengths, queries)
+        q = rand(sum(queries), 32, 128)
+        out = torch.empty(sum(queries), 4096, device="cuda", dtype=BF16)
+        pairs = sum(k * n - k * (k - 1) / 2 for n, k in zip(lengths, queries, strict=True))
+        return [lambda: attend_many(q, out, spec, ctx, pdl=True, config=config)], 0.0, pairs * 4 * 32 * 128
+
+    return Case(f"prefill {name} {config or ''}", make)
+
+
+def prepare_case(tokens: int) -> Case:
+    def make():
+        spec, ctx, kernels = paged([tokens], [tokens])
+        qkv = rand(tokens, 6144)
+        return [lambda: kernels.prepare_qkv(qkv, spec, ctx)], tokens * 6144 * 4.0, 0.0
+
+    return Case(f"prepare {tokens}", make)
+
+
+def sdpa_case(which: str, tokens: int) -> Case:
+    def make():
+        q, k, v = rand(1, 32, tokens, 128), rand(1, 8, tokens, 128), rand(1, 8, tokens, 128)
+        backend = getattr(torch.nn.attention.SDPBackend, which)
+
+        def call():
+            with torch.nn.attention.sdpa_kernel(backend):
+                return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+        return [call], 0.0, tokens * (tokens + 1) / 2 * 4 * 32 * 128
+
+    return Case(f"sdpa {which} {tokens}", make)
+
+
+def ceiling_cases() -> Iterator[Case]:
+    def copy():
+        a, b = rand(1 << 30), rand(1 << 30)
+        return [lambda: b.copy_(a)], 4.0 * (1 << 30), 0.0
+
+    def read():
+        a = rand(1 << 31)
+        return [lambda: a.view(torch.int32).amax()], 4.0 * (1 << 30), 0.0
+
+    def matmul():
+        a, b = rand(8192, 8192), rand(8192, 8192)
+        return [lambda: a @ b], 0.0, 2.0 * 8192**3
+
+    yield Case("ceiling copy", copy)
+    yield Case("ceiling read (torch amax)", read)
+    yield Case("ceiling bf16 matmul 8192", matmul)
+
+
+def all_cases() -> Iterator[Case]:
+    yield from ceiling_cases()
+    for name in SHAPES:
+        yield linear_case("cublas", name, 1, None)
+        yield linear_case("gemv", name, 1, None, False)
+        for config in (
+            (1, 4096, 4),
+            (1, 2048, 4),
+            (2, 2048, 4),
+            (2, 4096, 8),
+            (1, 4096, 8),
+            (1, 2048, 2),
+            (4, 1024, 4),
+        ):
+            yield linear_case("gemv", name, 1, config)
+        for config in ((1, 4096, 4), (1, 4096, 8), (1, 2048, 4), (2, 2048, 8)):
+            yield linear_case("gemv", name, 2, config)
+        for rows in (2, 16, 32, 64):
+            if rows > 2:
+                yield linear_case("cublas", name, rows, None)
+            gated = name == "gate_up"
+            for config in (
+                (64, 128, 1, 4, 4, 2), (64, 128, 2, 4, 4, 2), (64, 128, 4, 4, 4, 2), (64, 128, 4, 4, 4, 0),
+                (64, 256, 2, 3, 4, 2), (128, 64, 2, 4, 4, 4), (128, 128, 4, 3, 8, 2), (32, 128, 2, 5, 4, 2),
+                (64, 64, 4, 6, 4, 4), (32, 256, 2, 3, 4, 2),
+            ):  # fmt: skip
+                if (
+                    (rows == 2 and config[0] > 64)
+                    or (gated and config[2] > 2)
+                    or (name == "head" and config[2] > 1 + (rows == 16))
+                ):
+                    continue
+                yield linear_case("thin", name, rows, config)
+    for name in ("qkv", "o", "gate_up", "down"):
+        for rows in (96, 128, 256):
+            yield linear_case("cublas", name, rows, None)
+    for splits, block_n, warps, stages in (
+        (16, 64, 4, 3),
+        (32, 64, 4, 3),
+        (16, 32, 4, 3),
+        (16, 32, 2, 3),
+        (8, 64, 4, 2),
+    ):
+        yield decode_case("1x300", [300], (splits, block_n, warps, stages))
+    for config in ((2, 64, 4, 3), (1, 64, 4, 3), (2, 32, 4, 4), (4, 64, 4, 3), (2, 128, 4, 2), (2, 64, 4, 5)):
+        yield decode_case("32x300", [300] * 32, config)
+    for config in ((1, 64, 4, 3), (1, 128, 4, 3), (2, 64, 4, 3), (1, 64, 4, 5), (1, 64, 8, 3), (1, 32, 2, 4)):
+        yield decode_case("256x800", [800 - i for i in range(256)], config)
+    for config in ((4, 64, 4, 3), (8, 64, 4, 3), (4, 128, 4, 3), (4, 64, 4, 5), (8, 128, 8, 3)):
+        yield decode_case("16x16000", [16000] * 16, config)
+    yield decode_case("256x2208 shared 2048", [2208] * 256, shared=2048, whole=True)
+    yield decode_case("256x2208 not shared", [2208] * 256, whole=True)
+    for config in ((128, 64, 8, 3), (128, 64, 8, 2), (128, 128, 8, 2), (128, 64, 4, 3), (64, 64, 4, 3),
+                   (128, 128, 8, 3), (128, 64, 4, 2), (64, 128, 4, 2), (256, 64, 8, 2)):  # fmt: skip
+        yield prefill_case("8192", [8192], [8192], config)
+    yield prefill_case("8192 of 16384", [16384], [8192])
+    yield prefill_case("16x512", [512] * 16, [512] * 16)
+    yield sdpa_case("CUDNN_ATTENTION", 8192)
+    yield sdpa_case("FLASH_ATTENTION", 8192)
+    yield prepare_case(1)
+    yield prepare_case(8192)
+
+
+def time_calls(calls: list[Callable[[], object]], slow: bool) -> float:
+    """Median seconds of one call, by replays of a graph with several rounds."""
+    for call in calls:
+        call()
+    torch.cuda.synchronize()
+    rounds = 1 if slow else max(1, 24 // len(calls))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(rounds):
+            for call in calls:
+                call()
+    times = []
+    for i in range(2 + (3 if slow else 8)):
+        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        a.record()
+        graph.replay()
+        b.record()
+        b.synchronize()
+        if i >= 2:
+            times.append(a.elapsed_time(b) * 1e-3 / (rounds * len(calls)))
+    return statistics.median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", default="")
+    parser.add_argument("--compile", default="")
+    parser.add_argument("--json", default="")
+    args = parser.parse_args()
+    found = []
+    share, of = (int(n) for n in args.compile.split("/")) if args.compile else (0, 1)
+    for i, case in enumerate(all_cases()):
+        if not case.name.startswith(tuple(args.only.split(","))) or i % of != share:
+            continue
+        try:
+            calls, moved, operations = case.make()
+            if args.compile:
+                if not case.name.startswith(("cublas", "ceiling", "sdpa")):
+                    calls[0]()
+                WEIGHTS.clear()
+                continue
+            seconds = time_calls(calls, case.name.startswith(("prefill", "sdpa", "ceiling")))
+            del calls
+            if case.name.startswith(("decode", "ceiling")):
+                torch.cuda.empty_cache()
+        except Exception as error:
+            if not args.compile:
+                print(f"{case.name:44s} failed: {type(error).__name__} {str(error).splitlines()[0][:80]}", flush=True)
+            continue
+        row = {"case": case.name, "us": seconds * 1e6}
+        if moved:
+            row["TBps"] = moved / seconds / 1e12
+        if operations:
+            row["TFLOPs"] = operations / seconds / 1e12
+        found.append(row)
+        print(
+            f"{case.name:44s} {row['us']:9.1f} us {row.get('TBps', 0):6.2f} TB/s {row.get('TFLOPs', 0):6.1f} TF",
+            flush=True,
+        )
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(
+                {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "cases": found}, file, indent=1
+            )
+
+
+SCRATCH = Scratch()
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    sys.exit(main())

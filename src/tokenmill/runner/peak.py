@@ -1,0 +1,31 @@
+"""The largest step there can be, made up. Owns: a plan that uses the whole token budget, to measure and to warm up.
+
+Must not know: models. It is an ordinary plan and runs like any other.
+"""
+
+from __future__ import annotations
+
+from tokenmill.core.step import RowSampling, RowStart, StepPlan, TableEdit
+from tokenmill.kvcache.pool import CacheLayout
+
+
+def peak_plan(max_rows: int, step_tokens: int, max_len: int, layout: CacheLayout) -> tuple[StepPlan, list[int], int]:
+    """-> a plan of as many rows as a step can have, the blocks that it needs per pool, and its rows' length."""
+    rows = min(max_rows, step_tokens)
+    count = min(-(-step_tokens // rows), max_len)
+    held = -(-count // layout.block_size)
+    need = [0] * len(layout.page_elements)
+    plan = StepPlan(id=0)
+    for row in range(rows):
+        plan.starts.append(
+            RowStart(row=row, tokens=[row % 7] * count, num_prompt=count, computed=0, sampling=RowSampling())
+        )
+        for group, spec in enumerate(layout.groups):
+            first = need[spec.pool]
+            need[spec.pool] += held
+            starts = [layout.block_size * i for i in range(held)]
+            plan.edits.append(TableEdit(row, group, 0, 0, list(range(first, first + held)), starts))
+    plan.rows = list(range(rows))
+    plan.counts = [count] * rows
+    plan.samples = [True] * rows
+    return plan, need, count

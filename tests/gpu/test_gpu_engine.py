@@ -1,0 +1,95 @@
+"""The engine on the device: recorded steps, overlap, and the same tokens with and without them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from tokenmill import LLM, SamplingParams
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 512, "intermediate_size": 1024,
+    "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 2048,
+    "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return str(folder)
+
+
+def make(model, **options):
+    options = {"max_num_seqs": 64, "num_gpu_blocks_override": 600, **options}
+    return LLM(model=model, load_format="dummy", skip_tokenizer_init=True, max_model_len=1024, **options)
+
+
+def prompts(count):
+    return [{"prompt_token_ids": torch.randint(0, 2048, (5 + 13 * i % 200,)).tolist()} for i in range(count)]
+
+
+def ids(outputs):
+    return [list(o.outputs[0].token_ids) for o in outputs]
+
+
+def agreement(a, b):
+    """Share of tokens before the first difference: bf16 sums in another order may flip a near tie."""
+    same = total = 0
+    for x, y in zip(a, b, strict=True):
+        assert len(x) == len(y)
+        first = next((i for i, (m, n) in enumerate(zip(x, y, strict=True)) if m != n), len(x))
+        same, total = same + first, total + len(x)
+    return same / total
+
+
+@pytest.mark.parametrize("options", [{}, {"enforce_eager": True}, {"pipeline_depth": 1}])
+def test_like_the_reference(model, options):
+    asked = prompts(24)
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    with make(model, dtype="float32", kernels="reference", enforce_eager=True) as llm:
+        expected = ids(llm.generate(asked, params, use_tqdm=False))
+    with make(model, dtype="float32", **options) as llm:
+        found = ids(llm.generate(asked, params, use_tqdm=False))
+    assert agreement(found, expected) > 0.97
+
+
+def test_sampled_rows_do_not_mind_the_overlap(model):
+    asked = prompts(12)
+    params = [SamplingParams(temperature=0.8, top_p=0.9, seed=i, max_tokens=16, ignore_eos=True) for i in range(12)]
+    params[3] = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=3)
+    params[5] = SamplingParams(temperature=1, seed=1, max_tokens=16, ignore_eos=True, repetition_penalty=1.3)
+    with make(model, dtype="float32") as llm:
+        first = llm.generate(asked, params, use_tqdm=False)
+    with make(model, dtype="float32", pipeline_depth=1, enforce_eager=True) as llm:
+        second = llm.generate(asked, params, use_tqdm=False)
+    assert agreement(ids(first), ids(second)) > 0.97
+    assert len(first[3].outputs[0].logprobs) == 16
+
+
+def test_blocks_and_memory_come_back(model):
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    with make(model, enable_prefix_caching=False) as llm:
+        llm.generate(prompts(64), params, use_tqdm=False)
+        pool = llm.engine.scheduler.tables.pools[0]
+        free, memory = pool.available, torch.cuda.memory_allocated()
+        for _ in range(8):
+            llm.generate(prompts(150), params, use_tqdm=False)
+        assert pool.available == free
+        assert torch.cuda.memory_allocated() <= memory + (4 << 20)
+
+
+def test_a_prefix_that_all_share(model):
+    head = torch.randint(0, 2048, (300,)).tolist()
+    asked = [{"prompt_token_ids": head + p["prompt_token_ids"][:20]} for p in prompts(40)]
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    with make(model, dtype="float32") as llm:
+        llm.generate(asked[:1], params, use_tqdm=False)
+        found = ids(llm.generate(asked, params, use_tqdm=False))
+    with make(model, dtype="float32", enforce_eager=True, enable_prefix_caching=False) as llm:
+        expected = ids(llm.generate(asked, params, use_tqdm=False))
+    assert agreement(found, expected) > 0.97

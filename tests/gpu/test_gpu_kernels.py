@@ -1,0 +1,140 @@
+"""Triton kernels on the device against the reference in float32 on the same inputs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from paged_batch import PagedBatch
+
+from tokenmill.core.forward import AttentionSpec, KVSpec, NormSpec, RopeSpec
+from tokenmill.kernels.reference import ReferenceKernels
+
+REFERENCE = ReferenceKernels()
+
+
+def triton_kernels(**options):
+    from tokenmill.kernels.triton import TritonKernels
+
+    return TritonKernels(**options)
+
+
+def rand(*shape, dtype=torch.bfloat16, scale=1.0):
+    return (torch.randn(*shape, device="cuda") * scale).to(dtype)
+
+
+def relative(found, expected):
+    assert found.shape == expected.shape
+    assert torch.isfinite(found.float()).all()
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+def wide(norm):
+    return None if norm is None else replace(norm, weight=norm.weight.float())
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 16, 17, 33, 64, 100])
+@pytest.mark.parametrize(("width", "inner"), [(6144, 4096), (4096, 14336), (1000, 1536), (320, 200)])
+@pytest.mark.parametrize("kind", ["plain", "norm", "gated", "all"])
+def test_fused_linear(rows, width, inner, kind):
+    kernels = triton_kernels()
+    x, w = rand(rows, inner), rand(width, inner, scale=inner**-0.5)
+    norm = NormSpec(rand(inner).abs() + 0.5, 1e-5) if kind in ("norm", "gated", "all") else None
+    act = "silu_mul" if kind in ("gated", "all") else None
+    bias = rand(width) if kind == "all" else None
+    residual = rand(rows, width // 2 if act else width) if kind in ("norm", "all") else None
+    exact = REFERENCE.fused_linear(
+        x.float(), w.float(), None if bias is None else bias.float(), norm=wide(norm), act=act,
+        residual=None if residual is None else residual.float(),
+    )  # fmt: skip
+    for _ in range(3):
+        found = kernels.fused_linear(x, w, bias, norm=norm, act=act, residual=residual)
+        assert relative(found, exact) < 1e-2
+    assert not kernels.scratch.counters(x.device).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_other_types(dtype, rows):
+    x, w = rand(rows, 512, dtype=dtype), rand(256, 512, dtype=dtype, scale=0.04)
+    found = triton_kernels().fused_linear(x, w, act="gelu_tanh_mul")
+    limit = 2e-3 if dtype == torch.float16 else 1e-5
+    assert relative(found, REFERENCE.fused_linear(x.double(), w.double(), act="gelu_tanh_mul")) < limit
+
+
+def test_greedy():
+    kernels, x = triton_kernels(), rand(37, 128256, dtype=torch.float32)
+    x[3, 77] = x[3, 99] = 100.0
+    x[4, 5000] = float("nan")
+    for _ in range(3):
+        ids, largest = kernels.greedy(x)
+        assert ids[3] == 77 and torch.isnan(largest[4])
+        good = torch.arange(37, device="cuda") != 4
+        assert torch.equal(ids[good], x.argmax(-1)[good]) and torch.equal(largest[good], x.amax(-1)[good])
+
+
+def rope(dim):
+    angle = torch.arange(8192.0)[:, None] * (10000.0 ** -torch.linspace(0, 1, dim // 2))
+    return RopeSpec(angle.cos().cuda(), angle.sin().cuda(), dim)
+
+
+SPECS = {
+    "llama": {"heads": 32, "kv_heads": 8, "dim": 128},
+    "one head each": {"heads": 5, "kv_heads": 5, "dim": 64},
+    "wide window": {"heads": 8, "kv_heads": 4, "dim": 256, "window": 100, "softcap": 50.0},
+    "sinks": {"heads": 16, "kv_heads": 2, "dim": 64, "window": 40, "sinks": True},
+    "alibi": {"heads": 8, "kv_heads": 8, "dim": 80, "alibi": True},
+}
+STEPS = [
+    [("a", 700), ("b", 37), ("c", 300)],
+    [("a", 1), ("b", 1), ("c", 1)],
+    [("a", 1), ("b", 200), ("c", 1), ("d", 64)],
+    [("a", 1), ("b", 1), ("c", 1), ("d", 1)],
+]
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("split", [0, 128])
+def test_attention(name, split):
+    options = dict(SPECS[name])
+    window, dim, heads = options.get("window", 0), options["dim"], options["heads"]
+    kv = KVSpec("window" if window else "full", options["kv_heads"], dim, dim, window)
+    spec = AttentionSpec(
+        0, 0, heads, kv, dim**-0.5, rope=rope(dim), window=window, softcap=options.get("softcap", 0.0),
+        sinks=rand(heads) if options.get("sinks") else None,
+        alibi=rand(heads, dtype=torch.float32).abs() * 0.1 if options.get("alibi") else None,
+    )  # fmt: skip
+    kernels = triton_kernels(split=split)
+    ours = PagedBatch((kv,), kernels, dtype=torch.bfloat16, blocks=128, device="cuda")
+    exact = PagedBatch((kv,), REFERENCE, dtype=torch.bfloat16, blocks=128, device="cuda")
+    for grants in STEPS:
+        x = rand(sum(n for _, n in grants), (heads + 2 * kv.heads) * dim)
+        a, b = ours.step(grants), exact.step(grants)
+        q = kernels.prepare_qkv(x, spec, a)
+        expected_q = REFERENCE.prepare_qkv(x.float(), spec, b)
+        assert relative(q, expected_q) < 1e-2
+        assert relative(kernels.attention(q, spec, a), REFERENCE.attention(q.float(), spec, b)) < 1e-2
+    assert not kernels.scratch.counters(x.device).any()
+
+
+@pytest.mark.parametrize("seqs", [5, 40, 130])
+def test_shared_prefix(seqs):
+    kv = KVSpec("full", 8, 128, 128)
+    spec = AttentionSpec(0, 0, 32, kv, 128**-0.5, rope=rope(128))
+    kernels = triton_kernels()
+    batch = PagedBatch((kv,), kernels, dtype=torch.bfloat16, blocks=64 + 20 * seqs, device="cuda")
+    names = [(str(i), 200 + i % 70) for i in range(seqs)]
+    ctx = batch.step(names)
+    kernels.prepare_qkv(rand(sum(n for _, n in names), 48 * 128), spec, ctx)
+    ctx = batch.step([(name, 1) for name, _ in names])
+    plan = ctx.groups[0]
+    plan.tables[:, :11] = plan.tables[:1, :11]
+    q = kernels.prepare_qkv(rand(seqs, 48 * 128), spec, ctx)
+    plan.shared = True
+    found = kernels.attention(q, spec, ctx)
+    assert relative(found, REFERENCE.attention(q.float(), spec, ctx)) < 1e-2
+    assert int(kernels._common[1]) == 11
