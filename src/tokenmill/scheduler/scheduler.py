@@ -257,8 +257,7 @@ class Scheduler:
         if not self.policy.static and self.roster.waiting:
             self.roster.waiting = [(self.policy.rank(s), s.id, s) for _, _, s in self.roster.waiting]
             heapq.heapify(self.roster.waiting)
-        most = self.careful or self.limits.max_rows
-        while budget > 0 and self.roster.waiting and len(flight.seqs) < most:
+        while budget > 0 and self.roster.waiting and not 0 < self.careful <= len(flight.seqs):
             seq = self.roster.waiting[0][2]
             if seq.status != WAITING:
                 heapq.heappop(self.roster.waiting)
@@ -283,9 +282,9 @@ class Scheduler:
                     return True
                 self.tables.close(seq)
             victim = self.roster.running[-1] if self.roster.running else None
-            if victim is None or victim.rank <= seq.rank or victim.last_plan == flight.plan.id:
+            if victim is None or victim.rank <= seq.rank:
                 return False
-            if victim.inflight:
+            if victim.inflight:  # in this plan, too: it leaves when that is committed
                 victim.leaving = True
                 return False
             self.roster.preempt(victim)

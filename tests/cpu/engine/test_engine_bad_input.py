@@ -240,12 +240,13 @@ MENDED = [
     for b in BACKENDS
 ]  # fmt: skip
 
+ROUGH = [{}, {"depth": 2}, {"num_blocks": 14, "max_model_len": 128}, {"executor": "process"},
+         {"speculative_config": {"method": "ngram"}}]  # fmt: skip
 SOUND = [[t % 250 + 8 for t in range(s, s + n)] for s, n in ((3, 40), (90, 5), (3, 70), (200, 33))]
 
 
 @pytest.mark.parametrize("backend", MENDED)
-@pytest.mark.parametrize("options", [{}, {"depth": 2}, {"num_blocks": 14, "max_model_len": 128}, {"executor": "process"},
-                                     {"speculative_config": {"method": "ngram"}}], ids=str)  # fmt: skip
+@pytest.mark.parametrize("options", ROUGH, ids=str)
 def test_nan_in_one_sequence_stays_there(backend, options, poisoned):
     params = greedy(20, logprobs=2)
     with open_llm(poisoned, kernels=backend) as llm:

@@ -30,8 +30,8 @@ def ends(theirs):
 def beams_of(model, prompt, penalty, early, ends):
     found = model.generate(
         torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), num_beams=4,
-        num_return_sequences=4, do_sample=False, length_penalty=penalty, early_stopping=early, eos_token_id=ends or None,
-        pad_token_id=0, max_new_tokens=NEW, return_dict_in_generate=True, output_scores=True,
+        num_return_sequences=4, do_sample=False, length_penalty=penalty, early_stopping=early,
+        eos_token_id=ends or None, pad_token_id=0, max_new_tokens=NEW, return_dict_in_generate=True, output_scores=True,
     )  # fmt: skip
     texts = []
     for line in found.sequences[:, len(prompt) :].tolist():
