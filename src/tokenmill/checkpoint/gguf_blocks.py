@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tokenmill.checkpoint.gguf_file import TensorInfo
+from tokenmill.checkpoint.gguf_file import BlockType, TensorInfo
 from tokenmill.core.errors import ModelError
 
 NON_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -41,38 +41,72 @@ class Grid:
         return values.view(rows, columns)
 
 
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Rows of a quantised tensor as they lie in the file: raw [rows, bytes of a row] uint8, nothing decoded."""
+
+    type: BlockType
+    raw: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(rows, columns)."""
+        return self.raw.shape[0], self.raw.shape[1] // self.type.size * self.type.elements
+
+    def take(self, index: Tensor) -> Blocks:
+        """These rows, in this order."""
+        return Blocks(self.type, self.raw[index])
+
+    def columns(self, start: int, stop: int) -> Blocks:
+        """Columns start:stop, which must be whole blocks."""
+        size, elements = self.type.size, self.type.elements
+        if start % elements or stop % elements:
+            raise ModelError(f"Columns {start}:{stop} are not whole {self.type.name} blocks of {elements}.")
+        return Blocks(self.type, self.raw[:, start // elements * size : stop // elements * size])
+
+    def grid(self) -> Grid | None:
+        """Integers, scales and offsets; None: this type is no grid."""
+        reader = _READERS.get(self.type.name)
+        if reader is None:
+            return None
+        q, scale, offset = reader(self.raw.reshape(-1, self.type.size))
+        rows, columns = self.shape
+        group = q.numel() // scale.numel()
+        shape = (rows, columns // group)
+        offset = None if offset is None else offset.reshape(shape)
+        return Grid(q.reshape(rows, columns), scale.reshape(shape), offset, group)
+
+    def dense(self) -> Tensor:
+        """[rows, columns] float32."""
+        if (grid := self.grid()) is not None:
+            return grid.dense()
+        from gguf import GGMLQuantizationType, quants
+
+        raw = self.raw.reshape(-1, self.type.size).cpu().numpy()
+        values = quants.dequantize(raw, GGMLQuantizationType[self.type.name])
+        return torch.from_numpy(values).float().view(self.shape).to(self.raw.device)
+
+
+def plain(info: TensorInfo, data: memoryview) -> Tensor | None:
+    """The values of an unquantised tensor, not copied; None: it is quantised."""
+    if info.type.name not in PLAIN:
+        return None
+    dtype, raw = PLAIN[info.type.name], torch.frombuffer(data, dtype=torch.uint8)
+    if raw.data_ptr() % dtype.itemsize:
+        raw = raw.clone()  # a file may choose an odd alignment; kernels rely on an even one
+    return raw.view(dtype).view(info.shape)
+
+
+def blocks(info: TensorInfo, data: memoryview) -> Blocks:
+    """A quantised tensor's rows (all leading dimensions in one), not copied."""
+    row = info.shape[-1] // info.type.elements * info.type.size
+    return Blocks(info.type, torch.frombuffer(data, dtype=torch.uint8).view(-1, row))
+
+
 def decode(info: TensorInfo, data: memoryview) -> Tensor:
     """A tensor's values: float32, float16 or bfloat16 as stored, float32 for quantised types."""
-    name = info.type.name
-    raw = torch.frombuffer(data, dtype=torch.uint8)
-    if name in PLAIN:
-        return raw.view(PLAIN[name]).view(info.shape)
-    grid = grid_of(info, data)
-    if grid is not None:
-        return grid.dense().view(info.shape)
-    from gguf import GGMLQuantizationType, quants
-
-    kind = GGMLQuantizationType[name]
-    values = quants.dequantize(raw.view(-1, info.type.size).numpy(), kind)
-    return torch.from_numpy(values).float().view(info.shape)
-
-
-def grid_of(info: TensorInfo, data: memoryview) -> Grid | None:
-    """The integers of a quantised tensor as [rows, columns]; None: this type is no grid."""
-    reader = _READERS.get(info.type.name)
-    if reader is None:
-        return None
-    raw = torch.frombuffer(data, dtype=torch.uint8).view(-1, info.type.size)
-    columns = info.shape[-1]
-    q, scale, offset = reader(raw)
-    rows = q.numel() // columns
-    group = q.numel() // scale.numel()
-    if columns % group:
-        raise ModelError(f"{info.name}: rows of {columns} do not hold whole groups of {group}.")
-    shape = (rows, columns // group)
-    return Grid(
-        q.reshape(rows, columns), scale.reshape(shape), None if offset is None else offset.reshape(shape), group
-    )
+    values = plain(info, data)
+    return blocks(info, data).dense().view(info.shape) if values is None else values
 
 
 Parts = tuple[Tensor, Tensor, Tensor | None]
@@ -85,18 +119,18 @@ def _half(raw: Tensor) -> Tensor:
 
 def _spread(raw: Tensor, width: int, bits: int) -> Tensor:
     """Bit fields of `bits` bits: [blocks, n * width] bytes -> [blocks, n * 8 / bits, width], low fields first."""
-    shifts = torch.arange(0, 8, bits, dtype=torch.uint8)[:, None]
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=raw.device)[:, None]
     spread = raw.reshape(raw.shape[0], -1, 1, width) >> shifts
     return (spread & ((1 << bits) - 1)).reshape(raw.shape[0], -1, width)
 
 
 def _signed(q: Tensor, less: int = 0) -> Tensor:
-    """Small unsigned integers minus `less`, as int8 [blocks, n]."""
-    return (q.to(torch.int16) - less).to(torch.int8).reshape(q.shape[0], -1)
+    """Small unsigned integers minus `less`, as int8 [blocks, n]: bytes wrap around to the right sign."""
+    return (q - less if less else q).view(torch.int8).reshape(q.shape[0], -1)
 
 
 def _looked_up(codes: Tensor, table: tuple[int, ...]) -> Tensor:
-    return torch.tensor(table, dtype=torch.int8)[codes.long()].reshape(codes.shape[0], -1)
+    return torch.tensor(table, dtype=torch.int8, device=codes.device)[codes.int()].reshape(codes.shape[0], -1)
 
 
 def _q4_0(raw: Tensor) -> Parts:
@@ -109,7 +143,7 @@ def _q4_1(raw: Tensor) -> Parts:
 
 def _fifth_bits(raw: Tensor) -> Tensor:
     """Four bytes of high bits -> [blocks, 32] with bit i at place i, worth 16."""
-    shifts = torch.arange(8, dtype=torch.uint8)
+    shifts = torch.arange(8, dtype=torch.uint8, device=raw.device)
     return ((raw[:, :, None] >> shifts) & 1).reshape(raw.shape[0], 32) << 4
 
 
@@ -188,7 +222,7 @@ def _q6_k(raw: Tensor) -> Parts:
 def _iq4_xs(raw: Tensor) -> Parts:
     d = _half(raw[:, :2])
     high = raw[:, 2:4].contiguous().view(torch.int16).to(torch.int32) & 0xFFFF
-    high = (high >> torch.arange(0, 16, 2, dtype=torch.int32)) & 3
+    high = (high >> torch.arange(0, 16, 2, dtype=torch.int32, device=raw.device)) & 3
     low = torch.stack([raw[:, 4:8] & 15, raw[:, 4:8] >> 4], -1).reshape(raw.shape[0], 8)
     scales = ((low.to(torch.int32) | (high << 4)) - 32).float()
     return _looked_up(_spread(raw[:, 8:], 16, 4), NON_LINEAR), d * scales, None

@@ -124,7 +124,8 @@ def open_gguf(path: Path | str) -> GgufFile:
     """Read the header of a GGUF file (version 2 or 3, little-endian)."""
     try:
         with open(path, "rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            # A private map is writable without changing the file, so torch takes it without a copy or a warning.
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: cannot be opened ({error}).") from error
     metadata, tensors = parse_gguf(data, str(path))

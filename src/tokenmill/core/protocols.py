@@ -153,7 +153,9 @@ class CausalLM(Protocol):
 
 
 class Checkpoint(Protocol):
-    """name -> tensor, nothing else."""
+    """name -> tensor, nothing else.
+
+    One whose tensors are quantised in blocks also has `blocks(name, shape)`: the blocks of a matrix, or None."""
 
     def names(self) -> Iterable[str]: ...
     def has(self, name: str) -> bool: ...
@@ -272,6 +274,13 @@ class Kernels(Protocol):
         groups of 32 with scale max|x| / 127: sums within a group are exact, groups add up ascending in float32."""
         ...
 
+    def affine_linear(
+        self, x: Tensor, q: Tensor, scale: Tensor, offset: Tensor | None, bias: Tensor | None = None
+    ) -> Tensor:
+        """x @ (q * scale + offset).T + bias; scale and offset [N, groups] float32, group 16 or 32. Activations are
+        rounded as in grid_linear; an offset multiplies the sum of its group's rounded activations."""
+        ...
+
     def activate(self, x: Tensor, act: Act) -> Tensor: ...
     def add(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
         """x + scale * y."""
@@ -311,8 +320,22 @@ class Kernels(Protocol):
         An id outside 0..len - 1 (an expert of another rank) adds nothing."""
         ...
 
-    def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """logits [n, V] -> (lowest id of the largest logit [n] int64, that logit [n] float32; NaN if any is NaN)."""
+    def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """logits [n, V] -> lowest id of the largest logit [n] int64; the same, or ~id where that is not finite; it [n].
+
+        NaN anywhere in a line counts as its largest logit."""
+        ...
+
+    def gather_rows(
+        self, row_ids: Tensor, tokens: Tensor, computed: Tensor, tables: list[Tensor], block_size: int
+    ) -> tuple[Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor, Tensor]]]:
+        """What a step of one token per row needs of the rows' state: row_ids [S], tokens [R, L], computed [R] and
+        tables [R, W] (entry j begins at j * block_size) -> token ids [S], positions [S], kv_len [S] int32, and per
+        table (tables [S, W], counted entries [S], slots [S])."""
+        ...
+
+    def advance_(self, row_ids: Tensor, ids: Tensor, tokens: Tensor, length: Tensor, computed: Tensor) -> None:
+        """One token more in each of these rows: tokens[row, length[row]] = id; length and computed grow by one."""
         ...
 
     def copy_blocks_(self, kv: list[KVView], src: list[int], dst: list[int]) -> None:

@@ -12,21 +12,21 @@ from typing import Any
 import msgspec
 import torch
 
-from tokenmill.checkpoint.folder import open_checkpoint, read_config, read_generation_config
-from tokenmill.checkpoint.hub import resolve_model
 from tokenmill.core.config import EngineConfig, SpeculateOptions
 from tokenmill.core.errors import ModelError, ParameterError, UserError
-from tokenmill.core.protocols import Executor, HostDrafter
-from tokenmill.demo import demo_dir
-from tokenmill.device.memory import free_bytes, pick_device
+from tokenmill.core.protocols import CausalLM, Executor, HostDrafter, Kernels
+from tokenmill.core.step import StepResult
+from tokenmill.device.memory import free_bytes, growth_bytes, pick_device, release, total_bytes
 from tokenmill.engine.admission import Admission
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.executor import InProcessExecutor
+from tokenmill.engine.source import ModelSource, find_source
 from tokenmill.engine.workers import ProcessExecutor, start_worker
 from tokenmill.kernels import ReferenceKernels, make_kernels
 from tokenmill.kvcache.allocation import BlockTables, GroupLayout
 from tokenmill.kvcache.pool import CacheLayout, KVPool, buy_blocks, make_layout
 from tokenmill.models.registry import build_model
+from tokenmill.runner.peak import peak_plan
 from tokenmill.runner.runner import Runner
 from tokenmill.scheduler.policy import make_policy
 from tokenmill.scheduler.roster import Limits
@@ -35,7 +35,7 @@ from tokenmill.speculate.ngram import NgramDrafter
 from tokenmill.speculate.none import NoDrafter
 from tokenmill.structured.choice import Vocabulary
 from tokenmill.structured.compile import compile_constraint
-from tokenmill.text.tokenizer import Tokenizer, load_tokenizer
+from tokenmill.text.tokenizer import Tokenizer
 
 DTYPES = {
     "float32": torch.float32,
@@ -46,6 +46,8 @@ DTYPES = {
 }
 CPU_CACHE_BYTES = 2 << 30
 MAX_DRAFTS = 16
+GRAPH_BYTES = 1 << 30
+"""Left for recorded steps, which keep their temporary tensors, and for what libraries take on first use."""
 
 
 class Facts(msgspec.Struct):
@@ -75,23 +77,22 @@ class Built:
     generation: dict[str, Any]
 
 
-def find_model(config: EngineConfig) -> pathlib.Path:
-    """The model's folder."""
-    name = config.model.model
-    return demo_dir("main") if name == "demo" else resolve_model(name, config.model.revision)
+def find_model(config: EngineConfig) -> ModelSource:
+    """Where the model comes from."""
+    return find_source(config.model.model, config.model.revision)
 
 
-def load_runner(config: EngineConfig) -> tuple[Runner, dict[str, Any]]:
+def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tuple[Runner, dict[str, Any]]:
     """Load the model and its cache onto the device; -> runner and Facts as plain data."""
     reasons: list[str] = []
     device = pick_device(config.execute.device)
     if config.execute.threads:
         torch.set_num_threads(config.execute.threads)
-    folder = find_model(config)
-    raw = {**read_config(folder), **(config.model.hf_overrides or {})}
+    source = source or find_model(config)
+    raw = {**source.config(), **(config.model.hf_overrides or {})}
     dtype = _dtype(config.model.dtype, raw, device, reasons)
     kernels = ReferenceKernels() if config.execute.kernels == "reference" else make_kernels(device)
-    checkpoint = open_checkpoint(folder, config.model.load_format, seed=config.model.seed, device=device)
+    checkpoint = source.checkpoint(config.model.load_format, seed=config.model.seed, device=device)
     try:
         model = build_model(
             raw,
@@ -104,15 +105,23 @@ def load_runner(config: EngineConfig) -> tuple[Runner, dict[str, Any]]:
         )
     finally:
         checkpoint.close()
+    reasons.extend(model.spec.extras.get("notes", ()))  # type: ignore[arg-type]
     layout = make_layout(model.spec.kv_specs, config.cache.block_size)
     kv_dtype = dtype if config.cache.kv_cache_dtype == "auto" else DTYPES[config.cache.kv_cache_dtype]
     step_tokens = config.schedule.max_num_batched_tokens or (2048 if device == "cpu" else 8192)
     wanted = min(config.model.max_model_len or model.spec.max_positions, model.spec.max_positions)
-    blocks = _num_blocks(config, layout, kv_dtype, device, wanted, step_tokens, reasons)
+    peak = 0
+    if device.startswith("cuda"):
+        peak = _peak_step_bytes(
+            config, (model, kernels, layout), kv_dtype, device, min(wanted, step_tokens), step_tokens
+        )
+        release(device)
+    blocks = _num_blocks(config, layout, kv_dtype, device, wanted, step_tokens, peak, reasons)
     max_len = _max_model_len(config, layout, blocks, wanted, reasons)
     pool = KVPool(layout, blocks, kv_dtype, device)
     record = device.startswith("cuda") and not config.execute.enforce_eager
     runner = Runner(model, kernels, pool, config.schedule.max_num_seqs, max_len, record=record)
+    runner.warm()
     facts = Facts(
         vocab_size=model.spec.vocab_size,
         max_model_len=max_len,
@@ -130,10 +139,10 @@ def load_runner(config: EngineConfig) -> tuple[Runner, dict[str, Any]]:
 
 def build_engine(config: EngineConfig) -> Built:
     """Everything between a request and its token deltas."""
-    folder = find_model(config)
-    tokenizer = _tokenizer(config, folder)
-    generation = read_generation_config(folder)
-    executor, facts = _executor(config)
+    source = find_model(config)
+    tokenizer = _tokenizer(config, source)
+    generation = source.generation()
+    executor, facts = _executor(config, source)
     drafter, max_drafts = _drafter(config.speculate)
     tables = BlockTables(
         [GroupLayout(*g) for g in facts.groups],
@@ -154,37 +163,37 @@ def build_engine(config: EngineConfig) -> Built:
         max_model_len=facts.max_model_len,
         max_rows=config.schedule.max_num_seqs,
         max_waiting=config.schedule.max_waiting,
-        eos_ids=_eos_ids(read_config(folder), generation, tokenizer),
+        eos_ids=_eos_ids(source.config(), generation, tokenizer),
         in_process=config.execute.executor == "inprocess",
     )
     if tokenizer is not None:
         _give_text(admission, tokenizer)
-    return Built(Engine(scheduler, executor, admission), facts, config, folder, tokenizer, generation)
+    return Built(Engine(scheduler, executor, admission), facts, config, source.path, tokenizer, generation)
 
 
-def _executor(config: EngineConfig) -> tuple[Executor, Facts]:
+def _executor(config: EngineConfig, source: ModelSource) -> tuple[Executor, Facts]:
     if config.execute.executor == "process":
         process, pipe, plain = start_worker(load_runner, config)
         facts = msgspec.convert(plain, Facts)
         return ProcessExecutor(process, pipe, facts.num_blocks, config.execute.pipeline_depth or 2), facts
-    runner, plain = load_runner(config)
+    runner, plain = load_runner(config, source)
     facts = msgspec.convert(plain, Facts)
     lazy = facts.device == "cpu"
     depth = config.execute.pipeline_depth or (1 if lazy else 2)
     return InProcessExecutor(runner, facts.num_blocks, depth, lazy=lazy), facts
 
 
-def _tokenizer(config: EngineConfig, folder: pathlib.Path) -> Tokenizer | None:
+def _tokenizer(config: EngineConfig, source: ModelSource) -> Tokenizer | None:
     if config.model.skip_tokenizer_init:
         return None
     if config.model.tokenizer is not None:
-        return load_tokenizer(resolve_model(config.model.tokenizer, None))
+        return find_source(config.model.tokenizer).tokenizer()
     if config.model.load_format == "dummy":
         try:
-            return load_tokenizer(folder)
+            return source.tokenizer()
         except ModelError:
             return None  # a config alone: token ids in and out
-    return load_tokenizer(folder)
+    return source.tokenizer()
 
 
 def _give_text(admission: Admission, tokenizer: Tokenizer) -> None:
@@ -221,6 +230,7 @@ def _num_blocks(
     device: str,
     max_len: int,
     step_tokens: int,
+    peak: int,
     reasons: list[str],
 ) -> list[int]:
     if config.cache.num_gpu_blocks_override is not None:
@@ -232,10 +242,31 @@ def _num_blocks(
             budget = min(CPU_CACHE_BYTES, free // 2)
             reasons.append(f"K/V cache of {budget >> 20} MiB: half of the free memory, at most 2 GiB")
         else:
-            budget = int(free * config.cache.gpu_memory_utilization) - (2 << 30)
+            used = total_bytes(device) - free
+            budget = int(total_bytes(device) * config.cache.gpu_memory_utilization) - used - peak - GRAPH_BYTES
+            reasons.append(f"K/V cache of {budget >> 20} MiB: a full step was measured to need {peak >> 20} MiB")
     blocks = buy_blocks(layout, budget, dtype.itemsize, max_len, step_tokens)
     most = config.schedule.max_num_seqs * (-(-max_len // layout.block_size) + 1) * len(layout.groups)
     return [min(n, most) for n in blocks]
+
+
+def _peak_step_bytes(
+    config: EngineConfig,
+    made: tuple[CausalLM, Kernels, CacheLayout],
+    dtype: torch.dtype,
+    device: str,
+    max_len: int,
+    step_tokens: int,
+) -> int:
+    """Run the largest step there can be, and see what it takes beside weights and cache."""
+    model, kernels, layout = made
+    plan, need, length = peak_plan(config.schedule.max_num_seqs, step_tokens, max_len, layout)
+    runner = Runner(model, kernels, KVPool(layout, need, dtype, device), len(plan.rows), length + 1)
+    results: list[StepResult] = []
+    peak = growth_bytes(device, lambda: results.append(runner.run(plan)))
+    if results[0].failure is not None:
+        raise UserError(f"A full step of {step_tokens} tokens cannot be computed: {results[0].failure}")
+    return peak
 
 
 def _max_model_len(

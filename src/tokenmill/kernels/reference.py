@@ -79,6 +79,13 @@ class ReferenceKernels:
         self.count("grid_linear")
         return grid.grid_linear(x, q, scales, bias)
 
+    def affine_linear(
+        self, x: Tensor, q: Tensor, scale: Tensor, offset: Tensor | None, bias: Tensor | None = None
+    ) -> Tensor:
+        """x [T, K] @ (q * scale + offset).T + bias, float32 scales and offsets per 16 or 32 columns."""
+        self.count("affine_linear")
+        return grid.affine_linear(x, q, scale, offset, bias)
+
     def activate(self, x: Tensor, act: Act) -> Tensor:
         """x [T, D] -> [T, D], or [T, D / 2] for the gated kinds."""
         self.count("activate")
@@ -149,11 +156,36 @@ class ReferenceKernels:
             total = total + parts[:, j]
         return total.to(x.dtype)
 
-    def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """logits [n, V] -> (lowest id of the largest logit [n] int64, that logit [n] float32; NaN if any is NaN)."""
+    def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """logits [n, V] -> lowest id of the largest logit [n] int64; the same, or ~id where that is not finite; it [n].
+
+        NaN anywhere in a line counts as its largest logit."""
         self.count("greedy")
         ids = logits.argmax(-1)
-        return ids, logits.gather(1, ids[:, None])[:, 0].float()
+        largest = logits.gather(1, ids[:, None])[:, 0].float()
+        return ids, torch.where(largest.isfinite(), ids, ~ids), largest
+
+    def gather_rows(
+        self, row_ids: Tensor, tokens: Tensor, computed: Tensor, tables: list[Tensor], block_size: int
+    ) -> tuple[Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor, Tensor]]]:
+        """What a step of one token per row needs of the rows' state: row_ids [S], tokens [R, L], computed [R] and
+        tables [R, W] (entry j begins at j * block_size) -> token ids [S], positions [S], kv_len [S] int32, and per
+        table (tables [S, W], counted entries [S], slots [S])."""
+        self.count("gather_rows")
+        positions = computed[row_ids]
+        entry = positions // block_size
+        groups = []
+        for table in tables:
+            slots = table[row_ids, entry].long() * block_size + positions % block_size
+            groups.append((table[row_ids], (entry + 1).to(torch.int32), slots))
+        return tokens[row_ids, positions].long(), positions, (positions + 1).to(torch.int32), groups
+
+    def advance_(self, row_ids: Tensor, ids: Tensor, tokens: Tensor, length: Tensor, computed: Tensor) -> None:
+        """One token more in each of these rows: tokens[row, length[row]] = id; length and computed grow by one."""
+        self.count("advance_")
+        tokens[row_ids, length[row_ids]] = ids.to(torch.int32)
+        length.index_add_(0, row_ids, torch.ones_like(row_ids))
+        computed.index_add_(0, row_ids, torch.ones_like(row_ids))
 
     def copy_blocks_(self, kv: list[KVView], src: list[int], dst: list[int]) -> None:
         """Copy whole blocks in each of these layers' pages; every source is read before any is written."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +34,8 @@ class Book:
     """Multiply-adds times two that one token costs in the matrices built so far."""
     weight_bytes: int = 0
     """Bytes of every matrix that a step multiplies by; a mixture counts with all its experts."""
+    notes: set[str] = field(default_factory=set)
+    """What a person should know about how weights are held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,7 @@ class Build:
         """A weight in its final form: every layer passes what it multiplies by through here."""
         weight = weight.settle(self.kernels)
         self.book.weight_bytes += weight.bytes()
+        self.book.notes.update(note for part in _parts(weight) if (note := getattr(part, "note", "")))
         return weight
 
     def norm(
@@ -143,8 +147,12 @@ class Build:
             raise ModelError(f"The checkpoint has tensors that this architecture does not use: {shown}.")
 
 
+def _parts(weight: Weight) -> list[Weight]:
+    return list(getattr(weight, "parts", [weight]))
+
+
 class _Checked:
-    """A checkpoint that notes what is pulled, and tells what is missing or misshapen."""
+    """A checkpoint that notes what is pulled, tells what is missing or misshapen, and gives the dtype asked for."""
 
     def __init__(self, inner: Checkpoint, used: set[str]) -> None:
         self.inner = inner
@@ -153,7 +161,8 @@ class _Checked:
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
         self._note(name, shape)
-        return self.inner.tensor(name, shape, dtype)
+        found = self.inner.tensor(name, shape, dtype)
+        return found if dtype is None else found.to(dtype)
 
     def part(
         self,
@@ -165,7 +174,16 @@ class _Checked:
         dtype: torch.dtype | None = None,
     ) -> Tensor:
         self._note(name, shape)
-        return self.inner.part(name, dim, start, stop, shape, dtype)
+        found = self.inner.part(name, dim, start, stop, shape, dtype)
+        return found if dtype is None else found.to(dtype)
+
+    def blocks(self, name: str, shape: tuple[int, ...] | None = None) -> Any | None:
+        """The quantised blocks of a matrix, where the checkpoint has such."""
+        ask = getattr(self.inner, "blocks", None)
+        if ask is None:
+            return None
+        self._note(name, shape)
+        return ask(name, shape)
 
     def _note(self, name: str, shape: tuple[int, ...] | None) -> None:
         if not self.inner.has(name):

@@ -63,10 +63,15 @@ def load_experts(
     hidden: int,
     inner: int,
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    *,
+    bias: bool = False,
 ) -> ExpertWeights:
     """Experts below b, stored one by one, or fused as gate_up_proj [E, 2 inner, hidden] and down_proj."""
     before, count = b.book.flops, route.experts
-    weights = _fused(b, count, hidden, inner) if b.has("gate_up_proj") else _separate(b, count, hidden, inner, names)
+    if b.has("gate_up_proj"):
+        weights = _fused(b, count, hidden, inner)
+    else:
+        weights = _separate(b, count, (hidden, inner), names, bias)
     count_visited(b, before, route)
     return weights
 
@@ -76,14 +81,15 @@ def count_visited(b: Build, before: float, route: RouteSpec) -> None:
     b.book.flops = before + (b.book.flops - before) * route.top_k / route.experts
 
 
-def _separate(b: Build, count: int, hidden: int, inner: int, names: tuple[str, str, str]) -> ExpertWeights:
+def _separate(b: Build, count: int, sizes: tuple[int, int], names: tuple[str, str, str], bias: bool) -> ExpertWeights:
+    hidden, inner = sizes
     share = Rows(inner, inner).share(b.group)
     ups, downs = [], []
     for index in range(count):
         at = b.at(str(index))
-        gate, up = (at.weight(name, (inner, hidden)).split(0, *share) for name in names[:2])
+        gate, up = (at.weight(name, (inner, hidden), bias=bias).split(0, *share) for name in names[:2])
         ups.append(gate.concat([up]))
-        downs.append(at.weight(names[2], (hidden, inner)).split(1, *share))
+        downs.append(at.weight(names[2], (hidden, inner), bias=bias).split(1, *share))
     return ups, downs
 
 

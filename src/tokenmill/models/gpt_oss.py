@@ -9,7 +9,7 @@ import torch
 from tokenmill.core.forward import RouteSpec
 from tokenmill.layers.attention import Attention, attention_spec, local_heads, separate_qkv
 from tokenmill.layers.build import Build
-from tokenmill.layers.experts import Experts, ExpertWeights, count_visited, split_experts
+from tokenmill.layers.experts import Experts, ExpertWeights, count_visited, load_experts, split_experts
 from tokenmill.layers.linear import RowLinear
 from tokenmill.layers.rope import make_rope
 from tokenmill.models.common import PreNorm, read_heads, read_rope, read_sizes, read_window, rms
@@ -48,7 +48,9 @@ def build(c: ModelConfig, b: Build) -> Decoder:
 
 
 def _experts(b: Build, route: RouteSpec, hidden: int, inner: int) -> ExpertWeights:
-    """Stored as [E, in, out], gate and up interleaved."""
+    """Stored as [E, in, out], gate and up interleaved, or (by converters) one by one."""
+    if not b.has("gate_up_proj"):
+        return load_experts(b, route, hidden, inner, bias=True)
     count, before = route.experts, b.book.flops
     gate_up = b.tensor("gate_up_proj", (count, hidden, 2 * inner))
     gate_up_bias = b.tensor("gate_up_proj_bias", (count, 2 * inner))

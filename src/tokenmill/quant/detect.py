@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tokenmill.checkpoint.gguf_blocks import Blocks
 from tokenmill.core.errors import ModelError
 from tokenmill.core.protocols import Checkpoint, Weight
 from tokenmill.quant.dense import DenseWeight
+from tokenmill.quant.gguf_weight import BlockWeight
 from tokenmill.quant.grid import Unrounded
 
 AT_LOAD = {"int8": 8, "int4": 4}
@@ -51,9 +53,18 @@ def load_weight(
     """Load one weight in the format its tensors are in, then quantise it if `quantization` asks for that."""
     out, inner = request.shape
     stored = (inner, out) if request.transposed else (out, inner)
-    weight = ckpt.tensor(f"{request.name}.weight", stored, dtype)
     bias = ckpt.tensor(f"{request.name}.bias", (out,), dtype).to(device) if request.bias else None
+    blocks = _blocks(ckpt, f"{request.name}.weight", stored)
+    if blocks is not None and not request.transposed:
+        quantised = BlockWeight([Blocks(blocks.type, blocks.raw.to(device))], dtype, bias)
+        return quantised if quantization is None else from_dense(quantised.dense(), bias, quantization)
+    weight = ckpt.tensor(f"{request.name}.weight", stored, dtype)
     return from_dense((weight.t() if request.transposed else weight).to(device), bias, quantization)
+
+
+def _blocks(ckpt: Checkpoint, name: str, shape: tuple[int, int]) -> Blocks | None:
+    ask = getattr(ckpt, "blocks", None)
+    return None if ask is None else ask(name, shape)
 
 
 def from_dense(weight: Tensor, bias: Tensor | None, quantization: str | None) -> Weight:

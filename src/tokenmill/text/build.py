@@ -82,15 +82,24 @@ def _merges_by_score(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
     return [(pieces[left].text, pieces[right].text) for _, _, left, right in found]
 
 
-def from_merges(vocab: Mapping[str, int], merges: Sequence[tuple[str, str]], pattern: str | None) -> Tokenizer:
-    """A byte-level BPE tokenizer; `pattern` splits words (None: GPT-2's pattern)."""
-    tokenizer = Tokenizer(models.BPE(vocab=dict(vocab), merges=list(merges)))
+def from_merges(
+    vocab: Mapping[str, int],
+    merges: Sequence[tuple[str, str]],
+    pattern: str | Sequence[str] | None,
+    *,
+    whole_words: bool = False,
+) -> Tokenizer:
+    """A byte-level BPE tokenizer; `pattern` splits words, several split one after the other (None: GPT-2's pattern).
+
+    whole_words: a word that is in the vocabulary is that token, whatever the merges say."""
+    tokenizer = Tokenizer(models.BPE(vocab=dict(vocab), merges=list(merges), ignore_merges=whole_words))
     if pattern is None:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     else:
+        patterns = [pattern] if isinstance(pattern, str) else pattern
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
-                pre_tokenizers.Split(Regex(pattern), "isolated"),
+                *(pre_tokenizers.Split(Regex(one), "isolated") for one in patterns),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         )

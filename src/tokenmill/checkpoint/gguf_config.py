@@ -1,0 +1,243 @@
+"""From GGUF metadata to what config.json would say. Owns: which metadata key means which config key, by architecture.
+
+Where the format leaves a number out because its usual reader has it built in (Gemma's layer pattern, its query scale),
+that number is here. Must not know: how models are built, tokenizers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tokenmill.checkpoint.gguf_file import TensorInfo
+from tokenmill.core.errors import ModelError
+
+Tensors = Mapping[str, TensorInfo]
+Factors = Callable[[str], "list[float] | None"]
+"""The numbers of a small tensor, or None if there is no such tensor."""
+
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "gpt-oss": "GptOssForCausalLM",
+}
+MAX_LAYERS = 10_000
+MAX_EXPERTS = 4096
+
+
+class Meta:
+    """Checked reading of one architecture's keys."""
+
+    def __init__(self, metadata: Mapping[str, Any], path: str) -> None:
+        self.metadata, self.path = metadata, path
+        self.arch = metadata.get("general.architecture")
+        if not isinstance(self.arch, str) or self.arch not in ARCHITECTURES:
+            known = ", ".join(sorted(ARCHITECTURES))
+            raise self.fail(f"architecture {str(self.arch)[:80]!r} is not supported; known: {known}")
+
+    def fail(self, what: str) -> ModelError:
+        """The error that names the file."""
+        return ModelError(f"{self.path}: {what}.")
+
+    def value(self, name: str) -> Any:
+        """The value of `architecture.name`, or None; a list of equal values (one per layer) counts as one."""
+        found = self.metadata.get(f"{self.arch}.{name}")
+        if isinstance(found, list) and found:
+            if any(item != found[0] for item in found):
+                raise self.fail(f"{self.arch}.{name} differs from layer to layer, which is not supported")
+            return found[0]
+        return found
+
+    def whole(self, name: str, default: int | None = None, *, most: int = 1 << 26, least: int = 1) -> int:
+        """A whole number; without a default it must be there."""
+        found = self.value(name)
+        found = default if found is None else found
+        if isinstance(found, bool) or not isinstance(found, int) or not least <= found <= most:
+            raise self.fail(f"{self.arch}.{name} must be a whole number from {least} to {most}, not {_shown(found)}")
+        return found
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A finite number >= 0; without a default it must be there."""
+        found = self.value(name)
+        found = default if found is None else found
+        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < math.inf:
+            raise self.fail(f"{self.arch}.{name} must be a number, not {_shown(found)}")
+        return float(found)
+
+
+def _shown(value: Any) -> str:
+    return "absent" if value is None else repr(value)[:60]
+
+
+def read_config(metadata: Mapping[str, Any], tensors: Tensors, factors: Factors, path: str) -> dict[str, Any]:
+    """The config.json of a GGUF file; raises ModelError that names the file and the key."""
+    meta = Meta(metadata, path)
+    embedding = tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise meta.fail("it has no token_embd.weight matrix; it is no whole model (a LoRA or a vocabulary alone?)")
+    config = _common(meta, tensors)
+    config["vocab_size"] = embedding.shape[0]
+    config["tie_word_embeddings"] = "output.weight" not in tensors
+    config["torch_dtype"] = _dtype(tensors)
+    scaling = _rope_scaling(meta, config, factors)
+    if scaling is not None:
+        config["rope_scaling"] = scaling
+    config.update(_OWN.get(str(meta.arch), _nothing)(meta, config))
+    return config
+
+
+def _common(meta: Meta, tensors: Tensors) -> dict[str, Any]:
+    hidden, heads = meta.whole("embedding_length"), meta.whole("attention.head_count")
+    head = meta.whole("attention.key_length", max(hidden // heads, 1))
+    if meta.whole("attention.value_length", head) != head:
+        raise meta.fail("keys and values of different lengths are not supported")
+    rotated = meta.whole("rope.dimension_count", head)
+    config = {
+        "architectures": [ARCHITECTURES[str(meta.arch)]],
+        "model_type": str(meta.arch),
+        "hidden_size": hidden,
+        "num_hidden_layers": meta.whole("block_count", most=MAX_LAYERS),
+        "num_attention_heads": heads,
+        "num_key_value_heads": meta.whole("attention.head_count_kv", heads),
+        "head_dim": head,
+        "max_position_embeddings": meta.whole("context_length"),
+        "rms_norm_eps": meta.number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": meta.number("rope.freq_base", 10000.0),
+        "hidden_act": "silu",
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in tensors,
+    }
+    # A mixture of experts may state the width of its experts alone.
+    if meta.value("feed_forward_length") is not None or not meta.value("expert_count"):
+        config["intermediate_size"] = meta.whole("feed_forward_length")
+    if rotated < head:
+        config["partial_rotary_factor"] = (rotated + 1e-6) / head
+    if meta.arch != "gemma2" and meta.arch != "gemma3" and meta.value("attention.scale"):
+        if abs(meta.number("attention.scale") * math.sqrt(head) - 1.0) > 1e-3:
+            raise meta.fail(f"{meta.arch}.attention.scale is not supported")
+    return config
+
+
+def _dtype(tensors: Tensors) -> str:
+    """What activations are kept in: the plain type that most of the file is in, bfloat16 for quantised files."""
+    sizes: dict[str, int] = {}
+    for info in tensors.values():
+        sizes[info.type.name] = sizes.get(info.type.name, 0) + info.stop - info.start
+    most = max(sizes, key=lambda name: sizes[name])
+    return {"F32": "float32", "F16": "float16"}.get(most, "bfloat16")
+
+
+def _rope_scaling(meta: Meta, config: dict[str, Any], factors: Factors) -> dict[str, Any] | None:
+    kind = meta.value("rope.scaling.type")
+    scaling: dict[str, Any]
+    original = meta.whole("rope.scaling.original_context_length", config["max_position_embeddings"], least=2)
+    if (per_pair := factors("rope_freqs.weight")) is not None:
+        # Llama 3.1 stores what its formula gives: one divisor per pair, at every length.
+        plain = {"rope_type": "longrope", "attention_factor": 1.0, "original_max_position_embeddings": original}
+        return {**plain, "long_factor": per_pair, "short_factor": per_pair}
+    long, short = factors("rope_factors_long.weight"), factors("rope_factors_short.weight")
+    if long is not None and short is not None:
+        scaling = {"rope_type": "longrope", "long_factor": long, "short_factor": short}
+        if meta.value("rope.scaling.attn_factor") is not None:
+            scaling["attention_factor"] = meta.number("rope.scaling.attn_factor")
+        return {**scaling, "original_max_position_embeddings": original}
+    if kind in (None, "none"):
+        return None
+    if kind not in ("linear", "yarn"):
+        raise meta.fail(f"rope scaling {_shown(kind)} is not supported (none, linear, yarn, or stored factors)")
+    scaling = {"rope_type": kind, "factor": meta.number("rope.scaling.factor")}
+    if kind == "yarn":
+        scaling["original_max_position_embeddings"] = original
+        for name in ("beta_fast", "beta_slow"):
+            if meta.value(f"rope.scaling.yarn_{name}") is not None:
+                scaling[name] = meta.number(f"rope.scaling.yarn_{name}")
+    return scaling
+
+
+def _nothing(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
+    return {}
+
+
+def _experts(meta: Meta) -> dict[str, Any]:
+    count = meta.whole("expert_count", most=MAX_EXPERTS)
+    return {"num_local_experts": count, "num_experts_per_tok": meta.whole("expert_used_count", most=count)}
+
+
+def _window(meta: Meta) -> int:
+    return meta.whole("attention.sliding_window", 0, least=0)
+
+
+def _llama(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
+    """Llama, Mistral and Mixtral share this name."""
+    own: dict[str, Any] = {"sliding_window": _window(meta) or None}
+    if meta.whole("expert_count", 0, least=0, most=MAX_EXPERTS):
+        return {**own, **_experts(meta), "architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+    if own["sliding_window"]:
+        return {**own, "architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    return own
+
+
+def _qwen3moe(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
+    own = _experts(meta)
+    own["num_experts"] = own.pop("num_local_experts")
+    # The format does not say it; every published model of this family normalises.
+    return {**own, "moe_intermediate_size": meta.whole("expert_feed_forward_length"), "norm_topk_prob": True}
+
+
+def _phi3(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
+    original = meta.whole("rope.scaling.original_context_length", config["max_position_embeddings"], least=2)
+    return {"sliding_window": _window(meta) or None, "original_max_position_embeddings": original}
+
+
+_LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
+"""Layers of the 27B sizes, whose queries are scaled by the width per head instead of the head's own."""
+
+
+def _gemma(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
+    heads, head = config["num_attention_heads"], config["head_dim"]
+    scalar: float = head
+    if config["num_hidden_layers"] == _LARGEST_GEMMA[str(meta.arch)]:
+        scalar = config["hidden_size"] / heads
+    if meta.value("attention.scale"):
+        scalar = meta.number("attention.scale") ** -2
+    own = {"query_pre_attn_scalar": scalar, "hidden_activation": "gelu_pytorch_tanh", "sliding_window": _window(meta)}
+    own["sliding_window"] = own["sliding_window"] or (4096 if meta.arch == "gemma2" else 512)
+    if meta.arch == "gemma3":
+        caps = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+        local = meta.number("rope.freq_base_swa", 10000.0)
+        pattern = meta.metadata.get("gemma3.attention.sliding_window_pattern", 6)
+        pattern = pattern if isinstance(pattern, int) and not isinstance(pattern, bool) else 6
+        base = meta.number("rope.freq_base", 1e6)
+        third = {"model_type": "gemma3_text", "rope_local_base_freq": local, "sliding_window_pattern": pattern}
+        return {**own, **caps, **third, "rope_theta": base}
+    return {
+        **own,
+        "attn_logit_softcapping": meta.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": meta.number("final_logit_softcapping", 30.0),
+        "sliding_window_pattern": 2,
+    }
+
+
+def _gpt_oss(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
+    own = {**_experts(meta), "sliding_window": _window(meta), "rope_theta": meta.number("rope.freq_base", 150000.0)}
+    own["intermediate_size"] = meta.whole("expert_feed_forward_length", config.get("intermediate_size"))
+    if "rope_scaling" in config:
+        # These models were trained with the borders of the ramp not rounded, which the format cannot say.
+        own["rope_scaling"] = {**config["rope_scaling"], "truncate": False}
+    return {**own, "model_type": "gpt_oss", "attention_bias": True}
+
+
+_OWN: dict[str, Callable[[Meta, dict[str, Any]], dict[str, Any]]] = {
+    "llama": _llama,
+    "qwen3moe": _qwen3moe,
+    "phi3": _phi3,
+    "gemma2": _gemma,
+    "gemma3": _gemma,
+    "gpt-oss": _gpt_oss,
+}

@@ -1,0 +1,166 @@
+"""A GGUF file (or its parts) as a model. Owns: joining split files, and serving tensors under the names models pull,
+with what the converter changed undone. Must not know: tokenizers, layers, how a quantised tensor is multiplied.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.checkpoint import gguf_config
+from tokenmill.checkpoint.gguf_blocks import PLAIN, Blocks, blocks, decode, plain
+from tokenmill.checkpoint.gguf_file import GgufFile, TensorInfo, open_gguf
+from tokenmill.checkpoint.gguf_names import Source, name_table
+from tokenmill.checkpoint.shards import check_part, check_shape, no_tensor
+from tokenmill.core.errors import ModelError
+
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+MAX_PARTS = 1000
+MAX_FACTORS = 1 << 16
+
+
+class GgufModel:
+    """Everything that one model's GGUF files say: `metadata`, `config` (as config.json) and the tensors."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.files = _open_parts(self.path)
+        self.metadata: dict[str, Any] = self.files[0].metadata
+        self.where: dict[str, GgufFile] = {}
+        self.tensors: dict[str, TensorInfo] = {}
+        for file in self.files:
+            for name, info in file.tensors.items():
+                if name in self.tensors:
+                    raise ModelError(f"{file.path}: tensor {name!r} is in {self.where[name].path} as well.")
+                self.tensors[name], self.where[name] = info, file
+        if not self.tensors:
+            raise ModelError(f"{self.path}: it holds no tensors; a vocabulary alone is no model.")
+        self.config = gguf_config.read_config(self.metadata, self.tensors, self._numbers, str(self.path))
+
+    def open_checkpoint(self) -> GgufCheckpoint:
+        """The weights."""
+        table = name_table(str(self.metadata["general.architecture"]), self.tensors, self.config)
+        return GgufCheckpoint(self.path, table, self.where)
+
+    def _numbers(self, name: str) -> list[float] | None:
+        info = self.tensors.get(name)
+        if info is None:
+            return None
+        if len(info.shape) != 1 or info.shape[0] > MAX_FACTORS:
+            raise ModelError(f"{self.path}: tensor {name!r} should be a short list, not {info.shape}.")
+        values: list[float] = decode(info, self.where[name].bytes_of(info)).float().tolist()
+        return values
+
+
+def _open_parts(path: Path) -> list[GgufFile]:
+    """The file, or all files of a split model in order."""
+    first = open_gguf(path)
+    count = first.metadata.get("split.count", 1)
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MAX_PARTS:
+        raise ModelError(f"{path}: split.count is {count!r}.")
+    if count <= 1:
+        return [first]
+    match = _PART.fullmatch(path.name)
+    if match is None or int(match[3]) != count:
+        raise ModelError(f"{path}: it is one of {count} parts, but is not named like NAME-00001-of-{count:05}.gguf.")
+    names = [path.parent / f"{match[1]}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
+    missing = [name.name for name in names if not name.is_file()]
+    if missing:
+        raise ModelError(f"{path}: the other parts of the model are needed beside it; missing: {', '.join(missing)}.")
+    files = [first if name.name == path.name else open_gguf(name) for name in names]
+    for number, file in enumerate(files):
+        if file.metadata.get("split.no") != number or file.metadata.get("split.count") != count:
+            raise ModelError(f"{file.path}: it does not say that it is part {number + 1} of {count}.")
+    return files
+
+
+def unweave(heads: int, rows: int) -> Tensor:
+    """Row order that turns interleaved pairs of each head (a0 b0 a1 b1 ...) into halves (a0 a1 ... b0 b1 ...)."""
+    return torch.arange(rows).view(heads, rows // heads // 2, 2).transpose(1, 2).reshape(-1)
+
+
+class GgufCheckpoint:
+    """Checkpoint over GGUF files. `blocks` gives quantised matrices as they lie in the file."""
+
+    def __init__(self, path: Path, table: Mapping[str, Source], where: Mapping[str, GgufFile]) -> None:
+        self._path, self._table, self._where = path, dict(table), dict(where)
+
+    def names(self) -> Iterable[str]:
+        """All names: those that models know, and the stored names of tensors that mean nothing here."""
+        return self._table.keys()
+
+    def has(self, name: str) -> bool:
+        """Is there such a tensor?"""
+        return name in self._table
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """The shape as models expect it."""
+        return self._source(name).shape
+
+    def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor in `dtype`, or as stored (float32 where it is quantised)."""
+        source = self._source(name)
+        check_shape(self._path, name, source.shape, shape)
+        values = plain(source.info, self._data(source))
+        if values is None:
+            quantised = self.blocks(name)
+            assert quantised is not None
+            values = quantised.dense().view(source.shape)
+        else:
+            values = values if source.expert is None else values[source.expert]
+            if source.heads:
+                values = values[self._order(name, source)]
+        if source.less:
+            values = values.float() - source.less
+        return values if dtype is None else values.to(dtype)
+
+    def part(
+        self,
+        name: str,
+        dim: int,
+        start: int,
+        stop: int,
+        shape: tuple[int, ...] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """start:stop of one dimension."""
+        whole = self.tensor(name, shape, dtype)
+        check_part(self._path, name, whole.shape, dim, (start, stop))
+        return whole.narrow(dim, start, stop - start)
+
+    def blocks(self, name: str, shape: tuple[int, ...] | None = None) -> Blocks | None:
+        """The rows of a quantised tensor, not decoded; None: it is not quantised."""
+        source = self._source(name)
+        check_shape(self._path, name, source.shape, shape)
+        if source.info.type.name in PLAIN:
+            return None
+        found = blocks(source.info, self._data(source))
+        if source.expert is not None:
+            rows = source.shape[0] if len(source.shape) > 1 else 1
+            found = Blocks(found.type, found.raw[source.expert * rows : (source.expert + 1) * rows])
+        return found.take(self._order(name, source)) if source.heads and len(source.shape) > 1 else found
+
+    def close(self) -> None:
+        """Forget the files; maps go when the last tensor over them goes."""
+        self._table.clear()
+        self._where.clear()
+
+    def _source(self, name: str) -> Source:
+        source = self._table.get(name)
+        if source is None:
+            raise no_tensor(self._path, name)
+        return source
+
+    def _data(self, source: Source) -> memoryview:
+        return self._where[source.info.name].bytes_of(source.info)
+
+    def _order(self, name: str, source: Source) -> Tensor:
+        rows = source.shape[0]
+        if rows % (2 * source.heads):
+            raise ModelError(f"{self._path}: the {rows} rows of {name!r} are not pairs of {source.heads} heads.")
+        return unweave(source.heads, rows)

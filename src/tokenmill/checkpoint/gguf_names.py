@@ -1,0 +1,116 @@
+"""From GGUF tensor names to the names that models pull. Owns: the table, and what undoes the converter's changes:
+Llama's interleaved query and key rows, Gemma's norms stored plus one, experts stacked in one tensor.
+Must not know: metadata other than the config made of it, tensor data.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tokenmill.checkpoint.gguf_config import MAX_EXPERTS
+from tokenmill.checkpoint.gguf_file import TensorInfo
+from tokenmill.core.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a tensor of ours lies: a stored tensor, one expert of it, and what must be undone."""
+
+    info: TensorInfo
+    expert: int | None = None
+    heads: int = 0
+    """Not 0: the rows of each of these heads are interleaved."""
+    less: float = 0.0
+    """What the converter added."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape as models expect it."""
+        return self.info.shape if self.expert is None else self.info.shape[1:]
+
+
+_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+}
+_STACKED = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+_MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+_GEMMA = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_SPECIAL: dict[str, dict[str, str]] = {
+    "gemma2": _GEMMA,
+    "gemma3": _GEMMA,
+    "phi3": {"ffn_up": "mlp.gate_up_proj"},
+    "gpt-oss": {"post_attention_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.router"},
+}
+IN_CONFIG = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
+"""Tensors that became numbers of the config."""
+_LAYER_NAME = re.compile(r"blk\.(0|[1-9]\d{0,4})\.([a-z_0-9]+)(?:\.(\d{1,4}))?\.(weight|bias)")
+
+
+def name_table(arch: str, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> dict[str, Source]:
+    """Our name -> where it lies. A tensor that means nothing here keeps its own name: models then refuse it."""
+    found: dict[str, Source] = {}
+    for name, info in tensors.items():
+        if name in IN_CONFIG:
+            continue
+        for ours, source in _places(arch, name, info, config):
+            if ours in found:
+                raise ModelError(f"Tensors {found[ours].info.name!r} and {name!r} both mean {ours!r}.")
+            found[ours] = source
+    return found
+
+
+def _places(arch: str, name: str, info: TensorInfo, config: Mapping[str, Any]) -> list[tuple[str, Source]]:
+    less = 1.0 if arch.startswith("gemma") and name.endswith("norm.weight") else 0.0
+    base, _, kind = name.rpartition(".")
+    if base in _TOP and kind in ("weight", "bias"):
+        return [(f"{_TOP[base]}.{kind}", Source(info, less=less))]
+    match = _LAYER_NAME.fullmatch(name)
+    if match is None:
+        return [(name, Source(info))]
+    layer, part, expert, kind = match.groups()
+    at, mixtral = f"model.layers.{layer}", config.get("model_type") == "mixtral"
+    inside = f"{at}.block_sparse_moe" if mixtral else f"{at}.mlp"
+    if part in _STACKED and expert is None:
+        return _stacked(inside, _STACKED[part], kind, info, mixtral)
+    if expert is not None:
+        if not mixtral or f"{part}_exps" not in _STACKED:
+            return [(name, Source(info))]
+        return [(f"{inside}.experts.{int(expert)}.{_MIXTRAL[_STACKED[f'{part}_exps']]}.{kind}", Source(info))]
+    if part == "attn_sinks" and kind == "weight":
+        return [(f"{at}.self_attn.sinks", Source(info))]
+    ours = {**_LAYER, **_SPECIAL.get(arch, {})}.get(part)
+    if ours is None:
+        return [(name, Source(info))]
+    if mixtral and part == "ffn_gate_inp":
+        return [(f"{inside}.gate.{kind}", Source(info))]
+    heads = 0
+    if arch == "llama" and part in ("attn_q", "attn_k"):
+        heads = config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]
+    return [(f"{at}.{ours}.{kind}", Source(info, heads=heads, less=less))]
+
+
+def _stacked(inside: str, ours: str, kind: str, info: TensorInfo, mixtral: bool) -> list[tuple[str, Source]]:
+    if len(info.shape) != (3 if kind == "weight" else 2) or info.shape[0] > MAX_EXPERTS:
+        raise ModelError(f"Tensor {info.name!r} should hold one matrix per expert, but has the shape {info.shape}.")
+    last = _MIXTRAL[ours] if mixtral else ours
+    return [(f"{inside}.experts.{e}.{last}.{kind}", Source(info, expert=e)) for e in range(info.shape[0])]

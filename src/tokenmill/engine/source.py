@@ -1,0 +1,121 @@
+"""Where a model comes from. Owns: one face for folders and GGUF files: config, generation defaults, weights, tokenizer.
+
+Must not know: engines, devices, what a config means.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from tokenmill.checkpoint.dummy import DummyCheckpoint
+from tokenmill.checkpoint.folder import open_checkpoint, read_config, read_generation_config
+from tokenmill.checkpoint.gguf_model import GgufModel
+from tokenmill.checkpoint.hub import resolve_model
+from tokenmill.core.errors import UserError
+from tokenmill.core.protocols import Checkpoint
+from tokenmill.demo import demo_dir
+from tokenmill.text.gguf import tokenizer_from_gguf
+from tokenmill.text.tokenizer import Tokenizer, load_tokenizer
+
+_LATER_PART = re.compile(r".+-(?!00001)\d{5}-of-\d{5}\.gguf")
+_SAMPLING = {"temp": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
+
+
+class ModelSource(Protocol):
+    """What an engine needs of a model on disk. Everything is read when it is first asked for."""
+
+    path: Path
+
+    def config(self) -> dict[str, Any]:
+        """What config.json says."""
+        ...
+
+    def generation(self) -> dict[str, Any]:
+        """What generation_config.json says; {} when nothing does."""
+        ...
+
+    def checkpoint(self, load_format: str, *, seed: int, device: str) -> Checkpoint:
+        """The weights; the caller closes it."""
+        ...
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, with its chat template."""
+        ...
+
+
+class FolderSource:
+    """A model folder as hubs have them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def config(self) -> dict[str, Any]:
+        """config.json."""
+        return read_config(self.path)
+
+    def generation(self) -> dict[str, Any]:
+        """generation_config.json."""
+        return read_generation_config(self.path)
+
+    def checkpoint(self, load_format: str, *, seed: int, device: str) -> Checkpoint:
+        """The folder's weight files."""
+        return open_checkpoint(self.path, load_format, seed=seed, device=device)
+
+    def tokenizer(self) -> Tokenizer:
+        """The folder's tokenizer files."""
+        return load_tokenizer(self.path)
+
+
+class GgufSource:
+    """A GGUF file, which holds all of it. The header is read once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def _model(self) -> GgufModel:
+        return GgufModel(self.path)
+
+    def config(self) -> dict[str, Any]:
+        """The metadata as config.json would put it."""
+        return self._model.config
+
+    def generation(self) -> dict[str, Any]:
+        """The sampling defaults that the file recommends."""
+        found = {ours: self._model.metadata.get(f"general.sampling.{key}") for key, ours in _SAMPLING.items()}
+        kept = {name: value for name, value in found.items() if isinstance(value, int | float)}
+        return {**kept, "do_sample": True} if kept else {}
+
+    def checkpoint(self, load_format: str, *, seed: int, device: str) -> Checkpoint:
+        """The file's tensors."""
+        if load_format == "dummy":
+            return DummyCheckpoint(seed, device)
+        if load_format != "auto":
+            raise UserError(
+                f"--load-format {load_format} does not fit {self.path}, which is a GGUF file; leave it out."
+            )
+        return self._model.open_checkpoint()
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that the metadata describes."""
+        return tokenizer_from_gguf(self._model.metadata, str(self.path))
+
+
+def find_source(name: str, revision: str | None = None) -> ModelSource:
+    """The model of this name: a folder, a .gguf file (or a folder that holds one model in such), a hub name, `demo`."""
+    path = demo_dir("main") if name == "demo" else resolve_model(name, revision)
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise UserError(f"{path}: a model is a folder or a .gguf file; this is neither.")
+        return GgufSource(path)
+    if path.is_dir() and not (path / "config.json").exists():
+        files = [file for file in sorted(path.glob("*.gguf")) if not _LATER_PART.fullmatch(file.name)]
+        if len(files) > 1:
+            shown = ", ".join(file.name for file in files[:8])
+            raise UserError(f"{path}: it holds several GGUF models ({shown}); name one of them.")
+        if files:
+            return GgufSource(files[0])
+    return FolderSource(path)

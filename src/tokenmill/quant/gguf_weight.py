@@ -1,0 +1,174 @@
+"""Weights that stay in a GGUF file's own blocks until they settle. Owns: which form each block type settles into.
+
+Rows (embeddings) are decoded from the blocks one by one; joining, splitting and reordering move bytes. Settling gives,
+on a backend with packed integers:
+- int4 or int8 with float16 scales, bit for bit: Q4_0; Q8_0, Q5_0, IQ4_NL, MXFP4;
+- int8 with the same integers and scales rounded to float16 (2^-11): IQ4_XS;
+- int8 in groups of 32, rounded anew, for all others: scales per 16, offsets and codebooks have no packed form. The
+  added error is a few hundredths of what the file itself lost, at 8.5 bits a weight; bfloat16 would cost 16;
+and elsewhere the file's own integers, scales and offsets. Must not know: files, names, layers.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from tokenmill.checkpoint.gguf_blocks import Blocks, Grid
+from tokenmill.core.errors import ModelError
+from tokenmill.core.forward import ForwardContext
+from tokenmill.core.protocols import Kernels, Weight
+from tokenmill.kernels.grid import widen_affine
+from tokenmill.quant.base import MixedWeight, WeightBase
+from tokenmill.quant.grid import GridWeight
+
+GROUP = 32
+FOUR_BITS = "Q4_0"
+_CLOSE = 2.0**-11
+
+
+class BlockWeight(WeightBase):
+    """[blocks; blocks; ...] along out, of any block types, and a bias [out] or None."""
+
+    def __init__(self, parts: list[Blocks], dtype: torch.dtype, bias: Tensor | None = None) -> None:
+        self.parts, self.dtype, self.bias = parts, dtype, bias
+        self.shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
+
+    def settle(self, kernels: Kernels) -> Weight:
+        """Packed integers where the backend has them, else the file's own grid."""
+        if _packs(kernels, self.shape[1], self.parts[0].raw.device):
+            return self._packed(kernels)
+        settled: list[Weight] = []
+        start = 0
+        for part in self.parts:
+            bias = None if self.bias is None else self.bias[start : start + part.shape[0]]
+            start += part.shape[0]
+            grid = part.grid()
+            if grid is None:
+                settled.append(BlockWeight([part], self.dtype, bias)._packed(kernels))
+            else:
+                settled.append(AffineWeight(grid.q, grid.scale, grid.offset, self.dtype, bias))
+        return settled[0] if len(settled) == 1 else MixedWeight(settled)
+
+    def _packed(self, kernels: Kernels) -> Weight:
+        pieces = [_as_integers(part, kernels) for part in self.parts]
+        q, scales = torch.cat([p[0] for p in pieces]), torch.cat([p[1] for p in pieces])
+        bits = 4 if all(part.type.name == FOUR_BITS for part in self.parts) else 8
+        grid = GridWeight(q, scales, bits=bits, group=GROUP, dtype=self.dtype, bias=self.bias)
+        changed = sorted({part.type.name for part, p in zip(self.parts, pieces, strict=True) if not p[2]})
+        if changed:
+            grid.note = f"{', '.join(changed)} weights are held in 8 bits: there is no kernel for their own form"
+        return grid.settle(kernels)
+
+    def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
+        """x [T, in] -> [T, out], by the decoded matrix (a weight that is used often is settled first)."""
+        return ctx.kernels.linear(x, self.dense(), self.bias)
+
+    def join(self, others: list[Self]) -> Self | None:
+        """One weight, unless that would widen 4 bit parts."""
+        every = [self, *others]
+        four = {part.type.name == FOUR_BITS for weight in every for part in weight.parts}
+        if len(four) > 1 or len({weight.dtype for weight in every}) > 1:
+            return None
+        bias = None
+        if any(weight.bias is not None for weight in every):
+            bias = torch.cat([w.parts[0].raw.new_zeros(w.shape[0], dtype=w.dtype) if w.bias is None else w.bias
+                              for w in every])  # fmt: skip
+        return type(self)([part for weight in every for part in weight.parts], self.dtype, bias)
+
+    def take(self, index: Tensor) -> Self:
+        """Rows in the order of index: bytes move, nothing is decoded."""
+        bias = None if self.bias is None else self.bias[index]
+        if len(self.parts) == 1:
+            return type(self)([self.parts[0].take(index)], self.dtype, bias)
+        starts = torch.tensor([0, *(part.shape[0] for part in self.parts)]).cumsum(0)
+        owner = torch.bucketize(index.cpu(), starts[1:], right=True)
+        parts, at = [], 0
+        for which, count in zip(
+            *(t.tolist() for t in torch.unique_consecutive(owner, return_counts=True)), strict=True
+        ):
+            parts.append(self.parts[which].take(index[at : at + count] - int(starts[which])))
+            at += count
+        return type(self)(parts, self.dtype, bias)
+
+    def split(self, dim: int, part: int, parts: int) -> Self:
+        """An equal part along out (0) or, on block borders, along in (1)."""
+        if parts == 1:
+            return self
+        if dim == 0:
+            return self.take(self.part_index(part, parts, self.parts[0].raw.device))
+        start, stop = self.part_range(1, part, parts)
+        widest = max(piece.type.elements for piece in self.parts)
+        if start % widest or stop % widest:
+            raise ModelError(
+                f"Rows of {self.shape[1]} in blocks of {widest} cannot be split over {parts} ranks; use fewer."
+            )
+        bias = self.bias if part == 0 else None
+        return type(self)([piece.columns(start, stop) for piece in self.parts], self.dtype, bias)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Dense rows [n, in], decoded now."""
+        return self.take(ids).dense()
+
+    def dense(self) -> Tensor:
+        """The whole matrix."""
+        return torch.cat([part.dense().to(self.dtype) for part in self.parts])
+
+    def bytes(self) -> int:
+        """Bytes in the file, and of the bias."""
+        return sum(part.raw.numel() for part in self.parts) + (0 if self.bias is None else self.bias.nbytes)
+
+
+class AffineWeight(WeightBase):
+    """Settled: the file's own integers q [out, in] int8, scale and offset [out, in / group] float32."""
+
+    def __init__(
+        self, q: Tensor, scale: Tensor, offset: Tensor | None, dtype: torch.dtype, bias: Tensor | None = None
+    ) -> None:
+        self.q, self.scale, self.offset, self.dtype, self.bias = q, scale, offset, dtype, bias
+        self.shape = (q.shape[0], q.shape[1])
+
+    def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
+        """x [T, in] -> [T, out]."""
+        return ctx.kernels.affine_linear(x, self.q, self.scale, self.offset, self.bias)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Dense rows [n, in]."""
+        offset = None if self.offset is None else self.offset[ids]
+        return widen_affine(self.q[ids], self.scale[ids], offset).to(self.dtype)
+
+    def dense(self) -> Tensor:
+        """The whole matrix."""
+        return widen_affine(self.q, self.scale, self.offset).to(self.dtype)
+
+    def bytes(self) -> int:
+        """Bytes of integers, scales, offsets and bias."""
+        return sum(t.nbytes for t in (self.q, self.scale, self.offset, self.bias) if t is not None)
+
+
+def _packs(kernels: Kernels, columns: int, device: torch.device) -> bool:
+    """Does this backend pack int8 matrices with rows of this length?"""
+    q = torch.zeros(1, columns, dtype=torch.int8, device=device)
+    return kernels.pack_grid(q, torch.zeros(1, columns // GROUP, dtype=torch.float16, device=device), 8) is not None
+
+
+def _as_integers(part: Blocks, kernels: Kernels) -> tuple[Tensor, Tensor, bool]:
+    """q int8, scales float16 in groups of 32, and whether that is exactly what the blocks say."""
+    grid = part.grid()
+    if grid is not None and grid.offset is None and grid.group == GROUP:
+        scales, exact = _half_scales(grid)
+        if scales is not None:
+            return grid.q, scales, exact
+    q, scales = kernels.quantise(part.dense() if grid is None else grid.dense(), 8, GROUP)
+    return q, scales, False
+
+
+def _half_scales(grid: Grid) -> tuple[Tensor | None, bool]:
+    """The scales in float16 if they fit closely, and whether they fit exactly."""
+    scales = grid.scale.half()
+    error = (scales.float() - grid.scale).abs()
+    if not bool((error <= _CLOSE * grid.scale.abs()).all()):
+        return None, False
+    return scales, not bool(error.any())

@@ -1,0 +1,197 @@
+"""The tokenizer that a GGUF file's metadata describes. Owns: what the `tokenizer.*` keys mean, the splitting patterns
+by their names, and which tokens end a text. Takes the metadata as a plain dict. Must not know: files, tensors, models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, normalizers
+
+from tokenmill.core.errors import ModelError
+from tokenmill.text import build
+from tokenmill.text.codec import Tokenizer, TokenizerSettings
+from tokenmill.text.sentencepiece import ModelKind, Piece, PieceKind, SentencePieceModel
+
+MAX_TOKENS = 1 << 22
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_START = r"[^\r\n\p{L}\p{N}]?"
+_CASES = f"{_START}{_UPPER}*{_LOWER}+{{0}}|{_START}{_UPPER}+{_LOWER}*{{0}}"
+_GPT4O = _CASES.replace("{0}", _ENDINGS) + r"|\p{N}{1,3}|" + _REST
+_TEKKEN = _CASES.replace("{0}", "") + r"|\p{N}|" + _REST
+_DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
+PATTERNS: dict[str, str | tuple[str, ...] | None] = {
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "smaug-bpe", "dbrx", "falcon3"), build.WORDS_DIGITS_3),
+    **dict.fromkeys(("qwen2", "stablelm2", "deepseek-r1-qwen"), build.WORDS_DIGITS_1),
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jina-v2-code"), None),
+    **dict.fromkeys(("starcoder", "refact", "command-r", "smollm"), (r"\p{N}", _GPT2)),
+    **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
+    "tekken": _TEKKEN,
+    "default": _DEFAULT,
+}
+"""How words are split, by the names in `tokenizer.ggml.pre`. None: GPT-2's own pattern."""
+_WHOLE_WORDS = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "tekken", "gpt-4o", "llama4"})
+_COMPOSED = frozenset({"qwen2", "deepseek-r1-qwen"})
+"""Tokenizers that normalise to NFC before they split."""
+_FRAMED = frozenset({"llama3", "llama-v3", "llama-bpe", "tekken"})
+"""Tokenizers that put the first token before a text when the file does not say."""
+_ENDS = (
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>",
+    "<EOT>", "_<EOT>", "<|end_of_text|>",
+)  # fmt: skip
+"""Control tokens that end an answer under whatever id."""
+_IDS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+
+
+def tokenizer_from_gguf(metadata: Mapping[str, Any], path: str) -> Tokenizer:
+    """The tokenizer; raises ModelError that names the file."""
+    read = _Keys(metadata, path)
+    kind = read.text("model")
+    make = {"llama": _sentencepiece, "gpt2": _byte_level}.get(kind)
+    if make is None:
+        raise read.fail(f"its tokenizer is of the kind {kind[:40]!r}; llama (SentencePiece) and gpt2 (BPE) are read")
+    tokens = read.tokens()
+    kinds = read.kinds(len(tokens))
+    try:
+        inner = make(read, tokens, kinds)
+    except ModelError as error:
+        raise read.fail(f"its tokenizer cannot be used: {error}") from error
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        # The native library reports some broken vocabularies by a panic, which is not an Exception.
+        raise read.fail(f"its tokenizer cannot be used ({error})") from error
+    strings = {name: tokens[index] for name, key in _IDS.items() if (index := read.id(key, len(tokens))) is not None}
+    _frame(read, inner, strings, kind)
+    made = Tokenizer(inner, TokenizerSettings(strings, _templates(metadata, read)))
+    made.eos_ids = _end_ids(read, tokens, kinds)
+    return made
+
+
+class _Keys:
+    """Checked reading of `tokenizer.ggml.*`."""
+
+    def __init__(self, metadata: Mapping[str, Any], path: str) -> None:
+        self.metadata, self.path = metadata, path
+
+    def fail(self, what: str) -> ModelError:
+        return ModelError(f"{self.path}: {what}. Give a tokenizer folder with --tokenizer instead.")
+
+    def get(self, name: str) -> Any:
+        return self.metadata.get(f"tokenizer.ggml.{name}")
+
+    def text(self, name: str, default: str | None = None) -> str:
+        found = self.get(name)
+        found = default if found is None else found
+        if not isinstance(found, str):
+            raise self.fail(f"tokenizer.ggml.{name} is {'absent' if found is None else 'no text'}")
+        return found
+
+    def flag(self, name: str, default: bool) -> bool:
+        found = self.get(name)
+        return default if found is None else bool(found)
+
+    def id(self, name: str, count: int) -> int | None:
+        """A token id; None where the file has none or one outside the vocabulary."""
+        found = self.get(f"{name}_token_id")
+        usable = isinstance(found, int) and not isinstance(found, bool) and 0 <= found < count
+        return found if usable else None
+
+    def tokens(self) -> list[str]:
+        found = self.get("tokens")
+        if not isinstance(found, list) or not 0 < len(found) <= MAX_TOKENS:
+            raise self.fail("it has no vocabulary (tokenizer.ggml.tokens)")
+        if not all(isinstance(token, str) for token in found):
+            raise self.fail("its vocabulary has a token that is not UTF-8 text")
+        if len(set(found)) != len(found):
+            raise self.fail("its vocabulary has a token twice")
+        return found
+
+    def kinds(self, count: int) -> list[int]:
+        """PieceKind of each token."""
+        found = self.get("token_type")
+        if found is None:
+            return [int(PieceKind.NORMAL)] * count
+        if not isinstance(found, list) or len(found) != count or not all(type(k) is int for k in found):
+            raise self.fail("tokenizer.ggml.token_type does not fit the vocabulary")
+        known = {int(kind) for kind in PieceKind}
+        return [kind if kind in known else int(PieceKind.NORMAL) for kind in found]
+
+    def scores(self, count: int) -> list[float]:
+        found = self.get("scores")
+        if not isinstance(found, list) or len(found) != count or not all(isinstance(s, int | float) for s in found):
+            raise self.fail("tokenizer.ggml.scores does not fit the vocabulary")
+        return [float(score) for score in found]
+
+
+def _sentencepiece(read: _Keys, tokens: list[str], kinds: list[int]) -> tokenizers.Tokenizer:
+    pieces = [
+        Piece(token, score, PieceKind(kind))
+        for token, score, kind in zip(tokens, read.scores(len(tokens)), kinds, strict=True)
+    ]
+    unknown = read.id("unknown", len(tokens))
+    if unknown is None:
+        unknown = kinds.index(PieceKind.UNKNOWN) if PieceKind.UNKNOWN in kinds else 0
+    model = SentencePieceModel(
+        pieces=pieces,
+        kind=ModelKind.BPE,
+        byte_fallback=PieceKind.BYTE in kinds,
+        unk_id=unknown,
+        add_prefix=read.flag("add_space_prefix", True),
+        trim_spaces=read.flag("remove_extra_whitespaces", False),
+    )
+    return build.from_sentencepiece(model)
+
+
+def _byte_level(read: _Keys, tokens: list[str], kinds: list[int]) -> tokenizers.Tokenizer:
+    name = read.text("pre", "default")
+    if name not in PATTERNS:
+        raise ModelError(f"words are split by the rule {name[:40]!r}; known: {', '.join(sorted(PATTERNS))}")
+    merges = read.get("merges")
+    if not isinstance(merges, list) or not all(isinstance(merge, str) and merge.count(" ") == 1 for merge in merges):
+        raise ModelError("its merges are absent, or one is not two tokens with one space between them")
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    vocab = {token: index for index, token in enumerate(tokens)}
+    inner = build.from_merges(vocab, pairs, PATTERNS[name], whole_words=name in _WHOLE_WORDS)
+    if name in _COMPOSED:
+        inner.normalizer = normalizers.NFC()
+    for kind, special in ((PieceKind.CONTROL, True), (PieceKind.UNKNOWN, True), (PieceKind.USER_DEFINED, False)):
+        names = [token for token, found in zip(tokens, kinds, strict=True) if found == kind]
+        add: Callable[..., int] = inner.add_special_tokens if special else inner.add_tokens
+        add([AddedToken(token, special=special, normalized=False) for token in names])
+    return inner
+
+
+def _frame(read: _Keys, inner: tokenizers.Tokenizer, strings: Mapping[str, str], kind: str) -> None:
+    default = kind == "llama" or read.get("pre") in _FRAMED
+    before = [strings["bos_token"]] if read.flag("add_bos_token", default) and "bos_token" in strings else []
+    after = [strings["eos_token"]] if read.flag("add_eos_token", False) and "eos_token" in strings else []
+    build.surround(inner, before, after)
+
+
+def _end_ids(read: _Keys, tokens: list[str], kinds: list[int]) -> tuple[int, ...]:
+    """The end token, and every control token that is known to end an answer."""
+    found = [read.id(name, len(tokens)) for name in ("eos", "eot", "eom")]
+    at = {token: index for index, token in enumerate(tokens) if kinds[index] == PieceKind.CONTROL}
+    found += [at[token] for token in _ENDS if token in at]
+    if "<|return|>" in at and "<|call|>" in at and "<|end|>" in at:
+        # Harmony's <|end|> closes one message of several.
+        found = [index for index in found if index != at["<|end|>"]]
+    return tuple(dict.fromkeys(index for index in found if index is not None))
+
+
+def _templates(metadata: Mapping[str, Any], read: _Keys) -> str | dict[str, str] | None:
+    single = metadata.get("tokenizer.chat_template")
+    if single is not None and not isinstance(single, str):
+        raise read.fail("its chat template is no text")
+    prefix = "tokenizer.chat_template."
+    named = {key.removeprefix(prefix): text for key, text in metadata.items() if key.startswith(prefix)}
+    named = {key: text for key, text in named.items() if isinstance(text, str)}
+    if not named:
+        return single
+    return {**({"default": single} if single is not None else {}), **named}
