@@ -48,8 +48,8 @@ def server(pipe: Connection, step_s: float) -> None:
 
 def request(body: dict[str, Any]) -> bytes:
     data = json.dumps(body).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
-    return head.encode() + data
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    return head + b"content-length: %d\r\n\r\n" % len(data) + data
 
 
 def read_streams(port: int, streams: int, tokens: int) -> int:

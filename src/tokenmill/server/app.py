@@ -257,14 +257,14 @@ def openapi(app: FastAPI) -> dict[str, Any]:
     """The document, with the schemas' definitions in their common place and the error answers named."""
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     shared = document.setdefault("components", {}).setdefault("schemas", {})
-    for path in document["paths"].values():
+    for name, path in document["paths"].items():
         for operation in path.values():
             body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
             shared.update(body.pop("$defs", {}))
             answers = operation.setdefault("responses", {})
             answers.pop("422", None)
-            if "requestBody" in operation:
-                for code, text in ERRORS.items():
+            for code, text in ERRORS.items():
+                if "requestBody" in operation or code in ("401", "403", "503") or ("{" in name and code == "404"):
                     answers[code] = {"description": text, "content": {"application/json": {"schema": _ERROR}}}
     return document
 
@@ -275,9 +275,11 @@ ERRORS = {
     "403": "Foreign Host or Origin.",
     "404": "No such model.",
     "413": "The body is too large.",
+    "408": "The body did not arrive in time.",
     "415": "The body is not JSON.",
     "429": "Over this key's rate or share; see Retry-After.",
     "503": "No room, or no engine; see Retry-After.",
+    "504": "The request's deadline has passed.",
 }
 _ERROR = {
     "type": "object",

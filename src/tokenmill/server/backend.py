@@ -69,6 +69,9 @@ class DeltaStream:
         self._ready: deque[TextDelta] = deque()
         self._waiter: asyncio.Future[None] | None = None
 
+    def __len__(self) -> int:
+        return len(self._ready)
+
     def put(self, delta: TextDelta) -> None:
         """Hand over one delta (event loop's thread only)."""
         self._ready.append(delta)

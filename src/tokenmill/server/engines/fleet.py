@@ -29,6 +29,9 @@ log = logging.getLogger("tokenmill.server")
 MakeLink = Callable[[int, int], Link]
 """(engine number, life number) -> a fresh link."""
 
+MAX_BACKLOG = 16_384
+"""Deltas that may wait for a slow reader."""
+
 _TOTALS = ("prompt_tokens", "cached_tokens", "output_tokens", "preemptions", "failures", "drafted", "accepted", "steps")
 
 
@@ -322,6 +325,8 @@ class Fleet:
             entry.stream.put(text)
             if text.finish_reason is not None:
                 self._ended(entry, text.index)
+            elif len(entry.stream) > MAX_BACKLOG:
+                self._fail(entry, "the client reads more slowly than the server may wait for", "error")
 
     def _drop_seen_rows(self, entry: Open, delta: TokenDelta) -> None:
         rows = delta.prompt_logprobs or []

@@ -1,0 +1,233 @@
+"""Rows 2, 3, 4 and 14 over real sockets: clients that leave, dawdle, stop reading, or send monstrous heads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.pure.server.conftest import Served, Starter
+from tokenmill.core.config import make_server_config
+from tokenmill.server.run import HttpServer, _bind
+from tokenmill.testing.fake_generator import FakeOptions
+
+PATH = "/v1/completions"
+
+
+@dataclass
+class Listening:
+    """A served application behind a real port."""
+
+    served: Served
+    port: int
+    options: FakeOptions
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+    async def ask(self, body: Any, path: str = PATH) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await self.connect()
+        writer.write(message(body, path))
+        await writer.drain()
+        return reader, writer
+
+    async def idle(self, seconds: float) -> float:
+        """Wait until nothing is left of any request; -> how long that took."""
+        began = time.monotonic()
+        while self.served.context.gate.open or self.served.fake.fleet.open_requests or self.served.fake.link().works:
+            assert time.monotonic() - began < seconds, "something was left behind"
+            await asyncio.sleep(0.005)
+        return time.monotonic() - began
+
+
+def message(body: Any, path: str = PATH) -> bytes:
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    return head.encode() + b"content-length: %d\r\n\r\n" % len(data) + data
+
+
+@pytest.fixture
+async def listen(start: Starter) -> AsyncIterator[Any]:
+    made: list[HttpServer] = []
+
+    async def listening(options: FakeOptions | None = None, **flags: Any) -> Listening:
+        options = options or FakeOptions(step_s=0.002)
+        served = await start(options, **flags)
+        config = make_server_config({}, port=0, **flags)
+        sock = _bind(config)
+        server = HttpServer(served.app, config, sock)
+        await server.start()
+        made.append(server)
+        return Listening(served, sock.getsockname()[1], options)
+
+    yield listening
+    for server in made:
+        await server.stop(asyncio.Event())
+
+
+async def answer(reader: asyncio.StreamReader, seconds: float = 10) -> tuple[int, bytes]:
+    """Status and body until the connection closes or the body is complete."""
+    async with asyncio.timeout(seconds):
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")]
+        body = await reader.readexactly(int(length[0].split(b":")[1])) if length else b""
+        return int(head.split()[1]), body
+
+
+async def test_a_client_that_leaves_ends_its_request(listen: Any) -> None:
+    server = await listen()
+    for stream in (True, False):
+        for _ in range(20):
+            reader, writer = await server.ask({"prompt": "abc", "max_tokens": 4000, "stream": stream})
+            if stream:
+                await reader.readuntil(b"data: ")
+            else:
+                await asyncio.sleep(0.02)
+            steps = server.served.fake.link().steps
+            writer.transport.abort()
+            assert await server.idle(0.25) <= 0.25
+            assert server.served.fake.link().steps - steps <= 5
+
+
+async def test_random_disconnects_leave_nothing(listen: Any) -> None:
+    server = await listen(FakeOptions(step_s=0.001, max_rows=8))
+    random.seed(3)
+
+    async def visit(i: int) -> None:
+        body = {
+            "prompt": "abc",
+            "max_tokens": 300,
+            "stream": i % 3 > 0,
+            "n": random.choice([1, 1, 4]),
+            "temperature": 1,
+        }
+        data = message(body)
+        _reader, writer = await server.connect()
+        cut = random.choice([5, len(data) // 2, len(data), len(data), len(data)])
+        writer.write(data[:cut])
+        await asyncio.sleep(random.random() * 0.1)
+        if random.random() < 0.5:
+            writer.transport.abort()
+        else:
+            writer.close()
+
+    for _ in range(6):
+        await asyncio.gather(*(visit(i) for i in range(50)))
+    await server.idle(2)
+    reader, _ = await server.ask({"prompt": "abc", "max_tokens": 2})
+    assert (await answer(reader))[0] == 200
+
+
+async def test_a_reader_that_stops_is_dropped_and_others_go_on(listen: Any) -> None:
+    server = await listen(FakeOptions(step_s=0.0, max_model_len=1 << 20), write_timeout=0.5)
+    body = {"prompt": "abc", "max_tokens": 1_000_000, "stream": True}
+    _reader, writer = await server.ask(body)
+    writer.transport.pause_reading()
+    reader2, _ = await server.ask({"prompt": "abc", "max_tokens": 200, "stream": True})
+    assert b"[DONE]" in await asyncio.wait_for(reader2.readuntil(b"[DONE]"), 5)
+    await asyncio.sleep(0.2)
+    await server.idle(8)
+    writer.transport.abort()
+
+
+async def test_dawdling_senders_are_cut_off(listen: Any) -> None:
+    server = await listen(read_timeout=0.3)
+    reader, writer = await server.connect()
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-slow: ")
+    assert (await answer(reader))[0] == 408
+    reader, writer = await server.connect()
+    writer.write(message({"prompt": "abc"})[:-3])
+    assert (await answer(reader))[0] == 408
+    reader, writer = await server.connect()
+    assert await asyncio.wait_for(reader.read(), 2) == b""  # said nothing at all
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"x-long: " + b"a" * (1 << 20) + b"\r\n",
+        b"".join(b"x-%d: y\r\n" % i for i in range(10_000)),
+        b"x" * (1 << 20) + b": y\r\n",
+    ],
+    ids=["one huge value", "ten thousand lines", "one huge name"],
+)
+async def test_monstrous_heads(listen: Any, head: bytes) -> None:
+    server = await listen()
+    reader, writer = await server.connect()
+    began = time.monotonic()
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n" + head)
+    with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):  # cut off while we were still sending
+        assert (await answer(reader))[0] == 431
+    assert time.monotonic() - began < 1
+    reader, _ = await server.ask({"prompt": "abc", "max_tokens": 2})
+    assert (await answer(reader))[0] == 200
+
+
+async def test_a_monstrous_path(listen: Any) -> None:
+    server = await listen()
+    reader, writer = await server.connect()
+    writer.write(b"GET /" + b"a" * (1 << 18) + b" HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    assert (await answer(reader))[0] == 431
+
+
+async def test_three_megabytes_in_tiny_chunks(listen: Any) -> None:
+    server = await listen()
+    reader, writer = await server.connect()
+    data = json.dumps({"prompt": "abc", "max_tokens": 2, "ignored": "x" * 300_000}).encode()
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        b"transfer-encoding: chunked\r\n\r\n"
+    )
+    writer.write(b"".join(b"6\r\n" + data[i : i + 6] + b"\r\n" for i in range(0, len(data) // 6 * 6, 6)))
+    rest = data[len(data) // 6 * 6 :]
+    writer.write((b"%x\r\n" % len(rest) + rest + b"\r\n" if rest else b"") + b"0\r\n\r\n")
+    assert (await answer(reader))[0] == 200
+
+
+async def test_chunked_bodies_over_the_ceiling_are_cut_off(listen: Any) -> None:
+    server = await listen(max_body_bytes=10_000)
+    reader, writer = await server.connect()
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        b"transfer-encoding: chunked\r\n\r\n" + (b"400\r\n" + b"x" * 1024 + b"\r\n") * 12
+    )
+    status, body = await answer(reader)
+    assert status == 413 and json.loads(body)["error"]["code"] == 413
+
+
+@pytest.mark.parametrize(
+    "raw", [b"NOT HTTP\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"GET  / HTTP/1.1\r\n\r\n"]
+)
+async def test_what_is_not_http(listen: Any, raw: bytes) -> None:
+    server = await listen()
+    reader, writer = await server.connect()
+    writer.write(raw)
+    writer.write_eof()
+    data = await asyncio.wait_for(reader.read(), 5)
+    assert data == b"" or data.split()[1][:1] == b"4", data
+
+
+async def test_pipelined_requests_are_all_answered(listen: Any) -> None:
+    server = await listen()
+    reader, writer = await server.connect()
+    writer.write(message({"prompt": "abc", "max_tokens": 3}) * 3)
+    assert [(await answer(reader))[0] for _ in range(3)] == [200, 200, 200]
+
+
+async def test_too_many_connections(listen: Any) -> None:
+    server = await listen(max_connections=4)
+    held = [await server.connect() for _ in range(6)]
+    reader, _ = await server.ask({"prompt": "abc"})
+    assert (await asyncio.wait_for(reader.read(12), 5)).endswith(b"503")
+    for _, writer in held:
+        writer.close()
+    await asyncio.sleep(0.1)
+    reader, _ = await server.ask({"prompt": "abc", "max_tokens": 1})
+    assert (await answer(reader))[0] == 200
