@@ -19,7 +19,7 @@ def mix(value: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class HashModel:
-    """`windows[g]`: what KV group g can see (0: all). Token 0 is the end token and is drawn about once in `stop_every`."""
+    """`windows[g]`: what KV group g can see (0: all). Token 0 ends the text, about once in `stop_every`."""
 
     windows: tuple[int, ...] = (0,)
     vocab: int = 50
