@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import queue
 import signal
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable
@@ -25,6 +27,8 @@ from tokenmill.engine.executor import answer
 from tokenmill.runner.runner import Runner
 
 PLAN, LATE, CONTROL, RESULT, FAILED = b"p", b"l", b"c", b"r", b"f"
+INLINE = 64 << 10
+"""Bytes of a result that a pipe takes at once, even when another one lies in it."""
 START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 5.0
 
@@ -130,6 +134,33 @@ def _main(pipe: Connection, load: Callable[..., tuple[Runner, dict[str, Any]]], 
         _serve(pipe, runner)
 
 
+class _Sender:
+    """Sends in order; what may fill the pipe goes out from a thread, so that a full pipe never keeps us from reading.
+
+    Otherwise a large result and a large plan wait for each other: each side sends, neither reads.
+    """
+
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe = pipe
+        self.large: queue.Queue[bytes] = queue.Queue()
+        self.thread: threading.Thread | None = None
+
+    def send(self, message: bytes) -> None:
+        if len(message) <= INLINE and not self.large.unfinished_tasks:
+            self.pipe.send_bytes(message)
+            return
+        self.large.put(message)
+        if self.thread is None:
+            self.thread = threading.Thread(target=self._run, name="tokenmill-sender", daemon=True)
+            self.thread.start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # the parent is gone: the reader finds out
+            while True:
+                self.pipe.send_bytes(self.large.get())
+                self.large.task_done()
+
+
 def _serve(pipe: Connection, runner: Runner) -> None:
     """Run plans in order; a plan with late rows samples when its inputs have come, plans behind it wait."""
     plans: deque[StepPlan] = deque()
@@ -137,6 +168,7 @@ def _serve(pipe: Connection, runner: Runner) -> None:
     read_plan = msgspec.msgpack.Decoder(StepPlan)
     read_late = msgspec.msgpack.Decoder(tuple[int, dict[int, bytes]])
     encode = msgspec.msgpack.Encoder().encode
+    send = _Sender(pipe).send
     begun = None
     while True:
         while plans and (begun is None or not plans[0].late or plans[0].id in late):
@@ -145,7 +177,7 @@ def _serve(pipe: Connection, runner: Runner) -> None:
             if plans[0].late and plans[0].id not in late:
                 break
             runner.sample(begun, late.pop(plans[0].id, None))
-            pipe.send_bytes(RESULT + encode(runner.finish(begun)))
+            send(RESULT + encode(runner.finish(begun)))
             plans.popleft()
             begun = None
             if pipe.poll(0):
@@ -158,4 +190,4 @@ def _serve(pipe: Connection, runner: Runner) -> None:
             plan_id, masks = read_late.decode(body)
             late[plan_id] = LateInputs(masks=masks)
         else:
-            pipe.send_bytes(CONTROL + encode(answer(runner, msgspec.msgpack.decode(body))))
+            send(CONTROL + encode(answer(runner, msgspec.msgpack.decode(body))))
