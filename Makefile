@@ -22,14 +22,19 @@ setup: .venv/.native
 .venv/.installed: pyproject.toml $(CONSTRAINTS)
 	@echo "== .venv: install tokenmill and its tools (a minute or two the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@touch .venv/.building
 	$(PIP) install -q -c $(CONSTRAINTS) -e '.[dev]'
-	@touch .venv/.installed .venv/.native
+	@mv .venv/.building .venv/.built
+	@touch .venv/.installed
 
 .venv/.native: .venv/.installed $(NATIVE)
-	@if [ -n "$$(find csrc -newer .venv/.native -type f 2>/dev/null | head -1)" ] || [ ! -e .venv/.native ]; then \
+	@if [ -n "$$(find csrc -newer .venv/.built -type f | head -1)" ]; then \
 		echo "== csrc changed: rebuild the native module"; \
-		$(PIP) install -q -c $(CONSTRAINTS) --no-deps -e .; \
+		touch .venv/.building; \
+		$(PIP) install -q -c $(CONSTRAINTS) --no-deps -e . && mv .venv/.building .venv/.built; \
 	fi
+	@$(BIN)/python -c 'import tokenmill._native' 2>/dev/null || \
+		echo "== NOTE: no native kernels (no C++ compiler, or csrc did not compile: $(PIP) install -v -e .); torch is used instead"
 	@touch .venv/.native
 
 run: .venv/.native
