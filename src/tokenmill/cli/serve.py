@@ -5,6 +5,7 @@ Must not know: torch, endpoints.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from tokenmill.cli.flags import MODEL, engine_flags, flag, settle, with_flags
-from tokenmill.cli.loading import size
+from tokenmill.cli.loading import size, spinner
 from tokenmill.core.config import SERVER_GROUPS, all_options, make_server_config
 from tokenmill.core.errors import ParameterError
 
@@ -79,11 +80,17 @@ def serve(
 
     set_up_logs(server_config.serve)
     keyed = bool(server_config.listen.api_key)
-    hooks = Hooks(
-        loading=lambda name: _say(f"tokenmill: loading {name} ..."),
-        serving=lambda url, info: _say("\n".join(banner(url, info, keyed=keyed))),
-    )
-    status = serve(engine_config, server_config, hooks)
+    with contextlib.ExitStack() as waiting:
+
+        def loading(name: str) -> None:
+            _say(f"tokenmill: loading {name} ...")
+            waiting.enter_context(spinner("Loading ..."))
+
+        def serving(url: str, info: ModelInfo) -> None:
+            waiting.close()
+            _say("\n".join(banner(url, info, keyed=keyed)))
+
+        status = serve(engine_config, server_config, Hooks(loading, serving))
     if status:
         raise typer.Exit(status)
 

@@ -128,7 +128,7 @@ class PatienceOptions:
     read_timeout: float = option(30.0, "Seconds in which a client must have sent its request.")
     write_timeout: float = option(60.0, "Seconds after which a reader that takes nothing is dropped.")
     text_timeout: float = option(10.0, "Seconds for templating and tokenising one request.")
-    watchdog_timeout: float = option(120.0, "Seconds without progress after which an engine is restarted.")
+    watchdog_timeout: float = option(300.0, "Seconds without progress after which an engine is restarted.")
     max_restarts: int = option(5, "Engine deaths per minute after which the server gives up.")
     shutdown_timeout: float = option(30.0, "Seconds that running requests get to finish after SIGTERM.")
 

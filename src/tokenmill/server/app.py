@@ -275,11 +275,10 @@ ERRORS = {
     "403": "Foreign Host or Origin.",
     "404": "No such model.",
     "413": "The body is too large.",
-    "408": "The body did not arrive in time.",
+    "408": "The body did not arrive in time, or the deadline has passed.",
     "415": "The body is not JSON.",
     "429": "Over this key's rate or share; see Retry-After.",
     "503": "No room, or no engine; see Retry-After.",
-    "504": "The request's deadline has passed.",
 }
 _ERROR = {
     "type": "object",

@@ -15,6 +15,9 @@ import msgspec
 from tokenmill.core.request import Request, TextDelta
 from tokenmill.text.codec import Tokenizer
 
+UNAVAILABLE = "unavailable: "
+"""Begins the error of a delta when the engine, not the request, is to blame."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:

@@ -67,7 +67,7 @@ def describe_error(error: BaseException) -> HttpError:
     if isinstance(error, EngineDeadError):
         return HttpError(503, "The engine is not available right now; try again.", retry_after=5)
     if isinstance(error, TimeoutError):
-        return HttpError(504, "The request took longer than its deadline.", param="timeout")
+        return HttpError(408, "The request took longer than its deadline.", param="timeout")
     return HttpError(500, f"Internal error ({type(error).__name__}); the request's id finds it in the log.")
 
 

@@ -90,23 +90,24 @@ async def _serve(engine: EngineConfig, server: ServerConfig, hooks: Hooks, build
     with make_fleet(engine, server, build) as fleet:
         fleet.on_broken = life.give_up
         hooks.loading(engine.model.model)
-        if not await life.unless_ended(fleet.start()):
-            await fleet.close()
-            return life.status
         try:
-            context = make_context(fleet, server)
-            fleet.observe = lambda report: context.metrics.saw_step(report.tokens)
-            guard = make_app(context)
-            http = HttpServer(guard, server, sock)
-            await http.start()
-            hooks.serving(_url(server, sock), fleet.info)
-            log.info("serving", extra={"data": {"model": fleet.info.names[0], "url": _url(server, sock)}})
-            await life.wait(context)
-            await http.stop(life.hurry)
-            context.text.close()
+            if await life.unless_ended(fleet.start()):
+                await _serve_loaded(fleet, server, hooks, life, sock)
         finally:
             await fleet.close()
     return life.status
+
+
+async def _serve_loaded(fleet: Fleet, server: ServerConfig, hooks: Hooks, life: Life, sock: socket.socket) -> None:
+    context = make_context(fleet, server)
+    fleet.observe = lambda report: context.metrics.saw_step(report.tokens)
+    http = HttpServer(make_app(context), server, sock)
+    await http.start()
+    hooks.serving(_url(server, sock), fleet.info)
+    log.info("serving", extra={"data": {"model": fleet.info.names[0], "url": _url(server, sock)}})
+    await life.wait(context)
+    await http.stop(life.hurry)
+    context.text.close()
 
 
 class Life:

@@ -114,12 +114,12 @@ def test_rates_refill_with_time() -> None:
 async def test_deadlines_end_requests(start: Starter) -> None:
     served = await start(FakeOptions(step_s=0.02))
     whole = await served.post(PATH, {"prompt": "abc", "max_tokens": 1000, "timeout": 0.2})
-    assert whole.status_code == 504 and whole.json()["error"]["param"] == "timeout"
+    assert whole.status_code == 408 and whole.json()["error"]["param"] == "timeout"
     stream = await served.post(PATH, {"prompt": "abc", "max_tokens": 1000, "timeout": 0.2, "stream": True})
-    assert stream.status_code == 200 and '"code":504' in stream.text and stream.text.endswith("data: [DONE]\n\n")
+    assert stream.status_code == 200 and '"code":408' in stream.text and stream.text.endswith("data: [DONE]\n\n")
     assert served.context.gate.open == 0 and not served.fake.fleet.open_requests
     short = await start(FakeOptions(step_s=0.02), request_timeout=0.2)
-    assert (await short.post(PATH, {"prompt": "abc", "max_tokens": 1000})).status_code == 504
+    assert (await short.post(PATH, {"prompt": "abc", "max_tokens": 1000})).status_code == 408
 
 
 async def test_draining_refuses_new_requests(start: Starter) -> None:

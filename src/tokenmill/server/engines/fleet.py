@@ -19,7 +19,7 @@ from tokenmill.core.errors import EngineDeadError, ParameterError, UserError
 from tokenmill.core.request import Request, TextDelta, TokenDelta
 from tokenmill.engine.admission import Admission
 from tokenmill.engine.outputs import OutputProcessor
-from tokenmill.server.backend import DeltaStream, EngineStats, ModelInfo, Timeline
+from tokenmill.server.backend import UNAVAILABLE, DeltaStream, EngineStats, ModelInfo, Timeline
 from tokenmill.server.engines.links import Link
 from tokenmill.server.engines.route import Router
 from tokenmill.server.engines.wire import Abort, Add, Failed, News, Ready, Report
@@ -115,7 +115,7 @@ class Fleet:
         """Stop all engines; whoever still waits gets an error."""
         if self.watcher is not None:
             self.watcher.cancel()
-        self._end_all("the server is shutting down")
+        self._end_all(f"{UNAVAILABLE}the server is shutting down")
         await asyncio.gather(*(e.link.stop() for e in self.engines if e.link is not None))
 
     def _launch(self, engine: Engine) -> None:
@@ -416,7 +416,7 @@ class Fleet:
             self.broken = f"engines died {len(self.deaths)} times within a minute; giving up"
             for entry in orphans:
                 entry.engine = -1
-            self._end_all(self.broken)
+            self._end_all(f"{UNAVAILABLE}{self.broken}")
             self.on_broken(self.broken)
             return
         self.restarts += 1
@@ -439,14 +439,19 @@ class Fleet:
         limit = self.options.watchdog_s
         while True:
             await asyncio.sleep(min(1.0, limit / 4))
-            now = time.monotonic()
-            for engine in self.engines:
-                if engine.ready and engine.link is not None and now - engine.heard > limit:
-                    log.error("engine %d is hung: no progress for %.1f s", engine.number, now - engine.heard)
+            silent = [e for e in self.engines if self._silent(e)]
+            if silent:
+                await asyncio.sleep(0.05)  # it may be us who were late to listen
+            for engine in silent:
+                if self._silent(engine) and engine.link is not None:
+                    log.error("engine %d is hung: no progress for %.1f s", engine.number, limit)
                     engine.link.dump_stacks()
                     await asyncio.sleep(0.2)
                     engine.ready = False
                     await engine.link.kill()
+
+    def _silent(self, engine: Engine) -> bool:
+        return engine.ready and time.monotonic() - engine.heard > self.options.watchdog_s
 
     def _sum(self, engine: Engine) -> EngineStats:
         totals = {n: getattr(engine.stats, n) + getattr(engine.before, n) for n in _TOTALS}

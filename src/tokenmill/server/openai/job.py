@@ -18,7 +18,7 @@ from tokenmill.core.errors import EngineDeadError
 from tokenmill.core.request import Request, SamplingParams, TextDelta
 from tokenmill.engine.outputs import Accumulator
 from tokenmill.engine.prompts import make_request
-from tokenmill.server.backend import Backend, DeltaStream, Timeline
+from tokenmill.server.backend import UNAVAILABLE, Backend, DeltaStream, Timeline
 from tokenmill.server.errors import HttpError
 from tokenmill.server.gate import Gate
 from tokenmill.server.metrics import Finished, Metrics
@@ -186,6 +186,7 @@ class Job:
 
 
 def _failure(error: str, request_id: str) -> Exception:
-    if "NaN" in error or "cannot be computed" in error or "repeatedly" in error:
-        return HttpError(500, f"The request {request_id} could not be computed.")
-    return EngineDeadError(error)
+    """What the client is told: try again, or that this request is at fault."""
+    if error.startswith(UNAVAILABLE):
+        return EngineDeadError(error)
+    return HttpError(500, f"The request {request_id} could not be computed: {error}.")

@@ -1,0 +1,100 @@
+"""`tokenmill serve`: flags, configuration file, environment, and what a person is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import tokenmill.server.logs
+import tokenmill.server.run
+from tokenmill.cli.main import app
+from tokenmill.cli.serve import banner, curl
+from tokenmill.core.config import EngineConfig, ServerConfig, make_server_config
+from tokenmill.core.errors import UserError
+from tokenmill.server.backend import ModelInfo
+
+INFO = ModelInfo(
+    names=("tiny",),
+    root="/m",
+    vocab_size=10,
+    max_model_len=1000,
+    tokenizer=None,
+    generation={},
+    max_rows=8,
+    details={
+        "weight_bytes": 3 << 20,
+        "dtype": "float32",
+        "device": "cpu",
+        "num_blocks": [500, 250],
+        "block_size": 16,
+        "reasons": ["short of memory"],
+        "load_s": 1.25,
+    },
+)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineConfig, ServerConfig]]:
+    """What the command would have served."""
+    found: list[tuple[EngineConfig, ServerConfig]] = []
+
+    def serve(engine: EngineConfig, server: ServerConfig, hooks: Any) -> int:
+        found.append((engine, server))
+        hooks.loading("m")
+        hooks.serving("http://127.0.0.1:1", INFO)
+        return 0
+
+    monkeypatch.setattr(tokenmill.server.run, "serve", serve)
+    monkeypatch.setattr(tokenmill.server.logs, "set_up_logs", lambda options: None)
+    return found
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(app, ["serve", *words])
+
+
+def test_flags_of_engine_and_server(asked: list[Any]) -> None:
+    result = run("folder", "--port", "9", "--api-key", "a", "--api-key", "b", "--max-model-len", "64", "--engines", "2")
+    assert result.exit_code == 0, result.output
+    engine, server = asked[0]
+    assert (engine.model.model, engine.model.max_model_len) == ("folder", 64)
+    assert (server.listen.port, server.listen.api_key, server.serve.engines) == (9, ["a", "b"], 2)
+    assert server.listen.host == "127.0.0.1" and server.listen.allowed_origins is None
+    assert "listening on http://127.0.0.1:1/v1" in result.output and "curl " in result.output
+
+
+def test_a_file_gives_defaults_that_flags_replace(asked: list[Any], tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("model: filed\nport: 7\nmax-model-len: 128\napi-key: one\nallowed_hosts: [a, b]\n")
+    assert run("--config", str(file)).exit_code == 0
+    assert run("typed", "--config", str(file), "--port", "8").exit_code == 0
+    assert asked[0][0].model.model == "filed" and asked[0][1].listen.port == 7
+    assert asked[0][1].listen.api_key == ["one"] and asked[0][1].listen.allowed_hosts == ["a", "b"]
+    assert asked[1][0].model.model == "typed" and asked[1][1].listen.port == 8
+    assert asked[1][0].model.max_model_len == 128
+
+
+@pytest.mark.parametrize("text", ["port: [", "- 1", "prot: 5", "port: true", "port: x", "log_level: loud", "1: 2"])
+def test_files_that_cannot_be_meant(asked: list[Any], tmp_path: Path, text: str) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(text)
+    result = run("--config", str(file))
+    assert result.exit_code == 2 and "tokenmill:" in result.output and not asked
+
+
+def test_the_environment_mirrors_every_flag() -> None:
+    server = make_server_config({"TOKENMILL_PORT": "5", "TOKENMILL_API_KEY": '["k"]', "TOKENMILL_LOG_JSON": "0"})
+    assert (server.listen.port, server.listen.api_key, server.serve.log_json) == (5, ["k"], False)
+    with pytest.raises(UserError, match="TOKENMILL_PORT"):
+        make_server_config({"TOKENMILL_PORT": "five"})
+
+
+def test_the_banner_says_what_fits() -> None:
+    text = "\n".join(banner("http://127.0.0.1:8000", INFO, keyed=True))
+    assert "3.0 MiB of weights in float32 on cpu, loaded in 1.2 s" in text
+    assert "context 1,000 tokens; K/V cache of 4,000 tokens: 4 full contexts at once, at most 8 requests" in text
+    assert "note: short of memory" in text and "Authorization: Bearer KEY" in text
+    assert "--unix-socket /s" in curl("unix:/s", "m", keyed=False)
