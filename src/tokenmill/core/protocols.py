@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     import torch
     from torch import Tensor
 
@@ -133,6 +135,18 @@ class Constraint(Protocol):
 
     def finished(self) -> bool: ...
     def fork(self) -> Constraint: ...
+
+
+class ConstraintCompiler(Protocol):
+    """Makes constraints from `structured_outputs`; what it cannot enforce is a UserError."""
+
+    def prepare(self, spec: Any) -> Future[None]:
+        """Compile in the background, so that `constraint` will be quick; the future raises what is wrong."""
+        ...
+
+    def constraint(self, spec: Any) -> Constraint:
+        """The constraint at its start."""
+        ...
 
 
 # ------------------------------------------------------------------ models

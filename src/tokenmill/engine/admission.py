@@ -6,10 +6,11 @@ Must not know: tensors, HTTP. Everything that a person can get wrong in a reques
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from tokenmill.core.errors import ParameterError, TooLargeError, UserError
-from tokenmill.core.protocols import Constraint, Search
+from tokenmill.core.protocols import Constraint, ConstraintCompiler, Search
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.sequence import SequenceGroup
 from tokenmill.core.step import RowSampling
@@ -32,11 +33,17 @@ class Admission:
     max_waiting: int
     eos_ids: frozenset[int] = frozenset()
     encode: Encode | None = None
-    constrain: Callable[[dict], Constraint] | None = None
+    compiler: ConstraintCompiler | None = None
     in_process: bool = True
 
+    def prepare(self, params: SamplingParams) -> Future[None] | None:
+        """Start compiling what these parameters ask for, so that `check` need not; None: nothing to compile."""
+        if params.structured_outputs is None or self.compiler is None:
+            return None
+        return self.compiler.prepare(params.structured_outputs)
+
     def check(self, request: Request, num_open: int) -> SequenceGroup:
-        """The group to schedule, or a UserError that says what to change."""
+        """The group to schedule, or a UserError that says what to change. Compiles a grammar that is not prepared."""
         params, ids = request.params, request.prompt_ids
         if num_open >= self.max_waiting:
             raise BusyError(f"{num_open} requests are open already; try again later.")
@@ -166,5 +173,5 @@ class Admission:
             raise ParameterError(
                 "structured_outputs must be a dict such as {'choice': ['yes', 'no']}.", param="structured_outputs"
             )
-        assert self.constrain is not None
-        return self.constrain(params.structured_outputs)
+        assert self.compiler is not None
+        return self.compiler.constraint(params.structured_outputs)

@@ -33,8 +33,8 @@ from tokenmill.scheduler.roster import Limits
 from tokenmill.scheduler.scheduler import Scheduler
 from tokenmill.speculate.ngram import NgramDrafter
 from tokenmill.speculate.none import NoDrafter
-from tokenmill.structured.choice import Vocabulary
-from tokenmill.structured.compile import compile_constraint
+from tokenmill.structured.compile import Compiler
+from tokenmill.structured.vocabulary import Vocabulary
 from tokenmill.text.tokenizer import Tokenizer
 
 DTYPES = {
@@ -198,17 +198,17 @@ def _tokenizer(config: EngineConfig, source: ModelSource) -> Tokenizer | None:
 
 def _give_text(admission: Admission, tokenizer: Tokenizer) -> None:
     """What needs the vocabulary: bad words, and constraints (whose table is made when first asked for)."""
-    table: list[Vocabulary] = []
 
-    def constrain(spec: dict[str, Any]) -> Any:
-        if not table:
-            size = min(admission.vocab_size, tokenizer.vocab_size)
-            texts = [tokenizer.token_bytes(i) for i in range(size)]
-            table.append(Vocabulary.of(texts, set(tokenizer.special_ids), tuple(admission.eos_ids)))
-        return compile_constraint(spec, table[0])
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False, allow_special=False)
 
-    admission.encode = lambda text: tokenizer.encode(text, add_special_tokens=False, allow_special=False)
-    admission.constrain = constrain
+    def vocabulary() -> Vocabulary:
+        size = min(admission.vocab_size, tokenizer.vocab_size)
+        texts = [tokenizer.token_bytes(i) for i in range(size)]
+        return Vocabulary.of(texts, {i for i in tokenizer.special_ids if i < size}, tuple(admission.eos_ids), encode)
+
+    admission.encode = encode
+    admission.compiler = Compiler(vocabulary)
 
 
 def _dtype(wanted: str, raw: dict[str, Any], device: str, reasons: list[str]) -> torch.dtype:

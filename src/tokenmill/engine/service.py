@@ -50,6 +50,9 @@ class Service:
 
     async def generate(self, request: Request) -> AsyncIterator[TextDelta]:
         """Deltas of all outputs, until each has ended. Leaving early aborts the request."""
+        compiling = self.engine.admission.prepare(request.params)
+        if compiling is not None:
+            await asyncio.wrap_future(compiling)
         group = self.engine.admission.check(request, len(self.callers))
         async for delta in self._stream(request, group):
             yield delta

@@ -1,0 +1,186 @@
+"""From one kind of structure to the grammar engine's text. Owns: regex, choice, Lark, GBNF and structural tags.
+
+Must not know: tokens, caching, requests. JSON schemas inside of grammars are lowered like all others.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
+
+from tokenmill.structured import regex
+from tokenmill.structured.emit import Emitter
+from tokenmill.structured.limits import MAX_LITERAL, MAX_SPEC_BYTES, refuse
+from tokenmill.structured.schema import SchemaReader, parse
+from tokenmill.structured.shapes import At
+
+MAX_CHOICES = 10_000
+MAX_TAGS = 256
+WHITESPACE: regex.Ranges = ((9, 10), (13, 13), (32, 32))
+USUAL_WHITESPACE = r"[ \t]{1,2}|\r?\n[ \t]{0,64}"
+"""Between JSON's tokens by default: a space or two, or a line end and indentation. Without a bound, a model that has
+lost its way spends all its tokens on blanks."""
+
+
+@dataclass(frozen=True, slots=True)
+class JsonStyle:
+    """vLLM's switches: no white space at all, its pattern, and objects closed unless they say otherwise."""
+
+    compact: bool = False
+    whitespace: str | None = None
+    closed: bool = False
+
+    def options(self) -> Any:
+        """As the engine takes them; `lenient` is never given."""
+        if self.compact:
+            return {"whitespace_flexible": False}
+        return {"whitespace_pattern": USUAL_WHITESPACE if self.whitespace is None else self.whitespace}
+
+
+def json_style(compact: bool, whitespace: Any, closed: bool) -> JsonStyle:
+    """Checked switches."""
+    if whitespace is None:
+        return JsonStyle(compact, None, closed)
+    if compact or not isinstance(whitespace, str):
+        refuse("whitespace_pattern must be a regular expression, without disable_any_whitespace.")
+    try:
+        if not regex.only_chars(whitespace, WHITESPACE):
+            refuse("whitespace_pattern may only match spaces, tabs and line ends: anything else is no JSON.")
+        return JsonStyle(False, regex.whole(whitespace), closed)
+    except regex.RegexError as error:
+        refuse(f"whitespace_pattern: {error}.")
+
+
+def lower(schema: Any, style: JsonStyle) -> dict[str, Any]:
+    """The plain schema of the same values; refuses what cannot be enforced."""
+    reader = SchemaReader(parse(schema), closed=style.closed)
+    return Emitter(reader.algebra).document(At(()))
+
+
+def from_schema(schema: Any, style: JsonStyle) -> str:
+    """A JSON schema."""
+    return LLMatcher.grammar_from_json_schema(json.dumps(lower(schema, style)), overrides=style.options())
+
+
+def from_regex(pattern: Any) -> str:
+    """The whole text matches."""
+    _text("regex", pattern)
+    try:
+        return LLMatcher.grammar_from_regex(regex.whole(pattern))
+    except regex.RegexError as error:
+        refuse(f"regex: {error}.")
+
+
+def from_choice(choices: Any) -> str:
+    """One of several texts."""
+    if (
+        not isinstance(choices, list | tuple)
+        or not 0 < len(choices) <= MAX_CHOICES
+        or not all(isinstance(c, str) and 0 < len(c) <= MAX_LITERAL for c in choices)
+    ):
+        refuse(f"choice must be a list of 1 to {MAX_CHOICES} strings of 1 to {MAX_LITERAL} characters.")
+    texts = [c.encode("utf-8", "replace").decode() for c in dict.fromkeys(choices)]
+    if sum(map(len, texts)) > MAX_SPEC_BYTES:
+        refuse(f"choice holds more than {MAX_SPEC_BYTES >> 10} KiB.")
+    return LLMatcher.grammar_from_regex("|".join(regex.literal(c) for c in texts))
+
+
+def from_grammar(text: Any) -> str:
+    """Lark (as llguidance reads it) or GBNF."""
+    _text("grammar", text)
+    if is_lark_syntax(text):
+        return LLMatcher.grammar_from_lark(_lower_inside(text))
+    if "::=" not in text:
+        refuse("grammar must be Lark (with a rule `start:`) or GBNF (with a rule `root ::=`).")
+    try:
+        return LLMatcher.grammar_from_lark(gbnf_to_lark(re.sub(r"\\[uU]([0-9a-fA-F]{4,8})", _plain_escape, text)))
+    except RecursionError:
+        refuse("grammar: it is nested too deeply.")
+    except Exception as error:
+        refuse(f"grammar: {str(error)[:300]}")
+
+
+def _plain_escape(match: re.Match[str]) -> str:
+    """The converter loses leading zeros of \\u escapes, so none is left to it."""
+    digits = match[1][: 4 if match[0][1] == "u" else 8]
+    code, rest = int(digits, 16), match[1][len(digits) :]
+    if len(digits) not in (4, 8) or code > regex.LAST or 0xD800 <= code < 0xE000:
+        refuse(f"grammar: {match[0]} is no character.")
+    return (f"\\x{code:02x}" if code < 0xA0 else chr(code)) + rest
+
+
+def _lower_inside(text: str) -> str:
+    """Lower the schemas of `%json {...}` parts; the engine's own options for them are not offered."""
+    parts = []
+    at = 0
+    for found in re.finditer(r"%json\s*", text):
+        if found.start() < at:
+            continue
+        try:
+            schema, end = json.JSONDecoder().raw_decode(text, found.end())
+        except (ValueError, RecursionError):
+            refuse("grammar: %json must be followed by a JSON schema.")
+        parts += [text[at : found.end()], json.dumps(lower(schema, JsonStyle()))]
+        at = end
+    return "".join([*parts, text[at:]])
+
+
+def from_tags(given: Any, style: JsonStyle) -> str:
+    """Free text, in which each trigger begins a tag: the rest of its begin, JSON of its schema, its end."""
+    spec = _tag_spec(given)
+    tags = spec.get("structures")
+    triggers = spec.get("triggers")
+    if (
+        not isinstance(tags, list)
+        or not isinstance(triggers, list)
+        or not 0 < len(tags) <= MAX_TAGS
+        or not all(isinstance(t, str) and 0 < len(t) <= MAX_LITERAL for t in triggers)
+    ):
+        refuse('structural_tag must be {"structures": [{"begin", "schema", "end"}], "triggers": ["..."]}.')
+    by_trigger: dict[str, list[str]] = {t: [] for t in dict.fromkeys(triggers)}
+    for a in by_trigger:
+        if any(a != b and a in b for b in by_trigger):
+            refuse(f"structural_tag: the trigger {a!r} is part of another one.")
+    for tag in tags:
+        if not isinstance(tag, dict) or not all(isinstance(tag.get(k), str) for k in ("begin", "end")):
+            refuse("structural_tag: each structure needs begin, schema and end.")
+        trigger = next((t for t in by_trigger if tag["begin"].startswith(t)), None)
+        if trigger is None:
+            refuse(f"structural_tag: no trigger begins {tag['begin']!r}.")
+        schema = lower(tag.get("schema", {}), style) | {"x-guidance": style.options()}
+        pieces = [_lark_text(tag["begin"][len(trigger) :]), f"%json {json.dumps(schema)}", _lark_text(tag["end"])]
+        by_trigger[trigger].append(" ".join(p for p in pieces if p))
+    lines = ["start: " + "(" + " | ".join(f"span_{i}" for i in range(len(by_trigger))) + ")* tail", "tail: TEXT"]
+    for i, (trigger, bodies) in enumerate(by_trigger.items()):
+        lines.append(f"head_{i}[lazy]: TEXT {_lark_text(trigger)}")
+        lines.append(f"span_{i}: head_{i} (" + " | ".join(f"({b})" for b in bodies or ['""']) + ")")
+    return LLMatcher.grammar_from_lark("%llguidance {}\n" + "\n".join(lines) + "\nTEXT: /(?s:.)*/\n")
+
+
+def _tag_spec(given: Any) -> dict[str, Any]:
+    if isinstance(given, str):
+        _text("structural_tag", given)
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError):
+            refuse("structural_tag is not JSON.")
+    if not isinstance(given, dict):
+        refuse("structural_tag must be an object.")
+    if "format" in given:
+        refuse('structural_tag: "format" is not supported; use "structures" and "triggers".')
+    return given
+
+
+def _lark_text(text: str) -> str:
+    """A literal in Lark; nothing for an empty one."""
+    return f"/{regex.literal(text)}/" if text else ""
+
+
+def _text(name: str, given: Any) -> None:
+    if not isinstance(given, str) or not given or len(given) > MAX_SPEC_BYTES:
+        refuse(f"{name} must be a text of at most {MAX_SPEC_BYTES >> 10} KiB.")

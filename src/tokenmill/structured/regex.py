@@ -1,0 +1,410 @@
+"""Regular expressions as JSON Schema means them. Owns: parsing the ECMA-262 syntax and writing it again in a form that
+Python's `re` and the grammar engine read alike: matched against the whole text, no anchors, every class spelled out.
+
+Must not know: schemas, tokens. What is not regular (look-around, back-references, word borders) is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tokenmill.structured.limits import MAX_REPEAT
+
+Ranges = tuple[tuple[int, int], ...]
+
+LAST = 0x10FFFF
+ANY = "(?s:.)"
+DIGIT: Ranges = ((48, 57),)
+WORD: Ranges = ((48, 57), (65, 90), (95, 95), (97, 122))
+SPACE: Ranges = (
+    (9, 13),
+    (32, 32),
+    (0xA0, 0xA0),
+    (0x1680, 0x1680),
+    (0x2000, 0x200A),
+    (0x2028, 0x2029),
+    (0x202F, 0x202F),
+    (0x205F, 0x205F),
+    (0x3000, 0x3000),
+    (0xFEFF, 0xFEFF),
+)
+NEWLINE: Ranges = ((10, 10), (13, 13), (0x2028, 0x2029))
+_CONTROL = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
+MAX_SIZE = 200_000
+
+
+class RegexError(ValueError):
+    """The expression cannot be used; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chars:
+    """One character out of these ranges."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """`^` (start) or `$`."""
+
+    start: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Seq:
+    """One after the other."""
+
+    items: tuple[Item, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alt:
+    """One of several."""
+
+    options: tuple[Seq, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rep:
+    """`low` to `high` times (None: without end)."""
+
+    item: Chars | Alt
+    low: int
+    high: int | None
+
+
+Item = Chars | Edge | Alt | Rep
+
+
+def search(pattern: str) -> str:
+    """The texts in which `pattern` occurs, as a portable expression for the whole text."""
+    return _write_alt(_Parser(pattern).parse(), True, True)
+
+
+def whole(pattern: str) -> str:
+    """The texts that `pattern` matches from end to end."""
+    return _write_alt(_Parser(pattern).parse(), False, False)
+
+
+def literal(text: str) -> str:
+    """An expression for exactly this text."""
+    return "".join(_char(ord(c)) for c in text)
+
+
+def other_than(values: frozenset[str]) -> str:
+    """An expression for every text that is none of `values`."""
+    trie: dict[str, dict] = {}
+    ends: set[int] = set()
+    for value in sorted(values):
+        at = trie
+        for char in value:
+            at = at.setdefault(char, {})
+        ends.add(id(at))
+    return _outside(trie, ends)
+
+
+def only_chars(pattern: str, allowed: Ranges) -> bool:
+    """Do all texts of `pattern` consist of these characters?"""
+
+    def check(node: Item | Seq) -> bool:
+        if isinstance(node, Chars):
+            return all(any(a <= low and high <= b for a, b in allowed) for low, high in node.ranges)
+        if isinstance(node, Rep):
+            return check(node.item)
+        if isinstance(node, Alt):
+            return all(check(o) for o in node.options)
+        return isinstance(node, Edge) or all(check(i) for i in node.items)
+
+    return check(_Parser(pattern).parse())
+
+
+def _outside(trie: dict[str, dict], ends: set[int]) -> str:
+    """Texts that do not spell a path of the trie to one of its ends."""
+    stops = "" if id(trie) in ends else "|"
+    if not trie:
+        return f"(?:{ANY}+{stops})"
+    others = complement(normalise(tuple((ord(c), ord(c)) for c in trie)))
+    options = [f"{_class(others)}{ANY}*"] if others else []
+    options += [_char(ord(c)) + _outside(child, ends) for c, child in trie.items()]
+    return f"(?:{'|'.join(options)}{stops})"
+
+
+def normalise(ranges: Ranges) -> Ranges:
+    """Sorted, joined, without surrogates."""
+    found: list[tuple[int, int]] = []
+    for low, high in sorted(_without_surrogates(ranges)):
+        if found and low <= found[-1][1] + 1:
+            found[-1] = found[-1][0], max(high, found[-1][1])
+        else:
+            found.append((low, high))
+    # Joining may have closed the gap that surrogates leave.
+    return tuple(_without_surrogates(tuple(found)))
+
+
+def complement(ranges: Ranges) -> Ranges:
+    """Every other character; `ranges` are normalised."""
+    found, at = [], 0
+    for low, high in ranges:
+        if at < low:
+            found.append((at, low - 1))
+        at = high + 1
+    if at <= LAST:
+        found.append((at, LAST))
+    return normalise(tuple(found))
+
+
+def _without_surrogates(ranges: Ranges) -> list[tuple[int, int]]:
+    found = []
+    for low, high in ranges:
+        for part in ((low, min(high, 0xD7FF)), (max(low, 0xE000), high)):
+            if part[0] <= part[1]:
+                found.append(part)
+    return found
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+        self.depth = 0
+
+    def parse(self) -> Alt:
+        found = self._alt()
+        if self.at < len(self.text):
+            raise RegexError("a ) without (")
+        return found
+
+    def _peek(self, size: int = 1) -> str:
+        return self.text[self.at : self.at + size]
+
+    def _take(self) -> str:
+        if self.at >= len(self.text):
+            raise RegexError("it ends in the middle of an expression")
+        self.at += 1
+        return self.text[self.at - 1]
+
+    def _alt(self) -> Alt:
+        self.depth += 1
+        if self.depth > 50:
+            raise RegexError("its groups are nested too deeply")
+        options = [self._seq()]
+        while self._peek() == "|":
+            self.at += 1
+            options.append(self._seq())
+        self.depth -= 1
+        return Alt(tuple(options))
+
+    def _seq(self) -> Seq:
+        items: list[Item] = []
+        while self._peek() not in ("", "|", ")"):
+            item = self._atom()
+            low, high = self._quantifier()
+            if (low, high) == (1, 1):
+                items.append(item)
+            elif isinstance(item, Edge):
+                raise RegexError("an anchor cannot be repeated")
+            else:
+                items.append(Rep(item, low, high))
+        return Seq(tuple(items))
+
+    def _quantifier(self) -> tuple[int, int | None]:
+        sign = self._peek()
+        if sign in ("*", "+", "?") and sign:
+            self.at += 1
+            found: tuple[int, int | None] = {"*": (0, None), "+": (1, None), "?": (0, 1)}[sign]
+        elif sign == "{" and (counts := self._counts()) is not None:
+            found = counts
+        else:
+            return 1, 1
+        if self._peek() == "?":  # lazy: another match, the same texts
+            self.at += 1
+        if self._peek() in ("*", "+", "?") and self._peek():
+            raise RegexError("a quantifier follows a quantifier")
+        return found
+
+    def _counts(self) -> tuple[int, int | None] | None:
+        end = self.text.find("}", self.at)
+        low, comma, high = self.text[self.at + 1 : end].partition(",")
+        if end >= 0 and not low and comma and _is_count(high):
+            raise RegexError("{,n} means different things to different readers: write {0,n}")
+        if end < 0 or not _is_count(low) or (high and not _is_count(high)):
+            return None
+        self.at = end + 1
+        least = int(low)
+        most = least if not comma else (int(high) if high else None)
+        if most is not None and most < least:
+            raise RegexError(f"{{{low},{high}}} counts backwards")
+        if max(least, most or 0) > MAX_REPEAT:
+            raise RegexError(f"it repeats something more than {MAX_REPEAT} times")
+        return least, most
+
+    def _atom(self) -> Chars | Edge | Alt:
+        char = self._take()
+        if char in "^$":
+            return Edge(char == "^")
+        if char == "(":
+            return self._group()
+        if char == "[":
+            return Chars(self._class_body())
+        if char == ".":
+            return Chars(complement(NEWLINE))
+        if char in "*+?":
+            raise RegexError(f"{char} repeats nothing")
+        if char == "\\":
+            return Chars(self._escape(in_class=False))
+        return Chars(((ord(char), ord(char)),))
+
+    def _group(self) -> Alt:
+        if self._peek() == "?":
+            self.at += 1
+            kind = self._take()
+            if kind == "<" and self._peek() not in ("=", "!"):
+                name = self.text.find(">", self.at)
+                if name < 0:
+                    raise RegexError("a group's name has no end")
+                self.at = name + 1
+            elif kind != ":":
+                raise RegexError("look-around and inline flags are not regular and cannot be enforced")
+        found = self._alt()
+        if self._peek() != ")":
+            raise RegexError("a ( without )")
+        self.at += 1
+        return found
+
+    def _class_body(self) -> Ranges:
+        negative = self._peek() == "^"
+        self.at += negative
+        found: list[tuple[int, int]] = []
+        while self._peek() != "]":
+            low = self._class_atom()
+            if self._peek() == "-" and self._peek(2) not in ("-]", "-"):
+                self.at += 1
+                high = self._class_atom()
+                if len(low) != 1 or len(high) != 1 or low[0][0] != low[0][1] or high[0][0] != high[0][1]:
+                    raise RegexError("a range in [] must lie between two characters")
+                if high[0][0] < low[0][0]:
+                    raise RegexError("a range in [] runs backwards")
+                found.append((low[0][0], high[0][0]))
+            else:
+                found += low
+        self.at += 1
+        ranges = normalise(tuple(found))
+        return complement(ranges) if negative else ranges
+
+    def _class_atom(self) -> Ranges:
+        char = self._take()
+        return self._escape(in_class=True) if char == "\\" else ((ord(char), ord(char)),)
+
+    def _escape(self, *, in_class: bool) -> Ranges:
+        char = self._take()
+        named = {"d": DIGIT, "w": WORD, "s": SPACE}.get(char.lower())
+        if named is not None:
+            return named if char.islower() else complement(named)
+        if char == "0" and self._peek().isdigit():
+            raise RegexError("octal escapes are not portable")
+        if char in _CONTROL:
+            code = _CONTROL[char]
+        elif char == "b" and in_class:
+            code = 8
+        elif char == "c" and self._peek().isascii() and self._peek().isalpha():
+            code = ord(self._take()) % 32
+        elif char in "xu":
+            code = self._code(char)
+        elif char.isascii() and not char.isalnum():
+            code = ord(char)
+        else:
+            kinds = {"b": "word borders", "B": "word borders", "k": "back-references", "p": "Unicode properties"}
+            what = "back-references" if char.isdigit() else kinds.get(char, f"\\{char}")
+            raise RegexError(f"{what} cannot be enforced")
+        return ((code, code),)
+
+    def _code(self, kind: str) -> int:
+        if kind == "u" and self._peek() == "{":
+            end = self.text.find("}", self.at)
+            digits, self.at = self.text[self.at + 1 : end], (end if end > 0 else len(self.text)) + 1
+        else:
+            size = 2 if kind == "x" else 4
+            digits, self.at = self._peek(size), self.at + size
+            digits = digits if len(digits) == size else ""
+        if not digits or any(c not in "0123456789abcdefABCDEF" for c in digits) or int(digits, 16) > LAST:
+            raise RegexError(f"\\{kind} needs hexadecimal digits")
+        code = int(digits, 16)
+        if 0xD800 <= code < 0xDC00 and self._peek(2) == "\\u":
+            self.at += 2
+            low = self._code("u")
+            if 0xDC00 <= low < 0xE000:
+                return 0x10000 + ((code - 0xD800) << 10) + low - 0xDC00
+        if 0xD800 <= code < 0xE000:
+            raise RegexError("half of a surrogate pair is no character")
+        return code
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 9
+
+
+def _has_edge(node: Item | Seq, start: bool | None = None) -> bool:
+    if isinstance(node, Edge):
+        return start is None or node.start is start
+    if isinstance(node, Rep):
+        return _has_edge(node.item, start)
+    if isinstance(node, Alt):
+        return any(_has_edge(o, start) for o in node.options)
+    return isinstance(node, Seq) and any(_has_edge(i, start) for i in node.items)
+
+
+def _write_alt(node: Alt, left: bool, right: bool) -> str:
+    """left, right: text may stand before and after what the node matches."""
+    text = "(?:" + "|".join(_write_search(o, left, right) for o in node.options) + ")"
+    if len(text) > MAX_SIZE:
+        raise RegexError("it is too large")
+    return text
+
+
+def _write_search(seq: Seq, left: bool, right: bool) -> str:
+    """`seq` is all of the expression, so its ends are where anchors can stand."""
+    items = list(seq.items)
+    while items and isinstance(items[0], Edge) and items[0].start:
+        del items[0]
+        left = False
+    while items and isinstance(items[-1], Edge) and not items[-1].start:
+        del items[-1]
+        right = False
+    if not any(_has_edge(i) for i in items):
+        return (f"{ANY}*" if left else "") + "".join(_write(i) for i in items) + (f"{ANY}*" if right else "")
+    for at in (0, len(items) - 1):
+        edge = items[at]
+        if isinstance(edge, Alt) and _has_edge(edge):
+            spread = [Seq((*items[:at], *o.items, *items[at + 1 :])) for o in edge.options]
+            return _write_alt(Alt(tuple(spread)), left, right)
+    raise RegexError("^ and $ can only be enforced at the edges of an expression")
+
+
+def _write(node: Item | Seq) -> str:
+    if isinstance(node, Chars):
+        return _class(node.ranges)
+    if isinstance(node, Alt):
+        return "(?:" + "|".join(_write(o) for o in node.options) + ")"
+    if isinstance(node, Seq):
+        return "".join(_write(i) for i in node.items)
+    assert isinstance(node, Rep), "anchors have been taken away"
+    high = "" if node.high is None else str(node.high)
+    short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((node.low, node.high))
+    return _write(node.item) + (short or f"{{{node.low},{high}}}")
+
+
+def _class(ranges: Ranges) -> str:
+    if not ranges:
+        raise RegexError("it holds a class that no character is in")
+    if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+        return _char(ranges[0][0])
+    if ranges == ((0, 0xD7FF), (0xE000, LAST)):
+        return ANY
+    return "[" + "".join(_char(a) + (f"-{_char(b)}" if b > a else "") for a, b in ranges) + "]"
+
+
+def _char(code: int) -> str:
+    if code < 128 and chr(code).isalnum():
+        return chr(code)
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -1,0 +1,428 @@
+"""What JSON Schema's keywords mean. Owns: reading a schema document into sets of values (drafts 4 to 2020-12).
+
+Every keyword that asserts something is either read here exactly or refused by name and place; annotations are
+skipped. `format` is enforced, by a narrower known format where the wide one is not regular. Must not know: grammars.
+"""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, NoReturn
+from urllib.parse import unquote
+
+from tokenmill.structured import regex
+from tokenmill.structured.algebra import Algebra, pointer, refuse_keyword, tidy_array, tidy_object, value_of
+from tokenmill.structured.limits import (
+    MAX_COUNT,
+    MAX_DEPTH,
+    MAX_ENUM,
+    MAX_LITERAL,
+    MAX_PROPERTIES,
+    MAX_SPEC_BYTES,
+    refuse,
+)
+from tokenmill.structured.shapes import (
+    ANY,
+    BOOLEANS,
+    NEVER,
+    WHOLE,
+    Array,
+    At,
+    Node,
+    Number,
+    Object,
+    Path,
+    String,
+    Sum,
+    both,
+    literal,
+    tidy_number,
+    tidy_string,
+)
+
+TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+FORMATS = {
+    **{f: f for f in ("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")},
+    "idn-email": "email",
+    "idn-hostname": "hostname",
+    "iri": "uri",
+    "iri-reference": "uri",
+    "uri-reference": "uri",
+    "uri-template": "uri",
+}
+"""Standard formats, and the one that the grammar engine enforces for them: the same or a narrower one."""
+_POINTER = r"(?:\x2f(?:[^\x2f\x7e]|\x7e[01])*)*"
+FORMAT_PATTERNS = {
+    "json-pointer": _POINTER,
+    "relative-json-pointer": rf"(?:0|[1-9][0-9]*)(?:\x23|{_POINTER})",
+}
+REFUSED = {
+    "$dynamicRef": "dynamic references are not supported",
+    "$recursiveRef": "dynamic references are not supported",
+    "maxContains": "counting items by kind is not regular",
+    "unevaluatedItems": "what other keywords leave open cannot be followed; use items",
+    "disallow": "it is draft 3's; use not",
+    "extends": "it is draft 3's; use allOf",
+    "divisibleBy": "it is draft 3's; use multipleOf",
+}
+IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "dependencies", "additionalProperties")
+
+
+def parse(given: Any) -> Any:
+    """A schema document from JSON text or plain data, numbers exact, within the limits."""
+    try:
+        text = given if isinstance(given, str) else json.dumps(given, allow_nan=False)
+        if len(text) > MAX_SPEC_BYTES:
+            refuse(f"the schema is larger than {MAX_SPEC_BYTES >> 10} KiB.")
+        document = json.loads(text, parse_float=_decimal, parse_constant=_no_constant)
+    except RecursionError:
+        refuse(f"the schema is nested more than {MAX_DEPTH} deep.")
+    except (TypeError, ValueError) as error:
+        if hasattr(error, "param"):
+            raise
+        refuse(f"the schema is not JSON: {str(error)[:200]}")
+    _check_depth(document)
+    return document
+
+
+def _decimal(text: str) -> Decimal:
+    value = Decimal(text)
+    if abs(value.adjusted()) > 400 or len(value.as_tuple().digits) > 400:
+        refuse(f"the number {text[:40]} is out of range.")
+    return value
+
+
+def _no_constant(text: str) -> NoReturn:
+    refuse(f"{text} is not a JSON number.")
+
+
+def _check_depth(document: Any) -> None:
+    level = [document]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for item in level
+            if isinstance(item, dict | list)
+            for child in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return
+    refuse(f"the schema is nested more than {MAX_DEPTH} deep.")
+
+
+class SchemaReader:
+    """One document; `algebra` works out what its places admit."""
+
+    def __init__(self, document: Any, *, closed: bool = False) -> None:
+        """closed: objects with properties and no additionalProperties admit no others."""
+        self.document = document
+        self.closed = closed
+        self.algebra = Algebra(self.read)
+
+    # ------------------------------------------------------------ places
+
+    def read(self, path: Path) -> Sum:
+        """What the subschema at `path` admits."""
+        schema = self._at(path)
+        if isinstance(schema, bool):
+            return WHOLE if schema else NEVER
+        if not isinstance(schema, dict):
+            refuse(f"the schema at {pointer(path)} must be an object, true or false.")
+        self.algebra.budget.spend(len(schema))
+        for keyword, why in REFUSED.items():
+            if keyword in schema and schema[keyword] is not True:
+                refuse_keyword((*path, keyword), why)
+        found = self._typed(schema, path)
+        for keyword, read in _IN_PLACE.items():
+            if keyword in schema:
+                found = self.algebra.meet(found, read(self, schema[keyword], (*path, keyword)))
+        return found
+
+    def _at(self, path: Path) -> Any:
+        found = self.document
+        for i, step in enumerate(path):
+            if isinstance(found, dict) and step in found:
+                found = found[step]
+            elif isinstance(found, list) and step.isascii() and step.isdigit() and int(step) < len(found):
+                found = found[int(step)]
+            else:
+                refuse(f"there is nothing at {pointer(path[: i + 1])}, where a reference points.")
+        return found
+
+    def _ref(self, target: Any, path: Path) -> Sum:
+        if not isinstance(target, str):
+            _invalid(path, "a string")
+        place = self.document
+        for step in path[:-1]:
+            place = place[step] if isinstance(place, dict) else place[int(step)]
+            if isinstance(place, dict) and isinstance(place.get("$id"), str):
+                refuse_keyword(path, "an $id below the root changes what references mean")
+        root = self.document.get("$id") or self.document.get("id") if isinstance(self.document, dict) else None
+        base, _, fragment = target.partition("#")
+        if base and base != (root if isinstance(root, str) else "").rstrip("#"):
+            refuse_keyword(path, "only references within the schema are followed (#/...)")
+        if fragment and not fragment.startswith("/"):
+            refuse_keyword(path, "anchors are not supported; refer by path (#/$defs/...)")
+        steps = [unquote(s).replace("~1", "/").replace("~0", "~") for s in fragment.split("/")[1:]]
+        return self.algebra.force(At(tuple(steps)))
+
+    # ------------------------------------------------------------ by type
+
+    def _typed(self, schema: dict, path: Path) -> Sum:
+        given = schema.get("type", list(TYPES))
+        types = [given] if isinstance(given, str) else given
+        if not isinstance(types, list) or not types or any(t not in TYPES for t in types):
+            _invalid((*path, "type"), f"one or several of {', '.join(TYPES)}")
+        numbers: tuple[Number, ...] = ()
+        if "number" in types or "integer" in types:
+            number = self._number(schema, path, "any" if "number" in types else "integer")
+            numbers = () if number is None else (number,)
+        string = self._string(schema, path) if "string" in types else None
+        array = self._array(schema, path) if "array" in types else None
+        item = self._object(schema, path) if "object" in types else None
+        return Sum(
+            "null" in types,
+            BOOLEANS if "boolean" in types else frozenset(),
+            numbers,
+            () if string is None else (string,),
+            () if array is None else (array,),
+            () if item is None else (item,),
+        )
+
+    def _number(self, schema: dict, path: Path, kind: str) -> Number | None:
+        lo, hi = _value(schema, path, "minimum"), _value(schema, path, "maximum")
+        lo_open = hi_open = False
+        low, high = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+        if isinstance(low, bool):  # draft 4
+            lo_open = low and lo is not None
+        elif (bound := _value(schema, path, "exclusiveMinimum")) is not None and (lo is None or bound >= lo):
+            lo, lo_open = bound, True
+        if isinstance(high, bool):
+            hi_open = high and hi is not None
+        elif (bound := _value(schema, path, "exclusiveMaximum")) is not None and (hi is None or bound <= hi):
+            hi, hi_open = bound, True
+        step = _value(schema, path, "multipleOf")
+        if step is not None and step <= 0:
+            _invalid((*path, "multipleOf"), "a number above 0")
+        return tidy_number(Number(kind, lo, lo_open, hi, hi_open, step))
+
+    def _string(self, schema: dict, path: Path) -> String | None:
+        patterns, formats = set(), set()
+        if "pattern" in schema:
+            patterns.add(_pattern(schema["pattern"], (*path, "pattern")))
+        name = schema.get("format")
+        if name in FORMATS:
+            formats.add(FORMATS[name])
+        elif name in FORMAT_PATTERNS:
+            patterns.add(FORMAT_PATTERNS[name])
+        elif name == "regex":
+            refuse_keyword((*path, "format"), "the texts that are regular expressions are not regular")
+        lo, hi = _count(schema, path, "minLength") or 0, _count(schema, path, "maxLength")
+        return tidy_string(String(lo=lo, hi=hi, patterns=frozenset(patterns), formats=frozenset(formats)))
+
+    def _array(self, schema: dict, path: Path) -> Array | None:
+        keyword = "items" if isinstance(schema.get("items"), list) else "prefixItems"
+        first = schema.get(keyword, [])
+        if not isinstance(first, list):
+            _invalid((*path, keyword), "a list of schemas")
+        rest = "additionalItems" if keyword == "items" else "items"
+        some: set[Node] = set()
+        if "contains" in schema:
+            least = _count(schema, path, "minContains")
+            if least not in (None, 0, 1):
+                refuse_keyword((*path, "minContains"), "counting items by kind is not regular")
+            if least != 0:
+                some.add(At((*path, "contains")))
+        return tidy_array(
+            Array(
+                tuple(self._child((*path, keyword, str(i))) for i in range(len(first))),
+                self._child((*path, rest)) if rest in schema else ANY,
+                _count(schema, path, "minItems") or 0,
+                _count(schema, path, "maxItems"),
+                frozenset(some),
+                bool(schema.get("uniqueItems", False)),
+            )
+        )
+
+    def _object(self, schema: dict, path: Path) -> Object | None:
+        listed, by_pattern = _mapping(schema, path, "properties"), _mapping(schema, path, "patternProperties")
+        required = schema.get("required", [])
+        if not isinstance(required, list) or not all(isinstance(r, str) for r in required):
+            _invalid((*path, "required"), "a list of property names")
+        if len(listed) + len(required) > MAX_PROPERTIES:
+            refuse(f"the schema at {pointer(path)} lists more than {MAX_PROPERTIES} properties.")
+        for name in (*listed, *required):
+            _check_literal(name, path)
+        extra = "additionalProperties"
+        if "unevaluatedProperties" in schema and schema["unevaluatedProperties"] is not True:
+            if any(k in schema for k in IN_PLACE):
+                refuse_keyword((*path, "unevaluatedProperties"), "what other keywords leave open cannot be followed")
+            extra = "unevaluatedProperties"
+        patterns: dict[str, Node] = {}
+        for given in by_pattern:
+            place = (*path, "patternProperties", given)
+            pattern = _pattern(given, place)
+            patterns[pattern] = both(patterns.get(pattern, ANY), self._child(place))
+        closed = self.closed and extra not in schema and bool(listed or by_pattern)
+        found = Object(
+            (),
+            tuple(patterns.items()),
+            self._child((*path, extra)) if extra in schema else NEVER if closed else ANY,
+            frozenset(required),
+            _count(schema, path, "minProperties") or 0,
+            _count(schema, path, "maxProperties"),
+            frozenset((At((*path, "propertyNames")),) if "propertyNames" in schema else ()),
+        )
+        bare = Object(patterns=found.patterns, extra=ANY)
+        props = [(n, both(self._child((*path, "properties", n)), value_of(bare, n))) for n in listed]
+        found = Object(tuple(props), found.patterns, found.extra, found.required, found.lo, found.hi, found.names)
+        return tidy_object(found)
+
+    def _child(self, path: Path) -> Node:
+        """A subschema as a node; the trivial ones are known at once."""
+        schema = self._at(path)
+        if schema is True or schema == {}:
+            return ANY
+        return NEVER if schema is False else At(path)
+
+    # ------------------------------------------------------------ in place
+
+    def _enum(self, values: Any, path: Path) -> Sum:
+        if not isinstance(values, list) or not values:
+            _invalid(path, "a list of values")
+        if len(values) > MAX_ENUM:
+            refuse(f"the enum at {pointer(path)} has more than {MAX_ENUM} values.")
+        for value in values:
+            _check_literal(value, path)
+        texts = frozenset(v for v in values if isinstance(v, str))
+        others = [literal(v) for v in values if not isinstance(v, str)]
+        return self.algebra.union([*([Sum(strings=(String(texts),))] if texts else []), *others])
+
+    def _const(self, value: Any, path: Path) -> Sum:
+        return self._enum([value], path)
+
+    def _all_of(self, given: Any, path: Path) -> Sum:
+        found = WHOLE
+        for part in self._parts(given, path):
+            found = self.algebra.meet(found, self.algebra.force(part))
+        return found
+
+    def _any_of(self, given: Any, path: Path) -> Sum:
+        return self.algebra.union([self.algebra.force(p) for p in self._parts(given, path)])
+
+    def _one_of(self, given: Any, path: Path) -> Sum:
+        """Each option without those that it overlaps with."""
+        algebra = self.algebra
+        options = [algebra.force(p) for p in self._parts(given, path)]
+        found = []
+        for i, option in enumerate(options):
+            for j, other in enumerate(options):
+                if i != j and not algebra.empty(algebra.meet(option, other)):
+                    option = algebra.meet(option, algebra.outside(other, path))
+            found.append(option)
+        return algebra.union(found)
+
+    def _parts(self, given: Any, path: Path) -> list[Node]:
+        if not isinstance(given, list) or not given:
+            _invalid(path, "a list of schemas")
+        return [self._child((*path, str(i))) for i in range(len(given))]
+
+    def _not(self, given: Any, path: Path) -> Sum:
+        return self.algebra.outside(self.algebra.force(At(path)), path)
+
+    def _if(self, given: Any, path: Path) -> Sum:
+        place = path[:-1]
+        schema = self._at(place)
+        if "then" not in schema and "else" not in schema:
+            return WHOLE
+        algebra = self.algebra
+        condition = algebra.force(At(path))
+        met, unmet = condition, algebra.outside(condition, path)
+        if "then" in schema:
+            met = algebra.meet(met, algebra.force(At((*place, "then"))))
+        if "else" in schema:
+            unmet = algebra.meet(unmet, algebra.force(At((*place, "else"))))
+        return algebra.union([met, unmet])
+
+    def _dependencies(self, given: Any, path: Path) -> Sum:
+        """If a name is there, other names must be there, or the whole must fit a schema."""
+        if not isinstance(given, dict):
+            _invalid(path, "an object")
+        algebra, found = self.algebra, WHOLE
+        for name, then in given.items():
+            absent = Object(((name, NEVER),), extra=ANY)
+            names = frozenset((name, *(then if isinstance(then, list) else ())))
+            if not all(isinstance(n, str) for n in names):
+                _invalid((*path, name), "a list of property names")
+            present = Sum(objects=(Object(extra=ANY, required=names),))
+            if not isinstance(then, list):
+                present = algebra.meet(present, algebra.force(At((*path, name))))
+            others = Sum(True, BOOLEANS, WHOLE.numbers, WHOLE.strings, WHOLE.arrays, (absent,))
+            found = algebra.meet(found, algebra.union([others, present]))
+        return found
+
+
+_IN_PLACE = {
+    "const": SchemaReader._const,
+    "enum": SchemaReader._enum,
+    "$ref": SchemaReader._ref,
+    "allOf": SchemaReader._all_of,
+    "anyOf": SchemaReader._any_of,
+    "oneOf": SchemaReader._one_of,
+    "not": SchemaReader._not,
+    "if": SchemaReader._if,
+    "dependencies": SchemaReader._dependencies,
+    "dependentRequired": SchemaReader._dependencies,
+    "dependentSchemas": SchemaReader._dependencies,
+}
+
+
+def _invalid(path: Path, wanted: str) -> NoReturn:
+    refuse(f"{pointer(path)} must be {wanted}.")
+
+
+def _value(schema: dict, path: Path, keyword: str) -> Fraction | None:
+    value = schema.get(keyword)
+    if value is None and keyword not in schema:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | Decimal):
+        _invalid((*path, keyword), "a number")
+    return Fraction(value)
+
+
+def _count(schema: dict, path: Path, keyword: str) -> int | None:
+    value = _value(schema, path, keyword)
+    if value is None:
+        return None
+    if value < 0 or value.denominator != 1:
+        _invalid((*path, keyword), "an integer from 0 on")
+    if value > MAX_COUNT and keyword.startswith("min"):
+        refuse_keyword((*path, keyword), f"at most {MAX_COUNT} can be asked for")
+    return int(value)
+
+
+def _mapping(schema: dict, path: Path, keyword: str) -> dict[str, Any]:
+    value = schema.get(keyword, {})
+    if not isinstance(value, dict):
+        _invalid((*path, keyword), "an object of schemas")
+    return value
+
+
+def _pattern(given: Any, path: Path) -> str:
+    if not isinstance(given, str):
+        _invalid(path, "a string")
+    try:
+        return regex.search(given)
+    except regex.RegexError as error:
+        refuse_keyword(path, str(error))
+
+
+def _check_literal(value: Any, path: Path) -> None:
+    """Literal strings are bounded: each mask inside one walks its rest."""
+    if isinstance(value, str) and len(value) > MAX_LITERAL:
+        refuse(f"a literal at {pointer(path)} is longer than {MAX_LITERAL} characters.")
+    if isinstance(value, dict | list):
+        for item in value.items() if isinstance(value, dict) else value:
+            _check_literal(list(item) if isinstance(item, tuple) else item, path)

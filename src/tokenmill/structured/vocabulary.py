@@ -1,0 +1,55 @@
+"""The token table that grammars are walked with. Owns: making the engine's trie from a vocabulary's exact bytes.
+
+Must not know: grammars, requests. Special tokens are never text; ids without bytes can never be said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llguidance import LLTokenizer, TokenizerWrapper
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """`trie` is shared by all constraints; `size` token ids; `end_ids` end a text."""
+
+    trie: LLTokenizer
+    size: int
+    end_ids: frozenset[int]
+
+    @property
+    def mask_bytes(self) -> int:
+        """Every mask has this size."""
+        return (self.trie.vocab_size + 31) // 32 * 4
+
+    @classmethod
+    def of(
+        cls, bytes_of: list[bytes], special: set[int], end_ids: tuple[int, ...], encode: Callable[[str], list[int]]
+    ) -> Vocabulary:
+        """`bytes_of[i]`: what token i adds to a text; `encode`: the usual tokens of a text without special ones."""
+        size = len(bytes_of)
+        # Without an end token a constraint still ends when nothing can follow: an id past the end stands in.
+        ends = [i for i in end_ids if i < size] or [size]
+        table = list(bytes_of) + ([b"<end>"] if ends == [size] else [])
+        hidden = sorted({*special, *ends})
+        for token in hidden:
+            table[token] = table[token] or b"<special>"
+        wrapper = TokenizerWrapper(_Source(table, hidden, ends[0], encode))
+        trie = LLTokenizer(wrapper, n_vocab=len(table), eos_token=ends, slices=LLTokenizer.json_slices())
+        return cls(trie, size, frozenset(end_ids))
+
+
+class _Source:
+    """What the wrapper wants to find in a tokenizer."""
+
+    def __init__(self, tokens: list[bytes], special: list[int], end: int, encode: Callable[[str], list[int]]) -> None:
+        self.tokens = tokens
+        self.special_token_ids = special
+        self.eos_token_id = end
+        self.bos_token_id = None
+        self.encode = encode
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return self.encode(text.decode("utf-8", "replace") if isinstance(text, bytes) else text)
