@@ -106,7 +106,8 @@ class StepPlan(msgspec.Struct, kw_only=True):
 
 
 class LateInputs(msgspec.Struct, kw_only=True):
-    """What only sampling needs and what may follow its plan: packed token masks (bit = allowed) by row.
+    """What only sampling needs and what may follow its plan: packed token masks (bit = allowed) by row, one mask per
+    sampled line (a row with d drafts brings 1 + d of them, one after the other).
 
     `processors` are Python callables by row and never cross a process border.
     """

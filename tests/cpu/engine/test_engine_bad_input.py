@@ -234,18 +234,12 @@ def poisoned(tiny, tmp_path_factory):
     return folder
 
 
-MENDED = [
-    pytest.param(b, marks=[pytest.mark.xfail(reason="native attention multiplies unseen NaN values by zero")])
-    if b == "auto" else b
-    for b in BACKENDS
-]  # fmt: skip
-
 ROUGH = [{}, {"depth": 2}, {"num_blocks": 14, "max_model_len": 128}, {"executor": "process"},
          {"speculative_config": {"method": "ngram"}}]  # fmt: skip
 SOUND = [[t % 250 + 8 for t in range(s, s + n)] for s, n in ((3, 40), (90, 5), (3, 70), (200, 33))]
 
 
-@pytest.mark.parametrize("backend", MENDED)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("options", ROUGH, ids=str)
 def test_nan_in_one_sequence_stays_there(backend, options, poisoned):
     params = greedy(20, logprobs=2)
@@ -268,7 +262,7 @@ def test_nan_in_one_sequence_stays_there(backend, options, poisoned):
         check_nothing_left(llm.engine)
 
 
-@pytest.mark.parametrize("backend", MENDED)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_nan_does_not_travel_to_earlier_positions(backend, poisoned):
     """Position 40 is NaN; the blocks of positions 0 to 31, computed in the same step, serve others at once."""
     stem = SOUND[2][:40]
