@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import shutil
 import time
@@ -206,37 +207,61 @@ def save(model: LlavaForConditionalGeneration, tokenizer_from: Path, out: Path) 
     (out / "processor_config.json").write_text(json.dumps(processor, indent=1) + "\n")
 
 
-def fit(text: Path | None, tokenizer_from: Path, out: Path, seconds: float, corpus: str | None, steps: int = 0, size: int = 192) -> None:
-    """Joint training on rendered images and, every fourth batch, on text alone."""
+class Batches(torch.utils.data.IterableDataset):
+    """Training batches made in background workers: two of images, then one of text alone."""
+
+    def __init__(self, tokenizer_from: Path, corpus: str | None, size: int, seed: int) -> None:
+        self.tokenizer_from, self.corpus, self.size, self.seed = tokenizer_from, corpus, size, seed
+
+    def __iter__(self):
+        info = torch.utils.data.get_worker_info()
+        torch.set_num_threads(1)
+        rng = random.Random(f"{self.seed}/{info.id if info else 0}")
+        tokenizer = AutoTokenizer.from_pretrained(self.tokenizer_from)
+        mixture = Mixture(load_corpus(self.corpus), False)
+        step = 0
+        while True:
+            step += 1
+            if step % 3 == 0:
+                cases = [mixture.draw(rng)[1] for _ in range(self.size // 2)]
+                # A chat loses its last mark; a plain text keeps it. No row may be empty: attention over nothing is not a number.
+                yield encode(tokenizer, [case_segments(c)[:-1] if c.messages else case_segments(c) for c in cases], "cpu")
+                continue
+            scenes = [scene(rng) for _ in range(self.size)]
+            asked = [question(rng, o) for o in scenes]
+            batch = encode(tokenizer, [chat_segments(messages_of(q, a), None) for _, q, a, _ in asked], "cpu")
+            yield batch | {"pixel_values": pixels([draw(o, rng) for o in scenes], "cpu")}
+
+
+def fit(text: Path | None, tokenizer_from: Path, out: Path, seconds: float, corpus: str | None, steps: int = 0, size: int = 192,
+        workers: int = 12) -> None:  # fmt: skip
+    """Joint training on rendered images and, every third batch, on text alone."""
     torch.manual_seed(6)
-    rng = random.Random(6)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_from)
     model = build(text).to(device)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.02, betas=(0.9, 0.98), fused=device == "cuda")
-    mixture = Mixture(load_corpus(corpus), False)
+    loader = torch.utils.data.DataLoader(Batches(tokenizer_from, corpus, size, 6), batch_size=None, num_workers=workers,
+                                         prefetch_factor=4 if workers else None, pin_memory=device == "cuda")  # fmt: skip
+    batches = iter(loader)
+    batch = next(batches)
     start, step, loss = time.time(), 0, None
     while (step < steps) if steps else (time.time() - start < seconds):
         fraction = step / steps if steps else (time.time() - start) / seconds
         for group in optimiser.param_groups:
             group["lr"] = 1.2e-3 * min(1.0, step / 100 + 0.01) * min(1.0, 2 * max(0.01, 1 - fraction))
-        more = {}
-        if step % 3 == 2:
-            batch = encode(tokenizer, [case_segments(mixture.draw(rng)[1])[:-1] or [("", 0.0)] for _ in range(size // 2)], device)
-        else:
-            scenes = [scene(rng) for _ in range(size)]
-            asked = [question(rng, o) for o in scenes]
-            batch = encode(tokenizer, [chat_segments(messages_of(q, a), None) for _, q, a, _ in asked], device)
-            more = {"pixel_values": pixels([draw(o, rng) for o in scenes], device)}
         with torch.autocast(device, torch.bfloat16):
-            loss = model(**batch, **more).loss
+            loss = model(**{k: v.to(device, non_blocking=True) for k, v in batch.items()}).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
         step += 1
-        if step % 300 == 0:
-            print(f"vision step {step} loss {loss.item():.3f} {time.time() - start:.0f} s", flush=True)
+        batch = next(batches)
+        if step % 200 == 0 or step == steps:
+            value = loss.item()
+            print(f"vision step {step} loss {value:.3f} {time.time() - start:.0f} s", flush=True)
+            if not math.isfinite(value):
+                raise RuntimeError(f"loss is {value} at step {step}")
     save(model, tokenizer_from, out)
     print("vision", step, "steps", flush=True)
 
