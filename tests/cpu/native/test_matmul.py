@@ -161,6 +161,13 @@ def test_a_changed_or_replaced_weight_is_packed_again(kernels):
     assert len(kernels._packed) == 1
 
 
+def test_weights_made_in_inference_mode(kernels):
+    with torch.inference_mode():
+        weight, x = random(64, 32), random(3, 32)
+        close(kernels.linear(x, weight), x.double() @ weight.double().t(), torch.float32)
+        assert torch.equal(kernels.linear(x, weight), kernels.linear(x, weight))
+
+
 def test_strided_rows_and_no_rows(kernels):
     wide, weight = random(8, 100), random(20, 40)
     close(kernels.linear(wide[:, 10:50], weight), wide[:, 10:50].double() @ weight.double().t(), torch.float32)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tokenmill import _native as native
+from tokenmill.kernels.cpu import CpuKernels
 
 
 @pytest.fixture(scope="module", params=[None], autouse=True)
@@ -51,6 +52,16 @@ def test_the_default_is_what_the_process_may_use(threads):
     assert native.threads() == native.thread_limit()
     threads(3)
     assert native.threads() == 3
+
+
+def test_kernels_take_as_many_threads_as_torch_was_told(threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    CpuKernels()
+    assert native.threads() == 1
+    CpuKernels(threads=3)
+    assert native.threads() == 3
+    torch.set_num_threads(before)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

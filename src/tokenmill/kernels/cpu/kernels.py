@@ -38,12 +38,14 @@ _MOST_LAYERS = 1024
 
 
 class CpuKernels(ReferenceKernels):
-    """Native kernels for float32 and bfloat16 activations. threads: 0 means every core this process may use."""
+    """Native kernels for float32 and bfloat16 activations.
+
+    threads: of the native pool, which all engines of a process share; 0: as many as torch was told to use, but no more
+    than the cores that this process may run on."""
 
     def __init__(self, threads: int = 0) -> None:
         super().__init__()
-        if threads:
-            _native.set_threads(threads)
+        _native.set_threads(threads or min(torch.get_num_threads(), _native.thread_limit()))
         self._calls: dict[str, list[int]] = {}
         self._packed: dict[int, tuple[weakref.ref[Tensor], int, Tensor | None, PackedMatrix]] = {}
         self._norms: dict[int, tuple[NormSpec, tuple[Tensor, Tensor | None], Any]] = {}
@@ -51,7 +53,7 @@ class CpuKernels(ReferenceKernels):
         self._plans: dict[int, _Plan] = {}
 
     def set_threads(self, threads: int) -> None:
-        """Threads of the native pool, which all engines of this process share; 0: as many as there are cores."""
+        """Change the native pool; 0: every core that this process may run on."""
         _native.set_threads(threads)
 
     def describe(self) -> dict[str, str | int]:
@@ -144,9 +146,9 @@ class CpuKernels(ReferenceKernels):
 
     def _pack(self, weight: Tensor, bias: Tensor | None) -> PackedMatrix:
         """The packed form of a tensor that somebody else owns: kept while it lives and stays unchanged."""
-        key = id(weight)
+        key, version = id(weight), 0 if weight.is_inference() else weight._version
         found = self._packed.get(key)
-        if found is not None and found[0]() is weight and found[1] == weight._version and found[2] is bias:
+        if found is not None and found[0]() is weight and found[1] == version and found[2] is bias:
             return found[3]
         packed = pack_dense(weight.detach(), None if bias is None else bias.detach().to(weight.dtype))
         every = self._packed
@@ -154,7 +156,7 @@ class CpuKernels(ReferenceKernels):
         def forget(_: object) -> None:
             every.pop(key, None)
 
-        every[key] = (weakref.ref(weight, forget), weight._version, bias, packed)
+        every[key] = (weakref.ref(weight, forget), version, bias, packed)
         return packed
 
     # ------------------------------------------------------------------ one row at a time
