@@ -14,6 +14,7 @@ from torch import Tensor
 from tokenmill.checkpoint.gguf_blocks import Blocks
 from tokenmill.core.errors import ModelError
 from tokenmill.core.protocols import Checkpoint, Weight
+from tokenmill.quant import compressed
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.gguf_weight import BlockWeight
 from tokenmill.quant.grid import Unrounded
@@ -37,6 +38,8 @@ def check_config(config: Mapping[str, object]) -> None:
     quantization = config.get("quantization_config")
     if not quantization:
         return
+    if isinstance(quantization, Mapping) and quantization.get("quant_method") == compressed.METHOD:
+        return compressed.check(quantization)
     method = quantization.get("quant_method", "?") if isinstance(quantization, Mapping) else quantization
     raise ModelError(
         f"This checkpoint is quantised with '{method}', which is not supported. Use an unquantised checkpoint."
@@ -54,6 +57,9 @@ def load_weight(
     out, inner = request.shape
     stored = (inner, out) if request.transposed else (out, inner)
     bias = ckpt.tensor(f"{request.name}.bias", (out,), dtype).to(device) if request.bias else None
+    if not request.transposed and compressed.stored_bits(ckpt, request.name, inner) is not None:
+        grid = compressed.load_grid(ckpt, request.name, request.shape, dtype, bias).to(device)
+        return grid if quantization is None else from_dense(grid.dense(), bias, quantization)
     blocks = _blocks(ckpt, f"{request.name}.weight", stored)
     if blocks is not None and not request.transposed:
         quantised = BlockWeight([Blocks(blocks.type, blocks.raw.to(device))], dtype, bias)

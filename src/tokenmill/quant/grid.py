@@ -32,6 +32,11 @@ class GridWeight(WeightBase):
         self.packed: Any = None
         self.shape = (q.shape[0], q.shape[1])
 
+    def to(self, device: torch.device) -> Self:
+        """The same on another device, before it settles."""
+        q, scales = self._parts()
+        return self._like(q.to(device), scales.to(device), self.bias)
+
     def settle(self, kernels: Kernels) -> Weight:
         """Keep the packed form instead, where the backend has one."""
         if self.q is not None and self.scales is not None:

@@ -1,0 +1,116 @@
+"""`tokenmill quantize`: write a smaller copy of a model. Owns: its flags, the progress bar and the table at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import typer
+
+from tokenmill.cli.loading import size, spinner
+from tokenmill.core.errors import ParameterError, UserError
+
+if TYPE_CHECKING:
+    from tokenmill.quant.convert import LayerError
+
+Format = Literal["int8", "int4"]
+BITS = {"int8": 8, "int4": 4}
+SHOWN = 5
+MAX_TEXT_BYTES = 16 << 20
+
+
+def quantize(
+    source: str = typer.Argument(..., metavar="SRC", help="Folder or hub name of an unquantised model, or `demo`."),
+    target: Path = typer.Argument(..., metavar="DST", help="The folder to write; it must not exist."),
+    format: Format = typer.Option("int4", "--format", help="Integers in groups, each with its own scale."),
+    group: int = typer.Option(32, "--group", help="Columns that share a scale: 32, 64, 128 or 256."),
+    skip: str = typer.Option(None, "--skip", metavar="REGEX", help="Leave weights alone whose name matches this."),
+    perplexity: Path = typer.Option(None, "--perplexity", metavar="FILE", help="Text to compare before and after on."),
+) -> None:
+    """Round a model's weights and write them as compressed-tensors files, which other engines read too.
+
+    The embeddings, the output head, norms and routers keep their precision."""
+    pattern = _pattern(skip)
+    text = _read_text(perplexity) if perplexity is not None else None
+    with spinner("Getting ready ..."):
+        from tokenmill.engine.source import FolderSource, find_source
+        from tokenmill.quant.convert import Recipe, convert
+    found = find_source(source)
+    if not isinstance(found, FolderSource):
+        raise UserError(f"{found.path} is a GGUF file; start from the unquantised model's folder.")
+    with _bar() as tell:
+        errors = convert(found.path, target, Recipe(BITS[format], group, pattern), tell)
+    _show(found.path, target, errors)
+    if text is not None:
+        _compare(str(found.path), str(target), text)
+
+
+def _pattern(skip: str | None) -> re.Pattern[str] | None:
+    try:
+        return None if skip is None else re.compile(skip)
+    except re.error as error:
+        raise ParameterError(f"--skip {skip!r} is no regular expression ({error}).") from error
+
+
+def _read_text(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_TEXT_BYTES:
+            raise ParameterError(f"--perplexity {path}: the text is over the limit of {size(MAX_TEXT_BYTES)}.")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError(f"--perplexity {path} cannot be read: {error}.") from error
+
+
+@contextlib.contextmanager
+def _bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar over the weights, on a terminal only."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("Rounding", total=None)
+
+        def tell(name: str, done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total, description=name[-60:])
+
+        yield tell
+
+
+def _show(source: Path, target: Path, errors: list[LayerError]) -> None:
+    """Sizes, and the weights that lost most."""
+    from rich.console import Console
+    from rich.table import Table
+
+    def weights(folder: Path) -> int:
+        return sum(path.stat().st_size for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))
+
+    before, after = weights(source), weights(target)
+    mean = sum(item.error * item.weights for item in errors) / sum(item.weights for item in errors)
+    console = Console()
+    console.print(f"{target}: {size(after)} of weights instead of {size(before)}; {len(errors)} matrices rounded")
+    table = Table(title=f"relative error: mean {mean:.4f}; the largest")
+    table.add_column("weight")
+    table.add_column("error", justify="right")
+    for item in sorted(errors, key=lambda item: -item.error)[:SHOWN]:
+        table.add_row(item.name, f"{item.error:.4f}")
+    console.print(table)
+    console.print("All of them: quantization_report.json")
+
+
+def _compare(before: str, after: str, text: str) -> None:
+    from tokenmill.measure.perplexity import perplexity
+
+    results = []
+    for name in (before, after):
+        with spinner(f"Reading the text with {name} ..."):
+            results.append(perplexity({"model": name, "max_num_seqs": 8}, text))
+    first, second = results
+    change = 100 * (second.value / first.value - 1)
+    typer.echo(
+        f"perplexity over {first.tokens} tokens: {first.value:.4f} before, {second.value:.4f} after ({change:+.2f} %)"
+    )

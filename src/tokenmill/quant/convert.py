@@ -1,0 +1,210 @@
+"""A model folder in, a quantised model folder out. Owns: which weights are rounded, and that no half-written folder is
+ever left behind. Must not know: command lines, engines, how a folder is found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tokenmill.checkpoint.folder import open_checkpoint, read_config
+from tokenmill.core.errors import ModelError, UserError
+from tokenmill.core.protocols import Checkpoint
+from tokenmill.quant import compressed
+from tokenmill.quant.rounding import round_best
+
+SHARD_BYTES = 2 << 30
+MAX_COPIED_BYTES = 64 << 20
+REPORT = "quantization_report.json"
+KEPT = re.compile(
+    r"(embed|wte|wpe|word_embeddings|norm|\bln_|lm_head|embed_out|router|(^|\.)gate\.weight$|shared_expert_gate|rotary)"
+)
+"""Never rounded: embeddings, heads, norms and routers are small, or lose too much."""
+_WEIGHTS = (".safetensors", ".bin", ".gguf", ".pth", ".pt", ".index.json", ".onnx", ".h5", ".msgpack")
+_TRANSPOSED = ("GPT2LMHeadModel",)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to round: 8 or 4 bits, columns per scale, and a pattern of weight names to leave alone."""
+
+    bits: int
+    group: int = 32
+    skip: re.Pattern[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerError:
+    """What rounding one weight lost, relative to its size."""
+
+    name: str
+    error: float
+    weights: int
+
+
+Tell = Callable[[str, int, int], None]
+"""(weight name, how many are done, how many there are)."""
+
+
+def convert(
+    source: Path, target: Path, recipe: Recipe, tell: Tell = lambda name, done, total: None
+) -> list[LayerError]:
+    """Write `source` quantised to the new folder `target`, whole or not at all."""
+    config = _check(source, target, recipe)
+    ckpt = open_checkpoint(source)
+    try:
+        chosen = choose(ckpt, recipe)
+        if target.exists():
+            target.rmdir()  # it is empty
+        partial = target.parent / f".{target.name}.partial-{os.getpid()}"
+        try:
+            partial.mkdir(parents=True)
+            errors = _write(ckpt, partial, chosen, recipe, tell)
+            ignore = sorted(_linear_names(ckpt) - chosen | {"lm_head.weight"})
+            told = compressed.quantization_config(
+                recipe.bits, recipe.group, [n.removesuffix(".weight") for n in ignore]
+            )
+            _write_json(partial / "config.json", {**config, "quantization_config": told})
+            _write_json(partial / REPORT, {"weights": [asdict(e) for e in errors], "bits": recipe.bits,
+                                           "group": recipe.group})  # fmt: skip
+            _copy_rest(source, partial)
+            partial.rename(target)
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise UserError(f"{target} cannot be written ({reason}); nothing is left of it.") from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    finally:
+        ckpt.close()
+    return errors
+
+
+def _check(source: Path, target: Path, recipe: Recipe) -> dict[str, Any]:
+    """The config of a source that may be quantised into this target."""
+    config = read_config(source)
+    if config.get("quantization_config"):
+        method = config["quantization_config"]
+        method = method.get("quant_method", "?") if isinstance(method, dict) else method
+        raise ModelError(f"{source} is already quantised ({method}); start from the unquantised model.")
+    if any(name in _TRANSPOSED for name in config.get("architectures") or []):
+        raise ModelError(f"{source}: this architecture stores its matrices transposed, which the format cannot say.")
+    if recipe.group < 32 or recipe.group % 32 or recipe.group > 256 or 256 % recipe.group:
+        raise UserError(f"--group {recipe.group}: use 32, 64, 128 or 256.")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"{target} exists already; name a folder that does not, or an empty one.")
+    return config
+
+
+def choose(ckpt: Checkpoint, recipe: Recipe) -> set[str]:
+    """The weights to round; refused when a group does not divide one of them."""
+    names = {name for name in _linear_names(ckpt) if not KEPT.search(name)}
+    names = {name for name in names if recipe.skip is None or not recipe.skip.search(name)}
+    if not names:
+        raise ModelError("There is no weight to quantise here (or --skip leaves none).")
+    for name in sorted(names):
+        shape = ckpt.shape(name)
+        assert shape is not None
+        if shape[1] % recipe.group:
+            raise UserError(
+                f"{name} has rows of {shape[1]}, which are not whole groups of {recipe.group}: "
+                f"choose another --group, or leave it out with --skip."
+            )
+    return names
+
+
+def _linear_names(ckpt: Checkpoint) -> set[str]:
+    """Every matrix that multiplies, by its shape and name."""
+    matrices = (name for name in ckpt.names() if name.endswith(".weight") and len(ckpt.shape(name) or ()) == 2)
+    return {
+        name for name in matrices if not re.search(r"(embed_tokens|embed_positions|wte|wpe|word_embed|embed_in)", name)
+    }
+
+
+def _write(ckpt: Checkpoint, folder: Path, chosen: set[str], recipe: Recipe, tell: Tell) -> list[LayerError]:
+    """All weights, in shards; -> the error of each rounded one."""
+    errors: list[LayerError] = []
+    shards = _Shards(folder)
+    for name in ckpt.names():
+        tensor = ckpt.tensor(name)
+        if name not in chosen:
+            shards.add({name: tensor})
+            continue
+        if not tensor.is_floating_point() or tensor.element_size() < 2:
+            raise ModelError(f"{name} is stored as {tensor.dtype}: the model is quantised already.")
+        q, scales, error = round_best(tensor, recipe.bits, recipe.group, tensor.dtype)
+        base = name.removesuffix(".weight")
+        packed = {"weight_packed": compressed.pack(q, recipe.bits), "weight_scale": scales}
+        packed["weight_shape"] = torch.tensor(tensor.shape, dtype=torch.int64)
+        shards.add({f"{base}.{part}": value for part, value in packed.items()})
+        errors.append(LayerError(name, error, tensor.numel()))
+        tell(name, len(errors), len(chosen))
+    shards.close()
+    return errors
+
+
+class _Shards:
+    """Tensors collected into files of a bounded size."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.waiting: dict[str, Tensor] = {}
+        self.files: list[list[str]] = []
+        self.total = 0
+
+    def add(self, tensors: dict[str, Tensor]) -> None:
+        """These go together into one file."""
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        if self.waiting and sum(tensor.nbytes for tensor in self.waiting.values()) + size > SHARD_BYTES:
+            self._flush()
+        self.waiting.update(tensors)
+        self.total += size
+
+    def close(self) -> None:
+        """Write the rest, and the index if there are several files."""
+        self._flush()
+        count = len(self.files)
+        names = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
+        names = names if count > 1 else ["model.safetensors"]
+        for number, name in enumerate(names):
+            self._part(number).chmod(0o644)  # the library makes files that nobody else may read
+            self._part(number).rename(self.folder / name)
+        if count > 1:
+            where = {key: name for keys, name in zip(self.files, names, strict=True) for key in keys}
+            table = {"metadata": {"total_size": self.total}, "weight_map": where}
+            _write_json(self.folder / "model.safetensors.index.json", table)
+
+    def _flush(self) -> None:
+        # The library refuses tensors that share memory.
+        whole = {name: tensor.contiguous().clone() for name, tensor in self.waiting.items()}
+        save_file(whole, self._part(len(self.files)), metadata={"format": "pt"})
+        self.files.append(list(self.waiting))
+        self.waiting = {}
+
+    def _part(self, number: int) -> Path:
+        return self.folder / f"part-{number:05}.safetensors"
+
+
+def _copy_rest(source: Path, target: Path) -> None:
+    """Tokenizer, templates, generation defaults: every small file that holds no weights."""
+    for path in _files(source):
+        if not path.name.endswith(_WEIGHTS) and path.name != "config.json" and path.stat().st_size <= MAX_COPIED_BYTES:
+            shutil.copyfile(path, target / path.name)
+
+
+def _files(folder: Path) -> Iterable[Path]:
+    return (path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith("."))
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,210 @@
+"""Tokenizers out of GGUF metadata give Transformers' ids; and the metadata that cannot be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import sentencepiece
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from tokenmill.checkpoint.gguf_file import open_gguf
+from tokenmill.core.errors import ModelError
+from tokenmill.text.codec import Tokenizer as Ours
+from tokenmill.text.gguf import tokenizer_from_gguf
+
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog, doesn't it? I'M sure THEY'LL agree; we've 1234567 reasons.",
+    "def f(x):\n    return x ** 2  # square\n\n\nprint(f(10), 'ok')\t\tend",
+    "Größe, naïve café, 你好世界, Привет мир, עברית; emoji 🙂🙃 and ½ or ④.",
+    "HelloWorld camelCase XMLHttpRequest iPhone15ProMax http://a.b/c?d=e&f=g",
+]
+TEXTS = [
+    *CORPUS,
+    "",
+    " ",
+    "   leading and   inner  spaces ",
+    "a\r\n\r\nb\n \n c",
+    "12345 1 22 333 4444",
+    "<|im_start|>user\nhi<|im_end|>",
+    "e\u0301 combining, \u00e9 not; \ufb01 ligature; \u3000 wide space",
+    "don't DON'T you'Ll 'tis 'S",
+    "\U0001f468‍\U0001f469‍\U0001f467 family",
+    "日本語123テキスト",
+]
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+O200K = "|".join(
+    [
+        r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?""",
+        r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?""",
+        r"""\p{N}{1,3}""",
+        r""" ?[^\s\p{L}\p{N}]+[\r\n/]*""",
+        r"""\s*[\r\n]+""",
+        r"""\s+(?!\S)""",
+        r"""\s+""",
+    ]
+)
+TEKKEN = O200K.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace(r"\p{N}{1,3}", r"\p{N}")
+LEVEL = {"add_prefix_space": False, "use_regex": False}
+SPLITS: dict[str, Any] = {
+    "gpt-2": [pre_tokenizers.ByteLevel(add_prefix_space=False)],
+    "llama-bpe": [pre_tokenizers.Split(Regex(LLAMA3), "isolated"), pre_tokenizers.ByteLevel(**LEVEL)],
+    "qwen2": [
+        pre_tokenizers.Split(Regex(LLAMA3.replace("{1,3}", "")), "isolated"),
+        pre_tokenizers.ByteLevel(**LEVEL),
+    ],
+    "gpt-4o": [pre_tokenizers.Split(Regex(O200K), "isolated"), pre_tokenizers.ByteLevel(**LEVEL)],
+    "tekken": [pre_tokenizers.Split(Regex(TEKKEN), "isolated"), pre_tokenizers.ByteLevel(**LEVEL)],
+    "smollm": [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)],
+}
+RUN = "\u2581\u2581"
+SPECIAL = ["<|begin|>", "<|im_start|>", "<|im_end|>", "<|endoftext|>"]
+
+
+def byte_level(pre: str) -> Tokenizer:
+    """A small trained vocabulary with that way of splitting."""
+    inner = Tokenizer(models.BPE(ignore_merges=pre in ("llama-bpe", "tekken", "gpt-4o")))
+    inner.pre_tokenizer = pre_tokenizers.Sequence(SPLITS[pre])
+    inner.normalizer = normalizers.NFC() if pre == "qwen2" else None
+    inner.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    inner.train_from_iterator(
+        CORPUS * 3, trainers.BpeTrainer(vocab_size=700, initial_alphabet=alphabet, show_progress=False)
+    )
+    inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIAL])
+    inner.add_tokens([AddedToken("<tool>", special=False, normalized=False)])
+    return inner
+
+
+def write_byte_level(path: Path, inner: Tokenizer, pre: str, **options: Any) -> None:
+    import json
+
+    state = json.loads(inner.to_str())
+    tokens = [inner.id_to_token(i) or "" for i in range(inner.get_vocab_size())]
+    out = gguf.GGUFWriter(str(path), "llama")
+    out.add_tokenizer_model("gpt2")
+    out.add_tokenizer_pre(pre)
+    out.add_token_list(tokens)
+    out.add_token_merges([" ".join(pair) for pair in state["model"]["merges"]])
+    out.add_token_types([3 if token in SPECIAL else 4 if token == "<tool>" else 1 for token in tokens])
+    out.add_bos_token_id(tokens.index("<|begin|>"))
+    out.add_eos_token_id(tokens.index("<|im_end|>"))
+    for name, value in options.items():
+        getattr(out, f"add_{name}")(value)
+    finish(out)
+
+
+def finish(out: gguf.GGUFWriter) -> None:
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+
+
+def read(path: Path) -> Ours:
+    return tokenizer_from_gguf(open_gguf(path).metadata, str(path))
+
+
+@pytest.mark.parametrize("pre", SPLITS)
+def test_byte_level_ids(pre: str, tmp_path: Path) -> None:
+    inner = byte_level(pre)
+    theirs = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(inner.to_str()))
+    write_byte_level(tmp_path / "t.gguf", inner, pre, add_bos_token=False)
+    ours = read(tmp_path / "t.gguf")
+    for text in TEXTS:
+        ids = theirs(text, add_special_tokens=False)["input_ids"]
+        assert ours.encode(text) == ids, text
+        assert ours.decode(ids, skip_special_tokens=False) == theirs.decode(ids, skip_special_tokens=False)
+    assert ours.special_ids == {inner.token_to_id(name) for name in SPECIAL}
+    assert ours.eos_ids == (inner.token_to_id("<|im_end|>"), inner.token_to_id("<|endoftext|>"))
+
+
+def test_frame_and_templates(tmp_path: Path) -> None:
+    inner = byte_level("llama-bpe")
+    write_byte_level(tmp_path / "t.gguf", inner, "llama-bpe", add_eos_token=True, chat_template="{{ messages }}")
+    ours = read(tmp_path / "t.gguf")
+    ids = ours.encode("hi")  # no add_bos_token: this splitter's family has it on
+    assert ids[0] == ours.bos_id == inner.token_to_id("<|begin|>") and ids[-1] == inner.token_to_id("<|im_end|>")
+    assert ours.chat_template == "{{ messages }}"
+    named = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]
+    write_byte_level(tmp_path / "n.gguf", inner, "gpt-2", chat_template=named)
+    assert read(tmp_path / "n.gguf").chat_template == {"default": "d", "tool_use": "t"}
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_sentencepiece_ids(prefix: bool, tmp_path: Path) -> None:
+    corpus = tmp_path / "c.txt"
+    corpus.write_text("\n".join(CORPUS * 20))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(corpus), model_prefix=str(tmp_path / "sp"), vocab_size=500, model_type="bpe", byte_fallback=True,
+        character_coverage=0.98, normalization_rule_name="identity", remove_extra_whitespaces=False,
+        add_dummy_prefix=prefix, user_defined_symbols=["<tool>"] if prefix else ["<tool>", RUN], minloglevel=2,
+    )  # fmt: skip
+    spm = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "sp.model"))
+    out = gguf.GGUFWriter(str(tmp_path / "t.gguf"), "llama")
+    out.add_tokenizer_model("llama")
+    ids = range(spm.vocab_size())
+    out.add_token_list([spm.id_to_piece(i) for i in ids])
+    out.add_token_scores([spm.get_score(i) for i in ids])
+    out.add_token_types([kind_of(spm, i) for i in ids])
+    out.add_bos_token_id(1)
+    out.add_eos_token_id(2)
+    out.add_unk_token_id(0)
+    out.add_add_space_prefix(prefix)
+    finish(out)
+    ours = read(tmp_path / "t.gguf")
+    for text in TEXTS:
+        assert ours.encode(text, add_special_tokens=False) == spm.encode(text), text
+        assert ours.encode(text)[0] == 1 and ours.decode(ours.encode(text)) == spm.decode(spm.encode(text))
+
+
+def kind_of(spm: Any, index: int) -> int:
+    if spm.is_unknown(index):
+        return 2
+    if spm.is_control(index):
+        return 3
+    if spm.is_byte(index):
+        return 6
+    return 4 if spm.id_to_piece(index) in ("<tool>", RUN) else 1
+
+
+GOOD = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.tokens": ["a", "b", "ab", "<|end|>"],
+    "tokenizer.ggml.merges": ["a b"],
+    "tokenizer.ggml.token_type": [1, 1, 1, 3],
+}
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "no tokenizer": ({"tokenizer.ggml.model": None}, "absent"),
+    "unknown kind": ({"tokenizer.ggml.model": "bert"}, "'bert'"),
+    "kind is a number": ({"tokenizer.ggml.model": 3}, "no text"),
+    "no tokens": ({"tokenizer.ggml.tokens": None}, "no vocabulary"),
+    "tokens not text": ({"tokenizer.ggml.tokens": ["a", b"\xff", "ab", "c"]}, "not UTF-8"),
+    "token twice": ({"tokenizer.ggml.tokens": ["a", "a", "ab", "c"]}, "twice"),
+    "short types": ({"tokenizer.ggml.token_type": [1]}, "does not fit"),
+    "no merges": ({"tokenizer.ggml.merges": None}, "merges are absent"),
+    "broken merge": ({"tokenizer.ggml.merges": ["ab"]}, "not two tokens"),
+    "merge of nothing": ({"tokenizer.ggml.merges": ["x y"]}, "cannot be used"),
+    "unknown splitter": ({"tokenizer.ggml.pre": "nobody-knows"}, "nobody-knows"),
+    "template a number": ({"tokenizer.chat_template": 5}, "no text"),
+    "spm without scores": ({"tokenizer.ggml.model": "llama"}, "scores"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_unusable_metadata(name: str) -> None:
+    change, told = BAD[name]
+    with pytest.raises(ModelError, match=told):
+        tokenizer_from_gguf({**GOOD, **change}, "x.gguf")
+
+
+def test_ids_outside_the_vocabulary_are_ignored() -> None:
+    wild = {"tokenizer.ggml.eos_token_id": 99, "tokenizer.ggml.bos_token_id": -1, "tokenizer.ggml.add_bos_token": True}
+    ours = tokenizer_from_gguf({**GOOD, **wild}, "x.gguf")
+    assert ours.encode("ab") == [2] and ours.eos_ids == (3,) and ours.bos_id is None
