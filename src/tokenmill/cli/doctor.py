@@ -12,8 +12,18 @@ from tokenmill.cli.loading import spinner
 _MARKS = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "bad": ("BAD ", "red")}
 
 
-def doctor(as_json: bool = typer.Option(False, "--json", help="Print the findings as JSON.")) -> None:
+TYPES = ("float32", "bfloat16", "float16", "int8", "int4")
+
+
+def doctor(
+    as_json: bool = typer.Option(False, "--json", help="Print the findings as JSON."),
+    measure: bool = typer.Option(False, "--measure", help="Measure memory bandwidth and products instead (seconds)."),
+    device: str = typer.Option("auto", "--device", help="`cpu`, `cuda`, `cuda:1`, or `auto`; for --measure."),
+) -> None:
     """Look at this machine: devices, memory, kernels, extras; each finding says what to do about it."""
+    if measure:
+        _measure(device, as_json)
+        return
     with spinner("Looking around ..."):
         from tokenmill.measure.doctor import examine
 
@@ -29,3 +39,20 @@ def doctor(as_json: bool = typer.Option(False, "--json", help="Print the finding
                 typer.echo(f"      -> {finding.advice}")
     if any(finding.status == "bad" for finding in findings):
         raise typer.Exit(FAILED)
+
+
+def _measure(device: str, as_json: bool) -> None:
+    with spinner("Measuring ..."):
+        from tokenmill.device.memory import pick_device
+        from tokenmill.measure.ceilings import measure
+
+        picked = pick_device(device)
+        types = tuple(t for t in TYPES if t != "float16" or picked != "cpu")  # CPUs compute float16 slowly
+        found = measure(picked, types)
+    if as_json:
+        print(json.dumps({"measured": found}, indent=2))
+        return
+    typer.echo(f"{found['device']}: {found['title']}")
+    typer.echo(f"  memory: read {found['read_gb_per_s']:.1f} GB/s, copy {found['copy_gb_per_s']:.1f} GB/s")
+    for dtype, rate in found["tflops"].items():
+        typer.echo(f"  products in {dtype}: {rate:.3f} TFLOP/s")

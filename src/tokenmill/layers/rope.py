@@ -91,7 +91,8 @@ def make_rope(b: Build, settings: RopeSettings, *, interleaved: bool = False, st
     key = (settings, interleaved, start)
     if key not in b.book.ropes:
         inverse, gain = frequencies(settings, b.max_positions)
-        angle = torch.arange(b.max_positions, dtype=torch.float32)[:, None] * inverse
+        where = b.device if b.device.type == "meta" else "cpu"
+        angle = torch.arange(b.max_positions, dtype=torch.float32, device=where)[:, None] * inverse.to(where)
         # cos and sin in double: rounded once, they do not depend on how torch splits the table among threads.
         cos, sin = (angle.double().cos() * gain).float(), (angle.double().sin() * gain).float()
         b.book.ropes[key] = RopeSpec(cos.to(b.device), sin.to(b.device), settings.dim, interleaved, start)

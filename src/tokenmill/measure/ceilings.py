@@ -1,71 +1,118 @@
-"""How fast the hardware could be. Owns: the roofline's two numbers, from data sheets (GPU) or measured here (CPU)."""
+"""What this machine reaches, measured in seconds. Owns: plain reads, copies, and large products per type.
+
+Must not know: models. On a GPU work is queued several times before it is waited for, so that launching costs nothing.
+"""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from tokenmill.device.memory import describe
+from tokenmill.core.errors import ParameterError
+from tokenmill.device.memory import describe, total_bytes
+from tokenmill.kernels import make_kernels
+from tokenmill.measure.devices import Device, recognise
 
-# Data sheets: bytes per second of memory, dense bfloat16 and float16 operations per second. First match counts.
-_SHEETS: tuple[tuple[str, float, float], ...] = (
-    ("H200", 4.8e12, 989e12),
-    ("H100 80GB HBM3", 3.35e12, 989e12),
-    ("A100-SXM4-80GB", 2.039e12, 312e12),
-    ("A100-SXM4-40GB", 1.555e12, 312e12),
-    ("L40S", 0.864e12, 362e12),
-    ("RTX 4090", 1.008e12, 165e12),
-)
-_READ_BYTES = 256 << 20
-_SIDE = 1024
+_READ_BYTES = {"cpu": 256 << 20, "gpu": 2 << 30}
+_SIDE = {"cpu": 1024, "gpu": 8192}
+_INTEGER_ROWS = 256
 _ROUNDS = 5
+_FLOATS = ("float32", "bfloat16", "float16")
 
 
-@dataclass(frozen=True, slots=True)
-class Ceilings:
-    """Bytes and operations per second at best; None where unknown. `notes` say where the numbers come from."""
-
-    bytes_per_s: float | None
-    flops_per_s: float | None
-    notes: tuple[str, ...]
+def ceilings(device: str, dtype: str) -> Device:
+    """What a run on this device is compared with: its data sheet if it is in the table, else what is measured now."""
+    known = recognise(describe(device)) if device.startswith("cuda") else None
+    return known or measure_device(device, (dtype,))
 
 
-def ceilings(device: str, dtype: str) -> Ceilings:
-    """What this device reaches in this compute type."""
-    return _of_gpu(describe(device), dtype) if device.startswith("cuda") else _of_cpu(getattr(torch, dtype))
+def measure_device(device: str, dtypes: tuple[str, ...] = ("float32", "bfloat16", "int8")) -> Device:
+    """This machine's device, measured."""
+    found = measure(device, dtypes)
+    return read_measured(found, f"measured on {device}")
 
 
-def _of_gpu(name: str, dtype: str) -> Ceilings:
-    for known, rate, flops in _SHEETS:
-        if known in name:
-            if dtype in ("bfloat16", "float16"):
-                return Ceilings(rate, flops, (f"ceilings of {known} from its data sheet",))
-            return Ceilings(rate, None, (f"mfu is null: no ceiling is known for {dtype} on {name}",))
-    return Ceilings(None, None, (f"mbu and mfu are null: the ceilings of {name} are not known",))
+def measure(device: str, dtypes: tuple[str, ...]) -> dict[str, Any]:
+    """Plain JSON: read and copy GB/s, TFLOP/s per type; a type that this device cannot multiply is left out."""
+    kind = "cpu" if device == "cpu" else "gpu"
+    tflops = {}
+    for dtype in dtypes:
+        rate = _products(device, kind, dtype)
+        if rate is not None:
+            tflops[dtype] = round(rate / 1e12, 5)
+    data = torch.ones(_READ_BYTES[kind] // 4, device=device)
+    read = data.nbytes / _best(lambda: data.sum(), data)
+    half = len(data) // 2
+    copied = 2 * 4 * half / _best(lambda: data[:half].copy_(data[half : 2 * half]), data)
+    return {
+        "device": device,
+        "title": describe(device),
+        "kind": kind,
+        "memory_bytes": total_bytes(device),
+        "read_gb_per_s": round(read / 1e9, 3),
+        "copy_gb_per_s": round(copied / 1e9, 3),
+        "tflops": tflops,
+    }
 
 
-def _of_cpu(dtype: torch.dtype) -> Ceilings:
-    """Measured by torch, best of a few: a large sum, and a product of two matrices."""
-    data = torch.ones(_READ_BYTES // 4)
-    a = torch.ones(_SIDE, _SIDE, dtype=dtype)
-    rate = _READ_BYTES / _best(lambda: data.sum())
-    flops = 2 * _SIDE**3 / _best(lambda: a @ a)
-    note = (
-        f"ceilings measured on this CPU by torch: reads {rate / 1e9:.1f} GB/s, "
-        f"{str(dtype).removeprefix('torch.')} products {flops / 1e9:.0f} GFLOP/s"
-    )
-    return Ceilings(rate, flops, (note,))
+def read_measured(found: Mapping[str, Any], source: str) -> Device:
+    """A device from what `measure` gave."""
+    try:
+        return Device(
+            name="this",
+            title=found["title"],
+            kind=found["kind"],
+            memory_bytes=int(found["memory_bytes"]),
+            bytes_per_s=float(found["read_gb_per_s"]) * 1e9,
+            flops={str(dtype): float(rate) * 1e12 for dtype, rate in found["tflops"].items()},
+            link_bytes_per_s=0.0,
+            source=source if source.startswith("measured") else f"measured, from {source}",
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ParameterError(f"{source} is not what `tokenmill doctor --measure --json` prints ({error!r}).") from error
 
 
-def _best(work: Callable[[], object]) -> float:
-    """Seconds of the quickest of a few rounds, the first left out."""
-    work()
+def load_measured(path: Path) -> Device:
+    """A device from a file with the output of `tokenmill doctor --measure --json`."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ParameterError(f"{path} cannot be read: {error}.") from error
+    found = found.get("measured", found) if isinstance(found, dict) else {}
+    return read_measured(found, str(path))
+
+
+def _products(device: str, kind: str, dtype: str) -> float | None:
+    """Operations per second of a large product; None: there is none in this type."""
+    side = _SIDE[kind]
+    if dtype in _FLOATS:
+        a = torch.ones(side, side, dtype=getattr(torch, dtype), device=device)
+        return 2.0 * side**3 / _best(lambda: a @ a, a)
+    if dtype not in ("int8", "int4"):
+        return None
+    kernels, bits = make_kernels(device), 8 if dtype == "int8" else 4
+    weight = torch.ones(4 * side, side, dtype=torch.float32, device=device)
+    packed = kernels.pack_grid(*kernels.quantise(weight, bits, 32), bits)
+    if packed is None:
+        return None
+    x = torch.ones(_INTEGER_ROWS, side, dtype=torch.bfloat16, device=device)
+    return 2.0 * _INTEGER_ROWS * 4 * side * side / _best(lambda: kernels.fused_linear(x, packed), x)
+
+
+def _best(work: Callable[[], object], probe: Tensor) -> float:
+    """Seconds of one piece of work in the quickest of a few rounds, the first left out."""
     times = []
-    for _ in range(_ROUNDS):
+    inner = 1 if probe.device.type == "cpu" else 8
+    for _ in range(_ROUNDS + 1):
         start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return min(times)
+        for _ in range(inner):
+            work()
+        probe.view(-1)[0].item()
+        times.append((time.perf_counter() - start) / inner)
+    return min(times[1:])

@@ -15,15 +15,22 @@ from typing import Any, Protocol
 from tokenmill import __version__
 from tokenmill.core.errors import ParameterError, TokenmillError
 from tokenmill.core.request import Request, SamplingParams
+from tokenmill.core.step import StepPlan
 from tokenmill.device.memory import describe, peak_bytes
 from tokenmill.engine.llm import LLM
 from tokenmill.measure.ceilings import ceilings
+from tokenmill.measure.devices import speeds
+from tokenmill.measure.plan import Planner, read_model
+from tokenmill.measure.replay import PlanRecorder, grants_of
+from tokenmill.measure.roofline import Cost, Speeds, floor, step_cost
 from tokenmill.measure.stats import summary_ms
 from tokenmill.measure.workloads import Job, Workload
 
 WARM_TOKENS = 4
+TIMELINE_POINTS = 2000
+Steps = list[tuple[float, StepPlan]]
+"""When each plan of a run was submitted, and the plan."""
 _COUNTED = ("steps", "prompt_tokens", "cached_tokens", "preemptions", "drafted", "accepted")
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class Progress(Protocol):
@@ -71,18 +78,24 @@ def measure(
     try:
         startup = time.perf_counter() - started
         facts = llm.built.facts
+        recorder = PlanRecorder(llm.engine.executor)
+        llm.engine.executor = recorder
         detokenize = detokenize and llm.built.tokenizer is not None
         every = [_jobs(llm, workload) for workload in workloads]
-        runs = []
+        runs: list[dict[str, Any]] = []
+        steps: list[Steps] = []
         for workload, jobs in zip(workloads, every, strict=True):
             progress.start("warming up", 1)
             _drive(llm, _warm(llm, jobs), detokenize, Silent())
             llm.reset_prefix_cache()
             progress.start(workload.name, len(jobs))
+            recorder.plans.clear()
+            started = time.perf_counter()
             runs.append({"workload": workload.name, **_run(llm, jobs, detokenize, progress)})
+            steps.append([(when - started, plan) for when, plan in recorder.plans])
         notes: list[str] = []
         memory = _peak_memory(llm, notes)  # before the ceilings: to measure them takes memory too
-        _compare(runs, llm, notes)
+        _compare(runs, steps, llm, notes)
         best = max(runs, key=lambda run: run["output_tokens_per_s"])
         head = {
             "tokenmill": __version__,
@@ -145,6 +158,7 @@ def _run(llm: LLM, jobs: list[Job], detokenize: bool, progress: Progress) -> dic
         **_latencies(traces),
         "mbu": None,
         "mfu": None,
+        "roofline": None,
         "steps": counted["steps"],
         "computed_prompt_tokens": counted["prompt_tokens"],
         **{name: counted[name] for name in _COUNTED[2:]},
@@ -222,20 +236,57 @@ def _peak_memory(llm: LLM, notes: list[str]) -> int | None:
     return None
 
 
-def _compare(runs: list[dict[str, Any]], llm: LLM, notes: list[str]) -> None:
-    """Fill in mbu and mfu, the shares of what the hardware could do; say what they leave out."""
-    facts = llm.built.facts
-    limits = ceilings(facts.device, facts.dtype)
-    notes += limits.notes
-    for run in runs:
-        read = run["steps"] * facts.weight_bytes / run["seconds"]
-        flops = (run["computed_prompt_tokens"] + run["output_tokens"]) * facts.flops_per_token / run["seconds"]
-        run["mbu"] = round(read / limits.bytes_per_s, 6) if limits.bytes_per_s else None
-        run["mfu"] = round(flops / limits.flops_per_s, 6) if limits.flops_per_s else None
+def _compare(runs: list[dict[str, Any]], steps: list[Steps], llm: LLM, notes: list[str]) -> None:
+    """Fill in mbu, mfu and roofline, the shares of what the hardware could do, from what each step had to do."""
+    config, facts = llm.built.config, llm.built.facts
+    kind = "cpu" if facts.device == "cpu" else "gpu"
+    try:
+        planner = read_model(config, kind)
+    except TokenmillError as error:
+        notes.append(f"mbu and mfu are null: {error}")
+        return
+    device = ceilings(facts.device, planner.dtype)
     notes.append(
-        "mbu counts the weights once per step and no K/V; mfu counts the matrix products of each token, the output "
-        "head for prompt tokens too, and no attention"
+        f"ceilings of {device.title}: {device.bytes_per_s / 1e9:.1f} GB/s, "
+        f"{(device.flops_in(planner.dtype) or 0.0) / 1e12:.3g} TFLOP/s in {planner.dtype} ({device.source})"
     )
-    touched = facts.flops_per_token / 2 * _ITEM_BYTES[facts.dtype]
-    if llm.built.config.model.quantization is None and touched < 0.9 * facts.weight_bytes:
-        notes.append("mbu counts all experts in every step, though small batches read only some of them")
+    if planner.dtype not in device.flops:
+        notes.append(f"mbu and mfu are null: no ceiling is known for {planner.dtype} on {device.title}")
+        return
+    if not all(steps):
+        notes.append("mbu and mfu are null: the steps of a run were not seen")
+        return
+    for run, plans in zip(runs, steps, strict=True):
+        run.update(compare_run(planner, speeds(device, planner.dtype), plans, run["seconds"]))
+    notes.append(
+        "mbu: weights (of experts, as many as the step's tokens are expected to choose) and K/V that each step had to "
+        "move; mfu: its products and attention; roofline: the least time of all steps over the time of the run"
+    )
+    if config.speculate.speculative_config:
+        notes.append("with drafts, mbu and mfu count rows as long as if all drafts had been accepted")
+
+
+def compare_run(planner: Planner, limits: Speeds, steps: Steps, seconds: float) -> dict[str, Any]:
+    """mbu, mfu and roofline of one run, and what its steps were made of over time."""
+    total, least = Cost(), 0.0
+    lengths: dict[int, int] = {}
+    timeline = []
+    for (when, _), grants in zip(steps, grants_of([plan for _, plan in steps], lengths), strict=True):
+        cost = step_cost(planner.sheet, grants, planner.kv_element_bytes)
+        least += floor(cost, limits).seconds
+        total.add(cost)
+        ones = sum(grant.count == 1 for grant in grants)
+        timeline.append([round(when, 5), ones, sum(grant.count for grant in grants) - ones])
+    return {
+        "mbu": round(total.total_bytes / seconds / limits.bytes_per_s, 6),
+        "mfu": round(total.total_flops / seconds / limits.flops_per_s, 6),
+        "roofline": round(least / seconds, 6),
+        "bytes": {"weights": sum(total.weight_bytes.values()), "kv": total.kv_bytes},
+        "flops": total.total_flops,
+        "timeline": thinned(timeline),
+    }
+
+
+def thinned(timeline: list[list[float]]) -> list[list[float]]:
+    """At most TIMELINE_POINTS of (seconds, decoding rows, prompt tokens), evenly chosen."""
+    return timeline[:: -(-len(timeline) // TIMELINE_POINTS)] if timeline else []

@@ -1,0 +1,169 @@
+"""`tokenmill plan`: memory, speed and cost before loading. Owns: its flags, the table and the sentences around it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from tokenmill.cli.errors import FAILED
+from tokenmill.cli.flags import MODEL, engine_flags, flag, settle, with_flags
+from tokenmill.core.config import all_options
+from tokenmill.core.errors import ParameterError
+
+LOAD = {
+    "efficiency": flag("efficiency", str, "Shares of the ceilings that are reached: MEMORY,COMPUTE, or one for both."),
+    "price": flag("price", float, "US dollars per hour of one device.", min=0.0),
+    "contexts": flag("context", list[int], "Prompt tokens per request (may be repeated)."),
+    "output": flag("output_len", int, "Output tokens per request.", min=1),
+    "slo": flag("slo", str, "Find the cheapest set-up that meets this, like ttft=500ms,tpot=50ms."),
+    "users": flag("users", int, "Users at a time, for --slo.", min=1),
+}
+if "tensor_parallel_size" not in all_options():
+    LOAD["ranks"] = inspect.Parameter(
+        "ranks",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=typer.Option(None, "--tensor-parallel-size", "--tp", min=1, help="Devices that share the model."),
+        annotation=int,
+    )
+
+
+@engine_flags
+@with_flags("load", LOAD)
+def plan(
+    model: str = MODEL,
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    *,
+    load: dict[str, Any],
+    options: dict[str, Any],
+) -> None:
+    """Does it fit, how long may contexts be, how fast will it be, what will it cost? Nothing is loaded.
+
+    --device takes a name of the hardware table (h200, a100, rtx4090, m4, ...), a file that `doctor --measure --json`
+    wrote, or what `serve` takes: then this machine is measured.
+    """
+    on = options.get("device", "auto")
+    options = {name: value for name, value in options.items() if name != "device"}
+    config, _ = settle(model, options)
+    from tokenmill.measure import plan as planning
+    from tokenmill.measure.devices import efficiency_of
+
+    if ("slo" in load) != ("users" in load):
+        raise ParameterError("--slo and --users belong together: how fast, and for how many at a time?")
+    device = _device(on, planning.speed_types(config))
+    setup = planning.Setup(
+        device=device,
+        ranks=load.get("ranks") or options.get("tensor_parallel_size", 1),
+        efficiency=efficiency_of(device, load.get("efficiency")),
+        contexts=tuple(load.get("contexts", ())),
+        output=load.get("output", planning.DEFAULT_OUTPUT),
+        price=load.get("price"),
+    )
+    planner = planning.read_model(config, device.kind, setup.ranks)
+    found = planning.plan(planner, setup)
+    if not found["fits"]:
+        found["instead"] = planning.rescued(planner, setup)
+    if "slo" in load:
+        from tokenmill.measure.slo import cheapest, read_slo
+
+        found["cheapest"] = cheapest(config, read_slo(load["slo"]), load["users"], setup)
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        _show(found)
+    if not found["fits"]:
+        raise typer.Exit(FAILED)
+
+
+def _device(name: str, types: tuple[str, ...]) -> Any:
+    from tokenmill.measure.devices import find_device
+
+    if name not in ("auto", "cpu") and not name.startswith("cuda"):
+        if name.endswith(".json"):
+            from tokenmill.measure.ceilings import load_measured
+
+            return load_measured(Path(name))
+        return find_device(name)
+    from tokenmill.cli.loading import spinner
+    from tokenmill.device.memory import pick_device
+    from tokenmill.measure.ceilings import measure_device
+
+    with spinner("Measuring this machine ..."):
+        return measure_device(pick_device(name), types)
+
+
+def _show(found: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for line in _sentences(found):
+        console.print(line)
+    if found["points"]:
+        console.print(_table(found["points"]))
+        console.print(
+            "[dim]TTFT: one prompt on an idle engine. TPOT: a step in the middle of the answers. "
+            f"Output tok/s: sustained, answers of {found['load']['output_tokens']} tokens, new prompts in between.[/]"
+        )
+    for line in _closing(found):
+        console.print(line)
+
+
+def _sentences(found: dict[str, Any]) -> list[str]:
+    memory, ranks = found["memory"], found["ranks"]
+    each = f" on each of {ranks} devices" if ranks > 1 else ""
+    scheme = f", weights in {found['quantization']}" if found["quantization"] else ""
+    head = f"[bold]{found['model']}[/] on {found['device_title']}{each} ({found['dtype']}{scheme})"
+    parts = f"weights {_gb(memory['weights'])}, a full step {_gb(memory['activations'])}"
+    if not found["fits"]:
+        instead = found.get("instead")
+        advice = f" It would fit with {instead}." if instead else ""
+        size = _gb(memory["total"])
+        return [head, f"[red]It does not fit[/] into {size}: {parts}, and no useful K/V cache is left.{advice}"]
+    return [
+        head,
+        f"[green]It fits[/]: {parts}, K/V cache {_gb(memory['kv'])}, {_gb(memory['free'])} left.",
+        f"The longest context is {found['max_context']} tokens; {found['max_batch']} requests of "
+        f"{found['points'][0]['context']} tokens fit at once.",
+    ]
+
+
+def _table(points: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+
+    table = Table()
+    for head in ("context", "batch", "TTFT ms", "TPOT ms", "output tok/s"):
+        table.add_column(head, justify="right")
+    table.add_column("limited by")
+    for p in points:
+        speed = f"{p['output_tokens_per_s']:.1f}"
+        table.add_row(
+            str(p["context"]), str(p["batch"]), f"{p['ttft_ms']:.1f}", f"{p['tpot_ms']:.2f}", speed, p["limit"]
+        )
+    return table
+
+
+def _closing(found: dict[str, Any]) -> list[str]:
+    lines = []
+    if found["usd_per_million_tokens"] is not None:
+        lines.append(
+            f"At {found['usd_per_hour']:g} dollars an hour: {found['usd_per_million_tokens']:.3f} dollars per million "
+            "output tokens at the best of these loads."
+        )
+    if found.get("cheapest") is not None:
+        lines += found["cheapest"]["sentences"]
+    if found["flags"]:
+        lines.append(f"Flags: {' '.join(found['flags'])}")
+    shares = found["efficiency"]
+    lines.append(
+        f"[dim]Assumed: {shares['memory']:.0%} of the memory bandwidth, {shares['compute']:.0%} of the products, "
+        f"{shares['step_ms']:g} ms around a step ({shares['source']}). Ceilings: {found['ceilings']['source']}.[/]"
+    )
+    lines += [f"[dim]note: {note}[/]" for note in found["notes"]]
+    return lines
+
+
+def _gb(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB"

@@ -1,0 +1,465 @@
+"""What one step of a model costs, counted by running the model's own layers on tensors without data.
+
+Owns: a checkpoint of shapes, kernels that note what they are asked for, and the sheet that comes of it. No architecture
+has a formula here: a model is built on the `meta` device and run for one token, and every operation leaves its
+operations and bytes. An operation that cannot be counted is refused, not guessed. Must not know: devices, speeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from tokenmill.checkpoint.gguf_blocks import Blocks
+from tokenmill.core.errors import ModelError
+from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, KVSpec, ModelSpec, NormSpec, RouteSpec
+from tokenmill.core.protocols import CausalLM, Checkpoint, Weight
+from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.models.registry import build_model
+
+META = torch.device("meta")
+PROBE_TOKENS = 2
+"""Tokens of the counting run; everything counted is a multiple of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """One layer's routed experts: `flops` and `bytes` are those of one expert for one token, read once per step."""
+
+    experts: int
+    top_k: int
+    flops: float
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Attended:
+    """One layer's attention: query heads of this rank, and what the layer keeps per position."""
+
+    heads: int
+    kv: KVSpec
+    window: int
+
+    @property
+    def flops(self) -> float:
+        """Of one query against one visible position."""
+        return 2.0 * self.heads * (self.kv.key_dim + self.kv.value_dim)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Costs noted so far: `flops`, `moved` (activations) and `reduced` per token, `weight_bytes` per step."""
+
+    flops: float = 0.0
+    weight_bytes: int = 0
+    moved: float = 0.0
+    reduced: float = 0.0
+    reductions: int = 0
+    calls: int = 0
+    mixtures: list[Mixture] = field(default_factory=list)
+    attended: list[Attended] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """What a model costs on one rank: `body` per token, `head` per line that samples, and what is held in memory."""
+
+    spec: ModelSpec
+    body: Tally
+    head: Tally
+    held_bytes: int
+    activation_bytes: int
+    """Most temporary bytes at once in a step of `step_tokens` tokens, logits of `step_rows` lines among them."""
+    step_tokens: int
+    ranks: int
+    notes: tuple[str, ...]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Every matrix that a step can multiply by, all experts among them."""
+        mixed = sum(m.experts * m.bytes for m in self.body.mixtures)
+        return int(self.body.weight_bytes + self.head.weight_bytes + mixed)
+
+
+class ShapeCheckpoint:
+    """Tensors without data: the shapes of `inner` where there are weight files, else whatever is asked for."""
+
+    def __init__(self, inner: Checkpoint | None = None) -> None:
+        self.inner = inner
+
+    def names(self) -> Iterable[str]:
+        """Those of the files."""
+        return () if self.inner is None else self.inner.names()
+
+    def has(self, name: str) -> bool:
+        """Without files, everything exists."""
+        return self.inner is None or self.inner.has(name)
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """None without files: whatever is asked for."""
+        return None if self.inner is None else self.inner.shape(name)
+
+    def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """An empty tensor of this shape on the meta device."""
+        if self.inner is not None and (shape is None or dtype is None):
+            found = self.inner.tensor(name, shape, dtype)
+            shape, dtype = tuple(found.shape), found.dtype
+        if shape is None:
+            raise ModelError(f"The shape of '{name}' is not known without weight files.")
+        return torch.empty(shape, dtype=dtype or torch.float32, device=META)
+
+    def part(
+        self,
+        name: str,
+        dim: int,
+        start: int,
+        stop: int,
+        shape: tuple[int, ...] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """start:stop of one dimension, without the rest."""
+        return self.tensor(name, shape, dtype).narrow(dim, start, stop - start).clone()
+
+    def blocks(self, name: str, shape: tuple[int, ...] | None = None) -> Blocks | None:
+        """The quantised blocks of a matrix, as a shape."""
+        ask = getattr(self.inner, "blocks", None)
+        found = None if ask is None else ask(name, shape)
+        return None if found is None else ShapeBlocks(found.type, torch.empty_like(found.raw, device=META))
+
+    def close(self) -> None:
+        """Close the files."""
+        if self.inner is not None:
+            self.inner.close()
+
+
+class ShapeBlocks(Blocks):
+    """Quantised blocks without data: they decode to a matrix without data."""
+
+    __slots__ = ()
+
+    def take(self, index: Tensor) -> Blocks:
+        """As many rows as the index has."""
+        return ShapeBlocks(self.type, self.raw.new_empty(len(index), self.raw.shape[1]))
+
+    def columns(self, start: int, stop: int) -> Blocks:
+        """Whole blocks."""
+        part = super().columns(start, stop)
+        return ShapeBlocks(part.type, part.raw)
+
+    def grid(self) -> None:
+        """No integers are known."""
+        return None
+
+    def dense(self) -> Tensor:
+        """[rows, columns] float32."""
+        return torch.empty(self.shape, device=META)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The form in which a backend holds integers: only its size."""
+
+    shape: tuple[int, int]
+    nbytes: int
+    dtype: torch.dtype = torch.bfloat16
+
+    def bytes(self) -> int:
+        """Bytes held."""
+        return self.nbytes
+
+    def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Dense rows [n, in]."""
+        return torch.empty(len(ids), self.shape[1], dtype=dtype, device=META)
+
+
+class CountingKernels(ReferenceKernels):
+    """Every operation returns an empty result of the right shape, and notes what it costs in `tally`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tally = Tally()
+
+    def count(self, op: str, *, fallback: bool = False) -> None:
+        """Called by operations that are not overridden here: those cannot be counted."""
+        raise ModelError(f"This model uses the operation '{op}', whose cost is not known; it cannot be planned.")
+
+    def embed(self, table: Tensor, ids: Tensor, scale: float = 1.0) -> Tensor:
+        """[T, hidden]: each row is read and written."""
+        out = table.new_empty(len(ids), table.shape[1])
+        return self._note(out, moved=2 * out.nbytes)
+
+    def norm(self, x: Tensor, spec: NormSpec) -> Tensor:
+        """The same shape."""
+        self.tally.weight_bytes += spec.weight.nbytes
+        return self._note(torch.empty_like(x), moved=2 * x.nbytes)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """[T, N]."""
+        return self._product(x, weight.shape, weight.nbytes + (0 if bias is None else bias.nbytes))
+
+    def fused_linear(
+        self,
+        x: Tensor,
+        weight: Any,
+        bias: Tensor | None = None,
+        *,
+        norm: NormSpec | None = None,
+        act: Act | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """[T, N], or [T, N / 2] after a gate."""
+        if norm is not None:
+            self.tally.weight_bytes += norm.weight.nbytes
+        y = self._product(x, weight.shape, weight.nbytes + (0 if bias is None else bias.nbytes))
+        if act is not None:
+            wide, y = y, _activated(y, act)
+            self.tally.moved += (y.nbytes - wide.nbytes) / PROBE_TOKENS
+        self.tally.moved += 0 if residual is None else residual.nbytes / PROBE_TOKENS
+        return y
+
+    def quantise(self, weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
+        """Integers and scales without data."""
+        rows, columns = weight.shape
+        q = torch.empty(rows, columns, dtype=torch.int8, device=META)
+        return q, torch.empty(rows, -(-columns // group), dtype=torch.float16, device=META)
+
+    def pack_grid(self, q: Tensor, scales: Tensor, bits: int, bias: Tensor | None = None) -> Packed:
+        """`bits` a number, and the scales."""
+        size = -(-q.numel() * bits // 8) + scales.nbytes + (0 if bias is None else bias.nbytes)
+        return Packed((q.shape[0], q.shape[1]), size)
+
+    def grid_linear(self, x: Tensor, q: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+        """[T, N]."""
+        return self._product(x, q.shape, q.nbytes + scales.nbytes)
+
+    def affine_linear(
+        self, x: Tensor, q: Tensor, scale: Tensor, offset: Tensor | None, bias: Tensor | None = None
+    ) -> Tensor:
+        """[T, N]."""
+        return self._product(x, q.shape, q.nbytes + scale.nbytes + (0 if offset is None else offset.nbytes))
+
+    def activate(self, x: Tensor, act: Act) -> Tensor:
+        """The same shape, or half of it after a gate."""
+        out = _activated(x, act)
+        return self._note(out, moved=x.nbytes + out.nbytes)
+
+    def add(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
+        """The same shape."""
+        return self._note(torch.empty_like(x), moved=3 * x.nbytes)
+
+    def prepare_qkv(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
+        """[T, H, Dk]; keys and values go to their slots (counted with attention)."""
+        out = qkv.new_empty(len(qkv), spec.heads, spec.kv.key_dim)
+        self.tally.weight_bytes += sum(norm.weight.nbytes for norm in (spec.q_norm, spec.k_norm) if norm is not None)
+        return self._note(out, moved=qkv.nbytes + out.nbytes)
+
+    def attention(self, q: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
+        """[T, H * Dv]; what it reads depends on lengths, so only the layer is noted."""
+        self.tally.attended.append(Attended(spec.heads, spec.kv, spec.window or spec.kv.window))
+        out = q.new_empty(len(q), spec.heads * spec.kv.value_dim)
+        return self._note(out, moved=q.nbytes + out.nbytes)
+
+    def head_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
+        """[T, H, N]."""
+        heads, outputs, inner = weight.shape
+        out = x.new_empty(len(x), heads, outputs)
+        self.tally.flops += 2.0 * heads * outputs * inner
+        self.tally.weight_bytes += weight.nbytes
+        return self._note(out, moved=x.nbytes + out.nbytes)
+
+    def route(self, logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
+        """[T, k] ids and gates."""
+        ids = torch.empty(len(logits), spec.top_k, dtype=torch.int64, device=META)
+        return self._note(ids, moved=logits.nbytes), torch.empty(len(logits), spec.top_k, device=META)
+
+    def experts(
+        self,
+        x: Tensor,
+        weights: tuple[list[Weight], list[Weight]],
+        ids: Tensor,
+        gates: Tensor,
+        act: Act,
+        ctx: ForwardContext,
+    ) -> Tensor:
+        """[T, hidden]; which experts a step reads depends on its tokens, so the mixture is noted."""
+        ups, downs = weights
+        held = sum(w.bytes() for w in (*ups, *downs)) / len(ups)
+        flops = 2.0 * (ups[0].shape[0] * ups[0].shape[1] + downs[0].shape[0] * downs[0].shape[1])
+        self.tally.mixtures.append(Mixture(len(ups), ids.shape[1], flops, held))
+        out = x.new_empty(len(x), downs[0].shape[0])
+        wide = x.new_empty(len(x) * ids.shape[1], ups[0].shape[0])
+        inner = _activated(wide, act)
+        return self._note(out, moved=x.nbytes + wide.nbytes + inner.nbytes + out.nbytes)
+
+    def _product(self, x: Tensor, shape: tuple[int, ...], size: int) -> Tensor:
+        out = x.new_empty(len(x), shape[0])
+        self.tally.flops += 2.0 * shape[0] * shape[1]
+        self.tally.weight_bytes += size
+        return self._note(out, moved=x.nbytes + out.nbytes)
+
+    def _note(self, out: Tensor, *, moved: float) -> Tensor:
+        self.tally.moved += moved / PROBE_TOKENS
+        self.tally.calls += 1
+        return out
+
+
+class CountingGroup:
+    """One of `size` ranks; sums and gathers note the bytes that each rank puts in."""
+
+    rank = 0
+
+    def __init__(self, size: int, kernels: CountingKernels) -> None:
+        self.size, self.kernels = size, kernels
+
+    def all_reduce(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The same shape."""
+        self._note(x)
+        return torch.empty_like(x)
+
+    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
+        """`size` times as wide."""
+        self._note(x)
+        return torch.cat([x] * self.size, dim=dim)
+
+    def _note(self, x: Tensor) -> None:
+        if self.size > 1:
+            self.kernels.tally.reduced += x.nbytes / PROBE_TOKENS
+            self.kernels.tally.reductions += 1
+
+
+def count_model(
+    config: Mapping[str, Any],
+    *,
+    dtype: torch.dtype,
+    checkpoint: Checkpoint | None = None,
+    quantization: str | None = None,
+    max_positions: int | None = None,
+    ranks: int = 1,
+    step: tuple[int, int] = (2048, 256),
+) -> Sheet:
+    """Build the model of this config.json without data and see what a token costs on one of `ranks` ranks.
+
+    `checkpoint`: open weight files, whose shapes and formats then count. `step`: tokens and sampling lines of the
+    largest step, for its temporary memory.
+    """
+    kernels = CountingKernels()
+    with torch.no_grad():
+        model = build_model(
+            dict(config),
+            ShapeCheckpoint(checkpoint),
+            dtype=dtype,
+            device=META,
+            kernels=kernels,
+            group=CountingGroup(ranks, kernels),
+            quantization=quantization,
+            max_positions=max_positions,
+        )
+        body, head = _run(model, kernels, PROBE_TOKENS, PROBE_TOKENS)
+        peak = _peak(model, kernels, *step)
+    notes: Any = model.spec.extras.get("notes", ())
+    return Sheet(model.spec, body, head, _held(model), peak, step[0], ranks, tuple(notes))
+
+
+def _run(model: CausalLM, kernels: CountingKernels, tokens: int, lines: int) -> tuple[Tally, Tally]:
+    """One step without data; -> costs of the layers and of the head."""
+    kernels.tally = body = Tally()
+    whole = torch.empty(tokens, dtype=torch.int64, device=META)
+    ctx = ForwardContext(kernels, whole, whole, whole, 1, [], [])
+    hidden = model.forward(whole, ctx)
+    kernels.tally = head = Tally()
+    model.logits(hidden[:lines], ctx)
+    return body, head
+
+
+class _Live(TorchDispatchMode):
+    """Bytes of storages that are alive, and the most there were at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.holders: dict[int, int] = {}
+        self.known = WeakTensorKeyDictionary()
+        self.now = self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, Tensor) and tensor not in self.known:
+                self.known[tensor] = _Holder(self, tensor)
+        return out
+
+
+class _Holder:
+    """One tensor's hold on its storage; ends with the tensor."""
+
+    __slots__ = ("live", "size", "storage")
+
+    def __init__(self, live: _Live, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        self.live, self.storage, self.size = live, storage._cdata, storage.nbytes()
+        count = live.holders.get(self.storage, 0)
+        live.holders[self.storage] = count + 1
+        if not count:
+            live.now += self.size
+            live.most = max(live.most, live.now)
+
+    def __del__(self) -> None:
+        left = self.live.holders[self.storage] - 1
+        if left:
+            self.live.holders[self.storage] = left
+        else:
+            del self.live.holders[self.storage]
+            self.live.now -= self.size
+
+
+def _peak(model: CausalLM, kernels: CountingKernels, tokens: int, lines: int) -> int:
+    """Most temporary bytes of a step of this size, as the kernels allocate results."""
+    with _Live() as live:
+        _run(model, kernels, tokens, min(lines, tokens))
+    return live.most
+
+
+def _activated(x: Tensor, act: Act) -> Tensor:
+    gated = act.endswith("_mul") or act == "oai_swiglu"
+    return x.new_empty(*x.shape[:-1], x.shape[-1] // 2 if gated else x.shape[-1])
+
+
+def _held(root: object) -> int:
+    """Bytes of every tensor that can be reached from here, each storage once."""
+    seen: set[int] = set()
+    storages: dict[int, int] = {}
+    todo: list[Any] = [root]
+    packed = 0
+    while todo:
+        item = todo.pop()
+        if id(item) in seen or item is None or isinstance(item, (int, float, str, bytes, type, CountingKernels)):
+            continue
+        seen.add(id(item))
+        if isinstance(item, Tensor):
+            storages[item.untyped_storage()._cdata] = item.untyped_storage().nbytes()
+        elif isinstance(item, Packed):
+            packed += item.nbytes
+        else:
+            todo.extend(_inside(item))
+    return packed + sum(storages.values())
+
+
+def _inside(item: Any) -> Iterable[Any]:
+    """What an object refers to."""
+    if isinstance(item, Mapping):
+        return item.values()
+    if isinstance(item, (list, tuple, set, frozenset)):
+        return item
+    if isinstance(item, MethodType):
+        return (item.__self__,)
+    if isinstance(item, FunctionType):
+        return [cell.cell_contents for cell in item.__closure__ or ()]
+    slots = [name for cls in type(item).__mro__ for name in getattr(cls, "__slots__", ())]
+    named = [getattr(item, name, None) for name in slots if not name.startswith("__")]
+    return [*named, *getattr(item, "__dict__", {}).values()]

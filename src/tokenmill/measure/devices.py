@@ -1,0 +1,146 @@
+"""What devices can do. Owns: the hardware table (data/devices.json) and how much of a ceiling an engine reaches.
+
+Must not know: models. A device is one that the table names, or this machine, measured (ceilings.py).
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tokenmill.core.errors import ParameterError
+from tokenmill.measure.roofline import Speeds
+
+TABLE = Path(__file__).parent / "data" / "devices.json"
+CONTEXT_BYTES = {"gpu": 600 << 20, "cpu": 400 << 20}
+"""Memory that the process takes before anything is loaded: libraries and the device's context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device: memory, ceilings per second, price; `source` says where the numbers come from."""
+
+    name: str
+    title: str
+    kind: str
+    memory_bytes: int
+    bytes_per_s: float
+    flops: Mapping[str, float]
+    link_bytes_per_s: float
+    source: str
+    usd_per_hour: float | None = None
+    price_date: str = ""
+    note: str = ""
+
+    def flops_in(self, dtype: str) -> float | None:
+        """Operations per second in this type; None: not known."""
+        return self.flops.get(dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Which shares of the ceilings an engine reaches, and the seconds around each step; `source` says why."""
+
+    memory: float
+    compute: float
+    step_s: float
+    source: str
+    link: float = 1.0
+    link_s: float = 0.0
+
+
+PERFECT = Efficiency(1.0, 1.0, 0.0, "the ceilings themselves")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Everything in the file."""
+
+    devices: dict[str, Device]
+    matches: list[tuple[str, str]]
+    efficiency: dict[str, Efficiency]
+    notes: list[str] = field(default_factory=list)
+
+
+@cache
+def table() -> Table:
+    """The hardware table."""
+    data = json.loads(TABLE.read_text(encoding="utf-8"))
+    devices = {entry["name"]: _device(entry) for entry in data["devices"]}
+    matches = [(entry["match"], entry["name"]) for entry in data["devices"] if "match" in entry]
+    shares = {
+        kind: Efficiency(e["memory"], e["compute"], e["step_ms"] / 1e3, e["source"], e["link"], e["link_us"] / 1e6)
+        for kind, e in data["efficiency"].items()
+    }
+    return Table(devices, matches, shares, data["notes"])
+
+
+def find_device(name: str) -> Device:
+    """The device of this name in the table."""
+    devices = table().devices
+    if name.lower() in devices:
+        return devices[name.lower()]
+    close = difflib.get_close_matches(name.lower(), devices, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise ParameterError(
+        f"No device is called {name!r}.{hint} Known: {', '.join(devices)}; or cpu, cuda and auto for this machine.",
+        param="device",
+    )
+
+
+def recognise(title: str) -> Device | None:
+    """The table's entry for a GPU that calls itself so."""
+    return next((table().devices[name] for part, name in table().matches if part in title), None)
+
+
+def efficiency_of(device: Device, given: str | None = None) -> Efficiency:
+    """The assumed shares for this device, or `given`: `MEMORY,COMPUTE` or one number for both, in (0, 1]."""
+    assumed = table().efficiency["measured" if device.source.startswith("measured") else device.kind]
+    if given is None:
+        return assumed
+    try:
+        shares = [float(part) for part in given.split(",")]
+    except ValueError:
+        shares = []
+    if not 1 <= len(shares) <= 2 or not all(math.isfinite(share) and 0 < share <= 1 for share in shares):
+        raise ParameterError(
+            f"--efficiency wants one or two shares in (0, 1], like 0.8 or 0.85,0.6 (memory, compute); got {given!r}."
+        )
+    return replace(assumed, memory=shares[0], compute=shares[-1], source="given with --efficiency")
+
+
+def speeds(device: Device, dtype: str, efficiency: Efficiency = PERFECT) -> Speeds:
+    """What an engine of this efficiency reaches on the device with products in `dtype`."""
+    flops = device.flops_in(dtype)
+    if flops is None:
+        known = ", ".join(device.flops)
+        raise ParameterError(f"{device.title} has no known speed in {dtype} (known: {known}); choose another --dtype.")
+    return Speeds(
+        bytes_per_s=device.bytes_per_s * efficiency.memory,
+        flops_per_s=flops * efficiency.compute,
+        link_bytes_per_s=device.link_bytes_per_s * efficiency.link,
+        link_s=efficiency.link_s,
+        step_s=efficiency.step_s,
+    )
+
+
+def _device(entry: Mapping[str, Any]) -> Device:
+    return Device(
+        name=entry["name"],
+        title=entry["title"],
+        kind=entry["kind"],
+        memory_bytes=entry["memory_mib"] << 20,
+        bytes_per_s=entry["gb_per_s"] * 1e9,
+        flops={dtype: value * 1e12 for dtype, value in entry["tflops"].items()},
+        link_bytes_per_s=entry["link_gb_per_s"] * 1e9,
+        source=entry["source"],
+        usd_per_hour=entry["usd_per_hour"],
+        price_date=entry.get("price_date", ""),
+        note=entry.get("note", ""),
+    )

@@ -1,0 +1,315 @@
+"""What a model will need and reach on a device, before it is loaded. Owns: the arithmetic of `tokenmill plan`.
+
+Memory follows the engine's own rules (cache.gpu_memory_utilization, block pools, the room for a full step); times are
+roofline times at the stated efficiency. Must not know: terminals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenmill.core.config import EngineConfig, all_options, override
+from tokenmill.core.errors import ModelError, UserError
+from tokenmill.engine import build
+from tokenmill.engine.source import ModelSource
+from tokenmill.kvcache.allocation import BlockTables
+from tokenmill.kvcache.pool import CacheLayout, buy_blocks, make_layout
+from tokenmill.measure.counting import Sheet, count_model
+from tokenmill.measure.devices import CONTEXT_BYTES, Device, Efficiency, speeds
+from tokenmill.measure.roofline import Grant, Speeds, floor, step_cost
+
+KV_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8": 8, "int8": 8.5, "int4": 4.5}
+DEFAULT_CONTEXTS = (1024, 8192, 32768, 131072)
+DEFAULT_OUTPUT = 256
+BATCHES = (1, 8, 32, 128, 256)
+USEFUL_TOKENS = 2048
+_STEP_TOKENS = {"cpu": 2048, "gpu": 8192}
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is planned: where, on how many ranks, at which shares of the ceilings, for which load and price."""
+
+    device: Device
+    ranks: int
+    efficiency: Efficiency
+    contexts: tuple[int, ...] = ()
+    output: int = DEFAULT_OUTPUT
+    price: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layouts:
+    """The memory side of a plan, in bytes per rank."""
+
+    cache: CacheLayout
+    blocks: list[int]
+    kv_bytes: int
+    wanted: int
+    free: int
+
+
+@dataclass(slots=True)
+class Planner:
+    """A model counted once, to be planned for any device of its kind."""
+
+    config: EngineConfig
+    sheet: Sheet
+    dtype: str
+    kind: str
+    step_tokens: int
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def kv_element_bytes(self) -> float:
+        """Bytes of one stored number of a key or value."""
+        return kv_bytes(self.config, self.dtype)
+
+    @property
+    def compute_type(self) -> str:
+        """The type whose speed limits the products: integers on CPUs, where activations are rounded too."""
+        return "int8" if self.config.model.quantization in ("int8", "int4") and self.kind == "cpu" else self.dtype
+
+
+def kv_bytes(config: EngineConfig, dtype: str) -> float:
+    """Bytes of one stored number of a key or value."""
+    name = config.cache.kv_cache_dtype
+    name = dtype if name == "auto" else name
+    if name not in KV_BITS:
+        raise UserError(f"The size of K/V in {name!r} is not known to `plan`.", param="kv_cache_dtype")
+    return KV_BITS[name] / 8
+
+
+def speed_types(config: EngineConfig) -> tuple[str, ...]:
+    """The types whose speed a plan for this machine may ask for."""
+    integers = (config.model.quantization,) if config.model.quantization in ("int8", "int4") else ()
+    wanted = config.model.dtype
+    floats = ("float32", "bfloat16") if wanted == "auto" else (str(build.DTYPES[wanted]).removeprefix("torch."),)
+    return (*floats, *integers)
+
+
+def read_model(config: EngineConfig, kind: str, ranks: int = 1, source: ModelSource | None = None) -> Planner:
+    """Count the model that the options name; weight files are looked at only for their shapes."""
+    notes: list[str] = []
+    source = source or build.find_model(config)
+    raw = {**source.config(), **(config.model.hf_overrides or {})}
+    dtype = build._dtype(config.model.dtype, raw, "cpu" if kind == "cpu" else "cuda", notes)
+    step_tokens = config.schedule.max_num_batched_tokens or _STEP_TOKENS[kind]
+    checkpoint = None
+    if config.model.load_format != "dummy":
+        try:
+            checkpoint = source.checkpoint(config.model.load_format, seed=0, device="cpu")
+        except (ModelError, UserError):
+            notes.append("there are no weight files: shapes come from the configuration alone")
+    try:
+        sheet = count_model(
+            raw,
+            dtype=dtype,
+            checkpoint=checkpoint,
+            quantization=config.model.quantization,
+            max_positions=config.model.max_model_len,
+            ranks=ranks,
+            step=(step_tokens, config.schedule.max_num_seqs),
+        )
+    finally:
+        if checkpoint is not None:
+            checkpoint.close()
+    return Planner(config, sheet, str(dtype).removeprefix("torch."), kind, step_tokens, notes + list(sheet.notes))
+
+
+def plan(planner: Planner, setup: Setup) -> dict[str, Any]:
+    """Everything that `tokenmill plan --json` prints."""
+    sheet, device = planner.sheet, setup.device
+    reach = speeds(device, _speed_type(planner, device), setup.efficiency)
+    memory = layouts(planner, device)
+    max_context = _max_context(memory)
+    fits = memory.free >= 0 and max_context >= min(memory.wanted, USEFUL_TOKENS)
+    contexts = _contexts(setup, max_context) if fits else []
+    points = [
+        point(planner, setup, reach, context, batch)
+        for context in contexts
+        for batch in _batches(planner, memory, context)
+    ]
+    price = device.usd_per_hour if setup.price is None else setup.price
+    best = max((p["output_tokens_per_s"] for p in points), default=0.0)
+    notes = list(planner.notes) + ([device.note] if device.note else [])
+    return {
+        "model": planner.config.model.model,
+        "device": device.name,
+        "device_title": device.title,
+        "ranks": setup.ranks,
+        "dtype": planner.dtype,
+        "quantization": planner.config.model.quantization,
+        "fits": fits,
+        "memory": {
+            "weights": sheet.held_bytes,
+            "kv": memory.kv_bytes,
+            "activations": _step_bytes(planner),
+            "free": memory.free,
+            "total": device.memory_bytes,
+        },
+        "max_context": max_context,
+        "max_batch": max_batch(planner, memory, contexts[0]) if contexts else 0,
+        "points": points,
+        "usd_per_million_tokens": round(1e6 * price * setup.ranks / 3600 / best, 4) if price and best else None,
+        "usd_per_hour": price,
+        "flags": _flags(planner, memory, setup, max_context),
+        "per_token": _per_token(planner),
+        "ceilings": {
+            "bytes_per_s": device.bytes_per_s,
+            "flops_per_s": device.flops_in(_speed_type(planner, device)),
+            "source": device.source,
+        },
+        "efficiency": {
+            "memory": setup.efficiency.memory,
+            "compute": setup.efficiency.compute,
+            "step_ms": round(1e3 * setup.efficiency.step_s, 4),
+            "source": setup.efficiency.source,
+        },
+        "load": {"output_tokens": setup.output, "step_tokens": planner.step_tokens},
+        "notes": notes,
+    }
+
+
+def layouts(planner: Planner, device: Device) -> Layouts:
+    """How the engine would share this device's memory."""
+    config, sheet = planner.config, planner.sheet
+    cache = make_layout(sheet.spec.kv_specs, config.cache.block_size)
+    wanted = min(config.model.max_model_len or sheet.spec.max_positions, sheet.spec.max_positions)
+    taken = sheet.held_bytes + _step_bytes(planner) + CONTEXT_BYTES[planner.kind]
+    if config.cache.kv_cache_memory_bytes is not None:
+        budget = config.cache.kv_cache_memory_bytes
+    elif planner.kind == "cpu":
+        budget = min(build.CPU_CACHE_BYTES, max(0, device.memory_bytes - taken) // 2)
+    else:
+        budget = int(device.memory_bytes * config.cache.gpu_memory_utilization) - taken
+    blocks = [0] * len(cache.page_elements)
+    if budget > 0:
+        try:
+            # Elements need not have whole bytes: the budget is given in elements of one byte.
+            blocks = buy_blocks(cache, int(budget / planner.kv_element_bytes), 1, wanted, planner.step_tokens)
+        except UserError:
+            blocks = [0] * len(cache.page_elements)
+    most = config.schedule.max_num_seqs * (-(-wanted // cache.block_size) + 1) * len(cache.groups)
+    blocks = [min(count, most) for count in blocks]
+    held = sum(n * page for n, page in zip(blocks, cache.page_elements, strict=True)) * planner.kv_element_bytes
+    return Layouts(cache, blocks, int(held), wanted, device.memory_bytes - taken - int(held))
+
+
+def _step_bytes(planner: Planner) -> int:
+    """What a full step needs for a moment, and on a GPU the room that the engine leaves for recorded steps."""
+    return planner.sheet.activation_bytes + (build.GRAPH_BYTES if planner.kind == "gpu" else 0)
+
+
+def _max_context(memory: Layouts) -> int:
+    """The longest sequence that fits alone."""
+    if not all(memory.blocks):
+        return 0
+    tables = BlockTables(list(memory.cache.groups), memory.blocks, memory.cache.block_size)
+    return min(memory.wanted, tables.max_length())
+
+
+def max_batch(planner: Planner, memory: Layouts, context: int) -> int:
+    """How many sequences of `context` tokens the cache holds at once."""
+    need = [0] * len(memory.blocks)
+    size = memory.cache.block_size
+    for group in memory.cache.groups:
+        need[group.pool] += -(-min(context, group.window + size if group.window else context) // size) + 1
+    rooms = [blocks // count for blocks, count in zip(memory.blocks, need, strict=True) if count]
+    return min([planner.config.schedule.max_num_seqs, *rooms])
+
+
+def point(planner: Planner, setup: Setup, reach: Speeds, context: int, batch: int) -> dict[str, Any]:
+    """One load: `batch` users at a time, prompts of `context` tokens, setup.output tokens each.
+
+    ttft_ms: one prompt on an idle engine; tpot_ms: a step in the middle of the answers; output_tokens_per_s: sustained,
+    each user's next prompt computed in between.
+    """
+    first, prompt_limit = prefill(planner, reach, context)
+    step = [Grant(1, context + setup.output // 2)] * batch
+    each = floor(step_cost(planner.sheet, step, planner.kv_element_bytes), reach)
+    busy = batch * first + setup.output * each.seconds
+    prompts = batch * first > setup.output * each.seconds
+    return {
+        "batch": batch,
+        "context": context,
+        "ttft_ms": round(1e3 * first, 4),
+        "tpot_ms": round(1e3 * each.seconds, 4),
+        "output_tokens_per_s": round(batch * setup.output / busy, 4),
+        "limit": f"{prompt_limit} in prompts" if prompts else each.limit,
+    }
+
+
+def prefill(planner: Planner, reach: Speeds, tokens: int) -> tuple[float, str]:
+    """Seconds of a prompt of this length in full steps, and what sets them."""
+    total, longest, limit = 0.0, 0.0, ""
+    for start in range(0, tokens, planner.step_tokens):
+        grant = Grant(min(planner.step_tokens, tokens - start), start, start + planner.step_tokens >= tokens)
+        step = floor(step_cost(planner.sheet, [grant], planner.kv_element_bytes), reach)
+        total += step.seconds
+        if step.seconds > longest:
+            longest, limit = step.seconds, step.limit
+    return total, limit
+
+
+def rescued(planner: Planner, setup: Setup) -> str | None:
+    """What would make a model fit that does not: fewer bits, or more ranks."""
+    for ranks in (setup.ranks, 2 * setup.ranks, 4 * setup.ranks, 8 * setup.ranks):
+        for bits in (planner.config.model.quantization, "int8", "int4"):
+            config = override(planner.config, "model", quantization=bits)
+            try:
+                found = read_model(config, planner.kind, ranks)
+            except UserError:
+                continue
+            memory = layouts(found, setup.device)
+            if memory.free >= 0 and _max_context(memory) >= min(memory.wanted, USEFUL_TOKENS):
+                parts = [f"--quantization {bits}"] if bits != planner.config.model.quantization else []
+                return " ".join([*parts, f"--tp {ranks}"] if ranks > setup.ranks else parts) or None
+    return None
+
+
+def _contexts(setup: Setup, longest: int) -> list[int]:
+    """Prompt lengths to look at, each with room for its answer."""
+    wanted: Sequence[int] = setup.contexts or DEFAULT_CONTEXTS
+    fitting = sorted({context for context in wanted if context + setup.output <= longest})
+    return fitting or [max(1, longest - setup.output)]
+
+
+def _batches(planner: Planner, memory: Layouts, context: int) -> list[int]:
+    most = max(1, max_batch(planner, memory, context + DEFAULT_OUTPUT))
+    return sorted({batch for batch in BATCHES if batch < most} | {most})
+
+
+def _speed_type(planner: Planner, device: Device) -> str:
+    return planner.compute_type if planner.compute_type in device.flops else planner.dtype
+
+
+def _per_token(planner: Planner) -> dict[str, float]:
+    """Counts for one token at a context of one: the model by itself."""
+    cost = step_cost(planner.sheet, [Grant(1, 0)], planner.kv_element_bytes)
+    layout = planner.sheet.spec.kv_specs
+    return {
+        "flops": cost.total_flops,
+        "weight_bytes": sum(cost.weight_bytes.values()),
+        "kv_bytes": sum(spec.elements_per_token for spec in layout) * planner.kv_element_bytes,
+    }
+
+
+def _flags(planner: Planner, memory: Layouts, setup: Setup, max_context: int) -> list[str]:
+    """Flags of `serve` for this plan, without what is default; only those that exist."""
+    config, known = planner.config, all_options()
+    flags = {
+        "device": "cpu" if planner.kind == "cpu" else "cuda",
+        "quantization": config.model.quantization,
+        "dtype": config.model.dtype if config.model.dtype != "auto" else None,
+        "kv_cache_dtype": config.cache.kv_cache_dtype if config.cache.kv_cache_dtype != "auto" else None,
+        "tensor_parallel_size": setup.ranks if setup.ranks > 1 else None,
+        "max_model_len": max_context if 0 < max_context < planner.sheet.spec.max_positions else None,
+    }
+    if planner.kind == "cpu" and max_context < memory.wanted and config.cache.kv_cache_memory_bytes is None:
+        flags["kv_cache_memory_bytes"] = max(0, memory.free // 2) or None
+    return [
+        f"--{name.replace('_', '-')} {value}" for name, value in flags.items() if value is not None and name in known
+    ]

@@ -1,0 +1,65 @@
+"""What an engine's steps were made of. Owns: noting plans on their way to the executor, and their grants afterwards.
+
+Noting is one append per step; everything else happens after the run, so that the run is not disturbed. Must not know:
+models, speeds. With drafts, a row's length is taken as the most it can be.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenmill.core.protocols import Executor, Ticket
+from tokenmill.core.step import LateInputs, StepPlan
+from tokenmill.measure.roofline import Grant
+
+
+@dataclass(slots=True)
+class PlanRecorder:
+    """An executor around an executor that keeps every plan and when it was submitted."""
+
+    inner: Executor
+    plans: list[tuple[float, StepPlan]] = field(default_factory=list)
+    depth: int = 0
+    chains: bool = True
+    num_blocks: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.depth, self.chains, self.num_blocks = self.inner.depth, self.inner.chains, self.inner.num_blocks
+
+    def submit(self, plan: StepPlan) -> Ticket:
+        """Note and pass on."""
+        self.plans.append((time.perf_counter(), plan))
+        return self.inner.submit(plan)
+
+    def supply(self, plan_id: int, inputs: LateInputs) -> None:
+        """Pass on."""
+        self.inner.supply(plan_id, inputs)
+
+    def control(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Pass on."""
+        return self.inner.control(message)
+
+    def close(self) -> None:
+        """Pass on."""
+        self.inner.close()
+
+
+def grants_of(plans: list[StepPlan], lengths: dict[int, int]) -> list[list[Grant]]:
+    """The grants of each plan; `lengths` holds computed tokens per row and is carried on."""
+    steps = []
+    for plan in plans:
+        for row in plan.ended:
+            lengths.pop(row, None)
+        for start in plan.starts:
+            lengths[start.row] = start.computed
+        for row, computed in plan.jumps:
+            lengths[row] = computed
+        grants = []
+        for row, count, samples in zip(plan.rows, plan.counts, plan.samples, strict=True):
+            before = lengths.get(row, 0)
+            grants.append(Grant(count, before, samples))
+            lengths[row] = before + count
+        steps.append(grants)
+    return steps

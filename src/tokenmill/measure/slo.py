@@ -1,0 +1,95 @@
+"""Objectives for latency. Owns: reading them, and the cheapest set-up that is predicted to meet them.
+
+Must not know: terminals.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from tokenmill.core.config import EngineConfig, override
+from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.measure import plan as planning
+from tokenmill.measure.devices import efficiency_of, speeds, table
+
+METRICS = ("ttft", "tpot", "itl", "e2e")
+_TERM = re.compile(r"\s*(\w+)\s*=\s*(\d+(?:\.\d+)?)\s*(ms|s)\s*")
+_RANKS = (1, 2, 4, 8)
+_SCHEMES = (None, "int8", "int4")
+
+
+def read_slo(text: str) -> dict[str, float]:
+    """`ttft=500ms,tpot=50ms` -> milliseconds by metric."""
+    found = {}
+    for term in text.split(","):
+        match = _TERM.fullmatch(term)
+        if match is None or match[1] not in METRICS or float(match[2]) <= 0:
+            raise ParameterError(
+                f"--slo wants terms like ttft=500ms,tpot=50ms (of {', '.join(METRICS)}; ms or s), got {text!r}."
+            )
+        found[match[1]] = float(match[2]) * (1000 if match[3] == "s" else 1)
+    return found
+
+
+def cheapest(config: EngineConfig, slo: dict[str, float], users: int, setup: planning.Setup) -> dict[str, Any]:
+    """The set-up of the table with the lowest price per hour that serves this many users within the objective.
+
+    ttft is that of a prompt which joins users that are decoding; waiting for other prompts is not modelled.
+    Quantisation is tried only where the options leave it open.
+    """
+    schemes = (config.model.quantization,) if config.model.quantization else _SCHEMES
+    planners: dict[tuple[str | None, int, str], planning.Planner] = {}
+    offers = []
+    for device in table().devices.values():
+        if device.usd_per_hour is None:
+            continue
+        for ranks in _RANKS:
+            for scheme in schemes:
+                key = (scheme, ranks, device.kind)
+                try:
+                    if key not in planners:
+                        asked = override(config, "model", quantization=scheme)
+                        planners[key] = planning.read_model(asked, device.kind, ranks)
+                    here = replace(setup, device=device, ranks=ranks, efficiency=efficiency_of(device))
+                    offer = _offer(planners[key], here, slo, users)
+                except UserError:
+                    continue  # heads that do not divide, a type this device does not have
+                if offer is not None:
+                    offers.append({**offer, "quantization": scheme})
+    if not offers:
+        return {"device": None, "sentences": ["No set-up of the table is predicted to meet this objective."]}
+    best = min(offers, key=lambda offer: (offer["usd_per_hour"], _SCHEMES.index(offer["quantization"])))
+    scheme = f" with --quantization {best['quantization']}" if best["quantization"] else ""
+    sentence = (
+        f"Cheapest of the table for {users} users: {best['ranks']} x {best['device']}{scheme}, "
+        f"{best['usd_per_hour']:.2f} dollars an hour (TTFT {best['ttft_ms']:.0f} ms, TPOT {best['tpot_ms']:.1f} ms)."
+    )
+    return {**best, "sentences": [sentence]}
+
+
+def _offer(
+    planner: planning.Planner, setup: planning.Setup, slo: dict[str, float], users: int
+) -> dict[str, Any] | None:
+    """This set-up if the model fits, the users fit, and the objective is met."""
+    memory = planning.layouts(planner, setup.device)
+    context = setup.contexts[0] if setup.contexts else planning.DEFAULT_CONTEXTS[0]
+    if memory.free < 0 or not all(memory.blocks):
+        return None
+    if planning.max_batch(planner, memory, context + setup.output) < users:
+        return None
+    point = planning.point(planner, setup, speeds(setup.device, planner.dtype, setup.efficiency), context, users)
+    tpot, ttft = point["tpot_ms"], point["ttft_ms"] + point["tpot_ms"]
+    reached = {"ttft": ttft, "tpot": tpot, "itl": tpot, "e2e": ttft + tpot * setup.output}
+    if any(reached[metric] > limit for metric, limit in slo.items()):
+        return None
+    price = (setup.device.usd_per_hour or 0.0) * setup.ranks
+    return {
+        "device": setup.device.name,
+        "ranks": setup.ranks,
+        "users": users,
+        "usd_per_hour": price,
+        "ttft_ms": round(ttft, 3),
+        "tpot_ms": tpot,
+    }

@@ -1,0 +1,168 @@
+"""Plans: every field, every architecture, memory as the engine shares it, and bad input."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from test_counting import LLAMA_8B
+from typer.testing import CliRunner
+
+from tokenmill.cli.main import app
+from tokenmill.core.config import make_config
+from tokenmill.core.errors import ParameterError
+from tokenmill.engine.llm import LLM
+from tokenmill.measure import plan as planning
+from tokenmill.measure.devices import Device, efficiency_of, find_device, recognise, speeds, table
+from tokenmill.measure.slo import cheapest, read_slo
+from tokenmill.models.registry import architectures
+
+SMALL = {
+    "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "n_embd": 64, "n_layer": 2, "n_head": 4,
+    "n_positions": 512, "ffn_dim": 96, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+    "hidden_act": "silu", "n_routed_experts": 4, "word_embed_proj_dim": 64, "sliding_window": 64,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "alibi": False,
+}  # fmt: skip
+ACTS = {"GPT2LMHeadModel": "gelu", "BloomForCausalLM": "gelu", "FalconForCausalLM": "gelu", "OPTForCausalLM": "relu",
+        "GPTNeoXForCausalLM": "gelu"}  # fmt: skip
+FIELDS = {"device", "fits", "memory", "max_context", "max_batch", "points", "usd_per_million_tokens", "flags"}
+POINT = {"batch", "context", "ttft_ms", "tpot_ms", "output_tokens_per_s", "limit"}
+
+
+def write(folder, config):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def make(model, device="h200", ranks=1, options=None, **setup):
+    found = find_device(device) if isinstance(device, str) else device
+    config = make_config({}, model=model, **(options or {}))
+    planner = planning.read_model(config, found.kind, ranks)
+    return planning.plan(planner, planning.Setup(found, ranks, efficiency_of(found), **setup))
+
+
+@pytest.mark.parametrize("name", architectures())
+def test_every_architecture_can_be_planned(name, tmp_path):
+    kind = name.removesuffix("ForCausalLM").removesuffix("LMHeadModel").lower()
+    act = ACTS.get(name)
+    config = {**SMALL, "architectures": [name], "model_type": kind}
+    if act:
+        config |= {"hidden_act": act, "activation_function": act}
+    found = make(write(tmp_path, config), options={"max_model_len": 384})
+    assert found["fits"] and found["max_context"] == 384
+    assert found["per_token"]["flops"] > 2 * 64 * 64 and found["memory"]["weights"] > 0
+    assert {p["limit"] for p in found["points"]} and all(p["tpot_ms"] > 0 for p in found["points"])
+
+
+def test_json_has_the_promised_fields(tmp_path):
+    folder = write(tmp_path / "m", LLAMA_8B)
+    done = CliRunner().invoke(app, ["plan", folder, "--device", "h200", "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found.keys() >= FIELDS and all(point.keys() == POINT for point in found["points"])
+    memory = found["memory"]
+    assert memory.keys() >= {"weights", "kv", "activations", "free"}
+    assert found["device"] == "h200" and found["fits"] is True and found["max_context"] == 131072
+    best = max(point["output_tokens_per_s"] for point in found["points"])
+    assert found["usd_per_million_tokens"] == pytest.approx(
+        find_device("h200").usd_per_hour / 3600 / best * 1e6, rel=1e-3
+    )
+    text = CliRunner().invoke(app, ["plan", folder, "--device", "h200", "--efficiency", "0.9,0.7"]).output
+    assert "It fits" in text and "90% of the memory bandwidth, 70% of the products" in " ".join(text.split())
+
+
+def test_what_does_not_fit_says_what_would(tmp_path):
+    folder = write(tmp_path / "m", LLAMA_8B)
+    done = CliRunner().invoke(app, ["plan", folder, "--device", "t4", "--dtype", "float16", "--json"])
+    found = json.loads(done.stdout)
+    assert done.exit_code == 1 and found["fits"] is False and found["points"] == []
+    assert found["instead"] == "--quantization int8" and found["usd_per_million_tokens"] is None
+    done = CliRunner().invoke(app, ["plan", folder, "--device", "t4", "--dtype", "float16"])
+    assert "It would fit with --quantization int8." in " ".join(done.output.split())
+
+
+def test_points_follow_the_roofline(tmp_path):
+    folder = write(tmp_path, LLAMA_8B)
+    found = make(folder, contexts=(128,), output=256, options={"max_num_seqs": 32})
+    one, many = found["points"][0], found["points"][-1]
+    assert (one["batch"], many["batch"]) == (1, 32)
+    share = efficiency_of(find_device("h200"))
+    least = 15.01e9 / 4.8e12 / share.memory + share.step_s
+    assert one["tpot_ms"] == pytest.approx(1e3 * least, rel=0.01) and one["limit"] == "memory bandwidth (weights)"
+    assert many["tpot_ms"] > one["tpot_ms"]
+    busy = 32 * many["ttft_ms"] + 256 * many["tpot_ms"]
+    assert many["output_tokens_per_s"] == pytest.approx(32 * 256 / busy * 1e3, rel=1e-3)
+    half = make(folder, ranks=2, contexts=(128,))
+    assert 0.5 < half["points"][0]["tpot_ms"] / one["tpot_ms"] < 0.8
+    assert half["memory"]["weights"] < 0.55 * found["memory"]["weights"]
+
+
+def test_less_precise_caches_hold_more(tmp_path):
+    folder = write(tmp_path, LLAMA_8B)
+    wide = make(folder, "rtx4090", options={"kv_cache_dtype": "float32"})
+    plain = make(folder, "rtx4090", options={"kv_cache_dtype": "bfloat16"})
+    assert plain["max_context"] == pytest.approx(2 * wide["max_context"], rel=0.02)
+    assert plain["memory"]["kv"] == pytest.approx(wide["memory"]["kv"], rel=0.01)
+
+
+def test_memory_is_shared_as_the_engine_shares_it(tmp_path):
+    folder = write(tmp_path, {**SMALL, "architectures": ["Qwen3ForCausalLM"], "max_position_embeddings": 4096})
+    options = {"kv_cache_memory_bytes": 3_000_000, "max_num_seqs": 8, "max_num_batched_tokens": 256}
+    here = Device("this", "here", "cpu", 8 << 30, 1e10, {"bfloat16": 1e11}, 0.0, "measured here")
+    found = make(folder, here, options=options)
+    with LLM(folder, load_format="dummy", device="cpu", kernels="reference", **options) as llm:
+        pool = llm.engine.executor.runner.pool
+        facts = llm.built.facts
+        assert (
+            found["memory"]["kv"]
+            == sum(n * p for n, p in zip(facts.num_blocks, pool.layout.page_elements, strict=True)) * 2
+        )
+        assert found["max_context"] == facts.max_model_len
+        assert planning.read_model(llm.built.config, "cpu").sheet.weight_bytes >= facts.weight_bytes
+
+
+def test_the_table_is_whole():
+    for device in table().devices.values():
+        assert device.memory_bytes > 8 << 30 and device.bytes_per_s > 1e10 and device.source
+        assert device.usd_per_hour is None or device.price_date
+        for dtype, rate in device.flops.items():
+            assert dtype in ("bfloat16", "float16", "float32", "fp8", "int8") and rate > 1e11
+    assert recognise("NVIDIA H200").name == "h200" and recognise("NVIDIA H100 80GB HBM3").name == "h100"
+    assert recognise("NVIDIA A100-SXM4-40GB").name == "a100-40" and recognise("Voodoo 2") is None
+
+
+def test_the_cheapest_setup_meets_the_objective(tmp_path):
+    folder = write(tmp_path, LLAMA_8B)
+    config, here = make_config({}, model=folder), find_device("h200")
+    setup = planning.Setup(here, 1, efficiency_of(here), contexts=(1024,), output=128)
+    easy = cheapest(config, read_slo("ttft=5s,tpot=200ms"), 4, setup)
+    hard = cheapest(config, read_slo("ttft=200ms,tpot=6ms"), 4, setup)
+    for found, limit in ((easy, 200), (hard, 6)):
+        assert found["tpot_ms"] <= limit and found["users"] >= 4
+    assert easy["usd_per_hour"] < hard["usd_per_hour"]
+    assert cheapest(config, read_slo("tpot=0.01ms"), 1, setup)["device"] is None
+    for bad in ("", "ttft", "ttft=5", "tpot=-1ms", "speed=1ms"):
+        with pytest.raises(ParameterError, match="--slo"):
+            read_slo(bad)
+
+
+@pytest.mark.parametrize("text", ["", "0", "1.5", "0.5,2", "a", "0.1,0.2,0.3", "nan"])
+def test_bad_efficiency_is_refused(text):
+    with pytest.raises(ParameterError, match="shares in"):
+        efficiency_of(find_device("h200"), text)
+
+
+def test_bad_input_is_told(tmp_path):
+    with pytest.raises(ParameterError, match="Did you mean 'h200'"):
+        find_device("h20")
+    with pytest.raises(ParameterError, match="no known speed in bfloat16"):
+        speeds(find_device("t4"), "bfloat16")
+    folder = write(tmp_path / "m", LLAMA_8B)
+    bad = tmp_path / "measured.json"
+    bad.write_text('{"title": 1}')
+    for arguments in (["--device", "h20"], ["--device", str(bad)], ["--users", "3"], ["--device", "t4"]):
+        done = CliRunner().invoke(app, ["plan", folder, *arguments])
+        assert done.exit_code not in (0, None) and "Traceback" not in done.output, arguments
