@@ -48,6 +48,7 @@ def make_context(backend: Backend, config: ServerConfig) -> Context:
     """The parts of one server around a loaded backend."""
     info = backend.info
     metrics = Metrics(backend, info.names[0])
+    backend.observe = metrics.saw_step
     limits = config.limits
     gate_limits = GateLimits(
         capacity=limits.max_num_queued_reqs,
@@ -149,7 +150,7 @@ def _add_openai(app: FastAPI, context: Context) -> None:
         async with _Work(context, request) as work:
             body, raw = await _read(request, EmbeddingRequest)
             work.job.set_deadline(body.timeout or context.config.patience.request_timeout)
-            return _json(await embeddings.embed(context, body, raw, work.job))
+            return _json(await embeddings.embed(context, body, raw, work.job, work.base(body.request_id)))
 
     async def models(request: Request) -> Response:
         """The served models."""
@@ -160,6 +161,15 @@ def _add_openai(app: FastAPI, context: Context) -> None:
         name = context.check_model(request.path_params["name"])
         return _json(tokens.model_card(context, name, created))
 
+    async def timeline(request: Request) -> Response:
+        """What happened to a recent request, and when; only its own key may ask."""
+        owner = request.scope["state"].get("tenant", "anonymous")
+        found = context.history.find(request.path_params["id"], owner)
+        if found is None:
+            raise HttpError(404, "There is no such request, or it is too long ago.", param="id")
+        return _json(found)
+
+    app.add_api_route("/v1/requests/{id}", timeline, methods=["GET"], response_class=Response)
     _post(app, "/v1/chat/completions", chat_completions, ChatRequest)
     _post(app, "/v1/completions", text_completions, CompletionRequest)
     _post(app, "/v1/embeddings", make_embeddings, EmbeddingRequest)
@@ -177,8 +187,7 @@ class _Work:
 
     async def __aenter__(self) -> _Work:
         state = self.request.scope["state"]
-        context = self.context
-        self.job = Job(context.backend, context.gate, context.metrics, state.get("tenant", "anonymous"), 1)
+        self.job = Job(self.context, state.get("tenant", "anonymous"), 1)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -61,6 +62,7 @@ class Timeline:
     last_token: float | None = None
     ended: float | None = None
     replays: int = 0
+    preemptions: int = 0
 
 
 class DeltaStream:
@@ -95,7 +97,9 @@ class DeltaStream:
 
 
 class Backend(Protocol):
-    """Makes tokens for checked requests."""
+    """Makes tokens for checked requests. `observe` is called with each step's number of tokens."""
+
+    observe: Callable[[int], None]
 
     @property
     def info(self) -> ModelInfo: ...

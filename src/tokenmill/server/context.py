@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tokenmill.core.config import ServeOptions, ServerConfig
 from tokenmill.server.backend import Backend
 from tokenmill.server.errors import HttpError
 from tokenmill.server.gate import Gate
+from tokenmill.server.history import History
 from tokenmill.server.metrics import Metrics
 from tokenmill.server.text import TextWorkers
 
@@ -32,6 +33,7 @@ class Context:
     text: TextWorkers
     limits: RequestLimits
     chat_template: str | None = None
+    history: History = field(default_factory=History)
 
     @property
     def options(self) -> ServeOptions:

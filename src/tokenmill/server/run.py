@@ -100,7 +100,6 @@ async def _serve(engine: EngineConfig, server: ServerConfig, hooks: Hooks, build
 
 async def _serve_loaded(fleet: Fleet, server: ServerConfig, hooks: Hooks, life: Life, sock: socket.socket) -> None:
     context = make_context(fleet, server)
-    fleet.observe = lambda report: context.metrics.saw_step(report.tokens)
     http = HttpServer(make_app(context), server, sock)
     await http.start()
     hooks.serving(_url(server, sock), fleet.info)

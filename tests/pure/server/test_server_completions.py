@@ -135,3 +135,20 @@ async def test_timings_when_asked_for(start: Starter) -> None:
     served = await start(enable_per_request_metrics=True)
     found = (await served.post(PATH, {"prompt": "abc", "max_tokens": 4})).json()["metrics"]
     assert found["time_to_first_token_ms"] > 0 and found["mean_itl_ms"] >= 0 and found["tokens_per_second"] > 0
+
+
+async def test_the_timeline_of_a_request(start: Starter) -> None:
+    served = await start(api_key=["a", "b"])
+    body = {"prompt": ["abc", "de"], "max_tokens": 4, "request_id": "mine"}
+    assert (await served.post(PATH, body, **{"x-api-key": "a"})).status_code == 200
+    found = (await served.client.get("/v1/requests/cmpl-mine", headers={"x-api-key": "a"})).json()
+    assert found["state"] == "ended" and [p["prompt_tokens"] for p in found["prompts"]] == [3, 2]
+    for prompt in found["prompts"]:
+        names = [e["event"] for e in prompt["events"]]
+        times = [e["at_ms"] for e in prompt["events"]]
+        assert names == ["accepted", "started", "first_token", "last_token", "ended"] and times == sorted(times)
+        assert prompt["finish_reasons"] == ["length"] and prompt["output_tokens"] == 4
+    assert (await served.client.get("/v1/requests/cmpl-mine", headers={"x-api-key": "b"})).status_code == 404
+    for i in range(1100):
+        served.context.history.begin(f"r{i}", "a", 0.0)
+    assert len(served.context.history.records) == 1000

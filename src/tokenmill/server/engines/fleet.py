@@ -79,7 +79,7 @@ class Engine:
 
 
 class Fleet:
-    """See the module's text. `observe(report)` is told of every report, for metrics."""
+    """See the module's text."""
 
     def __init__(self, make_link: MakeLink, names: tuple[str, ...], options: FleetOptions) -> None:
         self.make_link = make_link
@@ -94,7 +94,7 @@ class Fleet:
         self.replays = 0
         self.broken: str | None = None
         self.on_broken: Callable[[str], None] = lambda reason: None
-        self.observe: Callable[[Report], None] = lambda report: None
+        self.observe: Callable[[int], None] = lambda tokens: None
         self.loaded: asyncio.Future[None] | None = None
         self.watcher: asyncio.Task[None] | None = None
         self._info: ModelInfo | None = None
@@ -284,11 +284,14 @@ class Fleet:
             entry = self.open_requests.get(request_id)
             if entry is not None and entry.timeline.started is None:
                 entry.timeline.started = engine.heard
+        for request_id, count in report.preempted.items():
+            if request_id in self.open_requests:
+                self.open_requests[request_id].timeline.preemptions = count
         if report.deltas:
             self._deliver(report.deltas)
         if report.stats is not None:
             engine.stats = report.stats
-        self.observe(report)
+        self.observe(report.tokens)
 
     def _answer(self, request_id: str, error: Exception | None) -> None:
         entry = self.open_requests.get(request_id)

@@ -53,6 +53,7 @@ class EngineLoop:
         self.queued: deque[SequenceGroup] = deque()
         self.stats_at = 0.0
         self.tokens_before = 0
+        self.preemptions_before = 0
 
     def run(self) -> None:
         """Until Stop, or until `receive` says that nobody listens any more."""
@@ -102,6 +103,11 @@ class EngineLoop:
         counters = self.engine.scheduler.counters
         total = counters.prompt_tokens + counters.output_tokens
         report.tokens, self.tokens_before = total - self.tokens_before, total
+        if counters.preemptions != self.preemptions_before:
+            self.preemptions_before = counters.preemptions
+            groups = self.engine.scheduler.roster.groups
+            counted = {i: sum(seq.preemptions for seq in group.sequences) for i, group in groups.items()}
+            report.preempted = {i: count for i, count in counted.items() if count}
         now = time.monotonic()
         if now - self.stats_at > BEAT_S or not self.engine.has_work:
             self.stats_at = now

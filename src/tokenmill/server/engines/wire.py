@@ -47,12 +47,14 @@ class Failed(msgspec.Struct, tag="failed"):
 
 
 class Report(msgspec.Struct, tag="report", omit_defaults=True):
-    """What one step brought. `refused` holds (request id, message, param)."""
+    """What one step brought. `refused` holds (request id, message, param); `preempted` counts by request id, when new
+    preemptions have happened."""
 
     deltas: list[TokenDelta] = []
     started: list[str] = []
     accepted: list[str] = []
     refused: list[tuple[str, str, str | None]] = []
+    preempted: dict[str, int] = {}
     tokens: int = 0
     stats: EngineStats | None = None
 

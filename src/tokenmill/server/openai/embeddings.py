@@ -16,7 +16,7 @@ from tokenmill.server.openai.schemas import EmbeddingRequest
 from tokenmill.server.openai.unbuilt import EMBEDDING, refuse_unbuilt
 
 
-async def embed(context: Context, body: EmbeddingRequest, raw: dict[str, Any], job: Job) -> dict[str, Any]:
+async def embed(context: Context, body: EmbeddingRequest, raw: dict[str, Any], job: Job, base: str) -> dict[str, Any]:
     """One vector per input, in order."""
     refuse_unbuilt(raw, EMBEDDING)
     model = context.check_model(body.model)
@@ -28,9 +28,10 @@ async def embed(context: Context, body: EmbeddingRequest, raw: dict[str, Any], j
     for prompt in inputs:
         text, ids = await context.text.read(prompt, add_special_tokens=body.add_special_tokens)
         prompts.append((text, truncate(ids, body, context.backend.info.max_model_len, 1)))
-    vectors = await job.embed(prompts, body.pooling, priority=body.priority)
+    vectors = await job.embed(f"embd-{base}", prompts, body.pooling, priority=body.priority)
     usage = job.usage()
     return {
+        "id": f"embd-{base}",
         "object": "list",
         "data": [
             {"object": "embedding", "index": i, "embedding": _encode(_shorten(vector, body.dimensions), body)}

@@ -11,19 +11,29 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from tokenmill.core.errors import EngineDeadError
 from tokenmill.core.request import Request, SamplingParams, TextDelta
 from tokenmill.engine.outputs import Accumulator
 from tokenmill.engine.prompts import make_request
-from tokenmill.server.backend import UNAVAILABLE, Backend, DeltaStream, Timeline
+from tokenmill.server.backend import UNAVAILABLE, Backend, DeltaStream
 from tokenmill.server.errors import HttpError
 from tokenmill.server.gate import Gate
+from tokenmill.server.history import History, Life, Record
 from tokenmill.server.metrics import Finished, Metrics
 
 log = logging.getLogger("tokenmill.server")
+
+
+class Parts(Protocol):
+    """What a job needs of its server."""
+
+    backend: Backend
+    gate: Gate
+    metrics: Metrics
+    history: History
 
 
 @dataclass(slots=True)
@@ -32,11 +42,18 @@ class Task:
 
     request: Request
     index: int
-    timeline: Timeline | None = None
-    num_tokens: int = 0
-    cached: int = 0
+    life: Life | None = None
     ended: int = 0
-    reasons: list[str] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens so far, of all outputs."""
+        return self.life.output_tokens if self.life is not None else 0
+
+    @property
+    def cached(self) -> int:
+        """Prompt tokens that were found in the cache."""
+        return self.life.cached_tokens if self.life is not None else 0
 
     @property
     def num_outputs(self) -> int:
@@ -48,9 +65,11 @@ class Task:
 class Job:
     """`count`: outputs that count against the gate; entered on creation, left by `close`."""
 
-    def __init__(self, backend: Backend, gate: Gate, metrics: Metrics, tenant: str, count: int) -> None:
-        gate.enter(tenant, count)
-        self.backend, self.gate, self.metrics, self.tenant, self.count = backend, gate, metrics, tenant, count
+    def __init__(self, parts: Parts, tenant: str, count: int) -> None:
+        parts.gate.enter(tenant, count)
+        self.backend, self.gate, self.metrics, self.history = parts.backend, parts.gate, parts.metrics, parts.history
+        self.tenant, self.count = tenant, count
+        self.record: Record | None = None
         self.began = time.monotonic()
         self.inbox = DeltaStream()
         self.tasks: dict[str, Task] = {}
@@ -74,23 +93,29 @@ class Job:
         for index, (text, ids) in enumerate(prompts):
             unique = f"{name}-{index}-{uuid.uuid4().hex[:8]}"
             request = make_request(unique, text, ids, params, arrival=self.began, **fields)
-            task = self.tasks[request.id] = Task(request, index)
-            task.timeline = await self.backend.open(request, self.inbox)
+            await self._open(name, request, index)
 
     async def embed(
-        self, prompts: list[tuple[str | None, list[int]]], pooling: str, **fields: Any
+        self, name: str, prompts: list[tuple[str | None, list[int]]], pooling: str, **fields: Any
     ) -> list[list[float]]:
         """One vector per prompt."""
         for index, (text, ids) in enumerate(prompts):
             request = make_request(uuid.uuid4().hex, text, ids, SamplingParams(max_tokens=1), **fields)
-            task = self.tasks[request.id] = Task(request, index)
-            task.timeline = await self.backend.open(request, self.inbox, pooling)
+            await self._open(name, request, index, pooling)
         vectors: dict[int, list[float]] = {}
         async for batch in self.batches():
             for task, delta in batch:
                 if delta.pooled is not None:
                     vectors[task.index] = delta.pooled
         return [vectors[i] for i in range(len(prompts))]
+
+    async def _open(self, name: str, request: Request, index: int, pooling: str | None = None) -> None:
+        task = self.tasks[request.id] = Task(request, index)
+        timeline = await self.backend.open(request, self.inbox, pooling)
+        task.life = Life(timeline, len(request.prompt_ids))
+        if self.record is None:
+            self.record = self.history.begin(name, self.tenant, self.began)
+        self.record.lives.append(task.life)
 
     async def batches(self) -> AsyncIterator[list[tuple[Task, TextDelta]]]:
         """Everything that has come, until each output has ended. An engine's error raises HttpError(500)."""
@@ -114,23 +139,27 @@ class Job:
             return await self.inbox.batch()
 
     def _note(self, task: Task, delta: TextDelta, now: float) -> None:
+        life = task.life
+        if life is None:
+            return
         if delta.error is not None:
             self.failed = True
-            task.reasons.append("error")
+            life.reasons.append("error")
             log.warning("request failed", extra={"data": {"id": task.request.id, "reason": "error"}})
             raise _failure(delta.error, task.request.id)
-        timeline = task.timeline
-        if timeline is not None and delta.token_ids:
+        timeline = life.timeline
+        if delta.token_ids:
             if timeline.first_token is None:
                 timeline.first_token = now
             elif timeline.last_token is not None:
                 self.metrics.saw_gap(now - timeline.last_token)
             timeline.last_token = now
-            task.num_tokens += len(delta.token_ids)
-        task.cached = max(task.cached, delta.num_cached_tokens)
+            life.output_tokens += len(delta.token_ids)
+        if delta.num_cached_tokens > life.cached_tokens:
+            life.cached_tokens = delta.num_cached_tokens
         if delta.finish_reason is not None:
             task.ended += 1
-            task.reasons.append(delta.finish_reason)
+            life.reasons.append(delta.finish_reason)
 
     async def gather(self) -> list[tuple[Task, Accumulator]]:
         """All prompts' outputs, in prompt order."""
@@ -149,11 +178,17 @@ class Job:
         now = time.monotonic()
         for task in self.tasks.values():
             used += task.num_tokens + len(task.request.prompt_ids)
+            life = task.life
+            if life is None:
+                self.backend.abandon(task.request.id)
+                continue
             if task.ended < task.num_outputs:
                 self.backend.abandon(task.request.id)
-                task.reasons.append("error" if self.failed else "abort")
-            if task.timeline is not None:
-                self.metrics.finished(Finished(task.request, task.timeline, task.num_tokens, task.reasons[-1], now))
+                life.reasons.append("error" if self.failed else "abort")
+            life.timeline.ended = now
+            self.metrics.finished(Finished(task.request, life.timeline, life.output_tokens, life.reasons[-1], now))
+        if self.record is not None:
+            self.record.ended = now
         self.gate.leave(self.tenant, self.count, used)
 
     # ------------------------------------------------------------ figures
@@ -172,7 +207,7 @@ class Job:
     def timings(self) -> dict[str, float | None]:
         """Milliseconds of the first prompt's life, as vLLM's per-request metrics name them."""
         task = next(iter(self.tasks.values()))
-        t = task.timeline
+        t = task.life.timeline if task.life is not None else None
         if t is None or t.first_token is None or t.last_token is None:
             return {"time_to_first_token_ms": None}
         span = t.last_token - t.first_token

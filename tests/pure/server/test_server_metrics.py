@@ -1,0 +1,62 @@
+"""/metrics: vLLM's names and labels are there under load, and our dashboard asks for nothing that is not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.pure.server.conftest import Starter
+from tokenmill.testing.fake_generator import FakeOptions
+
+DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana.json"
+PATH = "/v1/completions"
+HISTOGRAMS = (
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    "e2e_request_latency_seconds",
+    "request_queue_time_seconds",
+    "request_prefill_time_seconds",
+    "request_decode_time_seconds",
+    "request_prompt_tokens",
+    "request_generation_tokens",
+    "request_max_num_generation_tokens",
+    "iteration_tokens_total",
+)
+GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+COUNTERS = ("prompt_tokens_total", "generation_tokens_total", "request_success_total", "num_preemptions_total")
+
+
+async def test_vllms_dashboards_find_their_series_under_load(start: Starter) -> None:
+    served = await start(FakeOptions(step_s=0.005, max_rows=4))
+    work = [asyncio.create_task(served.post(PATH, {"prompt": "abc", "max_tokens": 30})) for _ in range(12)]
+    await asyncio.sleep(0.1)
+    text = (await served.client.get("/metrics")).text
+    assert _value(text, "vllm:num_requests_running") == 4 and _value(text, "vllm:num_requests_waiting") == 8
+    assert _value(text, "vllm:kv_cache_usage_perc") > 0
+    await asyncio.gather(*work)
+    text = (await served.client.get("/metrics")).text
+    for name in (*GAUGES, *COUNTERS):
+        assert re.search(rf'^vllm:{name}{{[^}}]*engine="0"[^}}]*model_name="fake"[^}}]*}} ', text, re.M), name
+    for name in HISTOGRAMS:
+        assert _value(text, f"vllm:{name}_count") > 0, name
+    assert _value(text, "vllm:generation_tokens_total") == 360
+    edges = re.findall(r'time_to_first_token_seconds_bucket{engine="0",le="([^"]+)"', text)
+    assert len(edges) == 23 and edges[0] == "0.001" and edges[-2] == "2560.0"
+
+
+async def test_our_dashboard_names_only_what_is_exported(start: Starter) -> None:
+    served = await start(max_num_queued_reqs=2)
+    await served.post(PATH, {"prompt": "abc", "max_tokens": 3})
+    families = text_string_to_metric_families((await served.client.get("/metrics")).text)
+    exported = {sample.name for family in families for sample in family.samples} | {"tokenmill:rejected_total"}
+    asked = [t["expr"] for p in json.loads(DASHBOARD.read_text())["panels"] for t in p["targets"]]
+    names = {name for expression in asked for name in re.findall(r"(?:vllm|tokenmill):\w+|http_\w+", expression)}
+    assert len(names) > 20 and names <= exported, names - exported
+
+
+def _value(text: str, name: str) -> float:
+    return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name + "{"))
