@@ -136,6 +136,7 @@ struct Matrix {
 struct Layer {
   PrepareOp prepare_op{};
   AttentionOp attention_op{};
+  int64_t rope_rows = 0, slots_held = 0;
 
   Layer(int heads, int kv_heads, int key_dim, int value_dim, bool latent, float scale, float softcap, int64_t window,
         Address sinks, Address alibi) {
@@ -155,8 +156,9 @@ struct Layer {
     a.alibi = at<const float>(alibi);
   }
 
-  void rope(Address cos, Address sin, int dim, int start, bool interleaved) {
+  void rope(Address cos, Address sin, int64_t rows, int dim, int start, bool interleaved) {
     require(dim > 0 && dim % 2 == 0 && start >= 0 && start + dim <= prepare_op.key_dim, "rope does not fit the head");
+    rope_rows = rows;
     prepare_op.cos = at<const float>(cos);
     prepare_op.sin = at<const float>(sin);
     prepare_op.rope_dim = dim;
@@ -179,8 +181,10 @@ struct Layer {
   }
 
   // strides: block, head and token of the keys, then of the values.
-  void pages(Address key, Address value, const std::vector<int64_t>& strides, int block_size, int kv_type) {
+  void pages(Address key, Address value, const std::vector<int64_t>& strides, int64_t blocks, int block_size,
+             int kv_type) {
     require(strides.size() == 6 && block_size > 0, "pages need six strides");
+    slots_held = blocks * block_size;
     auto set = [&](auto& op) {
       op.key = at<std::remove_pointer_t<decltype(op.key)>>(key);
       op.value = at<std::remove_pointer_t<decltype(op.value)>>(value);
@@ -207,6 +211,11 @@ struct Layer {
     op.type = static_cast<Type>(type);
     op.positions = at<const int64_t>(positions);
     op.slots = at<const int64_t>(slots);
+    for (int64_t i = 0; i < tokens; ++i) {
+      require(op.slots[i] < slots_held, "prepare_qkv: a slot outside the pages");
+      require(op.positions[i] >= 0 && (op.rope_dim == 0 || op.positions[i] < rope_rows),
+              "prepare_qkv: a position beyond the rope table");
+    }
     run(static_cast<double>(tokens * stride) * 4, [&] { table().prepare(op); });
   }
 

@@ -253,6 +253,22 @@ def test_prepare_qkv(kernels, tokens, heads, dims, rope, norm, dtype, kv_dtype, 
     assert kernels.counters()["prepare_qkv"]["fallbacks"] == 0
 
 
+def test_slots_and_positions_outside_are_refused(kernels):
+    kv = KVSpec("full", 1, 16, 16)
+    angle = random(8, 8)
+    spec = AttentionSpec(0, 0, 1, kv, 1.0, rope=RopeSpec(angle.cos(), angle.sin(), 16))
+    view = KVView(torch.zeros(2, 1, 4, 16), torch.zeros(2, 1, 4, 16))
+    for slot, position, message in ((8, 0, "slot outside"), (0, 8, "rope table"), (0, -1, "rope table")):
+        one = torch.ones(1, dtype=torch.int32)
+        plan = GroupPlan(torch.zeros(1, 1, dtype=torch.int32), None, one, torch.tensor([slot]))
+        context = ForwardContext(
+            kernels, torch.tensor([position]), torch.tensor([0, 1], dtype=torch.int32), one, 1, [view], [plan],
+            block_size=4,
+        )  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            kernels.prepare_qkv(random(1, 48), spec, context)
+
+
 def test_pages_that_move_are_bound_again(kernels):
     case = Case([(20, 1)])
     assert torch.equal(case.run(kernels), case.run(kernels))  # each run makes new pages

@@ -356,6 +356,7 @@ class _Layer:
             and value.stride(3) == 1
             and max(spec.kv.key_dim, spec.kv.value_dim) <= _native.MAX_HEAD_DIM
             and all(norm.weight.dtype in TYPES for norm in norms)
+            and (spec.rope is None or spec.rope.cos.shape[1] * 2 == spec.rope.dim)
         )
 
     def _bind(self, kernels: CpuKernels, spec: AttentionSpec, ctx: ForwardContext) -> Any:
@@ -375,13 +376,15 @@ class _Layer:
         )
         if spec.rope is not None:
             rope = spec.rope
-            native.rope(self._floats(rope.cos), self._floats(rope.sin), rope.dim, rope.start, rope.interleaved)
+            cos, sin = self._floats(rope.cos), self._floats(rope.sin)
+            native.rope(cos, sin, rope.cos.shape[0], rope.dim, rope.start, rope.interleaved)
         native.norms(
             None if spec.q_norm is None else kernels._bind_norm(spec.q_norm),
             None if spec.k_norm is None else kernels._bind_norm(spec.k_norm),
         )
         strides = [*view.key.stride()[:3], *view.value.stride()[:3]]
-        native.pages(view.key.data_ptr(), view.value.data_ptr(), strides, view.key.shape[2], TYPES[view.key.dtype])
+        blocks, _, size, _ = view.key.shape
+        native.pages(view.key.data_ptr(), view.value.data_ptr(), strides, blocks, size, TYPES[view.key.dtype])
         return native
 
     def _floats(self, tensor: Tensor | None) -> int:
