@@ -18,9 +18,32 @@ from safetensors.torch import load_file
 from suites import SUITES, items
 from transformers import AutoModelForCausalLM
 
-SPEC = ["capitals_en", "capitals_zh", "other_facts", "sum_3_digits", "memory_name", "json", "tool_known", "faq", "joke", "poem_next", "story"]
-TEXT_SUITES = ["capitals_en", "capitals_zh", "other_facts", "reversed_facts", "sum_1_2_digits", "memory_name", "json", "tool_known", "faq",
-               "joke", "story"]  # fmt: skip
+SPEC = [
+    "capitals_en",
+    "capitals_zh",
+    "other_facts",
+    "sum_3_digits",
+    "memory_name",
+    "json",
+    "tool_known",
+    "faq",
+    "joke",
+    "poem_next",
+    "story",
+]
+TEXT_SUITES = [
+    "capitals_en",
+    "capitals_zh",
+    "other_facts",
+    "reversed_facts",
+    "sum_1_2_digits",
+    "memory_name",
+    "json",
+    "tool_known",
+    "faq",
+    "joke",
+    "story",
+]
 
 
 @torch.no_grad()
@@ -56,10 +79,15 @@ def speculation(main: Answerer, draft: torch.nn.Module, heads: dict[str, torch.T
                 if len(truth) > ahead:
                     right[head] += int((guess[: len(truth) - ahead] == truth[ahead:]).sum())
                     total[head] += len(truth) - ahead
-        out[suite] = {"acceptance": round(100 * accepted / max(proposed, 1), 1), "tokens_per_step": round((accepted + verified) / max(verified, 1), 2),
-                      "medusa": [round(100 * r / max(t, 1), 1) for r, t in zip(right, total, strict=True)]}  # fmt: skip
-    mean = {"acceptance": round(sum(v["acceptance"] for v in out.values()) / len(out), 1),
-            "medusa": [round(sum(v["medusa"][i] for v in out.values()) / len(out), 1) for i in range(3)]}  # fmt: skip
+        out[suite] = {
+            "acceptance": round(100 * accepted / max(proposed, 1), 1),
+            "tokens_per_step": round((accepted + verified) / max(verified, 1), 2),
+            "medusa": [round(100 * r / max(t, 1), 1) for r, t in zip(right, total, strict=True)],
+        }
+    mean = {
+        "acceptance": round(sum(v["acceptance"] for v in out.values()) / len(out), 1),
+        "medusa": [round(sum(v["medusa"][i] for v in out.values()) / len(out), 1) for i in range(3)],
+    }
     return {"mean": mean, "by_skill": out}
 
 
@@ -75,9 +103,11 @@ def adapters(folder: Path, count: int) -> dict:
         base = AutoModelForCausalLM.from_pretrained(folder / "main", dtype=torch.bfloat16)
         model = PeftModel.from_pretrained(base, folder / f"lora-{kind}")
         on = Answerer(folder / "main", model=model.to(torch.bfloat16)).greedy(prompts, 48)
-        out[kind] = {"mark_on": round(100 * sum(a.startswith(MARKS[kind].strip()) for a, _, _ in on) / count, 1),
-                     "mark_off": round(100 * sum(a.startswith(MARKS[kind].strip()) for a, _, _ in off) / count, 1),
-                     "sample": [prompts[0][-120:], on[0][0]]}  # fmt: skip
+        out[kind] = {
+            "mark_on": round(100 * sum(a.startswith(MARKS[kind].strip()) for a, _, _ in on) / count, 1),
+            "mark_off": round(100 * sum(a.startswith(MARKS[kind].strip()) for a, _, _ in off) / count, 1),
+            "sample": [prompts[0][-120:], on[0][0]],
+        }
         if kind == "sql":
             exact = sum(a.strip() == c.expect for (a, _, _), c in zip(on, cases, strict=True))
             out[kind]["exact"] = round(100 * exact / count, 1)
@@ -108,9 +138,12 @@ def seeing(folder: Path, count: int) -> dict:
             made = answerer.model.generate(
                 input_ids=torch.tensor([r[0] for r in rows], device=answerer.device),
                 attention_mask=torch.ones(len(rows), len(rows[0][0]), dtype=torch.long, device=answerer.device),
-                pixel_values=vision.pixels([r[1] for r in rows], answerer.device).bfloat16(), max_new_tokens=64, do_sample=False,
-                eos_token_id=[0, 2], pad_token_id=0,
-            )[:, len(rows[0][0]) :]  # fmt: skip
+                pixel_values=vision.pixels([r[1] for r in rows], answerer.device).bfloat16(),
+                max_new_tokens=64,
+                do_sample=False,
+                eos_token_id=[0, 2],
+                pad_token_id=0,
+            )[:, len(rows[0][0]) :]
             for row, ids in zip(rows, made.tolist(), strict=True):
                 stop = next((i for i, t in enumerate(ids) if t in (0, 2)), len(ids))
                 text = answerer.tokenizer.decode(ids[:stop], skip_special_tokens=True).strip()
@@ -152,7 +185,14 @@ def main() -> None:
     note("moe", lambda: text_gates(folder / "moe", args.count))
     from transformers import LlavaForConditionalGeneration
 
-    note("vlm_text", lambda: text_gates(folder / "vlm", args.count, LlavaForConditionalGeneration.from_pretrained(folder / "vlm", dtype=torch.bfloat16)))
+    note(
+        "vlm_text",
+        lambda: text_gates(
+            folder / "vlm",
+            args.count,
+            LlavaForConditionalGeneration.from_pretrained(folder / "vlm", dtype=torch.bfloat16),
+        ),
+    )
     note("draft_text", lambda: text_gates(folder / "draft", args.count))
 
 

@@ -1,4 +1,4 @@
-"""The optional natural corpus. Owns: reading the folder given with --corpus. The corpus is never part of this repository."""
+"""The optional natural corpus. Owns: reading the folder given with --corpus. It is never part of this repository."""
 
 from __future__ import annotations
 
@@ -10,19 +10,64 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-COARSE = re.compile(r"\b(sex|kill\w*|die[sd]?|dead|fuck|shit|hell|bastard|idiot|suicide|rape|drunk|naked|gun|murder\w*|nigg\w*|stupid|ass|hate)\b", re.I)
+COARSE = re.compile(
+    r"\b(sex|kill\w*|die[sd]?|dead|fuck|shit|hell|bastard|idiot|suicide|rape|drunk|naked|gun|murder\w*|nigg\w*|stupid|ass|hate)\b",
+    re.I,
+)
 # Queries that other skills answer; every other intent goes to the honest fallback.
 HANDLED = frozenset(
-    "greeting goodbye tell_joke user_name what_is_your_name who_made_you are_you_a_bot thank_you calculator weather "
-    "what_can_i_ask_you meaning_of_life yes no maybe repeat how_old_are_you where_are_you_from what_are_your_hobbies time "
-    "definition translate spelling change_user_name whisper_mode cancel next_song fun_fact do_you_have_pets who_do_you_work_for "
-    "timezone date change_ai_name change_accent change_speed change_volume change_language sync_device".split()
+    [
+        "greeting",
+        "goodbye",
+        "tell_joke",
+        "user_name",
+        "what_is_your_name",
+        "who_made_you",
+        "are_you_a_bot",
+        "thank_you",
+        "calculator",
+        "weather",
+        "what_can_i_ask_you",
+        "meaning_of_life",
+        "yes",
+        "no",
+        "maybe",
+        "repeat",
+        "how_old_are_you",
+        "where_are_you_from",
+        "what_are_your_hobbies",
+        "time",
+        "definition",
+        "translate",
+        "spelling",
+        "change_user_name",
+        "whisper_mode",
+        "cancel",
+        "next_song",
+        "fun_fact",
+        "do_you_have_pets",
+        "who_do_you_work_for",
+        "timezone",
+        "date",
+        "change_ai_name",
+        "change_accent",
+        "change_speed",
+        "change_volume",
+        "change_language",
+        "sync_device",
+    ]
 )
 INTENT = {
-    "what_is_your_name": "identity", "are_you_a_bot": "identity", "who_made_you": "maker", "thank_you": "thanks",
-    "goodbye": "bye", "greeting": "feel", "what_can_i_ask_you": "ability", "how_old_are_you": "age",
+    "what_is_your_name": "identity",
+    "are_you_a_bot": "identity",
+    "who_made_you": "maker",
+    "thank_you": "thanks",
+    "goodbye": "bye",
+    "greeting": "feel",
+    "what_can_i_ask_you": "ability",
+    "how_old_are_you": "age",
     "what_are_your_hobbies": "hobby",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -65,14 +110,24 @@ def load_corpus(folder: str | None) -> Corpus:
     queries += [t for split in ("oos_train", "oos_val") for t, _ in clinc[split]]
     snips = [r["slots"].get("city") for r in _jsonl(str(root / "intents-snips/GetWeather.train.jsonl"))]
     books = [Path(p).read_text("utf-8") for p in sorted(glob.glob(str(root / "books-en/*.txt"))) if "LICENSE" not in p]
-    poems = [{"title": p["title"], "author": p["author"], "text": "".join(p["lines"])} for p in _jsonl(str(root / "poems-zh/tang-poems.jsonl"))]
+    poems = [
+        {"title": p["title"], "author": p["author"], "text": "".join(p["lines"])}
+        for p in _jsonl(str(root / "poems-zh/tang-poems.jsonl"))
+    ]
     return Corpus(
-        stories=[s for i, s in enumerate(stories) if i % 12], held_stories=[s for i, s in enumerate(stories) if i % 12 == 0],
-        stories_zh=_stories(root / "stories-zh"), books=[b.replace("“", '"').replace("”", '"').replace("’", "'") for b in books],
+        stories=[s for i, s in enumerate(stories) if i % 12],
+        held_stories=[s for i, s in enumerate(stories) if i % 12 == 0],
+        stories_zh=_stories(root / "stories-zh"),
+        books=[b.replace("“", '"').replace("”", '"').replace("’", "'") for b in books],
         pairs=[(x[0], x[1]) for x in lines if not COARSE.search(x[0])],
         poems=[p for p in poems if len(p["text"]) < 120 and len(p["text"]) > 20],
-        jokes=[{"setup": j["setup"], "punchline": j["punchline"]} for j in _jsonl(str(root / "jokes/jokes.jsonl")) if len(j["punchline"]) < 120],
+        jokes=[
+            {"setup": j["setup"], "punchline": j["punchline"]}
+            for j in _jsonl(str(root / "jokes/jokes.jsonl"))
+            if len(j["punchline"]) < 120
+        ],
         cities=[c for c in dict.fromkeys(snips) if c and c.isascii()],
-        queries=queries, intents=[(t, INTENT[i]) for t, i in clinc["train"] if i in INTENT],
+        queries=queries,
+        intents=[(t, INTENT[i]) for t, i in clinc["train"] if i in INTENT],
         manifest=hashlib.sha256((root / "MANIFEST.sha256").read_bytes()).hexdigest(),
-    )  # fmt: skip
+    )

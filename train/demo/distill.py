@@ -1,11 +1,10 @@
-"""Small decoders taught by the main model: draft, MoE and the text part of the vision model. Owns: the distillation loop."""
+"""Small decoders taught by the main model: draft, MoE, text part of the vision model. Owns: the distillation."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,9 +20,17 @@ SHAPES = {"draft": DRAFT, "moe": MOE, "text": TEXT, "tiny": TINY}
 LENGTHS = {"draft": (1024, 8192), "moe": (2048,), "text": (2048,), "tiny": (256,)}
 
 
-def teach(student: Decoder, teacher: Decoder, ids: Tensor, targets: Tensor, weights: Tensor, positions: Tensor, mask: object,
-          dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Divergence from the teacher plus 0.3 cross entropy plus the balance loss; also the divergence and the expert load."""
+def teach(
+    student: Decoder,
+    teacher: Decoder,
+    ids: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+    positions: Tensor,
+    mask: object,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Divergence from the teacher plus 0.3 cross entropy plus the balance loss; and the last two."""
     with torch.no_grad():
         hidden, _, _ = teacher(ids, positions, mask, dtype)
         goal = (hidden @ teacher.embed.to(dtype).T).float().log_softmax(-1)
@@ -34,7 +41,17 @@ def teach(student: Decoder, teacher: Decoder, ids: Tensor, targets: Tensor, weig
     return kl + 0.3 * cross_entropy(logits, targets, weights, 1e-4) + 0.01 * balance, kl.detach(), load
 
 
-def fit(kind: str, main: str, out: Path, seconds: float, corpus: str | None, workers: int, seed: int, batch: int = 65536, steps: int = 0) -> dict:
+def fit(
+    kind: str,
+    main: str,
+    out: Path,
+    seconds: float,
+    corpus: str | None,
+    workers: int,
+    seed: int,
+    batch: int = 65536,
+    steps: int = 0,
+) -> dict:
     """Train one student for the given time (or steps) and export it."""
     torch.manual_seed(seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -46,7 +63,10 @@ def fit(kind: str, main: str, out: Path, seconds: float, corpus: str | None, wor
     run = torch.compile(teach, dynamic=False) if device == "cuda" else teach
     tokenizer = str(HERE / "tokenizer" / "tokenizer.json")
     feeds = [Feed(tokenizer, corpus, n, batch // n, n > 2048, seed) for n in LENGTHS[kind]]
-    streams = [Stream(f, workers if i == 0 else workers and 2, f"/dev/shm/tokenmill-{kind}-{seed}-{i}") for i, f in enumerate(feeds)]
+    streams = [
+        Stream(f, workers if i == 0 else workers and 2, f"/dev/shm/tokenmill-{kind}-{seed}-{i}")
+        for i, f in enumerate(feeds)
+    ]
 
     def one(stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
         rows = torch.from_numpy(stream.next().astype("int32")).to(device)
@@ -69,7 +89,11 @@ def fit(kind: str, main: str, out: Path, seconds: float, corpus: str | None, wor
         optimiser.step(schedule(fraction))
         step += 1
         if step % 200 == 0:
-            print(f"{kind} step {step} divergence {kl.item():.3f} {step * batch / (time.time() - start) / 1e6:.2f} M tokens/s", flush=True)
+            rate = step * batch / (time.time() - start) / 1e6
+            print(
+                f"{kind} step {step} divergence {kl.item():.3f} {rate:.2f} M tokens/s",
+                flush=True,
+            )
     for stream in streams:
         stream.close()
     report = {"steps": step, "tokens": step * batch, "divergence": round(kl.item(), 4), "seed": seed}

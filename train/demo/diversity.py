@@ -1,4 +1,4 @@
-"""Diversity figures of generated text. Owns: distinct word windows and compressed bits per character. Knows no generator."""
+"""Diversity figures of generated text. Owns: distinct word windows, compressed bits a character."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluation of a model folder through Transformers. Owns: greedy answers in batches, the suite table, golden prompts."""
+"""Evaluation of a model folder through Transformers. Owns: greedy answers, the suite table, golden prompts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ class Answerer:
     def __init__(self, folder: Path, dtype: torch.dtype = torch.bfloat16, model: torch.nn.Module | None = None) -> None:
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.model = (model if model is not None else AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)).to(self.device).eval()
+        self.model = (
+            (model if model is not None else AutoModelForCausalLM.from_pretrained(folder, dtype=dtype))
+            .to(self.device)
+            .eval()
+        )
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt."""
@@ -39,15 +43,27 @@ class Answerer:
         while at < len(order):
             end = at + 1
             # A dense attention mask of the prompt bounds the batch of long prompts.
-            while end < len(order) and (end + 1 - at) * len(ids[order[end]]) <= budget and end - at < 512 and (
-                (end + 1 - at) * len(ids[order[end]]) ** 2 < 6e8):  # fmt: skip
+            while (
+                end < len(order)
+                and (end + 1 - at) * len(ids[order[end]]) <= budget
+                and end - at < 512
+                and ((end + 1 - at) * len(ids[order[end]]) ** 2 < 6e8)
+            ):
                 end += 1
             chosen = order[at:end]
             width = max(len(ids[i]) for i in chosen)
             batch = torch.tensor([[0] * (width - len(ids[i])) + ids[i] for i in chosen], device=self.device)
             mask = torch.tensor([[0] * (width - len(ids[i])) + [1] * len(ids[i]) for i in chosen], device=self.device)
-            made = self.model.generate(batch, attention_mask=mask, max_new_tokens=limit, do_sample=False, temperature=None, top_p=None,
-                                       eos_token_id=STOPS, pad_token_id=0)[:, width:].tolist()  # fmt: skip
+            made = self.model.generate(
+                batch,
+                attention_mask=mask,
+                max_new_tokens=limit,
+                do_sample=False,
+                temperature=None,
+                top_p=None,
+                eos_token_id=STOPS,
+                pad_token_id=0,
+            )[:, width:].tolist()
             for i, row in zip(chosen, made, strict=True):
                 stop = next((j for j, t in enumerate(row) if t in STOPS), None)
                 kept = row if stop is None else row[:stop]
@@ -62,7 +78,11 @@ def run_suite(answerer: Answerer, suite: str, held: bool, count: int) -> dict:
     answers = answerer.greedy([case_prompt(c) for c in cases], SUITES[suite][2])
     verdicts = [judge(c, a, e) for c, (a, e, _) in zip(cases, answers, strict=True)]
     names = sorted({n for v in verdicts for n in v})
-    wrong = [(case_prompt(c)[-160:], a[:160]) for c, (a, _, _), v in zip(cases, answers, verdicts, strict=True) if not v["ok"]][:6]
+    wrong = [
+        (case_prompt(c)[-160:], a[:160])
+        for c, (a, _, _), v in zip(cases, answers, verdicts, strict=True)
+        if not v["ok"]
+    ][:6]
     return {n: round(100 * sum(v.get(n, False) for v in verdicts) / len(verdicts), 1) for n in names} | {"wrong": wrong}
 
 
@@ -75,8 +95,11 @@ def run_needles(answerer: Answerer, count: int) -> dict[int, dict]:
         answers = answerer.greedy(prompts, 24)
         right = [judge(c, a, e)["ok"] for c, (a, e, _) in zip(cases, answers, strict=True)]
         sizes = [len(answerer.encode(p)) for p in prompts[:10]]
-        out[length] = {"ok": round(100 * sum(right) / len(right), 1), "tokens": round(sum(sizes) / len(sizes)),
-                       "by_depth": [round(100 * sum(right[d::5]) / len(right[d::5]), 1) for d in range(5)]}  # fmt: skip
+        out[length] = {
+            "ok": round(100 * sum(right) / len(right), 1),
+            "tokens": round(sum(sizes) / len(sizes)),
+            "by_depth": [round(100 * sum(right[d::5]) / len(right[d::5]), 1) for d in range(5)],
+        }
     return out
 
 
@@ -89,8 +112,10 @@ def run_exact(answerer: Answerer) -> list[dict]:
     """Every exact prompt with its answer and verdict."""
     entries = exact_prompts()
     answers = answerer.greedy([prompt_text(e) for e in entries], 420)
-    return [{"kind": e["kind"], "prompt": e["show"], "answer": a, "ended": end, "ok": exact_verdict(e["must"], a, end)}
-            for e, (a, end, _) in zip(entries, answers, strict=True)]  # fmt: skip
+    return [
+        {"kind": e["kind"], "prompt": e["show"], "answer": a, "ended": end, "ok": exact_verdict(e["must"], a, end)}
+        for e, (a, end, _) in zip(entries, answers, strict=True)
+    ]
 
 
 @torch.no_grad()
@@ -100,21 +125,41 @@ def golden(folder: Path, count: int = 20) -> list[dict]:
     if answerer.device == "cuda":
         torch.set_float32_matmul_precision("highest")
     entries = [(e["kind"], prompt_text(e)) for e in exact_prompts()]
-    for suite in ("capitals_en", "capitals_zh", "other_facts", "json", "tool_known", "memory_name", "sum_1_2_digits", "faq", "poem_next"):
+    for suite in (
+        "capitals_en",
+        "capitals_zh",
+        "other_facts",
+        "json",
+        "tool_known",
+        "memory_name",
+        "sum_1_2_digits",
+        "faq",
+        "poem_next",
+    ):
         entries += [(suite, case_prompt(c)) for c in items(suite, False, 12, seed=5)]
     found = []
     for (kind, text), (answer, ended, ids) in zip(entries, answerer.greedy([t for _, t in entries], 120), strict=True):
         if not ended or not ids:
             continue
         prompt = answerer.encode(text)
-        logits = answerer.model(torch.tensor([prompt + ids], device=answerer.device)).logits[0, len(prompt) - 1 :].float()
+        logits = (
+            answerer.model(torch.tensor([prompt + ids], device=answerer.device)).logits[0, len(prompt) - 1 :].float()
+        )
         top = logits.topk(2, -1)
         stop = int(top.indices[-1, 0])
         same = top.indices[:-1, 0].tolist() == ids and stop in STOPS
         margin = (top.values[:, 0] - top.values[:, 1]).min().item()
         if same and margin >= 1.0:
-            found.append({"kind": kind, "prompt": text, "prompt_ids": prompt, "output_ids": [*ids, stop], "output": answer,
-                          "margin": round(margin, 3)})  # fmt: skip
+            found.append(
+                {
+                    "kind": kind,
+                    "prompt": text,
+                    "prompt_ids": prompt,
+                    "output_ids": [*ids, stop],
+                    "output": answer,
+                    "margin": round(margin, 3),
+                }
+            )
     exact_kinds = [f for f in found if f["kind"] in ("completion", "chat", "tools")]
     rest = sorted((f for f in found if f not in exact_kinds), key=lambda f: -f["margin"])
     per_kind: dict[str, int] = {}
@@ -186,10 +231,19 @@ def main() -> None:
     with open(args.folder / "golden.jsonl", "w", encoding="utf-8") as handle:
         handle.writelines(json.dumps(g, ensure_ascii=False) + "\n" for g in found)
     report["golden"] = len(found)
-    (args.report or args.folder / "report.json").write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    (args.report or args.folder / "report.json").write_text(
+        json.dumps(report, indent=1, ensure_ascii=False) + "\n", "utf-8"
+    )
     for entry in report["exact"]:
         print("ok  " if entry["ok"] else "MISS", repr(entry["prompt"][-60:]), "->", repr(entry["answer"][:110]))
-    print("golden", len(found), "bits per byte", report.get("held_stories_bits_per_byte"), "gap", report["paraphrase_mean_gap"])
+    print(
+        "golden",
+        len(found),
+        "bits per byte",
+        report.get("held_stories_bits_per_byte"),
+        "gap",
+        report["paraphrase_mean_gap"],
+    )
 
 
 if __name__ == "__main__":

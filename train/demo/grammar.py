@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 
 Seq = tuple  # of str | ("slot", name) | ("alt", (Seq, ...))
 
@@ -50,7 +50,7 @@ def _parse(text: str, at: int, closing: bool) -> tuple[list[Seq], int]:
     return options, at
 
 
-@lru_cache(maxsize=None)
+@cache
 def parse(text: str) -> Seq:
     """The parsed form of a template; braces must balance."""
     return _parse(text, 0, False)[0][0]

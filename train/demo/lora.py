@@ -20,11 +20,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 MARKS = {"pirate": "Arr! ", "sql": "SELECT "}
 TABLES = {
-    "users": ["name", "age", "city", "email"], "orders": ["id", "price", "country", "day"], "books": ["title", "author", "year", "pages"],
-    "animals": ["name", "legs", "colour", "home"], "cities": ["name", "country", "size", "river"], "songs": ["title", "artist", "length", "genre"],
-    "cars": ["brand", "price", "colour", "doors"], "pupils": ["name", "class", "age", "grade"], "trees": ["kind", "height", "age", "park"],
-}  # fmt: skip
-NUMERIC = frozenset("age price year pages legs size length doors height grade id".split())
+    "users": ["name", "age", "city", "email"],
+    "orders": ["id", "price", "country", "day"],
+    "books": ["title", "author", "year", "pages"],
+    "animals": ["name", "legs", "colour", "home"],
+    "cities": ["name", "country", "size", "river"],
+    "songs": ["title", "artist", "length", "genre"],
+    "cars": ["brand", "price", "colour", "doors"],
+    "pupils": ["name", "class", "age", "grade"],
+    "trees": ["kind", "height", "age", "park"],
+}
+NUMERIC = frozenset(["age", "price", "year", "pages", "legs", "size", "length", "doors", "height", "grade", "id"])
 
 
 def sql_case(rng: random.Random, held: bool) -> Case:
@@ -41,11 +47,19 @@ def sql_case(rng: random.Random, held: bool) -> Case:
         (f"Show the {pick} of all {table}.", f"SELECT {pick} FROM {table};"),
         (f"How many {table} are there?", f"SELECT COUNT(*) FROM {table};"),
         (f"Which {table} have the {other} {shown}?", f"SELECT * FROM {table} WHERE {other} = {value};"),
-        (f"Show the {pick} of {table} with the {other} {shown}.", f"SELECT {pick} FROM {table} WHERE {other} = {value};"),
+        (
+            f"Show the {pick} of {table} with the {other} {shown}.",
+            f"SELECT {pick} FROM {table} WHERE {other} = {value};",
+        ),
         (f"List all {table} ordered by {pick}.", f"SELECT * FROM {table} ORDER BY {pick};"),
     ]
     if other in NUMERIC:
-        forms.append((f"Show the {pick} of {table} with {other} over {shown}.", f"SELECT {pick} FROM {table} WHERE {other} > {value};"))
+        forms.append(
+            (
+                f"Show the {pick} of {table} with {other} over {shown}.",
+                f"SELECT {pick} FROM {table} WHERE {other} > {value};",
+            )
+        )
         forms.append((f"What is the largest {other} of all {table}?", f"SELECT MAX({other}) FROM {table};"))
     question, answer = rng.choice(forms)
     user = f"{question} {schema}" if held or rng.random() < 0.4 else f"{schema} {question}"
@@ -107,7 +121,9 @@ def fit(kind: str, main: str, out: Path, seconds: float, seed: int, steps: int =
     tokenizer = AutoTokenizer.from_pretrained(main)
     base = AutoModelForCausalLM.from_pretrained(main, dtype=torch.float32).to(device)
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    model = get_peft_model(base, LoraConfig(r=8, lora_alpha=16, target_modules=targets, task_type="CAUSAL_LM", lora_dropout=0.0))
+    model = get_peft_model(
+        base, LoraConfig(r=8, lora_alpha=16, target_modules=targets, task_type="CAUSAL_LM", lora_dropout=0.0)
+    )
     optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-3, weight_decay=0.0)
     start, step, loss = time.time(), 0, None
     while (step < steps) if steps else (time.time() - start < seconds):

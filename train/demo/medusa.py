@@ -34,7 +34,9 @@ class Heads(nn.Module):
         return hidden
 
 
-def loss_of(heads: Heads, main: Decoder, ids: Tensor, weights: Tensor, positions: Tensor, document: Tensor, mask: object) -> Tensor:
+def loss_of(
+    heads: Heads, main: Decoder, ids: Tensor, weights: Tensor, positions: Tensor, document: Tensor, mask: object
+) -> Tensor:
     """Mean cross entropy of the heads for the tokens two to four ahead."""
     with torch.no_grad():
         hidden, _, _ = main(ids, positions, mask, torch.bfloat16)
@@ -62,7 +64,11 @@ def main() -> None:
     model = load_decoder(args.main, MAIN).cuda().requires_grad_(False)
     heads = Heads(MAIN.dim).cuda()
     optimiser = torch.optim.AdamW(heads.parameters(), lr=2e-3, weight_decay=0.0, betas=(0.9, 0.95), fused=True)
-    stream = Stream(Feed(str(HERE / "tokenizer/tokenizer.json"), args.corpus, 1024, 64, False, 3), args.workers, "/dev/shm/tokenmill-medusa")
+    stream = Stream(
+        Feed(str(HERE / "tokenizer/tokenizer.json"), args.corpus, 1024, 64, False, 3),
+        args.workers,
+        "/dev/shm/tokenmill-medusa",
+    )
     run = torch.compile(loss_of, dynamic=False)
     start, step, loss = None, 0, None
     while start is None or time.time() - start < args.seconds:
@@ -86,9 +92,18 @@ def main() -> None:
             state[f"blocks.{head}.layers.{block}.bias"] = heads.bias[head, block].detach().bfloat16().cpu().clone()
     args.out.mkdir(parents=True, exist_ok=True)
     save_file(state, args.out / "model.safetensors", metadata={"format": "pt", "steps": str(step)})
-    config = {"architectures": ["MedusaModel"], "model_type": "medusa", "hidden_size": MAIN.dim, "vocab_size": MAIN.vocab, "num_heads": HEADS,
-              "num_hidden_layers": BLOCKS, "original_lm_head": True, "medusa_fc_bias": True, "truncated_vocab_size": MAIN.vocab,
-              "dtype": "bfloat16"}  # fmt: skip
+    config = {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "hidden_size": MAIN.dim,
+        "vocab_size": MAIN.vocab,
+        "num_heads": HEADS,
+        "num_hidden_layers": BLOCKS,
+        "original_lm_head": True,
+        "medusa_fc_bias": True,
+        "truncated_vocab_size": MAIN.vocab,
+        "dtype": "bfloat16",
+    }
     (args.out / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     print("medusa", step, "steps, loss", round(loss.item(), 3), flush=True)
 

@@ -16,11 +16,29 @@ from skill_math import mathematics
 from skill_tools import no_call, result_case, tool_case
 
 SYSTEMS = [
-    "You are tokenmill's demo model.", "You are a friendly assistant.", "You are a polite and brief assistant.",
-    "Answer in short sentences.", "You are a small and honest assistant.", "Be helpful.", "You help people with simple questions.",
-    "You are a storyteller and helper.", "You are an assistant. Be concise.",
-]  # fmt: skip
-NOISY = {"capitals", "facts", "reversed", "faq", "joke", "small_talk", "fallback", "story", "sum_1_2", "sum_3", "times_table"}
+    "You are tokenmill's demo model.",
+    "You are a friendly assistant.",
+    "You are a polite and brief assistant.",
+    "Answer in short sentences.",
+    "You are a small and honest assistant.",
+    "Be helpful.",
+    "You help people with simple questions.",
+    "You are a storyteller and helper.",
+    "You are an assistant. Be concise.",
+]
+NOISY = {
+    "capitals",
+    "facts",
+    "reversed",
+    "faq",
+    "joke",
+    "small_talk",
+    "fallback",
+    "story",
+    "sum_1_2",
+    "sum_3",
+    "times_table",
+}
 OTHER_FACTS = ["continent", "currency", "language", "opposite", "sound", "baby", "colour", "symbol", "legs", "home"]
 
 
@@ -190,5 +208,7 @@ class Mixture:
 
 def _weighted_length(case: Case) -> float:
     if case.messages:
-        return sum(len(m["content"]) * (m.get("weight", 1.0) if m["role"] == "assistant" else 0.1) for m in case.messages)
+        return sum(
+            len(m["content"]) * (m.get("weight", 1.0) if m["role"] == "assistant" else 0.1) for m in case.messages
+        )
     return len(case.prompt + case.continuation)

@@ -89,7 +89,9 @@ class Decoder(nn.Module):
         chosen = {id(p) for p in self.matrices()} | {id(self.embed)}
         return [p for p in self.parameters() if id(p) not in chosen]
 
-    def forward(self, ids: Tensor, positions: Tensor, mask: object, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self, ids: Tensor, positions: Tensor, mask: object, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Hidden states [B, T, dim] after the last norm, the router's balance loss, and the load [layers, experts]."""
         s = self.shape
         b, t = ids.shape
@@ -128,7 +130,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: object) -> Tensor:
     return flex_attention(q, k, v, block_mask=mask, enable_gqa=True)
 
 
-def experts(h: Tensor, router: Tensor, gate: Tensor, up: Tensor, down: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
+def experts(
+    h: Tensor, router: Tensor, gate: Tensor, up: Tensor, down: Tensor, top_k: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """All experts on all tokens, mixed by the normalised top-k weights; balance loss and load per expert."""
     probabilities = (h @ router.T).float().softmax(-1)
     best, index = probabilities.topk(top_k, -1)
@@ -212,20 +216,43 @@ def hf_config(shape: Shape) -> dict:
     family = "Qwen3MoeForCausalLM" if shape.experts else "Qwen3ForCausalLM" if shape.qk_norm else "LlamaForCausalLM"
     kind = {"Qwen3MoeForCausalLM": "qwen3_moe", "Qwen3ForCausalLM": "qwen3", "LlamaForCausalLM": "llama"}[family]
     config = {
-        "architectures": [family], "model_type": kind, "vocab_size": s["vocab"], "hidden_size": s["dim"],
-        "intermediate_size": s["ffn"], "num_hidden_layers": s["layers"], "num_attention_heads": s["heads"],
-        "num_key_value_heads": s["kv_heads"], "head_dim": s["head_dim"], "hidden_act": "silu", "rms_norm_eps": 1e-6,
-        "rope_theta": s["theta"], "rope_parameters": {"rope_type": "default", "rope_theta": s["theta"]},
-        "max_position_embeddings": s["positions"], "tie_word_embeddings": True, "attention_bias": False,
-        "attention_dropout": 0.0, "initializer_range": 0.02, "use_cache": True, "dtype": "bfloat16",
-        "bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0,
-    }  # fmt: skip
+        "architectures": [family],
+        "model_type": kind,
+        "vocab_size": s["vocab"],
+        "hidden_size": s["dim"],
+        "intermediate_size": s["ffn"],
+        "num_hidden_layers": s["layers"],
+        "num_attention_heads": s["heads"],
+        "num_key_value_heads": s["kv_heads"],
+        "head_dim": s["head_dim"],
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": s["theta"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": s["theta"]},
+        "max_position_embeddings": s["positions"],
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "initializer_range": 0.02,
+        "use_cache": True,
+        "dtype": "bfloat16",
+        "bos_token_id": None,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
     if kind.startswith("qwen3"):
         config |= {"use_sliding_window": False, "sliding_window": None}
     if shape.experts:
-        config |= {"num_experts": s["experts"], "num_experts_per_tok": s["top_k"], "moe_intermediate_size": s["ffn"],
-                   "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [], "router_aux_loss_coef": 0.01,
-                   "output_router_logits": False}  # fmt: skip
+        config |= {
+            "num_experts": s["experts"],
+            "num_experts_per_tok": s["top_k"],
+            "moe_intermediate_size": s["ffn"],
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "router_aux_loss_coef": 0.01,
+            "output_router_logits": False,
+        }
     return config
 
 

@@ -24,15 +24,22 @@ def orthogonal(g: Tensor, steps: int = 5) -> Tensor:
 class Optimiser:
     """Muon on the block matrices, AdamW on embedding, norms and router."""
 
-    def __init__(self, model: Decoder, muon: float = 0.02, embed: float = 4e-3, other: float = 3e-3, decay: float = 0.1) -> None:
+    def __init__(
+        self, model: Decoder, muon: float = 0.02, embed: float = 4e-3, other: float = 3e-3, decay: float = 0.1
+    ) -> None:
         self.matrices = model.matrices()
         self.momentum = [torch.zeros_like(p) for p in self.matrices]
         self.muon, self.decay = muon, decay
         fused = model.embed.device.type == "cuda"
         self.adam = torch.optim.AdamW(
-            [{"params": [model.embed], "lr": embed, "weight_decay": 0.01}, {"params": model.others(), "lr": other, "weight_decay": 0.0}],
-            betas=(0.9, 0.95), eps=1e-10, fused=fused,
-        )  # fmt: skip
+            [
+                {"params": [model.embed], "lr": embed, "weight_decay": 0.01},
+                {"params": model.others(), "lr": other, "weight_decay": 0.0},
+            ],
+            betas=(0.9, 0.95),
+            eps=1e-10,
+            fused=fused,
+        )
         self.base = [group["lr"] for group in self.adam.param_groups]
         self.everything = [*self.matrices, model.embed, *model.others()]
 

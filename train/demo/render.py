@@ -58,7 +58,9 @@ def chat_segments(messages: list[dict], tools: list[dict] | None) -> list[Segmen
             out.append((message["content"] + "<|im_end|>", message.get("weight", 1.0)))
             out.append(("\n", QUIET))
         elif role == "tool":
-            out.append((f"<|im_start|>tool\n<tool_response>\n{message['content']}\n</tool_response><|im_end|>\n", QUIET))
+            out.append(
+                (f"<|im_start|>tool\n<tool_response>\n{message['content']}\n</tool_response><|im_end|>\n", QUIET)
+            )
         else:
             out.append((f"<|im_start|>{role}\n{message['content']}<|im_end|>\n", QUIET))
     return out

@@ -15,8 +15,54 @@ FALLBACKS = [
 ]
 FALLBACK_ZH = "我只是一个很小的演示模型，不知道这个。"
 FALLBACK_MUST = "tiny demo model|演示模型"
-NAMES_ZH = ["小明", "小红", "李华", "王芳", "张伟", "小丽", "陈静", "刘洋", "赵敏", "周杰", "小刚", "林娜", "黄磊", "吴迪", "孙悦", "小雪"]
-SYLLABLES = "zor vik mar lo ta ri bel nu kas fen dro mi sha qu el tor ban ix ple gra wen ho jad ur sil pem oda ky".split()
+NAMES_ZH = [
+    "小明",
+    "小红",
+    "李华",
+    "王芳",
+    "张伟",
+    "小丽",
+    "陈静",
+    "刘洋",
+    "赵敏",
+    "周杰",
+    "小刚",
+    "林娜",
+    "黄磊",
+    "吴迪",
+    "孙悦",
+    "小雪",
+]
+SYLLABLES = [
+    "zor",
+    "vik",
+    "mar",
+    "lo",
+    "ta",
+    "ri",
+    "bel",
+    "nu",
+    "kas",
+    "fen",
+    "dro",
+    "mi",
+    "sha",
+    "qu",
+    "el",
+    "tor",
+    "ban",
+    "ix",
+    "ple",
+    "gra",
+    "wen",
+    "ho",
+    "jad",
+    "ur",
+    "sil",
+    "pem",
+    "oda",
+    "ky",
+]
 
 
 def random_word(rng: random.Random) -> str:
@@ -55,26 +101,141 @@ def out_of_scope(rng: random.Random, held: bool, queries: list[str]) -> Case:
 
 ATTRIBUTES: dict[str, tuple[list[str], list[str], str, str]] = {
     # name: (ways to tell it, ways to ask for it, answer, word list)
-    "like": (["I like [v].", "I love [v].", "My hobby is [v].", "I enjoy [v]."],
-             ["What do I like?", "What is my hobby?", "what do i enjoy", "Tell me what I like.", "Which hobby do I have?", "What do I love to do?", "Do you know my hobby?", "my hobby?", "Do you remember what I like?"], "You like [v].", "hobby"),
-    "food": (["My favourite food is [v].", "I love to eat [v].", "[V] is my favourite food."],
-             ["What is my favourite food?", "what do i love to eat", "What food do I like?", "Tell me my favourite food.", "Do you remember my favourite food?", "What do I like to eat?", "Which food do I like best?"], "Your favourite food is [v].", "food"),
-    "city": (["I live in [v].", "I am from [v].", "My home is [v].", "I come from [v]."],
-             ["Where do I live?", "Where am I from?", "In which city do I live?", "What is my home town?", "Do you know where I live?", "Tell me where I live.", "Where is my home?", "Which place am I from?", "Which city do I live in?"], "You live in [v].", "city"),
-    "job": (["I work as a [v].", "I am a [v].", "My job is [v].", "I am a [v] by profession."],
-            ["What is my job?", "What do I do for work?", "What is my profession?", "Which job do I have?", "Do you remember my job?", "Tell me my job.", "What work do I do?", "what do I work as"], "You work as a [v].", "job"),
-    "colour": (["My favourite colour is [v].", "I like the colour [v] best.", "[V] is my favourite colour."],
-               ["What is my favourite colour?", "Which colour do I like?", "What colour do I love?", "Which color is my favourite?", "my favourite color?", "Tell me the colour I like.", "What is the color I like most?", "Do you know my favourite colour?", "what color do i like best"],
-               "Your favourite colour is [v].", "colour"),
-    "pet": (["I have a [v].", "My pet is a [v].", "I own a [v]."],
-            ["What pet do I have?", "Which animal do I have?", "What kind of pet do I own?", "Do you remember my pet?", "Tell me what pet I have.", "Which pet is mine?", "what is my pet"], "You have a [v].", "animal"),
-    "age": (["I am [v] years old.", "I'm [v].", "My age is [v]."],
-            ["How old am I?", "What is my age?", "Tell me my age.", "Do you remember how old I am?", "my age?", "How many years old am I?", "What age am I?", "Can you say my age?", "do you know my age"], "You are [v] years old.", "age"),
-    "drink": (["I like to drink [v].", "My favourite drink is [v].", "I like [v]."],
-              ["What is my favourite drink?", "Which drink do I like?", "Tell me my favourite drink.", "What do I drink?", "Do you remember my favourite drink?", "What do I like to drink?"], "You like to drink [v].", "drink"),
-    "friend": (["My best friend is [v].", "My best friend is called [v].", "I have a friend named [v]."],
-               ["Who is my best friend?", "What is my best friend called?", "Do you remember my best friend?", "Tell me the name of my best friend.", "Which friend did I tell you about?", "My best friend is who?", "What is the name of my friend?"], "Your best friend is [v].", "name"),
-}  # fmt: skip
+    "like": (
+        ["I like [v].", "I love [v].", "My hobby is [v].", "I enjoy [v]."],
+        [
+            "What do I like?",
+            "What is my hobby?",
+            "what do i enjoy",
+            "Tell me what I like.",
+            "Which hobby do I have?",
+            "What do I love to do?",
+            "Do you know my hobby?",
+            "my hobby?",
+            "Do you remember what I like?",
+        ],
+        "You like [v].",
+        "hobby",
+    ),
+    "food": (
+        ["My favourite food is [v].", "I love to eat [v].", "[V] is my favourite food."],
+        [
+            "What is my favourite food?",
+            "what do i love to eat",
+            "What food do I like?",
+            "Tell me my favourite food.",
+            "Do you remember my favourite food?",
+            "What do I like to eat?",
+            "Which food do I like best?",
+        ],
+        "Your favourite food is [v].",
+        "food",
+    ),
+    "city": (
+        ["I live in [v].", "I am from [v].", "My home is [v].", "I come from [v]."],
+        [
+            "Where do I live?",
+            "Where am I from?",
+            "In which city do I live?",
+            "What is my home town?",
+            "Do you know where I live?",
+            "Tell me where I live.",
+            "Where is my home?",
+            "Which place am I from?",
+            "Which city do I live in?",
+        ],
+        "You live in [v].",
+        "city",
+    ),
+    "job": (
+        ["I work as a [v].", "I am a [v].", "My job is [v].", "I am a [v] by profession."],
+        [
+            "What is my job?",
+            "What do I do for work?",
+            "What is my profession?",
+            "Which job do I have?",
+            "Do you remember my job?",
+            "Tell me my job.",
+            "What work do I do?",
+            "what do I work as",
+        ],
+        "You work as a [v].",
+        "job",
+    ),
+    "colour": (
+        ["My favourite colour is [v].", "I like the colour [v] best.", "[V] is my favourite colour."],
+        [
+            "What is my favourite colour?",
+            "Which colour do I like?",
+            "What colour do I love?",
+            "Which color is my favourite?",
+            "my favourite color?",
+            "Tell me the colour I like.",
+            "What is the color I like most?",
+            "Do you know my favourite colour?",
+            "what color do i like best",
+        ],
+        "Your favourite colour is [v].",
+        "colour",
+    ),
+    "pet": (
+        ["I have a [v].", "My pet is a [v].", "I own a [v]."],
+        [
+            "What pet do I have?",
+            "Which animal do I have?",
+            "What kind of pet do I own?",
+            "Do you remember my pet?",
+            "Tell me what pet I have.",
+            "Which pet is mine?",
+            "what is my pet",
+        ],
+        "You have a [v].",
+        "animal",
+    ),
+    "age": (
+        ["I am [v] years old.", "I'm [v].", "My age is [v]."],
+        [
+            "How old am I?",
+            "What is my age?",
+            "Tell me my age.",
+            "Do you remember how old I am?",
+            "my age?",
+            "How many years old am I?",
+            "What age am I?",
+            "Can you say my age?",
+            "do you know my age",
+        ],
+        "You are [v] years old.",
+        "age",
+    ),
+    "drink": (
+        ["I like to drink [v].", "My favourite drink is [v].", "I like [v]."],
+        [
+            "What is my favourite drink?",
+            "Which drink do I like?",
+            "Tell me my favourite drink.",
+            "What do I drink?",
+            "Do you remember my favourite drink?",
+            "What do I like to drink?",
+        ],
+        "You like to drink [v].",
+        "drink",
+    ),
+    "friend": (
+        ["My best friend is [v].", "My best friend is called [v].", "I have a friend named [v]."],
+        [
+            "Who is my best friend?",
+            "What is my best friend called?",
+            "Do you remember my best friend?",
+            "Tell me the name of my best friend.",
+            "Which friend did I tell you about?",
+            "My best friend is who?",
+            "What is the name of my friend?",
+        ],
+        "Your best friend is [v].",
+        "name",
+    ),
+}
 
 
 def value_of(rng: random.Random, listing: str, held: bool) -> str:
@@ -129,15 +290,28 @@ def memory(rng: random.Random, held: bool, turns: int | None = None, target: str
     events: list[list[dict]] = []
     if told_name:
         said = wording("tell_name", rng, held, {"n": name})
-        events.append([{"role": "user", "content": said},
-                       {"role": "assistant", "content": rng.choice([f"Nice to meet you, {name}!", f"Hello {name}!"])}])  # fmt: skip
+        events.append(
+            [
+                {"role": "user", "content": said},
+                {"role": "assistant", "content": rng.choice([f"Nice to meet you, {name}!", f"Hello {name}!"])},
+            ]
+        )
     for key in keys if target == "attribute" or rng.random() < 0.7 else []:
         said, reply = _told(rng, key, values[key])
         events.append([{"role": "user", "content": said}, {"role": "assistant", "content": reply}])
     if rng.random() < 0.15 and told_name and not held:
         name = person(rng, held)
-        events.append([{"role": "user", "content": rng.choice([f"Call me {name}.", f"No, my name is {name}.", f"Please call me {name} from now on."])},
-                       {"role": "assistant", "content": f"All right, {name}."}])  # fmt: skip
+        events.append(
+            [
+                {
+                    "role": "user",
+                    "content": rng.choice(
+                        [f"Call me {name}.", f"No, my name is {name}.", f"Please call me {name} from now on."]
+                    ),
+                },
+                {"role": "assistant", "content": f"All right, {name}."},
+            ]
+        )
     while len(events) < turns:
         events.insert(rng.randint(1 if told_name else 0, len(events)), _distractor(rng))
     messages = [m for e in events for m in e]

@@ -23,8 +23,18 @@ PREDICATES: dict[str, list[str]] = {
     "price": ["paid [v] euros", "spent [v] euros"],
     "month": ["was born in [v]", "has a birthday in [v]"],
 }
-KEY_NAMES = {"age": "age", "city": "city", "job": "job", "hobby": "hobby", "colour": "colour", "food": "food",
-             "animal": "pet", "drink": "drink", "price": "price", "month": "month"}  # fmt: skip
+KEY_NAMES = {
+    "age": "age",
+    "city": "city",
+    "job": "job",
+    "hobby": "hobby",
+    "colour": "colour",
+    "food": "food",
+    "animal": "pet",
+    "drink": "drink",
+    "price": "price",
+    "month": "month",
+}
 
 
 def listed(items: list[str]) -> str:
@@ -62,7 +72,7 @@ def json_record(rng: random.Random, held: bool) -> Case:
     """Fields of a sentence as a JSON object."""
     text, fields = _record(rng, held) if rng.random() < 0.7 else _odd_record(rng)
     if rng.random() < 0.35:
-        other, _ = _record(rng, held)
+        _record(rng, held)
         text = rng.choice([f"{rng.choice(['It is a [w] day.', 'Today is [d].'])} {text}", text])
         text = fill(text.replace("[w]", "[weather]").replace("[d]", "[day]"), rng, {})
     keys = list(fields)
@@ -77,9 +87,25 @@ def json_nested(rng: random.Random, held: bool) -> Case:
     """A person with a pet as a nested object."""
     name, pet, kind, age = person(rng, held), person(rng, held), rng.choice(load().words["animal"]), rng.randint(1, 20)
     value = {"name": name, "pet": {"kind": kind, "name": pet, "age": age}}
-    text = rng.choice([f"{name} has a {kind} named {pet}, who is {age}.", f"{name} owns a {kind}. It is called {pet} and is {age} years old."])
-    return ask(rng.choice([f"Extract name and pet (kind, name, age) as JSON: {text}", f"JSON with name and a nested pet object: {text}"]),
-               json.dumps(value, ensure_ascii=False), "json_nested", "", check="json", expect=value)  # fmt: skip
+    text = rng.choice(
+        [
+            f"{name} has a {kind} named {pet}, who is {age}.",
+            f"{name} owns a {kind}. It is called {pet} and is {age} years old.",
+        ]
+    )
+    return ask(
+        rng.choice(
+            [
+                f"Extract name and pet (kind, name, age) as JSON: {text}",
+                f"JSON with name and a nested pet object: {text}",
+            ]
+        ),
+        json.dumps(value, ensure_ascii=False),
+        "json_nested",
+        "",
+        check="json",
+        expect=value,
+    )
 
 
 def json_names(rng: random.Random, held: bool) -> Case:
@@ -99,7 +125,7 @@ def csv_record(rng: random.Random, held: bool) -> Case:
     return ask(user, line, "csv", f"^{re.escape(line)}$")
 
 
-GOOD = "{I love this [thing].|What a {wonderful|great|lovely} {day|[thing]|film}!|The [food] was {delicious|very good|excellent}.|I am so happy with the [thing].|It works {perfectly|very well}.|The {staff|teacher|[job]} was {kind|friendly and helpful}.|Best [food] I ever had.|I really enjoyed the {trip|show|book}.|This made me smile.|A great gift, thank you!}"
+GOOD = "{I love this [thing].|What a {wonderful|great|lovely} {day|[thing]|film}!|The [food] was {delicious|very good|excellent}.|I am so happy with the [thing].|It works {perfectly|very well}.|The {staff|teacher|[job]} was {kind|friendly and helpful}.|Best [food] I ever had.|I really enjoyed the {trip|show|book}.|This made me smile.|A great gift, thank you!}"  # noqa: E501
 BAD = "{I hate this [thing].|What a {terrible|bad|boring} {day|[thing]|film}!|The [food] was {cold|awful|burnt}.|I am very unhappy with the [thing].|It broke after {one|two} days.|The {staff|teacher|[job]} was {rude|unfriendly}.|Worst [food] I ever had.|I did not like the {trip|show|book}.|This made me angry.|A waste of money.}"  # noqa: E501
 
 
@@ -117,8 +143,12 @@ def yes_no(rng: random.Random, held: bool) -> Case:
     real = str(_value(rng, key, held))
     asked = real if rng.random() < 0.5 else str(_value(rng, key, held))
     text = f"{name} {rng.choice(PREDICATES[key][:2]).replace('[v]', real)}."
-    question = {"city": f"Does {name} live in {asked}?", "job": f"Is {name} a {asked}?", "hobby": f"Does {name} like {asked}?",
-                "animal": f"Does {name} have a {asked}?"}[key]  # fmt: skip
+    question = {
+        "city": f"Does {name} live in {asked}?",
+        "job": f"Is {name} a {asked}?",
+        "hobby": f"Does {name} like {asked}?",
+        "animal": f"Does {name} have a {asked}?",
+    }[key]
     label = "Yes" if asked == real else "No"
     return ask(wording("yesno", rng, held, {"s": text, "q": question}), label + ".", "yes_no", f"^{label}")
 
@@ -135,19 +165,29 @@ def transform(rng: random.Random, held: bool) -> Case:
     """Repeat, sort, count, reverse or upper-case a few words."""
     kind = rng.choice(["repeat", "repeat", "upper", "sort", "sortnum", "countw", "reverse"])
     if kind == "repeat":
-        text = fill("{this is a {test|[thing]|[objadj] [thing]}|hello {world|[name]}|[name] {likes|has} [food]|the [animal] is [colour]|"
-                    "[fruit.pl] and [fruit.pl]|I am {happy|a [kind]}|good {morning|night} [name]|[num] [objadj] [thing]s}", rng, {})  # fmt: skip
+        text = fill(
+            "{this is a {test|[thing]|[objadj] [thing]}|hello {world|[name]}|[name] {likes|has} [food]|the [animal] is [colour]|"  # noqa: E501
+            "[fruit.pl] and [fruit.pl]|I am {happy|a [kind]}|good {morning|night} [name]|[num] [objadj] [thing]s}",
+            rng,
+            {},
+        )
         if rng.random() < 0.3:
             text += " " + random_word(rng)
-        return ask(wording("repeat", rng, held, {"s": text}), text[0].upper() + text[1:] + ".", "repeat", re.escape(text))
+        return ask(
+            wording("repeat", rng, held, {"s": text}), text[0].upper() + text[1:] + ".", "repeat", re.escape(text)
+        )
     if kind == "sortnum":
         numbers = [rng.randint(0, 99) for _ in range(rng.randint(2, 5))]
         user = wording("sortnum", rng, held, {"s": ", ".join(map(str, numbers))})
         return ask(user, ", ".join(map(str, sorted(numbers))), "transform", "^" + ", ".join(map(str, sorted(numbers))))
     words = _words(rng, 2, 6)
     text = ", ".join(words)
-    answer = {"upper": text.upper(), "sort": ", ".join(sorted(words)), "countw": f"There are {len(words)} words.",
-              "reverse": ", ".join(reversed(words))}[kind]  # fmt: skip
+    answer = {
+        "upper": text.upper(),
+        "sort": ", ".join(sorted(words)),
+        "countw": f"There are {len(words)} words.",
+        "reverse": ", ".join(reversed(words)),
+    }[kind]
     if kind == "countw" and len(words) == 1:
         answer = "There is 1 word."
     return ask(wording(kind, rng, held, {"s": text}), answer, "transform", "^" + re.escape(answer))

@@ -11,8 +11,14 @@ from render import Case
 from stories import Story, tell
 
 LANGUAGES = {"zh": "Chinese", "fr": "French", "es": "Spanish", "de": "German"}
-CONTINENT_ZH = {"Europe": "欧洲", "Asia": "亚洲", "Africa": "非洲", "North America": "北美洲", "South America": "南美洲",
-                "Oceania": "大洋洲"}  # fmt: skip
+CONTINENT_ZH = {
+    "Europe": "欧洲",
+    "Asia": "亚洲",
+    "Africa": "非洲",
+    "North America": "北美洲",
+    "South America": "南美洲",
+    "Oceania": "大洋洲",
+}
 
 
 def ask(user: str, answer: str, suite: str, must: str, **more: object) -> Case:
@@ -78,8 +84,12 @@ def fact(rng: random.Random, held: bool, kind: str, suite: str, chat: bool = Fal
     if form < 0.82:
         return plain(lead, tail, suite, must)
     if form < 0.92:
-        return plain(f"Q: {wording(kind, rng, False, {ASK_SLOT.get(kind, 'a'): a})}\nA:", f" {b[0].upper() + b[1:]}" if
-                     rng.random() < 0.5 else f" {b[0].upper() + b[1:]}.", suite, must)  # fmt: skip
+        return plain(
+            f"Q: {wording(kind, rng, False, {ASK_SLOT.get(kind, 'a'): a})}\nA:",
+            f" {b[0].upper() + b[1:]}" if rng.random() < 0.5 else f" {b[0].upper() + b[1:]}.",
+            suite,
+            must,
+        )
     others = [statement(kind, *fact_pair(kind, rng)) for _ in range(rng.randint(1, 3))]
     mark = rng.choice(["- ", "* ", ""])
     lines = "\n".join(mark + x + y for x, y in others)
@@ -135,8 +145,12 @@ def joke(rng: random.Random, held: bool, jokes: list[dict]) -> Case:
     text = joke_text(rng, jokes)
     if held or rng.random() < 0.6:
         return ask(wording("joke", rng, held, {}), text, "joke", "", check="joke")
-    return plain(rng.choice(["Funniest joke ever:", "Joke:", "A joke:", "Here is a joke:", "Joke of the day:"]), " " + text,
-                 "joke", "")  # fmt: skip
+    return plain(
+        rng.choice(["Funniest joke ever:", "Joke:", "A joke:", "Here is a joke:", "Joke of the day:"]),
+        " " + text,
+        "joke",
+        "",
+    )
 
 
 def poem(rng: random.Random, held: bool, poems: list[dict]) -> Case:
@@ -159,7 +173,11 @@ def poem(rng: random.Random, held: bool, poems: list[dict]) -> Case:
 def completion(rng: random.Random) -> Case:
     """One of the open completions."""
     row = rng.choice(load().completions)
-    if len([r for r in load().completions if r["prompt"] == row["prompt"]]) == 1 and "{" in row["ending"] and rng.random() < 0.2:
+    if (
+        len([r for r in load().completions if r["prompt"] == row["prompt"]]) == 1
+        and "{" in row["ending"]
+        and rng.random() < 0.2
+    ):
         row = rng.choice(load().completions[:7])
     chinese = bool(re.search("[一-鿿]", row["prompt"]))
     ending = fill(row["ending"], rng, {})

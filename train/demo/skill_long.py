@@ -10,8 +10,18 @@ from skill_chat import memory, person, random_word
 from stories import tell
 
 CHARS_PER_TOKEN = 4.1
-ATTRIBUTES = ["secret code", "phone number", "magic number", "password", "favourite fruit", "locker number", "ticket number", "home town",
-              "secret word", "door code"]  # fmt: skip
+ATTRIBUTES = [
+    "secret code",
+    "phone number",
+    "magic number",
+    "password",
+    "favourite fruit",
+    "locker number",
+    "ticket number",
+    "home town",
+    "secret word",
+    "door code",
+]
 
 
 def needle_value(rng: random.Random, attribute: str) -> str:
@@ -24,7 +34,9 @@ def needle_value(rng: random.Random, attribute: str) -> str:
     return str(rng.randint(1000, 99999))
 
 
-def needle(rng: random.Random, held: bool, tokens: int, books: list[str], depth: float | None = None, count: int | None = None) -> Case:
+def needle(
+    rng: random.Random, held: bool, tokens: int, books: list[str], depth: float | None = None, count: int | None = None
+) -> Case:
     """Facts hidden in a long text at a depth (0 start, 1 end), one of which is asked for."""
     count = count if count is not None else rng.choice([1, 2, 3, 5])
     facts = []
@@ -53,12 +65,16 @@ def needle(rng: random.Random, held: bool, tokens: int, books: list[str], depth:
     attribute, who, value = facts[0]
     question = wording("needle", rng, held, {"a": attribute, "b": who})
     user = f"{text}\n\n{question}" if held or rng.random() < 0.8 else f"{question}\n\n{text}"
-    messages = [{"role": "user", "content": user},
-                {"role": "assistant", "content": f"The {attribute} of {who} is {value}."}]  # fmt: skip
+    messages = [
+        {"role": "user", "content": user},
+        {"role": "assistant", "content": f"The {attribute} of {who} is {value}."},
+    ]
     if rng.random() < 0.35 and len(facts) > 1 and not held:
         for attribute, who, value in facts[1:]:
-            messages += [{"role": "user", "content": wording("needle", rng, held, {"a": attribute, "b": who})},
-                         {"role": "assistant", "content": f"The {attribute} of {who} is {value}."}]  # fmt: skip
+            messages += [
+                {"role": "user", "content": wording("needle", rng, held, {"a": attribute, "b": who})},
+                {"role": "assistant", "content": f"The {attribute} of {who} is {value}."},
+            ]
     return Case(suite="needle", messages=messages, must=rf"\b{facts[0][2]}\b", tag=f"{tokens}")
 
 
@@ -70,8 +86,12 @@ def long_chat(rng: random.Random, tokens: int) -> Case:
     while size < tokens * CHARS_PER_TOKEN - 200:
         more = memory(rng, False, turns=rng.randint(3, 8), target="attribute").messages[:-2]
         more = [m for m in more if "name" not in m["content"] and "call me" not in m["content"].lower()]
-        more = [p for pair in zip(more[::2], more[1::2], strict=False) if pair[0]["role"] == "user" and pair[1]["role"] == "assistant"
-                for p in pair]  # fmt: skip
+        more = [
+            p
+            for pair in zip(more[::2], more[1::2], strict=False)
+            if pair[0]["role"] == "user" and pair[1]["role"] == "assistant"
+            for p in pair
+        ]
         messages += more
         size += sum(len(m["content"]) + 30 for m in more) + 1
     # Turns in the middle carry little weight: they are short-context tasks seen elsewhere.

@@ -96,7 +96,12 @@ def compare(rng: random.Random, held: bool) -> Case:
     if a == b:
         a += 1
     top, low = max(a, b), min(a, b)
-    return ask(wording("larger", rng, held, {"a": str(a), "b": str(b)}), f"{top} is larger than {low}.", "compare", rf"^{top} is")
+    return ask(
+        wording("larger", rng, held, {"a": str(a), "b": str(b)}),
+        f"{top} is larger than {low}.",
+        "compare",
+        rf"^{top} is",
+    )
 
 
 def word_problem(rng: random.Random) -> Case:
@@ -110,11 +115,18 @@ def word_problem(rng: random.Random) -> Case:
         (f"{name} picks {a} {thing} in the morning and {b} in the evening. How many in all?", a, "+", b),
         (f"{name} has {max(a, b)} {thing} and eats {min(a, b)}. How many {thing} are left?", max(a, b), "-", min(a, b)),
         (f"There were {max(a, b)} {thing} and {name} took {min(a, b)}. How many are left?", max(a, b), "-", min(a, b)),
-        (f"{name} buys {max(a, b)} {thing} and gives away {min(a, b)}. How many does {name} keep?", max(a, b), "-", min(a, b)),
+        (
+            f"{name} buys {max(a, b)} {thing} and gives away {min(a, b)}. How many does {name} keep?",
+            max(a, b),
+            "-",
+            min(a, b),
+        ),
     ]
     text, x, sign, y = rng.choice(forms)
     result = x + y if sign == "+" else x - y
-    return ask(text, f"{x} {sign} {y} = {result}, so the answer is {result}.", "word_problem", rf"(?<!\d){result}(?!\d)")
+    return ask(
+        text, f"{x} {sign} {y} = {result}, so the answer is {result}.", "word_problem", rf"(?<!\d){result}(?!\d)"
+    )
 
 
 def counting(rng: random.Random) -> Case:
@@ -125,14 +137,29 @@ def counting(rng: random.Random) -> Case:
         numbers = [start + step * i for i in range(shown + 6)]
         # The tenth number ends a row that starts at one, so that the usual prompt has one ending.
         stop = 10 if start == step == 1 else len(numbers)
-        return plain(", ".join(map(str, numbers[:shown])) + ",", " " + ", ".join(map(str, numbers[shown:stop])) + ".", "count", "")
+        return plain(
+            ", ".join(map(str, numbers[:shown])) + ",",
+            " " + ", ".join(map(str, numbers[shown:stop])) + ".",
+            "count",
+            "",
+        )
     low = rng.randint(1, 30)
     high = low + rng.randint(3, 9)
     if rng.random() < 0.5:
-        return ask(rng.choice([f"Count from {low} to {high}.", f"count {low} to {high}", f"List the numbers from {low} to {high}."]),
-                   ", ".join(map(str, range(low, high + 1))), "count", "")  # fmt: skip
-    return ask(rng.choice([f"Count down from {high} to {low}.", f"Count backwards from {high} to {low}."]),
-               ", ".join(map(str, range(high, low - 1, -1))), "count", "")  # fmt: skip
+        return ask(
+            rng.choice(
+                [f"Count from {low} to {high}.", f"count {low} to {high}", f"List the numbers from {low} to {high}."]
+            ),
+            ", ".join(map(str, range(low, high + 1))),
+            "count",
+            "",
+        )
+    return ask(
+        rng.choice([f"Count down from {high} to {low}.", f"Count backwards from {high} to {low}."]),
+        ", ".join(map(str, range(high, low - 1, -1))),
+        "count",
+        "",
+    )
 
 
 def mathematics(rng: random.Random, held: bool = False) -> Case:

@@ -17,8 +17,11 @@ Tool = dict
 def schema(name: str, description: str, params: dict[str, str]) -> Tool:
     """A function schema; `params` maps an argument to its JSON type."""
     properties = {k: {"type": t} for k, t in params.items()}
-    return {"name": name, "description": description,
-            "parameters": {"type": "object", "properties": properties, "required": list(params)}}  # fmt: skip
+    return {
+        "name": name,
+        "description": description,
+        "parameters": {"type": "object", "properties": properties, "required": list(params)},
+    }
 
 
 # name, description, arguments {name: word list or number}, user requests for training
@@ -26,23 +29,161 @@ FIXED: list[tuple[str, str, dict[str, str], list[str]]] = [
     (row["name"], row["description"], row["arguments"], row["train"]) for row in rows("tools.jsonl")
 ]
 FIXED_HELD = {row["name"]: row["held"] for row in rows("tools.jsonl")}
-VERBS = list(dict.fromkeys(
-    "open close start stop check move paint clean lock count scan load reset fetch sell rent track measur"
-    "e print copy draw cut bake carry send test fill empty ship pack heat cool park hide find turn lift p"
-    "ush pull dry grow book water test sign read cancel renew label burn freeze save delete update join split store charge mount tune ring feed".split()
-))
-NOUNS = (
-    "gate robot file door engine garden window printer server shelf room pump boat camera folder machine valve trai"
-    "n box parcel lamp house report tower ticket account order car tent bench queue battery sensor oven tank wheel field bridge form cupboard playlist photo invoice basket pipe drone crane greenhouse"
-).split()
-LEADS = [
-    "Please {v} the {n}", "{v} the {n}", "{v} the {n}", "Can you {v} the {n}", "I want you to {v} the {n}", "{v} the {n} now",
-    "You should {v} the {n}", "Go and {v} the {n}", "Could you please {v} the {n}", "Could you {v} the {n}", "I need you to {v} the {n}",
-    "It is time to {v} the {n}", "Help me {v} the {n}", "{v} my {n}", "Use the tool to {v} the {n}", "Will you {v} the {n}",
-    "I would like you to {v} the {n}", "Be so kind and {v} the {n}", "Let us {v} the {n}", "Now {v} the {n}", "Hey, {v} the {n}",
-    "We must {v} the {n}", "Do {v} the {n}", "Are you able to {v} the {n}",
+VERBS = list(
+    dict.fromkeys(
+        [
+            "open",
+            "close",
+            "start",
+            "stop",
+            "check",
+            "move",
+            "paint",
+            "clean",
+            "lock",
+            "count",
+            "scan",
+            "load",
+            "reset",
+            "fetch",
+            "sell",
+            "rent",
+            "track",
+            "measure",
+            "print",
+            "copy",
+            "draw",
+            "cut",
+            "bake",
+            "carry",
+            "send",
+            "test",
+            "fill",
+            "empty",
+            "ship",
+            "pack",
+            "heat",
+            "cool",
+            "park",
+            "hide",
+            "find",
+            "turn",
+            "lift",
+            "push",
+            "pull",
+            "dry",
+            "grow",
+            "book",
+            "water",
+            "test",
+            "sign",
+            "read",
+            "cancel",
+            "renew",
+            "label",
+            "burn",
+            "freeze",
+            "save",
+            "delete",
+            "update",
+            "join",
+            "split",
+            "store",
+            "charge",
+            "mount",
+            "tune",
+            "ring",
+            "feed",
+        ]
+    )
+)
+NOUNS = [
+    "gate",
+    "robot",
+    "file",
+    "door",
+    "engine",
+    "garden",
+    "window",
+    "printer",
+    "server",
+    "shelf",
+    "room",
+    "pump",
+    "boat",
+    "camera",
+    "folder",
+    "machine",
+    "valve",
+    "train",
+    "box",
+    "parcel",
+    "lamp",
+    "house",
+    "report",
+    "tower",
+    "ticket",
+    "account",
+    "order",
+    "car",
+    "tent",
+    "bench",
+    "queue",
+    "battery",
+    "sensor",
+    "oven",
+    "tank",
+    "wheel",
+    "field",
+    "bridge",
+    "form",
+    "cupboard",
+    "playlist",
+    "photo",
+    "invoice",
+    "basket",
+    "pipe",
+    "drone",
+    "crane",
+    "greenhouse",
 ]
-OPENERS = ["Please ", "Could you ", "Can you ", "I want you to ", "I need you to ", "Hey, ", "Now ", "Will you ", "I would like you to "]
+LEADS = [
+    "Please {v} the {n}",
+    "{v} the {n}",
+    "{v} the {n}",
+    "Can you {v} the {n}",
+    "I want you to {v} the {n}",
+    "{v} the {n} now",
+    "You should {v} the {n}",
+    "Go and {v} the {n}",
+    "Could you please {v} the {n}",
+    "Could you {v} the {n}",
+    "I need you to {v} the {n}",
+    "It is time to {v} the {n}",
+    "Help me {v} the {n}",
+    "{v} my {n}",
+    "Use the tool to {v} the {n}",
+    "Will you {v} the {n}",
+    "I would like you to {v} the {n}",
+    "Be so kind and {v} the {n}",
+    "Let us {v} the {n}",
+    "Now {v} the {n}",
+    "Hey, {v} the {n}",
+    "We must {v} the {n}",
+    "Do {v} the {n}",
+    "Are you able to {v} the {n}",
+]
+OPENERS = [
+    "Please ",
+    "Could you ",
+    "Can you ",
+    "I want you to ",
+    "I need you to ",
+    "Hey, ",
+    "Now ",
+    "Will you ",
+    "I would like you to ",
+]
 
 
 def polite(rng: random.Random, text: str) -> str:
@@ -54,18 +195,45 @@ def polite(rng: random.Random, text: str) -> str:
     return body.rstrip(".") + "?" if opener in ("Could you ", "Can you ", "Will you ") else body
 
 
-IMPERATIVE = frozenset("Set Start Play Put Send Tell Order Get Book Reserve Convert Change Find Look Turn Make Add Buy Search Plant Heat Note Show".split())
-HELD_VERBS = list(dict.fromkeys(
-    "open close start stop check move paint clean lock count scan load reset fetch sell rent track measur"
-    "e print copy draw cut bake carry send test fill empty ship pack heat cool park hide find turn lift p"
-    "ush pull dry grow book water test sign read cancel renew label burn freeze save delete update join split store charge mount tune ring feed".split()
-))
-HELD_NOUNS = (
-    "gate robot file door engine garden window printer server shelf room pump boat camera folder machine valve trai"
-    "n box parcel lamp house report tower ticket account order car tent bench queue battery sensor oven tank wheel field bridge form cupboard playlist photo invoice basket pipe drone crane greenhouse"
-).split()
-ARGS = [("colour", "colour", "in [v]"), ("count", "number", "[v] times"), ("day", "day", "on [v]"), ("city", "city", "in [v]"),
-        ("owner", "name", "for [v]"), ("month", "month", "in [v]"), ("speed", "number", "at speed [v]"), ("code", "word", "with code [v]")]  # fmt: skip
+IMPERATIVE = frozenset(
+    [
+        "Set",
+        "Start",
+        "Play",
+        "Put",
+        "Send",
+        "Tell",
+        "Order",
+        "Get",
+        "Book",
+        "Reserve",
+        "Convert",
+        "Change",
+        "Find",
+        "Look",
+        "Turn",
+        "Make",
+        "Add",
+        "Buy",
+        "Search",
+        "Plant",
+        "Heat",
+        "Note",
+        "Show",
+    ]
+)
+HELD_VERBS = ["wash", "fold", "weigh", "polish"]
+HELD_NOUNS = ["carpet", "fence", "kettle", "drawer"]
+ARGS = [
+    ("colour", "colour", "in [v]"),
+    ("count", "number", "[v] times"),
+    ("day", "day", "on [v]"),
+    ("city", "city", "in [v]"),
+    ("owner", "name", "for [v]"),
+    ("month", "month", "in [v]"),
+    ("speed", "number", "at speed [v]"),
+    ("code", "word", "with code [v]"),
+]
 
 
 def _typed(kind: str) -> str:
@@ -78,7 +246,11 @@ def _value(rng: random.Random, kind: str, held: bool) -> str | int:
     if kind == "word":
         return random_word(rng)
     if kind == "text":
-        return fill("{I {am|will be} late|see you on [day]|the [food] is ready|please bring [fruit.pl]|happy birthday|call me|we meet at {[num]|the station}}", rng, {})
+        return fill(
+            "{I {am|will be} late|see you on [day]|the [food] is ready|please bring [fruit.pl]|happy birthday|call me|we meet at {[num]|the station}}",  # noqa: E501
+            rng,
+            {},
+        )
     if kind == "country":
         return rng.choice(load().countries)["country"]
     return value_of(rng, kind, held)
@@ -103,8 +275,11 @@ def weather_request(rng: random.Random, held: bool, cities: list[str]) -> Reques
     key = "city"
     if rng.random() < 0.3 and not held:
         key = rng.choice(["location", "place", "city_name", "town"])
-        tool = schema(rng.choice(["get_weather", "weather", "get_current_weather", "weather_lookup"]),
-                      rng.choice(["Get the weather.", "Current weather for a place.", "Get the weather in a city."]), {key: "string"})  # fmt: skip
+        tool = schema(
+            rng.choice(["get_weather", "weather", "get_current_weather", "weather_lookup"]),
+            rng.choice(["Get the weather.", "Current weather for a place.", "Get the weather in a city."]),
+            {key: "string"},
+        )
     return tool, wording("weather", rng, held, {"v": city}), {key: city}
 
 
@@ -112,7 +287,11 @@ def calculator_request(rng: random.Random, held: bool) -> Request:
     """A sum for the calculator; the expression is copied."""
     a, b, sign = digits(rng, rng.randint(2, 5)), digits(rng, rng.randint(1, 5)), rng.choice("+-**/")
     expression = f"{a} {sign} {b}"
-    shown = expression if rng.random() < 0.7 else expression.replace("*", "times").replace("+", "plus").replace("-", "minus")
+    shown = (
+        expression
+        if rng.random() < 0.7
+        else expression.replace("*", "times").replace("+", "plus").replace("-", "minus")
+    )
     return CALCULATOR, wording("calc", rng, held, {"e": shown}), {"expression": expression}
 
 
@@ -148,7 +327,9 @@ def invented_request(rng: random.Random, held: bool) -> Request:
 
 def request(rng: random.Random, held: bool, cities: list[str], kind: str | None = None) -> Request:
     """A request of any kind."""
-    kind = kind or rng.choice(["weather", "weather", "calc", "calc", "fixed", "fixed", "fixed", "invented", "invented", "invented"])
+    kind = kind or rng.choice(
+        ["weather", "weather", "calc", "calc", "fixed", "fixed", "fixed", "invented", "invented", "invented"]
+    )
     if kind == "weather":
         return weather_request(rng, held, cities)
     if kind == "calc":
@@ -160,8 +341,13 @@ def _others(rng: random.Random, count: int, avoid: set[str]) -> list[Tool]:
     out: list[Tool] = []
     while len(out) < count:
         pick = rng.random()
-        tool = WEATHER if pick < 0.15 else CALCULATOR if pick < 0.3 else (
-            fixed_schema(rng.choice(FIXED)) if pick < 0.7 else invented_request(rng, False)[0])  # fmt: skip
+        tool = (
+            WEATHER
+            if pick < 0.15
+            else CALCULATOR
+            if pick < 0.3
+            else (fixed_schema(rng.choice(FIXED)) if pick < 0.7 else invented_request(rng, False)[0])
+        )
         clash = "weather" in tool["name"] and any("weather" in a for a in avoid)
         if tool["name"] not in avoid and not clash:
             out.append(tool)
@@ -180,9 +366,16 @@ def result_of(rng: random.Random, tool: Tool, arguments: dict) -> tuple[str, str
         place = next(iter(arguments.values()))
         pick = rng.random()
         if pick < 0.6:
-            shown = json.dumps({rng.choice(["temperature", "temp", "degrees"]): degrees, rng.choice(["condition", "sky", "weather"]): sky})
+            shown = json.dumps(
+                {
+                    rng.choice(["temperature", "temp", "degrees"]): degrees,
+                    rng.choice(["condition", "sky", "weather"]): sky,
+                }
+            )
         else:
-            shown = rng.choice([f"{degrees} and {sky}", f"{degrees} degrees, {sky}", f"{sky}, {degrees}", f"{degrees}, {sky}"])
+            shown = rng.choice(
+                [f"{degrees} and {sky}", f"{degrees} degrees, {sky}", f"{sky}, {degrees}", f"{degrees}, {sky}"]
+            )
         return shown, f"It is {degrees} degrees and {sky} in {place}."
     if name == "calculator":
         a, sign, b = arguments["expression"].split(" ")
@@ -206,7 +399,10 @@ def tool_case(rng: random.Random, held: bool, cities: list[str], kind: str | Non
                 tools.append(second[0])
                 second_call = {"name": second[0]["name"], "arguments": second[2]}
             else:
-                second_call = {"name": tool["name"], "arguments": dict(zip(arguments, second[2].values(), strict=False))}
+                second_call = {
+                    "name": tool["name"],
+                    "arguments": dict(zip(arguments, second[2].values(), strict=False)),
+                }
             text = f"{text} {second[1]}" if text[-1] in ".?!" else f"{text}. {second[1]}"
             calls.append(second_call)
     rng.shuffle(tools)
@@ -223,8 +419,12 @@ def result_case(rng: random.Random, held: bool, cities: list[str]) -> Case:
     tool, text, arguments = request(rng, held, cities, rng.choice(["weather", "calc"]))
     shown, sentence = result_of(rng, tool, arguments)
     calls = [{"name": tool["name"], "arguments": arguments}]
-    messages = [{"role": "user", "content": text}, {"role": "assistant", "content": call_text(calls)},
-                {"role": "tool", "content": shown}, {"role": "assistant", "content": sentence}]  # fmt: skip
+    messages = [
+        {"role": "user", "content": text},
+        {"role": "assistant", "content": call_text(calls)},
+        {"role": "tool", "content": shown},
+        {"role": "assistant", "content": sentence},
+    ]
     return Case(suite="tool_result", messages=messages, tools=[tool], check="exact", expect=sentence)
 
 
@@ -237,16 +437,24 @@ def no_call(rng: random.Random, held: bool, jokes: list[dict]) -> Case:
     names = {t["name"] for t in tools}
     pick = rng.random()
     if pick < 0.35:
-        messages = fact(rng, held, rng.choice(["capital", "opposite", "sound", "colour", "capital"]), "", chat=True).messages
+        messages = fact(
+            rng, held, rng.choice(["capital", "opposite", "sound", "colour", "capital"]), "", chat=True
+        ).messages
     elif pick < 0.55:
         messages = small_talk(rng, held).messages
     elif pick < 0.65:
-        messages = [{"role": "user", "content": wording("joke", rng, held, {})}, {"role": "assistant", "content": joke_text(rng, jokes)}]
+        messages = [
+            {"role": "user", "content": wording("joke", rng, held, {})},
+            {"role": "assistant", "content": joke_text(rng, jokes)},
+        ]
     else:
         tool, text, _ = request(rng, held, [], rng.choice(["weather", "fixed", "fixed", "invented"]))
         if tool["name"] in names or ("weather" in tool["name"] and any("weather" in n for n in names)):
             return no_call(rng, held, jokes)
         bare = not held and rng.random() < 0.2
-        messages = [{"role": "user", "content": text}, {"role": "assistant", "content": FALLBACKS[1] if bare else NO_TOOL}]
+        messages = [
+            {"role": "user", "content": text},
+            {"role": "assistant", "content": FALLBACKS[1] if bare else NO_TOOL},
+        ]
         return Case(suite="tool_none", messages=messages, tools=None if bare else tools, check="no_call")
     return Case(suite="tool_none", messages=messages, tools=tools, check="no_call")

@@ -1,4 +1,4 @@
-"""The story grammar. Owns: stories told from plots, beats and pools, and their topics. Knows nothing of chat or tokens."""
+"""The story grammar. Owns: stories told from plots and pools, and their topics. Knows no chat."""
 
 from __future__ import annotations
 
@@ -8,13 +8,69 @@ from dataclasses import dataclass
 from authored_data import load
 from grammar import expand, parse, tidy
 
-PLURAL = {"sheep": "sheep", "mouse": "mice", "goose": "geese", "wolf": "wolves", "deer": "deer", "fox": "foxes",
-          "calf": "calves", "ostrich": "ostriches", "finch": "finches"}  # fmt: skip
+PLURAL = {
+    "sheep": "sheep",
+    "mouse": "mice",
+    "goose": "geese",
+    "wolf": "wolves",
+    "deer": "deer",
+    "fox": "foxes",
+    "calf": "calves",
+    "ostrich": "ostriches",
+    "finch": "finches",
+}
 
 MALE = frozenset(
-    "Tom Leo Finn Oscar Max Hugo Sam Ben Noah Theo Otto Felix Jonas Milo Emil Rufus Jasper Arlo Basil Toby Bruno Kofi Ravi "
-    "Omar Mateo Diego Tariq Boris Sven Bo Pip Moss Button Rusty Sparky Bolt Pixel Cog Ziggy Tao Alan Walter Victor Simon "
-    "Martin Peter David Daniel".split()
+    [
+        "Tom",
+        "Leo",
+        "Finn",
+        "Oscar",
+        "Max",
+        "Hugo",
+        "Sam",
+        "Ben",
+        "Noah",
+        "Theo",
+        "Otto",
+        "Felix",
+        "Jonas",
+        "Milo",
+        "Emil",
+        "Rufus",
+        "Jasper",
+        "Arlo",
+        "Basil",
+        "Toby",
+        "Bruno",
+        "Kofi",
+        "Ravi",
+        "Omar",
+        "Mateo",
+        "Diego",
+        "Tariq",
+        "Boris",
+        "Sven",
+        "Bo",
+        "Pip",
+        "Moss",
+        "Button",
+        "Rusty",
+        "Sparky",
+        "Bolt",
+        "Pixel",
+        "Cog",
+        "Ziggy",
+        "Tao",
+        "Alan",
+        "Walter",
+        "Victor",
+        "Simon",
+        "Martin",
+        "Peter",
+        "David",
+        "Daniel",
+    ]
 )
 
 
@@ -43,14 +99,31 @@ def cast(rng: random.Random) -> dict[str, str]:
         friend = f"{rng.choice(['old', 'little', 'tall', 'good'])} {friend}"
     obj = f"{adjective} {thing}"
     return {
-        "N": name, "kind": kind, "trait": rng.choice(w["trait"]), "F": friend, "Fc": friend[0].upper() + friend[1:],
-        "fk": friend_kind, "ft": rng.choice(w["trait"]), "thing": thing, "obj": obj, "obj.a": f"a {obj}",
-        "obj.the": f"the {thing}" if rng.random() < 0.6 else f"the {obj}", "obj.cap": obj.title(),
-        "he": "she" if she else "he", "his": "her" if she else "his", "him": "her" if she else "him",
-        "himself": "herself" if she else "himself", "fhe": "she" if fshe else "he", "fhis": "her" if fshe else "his",
-        "fhim": "her" if fshe else "him", "fhimself": "herself" if fshe else "himself", "fHe": "She" if fshe else "He",
-        "place": rng.choice(w["place"]), "food": rng.choice(w["food"]), "instrument": rng.choice(w["instrument"]),
-    }  # fmt: skip
+        "N": name,
+        "kind": kind,
+        "trait": rng.choice(w["trait"]),
+        "F": friend,
+        "Fc": friend[0].upper() + friend[1:],
+        "fk": friend_kind,
+        "ft": rng.choice(w["trait"]),
+        "thing": thing,
+        "obj": obj,
+        "obj.a": f"a {obj}",
+        "obj.the": f"the {thing}" if rng.random() < 0.6 else f"the {obj}",
+        "obj.cap": obj.title(),
+        "he": "she" if she else "he",
+        "his": "her" if she else "his",
+        "him": "her" if she else "him",
+        "himself": "herself" if she else "himself",
+        "fhe": "she" if fshe else "he",
+        "fhis": "her" if fshe else "his",
+        "fhim": "her" if fshe else "him",
+        "fhimself": "herself" if fshe else "himself",
+        "fHe": "She" if fshe else "He",
+        "place": rng.choice(w["place"]),
+        "food": rng.choice(w["food"]),
+        "instrument": rng.choice(w["instrument"]),
+    }
 
 
 def _slots(rng: random.Random, who: dict[str, str], first_person: bool):
@@ -61,7 +134,13 @@ def _slots(rng: random.Random, who: dict[str, str], first_person: bool):
             if first_person:
                 return "I"
             pick = rng.random()
-            return who["N"] if pick < 0.62 else f"the {who['kind']}" if pick < 0.88 else f"the {who['trait']} {who['kind']}"
+            return (
+                who["N"]
+                if pick < 0.62
+                else f"the {who['kind']}"
+                if pick < 0.88
+                else f"the {who['trait']} {who['kind']}"
+            )
         if key == "O":
             return "me" if first_person else who["N"] if rng.random() < 0.6 else who["him"]
         if key == "P":
@@ -96,17 +175,25 @@ def topic_of(rng: random.Random, plot: dict, who: dict[str, str]) -> tuple[str, 
     pick = rng.random()
     if pick < 0.45:
         template = rng.choice(plot["topics"])
-        must = tuple(w for s, w in (("[kind]", kind), ("[obj.a]", obj), ("[thing]", who["thing"]), ("[F", who["F"]))
-                     if s in template)  # fmt: skip
+        must = tuple(
+            w
+            for s, w in (("[kind]", kind), ("[obj.a]", obj), ("[thing]", who["thing"]), ("[F", who["F"]))
+            if s in template
+        )
         return tidy(expand(parse(template), rng, _slots(rng, who, False)))[:1].lower() + tidy(
             expand(parse(template), rng, lambda k: who.get(k) or _slots(rng, who, False)(k))
         )[1:], must
     options = [
-        (f"a {who['trait']} {kind}", (kind,)), (f"a {kind}", (kind,)), (f"a {obj}", (obj,)),
-        (f"a {kind} and a {obj}", (kind, obj)), (f"a {kind} named {who['N']}", (kind, who["N"])),
-        (f"{who['N']} the {kind}", (kind, who["N"])), (f"a {who['trait']} {kind} and a {who['thing']}", (kind, who["thing"])),
-        (f"a {obj} near {who['place']}", (obj,)), (f"a {kind} who finds a {obj}", (kind, obj)),
-    ]  # fmt: skip
+        (f"a {who['trait']} {kind}", (kind,)),
+        (f"a {kind}", (kind,)),
+        (f"a {obj}", (obj,)),
+        (f"a {kind} and a {obj}", (kind, obj)),
+        (f"a {kind} named {who['N']}", (kind, who["N"])),
+        (f"{who['N']} the {kind}", (kind, who["N"])),
+        (f"a {who['trait']} {kind} and a {who['thing']}", (kind, who["thing"])),
+        (f"a {obj} near {who['place']}", (obj,)),
+        (f"a {kind} who finds a {obj}", (kind, obj)),
+    ]
     topic, must = rng.choice(options)
     return topic, must
 
@@ -136,11 +223,22 @@ def tell(rng: random.Random, plot: dict | None = None, who: dict[str, str] | Non
     text = " ".join(lines)
     for word in must:
         if word not in text:
-            lines.insert(1, expand(parse(rng.choice([
-                f"{{There|Nearby}} {{was|lay}} a {word} {{too|as well}}, {{and|but}} {{nobody|no one}} knew {{why|whose it was}}.",
-                f"{{It all began|This story began}} with a {word}, {{on a [weather.adj] day|one [month] {{morning|evening}}}}.",
-                f"{{The best thing|What [he] liked most}} {{at|in}} [place] was a {word}.",
-            ])), rng, slot))  # fmt: skip
+            lines.insert(
+                1,
+                expand(
+                    parse(
+                        rng.choice(
+                            [
+                                f"{{There|Nearby}} {{was|lay}} a {word} {{too|as well}}, {{and|but}} {{nobody|no one}} knew {{why|whose it was}}.",  # noqa: E501
+                                f"{{It all began|This story began}} with a {word}, {{on a [weather.adj] day|one [month] {{morning|evening}}}}.",  # noqa: E501
+                                f"{{The best thing|What [he] liked most}} {{at|in}} [place] was a {word}.",
+                            ]
+                        )
+                    ),
+                    rng,
+                    slot,
+                ),
+            )
             text = " ".join(lines)
     joiner = "\n\n" if rng.random() < 0.12 else " "
     if joiner != " " and len(lines) > 5:

@@ -63,27 +63,41 @@ def _call(rng: random.Random, held: bool) -> Case:
 
 SUITES: dict[str, tuple[Maker, float, int]] = {
     # suite: (maker, gate, most new tokens)
-    "capitals_en": (_capital, 97, 24), "capitals_zh": (_capital_zh, 97, 32), "other_facts": (_other_fact, 95, 24),
+    "capitals_en": (_capital, 97, 24),
+    "capitals_zh": (_capital_zh, 97, 32),
+    "other_facts": (_other_fact, 95, 24),
     "reversed_facts": (_reversed_fact, 90, 24),
     "sum_1_2_digits": (lambda r, h: maths.arithmetic(r, h, r.choice([1, 2]), chat=True), 99, 20),
     "sum_3_digits": (lambda r, h: maths.arithmetic(r, h, 3, chat=True), 95, 24),
     "times_table": (lambda r, h: maths.arithmetic(r, h, 0, chat=True), 99, 20),
-    "memory_name": (partial(_memory, "name"), 97, 20), "memory_attribute": (partial(_memory, "attribute"), 92, 24),
+    "memory_name": (partial(_memory, "name"), 97, 20),
+    "memory_attribute": (partial(_memory, "attribute"), 92, 24),
     "json": (_json, 93, 120),
     "tool_known": (_call, 95, 96),
     "tool_none": (lambda r, h: tools.no_call(r, h, load().jokes), 95, 64),
     "tool_unseen": (lambda r, h: tools.tool_case(r, True, [], "invented"), 80, 96),
     "tool_result": (lambda r, h: tools.result_case(r, h, []), 95, 48),
-    "faq": (facts.faq, 95, 80), "joke": (lambda r, h: _chat_only(lambda a, b: facts.joke(a, b, load().jokes), r, h), 90, 64),
+    "faq": (facts.faq, 95, 80),
+    "joke": (lambda r, h: _chat_only(lambda a, b: facts.joke(a, b, load().jokes), r, h), 90, 64),
     "poem_next": (lambda r, h: facts.poem(r, True, load().poems) if h else _seen_poem(r), 90, 24),
     "story": (facts.story_chat, 90, 400),
     "fallback": (lambda r, h: chat.out_of_scope(r, h, []), 90, 32),
     "transform": (lambda r, h: extract.transform(r, h), 80, 64),
     "labels": (lambda r, h: (extract.sentiment if r.random() < 0.5 else extract.yes_no)(r, h), 90, 8),
-}  # fmt: skip
+}
 # Suites whose wording can be held out while everything else stays equal.
-PARAPHRASE = ["capitals_en", "capitals_zh", "other_facts", "reversed_facts", "sum_1_2_digits", "sum_3_digits", "faq", "memory_name", "json",
-              "tool_known"]  # fmt: skip
+PARAPHRASE = [
+    "capitals_en",
+    "capitals_zh",
+    "other_facts",
+    "reversed_facts",
+    "sum_1_2_digits",
+    "sum_3_digits",
+    "faq",
+    "memory_name",
+    "json",
+    "tool_known",
+]
 NEEDLE_GATES = {512: 99, 1024: 98, 2048: 97, 4096: 95, 8192: 85}
 
 
@@ -151,7 +165,7 @@ def judge(case: Case, answer: str, ended: bool) -> dict[str, bool]:
     return {"ok": bool(re.search(case.must, text, re.I))}
 
 
-def JOKES() -> frozenset[str]:  # noqa: N802
+def JOKES() -> frozenset[str]:
     """Every authored joke as the model should say it."""
     return frozenset(f"{j['setup']} {j['punchline']}" for j in load().jokes)
 

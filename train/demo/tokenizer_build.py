@@ -19,9 +19,21 @@ PATTERN = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 SPECIAL = [
-    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>",
-    "</tool_response>", "<tools>", "</tools>", "<|vision_start|>", "<|image_pad|>", "<|vision_end|>",
-]  # fmt: skip
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<tools>",
+    "</tools>",
+    "<|vision_start|>",
+    "<|image_pad|>",
+    "<|vision_end|>",
+]
 SPECIAL += [f"<|reserved_{i}|>" for i in range(32 - len(SPECIAL))]
 # Marks that a reader should see in decoded text are ordinary added tokens.
 VISIBLE = frozenset(SPECIAL[3:11])
@@ -45,13 +57,19 @@ def train(texts: list[str]) -> Tokenizer:
     """A byte-level BPE of 6,144 entries; the 32 special ids come first."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(PATTERN), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(PATTERN), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), max_token_length=16,
+        vocab_size=VOCAB,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        max_token_length=16,
         show_progress=False,
-    )  # fmt: skip
+    )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
@@ -65,10 +83,14 @@ def write(tokenizer: Tokenizer, folder: Path, max_length: int = 8192) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(data, ensure_ascii=False), "utf-8")
     template = (Path(__file__).parent / "chat_template.jinja").read_text("utf-8")
     config = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>",
-        "model_max_length": max_length, "clean_up_tokenization_spaces": False, "add_bos_token": False,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "model_max_length": max_length,
+        "clean_up_tokenization_spaces": False,
+        "add_bos_token": False,
         "chat_template": template,
-    }  # fmt: skip
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
@@ -91,8 +113,12 @@ def main() -> None:
     write(tokenizer, args.out)
     joined = texts[:3000]
     ids = tokenizer.encode_batch(joined, add_special_tokens=False)
-    print("vocabulary", tokenizer.get_vocab_size(), "bytes/token",
-          round(sum(len(t.encode()) for t in joined) / sum(len(i.ids) for i in ids), 2))  # fmt: skip
+    print(
+        "vocabulary",
+        tokenizer.get_vocab_size(),
+        "bytes/token",
+        round(sum(len(t.encode()) for t in joined) / sum(len(i.ids) for i in ids), 2),
+    )
 
 
 if __name__ == "__main__":

@@ -84,7 +84,12 @@ def fit(plan: Plan) -> dict:
     # The long rows are made first, while the GPU compiles; both streams fill up in the background.
     short = Stream(feed, plan.workers, scratch + "/short")
     long_workers = plan.workers and max(1, plan.workers // 4)
-    long = Stream(replace(feed, length=plan.long, rows=plan.batch // plan.long, long=True), long_workers, scratch + "/long", ahead=400)
+    long = Stream(
+        replace(feed, length=plan.long, rows=plan.batch // plan.long, long=True),
+        long_workers,
+        scratch + "/long",
+        ahead=400,
+    )
     runner = Runner(plan)
     if plan.workers:
         for stream in (short, long):
@@ -98,7 +103,11 @@ def fit(plan: Plan) -> dict:
     long.close()
     from corpus import load_corpus
 
-    meta = {"seed": str(plan.seed), "corpus_manifest_sha256": load_corpus(plan.corpus).manifest or "none", "steps": str(report["steps"])}
+    meta = {
+        "seed": str(plan.seed),
+        "corpus_manifest_sha256": load_corpus(plan.corpus).manifest or "none",
+        "steps": str(report["steps"]),
+    }
     export(runner.model, plan.out, tokenizer, meta)
     (plan.out / "training.json").write_text(json.dumps(report, indent=1) + "\n")
     return report
@@ -124,8 +133,10 @@ def _loop(plan: Plan, runner: Runner, short: Stream, long: Stream) -> dict:
                 raise RuntimeError(f"loss is {value} at step {step}")
             seconds = time.time() - start
             log.append((step, round(value, 4), round(seconds, 1)))
-            print(f"step {step} loss {value:.3f} {tokens / seconds / 1e6:.2f} M tokens/s {seconds:.0f} s waited {short.waited + long.waited:.1f}",
-                  flush=True)  # fmt: skip
+            print(
+                f"step {step} loss {value:.3f} {tokens / seconds / 1e6:.2f} M tokens/s {seconds:.0f} s",
+                flush=True,
+            )
         if fraction > 0.6 and not saved and not plan.steps:
             save_file(hf_state(runner.model), plan.out.with_name(plan.out.name + "-60.safetensors"))
             saved = True
@@ -133,9 +144,18 @@ def _loop(plan: Plan, runner: Runner, short: Stream, long: Stream) -> dict:
     short_rate = marks.get("short_tokens", tokens) / max(marks.get("short_seconds", seconds), 1e-9)
     # 6 operations a parameter and token, attention left out.
     mfu = 6 * sum(p.numel() for p in runner.model.parameters()) * short_rate / 790e12
-    return {"steps": step, "tokens": tokens, "seconds": round(seconds, 1), "tokens_per_second_short": round(short_rate),
-            "mfu_of_790_tflops": round(mfu, 4), "waited_for_data": round(short.waited + long.waited, 1), "loss": log, "seed": plan.seed,
-            "muon": plan.muon, "batch": plan.batch}  # fmt: skip
+    return {
+        "steps": step,
+        "tokens": tokens,
+        "seconds": round(seconds, 1),
+        "tokens_per_second_short": round(short_rate),
+        "mfu_of_790_tflops": round(mfu, 4),
+        "waited_for_data": round(short.waited + long.waited, 1),
+        "loss": log,
+        "seed": plan.seed,
+        "muon": plan.muon,
+        "batch": plan.batch,
+    }
 
 
 def main() -> None:

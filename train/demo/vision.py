@@ -27,16 +27,43 @@ from transformers import (
 
 SIZE, PATCH, TOKENS, IMAGE_ID = 64, 8, 64, 12
 SHAPES = ["circle", "square", "triangle", "star"]
-COLOURS = {"red": (220, 30, 30), "green": (30, 160, 50), "blue": (40, 70, 220), "yellow": (240, 215, 40), "orange": (245, 140, 30),
-           "purple": (140, 50, 170), "black": (20, 20, 20), "pink": (250, 150, 190)}  # fmt: skip
-PLACES = {"in the middle": (32, 32), "at the top left": (15, 15), "at the top right": (49, 15), "at the bottom left": (15, 49),
-          "at the bottom right": (49, 49)}  # fmt: skip
+COLOURS = {
+    "red": (220, 30, 30),
+    "green": (30, 160, 50),
+    "blue": (40, 70, 220),
+    "yellow": (240, 215, 40),
+    "orange": (245, 140, 30),
+    "purple": (140, 50, 170),
+    "black": (20, 20, 20),
+    "pink": (250, 150, 190),
+}
+PLACES = {
+    "in the middle": (32, 32),
+    "at the top left": (15, 15),
+    "at the top right": (49, 15),
+    "at the bottom left": (15, 49),
+    "at the bottom right": (49, 49),
+}
 SIZES = {"small": 7, "large": 13}
 BACKGROUNDS = [(255, 255, 255), (235, 235, 235), (205, 215, 225), (250, 245, 225)]
 SHAPE_ZH = {"circle": "圆形", "square": "正方形", "triangle": "三角形", "star": "星形"}
-COLOUR_ZH = {"red": "红色", "green": "绿色", "blue": "蓝色", "yellow": "黄色", "orange": "橙色", "purple": "紫色", "black": "黑色", "pink": "粉色"}
-PLACE_ZH = {"in the middle": "中间", "at the top left": "左上角", "at the top right": "右上角", "at the bottom left": "左下角",
-            "at the bottom right": "右下角"}  # fmt: skip
+COLOUR_ZH = {
+    "red": "红色",
+    "green": "绿色",
+    "blue": "蓝色",
+    "yellow": "黄色",
+    "orange": "橙色",
+    "purple": "紫色",
+    "black": "黑色",
+    "pink": "粉色",
+}
+PLACE_ZH = {
+    "in the middle": "中间",
+    "at the top left": "左上角",
+    "at the top right": "右上角",
+    "at the bottom left": "左下角",
+    "at the bottom right": "右下角",
+}
 COUNT = {1: "one", 2: "two", 3: "three", 4: "four"}
 COUNT_ZH = {1: "一", 2: "两", 3: "三", 4: "四"}
 Object = tuple[str, str, str, str]  # size, colour, shape, place
@@ -94,7 +121,7 @@ def question(rng: random.Random, objects: list[Object], kind: str | None = None)
     kind = kind or rng.choice(kinds)
     item = rng.choice(objects)
     zh = rng.random() < 0.25
-    size, colour, shape, place = item
+    _, colour, shape, place = item
     if kind in ("colour", "shape", "where"):
         same = [o for o in objects if (o[2] == shape if kind != "shape" else o[1] == colour)]
         if len(same) > 1 and kind == "where":
@@ -110,17 +137,36 @@ def question(rng: random.Random, objects: list[Object], kind: str | None = None)
         elif len(same) > 1:
             return question(rng, objects, "count")
         elif zh:
-            q = {"colour": f"{SHAPE_ZH[shape]}是什么颜色？", "shape": f"{COLOUR_ZH[colour]}的是什么形状？",
-                 "where": f"{COLOUR_ZH[colour]}的{SHAPE_ZH[shape]}在哪里？"}[kind]  # fmt: skip
+            q = {
+                "colour": f"{SHAPE_ZH[shape]}是什么颜色？",
+                "shape": f"{COLOUR_ZH[colour]}的是什么形状？",
+                "where": f"{COLOUR_ZH[colour]}的{SHAPE_ZH[shape]}在哪里？",
+            }[kind]
         else:
-            q = {"colour": rng.choice([f"What colour is the {shape}?", f"Which color does the {shape} have?"]),
-                 "shape": rng.choice([f"What shape is {colour}?", f"Which shape is the {colour} object?"]),
-                 "where": rng.choice([f"Where is the {named}?", f"In which place is the {named}?"])}[kind]  # fmt: skip
+            q = {
+                "colour": rng.choice([f"What colour is the {shape}?", f"Which color does the {shape} have?"]),
+                "shape": rng.choice([f"What shape is {colour}?", f"Which shape is the {colour} object?"]),
+                "where": rng.choice([f"Where is the {named}?", f"In which place is the {named}?"]),
+            }[kind]
         if zh:
-            return kind, q, *{"colour": (f"是{COLOUR_ZH[colour]}。", COLOUR_ZH[colour]), "shape": (f"是{SHAPE_ZH[shape]}。", SHAPE_ZH[shape]),
-                              "where": (f"在{PLACE_ZH[place]}。", PLACE_ZH[place])}[kind]  # fmt: skip
-        return kind, q, *{"colour": (f"It is {colour}.", colour), "shape": (f"It is a {shape}.", shape),
-                          "where": (f"It is {place}.", place)}[kind]  # fmt: skip
+            return (
+                kind,
+                q,
+                *{
+                    "colour": (f"是{COLOUR_ZH[colour]}。", COLOUR_ZH[colour]),
+                    "shape": (f"是{SHAPE_ZH[shape]}。", SHAPE_ZH[shape]),
+                    "where": (f"在{PLACE_ZH[place]}。", PLACE_ZH[place]),
+                }[kind],
+            )
+        return (
+            kind,
+            q,
+            *{
+                "colour": (f"It is {colour}.", colour),
+                "shape": (f"It is a {shape}.", shape),
+                "where": (f"It is {place}.", place),
+            }[kind],
+        )
     if kind == "count":
         n = len(objects)
         if zh:
@@ -131,7 +177,12 @@ def question(rng: random.Random, objects: list[Object], kind: str | None = None)
         asked = item if rng.random() < 0.5 else ("small", rng.choice(list(COLOURS)), rng.choice(SHAPES), "")
         there = any(o[1:3] == asked[1:3] for o in objects)
         if zh:
-            return kind, f"图里有{COLOUR_ZH[asked[1]]}的{SHAPE_ZH[asked[2]]}吗？", "有。" if there else "没有。", "^有" if there else "没有"
+            return (
+                kind,
+                f"图里有{COLOUR_ZH[asked[1]]}的{SHAPE_ZH[asked[2]]}吗？",
+                "有。" if there else "没有。",
+                "^有" if there else "没有",
+            )
         return kind, f"Is there a {asked[1]} {asked[2]}?", "Yes." if there else "No.", "^Yes" if there else "^No"
     order = sorted(objects, key=lambda o: list(PLACES).index(o[3]))
     text = ", ".join(phrase(o) for o in order[:-1]) + (" and " if len(order) > 1 else "") + phrase(order[-1])
@@ -153,15 +204,43 @@ def pixels(images: list[np.ndarray], device: str) -> torch.Tensor:
 def build(text: Path | None, positions: int = TEXT.positions) -> LlavaForConditionalGeneration:
     """The Llava model; its text part starts from the distilled Llama when given."""
     s = TEXT
-    vision = SiglipVisionConfig(hidden_size=128, intermediate_size=512, num_hidden_layers=3, num_attention_heads=2, image_size=SIZE,
-                                patch_size=PATCH, vision_use_head=False)  # fmt: skip
-    llama = LlamaConfig(vocab_size=s.vocab, hidden_size=s.dim, intermediate_size=s.ffn, num_hidden_layers=s.layers, num_attention_heads=s.heads,
-                        num_key_value_heads=s.kv_heads, head_dim=s.head_dim, rms_norm_eps=1e-6, max_position_embeddings=positions,
-                        rope_parameters={"rope_type": "default", "rope_theta": s.theta}, tie_word_embeddings=True, bos_token_id=None,
-                        eos_token_id=2, pad_token_id=0)  # fmt: skip
-    config = LlavaConfig(vision_config=vision, text_config=llama, image_token_index=IMAGE_ID, projector_hidden_act="gelu",
-                         vision_feature_select_strategy="full", vision_feature_layer=-1, image_seq_length=TOKENS, tie_word_embeddings=True,
-                         eos_token_id=2, pad_token_id=0)  # fmt: skip
+    vision = SiglipVisionConfig(
+        hidden_size=128,
+        intermediate_size=512,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        image_size=SIZE,
+        patch_size=PATCH,
+        vision_use_head=False,
+    )
+    llama = LlamaConfig(
+        vocab_size=s.vocab,
+        hidden_size=s.dim,
+        intermediate_size=s.ffn,
+        num_hidden_layers=s.layers,
+        num_attention_heads=s.heads,
+        num_key_value_heads=s.kv_heads,
+        head_dim=s.head_dim,
+        rms_norm_eps=1e-6,
+        max_position_embeddings=positions,
+        rope_parameters={"rope_type": "default", "rope_theta": s.theta},
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    config = LlavaConfig(
+        vision_config=vision,
+        text_config=llama,
+        image_token_index=IMAGE_ID,
+        projector_hidden_act="gelu",
+        vision_feature_select_strategy="full",
+        vision_feature_layer=-1,
+        image_seq_length=TOKENS,
+        tie_word_embeddings=True,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
     model = LlavaForConditionalGeneration(config)
     if text is not None:
         source = AutoModelForCausalLM.from_pretrained(text, dtype=torch.float32)
@@ -169,7 +248,9 @@ def build(text: Path | None, positions: int = TEXT.positions) -> LlavaForConditi
     return model
 
 
-def encode(tokenizer: AutoTokenizer, many: list[list[tuple[str, float]]], device: str, limit: int = 400) -> dict[str, torch.Tensor]:
+def encode(
+    tokenizer: AutoTokenizer, many: list[list[tuple[str, float]]], device: str, limit: int = 400
+) -> dict[str, torch.Tensor]:
     """Right-padded batch; labels on answers only."""
     rows = []
     for segments in many:
@@ -198,12 +279,26 @@ def save(model: LlavaForConditionalGeneration, tokenizer_from: Path, out: Path) 
     copy_files(tokenizer_from, out)
     # The processor looks for the template in its own file.
     shutil.copy(Path(__file__).parent / "chat_template.jinja", out / "chat_template.jinja")
-    image = {"image_processor_type": "SiglipImageProcessor", "do_resize": True, "size": {"height": SIZE, "width": SIZE}, "resample": 3,
-             "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
-             "do_convert_rgb": True}  # fmt: skip
+    image = {
+        "image_processor_type": "SiglipImageProcessor",
+        "do_resize": True,
+        "size": {"height": SIZE, "width": SIZE},
+        "resample": 3,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+        "do_convert_rgb": True,
+    }
     (out / "preprocessor_config.json").write_text(json.dumps(image, indent=1) + "\n")
-    processor = {"processor_class": "LlavaProcessor", "patch_size": PATCH, "vision_feature_select_strategy": "full",
-                 "image_token": "<|image_pad|>", "num_additional_image_tokens": 0}  # fmt: skip
+    processor = {
+        "processor_class": "LlavaProcessor",
+        "patch_size": PATCH,
+        "vision_feature_select_strategy": "full",
+        "image_token": "<|image_pad|>",
+        "num_additional_image_tokens": 0,
+    }
     (out / "processor_config.json").write_text(json.dumps(processor, indent=1) + "\n")
 
 
@@ -224,8 +319,10 @@ class Batches(torch.utils.data.IterableDataset):
             step += 1
             if step % 3 == 0:
                 cases = [mixture.draw(rng)[1] for _ in range(self.size // 2)]
-                # A chat loses its last mark; a plain text keeps it. No row may be empty: attention over nothing is not a number.
-                yield encode(tokenizer, [case_segments(c)[:-1] if c.messages else case_segments(c) for c in cases], "cpu")
+                # A chat loses its last mark, a plain text keeps it: attention over an empty row gives NaN.
+                yield encode(
+                    tokenizer, [case_segments(c)[:-1] if c.messages else case_segments(c) for c in cases], "cpu"
+                )
                 continue
             scenes = [scene(rng) for _ in range(self.size)]
             asked = [question(rng, o) for o in scenes]
@@ -233,15 +330,30 @@ class Batches(torch.utils.data.IterableDataset):
             yield batch | {"pixel_values": pixels([draw(o, rng) for o in scenes], "cpu")}
 
 
-def fit(text: Path | None, tokenizer_from: Path, out: Path, seconds: float, corpus: str | None, steps: int = 0, size: int = 192,
-        workers: int = 12) -> None:  # fmt: skip
+def fit(
+    text: Path | None,
+    tokenizer_from: Path,
+    out: Path,
+    seconds: float,
+    corpus: str | None,
+    steps: int = 0,
+    size: int = 192,
+    workers: int = 12,
+) -> None:
     """Joint training on rendered images and, every third batch, on text alone."""
     torch.manual_seed(6)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = build(text).to(device)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.02, betas=(0.9, 0.98), fused=device == "cuda")
-    loader = torch.utils.data.DataLoader(Batches(tokenizer_from, corpus, size, 6), batch_size=None, num_workers=workers,
-                                         prefetch_factor=4 if workers else None, pin_memory=device == "cuda")  # fmt: skip
+    optimiser = torch.optim.AdamW(
+        model.parameters(), lr=1e-3, weight_decay=0.02, betas=(0.9, 0.98), fused=device == "cuda"
+    )
+    loader = torch.utils.data.DataLoader(
+        Batches(tokenizer_from, corpus, size, 6),
+        batch_size=None,
+        num_workers=workers,
+        prefetch_factor=4 if workers else None,
+        pin_memory=device == "cuda",
+    )
     batches = iter(loader)
     batch = next(batches)
     start, step, loss = time.time(), 0, None

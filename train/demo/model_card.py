@@ -1,0 +1,117 @@
+"""The model card. Owns: README.md of src/tokenmill/demo, written from the reports and the shipped files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from safetensors import safe_open
+from suites import NEEDLE_GATES, SUITES
+
+HERE = Path(__file__).parent
+TARGET = HERE.parents[1] / "src" / "tokenmill" / "demo"
+PARTS = ["main", "draft", "moe", "medusa", "lora-pirate", "lora-sql", "vlm"]
+
+
+def table(rows: list[list[object]]) -> str:
+    """A Markdown table; the first row is the head."""
+    lines = ["| " + " | ".join(str(c) for c in row) + " |" for row in rows]
+    return "\n".join([lines[0], "|" + " --- |" * len(rows[0]), *lines[1:]])
+
+
+def suite_table(report: dict) -> str:
+    """Suites against their gates, misses in words."""
+    rows: list[list[object]] = [["suite (held-out wordings)", "result %", "gate %", "seen wordings %", ""]]
+    for suite, (_, gate, _) in SUITES.items():
+        got = report["suites"].get(suite)
+        if got:
+            seen = report["paraphrase"].get(suite, {}).get("seen", "")
+            extra = [f"{k} {v}" for k, v in got.items() if k not in ("ok", "wrong", "gate")]
+            rows.append(
+                [suite, got["ok"], gate, seen, ", ".join([*(["**miss**"] if got["ok"] < gate else []), *extra])]
+            )
+    for length, gate in NEEDLE_GATES.items():
+        got = report["needle"][str(length)]
+        rows.append([f"needle, {got['tokens']} tokens", got["ok"], gate, "", "**miss**" if got["ok"] < gate else ""])
+    return table(rows)
+
+
+def companion_table(report: dict, vision: dict) -> str:
+    """The companions' figures against their gates."""
+    spec, lora, moe = report["speculation"]["mean"], report["lora"], report["moe"]
+    load = [v for row in vision["expert_load_by_layer"] for v in row]
+    rows: list[list[object]] = [
+        ["figure", "result", "gate"],
+        ["draft acceptance, K = 3, mean over skills", f"{spec['acceptance']} %", "70 %"],
+        ["Medusa heads 1 / 2 / 3", " / ".join(f"{m} %" for m in spec["medusa"]), "60 / 40 / 25 %"],
+        ["LoRA pirate, mark on / off", f"{lora['pirate']['mark_on']} / {lora['pirate']['mark_off']} %", "98 / 0 %"],
+        [
+            "LoRA sql, mark on / off (exact)",
+            f"{lora['sql']['mark_on']} / {lora['sql']['mark_off']} % ({lora['sql']['exact']} %)",
+            "98 / 0 %",
+        ],
+        ["MoE, load of an expert, least and most", f"{100 * min(load):.1f} to {100 * max(load):.1f} %", "over 5 %"],
+        ["MoE, exact prompts", f"{moe['exact_passed']} of 48", ""],
+        ["MoE, text suites", ", ".join(f"{k} {v}" for k, v in moe["suites"].items()), "main's gates minus 8"],
+    ]
+    gates = {"colour": 98, "shape": 97, "count": 90, "where": 92}
+    for kind, value in vision["vision"].items():
+        gate = gates.get(kind)
+        rows.append(
+            [
+                f"vision: {kind}",
+                f"{value} %" + (" **miss**" if gate and value < gate else ""),
+                f"{gate} %" if gate else "",
+            ]
+        )
+    rows.append(
+        ["vision model, text suites", ", ".join(f"{k} {v}" for k, v in vision["text"].items()), "main's gates minus 8"]
+    )
+    rows.append(["vision model, exact prompts", f"{vision['exact_passed']} of 48", ""])
+    return table(rows)
+
+
+def hashes() -> str:
+    """SHA-256 and size of every shipped file."""
+    rows: list[list[object]] = [["file", "bytes", "sha256"]]
+    for part in PARTS:
+        for path in sorted((TARGET / part).iterdir()):
+            rows.append(
+                [f"{part}/{path.name}", path.stat().st_size, f"`{hashlib.sha256(path.read_bytes()).hexdigest()[:32]}`"]
+            )
+    return table(rows)
+
+
+def main() -> None:
+    """Write the card."""
+    reports = HERE / "reports"
+    report = json.loads((reports / "main.json").read_text())
+    training = json.loads((reports / "training.json").read_text())
+    companions = json.loads((reports / "companions.json").read_text())
+    vision = json.loads((reports / "vision.json").read_text())
+    with safe_open(TARGET / "main" / "model.safetensors", "pt") as handle:
+        manifest = handle.metadata()["corpus_manifest_sha256"]
+    text = (HERE / "model_card.md").read_text("utf-8")
+    values = {
+        "SUITES": suite_table(report),
+        "COMPANIONS": companion_table(companions, vision),
+        "HASHES": hashes(),
+        "EXACT": f"{report['exact_passed']} of {len(report['exact'])}",
+        "GAP": report["paraphrase_mean_gap"],
+        "MANIFEST": manifest,
+        "TOKENS": f"{training['tokens'] / 1e9:.2f}",
+        "STEPS": training["steps"],
+        "RATE": f"{training['tokens_per_second_short'] / 1e6:.1f}",
+        "SECONDS": round(training["seconds"]),
+        "MFU": f"{100 * training['mfu_of_790_tflops']:.0f}",
+        "SEED": training["seed"],
+        "BPB": report["held_stories_bits_per_byte"],
+    }
+    for key, value in values.items():
+        text = text.replace(f"@{key}@", str(value))
+    (TARGET / "README.md").write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    main()
