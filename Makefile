@@ -28,14 +28,16 @@ setup: .venv/.native
 	@touch .venv/.installed
 
 .venv/.native: .venv/.installed $(NATIVE)
-	@if [ -n "$$(find csrc -newer .venv/.built -type f | head -1)" ]; then \
+	@if [ ! -e .venv/.built ] || [ -n "$$(find csrc -newer .venv/.built -type f | head -1)" ]; then \
 		echo "== csrc changed: rebuild the native module"; \
 		touch .venv/.building; \
 		$(PIP) install -q -c $(CONSTRAINTS) --no-deps -e . && mv .venv/.building .venv/.built; \
 	fi
-	@$(BIN)/python -c 'import tokenmill._native' 2>/dev/null || \
-		echo "== NOTE: no native kernels (no C++ compiler, or csrc did not compile: $(PIP) install -v -e .); torch is used instead"
-	@touch .venv/.native
+	@if $(BIN)/python -c 'import tokenmill._native' 2>/dev/null; then touch .venv/.native; \
+	elif command -v c++ >/dev/null; then rm -f .venv/.built; \
+		echo "== NOTE: csrc did not compile, so torch does the work; see: $(PIP) install -v --no-deps -e ."; \
+	else touch .venv/.native; \
+		echo "== NOTE: no C++ compiler here, so torch does the work of the native kernels"; fi
 
 run: .venv/.native
 	@echo "== tokenmill $(RUN)"
