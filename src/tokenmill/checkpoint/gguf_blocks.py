@@ -121,12 +121,12 @@ def _spread(raw: Tensor, width: int, bits: int) -> Tensor:
     """Bit fields of `bits` bits: [blocks, n * width] bytes -> [blocks, n * 8 / bits, width], low fields first."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=raw.device)[:, None]
     spread = raw.reshape(raw.shape[0], -1, 1, width) >> shifts
-    return (spread & ((1 << bits) - 1)).reshape(raw.shape[0], -1, width)
+    return spread.bitwise_and_((1 << bits) - 1).reshape(raw.shape[0], -1, width)
 
 
 def _signed(q: Tensor, less: int = 0) -> Tensor:
-    """Small unsigned integers minus `less`, as int8 [blocks, n]: bytes wrap around to the right sign."""
-    return (q - less if less else q).view(torch.int8).reshape(q.shape[0], -1)
+    """Small unsigned integers (changed in place) minus `less`, as int8 [blocks, n]: bytes wrap to the right sign."""
+    return (q.sub_(less) if less else q).view(torch.int8).reshape(q.shape[0], -1)
 
 
 def _looked_up(codes: Tensor, table: tuple[int, ...]) -> Tensor:

@@ -105,7 +105,8 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
         )
     finally:
         checkpoint.close()
-    reasons.extend(model.spec.extras.get("notes", ()))  # type: ignore[arg-type]
+    if changed := model.spec.extras.get("changed"):
+        reasons.append(f"{', '.join(changed)} weights are held as int8: no kernel reads them as stored")  # type: ignore[arg-type]
     layout = make_layout(model.spec.kv_specs, config.cache.block_size)
     kv_dtype = dtype if config.cache.kv_cache_dtype == "auto" else DTYPES[config.cache.kv_cache_dtype]
     step_tokens = config.schedule.max_num_batched_tokens or (2048 if device == "cpu" else 8192)

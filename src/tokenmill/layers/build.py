@@ -34,8 +34,8 @@ class Book:
     """Multiply-adds times two that one token costs in the matrices built so far."""
     weight_bytes: int = 0
     """Bytes of every matrix that a step multiplies by; a mixture counts with all its experts."""
-    notes: set[str] = field(default_factory=set)
-    """What a person should know about how weights are held."""
+    changed: set[str] = field(default_factory=set)
+    """Stored formats that are held in another one, for want of a kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,8 @@ class Build:
         """A weight in its final form: every layer passes what it multiplies by through here."""
         weight = weight.settle(self.kernels)
         self.book.weight_bytes += weight.bytes()
-        self.book.notes.update(note for part in _parts(weight) if (note := getattr(part, "note", "")))
+        for part in getattr(weight, "parts", [weight]):
+            self.book.changed.update(getattr(part, "changed", ()))
         return weight
 
     def norm(
@@ -145,10 +146,6 @@ class Build:
         if left:
             shown = ", ".join(left[:8]) + (f" and {len(left) - 8} more" if len(left) > 8 else "")
             raise ModelError(f"The checkpoint has tensors that this architecture does not use: {shown}.")
-
-
-def _parts(weight: Weight) -> list[Weight]:
-    return list(getattr(weight, "parts", [weight]))
 
 
 class _Checked:

@@ -79,7 +79,7 @@ class Decoder:
             kv_specs=tuple(b.book.kv_specs),
             hidden_size=sizes.hidden,
             flops_per_token=b.book.flops,
-            extras={"weight_bytes": b.book.weight_bytes, "notes": sorted(b.book.notes)},
+            extras={"weight_bytes": b.book.weight_bytes, "changed": sorted(b.book.changed)},
         )
 
     def _head_weight(self, b: Build, sizes: Sizes, ends: Ends, width: int) -> Weight:

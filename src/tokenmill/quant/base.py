@@ -21,8 +21,8 @@ class WeightBase:
     """A matrix [out, in] (with an optional bias) in some format."""
 
     shape: tuple[int, int]
-    note: str = ""
-    """What a person should know about how this weight is held."""
+    changed: tuple[str, ...] = ()
+    """Stored formats whose numbers this weight holds only approximately, for want of a kernel."""
 
     def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
         """x [T, in] -> [T, out], bias included."""

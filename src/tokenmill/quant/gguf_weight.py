@@ -27,6 +27,8 @@ from tokenmill.quant.grid import GridWeight
 GROUP = 32
 FOUR_BITS = "Q4_0"
 _CLOSE = 2.0**-11
+_PIECE = 1 << 15
+"""Weights that are decoded at a time: they stay in the cache, and torch does not wait for other threads over so few."""
 
 
 class BlockWeight(WeightBase):
@@ -53,13 +55,21 @@ class BlockWeight(WeightBase):
         return settled[0] if len(settled) == 1 else MixedWeight(settled)
 
     def _packed(self, kernels: Kernels) -> Weight:
-        pieces = [_as_integers(part, kernels) for part in self.parts]
-        q, scales = torch.cat([p[0] for p in pieces]), torch.cat([p[1] for p in pieces])
+        rows, columns = self.shape
+        device = self.parts[0].raw.device
+        q = torch.empty(rows, columns, dtype=torch.int8, device=device)
+        scales = torch.empty(rows, columns // GROUP, dtype=torch.float16, device=device)
+        changed, at = set(), 0
+        for part in self.parts:
+            for piece in part.raw.split(max(_PIECE // columns, 1)):
+                stop = at + len(piece)
+                q[at:stop], scales[at:stop], exact = _as_integers(Blocks(part.type, piece), kernels)
+                at = stop
+                if not exact:
+                    changed.add(part.type.name)
         bits = 4 if all(part.type.name == FOUR_BITS for part in self.parts) else 8
         grid = GridWeight(q, scales, bits=bits, group=GROUP, dtype=self.dtype, bias=self.bias)
-        changed = sorted({part.type.name for part, p in zip(self.parts, pieces, strict=True) if not p[2]})
-        if changed:
-            grid.note = f"{', '.join(changed)} weights are held in 8 bits: there is no kernel for their own form"
+        grid.changed = tuple(sorted(changed))
         return grid.settle(kernels)
 
     def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:

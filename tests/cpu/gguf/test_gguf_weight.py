@@ -52,7 +52,7 @@ def test_packed_forms(kind: str, bits: int, bound: float) -> None:
     assert isinstance(settled, GridWeight) and settled.bits == bits and settled.packed is not None
     error = (settled.dense() - want).norm() / want.norm()
     assert error <= bound
-    assert (settled.note == "") == (bound == 0)
+    assert (settled.changed == ()) == (bound == 0)
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q2_K", "Q4_K", "Q6_K"])
