@@ -1,4 +1,7 @@
-"""The hash oracle at length: python bench/oracle.py [STORIES] [FIRST SEED]. JSON on stdout; exits 1 on any wrong text."""
+"""The hash oracle at length, JSON on stdout; exits 1 on any wrong text.
+
+python bench/oracle.py [STORIES] [FIRST SEED]
+"""
 
 from __future__ import annotations
 

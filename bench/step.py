@@ -25,23 +25,23 @@ from tokenmill.models.registry import build_model
 from tokenmill.runner.batch import make_batch
 from tokenmill.runner.runner import Runner
 
-DEMO = dict(
-    architectures=["Qwen3ForCausalLM"],
-    model_type="qwen3",
-    hidden_size=256,
-    intermediate_size=768,
-    num_hidden_layers=8,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=64,
-    vocab_size=6144,
-    max_position_embeddings=8192,
-    rms_norm_eps=1e-6,
-    rope_theta=100000.0,
-    hidden_act="silu",
-    tie_word_embeddings=True,
-    torch_dtype="float32",
-)
+DEMO = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 6144,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 100000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "torch_dtype": "float32",
+}
 
 
 class NullKernels(ReferenceKernels):
@@ -92,7 +92,7 @@ def measure(rows: int, steps: int = 300) -> dict[str, float]:
         )
         blocks = list(range(row * 64, row * 64 + 64))
         start.edits.append(TableEdit(row, 0, 0, 0, blocks, [16 * i for i in range(64)]))
-    grants: dict[str, list] = dict(rows=list(range(rows)), counts=[1] * rows, samples=[True] * rows)
+    grants: dict[str, list] = {"rows": list(range(rows)), "counts": [1] * rows, "samples": [True] * rows}
     start.rows, start.counts, start.samples = grants["rows"], grants["counts"], grants["samples"]
     runner.run(start)
     whole, forward = [], []
