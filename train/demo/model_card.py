@@ -27,10 +27,12 @@ def suite_table(report: dict) -> str:
         got = report["suites"].get(suite)
         if got:
             seen = report["paraphrase"].get(suite, {}).get("seen", "")
-            extra = [f"{k} {v}" for k, v in got.items() if k not in ("ok", "wrong", "gate")]
+            extra = [f"{k} {v}" for k, v in got.items() if k not in ("ok", "wrong", "gate", "note")]
             rows.append(
                 [suite, got["ok"], gate, seen, ", ".join([*(["**miss**"] if got["ok"] < gate else []), *extra])]
             )
+    invented = report["suites"]["tool_invented_known_words"]
+    rows.append(["tool_invented_known_words", invented["ok"], "", "", ""])
     for length, gate in NEEDLE_GATES.items():
         got = report["needle"][str(length)]
         rows.append([f"needle, {got['tokens']} tokens", got["ok"], gate, "", "**miss**" if got["ok"] < gate else ""])
@@ -66,7 +68,11 @@ def companion_table(report: dict, vision: dict) -> str:
             ]
         )
     rows.append(
-        ["vision model, text suites", ", ".join(f"{k} {v}" for k, v in vision["text"].items()), "main's gates minus 8"]
+        [
+            "vision model, text suites (json: **miss**)",
+            ", ".join(f"{k} {v}" for k, v in vision["text"].items()),
+            "main's gates minus 8",
+        ]
     )
     rows.append(["vision model, exact prompts", f"{vision['exact_passed']} of 48", ""])
     return table(rows)
