@@ -21,6 +21,7 @@ from tokenmill.text.gguf import tokenizer_from_gguf
 from tokenmill.text.tokenizer import Tokenizer, load_tokenizer
 
 _LATER_PART = re.compile(r".+-(?!00001)\d{5}-of-\d{5}\.gguf")
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _SAMPLING = {"temp": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
 
 
@@ -111,7 +112,7 @@ def find_source(name: str, revision: str | None = None) -> ModelSource:
         if path.suffix != ".gguf":
             raise UserError(f"{path}: a model is a folder or a .gguf file; this is neither.")
         return GgufSource(path)
-    if path.is_dir() and not (path / "config.json").exists():
+    if path.is_dir() and not any(any(path.glob(pattern)) for pattern in _WEIGHTS):
         files = [file for file in sorted(path.glob("*.gguf")) if not _LATER_PART.fullmatch(file.name)]
         if len(files) > 1:
             shown = ", ".join(file.name for file in files[:8])

@@ -17,10 +17,15 @@ from typer.testing import CliRunner
 from writing import Writer
 
 from tokenmill import LLM, SamplingParams
-from tokenmill.checkpoint.gguf_file import parse_gguf
+from tokenmill.checkpoint.gguf_config import read_config
+from tokenmill.checkpoint.gguf_file import TYPES, TensorInfo, parse_gguf
 from tokenmill.checkpoint.gguf_model import GgufModel
+from tokenmill.checkpoint.gguf_names import name_table
 from tokenmill.cli.main import app
 from tokenmill.core.errors import ModelError, UserError
+from tokenmill.engine.source import find_source
+from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.models.registry import build_model
 from tokenmill.testing.tiny import make_tiny
 from tokenmill.text.gguf import tokenizer_from_gguf
 
@@ -97,6 +102,9 @@ def test_several_files_are_ambiguous(folder: Path, tmp_path: Path) -> None:
         LLM(model=str(tmp_path), **SMALL)
     with pytest.raises(UserError, match="load-format"):
         LLM(model=str(tmp_path / "a.gguf"), load_format="safetensors", **SMALL)
+    (tmp_path / "b.gguf").unlink()
+    (tmp_path / "config.json").write_text("{}")  # repositories of GGUF files often have one
+    assert find_source(str(tmp_path)).path == tmp_path / "a.gguf"
     (tmp_path / "c.txt").write_text("x")
     with pytest.raises(UserError, match="neither"):
         LLM(model=str(tmp_path / "c.txt"), **SMALL)
@@ -171,9 +179,6 @@ def test_missing_and_surplus_tensors(tmp_path: Path) -> None:
         model = GgufModel(path)
         if not change:
             model.tensors["odd.weight"] = model.tensors["output_norm.weight"]
-        from tokenmill.kernels.reference import ReferenceKernels
-        from tokenmill.models.registry import build_model
-
         options: dict[str, Any] = {"dtype": torch.float32, "device": "cpu", "kernels": ReferenceKernels()}
         with pytest.raises(ModelError, match=told):
             build_model(model.config, model.open_checkpoint(), **options)
@@ -278,9 +283,6 @@ def survive(count: int, data: bytes, seed: int) -> int:
             metadata, tensors = parse_gguf(changed, "m.gguf")
             for info in tensors.values():
                 assert 0 <= info.start <= info.stop <= len(changed)
-            from tokenmill.checkpoint.gguf_config import read_config
-            from tokenmill.checkpoint.gguf_names import name_table
-
             config = read_config(metadata, tensors, lambda name: None, "m.gguf")
             name_table(str(metadata["general.architecture"]), tensors, config)
             if source.randrange(200) == 0:
@@ -326,3 +328,24 @@ def test_mutated_headers(tmp_path: Path) -> None:
 
     readable = survive(100_000, data, 1)
     assert 1_000 < readable < 90_000  # both outcomes were really met
+
+
+def test_old_mixtral_files_list_experts_one_by_one() -> None:
+    block = TYPES[0]
+    infos = [
+        TensorInfo(f"blk.3.ffn_{part}.{expert}.weight", block, (8, 4), 0, 128)
+        for part in ("gate", "up", "down")
+        for expert in range(2)
+    ]
+    found = name_table("llama", {info.name: info for info in infos}, {"model_type": "mixtral"})
+    at = "model.layers.3.block_sparse_moe.experts"
+    assert set(found) == {f"{at}.{expert}.{part}.weight" for expert in range(2) for part in ("w1", "w2", "w3")}
+    assert found[f"{at}.1.w3.weight"].info.name == "blk.3.ffn_up.1.weight"
+
+
+def test_two_names_for_one_weight() -> None:
+    block = TYPES[0]
+    stacked = TensorInfo("blk.0.ffn_up_exps.weight", block, (2, 8, 4), 0, 256)
+    single = TensorInfo("blk.0.ffn_up.1.weight", block, (8, 4), 256, 384)
+    with pytest.raises(ModelError, match="both mean"):
+        name_table("llama", {t.name: t for t in (stacked, single)}, {"model_type": "mixtral"})
