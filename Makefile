@@ -1,7 +1,7 @@
 # tokenmill: what a fresh machine needs. Every target sets up .venv by itself; the second time that costs nothing.
 PYTHON ?= python3
 CONSTRAINTS ?= constraints/cpu.txt
-RUN ?= chat
+RUN ?= serve
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 NATIVE := $(wildcard csrc/*)
