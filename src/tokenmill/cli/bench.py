@@ -1,14 +1,15 @@
-"""`tokenmill bench ...`: measure. Owns: the flags of benchmarks, the progress bar and the table at the end."""
+"""`tokenmill bench ...`: measure. Owns: the flags of benchmarks and the tables at the end."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from tokenmill.cli import bench_serve
+from tokenmill.cli.bench_common import JSON, PLOT, BenchProgress, check_outputs, save
 from tokenmill.cli.errors import told
 from tokenmill.cli.flags import MODEL, engine_flags, flag, settle, with_flags
 from tokenmill.core.errors import ParameterError
@@ -26,19 +27,21 @@ MADE = {
     "outputs": flag("output_len", int, "Output tokens of a made-up workload.", min=1),
     "requests": flag("num_prompts", int, "Requests of a made-up workload.", min=1),
 }
+WORKLOAD = typer.Option(
+    None,
+    "--workload",
+    help='Lines {"prompt_token_ids": [...], "max_tokens": N} or {"prompt": ..., "max_tokens": N}; may repeat.',
+)
 
 
 @engine_flags
 @with_flags("made", MADE)
 def throughput(
     model: str = MODEL,
-    workload: list[Path] = typer.Option(
-        None,
-        "--workload",
-        help='Lines {"prompt_token_ids": [...], "max_tokens": N} or {"prompt": ..., "max_tokens": N}; may repeat.',
-    ),
+    workload: list[Path] = WORKLOAD,
     repeat: int = typer.Option(1, "--repeat", min=1, help="Run each workload this often; the best run counts."),
-    json_path: Path = typer.Option(None, "--json", metavar="OUT", help="Write the results here."),
+    json_path: Path = JSON,
+    plot: Path = PLOT,
     detokenize: bool = typer.Option(True, "--detokenize/--no-detokenize", help="Make text, if there is a tokenizer."),
     *,
     made: dict[str, int],
@@ -46,55 +49,154 @@ def throughput(
 ) -> None:
     """All requests arrive at once; how long until the last one is done? Greedy, and every output has full length."""
     config, keywords = settle(model, options)
-    if bool(workload) == bool(made) or (made and len(made) < len(MADE)):
-        raise ParameterError("Give --workload FILE, or all of --input-len, --output-len and --num-prompts.")
-    if json_path is not None and not json_path.absolute().parent.is_dir():
-        raise ParameterError(f"--json {json_path}: there is no such folder.")
-    from tokenmill.measure import workloads
-
-    plans: list[workloads.Workload] = [workloads.read(path) for path in workload or []]
-    if made:
-        plans = [workloads.Uniform(**made, seed=config.model.seed)]
+    check_outputs(json_path, plot)
+    plans = _workloads(workload, made, config.model.seed)
     from tokenmill.measure.throughput import measure
 
-    with _Progress() as progress:
+    with BenchProgress() as progress:
         result = measure(keywords, plans * repeat, detokenize=detokenize, progress=progress)
-    if json_path is not None:
-        json_path.write_text(json.dumps(result, indent=2) + "\n")
+    save(result, json_path, plot)
     _show(result)
 
 
-app.command("throughput")(told(throughput))
+@engine_flags
+def latency(
+    model: str = MODEL,
+    batch: int = typer.Option(1, "--batch", min=1, help="Requests at once."),
+    input_len: int = typer.Option(128, "--input-len", min=1, help="Prompt tokens of each."),
+    output_len: int = typer.Option(128, "--output-len", min=1, help="Output tokens of each."),
+    repeat: int = typer.Option(5, "--repeat", min=1, help="How often; the median run counts."),
+    json_path: Path = JSON,
+    plot: Path = PLOT,
+    *,
+    options: dict[str, Any],
+) -> None:
+    """How long does one batch of fixed size take?"""
+    config, keywords = settle(model, options)
+    check_outputs(json_path, plot)
+    from tokenmill.measure import latency as latencies
+    from tokenmill.measure.workloads import Uniform
+
+    with BenchProgress() as progress:
+        wanted = Uniform(batch, input_len, output_len, seed=config.model.seed)
+        result = latencies.latency(keywords, wanted, repeat=repeat, progress=progress)
+    save(result, json_path, plot)
+    _show(result)
+    ms = result["latency_ms"]
+    typer.echo(f"whole batch: p50 {ms['p50']:.1f} ms, p90 {ms['p90']:.1f} ms, p99 {ms['p99']:.1f} ms, of {repeat} runs")
 
 
-class _Progress:
-    """A bar on standard error where that is a terminal; it redraws seldom, because drawing takes time from the run."""
+@engine_flags
+def startup(
+    model: str = MODEL,
+    repeat: int = typer.Option(3, "--repeat", min=1, help="Fresh processes, one after the other; the median counts."),
+    json_path: Path = JSON,
+    *,
+    options: dict[str, Any],
+) -> None:
+    """How long from starting a process to the first token?"""
+    _, keywords = settle(model, options)
+    check_outputs(json_path, None)
+    from tokenmill.measure import startup as starting
 
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    result = starting.startup(keywords, repeat=repeat)
+    save(result, json_path, None)
+    for stage in starting.STAGES:
+        typer.echo(f"{stage.replace('_', ' '):>15}  {result['stages_s'][stage]:.2f} s")
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        shown = sys.stderr.isatty()
-        self.bar = Progress(*columns, console=Console(stderr=True), disable=not shown, refresh_per_second=1)
-        self.task: Any = None
 
-    def __enter__(self) -> _Progress:
-        self.bar.start()
-        return self
+@engine_flags
+@with_flags("made", MADE)
+def ablate(
+    model: str = MODEL,
+    workload: list[Path] = WORKLOAD,
+    only: list[str] = typer.Option(None, "--only", help="Switch off only this (may be repeated)."),
+    repeat: int = typer.Option(1, "--repeat", min=1, help="Runs of each; the best one counts."),
+    json_path: Path = JSON,
+    plot: Path = PLOT,
+    *,
+    made: dict[str, int],
+    options: dict[str, Any],
+) -> None:
+    """What is each optimisation worth? Runs one workload with all of them, then without each in turn."""
+    config, keywords = settle(model, options)
+    check_outputs(json_path, plot)
+    plans = _workloads(workload, made, config.model.seed)
+    if len(plans) > 1:
+        raise ParameterError("bench ablate takes one --workload.")
+    from tokenmill.measure import ablate as ablation
 
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
+    with BenchProgress() as progress:
+        result = ablation.ablate(keywords, plans[0], repeat=repeat, only=only or (), progress=progress)
+    save(result, json_path, plot)
+    _show_ablation(result)
 
-    def start(self, name: str, total: int) -> None:
-        """Another stage begins."""
-        if self.task is not None:
-            self.bar.remove_task(self.task)
-        self.task = self.bar.add_task(name, total=total)
 
-    def advance(self) -> None:
-        """One more is done."""
-        self.bar.advance(self.task)
+def compare(
+    old: Path = typer.Argument(..., help="Result file to compare with."),
+    new: Path = typer.Argument(..., help="Result file."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Ratios of two result files, with 95 % confidence intervals (bootstrap)."""
+    from tokenmill.measure.compare import compare as side_by_side
+    from tokenmill.measure.compare import read_result
+
+    rows = side_by_side(read_result(old), read_result(new))
+    if as_json:
+        print(json.dumps({"old": str(old), "new": str(new), "rows": rows}, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    for head in ("", "old", "new", "new / old", "95 %", "", "over"):
+        table.add_column(head, justify="left" if not head else "right")
+    for row in rows:
+        span = "-" if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
+        verdict = {True: "differs", False: "may be chance", None: ""}[row["sure"]]
+        table.add_row(
+            row["metric"],
+            f"{row['old']:.2f}",
+            f"{row['new']:.2f}",
+            f"{row['ratio']:.3f}",
+            span,
+            verdict,
+            row["basis"] or "",
+        )
+    Console().print(table)
+
+
+for verb in (throughput, latency, startup, ablate, compare):
+    app.command(verb.__name__)(told(verb))
+app.command("serve")(told(bench_serve.serve))
+
+
+def _workloads(files: list[Path] | None, made: dict[str, int], seed: int) -> list[Any]:
+    """What is to be run: files, or a made-up load."""
+    if bool(files) == bool(made) or (made and len(made) < len(MADE)):
+        raise ParameterError("Give --workload FILE, or all of --input-len, --output-len and --num-prompts.")
+    from tokenmill.measure import workloads
+
+    return [workloads.Uniform(**made, seed=seed)] if made else [workloads.read(path) for path in files or []]
+
+
+def _show_ablation(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{result['model']} on {result['device_name']}, {result['workload']}")
+    table.add_column("without")
+    for head in ("output tok/s", "TTFT p50 ms", "TPOT p50 ms", "worth"):
+        table.add_column(head, justify="right")
+    figures = (result["output_tokens_per_s"], result["ttft_ms"]["p50"], result["tpot_ms"]["p50"])
+    table.add_row("(nothing: all on)", *(_number(value) for value in figures), "")
+    for row in result["options"]:
+        if row["error"] is not None:
+            table.add_row(row["name"], "-", "-", "-", row["error"])
+            continue
+        figures = (row["output_tokens_per_s"], row["ttft_ms"], row["tpot_ms"])
+        table.add_row(row["name"], *(_number(value) for value in figures), f"{row['worth']:.2f}x")
+    Console().print(table)
 
 
 def _show(result: dict[str, Any]) -> None:
@@ -127,6 +229,7 @@ def _rows(best: dict[str, Any]) -> list[tuple[str, str]]:
         ("total tokens/s", f"{best['total_tokens_per_s']:.1f}"),
         *((f"{head} p50, p99", f"{_number(ms['p50'])}, {_number(ms['p99'])} ms") for head, ms in times),
         ("mbu, mfu", f"{_number(best['mbu'], '{:.3f}')}, {_number(best['mfu'], '{:.3f}')}"),
+        ("share of the roofline", _number(best["roofline"], "{:.3f}")),
     ]
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 PERCENTILES = (50, 90, 95, 99)
+SAMPLES = 2000
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
@@ -24,3 +25,11 @@ def summary_ms(seconds: Sequence[float]) -> dict[str, float | None]:
     found: dict[str, float | None] = {f"p{p}": round(1000 * percentile(ordered, p), 4) for p in PERCENTILES}
     found["mean"] = round(1000 * sum(ordered) / len(ordered), 4)
     return found
+
+
+def thin(seconds: Sequence[float]) -> list[float]:
+    """At most SAMPLES of these times in milliseconds: all, or evenly spaced ones of the sorted times."""
+    ordered = sorted(seconds)
+    if len(ordered) > SAMPLES:
+        ordered = [percentile(ordered, 100 * i / (SAMPLES - 1)) for i in range(SAMPLES)]
+    return [round(1000 * value, 4) for value in ordered]

@@ -23,7 +23,7 @@ from tokenmill.measure.devices import speeds
 from tokenmill.measure.plan import Planner, read_model
 from tokenmill.measure.replay import PlanRecorder, grants_of
 from tokenmill.measure.roofline import Cost, Speeds, floor, step_cost
-from tokenmill.measure.stats import summary_ms
+from tokenmill.measure.stats import summary_ms, thin
 from tokenmill.measure.workloads import Job, Workload
 
 WARM_TOKENS = 4
@@ -98,6 +98,7 @@ def measure(
         _compare(runs, steps, llm, notes)
         best = max(runs, key=lambda run: run["output_tokens_per_s"])
         head = {
+            "bench": "throughput",
             "tokenmill": __version__,
             "model": llm.built.config.model.model,
             "device": facts.device,
@@ -202,17 +203,19 @@ def _request(number: int, ids: list[int], count: int, detokenize: bool) -> Reque
     return Request(id=str(number), prompt_ids=ids, params=params)
 
 
-def _latencies(traces: list[Trace]) -> dict[str, dict[str, float | None]]:
+def _latencies(traces: list[Trace]) -> dict[str, Any]:
     """Per request: first token, time per later token, whole; and the gaps between tokens that arrived apart."""
     firsts = [trace.marks[0][0] for trace in traces]
     long = [trace for trace in traces if trace.count > 1]
     gaps = [b[0] - a[0] for trace in traces for a, b in zip(trace.marks, trace.marks[1:], strict=False)]
-    return {
-        "ttft_ms": summary_ms(firsts),
-        "tpot_ms": summary_ms([(trace.end - trace.marks[0][0]) / (trace.count - 1) for trace in long]),
-        "itl_ms": summary_ms(gaps),
-        "e2e_ms": summary_ms([trace.end for trace in traces]),
+    times = {
+        "ttft_ms": firsts,
+        "tpot_ms": [(trace.end - trace.marks[0][0]) / (trace.count - 1) for trace in long],
+        "itl_ms": gaps,
+        "e2e_ms": [trace.end for trace in traces],
     }
+    summaries: dict[str, Any] = {name: summary_ms(values) for name, values in times.items()}
+    return {**summaries, "samples": {name: thin(values) for name, values in times.items()}}
 
 
 def _counters(llm: LLM) -> dict[str, int]:

@@ -1,0 +1,202 @@
+"""`tokenmill bench serve`: load for any OpenAI-compatible server. Owns: its flags and its table."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, Literal
+
+import typer
+
+from tokenmill.cli.bench_common import JSON, PLOT, BenchProgress, check_outputs, save
+from tokenmill.cli.flags import flag, with_flags
+from tokenmill.core.errors import ParameterError
+
+Arrivals = Literal["closed", "constant", "poisson", "bursty", "trace"]
+TARGET = {
+    "model": flag("model", str, "Name of the model (default: the first that the server lists)."),
+    "key": flag("api_key", str, "Key of the server."),
+    "chat": flag("chat", bool, "Use /v1/chat/completions; prompts are then text."),
+    "plain": flag("plain", bool, "Send only standard fields; answers may then end early, tokens be counted by events."),
+    "respect_eos": flag("respect_eos", bool, "Let answers end where the model ends them."),
+    "timeout": flag("timeout", float, "Seconds after which a request is given up (default: 600).", min=0.1),
+    "slo": flag("slo", str, "Count requests that meet this, like ttft=500ms,tpot=50ms."),
+    "warmup": flag("warmup", int, "Requests before the run, one after the other (default: 1).", min=0),
+    "temperature": flag("temperature", float, "Sampling temperature (default: 0).", min=0.0),
+}
+ASKED = {
+    "inputs": flag("input_len", str, "Prompt tokens: 512, 128:1024, normal:512:100 or lognormal:512:0.8."),
+    "outputs": flag("output_len", str, "Output tokens, spelled alike."),
+    "count": flag("num_prompts", int, "Conversations of a made-up load.", min=1),
+    "turns": flag("turns", int, "Questions per conversation, each with all before it.", min=1),
+    "prefix": flag("prefix_len", int, "Tokens of a system prompt that users share.", min=0),
+    "prefixes": flag("num_prefixes", int, "How many different system prompts there are.", min=1),
+    "vocab": flag("vocab_size", int, "Made-up token ids stay below this (default: 1000).", min=16),
+    "text": flag("text", bool, "Make up text instead of token ids."),
+    "seed": flag("seed", int, "Seed of made-up prompts and arrivals.", min=0),
+}
+COMING = {
+    "arrivals": flag("arrivals", Arrivals, "How requests come (default: closed with --users, poisson with --rate)."),
+    "sweep": flag("sweep", bool, "Raise --rate until the server falls behind."),
+    "users": flag("users", int, "Closed loop: this many users, each asking when its last answer has ended.", min=1),
+    "rate": flag("rate", float, "Open loop: requests per second; for traces, how many times their speed."),
+    "shape": flag("burstiness", float, "Shape of bursty arrivals; smaller is burstier (default: 0.25)."),
+    "think": flag("think_time", float, "Seconds between an answer and the next question of its user.", min=0.0),
+    "max_open": flag("max_concurrency", int, "Open loop: no more requests than this at once.", min=1),
+}
+
+
+@with_flags("target", TARGET)
+@with_flags("asked", ASKED)
+@with_flags("coming", COMING)
+def serve(
+    base_url: str = typer.Option("http://127.0.0.1:8000", "--base-url", help="The server, without /v1."),
+    workload: Path = typer.Option(
+        None, "--workload", help="A trace: JSON lines like those of bench throughput, ShareGPT's or Mooncake's format."
+    ),
+    json_path: Path = JSON,
+    plot: Path = PLOT,
+    *,
+    target: dict[str, Any],
+    asked: dict[str, Any],
+    coming: dict[str, Any],
+) -> None:
+    """Put load on a server and measure what its users see."""
+    check_outputs(json_path, plot)
+    from tokenmill.measure import load as loads
+    from tokenmill.measure.slo import read_slo
+
+    chat, sweep = target.get("chat", False), coming.pop("sweep", False)
+    pattern = _pattern(coming.pop("arrivals", None), coming, asked.get("seed", 0), sweep)
+    conversations, notes = _conversations(workload, asked, chat)
+    longest = max(len(c.turns) for c in conversations)
+    wanted = _target(base_url, target, want_ids=longest > 1 and not chat)
+    objective = read_slo(target["slo"]) if "slo" in target else None
+    run = loads.sweep if sweep else loads.serve_load
+    with BenchProgress() as progress, asyncio.Runner(loop_factory=_loop()) as runner:
+        work = run(wanted, conversations, pattern, slo=objective, warmup=target.get("warmup", 1), progress=progress)
+        result = runner.run(work)
+    result["notes"] = notes
+    save(result, json_path, plot)
+    _show(result)
+
+
+def _loop() -> Any:
+    """uvloop's event loops where there are such: they keep up with more streams."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _pattern(arrivals: str | None, coming: dict[str, Any], seed: int, sweep: bool) -> Any:
+    from tokenmill.measure.load import Pattern
+
+    kind = arrivals or ("poisson" if "rate" in coming else "closed")
+    if kind == "closed" and ("rate" in coming or sweep):
+        raise ParameterError("A closed loop has no rate: leave out --rate and --sweep, or choose other --arrivals.")
+    if kind in ("constant", "poisson", "bursty") and not coming.get("rate", 0) > 0:
+        raise ParameterError(f"--arrivals {kind} needs --rate, requests per second.")
+    if kind != "closed" and "users" in coming:
+        raise ParameterError("--users is for closed loops: leave it out, or leave out --rate and --arrivals.")
+    if kind == "trace" and sweep:
+        raise ParameterError("--sweep chooses its own rates; choose other --arrivals than the trace's.")
+    return Pattern(kind=kind, seed=seed, **coming)
+
+
+def _conversations(workload: Path | None, asked: dict[str, Any], chat: bool) -> tuple[list[Any], list[str]]:
+    from tokenmill.measure import conversations as talk
+
+    if workload is not None:
+        made_only = set(asked) - {"vocab", "seed", "count"}
+        if made_only:
+            raise ParameterError("--workload brings its own prompts: leave out flags for made-up ones.")
+        reader = talk.Reader(workload, asked.get("vocab", 1000))
+        found = reader.read()[: asked.get("count")]
+        if chat and any(not isinstance(turn.prompt, str) for c in found for turn in c.turns):
+            raise ParameterError("--chat needs text, and this trace has token ids or lengths only.")
+        return found, sorted(reader.notes)
+    inputs = talk.read_lengths(asked.get("inputs", "128"), "--input-len")
+    outputs = talk.read_lengths(asked.get("outputs", "128"), "--output-len")
+    plain = {name: asked[name] for name in ("turns", "prefix", "prefixes", "vocab", "seed") if name in asked}
+    text = chat or asked.get("text", False)
+    load = talk.Made(asked.get("count", 64), inputs, outputs, **plain, text=text)
+    return talk.make(load), ["prompt lengths are words"] if text else []
+
+
+def _target(base_url: str, given: dict[str, Any], *, want_ids: bool) -> Any:
+    from tokenmill.measure.client import Target
+
+    if not base_url.startswith(("http://", "https://")):
+        raise ParameterError(f"--base-url must begin with http:// or https://, got {base_url!r}.")
+    kept = {name: given[name] for name in ("key", "chat", "timeout", "temperature") if name in given}
+    return Target(
+        base_url=base_url.rstrip("/").removesuffix("/v1"),
+        model=given.get("model", ""),
+        extras=not given.get("plain", False),
+        ignore_eos=not given.get("respect_eos", False),
+        want_ids=want_ids,
+        **kept,
+    )
+
+
+def _show(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    if result["bench"] == "sweep":
+        console.print(_sweep_table(result["runs"]))
+        knee = result["knee_rate"]
+        console.print(f"The knee: {knee:.3g} requests/s." if knee else "The server falls behind at the first rate.")
+    table = Table(title=f"{result['model']} at {result['base_url']}, {result['workload']}", show_header=False)
+    for name, text in _rows(result):
+        table.add_row(name, text)
+    console.print(table)
+    for note in [*result["notes"], *_warnings(result)]:
+        console.print(f"note: {note}")
+
+
+def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [
+        ("requests", f"{result['completed']} of {result['requests']} in {result['seconds']:.2f} s"),
+        ("errors", ", ".join(f"{kind}: {n}" for kind, n in result["errors"].items()) or "none"),
+        ("requests/s, /min", f"{result['requests_per_s']:.2f}, {result['requests_per_minute']:.0f}"),
+        ("output tokens/s", f"{result['output_tokens_per_s']:.1f}"),
+        ("total tokens/s", f"{result['total_tokens_per_s']:.1f}"),
+    ]
+    for head, key in (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms"), ("ITL", "itl_ms"), ("end to end", "e2e_ms")):
+        ms = result[key]
+        if ms["mean"] is not None:
+            shown = ", ".join(f"{name} {ms[name]:.1f}" for name in ("p50", "p90", "p95", "p99", "mean"))
+            rows.append((f"{head}, ms", shown))
+    if result["goodput"] is not None:
+        good = result["goodput"]
+        rows.append(("goodput", f"{good['requests_per_s']:.2f} requests/s, {good['share']:.1%} meet the objective"))
+    return rows
+
+
+def _sweep_table(runs: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+
+    table = Table()
+    for head in ("offered/s", "served/s", "output tok/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "goodput"):
+        table.add_column(head, justify="right")
+    for run in runs:
+        times = [run[key][p] for key in ("ttft_ms", "tpot_ms") for p in ("p50", "p99")]
+        good = "-" if run["goodput"] is None else f"{run['goodput']['share']:.0%}"
+        rates = [run["offered_rate"], run["served_rate"], run["output_tokens_per_s"]]
+        cells = ["-" if value is None else f"{value:.2f}" for value in (*rates, *times)]
+        table.add_row(*cells, good)
+    return table
+
+
+def _warnings(result: dict[str, Any]) -> list[str]:
+    found = []
+    late = result["client_late_ms"]["p99"]
+    if late is not None and late > 20:
+        found.append(f"the client itself sent requests late (p99 {late:.0f} ms): it may be the bottleneck")
+    if result["tokens_counted"] is False:
+        found.append("the server did not count its events' tokens: each event counts as one until the final usage")
+    return found

@@ -1,0 +1,82 @@
+"""`bench ablate`: what each optimisation is worth. Owns: which options can be switched off, and the ratios.
+
+Must not know: terminals. Everything runs on one machine, one after the other, each on an engine of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenmill.core.config import EngineConfig, make_config
+from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.device.memory import pick_device
+from tokenmill.measure.throughput import Progress, measure
+from tokenmill.measure.workloads import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """One optimisation: its name, and the options that switch it off."""
+
+    name: str
+    off: dict[str, Any]
+
+
+def switches(config: EngineConfig) -> list[Switch]:
+    """What is on in this configuration and can be switched off."""
+    device = pick_device(config.execute.device)
+    found = []
+    if config.cache.enable_prefix_caching:
+        found.append(Switch("prefix cache", {"enable_prefix_caching": False}))
+    if config.schedule.max_num_seqs > 1:
+        found.append(Switch("continuous batching", {"max_num_seqs": 1}))
+    if config.execute.kernels != "reference":
+        found.append(Switch("fast kernels", {"kernels": "reference"}))
+    if device.startswith("cuda") and not config.execute.enforce_eager:
+        found.append(Switch("recorded steps", {"enforce_eager": True}))
+    if config.execute.pipeline_depth != 1 and (device.startswith("cuda") or config.execute.executor == "process"):
+        found.append(Switch("overlapped planning", {"pipeline_depth": 1}))
+    if config.speculate.speculative_config:
+        found.append(Switch("speculation", {"speculative_config": None}))
+    if config.model.quantization:
+        found.append(Switch("quantised weights", {"quantization": None}))
+    if config.cache.kv_cache_dtype != "auto":
+        found.append(Switch("K/V type", {"kv_cache_dtype": "auto"}))
+    return found
+
+
+def ablate(
+    options: Mapping[str, Any],
+    workload: Workload,
+    *,
+    repeat: int = 1,
+    only: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Run the workload with everything, then without each optimisation in turn; the best of `repeat` runs counts."""
+    config = make_config(**options)
+    chosen = [switch for switch in switches(config) if not only or switch.name in only]
+    unknown = set(only) - {switch.name for switch in switches(config)}
+    if unknown:
+        known = ", ".join(switch.name for switch in switches(config))
+        raise ParameterError(f"--only {', '.join(sorted(unknown))}: what can be switched off here is {known}.")
+    every = [workload] * repeat
+    whole = measure(options, every, progress=progress)
+    rows = []
+    for switch in chosen:
+        row: dict[str, Any] = {"name": switch.name, "off": switch.off, "worth": None, "error": None}
+        try:
+            without = measure({**options, **switch.off}, every, progress=progress)
+        except UserError as error:
+            row["error"] = str(error)
+        else:
+            row |= {
+                "output_tokens_per_s": without["output_tokens_per_s"],
+                "ttft_ms": without["ttft_ms"]["p50"],
+                "tpot_ms": without["tpot_ms"]["p50"],
+                "worth": round(whole["output_tokens_per_s"] / without["output_tokens_per_s"], 4),
+            }
+        rows.append(row)
+    return {**whole, "bench": "ablate", "options": rows, "engine_options": whole["options"]}

@@ -1,0 +1,183 @@
+"""One streamed request to an OpenAI-compatible server, timed. Owns: its body, reading events, counting tokens.
+
+Tokens of an event are counted by its `token_ids`, else by running usage, else as one; the last usage corrects the sum.
+Times are taken when bytes arrive, before they are parsed. Must not know: load patterns, statistics.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from tokenmill.core.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where requests go, and how they are put. `extras`: fields that only engines like ours and vLLM know.
+
+    `want_ids`: answers come with token ids, so that a further turn can repeat them.
+    """
+
+    base_url: str
+    model: str
+    key: str | None = None
+    chat: bool = False
+    extras: bool = True
+    want_ids: bool = False
+    ignore_eos: bool = True
+    timeout: float = 600.0
+    temperature: float = 0.0
+
+    @property
+    def url(self) -> str:
+        """The endpoint."""
+        return f"{self.base_url.rstrip('/')}/v1/{'chat/completions' if self.chat else 'completions'}"
+
+    def headers(self) -> dict[str, str]:
+        """The key, if there is one."""
+        return {"Authorization": f"Bearer {self.key}"} if self.key else {}
+
+    def body(self, prompt: Any, max_tokens: int) -> dict[str, Any]:
+        """A streamed, greedy request."""
+        usage: dict[str, Any] = {"include_usage": True}
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages" if self.chat else "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": self.temperature,
+            "stream": True,
+            "stream_options": usage,
+        }
+        if self.extras:
+            usage["continuous_usage_stats"] = True
+            body |= {"ignore_eos": self.ignore_eos, **({"return_token_ids": True} if self.want_ids else {})}
+        return body
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came of one request: seconds on one clock, and (time, tokens so far) at each event with text."""
+
+    planned: float
+    sent: float = 0.0
+    end: float = 0.0
+    marks: list[tuple[float, int]] = field(default_factory=list)
+    prompt_tokens: int = 0
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    error: str | None = None
+    counted: bool = False
+    """The server said how many tokens each event has."""
+
+    @property
+    def tokens(self) -> int:
+        """Output tokens."""
+        return self.marks[-1][1] if self.marks else 0
+
+
+async def ask(session: aiohttp.ClientSession, target: Target, prompt: Any, max_tokens: int, planned: float) -> Answer:
+    """Send one request now and read its whole stream; errors end up in the answer, by kind."""
+    answer = Answer(planned)
+    answer.sent = time.perf_counter()
+    limit = aiohttp.ClientTimeout(total=target.timeout)
+    try:
+        async with session.post(
+            target.url, json=target.body(prompt, max_tokens), headers=target.headers(), timeout=limit
+        ) as response:
+            if response.status != 200:
+                answer.error = f"http {response.status}"
+                answer.text.append((await response.content.read(2000)).decode("utf-8", "replace"))
+            else:
+                await _read(response, answer)
+    except TimeoutError:
+        answer.error = "timeout"
+    except aiohttp.ClientConnectorError:
+        answer.error = "cannot connect"
+    except (aiohttp.ClientError, ConnectionError, OSError):
+        answer.error = "connection lost"
+    answer.end = time.perf_counter()
+    if answer.error is None and not answer.marks:
+        answer.error = "no tokens"
+    return answer
+
+
+async def _read(response: aiohttp.ClientResponse, answer: Answer) -> None:
+    """Events as they come; [DONE] or a last usage must end them."""
+    rest, done = b"", False
+    async for data in response.content.iter_any():
+        now = time.perf_counter()
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue
+            payload = line[5:].strip()
+            if payload == b"[DONE]":
+                done = True
+            elif payload and not _take(answer, payload, now):
+                return
+    if not done and answer.error is None:
+        answer.error = "stream broke off"
+
+
+def _take(answer: Answer, payload: bytes, now: float) -> bool:
+    """One event; False ends the reading."""
+    try:
+        event = msgspec.json.decode(payload)
+        choices, usage = event.get("choices") or [], event.get("usage")
+    except (msgspec.DecodeError, AttributeError):
+        answer.error = "malformed event"
+        return False
+    if event.get("error"):
+        answer.error = "error event"
+        answer.text.append(json.dumps(event["error"]))
+        return False
+    before, total = answer.tokens, answer.tokens
+    for choice in choices:
+        said = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+        thought = (choice.get("delta") or {}).get("reasoning") or (choice.get("delta") or {}).get("reasoning_content")
+        ids = choice.get("token_ids")
+        if said:
+            answer.text.append(said)
+        if isinstance(ids, list):
+            answer.token_ids += ids
+            answer.counted = True
+            total += len(ids)
+        elif said or thought:
+            total += 1
+    if isinstance(usage, dict):
+        answer.prompt_tokens = usage.get("prompt_tokens") or answer.prompt_tokens
+        running = usage.get("completion_tokens")
+        if isinstance(running, int):
+            if choices:
+                total, answer.counted = running, True
+            elif answer.marks:
+                answer.marks[-1] = (answer.marks[-1][0], running)
+                return True
+    if total > before:
+        answer.marks.append((now, total))
+    return True
+
+
+async def find_model(session: aiohttp.ClientSession, target: Target) -> str:
+    """The name of the served model: the one asked for, if the server has it, else the first."""
+    url = f"{target.base_url.rstrip('/')}/v1/models"
+    try:
+        async with session.get(url, headers=target.headers(), timeout=aiohttp.ClientTimeout(total=10)) as response:
+            if response.status in (401, 403):
+                raise UserError(f"{url} wants a key: give it with --api-key.")
+            if response.status != 200:
+                raise UserError(f"{url} answers with HTTP {response.status}: is this an OpenAI-compatible server?")
+            names = [entry["id"] for entry in (await response.json(content_type=None))["data"]]
+    except (TimeoutError, aiohttp.ClientError, OSError) as error:
+        raise UserError(f"{target.base_url} cannot be reached ({error or type(error).__name__}).") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{url} does not list models: is this an OpenAI-compatible server?") from error
+    if not names or (target.model and target.model not in names):
+        raise UserError(f"{target.base_url} has no model {target.model!r}; it has: {', '.join(names) or 'none'}.")
+    return str(target.model or names[0])

@@ -1,0 +1,320 @@
+"""`bench serve`: users that ask a server. Owns: closed and open loops, sweeps to the knee, the fields of the result.
+
+Must not know: terminals, engines. The client's own lateness is part of the result, so that a client that cannot keep
+up is seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import aiohttp
+
+from tokenmill.core.errors import UserError
+from tokenmill.measure.arrivals import BURSTINESS, arrival_times
+from tokenmill.measure.client import Answer, Target, ask, find_model
+from tokenmill.measure.conversations import Conversation
+from tokenmill.measure.stats import summary_ms, thin
+from tokenmill.measure.throughput import Progress, Silent
+
+KNEE_SHARE = 0.9
+"""Beyond the knee less than this share of the offered requests (or of those within the objective) is served."""
+_GROWTH = 1.6
+_MAX_SWEEP = 16
+_REFINEMENTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """How users come: `users` at a time (closed loop), or at `rate` per second in this pattern, or as a trace says."""
+
+    kind: str = "closed"
+    users: int = 1
+    rate: float = 0.0
+    shape: float = BURSTINESS
+    think: float = 0.0
+    max_open: int = 0
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Drive:
+    """One run in progress."""
+
+    session: aiohttp.ClientSession
+    target: Target
+    pattern: Pattern
+    progress: Progress
+    answers: list[Answer]
+    gate: asyncio.Semaphore | None = None
+
+    async def converse(self, conversation: Conversation, planned: float) -> None:
+        """All turns of one user, each after the answer before it and a pause for thought."""
+        history: list[Any] = []
+        for index, turn in enumerate(conversation.turns):
+            if index:
+                await asyncio.sleep(self.pattern.think)
+                planned = time.perf_counter()
+            prompt = _prompt(history, turn.prompt, self.target.chat)
+            answer = await self._send(prompt, turn.max_tokens, planned)
+            self.answers.append(answer)
+            if answer.error is not None:
+                break
+            history = _remember(prompt, answer, self.target.chat)
+        self.progress.advance()
+
+    async def _send(self, prompt: Any, max_tokens: int, planned: float) -> Answer:
+        if self.gate is None:
+            return await ask(self.session, self.target, prompt, max_tokens, planned)
+        async with self.gate:
+            return await ask(self.session, self.target, prompt, max_tokens, planned)
+
+
+async def serve_load(
+    target: Target,
+    conversations: Sequence[Conversation],
+    pattern: Pattern,
+    *,
+    slo: dict[str, float] | None = None,
+    warmup: int = 1,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Put this load on the server and sum up what came of it."""
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+    async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
+        target = await ready(session, target, conversations, warmup)
+        return await _run(session, target, conversations, pattern, slo or {}, progress or Silent())
+
+
+async def ready(
+    session: aiohttp.ClientSession, target: Target, conversations: Sequence[Conversation], warmup: int
+) -> Target:
+    """The target with a model that the server has; the first requests are asked beforehand, one after the other."""
+    target = replace(target, model=await find_model(session, target))
+    for conversation in conversations[:warmup]:
+        turn = conversation.turns[0]
+        answer = await ask(session, target, _prompt([], turn.prompt, target.chat), turn.max_tokens, 0.0)
+        if answer.error is not None:
+            raise UserError(
+                f"The server does not answer a first request ({answer.error}): {''.join(answer.text)[:500]}"
+            )
+    return target
+
+
+async def sweep(
+    target: Target,
+    conversations: Sequence[Conversation],
+    pattern: Pattern,
+    *,
+    slo: dict[str, float] | None = None,
+    warmup: int = 1,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Raise the rate from pattern.rate until the server falls behind (the knee), then close in on it."""
+    runs: list[dict[str, Any]] = []
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False) as session:
+        target = await ready(session, target, conversations, warmup)
+
+        async def held(rate: float) -> bool:
+            at = replace(pattern, rate=rate)
+            runs.append(await _run(session, target, conversations, at, slo or {}, progress or Silent()))
+            return keeps_up(runs[-1])
+
+        good, bad = 0.0, 0.0
+        rate = pattern.rate
+        for _ in range(_MAX_SWEEP):
+            if not await held(rate):
+                bad = rate
+                break
+            good, rate = rate, rate * _GROWTH
+        for _ in range(_REFINEMENTS if good and bad else 0):
+            middle = (good * bad) ** 0.5
+            good, bad = (middle, bad) if await held(middle) else (good, middle)
+    runs.sort(key=lambda run: run["offered_rate"])
+    knee = max((run for run in runs if keeps_up(run)), key=lambda run: run["offered_rate"], default=runs[0])
+    return {**knee, "bench": "sweep", "knee_rate": good or None, "runs": runs}
+
+
+def keeps_up(run: dict[str, Any]) -> bool:
+    """Was this rate served? Within the objective if there is one; else, did requests not pile up towards the end?"""
+    if run["errors"]:
+        return False
+    if run["goodput"] is not None:
+        return bool(run["goodput"]["share"] >= KNEE_SHARE)
+    return bool(run["served_rate"] >= KNEE_SHARE * run["offered_rate"])
+
+
+async def _run(
+    session: aiohttp.ClientSession,
+    target: Target,
+    conversations: Sequence[Conversation],
+    pattern: Pattern,
+    slo: dict[str, float],
+    progress: Progress,
+) -> dict[str, Any]:
+    """One timed run."""
+    progress.start(describe(pattern), len(conversations))
+    gate = asyncio.Semaphore(pattern.max_open) if pattern.max_open else None
+    drive = Drive(session, target, pattern, progress, [], gate)
+    start = time.perf_counter()
+    if pattern.kind == "closed":
+        await _closed(drive, conversations)
+        offered = None
+    else:
+        times = _times(conversations, pattern)
+        await _open(drive, conversations, [start + at for at in times])
+        offered = (len(times) - 1) / times[-1] if len(times) > 1 and times[-1] > 0 else None
+    found = sum_up(drive.answers, start, slo)
+    # Over the same span of requests as the offered rate: from the first to the last, by when they were done.
+    ends = sorted(a.end - start for a in drive.answers if a.error is None)
+    served = (len(ends) - 1) / (ends[-1] - ends[0]) if len(ends) > 1 and ends[-1] > ends[0] else None
+    return {
+        "bench": "serve",
+        "base_url": target.base_url,
+        "model": target.model,
+        "workload": describe(pattern),
+        **found,
+        "offered_rate": offered,
+        "served_rate": served,
+    }
+
+
+async def _closed(drive: Drive, conversations: Sequence[Conversation]) -> None:
+    """`users` users; each takes the next conversation when its last one has ended."""
+    left = deque(conversations)
+
+    async def user() -> None:
+        while left:
+            await drive.converse(left.popleft(), time.perf_counter())
+
+    await asyncio.gather(*(user() for _ in range(min(drive.pattern.users, len(conversations)))))
+
+
+async def _open(drive: Drive, conversations: Sequence[Conversation], times: Sequence[float]) -> None:
+    """Each conversation starts at its time, however busy the server is."""
+    tasks = []
+    for conversation, at in zip(conversations, times, strict=True):
+        wait = at - time.perf_counter()
+        if wait > 0:
+            await asyncio.sleep(wait)
+        tasks.append(asyncio.create_task(drive.converse(conversation, at)))
+    await asyncio.gather(*tasks)
+
+
+def _times(conversations: Sequence[Conversation], pattern: Pattern) -> list[float]:
+    if pattern.kind != "trace":
+        return arrival_times(pattern.kind, pattern.rate, len(conversations), seed=pattern.seed, shape=pattern.shape)
+    missing = sum(c.at is None for c in conversations)
+    if missing:
+        raise UserError(f"The trace gives no time for {missing} of its requests; choose another --arrivals.")
+    times = [c.at or 0.0 for c in conversations]
+    if times != sorted(times):
+        raise UserError("The times of the trace do not ascend.")
+    return [at / pattern.rate for at in times] if pattern.rate else times
+
+
+def describe(pattern: Pattern) -> str:
+    """A load in words."""
+    if pattern.kind == "closed":
+        return f"{pattern.users} users"
+    if pattern.kind == "trace":
+        return "trace" + (f" at {pattern.rate:g} times its speed" if pattern.rate else "")
+    return f"{pattern.kind}, {pattern.rate:.4g} requests/s"
+
+
+def sum_up(answers: Sequence[Answer], start: float, slo: dict[str, float]) -> dict[str, Any]:
+    """Figures of one run; latencies are those of requests that ended well."""
+    good = [a for a in answers if a.error is None]
+    seconds = max((a.end for a in answers), default=start) - start
+    times = {name: [t for t in map(of, good) if t is not None] for name, of in METRICS.items()}
+    gaps = [later[0] - sooner[0] for a in good for sooner, later in zip(a.marks, a.marks[1:], strict=False)]
+    prompts, outputs = sum(a.prompt_tokens for a in good), sum(a.tokens for a in good)
+    return {
+        "requests": len(answers),
+        "completed": len(good),
+        "errors": dict(Counter(a.error for a in answers if a.error is not None)),
+        "prompt_tokens": prompts,
+        "output_tokens": outputs,
+        "seconds": round(seconds, 6),
+        "requests_per_s": _rate(len(good), seconds),
+        "requests_per_minute": _rate(60 * len(good), seconds),
+        "output_tokens_per_s": _rate(outputs, seconds),
+        "total_tokens_per_s": _rate(prompts + outputs, seconds),
+        "ttft_ms": summary_ms(times["ttft"]),
+        "tpot_ms": summary_ms(times["tpot"]),
+        "itl_ms": summary_ms(gaps),
+        "e2e_ms": summary_ms(times["e2e"]),
+        "goodput": _goodput(answers, slo, seconds) if slo else None,
+        "client_late_ms": summary_ms([a.sent - a.planned for a in answers]),
+        "most_open": most_open(answers),
+        "tokens_counted": all(a.counted for a in good) if good else None,
+        "samples": {**{f"{name}_ms": thin(values) for name, values in times.items()}, "itl_ms": thin(gaps)},
+    }
+
+
+def ttft(answer: Answer) -> float | None:
+    """Seconds from sending to the first token."""
+    return answer.marks[0][0] - answer.sent if answer.marks else None
+
+
+def tpot(answer: Answer) -> float | None:
+    """Seconds per token after the first; None for a single token."""
+    return (answer.marks[-1][0] - answer.marks[0][0]) / (answer.tokens - 1) if answer.tokens > 1 else None
+
+
+def e2e(answer: Answer) -> float:
+    """Seconds from sending to the last byte."""
+    return answer.end - answer.sent
+
+
+METRICS: dict[str, Any] = {"ttft": ttft, "tpot": tpot, "e2e": e2e}
+
+
+def _goodput(answers: Sequence[Answer], slo: dict[str, float], seconds: float) -> dict[str, Any]:
+    """Requests that met every term of the objective; failed ones did not. itl: every gap of the answer."""
+
+    def met(answer: Answer) -> bool:
+        if answer.error is not None:
+            return False
+        gaps = [later[0] - sooner[0] for sooner, later in zip(answer.marks, answer.marks[1:], strict=False)]
+        reached = {name: of(answer) for name, of in METRICS.items()} | {"itl": max(gaps, default=None)}
+        return all(value is None or 1000 * value <= slo[name] for name, value in reached.items() if name in slo)
+
+    count = sum(map(met, answers))
+    return {"slo_ms": slo, "requests_per_s": _rate(count, seconds), "share": round(count / max(len(answers), 1), 6)}
+
+
+def most_open(answers: Sequence[Answer]) -> int:
+    """Most requests that were open at once."""
+    changes = sorted([(a.sent, 1) for a in answers] + [(a.end, -1) for a in answers])
+    now = most = 0
+    for _, change in changes:
+        now += change
+        most = max(most, now)
+    return most
+
+
+def _rate(count: float, seconds: float) -> float:
+    return round(count / seconds, 4) if seconds > 0 else 0.0
+
+
+def _prompt(history: list[Any], said: list[int] | str, chat: bool) -> Any:
+    """History and what the user adds: messages, one text, or one list of ids."""
+    if chat:
+        return [*history, {"role": "user", "content": said}]
+    if isinstance(said, str):
+        return "".join(history) + said
+    return [*history, *said]
+
+
+def _remember(prompt: Any, answer: Answer, chat: bool) -> list[Any]:
+    """What the next turn begins with."""
+    text = "".join(answer.text)
+    if chat:
+        return [*prompt, {"role": "assistant", "content": text}]
+    return [prompt, text, "\n"] if isinstance(prompt, str) else [*prompt, *answer.token_ids]

@@ -1,0 +1,71 @@
+"""`bench startup`: from starting a process to the first token. Owns: the child process and its stamps.
+
+Run as a module it is that child: it prints one JSON line of seconds since it was asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from tokenmill.core.errors import UserError
+from tokenmill.measure.stats import summary_ms
+
+STAGES = ("imported", "loaded", "first_token", "second_request")
+_MOST_SECONDS = 3600
+
+
+def startup(options: Mapping[str, Any], *, repeat: int = 3, prompt_tokens: int = 16) -> dict[str, Any]:
+    """Start `repeat` fresh processes, one after the other; -> seconds to each stage, median run on top."""
+    runs = [_child(options, prompt_tokens) for _ in range(repeat)]
+    middle = sorted(runs, key=lambda run: run["first_token"])[len(runs) // 2]
+    return {
+        "bench": "startup",
+        "model": options.get("model"),
+        "startup_s": middle["first_token"],
+        "stages_s": {stage: middle[stage] for stage in STAGES},
+        "first_token_ms": summary_ms([run["first_token"] for run in runs]),
+        "runs": runs,
+    }
+
+
+def _child(options: Mapping[str, Any], prompt_tokens: int) -> dict[str, float]:
+    asked = json.dumps({"options": dict(options), "prompt_tokens": prompt_tokens, "at": time.time()})
+    command = [sys.executable, "-m", "tokenmill.measure.startup", asked]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_MOST_SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"No first token within {_MOST_SECONDS} seconds.") from error
+    if done.returncode:
+        raise UserError(f"The engine did not start: {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _main(asked: str) -> None:
+    """The child: import, load, one token, and the same once more."""
+    wish = json.loads(asked)
+    from tokenmill.core.config import calm_threads
+
+    calm_threads()
+    from tokenmill.core.request import SamplingParams
+    from tokenmill.engine.llm import LLM
+
+    stamps = {"imported": time.time()}
+    with LLM(**wish["options"]) as llm:
+        stamps["loaded"] = time.time()
+        vocab = llm.built.facts.vocab_size
+        prompt = [7 * i % vocab for i in range(1, wish["prompt_tokens"] + 1)]
+        params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+        for name in STAGES[2:]:
+            llm.generate([prompt], params, use_tqdm=False)
+            stamps[name] = time.time()
+    sys.stdout.write(json.dumps({name: round(at - wish["at"], 4) for name, at in stamps.items()}) + "\n")
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])

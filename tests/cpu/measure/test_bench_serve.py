@@ -1,0 +1,192 @@
+"""bench serve against a server whose delays are known."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+sys.path.insert(0, str(Path(__file__).parent))
+from fake_server import Fake, running
+
+from tokenmill.cli.main import app
+from tokenmill.core.errors import UserError
+from tokenmill.measure.client import Answer, Target
+from tokenmill.measure.conversations import Conversation, Lengths, Made, Turn, make
+from tokenmill.measure.load import Pattern, serve_load, sum_up, sweep
+
+
+def talks(count, tokens=10, **made):
+    return make(Made(count, Lengths("fixed", 20), Lengths("fixed", tokens), **made))
+
+
+async def put(fake, conversations, pattern, *, chat=False, extras=True, want_ids=False, slo=None, timeout=30.0):
+    async with running(fake) as url:
+        target = Target(url, "", chat=chat, extras=extras, want_ids=want_ids, timeout=timeout)
+        return await serve_load(target, conversations, pattern, slo=slo, warmup=0)
+
+
+async def test_known_delays_are_measured():
+    fake = Fake(first=0.1, gap=0.02)
+    result = await put(fake, talks(12, tokens=11), Pattern(users=4))
+    assert result["completed"] == result["requests"] == 12 and result["errors"] == {}
+    assert result["output_tokens"] == 132 and result["prompt_tokens"] == 240 and result["tokens_counted"]
+    # What the server did, by its own clock: sleeps on a busy machine come late, never early.
+    first = np.percentile([1e3 * (t[1] - t[0]) for t in fake.times], 50)
+    each = np.percentile([1e3 * (t[-1] - t[1]) / 10 for t in fake.times], 50)
+    assert 99 <= result["ttft_ms"]["p50"] == pytest.approx(first, abs=30)
+    assert 19 <= result["tpot_ms"]["p50"] == pytest.approx(each, abs=5)
+    assert result["itl_ms"]["mean"] == pytest.approx(each, abs=5)
+    assert 299 <= result["e2e_ms"]["p50"] == pytest.approx(first + 10 * each, abs=60)
+    assert result["most_open"] == 4 == fake.most_open
+    assert result["requests_per_s"] == pytest.approx(12 / result["seconds"], rel=1e-3)
+    assert result["requests_per_minute"] == pytest.approx(60 * result["requests_per_s"], rel=1e-3)
+    assert all(body["ignore_eos"] and body["temperature"] == 0 for body in fake.bodies)
+
+
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize("usage", [False, True])
+async def test_tokens_are_counted_though_events_hold_several(chat, usage):
+    fake = Fake(first=0.01, gap=0.01, per_event=4, usage=usage)
+    result = await put(fake, talks(3, tokens=10, text=chat), Pattern(users=3), chat=chat)
+    # Without usage each event counts as one token, and the result says so.
+    assert result["output_tokens"] == (30 if usage else 9) and result["tokens_counted"] is usage
+    if usage:
+        # Events of 4, 4 and 2 tokens: 0.08 s between first and last, over 9 tokens.
+        assert result["tpot_ms"]["p50"] > 8.8
+
+
+async def test_without_running_usage_the_last_one_corrects_the_count():
+    result = await put(Fake(per_event=5), talks(2, tokens=10), Pattern(users=2), extras=False)
+    assert result["output_tokens"] == 20 and result["tokens_counted"] is False
+
+
+async def test_errors_are_counted_by_kind():
+    fake = Fake(first=0.01, gap=0.001, fail={0: 429, 1: 500, 2: "break", 3: "event", 4: 429})
+    result = await put(fake, talks(8), Pattern(users=1), slo={"ttft": 10_000.0})
+    assert result["errors"] == {"http 429": 2, "http 500": 1, "connection lost": 1, "error event": 1}
+    assert result["completed"] == 3 and result["goodput"]["share"] == 3 / 8
+    slow = await put(Fake(first=5.0), talks(1), Pattern(users=1), timeout=0.1)
+    assert slow["errors"] == {"timeout": 1} and slow["ttft_ms"]["p50"] is None
+
+
+async def test_open_loops_keep_their_times_however_slow_the_server_is():
+    fake = Fake(first=0.8, gap=0.001)
+    result = await put(fake, talks(20, tokens=2), Pattern(kind="constant", rate=80.0))
+    assert result["offered_rate"] == pytest.approx(80.0) and result["most_open"] == 20 == fake.most_open
+    held = await put(Fake(first=0.05, gap=0.001), talks(9, tokens=2), Pattern(kind="poisson", rate=500.0, max_open=3))
+    assert held["most_open"] <= 3 and held["client_late_ms"]["p99"] > 50
+
+
+async def test_traces_come_at_their_times():
+    said = [Conversation([Turn([1, 2, 3], 2)], at) for at in (0.0, 0.1, 0.9)]
+    fake = Fake(first=0.001, gap=0.001)
+    await put(fake, said, Pattern(kind="trace"))
+    assert fake.times[1][0] - fake.times[0][0] > 0.05 and fake.times[2][0] - fake.times[0][0] > 0.85
+    faster = await put(Fake(first=0.001, gap=0.001), said, Pattern(kind="trace", rate=10.0))
+    assert 0.09 <= faster["seconds"] < 0.9
+    with pytest.raises(UserError, match="no time for 1"):
+        await put(Fake(), [*said, Conversation([Turn([1], 1)])], Pattern(kind="trace"))
+
+
+async def test_later_turns_hold_what_was_said_before():
+    fake = Fake(first=0.001, gap=0.001)
+    (talk,) = talks(1, tokens=3, turns=3)
+    await put(fake, [talk], Pattern(), want_ids=True)
+    first, second, third = (body["prompt"] for body in fake.bodies)
+    assert first == talk.turns[0].prompt
+    assert second == first + [0, 0, 0] + talk.turns[1].prompt
+    assert third == second + [0, 0, 0] + talk.turns[2].prompt
+    fake = Fake(first=0.001, gap=0.001)
+    await put(fake, talks(1, tokens=1, turns=2, text=True), Pattern(think=0.1), chat=True)
+    assert [m["role"] for m in fake.bodies[1]["messages"]] == ["user", "assistant", "user"]
+    assert fake.bodies[1]["messages"][1]["content"] == "word "
+
+
+async def test_the_sweep_finds_the_knee():
+    # Two at a time, 0.02 s each: 100 requests per second at most.
+    async with running(Fake(first=0.02, gap=0.0, at_once=2)) as url:
+        pattern = Pattern(kind="constant", rate=30.0)
+        found = await sweep(Target(url, ""), talks(30, tokens=1), pattern, slo={"ttft": 150.0}, warmup=0)
+    assert 0 < found["knee_rate"] < 400
+    rates = [run["offered_rate"] for run in found["runs"]]
+    assert rates == sorted(rates) and max(rates) > found["knee_rate"]
+    assert found["goodput"]["share"] >= 0.9 and found["offered_rate"] <= found["knee_rate"] * 1.01
+
+
+def test_goodput_counts_requests_that_meet_every_term():
+    def answer(first, gap, tokens, error=None):
+        marks = [(first + gap * i, i + 1) for i in range(tokens)]
+        return Answer(0.0, sent=0.0, end=marks[-1][0], marks=marks, error=error)
+
+    answers = [answer(0.1, 0.01, 5), answer(0.3, 0.01, 5), answer(0.1, 0.05, 5), answer(0.1, 0.01, 5, "timeout")]
+    answers.append(answer(0.1, 0.0, 1))  # one token has no TPOT, so it meets that term
+    terms = (({"ttft": 200.0}, 3), ({"tpot": 20.0}, 3), ({"ttft": 200.0, "tpot": 20.0}, 2), ({"e2e": 50.0}, 0),
+             ({"itl": 30.0}, 3))  # fmt: skip
+    for slo, count in terms:
+        assert sum_up(answers, 0.0, slo)["goodput"]["share"] == count / 5, slo
+
+
+@pytest.fixture
+def server():
+    """A fake server in a thread of its own, for the command line."""
+    started, stop, found = threading.Event(), None, {}
+
+    async def main():
+        nonlocal stop
+        stop = asyncio.Event()
+        async with running(Fake(first=0.01, gap=0.002)) as url:
+            found["url"], found["loop"] = url, asyncio.get_running_loop()
+            started.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()))
+    thread.start()
+    started.wait(20)
+    yield found["url"]
+    found["loop"].call_soon_threadsafe(stop.set)
+    thread.join()
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["bench", "serve", *map(str, arguments)])
+
+
+def test_the_command_writes_json_and_tells_the_figures(server, tmp_path):
+    out = tmp_path / "out.json"
+    done = run("--base-url", server, "--users", 4, "--num-prompts", 8, "--input-len", "5:9", "--output-len", 6,
+               "--prefix-len", 30, "--slo", "ttft=2s", "--json", out)  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "8 of 8" in done.output and "goodput" in done.output and "errors" in done.output
+    found = json.loads(out.read_text())
+    assert found["model"] == "fake" and found["output_tokens"] == 48 and 280 <= found["prompt_tokens"] <= 312
+    assert set(found["ttft_ms"]) == {"p50", "p90", "p95", "p99", "mean"}
+    done = CliRunner().invoke(app, ["bench", "compare", str(out), str(out)])
+    assert done.exit_code == 0 and "1.000" in done.output
+
+
+def test_bad_input_is_told_before_the_run(server, tmp_path):
+    trace = tmp_path / "t.jsonl"
+    trace.write_text('{"prompt": "a", "max_tokens": 1}\n{"prompt": "b"}\n')
+    for arguments, part in (
+        (["--base-url", "http://127.0.0.1:1"], "cannot be reached"),
+        (["--base-url", "127.0.0.1:1"], "must begin with http"),
+        (["--base-url", server, "--model", "nope"], "it has: fake, other"),
+        (["--base-url", server, "--workload", trace], "line 2: max_tokens must be a positive integer"),
+        (["--arrivals", "poisson"], "needs --rate"),
+        (["--sweep"], "closed loop has no rate"),
+        (["--users", "3", "--rate", "2"], "--users is for closed loops"),
+        (["--input-len", "9:5"], "--input-len wants a length"),
+        (["--slo", "fast"], "--slo wants terms"),
+        (["--json", tmp_path / "no" / "x.json"], "no such folder"),
+        (["--workload", trace, "--turns", 2], "brings its own prompts"),
+    ):
+        done = run(*arguments)
+        assert done.exit_code not in (0, None) and part in " ".join(done.output.split()), (arguments, done.output)
+        assert "Traceback" not in done.output
