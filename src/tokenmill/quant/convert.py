@@ -185,8 +185,13 @@ class _Shards:
             _write_json(self.folder / "model.safetensors.index.json", table)
 
     def _flush(self) -> None:
-        # The library refuses tensors that share memory.
-        whole = {name: tensor.contiguous().clone() for name, tensor in self.waiting.items()}
+        whole: dict[str, Tensor] = {}
+        seen: set[int] = set()
+        for name, tensor in self.waiting.items():
+            start = tensor.untyped_storage().data_ptr()
+            # The library refuses tensors that share memory.
+            whole[name] = tensor.clone() if start in seen else tensor.contiguous()
+            seen.add(start)
         save_file(whole, self._part(len(self.files)), metadata={"format": "pt"})
         self.files.append(list(self.waiting))
         self.waiting = {}

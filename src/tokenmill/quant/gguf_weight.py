@@ -26,7 +26,10 @@ from tokenmill.quant.grid import GridWeight
 
 GROUP = 32
 FOUR_BITS = "Q4_0"
+EXACT = frozenset({"Q4_0", "Q8_0", "Q5_0", "IQ4_NL", "MXFP4"})
+"""Types whose numbers are small integers times float16 (or powers of two), one scale in 32."""
 _CLOSE = 2.0**-11
+_DEVICE_PIECE = 1 << 24
 _PIECE = 1 << 15
 """Weights that are decoded at a time: they stay in the cache, and torch does not wait for other threads over so few."""
 
@@ -40,7 +43,8 @@ class BlockWeight(WeightBase):
 
     def settle(self, kernels: Kernels) -> Weight:
         """Packed integers where the backend has them, else the file's own grid."""
-        if _packs(kernels, self.shape[1], self.parts[0].raw.device):
+        exact = all(part.type.name in EXACT for part in self.parts)
+        if exact or _packs(kernels, self.shape[1], self.parts[0].raw.device):
             return self._packed(kernels)
         settled: list[Weight] = []
         start = 0
@@ -61,7 +65,7 @@ class BlockWeight(WeightBase):
         scales = torch.empty(rows, columns // GROUP, dtype=torch.float16, device=device)
         changed, at = set(), 0
         for part in self.parts:
-            for piece in part.raw.split(max(_PIECE // columns, 1)):
+            for piece in part.raw.split(max((_PIECE if device.type == "cpu" else _DEVICE_PIECE) // columns, 1)):
                 stop = at + len(piece)
                 q[at:stop], scales[at:stop], exact = _as_integers(Blocks(part.type, piece), kernels)
                 at = stop

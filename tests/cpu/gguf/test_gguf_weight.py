@@ -55,7 +55,13 @@ def test_packed_forms(kind: str, bits: int, bound: float) -> None:
     assert (settled.changed == ()) == (bound == 0)
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q2_K", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q5_0", "IQ4_NL", "MXFP4"])
+def test_reference_grids_are_exact(kind: str) -> None:
+    settled = weight(kind, bias=True).settle(ReferenceKernels())
+    assert isinstance(settled, GridWeight) and torch.equal(settled.dense(), said(weight(kind)))
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q6_K"])
 def test_reference_keeps_the_files_numbers(kind: str) -> None:
     made = weight(kind, bias=True)
     settled = made.settle(ReferenceKernels())

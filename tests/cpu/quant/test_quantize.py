@@ -200,3 +200,18 @@ def test_configs_that_cannot_be_read(name: str) -> None:
     compressed.check(good)
     with pytest.raises(ModelError, match=told):
         compressed.check({**good, **change})
+
+
+def test_torch_files_and_shared_tensors(tiny: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for path in tiny.glob("*.json"):
+        (source / path.name).write_bytes(path.read_bytes())
+    tensors = load_file(tiny / "model.safetensors")
+    both = torch.stack([tensors["model.layers.0.input_layernorm.weight"], tensors["model.norm.weight"]])
+    tensors["model.layers.0.input_layernorm.weight"], tensors["model.norm.weight"] = both[0], both[1]
+    torch.save(tensors, source / "pytorch_model.bin")
+    convert.convert(source, tmp_path / "a", Recipe(8))
+    convert.convert(tiny, tmp_path / "b", Recipe(8))
+    ours, other = (load_file(tmp_path / name / "model.safetensors") for name in "ab")
+    assert ours.keys() == other.keys() and all(torch.equal(ours[name], other[name]) for name in ours)
