@@ -84,7 +84,7 @@ def make_app(context: Context) -> Guard:
     _add_openai(app, context)
     _add_operations(app, context)
     routes = frozenset(getattr(route, "path", "") for route in app.routes)
-    return Guard(app, context.config, context.metrics, routes)
+    return Guard(app, context, routes)
 
 
 async def _routing_error(request: Request, error: Exception) -> Response:

@@ -43,6 +43,13 @@ class Gate:
     draining: bool = False
     tenants: dict[str, Tenant] = field(default_factory=dict)
 
+    def peek(self) -> None:
+        """Refuse what could not enter whatever its body says: cheaper than reading it."""
+        if self.draining:
+            self._refuse(503, "draining", "The server is shutting down.", 5)
+        if self.open >= self.limits.capacity:
+            self._full()
+
     def enter(self, name: str, count: int = 1) -> None:
         """Take `count` places for a key, or raise what the client should be told."""
         if self.draining:
@@ -60,7 +67,7 @@ class Gate:
             if tenant.open + count > own and count > left + max(0, own - tenant.open):
                 self._refuse(429, "share", "This key has its share of the server's requests open already.", 1)
         elif self.open + count > share:
-            self._refuse(503, "queue_full", f"{self.open} requests are open; the server takes no more than {share}.", 1)
+            self._full()
         tenant.open += count
         tenant.requests -= 1
         self.open += count
@@ -93,6 +100,10 @@ class Gate:
         if limits.tokens_per_minute and tenant.tokens <= 0:
             wait = (1 - tenant.tokens) / limits.tokens_per_minute * 60
             self._refuse(429, "tokens_per_minute", "Too many tokens per minute for this key.", wait)
+
+    def _full(self) -> None:
+        most = self.limits.capacity
+        self._refuse(503, "queue_full", f"{self.open} outputs are open; the server takes no more than {most}.", 1)
 
     def _refuse(self, status: int, reason: str, message: str, retry_after: float) -> None:
         self.on_reject(reason)

@@ -15,12 +15,12 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from tokenmill.core.config import ServerConfig
 from tokenmill.server.access import CORS_HEADERS, CORS_METHODS, OPEN_PATHS, Access
+from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, describe_error, error_bytes, error_headers
-from tokenmill.server.metrics import Metrics
 
 log = logging.getLogger("tokenmill.access")
+GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"})
 _ID = re.compile(rb"^[\x21-\x7e]{1,128}$")
 _TYPES = (b"application/json", b"text/json", b"application/octet-stream", b"")
 Headers = dict[bytes, bytes]
@@ -29,12 +29,13 @@ Headers = dict[bytes, bytes]
 class Guard:
     """The outermost ASGI application of the server."""
 
-    def __init__(self, app: Any, config: ServerConfig, metrics: Metrics, routes: frozenset[str]) -> None:
+    def __init__(self, app: Any, context: Context, routes: frozenset[str]) -> None:
         self.app = app
-        self.config = config
-        self.metrics = metrics
+        self.config = context.config
+        self.metrics = context.metrics
+        self.gate = context.gate
         self.routes = routes
-        self.access = Access(config.listen)
+        self.access = Access(self.config.listen)
         self.writing: dict[asyncio.Task[Any], float] = {}
         self.open = 0
 
@@ -65,6 +66,7 @@ class _Visit:
         self.headers: Headers = dict(scope["headers"])
         given = self.headers.get(b"x-request-id", b"")
         self.id = given.decode() if _ID.match(given) else uuid.uuid4().hex
+        self.path = scope["path"].removeprefix(guard.config.listen.root_path) or "/"
         self.status = 0
         self.tenant = "anonymous"
         self.origin: bytes | None = None
@@ -88,8 +90,7 @@ class _Visit:
             self._note()
 
     async def _serve(self, state: dict[str, Any]) -> None:
-        access, path, method = self.guard.access, self.scope["path"], self.scope["method"]
-        path = path.removeprefix(self.guard.config.listen.root_path) or "/"
+        access, path, method = self.guard.access, self.path, self.scope["method"]
         access.check_host(self.headers)
         self.origin = access.check_origin(self.headers)
         if method == "OPTIONS" and self.origin is not None and b"access-control-request-method" in self.headers:
@@ -99,6 +100,8 @@ class _Visit:
         if path in OPEN_PATHS or method in ("GET", "HEAD", "OPTIONS"):
             await self.guard.app(self.scope, self.receive, self._send)
             return
+        if path in GENERATING:
+            self.guard.gate.peek()
         body = await self._body()
         await self._watched(body)
 
@@ -191,7 +194,7 @@ class _Visit:
         await refuse(self._send, found, close=found.status in (408, 413, 415))
 
     def _note(self) -> None:
-        path = self.scope["path"]
+        path = self.path
         handler = path if path in self.guard.routes else "other"
         seconds = time.monotonic() - self.began
         metrics, method = self.guard.metrics, self.scope["method"]

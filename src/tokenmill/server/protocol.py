@@ -15,7 +15,7 @@ from tokenmill.server.errors import HttpError, error_bytes
 MAX_HEADERS = 200
 
 
-def make_protocol(max_head: int, head_timeout: float) -> type[HttpToolsProtocol]:
+def make_protocol(max_head: int, head_timeout: float, max_connections: int) -> type[HttpToolsProtocol]:
     """A protocol class with these ceilings."""
 
     class BoundedProtocol(HttpToolsProtocol):
@@ -60,6 +60,9 @@ def make_protocol(max_head: int, head_timeout: float) -> type[HttpToolsProtocol]
             self._stop_timer()
             if self.refused:
                 return
+            if len(self.connections) > max_connections:
+                self._refuse(503, f"{max_connections} connections are open; the server takes no more.")
+                return
             self.scope["state"]["abort"] = self.transport.abort
             super().on_headers_complete()
 
@@ -88,7 +91,8 @@ def make_protocol(max_head: int, head_timeout: float) -> type[HttpToolsProtocol]
             self._stop_timer()
             body = error_bytes(HttpError(status, message))
             head = f"HTTP/1.1 {status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-            self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
+            again = b"retry-after: 1\r\n" if status == 503 else b""
+            self.transport.write(head.encode() + again + b"connection: close\r\n\r\n" + body)
             self.transport.close()
 
         def send_400_response(self, msg: str) -> None:

@@ -169,14 +169,15 @@ class HttpServer:
         self.sock = sock
         config = uvicorn.Config(
             guard,
-            http=make_protocol(server.limits.max_header_bytes, server.patience.read_timeout),
+            http=make_protocol(
+                server.limits.max_header_bytes, server.patience.read_timeout, server.limits.max_connections
+            ),
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
             root_path=listen.root_path,
-            limit_concurrency=server.limits.max_connections,
             timeout_keep_alive=60,
             backlog=4096,
             ssl_keyfile=listen.ssl_keyfile,
@@ -246,4 +247,4 @@ def _url(server: ServerConfig, sock: socket.socket) -> str:
         return f"unix:{listen.uds}"
     scheme = "https" if listen.ssl_certfile else "http"
     host = f"[{listen.host}]" if ":" in listen.host else listen.host
-    return f"{scheme}://{host}:{sock.getsockname()[1]}{listen.root_path}"
+    return f"{scheme}://{host}:{sock.getsockname()[1]}"

@@ -33,7 +33,8 @@ class TextWorkers:
         """Run something in a thread; UserError when it takes too long (its result is then thrown away)."""
         future = asyncio.get_running_loop().run_in_executor(self.threads, work)
         try:
-            return await asyncio.wait_for(future, self.budget_s)
+            async with asyncio.timeout(self.budget_s):  # not wait_for: in 3.11 that can swallow a cancellation
+                return await future
         except TimeoutError:
             raise UserError(f"The prompt could not be read within {self.budget_s:g} s; shorten it.") from None
 

@@ -1,0 +1,229 @@
+"""Rows 1, 3 and 25 of the reliability table against a real server; each prints what it measured."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.cpu.server.conftest import Running
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+Launch = Callable[..., Running]
+
+
+@dataclass
+class Tally:
+    """What happened to many requests."""
+
+    statuses: Counter[int] = field(default_factory=Counter)
+    refused_s: list[float] = field(default_factory=list)
+    first_s: list[float] = field(default_factory=list)
+    tokens: int = 0
+    broken: int = 0
+
+
+def rss(running: Running) -> int:
+    """Resident bytes of the server and its engines."""
+    total = 0
+    for pid in (running.process.pid, *running.children()):
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        total += pages * os.sysconf("SC_PAGE_SIZE")
+    return total
+
+
+async def one(session: aiohttp.ClientSession, url: str, tally: Tally, tokens: int = 32, **extra: Any) -> str:
+    """One streamed completion; -> its text."""
+    body = {"prompt": "The mill", "max_tokens": tokens, "ignore_eos": True, "stream": True, "seed": 1, **extra}
+    began = time.monotonic()
+    text, done = "", False
+    async with session.post(url + "/v1/completions", json=body) as response:
+        tally.statuses[response.status] += 1
+        if response.status != 200:
+            assert response.status in (429, 503) and "retry-after" in response.headers, await response.text()
+            tally.refused_s.append(time.monotonic() - began)
+            return ""
+        async for line in response.content:
+            if line.startswith(b"data: {"):
+                event = json.loads(line[6:])
+                if "error" in event:
+                    tally.broken += 1
+                    return ""
+                if not text:
+                    tally.first_s.append(time.monotonic() - began)
+                text += event["choices"][0]["text"]
+                tally.tokens += 1
+            done = done or line.startswith(b"data: [DONE]")
+    tally.broken += not done
+    return text
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))] if values else 0.0
+
+
+def test_row_1_burst_and_overload(launch: Launch, seconds: float) -> None:
+    running = launch("--max-num-queued-reqs", "128", "--max-num-seqs", "32", "--log-level", "warning")
+
+    async def main() -> dict[str, Any]:
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(300)) as session:
+            calm = Tally()
+            for _ in range(20):
+                await one(session, running.url, calm)
+            full = Tally()
+            began = time.monotonic()
+            for _ in range(12):
+                await asyncio.gather(*(one(session, running.url, full) for _ in range(128)))
+            rate = 12 * 128 / (time.monotonic() - began)
+            memory = rss(running)
+            burst = Tally()
+            await asyncio.gather(*(one(session, running.url, burst) for _ in range(2000)))
+            over = Tally()
+            tasks: set[asyncio.Task[str]] = set()
+            began = time.monotonic()
+            while time.monotonic() - began < seconds:
+                task = asyncio.create_task(one(session, running.url, over))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+                await asyncio.sleep(1 / (2 * rate))
+            await asyncio.gather(*tasks)
+            length = time.monotonic() - began
+            await asyncio.sleep(5)
+            after = Tally()
+            for _ in range(20):
+                await one(session, running.url, after)
+        return {
+            "burst": dict(burst.statuses),
+            "overload": dict(over.statuses),
+            "broken": burst.broken + over.broken,
+            "rejection_ms_p99": percentile(over.refused_s, 0.99) * 1e3,
+            "goodput_share": over.statuses[200] / length / rate,
+            "rss_growth_mib": (rss(running) - memory) / 2**20,
+            "ttft_ms_before": statistics.median(calm.first_s) * 1e3,
+            "ttft_ms_after": statistics.median(after.first_s) * 1e3,
+        }
+
+    found = asyncio.run(main())
+    print(json.dumps(found, indent=2))
+    assert set(found["burst"]) <= {200, 503} and set(found["overload"]) <= {200, 503} and found["broken"] == 0
+    assert running.process.poll() is None and running.get("/health").status_code == 200
+    assert found["rss_growth_mib"] <= 20
+
+
+def test_row_3_a_thousand_disconnects(launch: Launch) -> None:
+    running = launch("--log-level", "warning")
+    random.seed(5)
+
+    async def leave(session: aiohttp.ClientSession, i: int) -> None:
+        body = {
+            "prompt": "The mill " * random.choice([1, 60]),
+            "max_tokens": 400,
+            "ignore_eos": True,
+            "stream": i % 2 == 0,
+            "n": random.choice([1, 1, 1, 4]),
+            "temperature": 1.0,
+        }
+        if i % 20 == 1:
+            body |= {"use_beam_search": True, "n": 2, "stream": False, "max_tokens": 60, "temperature": 0.0}
+        try:
+            async with asyncio.timeout(random.random() * 0.3):
+                async with session.post(running.url + "/v1/completions", json=body) as response:
+                    await response.read()
+        except TimeoutError:
+            pass
+
+    async def main() -> tuple[int, int, float]:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            for start in range(0, 1000, 50):  # fills the bounded rings
+                await asyncio.gather(*(leave(session, i) for i in range(start, start + 50)))
+            before = rss(running)
+            for start in range(0, 1000, 50):
+                await asyncio.gather(*(leave(session, i) for i in range(start, start + 50)))
+            began = time.monotonic()
+            while running.get("/load").json()["server_load"] or running.metric("vllm:num_requests_running"):
+                assert time.monotonic() - began < 2
+            return before, rss(running), time.monotonic() - began
+
+    before, after, idle = asyncio.run(main())
+    print(f"idle after {idle:.3f} s; RSS {before / 2**20:.1f} -> {after / 2**20:.1f} MiB")
+    assert running.metric("vllm:num_requests_waiting") == 0 and running.metric("vllm:kv_cache_usage_perc") == 0
+    assert after - before <= 0.01 * before + (2 << 20)
+
+
+def test_row_25_soak_with_faults(launch: Launch, seconds: float) -> None:
+    running = launch("--max-restarts", "1000", "--log-level", "warning")
+    prompts = {f"The mill number {i}": "" for i in range(8)}
+    kinds = [{"temperature": 0.0}, {"temperature": 1.0}]
+
+    async def main() -> dict[str, Any]:
+        timeout = aiohttp.ClientTimeout(120)
+        tally, mismatches, kills, sent = Tally(), 0, 0, 0
+        samples: list[tuple[float, int]] = []
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+            wanted = {
+                (p, k): await one(session, running.url, tally, 60, prompt=p, **kind)
+                for p in prompts
+                for k, kind in enumerate(kinds)
+            }
+            began = time.monotonic()
+            while time.monotonic() - began < seconds:
+                keys = [random.choice(list(wanted)) for _ in range(random.choice([1, 4, 16, 48]))]
+                work = [
+                    asyncio.create_task(one(session, running.url, tally, 60, prompt=p, **kinds[k])) for p, k in keys
+                ]
+                noise = [asyncio.create_task(_noise(session, running.url)) for _ in range(8)]
+                if random.random() < 0.03:
+                    await asyncio.sleep(0.1)
+                    for pid in running.children():
+                        os.kill(pid, signal.SIGKILL)
+                    kills += 1
+                texts = await asyncio.gather(*work)
+                sent += len(keys)
+                mismatches += sum(t != wanted[key] for t, key in zip(texts, keys, strict=True))
+                await asyncio.gather(*noise)
+                server_only = int(Path(f"/proc/{running.process.pid}/statm").read_text().split()[1])
+                samples.append((time.monotonic() - began, server_only * os.sysconf("SC_PAGE_SIZE")))
+        late = [s for s in samples if s[0] > seconds / 3]
+        slope = (late[-1][1] - late[0][1]) / max(1.0, late[-1][0] - late[0][0]) * 3600 / 2**20 if len(late) > 1 else 0.0
+        return {
+            "requests": sent,
+            "mismatches": mismatches,
+            "kills": kills,
+            "broken": tally.broken,
+            "statuses": dict(tally.statuses),
+            "server_rss_mib_per_hour": slope,
+            "fds": len(list(Path(f"/proc/{running.process.pid}/fd").iterdir())),
+        }
+
+    found = asyncio.run(main())
+    print(json.dumps(found, indent=2))
+    assert found["mismatches"] == 0 and found["broken"] == 0 and set(found["statuses"]) == {200}
+    assert running.metric("tokenmill:engine_restarts") >= found["kills"] - 1
+
+
+async def _noise(session: aiohttp.ClientSession, url: str) -> None:
+    """A bad request or a client that leaves."""
+    if random.random() < 0.5:
+        async with session.post(url + "/v1/completions", json={"prompt": [-1], "n": random.choice([0, 1e9])}) as answer:
+            assert answer.status == 400
+        return
+    try:
+        async with asyncio.timeout(0.05):
+            body = {"prompt": "x", "max_tokens": 300, "ignore_eos": True}
+            async with session.post(url + "/v1/completions", json=body) as answer:
+                await answer.read()
+    except TimeoutError:
+        pass
