@@ -1,6 +1,6 @@
 """Times kernel variants on an NVIDIA GPU by graph replays over rotating data, JSON out.
 
-python bench/gpu_kernels.py [--only PREFIX] [--compile I/N] [--json OUT]
+python bench/gpu_kernels.py [--only PREFIX,...] [--compile I/N] [--json OUT] [--tune TABLE]
 
 Geometry: 8B Llama (hidden 4096, inner 14336, 32 heads, 8 key/value heads of 128, vocabulary 128256), bf16, random
 data. Every figure is a median over replays; weights rotate through more memory than the L2 holds. With --compile the
@@ -22,10 +22,9 @@ import torch
 from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan, KVSpec, KVView, NormSpec, RopeSpec
 from tokenmill.kernels.triton.common import Scratch
 from tokenmill.kernels.triton.decode import attend_one
-from tokenmill.kernels.triton.gemv import gemv
 from tokenmill.kernels.triton.kernels import TritonKernels
 from tokenmill.kernels.triton.prefill import attend_many
-from tokenmill.kernels.triton.thin import thin
+from tokenmill.kernels.triton.ways import RUNGS, Way, operation
 
 SHAPES = {  # name: (rows of the weight, columns, norm before, activation, residual)
     "qkv": (6144, 4096, True, None, False),
@@ -43,6 +42,8 @@ class Case:
 
     name: str
     make: Callable[[], tuple[list[Callable[[], object]], float, float]]
+    operation: str = ""
+    way: Way = ()
 
 
 def rand(*shape: int) -> torch.Tensor:
@@ -60,26 +61,55 @@ def weights(name: str) -> list[torch.Tensor]:
     return WEIGHTS[name]
 
 
-def linear_case(kind: str, name: str, rows: int, config: tuple | None, pdl: bool = True) -> Case:
+def ways(name: str, rows: int) -> Iterator[Way]:
+    """What might be the fastest."""
+    yield ("blas",)
+    gated, normed, head = name == "gate_up", SHAPES[name][2] and name != "head", name == "head"
+    if rows == 1:
+        for config in (
+            (1, 4096, 4),
+            (2, 2048, 4),
+            (2, 1024, 2),
+            (4, 2048, 8),
+            (2, 4096, 8),
+            (1, 4096, 8),
+            (2, 4096, 4),
+        ):
+            yield "gemv", *config
+    if head:
+        cuts = ((64, 128, 1, 4, 4, 2), (64, 128, 1, 3, 4, 2), (128, 128, 1, 3, 8, 2), (64, 256, 1, 2, 4, 2))
+    elif gated:
+        cuts = ((64, 128, 1, 3, 4, 2), (64, 128, 1, 4, 4, 2), (64, 64, 1, 6, 4, 4), (64, 64, 2, 5, 4, 4),
+                (128, 64, 1, 4, 8, 4), (128, 64, 1, 3, 8, 4), (128, 128, 1, 2, 8, 2), (64, 64, 1, 5, 4, 4))  # fmt: skip
+    else:
+        cuts = ((64, 128, 2, 4, 4, 2), (64, 128, 4, 4, 4, 2), (64, 128, 4, 3, 4, 2), (64, 128, 7, 4, 4, 2),
+                (64, 256, 2, 3, 4, 2), (64, 256, 4, 2, 4, 2), (128, 128, 4, 3, 8, 2), (64, 64, 4, 6, 4, 4),
+                (128, 128, 2, 3, 8, 2), (128, 64, 4, 4, 4, 4), (128, 64, 8, 4, 4, 4), (128, 64, 7, 4, 4, 4),
+                (128, 64, 3, 6, 4, 4), (128, 128, 7, 2, 8, 2), (128, 128, 8, 2, 8, 2))  # fmt: skip
+    for cut in cuts:
+        if rows == 1 and (cut[0] > 64 or not head):
+            continue
+        yield "thin", *cut, 0
+        if normed and cut in ((64, 64, 4, 6, 4, 4), (128, 64, 2, 4, 4, 4)) and rows <= 16:
+            yield "thin", *cut, 1
+
+
+def way_case(name: str, rows: int, way: Way, pdl: bool = True) -> Case:
     out, inner, has_norm, act, has_residual = SHAPES[name]
+    has_norm = has_norm and name != "head"
 
     def make():
         x, many = rand(rows, inner), weights(name)
         norm = NormSpec(rand(inner), 1e-5) if has_norm else None
         residual = rand(rows, out) if has_residual else None
-        scratch = SCRATCH
-        moved = many[0].numel() * 2.0
-        if kind == "gemv":
-            calls = [lambda w=w: gemv(x, w, None, norm, act, residual, pdl=pdl, config=config) for w in many]
-        elif kind == "thin":
-            calls = [
-                lambda w=w: thin(x, w, None, norm, act, residual, scratch=scratch, pdl=pdl, config=config) for w in many
-            ]
-        else:
-            calls = [lambda w=w: torch.nn.functional.linear(x, w) for w in many]
-        return calls, moved, 2.0 * rows * out * inner
+        kernels = TritonKernels(dependent=pdl)
+        kernels.scratch = SCRATCH
+        kernels.ways = {operation(rows, (out, inner), act, has_norm): way}
+        calls = [lambda w=w: kernels.fused_linear(x, w, norm=norm, act=act, residual=residual) for w in many]
+        return calls, many[0].numel() * 2.0, 2.0 * rows * out * inner
 
-    return Case(f"{kind} {name} m{rows} {config or ''}{'' if pdl else ' no-pdl'}", make)
+    tuned = operation(rows, (out, inner), act, has_norm) if pdl else ""
+    return Case(f"linear {name} m{rows} {' '.join(map(str, way))}{'' if pdl else ' no-pdl'}", make, tuned, way)
 
 
 LAYERS = 32
@@ -150,6 +180,14 @@ def prefill_case(name: str, lengths: list[int], queries: list[int], config: tupl
     return Case(f"prefill {name} {config or ''}", make)
 
 
+def norm_case(rows: int) -> Case:
+    def make():
+        x, kernels, norm = rand(rows, 4096), TritonKernels(), NormSpec(rand(4096), 1e-5)
+        return [lambda: kernels.norm(x, norm)], 0.0, 0.0
+
+    return Case(f"norm {rows}", make)
+
+
 def prepare_case(tokens: int) -> Case:
     def make():
         spec, ctx, kernels = paged([tokens], [tokens])
@@ -194,39 +232,13 @@ def ceiling_cases() -> Iterator[Case]:
 def all_cases() -> Iterator[Case]:
     yield from ceiling_cases()
     for name in SHAPES:
-        yield linear_case("cublas", name, 1, None)
-        yield linear_case("gemv", name, 1, None, False)
-        for config in (
-            (1, 4096, 4),
-            (1, 2048, 4),
-            (2, 2048, 4),
-            (2, 4096, 8),
-            (1, 4096, 8),
-            (1, 2048, 2),
-            (4, 1024, 4),
-        ):
-            yield linear_case("gemv", name, 1, config)
-        for config in ((1, 4096, 4), (1, 4096, 8), (1, 2048, 4), (2, 2048, 8)):
-            yield linear_case("gemv", name, 2, config)
-        for rows in (2, 16, 32, 64):
-            if rows > 2:
-                yield linear_case("cublas", name, rows, None)
-            gated = name == "gate_up"
-            for config in (
-                (64, 128, 1, 4, 4, 2), (64, 128, 2, 4, 4, 2), (64, 128, 4, 4, 4, 2), (64, 128, 4, 4, 4, 0),
-                (64, 256, 2, 3, 4, 2), (128, 64, 2, 4, 4, 4), (128, 128, 4, 3, 8, 2), (32, 128, 2, 5, 4, 2),
-                (64, 64, 4, 6, 4, 4), (32, 256, 2, 3, 4, 2),
-            ):  # fmt: skip
-                if (
-                    (rows == 2 and config[0] > 64)
-                    or (gated and config[2] > 2)
-                    or (name == "head" and config[2] > 1 + (rows == 16))
-                ):
-                    continue
-                yield linear_case("thin", name, rows, config)
-    for name in ("qkv", "o", "gate_up", "down"):
-        for rows in (96, 128, 256):
-            yield linear_case("cublas", name, rows, None)
+        for rows in RUNGS:
+            for way in ways(name, rows):
+                yield way_case(name, rows, way)
+    yield way_case("o", 1, ("gemv", 2, 2048, 4), pdl=False)
+    yield way_case("o", 32, ("thin", 64, 128, 4, 4, 4, 2, 0), pdl=False)
+    for rows in (1, 32):
+        yield norm_case(rows)
     for splits, block_n, warps, stages in (
         (16, 64, 4, 3),
         (32, 64, 4, 3),
@@ -235,16 +247,30 @@ def all_cases() -> Iterator[Case]:
         (8, 64, 4, 2),
     ):
         yield decode_case("1x300", [300], (splits, block_n, warps, stages))
-    for config in ((2, 64, 4, 3), (1, 64, 4, 3), (2, 32, 4, 4), (4, 64, 4, 3), (2, 128, 4, 2), (2, 64, 4, 5)):
+    for config in (
+        (2, 64, 4, 3),
+        (2, 64, 4, 2),
+        (2, 64, 8, 2),
+        (3, 64, 4, 2),
+        (3, 128, 8, 1),
+        (5, 64, 4, 1),
+        (1, 64, 4, 2),
+    ):
         yield decode_case("32x300", [300] * 32, config)
-    for config in ((1, 64, 4, 3), (1, 128, 4, 3), (2, 64, 4, 3), (1, 64, 4, 5), (1, 64, 8, 3), (1, 32, 2, 4)):
+    for config in ((1, 64, 4, 3), (1, 64, 4, 2), (1, 64, 2, 3)):
         yield decode_case("256x800", [800 - i for i in range(256)], config)
-    for config in ((4, 64, 4, 3), (8, 64, 4, 3), (4, 128, 4, 3), (4, 64, 4, 5), (8, 128, 8, 3)):
+    for config in ((8, 64, 4, 3), (16, 64, 4, 3), (12, 64, 4, 3), (8, 64, 4, 2), (16, 64, 4, 2)):
         yield decode_case("16x16000", [16000] * 16, config)
     yield decode_case("256x2208 shared 2048", [2208] * 256, shared=2048, whole=True)
     yield decode_case("256x2208 not shared", [2208] * 256, whole=True)
-    for config in ((128, 64, 8, 3), (128, 64, 8, 2), (128, 128, 8, 2), (128, 64, 4, 3), (64, 64, 4, 3),
-                   (128, 128, 8, 3), (128, 64, 4, 2), (64, 128, 4, 2), (256, 64, 8, 2)):  # fmt: skip
+    for config in (
+        (128, 128, 8, 3),
+        (256, 64, 8, 2),
+        (128, 96, 8, 3),
+        (256, 64, 8, 3),
+        (256, 128, 8, 2),
+        (64, 64, 4, 3),
+    ):
         yield prefill_case("8192", [8192], [8192], config)
     yield prefill_case("8192 of 16384", [16384], [8192])
     yield prefill_case("16x512", [512] * 16, [512] * 16)
@@ -282,8 +308,9 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--compile", default="")
     parser.add_argument("--json", default="")
+    parser.add_argument("--tune", default="", help="write the fastest ways here")
     args = parser.parse_args()
-    found = []
+    found, best = [], {}
     share, of = (int(n) for n in args.compile.split("/")) if args.compile else (0, 1)
     for i, case in enumerate(all_cases()):
         if not case.name.startswith(tuple(args.only.split(","))) or i % of != share:
@@ -291,7 +318,7 @@ def main() -> None:
         try:
             calls, moved, operations = case.make()
             if args.compile:
-                if not case.name.startswith(("cublas", "ceiling", "sdpa")):
+                if not case.name.startswith(("ceiling", "sdpa")) and case.way != ("blas",):
                     calls[0]()
                 WEIGHTS.clear()
                 continue
@@ -309,10 +336,16 @@ def main() -> None:
         if operations:
             row["TFLOPs"] = operations / seconds / 1e12
         found.append(row)
+        if case.operation and seconds < best.get(case.operation, (1e9, ()))[0]:
+            best[case.operation] = (seconds, case.way)
         print(
             f"{case.name:44s} {row['us']:9.1f} us {row.get('TBps', 0):6.2f} TB/s {row.get('TFLOPs', 0):6.1f} TF",
             flush=True,
         )
+    if args.tune:
+        table = {torch.cuda.get_device_name(): {name: list(way) for name, (_, way) in best.items()}}
+        with open(args.tune, "w") as file:
+            file.write(json.dumps(table, indent=1).replace("\n   ", "").replace("\n  ]", "]") + "\n")
     if args.json:
         with open(args.json, "w") as file:
             json.dump(

@@ -71,8 +71,8 @@ def test_greedy():
     x[3, 77] = x[3, 99] = 100.0
     x[4, 5000] = float("nan")
     for _ in range(3):
-        ids, largest = kernels.greedy(x)
-        assert ids[3] == 77 and torch.isnan(largest[4])
+        ids, marked, largest = kernels.greedy(x)
+        assert marked[3] == ids[3] == 77 and marked[4] < 0 and torch.isnan(largest[4])
         good = torch.arange(37, device="cuda") != 4
         assert torch.equal(ids[good], x.argmax(-1)[good]) and torch.equal(largest[good], x.amax(-1)[good])
 

@@ -3,7 +3,10 @@
 Must not know: sequences, tables, scheduling. A KV group's page holds one block of every layer of the group; groups
 whose pages are equally large draw their blocks from one pool. One extra block at the end of each pool is scratch.
 
-    pool tensor [blocks + 1, page]     page = layer 0 key [heads, block, key_dim] | layer 0 value | layer 1 key | ...
+    page = layer 0 key [heads, block, key_dim] | layer 0 value | layer 1 key | ...
+
+A pool lies in memory layer by layer where all its layers are equally large ([layers, blocks + 1, a layer's share]),
+else page by page: what one layer reads then lies close together, which address translation on GPUs rewards.
 """
 
 from __future__ import annotations
@@ -92,8 +95,7 @@ class KVPool:
         views = []
         for layer, spec in enumerate(self.layout.specs):
             group = self.layout.group_of[layer]
-            pages = self.storage[self.layout.pool_of(layer)]
-            start = offsets[group]
+            pages, start = self._share(layer, offsets[group])
             offsets[group] += spec.elements_per_token * size
             if spec.kind == "latent":
                 key = _part(pages, start, 1, size, spec.key_dim)
@@ -103,6 +105,16 @@ class KVPool:
             value = _part(pages, start + spec.heads * size * spec.key_dim, spec.heads, size, spec.value_dim)
             views.append(KVView(key, value))
         return views
+
+    def _share(self, layer: int, offset: int) -> tuple[Tensor, int]:
+        """Pages [blocks + 1, ...] and the place in them where the layer's share begins; offset: within its page."""
+        layout, pool = self.layout, self.layout.pool_of(layer)
+        pages = self.storage[pool]
+        shares = {s.elements_per_token for i, s in enumerate(layout.specs) if layout.pool_of(i) == pool}
+        if len(shares) > 1:
+            return pages, offset
+        share = shares.pop() * layout.block_size
+        return pages.view(-1, pages.shape[0], share)[offset // share], 0
 
 
 def _part(pages: Tensor, start: int, heads: int, size: int, dim: int) -> Tensor:

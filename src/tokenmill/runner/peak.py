@@ -27,5 +27,8 @@ def peak_plan(max_rows: int, step_tokens: int, max_len: int, layout: CacheLayout
             plan.edits.append(TableEdit(row, group, 0, 0, list(range(first, first + held)), starts))
     plan.rows = list(range(rows))
     plan.counts = [count] * rows
+    if rows > 1:  # and one row that decodes, so that both kinds of kernels are compiled
+        plan.counts[-1] = 1
+        plan.starts[-1].computed = count - 1
     plan.samples = [True] * rows
     return plan, need, count

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext
+from tokenmill.core.forward import ForwardContext, GroupPlan
 from tokenmill.core.protocols import CausalLM, Kernels
 from tokenmill.core.step import StepPlan
 from tokenmill.device.graphs import Recorder, Recording
@@ -23,6 +23,8 @@ from tokenmill.runner.rows import Rows
 from tokenmill.sampling.table import send
 
 LADDER = (1, 2, 4, 8, 16, 24, 32, 48, *range(64, 257, 16), *range(288, 513, 32), *range(576, 1025, 64))
+SHARED_LADDER = (8, 16, 32, *range(64, 1025, 64))
+"""Rungs of steps whose rows share a prefix: fewer, because they are recorded beside the others."""
 Key = tuple[int, tuple[bool, ...], tuple[bool, ...]]
 """Row count, which KV groups have shifted tables, which share a prefix."""
 
@@ -55,6 +57,7 @@ class DecodeRecorder:
         self.recorder = Recorder()
         self.made: dict[Key, Recording[_Made]] = {}
         self.ladder = [n for n in LADDER if n < rows.spare] + [rows.spare]
+        self.shared_ladder = [n for n in self.ladder if n in SHARED_LADDER or n == rows.spare]
         self.row_ids = {n: torch.full((n,), rows.spare, device=rows.device) for n in self.ladder}
         self.filled: dict[int, list[int]] = {}
         self.ones = torch.ones(rows.spare, dtype=torch.int64, device=rows.device)
@@ -62,8 +65,11 @@ class DecodeRecorder:
     def warm(self) -> None:
         """Record every rung, as long as steps are plain, so that no request waits for it."""
         no = (False,) * len(self.rows.tables)
+        shares = (True,) * len(self.rows.tables)
         for rung in reversed(self.ladder):  # the largest first: its memory serves the others
             self._find((rung, no, no))
+            if rung in self.shared_ladder:
+                self._find((rung, no, shares))
 
     def _find(self, key: Key) -> Recording[_Made]:
         if key not in self.made:
@@ -85,15 +91,16 @@ class DecodeRecorder:
     def run(self, plan: StepPlan) -> Replayed:
         """Enqueue the plan's forward pass and logits."""
         count = len(plan.rows)
-        rung = self.ladder[bisect_left(self.ladder, count)]
+        groups = range(len(self.rows.tables))
+        shifted = tuple(not self.rows.shifted[g].isdisjoint(plan.rows) for g in groups)
+        shared = tuple(share_prefix(self.rows, g, plan.rows) for g in groups)
+        rungs = self.shared_ladder if any(shared) else self.ladder
+        rung = rungs[bisect_left(rungs, count)]
         row_ids = self.row_ids[rung]
         if self.filled.get(rung) != plan.rows:
             self.filled[rung] = list(plan.rows)
             wanted = torch.tensor(plan.rows + [self.rows.spare] * (rung - count), dtype=torch.int64)
             row_ids.copy_(send(wanted, self.rows.device))
-        groups = range(len(self.rows.tables))
-        shifted = tuple(not self.rows.shifted[g].isdisjoint(plan.rows) for g in groups)
-        shared = tuple(share_prefix(self.rows, g, plan.rows) for g in groups)
         made = self._find((rung, shifted, shared)).replay()
         batch = Batch(
             plan, made.tokens[:count], row_ids[:count], self.ones[:count], row_ids[:count],
@@ -102,24 +109,26 @@ class DecodeRecorder:
         return Replayed(batch, made.hidden[:count], made.logits[:count])
 
     def _compute(self, row_ids: Tensor, shifted: tuple[bool, ...], shared: tuple[bool, ...]) -> _Made:
-        rows = self.rows
+        rows, size = self.rows, self.pool.layout.block_size
         count = row_ids.shape[0]
-        positions = rows.computed[row_ids]
-        tokens = rows.tokens[row_ids, positions].long()
+        tokens, positions, kv_len, gathered = self.kernels.gather_rows(
+            row_ids, rows.tokens, rows.computed, rows.tables, size
+        )
         groups = []
-        for g, table in enumerate(rows.tables):
-            plan = group_plan(rows, g, (row_ids, row_ids, positions), table.shape[1], shifted=shifted[g])
-            plan.shared = shared[g]
-            groups.append(plan)
+        for g, (table, entries, slots) in enumerate(gathered):
+            if shifted[g]:
+                groups.append(group_plan(rows, g, (row_ids, row_ids, positions), table.shape[1], shifted=True))
+            else:
+                groups.append(GroupPlan(table, None, entries, slots, shared[g]))
         ctx = ForwardContext(
             kernels=self.kernels,
             positions=positions,
             query_start=torch.arange(count + 1, dtype=torch.int32, device=rows.device),
-            kv_len=(positions + 1).to(torch.int32),
+            kv_len=kv_len,
             max_query=1,
             kv=self.pool.views,
             groups=groups,
-            block_size=self.pool.layout.block_size,
+            block_size=size,
         )
         hidden = self.model.forward(tokens, ctx)
         return _Made(tokens, hidden, self.model.logits(hidden, ctx), ctx)

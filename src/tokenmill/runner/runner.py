@@ -143,20 +143,19 @@ class Runner:
             logits = running.logits
             if logits is None:
                 logits = self.model.logits(running.hidden if at is None else running.hidden[at], batch.ctx)
-            running.sampled = self._choose(running, logits, at, late)
-            marked = torch.where(running.sampled.bad, ~running.sampled.ids, running.sampled.ids)
+            running.sampled, marked = self._choose(running, logits, at, late)
             running.read = Readback(marked)
         self._advance(running)
 
-    def _choose(self, running: Running, logits: Tensor, at: Tensor | None, late: LateInputs) -> Sampled:
-        """A token per line; `at` [n]: the lines' tokens in the batch, None: all."""
+    def _choose(self, running: Running, logits: Tensor, at: Tensor | None, late: LateInputs) -> tuple[Sampled, Tensor]:
+        """A token per line; the same with ~ where it is bad. `at` [n]: the lines' tokens in the batch, None: all."""
         batch, table = running.batch, self.rows.sampling
         assert batch is not None
         chosen = [running.plan.rows[i] for i in running.lines]
         plain = features.CHOICES | features.LOGPROBS
         if logits.is_cuda and not (late.masks or late.processors or any(table.bits[row] & plain for row in chosen)):
-            ids, largest = self.kernels.greedy(logits)
-            return Sampled(ids, ~largest.isfinite(), Pending(largest, largest))
+            ids, marked, largest = self.kernels.greedy(logits)
+            return Sampled(ids, marked < 0, Pending(largest, largest)), marked
         positions = batch.ctx.positions[: batch.token_rows.shape[0]]
         lines = Lines(
             rows=chosen,
@@ -166,12 +165,16 @@ class Runner:
             masks=_split_masks(late.masks, running.plan),
             processors=late.processors,
         )
-        return sample(logits, lines, table)
+        sampled = sample(logits, lines, table)
+        return sampled, torch.where(sampled.bad, ~sampled.ids, sampled.ids)
 
     def _advance(self, running: Running) -> None:
         """Rows move on by what they computed; sampled tokens are appended where nothing is left to verify."""
         plan, batch, rows = running.plan, running.batch, self.rows
         assert batch is not None
+        if running.logits is not None and running.sampled is not None and not self._candidates(plan):
+            self.kernels.advance_(batch.row_ids, running.sampled.ids, rows.tokens, rows.length, rows.computed)
+            return
         rows.computed.index_add_(0, batch.row_ids, batch.counts)
         if running.sampled is None:
             return
@@ -190,6 +193,10 @@ class Runner:
             ids = running.sampled.ids[at]
         rows.tokens[row_ids, rows.length[row_ids]] = ids.to(torch.int32)
         rows.length.index_add_(0, row_ids, torch.ones_like(row_ids))
+
+    def _candidates(self, plan: StepPlan) -> bool:
+        params = self.rows.sampling.params
+        return any(params[row].num_candidates for row in plan.rows)
 
     def _collect(self, running: Running) -> StepResult:
         plan, rows = running.plan, self.rows

@@ -13,7 +13,10 @@ from paged_batch import PagedBatch  # noqa: E402
 
 from tokenmill.core.forward import AttentionSpec, KVSpec, NormSpec, RopeSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
+from tokenmill.kernels.triton.common import Scratch  # noqa: E402
+from tokenmill.kernels.triton.decode import attend_one  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
+from tokenmill.kernels.triton.shared import attend_shared, common_entries  # noqa: E402
 
 REFERENCE = ReferenceKernels()
 
@@ -110,6 +113,25 @@ def test_a_shared_prefix_is_read_once(lengths):
     assert torch.allclose(kernels.attention(q, spec, ctx), expected, atol=2e-5)
     entries = int(kernels._common[1])
     assert entries == (8 if min(lengths) > 128 else 0)
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_shared_parts_join_the_sequences_own(splits):
+    """One split joins in registers, several through memory."""
+    spec, scratch = make_spec(sinks=torch.randn(4)), Scratch(1 << 18, 64)
+    batch = PagedBatch((spec.kv,), TritonKernels())
+    ctx = batch.step([("a", 150), ("b", 190)])
+    TritonKernels().prepare_qkv(torch.randn(340, 128), spec, ctx)
+    ctx = batch.step([("a", 1), ("b", 1)])
+    ctx.groups[0].tables[1, :8] = ctx.groups[0].tables[0, :8]
+    q = TritonKernels().prepare_qkv(torch.randn(2, 128), spec, ctx)
+    common = common_entries(ctx.groups[0], ctx, pdl=False)
+    assert int(common) == 8
+    out = torch.full((2, 64), float("nan"))
+    attend_shared(q, spec, ctx, common, scratch, before=2, parts=2 + splits, pdl=False)
+    attend_one(q, out, spec, ctx, scratch, pdl=False, before=2, shared=common, config=(splits, 32, 4, 1))
+    assert torch.allclose(out, REFERENCE.attention(q, spec, ctx), atol=2e-5)
+    assert not scratch.counters(q.device).any()
 
 
 def test_nan_stays_at_home():

@@ -45,7 +45,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("norm", "act", "bias", "residual"), CASES)
-@pytest.mark.parametrize(("rows", "width", "inner"), [(1, 38, 96), (2, 24, 200)])
+@pytest.mark.parametrize(("rows", "width", "inner"), [(1, 38, 96), (1, 24, 256), (1, 26, 200)])
 def test_gemv(rows, width, inner, norm, act, bias, residual):
     gated = act is not None and (act.endswith("_mul") or act == "oai_swiglu")
     x, w, b, spec, r = operands(rows, width, inner, norm=norm, gated=gated, bias=bias, residual=residual)
@@ -110,7 +110,28 @@ def test_greedy_takes_the_lowest_of_equal_ids_and_shows_nan():
     x[0, 2999] = x[0, 17] = 9.0
     x[1, 5] = float("nan")
     x[2] = float("-inf")
-    ids, largest = kernels.greedy(x)
+    ids, marked, largest = kernels.greedy(x)
     assert ids[0] == 17 and ids[3] == x[3].argmax() and 0 <= ids[1] < 3000 and ids[2] == 0
+    assert marked.tolist() == [17, ~int(ids[1]), ~0, int(ids[3])]
     assert largest[0] == 9.0 and torch.isnan(largest[1]) and largest[2] == float("-inf")
     assert not kernels.scratch.counters(x.device).any()
+
+
+def test_rows_are_gathered_and_moved_on():
+    kernels = TritonKernels()
+    tokens = torch.randint(0, 99, (5, 700), dtype=torch.int32)
+    tables = [torch.randint(0, 99, (5, 40), dtype=torch.int32), torch.randint(0, 99, (5, 44), dtype=torch.int32)]
+    computed, row_ids = torch.tensor([0, 15, 16, 600, 37]), torch.tensor([3, 0, 2])
+    ours = kernels.gather_rows(row_ids, tokens, computed, tables, 16)
+    theirs = REFERENCE.gather_rows(row_ids, tokens, computed, tables, 16)
+    for a, b in zip(ours[:3], theirs[:3], strict=True):
+        assert torch.equal(a, b)
+    for a, b in zip(ours[3], theirs[3], strict=True):
+        assert torch.equal(a[1], b[1]) and torch.equal(a[2], b[2])
+        for i, count in enumerate(a[1].tolist()):
+            assert torch.equal(a[0][i, :count], b[0][i, :count])
+    length, ids = computed + 1, torch.tensor([7, 8, 9])
+    state = [t.clone() for t in (tokens, length, computed)]
+    kernels.advance_(row_ids, ids, tokens, length, computed)
+    REFERENCE.advance_(row_ids, ids, *state)
+    assert all(torch.equal(a, b) for a, b in zip((tokens, length, computed), state, strict=True))

@@ -15,7 +15,7 @@ from tokenmill.kernels.triton.common import Scratch, begin, wait
 
 @triton.jit
 def _greedy_kernel(
-    x_ptr, id_ptr, largest_ptr, part_ptr, count_ptr, V, x_stride,
+    x_ptr, id_ptr, marked_ptr, largest_ptr, part_ptr, count_ptr, V, x_stride,
     PIECES: tl.constexpr, PER: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
@@ -54,12 +54,15 @@ def _greedy_kernel(
             top_id = 0
         tl.store(largest_ptr + line, top)
         tl.store(id_ptr + line, top_id.to(tl.int64))
+        good = (top == top) & (tl.abs(top) < float("inf"))
+        tl.store(marked_ptr + line, tl.where(good, top_id, -1 - top_id).to(tl.int64))
 
 
-def greedy(logits: Tensor, scratch: Scratch, *, pdl: bool) -> tuple[Tensor, Tensor]:
-    """logits [n, V] -> (lowest id of the largest logit [n] int64, that logit [n] float32; NaN if any is NaN)."""
+def greedy(logits: Tensor, scratch: Scratch, *, pdl: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """See ReferenceKernels.greedy."""
     lines, vocab = logits.shape
     ids = torch.empty(lines, dtype=torch.int64, device=logits.device)
+    marked = torch.empty_like(ids)
     largest = torch.empty(lines, dtype=torch.float32, device=logits.device)
     block = 1024
     blocks = triton.cdiv(vocab, block)
@@ -67,7 +70,8 @@ def greedy(logits: Tensor, scratch: Scratch, *, pdl: bool) -> tuple[Tensor, Tens
     while pieces * 2 <= min(64, blocks) and pieces * lines < 264:
         pieces *= 2
     _greedy_kernel[(lines, pieces)](
-        logits, ids, largest, scratch.partial(logits.device), scratch.counters(logits.device), vocab, logits.stride(0),
+        logits, ids, marked, largest, scratch.partial(logits.device), scratch.counters(logits.device),
+        vocab, logits.stride(0),
         PIECES=pieces, PER=triton.cdiv(blocks, pieces), BLOCK=block, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
-    return ids, largest
+    return ids, marked, largest

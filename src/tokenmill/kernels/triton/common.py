@@ -33,6 +33,14 @@ def wait(PDL: tl.constexpr):
 
 
 @triton.jit
+def prefetch(pointers):
+    """Ask for 128-byte lines to be brought into L2."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
 def sigmoid(x):
     e = tl.exp(-tl.abs(x))
     return tl.where(x >= 0.0, 1.0, e) / (1.0 + e)
@@ -83,6 +91,11 @@ def act_parts(act: str | None) -> tuple[str, bool]:
     if act == "oai_swiglu":
         return act, True
     return act.removesuffix("_mul"), act.endswith("_mul")
+
+
+def shared_memory() -> int:
+    """Bytes of shared memory that one program can have."""
+    return int(torch.cuda.get_device_properties().shared_memory_per_block_optin)
 
 
 def pow2(n: int) -> int:

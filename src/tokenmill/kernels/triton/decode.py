@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext
-from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, wait
+from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, prefetch, wait
 from tokenmill.kernels.triton.paging import FLOOR, LOG2E, bend, locate, product
 
 
@@ -26,18 +26,18 @@ def _decode_kernel(
     BH: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
     SPLITS: tl.constexpr, FIXED: tl.constexpr, BEFORE: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr,
     FIRST: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
-    MIXED: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    MIXED: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, LINE: tl.constexpr, LINES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     seq = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
-    wait(PDL)
-    query = tl.load(start_ptr + seq).to(tl.int64)
+    # Lengths and tables are older than the embedding, an ordinary launch: they need no waiting for.
+    query = seq.to(tl.int64)
     if MIXED:
-        # Sequences with several new tokens belong to the other kernel.
-        if tl.load(start_ptr + seq + 1) - query != 1:
-            return
+        query = tl.load(start_ptr + seq).to(tl.int64)
+        count = tl.load(start_ptr + seq + 1) - query
     kv_len = tl.load(len_ptr + seq)
     query_position = kv_len - 1
     end = kv_len
@@ -47,6 +47,7 @@ def _decode_kernel(
         end = entries * SIZE
     begin_at = 0
     if BEFORE > 0:
+        wait(PDL)
         begin_at = tl.load(shared_ptr).to(tl.int32) * SIZE
     if WINDOW and not FIRST:
         begin_at = tl.maximum(begin_at, (query_position - window + 1) // BN * BN)
@@ -57,12 +58,29 @@ def _decode_kernel(
         chunk = tl.cdiv(tl.cdiv(end - begin_at, BN), SPLITS) * BN
     # Short sequences need fewer splits than there are programs.
     active = tl.minimum(SPLITS, tl.maximum(tl.cdiv(end - begin_at, tl.maximum(chunk, 1)), 1))
-    if split >= active:
-        return
     low = begin_at + split * chunk
     high = tl.minimum(low + chunk, end)
     if split == active - 1:
         high = end
+    table = table_ptr + seq.to(tl.int64) * table_stride
+    first = first_ptr
+    if FIRST:
+        first = first_ptr + seq.to(tl.int64) * table_stride
+    keys = key_ptr + kv_head.to(tl.int64) * key_head
+    values = value_ptr + kv_head.to(tl.int64) * value_head
+    if PDL and BEFORE == 0:
+        # So are all keys but the newest one: bring the first of them near.
+        early = tl.minimum(low, end - 1) + tl.arange(0, BN)
+        block, offset, _, _ = locate(tl.minimum(early, end - 1), table, first, entries, kv_len, SIZE, FIRST)
+        line = tl.arange(0, LINES)[None, :] * LINE
+        prefetch(keys + (block * key_block + offset * key_row)[:, None] + line)
+        prefetch(values + (block * value_block + offset * value_row)[:, None] + line)
+    wait(PDL)
+    if split >= active:
+        return
+    if MIXED:
+        if count != 1:
+            return  # the other kernel's
 
     row = tl.arange(0, BH)
     real = row < GROUP
@@ -76,12 +94,6 @@ def _decode_kernel(
     slope = tl.zeros((BH,), dtype=tl.float32)
     if ALIBI:
         slope = tl.load(slope_ptr + head, mask=real, other=0.0).to(tl.float32)
-    table = table_ptr + seq.to(tl.int64) * table_stride
-    first = first_ptr
-    if FIRST:
-        first = first_ptr + seq.to(tl.int64) * table_stride
-    keys = key_ptr + kv_head.to(tl.int64) * key_head
-    values = value_ptr + kv_head.to(tl.int64) * value_head
     acc = tl.zeros((BH, BV), dtype=tl.float32)
     top = tl.full((BH,), FLOOR, dtype=tl.float32)
     total = tl.zeros((BH,), dtype=tl.float32)
@@ -115,7 +127,23 @@ def _decode_kernel(
         # Parts of one sequence and head lie together: [PARTS, GROUP, DV], their maxima and sums beside them.
         unit = seq * tl.num_programs(1) + kv_head
         origin = unit.to(tl.int64) * PARTS * GROUP
-        if BEFORE + active > 1:
+        if SPLITS == 1:
+            # Nobody else works on this: join the shared parts right here.
+            for other in tl.static_range(BEFORE):
+                place = origin + other * GROUP + row
+                their_top = tl.load(top_ptr + place * 2, mask=real, other=FLOOR)
+                theirs = tl.load(top_ptr + place * 2 + 1, mask=real, other=0.0)
+                part = tl.load(
+                    part_ptr + place[:, None] * DV + v[None, :],
+                    mask=(real & (theirs != 0.0))[:, None] & (v < DV)[None, :],
+                    other=0.0,
+                )
+                new_top = tl.maximum(top, their_top)
+                old, new = tl.exp2(top - new_top), tl.exp2(their_top - new_top)
+                total = total * old + tl.where(theirs == 0.0, 0.0, theirs * new)
+                acc = acc * old[:, None] + part * new[:, None]
+                top = new_top
+        elif BEFORE + active > 1:
             place = origin + (BEFORE + split) * GROUP + row
             tl.store(
                 part_ptr + place[:, None] * DV + v[None, :],
@@ -157,8 +185,8 @@ def _decode_kernel(
             total = total * tl.exp2(top - new_top) + tl.exp2(sink - new_top)
             acc = acc * tl.exp2(top - new_top)[:, None]
         y = acc / tl.where(real, total, 1.0)[:, None]
-        place = out_ptr + query * H * DV + head[:, None] * DV + v[None, :]
-        tl.store(place, y.to(out_ptr.dtype.element_ty), mask=real[:, None] & (v < DV)[None, :])
+        target = out_ptr + query * H * DV + head[:, None] * DV + v[None, :]
+        tl.store(target, y.to(out_ptr.dtype.element_ty), mask=real[:, None] & (v < DV)[None, :])
 
 
 def attend_one(
@@ -182,6 +210,7 @@ def attend_one(
     parts = before + splits
     assert parts == 1 or room >= parts, "a prefix is shared only where its parts fit"
     assert seqs * heads <= scratch.num_counters
+    line = 128 // kv.key.element_size()
     partial = scratch.partial(q.device)
     tops = partial[seqs * spec.heads * parts * spec.kv.value_dim :] if parts > 1 else partial
     _decode_kernel[(seqs, heads, splits)](
@@ -193,7 +222,9 @@ def attend_one(
         SPLITS=splits, FIXED=fixed, BEFORE=before, PARTS=parts, PARTS_BLOCK=pow2(parts),
         FIRST=plan.first is not None, WINDOW=spec.window > 0, SOFTCAP=spec.softcap > 0,
         SINKS=spec.sinks is not None, ALIBI=spec.alibi is not None, MIXED=mixed,
-        WIDE=INTERPRETED or q.dtype == torch.float32, STAGES=stages, PDL=pdl, num_warps=warps, launch_pdl=pdl,
+        WIDE=INTERPRETED or q.dtype == torch.float32, STAGES=stages,
+        LINE=line, LINES=pow2(max(1, min(spec.kv.key_dim, spec.kv.value_dim) // line) + 1) // 2, PDL=pdl,
+        num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
 
 
@@ -201,5 +232,8 @@ def decode_config(units: int, longest: int, spec: AttentionSpec) -> tuple[int, i
     """(splits, BN, warps, stages) for `units` = sequences * key/value heads: measured on an H200."""
     width = spec.kv.key_dim + spec.kv.value_dim
     block_n = 64 if width <= 256 else 32
-    splits = max(1, min(32, 528 // units, triton.cdiv(longest, block_n)))
+    # Powers of two keep the kernels few that must be compiled.
+    splits = 16 if units < 64 else 8
+    while splits > 1 and (splits * units > (1056 if units < 256 else 528) or splits * block_n > 2 * longest):
+        splits //= 2
     return splits, block_n, 4, 3

@@ -14,20 +14,20 @@ from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, GroupPlan
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.triton import pointwise
 from tokenmill.kernels.triton.choose import greedy
-from tokenmill.kernels.triton.common import INTERPRETED, Scratch
+from tokenmill.kernels.triton.common import INTERPRETED, Scratch, act_parts, shared_memory
 from tokenmill.kernels.triton.decode import attend_one, decode_config
 from tokenmill.kernels.triton.gemv import gemv
 from tokenmill.kernels.triton.prefill import attend_many
 from tokenmill.kernels.triton.prepare import can_prepare, prepare_qkv
 from tokenmill.kernels.triton.shared import attend_shared, can_share, common_entries, shared_parts
+from tokenmill.kernels.triton.stepping import advance_, gather_rows
 from tokenmill.kernels.triton.thin import thin
+from tokenmill.kernels.triton.ways import RUNGS, Way, default_way, measured_ways, operation
 
-GEMV_ROWS = 2
-"""Up to here every program keeps all rows in registers."""
-THIN_ROWS = 64
-"""Up to here the weight is streamed by our own kernel; above, cuBLAS is at least as good."""
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _WIDEST = 1 << 15
+_ROOMY = 160 << 10
+"""Shared memory of a program from which the largest tiles fit (data centre GPUs)."""
 
 
 class TritonKernels(ReferenceKernels):
@@ -42,6 +42,8 @@ class TritonKernels(ReferenceKernels):
         self.pdl = dependent and not INTERPRETED and torch.cuda.get_device_capability()[0] >= 9
         self.split = split
         self.scratch = Scratch()
+        self.ways: dict[str, Way] = {} if INTERPRETED else measured_ways(torch.cuda.get_device_name())
+        self.small = not INTERPRETED and shared_memory() < _ROOMY
         self._common: tuple[GroupPlan, Tensor] | None = None
 
     # ------------------------------------------------------------ matmuls
@@ -61,19 +63,28 @@ class TritonKernels(ReferenceKernels):
         residual: Tensor | None = None,
     ) -> Tensor:
         """residual + act(norm(x) @ weight.T + bias)."""
-        rows = x.shape[0]
-        if not 0 < rows <= THIN_ROWS or x.dtype != weight.dtype or x.dtype not in _FLOATS or weight.stride(1) != 1:
+        way = self._way(x, weight, norm, act)
+        if way[0] == "blas":
             return self._wide_linear(x, weight, bias, norm, act, residual)
         self.count("linear")
-        if norm is not None and (norm.kind != "rms" or norm.bias is not None):
+        inside = way[0] == "gemv" or way[-1]
+        if norm is not None and not (inside and norm.kind == "rms" and norm.bias is None):
             x, norm = self.norm(x, norm), None
         if x.stride(1) != 1:
             x = x.contiguous()
         if residual is not None and not residual.is_contiguous():
             residual = residual.contiguous()
-        if rows <= GEMV_ROWS:
-            return gemv(x, weight, bias, norm, act, residual, pdl=self.pdl)
-        return thin(x, weight, bias, norm, act, residual, scratch=self.scratch, pdl=self.pdl)
+        if way[0] == "gemv":
+            return gemv(x, weight, bias, norm, act, residual, pdl=self.pdl, config=way[1:])
+        return thin(x, weight, bias, norm, act, residual, scratch=self.scratch, pdl=self.pdl, config=way[1:7])
+
+    def _way(self, x: Tensor, weight: Tensor, norm: NormSpec | None, act: Act | None) -> Way:
+        rows, (out, inner) = x.shape[0], weight.shape
+        if not 0 < rows <= RUNGS[-1] or x.dtype != weight.dtype or x.dtype not in _FLOATS or weight.stride(1) != 1:
+            return ("blas",)
+        gated = act_parts(act)[1]
+        found = self.ways.get(operation(rows, (out, inner), act, norm is not None))
+        return found or default_way(rows, out // 2 if gated else out, inner, gated=gated, small=self.small)
 
     def _wide_linear(
         self,
@@ -97,6 +108,12 @@ class TritonKernels(ReferenceKernels):
 
     # ------------------------------------------------------------ rows by themselves
 
+    def embed(self, table: Tensor, ids: Tensor, scale: float = 1.0) -> Tensor:
+        """table [V, hidden], ids [T] -> [T, hidden] * scale. An ordinary launch: decode.py relies on it."""
+        self.count("embed")
+        found = torch.index_select(table, 0, ids)
+        return found if scale == 1.0 else found.mul_(scale)
+
     def norm(self, x: Tensor, spec: NormSpec) -> Tensor:
         """x [..., D] -> the same shape and dtype."""
         if x.shape[-1] > _WIDEST or x.numel() == 0:
@@ -113,10 +130,24 @@ class TritonKernels(ReferenceKernels):
         self.count("activate")
         return pointwise.activate(x, act, pdl=self.pdl)
 
-    def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """logits [n, V] -> (ids [n] int64, largest logits [n] float32)."""
+    def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """logits [n, V] -> ids [n], ids with ~ where something is wrong [n], largest logits [n]."""
+        if logits.shape[0] == 0:
+            return super().greedy(logits)
         self.count("greedy")
         return greedy(logits, self.scratch, pdl=self.pdl)
+
+    def gather_rows(
+        self, row_ids: Tensor, tokens: Tensor, computed: Tensor, tables: list[Tensor], block_size: int
+    ) -> tuple[Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor, Tensor]]]:
+        """What a step of one token per row needs of the rows' state."""
+        self.count("gather_rows")
+        return gather_rows(row_ids, tokens, computed, tables, block_size, pdl=self.pdl)
+
+    def advance_(self, row_ids: Tensor, ids: Tensor, tokens: Tensor, length: Tensor, computed: Tensor) -> None:
+        """One token more in each of these rows."""
+        self.count("advance_")
+        advance_(row_ids, ids, tokens, length, computed, pdl=self.pdl)
 
     # ------------------------------------------------------------ attention
 
@@ -142,14 +173,14 @@ class TritonKernels(ReferenceKernels):
             return out
         # Some sequences may have one new token; each kernel leaves the other's alone.
         mixed = seqs > 1
-        attend_many(q, out, spec, ctx, pdl=self.pdl, mixed=mixed)
+        attend_many(q, out, spec, ctx, pdl=self.pdl, mixed=mixed, config=(64, 32, 4, 2) if self.small else None)
         if mixed:
             attend_one(q, out, spec, ctx, self.scratch, pdl=self.pdl, mixed=True, fixed=self.split)
         return out
 
     def _attend_one(self, q: Tensor, out: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> None:
         plan, seqs = ctx.groups[spec.group], ctx.kv_len.shape[0]
-        if not plan.shared or not can_share(spec, plan) or self.split or seqs < 2:
+        if not plan.shared or not can_share(spec, plan) or self.split or self.small or seqs < 2:
             attend_one(q, out, spec, ctx, self.scratch, pdl=self.pdl, fixed=self.split)
             return
         before = shared_parts(seqs, spec)

@@ -166,7 +166,7 @@ def attend_many(
     kv, plan = ctx.kv[spec.layer], ctx.groups[spec.group]
     seqs, heads = plan.tables.shape[0], spec.kv.heads
     group = spec.heads // heads
-    rows, block_n, warps, stages = config or prefill_config(spec)
+    rows, block_n, warps, stages = config or prefill_config(spec, ctx.max_query)
     packed = pow2(group)
     block_q = max(1, max(16, min(rows, pow2(ctx.max_query) * packed)) // packed)
     tiles = q.shape[0] // block_q + seqs
@@ -183,9 +183,11 @@ def attend_many(
     )  # fmt: skip
 
 
-def prefill_config(spec: AttentionSpec) -> tuple[int, int, int, int]:
+def prefill_config(spec: AttentionSpec, longest: int) -> tuple[int, int, int, int]:
     """(rows, BN, warps, stages): measured on an H200."""
     width = max(spec.kv.key_dim, spec.kv.value_dim)
     if INTERPRETED:
         return 32, 32, 4, 1
-    return (128, 64, 8, 3) if width <= 128 else (64, 32, 4, 2)
+    if width > 128:
+        return 64, 32, 4, 2
+    return (256, 64, 8, 3) if longest >= 2048 else (128, 64, 8, 3)

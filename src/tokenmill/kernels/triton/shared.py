@@ -152,4 +152,7 @@ ROWS = 16 if INTERPRETED else 128
 def shared_parts(seqs: int, spec: AttentionSpec) -> int:
     """How many programs share the reading of the prefix, per tile of rows and head."""
     tiles = triton.cdiv(seqs * pow2(spec.heads // spec.kv.heads), ROWS) * spec.kv.heads
-    return max(1, min(16, 264 // tiles))
+    parts = 16
+    while parts > 1 and parts * tiles > 132:
+        parts //= 2
+    return parts

@@ -12,15 +12,17 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.core.forward import NormSpec
-from tokenmill.kernels.triton.common import INTERPRETED, Scratch, act_parts, begin, gated_act, plain_act, pow2, wait
-
-
-@triton.jit
-def _prefetch(pointers):
-    """Ask for 128-byte lines to be brought into L2."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
-    )
+from tokenmill.kernels.triton.common import (
+    INTERPRETED,
+    Scratch,
+    act_parts,
+    begin,
+    gated_act,
+    plain_act,
+    pow2,
+    prefetch,
+    wait,
+)
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -44,9 +46,9 @@ def _thin_kernel(
     u_rows = w_ptr + (n_safe + N)[:, None].to(tl.int64) * K + first + k[None, :]
     if PREFETCH > 0:
         ahead = tl.minimum(first + tl.arange(0, PREFETCH * BK // 64) * 64, K - 1)
-        _prefetch(w_ptr + n_safe[:, None].to(tl.int64) * K + ahead[None, :])
+        prefetch(w_ptr + n_safe[:, None].to(tl.int64) * K + ahead[None, :])
         if GATED:
-            _prefetch(w_ptr + (n_safe + N)[:, None].to(tl.int64) * K + ahead[None, :])
+            prefetch(w_ptr + (n_safe + N)[:, None].to(tl.int64) * K + ahead[None, :])
     wait(PDL)
     x_rows = x_ptr + m[None, :] * x_stride + first + k[:, None]
     real_m = m < M
@@ -128,7 +130,7 @@ def _thin_kernel(
 
 def thin(
     x: Tensor, weight: Tensor, bias: Tensor | None, norm: NormSpec | None, act: str | None, residual: Tensor | None,
-    *, scratch: Scratch, pdl: bool, config: tuple[int, int, int, int, int, int] | None = None,
+    *, scratch: Scratch, pdl: bool, config: tuple[int, int, int, int, int, int],
 ) -> Tensor:  # fmt: skip
     """x [M <= 64, K], weight [N, K] -> residual + act(norm(x) @ weight.T + bias).
 
@@ -137,7 +139,7 @@ def thin(
     kind, gated = act_parts(act)
     width = weight.shape[0] // 2 if gated else weight.shape[0]
     block_m = max(16, pow2(rows))
-    block_n, block_k, split, stages, warps, prefetch = config or thin_config(block_m, width, inner, gated)
+    block_n, block_k, split, stages, warps, prefetch = config
     chunks = triton.cdiv(triton.cdiv(inner, block_k), split)
     tiles = triton.cdiv(width, block_n)
     size = block_n * block_m * (2 if gated else 1) + block_m
@@ -155,14 +157,3 @@ def thin(
         STAGES=stages, PDL=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
     return out
-
-
-def thin_config(block_m: int, width: int, inner: int, gated: bool) -> tuple[int, int, int, int, int, int]:
-    """(BN, BK, split, stages, warps, prefetch): measured on an H200, see docs/performance.md."""
-    if INTERPRETED:
-        return 32, 64, 2, 1, 4, 0
-    block_n, block_k = 64, 128
-    tiles = triton.cdiv(width, block_n)
-    chunks = triton.cdiv(inner, block_k)
-    split = max(1, min(chunks // 4, round(396 / tiles)))
-    return block_n, block_k, split, 3 if gated else 4, 4, 2
