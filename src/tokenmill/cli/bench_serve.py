@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +39,7 @@ ASKED = {
 COMING = {
     "arrivals": flag("arrivals", Arrivals, "How requests come (default: closed with --users, poisson with --rate)."),
     "sweep": flag("sweep", bool, "Raise --rate until the server falls behind."),
+    "duration": flag("duration", float, "Seconds of each rate of a --sweep (default: 10).", min=0.1),
     "users": flag("users", int, "Closed loop: this many users, each asking when its last answer has ended.", min=1),
     "rate": flag("rate", float, "Open loop: requests per second; for traces, how many times their speed."),
     "shape": flag("burstiness", float, "Shape of bursty arrivals; smaller is burstier (default: 0.25)."),
@@ -67,14 +69,20 @@ def serve(
     from tokenmill.measure.slo import read_slo
 
     chat, sweep = target.get("chat", False), coming.pop("sweep", False)
+    duration = coming.pop("duration", None)
     pattern = _pattern(coming.pop("arrivals", None), coming, asked.get("seed", 0), sweep)
-    conversations, notes = _conversations(workload, asked, chat)
+    more, notes = _conversations(workload, asked, chat)
+    conversations = more(asked.get("count"), 0)
     longest = max(len(c.turns) for c in conversations)
     wanted = _target(base_url, target, want_ids=longest > 1 and not chat)
     objective = read_slo(target["slo"]) if "slo" in target else None
-    run = loads.sweep if sweep else loads.serve_load
+    shared: dict[str, Any] = {"slo": objective, "warmup": target.get("warmup", 1)}
     with BenchProgress() as progress, asyncio.Runner(loop_factory=_loop()) as runner:
-        work = run(wanted, conversations, pattern, slo=objective, warmup=target.get("warmup", 1), progress=progress)
+        if sweep:
+            seconds = duration or loads.SWEEP_SECONDS
+            work = loads.sweep(wanted, more, pattern, seconds=seconds, progress=progress, **shared)
+        else:
+            work = loads.serve_load(wanted, conversations, pattern, progress=progress, **shared)
         result = runner.run(work)
     result["notes"] = notes
     save(result, json_path, plot)
@@ -105,7 +113,8 @@ def _pattern(arrivals: str | None, coming: dict[str, Any], seed: int, sweep: boo
     return Pattern(kind=kind, seed=seed, **coming)
 
 
-def _conversations(workload: Path | None, asked: dict[str, Any], chat: bool) -> tuple[list[Any], list[str]]:
+def _conversations(workload: Path | None, asked: dict[str, Any], chat: bool) -> tuple[Any, list[str]]:
+    """-> (how many or None, number of the run) -> conversations; and notes. Traces begin again at their end."""
     from tokenmill.measure import conversations as talk
 
     if workload is not None:
@@ -113,16 +122,22 @@ def _conversations(workload: Path | None, asked: dict[str, Any], chat: bool) -> 
         if made_only:
             raise ParameterError("--workload brings its own prompts: leave out flags for made-up ones.")
         reader = talk.Reader(workload, asked.get("vocab", 1000))
-        found = reader.read()[: asked.get("count")]
+        found = reader.read()
         if chat and any(not isinstance(turn.prompt, str) for c in found for turn in c.turns):
             raise ParameterError("--chat needs text, and this trace has token ids or lengths only.")
-        return found, sorted(reader.notes)
+        notes = sorted(reader.notes)
+        return lambda count, _: list(itertools.islice(itertools.cycle(found), count or len(found))), notes
     inputs = talk.read_lengths(asked.get("inputs", "128"), "--input-len")
     outputs = talk.read_lengths(asked.get("outputs", "128"), "--output-len")
-    plain = {name: asked[name] for name in ("turns", "prefix", "prefixes", "vocab", "seed") if name in asked}
-    text = chat or asked.get("text", False)
-    load = talk.Made(asked.get("count", 64), inputs, outputs, **plain, text=text)
-    return talk.make(load), ["prompt lengths are words"] if text else []
+    plain = {name: asked[name] for name in ("turns", "prefix", "prefixes", "vocab") if name in asked}
+    text, seed = chat or asked.get("text", False), asked.get("seed", 0)
+
+    def make(count: int | None, number: int) -> list[Any]:
+        # Each rate of a sweep gets prompts of its own: repeated ones would be found in the prefix cache.
+        load = talk.Made(count or 64, inputs, outputs, **plain, text=text, seed=seed + 7919 * number)
+        return talk.make(load)
+
+    return make, ["prompt lengths are words"] if text else []
 
 
 def _target(base_url: str, given: dict[str, Any], *, want_ids: bool) -> Any:
@@ -178,17 +193,20 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _sweep_table(runs: list[dict[str, Any]]) -> Any:
+    from rich.box import SIMPLE
     from rich.table import Table
 
-    table = Table()
-    for head in ("offered/s", "served/s", "output tok/s", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "goodput"):
+    from tokenmill.measure.load import keeps_up
+
+    table = Table(box=SIMPLE, pad_edge=False)
+    for head in ("rate", "output tok/s", "TTFT p50", "p99", "TPOT p50", "p99", "goodput", "kept up"):
         table.add_column(head, justify="right")
     for run in runs:
         times = [run[key][p] for key in ("ttft_ms", "tpot_ms") for p in ("p50", "p99")]
         good = "-" if run["goodput"] is None else f"{run['goodput']['share']:.0%}"
-        rates = [run["offered_rate"], run["served_rate"], run["output_tokens_per_s"]]
+        rates = [run["offered_rate"], run["output_tokens_per_s"]]
         cells = ["-" if value is None else f"{value:.2f}" for value in (*rates, *times)]
-        table.add_row(*cells, good)
+        table.add_row(*cells, good, "yes" if keeps_up(run) else "no")
     return table
 
 

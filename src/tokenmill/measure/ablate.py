@@ -68,7 +68,7 @@ def ablate(
     for switch in chosen:
         row: dict[str, Any] = {"name": switch.name, "off": switch.off, "worth": None, "error": None}
         try:
-            without = measure({**options, **switch.off}, every, progress=progress)
+            without = measure({**options, **switch.off}, every, progress=progress, roofline=False)
         except UserError as error:
             row["error"] = str(error)
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,10 +23,13 @@ from tokenmill.measure.stats import summary_ms, thin
 from tokenmill.measure.throughput import Progress, Silent
 
 KNEE_SHARE = 0.9
-"""Beyond the knee less than this share of the offered requests (or of those within the objective) is served."""
+"""Beyond the knee fewer requests than this share meet the objective, or they pile up."""
+SWEEP_SECONDS = 10.0
+_CALM = 3.0
 _GROWTH = 1.6
 _MAX_SWEEP = 16
 _REFINEMENTS = 3
+_FEWEST = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class Drive:
         if self.gate is None:
             return await ask(self.session, self.target, prompt, max_tokens, planned)
         async with self.gate:
-            return await ask(self.session, self.target, prompt, max_tokens, planned)
+            return await ask(self.session, self.target, prompt, max_tokens, time.perf_counter())
 
 
 async def serve_load(
@@ -108,21 +111,26 @@ async def ready(
 
 async def sweep(
     target: Target,
-    conversations: Sequence[Conversation],
+    conversations: Callable[[int, int], Sequence[Conversation]],
     pattern: Pattern,
     *,
+    seconds: float = SWEEP_SECONDS,
     slo: dict[str, float] | None = None,
     warmup: int = 1,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Raise the rate from pattern.rate until the server falls behind (the knee), then close in on it."""
+    """Raise the rate from pattern.rate until the server falls behind (the knee), then close in on it.
+
+    `conversations(count, number)` gives the load of one rate, which lasts about `seconds`.
+    """
     runs: list[dict[str, Any]] = []
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False) as session:
-        target = await ready(session, target, conversations, warmup)
+        target = await ready(session, target, conversations(warmup, 0) if warmup else (), warmup)
 
         async def held(rate: float) -> bool:
             at = replace(pattern, rate=rate)
-            runs.append(await _run(session, target, conversations, at, slo or {}, progress or Silent()))
+            load = conversations(max(_FEWEST, round(rate * seconds)), len(runs) + 1)
+            runs.append(await _run(session, target, load, at, slo or {}, progress or Silent()))
             return keeps_up(runs[-1])
 
         good, bad = 0.0, 0.0
@@ -141,12 +149,21 @@ async def sweep(
 
 
 def keeps_up(run: dict[str, Any]) -> bool:
-    """Was this rate served? Within the objective if there is one; else, did requests not pile up towards the end?"""
-    if run["errors"]:
+    """Was this rate served: without errors, without piling up, and within the objective if there is one?"""
+    if run["errors"] or run["piled_up"]:
         return False
-    if run["goodput"] is not None:
-        return bool(run["goodput"]["share"] >= KNEE_SHARE)
-    return bool(run["served_rate"] >= KNEE_SHARE * run["offered_rate"])
+    return run["goodput"] is None or bool(run["goodput"]["share"] >= KNEE_SHARE)
+
+
+def piled_up(answers: Sequence[Answer], start: float, span: float) -> bool:
+    """Did requests still run long after the last one came? Long: more than a tenth of the span in which they came,
+    and more than a few times what the first of them took."""
+    if not answers:
+        return False
+    first = sorted(answers, key=lambda a: a.sent)[: max(1, len(answers) // 10)]
+    calm = sorted(map(e2e, first))[len(first) // 2]
+    drain = max(a.end for a in answers) - start - span
+    return drain > (1 / KNEE_SHARE - 1) * span + _CALM * calm
 
 
 async def _run(
@@ -164,15 +181,13 @@ async def _run(
     start = time.perf_counter()
     if pattern.kind == "closed":
         await _closed(drive, conversations)
-        offered = None
+        offered, span = None, float("inf")
     else:
         times = _times(conversations, pattern)
+        span = times[-1]
         await _open(drive, conversations, [start + at for at in times])
         offered = (len(times) - 1) / times[-1] if len(times) > 1 and times[-1] > 0 else None
     found = sum_up(drive.answers, start, slo)
-    # Over the same span of requests as the offered rate: from the first to the last, by when they were done.
-    ends = sorted(a.end - start for a in drive.answers if a.error is None)
-    served = (len(ends) - 1) / (ends[-1] - ends[0]) if len(ends) > 1 and ends[-1] > ends[0] else None
     return {
         "bench": "serve",
         "base_url": target.base_url,
@@ -180,7 +195,7 @@ async def _run(
         "workload": describe(pattern),
         **found,
         "offered_rate": offered,
-        "served_rate": served,
+        "piled_up": piled_up(drive.answers, start, span),
     }
 
 

@@ -70,7 +70,7 @@ def _sweep(result: dict[str, Any]) -> Any:
     for name, label in (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT")):
         for percent, style in (("p50", "-"), ("p99", "--")):
             left.plot(rates, [run[name][percent] for run in runs], style, marker="o", label=f"{label} {percent}")
-    left.set(xlabel="requests/s offered", ylabel="ms", yscale="log", title="latency against load")
+    left.set(xlabel="requests/s offered", xscale="log", ylabel="ms", yscale="log", title="latency against load")
     right.plot([run["output_tokens_per_s"] for run in runs], [run["e2e_ms"]["p50"] for run in runs], marker="o")
     right.set(xlabel="output tokens/s", ylabel="end to end p50, ms", title="throughput against latency")
     if result.get("knee_rate"):
