@@ -245,6 +245,9 @@ class Kernels(Protocol):
     On CPU every result of a row is the same bytes whatever other rows are in the call.
     """
 
+    waits: int
+    """How often an operation has waited for the device so far: such steps cannot be recorded."""
+
     def counters(self) -> dict[str, dict[str, int]]:
         """{op: {"calls": n, "fallbacks": m}} since the start."""
         ...

@@ -35,8 +35,7 @@ class Recorder:
         self.stream = torch.cuda.Stream()
 
     def record(self, compute: Callable[[], T]) -> Recording[T]:
-        """Run `compute` once for real (kernels get compiled, scratch gets taken), then record it."""
-        compute()
+        """Record `compute`, which has run for real before: kernels are compiled and scratch is taken."""
         current = torch.cuda.current_stream()
         graph = torch.cuda.CUDAGraph()
         self.stream.wait_stream(current)

@@ -21,6 +21,7 @@ class ReferenceKernels:
 
     def __init__(self) -> None:
         self._counters: dict[str, dict[str, int]] = {}
+        self.waits = 0
 
     def counters(self) -> dict[str, dict[str, int]]:
         """{op: {"calls": n, "fallbacks": m}} since the start."""
@@ -117,6 +118,7 @@ class ReferenceKernels:
     def attention(self, q: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
         """q [T, H, Dk] against the paged keys and values as stored -> [T, H * Dv]."""
         self.count("attention")
+        self.waits += ctx.spans is None
         return paged.attend(q, spec, ctx)
 
     def head_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -143,6 +145,7 @@ class ReferenceKernels:
     ) -> Tensor:
         """sum_j gates[t, j] * down[ids[t, j]](act(gate_up[ids[t, j]](x[t]))) -> [T, hidden], summed j = 0..k-1."""
         self.count("experts")
+        self.waits += x.device.type != "cpu"
         gate_up, down = weights
         parts = x.new_zeros(*ids.shape, x.shape[1], dtype=torch.float32)
         for expert in torch.unique(ids).tolist():

@@ -59,6 +59,7 @@ class DecodeRecorder:
         self.ladder = [n for n in LADDER if n < rows.spare] + [rows.spare]
         self.shared_ladder = [n for n in self.ladder if n in SHARED_LADDER or n == rows.spare]
         self.row_ids = {n: torch.full((n,), rows.spare, device=rows.device) for n in self.ladder}
+        self.possible = True
         self.filled: dict[int, list[int]] = {}
         self.ones = torch.ones(rows.spare, dtype=torch.int64, device=rows.device)
 
@@ -71,16 +72,22 @@ class DecodeRecorder:
             if rung in self.shared_ladder:
                 self._find((rung, no, shares))
 
-    def _find(self, key: Key) -> Recording[_Made]:
-        if key not in self.made:
-            self.made[key] = self.recorder.record(lambda: self._compute(self.row_ids[key[0]], key[1], key[2]))
-        return self.made[key]
+    def _find(self, key: Key) -> Recording[_Made] | None:
+        """The recording of this key, made if need be; None: an operation of this model waits for the device."""
+        if key not in self.made and self.possible:
+            before = self.kernels.waits
+            self._compute(self.row_ids[key[0]], key[1], key[2])
+            self.possible = self.kernels.waits == before
+            if self.possible:
+                self.made[key] = self.recorder.record(lambda: self._compute(self.row_ids[key[0]], key[1], key[2]))
+        return self.made.get(key)
 
     def fits(self, plan: StepPlan) -> bool:
         """One token for each row, sampled from each, and nothing but logits is wanted."""
         rows = self.rows
         return (
-            len(plan.rows) == plan.num_tokens
+            self.possible
+            and len(plan.rows) == plan.num_tokens
             and len(plan.rows) <= rows.spare
             and not plan.drafts
             and all(plan.samples)
@@ -88,8 +95,8 @@ class DecodeRecorder:
             and all(rows.sampling.params[row].num_prompt_logprobs < 0 for row in plan.rows)
         )
 
-    def run(self, plan: StepPlan) -> Replayed:
-        """Enqueue the plan's forward pass and logits."""
+    def run(self, plan: StepPlan) -> Replayed | None:
+        """Enqueue the plan's forward pass and logits; None: it cannot be recorded."""
         count = len(plan.rows)
         groups = range(len(self.rows.tables))
         shifted = tuple(not self.rows.shifted[g].isdisjoint(plan.rows) for g in groups)
@@ -101,7 +108,10 @@ class DecodeRecorder:
             self.filled[rung] = list(plan.rows)
             wanted = torch.tensor(plan.rows + [self.rows.spare] * (rung - count), dtype=torch.int64)
             row_ids.copy_(send(wanted, self.rows.device))
-        made = self._find((rung, shifted, shared)).replay()
+        recording = self._find((rung, shifted, shared))
+        if recording is None:
+            return None
+        made = recording.replay()
         batch = Batch(
             plan, made.tokens[:count], row_ids[:count], self.ones[:count], row_ids[:count],
             list(range(1, count + 1)), made.ctx,

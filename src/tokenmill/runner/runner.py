@@ -119,8 +119,9 @@ class Runner:
             rows.write_drafts([plan.rows[i] for i in plan.drafts], list(plan.drafts.values()))
         if self.recorder is not None and self.recorder.fits(plan):
             replayed = self.recorder.run(plan)
-            running.batch, running.hidden, running.logits = replayed.batch, replayed.hidden, replayed.logits
-            return
+            if replayed is not None:
+                running.batch, running.hidden, running.logits = replayed.batch, replayed.hidden, replayed.logits
+                return
         batch = make_batch(plan, rows, self.pool, self.kernels)
         running.batch = batch
         running.hidden = self.model.forward(batch.tokens, batch.ctx)
