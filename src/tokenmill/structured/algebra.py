@@ -115,7 +115,7 @@ class Algebra:
             return a
         if a is WHOLE:
             return b
-        size = len(a.numbers) * len(b.numbers) // 8 + len(a.strings) * len(b.strings)
+        size = len(a.numbers) * len(b.numbers) // 2 + len(a.strings) * len(b.strings)
         self.budget.spend(size + 4 * (len(a.arrays) * len(b.arrays) + len(a.objects) * len(b.objects)))
         return self._bounded(
             Sum(

@@ -26,11 +26,12 @@ from tokenmill.structured.vocabulary import Vocabulary
 KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 SWITCHES = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern", "disable_fallback")
 CACHE_BYTES = 128 << 20
-GRAMMAR_BYTES = 64 << 10
-"""What a compiled grammar takes at least; its lexer's states come on top of it."""
+GRAMMAR_BYTES = 160 << 10
+"""What a compiled grammar with some use takes at least, measured; generous."""
 TEXT_FACTOR = 24
 """Bytes of a compiled grammar per byte of its text, measured; generous."""
 MAX_GRAMMAR_BYTES = 1 << 20
+PROBE_STEPS = 3
 
 
 class Compiler:
@@ -83,6 +84,7 @@ class Compiler:
         if self._vocabulary is None:
             self._vocabulary = self._make_vocabulary()
         made = GrammarConstraint(compile_grammar(text, self._vocabulary), self._vocabulary)
+        _probe(made.fork())
         size = GRAMMAR_BYTES + TEXT_FACTOR * len(text)
         with self._lock:
             self._cache[key] = made, size
@@ -138,11 +140,23 @@ def compile_grammar(text: str, vocabulary: Vocabulary) -> LLMatcher:
     return matcher
 
 
+def _probe(constraint: GrammarConstraint) -> None:
+    """Walk a little, so that what cannot be walked within the budget is refused and the first mask is warm."""
+    for _ in range(PROBE_STEPS):
+        if constraint.finished():
+            return
+        mask = int.from_bytes(constraint.mask(), "little")
+        if not mask:
+            refuse("each token of this grammar would take more work than the budget allows. Simplify it.")
+        constraint.accept([(mask & -mask).bit_length() - 1])
+
+
 def limits() -> LLParserLimits:
     """Budgets of compiling (fuel) and of each mask, in the engine's units: about 14,000 a millisecond."""
     return LLParserLimits(
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=200_000,
+        max_items_in_row=5000,  # an object with 1000 optional properties has 4000
         step_max_items=50_000,
         max_lexer_states=20_000,
         max_grammar_size=200_000,

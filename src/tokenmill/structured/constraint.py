@@ -34,7 +34,7 @@ class GrammarConstraint:
         if self.matcher.is_error():  # its mask would allow the end
             self.broken = True
             return self._bits([])
-        return found
+        return found[: self.vocabulary.mask_bytes]  # it may be a word longer
 
     def accept(self, tokens: list[int]) -> None:
         """Tokens that were said."""

@@ -32,12 +32,15 @@ from tokenmill.structured.shapes import (
     both,
     literal,
     matches,
+    meet_numbers,
 )
 
 LARGEST = 1 << 53
 MAX_LISTED = 1000
 MAX_SPLIT = 8
-MAX_PLACES = 32
+MAX_PLACES = 16
+"""contains: the item is among so many first ones."""
+MAX_GAPS = 24
 
 Plain = dict[str, Any]
 
@@ -124,8 +127,10 @@ class Emitter:
             types.append("number")
         elif n.lo is not None and n.lo == n.hi:
             listed.append(self._exact(n.lo))
-        elif n.skips or n.kind == "fraction":
+        elif n.kind == "integer" and n.skips:
             listed += self._integers(n)
+        elif n.skips or n.kind == "fraction":
+            options += self._between(n)
         else:
             made: Plain = {"type": "integer" if n.kind == "integer" else "number"}
             lo, hi = n.lo, n.hi
@@ -141,15 +146,32 @@ class Emitter:
             options.append(made)
 
     def _integers(self, n: Number) -> list[int]:
-        """All of them, when they are few."""
-        if n.kind != "integer" or n.lo is None or n.hi is None or n.hi - n.lo > MAX_LISTED:
-            self._refuse("numbers that are not integers, or not multiples of another, cannot be told apart")
+        """All of them, or those near zero: a narrower set is safe."""
+        lo = -MAX_LISTED // 2 if n.lo is None else int(n.lo)
+        hi = max(lo, 0) + MAX_LISTED // 2 if n.hi is None else int(n.hi)
+        lo = max(lo, hi - MAX_LISTED) if n.lo is None else lo
         step = n.step or Fraction(1)
         return [
             i
-            for i in range(int(n.lo), int(n.hi) + 1)
+            for i in range(lo, min(hi, lo + MAX_LISTED) + 1)
             if (i / step).denominator == 1 and all((i / s).denominator > 1 for s in n.skips)
         ]
+
+    def _between(self, n: Number) -> list[Plain]:
+        """Numbers between neighbouring integers or multiples, near zero: a narrower set is safe."""
+        grids = [*n.skips, *([Fraction(1)] if n.kind == "fraction" else [])]
+        if len(grids) != 1 or n.step is not None:
+            self._refuse("multiples of one number that are no multiples of another cannot be told apart")
+        first = -MAX_GAPS // 2 if n.lo is None else n.lo // grids[0]
+        if n.hi is not None:
+            first = min(first, n.hi // grids[0] - MAX_GAPS) if n.lo is None else first
+        found: list[Plain] = []
+        for k in range(first, first + MAX_GAPS + 1):
+            gap = Number(lo=k * grids[0], lo_open=True, hi=(k + 1) * grids[0], hi_open=True)
+            part = meet_numbers(gap, Number(lo=n.lo, lo_open=n.lo_open, hi=n.hi, hi_open=n.hi_open))
+            if part is not None:
+                self._number(part, [], [], found)
+        return found
 
     def _exact(self, value: Fraction) -> int | float:
         if value.denominator == 1 and abs(value) <= LARGEST:
@@ -167,9 +189,7 @@ class Emitter:
             return
         if s.avoid_patterns:
             self._refuse("strings that a pattern does not match cannot be told (from not, oneOf or if)")
-        if s.values is not None:
-            if s.formats:
-                self._refuse("a format cannot be checked on listed values: leave the format out")
+        if s.values is not None and not s.formats:
             listed += sorted(s.values)
             return
         made: Plain = {"type": "string"}
@@ -181,14 +201,20 @@ class Emitter:
         if hi is not None:
             made["maxLength"] = min(hi, MAX_COUNT)
         patterns = sorted(s.patterns)
+        if s.values is not None:
+            patterns.append("|".join(regex.literal(v) for v in sorted(s.values)))
         if s.avoid:
-            patterns.append(regex.other_than(s.avoid))
+            patterns.append(self._other_than(s.avoid))
         more: list[Plain] = [{"pattern": f"^(?:{p})$"} for p in patterns] + [{"format": f} for f in sorted(s.formats)]
         if len(more) == 1:
             made |= more[0]
         elif more:
             made["allOf"] = [{"type": "string", **m} for m in more]
         options.append(made)
+
+    def _other_than(self, values: frozenset[str]) -> str:
+        self.algebra.budget.spend(2 * sum(map(len, values)))
+        return regex.other_than(values)
 
     # ------------------------------------------------------------ arrays
 
@@ -224,23 +250,32 @@ class Emitter:
         return all(self.algebra.empty(both(x, y)) for x, y in combinations(nodes, 2))
 
     def _unique(self, a: Array) -> list[Any]:
-        """All arrays of different items, when they are few."""
+        """All arrays of different items when they are few, else those in the order of the values."""
         rest = [] if a.rest == NEVER else self._values(a.rest)
         places = [self._values(n) for n in a.prefix]
+        found = self._arrangements(a, places, rest, ordered=False)
+        if found is None and not places:
+            found = self._arrangements(a, places, rest, ordered=True)
+        if found is None:
+            self._refuse("uniqueItems has too many arrays to list")
+        return found
+
+    def _arrangements(self, a: Array, places: list[list[Any]], rest: list[Any], *, ordered: bool) -> list[Any] | None:
         found: list[list[Any]] = []
         level: list[list[Any]] = [[]]
         size = 0
-        while level:
+        while level and (a.hi is None or size <= a.hi):
             if size >= a.lo:
                 found += [v for v in level if self._has_some(a, v)]
-            if len(found) + len(level) > MAX_LISTED:
-                self._refuse("uniqueItems has too many arrays to list")
             values = places[size] if size < len(places) else rest
-            size += 1
-            if a.hi is not None and size > a.hi:
-                break
+            if len(found) + len(level) * len(values) > 4 * MAX_LISTED:
+                return None
             self.algebra.budget.spend(len(level) * len(values))
-            level = [[*v, new] for v in level for new in values if not any(_equal(new, old) for old in v)]
+            size += 1
+            if ordered:
+                level = [[*v, new] for v in level for new in values[values.index(v[-1]) + 1 if v else 0 :]]
+            else:
+                level = [[*v, new] for v in level for new in values if not any(_equal(new, old) for old in v)]
         return found
 
     def _has_some(self, a: Array, values: list[Any]) -> bool:
@@ -265,13 +300,11 @@ class Emitter:
         """contains: one alternative for each place where the item can be."""
         some = next(iter(a.some))
         others = a.some - {some}
-        if a.rest == some and not a.prefix:
+        if not a.prefix and self.algebra.force(a.rest) == self.algebra.force(some):
             simpler = tidy_array(Array((), a.rest, max(a.lo, 1), a.hi, others, a.unique))
             return [] if simpler is None else [simpler]
-        if a.hi is None or a.hi > MAX_PLACES:
-            self._refuse(f"contains can only be enforced together with maxItems of at most {MAX_PLACES}")
         found = []
-        for i in range(a.hi):
+        for i in range(MAX_PLACES if a.hi is None else min(a.hi, MAX_PLACES)):
             prefix = [item_at(a, j) for j in range(max(i + 1, len(a.prefix)))]
             prefix[i] = both(prefix[i], some)
             if not self.algebra.empty(prefix[i]):
@@ -346,7 +379,7 @@ class Emitter:
         """Free names other than `absent`, as a pattern: counting needs that every listed name is required."""
         if o.patterns:
             self._refuse("minProperties and maxProperties cannot be enforced together with patternProperties")
-        return Object((), ((regex.other_than(absent), o.extra),), NEVER, there)
+        return Object((), ((self._other_than(absent), o.extra),), NEVER, there)
 
     def _named(self, o: Object) -> Object | None:
         """propertyNames, turned into listed names or a pattern."""
@@ -388,7 +421,7 @@ class Emitter:
     def _name_pattern(self, s: String) -> str:
         size = f"{{{s.lo},{'' if s.hi is None else s.hi}}}"
         lengths = [f"{regex.ANY}{size}"] if s.lo or s.hi is not None else []
-        avoid = [regex.other_than(s.avoid)] if s.avoid else []
+        avoid = [self._other_than(s.avoid)] if s.avoid else []
         every = [*sorted(s.patterns), *lengths, *avoid]
         if s.formats or s.avoid_patterns or len(every) != 1:
             self._refuse("propertyNames can only be enforced for a list, one pattern, or one range of lengths")

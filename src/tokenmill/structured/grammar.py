@@ -37,9 +37,11 @@ class JsonStyle:
 
     def options(self) -> Any:
         """As the engine takes them; `lenient` is never given."""
+        # One spelling per character: with \u0061 a listed name could come again under rules for unlisted ones.
+        spelling = {"json_allowed_escapes": '"\\bfnrt'}
         if self.compact:
-            return {"whitespace_flexible": False}
-        return {"whitespace_pattern": USUAL_WHITESPACE if self.whitespace is None else self.whitespace}
+            return {**spelling, "whitespace_flexible": False}
+        return {**spelling, "whitespace_pattern": USUAL_WHITESPACE if self.whitespace is None else self.whitespace}
 
 
 def json_style(compact: bool, whitespace: Any, closed: bool) -> JsonStyle:
@@ -65,6 +67,11 @@ def lower(schema: Any, style: JsonStyle) -> dict[str, Any]:
 def from_schema(schema: Any, style: JsonStyle) -> str:
     """A JSON schema."""
     return LLMatcher.grammar_from_json_schema(json.dumps(lower(schema, style)), overrides=style.options())
+
+
+def _embedded(schema: Any, style: JsonStyle) -> str:
+    """A schema as it stands inside of a Lark grammar."""
+    return json.dumps(lower(schema, style) | {"x-guidance": style.options()})
 
 
 def from_regex(pattern: Any) -> str:
@@ -125,7 +132,7 @@ def _lower_inside(text: str) -> str:
             schema, end = json.JSONDecoder().raw_decode(text, found.end())
         except (ValueError, RecursionError):
             refuse("grammar: %json must be followed by a JSON schema.")
-        parts += [text[at : found.end()], json.dumps(lower(schema, JsonStyle()))]
+        parts += [text[at : found.end()], _embedded(schema, JsonStyle())]
         at = end
     return "".join([*parts, text[at:]])
 
@@ -152,8 +159,8 @@ def from_tags(given: Any, style: JsonStyle) -> str:
         trigger = next((t for t in by_trigger if tag["begin"].startswith(t)), None)
         if trigger is None:
             refuse(f"structural_tag: no trigger begins {tag['begin']!r}.")
-        schema = lower(tag.get("schema", {}), style) | {"x-guidance": style.options()}
-        pieces = [_lark_text(tag["begin"][len(trigger) :]), f"%json {json.dumps(schema)}", _lark_text(tag["end"])]
+        schema = _embedded(tag.get("schema", {}), style)
+        pieces = [_lark_text(tag["begin"][len(trigger) :]), f"%json {schema}", _lark_text(tag["end"])]
         by_trigger[trigger].append(" ".join(p for p in pieces if p))
     lines = ["start: " + "(" + " | ".join(f"span_{i}" for i in range(len(by_trigger))) + ")* tail", "tail: TEXT"]
     for i, (trigger, bodies) in enumerate(by_trigger.items()):

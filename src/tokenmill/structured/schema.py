@@ -43,8 +43,8 @@ from tokenmill.structured.shapes import (
 )
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
-FORMATS = {
-    **{f: f for f in ("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")},
+FORMATS = {  # enforced by the grammar engine, the same or a narrower one
+    **{f: f for f in ("duration", "email", "hostname", "ipv6", "uri")},
     "idn-email": "email",
     "idn-hostname": "hostname",
     "iri": "uri",
@@ -52,9 +52,20 @@ FORMATS = {
     "uri-reference": "uri",
     "uri-template": "uri",
 }
-"""Standard formats, and the one that the grammar engine enforces for them: the same or a narrower one."""
 _POINTER = r"(?:\x2f(?:[^\x2f\x7e]|\x7e[01])*)*"
+_YEAR_DAY = (
+    r"(?:[0-9]{4}\x2d(?:(?:0[13578]|1[02])\x2d(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)\x2d(?:0[1-9]|[12][0-9]|30)"
+    r"|02\x2d(?:0[1-9]|1[0-9]|2[0-8]))"
+    r"|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)\x2d02\x2d29)"
+)
+_CLOCK = r"(?:[01][0-9]|2[0-3])\x3a[0-5][0-9]"
+_TIME = rf"{_CLOCK}\x3a[0-5][0-9](?:\x2e[0-9]{{1,9}})?(?:[zZ]|[\x2b\x2d]{_CLOCK})"
 FORMAT_PATTERNS = {
+    "date": _YEAR_DAY,
+    "time": _TIME,
+    "date-time": rf"{_YEAR_DAY}[tT]{_TIME}",
+    "uuid": r"[0-9a-fA-F]{8}(?:\x2d[0-9a-fA-F]{4}){3}\x2d[0-9a-fA-F]{12}",
+    "ipv4": r"(?:(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\x2e){3}(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])",
     "json-pointer": _POINTER,
     "relative-json-pointer": rf"(?:0|[1-9][0-9]*)(?:\x23|{_POINTER})",
 }
@@ -356,7 +367,8 @@ class SchemaReader:
             names = frozenset((name, *(then if isinstance(then, list) else ())))
             if not all(isinstance(n, str) for n in names):
                 _invalid((*path, name), "a list of property names")
-            present = Sum(objects=(Object(extra=ANY, required=names),))
+            order = tuple((n, ANY) for n in (then if isinstance(then, list) else ()))
+            present = Sum(objects=(Object(order, extra=ANY, required=names),))
             if not isinstance(then, list):
                 present = algebra.meet(present, algebra.force(At((*path, name))))
             others = Sum(True, BOOLEANS, WHOLE.numbers, WHOLE.strings, WHOLE.arrays, (absent,))

@@ -22,7 +22,7 @@ class Vocabulary:
     @property
     def mask_bytes(self) -> int:
         """Every mask has this size."""
-        return (self.trie.vocab_size + 31) // 32 * 4
+        return (self.trie.vocab_size + 7) // 8
 
     @classmethod
     def of(

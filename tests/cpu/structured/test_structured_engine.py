@@ -1,0 +1,172 @@
+"""Whole engines held to grammars: what ends is valid, what is cut is a prefix, and how it is computed does not show."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import pytest
+from bytewise import compiled, says
+from engines import check_nothing_left, exact, open_llm, run
+from jsonschema import Draft202012Validator
+
+from tokenmill import SamplingParams
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 6},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "kind": {"enum": ["miller", "baker"]},
+        "friend": {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
+    },
+    "required": ["name", "age", "kind", "friend"],
+    "additionalProperties": False,
+}
+SCHEMAS = [
+    PERSON,
+    {"type": "array", "items": {"type": ["integer", "boolean"]}, "minItems": 1, "maxItems": 4},
+    {"oneOf": [{"type": "integer", "minimum": 5}, {"type": "integer", "maximum": 9}, {"const": "mill"}]},
+    {"type": "object", "propertyNames": {"enum": ["a", "b"]}, "dependentRequired": {"a": ["b"]}, "maxProperties": 2},
+    {"type": "string", "pattern": "^[a-f]{2,9}$", "not": {"enum": ["bad", "cafe"]}},
+    {
+        "type": "object",
+        "properties": {"day": {"type": "string", "format": "date"}, "at": {"type": "number", "multipleOf": 0.5}},
+        "required": ["day", "at"],
+        "if": {"properties": {"day": {"const": "2026-11-21"}}},
+        "then": {"properties": {"at": {"maximum": 3}}},
+    },
+]
+ENGINES = {
+    "depth 2": {"depth": 2},
+    "process": {"executor": "process"},
+    "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}},
+    "drafts, depth 2": {"depth": 2, "speculative_config": {"method": "ngram", "prompt_lookup_min": 1}},
+    "preemption": {"num_blocks": 12, "max_model_len": 190, "long_prefill_token_threshold": 5},
+    "preemption, depth 2": {"num_blocks": 12, "max_model_len": 190, "depth": 2},
+}
+PROMPT = 'A person: {"name": "mill", "age": 7, "kind": "miller", "friend": null}. Another one: '
+
+
+def parameters():
+    """Each schema greedily, sampled, with log-probabilities, and three at once."""
+    found = []
+    for i, schema in enumerate(SCHEMAS):
+        for more in ({"temperature": 0.0}, {"temperature": 1.0, "n": 3}, {"temperature": 1.0, "logprobs": 1}):
+            found.append(SamplingParams(seed=i, max_tokens=80, structured_outputs={"json": schema}, **more))
+    return found
+
+
+def opened(tiny, **options):
+    return open_llm(tiny, **{"max_num_seqs": 8, "threads": 1, **options})
+
+
+def check(schema, one):
+    """Valid if it has ended, else the beginning of something."""
+    if one.finish_reason == "stop":
+        assert Draft202012Validator(schema).is_valid(json.loads(one.text)), (schema, one.text)
+    else:
+        assert one.finish_reason == "length", one
+        data = list(one.text.split("\ufffd")[0].encode())
+        assert compiled(schema).validate(data) == len(data), (schema, one.text)
+
+
+@pytest.fixture(scope="module")
+def expected(tiny):
+    with opened(tiny, max_num_seqs=32) as llm:
+        params = parameters()
+        outputs = run(llm, [PROMPT] * len(params), params)
+        check_nothing_left(llm.engine)
+    for param, output in zip(params, outputs, strict=True):
+        for one in output.outputs:
+            check(param.structured_outputs["json"], one)
+    ended = [one.finish_reason == "stop" for output in outputs for one in output.outputs]
+    assert sum(ended) > len(ended) / 2
+    return [exact(o) for o in outputs]
+
+
+@pytest.mark.parametrize("title", ENGINES)
+def test_the_same_however_it_is_computed(title, tiny, expected):
+    with opened(tiny, **ENGINES[title]) as llm:
+        params = parameters()
+        found = run(llm, [PROMPT] * len(params), params)
+        assert [exact(o) for o in found] == expected
+        counters = llm.engine.scheduler.counters
+        if "preemption" in title:
+            assert counters.preemptions > 0
+        if "drafts" in title:
+            assert counters.accepted > 0
+        check_nothing_left(llm.engine)
+
+
+def test_forced_text_costs_no_steps(tiny):
+    schema = {"const": {"the mill grinds grain": "into flour, and flour becomes bread"}}
+    with opened(tiny) as llm:
+        (output,) = run(llm, ["x"], SamplingParams(temperature=0.0, max_tokens=80, structured_outputs={"json": schema}))
+        assert json.loads(output.outputs[0].text) == schema["const"]
+        assert output.outputs[0].finish_reason == "stop"
+        assert llm.engine.scheduler.counters.steps < len(output.outputs[0].token_ids) / 3
+
+
+def test_every_kind_of_structure(tiny):
+    tag = {"begin": "<f=a>", "schema": {"type": "integer", "maximum": 9}, "end": "</f>"}
+    kinds = {
+        "regex": "^[a-c]{3,5}-\\d+x$",
+        "choice": ["yes", "no", "yes, sure"],
+        "grammar": 'root ::= "a" item+ "\\u00e9ab"\nitem ::= [x-z] | "(" item ")"\n',
+        "json_object": True,
+        "structural_tag": {"structures": [tag], "triggers": ["<f="]},
+    }
+    checks = {
+        "regex": lambda t: re.fullmatch(r"[a-c]{3,5}-\d+x", t),
+        "choice": lambda t: t in kinds["choice"],
+        "grammar": lambda t: re.fullmatch(r"a(?:\(*[x-z]\)*)+éab", t),
+        "json_object": lambda t: isinstance(json.loads(t), dict),
+        "structural_tag": lambda t: t.count("<f=") == len(re.findall(r"<f=a>-?\d+</f>", t)),
+    }
+    with opened(tiny) as llm:
+        for kind, value in kinds.items():
+            params = [
+                SamplingParams(temperature=1.0, seed=i, max_tokens=120, structured_outputs={kind: value})
+                for i in range(12)
+            ]
+            ended = [o.outputs[0] for o in run(llm, ["x"] * 12, params) if o.outputs[0].finish_reason == "stop"]
+            assert ended, kind
+            assert all(checks[kind](one.text) for one in ended), (kind, ended)
+
+
+def test_random_schemas(tiny):
+    from schemas import random_schema
+
+    from tokenmill.core.errors import UserError
+
+    rng = random.Random(5)
+    chosen = []
+    while len(chosen) < 60:
+        schema = random_schema(rng, 3)
+        try:
+            compiled(schema)
+        except UserError:
+            continue
+        chosen.append(schema)
+    params = [
+        SamplingParams(temperature=1.0, seed=i, max_tokens=50, structured_outputs={"json": json.dumps(s)})
+        for i, s in enumerate(chosen)
+    ]
+    with opened(tiny, max_num_seqs=32) as llm:
+        outputs = run(llm, ["x"] * len(params), params)
+    for schema, output in zip(chosen, outputs, strict=True):
+        check(schema, output.outputs[0])
+    assert sum(o.outputs[0].finish_reason == "stop" for o in outputs) > 30
+
+
+def test_a_request_that_cannot_be_enforced_leaves_nothing_behind(tiny):
+    from tokenmill.core.errors import ParameterError
+
+    with opened(tiny) as llm:
+        with pytest.raises(ParameterError, match="#/properties/a/pattern"):
+            bad = {"json": {"type": "object", "properties": {"a": {"pattern": "(?=x)"}}}}
+            run(llm, ["x"], SamplingParams(structured_outputs=bad))
+        check_nothing_left(llm.engine)
+        assert says(compiled({"const": 1}), "1")

@@ -1,0 +1,147 @@
+"""JSON Schema: enforced exactly or refused by name; jsonschema is the oracle."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from bytewise import compiled, says, speak
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft7Validator, Draft202012Validator
+from schemas import random_schema, random_value
+from table import REFUSED, TABLE
+
+from tokenmill.core.errors import ParameterError, UserError
+
+CASES = [(title, i) for title, rows in TABLE.items() for i in range(len(rows))]
+
+
+def text_of(value):
+    return json.dumps(value, ensure_ascii=False)
+
+
+def oracle(schema):
+    old = isinstance(schema, dict) and (isinstance(schema.get("items"), list) or "dependencies" in schema)
+    return (Draft7Validator if old else Draft202012Validator)(schema)
+
+
+@pytest.mark.parametrize(("title", "i"), CASES)
+def test_by_hand(title, i):
+    schema, good, bad = TABLE[title][i]
+    if not good:
+        with pytest.raises(ParameterError, match="no value fits"):
+            compiled(schema)
+        return
+    constraint = compiled(schema)
+    for value in good:
+        assert says(constraint, text_of(value)), (schema, value)
+    for value in bad:
+        assert not says(constraint, text_of(value)), (schema, value)
+
+
+def test_the_table_is_large_and_right():
+    cases = [
+        (s, v, ok)
+        for rows in TABLE.values()
+        for s, good, bad in rows
+        for ok in (True, False)
+        for v in (good if ok else bad)
+    ]
+    assert len(cases) >= 300
+    for schema, value, ok in cases:
+        if isinstance(schema, dict) and ("format" in schema or isinstance(schema.get("exclusiveMinimum"), bool)):
+            continue  # the oracle takes formats for annotations, and does not know draft 4
+        if isinstance(schema, dict) and schema.get("pattern") in ("^\\d+$", "^\\W$", "^\\s$", "^.$"):
+            continue  # Python's classes are not ECMA's
+        assert oracle(schema).is_valid(value) is ok, (schema, value)
+
+
+@pytest.mark.parametrize(("schema", "place", "word"), REFUSED)
+def test_refused_by_name_and_place(schema, place, word):
+    with pytest.raises(ParameterError) as caught:
+        compiled(schema)
+    message = str(caught.value)
+    assert place in message and word in message, message
+    assert caught.value.param == "structured_outputs"
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32))
+def test_what_is_accepted_is_valid(seed):
+    rng = random.Random(seed)
+    schema = random_schema(rng, rng.randint(0, 3))
+    validator = Draft202012Validator(schema)
+    try:
+        constraint = compiled(schema)
+    except UserError as error:
+        if "no value fits" in str(error):
+            assert not any(validator.is_valid(random_value(rng, 2)) for _ in range(5))
+        return
+    for _ in range(5):
+        value = random_value(rng, 3)
+        if says(constraint, text_of(value)):
+            assert validator.is_valid(value), (schema, value)
+    for _ in range(2):
+        said = speak(constraint, rng)
+        if said is not None:
+            assert validator.is_valid(json.loads(said)), (schema, said)
+
+
+def test_most_random_schemas_are_enforced():
+    rng = random.Random(3)
+    found = {"enforced": 0, "empty": 0, "refused": 0}
+    for _ in range(300):
+        try:
+            compiled(random_schema(rng, 3))
+            found["enforced"] += 1
+        except UserError as error:
+            found["empty" if "no value" in str(error) or "nsatisfiable" in str(error) else "refused"] += 1
+    assert found["refused"] < 0.2 * (found["enforced"] + found["refused"]), found
+
+
+def test_key_order_is_the_schemas():
+    constraint = compiled({"properties": {"b": {}, "a": {}}, "type": "object"})
+    assert says(constraint, '{"b":1,"a":2}') and not says(constraint, '{"a":1,"b":2}')
+
+
+def test_a_name_never_comes_twice_with_another_meaning():
+    constraint = compiled({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]})
+    assert not says(constraint, '{"a":1,"a":2}')
+    assert not says(constraint, '{"a":1,"\\u0061":2}')
+
+
+def test_white_space_switches():
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    spaced = '{\n  "a": 1\n}'
+    assert says(compiled(schema), spaced) and says(compiled(schema), '{"a":1}')
+    assert not says(compiled(schema), '{\n\n\n"a": 1}')
+    compact = compiled(schema, disable_any_whitespace=True)
+    assert says(compact, '{"a":1}') and not says(compact, '{"a": 1}')
+    tabs = compiled(schema, whitespace_pattern="\\t{3}")
+    assert says(tabs, '{"a":\t\t\t1}') and not says(tabs, '{"a": 1}')
+    closed = compiled(schema, disable_additional_properties=True)
+    assert says(closed, '{"a":1}') and not says(closed, '{"a":1,"b":2}') and says(compiled(schema), '{"a":1,"b":2}')
+    for bad in ({"whitespace_pattern": "x*"}, {"whitespace_pattern": "("}, {"disable_any_whitespace": "yes"}):
+        with pytest.raises(ParameterError):
+            compiled(schema, **bad)
+
+
+def test_pydantic_models():
+    from bytewise import COMPILER
+    from pydantic import BaseModel, Field
+
+    class Part(BaseModel):
+        name: str = Field(max_length=5)
+        count: int | None = None
+
+    class Order(BaseModel):
+        parts: list[Part] = Field(min_length=1, max_length=2)
+
+    rng = random.Random(1)
+    constraint = COMPILER.constraint({"json": Order})
+    said = [s for s in (speak(constraint, rng) for _ in range(20)) if s is not None]
+    assert said
+    for text in said:
+        Order.model_validate_json(text)
