@@ -105,7 +105,8 @@ async def _serve_loaded(fleet: Fleet, server: ServerConfig, hooks: Hooks, life: 
     hooks.serving(_url(server, sock), fleet.info)
     log.info("serving", extra={"data": {"model": fleet.info.names[0], "url": _url(server, sock)}})
     await life.wait(context)
-    await http.stop(life.hurry)
+    fleet.end_all("the server is shutting down")
+    await http.stop()
     context.text.close()
 
 
@@ -199,7 +200,7 @@ class HttpServer:
         if self.tasks[0].done():
             self.tasks[0].result()
 
-    async def stop(self, hurry: asyncio.Event) -> None:
+    async def stop(self) -> None:
         """Close the listener; requests that still run are cancelled after a moment."""
         self.server.config.timeout_graceful_shutdown = 1
         self.server.should_exit = True

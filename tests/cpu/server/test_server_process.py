@@ -206,6 +206,8 @@ def test_without_grace_or_at_the_second_signal_it_ends_at_once(launch: Launch) -
                 running.process.send_signal(signal.SIGTERM)
                 time.sleep(0.1)
             began = time.monotonic()
+            rest = list(lines)
+            assert "data: [DONE]" in rest and any('"error"' in line for line in rest)
             assert running.process.wait(6) == 0
             assert time.monotonic() - began <= 4
         wait_for(lambda pids=engines: not any(alive(pid) for pid in pids), 5)

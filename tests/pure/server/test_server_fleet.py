@@ -8,9 +8,11 @@ from typing import Any
 
 from tests.pure.server.conftest import Starter
 from tests.pure.server.test_server_chat import events
+from tokenmill.core.request import SamplingParams
+from tokenmill.engine.prompts import make_request
 from tokenmill.server.engines.fleet import FleetOptions
 from tokenmill.server.engines.route import STRIDE, Router
-from tokenmill.testing.fake_generator import FakeOptions
+from tokenmill.testing.fake_generator import FakeOptions, fake_fleet
 
 PATH = "/v1/completions"
 
@@ -129,3 +131,23 @@ def test_the_router_balances_and_remembers_prefixes() -> None:
         engine = router.choose(counts, [random.randrange(1000) for _ in range(100)], "")
         counts[engine] += 1
     assert max(counts.values()) - min(counts.values()) <= 8
+
+
+async def test_the_fleet_is_a_text_generator() -> None:
+    made = await fake_fleet(FakeOptions(step_s=0.002))
+    fleet = made.fleet
+    request = make_request("one", None, [5, 6], SamplingParams(max_tokens=6, n=2), arrival=0.0)
+    deltas = [delta async for delta in fleet.generate(request)]
+    assert sum(len(d.token_ids) for d in deltas) == 12 and [d.finish_reason for d in deltas].count("length") == 2
+    endless = make_request("two", None, [5], SamplingParams(max_tokens=4000))
+    seen = []
+    async for delta in fleet.generate(endless):
+        seen.append(delta)
+        if len(seen) == 3:
+            await fleet.abort("two")
+    assert seen[-1].finish_reason == "abort"
+    async for _ in fleet.generate(make_request("three", None, [5], SamplingParams(max_tokens=4000))):
+        break
+    await asyncio.sleep(0.05)
+    assert not made.link().works and not fleet.open_requests
+    await fleet.close()

@@ -47,7 +47,7 @@ def url() -> Iterator[str]:
         begun.set()
         while not ended.is_set():
             await asyncio.sleep(0.05)
-        await http.stop(asyncio.Event())
+        await http.stop()
         context.text.close()
         await fake.fleet.close()
 

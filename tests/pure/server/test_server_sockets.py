@@ -69,7 +69,7 @@ async def listen(start: Starter) -> AsyncIterator[Any]:
 
     yield listening
     for server in made:
-        await server.stop(asyncio.Event())
+        await server.stop()
 
 
 async def answer(reader: asyncio.StreamReader, seconds: float = 10) -> tuple[int, bytes]:

@@ -115,8 +115,12 @@ class Fleet:
         """Stop all engines; whoever still waits gets an error."""
         if self.watcher is not None:
             self.watcher.cancel()
-        self._end_all(f"{UNAVAILABLE}the server is shutting down")
+        self.end_all("the server is shutting down")
         await asyncio.gather(*(e.link.stop() for e in self.engines if e.link is not None))
+
+    def end_all(self, reason: str) -> None:
+        """Every open request ends now, with an error that says why."""
+        self._end_all(f"{UNAVAILABLE}{reason}")
 
     def _launch(self, engine: Engine) -> None:
         engine.life += 1
