@@ -35,6 +35,9 @@ if "tensor_parallel_size" not in all_options():
 @with_flags("load", LOAD)
 def plan(
     model: str = MODEL,
+    workload: list[Path] = typer.Option(
+        None, "--workload", help="Predict what bench throughput will say about this file (may be repeated)."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     *,
     load: dict[str, Any],
@@ -70,6 +73,11 @@ def plan(
         from tokenmill.measure.slo import cheapest, read_slo
 
         found["cheapest"] = cheapest(config, read_slo(load["slo"]), load["users"], setup)
+    if workload and found["fits"]:
+        from tokenmill.measure.simulate import simulate
+        from tokenmill.measure.workloads import read
+
+        found["workloads"] = [simulate(planner, setup, read(path)) for path in workload]
     if as_json:
         print(json.dumps(found, indent=2))
     else:
@@ -151,6 +159,11 @@ def _closing(found: dict[str, Any]) -> list[str]:
         lines.append(
             f"At {found['usd_per_hour']:g} dollars an hour: {found['usd_per_million_tokens']:.3f} dollars per million "
             "output tokens at the best of these loads."
+        )
+    for run in found.get("workloads", []):
+        lines.append(
+            f"{run['workload']} is predicted to take {run['seconds']:.2f} s: {run['output_tokens_per_s']:.1f} output "
+            f"tokens/s, TTFT p50 {run['ttft_ms']['p50']:.1f} ms, TPOT p50 {run['tpot_ms']['p50'] or 0:.2f} ms."
         )
     if found.get("cheapest") is not None:
         lines += found["cheapest"]["sentences"]

@@ -7,7 +7,7 @@ roofline times at the stated efficiency. Must not know: terminals.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tokenmill.core.config import EngineConfig, all_options, override
@@ -122,15 +122,16 @@ def read_model(config: EngineConfig, kind: str, ranks: int = 1, source: ModelSou
 def plan(planner: Planner, setup: Setup) -> dict[str, Any]:
     """Everything that `tokenmill plan --json` prints."""
     sheet, device = planner.sheet, setup.device
-    reach = speeds(device, _speed_type(planner, device), setup.efficiency)
+    reach = speeds(device, speed_type(planner, device), setup.efficiency)
     memory = layouts(planner, device)
     max_context = _max_context(memory)
     fits = memory.free >= 0 and max_context >= min(memory.wanted, USEFUL_TOKENS)
+    setup = replace(setup, output=max(1, min(setup.output, max_context // 2)))
     contexts = _contexts(setup, max_context) if fits else []
     points = [
         point(planner, setup, reach, context, batch)
         for context in contexts
-        for batch in _batches(planner, memory, context)
+        for batch in _batches(planner, memory, context, setup.output)
     ]
     price = device.usd_per_hour if setup.price is None else setup.price
     best = max((p["output_tokens_per_s"] for p in points), default=0.0)
@@ -159,7 +160,7 @@ def plan(planner: Planner, setup: Setup) -> dict[str, Any]:
         "per_token": _per_token(planner),
         "ceilings": {
             "bytes_per_s": device.bytes_per_s,
-            "flops_per_s": device.flops_in(_speed_type(planner, device)),
+            "flops_per_s": device.flops_in(speed_type(planner, device)),
             "source": device.source,
         },
         "efficiency": {
@@ -277,12 +278,13 @@ def _contexts(setup: Setup, longest: int) -> list[int]:
     return fitting or [max(1, longest - setup.output)]
 
 
-def _batches(planner: Planner, memory: Layouts, context: int) -> list[int]:
-    most = max(1, max_batch(planner, memory, context + DEFAULT_OUTPUT))
+def _batches(planner: Planner, memory: Layouts, context: int, output: int) -> list[int]:
+    most = max(1, max_batch(planner, memory, context + output))
     return sorted({batch for batch in BATCHES if batch < most} | {most})
 
 
-def _speed_type(planner: Planner, device: Device) -> str:
+def speed_type(planner: Planner, device: Device) -> str:
+    """The type of products whose ceiling counts on this device."""
     return planner.compute_type if planner.compute_type in device.flops else planner.dtype
 
 

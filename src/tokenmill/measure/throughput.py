@@ -161,7 +161,7 @@ def _run(llm: LLM, jobs: list[Job], detokenize: bool, progress: Progress) -> dic
         "seconds": round(seconds, 6),
         "output_tokens_per_s": round(outputs / seconds, 4),
         "total_tokens_per_s": round((prompts + outputs) / seconds, 4),
-        **_latencies(traces),
+        **summaries(traces),
         "mbu": None,
         "mfu": None,
         "roofline": None,
@@ -208,7 +208,7 @@ def _request(number: int, ids: list[int], count: int, detokenize: bool) -> Reque
     return Request(id=str(number), prompt_ids=ids, params=params)
 
 
-def _latencies(traces: list[Trace]) -> dict[str, Any]:
+def summaries(traces: list[Trace]) -> dict[str, Any]:
     """Per request: first token, time per later token, whole; and the gaps between tokens that arrived apart."""
     firsts = [trace.marks[0][0] for trace in traces]
     long = [trace for trace in traces if trace.count > 1]

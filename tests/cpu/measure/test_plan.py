@@ -166,3 +166,10 @@ def test_bad_input_is_told(tmp_path):
     for arguments in (["--device", "h20"], ["--device", str(bad)], ["--users", "3"], ["--device", "t4"]):
         done = CliRunner().invoke(app, ["plan", folder, *arguments])
         assert done.exit_code not in (0, None) and "Traceback" not in done.output, arguments
+
+
+def test_short_contexts_leave_room_for_answers(tmp_path):
+    folder = write(tmp_path, {**SMALL, "architectures": ["Qwen3ForCausalLM"], "max_position_embeddings": 64})
+    found = make(folder)
+    assert found["max_context"] == 64 and found["load"]["output_tokens"] == 32
+    assert {point["context"] for point in found["points"]} == {32}

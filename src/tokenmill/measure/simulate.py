@@ -1,0 +1,130 @@
+"""A workload, predicted. Owns: an executor whose steps take roofline time on a clock of its own.
+
+The scheduler, block tables and prefix cache are the real ones, so that chunking, preemption and shared prefixes count
+as they would. Must not know: tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenmill.core.errors import ParameterError
+from tokenmill.core.request import Request, SamplingParams
+from tokenmill.core.step import LateInputs, StepPlan, StepResult
+from tokenmill.engine.admission import Admission
+from tokenmill.engine.engine import Engine
+from tokenmill.kvcache.allocation import BlockTables
+from tokenmill.measure.devices import speeds
+from tokenmill.measure.plan import Planner, Setup, layouts, speed_type
+from tokenmill.measure.replay import grants_of
+from tokenmill.measure.roofline import Speeds, floor, step_cost
+from tokenmill.measure.throughput import Trace, summaries
+from tokenmill.measure.workloads import Job, Workload
+from tokenmill.scheduler.policy import make_policy
+from tokenmill.scheduler.roster import Limits
+from tokenmill.scheduler.scheduler import Scheduler
+from tokenmill.speculate.none import NoDrafter
+
+_TOKEN = 1
+
+
+@dataclass(slots=True)
+class ClockTicket:
+    """A plan that was timed."""
+
+    result: StepResult
+
+    def wait(self) -> StepResult:
+        """At once."""
+        return self.result
+
+
+@dataclass(slots=True)
+class ClockExecutor:
+    """Computes nothing: a plan moves `now` on by its least time."""
+
+    planner: Planner
+    reach: Speeds
+    num_blocks: list[int]
+    depth: int = 1
+    chains: bool = True
+    now: float = 0.0
+    lengths: dict[int, int] = field(default_factory=dict)
+
+    def submit(self, plan: StepPlan) -> ClockTicket:
+        """Time the plan; every row that samples gets the same token."""
+        (grants,) = grants_of([plan], self.lengths)
+        self.now += floor(step_cost(self.planner.sheet, grants, self.planner.kv_element_bytes), self.reach).seconds
+        return ClockTicket(StepResult(plan_id=plan.id, tokens=[[_TOKEN] if s else [] for s in plan.samples]))
+
+    def supply(self, plan_id: int, inputs: LateInputs) -> None:
+        """Nothing is sampled."""
+
+    def control(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Nothing to control."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def simulate(planner: Planner, setup: Setup, workload: Workload) -> dict[str, Any]:
+    """What `bench throughput` is predicted to say about this workload: all requests arrive at 0."""
+    config, spec = planner.config, planner.sheet.spec
+    memory = layouts(planner, setup.device)
+    if not all(memory.blocks):
+        raise ParameterError(f"{config.model.model} does not fit on {setup.device.title}: nothing can be simulated.")
+    tables = BlockTables(
+        list(memory.cache.groups),
+        memory.blocks,
+        config.cache.block_size,
+        prefix_cache=config.cache.enable_prefix_caching,
+    )
+    limits = Limits(
+        max_rows=config.schedule.max_num_seqs,
+        max_step_tokens=planner.step_tokens,
+        max_chunk=config.schedule.long_prefill_token_threshold,
+        max_drafts=0,
+        chains=True,
+    )
+    scheduler = Scheduler(limits, tables, make_policy(config.schedule.scheduling_policy), NoDrafter())
+    longest = min(memory.wanted, tables.max_length())
+    admission = Admission(spec.vocab_size, longest, config.schedule.max_num_seqs, config.schedule.max_waiting)
+    reach = speeds(setup.device, speed_type(planner, setup.device), setup.efficiency)
+    executor = ClockExecutor(planner, reach, memory.blocks)
+    jobs = workload.jobs(None, spec.vocab_size)
+    traces = _drive(Engine(scheduler, executor, admission), executor, jobs)
+    seconds = max(trace.end for trace in traces)
+    prompts, outputs = sum(len(ids) for ids, _ in jobs), sum(count for _, count in jobs)
+    found = summaries(traces)
+    found.pop("samples")
+    return {
+        "workload": workload.name,
+        "requests": len(jobs),
+        "prompt_tokens": prompts,
+        "output_tokens": outputs,
+        "seconds": round(seconds, 6),
+        "output_tokens_per_s": round(outputs / seconds, 4),
+        "total_tokens_per_s": round((prompts + outputs) / seconds, 4),
+        **found,
+        "steps": scheduler.counters.steps,
+        "cached_tokens": scheduler.counters.cached_tokens,
+        "preemptions": scheduler.counters.preemptions,
+    }
+
+
+def _drive(engine: Engine, executor: ClockExecutor, jobs: list[Job]) -> list[Trace]:
+    """All jobs to their ends, on the executor's clock."""
+    traces = {str(number): Trace() for number in range(len(jobs))}
+    for number, (ids, count) in enumerate(jobs):
+        params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False)
+        engine.add(Request(id=str(number), prompt_ids=ids, params=params))
+    while engine.has_work:
+        for delta in engine.step():
+            trace = traces[delta.request_id]
+            if delta.tokens:
+                trace.marks.append((executor.now, len(delta.tokens)))
+            if delta.finish is not None:
+                trace.end = executor.now
+    return list(traces.values())
