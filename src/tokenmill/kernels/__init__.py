@@ -19,6 +19,6 @@ def make_kernels(device: str) -> Kernels:
             return ReferenceKernels()
         return native()
     try:
-        return importlib.import_module("tokenmill.kernels.triton").TritonKernels()
+        return importlib.import_module("tokenmill.kernels.triton").TritonKernels(device)
     except ImportError:
         return ReferenceKernels()

@@ -33,12 +33,14 @@ _ROOMY = 160 << 10
 class TritonKernels(ReferenceKernels):
     """Kernels for one NVIDIA GPU and one stream.
 
-    dependent: use programmatic dependent launch. split: keys per attention split whatever the batch (0: as many
-    splits as fill the chip), so that a sequence's result does not depend on its company.
+    device: becomes the current one. dependent: use programmatic dependent launch. split: keys per attention split
+    whatever the batch (0: as many splits as fill the chip), so that a sequence's attention ignores its company.
     """
 
-    def __init__(self, *, dependent: bool = True, split: int = 0) -> None:
+    def __init__(self, device: str = "cuda", *, dependent: bool = True, split: int = 0) -> None:
         super().__init__()
+        if ":" in device:
+            torch.cuda.set_device(device)  # Triton launches on the current device
         self.pdl = dependent and not INTERPRETED and torch.cuda.get_device_capability()[0] >= 9
         self.split = split
         self.scratch = Scratch()
