@@ -6,6 +6,7 @@ Whatever is left that has no such form is refused. Must not know: how schemas ar
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from itertools import combinations
@@ -41,6 +42,7 @@ MAX_SPLIT = 8
 MAX_PLACES = 16
 """contains: the item is among so many first ones."""
 MAX_GAPS = 24
+MAX_STEP = 10_000
 
 Plain = dict[str, Any]
 
@@ -142,6 +144,11 @@ class Emitter:
             if hi is not None:
                 made["exclusiveMaximum" if n.hi_open and hi == n.hi else "maximum"] = self._exact(hi)
             if n.step is not None:
+                odd = n.step.numerator
+                while odd % 2 == 0 or odd % 5 == 0:
+                    odd //= 2 if odd % 2 == 0 else 5
+                if odd > MAX_STEP:  # remainders are states of an automaton
+                    self._refuse(f"multipleOf has more than {MAX_STEP} remainders to follow")
                 made["multipleOf"] = self._exact(n.step)
             options.append(made)
 
@@ -189,9 +196,12 @@ class Emitter:
             return
         if s.avoid_patterns:
             self._refuse("strings that a pattern does not match cannot be told (from not, oneOf or if)")
-        if s.values is not None and not s.formats:
-            listed += sorted(s.values)
-            return
+        if s.values is not None:
+            # Characters that need hexadecimal escapes are never said: the engine would leave them out of a literal.
+            s = replace(s, values=frozenset(v for v in s.values if _sayable(v)))
+            if not s.values or not s.formats:
+                listed += sorted(s.values or ())
+                return
         made: Plain = {"type": "string"}
         lo, hi = s.lo, s.hi
         if lo > MAX_COUNT:
@@ -322,7 +332,9 @@ class Emitter:
             return
         o = named
         known = dict(o.props)
-        props = dict(o.props)
+        if not all(map(_sayable, o.required)):
+            return
+        props = {n: v for n, v in o.props if _sayable(n)}
         for name in sorted(o.required):
             if name not in known:
                 props[name] = value_of(o, name, known)
@@ -426,6 +438,11 @@ class Emitter:
         if s.formats or s.avoid_patterns or len(every) != 1:
             self._refuse("propertyNames can only be enforced for a list, one pattern, or one range of lengths")
         return every[0]
+
+
+def _sayable(text: str) -> bool:
+    """Can JSON spell it without hexadecimal escapes?"""
+    return not any((c < " " and c not in "\b\f\n\r\t") or "\ud800" <= c <= "\udfff" or c == "\x7f" for c in text)
 
 
 def _equal(a: Any, b: Any) -> bool:

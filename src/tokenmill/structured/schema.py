@@ -7,6 +7,7 @@ skipped. `format` is enforced, by a narrower known format where the wide one is 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, NoReturn
@@ -287,9 +288,9 @@ class SchemaReader:
             frozenset((At((*path, "propertyNames")),) if "propertyNames" in schema else ()),
         )
         bare = Object(patterns=found.patterns, extra=ANY)
-        props = [(n, both(self._child((*path, "properties", n)), value_of(bare, n))) for n in listed]
-        found = Object(tuple(props), found.patterns, found.extra, found.required, found.lo, found.hi, found.names)
-        return tidy_object(found)
+        props = {n: both(self._child((*path, "properties", n)), value_of(bare, n)) for n in listed}
+        props |= {n: value_of(found, n) for n in required if n not in props}  # in the order that the schema gives
+        return tidy_object(replace(found, props=tuple(props.items())))
 
     def _child(self, path: Path) -> Node:
         """A subschema as a node; the trivial ones are known at once."""

@@ -73,6 +73,7 @@ TABLE: dict[str, list[tuple[Any, list[Any], list[Any]]]] = {
         ({"enum": [0]}, [0], [False, 1]),
         ({"enum": [[1]]}, [[1]], [[True], [], [1, 1]]),
         ({"const": 2}, [2], [5, "2"]),
+        ({"enum": ["a\0b", 1]}, [1], ["ab"]),
         ({"const": {"foo": "bar", "baz": [1, None]}}, [{"foo": "bar", "baz": [1, None]}], [{"foo": "bar"}, [1], {}]),
         ({"const": None}, [None], [0, ""]),
         ({"const": 1.5}, [1.5], [1, 2]),

@@ -48,7 +48,7 @@ BOMBS = {
     "nested Lark": {"grammar": "start: " + "(" * 5000 + '"a"' + ")" * 5000},
     "nested GBNF": {"grammar": "root ::= " + "(" * 5000 + '"a"' + ")" * 5000},
     "nested regex": {"regex": "(" * 5000 + "a" + ")" * 5000},
-    "nested counts": {"regex": "((((a{1,50}){1,50}){1,50}){1,50}){1,50}"},
+    "large prime steps": {"json": {"type": "number", "multipleOf": 999983}},
     "back-references": {"regex": "(a+)+\\1"},
     "long choices": {"choice": ["x" * 4000 + str(i) for i in range(100)]},
 }
