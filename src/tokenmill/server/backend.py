@@ -66,11 +66,15 @@ class Timeline:
 
 
 class DeltaStream:
-    """The way of deltas to their handler: everything that is ready comes in one batch. Requests may share one."""
+    """The way of deltas to their handler: everything that is ready comes in one batch. Requests may share one.
 
-    __slots__ = ("_ready", "_waiter")
+    `owner` names the key that asks, for fair turns.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_ready", "_waiter", "owner")
+
+    def __init__(self, owner: str = "") -> None:
+        self.owner = owner
         self._ready: deque[TextDelta] = deque()
         self._waiter: asyncio.Future[None] | None = None
 

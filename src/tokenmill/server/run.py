@@ -77,6 +77,7 @@ def make_fleet(engine: EngineConfig, server: ServerConfig, build: Build) -> Iter
         engines=max(1, server.serve.engines),
         watchdog_s=server.patience.watchdog_timeout,
         max_restarts_per_minute=server.patience.max_restarts,
+        fair=len(server.listen.api_key or ()) > 1,
     )
     try:
         yield Fleet(link, served_names(engine), options)

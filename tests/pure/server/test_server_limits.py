@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.pure.server.conftest import Starter
+from tokenmill.server.engines.fleet import FleetOptions
 from tokenmill.server.errors import HttpError
 from tokenmill.server.gate import Gate, GateLimits
 from tokenmill.testing.fake_generator import FakeOptions
@@ -132,3 +133,27 @@ async def test_draining_refuses_new_requests(start: Starter) -> None:
     assert (await served.client.get("/ready")).status_code == 503
     assert (await served.client.get("/health")).status_code == 200
     assert (await running).status_code == 200
+
+
+async def test_keys_take_turns_at_the_engine(start: Starter) -> None:
+    served = await start(FakeOptions(step_s=0.003, max_rows=4), FleetOptions(fair=True), api_key=["greedy", "modest"])
+    order: list[str] = []
+
+    async def one(key: str, tokens: int = 20) -> None:
+        body = {"prompt": "abc", "max_tokens": tokens}
+        assert (await served.post(PATH, body, **{"x-api-key": key})).status_code == 200
+        order.append(key)
+
+    many = [asyncio.create_task(one("greedy")) for _ in range(40)]
+    await asyncio.sleep(0.1)
+    assert served.fake.fleet.turns.num_waiting >= 30
+    leaver = asyncio.create_task(one("modest", 4000))
+    await asyncio.sleep(0.02)
+    few = [asyncio.create_task(one("modest")) for _ in range(3)]
+    await asyncio.sleep(0.02)
+    leaver.cancel()
+    await asyncio.gather(*many, *few)
+    places = [i for i, key in enumerate(order) if key == "modest"]
+    assert len(places) == 3 and max(places) <= 20, places
+    turns = served.fake.fleet.turns
+    assert turns.sent == 0 and not turns.waiting and not turns.by_owner

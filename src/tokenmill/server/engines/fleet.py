@@ -22,6 +22,7 @@ from tokenmill.engine.outputs import OutputProcessor
 from tokenmill.server.backend import UNAVAILABLE, DeltaStream, EngineStats, ModelInfo, Timeline
 from tokenmill.server.engines.links import Link
 from tokenmill.server.engines.route import Router
+from tokenmill.server.engines.turns import Turns
 from tokenmill.server.engines.wire import Abort, Add, Failed, News, Ready, Report
 from tokenmill.text.codec import Tokenizer
 
@@ -37,12 +38,13 @@ _TOTALS = ("prompt_tokens", "cached_tokens", "output_tokens", "preemptions", "fa
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """When an engine counts as hung, and how often it may die."""
+    """When an engine counts as hung, and how often it may die. `fair`: several keys take turns."""
 
     engines: int = 1
     watchdog_s: float = 120.0
     max_restarts_per_minute: int = 5
     max_deaths_per_request: int = 2
+    fair: bool = False
 
 
 @dataclass(slots=True)
@@ -56,11 +58,16 @@ class Open:
     engine: int = -1
     emitted: list[list[int]] = field(default_factory=list)
     ended: set[int] = field(default_factory=set)
-    num_outputs: int = 1
     prompt_rows: int = 0
     skip_rows: int = 0
     deaths: int = 0
+    sent: bool = False
     ack: asyncio.Future[None] | None = None
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs that end one by one."""
+        return len(self.emitted)
 
 
 @dataclass(slots=True)
@@ -87,6 +94,7 @@ class Fleet:
         self.options = options
         self.engines = [Engine(i) for i in range(options.engines)]
         self.router = Router()
+        self.turns = Turns()
         self.open_requests: dict[str, Open] = {}
         self.parked: deque[str] = deque()
         self.deaths: deque[float] = deque()
@@ -158,13 +166,14 @@ class Fleet:
             outputs = 1
         else:
             outputs = admission.check(checked, 0).num_outputs
-        entry = Open(request, pooling, stream, Timeline(time.monotonic()), num_outputs=outputs)
-        entry.emitted = [[] for _ in range(outputs)]
+        entry = Open(request, pooling, stream, Timeline(time.monotonic()), emitted=[[] for _ in range(outputs)])
         self.open_requests[request.id] = entry
         self.processor.add(request)
         if late:
             entry.ack = asyncio.get_running_loop().create_future()
-        self._dispatch(entry)
+        if self.turns.take(stream.owner, request.id, outputs, request.priority):
+            entry.sent = True
+            self._dispatch(entry)
         if entry.ack is not None:
             try:
                 await entry.ack
@@ -215,7 +224,9 @@ class Fleet:
         return None
 
     def stats(self) -> list[EngineStats]:
-        return [self._sum(engine) for engine in self.engines]
+        found = [self._sum(engine) for engine in self.engines]
+        found[0].waiting += self.turns.num_waiting
+        return found
 
     def counters(self) -> dict[str, float]:
         now = time.monotonic()
@@ -278,6 +289,8 @@ class Fleet:
         if tokenizer is not None:
             self.admission.encode = lambda text: tokenizer.encode(text, add_special_tokens=False, allow_special=False)
         self.processor = OutputProcessor(tokenizer)
+        if self.options.fair:
+            self.turns.limit = max(1, facts["max_rows"] * len(self.engines) * 5 // 4)
 
     def _report(self, engine: Engine, report: Report) -> None:
         for request_id in report.accepted:
@@ -352,6 +365,15 @@ class Fleet:
         if entry.engine >= 0:
             self.engines[entry.engine].requests.discard(entry.request.id)
         entry.timeline.ended = time.monotonic()
+        owner = entry.stream.owner
+        if entry.sent:
+            self.turns.done(owner, entry.num_outputs)
+        else:
+            self.turns.drop(owner, entry.request.id, entry.request.priority)
+        while (waiting := self.turns.next()) is not None:
+            following = self.open_requests[waiting]
+            following.sent = True
+            self._dispatch(following)
 
     def _fail(self, entry: Open, error: str | None, reason: str) -> None:
         """Terminal deltas for every output that has none."""

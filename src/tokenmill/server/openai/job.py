@@ -71,7 +71,7 @@ class Job:
         self.tenant, self.count = tenant, count
         self.record: Record | None = None
         self.began = time.monotonic()
-        self.inbox = DeltaStream()
+        self.inbox = DeltaStream(tenant)
         self.tasks: dict[str, Task] = {}
         self.deadline: float | None = None
         self.closed = False
