@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from pathlib import Path
 from typing import Any, Literal
@@ -76,6 +77,7 @@ def serve(
     longest = max(len(c.turns) for c in conversations)
     wanted = _target(base_url, target, want_ids=longest > 1 and not chat)
     objective = read_slo(target["slo"]) if "slo" in target else None
+    _allow_sockets()
     shared: dict[str, Any] = {"slo": objective, "warmup": target.get("warmup", 1)}
     with BenchProgress() as progress, asyncio.Runner(loop_factory=_loop()) as runner:
         if sweep:
@@ -87,6 +89,17 @@ def serve(
     result["notes"] = notes
     save(result, json_path, plot)
     _show(result)
+
+
+def _allow_sockets() -> None:
+    """As many open connections as the system lets this process have."""
+    try:
+        import resource
+    except ImportError:
+        return  # not on Windows
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _loop() -> Any:

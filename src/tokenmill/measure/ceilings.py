@@ -26,10 +26,10 @@ _ROUNDS = 5
 _FLOATS = ("float32", "bfloat16", "float16")
 
 
-def ceilings(device: str, dtype: str) -> Device:
+def ceilings(device: str, dtypes: tuple[str, ...]) -> Device:
     """What a run on this device is compared with: its data sheet if it is in the table, else what is measured now."""
     known = recognise(describe(device)) if device.startswith("cuda") else None
-    return known or measure_device(device, (dtype,))
+    return known or measure_device(device, dtypes)
 
 
 def measure_device(device: str, dtypes: tuple[str, ...] = ("float32", "bfloat16", "int8")) -> Device:

@@ -1,30 +1,27 @@
 """What one step of a model costs, counted by running the model's own layers on tensors without data.
 
-Owns: a checkpoint of shapes, kernels that note what they are asked for, and the sheet that comes of it. No architecture
-has a formula here: a model is built on the `meta` device and run for one token, and every operation leaves its
-operations and bytes. An operation that cannot be counted is refused, not guessed. Must not know: devices, speeds.
+Owns: kernels that note what they are asked for, and the sheet that comes of it. No architecture has a formula here: a
+model is built on the `meta` device and run for a token or two, and every operation leaves its operations and bytes. An
+operation that cannot be counted is refused, not guessed. Must not know: devices, speeds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from tokenmill.checkpoint.gguf_blocks import Blocks
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, KVSpec, ModelSpec, NormSpec, RouteSpec
 from tokenmill.core.protocols import CausalLM, Checkpoint, Weight
 from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.measure.holding import Live, held_bytes
+from tokenmill.measure.shapes import META, Packed, ShapeCheckpoint
 from tokenmill.models.registry import build_model
 
-META = torch.device("meta")
 PROBE_TOKENS = 2
 """Tokens of the counting run; everything counted is a multiple of it."""
 
@@ -86,97 +83,6 @@ class Sheet:
         """Every matrix that a step can multiply by, all experts among them."""
         mixed = sum(m.experts * m.bytes for m in self.body.mixtures)
         return int(self.body.weight_bytes + self.head.weight_bytes + mixed)
-
-
-class ShapeCheckpoint:
-    """Tensors without data: the shapes of `inner` where there are weight files, else whatever is asked for."""
-
-    def __init__(self, inner: Checkpoint | None = None) -> None:
-        self.inner = inner
-
-    def names(self) -> Iterable[str]:
-        """Those of the files."""
-        return () if self.inner is None else self.inner.names()
-
-    def has(self, name: str) -> bool:
-        """Without files, everything exists."""
-        return self.inner is None or self.inner.has(name)
-
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        """None without files: whatever is asked for."""
-        return None if self.inner is None else self.inner.shape(name)
-
-    def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """An empty tensor of this shape on the meta device."""
-        if self.inner is not None and (shape is None or dtype is None):
-            found = self.inner.tensor(name, shape, dtype)
-            shape, dtype = tuple(found.shape), found.dtype
-        if shape is None:
-            raise ModelError(f"The shape of '{name}' is not known without weight files.")
-        return torch.empty(shape, dtype=dtype or torch.float32, device=META)
-
-    def part(
-        self,
-        name: str,
-        dim: int,
-        start: int,
-        stop: int,
-        shape: tuple[int, ...] | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        """start:stop of one dimension, without the rest."""
-        return self.tensor(name, shape, dtype).narrow(dim, start, stop - start).clone()
-
-    def blocks(self, name: str, shape: tuple[int, ...] | None = None) -> Blocks | None:
-        """The quantised blocks of a matrix, as a shape."""
-        ask = getattr(self.inner, "blocks", None)
-        found = None if ask is None else ask(name, shape)
-        return None if found is None else ShapeBlocks(found.type, torch.empty_like(found.raw, device=META))
-
-    def close(self) -> None:
-        """Close the files."""
-        if self.inner is not None:
-            self.inner.close()
-
-
-class ShapeBlocks(Blocks):
-    """Quantised blocks without data: they decode to a matrix without data."""
-
-    __slots__ = ()
-
-    def take(self, index: Tensor) -> Blocks:
-        """As many rows as the index has."""
-        return ShapeBlocks(self.type, self.raw.new_empty(len(index), self.raw.shape[1]))
-
-    def columns(self, start: int, stop: int) -> Blocks:
-        """Whole blocks."""
-        part = super().columns(start, stop)
-        return ShapeBlocks(part.type, part.raw)
-
-    def grid(self) -> None:
-        """No integers are known."""
-        return None
-
-    def dense(self) -> Tensor:
-        """[rows, columns] float32."""
-        return torch.empty(self.shape, device=META)
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """The form in which a backend holds integers: only its size."""
-
-    shape: tuple[int, int]
-    nbytes: int
-    dtype: torch.dtype = torch.bfloat16
-
-    def bytes(self) -> int:
-        """Bytes held."""
-        return self.nbytes
-
-    def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """Dense rows [n, in]."""
-        return torch.empty(len(ids), self.shape[1], dtype=dtype, device=META)
 
 
 class CountingKernels(ReferenceKernels):
@@ -364,7 +270,7 @@ def count_model(
         body, head = _run(model, kernels, PROBE_TOKENS, PROBE_TOKENS)
         peak = _peak(model, kernels, *step)
     notes: Any = model.spec.extras.get("notes", ())
-    return Sheet(model.spec, body, head, _held(model), peak, step[0], ranks, tuple(notes))
+    return Sheet(model.spec, body, head, held_bytes(model), peak, step[0], ranks, tuple(notes))
 
 
 def _run(model: CausalLM, kernels: CountingKernels, tokens: int, lines: int) -> tuple[Tally, Tally]:
@@ -378,49 +284,9 @@ def _run(model: CausalLM, kernels: CountingKernels, tokens: int, lines: int) -> 
     return body, head
 
 
-class _Live(TorchDispatchMode):
-    """Bytes of storages that are alive, and the most there were at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.holders: dict[int, int] = {}
-        self.known = WeakTensorKeyDictionary()
-        self.now = self.most = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(tensor, Tensor) and tensor not in self.known:
-                self.known[tensor] = _Holder(self, tensor)
-        return out
-
-
-class _Holder:
-    """One tensor's hold on its storage; ends with the tensor."""
-
-    __slots__ = ("live", "size", "storage")
-
-    def __init__(self, live: _Live, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        self.live, self.storage, self.size = live, storage._cdata, storage.nbytes()
-        count = live.holders.get(self.storage, 0)
-        live.holders[self.storage] = count + 1
-        if not count:
-            live.now += self.size
-            live.most = max(live.most, live.now)
-
-    def __del__(self) -> None:
-        left = self.live.holders[self.storage] - 1
-        if left:
-            self.live.holders[self.storage] = left
-        else:
-            del self.live.holders[self.storage]
-            self.live.now -= self.size
-
-
 def _peak(model: CausalLM, kernels: CountingKernels, tokens: int, lines: int) -> int:
     """Most temporary bytes of a step of this size, as the kernels allocate results."""
-    with _Live() as live:
+    with Live() as live:
         _run(model, kernels, tokens, min(lines, tokens))
     return live.most
 
@@ -428,38 +294,3 @@ def _peak(model: CausalLM, kernels: CountingKernels, tokens: int, lines: int) ->
 def _activated(x: Tensor, act: Act) -> Tensor:
     gated = act.endswith("_mul") or act == "oai_swiglu"
     return x.new_empty(*x.shape[:-1], x.shape[-1] // 2 if gated else x.shape[-1])
-
-
-def _held(root: object) -> int:
-    """Bytes of every tensor that can be reached from here, each storage once."""
-    seen: set[int] = set()
-    storages: dict[int, int] = {}
-    todo: list[Any] = [root]
-    packed = 0
-    while todo:
-        item = todo.pop()
-        if id(item) in seen or item is None or isinstance(item, (int, float, str, bytes, type, CountingKernels)):
-            continue
-        seen.add(id(item))
-        if isinstance(item, Tensor):
-            storages[item.untyped_storage()._cdata] = item.untyped_storage().nbytes()
-        elif isinstance(item, Packed):
-            packed += item.nbytes
-        else:
-            todo.extend(_inside(item))
-    return packed + sum(storages.values())
-
-
-def _inside(item: Any) -> Iterable[Any]:
-    """What an object refers to."""
-    if isinstance(item, Mapping):
-        return item.values()
-    if isinstance(item, (list, tuple, set, frozenset)):
-        return item
-    if isinstance(item, MethodType):
-        return (item.__self__,)
-    if isinstance(item, FunctionType):
-        return [cell.cell_contents for cell in item.__closure__ or ()]
-    slots = [name for cls in type(item).__mro__ for name in getattr(cls, "__slots__", ())]
-    named = [getattr(item, name, None) for name in slots if not name.startswith("__")]
-    return [*named, *getattr(item, "__dict__", {}).values()]

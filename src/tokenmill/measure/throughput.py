@@ -20,7 +20,7 @@ from tokenmill.device.memory import describe, peak_bytes
 from tokenmill.engine.llm import LLM
 from tokenmill.measure.ceilings import ceilings
 from tokenmill.measure.devices import speeds
-from tokenmill.measure.plan import Planner, read_model
+from tokenmill.measure.plan import Planner, read_model, speed_type
 from tokenmill.measure.replay import PlanRecorder, grants_of
 from tokenmill.measure.roofline import Cost, Speeds, floor, step_cost
 from tokenmill.measure.stats import summary_ms, thin
@@ -247,25 +247,25 @@ def _peak_memory(llm: LLM, notes: list[str]) -> int | None:
 def _compare(runs: list[dict[str, Any]], steps: list[Steps], llm: LLM, notes: list[str]) -> None:
     """Fill in mbu, mfu and roofline, the shares of what the hardware could do, from what each step had to do."""
     config, facts = llm.built.config, llm.built.facts
-    kind = "cpu" if facts.device == "cpu" else "gpu"
     try:
-        planner = read_model(config, kind)
+        planner = read_model(config, "cpu" if facts.device == "cpu" else "gpu")
     except TokenmillError as error:
         notes.append(f"mbu and mfu are null: {error}")
         return
-    device = ceilings(facts.device, planner.dtype)
+    device = ceilings(facts.device, tuple(dict.fromkeys((planner.dtype, planner.compute_type))))
+    kind = speed_type(planner, device)
+    if kind not in device.flops:
+        notes.append(f"mbu and mfu are null: no ceiling is known for {kind} on {device.title}")
+        return
     notes.append(
         f"ceilings of {device.title}: {device.bytes_per_s / 1e9:.1f} GB/s, "
-        f"{(device.flops_in(planner.dtype) or 0.0) / 1e12:.3g} TFLOP/s in {planner.dtype} ({device.source})"
+        f"{device.flops[kind] / 1e12:.3g} TFLOP/s in {kind} ({device.source})"
     )
-    if planner.dtype not in device.flops:
-        notes.append(f"mbu and mfu are null: no ceiling is known for {planner.dtype} on {device.title}")
-        return
     if not all(steps):
         notes.append("mbu and mfu are null: the steps of a run were not seen")
         return
     for run, plans in zip(runs, steps, strict=True):
-        run.update(compare_run(planner, speeds(device, planner.dtype), plans, run["seconds"]))
+        run.update(compare_run(planner, speeds(device, kind), plans, run["seconds"]))
     notes.append(
         "mbu: weights (of experts, as many as the step's tokens are expected to choose) and K/V that each step had to "
         "move; mfu: its products and attention; roofline: the least time of all steps over the time of the run"

@@ -1,0 +1,109 @@
+"""Weights without data. Owns: a checkpoint of shapes, and what quantised forms of a matrix look like without contents.
+
+Must not know: models, costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tokenmill.checkpoint.gguf_blocks import Blocks
+from tokenmill.core.errors import ModelError
+from tokenmill.core.protocols import Checkpoint
+
+META = torch.device("meta")
+
+
+class ShapeCheckpoint:
+    """Tensors without data: the shapes of `inner` where there are weight files, else whatever is asked for."""
+
+    def __init__(self, inner: Checkpoint | None = None) -> None:
+        self.inner = inner
+
+    def names(self) -> Iterable[str]:
+        """Those of the files."""
+        return () if self.inner is None else self.inner.names()
+
+    def has(self, name: str) -> bool:
+        """Without files, everything exists."""
+        return self.inner is None or self.inner.has(name)
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """None without files: whatever is asked for."""
+        return None if self.inner is None else self.inner.shape(name)
+
+    def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """An empty tensor of this shape on the meta device."""
+        if self.inner is not None and (shape is None or dtype is None):
+            found = self.inner.tensor(name, shape, dtype)
+            shape, dtype = tuple(found.shape), found.dtype
+        if shape is None:
+            raise ModelError(f"The shape of '{name}' is not known without weight files.")
+        return torch.empty(shape, dtype=dtype or torch.float32, device=META)
+
+    def part(
+        self,
+        name: str,
+        dim: int,
+        start: int,
+        stop: int,
+        shape: tuple[int, ...] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """start:stop of one dimension, without the rest."""
+        return self.tensor(name, shape, dtype).narrow(dim, start, stop - start).clone()
+
+    def blocks(self, name: str, shape: tuple[int, ...] | None = None) -> Blocks | None:
+        """The quantised blocks of a matrix, as a shape."""
+        ask = getattr(self.inner, "blocks", None)
+        found = None if ask is None else ask(name, shape)
+        return None if found is None else ShapeBlocks(found.type, torch.empty_like(found.raw, device=META))
+
+    def close(self) -> None:
+        """Close the files."""
+        if self.inner is not None:
+            self.inner.close()
+
+
+class ShapeBlocks(Blocks):
+    """Quantised blocks without data: they decode to a matrix without data."""
+
+    __slots__ = ()
+
+    def take(self, index: Tensor) -> Blocks:
+        """As many rows as the index has."""
+        return ShapeBlocks(self.type, self.raw.new_empty(len(index), self.raw.shape[1]))
+
+    def columns(self, start: int, stop: int) -> Blocks:
+        """Whole blocks."""
+        part = super().columns(start, stop)
+        return ShapeBlocks(part.type, part.raw)
+
+    def grid(self) -> None:
+        """No integers are known."""
+        return None
+
+    def dense(self) -> Tensor:
+        """[rows, columns] float32."""
+        return torch.empty(self.shape, device=META)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The form in which a backend holds integers: only its size."""
+
+    shape: tuple[int, int]
+    nbytes: int
+    dtype: torch.dtype = torch.bfloat16
+
+    def bytes(self) -> int:
+        """Bytes held."""
+        return self.nbytes
+
+    def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Dense rows [n, in]."""
+        return torch.empty(len(ids), self.shape[1], dtype=dtype, device=META)
