@@ -103,6 +103,11 @@ def read_model(config: EngineConfig, kind: str, ranks: int = 1, source: ModelSou
             checkpoint = source.checkpoint(config.model.load_format, seed=0, device="cpu")
         except (ModelError, UserError):
             notes.append("there are no weight files: shapes come from the configuration alone")
+            if raw.get("quantization_config"):
+                raise UserError(
+                    f"{config.model.model}: config.json says that weights are quantised, and there are no weight files "
+                    "that show how. Give the whole folder, or an unquantised config.json with --quantization."
+                ) from None
     try:
         sheet = count_model(
             raw,

@@ -10,12 +10,13 @@ from typer.testing import CliRunner
 
 from tokenmill.cli.main import app
 from tokenmill.core.config import make_config
-from tokenmill.core.errors import ParameterError
+from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.engine.llm import LLM
 from tokenmill.measure import plan as planning
 from tokenmill.measure.devices import Device, efficiency_of, find_device, recognise, speeds, table
 from tokenmill.measure.slo import cheapest, read_slo
 from tokenmill.models.registry import architectures
+from tokenmill.testing.tiny import make_tiny
 
 SMALL = {
     "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -173,3 +174,16 @@ def test_short_contexts_leave_room_for_answers(tmp_path):
     found = make(folder)
     assert found["max_context"] == 64 and found["load"]["output_tokens"] == 32
     assert {point["context"] for point in found["points"]} == {32}
+
+
+def test_quantised_folders_are_counted_by_their_files(tmp_path):
+    plain = make_tiny(tmp_path / "plain", hidden=128)
+    done = CliRunner().invoke(app, ["quantize", str(plain), str(tmp_path / "small"), "--format", "int4"])
+    assert done.exit_code == 0, done.output
+    whole, small = (make(str(folder))["per_token"] for folder in (plain, tmp_path / "small"))
+    assert small["flops"] == whole["flops"] and 0.2 < small["weight_bytes"] / whole["weight_bytes"] < 0.8
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (alone / "config.json").write_text((tmp_path / "small" / "config.json").read_text())
+    with pytest.raises(UserError, match="no weight files that show how"):
+        make(str(alone))
