@@ -191,7 +191,7 @@ class _Visit:
             )
         if self.status:
             return  # the answer had begun
-        await refuse(self._send, found, close=found.status in (408, 413, 415))
+        await refuse(self._send, found, close=found.status in (408, 413, 415, 503))
 
     def _note(self) -> None:
         path = self.path
