@@ -41,15 +41,19 @@ def teach(
     return kl + 0.3 * cross_entropy(logits, targets, weights, 1e-4) + 0.01 * balance, kl.detach(), load
 
 
+BATCH = 65536
+"""Tokens of one step."""
+
+
 def fit(
     kind: str,
     main: str,
     out: Path,
     seconds: float,
     corpus: str | None,
+    *,
     workers: int,
     seed: int,
-    batch: int = 65536,
     steps: int = 0,
 ) -> dict:
     """Train one student for the given time (or steps) and export it."""
@@ -62,7 +66,7 @@ def fit(
     optimiser = Optimiser(student)
     run = torch.compile(teach, dynamic=False) if device == "cuda" else teach
     tokenizer = str(HERE / "tokenizer" / "tokenizer.json")
-    feeds = [Feed(tokenizer, corpus, n, batch // n, n > 2048, seed) for n in LENGTHS[kind]]
+    feeds = [Feed(tokenizer, corpus, n, BATCH // n, n > 2048, seed) for n in LENGTHS[kind]]
     streams = [
         Stream(f, workers if i == 0 else workers and 2, f"/dev/shm/tokenmill-{kind}-{seed}-{i}")
         for i, f in enumerate(feeds)
@@ -89,14 +93,14 @@ def fit(
         optimiser.step(schedule(fraction))
         step += 1
         if step % 200 == 0:
-            rate = step * batch / (time.time() - start) / 1e6
+            rate = step * BATCH / (time.time() - start) / 1e6
             print(
                 f"{kind} step {step} divergence {kl.item():.3f} {rate:.2f} M tokens/s",
                 flush=True,
             )
     for stream in streams:
         stream.close()
-    report = {"steps": step, "tokens": step * batch, "divergence": round(kl.item(), 4), "seed": seed}
+    report = {"steps": step, "tokens": step * BATCH, "divergence": round(kl.item(), 4), "seed": seed}
     if shape.experts:
         report["expert_load_by_layer"] = [[round(v, 3) for v in row] for row in load.tolist()]
     export(student, out, HERE / "tokenizer", {"seed": str(seed), "steps": str(step)})
@@ -115,7 +119,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=2)
     args = parser.parse_args()
-    print(fit(args.kind, args.main, args.out, args.seconds, args.corpus, args.workers, args.seed), flush=True)
+    done = fit(args.kind, args.main, args.out, args.seconds, args.corpus, workers=args.workers, seed=args.seed)
+    print(done, flush=True)
 
 
 if __name__ == "__main__":

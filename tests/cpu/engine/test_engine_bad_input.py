@@ -75,7 +75,7 @@ PROMPTS = {
     "allowed id": ("x", {"allowed_token_ids": [999]}, "999"),
     "biased id": ("x", {"logit_bias": {320: 1.0}}, "320"),
     "too many beams": ("x", {"use_beam_search": True, "n": 9, "temperature": 0.0}, "max-num-seqs"),
-    "unknown grammar": ("x", {"structured_outputs": {"regex": "a"}}, "regex"),
+    "unknown grammar": ("x", {"structured_outputs": {"poem": "a"}}, "poem"),
     "grammar as text": ("x", {"structured_outputs": "json"}, "dict"),
     "no choices": ("x", {"structured_outputs": {"choice": []}}, "choice"),
     "choices of numbers": ("x", {"structured_outputs": {"choice": [1]}}, "choice"),
