@@ -8,12 +8,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import msgspec
 
 from tokenmill.core.errors import UserError
-from tokenmill.core.request import TokenDelta
+from tokenmill.core.request import Request, TokenDelta
 from tokenmill.core.sequence import WAITING, SequenceGroup
 from tokenmill.engine.build import Built
 from tokenmill.server.backend import EngineStats
@@ -21,6 +22,8 @@ from tokenmill.server.engines.wire import Abort, Add, Command, News, Ready, Repo
 
 BEAT_S = 0.25
 """An idle engine says that it lives this often; a busy one does so with every step."""
+COMPILING_BEAT_S = 0.005
+"""How often an engine without other work looks whether a grammar has been compiled."""
 
 Receive = Callable[[float], list[Command] | None]
 """Commands that have come, waiting at most this long for one; None: the other side wants the loop to end."""
@@ -51,6 +54,7 @@ class EngineLoop:
         self.receive = receive
         self.send = send
         self.queued: deque[SequenceGroup] = deque()
+        self.compiling: list[tuple[Add, Future[None]]] = []
         self.stats_at = 0.0
         self.tokens_before = 0
         self.preemptions_before = 0
@@ -58,12 +62,14 @@ class EngineLoop:
     def run(self) -> None:
         """Until Stop, or until `receive` says that nobody listens any more."""
         while True:
-            commands = self.receive(0.0 if self.engine.has_work else BEAT_S)
+            idle = COMPILING_BEAT_S if self.compiling else BEAT_S
+            commands = self.receive(0.0 if self.engine.has_work else idle)
             if commands is None:
                 break
             report = Report()
             for command in commands:
                 self._take(command, report)
+            self._take_compiled(report)
             if self.engine.has_work:
                 report.deltas += self.engine.step()
             self._finish(report)
@@ -71,10 +77,42 @@ class EngineLoop:
 
     def _take(self, command: Command, report: Report) -> None:
         if isinstance(command, Add):
-            self._add(command, report)
+            self._prepare(command, report)
         elif isinstance(command, Abort):
+            self.compiling = [(add, f) for add, f in self.compiling if add.request.id != command.request_id]
             # Terminal deltas of an aborted request have no reader; those of n - 1 other outputs come by themselves.
             self.engine.abort(command.request_id, command.index)
+
+    def _prepare(self, command: Add, report: Report) -> None:
+        """A grammar is compiled beside the loop; its request is added when that is done."""
+        try:
+            future = self.engine.admission.prepare(command.request.params)
+        except UserError as error:
+            self._refuse(command.request, error, report)
+            return
+        if future is None:
+            self._add(command, report)
+        else:
+            self.compiling.append((command, future))
+
+    def _take_compiled(self, report: Report) -> None:
+        still: list[tuple[Add, Future[None]]] = []
+        for command, future in self.compiling:
+            if not future.done():
+                still.append((command, future))
+            elif (error := future.exception()) is not None:
+                self._refuse(command.request, error, report)  # not compiled again: a bomb would stall the loop
+            else:
+                self._add(command, report)
+        self.compiling = still
+
+    def _refuse(self, request: Request, error: BaseException, report: Report) -> None:
+        if isinstance(error, UserError):
+            report.refused.append((request.id, str(error), error.param))
+            return
+        text = f"the request could not be accepted ({type(error).__name__})"
+        count = request.params.num_sequences
+        report.deltas += [TokenDelta(request.id, i, [], finish="error", error=text) for i in range(count)]
 
     def _add(self, command: Add, report: Report) -> None:
         request = command.request
@@ -85,13 +123,8 @@ class EngineLoop:
             else:
                 group = admission.check(request, 0)
             self.engine.scheduler.add(group)
-        except UserError as error:
-            report.refused.append((request.id, str(error), error.param))
         except Exception as error:  # one broken request must not end the others
-            text = f"the request could not be accepted ({type(error).__name__})"
-            report.deltas += [
-                TokenDelta(request.id, i, [], finish="error", error=text) for i in range(request.params.num_sequences)
-            ]
+            self._refuse(request, error, report)
         else:
             self.queued.append(group)
             if command.ack:

@@ -1,0 +1,76 @@
+"""Grammars compile beside the engine's loop: nobody waits for them, and what cannot be compiled is refused once."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+from tokenmill.core.errors import ParameterError
+from tokenmill.core.request import Request, SamplingParams
+from tokenmill.server.engines.loop import EngineLoop
+from tokenmill.server.engines.wire import Abort, Add, Report
+
+
+class Admission:
+    """Hands out futures by request id; `checked` are the requests that came through."""
+
+    def __init__(self) -> None:
+        self.futures: dict[str, Future[None]] = {}
+        self.checked: list[str] = []
+
+    def prepare(self, params: SamplingParams) -> Future[None] | None:
+        name = (params.structured_outputs or {}).get("choice")
+        return None if name is None else self.futures.setdefault(name[0], Future())
+
+    def check(self, request: Request, num_open: int) -> Any:
+        self.checked.append(request.id)
+        return SimpleNamespace(request=request, sequences=[])
+
+
+def make_loop() -> tuple[EngineLoop, Admission]:
+    admission = Admission()
+    engine = SimpleNamespace(
+        admission=admission, scheduler=SimpleNamespace(add=lambda group: None), abort=lambda *args: []
+    )
+    return EngineLoop(SimpleNamespace(engine=engine), lambda wait: None, lambda news: None), admission  # type: ignore[arg-type]
+
+
+def add(name: str, *, grammar: bool) -> Add:
+    params = SamplingParams(structured_outputs={"choice": [name]} if grammar else None)
+    return Add(Request(id=name, prompt_ids=[1], params=params), ack=True)
+
+
+def turn(loop: EngineLoop, *commands: Any) -> Report:
+    report = Report()
+    for command in commands:
+        loop._take(command, report)
+    loop._take_compiled(report)
+    return report
+
+
+def test_a_slow_grammar_delays_only_its_own_request() -> None:
+    loop, admission = make_loop()
+    report = turn(loop, add("slow", grammar=True), add("plain", grammar=False))
+    assert report.accepted == ["plain"] and admission.checked == ["plain"]
+    assert turn(loop).accepted == []
+    admission.futures["slow"].set_result(None)
+    assert turn(loop).accepted == ["slow"] and turn(loop).accepted == []
+
+
+def test_what_cannot_be_compiled_is_refused_and_not_tried_again() -> None:
+    loop, admission = make_loop()
+    turn(loop, add("bad", grammar=True), add("broken", grammar=True))
+    admission.futures["bad"].set_exception(ParameterError("no such thing", param="structured_outputs"))
+    admission.futures["broken"].set_exception(RuntimeError("secret detail"))
+    report = turn(loop)
+    assert report.refused == [("bad", "no such thing", "structured_outputs")]
+    assert [d.finish for d in report.deltas] == ["error"] and "secret" not in (report.deltas[0].error or "")
+    assert admission.checked == []
+
+
+def test_an_aborted_request_is_not_added_later() -> None:
+    loop, admission = make_loop()
+    turn(loop, add("gone", grammar=True), Abort("gone"))
+    admission.futures["gone"].set_result(None)
+    assert turn(loop).accepted == [] and admission.checked == []
