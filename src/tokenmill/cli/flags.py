@@ -20,6 +20,8 @@ from tokenmill.core.errors import ParameterError
 Verb = Callable[..., None]
 MODEL = typer.Argument(None, metavar="MODEL", help="Folder, .gguf file, hub name, or `demo` (the default).")
 _PANELS = {
+    "listen": "Listening",
+    "serve": "Serving",
     "model": "Model",
     "cache": "K/V cache",
     "schedule": "Scheduling",

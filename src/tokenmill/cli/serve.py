@@ -6,58 +6,24 @@ Must not know: torch, endpoints.
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 from collections.abc import Mapping
-from dataclasses import Field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tokenmill.cli.flags import MODEL, engine_flags, flag, settle, with_flags
+from tokenmill.cli.flags import MODEL, engine_flags, option_flags, settle, with_flags
 from tokenmill.cli.loading import size, spinner
 from tokenmill.core.config import SERVER_GROUPS, all_options, make_server_config
 from tokenmill.core.errors import ParameterError
 
 if TYPE_CHECKING:
-    import inspect
-
     from tokenmill.server.backend import ModelInfo
 
-_PANELS = {"listen": "Listening", "limits": "Limits", "patience": "Patience", "serve": "Serving"}
 MAX_FILE_BYTES = 1 << 20
 
-
-def _flag(name: str, group: str, item: Field[Any], kind: Any) -> inspect.Parameter:
-    """The flag of one server option."""
-    plain = next(k for k in getattr(kind, "__args__", (kind,)) if k is not type(None))
-    settings: dict[str, Any] = {"rich_help_panel": _PANELS[group]}
-    if kind == list[str] | None:
-        plain = list[str]
-    elif item.metadata["choices"]:
-        plain = Literal[item.metadata["choices"]]
-    elif plain not in (str, int, float, bool):
-        plain, settings["parser"] = Any, functools.partial(_json_object, name)
-    default = (
-        "" if item.default in (None, False, "") else f" (default: {'on' if item.default is True else item.default})"
-    )
-    return flag(name, plain, item.metadata["help"] + default, **settings)
-
-
-def _json_object(name: str, text: str) -> Any:
-    import json
-
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"--{name.replace('_', '-')} wants JSON: {error}") from error
-    return value
-
-
-SERVER_FLAGS = {
-    name: _flag(name, group, item, kind) for name, (group, item, kind) in all_options(SERVER_GROUPS).items()
-}
+SERVER_FLAGS = option_flags(SERVER_GROUPS)
 
 
 @engine_flags

@@ -1,5 +1,5 @@
 """Every seam on one page. Owns: the protocols between packages. Each optional feature is an object behind one of
-these with a null object (NoDrafter, NoConstraint, NoPrefixCache, SoloGroup, ...); a feature flag is read in
+these with a null object (NoDrafter, SoloGroup, Sampling, ...); a feature flag is read in
 `engine/build.py` only.
 """
 
@@ -78,15 +78,6 @@ class SchedulePolicy(Protocol):
     def observe(self, seq: Sequence, num_tokens: int) -> None:
         """A commit gave `seq` that many tokens."""
         ...
-
-
-class PrefixCache(Protocol):
-    """Which computed blocks can be shared. Integers only; the salt separates tenants and adapters."""
-
-    def match(self, seq: Sequence, keys: list[int]) -> int: ...
-    def publish(self, seq: Sequence, upto: int) -> list[object]: ...
-    def retract(self, nodes: Iterable[object]) -> None: ...
-    def clear(self) -> None: ...
 
 
 class Search(Protocol):

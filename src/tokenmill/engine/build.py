@@ -90,7 +90,7 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
         torch.set_num_threads(config.execute.threads)
     source = source or find_model(config)
     raw = {**source.config(), **(config.model.hf_overrides or {})}
-    dtype = _dtype(config.model.dtype, raw, device, reasons)
+    dtype = compute_dtype(config.model.dtype, raw, device, reasons)
     kernels = ReferenceKernels() if config.execute.kernels == "reference" else make_kernels(device)
     checkpoint = source.checkpoint(config.model.load_format, seed=config.model.seed, device=device)
     try:
@@ -212,7 +212,8 @@ def _give_text(admission: Admission, tokenizer: Tokenizer) -> None:
     admission.compiler = Compiler(vocabulary)
 
 
-def _dtype(wanted: str, raw: dict[str, Any], device: str, reasons: list[str]) -> torch.dtype:
+def compute_dtype(wanted: str, raw: dict[str, Any], device: str, reasons: list[str]) -> torch.dtype:
+    """The type to compute in: what was asked for, else what the config says; `reasons` grows where that is changed."""
     if wanted != "auto":
         return DTYPES[wanted]
     text = raw.get("text_config") if isinstance(raw.get("text_config"), dict) else {}

@@ -95,7 +95,7 @@ def read_model(config: EngineConfig, kind: str, ranks: int = 1, source: ModelSou
     notes: list[str] = []
     source = source or build.find_model(config)
     raw = {**source.config(), **(config.model.hf_overrides or {})}
-    dtype = build._dtype(config.model.dtype, raw, "cpu" if kind == "cpu" else "cuda", notes)
+    dtype = build.compute_dtype(config.model.dtype, raw, "cpu" if kind == "cpu" else "cuda", notes)
     step_tokens = config.schedule.max_num_batched_tokens or _STEP_TOKENS[kind]
     checkpoint = None
     if config.model.load_format != "dummy":
