@@ -12,15 +12,17 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from fastapi import FastAPI
 
 from tokenmill.server.access import CORS_HEADERS, CORS_METHODS, OPEN_PATHS, Access
 from tokenmill.server.context import Context
-from tokenmill.server.errors import HttpError, describe_error, error_bytes, error_headers
+from tokenmill.server.errors import HttpError, describe_error, error_headers
+from tokenmill.server.routing import Api, error_shape
 
 log = logging.getLogger("tokenmill.access")
-GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"})
 _ID = re.compile(rb"^[\x21-\x7e]{1,128}$")
 _TYPES = (b"application/json", b"text/json", b"application/octet-stream", b"")
 Headers = dict[bytes, bytes]
@@ -29,12 +31,14 @@ Headers = dict[bytes, bytes]
 class Guard:
     """The outermost ASGI application of the server."""
 
-    def __init__(self, app: Any, context: Context, routes: frozenset[str]) -> None:
+    def __init__(self, app: FastAPI, context: Context, apis: Sequence[Api]) -> None:
         self.app = app
+        self.apis = apis
         self.config = context.config
         self.metrics = context.metrics
         self.gate = context.gate
-        self.routes = routes
+        self.routes = frozenset(getattr(route, "path", "") for route in app.routes)
+        self.generating = frozenset[str]().union(*(api.generating for api in apis))
         self.access = Access(self.config.listen)
         self.writing: dict[asyncio.Task[Any], float] = {}
         self.open = 0
@@ -100,7 +104,7 @@ class _Visit:
         if path in OPEN_PATHS or method in ("GET", "HEAD", "OPTIONS"):
             await self.guard.app(self.scope, self.receive, self._send)
             return
-        if path in GENERATING:
+        if path in self.guard.generating:
             self.guard.gate.peek()
         body = await self._body()
         await self._watched(body)
@@ -191,7 +195,8 @@ class _Visit:
             )
         if self.status:
             return  # the answer had begun
-        await refuse(self._send, found, close=found.status in (408, 413, 415, 503))
+        body = error_shape(self.guard.apis, self.path)(found)
+        await refuse(self._send, found, body, close=found.status in (408, 413, 415, 503))
 
     def _note(self) -> None:
         path = self.path
@@ -217,9 +222,8 @@ class _GoneError(Exception):
     """The client left before its request was whole."""
 
 
-async def refuse(send: Callable[[Any], Any], found: HttpError, *, close: bool = False) -> None:
+async def refuse(send: Callable[[Any], Any], found: HttpError, body: bytes, *, close: bool = False) -> None:
     """Answer with an error object."""
-    body = error_bytes(found)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers += [(k.encode(), v.encode()) for k, v in error_headers(found).items()]
     if found.status == 401:

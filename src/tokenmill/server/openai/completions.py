@@ -14,7 +14,7 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.core.request import CompletionOutput, RequestOutput, TextDelta
 from tokenmill.server.context import Context
 from tokenmill.server.errors import describe_error, error_object
-from tokenmill.server.openai.job import Job, Task
+from tokenmill.server.job import Job, Task
 from tokenmill.server.openai.logprobs import CompletionColumns, TokenNames, prompt_rows
 from tokenmill.server.openai.sampling import sampling_params, truncate
 from tokenmill.server.openai.schemas import CompletionRequest

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.context import Context
-from tokenmill.server.openai.job import Job
+from tokenmill.server.job import Job
 from tokenmill.server.openai.sampling import truncate
 from tokenmill.server.openai.schemas import EmbeddingRequest
 from tokenmill.server.openai.unbuilt import EMBEDDING, refuse_unbuilt

@@ -1,0 +1,87 @@
+"""OpenAI's endpoints. Owns: their paths. Must not know: how answers are made (one file per endpoint beside this)."""
+
+from __future__ import annotations
+
+import time
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from tokenmill.server.context import Context
+from tokenmill.server.errors import HttpError
+from tokenmill.server.openai import chat, completions, embeddings, tokens
+from tokenmill.server.openai.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+)
+from tokenmill.server.routing import Api, Work, get, json_answer, post, read_body, tenant
+
+
+def add_routes(app: FastAPI, context: Context) -> None:
+    """Chat, completions, embeddings, models, and what reads tokens."""
+    created = int(time.time())
+
+    async def chat_completions(request: Request) -> Response:
+        """Answer a conversation."""
+        async with Work(context, request) as work:
+            body, raw = await work.read(ChatRequest)
+            opened = await chat.open_chat(context, body, raw, work.job, work.base(body.request_id))
+            if body.stream:
+                return work.stream(chat.ChatStream(opened).chunks())
+            return json_answer(await chat.whole_answer(opened))
+
+    async def text_completions(request: Request) -> Response:
+        """Continue one or several prompts."""
+        async with Work(context, request) as work:
+            body, raw = await work.read(CompletionRequest)
+            opened = await completions.open_completion(context, body, raw, work.job, work.base(body.request_id))
+            if body.stream:
+                return work.stream(completions.CompletionStream(opened).chunks())
+            return json_answer(await completions.whole_answer(opened))
+
+    async def make_embeddings(request: Request) -> Response:
+        """Unit vectors of texts."""
+        async with Work(context, request) as work:
+            body, raw = await work.read(EmbeddingRequest)
+            return json_answer(await embeddings.embed(context, body, raw, work.job, work.base(body.request_id)))
+
+    async def models(request: Request) -> Response:
+        """The served models."""
+        return json_answer(tokens.model_list(context, created))
+
+    async def model(request: Request) -> Response:
+        """One served model."""
+        name = context.check_model(request.path_params["name"])
+        return json_answer(tokens.model_card(context, name, created))
+
+    async def timeline(request: Request) -> Response:
+        """What happened to a recent request, and when; only its own key may ask."""
+        found = context.history.find(request.path_params["id"], tenant(request))
+        if found is None:
+            raise HttpError(404, "There is no such request, or it is too long ago.", param="id")
+        return json_answer(found)
+
+    async def tokenize(request: Request) -> Response:
+        """Token ids of a prompt or a conversation."""
+        body, _ = await read_body(request, TokenizeRequest)
+        return json_answer(await tokens.tokenize(context, body))
+
+    async def detokenize(request: Request) -> Response:
+        """Text of token ids."""
+        body, _ = await read_body(request, DetokenizeRequest)
+        return json_answer(await tokens.detokenize(context, body))
+
+    get(app, "/v1/requests/{id}", timeline)
+    post(app, "/v1/chat/completions", chat_completions, ChatRequest)
+    post(app, "/v1/completions", text_completions, CompletionRequest)
+    post(app, "/v1/embeddings", make_embeddings, EmbeddingRequest)
+    get(app, "/v1/models", models)
+    get(app, "/v1/models/{name:path}", model)
+    post(app, "/tokenize", tokenize, TokenizeRequest)
+    post(app, "/detokenize", detokenize, DetokenizeRequest)
+
+
+OPENAI = Api(add_routes, generating=frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"}))

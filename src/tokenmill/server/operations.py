@@ -1,0 +1,98 @@
+"""Endpoints for whoever runs the server: health, readiness, version, load, metrics, the OpenAPI document.
+
+Must not know: how tokens are made, any client's API.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.openapi.utils import get_openapi
+from starlette.responses import Response
+
+import tokenmill
+from tokenmill.server.context import Context
+from tokenmill.server.routing import Api, get, json_answer
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def add_routes(app: FastAPI, context: Context) -> None:
+    """What operators and their tools ask."""
+
+    async def health(request: Request) -> Response:
+        """200 while the engine makes progress, else 503."""
+        return Response(status_code=503 if context.backend.health() else 200)
+
+    async def ready(request: Request) -> Response:
+        """200 while new requests are taken."""
+        return Response(status_code=503 if context.gate.draining or context.backend.health() else 200)
+
+    async def version(request: Request) -> Response:
+        """This server's version."""
+        return json_answer({"version": tokenmill.__version__})
+
+    async def load(request: Request) -> Response:
+        """How many outputs are open."""
+        return json_answer({"server_load": context.gate.open})
+
+    async def metrics(request: Request) -> Response:
+        """Numbers for Prometheus."""
+        return Response(context.metrics.render(), media_type=METRICS_TYPE)
+
+    async def document(request: Request) -> Response:
+        """This API as an OpenAPI document."""
+        return json_answer(openapi(app))
+
+    plain = {"/health": health, "/ready": ready, "/ping": health, "/version": version, "/load": load}
+    for path, handler in {**plain, "/metrics": metrics}.items():
+        get(app, path, handler)
+    get(app, "/openapi.json", document, documented=False)
+
+
+def openapi(app: FastAPI) -> dict[str, Any]:
+    """The document, with the schemas' definitions in their common place and the error answers named."""
+    document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    shared = document.setdefault("components", {}).setdefault("schemas", {})
+    for name, path in document["paths"].items():
+        for operation in path.values():
+            body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+            shared.update(body.pop("$defs", {}))
+            answers = operation.setdefault("responses", {})
+            answers.pop("422", None)
+            for code, text in ERRORS.items():
+                if "requestBody" in operation or code in ("401", "403", "503") or ("{" in name and code == "404"):
+                    answers[code] = {"description": text, "content": {"application/json": {"schema": _ERROR}}}
+    return document
+
+
+ERRORS = {
+    "400": "Something in the request is wrong; `param` names it.",
+    "401": "A key is needed.",
+    "403": "Foreign Host or Origin.",
+    "404": "No such model.",
+    "413": "The body is too large.",
+    "408": "The body did not arrive in time, or the deadline has passed.",
+    "415": "The body is not JSON.",
+    "429": "Over this key's rate or share; see Retry-After.",
+    "503": "No room, or no engine; see Retry-After.",
+}
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": "integer"},
+            },
+        }
+    },
+}
+
+OPERATIONS = Api(add_routes)

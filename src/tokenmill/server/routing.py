@@ -1,0 +1,116 @@
+"""What every family of endpoints is made of. Owns: Api (routes and how they word errors), strict bodies, the frame of a
+job, JSON answers.
+
+Must not know: any one API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+import pydantic_core
+from fastapi import FastAPI, Request
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from tokenmill.server.context import Context
+from tokenmill.server.errors import HttpError, error_bytes
+from tokenmill.server.job import Job
+from tokenmill.server.sse import EventStream
+
+B = TypeVar("B", bound=BaseModel)
+Handler = Callable[[Request], Awaitable[Response]]
+encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """One family of endpoints."""
+
+    add: Callable[[FastAPI, Context], None]
+    """Puts its routes into the application."""
+    generating: frozenset[str] = frozenset()
+    """Paths that are refused before their body is read while the server is full."""
+    prefixes: tuple[str, ...] = ()
+    """Paths that begin so get their errors from `error`."""
+    error: Callable[[HttpError], bytes] = error_bytes
+    """The body of an error answer."""
+
+
+def error_shape(apis: Iterable[Api], path: str) -> Callable[[HttpError], bytes]:
+    """How errors on `path` are worded: the API with the longest prefix decides, else OpenAI's way."""
+    found = [(len(prefix), api.error) for api in apis for prefix in api.prefixes if path.startswith(prefix)]
+    return max(found, key=lambda pair: pair[0])[1] if found else error_bytes
+
+
+def json_answer(value: Any, status: int = 200) -> Response:
+    """A JSON body."""
+    return Response(encode(value), status, media_type="application/json")
+
+
+async def read_body(request: Request, schema: type[B]) -> tuple[B, dict[str, Any]]:
+    """The body, checked; -> model and raw object."""
+    try:
+        raw = pydantic_core.from_json(await request.body(), allow_inf_nan=False)
+    except ValueError as error:
+        raise HttpError(400, f"The body is not valid JSON: {error}.") from None
+    if not isinstance(raw, dict):
+        raise HttpError(400, "The body must be a JSON object.")
+    return schema.model_validate(raw), raw
+
+
+class Work:
+    """A job's frame: its places are given back however the handler ends, unless a stream takes it over."""
+
+    def __init__(self, context: Context, request: Request) -> None:
+        self.context = context
+        self.request = request
+        self.handed_over = False
+
+    async def __aenter__(self) -> Work:
+        self.job = Job(self.context, tenant(self.request), 1)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if not self.handed_over:
+            self.job.close()
+
+    async def read(self, schema: type[B]) -> tuple[B, dict[str, Any]]:
+        """The body; its `timeout`, or the server's, begins to count."""
+        body, raw = await read_body(self.request, schema)
+        self.job.set_deadline(getattr(body, "timeout", None) or self.context.config.patience.request_timeout)
+        return body, raw
+
+    def base(self, given: str | None = None) -> str:
+        """The id that the answer carries, after its prefix."""
+        return given or self.request.scope["state"]["request_id"]
+
+    def stream(self, chunks: AsyncIterator[bytes], headers: list[tuple[bytes, bytes]] | None = None) -> Response:
+        """Answer with events; the job ends with them."""
+        self.handed_over = True
+        return EventStream(chunks, self.job.close, headers)
+
+
+def tenant(request: Request) -> str:
+    """Whose key asks."""
+    return request.scope["state"].get("tenant", "anonymous")
+
+
+def get(app: FastAPI, path: str, handler: Handler, *, documented: bool = True) -> None:
+    """A route without a body."""
+    app.add_api_route(path, handler, methods=["GET"], response_class=Response, include_in_schema=documented)
+
+
+def post(app: FastAPI, path: str, handler: Handler, schema: type[BaseModel]) -> None:
+    """A route whose body is read by hand (strictly, from bytes) and documented from its schema."""
+    content = {"application/json": {"schema": schema.model_json_schema(ref_template="#/components/schemas/{model}")}}
+    app.add_api_route(
+        path,
+        handler,
+        methods=["POST"],
+        response_class=Response,
+        openapi_extra={"requestBody": {"required": True, "content": content}},
+    )
