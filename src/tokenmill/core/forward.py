@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tokenmill.core.protocols import Kernels
+    from tokenmill.core.protocols import Kernels, Weight
 
 Act = Literal["silu", "gelu", "gelu_tanh", "relu", "silu_mul", "gelu_mul", "gelu_tanh_mul", "relu2", "oai_swiglu"]
 """`*_mul` and `oai_swiglu` take [gate | up] concatenated on the last dimension and halve it."""
@@ -152,6 +152,22 @@ class RouteSpec:
     top_groups: int = 1
     group_sum2: bool = False
     bias: Tensor | None = None
+
+
+@dataclass(slots=True)
+class Mixture:
+    """One mixture of experts: the router's matrix, one gate_up and one down per expert, and what lies beside them.
+
+    `shared`: (up, down) of experts that every token visits, with the same activation. wide: logits in float32.
+    """
+
+    router: Weight
+    route: RouteSpec
+    ups: list[Weight]
+    downs: list[Weight]
+    act: Act
+    shared: tuple[Weight, Weight] | None = None
+    wide: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         AttentionSpec,
         ForwardContext,
         KVView,
+        Mixture,
         ModelSpec,
         NormSpec,
         RouteSpec,
@@ -216,7 +217,21 @@ class Weight(Protocol):
         """The whole matrix in the compute dtype, for MLA absorption."""
         ...
 
+    def pieces(self) -> tuple[str, dict[str, Tensor | None]] | None:
+        """The format's name and its tensors by theirs, for backends that stack many weights into one; None: cannot."""
+        ...
+
     def bytes(self) -> int: ...
+
+
+class FusedMixture(Protocol):
+    """A mixture of experts as a backend runs it."""
+
+    def __call__(
+        self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        """residual + experts(norm(x)) + shared experts; x [T, hidden] -> [T, hidden]."""
+        ...
 
 
 class Group(Protocol):
@@ -326,6 +341,10 @@ class Kernels(Protocol):
         gates[t, j] * down[ids[t, j]](act(gate_up[ids[t, j]](x[t]))) -> [T, hidden] in x's dtype.
 
         An id outside 0..len - 1 (an expert of another rank) adds nothing."""
+        ...
+
+    def pack_mixture(self, mixture: Mixture) -> FusedMixture | None:
+        """The whole layer as the backend runs it fastest, its lists of experts emptied; None: `route`, `experts`."""
         ...
 
     def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:

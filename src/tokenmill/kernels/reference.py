@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, KVView, NormSpec, RopeSpec, RouteSpec
-from tokenmill.core.protocols import Weight
+from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, KVView, Mixture, NormSpec, RopeSpec, RouteSpec
+from tokenmill.core.protocols import FusedMixture, Weight
 from tokenmill.kernels import grid, paged, rows
 
 
@@ -158,6 +158,10 @@ class ReferenceKernels:
         for j in range(1, ids.shape[1]):
             total = total + parts[:, j]
         return total.to(x.dtype)
+
+    def pack_mixture(self, mixture: Mixture) -> FusedMixture | None:
+        """Nothing: layers call route and experts."""
+        return None
 
     def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """logits [n, V] -> lowest id of the largest logit [n] int64; the same, or ~id where that is not finite; it [n].

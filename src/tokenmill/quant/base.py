@@ -44,6 +44,10 @@ class WeightBase:
         """The whole matrix [out, in] in the compute dtype."""
         raise NotImplementedError
 
+    def pieces(self) -> tuple[str, dict[str, Tensor | None]] | None:
+        """The format's name and its tensors by theirs, for backends that stack weights; None: cannot be stacked."""
+        return None
+
     def bytes(self) -> int:
         """Bytes held."""
         raise NotImplementedError

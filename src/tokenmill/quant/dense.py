@@ -85,6 +85,10 @@ class DenseWeight(WeightBase):
         """The matrix [out, in]."""
         return self.rows(torch.arange(self.shape[0])) if self.table is None else self.table
 
+    def pieces(self) -> tuple[str, dict[str, Tensor | None]] | None:
+        """The matrix and its bias, unless it is packed."""
+        return None if self.table is None else ("dense", {"table": self.table, "bias": self.bias})
+
     def bytes(self) -> int:
         """Bytes of matrix and bias."""
         if self.table is None:
