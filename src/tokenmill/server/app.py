@@ -24,8 +24,9 @@ from tokenmill.server.openai.routes import OPENAI
 from tokenmill.server.operations import OPERATIONS
 from tokenmill.server.routing import error_shape
 from tokenmill.server.text import TextWorkers
+from tokenmill.server.web.routes import WEB
 
-APIS = (OPENAI, OPERATIONS)
+APIS = (OPENAI, OPERATIONS, WEB)
 """Every family of endpoints: a new one is a folder with an `Api`, and its name here."""
 
 

@@ -39,6 +39,7 @@ class Guard:
         self.gate = context.gate
         self.routes = frozenset(getattr(route, "path", "") for route in app.routes)
         self.generating = frozenset[str]().union(*(api.generating for api in apis))
+        self.keyless = frozenset[str]().union(*(api.keyless for api in apis))
         self.access = Access(self.config.listen)
         self.writing: dict[asyncio.Task[Any], float] = {}
         self.open = 0
@@ -99,6 +100,9 @@ class _Visit:
         self.origin = access.check_origin(self.headers)
         if method == "OPTIONS" and self.origin is not None and b"access-control-request-method" in self.headers:
             await self._preflight()
+            return
+        if method in ("GET", "HEAD") and path in self.guard.keyless:
+            await self.guard.app(self.scope, self.receive, self._send)
             return
         self.tenant = state["tenant"] = access.tenant(path, self.headers)
         if path in OPEN_PATHS or method in ("GET", "HEAD", "OPTIONS"):

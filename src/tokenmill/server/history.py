@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from tokenmill.server.backend import Timeline
@@ -58,16 +59,23 @@ class History:
     def find(self, request_id: str, owner: str) -> dict[str, Any] | None:
         """A record as JSON; None for an unknown id, and for somebody else's."""
         record = self.records.get(request_id)
-        if record is None or record.owner != owner:
-            return None
-        return {
-            "id": record.id,
-            "object": "request",
-            "created": int(record.created),
-            "state": "ended" if record.ended is not None else "open",
-            "duration_ms": _ms(record.began, record.ended or time.monotonic()),
-            "prompts": [_life(life, record.began) for life in record.lives],
-        }
+        return None if record is None or record.owner != owner else _shown(record)
+
+    def recent(self, owner: str, most: int) -> list[dict[str, Any]]:
+        """An owner's newest records as JSON, the newest first."""
+        own = (record for record in reversed(self.records.values()) if record.owner == owner)
+        return [_shown(record) for record in islice(own, most)]
+
+
+def _shown(record: Record) -> dict[str, Any]:
+    return {
+        "id": record.id,
+        "object": "request",
+        "created": int(record.created),
+        "state": "ended" if record.ended is not None else "open",
+        "duration_ms": _ms(record.began, record.ended or time.monotonic()),
+        "prompts": [_life(life, record.began) for life in record.lives],
+    }
 
 
 def _life(life: Life, began: float) -> dict[str, Any]:

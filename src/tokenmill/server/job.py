@@ -151,6 +151,7 @@ class Job:
         if delta.token_ids:
             if timeline.first_token is None:
                 timeline.first_token = now
+                self.metrics.saw_first(now - timeline.arrival)
             elif timeline.last_token is not None:
                 self.metrics.saw_gap(now - timeline.last_token)
             timeline.last_token = now

@@ -5,6 +5,7 @@ Must not know: endpoints, engines' insides.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,8 @@ LATENCY = (
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+RECENT = 4096
+"""Latencies that are kept for whoever looks at the last seconds."""
 REASONS = ("stop", "length", "abort", "error", "repetition")
 
 
@@ -54,6 +57,8 @@ class Metrics:
 
     def __init__(self, backend: Backend, model: str) -> None:
         self.registry = CollectorRegistry()
+        self.recent_ttft: deque[float] = deque(maxlen=RECENT)
+        self.recent_gaps: deque[float] = deque(maxlen=RECENT)
         self.labels = {"model_name": model, "engine": "0"}
         edges = token_edges(backend.info.max_model_len)
         self.ttft = self._histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", TTFT)
@@ -93,6 +98,11 @@ class Metrics:
     def saw_gap(self, seconds: float) -> None:
         """One inter-token latency."""
         self.gap.observe(seconds)
+        self.recent_gaps.append(seconds)
+
+    def saw_first(self, seconds: float) -> None:
+        """A first token came this long after its request; the histogram counts it when the request has ended."""
+        self.recent_ttft.append(seconds)
 
     def reject(self, reason: str) -> None:
         """A request was refused before any work."""

@@ -34,6 +34,8 @@ class Api:
     """Puts its routes into the application."""
     generating: frozenset[str] = frozenset()
     """Paths that are refused before their body is read while the server is full."""
+    keyless: frozenset[str] = frozenset()
+    """Paths that anybody may GET: they hold no data."""
     prefixes: tuple[str, ...] = ()
     """Paths that begin so get their errors from `error`."""
     error: Callable[[HttpError], bytes] = error_bytes

@@ -1,0 +1,100 @@
+"""What the engines did in the last minutes. Owns: one sample a second while they work, in a bounded ring.
+
+Nothing runs while they rest: a step starts the clock, and a second without steps ends it. Must not know: HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from tokenmill.server.backend import Backend, EngineStats
+
+PERIOD_S = 1.0
+MAX_SAMPLES = 900
+TOTALS = ("prompt_tokens", "cached_tokens", "output_tokens", "preemptions", "drafted", "accepted", "steps")
+QUANTILES = (0.5, 0.9, 0.99)
+COLUMNS = (
+    *("at", "running", "waiting", "kv_usage", *TOTALS, "restarts"),
+    *(f"{name}_p{round(q * 100)}" for name in ("ttft", "itl") for q in QUANTILES),
+)
+"""`at` is Unix time; totals count since the start of the engines; latencies are seconds, None where none ended."""
+
+Sample = list[float | None]
+
+
+class Latencies(Protocol):
+    """Where the latencies since the last look are found."""
+
+    recent_ttft: deque[float]
+    recent_gaps: deque[float]
+
+
+class Activity:
+    """The ring of one server."""
+
+    def __init__(self, backend: Backend, latencies: Latencies, clock: Callable[[], float] = time.time) -> None:
+        self.backend = backend
+        self.latencies = latencies
+        self.clock = clock
+        self.samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
+        self.timer: asyncio.TimerHandle | None = None
+        self.busy = False
+
+    def watch(self) -> None:
+        """Hear of every step, behind whoever hears of them already."""
+        inner = self.backend.observe
+
+        def observe(tokens: int) -> None:
+            inner(tokens)
+            if tokens:
+                self.busy = True
+                if self.timer is None:
+                    self.timer = asyncio.get_running_loop().call_later(PERIOD_S, self._tick)
+
+        self.backend.observe = observe
+
+    def since(self, moment: float) -> list[Sample]:
+        """Samples after `moment`; the newest is of now."""
+        if not self.samples or self.clock() - (self.samples[-1][0] or 0.0) > PERIOD_S / 2:
+            self.take()
+        return [sample for sample in self.samples if (sample[0] or 0.0) > moment]
+
+    def take(self) -> None:
+        """Add a sample of now."""
+        total = whole(self.backend.stats())
+        sample: Sample = [self.clock(), total.running, total.waiting, round(total.kv_usage, 4)]
+        sample += [getattr(total, name) for name in TOTALS]
+        sample.append(self.backend.counters().get("engine_restarts", 0))
+        for values in (self.latencies.recent_ttft, self.latencies.recent_gaps):
+            sample += quantiles(values)
+            values.clear()
+        self.samples.append(sample)
+
+    def _tick(self) -> None:
+        """One more sample comes after the last step, so that a plot falls back to rest."""
+        self.take()
+        loop = asyncio.get_running_loop()
+        self.timer = loop.call_later(PERIOD_S, self._tick) if self.busy else None
+        self.busy = False
+
+
+def whole(engines: Iterable[EngineStats]) -> EngineStats:
+    """All engines as one; the K/V share is weighted by blocks."""
+    engines = list(engines)
+    names = ("running", "waiting", "kv_blocks", *TOTALS)
+    summed = {name: sum(getattr(stats, name) for stats in engines) for name in names}
+    weight = sum(max(1, stats.kv_blocks) for stats in engines)
+    used = sum(stats.kv_usage * max(1, stats.kv_blocks) for stats in engines)
+    return EngineStats(**summed, kv_usage=used / weight if weight else 0.0)
+
+
+def quantiles(values: Iterable[float]) -> list[float | None]:
+    """The QUANTILES, each the smallest value that so many are not above; None without values."""
+    found = sorted(values)
+    if not found:
+        return [None] * len(QUANTILES)
+    return [round(found[min(len(found) - 1, int(q * len(found)))], 6) for q in QUANTILES]

@@ -1,0 +1,96 @@
+"""The page's files. Owns: reading them once, their types, compressed forms, tags, and the headers that fence them in.
+
+They are the same for everybody and hold no data, so they need no key. Must not know: endpoints, engines.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.responses import Response
+
+STATIC = Path(__file__).parent / "static"
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".md": "text/plain; charset=utf-8",
+    ".txt": "text/plain; charset=utf-8",
+}
+_INLINE = re.compile(rb"<script(?![^>]*\bsrc=)[^>]*>(.*?)</script>", re.S)
+FENCES = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    """One file, ready to be sent."""
+
+    body: bytes
+    packed: bytes
+    headers: Mapping[str, str]
+
+    def answer(self, accept_encoding: str, known: str) -> Response:
+        """The file, compressed where the browser takes that; 304 when it has this version already."""
+        if known and known == self.headers["etag"]:
+            return Response(status_code=304, headers=dict(self.headers))
+        if "gzip" in accept_encoding and len(self.packed) < len(self.body):
+            return Response(self.packed, headers={**self.headers, "content-encoding": "gzip"})
+        return Response(self.body, headers=dict(self.headers))
+
+
+def read_files(folder: Path = STATIC) -> dict[str, PageFile]:
+    """Every file of the page by its name below `folder`."""
+    paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix in TYPES)
+    return {path.relative_to(folder).as_posix(): read_file(path) for path in paths}
+
+
+def read_file(path: Path) -> PageFile:
+    """One file with its headers."""
+    body = path.read_bytes()
+    headers = {
+        **FENCES,
+        "content-type": TYPES[path.suffix],
+        "etag": f'W/"{hashlib.sha256(body).hexdigest()[:20]}"',
+        "vary": "accept-encoding",
+    }
+    if path.suffix == ".html":
+        headers["content-security-policy"] = policy(body)
+        headers["x-frame-options"] = "DENY"
+    return PageFile(body, gzip.compress(body, 9, mtime=0), headers)
+
+
+def policy(page: bytes) -> str:
+    """What the page may load and do: its own files, its own server, and the inline scripts that are in it, by hash.
+
+    Markdown from a model becomes HTML; trusted types let nothing but the sanitiser make HTML of text.
+    """
+    hashes = [base64.b64encode(hashlib.sha256(text).digest()).decode() for text in _INLINE.findall(page)]
+    scripts = " ".join(["'self'", *(f"'sha256-{value}'" for value in hashes)])
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src {scripts}",
+            "style-src 'self'",
+            "img-src 'self' data:",
+            "connect-src 'self'",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+            "require-trusted-types-for 'script'",
+            "trusted-types dompurify",
+        )
+    )

@@ -1,0 +1,90 @@
+"""The web page at `/` and the figures that it shows. Owns: their paths.
+
+The files need no key and hold no data; the figures need the key like everything else. Must not know: how tokens are
+made, how the page looks.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+import tokenmill
+from tokenmill.server.context import Context
+from tokenmill.server.errors import HttpError
+from tokenmill.server.routing import Api, get, json_answer, tenant
+from tokenmill.server.web.activity import COLUMNS, Activity
+from tokenmill.server.web.files import PageFile, read_files
+
+FILES = read_files()
+PATHS = {"/" if name == "index.html" else f"/static/{name}": name for name in FILES}
+MAX_LISTED = 200
+
+
+def add_routes(app: FastAPI, context: Context) -> None:
+    """The page, `/v1/engine`, and the list of recent requests."""
+    activity = Activity(context.backend, context.metrics)
+    activity.watch()
+    began = time.time()
+
+    async def engine(request: Request) -> Response:
+        """What the engines do now, and did in the last minutes; `since` leaves out samples that one has already."""
+        state = engine_state(context)
+        state.update(started=began, columns=COLUMNS, samples=activity.since(_number(request, "since", 0.0)))
+        return json_answer(state)
+
+    async def requests(request: Request) -> Response:
+        """One's own recent requests, the newest first."""
+        most = min(MAX_LISTED, max(1, int(_number(request, "limit", 50))))
+        return json_answer({"object": "list", "data": context.history.recent(tenant(request), most)})
+
+    get(app, "/v1/engine", engine)
+    get(app, "/v1/requests", requests)
+    for path, name in PATHS.items():
+        app.add_api_route(path, _sender(FILES[name]), methods=["GET", "HEAD"], include_in_schema=False)
+
+
+def _sender(file: PageFile) -> Any:
+    async def send(request: Request) -> Response:
+        return file.answer(request.headers.get("accept-encoding", ""), request.headers.get("if-none-match", ""))
+
+    return send
+
+
+def engine_state(context: Context) -> dict[str, Any]:
+    """Gauges, totals and limits of now."""
+    backend, info = context.backend, context.backend.info
+    return {
+        "object": "engine",
+        "now": time.time(),
+        "version": tokenmill.__version__,
+        "models": info.names,
+        "max_model_len": info.max_model_len,
+        "max_rows": info.max_rows,
+        "problem": backend.health(),
+        "draining": context.gate.draining,
+        "open": context.gate.open,
+        "capacity": context.gate.limits.capacity,
+        "engines": [msgspec.structs.asdict(stats) for stats in backend.stats()],
+        "counters": backend.counters(),
+    }
+
+
+def _number(request: Request, name: str, default: float) -> float:
+    given = request.query_params.get(name)
+    if given is None:
+        return default
+    try:
+        value = float(given)
+    except ValueError:
+        value = float("nan")
+    if not 0 <= value < 1e12:
+        raise HttpError(400, f"{name} must be a number that is not negative.", param=name)
+    return value
+
+
+WEB = Api(add_routes, keyless=frozenset(PATHS))
