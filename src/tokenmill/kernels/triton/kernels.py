@@ -10,15 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, GroupPlan, NormSpec
+from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, GroupPlan, Mixture, NormSpec, RouteSpec
+from tokenmill.core.protocols import FusedMixture
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.triton import pointwise
 from tokenmill.kernels.triton.choose import greedy
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, act_parts, shared_memory
 from tokenmill.kernels.triton.decode import attend_one, decode_config
 from tokenmill.kernels.triton.gemv import gemv
+from tokenmill.kernels.triton.mixture import pack_mixture
 from tokenmill.kernels.triton.prefill import attend_many
 from tokenmill.kernels.triton.prepare import can_prepare, prepare_qkv
+from tokenmill.kernels.triton.route import route
 from tokenmill.kernels.triton.shared import attend_shared, can_share, common_entries, shared_parts
 from tokenmill.kernels.triton.stepping import advance_, gather_rows
 from tokenmill.kernels.triton.thin import thin
@@ -150,6 +153,19 @@ class TritonKernels(ReferenceKernels):
         """One token more in each of these rows."""
         self.count("advance_")
         advance_(row_ids, ids, tokens, length, computed, pdl=self.pdl)
+
+    # ------------------------------------------------------------ experts
+
+    def route(self, logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
+        """logits [T, E] -> expert ids [T, k] (int64) and gates [T, k] (float32)."""
+        if logits.shape[0] == 0:
+            return super().route(logits, spec)
+        self.count("route")
+        return route(logits, spec, pdl=self.pdl)
+
+    def pack_mixture(self, mixture: Mixture) -> FusedMixture | None:
+        """The whole layer, if there are kernels for the format of its experts."""
+        return pack_mixture(self, mixture)
 
     # ------------------------------------------------------------ attention
 
