@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import Act, ForwardContext, NormSpec, RouteSpec
+from tokenmill.core.forward import Act, ForwardContext, Mixture, NormSpec, RouteSpec
 from tokenmill.core.protocols import Weight
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import Rows
@@ -35,15 +35,25 @@ class Experts:
         self.group = b.group
         self.router = b.settled(router)
         self.route = route
-        self.weights = [b.settled(w) for w in weights[0]], [b.settled(w) for w in weights[1]]
+        self.weights = weights
+        for part in weights:
+            part[:] = [b.settled(w) for w in part]
         self.act: Act = act
         self.shared = shared
         self.wide_router = wide_router
+        beside = None if shared is None else (shared.up.weight, shared.down.weight)
+        mixture = Mixture(self.router, route, *weights, act, beside, wide_router)
+        # A backend that takes the whole layer empties the lists: nothing is held twice.
+        self.fused = None if shared is not None and shared.act != act else b.kernels.pack_mixture(mixture)
 
     def __call__(
         self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
     ) -> Tensor:
         """residual + experts(norm(x)); x [T, hidden]. wide_router: logits in float32 whatever the compute dtype."""
+        if self.fused is not None:
+            if self.group.size > 1:
+                return self.group.all_reduce(self.fused(x, ctx, norm=norm), residual)
+            return self.fused(x, ctx, norm=norm, residual=residual)
         kernels = ctx.kernels
         h = x if norm is None else kernels.norm(x, norm)
         logits = self.router.matmul(h.float() if self.wide_router else h, ctx)

@@ -1,0 +1,170 @@
+"""Several tokens through their experts. Owns: one kernel that multiplies each touched expert with its tokens' rows.
+
+A token and one of its experts are a pair. Weights are the left operand, up to BM pairs of one expert the right one.
+Few pairs (SCAN): a program belongs to an expert and looks through all pairs for its own; an expert without any is not
+read. Many: pairs were sorted by expert (`sorting.py`), and a program takes one tile of the sorted order.
+Must not know: how experts were chosen, gates, layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tokenmill.kernels.triton.common import INTERPRETED, act_parts, begin, gated_act, plain_act, pow2, wait
+from tokenmill.kernels.triton.sorting import Sorted
+
+FEW = 512
+"""Pairs up to which programs look for their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """Pairs, columns (of gate and of up, each) and inner entries of a tile; how it is pipelined."""
+
+    pairs: int
+    columns: int
+    inner: int
+    stages: int
+    warps: int
+
+
+@triton.jit
+def _tile(
+    x_rows, w_rows, k, K: tl.constexpr, N: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    GATED: tl.constexpr, WIDE: tl.constexpr, STREAM: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """w_rows [BN, BK] and x_rows [BK, BM] pointers to the first entries -> products [BN, BM] in float32 (two if gated).
+
+    Rows of no pair repeat a real one: their results are not stored."""
+    acc = tl.zeros((BN, BM), dtype=tl.float32)
+    acc_u = acc
+    EVEN: tl.constexpr = K % BK == 0
+    for at in tl.range(0, K, BK, num_stages=STAGES):
+        if EVEN:
+            x = tl.load(x_rows + at)
+        else:
+            x = tl.load(x_rows + at, mask=(at + k < K)[:, None], other=0.0)
+        if EVEN and STREAM:
+            w = tl.load(w_rows + at, eviction_policy="evict_first")
+        elif EVEN:
+            w = tl.load(w_rows + at)
+        else:
+            w = tl.load(w_rows + at, mask=(at + k < K)[None, :], other=0.0)
+        if GATED:
+            if EVEN and STREAM:
+                u = tl.load(w_rows + (N * K + at), eviction_policy="evict_first")
+            elif EVEN:
+                u = tl.load(w_rows + (N * K + at))
+            else:
+                u = tl.load(w_rows + (N * K + at), mask=(at + k < K)[None, :], other=0.0)
+        if WIDE:
+            acc = tl.dot(w.to(tl.float32), x.to(tl.float32), acc, input_precision="ieee")
+            if GATED:
+                acc_u = tl.dot(u.to(tl.float32), x.to(tl.float32), acc_u, input_precision="ieee")
+        else:
+            acc = tl.dot(w, x, acc)
+            if GATED:
+                acc_u = tl.dot(u, x, acc_u)
+    return acc, acc_u
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def _grouped_kernel(
+    x_ptr, w_ptr, bias_ptr, out_ptr, id_ptr, order_ptr, tile_ptr, pairs,
+    N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BP: tl.constexpr,
+    PER_ROW: tl.constexpr, FROM_PAIR: tl.constexpr, TO_PAIR: tl.constexpr, SCAN: tl.constexpr,
+    ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    m = tl.arange(0, BM)
+    k = tl.arange(0, BK)
+    real_n = n < N
+    ROWS: tl.constexpr = 2 * N if GATED else N
+    wait(PDL)
+    if SCAN:
+        expert = tl.program_id(1)
+        p = tl.arange(0, BP)
+        mine = tl.load(id_ptr + p, mask=p < pairs, other=-1).to(tl.int32) == expert
+        place = tl.cumsum(mine.to(tl.int32), axis=0) - 1
+        first = 0
+        last = tl.sum(mine.to(tl.int32), axis=0)
+    else:
+        # Tiles: [expert, first place in the sorted order, one beyond the last] each.
+        expert = tl.load(tile_ptr + tl.program_id(1) * 3)
+        first = tl.load(tile_ptr + tl.program_id(1) * 3 + 1)
+        last = tl.load(tile_ptr + tl.program_id(1) * 3 + 2)
+    w_rows = w_ptr + (expert.to(tl.int64) * ROWS + tl.where(real_n, n, 0)[:, None]) * K + k[None, :]
+    for start in range(first, last, BM):
+        real_m = start + m < last
+        slot = tl.minimum(start + m, last - 1)
+        if SCAN:
+            hit = mine[None, :] & (place[None, :] == slot[:, None])
+            pair = tl.sum(tl.where(hit, p[None, :], 0), axis=1)
+            slot = pair
+        else:
+            pair = tl.load(order_ptr + slot)
+        source = pair if FROM_PAIR else slot
+        x_rows = x_ptr + (source // PER_ROW).to(tl.int64)[None, :] * K + k[:, None]
+        acc, acc_u = _tile(x_rows, w_rows, k, K, N, BN, BM, BK, GATED, WIDE, SCAN, STAGES)
+        if BIAS:
+            acc += tl.load(bias_ptr + expert * ROWS + n, mask=real_n, other=0.0).to(tl.float32)[:, None]
+            if GATED:
+                acc_u += tl.load(bias_ptr + expert * ROWS + N + n, mask=real_n, other=0.0).to(tl.float32)[:, None]
+        if GATED:
+            y = gated_act(acc, acc_u, ACT)
+        else:
+            y = plain_act(acc, ACT)
+        target = pair if TO_PAIR else slot
+        place_out = out_ptr + target.to(tl.int64)[None, :] * N + n[:, None]
+        tl.store(place_out, y.to(out_ptr.dtype.element_ty), mask=real_n[:, None] & real_m[None, :])
+
+
+def grouped(
+    x: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, order: Sorted | None, act: str | None, *,
+    up: bool, pdl: bool, tiling: Tiling | None = None,
+) -> Tensor:  # fmt: skip
+    """One of the two products of every pair, weight [E, N, K], ids [T, k].
+
+    up: x [T, K] -> act(x @ weight[id].T + bias[id]) [T * k, N'], in sorted order where `order` is given.
+    Else x [T * k, K], in that order -> [T * k, N] in the order of pairs. Rows of pairs without an expert: undefined."""
+    kind, gated = act_parts(act)
+    count, rows, inner = weight.shape
+    width, pairs = rows // 2 if gated else rows, ids.numel()
+    t = tiling or choose_tiling(pairs, count, gated=gated)
+    out = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
+    units = count if order is None else order.tiles.shape[0]
+    _grouped_kernel[(triton.cdiv(width, t.columns), units)](
+        x, weight, bias, out, ids, None if order is None else order.order, None if order is None else order.tiles,
+        pairs, N=width, K=inner, BM=t.pairs, BN=t.columns, BK=t.inner, BP=pow2(pairs) if order is None else 1,
+        PER_ROW=ids.shape[1] if up else 1, FROM_PAIR=up, TO_PAIR=not up or order is None, SCAN=order is None,
+        ACT=kind, GATED=gated, BIAS=bias is not None, WIDE=INTERPRETED or x.dtype == torch.float32,
+        STAGES=t.stages, PDL=pdl, num_warps=t.warps, launch_pdl=pdl,
+    )  # fmt: skip
+    return out
+
+
+def choose_tiling(pairs: int, experts: int, *, gated: bool) -> Tiling:
+    """A tile for so many pairs over so many experts: measured on an H200."""
+    if INTERPRETED:
+        return Tiling(16, 32, 32, 1, 4)
+    size = pairs_per_tile(pairs, experts)
+    if size <= 32:
+        return Tiling(size, 64, 64, 4, 4) if gated else Tiling(size, 64, 128, 3, 4)
+    if size == 64:
+        return Tiling(64, 64, 64, 4, 4) if gated else Tiling(64, 128, 64, 4, 4)
+    return Tiling(128, 128, 64, 3, 8) if gated else Tiling(128, 128, 64, 4, 8)
+
+
+def pairs_per_tile(pairs: int, experts: int) -> int:
+    """How many pairs a tile takes, so that most experts need one tile while there are few."""
+    if INTERPRETED:
+        return 16
+    mean = pairs / experts
+    return 16 if mean <= 8 else 32 if mean <= 20 else 64 if mean <= 96 else 128

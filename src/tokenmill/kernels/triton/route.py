@@ -1,0 +1,190 @@
+"""Which experts a token goes to. Owns: scores, groups, the best k and their gates, in one launch.
+
+A program takes one token; all experts lie in one register tensor. For a single token the router's product is part of
+the launch: the program that finishes last chooses. Must not know: what experts compute.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tokenmill.core.forward import NormSpec, RouteSpec
+from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, sigmoid, wait
+
+_ORDERS = {"softmax_topk": 0, "topk_softmax": 1, "sigmoid": 2}
+
+
+@triton.jit
+def _lowest_best(values, free, index):
+    """The lowest index of the largest value among those that are free; NaN counts as the largest."""
+    key = tl.where(values != values, float("inf"), values)
+    key = tl.where(free, key, float("-inf"))
+    best = tl.max(key, axis=0)
+    return tl.min(tl.where(free & (key == best), index, 2147483647), axis=0)
+
+
+@triton.jit
+def _within_groups(
+    choice, e, E: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, SUM2: tl.constexpr, BG: tl.constexpr
+):
+    """Put every expert outside the best groups out of reach."""
+    PER: tl.constexpr = E // GROUPS
+    g = tl.arange(0, BG)
+    group = e // PER
+    ranks = tl.full((BG,), float("-inf"), dtype=tl.float32)
+    for i in tl.static_range(GROUPS):
+        inside = tl.where((group == i) & (e < E), choice, float("-inf"))
+        first = tl.max(inside, axis=0)
+        if SUM2:
+            at = tl.min(tl.where(inside == first, e, 2147483647), axis=0)
+            first += tl.max(tl.where(e == at, float("-inf"), inside), axis=0)
+        ranks = tl.where(g == i, first, ranks)
+    free = g < GROUPS
+    kept = e < 0
+    for _ in tl.static_range(TOP_GROUPS):
+        best = _lowest_best(ranks, free, g)
+        free = free & (g != best)
+        kept = kept | (group == best)
+    return tl.where(kept, choice, float("-inf"))
+
+
+@triton.jit
+def _choose(
+    logits, bias_ptr, scale, E: tl.constexpr, BE: tl.constexpr, TOP: tl.constexpr, BT: tl.constexpr,
+    ORDER: tl.constexpr, NORMALISE: tl.constexpr, BIAS: tl.constexpr,
+    GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, SUM2: tl.constexpr, BG: tl.constexpr,
+):  # fmt: skip
+    """logits [BE] in float32, -inf beyond E -> ids [BT] and gates [BT] of the best TOP, best first."""
+    e = tl.arange(0, BE)
+    t = tl.arange(0, BT)
+    if ORDER == 0:
+        scores = tl.exp(logits - tl.max(logits, axis=0))
+        scores = scores / tl.sum(scores, axis=0)
+    elif ORDER == 1:
+        scores = logits
+    else:
+        scores = sigmoid(logits)
+    choice = scores
+    if BIAS:
+        choice += tl.load(bias_ptr + e, mask=e < E, other=0.0).to(tl.float32)
+    if ORDER == 1:
+        scores = choice
+    if GROUPS > 1:
+        choice = _within_groups(choice, e, E, GROUPS, TOP_GROUPS, SUM2, BG)
+    free = e < E
+    ids = tl.zeros((BT,), dtype=tl.int32)
+    gates = tl.full((BT,), float("-inf") if ORDER == 1 else 0.0, dtype=tl.float32)
+    for j in tl.static_range(TOP):
+        best = _lowest_best(choice, free, e)
+        free = free & (e != best)
+        ids = tl.where(t == j, best, ids)
+        gates = tl.where(t == j, tl.sum(tl.where(e == best, scores, 0.0), axis=0), gates)
+    if ORDER == 1:
+        gates = tl.exp(gates - tl.max(gates, axis=0))
+        gates = gates / tl.sum(gates, axis=0)
+    elif NORMALISE:
+        gates = gates / (tl.sum(gates, axis=0) + 1e-20)
+    return ids, gates * scale
+
+
+@triton.jit
+def _route_kernel(
+    logits_ptr, bias_ptr, id_ptr, gate_ptr, stride, scale,
+    E: tl.constexpr, BE: tl.constexpr, TOP: tl.constexpr, BT: tl.constexpr, ORDER: tl.constexpr,
+    NORMALISE: tl.constexpr, BIAS: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, SUM2: tl.constexpr,
+    BG: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    token = tl.program_id(0).to(tl.int64)
+    e = tl.arange(0, BE)
+    t = tl.arange(0, BT)
+    wait(PDL)
+    logits = tl.load(logits_ptr + token * stride + e, mask=e < E, other=float("-inf")).to(tl.float32)
+    ids, gates = _choose(logits, bias_ptr, scale, E, BE, TOP, BT, ORDER, NORMALISE, BIAS, GROUPS, TOP_GROUPS, SUM2, BG)
+    tl.store(id_ptr + token * TOP + t, ids.to(id_ptr.dtype.element_ty), mask=t < TOP)
+    tl.store(gate_ptr + token * TOP + t, gates, mask=t < TOP)
+
+
+def _constants(spec: RouteSpec) -> dict[str, object]:
+    return {
+        "E": spec.experts, "BE": pow2(spec.experts), "TOP": spec.top_k, "BT": pow2(spec.top_k),
+        "ORDER": _ORDERS[spec.order], "NORMALISE": spec.normalise, "BIAS": spec.bias is not None,
+        "GROUPS": spec.groups, "TOP_GROUPS": spec.top_groups, "SUM2": spec.group_sum2, "BG": pow2(spec.groups),
+    }  # fmt: skip
+
+
+def route(logits: Tensor, spec: RouteSpec, *, pdl: bool, dtype: torch.dtype = torch.int64) -> tuple[Tensor, Tensor]:
+    """logits [T, E] -> ids [T, k] of this type and gates [T, k] (float32), best first; of equals the lowest id."""
+    tokens = logits.shape[0]
+    ids = torch.empty((tokens, spec.top_k), dtype=dtype, device=logits.device)
+    gates = torch.empty((tokens, spec.top_k), dtype=torch.float32, device=logits.device)
+    _route_kernel[(tokens,)](
+        logits, spec.bias, ids, gates, logits.stride(0), spec.scale, **_constants(spec), PDL=pdl,
+        num_warps=1, launch_pdl=pdl,
+    )  # fmt: skip
+    return ids, gates
+
+
+@triton.jit
+def _pick_kernel(
+    x_ptr, w_ptr, add_ptr, norm_ptr, bias_ptr, id_ptr, gate_ptr, part_ptr, count_ptr, eps, scale,
+    K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
+    E: tl.constexpr, BE: tl.constexpr, TOP: tl.constexpr, BT: tl.constexpr, ORDER: tl.constexpr,
+    NORMALISE: tl.constexpr, BIAS: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, SUM2: tl.constexpr,
+    BG: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)[None, :]
+    real = n < E
+    rows = w_ptr + tl.where(real, n, 0)[:, None].to(tl.int64) * K + k
+    w = tl.load(rows, mask=k < K, other=0.0)
+    wait(PDL)
+    acc = tl.zeros((BN, BK), dtype=tl.float32)
+    squares = tl.zeros((1, BK), dtype=tl.float32)
+    for start in tl.static_range(0, K, BK):
+        if start > 0:
+            w = tl.load(rows + start, mask=start + k < K, other=0.0)
+        x = tl.load(x_ptr + start + k, mask=start + k < K, other=0.0).to(tl.float32)
+        if NORM:
+            squares += x * x
+            x = x * (tl.load(norm_ptr + start + k, mask=start + k < K, other=0.0).to(tl.float32) + OFFSET)
+        acc += x * w.to(tl.float32)
+    y = tl.sum(acc, axis=1)
+    if NORM:
+        y = y / tl.sqrt(tl.sum(tl.sum(squares, axis=1), axis=0) / K + eps)
+    if ADD:
+        y += tl.load(add_ptr + n, mask=real, other=0.0).to(tl.float32)
+    tl.store(part_ptr + n, y, mask=real, cache_modifier=".cg")
+    tl.debug_barrier()
+    if tl.atomic_add(count_ptr, 1, sem="acq_rel") == tl.num_programs(0) - 1:
+        tl.store(count_ptr, 0)
+        e = tl.arange(0, BE)
+        t = tl.arange(0, BT)
+        logits = tl.load(part_ptr + e, mask=e < E, other=float("-inf"), cache_modifier=".cg")
+        ids, gates = _choose(
+            logits, bias_ptr, scale, E, BE, TOP, BT, ORDER, NORMALISE, BIAS, GROUPS, TOP_GROUPS, SUM2, BG
+        )
+        tl.store(id_ptr + t, ids, mask=t < TOP)
+        tl.store(gate_ptr + t, gates, mask=t < TOP)
+
+
+def pick(
+    x: Tensor, weight: Tensor, add: Tensor | None, norm: NormSpec | None, spec: RouteSpec, *,
+    scratch: Scratch, pdl: bool, config: tuple[int, int] = (1, 2),
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """x [1, K], router [E, K] and its bias -> ids [1, k] (int32) and gates [1, k] of norm(x); config (BN, warps)."""
+    inner = x.shape[1]
+    ids = torch.empty((1, spec.top_k), dtype=torch.int32, device=x.device)
+    gates = torch.empty((1, spec.top_k), dtype=torch.float32, device=x.device)
+    block_n, warps = (8, 1) if INTERPRETED else config
+    _pick_kernel[(triton.cdiv(spec.experts, block_n),)](
+        x, weight, add, None if norm is None else norm.weight, spec.bias, ids, gates,
+        scratch.partial(x.device), scratch.counters(x.device), 0.0 if norm is None else norm.eps, spec.scale,
+        K=inner, BN=block_n, BK=min(pow2(inner), 2048), ADD=add is not None, NORM=norm is not None,
+        OFFSET=0.0 if norm is None else norm.offset, **_constants(spec), PDL=pdl, num_warps=warps, launch_pdl=pdl,
+    )  # fmt: skip
+    return ids, gates

@@ -1,0 +1,108 @@
+"""Pairs of (token, expert) in the order of experts. Owns: a stable counting sort in two launches, and its tiles.
+
+Must not know: what is done with them. A pair without an expert (id outside 0..E-1) is in no tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, wait
+
+_AT_ONCE = 1 << 9 if INTERPRETED else 1 << 14
+"""Entries of a (pairs, experts) register tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """order [P] (int32): pairs by expert. tiles [n, 3] (int32): expert, first place, one beyond the last; those that
+    are not needed are empty."""
+
+    order: Tensor
+    tiles: Tensor
+
+
+@triton.jit(do_not_specialize=["pairs", "blocks", "tiles"])
+def _count_kernel(
+    id_ptr, rank_ptr, start_ptr, tile_ptr, counter_ptr, pairs, blocks, tiles,
+    E: tl.constexpr, BE: tl.constexpr, BP: tl.constexpr, BM: tl.constexpr, BB: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    block = tl.program_id(0)
+    p = block * BP + tl.arange(0, BP)
+    e = tl.arange(0, BE)
+    wait(PDL)
+    expert = tl.load(id_ptr + p, mask=p < pairs, other=-1).to(tl.int32)
+    mine = (expert[:, None] == e[None, :]).to(tl.int32)
+    before = tl.cumsum(mine, axis=0) - mine
+    tl.store(rank_ptr + p, tl.sum(before * mine, axis=1), mask=p < pairs)
+    tl.store(start_ptr + block * BE + e, tl.sum(mine, axis=0), cache_modifier=".cg")
+    tl.debug_barrier()
+    if tl.atomic_add(counter_ptr, 1, sem="acq_rel") == blocks - 1:
+        # The last one: where each expert begins, then where each block's pairs of each expert begin.
+        tl.store(counter_ptr, 0)
+        held = tl.zeros((BE,), dtype=tl.int32)
+        for at in range(0, blocks, BB):
+            b = (at + tl.arange(0, BB))[:, None]
+            held += tl.sum(tl.load(start_ptr + b * BE + e[None, :], mask=b < blocks, other=0, cache_modifier=".cg"), 0)
+        held = tl.where(e < E, held, 0)
+        begins = tl.cumsum(held, axis=0) - held
+        needed = tl.cdiv(held, BM)
+        tile = tl.cumsum(needed, axis=0) - needed
+        for i in range(0, tl.max(needed, axis=0)):
+            here = tile_ptr + (tile + i) * 3
+            tl.store(here, e, mask=i < needed)
+            tl.store(here + 1, begins + i * BM, mask=i < needed)
+            tl.store(here + 2, tl.minimum(begins + (i + 1) * BM, begins + held), mask=i < needed)
+        used = tl.sum(needed, axis=0)
+        for i in range(0, tl.cdiv(tiles - used, BE)):
+            spare = used + i * BE + e
+            tl.store(tile_ptr + spare * 3, 0, mask=spare < tiles)
+            tl.store(tile_ptr + spare * 3 + 1, 0, mask=spare < tiles)
+            tl.store(tile_ptr + spare * 3 + 2, 0, mask=spare < tiles)
+        for at in range(0, blocks, BB):
+            b = (at + tl.arange(0, BB))[:, None]
+            spots = start_ptr + b * BE + e[None, :]
+            count = tl.load(spots, mask=b < blocks, other=0, cache_modifier=".cg")
+            tl.store(spots, begins[None, :] + tl.cumsum(count, axis=0) - count, mask=b < blocks)
+            begins += tl.sum(count, axis=0)
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def _place_kernel(
+    id_ptr, rank_ptr, start_ptr, order_ptr, pairs, E: tl.constexpr, BE: tl.constexpr, BP: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    block = tl.program_id(0)
+    p = block * BP + tl.arange(0, BP)
+    wait(PDL)
+    expert = tl.load(id_ptr + p, mask=p < pairs, other=-1).to(tl.int32)
+    real = (expert >= 0) & (expert < E)
+    start = tl.load(start_ptr + block * BE + expert, mask=real, other=0)
+    tl.store(order_ptr + start + tl.load(rank_ptr + p, mask=real, other=0), p, mask=real)
+
+
+def sort_pairs(ids: Tensor, experts: int, per_tile: int, scratch: Scratch, *, pdl: bool) -> Sorted:
+    """ids [T, k] -> the pairs t * k + j by expert, equal ones in their order, in tiles of at most `per_tile`."""
+    pairs, device = ids.numel(), ids.device
+    wide = max(16, pow2(experts))
+    block = max(16, _AT_ONCE // wide)
+    blocks = triton.cdiv(pairs, block)
+    tiles = min(experts, pairs) + pairs // per_tile
+    rank, order = torch.empty((2, pairs), dtype=torch.int32, device=device)
+    starts = torch.empty((blocks, wide), dtype=torch.int32, device=device)
+    table = torch.empty((tiles, 3), dtype=torch.int32, device=device)
+    _count_kernel[(blocks,)](
+        ids, rank, starts, table, scratch.counters(device), pairs, blocks, tiles,
+        E=experts, BE=wide, BP=block, BM=per_tile, BB=max(8, 4096 // wide), PDL=pdl, num_warps=8, launch_pdl=pdl,
+    )  # fmt: skip
+    _place_kernel[(blocks,)](
+        ids, rank, starts, order, pairs, E=experts, BE=wide, BP=block, PDL=pdl, num_warps=4, launch_pdl=pdl
+    )
+    return Sorted(order, table)

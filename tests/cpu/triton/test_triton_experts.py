@@ -1,0 +1,161 @@
+"""Triton routing and experts, in the interpreter, against the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+
+from tokenmill.core.forward import ForwardContext, Mixture, NormSpec, RouteSpec  # noqa: E402
+from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
+from tokenmill.kernels.triton.common import Scratch  # noqa: E402
+from tokenmill.kernels.triton.experts import combine, one_down, one_up  # noqa: E402
+from tokenmill.kernels.triton.grouped import grouped  # noqa: E402
+from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
+from tokenmill.kernels.triton.mixture import stack  # noqa: E402
+from tokenmill.kernels.triton.route import pick, route  # noqa: E402
+from tokenmill.kernels.triton.sorting import sort_pairs  # noqa: E402
+from tokenmill.quant.dense import DenseWeight  # noqa: E402
+
+REFERENCE = ReferenceKernels()
+ROUTES = {
+    "softmax": RouteSpec(20, 4),
+    "raw": RouteSpec(8, 3, normalise=False, scale=2.5),
+    "best first": RouteSpec(16, 2, order="topk_softmax"),
+    "biased": RouteSpec(12, 3, order="topk_softmax", bias=torch.randn(12)),
+    "groups": RouteSpec(20, 3, normalise=False, groups=4, top_groups=2),
+    "sums of two": RouteSpec(
+        24, 4, order="sigmoid", groups=4, top_groups=2, group_sum2=True, bias=torch.randn(24) * 0.1, scale=1.5
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROUTES)
+def test_route(name):
+    spec, logits = ROUTES[name], torch.randn(6, ROUTES[name].experts)
+    ids, gates = route(logits, spec, pdl=False)
+    expected, weights = REFERENCE.route(logits, spec)
+    assert torch.equal(ids, expected)
+    assert torch.allclose(gates, weights, atol=1e-6)
+
+
+def test_equal_scores_take_the_lowest_and_nan_stays_inside():
+    spec, logits = RouteSpec(6, 3), torch.zeros(2, 6)
+    logits[1, 4] = float("nan")
+    ids, gates = route(logits, spec, pdl=False)
+    assert ids[0].tolist() == [0, 1, 2]
+    assert sorted(set(ids[1].tolist())) == sorted(ids[1].tolist()) and 0 <= ids[1].min() and ids[1].max() < 6
+    assert torch.isnan(gates[1]).all()
+
+
+@pytest.mark.parametrize("name", ["softmax", "sums of two"])
+def test_pick_is_norm_router_and_route(name):
+    spec, scratch = ROUTES[name], Scratch(1 << 12, 8)
+    x, w, add = torch.randn(1, 40), torch.randn(spec.experts, 40), torch.randn(spec.experts)
+    norm = NormSpec(torch.rand(40) + 0.5, 1e-6, offset=0.5)
+    ids, gates = pick(x, w, add, norm, spec, scratch=scratch, pdl=False)
+    expected, weights = REFERENCE.route(REFERENCE.linear(REFERENCE.norm(x, norm), w, add), spec)
+    assert torch.equal(ids.long(), expected) and torch.allclose(gates, weights, atol=1e-5)
+    assert not scratch.counters(x.device).any()
+
+
+@pytest.mark.parametrize("per_tile", [4, 16])
+@pytest.mark.parametrize("skewed", [False, True])
+def test_pairs_are_sorted_by_expert(per_tile, skewed):
+    scratch, experts = Scratch(1 << 8, 8), 9
+    ids = torch.randint(0, experts, (47, 3))
+    ids = torch.full_like(ids, 5) if skewed else ids
+    ids[3, 1], ids[40, 2] = -1, experts
+    found = sort_pairs(ids, experts, per_tile, scratch, pdl=False)
+    flat = ids.flatten()
+    wanted = [p for e in range(experts) for p in torch.where(flat == e)[0].tolist()]
+    assert found.order[: len(wanted)].tolist() == wanted
+    covered = []
+    for expert, first, last in found.tiles.tolist():
+        assert last - first <= per_tile
+        assert all(int(flat[p]) == expert for p in wanted[first:last])
+        covered += range(first, last)
+    assert covered == list(range(len(wanted)))
+    assert not scratch.counters(ids.device).any()
+
+
+def exact_experts(x, ups, downs, ids, gates, act):
+    """[T, hidden] in float32, pair by pair; weights (table [E, N, K], bias)."""
+    y = torch.zeros_like(x)
+    for t in range(len(x)):
+        for j, e in enumerate(ids[t].tolist()):
+            if 0 <= e < len(ups[0]):
+                h = ups[0][e] @ x[t] + (0 if ups[1] is None else ups[1][e])
+                h = downs[0][e] @ REFERENCE.activate(h[None], act)[0] + (0 if downs[1] is None else downs[1][e])
+                y[t] += gates[t, j] * h
+    return y
+
+
+def operands(tokens, experts, hidden, inner, top, *, gated=True, bias=False):
+    ids = torch.stack([torch.randperm(experts)[:top] for _ in range(tokens)]).int()
+    ups = torch.randn(experts, inner * (2 if gated else 1), hidden) / hidden**0.5
+    downs = torch.randn(experts, hidden, inner) / inner**0.5
+    biases = (torch.randn(ups.shape[:2]), torch.randn(downs.shape[:2])) if bias else (None, None)
+    return torch.randn(tokens, hidden), (ups, biases[0]), (downs, biases[1]), ids, torch.rand(tokens, top)
+
+
+@pytest.mark.parametrize(("act", "bias", "hidden", "inner", "top"), [
+    ("silu_mul", False, 128, 48, 4), ("oai_swiglu", True, 72, 40, 3), ("gelu", True, 64, 20, 1),
+])  # fmt: skip
+def test_one_token(act, bias, hidden, inner, top):
+    gated = act != "gelu"
+    x, ups, downs, ids, gates = operands(1, 7, hidden, inner, top, gated=gated, bias=bias)
+    ids[0, 0] = -1 if top > 1 else ids[0, 0]
+    norm, residual = NormSpec(torch.rand(hidden) + 0.5, 1e-6), torch.randn(1, hidden)
+    up = one_up(x, *ups, ids, norm, act, pdl=False)
+    found = one_down(up, *downs, (ids, gates), residual, pdl=False, early=True)
+    expected = residual + exact_experts(REFERENCE.norm(x, norm), ups, downs, ids, gates, act)
+    assert torch.allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("sort", [False, True])
+@pytest.mark.parametrize(("act", "bias", "hidden", "inner"), [
+    ("silu_mul", False, 64, 32), ("oai_swiglu", True, 72, 40), ("relu2", False, 32, 20),
+])  # fmt: skip
+def test_several_tokens(sort, act, bias, hidden, inner):
+    gated = act != "relu2"
+    x, ups, downs, ids, gates = operands(23, 6, hidden, inner, 3, gated=gated, bias=bias)
+    ids[:, 0], ids[2, 1], ids[5] = 4, 77, -1  # one expert has more than a tile, one pair and one token have none
+    order = sort_pairs(ids, 6, 16, Scratch(1 << 8, 8), pdl=False) if sort else None
+    up = grouped(x, *ups, ids, order, act, up=True, pdl=False)
+    parts = grouped(up, *downs, ids, order, None, up=False, pdl=False)
+    residual = torch.randn_like(x)
+    found = combine(parts, ids, gates, residual, 6, x.dtype, pdl=False)
+    assert torch.allclose(found, residual + exact_experts(x, ups, downs, ids, gates, act), atol=1e-4)
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 90])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_whole_layer(tokens, shared):
+    """Every way through it, against the operations one by one."""
+    experts, hidden, inner = 8, 32, 24
+    x, ups, downs, _, _ = operands(tokens, experts, hidden, inner, 6)
+    router, beside = DenseWeight(torch.randn(experts, hidden)), None
+    if shared:
+        beside = DenseWeight(torch.randn(80, hidden) * 0.1), DenseWeight(torch.randn(hidden, 40) * 0.1)
+    spec, norm = RouteSpec(experts, 6), NormSpec(torch.rand(hidden) + 0.5, 1e-6)
+    lists = [DenseWeight(w) for w in ups[0]], [DenseWeight(w.clone()) for w in downs[0]]
+    kernels = TritonKernels()
+    fused = kernels.pack_mixture(Mixture(router, spec, *lists, "silu_mul", beside))
+    assert fused is not None and not lists[0] and not lists[1], "the lists are emptied"
+    assert fused.ups.table.data_ptr() == ups[0].data_ptr(), "what lies together is not copied"
+    ctx = ForwardContext(kernels, x, x, x, 1, [], [])
+    found = fused(x, ctx, norm=norm, residual=x)
+    h = REFERENCE.norm(x, norm)
+    ids, gates = REFERENCE.route(REFERENCE.linear(h, router.table), spec)
+    expected = x + exact_experts(h, ups, downs, ids, gates, "silu_mul")
+    if beside is not None:
+        expected += REFERENCE.activate(h @ beside[0].table.T, "silu_mul") @ beside[1].table.T
+    assert torch.allclose(found, expected, atol=1e-4)
+    assert kernels.waits == 0 and not kernels.scratch.counters(x.device).any()
+
+
+def test_other_formats_are_left_alone():
+    weights = [DenseWeight(torch.randn(4, 8)), DenseWeight(torch.randn(6, 8))]
+    assert stack(weights) is None and len(weights) == 2
