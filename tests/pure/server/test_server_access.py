@@ -42,7 +42,7 @@ async def test_every_route_and_method_needs_a_key(start: Starter) -> None:
                 {"x-api-key": KEYS[0][:-1]},
                 {"authorization": KEYS[0]},
             ):
-                response = await served.client.request(method, path, headers=headers)
+                response = await served.client.request(method, f"http://localhost{path}", headers=headers)
                 open_file = path in served.app.keyless and method in ("GET", "HEAD")
                 assert response.status_code == (200 if open_file else 401), (method, path, headers)
     for path in ("/health", "/ready"):
