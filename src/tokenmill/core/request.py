@@ -81,6 +81,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         """How many sequences decode at once: beams, best_of or n."""
         return max(self.n, self.best_of or 1)
 
+    @property
+    def num_outputs(self) -> int:
+        """How many outputs the engine reports: beams end as n of them, best_of's candidates all count."""
+        return self.n if self.use_beam_search else self.num_sequences
+
 
 def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -73,7 +73,7 @@ class Admission:
             search=search,
             sampling=self._row_sampling(params, search),
             max_len=len(ids) + new,
-            num_outputs=params.n if search.width else params.num_sequences,
+            num_outputs=params.num_outputs,
             constraint=self._constraint(params),
             reads_cache=params.prompt_logprobs is None,
         )

@@ -169,7 +169,7 @@ class Accumulator:
     def __init__(self, request: Request) -> None:
         self.request = request
         params = request.params
-        self.expected = params.n if params.use_beam_search else params.num_sequences
+        self.expected = params.num_outputs
         self.outputs: dict[int, CompletionOutput] = {}
         self.ended = 0
         self.prompt_logprobs: list[dict[int, TokenLogprob] | None] | None = None

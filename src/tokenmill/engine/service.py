@@ -1,7 +1,8 @@
-"""The engine for asynchronous callers. Owns: the engine's thread, and the way of deltas into event loops.
+"""The engine for asynchronous callers. Owns: the thread that an EngineLoop runs in, and the way of deltas into event
+loops.
 
-Implements TextGenerator. Must not know: HTTP. The thread alone touches the engine; callers check requests first
-(admission is pure), hand over groups, and receive each step's deltas in one wake-up of their event loop.
+Implements TextGenerator. Must not know: HTTP. The thread alone touches the engine; callers send commands and receive
+each step's deltas in one wake-up of their event loop.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ import asyncio
 import contextlib
 import queue
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.core.errors import EngineDeadError, ParameterError, SequenceError
-from tokenmill.core.request import Request, TextDelta
-from tokenmill.core.sequence import SequenceGroup
+from tokenmill.core.errors import EngineDeadError, ParameterError, SequenceError, UserError
+from tokenmill.core.request import Request, TextDelta, TokenDelta
 from tokenmill.engine.build import Built
+from tokenmill.engine.loop import EngineLoop
 from tokenmill.engine.outputs import OutputProcessor
+from tokenmill.engine.wire import Add, Command, News, Report
+
+Inbox = asyncio.Queue[TextDelta | UserError]
 
 
 @dataclass(slots=True)
@@ -27,7 +30,7 @@ class Caller:
     """Where the deltas of one request go."""
 
     loop: asyncio.AbstractEventLoop
-    inbox: asyncio.Queue[TextDelta]
+    inbox: Inbox
     left: int
     gone: bool = False
 
@@ -40,9 +43,9 @@ class Service:
         self.engine = built.engine
         self.processor = OutputProcessor(built.tokenizer)
         self.callers: dict[str, Caller] = {}
-        self.commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.commands: queue.SimpleQueue[Add | Callable[[], None] | None] = queue.SimpleQueue()
         self.dead: str | None = None
-        self.last_step = time.monotonic()
+        self.loop = EngineLoop(built, self._receive, self._heard)
         self.thread = threading.Thread(target=self._run, name="tokenmill-engine", daemon=True)
         self.thread.start()
 
@@ -50,17 +53,12 @@ class Service:
 
     async def generate(self, request: Request) -> AsyncIterator[TextDelta]:
         """Deltas of all outputs, until each has ended. Leaving early aborts the request."""
-        compiling = self.engine.admission.prepare(request.params)
-        if compiling is not None:
-            await asyncio.wrap_future(compiling)
-        group = self.engine.admission.check(request, len(self.callers))
-        async for delta in self._stream(request, group):
+        async for delta in self._stream(Add(request)):
             yield delta
 
     async def embed(self, request: Request, pooling: str) -> list[float]:
         """The pooled hidden state of a prompt."""
-        group = self.engine.admission.check_embedding(request, pooling)
-        async for delta in self._stream(request, group):
+        async for delta in self._stream(Add(request, pooling)):
             if delta.error is not None:
                 raise (EngineDeadError if self.dead is not None else SequenceError)(delta.error)
             if delta.pooled is not None:
@@ -69,14 +67,14 @@ class Service:
 
     async def abort(self, request_id: str) -> None:
         """End a request; its stream gets its last deltas."""
-        self.commands.put(lambda: self._deliver(self.processor.process(self.engine.abort(request_id))))
+        self.commands.put(lambda: self._deliver(self.loop.abort(request_id)))
 
     async def call(self, function: Callable[[], Any]) -> Any:
         """Run something in the engine's thread, between steps."""
         if self.dead is not None:
             raise EngineDeadError(self.dead)
-        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         loop = asyncio.get_running_loop()
+        done: asyncio.Future[Any] = loop.create_future()
 
         def run() -> None:
             try:
@@ -95,74 +93,77 @@ class Service:
         self.thread.join(timeout=30)
         self.engine.close()
 
-    async def _stream(self, request: Request, group: SequenceGroup) -> AsyncIterator[TextDelta]:
+    async def _stream(self, command: Add) -> AsyncIterator[TextDelta]:
+        name = command.request.id
         if self.dead is not None:
             raise EngineDeadError(self.dead)
-        if request.id in self.callers:
-            raise ParameterError(f"The request id {request.id!r} is in use: choose another one.", param="request_id")
-        caller = Caller(asyncio.get_running_loop(), asyncio.Queue(), group.num_outputs)
-        self.callers[request.id] = caller
-        self.commands.put(lambda: self._add(request, group))
-        left = caller.left
+        if name in self.callers:
+            raise ParameterError(f"The request id {name!r} is in use: choose another one.", param="request_id")
+        left = command.num_outputs
+        caller = self.callers[name] = Caller(asyncio.get_running_loop(), asyncio.Queue(), left)
+        self.commands.put(command)
         try:
             if self.dead is not None:  # it died in between, and may have looked for callers before
                 raise EngineDeadError(self.dead)
             while left:
                 delta = await caller.inbox.get()
+                if isinstance(delta, UserError):
+                    left = 0
+                    raise delta
                 left -= delta.finish_reason is not None
                 yield delta
         finally:
             if left and self.dead is None:
                 caller.gone = True  # the id stays taken until the engine has let go of the request
-                self.commands.put(lambda: self._leave(request.id))
+                self.commands.put(lambda: self._leave(name))
             else:
-                self.callers.pop(request.id, None)
+                self.callers.pop(name, None)
 
     # ------------------------------------------------------------ the engine's thread
 
-    def _add(self, request: Request, group: SequenceGroup) -> None:
-        caller = self.callers.get(request.id)
-        if caller is None or caller.gone or self.dead is not None:
-            return  # the caller left before the engine heard of it
-        self.processor.add(request)
-        self.engine.scheduler.add(group)
-
-    def _leave(self, request_id: str) -> None:
-        self.engine.abort(request_id)
-        self.processor.drop(request_id)
-        self.callers.pop(request_id, None)
-
     def _run(self) -> None:
         try:
-            while self._turn():
-                pass
+            self.loop.run()
         except Exception as error:
             self.dead = f"the engine stopped: {type(error).__name__}: {error}"
         self._end_all(self.dead or "the engine was closed")
 
-    def _turn(self) -> bool:
-        """Take in commands (waiting for one when idle), then one step; False: stop."""
-        idle = not self.engine.has_work
-        while True:
-            try:
-                command = self.commands.get(block=idle)
-            except queue.Empty:
-                break
-            if command is None:
-                return False
-            command()
-            idle = False
-        if self.engine.has_work:
-            self._deliver(self.processor.process(self.engine.step()))
-            for request_id, index in self.processor.stopped:
-                self.engine.abort(request_id, index)
-            self.processor.stopped.clear()
-        self.last_step = time.monotonic()
-        return True
+    def _receive(self, timeout: float) -> list[Command] | None:
+        """What callers want, waiting at most this long for something; None: close."""
+        found: list[Command] = []
+        with contextlib.suppress(queue.Empty):
+            item = self.commands.get(timeout=timeout) if timeout else self.commands.get_nowait()
+            while True:
+                if item is None:
+                    return None
+                if not isinstance(item, Add):
+                    item()
+                elif not self.callers[item.request.id].gone:  # else the caller left before the engine heard of it
+                    self.processor.add(item.request)
+                    found.append(item)
+                item = self.commands.get_nowait()
+        return found
 
-    def _deliver(self, deltas: list[TextDelta]) -> None:
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Queue[TextDelta], TextDelta]]] = {}
-        for delta in deltas:
+    def _heard(self, news: News) -> None:
+        assert isinstance(news, Report)
+        for name, message, param in news.refused:
+            self.processor.drop(name)
+            if name in self.callers:
+                caller = self.callers[name]
+                self._post({caller.loop: [(caller.inbox, UserError(message, param=param))]})
+        self._deliver(news.deltas)
+        for name, index in self.processor.stopped:
+            self.engine.abort(name, index)
+        self.processor.stopped.clear()
+
+    def _leave(self, request_id: str) -> None:
+        self.loop.abort(request_id)
+        self.processor.drop(request_id)
+        self.callers.pop(request_id, None)
+
+    def _deliver(self, deltas: list[TokenDelta]) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Inbox, TextDelta | UserError]]] = {}
+        for delta in self.processor.process(deltas):
             caller = self.callers.get(delta.request_id)
             if delta.finish_reason is not None and caller is not None:
                 caller.left -= 1
@@ -170,6 +171,9 @@ class Service:
                 self.processor.drop(delta.request_id)
             if caller is not None:
                 by_loop.setdefault(caller.loop, []).append((caller.inbox, delta))
+        self._post(by_loop)
+
+    def _post(self, by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Inbox, TextDelta | UserError]]]) -> None:
         for loop, items in by_loop.items():
             with contextlib.suppress(RuntimeError):  # that loop is closed: nobody is left to tell
                 loop.call_soon_threadsafe(_put_all, items)
@@ -177,21 +181,19 @@ class Service:
     def _end_all(self, reason: str) -> None:
         """Every open request ends with an error, whatever happened."""
         self.dead = self.dead or reason
-        for request_id, caller in list(self.callers.items()):
+        for name, caller in list(self.callers.items()):
             ended = [
-                TextDelta(request_id=request_id, index=i, finish_reason="error", error=reason)
-                for i in range(caller.left)
+                TextDelta(request_id=name, index=i, finish_reason="error", error=reason) for i in range(caller.left)
             ]
-            with contextlib.suppress(RuntimeError):
-                caller.loop.call_soon_threadsafe(_put_all, [(caller.inbox, d) for d in ended])
+            self._post({caller.loop: [(caller.inbox, delta) for delta in ended]})
         with contextlib.suppress(queue.Empty):
             while True:  # whoever waits for a call must hear of it
-                command = self.commands.get_nowait()
-                if command is not None:
-                    command()
+                item = self.commands.get_nowait()
+                if callable(item):
+                    item()
 
 
-def _put_all(items: list[tuple[asyncio.Queue[TextDelta], TextDelta]]) -> None:
+def _put_all(items: list[tuple[Inbox, TextDelta | UserError]]) -> None:
     for inbox, delta in items:
         inbox.put_nowait(delta)
 

@@ -1,4 +1,4 @@
-"""What the HTTP side needs of whatever makes tokens. Owns: the Backend seam, ModelInfo, EngineStats, DeltaStream.
+"""What the HTTP side needs of whatever makes tokens. Owns: the Backend seam, ModelInfo, DeltaStream.
 
 A Fleet of engines is one Backend, testing.fake_generator another. Must not know: HTTP, processes.
 """
@@ -11,9 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import msgspec
-
 from tokenmill.core.request import Request, TextDelta
+from tokenmill.engine.wire import EngineStats as EngineStats
 from tokenmill.text.codec import Tokenizer
 
 UNAVAILABLE = "unavailable: "
@@ -33,23 +32,6 @@ class ModelInfo:
     max_rows: int = 256
     priorities: bool = False
     details: dict[str, Any] = field(default_factory=dict)
-
-
-class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Gauges of now and totals since the start of one engine."""
-
-    running: int = 0
-    waiting: int = 0
-    kv_usage: float = 0.0
-    kv_blocks: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    preemptions: int = 0
-    failures: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    steps: int = 0
 
 
 @dataclass(slots=True)

@@ -58,8 +58,7 @@ class Task:
     @property
     def num_outputs(self) -> int:
         """Outputs that the engine makes (best_of counts all candidates)."""
-        params = self.request.params
-        return params.n if params.use_beam_search else params.num_sequences
+        return self.request.params.num_outputs
 
 
 class Job:

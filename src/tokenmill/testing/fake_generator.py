@@ -17,9 +17,9 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from tokenmill.core.request import Request, TokenDelta
 from tokenmill.core.step import RowLogprobs
+from tokenmill.engine.wire import Abort, Add, Command, News, Ready, Report
 from tokenmill.server.backend import EngineStats
 from tokenmill.server.engines.fleet import Fleet, FleetOptions
-from tokenmill.server.engines.wire import Abort, Add, Command, News, Ready, Report
 from tokenmill.text.codec import Tokenizer, TokenizerSettings
 
 TEMPLATE = (

@@ -8,8 +8,8 @@ from typing import Any
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.request import Request, SamplingParams
-from tokenmill.server.engines.loop import EngineLoop
-from tokenmill.server.engines.wire import Abort, Add, Report
+from tokenmill.engine.loop import EngineLoop
+from tokenmill.engine.wire import Abort, Add, Report
 
 
 class Admission:
@@ -31,7 +31,9 @@ class Admission:
 def make_loop() -> tuple[EngineLoop, Admission]:
     admission = Admission()
     engine = SimpleNamespace(
-        admission=admission, scheduler=SimpleNamespace(add=lambda group: None), abort=lambda *args: []
+        admission=admission,
+        scheduler=SimpleNamespace(add=lambda group: None, roster=SimpleNamespace(groups={})),
+        abort=lambda *args: [],
     )
     return EngineLoop(SimpleNamespace(engine=engine), lambda wait: None, lambda news: None), admission  # type: ignore[arg-type]
 

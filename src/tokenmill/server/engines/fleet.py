@@ -19,11 +19,11 @@ from tokenmill.core.errors import EngineDeadError, ParameterError, UserError
 from tokenmill.core.request import Request, TextDelta, TokenDelta
 from tokenmill.engine.admission import Admission
 from tokenmill.engine.outputs import OutputProcessor
+from tokenmill.engine.wire import Abort, Add, Failed, News, Ready, Report
 from tokenmill.server.backend import UNAVAILABLE, DeltaStream, EngineStats, ModelInfo, Timeline
 from tokenmill.server.engines.links import Link
 from tokenmill.server.engines.route import Router
 from tokenmill.server.engines.turns import Turns
-from tokenmill.server.engines.wire import Abort, Add, Failed, News, Ready, Report
 from tokenmill.text.codec import Tokenizer
 
 log = logging.getLogger("tokenmill.server")

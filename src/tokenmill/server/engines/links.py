@@ -22,7 +22,7 @@ import zmq.asyncio
 
 from tokenmill.core.config import EngineConfig, calm_threads
 from tokenmill.core.errors import UserError
-from tokenmill.server.engines.wire import Command, Failed, News, Stop, decode_command, decode_news, encode
+from tokenmill.engine.wire import Command, Failed, News, Stop, decode_command, decode_news, encode
 
 Build = Callable[[EngineConfig], Any]
 STOP_TIMEOUT_S = 4.0
@@ -174,7 +174,7 @@ def run_engine(
     send: Callable[[News], None],
 ) -> None:
     """Load the model, say what it is, and serve."""
-    from tokenmill.server.engines.loop import EngineLoop, describe
+    from tokenmill.engine.loop import EngineLoop, describe
 
     began = time.monotonic()
     try:
@@ -187,6 +187,7 @@ def run_engine(
         raise
     send(describe(built, time.monotonic() - began))
     EngineLoop(built, receive, send).run()
+    built.engine.close()
 
 
 def run_child(build: Build, config: EngineConfig, address: str) -> None:

@@ -1,6 +1,7 @@
-"""The engine's side of the server. Owns: taking commands, stepping, and one report per step.
+"""The loop around an engine that others talk to. Owns: taking commands, stepping, and one report per step.
 
-Runs in a process of its own, or in a thread. Must not know: how messages travel, HTTP, text.
+Runs in a process of its own (the server's engines) or in a thread (AsyncLLM). Must not know: how messages travel, HTTP,
+text.
 """
 
 from __future__ import annotations
@@ -14,11 +15,10 @@ from typing import Any
 import msgspec
 
 from tokenmill.core.errors import UserError
-from tokenmill.core.request import Request, TokenDelta
+from tokenmill.core.request import TokenDelta
 from tokenmill.core.sequence import WAITING, SequenceGroup
 from tokenmill.engine.build import Built
-from tokenmill.server.backend import EngineStats
-from tokenmill.server.engines.wire import Abort, Add, Command, News, Ready, Report
+from tokenmill.engine.wire import Abort, Add, Command, EngineStats, News, Ready, Report
 
 BEAT_S = 0.25
 """An idle engine says that it lives this often; a busy one does so with every step."""
@@ -73,22 +73,26 @@ class EngineLoop:
             if self.engine.has_work:
                 report.deltas += self.engine.step()
             self._finish(report)
-        self.engine.close()
+
+    def abort(self, request_id: str, index: int | None = None) -> list[TokenDelta]:
+        """End a request or one of its outputs now; its terminal deltas."""
+        waiting = [add for add, _ in self.compiling if add.request.id == request_id]
+        self.compiling = [(add, f) for add, f in self.compiling if add.request.id != request_id]
+        ended = [TokenDelta(request_id, i, [], finish="abort") for a in waiting for i in range(a.num_outputs)]
+        return ended + self.engine.abort(request_id, index)
 
     def _take(self, command: Command, report: Report) -> None:
         if isinstance(command, Add):
             self._prepare(command, report)
         elif isinstance(command, Abort):
-            self.compiling = [(add, f) for add, f in self.compiling if add.request.id != command.request_id]
-            # Terminal deltas of an aborted request have no reader; those of n - 1 other outputs come by themselves.
-            self.engine.abort(command.request_id, command.index)
+            self.abort(command.request_id, command.index)  # its terminal deltas have no reader on the other side
 
     def _prepare(self, command: Add, report: Report) -> None:
         """A grammar is compiled beside the loop; its request is added when that is done."""
         try:
             future = self.engine.admission.prepare(command.request.params)
         except UserError as error:
-            self._refuse(command.request, error, report)
+            self._refuse(command, error, report)
             return
         if future is None:
             self._add(command, report)
@@ -101,18 +105,18 @@ class EngineLoop:
             if not future.done():
                 still.append((command, future))
             elif (error := future.exception()) is not None:
-                self._refuse(command.request, error, report)  # not compiled again: a bomb would stall the loop
+                self._refuse(command, error, report)  # not compiled again: a bomb would stall the loop
             else:
                 self._add(command, report)
         self.compiling = still
 
-    def _refuse(self, request: Request, error: BaseException, report: Report) -> None:
+    def _refuse(self, command: Add, error: BaseException, report: Report) -> None:
+        name = command.request.id
         if isinstance(error, UserError):
-            report.refused.append((request.id, str(error), error.param))
+            report.refused.append((name, str(error), error.param))
             return
         text = f"the request could not be accepted ({type(error).__name__})"
-        count = request.params.num_sequences
-        report.deltas += [TokenDelta(request.id, i, [], finish="error", error=text) for i in range(count)]
+        report.deltas += [TokenDelta(name, i, [], finish="error", error=text) for i in range(command.num_outputs)]
 
     def _add(self, command: Add, report: Report) -> None:
         request = command.request
@@ -121,10 +125,10 @@ class EngineLoop:
             if command.pooling is not None:
                 group = admission.check_embedding(request, command.pooling)
             else:
-                group = admission.check(request, 0)
+                group = admission.check(request, len(self.engine.scheduler.roster.groups))
             self.engine.scheduler.add(group)
         except Exception as error:  # one broken request must not end the others
-            self._refuse(request, error, report)
+            self._refuse(command, error, report)
         else:
             self.queued.append(group)
             if command.ack:

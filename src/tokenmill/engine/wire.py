@@ -1,4 +1,7 @@
-"""What crosses between the server and an engine. Owns: message types; msgpack, never pickle. One report per step."""
+"""What crosses between an engine's loop and its users. Owns: message types; msgpack, never pickle. One report per step.
+
+Must not know: how messages travel.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from typing import Any
 import msgspec
 
 from tokenmill.core.request import Request, TokenDelta
-from tokenmill.server.backend import EngineStats
 
 
 class Add(msgspec.Struct, tag="add"):
@@ -16,6 +18,11 @@ class Add(msgspec.Struct, tag="add"):
     request: Request
     pooling: str | None = None
     ack: bool = False
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs that end one by one."""
+        return 1 if self.pooling is not None else self.request.params.num_outputs
 
 
 class Abort(msgspec.Struct, tag="abort"):
@@ -44,6 +51,23 @@ class Failed(msgspec.Struct, tag="failed"):
 
     message: str
     user: bool = False
+
+
+class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Gauges of now and totals since the start of one engine."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    kv_blocks: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    failures: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    steps: int = 0
 
 
 class Report(msgspec.Struct, tag="report", omit_defaults=True):
