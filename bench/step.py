@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.checkpoint.dummy import DummyCheckpoint
-from tokenmill.core.forward import AttentionSpec, ForwardContext, NormSpec
+from tokenmill.core.forward import AttentionSpec, ForwardContext, KVFormat, NormSpec
 from tokenmill.core.step import RowSampling, RowStart, StepPlan, TableEdit
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kvcache.pool import KVPool, make_layout
@@ -83,8 +83,8 @@ def measure(rows: int, steps: int = 300) -> dict[str, float]:
     """Median milliseconds of the forward pass and of the whole step."""
     kernels = NullKernels()
     model = build_model(DEMO, DummyCheckpoint(), dtype=torch.float32, device="cpu", kernels=kernels)
-    layout = make_layout(model.spec.kv_specs, 16)
-    runner = Runner(model, kernels, KVPool(layout, [rows * 64], torch.float32, "cpu"), rows, 1024)
+    layout = make_layout(model.spec.kv_specs, 16, KVFormat("float32"))
+    runner = Runner(model, kernels, KVPool(layout, [rows * 64], "cpu"), rows, 1024)
     start = StepPlan(id=0)
     for row in range(rows):
         start.starts.append(

@@ -32,18 +32,54 @@ class KVSpec:
     value_dim: int
     window: int = 0
 
+
+@dataclass(frozen=True, slots=True)
+class KVFormat:
+    """How a cache stores numbers: plainly, or in 8 bits with one bfloat16 scale per token, head and `group` of them.
+
+    dtype is torch's name of the stored type; group 0 means that a whole head (of K, of V) shares a scale.
+    """
+
+    dtype: str
+    group: int = 0
+
     @property
-    def elements_per_token(self) -> int:
-        """Stored numbers per token and layer."""
-        return self.key_dim if self.kind == "latent" else self.heads * (self.key_dim + self.value_dim)
+    def element_bytes(self) -> int:
+        """Bytes of one stored number."""
+        return {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1}[self.dtype]
+
+    @property
+    def scaled(self) -> bool:
+        """Are there scales?"""
+        return self.element_bytes == 1
+
+    def scales(self, dim: int) -> int:
+        """Scales per head of `dim` numbers."""
+        return 0 if not self.scaled else dim // self.group if self.group else 1
+
+    def head_bytes(self, dim: int) -> int:
+        """Bytes of one head of one token, scales included."""
+        return dim * self.element_bytes + 2 * self.scales(dim)
+
+    def bytes_per_token(self, spec: KVSpec) -> int:
+        """Bytes that one layer stores per token."""
+        if spec.kind == "latent":
+            return self.head_bytes(spec.key_dim)
+        return spec.heads * (self.head_bytes(spec.key_dim) + self.head_bytes(spec.value_dim))
 
 
 @dataclass(frozen=True, slots=True)
 class KVView:
-    """One layer's pages: key [blocks, heads, block_size, key_dim], value alike (latent: a view into key)."""
+    """One layer's pages: key [blocks, heads, block_size, key_dim], value alike (latent: a view into key).
+
+    With a scaled KVFormat also key_scale [blocks, heads, block_size, scales] and value_scale, bfloat16 (latent: the
+    same tensor): number i of a head is key[..., i] * key_scale[..., i // (key_dim / scales)].
+    """
 
     key: Tensor
     value: Tensor
+    key_scale: Tensor | None = None
+    value_scale: Tensor | None = None
 
 
 @dataclass(slots=True)

@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 import torch
 
-from tokenmill.core.config import EngineConfig, SpeculateOptions
+from tokenmill.core.config import CacheOptions, EngineConfig, SpeculateOptions
 from tokenmill.core.errors import ModelError, ParameterError, UserError
+from tokenmill.core.forward import KVFormat
 from tokenmill.core.protocols import CausalLM, Executor, HostDrafter, Kernels
 from tokenmill.core.step import StepResult
 from tokenmill.device.memory import free_bytes, growth_bytes, pick_device, release, total_bytes
@@ -107,19 +108,16 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
         checkpoint.close()
     if changed := model.spec.extras.get("changed"):
         reasons.append(f"{', '.join(changed)} weights are held as int8: no kernel reads them as stored")  # type: ignore[arg-type]
-    layout = make_layout(model.spec.kv_specs, config.cache.block_size)
-    kv_dtype = dtype if config.cache.kv_cache_dtype == "auto" else DTYPES[config.cache.kv_cache_dtype]
+    layout = make_layout(model.spec.kv_specs, config.cache.block_size, kv_format(config.cache, dtype))
     step_tokens = config.schedule.max_num_batched_tokens or (2048 if device == "cpu" else 8192)
     wanted = min(config.model.max_model_len or model.spec.max_positions, model.spec.max_positions)
     peak = 0
     if device.startswith("cuda"):
-        peak = _peak_step_bytes(
-            config, (model, kernels, layout), kv_dtype, device, min(wanted, step_tokens), step_tokens
-        )
+        peak = _peak_step_bytes(config, (model, kernels, layout), device, min(wanted, step_tokens), step_tokens)
         release(device)
-    blocks = _num_blocks(config, layout, kv_dtype, device, wanted, step_tokens, peak, reasons)
+    blocks = _num_blocks(config, layout, device, wanted, step_tokens, peak, reasons)
     max_len = _max_model_len(config, layout, blocks, wanted, reasons)
-    pool = KVPool(layout, blocks, kv_dtype, device)
+    pool = KVPool(layout, blocks, device)
     record = device.startswith("cuda") and not config.execute.enforce_eager
     runner = Runner(model, kernels, pool, config.schedule.max_num_seqs, max_len, record=record)
     runner.warm()
@@ -225,10 +223,20 @@ def compute_dtype(wanted: str, raw: dict[str, Any], device: str, reasons: list[s
     return dtype
 
 
+def kv_format(options: CacheOptions, dtype: torch.dtype) -> KVFormat:
+    """How K/V are stored when the model computes in `dtype`."""
+    named = {"auto": str(dtype).removeprefix("torch."), "fp8": "float8_e4m3fn"}
+    found = KVFormat(named.get(options.kv_cache_dtype, options.kv_cache_dtype))
+    if not options.kv_cache_group:
+        return found
+    if not found.scaled or options.kv_cache_group < 0:
+        raise ParameterError("--kv-cache-group needs --kv-cache-dtype fp8 or int8.", param="kv_cache_group")
+    return KVFormat(found.dtype, options.kv_cache_group)
+
+
 def _num_blocks(
     config: EngineConfig,
     layout: CacheLayout,
-    dtype: torch.dtype,
     device: str,
     max_len: int,
     step_tokens: int,
@@ -236,7 +244,7 @@ def _num_blocks(
     reasons: list[str],
 ) -> list[int]:
     if config.cache.num_gpu_blocks_override is not None:
-        return [config.cache.num_gpu_blocks_override] * len(layout.page_elements)
+        return [config.cache.num_gpu_blocks_override] * len(layout.page_bytes)
     budget = config.cache.kv_cache_memory_bytes
     if budget is None:
         free = free_bytes(device)
@@ -247,7 +255,7 @@ def _num_blocks(
             used = total_bytes(device) - free
             budget = int(total_bytes(device) * config.cache.gpu_memory_utilization) - used - peak - GRAPH_BYTES
             reasons.append(f"K/V cache of {budget >> 20} MiB: a full step was measured to need {peak >> 20} MiB")
-    blocks = buy_blocks(layout, budget, dtype.itemsize, max_len, step_tokens)
+    blocks = buy_blocks(layout, budget, max_len, step_tokens)
     most = config.schedule.max_num_seqs * (-(-max_len // layout.block_size) + 1) * len(layout.groups)
     return [min(n, most) for n in blocks]
 
@@ -255,7 +263,6 @@ def _num_blocks(
 def _peak_step_bytes(
     config: EngineConfig,
     made: tuple[CausalLM, Kernels, CacheLayout],
-    dtype: torch.dtype,
     device: str,
     max_len: int,
     step_tokens: int,
@@ -263,7 +270,7 @@ def _peak_step_bytes(
     """Run the largest step there can be, and see what it takes beside weights and cache."""
     model, kernels, layout = made
     plan, need, length = peak_plan(config.schedule.max_num_seqs, step_tokens, max_len, layout)
-    runner = Runner(model, kernels, KVPool(layout, need, dtype, device), len(plan.rows), length + 1)
+    runner = Runner(model, kernels, KVPool(layout, need, device), len(plan.rows), length + 1)
     results: list[StepResult] = []
     peak = growth_bytes(device, lambda: results.append(runner.run(plan)))
     if results[0].failure is not None:

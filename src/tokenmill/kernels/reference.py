@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, KVView, Mixture, NormSpec, RopeSpec, RouteSpec
 from tokenmill.core.protocols import FusedMixture, Weight
-from tokenmill.kernels import grid, paged, rows
+from tokenmill.kernels import grid, paged, rows, stored
 
 
 class ReferenceKernels:
@@ -110,9 +110,7 @@ class ReferenceKernels:
         k = _prepare_heads(parts[1], width, spec.k_norm, spec.rope, ctx.positions)
         kv, slots = ctx.kv[spec.layer], ctx.groups[spec.group].slots.long()
         block, offset = slots // ctx.block_size, slots % ctx.block_size
-        kv.key[block, :, offset] = k.to(kv.key.dtype)
-        if not latent:
-            kv.value[block, :, offset] = parts[2].reshape(tokens, heads, -1).to(kv.value.dtype)
+        stored.store(kv, block, offset, k, None if latent else parts[2].reshape(tokens, heads, -1))
         return q
 
     def attention(self, q: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
@@ -120,6 +118,10 @@ class ReferenceKernels:
         self.count("attention")
         self.waits += ctx.spans is None
         return paged.attend(q, spec, ctx)
+
+    def attend_qkv(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
+        """qkv [T, all heads] -> [T, H * Dv]: prepare_qkv, then attention."""
+        return self.attention(self.prepare_qkv(qkv, spec, ctx), spec, ctx)
 
     def head_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         """x [T, H, K], weight [H, N, K] -> [T, H, N]."""
@@ -198,9 +200,10 @@ class ReferenceKernels:
         """Copy whole blocks in each of these layers' pages; every source is read before any is written."""
         self.count("copy_blocks_")
         for view in kv:
-            view.key[dst] = view.key[src]
-            if view.value.data_ptr() != view.key.data_ptr():
-                view.value[dst] = view.value[src]
+            parts = [p for p in (view.key, view.value, view.key_scale, view.value_scale) if p is not None]
+            for part in {p.data_ptr(): p for p in reversed(parts)}.values():  # latent values lie in the keys
+                plain = part.view(torch.uint8)
+                plain[dst] = plain[src]
 
 
 def _norm(x: Tensor, spec: NormSpec) -> Tensor:

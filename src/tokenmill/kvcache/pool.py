@@ -3,7 +3,8 @@
 Must not know: sequences, tables, scheduling. A KV group's page holds one block of every layer of the group; groups
 whose pages are equally large draw their blocks from one pool. One extra block at the end of each pool is scratch.
 
-    page = layer 0 key [heads, block, key_dim] | layer 0 value | layer 1 key | ...
+    page = layer 0's share | layer 1's share | ...
+    share = key [heads, block, key_dim] | value | key scales [heads, block, scales] | value scales (scaled formats only)
 
 A pool lies in memory layer by layer where all its layers are equally large ([layers, blocks + 1, a layer's share]),
 else page by page: what one layer reads then lies close together, which address translation on GPUs rewards.
@@ -16,50 +17,69 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tokenmill.core.errors import UserError
-from tokenmill.core.forward import KVSpec, KVView
+from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.core.forward import KVFormat, KVSpec, KVView
 from tokenmill.kvcache.allocation import GroupLayout
+
+ALIGN = 16
+"""Bytes: shares begin at multiples of it, so that every part of one is aligned for its type."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """KV groups of a model: `group_of[layer]`, one GroupLayout per group, page elements per pool."""
+    """KV groups of a model: `group_of[layer]`, one GroupLayout per group, bytes of a page per pool."""
 
     specs: tuple[KVSpec, ...]
     group_specs: tuple[KVSpec, ...]
     group_of: tuple[int, ...]
     groups: tuple[GroupLayout, ...]
-    page_elements: tuple[int, ...]
+    page_bytes: tuple[int, ...]
     block_size: int
+    format: KVFormat
 
     def pool_of(self, layer: int) -> int:
         """The pool that this layer's pages lie in."""
         return self.groups[self.group_of[layer]].pool
 
+    def share_bytes(self, spec: KVSpec) -> int:
+        """Bytes of one layer's part of a page."""
+        return _share_bytes(spec, self.block_size, self.format)
 
-def make_layout(specs: tuple[KVSpec, ...], block_size: int) -> CacheLayout:
+
+def make_layout(specs: tuple[KVSpec, ...], block_size: int, kv_format: KVFormat) -> CacheLayout:
     """Group equal specs (in order of first appearance); equal page sizes share a pool."""
+    for spec in specs:
+        if kv_format.group and (spec.key_dim % kv_format.group or spec.value_dim % kv_format.group):
+            raise ParameterError(
+                f"--kv-cache-group {kv_format.group} does not divide this model's heads of {spec.key_dim} and "
+                f"{spec.value_dim} numbers.",
+                param="kv_cache_group",
+            )
     group_specs = tuple(dict.fromkeys(specs))
     group_of = tuple(group_specs.index(spec) for spec in specs)
-    pages = [group_of.count(g) * spec.elements_per_token * block_size for g, spec in enumerate(group_specs)]
+    pages = [group_of.count(g) * _share_bytes(spec, block_size, kv_format) for g, spec in enumerate(group_specs)]
     sizes = list(dict.fromkeys(pages))
     groups = tuple(
         GroupLayout(sizes.index(page), spec.window if spec.kind == "window" else 0)
         for page, spec in zip(pages, group_specs, strict=True)
     )
-    return CacheLayout(specs, group_specs, group_of, groups, tuple(sizes), block_size)
+    return CacheLayout(specs, group_specs, group_of, groups, tuple(sizes), block_size, kv_format)
 
 
-def buy_blocks(layout: CacheLayout, budget_bytes: int, element_bytes: int, max_length: int, slack: int) -> list[int]:
+def _share_bytes(spec: KVSpec, block_size: int, kv_format: KVFormat) -> int:
+    return -(-kv_format.bytes_per_token(spec) * block_size // ALIGN) * ALIGN
+
+
+def buy_blocks(layout: CacheLayout, budget_bytes: int, max_length: int, slack: int) -> list[int]:
     """Blocks per pool for this many bytes, shared in proportion to what one longest sequence needs of each pool.
 
     `slack`: tokens of one step, which a window group may hold beyond its window.
     """
-    need = [0] * len(layout.page_elements)
+    need = [0] * len(layout.page_bytes)
     for group in layout.groups:
         length = min(max_length, group.window + slack) if group.window else max_length
         need[group.pool] += -(-length // layout.block_size) + 1
-    unit = sum(n * page * element_bytes for n, page in zip(need, layout.page_elements, strict=True))
+    unit = sum(n * page for n, page in zip(need, layout.page_bytes, strict=True))
     if budget_bytes < unit * layout.block_size / max(max_length, 1):
         raise UserError(
             f"The KV cache budget of {budget_bytes / 2**20:.1f} MiB holds not even one block: "
@@ -71,51 +91,70 @@ def buy_blocks(layout: CacheLayout, budget_bytes: int, element_bytes: int, max_l
 class KVPool:
     """Zeroed pages on a device."""
 
-    def __init__(self, layout: CacheLayout, num_blocks: list[int], dtype: torch.dtype, device: str) -> None:
+    def __init__(self, layout: CacheLayout, num_blocks: list[int], device: str) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
         self.storage = [
-            torch.zeros(blocks + 1, page, dtype=dtype, device=device)
-            for blocks, page in zip(num_blocks, layout.page_elements, strict=True)
+            torch.zeros(blocks + 1, page, dtype=torch.uint8, device=device)
+            for blocks, page in zip(num_blocks, layout.page_bytes, strict=True)
         ]
         self.views = self._views()
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all pages."""
-        return sum(s.numel() * s.element_size() for s in self.storage)
+        return sum(s.numel() for s in self.storage)
 
     def group_views(self, group: int) -> list[KVView]:
         """The pages of one KV group's layers."""
         return [view for view, g in zip(self.views, self.layout.group_of, strict=True) if g == group]
 
     def _views(self) -> list[KVView]:
-        size = self.layout.block_size
-        offsets = [0] * len(self.layout.groups)
+        layout = self.layout
+        offsets = [0] * len(layout.groups)
         views = []
-        for layer, spec in enumerate(self.layout.specs):
-            group = self.layout.group_of[layer]
-            pages, start = self._share(layer, offsets[group])
-            offsets[group] += spec.elements_per_token * size
-            if spec.kind == "latent":
-                key = _part(pages, start, 1, size, spec.key_dim)
-                views.append(KVView(key, key[..., : spec.value_dim]))
-                continue
-            key = _part(pages, start, spec.heads, size, spec.key_dim)
-            value = _part(pages, start + spec.heads * size * spec.key_dim, spec.heads, size, spec.value_dim)
-            views.append(KVView(key, value))
+        for layer, spec in enumerate(layout.specs):
+            group = layout.group_of[layer]
+            share = _Share(*self._share(layer, offsets[group]), layout.block_size)
+            offsets[group] += layout.share_bytes(spec)
+            views.append(_view(share, spec, layout.format))
         return views
 
     def _share(self, layer: int, offset: int) -> tuple[Tensor, int]:
-        """Pages [blocks + 1, ...] and the place in them where the layer's share begins; offset: within its page."""
+        """Pages [blocks + 1, ...] and the byte in them where the layer's share begins; offset: within its page."""
         layout, pool = self.layout, self.layout.pool_of(layer)
         pages = self.storage[pool]
-        shares = {s.elements_per_token for i, s in enumerate(layout.specs) if layout.pool_of(i) == pool}
+        shares = {layout.share_bytes(s) for i, s in enumerate(layout.specs) if layout.pool_of(i) == pool}
         if len(shares) > 1:
             return pages, offset
-        share = shares.pop() * layout.block_size
+        share = shares.pop()
         return pages.view(-1, pages.shape[0], share)[offset // share], 0
 
 
-def _part(pages: Tensor, start: int, heads: int, size: int, dim: int) -> Tensor:
-    return pages[:, start : start + heads * size * dim].unflatten(1, (heads, size, dim))
+@dataclass(slots=True)
+class _Share:
+    """One layer's part of the pages [blocks + 1, bytes], cut off piece by piece from `at`."""
+
+    pages: Tensor
+    at: int
+    block_size: int
+
+    def cut(self, heads: int, dim: int, dtype: torch.dtype) -> Tensor:
+        """The next [blocks + 1, heads, block_size, dim]."""
+        start, self.at = self.at, self.at + heads * self.block_size * dim * dtype.itemsize
+        return self.pages[:, start : self.at].view(dtype).unflatten(1, (heads, self.block_size, dim))
+
+
+def _view(share: _Share, spec: KVSpec, kv_format: KVFormat) -> KVView:
+    dtype = getattr(torch, kv_format.dtype)
+    scales, half = kv_format.scales, torch.bfloat16
+    if spec.kind == "latent":
+        key = share.cut(1, spec.key_dim, dtype)
+        scale = share.cut(1, scales(spec.key_dim), half) if kv_format.scaled else None
+        return KVView(key, key[..., : spec.value_dim], scale, scale)
+    key = share.cut(spec.heads, spec.key_dim, dtype)
+    value = share.cut(spec.heads, spec.value_dim, dtype)
+    if not kv_format.scaled:
+        return KVView(key, value)
+    key_scale = share.cut(spec.heads, scales(spec.key_dim), half)
+    return KVView(key, value, key_scale, share.cut(spec.heads, scales(spec.value_dim), half))

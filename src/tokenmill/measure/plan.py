@@ -12,6 +12,7 @@ from typing import Any
 
 from tokenmill.core.config import EngineConfig, all_options, override
 from tokenmill.core.errors import ModelError, UserError
+from tokenmill.core.forward import KVFormat
 from tokenmill.engine import build
 from tokenmill.engine.source import ModelSource
 from tokenmill.kvcache.allocation import BlockTables
@@ -20,7 +21,6 @@ from tokenmill.measure.counting import Sheet, count_model
 from tokenmill.measure.devices import CONTEXT_BYTES, Device, Efficiency, speeds
 from tokenmill.measure.roofline import Grant, Speeds, floor, step_cost
 
-KV_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8": 8, "int8": 8.5, "int4": 4.5}
 DEFAULT_CONTEXTS = (1024, 8192, 32768, 131072)
 DEFAULT_OUTPUT = 256
 BATCHES = (1, 8, 32, 128, 256)
@@ -63,23 +63,14 @@ class Planner:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def kv_element_bytes(self) -> float:
-        """Bytes of one stored number of a key or value."""
-        return kv_bytes(self.config, self.dtype)
+    def kv_format(self) -> KVFormat:
+        """How keys and values are stored."""
+        return build.kv_format(self.config.cache, build.DTYPES[self.dtype])
 
     @property
     def compute_type(self) -> str:
         """The type whose speed limits the products: integers on CPUs, where activations are rounded too."""
         return "int8" if self.config.model.quantization in ("int8", "int4") and self.kind == "cpu" else self.dtype
-
-
-def kv_bytes(config: EngineConfig, dtype: str) -> float:
-    """Bytes of one stored number of a key or value."""
-    name = config.cache.kv_cache_dtype
-    name = dtype if name == "auto" else name
-    if name not in KV_BITS:
-        raise UserError(f"The size of K/V in {name!r} is not known to `plan`.", param="kv_cache_dtype")
-    return KV_BITS[name] / 8
 
 
 def speed_types(config: EngineConfig) -> tuple[str, ...]:
@@ -182,7 +173,7 @@ def plan(planner: Planner, setup: Setup) -> dict[str, Any]:
 def layouts(planner: Planner, device: Device) -> Layouts:
     """How the engine would share this device's memory."""
     config, sheet = planner.config, planner.sheet
-    cache = make_layout(sheet.spec.kv_specs, config.cache.block_size)
+    cache = make_layout(sheet.spec.kv_specs, config.cache.block_size, planner.kv_format)
     wanted = min(config.model.max_model_len or sheet.spec.max_positions, sheet.spec.max_positions)
     taken = sheet.held_bytes + _step_bytes(planner) + CONTEXT_BYTES[planner.kind]
     if config.cache.kv_cache_memory_bytes is not None:
@@ -191,17 +182,16 @@ def layouts(planner: Planner, device: Device) -> Layouts:
         budget = min(build.CPU_CACHE_BYTES, max(0, device.memory_bytes - taken) // 2)
     else:
         budget = int(device.memory_bytes * config.cache.gpu_memory_utilization) - taken
-    blocks = [0] * len(cache.page_elements)
+    blocks = [0] * len(cache.page_bytes)
     if budget > 0:
         try:
-            # Elements need not have whole bytes: the budget is given in elements of one byte.
-            blocks = buy_blocks(cache, int(budget / planner.kv_element_bytes), 1, wanted, planner.step_tokens)
+            blocks = buy_blocks(cache, budget, wanted, planner.step_tokens)
         except UserError:
-            blocks = [0] * len(cache.page_elements)
+            blocks = [0] * len(cache.page_bytes)
     most = config.schedule.max_num_seqs * (-(-wanted // cache.block_size) + 1) * len(cache.groups)
     blocks = [min(count, most) for count in blocks]
-    held = sum(n * page for n, page in zip(blocks, cache.page_elements, strict=True)) * planner.kv_element_bytes
-    return Layouts(cache, blocks, int(held), wanted, device.memory_bytes - taken - int(held))
+    held = sum(n * page for n, page in zip(blocks, cache.page_bytes, strict=True))
+    return Layouts(cache, blocks, held, wanted, device.memory_bytes - taken - held)
 
 
 def _step_bytes(planner: Planner) -> int:
@@ -235,7 +225,7 @@ def point(planner: Planner, setup: Setup, reach: Speeds, context: int, batch: in
     """
     first, prompt_limit = prefill(planner, reach, context)
     step = [Grant(1, context + setup.output // 2)] * batch
-    each = floor(step_cost(planner.sheet, step, planner.kv_element_bytes), reach)
+    each = floor(step_cost(planner.sheet, step, planner.kv_format), reach)
     busy = batch * first + setup.output * each.seconds
     prompts = batch * first > setup.output * each.seconds
     return {
@@ -253,7 +243,7 @@ def prefill(planner: Planner, reach: Speeds, tokens: int) -> tuple[float, str]:
     total, longest, limit = 0.0, 0.0, ""
     for start in range(0, tokens, planner.step_tokens):
         grant = Grant(min(planner.step_tokens, tokens - start), start, start + planner.step_tokens >= tokens)
-        step = floor(step_cost(planner.sheet, [grant], planner.kv_element_bytes), reach)
+        step = floor(step_cost(planner.sheet, [grant], planner.kv_format), reach)
         total += step.seconds
         if step.seconds > longest:
             longest, limit = step.seconds, step.limit
@@ -295,12 +285,12 @@ def speed_type(planner: Planner, device: Device) -> str:
 
 def _per_token(planner: Planner) -> dict[str, float]:
     """Counts for one token at a context of one: the model by itself."""
-    cost = step_cost(planner.sheet, [Grant(1, 0)], planner.kv_element_bytes)
+    cost = step_cost(planner.sheet, [Grant(1, 0)], planner.kv_format)
     layout = planner.sheet.spec.kv_specs
     return {
         "flops": cost.total_flops,
         "weight_bytes": sum(cost.weight_bytes.values()),
-        "kv_bytes": sum(spec.elements_per_token for spec in layout) * planner.kv_element_bytes,
+        "kv_bytes": sum(planner.kv_format.bytes_per_token(spec) for spec in layout),
     }
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from tokenmill.core.forward import KVFormat
 from tokenmill.measure.counting import Attended, Sheet
 
 PARTS = ("matrices", "experts", "attention", "head")
@@ -76,7 +77,7 @@ class Floor:
     limit: str
 
 
-def step_cost(sheet: Sheet, grants: Sequence[Grant], kv_element_bytes: float) -> Cost:
+def step_cost(sheet: Sheet, grants: Sequence[Grant], kv: KVFormat) -> Cost:
     """What a step of these grants must do."""
     tokens = sum(grant.count for grant in grants)
     lines = sum(grant.samples for grant in grants)
@@ -94,7 +95,7 @@ def step_cost(sheet: Sheet, grants: Sequence[Grant], kv_element_bytes: float) ->
     for layer, times in layer_counts(sheet):
         seen, read = attention_work(layer.window, grants)
         cost.flops["attention"] += times * layer.flops * seen
-        cost.kv_bytes += times * layer.kv.elements_per_token * kv_element_bytes * (read + tokens)
+        cost.kv_bytes += times * kv.bytes_per_token(layer.kv) * (read + tokens)
     cost.reduced_bytes = sheet.body.reduced * tokens + sheet.head.reduced * lines
     cost.reductions = sheet.body.reductions + (sheet.head.reductions if lines else 0)
     return cost

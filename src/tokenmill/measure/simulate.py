@@ -55,7 +55,7 @@ class ClockExecutor:
     def submit(self, plan: StepPlan) -> ClockTicket:
         """Time the plan; every row that samples gets the same token."""
         (grants,) = grants_of([plan], self.lengths)
-        self.now += floor(step_cost(self.planner.sheet, grants, self.planner.kv_element_bytes), self.reach).seconds
+        self.now += floor(step_cost(self.planner.sheet, grants, self.planner.kv_format), self.reach).seconds
         return ClockTicket(StepResult(plan_id=plan.id, tokens=[[_TOKEN] if s else [] for s in plan.samples]))
 
     def supply(self, plan_id: int, inputs: LateInputs) -> None:

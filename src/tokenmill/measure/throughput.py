@@ -280,7 +280,7 @@ def compare_run(planner: Planner, limits: Speeds, steps: Steps, seconds: float) 
     lengths: dict[int, int] = {}
     timeline = []
     for (when, _), grants in zip(steps, grants_of([plan for _, plan in steps], lengths), strict=True):
-        cost = step_cost(planner.sheet, grants, planner.kv_element_bytes)
+        cost = step_cost(planner.sheet, grants, planner.kv_format)
         least += floor(cost, limits).seconds
         total.add(cost)
         ones = sum(grant.count == 1 for grant in grants)

@@ -14,7 +14,7 @@ def peak_plan(max_rows: int, step_tokens: int, max_len: int, layout: CacheLayout
     rows = min(max_rows, step_tokens)
     count = min(-(-step_tokens // rows), max_len)
     held = -(-count // layout.block_size)
-    need = [0] * len(layout.page_elements)
+    need = [0] * len(layout.page_bytes)
     plan = StepPlan(id=0)
     for row in range(rows):
         plan.starts.append(

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from tokenmill.cli.main import app
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import UserError
+from tokenmill.core.forward import KVFormat
 from tokenmill.core.step import RowSampling, RowStart, StepPlan
 from tokenmill.measure import plots
 from tokenmill.measure.ablate import switches
@@ -119,10 +120,10 @@ def test_mbu_and_mfu_sum_up_the_steps(tiny):
         (0.0, StepPlan(id=0, starts=[start(0, 10)], rows=[0], counts=[10], samples=[True])),
         (0.1, StepPlan(id=1, rows=[0], counts=[1], samples=[True])),
     ]
-    steps = [step_cost(planner.sheet, g, 4.0) for g in ([Grant(10, 0)], [Grant(1, 10)])]
+    steps = [step_cost(planner.sheet, g, planner.kv_format) for g in ([Grant(10, 0)], [Grant(1, 10)])]
     limits = Speeds(bytes_per_s=1e9, flops_per_s=1e10)
     found = compare_run(planner, limits, plans, 0.5)
-    assert planner.kv_element_bytes == 4.0
+    assert planner.kv_format == KVFormat("float32")
     assert found["mbu"] == pytest.approx(sum(s.total_bytes for s in steps) / 0.5 / 1e9, abs=1e-6)
     assert found["mfu"] == pytest.approx(sum(s.total_flops for s in steps) / 0.5 / 1e10, abs=1e-6)
     assert found["roofline"] == pytest.approx(sum(floor(s, limits).seconds for s in steps) / 0.5, abs=1e-6)

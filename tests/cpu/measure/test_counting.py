@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import KVSpec
+from tokenmill.core.forward import KVFormat, KVSpec
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.measure.counting import CountingKernels, count_model
 from tokenmill.measure.roofline import Grant, Speeds, attention_work, experts_touched, floor, step_cost
+
+BF16 = KVFormat("bfloat16")
 
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
@@ -42,7 +44,7 @@ def count(config, **options):
 
 def test_llama_8b_decodes_one_token():
     sheet = count(LLAMA_8B)
-    cost = step_cost(sheet, [Grant(1, 999)], 2.0)
+    cost = step_cost(sheet, [Grant(1, 999)], BF16)
     assert sum(cost.weight_bytes.values()) == 2 * (32 * LAYER_8B + HEAD_8B + NORMS_8B)
     assert cost.flops["matrices"] == 2 * 32 * LAYER_8B
     assert cost.flops["head"] == 2 * HEAD_8B
@@ -55,12 +57,12 @@ def test_llama_8b_decodes_one_token():
 
 
 def test_llama_8b_reads_a_prompt():
-    cost = step_cost(count(LLAMA_8B), [Grant(512, 0)], 2.0)
+    cost = step_cost(count(LLAMA_8B), [Grant(512, 0)], BF16)
     assert cost.flops["matrices"] == 512 * 2 * 32 * LAYER_8B
     assert cost.flops["head"] == 2 * HEAD_8B, "only the last token of a prompt meets the head"
     assert cost.flops["attention"] == 32 * 4 * 32 * 128 * (512 * 513 // 2)
     assert cost.kv_bytes == 32 * (512 + 512) * 8 * 256 * 2
-    unfinished = step_cost(count(LLAMA_8B), [Grant(512, 0, samples=False)], 2.0)
+    unfinished = step_cost(count(LLAMA_8B), [Grant(512, 0, samples=False)], BF16)
     assert unfinished.flops["head"] == unfinished.weight_bytes["head"] == 0
 
 
@@ -74,12 +76,12 @@ def test_llama_8b_in_integers(scheme, bits, head_bits):
 def test_moe_reads_the_experts_that_are_expected():
     sheet = count(MOE_30B)
     assert [m.experts for m in sheet.body.mixtures] == [128] * 48
-    one = step_cost(sheet, [Grant(1, 0)], 2.0)
+    one = step_cost(sheet, [Grant(1, 0)], BF16)
     assert one.weight_bytes["matrices"] == 2 * (48 * LAYER_30B + NORMS_30B)
     assert one.weight_bytes["experts"] == pytest.approx(2 * 48 * 8 * EXPERT_30B)
     assert one.flops["experts"] == 2 * 48 * 8 * EXPERT_30B
     assert sum(one.weight_bytes.values()) == pytest.approx(6.08e9, rel=0.001)
-    many = step_cost(sheet, [Grant(1, 0)] * 32, 2.0)
+    many = step_cost(sheet, [Grant(1, 0)] * 32, BF16)
     touched = 128 * (1 - (120 / 128) ** 32)
     assert many.weight_bytes["experts"] == pytest.approx(2 * 48 * touched * EXPERT_30B)
     assert many.flops["experts"] == 32 * one.flops["experts"]
@@ -120,14 +122,14 @@ def test_windows_and_latents_are_counted_by_layer():
              "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
              "head_dim": 8, "sliding_window": 16, "sliding_window_pattern": 3,
              "max_position_embeddings": 256}  # fmt: skip
-    cost = step_cost(count(gemma), [Grant(1, 99)], 2.0)
+    cost = step_cost(count(gemma), [Grant(1, 99)], BF16)
     assert cost.kv_bytes == 2 * 2 * 16 * (2 * (16 + 1) + (100 + 1))
     latent = {"architectures": ["DeepseekV2ForCausalLM"], "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1,
               "intermediate_size": 48, "num_attention_heads": 4, "kv_lora_rank": 16, "qk_nope_head_dim": 8,
               "qk_rope_head_dim": 6, "v_head_dim": 10, "q_lora_rank": None, "max_position_embeddings": 64}  # fmt: skip
     sheet = count(latent)
     assert [a.kv for a in sheet.body.attended] == [KVSpec("latent", 1, 22, 16)]
-    cost = step_cost(sheet, [Grant(1, 9)], 2.0)
+    cost = step_cost(sheet, [Grant(1, 9)], BF16)
     assert cost.kv_bytes == 2 * 22 * (10 + 1)
     assert cost.flops["attention"] == 2 * 4 * (22 + 16) * 10
 
@@ -135,13 +137,13 @@ def test_windows_and_latents_are_counted_by_layer():
 def test_the_floor_adds_parts_and_names_the_largest():
     sheet = count(LLAMA_8B)
     speeds = Speeds(bytes_per_s=4.4e12, flops_per_s=790e12)
-    one = floor(step_cost(sheet, [Grant(1, 0)], 2.0), speeds)
+    one = floor(step_cost(sheet, [Grant(1, 0)], BF16), speeds)
     assert one.seconds == pytest.approx(3.41e-3, rel=0.005) and one.limit == "memory bandwidth (weights)"
-    prompt = floor(step_cost(sheet, [Grant(8192, 0)], 2.0), speeds)
+    prompt = floor(step_cost(sheet, [Grant(8192, 0)], BF16), speeds)
     assert prompt.limit == "compute"
-    long = floor(step_cost(sheet, [Grant(1, 16000)] * 16, 2.0), speeds)
+    long = floor(step_cost(sheet, [Grant(1, 16000)] * 16, BF16), speeds)
     assert long.limit == "memory bandwidth (K/V)"
-    slow = floor(step_cost(sheet, [Grant(1, 0)], 2.0), Speeds(4.4e12, 790e12, step_s=1.0))
+    slow = floor(step_cost(sheet, [Grant(1, 0)], BF16), Speeds(4.4e12, 790e12, step_s=1.0))
     assert slow.seconds == pytest.approx(1 + one.seconds) and slow.limit == "launching a step"
 
 

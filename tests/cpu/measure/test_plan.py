@@ -105,6 +105,8 @@ def test_less_precise_caches_hold_more(tmp_path):
     folder = write(tmp_path, LLAMA_8B)
     wide = make(folder, "rtx4090", options={"kv_cache_dtype": "float32"})
     plain = make(folder, "rtx4090", options={"kv_cache_dtype": "bfloat16"})
+    small = make(folder, "rtx4090", options={"kv_cache_dtype": "int8"})
+    assert small["max_context"] == pytest.approx(plain["max_context"] * 2 * 128 / 130, rel=0.02)
     assert plain["max_context"] == pytest.approx(2 * wide["max_context"], rel=0.02)
     assert plain["memory"]["kv"] == pytest.approx(wide["memory"]["kv"], rel=0.01)
 
@@ -117,9 +119,8 @@ def test_memory_is_shared_as_the_engine_shares_it(tmp_path):
     with LLM(folder, load_format="dummy", device="cpu", kernels="reference", **options) as llm:
         pool = llm.engine.executor.runner.pool
         facts = llm.built.facts
-        assert (
-            found["memory"]["kv"]
-            == sum(n * p for n, p in zip(facts.num_blocks, pool.layout.page_elements, strict=True)) * 2
+        assert found["memory"]["kv"] == sum(
+            n * p for n, p in zip(facts.num_blocks, pool.layout.page_bytes, strict=True)
         )
         assert found["max_context"] == facts.max_model_len
         assert planning.read_model(llm.built.config, "cpu").sheet.weight_bytes >= facts.weight_bytes

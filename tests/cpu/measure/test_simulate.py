@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from tokenmill.cli.main import app
 from tokenmill.core.config import make_config
 from tokenmill.measure.devices import Device, Efficiency
-from tokenmill.measure.plan import Setup, kv_bytes, read_model
+from tokenmill.measure.plan import Setup, read_model
 from tokenmill.measure.roofline import Grant, Speeds, floor, step_cost
 from tokenmill.measure.simulate import simulate
 from tokenmill.measure.throughput import measure
@@ -32,7 +32,7 @@ def test_one_request_takes_the_sum_of_its_steps(tiny):
     found = simulate(planner, SETUP, Uniform(1, 40, 4))
     reach = Speeds(0.5e9, 0.25e10, step_s=0.001)
     grants = [Grant(32, 0, False), Grant(8, 32), Grant(1, 40), Grant(1, 41), Grant(1, 42)]
-    each = [floor(step_cost(planner.sheet, [g], kv_bytes(planner.config, "float32")), reach).seconds for g in grants]
+    each = [floor(step_cost(planner.sheet, [g], planner.kv_format), reach).seconds for g in grants]
     assert found["steps"] == 5
     assert found["seconds"] == pytest.approx(sum(each), abs=1e-6)
     assert found["ttft_ms"]["p50"] == pytest.approx(1e3 * sum(each[:2]), abs=1e-3)

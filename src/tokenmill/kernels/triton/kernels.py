@@ -171,7 +171,7 @@ class TritonKernels(ReferenceKernels):
 
     def prepare_qkv(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
         """qkv [T, all heads] -> q [T, H, Dk] normed and rotated; keys and values go to their slots."""
-        if not can_prepare(spec) or qkv.shape[0] == 0:
+        if not can_prepare(spec) or qkv.shape[0] == 0 or ctx.kv[spec.layer].key_scale is not None:
             self.count("prepare_qkv", fallback=True)
             return super().prepare_qkv(qkv, spec, ctx)
         self.count("prepare_qkv")
@@ -179,7 +179,8 @@ class TritonKernels(ReferenceKernels):
 
     def attention(self, q: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
         """q [T, H, Dk] against the paged keys and values as stored -> [T, H * Dv]."""
-        if spec.kv.kind == "latent" or q.shape[0] == 0 or max(spec.kv.key_dim, spec.kv.value_dim) > 256:
+        scaled = ctx.kv[spec.layer].key_scale is not None
+        if spec.kv.kind == "latent" or scaled or q.shape[0] == 0 or max(spec.kv.key_dim, spec.kv.value_dim) > 256:
             self.count("attention", fallback=True)
             return super().attention(q, spec, ctx)
         self.count("attention")
@@ -196,9 +197,29 @@ class TritonKernels(ReferenceKernels):
             attend_one(q, out, spec, ctx, self.scratch, pdl=self.pdl, mixed=True, fixed=self.split)
         return out
 
+    def attend_qkv(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
+        """The same from the product [T, all heads]; where every sequence has one new token, in one launch."""
+        if not self._fresh(qkv, spec, ctx):
+            return self.attention(self.prepare_qkv(qkv, spec, ctx), spec, ctx)
+        self.count("attend_qkv")
+        qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
+        out = torch.empty((qkv.shape[0], spec.heads * spec.kv.value_dim), dtype=qkv.dtype, device=qkv.device)
+        attend_one(qkv, out, spec, ctx, self.scratch, pdl=self.pdl, fresh=True, fixed=self.split)
+        return out
+
+    def _fresh(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> bool:
+        plan, kv = ctx.groups[spec.group], ctx.kv[spec.layer]
+        if self.split or ctx.max_query != 1 or qkv.shape[0] == 0 or not can_prepare(spec) or kv.key_scale is not None:
+            return False  # fixed splits: the bytes must be those of a step that is mixed
+        return max(spec.kv.key_dim, spec.kv.value_dim) <= 256 and not self._shares(plan, spec, ctx)
+
+    def _shares(self, plan: GroupPlan, spec: AttentionSpec, ctx: ForwardContext) -> bool:
+        """Is a common prefix to be read once?"""
+        return plan.shared and can_share(spec, plan) and not (self.split or self.small or ctx.kv_len.shape[0] < 2)
+
     def _attend_one(self, q: Tensor, out: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> None:
         plan, seqs = ctx.groups[spec.group], ctx.kv_len.shape[0]
-        if not plan.shared or not can_share(spec, plan) or self.split or self.small or seqs < 2:
+        if not self._shares(plan, spec, ctx):
             attend_one(q, out, spec, ctx, self.scratch, pdl=self.pdl, fixed=self.split)
             return
         before = shared_parts(seqs, spec)
@@ -212,5 +233,5 @@ class TritonKernels(ReferenceKernels):
             self._common = plan, common_entries(plan, ctx, pdl=self.pdl)
         common = self._common[1]
         attend_shared(q, spec, ctx, common, self.scratch, before=before, parts=before + splits, pdl=self.pdl)
-        config = (splits, rest[0], rest[1], rest[2])
+        config = (splits, rest[0], rest[1], rest[2], rest[3])
         attend_one(q, out, spec, ctx, self.scratch, pdl=self.pdl, before=before, shared=common, config=config)

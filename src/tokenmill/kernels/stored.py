@@ -1,0 +1,51 @@
+"""K/V as the cache stores them, in plain torch: the specification. Owns: rounding into pages and reading back.
+
+A group's scale is its largest magnitude over LARGEST, kept as bfloat16 (which has float32's range); numbers are rounded
+against the kept scale, so reading back errs by half a step at most. Knows nothing of attention or schedules.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.forward import KVView
+
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+
+
+def store(view: KVView, block: Tensor, offset: Tensor, k: Tensor, v: Tensor | None) -> None:
+    """Write k [T, heads, Dk] and v [T, heads, Dv] (None: latent, values are a part of k) to these places [T]."""
+    _put(view.key, view.key_scale, block, offset, k)
+    if v is not None:
+        _put(view.value, view.value_scale, block, offset, v)
+
+
+def load(pages: Tensor, scale: Tensor | None, block: Tensor, offset: Tensor) -> Tensor:
+    """pages [blocks, heads, size, D] at these places [...] -> [..., heads, D] in float32."""
+    if scale is None:
+        return pages[block, :, offset].float()
+    found = pages.view(torch.uint8)[block, :, offset].view(pages.dtype).float()
+    scales = scale[block, :, offset].float()
+    parts = found.unflatten(-1, (scales.shape[-1], -1)) * scales[..., None]
+    return parts.flatten(-2)
+
+
+def quantise(x: Tensor, dtype: torch.dtype, groups: int) -> tuple[Tensor, Tensor]:
+    """x [..., D] -> numbers [..., D] of `dtype` (int8, float8_e4m3fn) and scales [..., groups] bfloat16."""
+    largest = LARGEST[dtype]
+    parts = x.float().unflatten(-1, (groups, -1))
+    scale = (parts.abs().amax(-1) / largest).to(torch.bfloat16)
+    wide = scale.float()[..., None]
+    # A scale of zero means that everything is (nearly) zero; NaN and infinity come back as NaN through the scale.
+    numbers = torch.where(wide > 0, parts / wide, 0.0).clamp(-largest, largest)
+    numbers = numbers.nan_to_num(0.0)
+    return (numbers.round() if dtype == torch.int8 else numbers).to(dtype).flatten(-2), scale
+
+
+def _put(pages: Tensor, scale: Tensor | None, block: Tensor, offset: Tensor, x: Tensor) -> None:
+    if scale is None:
+        pages[block, :, offset] = x.to(pages.dtype)
+        return
+    numbers, scale[block, :, offset] = quantise(x, pages.dtype, scale.shape[-1])
+    pages.view(torch.uint8)[block, :, offset] = numbers.view(torch.uint8)  # torch does not index float8 everywhere

@@ -1,0 +1,81 @@
+"""K/V in 8 bits compose with the prefix cache, chunks, preemption, beams and drafts, and change little."""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+import pytest
+from engines import BACKENDS, check_nothing_left, exact, follow, greedy, open_llm, run
+from test_engine_families import Family
+from test_engine_same_bytes import stories
+
+from tokenmill import SamplingParams
+from tokenmill.core.errors import UserError
+
+FORMATS = {
+    "int8": {"kv_dtype": "int8"},
+    "int8 groups": {"kv_dtype": "int8", "kv_cache_group": 4},
+    "fp8": {"kv_dtype": "fp8"},
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", FORMATS)
+def test_company_chunks_preemption_and_cached_prefixes_change_no_byte(name, backend, tiny):
+    requests = stories(40, 8)
+    with open_llm(tiny, kernels=backend, **FORMATS[name]) as llm:
+        alone = {}
+        for request in requests:
+            alone |= follow(llm, [request], None)
+            llm.reset_prefix_cache()
+    rough = {"long_prefill_token_threshold": 7, "num_blocks": 18, "max_num_seqs": 12, "max_model_len": 256}
+    with open_llm(tiny, kernels=backend, **rough, speculative_config={"method": "ngram"}, **FORMATS[name]) as llm:
+        found = follow(llm, requests, random.Random(2))
+        assert llm.engine.scheduler.counters.preemptions > 0
+        check_nothing_left(llm.engine)
+    for request in requests:
+        assert exact(found[request.id]) == exact(alone[request.id]), request
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "deepseek-v2", "gpt-oss"])
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+def test_probabilities_stay_close(name, family, tmp_path):
+    made = Family(family, tmp_path)
+    params = greedy(1, prompt_logprobs=0)
+    found = []
+    for options in ({}, FORMATS[name]):
+        with made.open(**options) as llm:
+            outputs = run(llm, made.prompts, params)
+        found.append([next(iter(p.values())).logprob for out in outputs for p in out.prompt_logprobs[1:]])
+    plain, small = found
+    spread = statistics.pstdev(plain)
+    usual = statistics.median(abs(a - b) for a, b in zip(plain, small, strict=True))
+    assert 0 < usual < {"int8": 0.01, "fp8": 0.05}[name] * spread
+
+
+def test_beams_in_8_bits_equal_beams_alone(tiny):
+    prompts = [[5, 6, 7] * 9, [9] * 30]
+    params = SamplingParams(n=3, use_beam_search=True, max_tokens=12, temperature=0.0)
+    with open_llm(tiny, kv_dtype="int8") as llm:
+        together = run(llm, prompts, params)
+        llm.reset_prefix_cache()
+        single = [run(llm, [prompt], params)[0] for prompt in prompts]
+        check_nothing_left(llm.engine)
+    assert [[o.token_ids for o in r.outputs] for r in together] == [[o.token_ids for o in r.outputs] for r in single]
+
+
+def test_a_group_without_8_bits_is_refused(tiny):
+    with pytest.raises(UserError, match="kv-cache-group"):
+        open_llm(tiny, kv_cache_group=4)
+    with pytest.raises(UserError, match="does not divide"):
+        open_llm(tiny, kv_dtype="int8", kv_cache_group=5)
+
+
+def test_more_fits_into_the_same_bytes(tiny):
+    blocks = []
+    for kind in ("float32", "int8"):
+        with open_llm(tiny, kv_dtype=kind, kv_cache_memory_bytes=1 << 18, max_num_seqs=256) as llm:
+            blocks.append(llm.built.facts.num_blocks[0])
+            assert len(run(llm, [[1, 2, 3]], greedy(4))[0].outputs[0].token_ids) == 4
+    assert blocks[1] > 3 * blocks[0]

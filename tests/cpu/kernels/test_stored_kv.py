@@ -1,0 +1,71 @@
+"""8-bit K/V: what rounding costs, what it never does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenmill.core.errors import ParameterError
+from tokenmill.core.forward import KVFormat, KVSpec
+from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.kernels.stored import load, quantise, store
+from tokenmill.kvcache.pool import KVPool, make_layout
+
+STEP = {"int8": 0.5 / 127, "float8_e4m3fn": 2.0**-4}
+"""The largest error: of the group's largest magnitude (int8), of the number itself (fp8)."""
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    kind=st.sampled_from(list(STEP)),
+    groups=st.sampled_from([1, 2, 4]),
+    size=st.sampled_from([1e-20, 1e-3, 1.0, 1e8]),
+    seed=st.integers(0, 99),
+)
+def test_reading_back_errs_by_half_a_step(kind, groups, size, seed):
+    x = torch.randn(5, 3, 16, generator=torch.Generator().manual_seed(seed)) * size
+    numbers, scale = quantise(x, getattr(torch, kind), groups)
+    back = (numbers.float().unflatten(-1, (groups, -1)) * scale.float()[..., None]).flatten(-2)
+    largest = x.unflatten(-1, (groups, -1)).abs().amax(-1, keepdim=True).expand(-1, -1, -1, 16 // groups).flatten(-2)
+    most = largest * STEP[kind] if kind == "int8" else x.abs() * STEP[kind] + largest * 2.0**-18
+    assert ((back - x).abs() <= most * 1.01 + largest * 2.0**-9).all()
+
+
+@pytest.mark.parametrize("kind", STEP)
+def test_zeros_stay_zeros_and_trouble_stays_trouble(kind):
+    x = torch.zeros(4, 1, 8)
+    x[1, 0, 3], x[2, 0, 0], x[3] = float("nan"), float("inf"), 1e-30
+    numbers, scale = quantise(x, getattr(torch, kind), 1)
+    back = numbers.float() * scale.float()[..., None].flatten(-2)
+    assert (back[0] == 0).all() and torch.allclose(back[3], x[3], rtol=0.01, atol=0.0)
+    assert back[1].isnan().all() and back[2].isnan().all()
+
+
+@pytest.mark.parametrize("kind", STEP)
+@pytest.mark.parametrize("spec", [KVSpec("full", 2, 16, 8), KVSpec("latent", 1, 24, 16)])
+def test_pages_keep_what_is_stored_and_copied(kind, spec):
+    layout = make_layout((spec, spec), 4, KVFormat(kind, 8))
+    pool = KVPool(layout, [5], "cpu")
+    assert pool.size_bytes == 6 * layout.page_bytes[0]
+    generator = torch.Generator().manual_seed(3)
+    heads = 1 if spec.kind == "latent" else spec.heads
+    k = torch.randn(7, heads, spec.key_dim, generator=generator)
+    v = None if spec.kind == "latent" else torch.randn(7, heads, spec.value_dim, generator=generator)
+    block, offset = torch.tensor([0, 0, 0, 0, 2, 2, 2]), torch.tensor([0, 1, 2, 3, 0, 1, 2])
+    first, second = pool.views
+    store(second, block, offset, k, v)
+    assert not first.key.view(torch.uint8).any()
+    assert torch.allclose(load(second.key, second.key_scale, block, offset), k, atol=0.15)
+    if v is not None:
+        assert torch.allclose(load(second.value, second.value_scale, block, offset), v, atol=0.15)
+    ReferenceKernels().copy_blocks_([second], [0, 2], [4, 1])
+    for source, copy in ((0, 4), (2, 1)):
+        for part in (second.key, second.value, second.key_scale, second.value_scale):
+            assert torch.equal(part[source].view(torch.uint8), part[copy].view(torch.uint8))
+
+
+def test_a_group_that_does_not_divide_is_refused():
+    with pytest.raises(ParameterError, match="kv-cache-group 7"):
+        make_layout((KVSpec("full", 2, 16, 16),), 4, KVFormat("int8", 7))
