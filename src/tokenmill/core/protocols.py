@@ -320,6 +320,10 @@ class Kernels(Protocol):
         """q [T, H, Dk] against the paged K/V as stored -> [T, H * Dv]. Causal by position."""
         ...
 
+    def attend_qkv(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
+        """attention(prepare_qkv(qkv)), which a backend may do at once."""
+        ...
+
     def head_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         """Per-head product: x [T, H, K], weight [H, N, K] -> [T, H, N] (MLA absorption)."""
         ...

@@ -96,9 +96,8 @@ class Attention:
         self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
     ) -> Tensor:
         """residual + attention(norm(x)); x [T, hidden]."""
-        spec, kernels = self.spec, ctx.kernels
-        q = kernels.prepare_qkv(self.qkv.weight.matmul(x, ctx, norm=norm), spec, ctx)
-        return self.output(kernels.attention(q, spec, ctx), ctx, residual=residual)
+        mixed = ctx.kernels.attend_qkv(self.qkv.weight.matmul(x, ctx, norm=norm), self.spec, ctx)
+        return self.output(mixed, ctx, residual=residual)
 
 
 def separate_qkv(b: Build, hidden: int, heads: Heads, *, bias: bool = False) -> ColumnLinear:

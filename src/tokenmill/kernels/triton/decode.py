@@ -2,7 +2,9 @@
 
 A program serves all query heads of one key/value head (they share what it reads) over one split of one sequence. The
 last program of a (sequence, head) to finish joins the parts, in order, so no second launch is needed.
-A prefix that all sequences share can be left to `shared.py`: its parts come first, and splits begin behind it.
+Fresh: q, k and v come as the product left them; the program norms and rotates them, stores the new key, and reads the
+older keys before it waits for that product. Else `prepare.py` has done so. A prefix that all sequences share can be
+left to `shared.py`: its parts come first, and splits begin behind it.
 """
 
 from __future__ import annotations
@@ -15,19 +17,63 @@ from torch import Tensor
 from tokenmill.core.forward import AttentionSpec, ForwardContext
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, prefetch, wait
 from tokenmill.kernels.triton.paging import FLOOR, LOG2E, bend, locate, product
+from tokenmill.kernels.triton.prepare import rotated
 
 
-@triton.jit(do_not_specialize=["table_stride"])
+@triton.jit
+def _tile(
+    index, high, keys, values, table, first, entries, kv_len, query_position, d, v,
+    key_block, key_row, value_block, value_row, window,
+    D: tl.constexpr, DV: tl.constexpr, SIZE: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """Keys [BD, BN] and values [BN, BV] of these indexes, their positions, and which are seen."""
+    block, offset, position, known = locate(index, table, first, entries, kv_len, SIZE, FIRST)
+    seen = known & (index < high)
+    if WINDOW:
+        seen = seen & (query_position - position < window)
+    k = tl.load(
+        keys + block[None, :] * key_block + offset[None, :] * key_row + d[:, None],
+        mask=seen[None, :] & (d < D)[:, None], other=0.0,
+    )  # fmt: skip
+    # Values of unseen keys are zeros, not leftovers: 0 * NaN would leak.
+    val = tl.load(
+        values + block[:, None] * value_block + offset[:, None] * value_row + v[None, :],
+        mask=seen[:, None] & (v < DV)[None, :], other=0.0,
+    )  # fmt: skip
+    return k, val, position, seen
+
+
+@triton.jit
+def _fold(
+    acc, top, total, q, k, val, position, seen, query_position, slope, scale, softcap,
+    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Take one tile of keys into the running result."""
+    scores = product(q, k.to(q.dtype), tl.zeros((q.shape[0], k.shape[1]), dtype=tl.float32), WIDE)
+    scores = bend(scores, query_position, position[None, :], slope, scale, softcap, SOFTCAP, ALIBI)
+    scores = tl.where(seen[None, :], scores, float("-inf"))
+    new_top = tl.maximum(top, tl.max(scores, axis=1))
+    shrink = tl.exp2(top - new_top)
+    p = tl.exp2(scores - new_top[:, None])
+    total = total * shrink + tl.sum(p, axis=1)
+    acc = product(p.to(q.dtype), val.to(q.dtype), acc * shrink[:, None], WIDE)
+    return acc, new_top, total
+
+
+@triton.jit(do_not_specialize=["table_stride", "q_stride"])
 def _decode_kernel(
-    q_ptr, key_ptr, value_ptr, table_ptr, first_ptr, entries_ptr, start_ptr, len_ptr, shared_ptr,
-    sink_ptr, slope_ptr, out_ptr, part_ptr, top_ptr, count_ptr,
-    table_stride, key_block, key_head, key_row, value_block, value_head, value_row, scale, softcap, window,
+    q_ptr, key_ptr, value_ptr, table_ptr, first_ptr, entries_ptr, start_ptr, len_ptr, shared_ptr, slot_ptr,
+    sink_ptr, slope_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, out_ptr, part_ptr, top_ptr, count_ptr,
+    q_stride, table_stride, key_block, key_head, key_row, value_block, value_head, value_row,
+    scale, softcap, window, q_eps, k_eps,
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, SIZE: tl.constexpr,
     BH: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
     SPLITS: tl.constexpr, FIXED: tl.constexpr, BEFORE: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr,
     FIRST: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
-    MIXED: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, LINE: tl.constexpr, LINES: tl.constexpr,
-    PDL: tl.constexpr,
+    MIXED: tl.constexpr, FRESH: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr,
+    Q_OFFSET: tl.constexpr, K_OFFSET: tl.constexpr, ROPE: tl.constexpr, START: tl.constexpr, DIM: tl.constexpr,
+    INTERLEAVED: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, LINE: tl.constexpr, LINES: tl.constexpr,
+    NEAR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     seq = tl.program_id(0)
@@ -40,6 +86,8 @@ def _decode_kernel(
         count = tl.load(start_ptr + seq + 1) - query
     kv_len = tl.load(len_ptr + seq)
     query_position = kv_len - 1
+    if FRESH:
+        kv_len = query_position  # the newest key is not in the cache yet
     end = kv_len
     entries = 0
     if FIRST:
@@ -68,13 +116,27 @@ def _decode_kernel(
         first = first_ptr + seq.to(tl.int64) * table_stride
     keys = key_ptr + kv_head.to(tl.int64) * key_head
     values = value_ptr + kv_head.to(tl.int64) * value_head
+    row = tl.arange(0, BH)
+    real = row < GROUP
+    head = kv_head * GROUP + row
+    d = tl.arange(0, BD)
+    v = tl.arange(0, BV)
+    n = tl.arange(0, BN)
+    if FRESH:
+        # All keys in the cache are older than this step: load the first ones, bring the following near.
+        k, val, position, seen = _tile(
+            low + n, high, keys, values, table, first, entries, kv_len, query_position, d, v,
+            key_block, key_row, value_block, value_row, window, D, DV, SIZE, FIRST, WINDOW,
+        )  # fmt: skip
+        slot = tl.load(slot_ptr + seq)
     if PDL and BEFORE == 0:
-        # So are all keys but the newest one: bring the first of them near.
-        early = tl.minimum(low, end - 1) + tl.arange(0, BN)
-        block, offset, _, _ = locate(tl.minimum(early, end - 1), table, first, entries, kv_len, SIZE, FIRST)
         line = tl.arange(0, LINES)[None, :] * LINE
-        prefetch(keys + (block * key_block + offset * key_row)[:, None] + line)
-        prefetch(values + (block * value_block + offset * value_row)[:, None] + line)
+        for tile in tl.static_range(NEAR):
+            early = low + (tile + FRESH) * BN + n
+            early = tl.maximum(tl.minimum(early, tl.minimum(high, end) - 1), 0)
+            block, offset, _, _ = locate(early, table, first, entries, kv_len, SIZE, FIRST)
+            prefetch(keys + (block * key_block + offset * key_row)[:, None] + line)
+            prefetch(values + (block * value_block + offset * value_row)[:, None] + line)
     wait(PDL)
     if split >= active:
         return
@@ -82,45 +144,52 @@ def _decode_kernel(
         if count != 1:
             return  # the other kernel's
 
-    row = tl.arange(0, BH)
-    real = row < GROUP
-    head = kv_head * GROUP + row
-    d = tl.arange(0, BD)
-    v = tl.arange(0, BV)
-    n = tl.arange(0, BN)
-    q = tl.load(
-        q_ptr + query * H * D + head[:, None] * D + d[None, :], mask=real[:, None] & (d < D)[None, :], other=0.0
-    )
     slope = tl.zeros((BH,), dtype=tl.float32)
     if ALIBI:
         slope = tl.load(slope_ptr + head, mask=real, other=0.0).to(tl.float32)
     acc = tl.zeros((BH, BV), dtype=tl.float32)
     top = tl.full((BH,), FLOOR, dtype=tl.float32)
     total = tl.zeros((BH,), dtype=tl.float32)
-    for at in tl.range(low, high, BN, num_stages=STAGES):
-        index = at + n
-        block, offset, position, known = locate(index, table, first, entries, kv_len, SIZE, FIRST)
-        seen = known & (index < high)
-        if WINDOW:
-            seen = seen & (query_position - position < window)
-        k = tl.load(
-            keys + block[None, :] * key_block + offset[None, :] * key_row + d[:, None],
-            mask=seen[None, :] & (d < D)[:, None], other=0.0,
+    if FRESH:
+        KV: tl.constexpr = H // GROUP
+        source = q_ptr + query * q_stride
+        at_position = query_position.to(tl.int64)
+        q = rotated(source + head[:, None] * D, q_norm_ptr, cos_ptr, sin_ptr, at_position, real[:, None], d, q_eps,
+                    D, Q_NORM, Q_OFFSET, ROPE, START, DIM, INTERLEAVED).to(q_ptr.dtype.element_ty)  # fmt: skip
+        one = tl.arange(0, 1)[:, None]
+        new_key = rotated(source + (H + kv_head) * D + one, k_norm_ptr, cos_ptr, sin_ptr, at_position, one == 0, d,
+                          k_eps, D, K_NORM, K_OFFSET, ROPE, START, DIM, INTERLEAVED)  # fmt: skip
+        new_key = new_key.to(key_ptr.dtype.element_ty)
+        new_value = tl.load(source + (H + KV) * D + kv_head * DV + one + v[None, :], mask=(v < DV)[None, :], other=0.0)
+        new_value = new_value.to(value_ptr.dtype.element_ty)
+        if split == active - 1:
+            spot = keys + slot // SIZE * key_block + slot % SIZE * key_row
+            tl.store(spot + d[None, :] + one, new_key, mask=(d < D)[None, :])
+            spot_v = values + slot // SIZE * value_block + slot % SIZE * value_row
+            tl.store(spot_v + v[None, :] + one, new_value, mask=(v < DV)[None, :])
+        acc, top, total = _fold(acc, top, total, q, k, val, position, seen, query_position, slope, scale, softcap,
+                                SOFTCAP, ALIBI, WIDE)  # fmt: skip
+    else:
+        q = tl.load(
+            q_ptr + query * q_stride + head[:, None] * D + d[None, :], mask=real[:, None] & (d < D)[None, :], other=0.0
+        )
+    for at in tl.range(low + FRESH * BN, high, BN, num_stages=STAGES):
+        k, val, position, seen = _tile(
+            at + n, high, keys, values, table, first, entries, kv_len, query_position, d, v,
+            key_block, key_row, value_block, value_row, window, D, DV, SIZE, FIRST, WINDOW,
         )  # fmt: skip
-        scores = product(q, k.to(q.dtype), tl.zeros((BH, BN), dtype=tl.float32), WIDE)
-        scores = bend(scores, query_position, position[None, :], slope, scale, softcap, SOFTCAP, ALIBI)
-        scores = tl.where(seen[None, :], scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, axis=1))
-        shrink = tl.exp2(top - new_top)
-        p = tl.exp2(scores - new_top[:, None])
-        total = total * shrink + tl.sum(p, axis=1)
-        # Values of unseen keys are zeros, not leftovers: 0 * NaN would leak.
-        val = tl.load(
-            values + block[:, None] * value_block + offset[:, None] * value_row + v[None, :],
-            mask=seen[:, None] & (v < DV)[None, :], other=0.0,
-        )  # fmt: skip
-        acc = product(p.to(q.dtype), val.to(q.dtype), acc * shrink[:, None], WIDE)
-        top = new_top
+        acc, top, total = _fold(acc, top, total, q, k, val, position, seen, query_position, slope, scale, softcap,
+                                SOFTCAP, ALIBI, WIDE)  # fmt: skip
+    if FRESH:
+        if split == active - 1:
+            newest = tl.sum(q.to(tl.float32) * new_key.to(tl.float32), axis=1)
+            newest = bend(newest, 0, 0, slope, scale, softcap, SOFTCAP, False)
+            higher = tl.maximum(top, newest)
+            weight = tl.exp2(newest - higher)
+            total = total * tl.exp2(top - higher) + weight
+            acc = acc * tl.exp2(top - higher)[:, None]
+            acc += weight.to(q.dtype).to(tl.float32)[:, None] * new_value.to(tl.float32)
+            top = higher
 
     last = True
     if PARTS > 1:
@@ -191,18 +260,19 @@ def _decode_kernel(
 
 def attend_one(
     q: Tensor, out: Tensor, spec: AttentionSpec, ctx: ForwardContext, scratch: Scratch, *,
-    pdl: bool, mixed: bool = False, before: int = 0, shared: Tensor | None = None, fixed: int = 0,
-    config: tuple[int, int, int, int] | None = None,
+    pdl: bool, mixed: bool = False, fresh: bool = False, before: int = 0, shared: Tensor | None = None, fixed: int = 0,
+    config: tuple[int, int, int, int, int] | None = None,
 ) -> None:  # fmt: skip
     """q [T, H, Dk] -> out [T, H * Dv], for the sequences with one new token.
 
+    fresh: q is [T, all heads] as the product left it, and each sequence has one new token, whose key is stored here.
     before: parts that `shared.py` has put in front, for the first `shared` table entries. fixed: keys per split,
-    whatever the batch. config (splits, BN, warps, stages)."""
-    kv, plan = ctx.kv[spec.layer], ctx.groups[spec.group]
+    whatever the batch. config (splits, BN, warps, stages, tiles to bring near)."""
+    kv, plan, rope = ctx.kv[spec.layer], ctx.groups[spec.group], spec.rope
     seqs, heads = plan.tables.shape[0], spec.kv.heads
     group = spec.heads // heads
     longest = plan.tables.shape[1] * ctx.block_size
-    splits, block_n, warps, stages = config or decode_config(seqs * heads, longest, spec)
+    splits, block_n, warps, stages, near = config or decode_config(seqs * heads, longest, spec)
     if fixed:
         splits = triton.cdiv(longest, fixed)
     room = scratch.floats // (seqs * spec.heads * (spec.kv.value_dim + 2))
@@ -213,27 +283,37 @@ def attend_one(
     line = 128 // kv.key.element_size()
     partial = scratch.partial(q.device)
     tops = partial[seqs * spec.heads * parts * spec.kv.value_dim :] if parts > 1 else partial
+    q_norm, k_norm = (spec.q_norm, spec.k_norm) if fresh else (None, None)
     _decode_kernel[(seqs, heads, splits)](
         q, kv.key, kv.value, plan.tables, plan.first, plan.entries, ctx.query_start, ctx.kv_len, shared,
-        spec.sinks, spec.alibi, out, partial, tops, scratch.counters(q.device),
-        plan.tables.stride(0), *kv.key.stride()[:3], *kv.value.stride()[:3], spec.scale, spec.softcap, spec.window,
+        plan.slots if fresh else None, spec.sinks, spec.alibi,
+        None if q_norm is None else q_norm.weight, None if k_norm is None else k_norm.weight,
+        rope.cos if fresh and rope else None, rope.sin if fresh and rope else None,
+        out, partial, tops, scratch.counters(q.device),
+        q.stride(0), plan.tables.stride(0), *kv.key.stride()[:3], *kv.value.stride()[:3],
+        spec.scale, spec.softcap, spec.window,
+        0.0 if q_norm is None else q_norm.eps, 0.0 if k_norm is None else k_norm.eps,
         H=spec.heads, GROUP=group, D=spec.kv.key_dim, DV=spec.kv.value_dim, SIZE=ctx.block_size,
         BH=max(16, pow2(group)), BN=block_n, BD=max(16, pow2(spec.kv.key_dim)), BV=max(16, pow2(spec.kv.value_dim)),
         SPLITS=splits, FIXED=fixed, BEFORE=before, PARTS=parts, PARTS_BLOCK=pow2(parts),
         FIRST=plan.first is not None, WINDOW=spec.window > 0, SOFTCAP=spec.softcap > 0,
-        SINKS=spec.sinks is not None, ALIBI=spec.alibi is not None, MIXED=mixed,
+        SINKS=spec.sinks is not None, ALIBI=spec.alibi is not None, MIXED=mixed, FRESH=fresh,
+        Q_NORM=q_norm is not None, K_NORM=k_norm is not None,
+        Q_OFFSET=0.0 if q_norm is None else q_norm.offset, K_OFFSET=0.0 if k_norm is None else k_norm.offset,
+        ROPE=fresh and rope is not None, START=rope.start if fresh and rope else 0,
+        DIM=rope.dim if fresh and rope else 0, INTERLEAVED=fresh and rope is not None and rope.interleaved,
         WIDE=INTERPRETED or q.dtype == torch.float32, STAGES=stages,
-        LINE=line, LINES=pow2(max(1, min(spec.kv.key_dim, spec.kv.value_dim) // line) + 1) // 2, PDL=pdl,
-        num_warps=warps, launch_pdl=pdl,
+        LINE=line, LINES=pow2(max(1, min(spec.kv.key_dim, spec.kv.value_dim) // line) + 1) // 2,
+        NEAR=near, PDL=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
 
 
-def decode_config(units: int, longest: int, spec: AttentionSpec) -> tuple[int, int, int, int]:
-    """(splits, BN, warps, stages) for `units` = sequences * key/value heads: measured on an H200."""
+def decode_config(units: int, longest: int, spec: AttentionSpec) -> tuple[int, int, int, int, int]:
+    """(splits, BN, warps, stages, tiles near) for `units` = sequences * key/value heads: measured on an H200."""
     width = spec.kv.key_dim + spec.kv.value_dim
     block_n = 64 if width <= 256 else 32
     # Powers of two keep the kernels few that must be compiled.
     splits = 16 if units < 64 else 8
     while splits > 1 and (splits * units > (1056 if units < 256 else 528) or splits * block_n > 2 * longest):
         splits //= 2
-    return splits, block_n, 4, 3
+    return splits, block_n, 4, 3, 1

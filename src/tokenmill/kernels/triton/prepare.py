@@ -15,7 +15,7 @@ from tokenmill.kernels.triton.common import begin, pow2, wait
 
 
 @triton.jit
-def _rotated(
+def rotated(
     rows, norm_ptr, cos_ptr, sin_ptr, position, real, d, eps,
     D: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
     ROPE: tl.constexpr, START: tl.constexpr, DIM: tl.constexpr, INTERLEAVED: tl.constexpr,
@@ -71,7 +71,7 @@ def _prepare_kernel(
         head = part * HEADS + tl.arange(0, HEADS)
         real = (head < H)[:, None]
         rows = source + head[:, None] * D
-        x = _rotated(rows, q_norm_ptr, cos_ptr, sin_ptr, position, real, d, q_eps,
+        x = rotated(rows, q_norm_ptr, cos_ptr, sin_ptr, position, real, d, q_eps,
                      D, Q_NORM, Q_OFFSET, ROPE, START, DIM, INTERLEAVED)  # fmt: skip
         place = q_ptr + token * H * D + head[:, None] * D + d[None, :]
         tl.store(place, x.to(q_ptr.dtype.element_ty), mask=real & (d < D)[None, :])
@@ -83,7 +83,7 @@ def _prepare_kernel(
             head = (part - Q_PARTS) * HEADS + tl.arange(0, HEADS)
             real = (head < KV)[:, None]
             rows = source + H * D + head[:, None] * D
-            x = _rotated(rows, k_norm_ptr, cos_ptr, sin_ptr, position, real, d, k_eps,
+            x = rotated(rows, k_norm_ptr, cos_ptr, sin_ptr, position, real, d, k_eps,
                          D, K_NORM, K_OFFSET, ROPE, START, DIM, INTERLEAVED)  # fmt: skip
             place = key_ptr + block * key_block + head[:, None] * key_head + offset * key_row + d[None, :]
             tl.store(place, x.to(key_ptr.dtype.element_ty), mask=real & (d < D)[None, :])
