@@ -136,6 +136,7 @@ class GroupPlan:
     starts at j * block_size everywhere (the contiguous case); entries [S] counts; slots [T] block * size + offset.
     `first` ascends within each row's counted entries; positions that no entry covers are not attended to.
     `shared` is a hint: all tables begin with the same entries, so a backend may read those once for all.
+    `reach` is one, too: at most so many positions are read by sequences with several new tokens (0: not known).
     """
 
     tables: Tensor
@@ -143,6 +144,7 @@ class GroupPlan:
     entries: Tensor
     slots: Tensor
     shared: bool = False
+    reach: int = 0
 
 
 @dataclass(slots=True)

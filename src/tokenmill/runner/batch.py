@@ -60,6 +60,8 @@ def make_batch(plan: StepPlan, rows: Rows, pool: KVPool, kernels: Kernels) -> Ba
         shifted = not rows.shifted[group].isdisjoint(plan.rows)
         made = group_plan(rows, group, (row_ids, token_rows, positions), width, shifted=shifted)
         made.shared = longest == 1 and share_prefix(rows, group, plan.rows)
+        blocks = rows.blocks[group]
+        made.reach = size * sum(len(blocks[row]) for row, n in zip(plan.rows, plan.counts, strict=True) if n > 1)
         groups.append(made)
     ctx = ForwardContext(
         kernels=kernels,
