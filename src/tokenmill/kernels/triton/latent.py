@@ -1,0 +1,238 @@
+"""Attention over one small vector per token that all heads share (MLA, absorbed). Owns: storing it, and reading it paged.
+
+A vector is [latent | rotated key]; values are its latent part, so a tile is read once and multiplied twice. Rows of a
+program are (query, head) pairs: all of them see the same keys. With one new token per sequence keys are split over
+programs, and the last one of a (sequence, tile of heads) joins the parts in order. Must not know: projections.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tokenmill.core.forward import AttentionSpec, ForwardContext
+from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, wait
+from tokenmill.kernels.triton.paging import FLOOR, LOG2E, product
+
+
+@triton.jit
+def _store_kernel(
+    qkv_ptr, q_ptr, key_ptr, slot_ptr, position_ptr, cos_ptr, sin_ptr, stride, key_block, key_row,
+    H: tl.constexpr, L: tl.constexpr, R: tl.constexpr, SIZE: tl.constexpr, HEADS: tl.constexpr,
+    BL: tl.constexpr, BR: tl.constexpr, INTERLEAVED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    token = tl.program_id(0).to(tl.int64)
+    # The key is one more head behind the queries.
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    low = tl.arange(0, BL)
+    r = tl.arange(0, BR)
+    D: tl.constexpr = L + R
+    HALF: tl.constexpr = R // 2
+    if INTERLEAVED:
+        mate, angle, sign = r ^ 1, r // 2, tl.where(r % 2 == 0, -1.0, 1.0)
+    else:
+        mate, angle = tl.where(r < HALF, r + HALF, r - HALF), tl.where(r < HALF, r, r - HALF)
+        sign = tl.where(r < HALF, -1.0, 1.0)
+    wait(PDL)
+    position = tl.load(position_ptr + token)
+    cos = tl.load(cos_ptr + position * HALF + angle, mask=r < R, other=1.0)
+    sin = tl.load(sin_ptr + position * HALF + angle, mask=r < R, other=0.0) * sign
+    source = qkv_ptr + token * stride + head[:, None] * D
+    real = (head <= H)[:, None]
+    plain = tl.load(source + low[None, :], mask=real & (low < L)[None, :], other=0.0)
+    x = tl.load(source + L + r[None, :], mask=real & (r < R)[None, :], other=0.0).to(tl.float32)
+    other = tl.load(source + L + mate[None, :], mask=real & (r < R)[None, :], other=0.0).to(tl.float32)
+    x = x * cos[None, :] + other * sin[None, :]
+    target = q_ptr + token * H * D + head[:, None] * D
+    query = (head < H)[:, None]
+    tl.store(target + low[None, :], plain, mask=query & (low < L)[None, :])
+    tl.store(target + L + r[None, :], x.to(q_ptr.dtype.element_ty), mask=query & (r < R)[None, :])
+    slot = tl.load(slot_ptr + token)
+    page = key_ptr + slot // SIZE * key_block + slot % SIZE * key_row + head[:, None] * 0
+    key = (head == H)[:, None]
+    tl.store(page + low[None, :], plain.to(key_ptr.dtype.element_ty), mask=key & (low < L)[None, :])
+    tl.store(page + L + r[None, :], x.to(key_ptr.dtype.element_ty), mask=key & (r < R)[None, :])
+
+
+def serves(spec: AttentionSpec, ctx: ForwardContext) -> bool:
+    """Plain latent attention: the rotated part comes last, tables are contiguous, numbers are stored as they are."""
+    kv, rope, view = spec.kv, spec.rope, ctx.kv[spec.layer]
+    rotated = rope is not None and rope.start == kv.value_dim and rope.dim == kv.key_dim - kv.value_dim
+    bare = spec.q_norm is None and spec.k_norm is None and spec.sinks is None and spec.alibi is None
+    plain = getattr(view, "key_scale", None) is None and ctx.groups[spec.group].first is None
+    return rotated and bare and plain and not spec.softcap and not spec.window and kv.value_dim <= 512
+
+
+def prepare_latent(qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext, *, pdl: bool) -> Tensor:
+    """qkv [T, H * Dk + Dk] -> q [T, H, Dk] rotated; the vector goes to its slot."""
+    tokens, kv, rope = qkv.shape[0], ctx.kv[spec.layer], spec.rope
+    assert rope is not None
+    width, latent = spec.kv.key_dim, spec.kv.value_dim
+    q = torch.empty((tokens, spec.heads, width), dtype=qkv.dtype, device=qkv.device)
+    together = max(1, min(pow2(spec.heads), 4096 // pow2(latent)))
+    _store_kernel[(tokens, triton.cdiv(spec.heads + 1, together))](
+        qkv, q, kv.key, ctx.groups[spec.group].slots, ctx.positions, rope.cos, rope.sin,
+        qkv.stride(0), kv.key.stride(0), kv.key.stride(2),
+        H=spec.heads, L=latent, R=width - latent, SIZE=ctx.block_size, HEADS=together,
+        BL=pow2(latent), BR=pow2(width - latent), INTERLEAVED=rope.interleaved, PDL=pdl,
+        num_warps=4, launch_pdl=pdl,
+    )  # fmt: skip
+    return q
+
+
+@triton.jit(do_not_specialize=["S", "table_stride"])
+def _latent_kernel(
+    q_ptr, key_ptr, table_ptr, start_ptr, len_ptr, out_ptr, part_ptr, top_ptr, count_ptr,
+    S, table_stride, key_block, key_row, scale,
+    H: tl.constexpr, L: tl.constexpr, R: tl.constexpr, SIZE: tl.constexpr,
+    BQ: tl.constexpr, BH: tl.constexpr, BN: tl.constexpr, BL: tl.constexpr, BR: tl.constexpr,
+    SPLITS: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    head_tile = tl.program_id(0)
+    tile = tl.num_programs(1) - 1 - tl.program_id(1)
+    split = tl.program_id(2)
+    wait(PDL)
+    seq = tile
+    local = 0
+    if BQ > 1:
+        # Sequence i owns tiles query_start[i] // BQ + i and the following ones.
+        low = 0
+        high = S
+        while high - low > 1:
+            middle = (low + high) // 2
+            if tl.load(start_ptr + middle) // BQ + middle <= tile:
+                low = middle
+            else:
+                high = middle
+        seq = low
+        local = (tile - tl.load(start_ptr + seq) // BQ - seq) * BQ
+    start = tl.load(start_ptr + seq)
+    queries = tl.load(start_ptr + seq + 1) - start
+    if local >= queries:
+        return
+    kv_len = tl.load(len_ptr + seq)
+    row = tl.arange(0, BQ * BH)
+    query = local + row // BH
+    head = head_tile * BH + row % BH
+    real = (query < queries) & (head < H)
+    query_position = kv_len - queries + query
+    low_d = tl.arange(0, BL)
+    high_d = tl.arange(0, BR)
+    n = tl.arange(0, BN)
+    D: tl.constexpr = L + R
+    source = q_ptr + ((start + query).to(tl.int64) * H + head)[:, None] * D
+    q = tl.load(source + low_d[None, :], mask=real[:, None] & (low_d < L)[None, :], other=0.0)
+    q_high = tl.load(source + L + high_d[None, :], mask=real[:, None] & (high_d < R)[None, :], other=0.0)
+    end = tl.minimum(kv_len - queries + local + BQ, kv_len)
+    chunk = tl.cdiv(tl.cdiv(end, BN), SPLITS) * BN
+    active = tl.cdiv(end, chunk)
+    first = split * chunk
+    last = tl.minimum(first + chunk, end)
+    table = table_ptr + seq.to(tl.int64) * table_stride
+    acc = tl.zeros((BQ * BH, BL), dtype=tl.float32)
+    top = tl.full((BQ * BH,), FLOOR, dtype=tl.float32)
+    total = tl.zeros((BQ * BH,), dtype=tl.float32)
+    for at in tl.range(first, last, BN, num_stages=STAGES):
+        index = at + n
+        known = index < last
+        block = tl.load(table + index // SIZE, mask=known, other=0).to(tl.int64)
+        place = key_ptr + block * key_block + (index % SIZE) * key_row
+        # Unseen vectors are zeros, not leftovers: 0 * NaN would leak.
+        k = tl.load(place[:, None] + low_d[None, :], mask=known[:, None] & (low_d < L)[None, :], other=0.0)
+        k_high = tl.load(place[:, None] + L + high_d[None, :], mask=known[:, None] & (high_d < R)[None, :], other=0.0)
+        scores = product(q, tl.trans(k.to(q.dtype)), tl.zeros((BQ * BH, BN), dtype=tl.float32), WIDE)
+        scores = product(q_high, tl.trans(k_high.to(q.dtype)), scores, WIDE) * (scale * LOG2E)
+        seen = known[None, :] & (index[None, :] <= query_position[:, None])
+        scores = tl.where(seen, scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, axis=1))
+        p = tl.exp2(scores - new_top[:, None])
+        shrink = tl.exp2(top - new_top)
+        total = total * shrink + tl.sum(p, axis=1)
+        acc = product(p.to(q.dtype), k.to(q.dtype), acc * shrink[:, None], WIDE)
+        top = new_top
+    joins = True
+    if SPLITS > 1:
+        # Parts of one sequence and head tile lie together: [SPLITS, BH, L], their maxima and sums beside them.
+        unit = seq * tl.num_programs(0) + head_tile
+        spots = (unit.to(tl.int64) * SPLITS + split) * BH + row
+        if active > 1:
+            if split < active:
+                tl.store(
+                    part_ptr + spots[:, None] * L + low_d[None, :], acc, mask=(low_d < L)[None, :], cache_modifier=".cg"
+                )
+                tl.store(top_ptr + spots * 2, top, cache_modifier=".cg")
+                tl.store(top_ptr + spots * 2 + 1, total, cache_modifier=".cg")
+            tl.debug_barrier()
+            joins = tl.atomic_add(count_ptr + unit, 1, sem="acq_rel") == SPLITS - 1
+            if joins:
+                tl.store(count_ptr + unit, 0)
+                acc = tl.zeros((BQ * BH, BL), dtype=tl.float32)
+                top = tl.full((BQ * BH,), FLOOR, dtype=tl.float32)
+                total = tl.zeros((BQ * BH,), dtype=tl.float32)
+                for other in range(0, active):
+                    spots = (unit.to(tl.int64) * SPLITS + other) * BH + row
+                    part = tl.load(
+                        part_ptr + spots[:, None] * L + low_d[None, :], mask=(low_d < L)[None, :], other=0.0,
+                        cache_modifier=".cg",
+                    )  # fmt: skip
+                    their_top = tl.load(top_ptr + spots * 2, cache_modifier=".cg")
+                    theirs = tl.load(top_ptr + spots * 2 + 1, cache_modifier=".cg")
+                    new_top = tl.maximum(top, their_top)
+                    old, new = tl.exp2(top - new_top), tl.exp2(their_top - new_top)
+                    acc = acc * old[:, None] + part * new[:, None]
+                    total = total * old + theirs * new
+                    top = new_top
+        else:
+            joins = split == 0
+    if joins:
+        y = acc / tl.where(real, total, 1.0)[:, None]
+        target = out_ptr + ((start + query).to(tl.int64) * H + head)[:, None] * L + low_d[None, :]
+        tl.store(target, y.to(out_ptr.dtype.element_ty), mask=real[:, None] & (low_d < L)[None, :])
+
+
+def attend_latent(
+    q: Tensor, out: Tensor, spec: AttentionSpec, ctx: ForwardContext, scratch: Scratch, *,
+    pdl: bool, whole: bool = False, config: tuple[int, int, int, int, int] | None = None,
+) -> None:  # fmt: skip
+    """q [T, H, Dk] -> out [T, H * L]. whole: nothing is split and every step is treated alike, whatever the batch.
+
+    config (rows, BN, splits, warps, stages)."""
+    kv, plan, heads = ctx.kv[spec.layer], ctx.groups[spec.group], spec.heads
+    seqs, latent = plan.tables.shape[0], spec.kv.value_dim
+    longest = plan.tables.shape[1] * ctx.block_size
+    one = ctx.max_query == 1 and not whole
+    rows, block_n, splits, warps, stages = config or latent_config(seqs, longest, spec, one=one)
+    block_h = max(16, min(rows, pow2(heads))) if one else min(rows // 2, pow2(heads))
+    block_q = 1 if one else max(2, 16 // block_h, rows // block_h)
+    if not one:
+        splits = 1
+    tiles = seqs if one else q.shape[0] // block_q + seqs
+    head_tiles = triton.cdiv(heads, block_h)
+    room = scratch.floats // (seqs * head_tiles * block_h * (latent + 2))
+    splits = max(1, min(splits, room)) if seqs * head_tiles <= scratch.num_counters else 1
+    partial = scratch.partial(q.device)
+    tops = partial[seqs * head_tiles * block_h * splits * latent :] if splits > 1 else partial
+    _latent_kernel[(head_tiles, tiles, splits)](
+        q, kv.key, plan.tables, ctx.query_start, ctx.kv_len, out, partial, tops, scratch.counters(q.device),
+        seqs, plan.tables.stride(0), kv.key.stride(0), kv.key.stride(2), spec.scale,
+        H=heads, L=latent, R=spec.kv.key_dim - latent, SIZE=ctx.block_size,
+        BQ=block_q, BH=block_h, BN=block_n, BL=max(16, pow2(latent)), BR=max(16, pow2(spec.kv.key_dim - latent)),
+        SPLITS=splits, WIDE=INTERPRETED or q.dtype == torch.float32, STAGES=stages, PDL=pdl,
+        num_warps=warps, launch_pdl=pdl,
+    )  # fmt: skip
+
+
+def latent_config(seqs: int, longest: int, spec: AttentionSpec, *, one: bool) -> tuple[int, int, int, int, int]:
+    """(rows, BN, splits, warps, stages); one: every sequence has one new token."""
+    if INTERPRETED:
+        return 16, 16, 2, 4, 1
+    rows = min(64, max(16, pow2(spec.heads))) if one else 64
+    units = seqs * triton.cdiv(spec.heads, rows)
+    splits = 1
+    while splits < 32 and splits * 2 * units <= 264 and splits * 2 * 64 <= longest:
+        splits *= 2
+    return rows, 32, splits, 8 if rows == 64 else 4, 2
