@@ -18,6 +18,7 @@ from tokenmill.kernels.triton.choose import greedy
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, act_parts, shared_memory
 from tokenmill.kernels.triton.decode import attend_one, decode_config
 from tokenmill.kernels.triton.gemv import gemv
+from tokenmill.kernels.triton.latent import attend_latent, prepare_latent, serves
 from tokenmill.kernels.triton.mixture import pack_mixture
 from tokenmill.kernels.triton.prefill import attend_many
 from tokenmill.kernels.triton.prepare import can_prepare, prepare_qkv
@@ -171,6 +172,9 @@ class TritonKernels(ReferenceKernels):
 
     def prepare_qkv(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
         """qkv [T, all heads] -> q [T, H, Dk] normed and rotated; keys and values go to their slots."""
+        if spec.kv.kind == "latent" and serves(spec, ctx) and qkv.shape[0] > 0 and qkv.stride(1) == 1:
+            self.count("prepare_qkv")
+            return prepare_latent(qkv, spec, ctx, pdl=self.pdl)
         if not can_prepare(spec) or qkv.shape[0] == 0 or ctx.kv[spec.layer].key_scale is not None:
             self.count("prepare_qkv", fallback=True)
             return super().prepare_qkv(qkv, spec, ctx)
@@ -180,6 +184,11 @@ class TritonKernels(ReferenceKernels):
     def attention(self, q: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
         """q [T, H, Dk] against the paged keys and values as stored -> [T, H * Dv]."""
         scaled = ctx.kv[spec.layer].key_scale is not None
+        if spec.kv.kind == "latent" and serves(spec, ctx) and q.shape[0] > 0:
+            self.count("attention")
+            out = torch.empty((q.shape[0], spec.heads * spec.kv.value_dim), dtype=q.dtype, device=q.device)
+            attend_latent(q.contiguous(), out, spec, ctx, self.scratch, pdl=self.pdl, whole=self.split > 0)
+            return out
         if spec.kv.kind == "latent" or scaled or q.shape[0] == 0 or max(spec.kv.key_dim, spec.kv.value_dim) > 256:
             self.count("attention", fallback=True)
             return super().attention(q, spec, ctx)
