@@ -7,11 +7,13 @@ PIP := $(BIN)/pip --disable-pip-version-check
 NATIVE := $(wildcard csrc/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check bench setup clean
+.PHONY: help run test test-clients test-reliability check bench setup clean
 
 help:
 	@echo "make run      set up, build the CPU kernels, start 'tokenmill $(RUN)' with the demo model (RUN='serve demo' ...)"
 	@echo "make test     set up, all CPU tests, then make check"
+	@echo "make test-clients      published clients (openai 2.x and 3.x, Node, langchain-openai) against 'serve demo'"
+	@echo "make test-reliability  the long rows of the reliability table (about an hour; TOKENMILL_RELIABILITY_SECONDS shortens)"
 	@echo "make check    ruff, ruff format, mypy, import contracts, size ceilings"
 	@echo "make bench    micro benchmarks of the CPU kernels -> out/bench-cpu.json (wants a quiet machine)"
 	@echo "make setup    only .venv and the native module"
@@ -50,6 +52,13 @@ test: .venv/.native
 	$(BIN)/pytest -n 2 tests || { echo "== what failed, once more and one at a time (several tests time real processes)"; \
 		$(BIN)/pytest --last-failed --last-failed-no-failures none tests; }
 	@$(MAKE) --no-print-directory check
+
+test-clients: .venv/.native
+	$(BIN)/python tests/clients/run.py
+
+test-reliability: .venv/.native
+	TOKENMILL_RELIABILITY=1 $(BIN)/pytest -s tests/reliability
+	TOKENMILL_FUZZ_EXAMPLES=500 $(BIN)/pytest --timeout 3600 tests/pure/server/test_server_openapi.py
 
 check: .venv/.native
 	@echo "== ruff";   $(BIN)/ruff check -q src tests tools bench
