@@ -1,0 +1,95 @@
+"""Matrices of 8 and 4 bit numbers as Triton kernels read them. Owns: their layout in memory, packing and unpacking.
+
+    8 bits  data [N, K] float8 (e4m3) or int8; scales float32 [N], or float32 [N / 128, K / 128], or float16 [K / g, N]
+    4 bits  data [N, K / 4] int16: element j of each 32 holds columns j, 32 + j, 64 + j, 96 + j of its 128, q + 8 each,
+            lowest bits first; scales float16 [K / g, N], and bfloat16 zeros of that shape or None
+K of 4 bit matrices is filled up to a multiple of 128 with columns whose scale is 0. Two elements lie in one register
+with equal columns side by side, so that one `and` and one `or` give two bfloat16 numbers.
+Must not know: kernels, layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+BLOCK = 128
+"""Rows and columns that share a scale in a matrix of blocks; columns that 4 bit numbers are packed in."""
+_PIECE = 4096
+"""Rows that are packed at a time, so that a large vocabulary needs no large temporary."""
+
+
+@dataclass(frozen=True, slots=True)
+class NarrowMatrix:
+    """A packed matrix. shape: rows and columns before filling up; group: columns per scale, 0: one scale a row."""
+
+    data: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    bias: Tensor | None
+    shape: tuple[int, int]
+    bits: int
+    group: int
+    blocks: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """One scale per row: the matrix multiplies rounded activations on tensor cores."""
+        return self.group == 0
+
+    def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Dense rows [n, K]."""
+        if self.plain:
+            return (self.data[ids].float() * self.scales[ids, None]).to(dtype)
+        if self.blocks:
+            scales = self.scales[ids // BLOCK].repeat_interleave(BLOCK, 1)[:, : self.shape[1]]
+            return (self.data[ids].float() * scales).to(dtype)
+        q = self.data[ids].float() if self.bits == 8 else unpack4(self.data[ids]).float()
+        if self.zeros is not None:
+            q -= self.zeros[:, ids].T.float().repeat_interleave(self.group, 1)[:, : q.shape[1]]
+        scales = self.scales[:, ids].T.float().repeat_interleave(self.group, 1)
+        return (q * scales[:, : q.shape[1]])[:, : self.shape[1]].to(dtype)
+
+    def bytes(self) -> int:
+        """Bytes that a product reads."""
+        return sum(t.nbytes for t in (self.data, self.scales, self.zeros, self.bias) if t is not None)
+
+
+def pack8(data: Tensor, scales: Tensor, bias: Tensor | None, *, blocks: bool = False) -> NarrowMatrix:
+    """data [N, K] float8 or int8 with scales [N, 1], or [N / 128, K / 128] (blocks), or [N, groups]."""
+    shape = (data.shape[0], data.shape[1])
+    if blocks:
+        return NarrowMatrix(data, scales.float().contiguous(), None, bias, shape, 8, BLOCK, blocks=True)
+    if scales.shape[1] == 1:
+        return NarrowMatrix(data, scales.float().flatten().contiguous(), None, bias, shape, 8, 0)
+    group = shape[1] // scales.shape[1]
+    return NarrowMatrix(data, scales.T.half().contiguous(), None, bias, shape, 8, group)
+
+
+def pack4(q: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None) -> NarrowMatrix:
+    """q [N, K] int8 (-8..7), scales and zeros [N, groups]; groups of 32, 64 or a multiple of 128 columns, or one."""
+    rows, columns = q.shape
+    group = columns // scales.shape[1]
+    if scales.shape[1] == 1:
+        group = -(-columns // BLOCK) * BLOCK
+    filled = F.pad(q, (0, -columns % BLOCK))
+    data = torch.empty(rows, filled.shape[1] // 4, dtype=torch.int16, device=q.device)
+    for start in range(0, rows, _PIECE):
+        nibbles = (filled[start : start + _PIECE].to(torch.int16) + 8).view(-1, filled.shape[1] // BLOCK, 4, 32)
+        joined = nibbles[:, :, 0] | (nibbles[:, :, 1] << 4) | (nibbles[:, :, 2] << 8) | (nibbles[:, :, 3] << 12)
+        data[start : start + _PIECE] = joined.flatten(1)
+    groups = filled.shape[1] // group
+    more = (0, groups - scales.shape[1])
+    packed = F.pad(scales, more).T.half().contiguous()
+    offsets = None if zeros is None else F.pad(zeros, more).T.to(torch.bfloat16).contiguous()
+    return NarrowMatrix(data, packed, offsets, bias, (rows, columns), 4, group)
+
+
+def unpack4(data: Tensor) -> Tensor:
+    """The inverse of `pack4`: data [n, K / 4] int16 -> [n, K] int8."""
+    words = data.view(data.shape[0], -1, 1, 32)
+    shifts = torch.arange(0, 16, 4, device=data.device, dtype=torch.int16).view(1, 1, 4, 1)
+    return (((words >> shifts) & 15) - 8).to(torch.int8).reshape(data.shape[0], -1)

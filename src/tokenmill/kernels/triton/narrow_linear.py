@@ -1,0 +1,152 @@
+"""A product with a packed weight. Owns: which kernel serves which shape, and when activations are rounded.
+
+One row is multiplied as it is; two and more are rounded to the weight's own 8 bits, row by row, where the weight has a
+scale per row or per block: tensor cores then take both as they lie. Weights with a scale per group of columns are
+widened on their way, or beforehand where there are many rows. Ways, as in ways.py:
+    ["gemv", BN, BK, warps]                              one row, 8 bits
+    ["thin", BN, BK, split, stages, warps, prefetch]     few rows
+    ["wide", BM, BN, BK, stages, warps]                  many rows, rounded
+    ["library"]                                          many rows, rounded, through cuBLAS
+    ["widen"]                                            the weight is widened, then cuBLAS
+`measured_narrow.json` holds what was measured (bench/gpu_narrow.py): device -> operation -> way.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.forward import Act, NormSpec
+from tokenmill.kernels.triton.common import INTERPRETED, act_parts, pow2
+from tokenmill.kernels.triton.narrow import BLOCK, NarrowMatrix
+from tokenmill.kernels.triton.narrow_gemv import narrow_gemv
+from tokenmill.kernels.triton.narrow_round import round_rows, widened
+from tokenmill.kernels.triton.narrow_thin import narrow_thin
+from tokenmill.kernels.triton.narrow_wide import narrow_wide
+from tokenmill.kernels.triton.ways import Way
+
+if TYPE_CHECKING:
+    from tokenmill.kernels.triton.kernels import TritonKernels
+
+RUNGS = (1, 8, 16, 32, 64, 128, 256)
+"""Rows for which ways differ."""
+_FEW = 64
+_WIDEST = 1 << 15
+
+
+def narrow_operation(rows: int, weight: NarrowMatrix, act: str | None) -> str:
+    """The name of an operation in the measured table."""
+    rung = next((str(r) for r in RUNGS if rows <= r), "many")
+    kind = "fp8" if weight.data.dtype == torch.float8_e4m3fn else f"int{weight.bits}"
+    cut = "blocks" if weight.blocks else str(weight.group or "rows")
+    return f"{kind}/{cut} {rung} {weight.shape[0]}x{weight.shape[1]} {act or '-'}"
+
+
+def measured_narrow(device: str) -> dict[str, Way]:
+    """What was measured on a device of this name."""
+    path = pathlib.Path(__file__).with_name("measured_narrow.json")
+    if not path.exists():
+        return {}
+    return {name: tuple(way) for name, way in json.loads(path.read_text()).get(device, {}).items()}
+
+
+def default_narrow(rows: int, weight: NarrowMatrix, *, gated: bool, library: bool) -> Way:
+    """A way for a shape that was not measured; library: cuBLAS takes this type."""
+    inner = weight.shape[1]
+    width = weight.shape[0] // 2 if gated else weight.shape[0]
+    grouped = weight.group > 0 and not weight.blocks
+    if INTERPRETED:
+        if rows == 1 and not grouped:
+            return "gemv", 2, 64, 1
+        return ("thin", 32, 64, 2, 1, 4, 0) if rows <= _FEW else ("widen",) if grouped else ("wide", 32, 32, 64, 1, 4)
+    if rows == 1 and not grouped:
+        block_k = min(pow2(inner), 4096 if inner <= 4096 else 2048)
+        return "gemv", 2 if gated else 4, block_k, max(1, min(8, block_k // 512))
+    if rows > (2 * _FEW if grouped else _FEW):
+        if grouped:
+            return ("widen",)
+        return ("library",) if library and not weight.blocks else ("wide", 128, 128, 128, 3, 8)
+    block_k = BLOCK if weight.group else 256 if not gated and rows <= 32 else BLOCK
+    tiles = -(-width // 64)
+    chunks = -(-inner // block_k)
+    most = max(1, min(8, chunks // 4, round(528 / tiles)))
+    split = next(s for s in range(most, 0, -1) if chunks % s == 0)
+    return "thin", 64, block_k, split, 4, 4, 2
+
+
+def narrow_linear(
+    kernels: TritonKernels,
+    x: Tensor,
+    weight: NarrowMatrix,
+    norm: NormSpec | None,
+    act: Act | None,
+    residual: Tensor | None,
+) -> Tensor:
+    """x [T, K] -> residual + act(norm(x) @ weight.T + bias) [T, N]."""
+    if x.shape[0] == 0:
+        width = weight.shape[0] // (2 if act_parts(act)[1] else 1)
+        return x.new_empty((0, width))
+    way = _way(kernels, x, weight, act)
+    if residual is not None and not residual.is_contiguous():
+        residual = residual.contiguous()
+    if norm is not None and not (norm.kind == "rms" and norm.bias is None and way[0] != "widen" and _within(way, weight)):
+        x, norm = kernels.norm(x, norm), None
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    pdl, scratch = kernels.pdl, kernels.scratch
+    if way[0] == "gemv":
+        return narrow_gemv(x, weight, norm, act, residual, pdl=pdl, config=way[1:])
+    if way[0] == "widen":
+        return kernels.fused_linear(x, widened(weight, x.dtype, pdl=pdl), weight.bias, act=act, residual=residual)
+    if way[0] == "thin" and weight.group and not weight.blocks:
+        return narrow_thin(x, weight, act, residual, x.dtype, scratch=scratch, pdl=pdl, config=way[1:])
+    rounded = round_rows(x, weight.data.dtype, norm, pdl=pdl)
+    if way[0] == "thin":
+        return narrow_thin(rounded, weight, act, residual, x.dtype, scratch=scratch, pdl=pdl, config=way[1:])
+    if way[0] == "wide":
+        return narrow_wide(*rounded, weight, act, residual, x.dtype, pdl=pdl, config=way[1:])
+    return _library(kernels, rounded, weight, act, residual, x.dtype)
+
+
+def _within(way: Way, weight: NarrowMatrix) -> bool:
+    """Is the norm done on the way: by the one-row kernel, or while rounding?"""
+    return way[0] == "gemv" or not weight.group or weight.blocks
+
+
+def _way(kernels: TritonKernels, x: Tensor, weight: NarrowMatrix, act: Act | None) -> Way:
+    gated = act_parts(act)[1]
+    width = weight.shape[0] // 2 if gated else weight.shape[0]
+    library = (
+        weight.plain
+        and weight.data.dtype == torch.float8_e4m3fn
+        and x.dtype == torch.bfloat16
+        and weight.shape[0] % 16 == 0
+        and weight.shape[1] % 16 == 0
+        and not INTERPRETED
+    )
+    if x.shape[1] > _WIDEST or (weight.blocks and gated and width % BLOCK):
+        return ("widen",)  # a row that is not rounded in one pass; halves that share blocks of scales
+    found = kernels.narrow_ways.get(narrow_operation(x.shape[0], weight, act))
+    way = found or default_narrow(x.shape[0], weight, gated=gated, library=library)
+    return way if way[0] != "library" or library else ("wide", 128, 128, 128, 3, 8)
+
+
+def _library(
+    kernels: TritonKernels,
+    rounded: tuple[Tensor, Tensor],
+    weight: NarrowMatrix,
+    act: Act | None,
+    residual: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    q, steps = rounded
+    y = torch._scaled_mm(
+        q, weight.data.t(), steps[:, None], weight.scales[None], bias=weight.bias, out_dtype=dtype, use_fast_accum=True
+    )
+    if act is not None:
+        y = kernels.activate(y, act)
+    return y if residual is None else y.add_(residual)

@@ -1,0 +1,141 @@
+"""Triton products with 8 and 4 bit weights, in the interpreter, against the widened matrix."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+
+from tokenmill.core.forward import NormSpec  # noqa: E402
+from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
+from tokenmill.kernels.triton.common import Scratch  # noqa: E402
+from tokenmill.kernels.triton.narrow import NarrowMatrix, pack4, pack8, unpack4  # noqa: E402
+from tokenmill.kernels.triton.narrow_gemv import narrow_gemv  # noqa: E402
+from tokenmill.kernels.triton.narrow_round import round_rows, widened  # noqa: E402
+from tokenmill.kernels.triton.narrow_thin import narrow_thin  # noqa: E402
+from tokenmill.kernels.triton.narrow_wide import narrow_wide  # noqa: E402
+
+REFERENCE = ReferenceKernels()
+FP8 = torch.float8_e4m3fn
+
+
+def relative(found, expected):
+    assert found.shape == expected.shape
+    return float((found.float() - expected.float()).norm() / expected.float().norm())
+
+
+def matrix(kind: str, rows: int, columns: int, bias: bool = False) -> NarrowMatrix:
+    """fp8, int8, fp8 blocks, int8/32, int4/64, int4z/32, ... with random numbers."""
+    name, _, group = kind.partition("/")
+    b = torch.randn(rows) if bias else None
+    if name == "fp8":
+        data = torch.randn(rows, columns).to(FP8)
+        if group == "blocks":
+            return pack8(data, torch.rand(-(-rows // 128), -(-columns // 128)) + 0.5, b, blocks=True)
+        return pack8(data, torch.rand(rows, 1) + 0.5, b)
+    groups = columns // int(group) if group else 1
+    scales = torch.rand(rows, groups) + 0.5
+    if name == "int8":
+        return pack8(torch.randint(-127, 128, (rows, columns), dtype=torch.int8), scales / 64, b)
+    q = torch.randint(-8, 8, (rows, columns), dtype=torch.int8)
+    zeros = torch.randint(-8, 8, (rows, groups), dtype=torch.int8) if name == "int4z" else None
+    return pack4(q, scales / 4, zeros, b)
+
+
+def exact(x, weight, norm, act, residual):
+    dense = weight.rows(torch.arange(weight.shape[0]), torch.float32)
+    return REFERENCE.fused_linear(x, dense, weight.bias, norm=norm, act=act, residual=residual)
+
+
+def test_four_bits_pack_and_unpack():
+    q = torch.randint(-8, 8, (5, 256), dtype=torch.int8)
+    packed = pack4(q, torch.ones(5, 2), None, None)
+    assert packed.data.dtype == torch.int16 and torch.equal(unpack4(packed.data), q)
+    assert torch.equal(packed.rows(torch.tensor([3, 0]), torch.float32), q[[3, 0]].float())
+    word = int(packed.data[1, 32 + 7]) & 0xFFFF
+    assert [((word >> 4 * i) & 15) - 8 for i in range(4)] == q[1, [128 + 7, 160 + 7, 192 + 7, 224 + 7]].tolist()
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8", "fp8/blocks"])
+@pytest.mark.parametrize("act", [None, "silu_mul"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_one_row(kind, act, fused):
+    inner, width = (384, 256) if "blocks" in kind else (200, 38)
+    weight = matrix(kind, width, inner, bias=fused)
+    x = torch.randn(1, inner)
+    norm = NormSpec(torch.rand(inner) + 0.5, 1e-5, offset=0.25) if fused else None
+    residual = torch.randn(1, width // 2 if act else width) if fused else None
+    for config in ((1, 64, 1), (4, 256, 2)):
+        found = narrow_gemv(x, weight, norm, act, residual, pdl=False, config=config)
+        assert relative(found, exact(x, weight, norm, act, residual)) < 1e-5
+
+
+KINDS = [
+    "fp8", "int8", "fp8/blocks", "int8/32", "int8/128",
+    "int4/32", "int4/64", "int4/128", "int4/256", "int4z/64", "int4z/128",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("act", "fused"), [(None, True), ("silu_mul", False)])
+@pytest.mark.parametrize("rows", [1, 20])
+def test_few_rows(kind, act, fused, rows):
+    width, inner = 256 if "blocks" in kind else 76, 512
+    weight = matrix(kind, width, inner, bias=fused)
+    x = torch.randn(rows, inner)
+    residual = torch.randn(rows, width // 2 if act else width) if fused else None
+    scratch = Scratch(1 << 18, 64)
+    for config in ((32, 128, 1, 1, 4, 0), (32, 64, 2, 1, 4, 0)):
+        found = narrow_thin(x, weight, act, residual, x.dtype, scratch=scratch, pdl=False, config=config)
+        assert relative(found, exact(x, weight, None, act, residual)) < 1e-5
+    assert not scratch.counters(x.device).any(), "counters are left as they were found"
+
+
+@pytest.mark.parametrize(("kind", "inner"), [("int4/96", 96), ("int4", 200), ("int4/32", 160), ("fp8", 200)])
+def test_columns_that_fill_no_block(kind, inner):
+    if kind == "int4/96":
+        kind = "int4"
+    weight, x = matrix(kind, 40, inner), torch.randn(3, inner)
+    found = narrow_thin(x, weight, None, None, x.dtype, scratch=Scratch(1 << 18, 64), pdl=False,
+                        config=(32, 128, 2, 1, 4, 0))  # fmt: skip
+    assert relative(found, exact(x, weight, None, None, None)) < 1e-5
+    assert torch.allclose(widened(weight, torch.float32, pdl=False), weight.rows(torch.arange(40), torch.float32))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_widened(kind):
+    weight = matrix(kind, 256, 384 if kind != "int4/256" else 512)
+    dense = weight.rows(torch.arange(256), torch.float32)
+    assert torch.allclose(widened(weight, torch.float32, pdl=False), dense, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [FP8, torch.int8])
+@pytest.mark.parametrize("act", [None, "silu_mul"])
+def test_rounded_rows(dtype, act):
+    x, norm = torch.randn(5, 140), NormSpec(torch.rand(140) + 0.5, 1e-5, offset=1.0)
+    x[3] = 0
+    q, steps = round_rows(x, dtype, norm, act, pdl=False)
+    want = REFERENCE.norm(x, norm)
+    want = want if act is None else REFERENCE.activate(want, act)
+    top = 448.0 if dtype == FP8 else 127.0
+    assert torch.allclose(steps, want.abs().amax(-1) / top, rtol=1e-5)
+    assert q.dtype == dtype and relative(q.float() * steps[:, None], want) < (0.08 if dtype == FP8 else 0.01)
+    if dtype == torch.int8:
+        assert torch.equal(q[:3].float(), (want[:3] / steps[:3, None]).round())
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8", "fp8/blocks"])
+@pytest.mark.parametrize(("act", "fused"), [(None, True), ("silu_mul", False)])
+@pytest.mark.parametrize("rows", [3, 70])
+def test_rounded_activations(kind, act, fused, rows):
+    width, inner = (256, 384) if "blocks" in kind else (76, 200)
+    weight = matrix(kind, width, inner, bias=fused)
+    residual = torch.randn(rows, width // 2 if act else width) if fused else None
+    q, steps = round_rows(torch.randn(rows, inner), weight.data.dtype, pdl=False)
+    want = exact(q.float() * steps[:, None], weight, None, act, residual)
+    found = narrow_wide(q, steps, weight, act, residual, torch.float32, pdl=False, config=(32, 64, 64, 1, 4))
+    assert relative(found, want) < 1e-5
+    found = narrow_thin((q, steps), weight, act, residual, torch.float32, scratch=Scratch(1 << 18, 64), pdl=False,
+                        config=(32, 64, 2, 1, 4, 0))  # fmt: skip
+    assert relative(found, want) < 1e-5
