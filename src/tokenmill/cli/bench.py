@@ -186,15 +186,16 @@ def _show_ablation(result: dict[str, Any]) -> None:
 
     table = Table(title=f"{result['model']} on {result['device_name']}, {result['workload']}")
     table.add_column("without")
-    for head in ("output tok/s", "TTFT p50 ms", "TPOT p50 ms", "worth"):
+    for head in ("output tok/s", "TTFT p50 ms", "TPOT p50 ms", "ITL p99 ms", "worth"):
         table.add_column(head, justify="right")
-    figures = (result["output_tokens_per_s"], result["ttft_ms"]["p50"], result["tpot_ms"]["p50"])
+    figures = tuple(result[name][of] for name, of in (("ttft_ms", "p50"), ("tpot_ms", "p50"), ("itl_ms", "p99")))
+    figures = (result["output_tokens_per_s"], *figures)
     table.add_row("(nothing: all on)", *(_number(value) for value in figures), "")
     for row in result["options"]:
         if row["error"] is not None:
-            table.add_row(row["name"], "-", "-", "-", row["error"])
+            table.add_row(row["name"], "-", "-", "-", "-", row["error"])
             continue
-        figures = (row["output_tokens_per_s"], row["ttft_ms"], row["tpot_ms"])
+        figures = (row["output_tokens_per_s"], row["ttft_ms"], row["tpot_ms"], row["itl_p99_ms"])
         table.add_row(row["name"], *(_number(value) for value in figures), f"{row['worth']:.2f}x")
     Console().print(table)
 

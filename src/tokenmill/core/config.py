@@ -66,6 +66,10 @@ class ScheduleOptions:
 
     max_num_seqs: int = option(256, "Sequences that run at once.")
     max_num_batched_tokens: int | None = option(None, "Tokens per step (default: 2048 on CPU, 8192 on GPU).")
+    enable_chunked_prefill: bool = option(True, "Cut long prompts, so that others' tokens keep coming between.")
+    batching: str = option(
+        "continuous", "May requests join while others are answered?", choices=("continuous", "static")
+    )
     long_prefill_token_threshold: int = option(0, "Most prompt tokens of one request per step (0: no limit).")
     scheduling_policy: str = option("fcfs", "Who goes first.", choices=("fcfs", "priority"))
     max_waiting: int = option(100_000, "Requests that may wait; more are refused.")
@@ -296,6 +300,11 @@ _POSITIVE = frozenset(
         "watchdog_timeout",
     }
 )
+
+
+def wanted_faults() -> str:
+    """What TOKENMILL_FAULTS asks engines to suffer: for tests of reliability alone (testing/faults.py)."""
+    return os.environ.get("TOKENMILL_FAULTS", "")
 
 
 def calm_threads() -> None:

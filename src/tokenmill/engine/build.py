@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import torch
 
-from tokenmill.core.config import CacheOptions, EngineConfig, SpeculateOptions
+from tokenmill.core.config import CacheOptions, EngineConfig, ScheduleOptions, SpeculateOptions
 from tokenmill.core.errors import ModelError, ParameterError, UserError
 from tokenmill.core.forward import KVFormat
 from tokenmill.core.protocols import CausalLM, Executor, HostDrafter, Kernels
@@ -78,6 +78,19 @@ class Built:
     generation: dict[str, Any]
 
 
+def make_limits(options: ScheduleOptions, step_tokens: int, max_drafts: int = 0, *, chains: bool = True) -> Limits:
+    """What the scheduler may do."""
+    return Limits(
+        max_rows=options.max_num_seqs,
+        max_step_tokens=step_tokens,
+        max_chunk=options.long_prefill_token_threshold,
+        max_drafts=max_drafts,
+        chains=chains,
+        whole_prompts=not options.enable_chunked_prefill,
+        whole_batches=options.batching == "static",
+    )
+
+
 def find_model(config: EngineConfig) -> ModelSource:
     """Where the model comes from."""
     return find_source(config.model.model, config.model.revision)
@@ -111,6 +124,8 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
     layout = make_layout(model.spec.kv_specs, config.cache.block_size, kv_format(config.cache, dtype))
     step_tokens = config.schedule.max_num_batched_tokens or (2048 if device == "cpu" else 8192)
     wanted = min(config.model.max_model_len or model.spec.max_positions, model.spec.max_positions)
+    if not config.schedule.enable_chunked_prefill:
+        step_tokens = max(step_tokens, wanted)
     peak = 0
     if device.startswith("cuda"):
         peak = _peak_step_bytes(config, (model, kernels, layout), device, min(wanted, step_tokens), step_tokens)
@@ -149,13 +164,7 @@ def build_engine(config: EngineConfig) -> Built:
         config.cache.block_size,
         prefix_cache=config.cache.enable_prefix_caching,
     )
-    limits = Limits(
-        max_rows=config.schedule.max_num_seqs,
-        max_step_tokens=facts.max_step_tokens,
-        max_chunk=config.schedule.long_prefill_token_threshold,
-        max_drafts=max_drafts,
-        chains=executor.chains,
-    )
+    limits = make_limits(config.schedule, facts.max_step_tokens, max_drafts, chains=executor.chains)
     scheduler = Scheduler(limits, tables, make_policy(config.schedule.scheduling_policy), drafter)
     admission = Admission(
         vocab_size=facts.vocab_size,

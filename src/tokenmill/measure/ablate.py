@@ -31,7 +31,15 @@ def switches(config: EngineConfig) -> list[Switch]:
     if config.cache.enable_prefix_caching:
         found.append(Switch("prefix cache", {"enable_prefix_caching": False}))
     if config.schedule.max_num_seqs > 1:
-        found.append(Switch("continuous batching", {"max_num_seqs": 1}))
+        found.append(Switch("batching", {"max_num_seqs": 1}))
+        if config.schedule.batching == "continuous":
+            found.append(Switch("continuous batching", {"batching": "static"}))
+        if config.model.max_model_len:
+            # One block per sequence, as long as a sequence can get: what engines without pages reserve.
+            off = {"block_size": config.model.max_model_len, "enable_prefix_caching": False}
+            found.append(Switch("paged K/V", off))
+    if config.schedule.enable_chunked_prefill:
+        found.append(Switch("chunked prefill", {"enable_chunked_prefill": False}))
     if config.execute.kernels != "reference":
         found.append(Switch("fast kernels", {"kernels": "reference"}))
     if device.startswith("cuda") and not config.execute.enforce_eager:
@@ -76,6 +84,7 @@ def ablate(
                 "output_tokens_per_s": without["output_tokens_per_s"],
                 "ttft_ms": without["ttft_ms"]["p50"],
                 "tpot_ms": without["tpot_ms"]["p50"],
+                "itl_p99_ms": without["itl_ms"]["p99"],
                 "worth": round(whole["output_tokens_per_s"] / without["output_tokens_per_s"], 4),
             }
         rows.append(row)

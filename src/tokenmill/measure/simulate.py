@@ -13,6 +13,7 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
 from tokenmill.engine.admission import Admission
+from tokenmill.engine.build import make_limits
 from tokenmill.engine.engine import Engine
 from tokenmill.kvcache.allocation import BlockTables
 from tokenmill.measure.devices import speeds
@@ -22,7 +23,6 @@ from tokenmill.measure.roofline import Speeds, floor, step_cost
 from tokenmill.measure.throughput import Trace, summaries
 from tokenmill.measure.workloads import Job, Workload
 from tokenmill.scheduler.policy import make_policy
-from tokenmill.scheduler.roster import Limits
 from tokenmill.scheduler.scheduler import Scheduler
 from tokenmill.speculate.none import NoDrafter
 
@@ -81,13 +81,7 @@ def simulate(planner: Planner, setup: Setup, workload: Workload) -> dict[str, An
         config.cache.block_size,
         prefix_cache=config.cache.enable_prefix_caching,
     )
-    limits = Limits(
-        max_rows=config.schedule.max_num_seqs,
-        max_step_tokens=planner.step_tokens,
-        max_chunk=config.schedule.long_prefill_token_threshold,
-        max_drafts=0,
-        chains=True,
-    )
+    limits = make_limits(config.schedule, planner.step_tokens)
     scheduler = Scheduler(limits, tables, make_policy(config.schedule.scheduling_policy), NoDrafter())
     longest = min(memory.wanted, tables.max_length())
     admission = Admission(spec.vocab_size, longest, config.schedule.max_num_seqs, config.schedule.max_waiting)

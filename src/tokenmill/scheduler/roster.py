@@ -18,13 +18,19 @@ from tokenmill.kvcache.allocation import BlockTables
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Ceilings of one engine. `max_chunk` bounds a prompt's share of one step (0: only the budget does)."""
+    """Ceilings of one engine. `max_chunk` bounds a prompt's share of one step (0: only the budget does).
+
+    whole_prompts: a prompt is never cut, whatever the budget says. whole_batches: nobody joins a batch that has begun
+    to answer. Both are how engines worked once, kept so that what came after can be measured.
+    """
 
     max_rows: int
     max_step_tokens: int
     max_chunk: int = 0
     max_drafts: int = 0
     chains: bool = True
+    whole_prompts: bool = False
+    whole_batches: bool = False
 
 
 @dataclass(slots=True)

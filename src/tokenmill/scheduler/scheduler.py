@@ -192,6 +192,8 @@ class Scheduler:
 
     def _chunk(self, position: int, end: int, budget: int) -> int:
         want = end - position
+        if self.limits.whole_prompts:
+            return want
         count = min(want, budget, self.limits.max_chunk or budget)
         if count < want:  # end on a block border, so that the next chunk can still jump over cached blocks
             over = (position + count) % self.tables.block_size
@@ -254,6 +256,8 @@ class Scheduler:
 
     def _admit(self, budget: int, flight: Flight) -> None:
         """Start waiting sequences in rank order while budget, rows and blocks last."""
+        if self.limits.whole_batches and any(len(s.tokens) + s.pending > s.num_prompt for s in self.roster.running):
+            return
         if not self.policy.static and self.roster.waiting:
             self.roster.waiting = [(self.policy.rank(s), s.id, s) for _, _, s in self.roster.waiting]
             heapq.heapify(self.roster.waiting)

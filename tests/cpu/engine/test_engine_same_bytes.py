@@ -14,6 +14,12 @@ COUNT = 200
 ROUGH = {
     "chunks and preemption": {"long_prefill_token_threshold": 7, "num_blocks": 18, "max_num_seqs": 12},
     "small steps at depth 2": {"max_num_batched_tokens": 19, "depth": 2, "max_num_seqs": 5, "block_size": 8},
+    "batches and prompts whole, blocks as long as sequences: no cache": {
+        "batching": "static",
+        "enable_chunked_prefill": False,
+        "block_size": 256,
+        "enable_prefix_caching": False,
+    },
     "drafts, no cache": {"speculative_config": {"method": "ngram"}, "enable_prefix_caching": False},
 }
 

@@ -83,13 +83,17 @@ def test_ablate_switches_off_one_thing_at_a_time(tiny, tmp_path):
 
 
 def test_only_what_is_on_can_be_switched_off():
-    config = make_config({}, device="cpu", enable_prefix_caching=False, max_num_seqs=1, kernels="reference")
+    config = make_config({}, device="cpu", enable_prefix_caching=False, max_num_seqs=1, kernels="reference",
+                         enable_chunked_prefill=False)  # fmt: skip
     assert switches(config) == []
-    config = make_config({}, device="cpu", kv_cache_dtype="float32", executor="process",
+    config = make_config({}, device="cpu", kv_cache_dtype="float32", executor="process", max_model_len=512,
                          speculative_config={"method": "ngram"})  # fmt: skip
     assert {s.name: s.off for s in switches(config)} == {
         "prefix cache": {"enable_prefix_caching": False},
-        "continuous batching": {"max_num_seqs": 1},
+        "batching": {"max_num_seqs": 1},
+        "continuous batching": {"batching": "static"},
+        "paged K/V": {"block_size": 512, "enable_prefix_caching": False},
+        "chunked prefill": {"enable_chunked_prefill": False},
         "fast kernels": {"kernels": "reference"},
         "overlapped planning": {"pipeline_depth": 1},
         "speculation": {"speculative_config": None},

@@ -166,6 +166,8 @@ def run_story(seed: int, *, sabotage=None, failures: bool = True) -> Scheduler:
         max_chunk=rng.choice([0, 0, 2, 5]),
         max_drafts=rng.randint(1, 4) if drafting else 0,
         chains=executor.chains,
+        whole_prompts=rng.random() < 0.1,
+        whole_batches=rng.random() < 0.1,
     )
     tables = BlockTables(layouts, blocks, block_size, prefix_cache=rng.random() < 0.85)
     scheduler = Scheduler(limits, tables, make_policy(rng.choice(["fcfs", "priority"])), drafter)
