@@ -95,6 +95,7 @@ class PagedBatch:
             first=None if plain else self._tensor(first, torch.int32),
             entries=self._tensor([len(row) for row in rows], torch.int32),
             slots=self._tensor(slots),
+            reach=self.block_size * sum(len(row) for row, (_, n) in zip(rows, grants, strict=True) if n > 1),
         )
 
     def _tensor(self, values: list, dtype: torch.dtype = torch.int64) -> Tensor:

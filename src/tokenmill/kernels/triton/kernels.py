@@ -17,6 +17,7 @@ from tokenmill.kernels.triton import pointwise
 from tokenmill.kernels.triton.choose import greedy
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, act_parts, shared_memory
 from tokenmill.kernels.triton.decode import attend_one, decode_config
+from tokenmill.kernels.triton.dense import arrange, attend_dense, can_gather
 from tokenmill.kernels.triton.gemv import gemv
 from tokenmill.kernels.triton.latent import attend_latent, prepare_latent, serves
 from tokenmill.kernels.triton.mixture import pack_mixture
@@ -51,6 +52,7 @@ class TritonKernels(ReferenceKernels):
         self.ways: dict[str, Way] = {} if INTERPRETED else measured_ways(torch.cuda.get_device_name())
         self.small = not INTERPRETED and shared_memory() < _ROOMY
         self._common: tuple[GroupPlan, Tensor] | None = None
+        self._arranged: tuple[GroupPlan, tuple[Tensor, Tensor]] | None = None
 
     # ------------------------------------------------------------ matmuls
 
@@ -201,7 +203,13 @@ class TritonKernels(ReferenceKernels):
             return out
         # Some sequences may have one new token; each kernel leaves the other's alone.
         mixed = seqs > 1
-        attend_many(q, out, spec, ctx, pdl=self.pdl, mixed=mixed, config=(64, 32, 4, 2) if self.small else None)
+        plan = ctx.groups[spec.group]
+        if can_gather(q, spec, plan, ctx.max_query) and not (self.small or self.split):
+            if self._arranged is None or self._arranged[0] is not plan:
+                self._arranged = plan, arrange(spec, ctx, q.shape[0])
+            attend_dense(q, out, spec, ctx, self._arranged[1], pdl=self.pdl)
+        else:
+            attend_many(q, out, spec, ctx, pdl=self.pdl, mixed=mixed, config=(64, 32, 4, 2) if self.small else None)
         if mixed:
             attend_one(q, out, spec, ctx, self.scratch, pdl=self.pdl, mixed=True, fixed=self.split)
         return out
