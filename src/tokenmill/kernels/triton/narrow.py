@@ -42,12 +42,14 @@ class NarrowMatrix:
 
     def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Dense rows [n, K]."""
+        bits = torch.int16 if self.bits == 4 else torch.uint8
+        stored = self.data.view(bits)[ids].view(self.data.dtype)  # not every device gathers float8
         if self.plain:
-            return (self.data[ids].float() * self.scales[ids, None]).to(dtype)
+            return (stored.float() * self.scales[ids, None]).to(dtype)
         if self.blocks:
             scales = self.scales[ids // BLOCK].repeat_interleave(BLOCK, 1)[:, : self.shape[1]]
-            return (self.data[ids].float() * scales).to(dtype)
-        q = self.data[ids].float() if self.bits == 8 else unpack4(self.data[ids]).float()
+            return (stored.float() * scales).to(dtype)
+        q = stored.float() if self.bits == 8 else unpack4(stored).float()
         if self.zeros is not None:
             q -= self.zeros[:, ids].T.float().repeat_interleave(self.group, 1)[:, : q.shape[1]]
         scales = self.scales[:, ids].T.float().repeat_interleave(self.group, 1)
@@ -56,6 +58,18 @@ class NarrowMatrix:
     def bytes(self) -> int:
         """Bytes that a product reads."""
         return sum(t.nbytes for t in (self.data, self.scales, self.zeros, self.bias) if t is not None)
+
+
+def can_pack8(q: Tensor, scales: Tensor) -> bool:
+    """Whole groups of a multiple of 32 columns, or one."""
+    groups = scales.shape[1]
+    return groups == 1 or (q.shape[1] % groups == 0 and q.shape[1] // groups % 32 == 0)
+
+
+def can_pack4(q: Tensor, scales: Tensor) -> bool:
+    """Whole groups of 32, 64 or a multiple of 128 columns, or one."""
+    group = q.shape[1] // scales.shape[1]
+    return scales.shape[1] == 1 or (group * scales.shape[1] == q.shape[1] and (group in (32, 64) or group % BLOCK == 0))
 
 
 def pack8(data: Tensor, scales: Tensor, bias: Tensor | None, *, blocks: bool = False) -> NarrowMatrix:
