@@ -2,16 +2,23 @@
 // tensors 7. Owns: the argument checks that keep memory safe given honest addresses, and when the GIL is released.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
+#include "coding.h"
 #include "numbers.h"
 #include "ops.h"
 #include "pack.h"
 #include "threads.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 namespace nb = nanobind;
 using namespace tokenmill;
@@ -41,6 +48,15 @@ void run(double work, Body body) {
   }
   nb::gil_scoped_release release;
   body();
+}
+
+// Asks the system to back this memory with large pages, where they are given on request only: weights are read from end
+// to end, and a page of 4 KB is done in less than the look-up of the next one.
+void use_huge_pages(Address begin, int64_t bytes) {
+#if defined(__linux__)
+  const Address first = (begin + 4095) / 4096 * 4096, last = (begin + static_cast<Address>(bytes)) / 4096 * 4096;
+  if (last > first) madvise(raw(first), last - first, MADV_HUGEPAGE);
+#endif
 }
 
 // A norm, fixed when the model is built; kept by Python and named in calls.
@@ -82,26 +98,44 @@ void argmax(Address x, Address out, int64_t rows, int64_t width, int64_t stride)
   run(static_cast<double>(rows * width), [&] { table().argmax(op); });
 }
 
+bool grouped(Format format) {
+  return format == Format::int8 || format == Format::int4 || format == Format::int4_zero;
+}
+
+void check_format(int format, int64_t k, int group) {
+  require(format >= 0 && format < static_cast<int>(Format::count), "unknown weight format");
+  if (format < 2) return;
+  const auto kind = static_cast<Format>(format);
+  require(!grouped(kind) || (group >= kGroup && group % kGroup == 0), "weight groups are multiples of 32");
+  require(grouped(kind) || k % unit_columns(coding(kind), group) == 0, "rows of this format are whole blocks");
+}
+
 // A packed matrix: what stays the same from call to call.
 struct Matrix {
-  Address data;
-  int64_t n, k;
-  int group;
-  Format format;
+  std::vector<Part> parts;
+  int64_t n = 0, k;
   Address bias;
 
-  Matrix(Address data, int64_t n, int64_t k, int format, int group, Address bias)
-      : data(data), n(n), k(k), group(group), format(static_cast<Format>(format)), bias(bias) {
-    require(data != 0 && n > 0 && k > 0, "a matrix needs data and a shape");
-    require(format >= 0 && format <= 3, "unknown weight format");
-    require(format < 2 || (group >= kGroup && group % kGroup == 0), "weight groups are multiples of 32");
+  // parts: (address, rows, format, group) each.
+  Matrix(const std::vector<std::tuple<Address, int64_t, int, int>>& from, int64_t k, Address bias) : k(k), bias(bias) {
+    require(!from.empty() && k > 0, "a matrix needs data and a shape");
+    for (const auto& [data, rows, format, group] : from) {
+      require(data != 0 && rows > 0 && n % kTileColumns == 0, "all parts but the last are whole tiles");
+      check_format(format, k, group);
+      require(from.size() == 1 || format >= 2, "only integers are multiplied in parts");
+      parts.push_back({raw(data), rows, group, static_cast<Format>(format)});
+      n += rows;
+    }
   }
+  Matrix(Address data, int64_t n, int64_t k, int format, int group, Address bias)
+      : Matrix({{data, n, format, group}}, k, bias) {}
 
   void linear(Address x, int64_t rows, int64_t stride, Address out, int type, bool out_f32, Address residual, int kind,
               const NormSpec* norm) const {
     LinearOp op{};
     op.x = raw(x);
-    op.weight = raw(data);
+    op.parts = parts.data();
+    op.count = static_cast<int64_t>(parts.size());
     op.bias = at<const float>(bias);
     op.residual = raw(residual);
     op.out = raw(out);
@@ -109,8 +143,6 @@ struct Matrix {
     op.n = n;
     op.k = k;
     op.stride = stride;
-    op.group = group;
-    op.format = format;
     op.type = static_cast<Type>(type);
     op.out_f32 = out_f32;
     op.act = static_cast<Act>(kind);
@@ -127,8 +159,10 @@ struct Matrix {
   void rows(Address ids, int64_t count, Address out, int type) const {
     const auto* wanted = at<const int64_t>(ids);
     for (int64_t i = 0; i < count; ++i) require(wanted[i] >= 0 && wanted[i] < n, "rows: index out of range");
-    run(static_cast<double>(count * k) * 8,
-        [&] { unpack_rows(raw(data), format, n, k, group, wanted, count, static_cast<Type>(type), raw(out)); });
+    run(static_cast<double>(count * k) * 8, [&] {
+      unpack_rows(parts.data(), static_cast<int64_t>(parts.size()), k, wanted, count, static_cast<Type>(type),
+                  raw(out));
+    });
   }
 };
 
@@ -272,6 +306,7 @@ NB_MODULE(_native, m) {
 
   nb::class_<Matrix>(m, "Matrix")
       .def(nb::init<Address, int64_t, int64_t, int, int, Address>())
+      .def(nb::init<const std::vector<std::tuple<Address, int64_t, int, int>>&, int64_t, Address>())
       .def("linear", &Matrix::linear, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg() = false,
            nb::arg() = 0, nb::arg() = 0, nb::arg().none() = nb::none())
       .def("rows", &Matrix::rows);
@@ -291,13 +326,23 @@ NB_MODULE(_native, m) {
       pack_dense(raw(weight), static_cast<Type>(type), n, k, stride, static_cast<Format>(format), raw(out));
     });
   });
-  m.def("pack_quantised", [](Address q, Address scales, int64_t n, int64_t k, int group, int format, Address out) {
-    require(group >= kGroup && group % kGroup == 0, "weight groups are multiples of 32");
-    run(1e9, [&] {
-      pack_quantised(at<const int8_t>(q), at<const uint16_t>(scales), n, k, group, static_cast<Format>(format),
-                     raw(out));
-    });
+  m.def("pack_quantised",
+        [](Address q, Address scales, int64_t n, int64_t k, int group, int format, Address out, Address zeros) {
+          check_format(format, k, group);
+          require(grouped(static_cast<Format>(format)), "this format has no packer for integers");
+          require(static_cast<Format>(format) != Format::int4_zero || zeros != 0, "zero points are missing");
+          run(1e9, [&] {
+            pack_quantised(at<const int8_t>(q), at<const uint16_t>(scales), at<const uint16_t>(zeros), n, k, group,
+                           static_cast<Format>(format), raw(out));
+          });
+        },
+        nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg() = 0);
+  m.def("pack_blocks", [](Address blocks, int64_t row_bytes, int64_t n, int64_t k, int format, Address out) {
+    check_format(format, k, kGroup);
+    require(format >= 2 && static_cast<Format>(format) != Format::int4_zero && k % kGroup == 0, "no blocks of this format");
+    run(1e9, [&] { pack_blocks(at<const uint8_t>(blocks), row_bytes, n, k, static_cast<Format>(format), raw(out)); });
   });
+  m.def("use_huge_pages", &use_huge_pages);
   m.def("quantise", [](Address weight, int type, int64_t n, int64_t k, int64_t stride, int format, int group, Address q,
                        Address scales) {
     run(1e9, [&] {

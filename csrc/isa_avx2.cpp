@@ -1,6 +1,7 @@
 // The kernels compiled for AVX2 and FMA.
 #include <vector>
 
+#include "coding.h"
 #include "ops.h"
 #include "threads.h"
 #include "numbers.h"

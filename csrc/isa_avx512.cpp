@@ -1,6 +1,7 @@
 // The kernels compiled for AVX-512 (F, BW, DQ, VL).
 #include <vector>
 
+#include "coding.h"
 #include "ops.h"
 #include "threads.h"
 #include "numbers.h"

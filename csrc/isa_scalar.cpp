@@ -1,6 +1,7 @@
 // The kernels compiled for any machine.
 #include <vector>
 
+#include "coding.h"
 #include "ops.h"
 #include "threads.h"
 #include <cmath>

@@ -1,6 +1,7 @@
 // The kernels compiled for AVX-512 with VNNI.
 #include <vector>
 
+#include "coding.h"
 #include "ops.h"
 #include "threads.h"
 #include "numbers.h"

@@ -4,7 +4,7 @@ namespace TM_NS {
 
 constexpr int64_t kBlockRows = 96;     // rows whose sums stay in cache while k is cut
 constexpr int64_t kDenseSteps = 256;   // steps of k per cut when several register tiles share the weights
-constexpr int64_t kQuantGroups = 32;   // the same, in groups of 32
+constexpr int64_t kQuantColumns = 1024;  // the same, in columns of k
 
 struct Prepared {  // activations in the form that the format multiplies
   const void* x;
@@ -37,11 +37,10 @@ TM_INLINE Prepared prepare_dense(const LinearOp& op) {
 template <class T>
 TM_INLINE Prepared prepare_quantised(const LinearOp& op) {
   const int64_t width = divide_up(op.k, kGroup) * kGroup, groups = width / kGroup;
-  const auto bytes = static_cast<size_t>(op.rows * (width + 8 * groups)) + 64;
+  const auto bytes = static_cast<size_t>(op.rows * (width + 12 * groups)) + 64;
   auto* q = static_cast<int8_t*>(scratch(Scratch::activations, bytes));
   auto* scale = reinterpret_cast<float*>(q + op.rows * width);
-  auto* start = reinterpret_cast<int32_t*>(scale + op.rows * groups);
-  const int32_t by = op.format == Format::int8 ? kStart8 : kStart4;
+  auto* sum = reinterpret_cast<int32_t*>(scale + op.rows * groups);
   parallel_rows(op.rows, op.k, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const T* from = static_cast<const T*>(op.x) + row * op.stride;
@@ -49,19 +48,19 @@ TM_INLINE Prepared prepare_quantised(const LinearOp& op) {
       if (op.norm.weight) {
         auto* normed = static_cast<float*>(scratch(Scratch::tile, static_cast<size_t>(op.k) * 4 + 64));
         norm_row(from, normed, op.k, op.norm);
-        quantise_row(normed, op.k, out, scale + row * groups, start + row * groups, by);
+        quantise_row(normed, op.k, out, scale + row * groups, sum + row * 2 * groups);
       } else {
-        quantise_row(from, op.k, out, scale + row * groups, start + row * groups, by);
+        quantise_row(from, op.k, out, scale + row * groups, sum + row * 2 * groups);
       }
     }
   });
-  return {nullptr, 0, {q, scale, start, width}};
+  return {nullptr, 0, {q, scale, sum, width}};
 }
 
 template <class Step>
 TM_INLINE void dense_sums(const LinearOp& op, const Prepared& in, int64_t tile, int64_t row, int64_t rows, float* c) {
   const int64_t steps = divide_up(op.k, Step::kPerStep);
-  const uint8_t* w = static_cast<const uint8_t*>(op.weight) + tile * steps * kStepBytes;
+  const uint8_t* w = static_cast<const uint8_t*>(op.parts->weight) + tile * steps * kStepBytes;
   const auto* x = static_cast<const typename Step::X*>(in.x) + row * in.stride;
   const int64_t cut = rows <= kRows ? steps : kDenseSteps;
   for (int64_t s = 0; s < steps; s += cut) {
@@ -70,13 +69,19 @@ TM_INLINE void dense_sums(const LinearOp& op, const Prepared& in, int64_t tile, 
   }
 }
 
-template <Format kFormat>
 TM_INLINE void quant_sums(const LinearOp& op, const Prepared& in, int64_t tile, int64_t row, int64_t rows, float* c) {
-  const int64_t groups = divide_up(op.k, op.group);
-  const uint8_t* w = static_cast<const uint8_t*>(op.weight) + tile * groups * quant_group_bytes(kFormat, op.group);
-  const int64_t cut = rows <= kQuantRows ? groups : at_least(1, kQuantGroups * kGroup / op.group);
-  for (int64_t g = 0; g < groups; g += cut) {
-    quant_tile<kFormat>(w, op.group, g, at_most(groups, g + cut), in.q, row, rows, c, g > 0);
+  const Part* part = op.parts;
+  for (int64_t tiles = part->n / kTileColumns; part + 1 < op.parts + op.count && tile >= tiles;) {
+    tile -= tiles;
+    tiles = (++part)->n / kTileColumns;
+  }
+  const Coding kind = coding(part->format);
+  const int64_t columns = unit_columns(kind, part->group), units = divide_up(op.k, columns);
+  const uint8_t* w = static_cast<const uint8_t*>(part->weight) + tile * units * unit_bytes(kind, part->group);
+  const TileSums sums = tile_sums(part->format);
+  const int64_t cut = rows <= kQuantRows ? units : at_least(1, kQuantColumns / columns);
+  for (int64_t unit = 0; unit < units; unit += cut) {
+    sums(w, part->group, unit, at_most(units, unit + cut), in.q, row, rows, c, unit > 0);
   }
 }
 
@@ -137,23 +142,22 @@ TM_INLINE void linear_dense(const LinearOp& op) {
                });
 }
 
-template <class T, Format kFormat>
+template <class T>
 TM_INLINE void linear_quantised(const LinearOp& op) {
   const Prepared in = prepare_quantised<T>(op);
-  run_tiles<T>(op, divide_up(op.k, op.group) * quant_group_bytes(kFormat, op.group),
-               [&](int64_t tile, int64_t row, int64_t rows, float* c) {
-                 quant_sums<kFormat>(op, in, tile, row, rows, c);
-               });
+  const Part& part = *op.parts;
+  const Coding kind = coding(part.format);
+  run_tiles<T>(op, divide_up(op.k, unit_columns(kind, part.group)) * unit_bytes(kind, part.group),
+               [&](int64_t tile, int64_t row, int64_t rows, float* c) { quant_sums(op, in, tile, row, rows, c); });
 }
 
 template <class T>
 void linear_typed(const LinearOp& op) {
-  switch (op.format) {
+  switch (op.parts->format) {
     case Format::f32: return linear_dense<T, FloatStep>(op);
     case Format::bf16:
       return kPairs && std::is_same<T, bf16>::value ? linear_dense<T, PairStep>(op) : linear_dense<T, WideStep>(op);
-    case Format::int8: return linear_quantised<T, Format::int8>(op);
-    case Format::int4: return linear_quantised<T, Format::int4>(op);
+    default: return linear_quantised<T>(op);
   }
 }
 

@@ -69,17 +69,26 @@ struct ArgmaxOp {  // the first of equal maxima; a row of NaN gives 0
   int64_t rows, width, stride;
 };
 
-enum class Format : int { f32, bf16, int8, int4 };
+// The first four and int4_zero are ours; the others hold what the GGUF types of these names hold (Q4_0 is int4, Q8_0 int8).
+enum class Format : int {
+  f32, bf16, int8, int4, int4_zero, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4, count
+};
+
+struct Part {          // rows of a matrix in one format; all parts but the last are whole tiles
+  const void* weight;  // packed, see pack.h
+  int64_t n;
+  int group;           // of the scales (int8, int4, int4_zero)
+  Format format;
+};
 
 struct LinearOp {        // out = residual + act(norm(x) @ W.T + bias)
   const void* x;         // [rows, k], row stride in elements
-  const void* weight;    // packed, see pack.h
+  const Part* parts;     // one, or several with integers
+  int64_t count;
   const float* bias;     // [n] or null
   const void* residual;  // [rows, n (or n / 2 after a gated act)] in x's type, or null
   void* out;
   int64_t rows, n, k, stride;
-  int group;             // of the weight's scales (int8, int4)
-  Format format;
   Type type;             // of x and residual; out too unless out_f32
   bool out_f32;
   Act act;

@@ -2,22 +2,19 @@
 
 #include <cmath>
 
-#include "numbers.h"
+#include "planes.h"
 #include "threads.h"
 
 namespace tokenmill {
 namespace {
 
-constexpr int64_t kStep = 256;  // bytes of four lines
+constexpr int64_t kStep = kColumnLine;
 
-int64_t quant_lines(Format format) { return format == Format::int8 ? 8 : 4; }
-int64_t group_bytes(Format format, int group) {
-  return kTileColumns * 2 + group / kGroup * quant_lines(format) * kStep;
-}
 int64_t tile_bytes(Format format, int64_t k, int group) {
   if (format == Format::f32) return k * kStep;
   if (format == Format::bf16) return divide_up(k, 2) * kStep;
-  return divide_up(k, group) * group_bytes(format, group);
+  const Coding c = coding(format);
+  return divide_up(k, unit_columns(c, group)) * unit_bytes(c, group);
 }
 
 float read(const void* data, Type type, int64_t i) {
@@ -49,37 +46,91 @@ void pack_dense_tile(const void* weight, Type type, int64_t n, int64_t k, int64_
   }
 }
 
-void pack_group(const int8_t* q, int64_t n, int64_t k, Format format, int64_t tile, int64_t first, uint8_t* lines) {
-  for (int64_t c = 0; c < kTileColumns; ++c) {
-    const int64_t row = tile * kTileColumns + c;
-    for (int64_t i = 0; i < kGroup; ++i) {
-      const bool exists = row < n && first + i < k;
-      const int value = exists ? q[row * k + first + i] : 0;
-      if (format == Format::int8) {
-        lines[i / 4 * kStep + c * 4 + i % 4] = static_cast<uint8_t>(value + 128);
-      } else {
-        uint8_t& byte = lines[i % 16 / 4 * kStep + c * 4 + i % 4];
-        byte = static_cast<uint8_t>(i < 16 ? value + 8 : byte | (value + 8) << 4);
+// One column's 32 codes of one plane set.
+void read_codes(const Coding& c, const uint8_t* planes, int64_t column, uint8_t* codes) {
+  const uint8_t* at = planes + column * 4;
+  for (int quad = 0; quad < 8; ++quad) {
+    uint32_t found = 0;
+    const uint8_t* plane = at;
+    if (c.whole) found = read32(plane + quad * kStep);
+    if (c.nibble) {
+      found = read32(plane + quad % 4 * kStep) >> (quad < 4 ? 0 : 4) & 0x0f0f0f0fu;
+      plane += 4 * kStep;
+    }
+    if (c.pair) {
+      const int field = quad % 2 * 2 + quad / 4;
+      found |= (read32(plane + quad % 4 / 2 * kStep) >> 2 * field & 0x03030303u) << pair_bit(c);
+      plane += 2 * kStep;
+    }
+    if (c.single) found |= (read32(plane) >> quad & 0x01010101u) << single_bit(c);
+    std::memcpy(codes + 4 * quad, &found, 4);
+  }
+}
+
+// Scale and offset of one group (the zero point of formats that have one) of one column.
+struct Step {
+  float scale, offset;
+};
+float half_at(const uint8_t* halves, int64_t i) {
+  uint16_t bits;
+  std::memcpy(&bits, halves + 2 * i, 2);
+  return half_to_float(bits);
+}
+Step read_step(const Coding& c, const uint8_t* head, const uint8_t* part, int64_t half, int64_t column) {
+  if (c.scales == Scales::power) {
+    const uint32_t power = head[column], bits = power < 2 ? 0x00200000u << power : (power - 1) << 23;
+    float scale;
+    std::memcpy(&scale, &bits, 4);
+    return {scale, 0.0f};
+  }
+  const float first = half_at(head, column), second = c.offset ? half_at(head + 2 * kTileColumns, column) : 0.0f;
+  if (c.scales == Scales::half) return {first, second};
+  const uint8_t* bytes = part + half * kTileColumns + column;
+  if (c.scales == Scales::nibbles) {
+    return {first * static_cast<float>(*bytes & 15), -(second * static_cast<float>(*bytes >> 4))};
+  }
+  const float scale = first * static_cast<float>(static_cast<int8_t>(*bytes));
+  const int minimum = c.offset ? bytes[kTileColumns * part_groups(c)] : 0;
+  return {scale, -(second * static_cast<float>(minimum))};
+}
+
+void read_integers(const uint8_t* tile, const Coding& c, int group, int64_t column, int64_t k, float* out) {
+  const int64_t columns = unit_columns(c, group), bytes = unit_bytes(c, group), width = kGroup / part_groups(c);
+  uint8_t codes[kGroup];
+  for (int64_t unit = 0; unit * columns < k; ++unit) {
+    const uint8_t* head = tile + unit * bytes;
+    for (int64_t p = 0; p < columns / kGroup; ++p) {
+      const uint8_t* part = head + unit_head(c) + p * part_bytes(c);
+      const int64_t from = unit * columns + p * kGroup;
+      if (from >= k) break;
+      read_codes(c, part + part_scales(c), column, codes);
+      for (int64_t i = 0; i < at_most(kGroup, k - from); ++i) {
+        const Step step = read_step(c, head, part, i / width, column);
+        int value = codes[i];
+        if (c.lookup) value = kLookup[c.lookup - 1][value];
+        if (c.zero) {
+          out[from + i] = (static_cast<float>(value) - step.offset) * step.scale;
+        } else {
+          out[from + i] = static_cast<float>(value - c.less) * step.scale;
+          if (c.offset) out[from + i] += step.offset;
+        }
       }
     }
   }
 }
 
-int unpack_one(const uint8_t* lines, Format format, int64_t c, int64_t i) {
-  if (format == Format::int8) return lines[i / 4 * kStep + c * 4 + i % 4] - 128;
-  const uint8_t byte = lines[i % 16 / 4 * kStep + c * 4 + i % 4];
-  return (i < 16 ? byte & 15 : byte >> 4) - 8;
-}
-
-float packed_value(const uint8_t* tile, Format format, int group, int64_t c, int64_t i) {
-  if (format == Format::f32) return reinterpret_cast<const float*>(tile)[i * kTileColumns + c];
-  if (format == Format::bf16) {
-    return to_float(reinterpret_cast<const bf16*>(tile)[(i / 2 * kTileColumns + c) * 2 + i % 2]);
+void read_row(const Part& part, int64_t row, int64_t k, float* out) {
+  const uint8_t* tile = static_cast<const uint8_t*>(part.weight) +
+                        row / kTileColumns * tile_bytes(part.format, k, part.group);
+  const int64_t c = row % kTileColumns;
+  if (part.format == Format::f32) {
+    for (int64_t i = 0; i < k; ++i) out[i] = reinterpret_cast<const float*>(tile)[i * kTileColumns + c];
+  } else if (part.format == Format::bf16) {
+    const auto* pairs = reinterpret_cast<const bf16*>(tile);
+    for (int64_t i = 0; i < k; ++i) out[i] = to_float(pairs[(i / 2 * kTileColumns + c) * 2 + i % 2]);
+  } else {
+    read_integers(tile, coding(part.format), part.group, c, k, out);
   }
-  const uint8_t* at = tile + i / group * group_bytes(format, group);
-  const float scale = half_to_float(reinterpret_cast<const uint16_t*>(at)[c]);
-  const uint8_t* lines = at + kTileColumns * 2 + i % group / kGroup * quant_lines(format) * kStep;
-  return scale * static_cast<float>(unpack_one(lines, format, c, i % kGroup));
 }
 
 }  // namespace
@@ -98,20 +149,31 @@ void pack_dense(const void* weight, Type type, int64_t n, int64_t k, int64_t str
   parallel_for(divide_up(n, kTileColumns), task);
 }
 
-void pack_quantised(const int8_t* q, const uint16_t* scales, int64_t n, int64_t k, int group, Format format,
-                    void* out) {
-  const int64_t groups = divide_up(k, group), bytes = group_bytes(format, group);
+void pack_quantised(const int8_t* q, const uint16_t* scales, const uint16_t* zeros, int64_t n, int64_t k, int group,
+                    Format format, void* out) {
+  const Coding c = coding(format);
+  const int64_t groups = divide_up(k, group), bytes = unit_bytes(c, group);
   auto task = [&](int64_t tile) {
     uint8_t* to = static_cast<uint8_t*>(out) + tile * groups * bytes;
     for (int64_t g = 0; g < groups; ++g, to += bytes) {
       auto* scale = reinterpret_cast<uint16_t*>(to);
-      for (int64_t c = 0; c < kTileColumns; ++c) {
-        const int64_t row = tile * kTileColumns + c;
-        scale[c] = row < n ? scales[row * groups + g] : 0;
+      for (int64_t column = 0; column < kTileColumns; ++column) {
+        const int64_t row = tile * kTileColumns + column;
+        scale[column] = row < n ? scales[row * groups + g] : 0;
+        if (c.zero) scale[kTileColumns + column] = row < n ? zeros[row * groups + g] : 0;
       }
       for (int64_t part = 0; part < group / kGroup; ++part) {
-        uint8_t* lines = to + kTileColumns * 2 + part * quant_lines(format) * kStep;
-        pack_group(q, n, k, format, tile, g * group + part * kGroup, lines);
+        uint8_t* planes = to + unit_head(c) + part * part_bytes(c);
+        const int64_t from = g * group + part * kGroup;
+        for (int64_t column = 0; column < kTileColumns; ++column) {
+          const int64_t row = tile * kTileColumns + column;
+          uint8_t codes[kGroup];
+          for (int64_t i = 0; i < kGroup; ++i) {
+            const bool exists = row < n && from + i < k;
+            codes[i] = static_cast<uint8_t>(exists ? q[row * k + from + i] + c.less : c.less);
+          }
+          write_codes(c, codes, column, planes);
+        }
       }
     }
   };
@@ -146,23 +208,23 @@ void quantise(const void* weight, Type type, int64_t n, int64_t k, int64_t strid
   parallel_for(n, task);
 }
 
-void unpack_rows(const void* packed, Format format, int64_t n, int64_t k, int group, const int64_t* ids, int64_t count,
-                 Type type, void* out) {
-  const int64_t bytes = tile_bytes(format, k, group);
-  auto task = [&](int64_t row) {
-    const int64_t id = ids[row];
-    const bool exists = id >= 0 && id < n;
-    const uint8_t* tile = static_cast<const uint8_t*>(packed) + (exists ? id / kTileColumns : 0) * bytes;
-    for (int64_t i = 0; i < k; ++i) {
-      const float value = exists ? packed_value(tile, format, group, id % kTileColumns, i) : 0.0f;
-      if (type == Type::f32) {
-        static_cast<float*>(out)[row * k + i] = value;
-      } else {
-        static_cast<bf16*>(out)[row * k + i] = to_bf16(value);
-      }
+void unpack_rows(const Part* parts, int64_t count, int64_t k, const int64_t* ids, int64_t wanted, Type type, void* out) {
+  auto task = [&](int64_t i) {
+    auto* values = static_cast<float*>(scratch(Scratch::tile, static_cast<size_t>(k) * 4));
+    int64_t row = ids[i], part = 0;
+    while (part < count && row >= parts[part].n) row -= parts[part++].n;
+    if (row < 0 || part == count) {
+      std::memset(values, 0, static_cast<size_t>(k) * 4);
+    } else {
+      read_row(parts[part], row, k, values);
+    }
+    if (type == Type::f32) {
+      std::memcpy(static_cast<float*>(out) + i * k, values, static_cast<size_t>(k) * 4);
+    } else {
+      for (int64_t j = 0; j < k; ++j) static_cast<bf16*>(out)[i * k + j] = to_bf16(values[j]);
     }
   };
-  parallel_for(count, task);
+  parallel_for(wanted, task);
 }
 
 }  // namespace tokenmill

@@ -1,17 +1,18 @@
-// int8 and int4 weights against int8 activations. Both sides are quantised in groups of 32 along k (a weight scale may
-// serve several groups); a group's dot product is exact in int32, and groups are added in float32, ascending.
+// Integer weights against int8 activations. Activations are quantised in groups of 32 along k; within 32 (or 16, where
+// the format's scales are finer) the dot product is exact in int32, and groups are added in float32, ascending: first
+// a group's product, then its offset times the sum of its activations. How codes lie is in coding.h.
 namespace tokenmill {
 namespace TM_NS {
 
-struct Activations {  // rows of int8; each group has a scale and the value that its integer sums start from
+struct Activations {  // rows of int8; each group of 32 has a scale and the sums of its two halves
   const int8_t* q;
   const float* scale;
-  const int32_t* start;
+  const int32_t* sum;
   int64_t width;      // k rounded up to a multiple of kGroup
 };
 
 template <class T>
-TM_SHARED void quantise_row(const T* x, int64_t k, int8_t* q, float* scale, int32_t* start, int32_t by) {
+TM_SHARED void quantise_row(const T* x, int64_t k, int8_t* q, float* scale, int32_t* sum) {
   for (int64_t g = 0; g * kGroup < k; ++g) {
     const int64_t at = g * kGroup;
     const F a = load_part(x + at, k - at);
@@ -21,78 +22,157 @@ TM_SHARED void quantise_row(const T* x, int64_t k, int8_t* q, float* scale, int3
     store_int8(q + at, round(mul(a, inverse)));
     store_int8(q + at + 16, round(mul(b, inverse)));
     scale[g] = top / 127.0f;
-    start[g] = by * sum_int8(q + at);
+    sum[2 * g] = sum_int8(q + at);
+    sum[2 * g + 1] = sum_int8(q + at + 16);
   }
 }
 
-constexpr int64_t quant_lines(Format format) { return format == Format::int8 ? 8 : 4; }
-constexpr int64_t kScaleBytes = kTileColumns * 2;
+// Codes of eight bits multiply another way than smaller ones, which leave room for sums of products in 16 bits.
+constexpr bool wide_codes(const Coding& c) { return c.whole || c.lookup == 1; }
+// A sum of products of codes that starts at this times the activations' sum ends at the product of the values.
+constexpr int32_t start_factor(const Coding& c) { return wide_codes(c) ? kStart8 : -c.less; }
 
-// Bytes of one weight group of a tile: 64 half scales, then its lines.
-TM_INLINE int64_t quant_group_bytes(Format format, int group) {
-  return kScaleBytes + group / kGroup * quant_lines(format) * kStepBytes;
-}
-
-template <Format kFormat, int R, int V>
-TM_INLINE void quant_dots(I (&acc)[R][V], const uint8_t* w, const int8_t* x, int64_t stride) {
-  if (kFormat == Format::int8) {
-    for (int j = 0; j < 8; ++j, w += kStepBytes) {
-      Line line[V];
-      for (int v = 0; v < V; ++v) line[v] = load_line(w + v * kLine);
-      for (int r = 0; r < R; ++r) {
-        const Quad quad = splat_quad(x + r * stride + 4 * j);
-        for (int v = 0; v < V; ++v) acc[r][v] = dot8bit(acc[r][v], line[v], quad);
-      }
+template <Format kFormat, int kQuad>
+TM_INLINE Line quad_codes(const uint8_t* planes) {
+  constexpr Coding kind = coding(kFormat);
+  constexpr int64_t pairs = kind.nibble ? 4 * kColumnLine : 0, singles = pairs + (kind.pair ? 2 * kColumnLine : 0);
+  if constexpr (kind.whole) {
+    return load_line(planes + kQuad * kColumnLine);
+  } else {
+    Line codes;
+    if constexpr (kind.nibble) {
+      const Line both = load_line(planes + kQuad % 4 * kColumnLine);
+      codes = kQuad < 4 ? low_nibbles(both) : high_nibbles(both);
+      if constexpr (kind.lookup != 0) codes = looked_up(codes, kLookup[kind.lookup - 1]);
     }
-    return;
+    if constexpr (kind.pair) {
+      constexpr int place = pair_bit(kind), field = kQuad % 2 * 2 + kQuad / 4;
+      const Line bits = load_line(planes + pairs + kQuad % 4 / 2 * kColumnLine);
+      const Line some = masked(shifted<2 * field - place>(bits), static_cast<uint8_t>(3 << place));
+      codes = kind.nibble ? either(codes, some) : some;
+    }
+    if constexpr (kind.single) {
+      constexpr int place = single_bit(kind);
+      const Line bits = load_line(planes + singles);
+      codes = either(codes, masked(shifted<kQuad - place>(bits), static_cast<uint8_t>(1 << place)));
+    }
+    return codes;
   }
-  for (int j = 0; j < 4; ++j, w += kStepBytes) {
-    Line line[V];
-    for (int v = 0; v < V; ++v) line[v] = low_nibbles(load_line(w + v * kLine));
+}
+
+template <Format kFormat, int kQuad, int R, int V>
+TM_INLINE void dot_quad(I (&sums)[R][V], const uint8_t* planes, const int8_t* x, int64_t stride) {
+  Line line[V];
+  for (int v = 0; v < V; ++v) line[v] = quad_codes<kFormat, kQuad>(planes + v * kLine);
+  for (int r = 0; r < R; ++r) {
+    const Quad quad = splat_quad(x + r * stride + 4 * kQuad);
+    for (int v = 0; v < V; ++v) {
+      sums[r][v] = wide_codes(coding(kFormat)) ? dot8bit(sums[r][v], line[v], quad) : dot4bit(sums[r][v], line[v], quad);
+    }
+  }
+}
+
+template <Format kFormat>
+TM_INLINE F group_scale(const uint8_t* head, const uint8_t* part, int half, int column) {
+  constexpr Coding kind = coding(kFormat);
+  const auto* halves = reinterpret_cast<const uint16_t*>(head) + column;
+  const uint8_t* bytes = part + half * kTileColumns + column;
+  if constexpr (kind.scales == Scales::power) return load_power(head + column);
+  else if constexpr (kind.scales == Scales::half) return load_half(halves);
+  else if constexpr (kind.scales == Scales::nibbles) return mul(load_half(halves), load_low_nibbles(bytes));
+  else return mul(load_half(halves), load_int8(reinterpret_cast<const int8_t*>(bytes)));
+}
+
+// What is taken off a group's product per sum of its activations (the zero point itself for formats that have one).
+template <Format kFormat>
+TM_INLINE F group_minimum(const uint8_t* head, const uint8_t* part, int half, int column) {
+  constexpr Coding kind = coding(kFormat);
+  const auto* halves = reinterpret_cast<const uint16_t*>(head) + kTileColumns + column;
+  const uint8_t* bytes = part + half * kTileColumns + column;
+  if constexpr (kind.scales == Scales::nibbles) return mul(load_half(halves), load_high_nibbles(bytes));
+  else if constexpr (kind.scales == Scales::half) return kind.zero ? load_half(halves) : sub(zero(), load_half(halves));
+  else return mul(load_half(halves), load_int8(reinterpret_cast<const int8_t*>(bytes) + kTileColumns * part_groups(kind)));
+}
+
+struct Group {  // where one group of columns of k lies: half 0 and 1 of 32, or both (-1)
+  const uint8_t* head;
+  const uint8_t* part;
+  int first;     // vector of the tile
+  int64_t row;   // of the activations
+  int64_t index; // of the 32
+};
+
+template <Format kFormat, int kHalf, int R, int V>
+TM_INLINE void add_group(F (&acc)[R][V], const Group& at, const Activations& x) {
+  constexpr Coding kind = coding(kFormat);
+  constexpr int half = kHalf > 0 ? 1 : 0;
+  const int64_t groups = x.width / kGroup;
+  const int8_t* q = x.q + at.row * x.width + at.index * kGroup;
+  const uint8_t* planes = at.part + part_scales(kind) + at.first * kLine;
+  I sums[R][V];
+  int32_t total[R];
+  for (int r = 0; r < R; ++r) {
+    const int32_t* sum = x.sum + 2 * ((at.row + r) * groups + at.index);
+    total[r] = kHalf < 0 ? sum[0] + sum[1] : sum[half];
+    const I start = isplat(start_factor(kind) * total[r]);
+    for (int v = 0; v < V; ++v) sums[r][v] = start;
+  }
+  if constexpr (kHalf < 0) {
+    dot_quad<kFormat, 0>(sums, planes, q, x.width);
+    dot_quad<kFormat, 4>(sums, planes, q, x.width);
+    dot_quad<kFormat, 1>(sums, planes, q, x.width);
+    dot_quad<kFormat, 5>(sums, planes, q, x.width);
+    dot_quad<kFormat, 2>(sums, planes, q, x.width);
+    dot_quad<kFormat, 6>(sums, planes, q, x.width);
+    dot_quad<kFormat, 3>(sums, planes, q, x.width);
+    dot_quad<kFormat, 7>(sums, planes, q, x.width);
+  } else {
+    dot_quad<kFormat, 4 * half + 0>(sums, planes, q, x.width);
+    dot_quad<kFormat, 4 * half + 1>(sums, planes, q, x.width);
+    dot_quad<kFormat, 4 * half + 2>(sums, planes, q, x.width);
+    dot_quad<kFormat, 4 * half + 3>(sums, planes, q, x.width);
+  }
+  for (int v = 0; v < V; ++v) {
+    const int column = (at.first + v) * 16;
+    const F scale = group_scale<kFormat>(at.head, at.part, half, column);
+    F minimum = zero();
+    if constexpr (kind.offset) minimum = group_minimum<kFormat>(at.head, at.part, half, column);
     for (int r = 0; r < R; ++r) {
-      const Quad quad = splat_quad(x + r * stride + 4 * j);
-      for (int v = 0; v < V; ++v) acc[r][v] = dot4bit(acc[r][v], line[v], quad);
-    }
-    for (int v = 0; v < V; ++v) line[v] = high_nibbles(load_line(w + v * kLine));
-    for (int r = 0; r < R; ++r) {
-      const Quad quad = splat_quad(x + r * stride + 16 + 4 * j);
-      for (int v = 0; v < V; ++v) acc[r][v] = dot4bit(acc[r][v], line[v], quad);
+      const float by = x.scale[(at.row + r) * groups + at.index], all = static_cast<float>(total[r]);
+      F dot = to_f(sums[r][v]);
+      if constexpr (kind.zero) dot = sub(dot, mul(minimum, splat(all)));  // exact: both are whole and below 2^24
+      acc[r][v] = fma(mul(dot, splat(by)), scale, acc[r][v]);
+      if constexpr (kind.offset && !kind.zero) acc[r][v] = fma(minimum, splat(-(all * by)), acc[r][v]);
     }
   }
 }
 
-// c [R, 16 V] += over weight groups [begin, end), columns from vector `first` of the tile.
+// c [R, 16 V] += over units [begin, end), columns from vector `first` of the tile.
 template <Format kFormat, int R, int V>
 inline void quant_block(const uint8_t* tile, int group, int64_t begin, int64_t end, int first, const Activations& x,
                         int64_t row, float* c, bool resume) {
+  constexpr Coding kind = coding(kFormat);
   F acc[R][V];
   for (int r = 0; r < R; ++r) {
     for (int v = 0; v < V; ++v) acc[r][v] = resume ? load(c + r * kTileColumns + v * 16) : zero();
   }
-  const int64_t parts = group / kGroup, bytes = quant_group_bytes(kFormat, group), groups = x.width / kGroup;
-  for (int64_t g = begin; g < end; ++g) {
-    const uint8_t* at = tile + g * bytes;
+  const int64_t parts = unit_columns(kind, group) / kGroup, bytes = unit_bytes(kind, group), groups = x.width / kGroup;
+  for (int64_t unit = begin; unit < end; ++unit) {
+    const uint8_t* head = tile + unit * bytes;
+    const uint8_t* at = head + unit_head(kind);
     if (R <= 2) {
-      for (int64_t ahead = 0; ahead < bytes; ahead += kLine) prefetch(at + 4096 + ahead);
+      for (int64_t ahead = 0; ahead < unit_head(kind); ahead += kLine) prefetch(head + 4096 + ahead);
     }
-    const auto* scales = reinterpret_cast<const uint16_t*>(at) + first * 16;
-    const uint8_t* lines = at + kScaleBytes + first * kLine;
-    for (int64_t part = 0; part < parts; ++part, lines += quant_lines(kFormat) * kStepBytes) {
-      const int64_t p = g * parts + part;
-      if (p >= groups) break;
-      const int8_t* q = x.q + row * x.width + p * kGroup;
-      I dots[R][V];
-      for (int r = 0; r < R; ++r) {
-        const I start = isplat(x.start[(row + r) * groups + p]);
-        for (int v = 0; v < V; ++v) dots[r][v] = start;
+    for (int64_t part = 0; part < parts && unit * parts + part < groups; ++part, at += part_bytes(kind)) {
+      if (R <= 2) {
+        for (int64_t ahead = 0; ahead < part_bytes(kind); ahead += kLine) prefetch(at + 4096 + ahead);
       }
-      quant_dots<kFormat, R, V>(dots, lines, q, x.width);
-      for (int v = 0; v < V; ++v) {
-        const F scale = load_half(scales + v * 16);
-        for (int r = 0; r < R; ++r) {
-          const F by = splat(x.scale[(row + r) * groups + p]);
-          acc[r][v] = fma(mul(to_f(dots[r][v]), by), scale, acc[r][v]);
-        }
+      const Group here{head, at, first, row, unit * parts + part};
+      if constexpr (kind.columns == 16) {
+        add_group<kFormat, 0>(acc, here, x);
+        add_group<kFormat, 1>(acc, here, x);
+      } else {
+        add_group<kFormat, -1>(acc, here, x);
       }
     }
   }
@@ -110,23 +190,51 @@ TM_INLINE void quant_rows(const uint8_t* tile, int group, int64_t begin, int64_t
   }
 }
 
+// Any number of rows, cut into register tiles: evenly for what is used most, by powers of two for the others (each
+// size is a function of its own).
 template <Format kFormat>
 void quant_tile(const uint8_t* tile, int group, int64_t begin, int64_t end, const Activations& x, int64_t first,
                 int64_t rows, float* c, bool resume) {
-  int64_t tiles = divide_up(rows, kQuantRows);
-  for (int64_t row = 0; row < rows; --tiles) {
-    const int64_t n = divide_up(rows - row, tiles);
+  constexpr bool even = kFormat == Format::int8 || kFormat == Format::int4 || kFormat == Format::q4_k ||
+                        kFormat == Format::q6_k;
+  constexpr int most = even ? kQuantRows : kQuantRows < 4 ? 2 : 4;
+  for (int64_t row = 0; row < rows;) {
+    const int64_t left = rows - row;
+    const int64_t n = even ? divide_up(left, divide_up(left, most)) : left >= most ? most : left >= 2 ? 2 : 1;
     float* to = c + row * kTileColumns;
     const int64_t at = first + row;
     switch (n) {
       case 1: quant_rows<kFormat, 1>(tile, group, begin, end, x, at, to, resume); break;
       case 2: quant_rows<kFormat, 2>(tile, group, begin, end, x, at, to, resume); break;
-      case 3: quant_rows<kFormat, kQuantRows < 3 ? 2 : 3>(tile, group, begin, end, x, at, to, resume); break;
-      case 4: quant_rows<kFormat, kQuantRows < 4 ? 2 : 4>(tile, group, begin, end, x, at, to, resume); break;
-      case 5: quant_rows<kFormat, kQuantRows < 5 ? 2 : 5>(tile, group, begin, end, x, at, to, resume); break;
-      default: quant_rows<kFormat, kQuantRows < 6 ? 2 : 6>(tile, group, begin, end, x, at, to, resume); break;
+      case 3: quant_rows<kFormat, most < 3 || !even ? 2 : 3>(tile, group, begin, end, x, at, to, resume); break;
+      case 4: quant_rows<kFormat, most < 4 ? 2 : 4>(tile, group, begin, end, x, at, to, resume); break;
+      case 5: quant_rows<kFormat, most < 5 ? 2 : 5>(tile, group, begin, end, x, at, to, resume); break;
+      default: quant_rows<kFormat, most < 6 ? 2 : 6>(tile, group, begin, end, x, at, to, resume); break;
     }
     row += n;
+  }
+}
+
+using TileSums = void (*)(const uint8_t* tile, int group, int64_t begin, int64_t end, const Activations& x,
+                          int64_t first, int64_t rows, float* c, bool resume);
+
+TM_INLINE TileSums tile_sums(Format format) {
+  switch (format) {
+    case Format::int8: return quant_tile<Format::int8>;
+    case Format::int4: return quant_tile<Format::int4>;
+    case Format::int4_zero: return quant_tile<Format::int4_zero>;
+    case Format::q4_1: return quant_tile<Format::q4_1>;
+    case Format::q5_0: return quant_tile<Format::q5_0>;
+    case Format::q5_1: return quant_tile<Format::q5_1>;
+    case Format::q2_k: return quant_tile<Format::q2_k>;
+    case Format::q3_k: return quant_tile<Format::q3_k>;
+    case Format::q4_k: return quant_tile<Format::q4_k>;
+    case Format::q5_k: return quant_tile<Format::q5_k>;
+    case Format::q6_k: return quant_tile<Format::q6_k>;
+    case Format::iq4_nl: return quant_tile<Format::iq4_nl>;
+    case Format::iq4_xs: return quant_tile<Format::iq4_xs>;
+    case Format::mxfp4: return quant_tile<Format::mxfp4>;
+    default: return nullptr;
   }
 }
 

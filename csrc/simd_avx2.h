@@ -91,14 +91,33 @@ TM_INLINE void store_int8(int8_t* p, F x) {
   const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(order), _mm256_extracti128_si256(order, 1));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
-TM_INLINE int32_t sum_int8(const int8_t* p) {
-  const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  const __m256i words = _mm256_maddubs_epi16(_mm256_set1_epi8(1), x);
-  const __m256i dwords = _mm256_madd_epi16(words, _mm256_set1_epi16(1));
-  __m128i s = _mm_add_epi32(_mm256_castsi256_si128(dwords), _mm256_extracti128_si256(dwords, 1));
-  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
-  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1));
-  return _mm_cvtsi128_si32(s);
+TM_INLINE int32_t sum_int8(const int8_t* p) {  // sixteen
+  const __m128i up = _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), _mm_set1_epi8(-128));
+  const __m128i s = _mm_sad_epu8(up, _mm_setzero_si128());
+  return _mm_cvtsi128_si32(s) + _mm_extract_epi32(s, 2) - 16 * 128;
+}
+TM_INLINE __m128i load_bytes(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+TM_INLINE I widen_bytes(__m128i x) {  // unsigned
+  return {_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_srli_si128(x, 8))};
+}
+TM_INLINE F load_int8(const int8_t* p) {
+  const __m128i x = load_bytes(p);
+  return to_f(I{_mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_srli_si128(x, 8))});
+}
+TM_INLINE F load_low_nibbles(const uint8_t* p) {
+  return to_f(widen_bytes(_mm_and_si128(load_bytes(p), _mm_set1_epi8(15))));
+}
+TM_INLINE F load_high_nibbles(const uint8_t* p) {
+  return to_f(widen_bytes(_mm_and_si128(_mm_srli_epi16(load_bytes(p), 4), _mm_set1_epi8(15))));
+}
+TM_INLINE __m256 power_of_byte(__m256i e) {
+  const __m256i plain = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
+  const __m256i denormal = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
+  return _mm256_castsi256_ps(_mm256_blendv_epi8(plain, denormal, _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e)));
+}
+TM_INLINE F load_power(const uint8_t* p) {  // 2^(byte - 128); 0 and 1 are denormal
+  const I e = widen_bytes(load_bytes(p));
+  return {power_of_byte(e.a), power_of_byte(e.b)};
 }
 
 TM_INLINE Line load_line(const void* p) {
@@ -112,6 +131,21 @@ TM_INLINE Line low_nibbles(Line x) {
 TM_INLINE Line high_nibbles(Line x) {
   return low_nibbles({_mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4)});
 }
+// Bits of bytes moved down by kBy (up where that is negative); what crosses a byte's border is for `masked` to remove.
+template <int kBy>
+TM_INLINE Line shifted(Line x) {
+  if constexpr (kBy >= 0) return {_mm256_srli_epi16(x.a, kBy), _mm256_srli_epi16(x.b, kBy)};
+  else return {_mm256_slli_epi16(x.a, -kBy), _mm256_slli_epi16(x.b, -kBy)};
+}
+TM_INLINE Line masked(Line x, uint8_t mask) {
+  const __m256i m = _mm256_set1_epi8(static_cast<char>(mask));
+  return {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
+}
+TM_INLINE Line either(Line x, Line y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+TM_INLINE Line looked_up(Line codes, const uint8_t* table) {
+  const __m256i t = _mm256_broadcastsi128_si256(load_bytes(table));
+  return {_mm256_shuffle_epi8(t, codes.a), _mm256_shuffle_epi8(t, codes.b)};
+}
 using Quad = __m256i;
 TM_INLINE Quad splat_quad(const int8_t* x) {
   int32_t quad;
@@ -119,7 +153,7 @@ TM_INLINE Quad splat_quad(const int8_t* x) {
   return _mm256_set1_epi32(quad);
 }
 // Without VNNI the product is |w| * (x with w's sign): two of them fit 16 bits, an unsigned weight would not.
-constexpr int32_t kStart8 = 0, kStart4 = -8;
+constexpr int32_t kStart8 = 0;
 TM_INLINE __m256i signed_dot(__m256i acc, __m256i w, __m256i x) {
   const __m256i value = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
   const __m256i words = _mm256_maddubs_epi16(_mm256_abs_epi8(value), _mm256_sign_epi8(x, value));

@@ -77,18 +77,40 @@ TM_INLINE F to_f(I x) { return _mm512_cvtepi32_ps(x); }
 TM_INLINE void store_int8(int8_t* p, F x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
 }
-TM_INLINE int32_t sum_int8(const int8_t* p) {
-  const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  const __m256i dwords = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), x), _mm256_set1_epi16(1));
-  __m128i s = _mm_add_epi32(_mm256_castsi256_si128(dwords), _mm256_extracti128_si256(dwords, 1));
-  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
-  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1));
-  return _mm_cvtsi128_si32(s);
+TM_INLINE int32_t sum_int8(const int8_t* p) {  // sixteen
+  const __m128i up = _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), _mm_set1_epi8(-128));
+  const __m128i s = _mm_sad_epu8(up, _mm_setzero_si128());
+  return _mm_cvtsi128_si32(s) + _mm_extract_epi32(s, 2) - 16 * 128;
+}
+TM_INLINE __m128i load_bytes(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+TM_INLINE F load_int8(const int8_t* p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_bytes(p))); }
+TM_INLINE F load_low_nibbles(const uint8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_and_si128(load_bytes(p), _mm_set1_epi8(15))));
+}
+TM_INLINE F load_high_nibbles(const uint8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_and_si128(_mm_srli_epi16(load_bytes(p), 4), _mm_set1_epi8(15))));
+}
+TM_INLINE F load_power(const uint8_t* p) {  // 2^(byte - 128); 0 and 1 are denormal
+  const __m512i e = _mm512_cvtepu8_epi32(load_bytes(p));
+  const __m512i plain = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
+  const __mmask16 small = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2));
+  return _mm512_castsi512_ps(_mm512_mask_sllv_epi32(plain, small, _mm512_set1_epi32(0x00200000), e));
 }
 
 TM_INLINE Line load_line(const void* p) { return _mm512_loadu_si512(p); }
 TM_INLINE Line low_nibbles(Line x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
 TM_INLINE Line high_nibbles(Line x) { return low_nibbles(_mm512_srli_epi16(x, 4)); }
+// Bits of bytes moved down by kBy (up where that is negative); what crosses a byte's border is for `masked` to remove.
+template <int kBy>
+TM_INLINE Line shifted(Line x) {
+  if constexpr (kBy >= 0) return _mm512_srli_epi16(x, kBy);
+  else return _mm512_slli_epi16(x, -kBy);
+}
+TM_INLINE Line masked(Line x, uint8_t mask) { return _mm512_and_si512(x, _mm512_set1_epi8(static_cast<char>(mask))); }
+TM_INLINE Line either(Line x, Line y) { return _mm512_or_si512(x, y); }
+TM_INLINE Line looked_up(Line codes, const uint8_t* table) {
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(load_bytes(table)), codes);
+}
 using Quad = __m512i;
 TM_INLINE Quad splat_quad(const int8_t* x) {
   int32_t quad;
@@ -97,11 +119,11 @@ TM_INLINE Quad splat_quad(const int8_t* x) {
 }
 #if defined(TM_VNNI)
 // The weights are the unsigned side (stored + 128), so the correction is a start value and costs nothing.
-constexpr int32_t kStart8 = -128, kStart4 = -8;
+constexpr int32_t kStart8 = -128;
 TM_INLINE I dot8bit(I acc, Line w, Quad x) { return _mm512_dpbusd_epi32(acc, w, x); }
 TM_INLINE I dot4bit(I acc, Line w, Quad x) { return _mm512_dpbusd_epi32(acc, w, x); }
 #else
-constexpr int32_t kStart8 = 0, kStart4 = -8;
+constexpr int32_t kStart8 = 0;
 TM_INLINE I dot8bit(I acc, Line w, Quad x) {
   const __m512i value = _mm512_xor_si512(w, _mm512_set1_epi8(-128));
   const __m512i turned = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(value), _mm512_setzero_si512(), x);

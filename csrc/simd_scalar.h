@@ -79,10 +79,30 @@ TM_INLINE void store_int8(int8_t* p, F a) {
   const Bytes16 b = __builtin_convertvector(__builtin_convertvector(a, I), Bytes16);
   std::memcpy(p, &b, 16);
 }
-TM_INLINE int32_t sum_int8(const int8_t* p) {
+TM_INLINE int32_t sum_int8(const int8_t* p) {  // sixteen
   int32_t s = 0;
-  for (int i = 0; i < 32; ++i) s += p[i];
+  for (int i = 0; i < 16; ++i) s += p[i];
   return s;
+}
+TM_INLINE F load_int8(const int8_t* p) {
+  Bytes16 b;
+  std::memcpy(&b, p, 16);
+  return __builtin_convertvector(b, F);
+}
+TM_INLINE F load_low_nibbles(const uint8_t* p) {
+  F r;
+  for (int i = 0; i < 16; ++i) r[i] = static_cast<float>(p[i] & 15);
+  return r;
+}
+TM_INLINE F load_high_nibbles(const uint8_t* p) {
+  F r;
+  for (int i = 0; i < 16; ++i) r[i] = static_cast<float>(p[i] >> 4);
+  return r;
+}
+TM_INLINE F load_power(const uint8_t* p) {  // 2^(byte - 128); 0 and 1 are denormal
+  U r;
+  for (int i = 0; i < 16; ++i) r[i] = p[i] < 2 ? 0x00200000u << p[i] : (p[i] - 1u) << 23;
+  return bits<F>(r);
 }
 
 TM_INLINE Line load_line(const void* p) { Line r; std::memcpy(&r, p, 64); return r; }
@@ -91,9 +111,24 @@ TM_INLINE Line as_line(F a) { return bits<Line>(a); }
 TM_INLINE F as_f(Line a) { return bits<F>(a); }
 TM_INLINE Line low_nibbles(Line a) { return a & 0x0f0f0f0fu; }
 TM_INLINE Line high_nibbles(Line a) { return a >> 4 & 0x0f0f0f0fu; }
+// Bits of bytes moved down by kBy (up where that is negative); what crosses a byte's border is for `masked` to remove.
+template <int kBy>
+TM_INLINE Line shifted(Line a) {
+  if constexpr (kBy >= 0) return a >> kBy;
+  else return a << -kBy;
+}
+TM_INLINE Line masked(Line a, uint8_t mask) { return a & mask * 0x01010101u; }
+TM_INLINE Line either(Line a, Line b) { return a | b; }
+TM_INLINE Line looked_up(Line codes, const uint8_t* table) {
+  uint8_t b[64];
+  std::memcpy(b, &codes, 64);
+  for (uint8_t& code : b) code = table[code];
+  std::memcpy(&codes, b, 64);
+  return codes;
+}
 // 16 columns x 4 weights against 4 activations. int8 weights are stored as weight + 128, int4 as weight + 8.
-// A sum that starts at kStart times the activations' sum ends at the product of the signed weights.
-constexpr int32_t kStart8 = -128, kStart4 = -8;
+// A sum of bytes that starts at kStart8 times the activations' sum ends at the product of the signed weights.
+constexpr int32_t kStart8 = -128;
 using Quad = const int8_t*;
 TM_INLINE Quad splat_quad(const int8_t* x) { return x; }
 TM_INLINE I dot4(I acc, Line w, Quad x) {

@@ -292,6 +292,27 @@ class Kernels(Protocol):
         """As pack_dense, for integers q [N, K] with float16 scales [N, groups]; None: grid_linear takes them as are."""
         ...
 
+    def natural_group(self, bits: int, columns: int) -> int:
+        """Columns that share a scale where weights are rounded at load and nobody asked for a group."""
+        ...
+
+    def pack_zeros(self, q: Tensor, scales: Tensor, zeros: Tensor, bias: Tensor | None = None) -> Any | None:
+        """As pack_grid, for 4 bit numbers (q - zeros) * scales with zeros [N, groups] int8; None: there is no form."""
+        ...
+
+    def pack_fp8(self, data: Tensor, scales: Tensor, bias: Tensor | None = None, *, blocks: bool = False) -> Any | None:
+        """As pack_dense, for float8 (e4m3) data [N, K] with float32 scales [N, 1], or one per 128 x 128 block."""
+        ...
+
+    def fp8_linear(self, x: Tensor, data: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x @ (data * scales).T + bias -> [T, N] in x's dtype; float32 scales [N, 1] or [N / 128, K / 128]."""
+        ...
+
+    def pack_blocks(self, pieces: list[tuple[str, Tensor]], columns: int, bias: Tensor | None = None) -> Any | None:
+        """As pack_dense, for rows in GGUF blocks: (type, raw [rows, bytes]) one below the other, `columns` numbers a row.
+        None: there is no such form for these types."""
+        ...
+
     def grid_linear(self, x: Tensor, q: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
         """x @ (q * scales).T + bias -> [T, N] in x's dtype. On a CPU the activations are rounded to int8 as well, in
         groups of 32 with scale max|x| / 127: sums within a group are exact, groups add up ascending in float32."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, KVView, Mixture, NormSpec, RopeSpec, RouteSpec
 from tokenmill.core.protocols import FusedMixture, Weight
-from tokenmill.kernels import grid, paged, rows, stored
+from tokenmill.kernels import fp8, grid, paged, rows, stored
 
 
 class ReferenceKernels:
@@ -73,6 +73,28 @@ class ReferenceKernels:
 
     def pack_grid(self, q: Tensor, scales: Tensor, bits: int, bias: Tensor | None = None) -> Any | None:
         """Plain torch multiplies integers as they are."""
+        return None
+
+    def natural_group(self, bits: int, columns: int) -> int:
+        """32 columns, as most formats have it."""
+        return 32
+
+    def pack_zeros(self, q: Tensor, scales: Tensor, zeros: Tensor, bias: Tensor | None = None) -> Any | None:
+        """Nothing: the differences are 8 bit numbers."""
+        return None
+
+    def pack_fp8(self, data: Tensor, scales: Tensor, bias: Tensor | None = None, *, blocks: bool = False) -> Any | None:
+        """Nothing: plain torch multiplies widened matrices."""
+        return None
+
+    def fp8_linear(self, x: Tensor, data: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x [T, K] @ (data * scales).T + bias, in float32."""
+        self.count("fp8_linear")
+        y = rows.linear(x.float(), fp8.widen(data, scales), None if bias is None else bias.float())
+        return y.to(x.dtype)
+
+    def pack_blocks(self, pieces: list[tuple[str, Tensor]], columns: int, bias: Tensor | None = None) -> Any | None:
+        """Nothing: plain torch multiplies decoded integers."""
         return None
 
     def grid_linear(self, x: Tensor, q: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:

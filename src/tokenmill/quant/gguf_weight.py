@@ -1,24 +1,25 @@
 """Weights that stay in a GGUF file's own blocks until they settle. Owns: which form each block type settles into.
 
-Rows (embeddings) are decoded from the blocks one by one; joining, splitting and reordering move bytes. Settling gives,
-on a backend with packed integers:
-- int4 or int8 with float16 scales, bit for bit: Q4_0; Q8_0, Q5_0, IQ4_NL, MXFP4;
-- int8 with the same integers and scales rounded to float16 (2^-11): IQ4_XS;
-- int8 in groups of 32, rounded anew, for all others: scales per 16, offsets and codebooks have no packed form. The
-  added error is a few hundredths of what the file itself lost, at 8.5 bits a weight; bfloat16 would cost 16;
-and elsewhere the file's own integers, scales and offsets. Must not know: files, names, layers.
+Rows (embeddings) are decoded from the blocks one by one; joining, splitting and reordering move bytes. Settling gives
+
+- the backend's own form of the blocks, where it has one (`Kernels.pack_blocks`): same numbers, same bits per weight;
+- else, on a backend with packed integers: int4 or int8 with float16 scales, bit for bit for Q4_0, Q8_0, Q5_0, IQ4_NL
+  and MXFP4, and int8 in groups of 32, rounded anew, for all others (codebooks of several numbers have no other form);
+- else the file's own integers, scales and offsets.
+
+Must not know: files, names, layers.
 """
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from tokenmill.checkpoint.gguf_blocks import Blocks, Grid
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import ForwardContext
+from tokenmill.core.forward import Act, ForwardContext, NormSpec
 from tokenmill.core.protocols import Kernels, Weight
 from tokenmill.kernels.grid import widen_affine
 from tokenmill.quant.base import MixedWeight, WeightBase
@@ -42,21 +43,32 @@ class BlockWeight(WeightBase):
         self.shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
 
     def settle(self, kernels: Kernels) -> Weight:
-        """Packed integers where the backend has them, else the file's own grid."""
+        """The form that the backend multiplies fastest, of those above."""
+        packed = kernels.pack_blocks([(p.type.name, p.raw) for p in self.parts], self.shape[1], self.bias)
+        if packed is not None:
+            return PackedWeight(packed, self.shape, self.dtype)
+        if len({part.type.name for part in self.parts}) > 1:  # one grid would widen the narrower ones
+            return MixedWeight([part.settle(kernels) for part in self._apart()])
         exact = all(part.type.name in EXACT for part in self.parts)
         if exact or _packs(kernels, self.shape[1], self.parts[0].raw.device):
             return self._packed(kernels)
         settled: list[Weight] = []
-        start = 0
-        for part in self.parts:
-            bias = None if self.bias is None else self.bias[start : start + part.shape[0]]
-            start += part.shape[0]
-            grid = part.grid()
+        for part in self._apart():
+            grid = part.parts[0].grid()
             if grid is None:
-                settled.append(BlockWeight([part], self.dtype, bias)._packed(kernels))
+                settled.append(part._packed(kernels))
             else:
-                settled.append(AffineWeight(grid.q, grid.scale, grid.offset, self.dtype, bias))
+                settled.append(AffineWeight(grid.q, grid.scale, grid.offset, self.dtype, part.bias))
         return settled[0] if len(settled) == 1 else MixedWeight(settled)
+
+    def _apart(self) -> list[BlockWeight]:
+        """Each part as a weight of its own."""
+        found, start = [], 0
+        for part in self.parts:
+            stop = start + part.shape[0]
+            found.append(BlockWeight([part], self.dtype, None if self.bias is None else self.bias[start:stop]))
+            start = stop
+        return found
 
     def _packed(self, kernels: Kernels) -> Weight:
         rows, columns = self.shape
@@ -81,10 +93,9 @@ class BlockWeight(WeightBase):
         return ctx.kernels.linear(x, self.dense(), self.bias)
 
     def join(self, others: list[Self]) -> Self | None:
-        """One weight, unless that would widen 4 bit parts."""
+        """One weight, whatever the types of its parts."""
         every = [self, *others]
-        four = {part.type.name == FOUR_BITS for weight in every for part in weight.parts}
-        if len(four) > 1 or len({weight.dtype for weight in every}) > 1:
+        if len({weight.dtype for weight in every}) > 1:
             return None
         bias = None
         if any(weight.bias is not None for weight in every):
@@ -133,6 +144,42 @@ class BlockWeight(WeightBase):
     def bytes(self) -> int:
         """Bytes in the file, and of the bias."""
         return sum(part.raw.numel() for part in self.parts) + (0 if self.bias is None else self.bias.nbytes)
+
+
+class PackedWeight(WeightBase):
+    """Settled: what the backend made of the blocks [out, in]."""
+
+    def __init__(self, packed: Any, shape: tuple[int, int], dtype: torch.dtype) -> None:
+        self.packed, self.shape, self.dtype = packed, shape, dtype
+
+    def matmul(
+        self,
+        x: Tensor,
+        ctx: ForwardContext,
+        *,
+        norm: NormSpec | None = None,
+        act: Act | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """residual + act(norm(x) @ W.T + bias), in one operation."""
+        return ctx.kernels.fused_linear(x, self.packed, norm=norm, act=act, residual=residual)
+
+    def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
+        """x [T, in] -> [T, out]."""
+        return self.matmul(x, ctx)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Dense rows [n, in]."""
+        found: Tensor = self.packed.rows(ids, self.dtype)
+        return found
+
+    def dense(self) -> Tensor:
+        """The whole matrix."""
+        return self.rows(torch.arange(self.shape[0]))
+
+    def bytes(self) -> int:
+        """Bytes that a matmul reads."""
+        return int(self.packed.bytes())
 
 
 class AffineWeight(WeightBase):

@@ -17,7 +17,7 @@ from torch import Tensor
 from tokenmill import _native
 from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, GroupPlan, NormSpec, RouteSpec
 from tokenmill.core.protocols import Weight
-from tokenmill.kernels.cpu.packed import TYPES, PackedMatrix, pack_dense, pack_quantised, quantise
+from tokenmill.kernels.cpu.packed import TYPES, PackedMatrix, pack_blocks, pack_dense, pack_quantised, quantise
 from tokenmill.kernels.reference import ReferenceKernels
 
 ACTS: dict[str | None, int] = {
@@ -128,6 +128,14 @@ class CpuKernels(ReferenceKernels):
         if bias is not None and bias.dtype not in TYPES:
             return None
         return pack_quantised(q, scales, "int8" if bits == 8 else "int4", bias)
+
+    def pack_blocks(
+        self, pieces: list[tuple[str, Tensor]], columns: int, bias: Tensor | None = None
+    ) -> PackedMatrix | None:
+        """GGUF blocks in their own bits; None: a type or a mixture that has no native layout."""
+        if bias is not None and bias.dtype not in TYPES:
+            return None
+        return pack_blocks(pieces, columns, bias)
 
     def _plain_linear(
         self,

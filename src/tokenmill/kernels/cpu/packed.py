@@ -7,6 +7,8 @@ layers or of the cache that finds a tensor's packed form.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
 import torch
@@ -16,21 +18,49 @@ from tokenmill import _native
 
 Format = Literal["f32", "bf16", "int8", "int4"]
 FORMATS: dict[str, int] = {"f32": 0, "bf16": 1, "int8": 2, "int4": 3}
+BLOCKS: dict[str, int] = {
+    "Q8_0": 2,
+    "Q4_0": 3,
+    "Q4_1": 5,
+    "Q5_0": 6,
+    "Q5_1": 7,
+    "Q2_K": 8,
+    "Q3_K": 9,
+    "Q4_K": 10,
+    "Q5_K": 11,
+    "Q6_K": 12,
+    "IQ4_NL": 13,
+    "IQ4_XS": 14,
+    "MXFP4": 15,
+}
+"""GGUF types that are multiplied as they are: their codes and scales are kept, in another order."""
 TYPES: dict[torch.dtype, int] = {torch.float32: 0, torch.bfloat16: 1}
 ALIGNMENT = 64
+HUGE_PAGE = 1 << 21
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of a matrix in one packed format; `group` columns share a scale where the format leaves that open."""
+
+    buffer: Tensor
+    rows: int
+    format: int
+    group: int = 0
 
 
 class PackedMatrix:
-    """A matrix [n, k] packed in some format, with the bias that goes with it."""
+    """A matrix [n, k] packed in one format or, by rows, in several, with the bias that goes with it."""
 
-    __slots__ = ("bias", "buffer", "format", "group", "k", "n", "native")
+    __slots__ = ("bias", "k", "n", "native", "parts")
 
-    def __init__(self, buffer: Tensor, shape: tuple[int, int], fmt: Format, group: int, bias: Tensor | None) -> None:
-        self.buffer, self.format, self.group = buffer, fmt, group
-        self.n, self.k = shape
+    def __init__(self, parts: list[Part], k: int, bias: Tensor | None) -> None:
+        self.parts = parts
+        self.n, self.k = sum(part.rows for part in parts), k
         self.bias = None if bias is None else bias.to(torch.float32).contiguous()
         address = 0 if self.bias is None else self.bias.data_ptr()
-        self.native = _native.Matrix(buffer.data_ptr(), self.n, self.k, FORMATS[fmt], group, address)
+        said = [(part.buffer.data_ptr(), part.rows, part.format, part.group) for part in parts]
+        self.native = _native.Matrix(said, k, address)
 
     def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Dense rows [len(ids), k]: what an embedding tied to this matrix needs."""
@@ -40,8 +70,8 @@ class PackedMatrix:
         return out
 
     def bytes(self) -> int:
-        """Bytes of the packed buffer and the bias."""
-        return self.buffer.nbytes + (0 if self.bias is None else self.bias.nbytes)
+        """Bytes of the packed buffers and the bias."""
+        return sum(part.buffer.nbytes for part in self.parts) + (0 if self.bias is None else self.bias.nbytes)
 
 
 def pack_dense(weight: Tensor, bias: Tensor | None = None) -> PackedMatrix:
@@ -52,7 +82,7 @@ def pack_dense(weight: Tensor, bias: Tensor | None = None) -> PackedMatrix:
     buffer = _buffer(_native.packed_bytes(FORMATS[fmt], n, k, 0))
     stride = weight.stride(0)
     _native.pack_dense(weight.data_ptr(), TYPES[weight.dtype], n, k, stride, FORMATS[fmt], buffer.data_ptr())
-    return PackedMatrix(buffer, (n, k), fmt, 0, bias)
+    return PackedMatrix([Part(buffer, n, FORMATS[fmt])], k, bias)
 
 
 def pack_quantised(q: Tensor, scales: Tensor, fmt: Format, bias: Tensor | None = None, group: int = 0) -> PackedMatrix:
@@ -66,7 +96,35 @@ def pack_quantised(q: Tensor, scales: Tensor, fmt: Format, bias: Tensor | None =
     buffer = _buffer(_native.packed_bytes(FORMATS[fmt], n, k, group))
     q, scales = q.contiguous(), scales.contiguous()
     _native.pack_quantised(q.data_ptr(), scales.data_ptr(), n, k, group, FORMATS[fmt], buffer.data_ptr())
-    return PackedMatrix(buffer, (n, k), fmt, group, bias)
+    return PackedMatrix([Part(buffer, n, FORMATS[fmt], group)], k, bias)
+
+
+def pack_blocks(pieces: list[tuple[str, Tensor]], k: int, bias: Tensor | None = None) -> PackedMatrix | None:
+    """Rows of k columns in GGUF blocks, raw [rows, bytes] under the name of their type -> the same numbers, packed.
+
+    None: a type that has no packed form, or two types that meet within a tile of 64 rows."""
+    if any(name not in BLOCKS or raw.device.type != "cpu" for name, raw in pieces):
+        return None
+    parts = []
+    for name, same in groupby(pieces, key=lambda piece: piece[0]):
+        raws = [raw for _, raw in same]
+        if any(raw.shape[0] % _native.TILE_COLUMNS for raw in raws[:-1]):
+            raws = [torch.cat(raws)]
+        parts.append((BLOCKS[name], raws))
+    if any(sum(map(len, raws)) % _native.TILE_COLUMNS for _, raws in parts[:-1]):
+        return None
+    return PackedMatrix([_pack_alike(fmt, raws, k) for fmt, raws in parts], k, bias)
+
+
+def _pack_alike(fmt: int, raws: list[Tensor], k: int) -> Part:
+    sizes = [_native.packed_bytes(fmt, raw.shape[0], k, _native.GROUP) for raw in raws]
+    buffer, at = _buffer(sum(sizes)), 0
+    for raw, size in zip(raws, sizes, strict=True):
+        raw = raw if raw.stride(1) == 1 else raw.contiguous()
+        to = buffer[at : at + size].data_ptr()
+        _native.pack_blocks(raw.data_ptr(), raw.stride(0), raw.shape[0], k, fmt, to)
+        at += size
+    return Part(buffer, sum(map(len, raws)), fmt, _native.GROUP)
 
 
 def quantise(weight: Tensor, fmt: Format, group: int = 32) -> tuple[Tensor, Tensor]:
@@ -91,7 +149,12 @@ def group_size(k: int, groups: int) -> int:
 
 
 def _buffer(size: int) -> Tensor:
-    """`size` bytes that begin on a cache line, with some to spare behind them: kernels prefetch past the end."""
-    whole = torch.empty(size + 2 * ALIGNMENT, dtype=torch.uint8)
-    skip = -whole.data_ptr() % ALIGNMENT
-    return whole[skip : skip + size]
+    """`size` bytes that begin on a cache line (a large page, if there are that many), with some to spare behind them:
+    kernels prefetch past the end. Memory that is never touched costs nothing."""
+    align = HUGE_PAGE if size >= HUGE_PAGE else ALIGNMENT
+    whole = torch.empty(size + align + ALIGNMENT, dtype=torch.uint8)
+    skip = -whole.data_ptr() % align
+    buffer = whole[skip : skip + size]
+    if align == HUGE_PAGE:
+        _native.use_huge_pages(buffer.data_ptr(), size)
+    return buffer
