@@ -21,6 +21,8 @@ from tokenmill.kernels.triton.dense import arrange, attend_dense, can_gather
 from tokenmill.kernels.triton.gemv import gemv
 from tokenmill.kernels.triton.latent import attend_latent, prepare_latent, serves
 from tokenmill.kernels.triton.mixture import pack_mixture
+from tokenmill.kernels.triton.narrow import NarrowMatrix, can_pack4, can_pack8, pack4, pack8
+from tokenmill.kernels.triton.narrow_linear import measured_narrow, narrow_linear
 from tokenmill.kernels.triton.prefill import attend_many
 from tokenmill.kernels.triton.prepare import can_prepare, prepare_qkv
 from tokenmill.kernels.triton.route import route
@@ -50,6 +52,7 @@ class TritonKernels(ReferenceKernels):
         self.split = split
         self.scratch = Scratch()
         self.ways: dict[str, Way] = {} if INTERPRETED else measured_ways(torch.cuda.get_device_name())
+        self.narrow_ways: dict[str, Way] = {} if INTERPRETED else measured_narrow(torch.cuda.get_device_name())
         self.small = not INTERPRETED and shared_memory() < _ROOMY
         self._common: tuple[GroupPlan, Tensor] | None = None
         self._arranged: tuple[GroupPlan, tuple[Tensor, Tensor]] | None = None
@@ -71,6 +74,9 @@ class TritonKernels(ReferenceKernels):
         residual: Tensor | None = None,
     ) -> Tensor:
         """residual + act(norm(x) @ weight.T + bias)."""
+        if isinstance(weight, NarrowMatrix):
+            self.count("narrow_linear")
+            return narrow_linear(self, x, weight, norm, act, residual)
         way = self._way(x, weight, norm, act)
         if way[0] == "blas":
             return self._wide_linear(x, weight, bias, norm, act, residual)
@@ -85,6 +91,28 @@ class TritonKernels(ReferenceKernels):
         if way[0] == "gemv":
             return gemv(x, weight, bias, norm, act, residual, pdl=self.pdl, config=way[1:])
         return thin(x, weight, bias, norm, act, residual, scratch=self.scratch, pdl=self.pdl, config=way[1:7])
+
+    def natural_group(self, bits: int, columns: int) -> int:
+        """8 bits: the whole row, which is what tensor cores multiply; 4 bits: 32 columns, as the files have it."""
+        return columns if bits == 8 else super().natural_group(bits, columns)
+
+    def pack_grid(self, q: Tensor, scales: Tensor, bits: int, bias: Tensor | None = None) -> NarrowMatrix | None:
+        """Integers q [N, K] with float16 scales [N, groups]; None: these groups have no layout."""
+        if bits == 8:
+            return pack8(q, scales, bias) if can_pack8(q, scales) else None
+        return pack4(q, scales, None, bias) if can_pack4(q, scales) else None
+
+    def pack_zeros(
+        self, q: Tensor, scales: Tensor, zeros: Tensor, bias: Tensor | None = None
+    ) -> NarrowMatrix | None:
+        """4 bit numbers with zero points [N, groups]."""
+        return pack4(q, scales, zeros, bias) if can_pack4(q, scales) else None
+
+    def pack_fp8(
+        self, data: Tensor, scales: Tensor, bias: Tensor | None = None, *, blocks: bool = False
+    ) -> NarrowMatrix | None:
+        """float8 data [N, K] with scales per row or per 128 x 128 block."""
+        return pack8(data, scales, bias, blocks=blocks)
 
     def _way(self, x: Tensor, weight: Tensor, norm: NormSpec | None, act: Act | None) -> Way:
         rows, (out, inner) = x.shape[0], weight.shape
