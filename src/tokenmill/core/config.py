@@ -307,11 +307,6 @@ def wanted_faults() -> str:
     return os.environ.get("TOKENMILL_FAULTS", "")
 
 
-def wanted_faults() -> str:
-    """What TOKENMILL_FAULTS asks engines to suffer: for tests of reliability alone (testing/faults.py)."""
-    return os.environ.get("TOKENMILL_FAULTS", "")
-
-
 def calm_threads() -> None:
     """Let idle OpenMP threads sleep; call it before torch is imported.
 
