@@ -150,13 +150,3 @@ def test_nan_stays_at_home():
     ctx = batch.step([("b", 1), ("a", 1)])
     y = kernels.attention(kernels.prepare_qkv(torch.cat([bad[:1], good[:1]]), spec, ctx), spec, ctx)
     assert torch.isnan(y[0]).all() and torch.isfinite(y[1]).all()
-
-
-def test_latent_falls_back_and_says_so():
-    kv = KVSpec("latent", 1, 12, 8)
-    spec = AttentionSpec(layer=0, group=0, heads=3, kv=kv, scale=0.2, rope=rope(4, True, 8))
-    kernels = TritonKernels()
-    ctx = PagedBatch((kv,), kernels).step([("a", 10)])
-    y = kernels.attention(kernels.prepare_qkv(torch.randn(10, 48), spec, ctx), spec, ctx)
-    assert y.shape == (10, 24)
-    assert kernels.counters()["attention"]["fallbacks"] == 1

@@ -11,7 +11,7 @@ from tokenmill.core.forward import ForwardContext, Mixture, NormSpec, RouteSpec 
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.common import Scratch  # noqa: E402
 from tokenmill.kernels.triton.experts import combine, one_down, one_up  # noqa: E402
-from tokenmill.kernels.triton.grouped import grouped  # noqa: E402
+from tokenmill.kernels.triton.grouped import Tiling, grouped  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
 from tokenmill.kernels.triton.mixture import stack  # noqa: E402
 from tokenmill.kernels.triton.route import pick, route  # noqa: E402
@@ -49,7 +49,7 @@ def test_equal_scores_take_the_lowest_and_nan_stays_inside():
     assert torch.isnan(gates[1]).all()
 
 
-@pytest.mark.parametrize("name", ["softmax", "sums of two"])
+@pytest.mark.parametrize("name", ["softmax", "raw", "biased", "sums of two"])
 def test_pick_is_norm_router_and_route(name):
     spec, scratch = ROUTES[name], Scratch(1 << 12, 8)
     x, w, add = torch.randn(1, 40), torch.randn(spec.experts, 40), torch.randn(spec.experts)
@@ -114,17 +114,18 @@ def test_one_token(act, bias, hidden, inner, top):
     assert torch.allclose(found, expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("sort", [False, True])
+@pytest.mark.parametrize(("sort", "bulk"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize(("act", "bias", "hidden", "inner"), [
     ("silu_mul", False, 64, 32), ("oai_swiglu", True, 72, 40), ("relu2", False, 32, 20),
 ])  # fmt: skip
-def test_several_tokens(sort, act, bias, hidden, inner):
+def test_several_tokens(sort, bulk, act, bias, hidden, inner):
     gated = act != "relu2"
     x, ups, downs, ids, gates = operands(23, 6, hidden, inner, 3, gated=gated, bias=bias)
     ids[:, 0], ids[2, 1], ids[5] = 4, 77, -1  # one expert has more than a tile, one pair and one token have none
     order = sort_pairs(ids, 6, 16, Scratch(1 << 8, 8), pdl=False) if sort else None
-    up = grouped(x, *ups, ids, order, act, up=True, pdl=False)
-    parts = grouped(up, *downs, ids, order, None, up=False, pdl=False)
+    cut = Tiling(16, 16, 32, 1, 4, bulk)
+    up = grouped(x, *ups, ids, order, act, up=True, pdl=False, tiling=cut)
+    parts = grouped(up, *downs, ids, order, None, up=False, pdl=False, tiling=cut)
     residual = torch.randn_like(x)
     found = combine(parts, ids, gates, residual, 6, x.dtype, pdl=False)
     assert torch.allclose(found, residual + exact_experts(x, ups, downs, ids, gates, act), atol=1e-4)

@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts, begin, gated_act, plain_act, pow2, wait
 from tokenmill.kernels.triton.sorting import Sorted
@@ -24,21 +25,26 @@ FEW = 512
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """Pairs, columns (of gate and of up, each) and inner entries of a tile; how it is pipelined."""
+    """Pairs, columns (of gate and of up, each) and inner entries of a tile; how it is pipelined.
+
+    bulk: weights come through the copy engine, in whole tiles."""
 
     pairs: int
     columns: int
     inner: int
     stages: int
     warps: int
+    bulk: bool = False
 
 
 @triton.jit
 def _tile(
-    x_rows, w_rows, k, K: tl.constexpr, N: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
-    GATED: tl.constexpr, WIDE: tl.constexpr, STREAM: tl.constexpr, STAGES: tl.constexpr,
+    x_rows, w_rows, row, k, K: tl.constexpr, N: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    GATED: tl.constexpr, WIDE: tl.constexpr, STREAM: tl.constexpr, BULK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """w_rows [BN, BK] and x_rows [BK, BM] pointers to the first entries -> products [BN, BM] in float32 (two if gated).
+
+    BULK: w_rows describes all matrices, one below the other, and `row` is the first one's number.
 
     Rows of no pair repeat a real one: their results are not stored."""
     acc = tl.zeros((BN, BM), dtype=tl.float32)
@@ -49,14 +55,18 @@ def _tile(
             x = tl.load(x_rows + at)
         else:
             x = tl.load(x_rows + at, mask=(at + k < K)[:, None], other=0.0)
-        if EVEN and STREAM:
+        if BULK:
+            w = w_rows.load([row, at])
+        elif EVEN and STREAM:
             w = tl.load(w_rows + at, eviction_policy="evict_first")
         elif EVEN:
             w = tl.load(w_rows + at)
         else:
             w = tl.load(w_rows + at, mask=(at + k < K)[None, :], other=0.0)
         if GATED:
-            if EVEN and STREAM:
+            if BULK:
+                u = w_rows.load([row + N, at])
+            elif EVEN and STREAM:
                 u = tl.load(w_rows + (N * K + at), eviction_policy="evict_first")
             elif EVEN:
                 u = tl.load(w_rows + (N * K + at))
@@ -78,8 +88,8 @@ def _grouped_kernel(
     x_ptr, w_ptr, bias_ptr, out_ptr, id_ptr, order_ptr, tile_ptr, pairs,
     N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BP: tl.constexpr,
     PER_ROW: tl.constexpr, FROM_PAIR: tl.constexpr, TO_PAIR: tl.constexpr, SCAN: tl.constexpr,
-    ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, WIDE: tl.constexpr, BULK: tl.constexpr,
+    STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -100,7 +110,11 @@ def _grouped_kernel(
         expert = tl.load(tile_ptr + tl.program_id(1) * 3)
         first = tl.load(tile_ptr + tl.program_id(1) * 3 + 1)
         last = tl.load(tile_ptr + tl.program_id(1) * 3 + 2)
-    w_rows = w_ptr + (expert.to(tl.int64) * ROWS + tl.where(real_n, n, 0)[:, None]) * K + k[None, :]
+    row = expert * ROWS + tl.program_id(0) * BN
+    if BULK:
+        w_rows = w_ptr
+    else:
+        w_rows = w_ptr + (expert.to(tl.int64) * ROWS + tl.where(real_n, n, 0)[:, None]) * K + k[None, :]
     for start in range(first, last, BM):
         real_m = start + m < last
         slot = tl.minimum(start + m, last - 1)
@@ -112,7 +126,7 @@ def _grouped_kernel(
             pair = tl.load(order_ptr + slot)
         source = pair if FROM_PAIR else slot
         x_rows = x_ptr + (source // PER_ROW).to(tl.int64)[None, :] * K + k[:, None]
-        acc, acc_u = _tile(x_rows, w_rows, k, K, N, BN, BM, BK, GATED, WIDE, SCAN, STAGES)
+        acc, acc_u = _tile(x_rows, w_rows, row, k, K, N, BN, BM, BK, GATED, WIDE, SCAN, BULK, STAGES)
         if BIAS:
             acc += tl.load(bias_ptr + expert * ROWS + n, mask=real_n, other=0.0).to(tl.float32)[:, None]
             if GATED:
@@ -139,13 +153,14 @@ def grouped(
     width, pairs = rows // 2 if gated else rows, ids.numel()
     t = tiling or choose_tiling(pairs, count, gated=gated)
     out = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
+    matrices = TensorDescriptor.from_tensor(weight.view(-1, inner), [t.columns, t.inner]) if t.bulk else weight
     units = count if order is None else order.tiles.shape[0]
     _grouped_kernel[(triton.cdiv(width, t.columns), units)](
-        x, weight, bias, out, ids, None if order is None else order.order, None if order is None else order.tiles,
+        x, matrices, bias, out, ids, None if order is None else order.order, None if order is None else order.tiles,
         pairs, N=width, K=inner, BM=t.pairs, BN=t.columns, BK=t.inner, BP=pow2(pairs) if order is None else 1,
         PER_ROW=ids.shape[1] if up else 1, FROM_PAIR=up, TO_PAIR=not up or order is None, SCAN=order is None,
         ACT=kind, GATED=gated, BIAS=bias is not None, WIDE=INTERPRETED or x.dtype == torch.float32,
-        STAGES=t.stages, PDL=pdl, num_warps=t.warps, launch_pdl=pdl,
+        BULK=t.bulk, STAGES=t.stages, PDL=pdl, num_warps=t.warps, launch_pdl=pdl,
     )  # fmt: skip
     return out
 

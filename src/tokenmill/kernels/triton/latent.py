@@ -1,4 +1,4 @@
-"""Attention over one small vector per token that all heads share (MLA, absorbed). Owns: storing it, and reading it paged.
+"""Attention over one small vector per token that all heads share (MLA, absorbed). Owns: storing and reading it, paged.
 
 A vector is [latent | rotated key]; values are its latent part, so a tile is read once and multiplied twice. Rows of a
 program are (query, head) pairs: all of them see the same keys. With one new token per sequence keys are split over

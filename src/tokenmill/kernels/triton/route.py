@@ -91,6 +91,41 @@ def _choose(
 
 
 @triton.jit
+def _rank(
+    logits, scale, E: tl.constexpr, BE: tl.constexpr, TOP: tl.constexpr, ORDER: tl.constexpr, NORMALISE: tl.constexpr,
+    bias_ptr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """The same for one group, all at once: logits [BE] -> every expert's place in the order of choice, and its gate.
+
+    Gates of those at place TOP and beyond mean nothing."""
+    e = tl.arange(0, BE)
+    if ORDER == 0:
+        scores = tl.exp(logits - tl.max(logits, axis=0))
+        scores = scores / tl.sum(scores, axis=0)
+    elif ORDER == 1:
+        scores = logits
+    else:
+        scores = sigmoid(logits)
+    choice = scores
+    if BIAS:
+        choice += tl.load(bias_ptr + e, mask=e < E, other=0.0).to(tl.float32)
+    if ORDER == 1:
+        scores = choice
+    key = tl.where(choice != choice, float("inf"), choice)
+    ahead = (key[None, :] > key[:, None]) | ((key[None, :] == key[:, None]) & (e[None, :] < e[:, None]))
+    place = tl.sum((ahead & (e < E)[None, :]).to(tl.int32), axis=1)
+    chosen = (place < TOP) & (e < E)
+    if ORDER == 1:
+        gates = tl.exp(scores - tl.max(tl.where(chosen, scores, float("-inf")), axis=0))
+        gates = gates / tl.sum(tl.where(chosen, gates, 0.0), axis=0)
+    else:
+        gates = scores
+        if NORMALISE:
+            gates = gates / (tl.sum(tl.where(chosen, gates, 0.0), axis=0) + 1e-20)
+    return tl.where(chosen, place, TOP), gates * scale
+
+
+@triton.jit
 def _route_kernel(
     logits_ptr, bias_ptr, id_ptr, gate_ptr, stride, scale,
     E: tl.constexpr, BE: tl.constexpr, TOP: tl.constexpr, BT: tl.constexpr, ORDER: tl.constexpr,
@@ -165,16 +200,21 @@ def _pick_kernel(
         e = tl.arange(0, BE)
         t = tl.arange(0, BT)
         logits = tl.load(part_ptr + e, mask=e < E, other=float("-inf"), cache_modifier=".cg")
-        ids, gates = _choose(
-            logits, bias_ptr, scale, E, BE, TOP, BT, ORDER, NORMALISE, BIAS, GROUPS, TOP_GROUPS, SUM2, BG
-        )
-        tl.store(id_ptr + t, ids, mask=t < TOP)
-        tl.store(gate_ptr + t, gates, mask=t < TOP)
+        if GROUPS == 1 and BE <= 128:
+            place, gates = _rank(logits, scale, E, BE, TOP, ORDER, NORMALISE, bias_ptr, BIAS)
+            tl.store(id_ptr + place, e, mask=place < TOP)
+            tl.store(gate_ptr + place, gates, mask=place < TOP)
+        else:
+            ids, chosen = _choose(
+                logits, bias_ptr, scale, E, BE, TOP, BT, ORDER, NORMALISE, BIAS, GROUPS, TOP_GROUPS, SUM2, BG
+            )
+            tl.store(id_ptr + t, ids, mask=t < TOP)
+            tl.store(gate_ptr + t, chosen, mask=t < TOP)
 
 
 def pick(
     x: Tensor, weight: Tensor, add: Tensor | None, norm: NormSpec | None, spec: RouteSpec, *,
-    scratch: Scratch, pdl: bool, config: tuple[int, int] = (1, 2),
+    scratch: Scratch, pdl: bool, config: tuple[int, int] = (4, 4),
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """x [1, K], router [E, K] and its bias -> ids [1, k] (int32) and gates [1, k] of norm(x); config (BN, warps)."""
     inner = x.shape[1]

@@ -1,0 +1,50 @@
+"""Triton attention over latent vectors, in the interpreter, against the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+
+from paged_batch import PagedBatch  # noqa: E402
+
+from tokenmill.core.forward import AttentionSpec, KVSpec, RopeSpec  # noqa: E402
+from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
+from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
+
+REFERENCE = ReferenceKernels()
+STEPS = [[("a", 37), ("b", 5)], [("a", 1), ("b", 1), ("c", 20)], [("a", 1), ("b", 1), ("c", 1)], [("b", 18), ("c", 3)]]
+
+
+def latent_spec(heads, latent, rotated, *, interleaved=True):
+    angle = torch.arange(256.0)[:, None] * (10.0 ** -torch.linspace(0, 3, rotated // 2))
+    rope = RopeSpec(angle.cos(), angle.sin(), rotated, interleaved=interleaved, start=latent)
+    kv = KVSpec("latent", 1, latent + rotated, latent)
+    return AttentionSpec(layer=0, group=0, heads=heads, kv=kv, scale=0.2, rope=rope)
+
+
+@pytest.mark.parametrize(("heads", "latent", "rotated", "interleaved"), [(4, 32, 8, True), (20, 24, 16, False)])
+@pytest.mark.parametrize("split", [0, 16])
+def test_like_the_reference(heads, latent, rotated, interleaved, split):
+    spec, kernels = latent_spec(heads, latent, rotated, interleaved=interleaved), TritonKernels(split=split)
+    ours, theirs = PagedBatch((spec.kv,), kernels), PagedBatch((spec.kv,), REFERENCE)
+    for grants in STEPS:
+        x = torch.randn(sum(n for _, n in grants), (heads + 1) * (latent + rotated))
+        a, b = ours.step(grants), theirs.step(grants)
+        q, expected_q = kernels.prepare_qkv(x, spec, a), REFERENCE.prepare_qkv(x, spec, b)
+        assert torch.allclose(q, expected_q, atol=1e-5)
+        found, expected = kernels.attention(q, spec, a), REFERENCE.attention(expected_q, spec, b)
+        assert torch.allclose(found, expected, atol=2e-5), (found - expected).abs().max()
+    assert torch.allclose(ours.kv[0].key, theirs.kv[0].key, atol=1e-5, equal_nan=True)
+    assert kernels.waits == 0 and not kernels.scratch.counters(q.device).any()
+
+
+def test_what_it_cannot_do_falls_back_and_says_so():
+    spec = latent_spec(2, 8, 4)
+    spec.softcap = 5.0
+    kernels = TritonKernels()
+    batch = PagedBatch((spec.kv,), kernels)
+    ctx = batch.step([("a", 20)])
+    kernels.attention(kernels.prepare_qkv(torch.randn(20, 36), spec, ctx), spec, ctx)
+    assert kernels.counters()["attention"]["fallbacks"] == 1
