@@ -1,0 +1,168 @@
+// The page. Owns: which view is shown, the header, the key dialog, the theme, and the keyboard.
+import { render } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { access, setKey } from "./api.js";
+import { ChatView } from "./chat.js";
+import { begin, chat, loadList, loadModels, regenerate, runningIn, stop } from "./conversation.js";
+import { EngineView } from "./engine.js";
+import { useStore } from "./store.js";
+import { Dialog, html, Icon, IconButton, toast, Toasts } from "./ui.js";
+
+const KEYS = [
+  ["Enter", "send"],
+  ["Shift + Enter", "new line"],
+  ["↑", "in an empty message: edit your last one"],
+  ["Esc", "stop the answer, or close what is open"],
+  ["/", "write a message"],
+  ["n", "new chat"],
+  ["r", "answer again"],
+  ["b", "list of conversations"],
+  ["s", "settings"],
+  ["c", "chat"],
+  ["e", "engine"],
+  ["t", "light, dark, or as the system"],
+  ["k", "the key"],
+  ["?", "this list"],
+];
+const THEMES = ["auto", "light", "dark"];
+const THEME_WORDS = { auto: "as the system", light: "light", dark: "dark" };
+const wide = () => matchMedia("(min-width: 900px)").matches;
+const viewOf = () => (location.hash.startsWith("#engine") ? "engine" : "chat");
+
+function App() {
+  const [view, setView] = useState(viewOf());
+  const [panels, setPanels] = useState({ list: wide(), settings: false });
+  const [picked, setPicked] = useState(null);
+  const [help, setHelp] = useState(false);
+  const [theme, setTheme] = useState(document.documentElement.dataset.theme || "auto");
+  const dark = useDark(theme);
+  const { asked, refused, key } = useStore(access);
+
+  const go = (next) => {
+    location.hash = next === "engine" ? "#engine" : "#chat";
+    setView(next);
+  };
+  const nextTheme = () => {
+    const next = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
+    document.documentElement.dataset.theme = next;
+    try {
+      localStorage.setItem("tokenmill.theme", next);
+    } catch {
+      // Then the choice lasts as long as the page.
+    }
+    setTheme(next);
+    toast(`Colours: ${THEME_WORDS[next]}`);
+  };
+  const showTimeline = (id) => {
+    setPicked(id);
+    go("engine");
+  };
+
+  useEffect(() => {
+    const follow = () => setView(viewOf());
+    addEventListener("hashchange", follow);
+    return () => removeEventListener("hashchange", follow);
+  }, []);
+  useEffect(() => {
+    loadModels();
+  }, [key]);
+  useEffect(() => {
+    loadList();
+  }, []);
+  useShortcuts({
+    "?": () => setHelp(true),
+    "/": () => { go("chat"); requestAnimationFrame(() => document.getElementById("write")?.focus()); },
+    n: () => { go("chat"); begin(); },
+    r: () => { const last = chat.get().open.messages.at(-1); if (view === "chat" && last?.role === "assistant") regenerate(last); },
+    b: () => { go("chat"); setPanels({ ...panels, list: !panels.list }); },
+    s: () => { go("chat"); setPanels({ ...panels, settings: !panels.settings }); },
+    c: () => go("chat"),
+    e: () => go("engine"),
+    t: nextTheme,
+    k: () => access.set({ asked: true, refused: false }),
+    Escape: () => {
+      if (runningIn(chat.get().open)) stop();
+      else if (panels.settings) setPanels({ ...panels, settings: false });
+      else if (panels.list && !wide()) setPanels({ ...panels, list: false });
+    },
+  });
+
+  return html`<a class="skip" href="#write" onClick=${(e) => { e.preventDefault(); go("chat"); requestAnimationFrame(() => document.getElementById("write")?.focus()); }}>To the message</a>
+    <header class="top">
+      ${view === "chat" && html`<${IconButton} icon="list" label="List of conversations" aria-expanded=${panels.list} onClick=${() => setPanels({ ...panels, list: !panels.list })} />`}
+      <span class="brand"><img src="static/icon.svg" alt="" width="22" height="22" /><span>tokenmill</span></span>
+      <nav class="tabs" aria-label="Views">
+        <a href="#chat" aria-current=${view === "chat" ? "page" : undefined}>Chat</a>
+        <a href="#engine" aria-current=${view === "engine" ? "page" : undefined}>Engine</a>
+      </nav>
+      <span class="grow"></span>
+      <${IconButton} icon="key" label=${key ? "Key: given" : "Give a key"} onClick=${() => access.set({ asked: true, refused: false })} />
+      <${IconButton} icon="theme" label=${`Colours: ${THEME_WORDS[theme]}`} onClick=${nextTheme} />
+      <${IconButton} icon="help" label="Keyboard shortcuts" onClick=${() => setHelp(true)} class="icon-button wide-only" />
+    </header>
+    <main>
+      ${view === "chat"
+        ? html`<${ChatView} panels=${panels} setPanels=${setPanels} onTimeline=${showTimeline} onReload=${loadModels} />`
+        : html`<${EngineView} theme=${dark} picked=${picked} onPick=${setPicked} key=${key} />`}
+    </main>
+    ${help && html`<${Dialog} title="Keyboard" onClose=${() => setHelp(false)}>
+      <dl class="keys">${KEYS.map(([name, text]) => html`<div><dt>${name.split(" + ").map((k, i) => html`${i > 0 && " + "}<kbd>${k}</kbd>`)}</dt><dd>${text}</dd></div>`)}</dl>
+    <//>`}
+    ${asked && html`<${KeyDialog} refused=${refused} given=${key} />`}
+    <${Toasts} />`;
+}
+
+function KeyDialog({ refused, given }) {
+  const field = useRef(null);
+  useEffect(() => field.current.focus(), []);
+  const save = (event) => {
+    event.preventDefault();
+    setKey(field.current.value.trim());
+  };
+  return html`<${Dialog} title="The server's key" onClose=${() => access.set({ asked: false })}>
+    <form class="key-form" onSubmit=${save}>
+      <p>${refused ? html`<strong class="bad">The server does not know that key.</strong> ` : ""}A server started with <code>--api-key</code> answers only with its key. It is kept for this tab, and forgotten when the tab is closed.</p>
+      <label for="key">Key</label>
+      <input id="key" ref=${field} type="password" autocomplete="off" spellcheck="false" aria-invalid=${refused ? "true" : undefined} />
+      <div class="buttons">
+        ${given && html`<button type="button" class="quiet" onClick=${() => setKey("")}>Forget the key</button>`}
+        <button type="submit" class="strong">Use it</button>
+      </div>
+    </form>
+  <//>`;
+}
+
+// Is the page dark now? Plots are drawn anew when that changes.
+function useDark(theme) {
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const [dark, setDark] = useState(system.matches);
+  useEffect(() => {
+    const follow = () => setDark(system.matches);
+    system.addEventListener("change", follow);
+    return () => system.removeEventListener("change", follow);
+  }, []);
+  return theme === "auto" ? dark : theme === "dark";
+}
+
+// Single keys work where nothing is being written.
+function useShortcuts(actions) {
+  const latest = useRef(actions);
+  latest.current = actions;
+  useEffect(() => {
+    const press = (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented || document.querySelector("dialog[open]")) return;
+      const writing = event.target.closest?.("input, textarea, select, [contenteditable]");
+      if (writing && event.key !== "Escape") return;
+      const action = latest.current[event.key];
+      if (!action) return;
+      if (event.key !== "Escape") event.preventDefault();
+      action();
+    };
+    addEventListener("keydown", press);
+    return () => removeEventListener("keydown", press);
+  }, []);
+}
+
+const root = document.getElementById("app");
+root.replaceChildren();
+render(html`<${App} />`, root);

@@ -1,0 +1,62 @@
+// Conversations in this browser. Owns: an IndexedDB with a light list and whole conversations. Nothing leaves the browser.
+let opening = null;
+const memory = new Map(); // where the browser forbids storage, conversations live as long as the page
+
+function open() {
+  opening ??= new Promise((resolve) => {
+    try {
+      const request = indexedDB.open("tokenmill", 1);
+      request.onupgradeneeded = () => {
+        request.result.createObjectStore("list", { keyPath: "id" });
+        request.result.createObjectStore("whole", { keyPath: "id" });
+      };
+      request.onsuccess = () => resolve(request.result);
+      request.onerror = () => resolve(null);
+    } catch {
+      resolve(null);
+    }
+  });
+  return opening;
+}
+
+function done(request) {
+  return new Promise((resolve, reject) => {
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+}
+
+const entry = ({ id, title, created, updated }) => ({ id, title, created, updated });
+
+export async function list() {
+  const db = await open();
+  const found = db ? await done(db.transaction("list").objectStore("list").getAll()) : [...memory.values()].map(entry);
+  return found.sort((a, b) => b.updated - a.updated);
+}
+
+export async function load(id) {
+  const db = await open();
+  return db ? done(db.transaction("whole").objectStore("whole").get(id)) : memory.get(id);
+}
+
+export async function save(conversation) {
+  const db = await open();
+  if (!db) {
+    memory.set(conversation.id, conversation);
+    return;
+  }
+  const change = db.transaction(["list", "whole"], "readwrite");
+  change.objectStore("list").put(entry(conversation));
+  await done(change.objectStore("whole").put(conversation));
+}
+
+export async function remove(id) {
+  const db = await open();
+  if (!db) {
+    memory.delete(id);
+    return;
+  }
+  const change = db.transaction(["list", "whole"], "readwrite");
+  change.objectStore("list").delete(id);
+  await done(change.objectStore("whole").delete(id));
+}

@@ -1,0 +1,189 @@
+// Markdown that grows. Owns: turning a text, token by token, into safe HTML without ever doing finished parts again.
+//
+// The text is cut into blocks. A block that another one follows is final: it is rendered once and stays. Only the last
+// block is rendered again while it grows; an open code fence is not even that, its text is appended.
+import { lexer, Marked } from "marked";
+import { highlight } from "./highlight.js";
+
+const FENCE = /^ {0,3}(`{3,}|~{3,})[^\n]*\n/;
+const LONG_LIST = 1500; // characters after which the finished items of an open list become final
+const SHARE = 4; // rendering may take one part in so many of the time
+
+const escape = (text) => text.replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
+
+const marked = new Marked({
+  gfm: true,
+  breaks: false,
+  renderer: {
+    // What a model writes as HTML is shown as it is, and an image would call a foreign server: it becomes a link.
+    html: ({ text }) => escape(text),
+    image: ({ href, text }) => `<a href="${escape(href)}">${escape(text || href)}</a>`,
+    code: ({ text, lang }) => codeHtml(text, lang),
+    table(token) {
+      return `<div class="table" tabindex="0" role="region" aria-label="Table">${tableHtml.call(this, token)}</div>`;
+    },
+  },
+});
+
+function tableHtml(token) {
+  const row = (cells, tag) =>
+    `<tr>${cells.map((c, i) => `<${tag}${token.align[i] ? ` align="${token.align[i]}"` : ""}>${this.parser.parseInline(c.tokens)}</${tag}>`).join("")}</tr>`;
+  return `<table><thead>${row(token.header, "th")}</thead><tbody>${token.rows.map((r) => row(r, "td")).join("")}</tbody></table>`;
+}
+
+function codeHtml(text, info) {
+  const language = (info || "").trim().split(/\s+/)[0];
+  return (
+    `<div class="code"><div class="code-head"><span>${escape(language || "text")}</span>` +
+    `<button type="button" class="copy-code">Copy</button></div>` +
+    `<pre tabindex="0" aria-label="Code"><code data-language="${escape(language)}">${escape(text)}\n</code></pre></div>`
+  );
+}
+
+const ALLOWED = {
+  ALLOWED_TAGS: "a b blockquote br button code del div em h1 h2 h3 h4 h5 h6 hr i input li ol p pre s span strong sub sup table tbody td th thead tr ul".split(" "),
+  ALLOWED_ATTR: "align aria-label checked class data-language disabled href role start tabindex title type".split(" "),
+  RETURN_DOM_FRAGMENT: true,
+};
+
+// Block tokens as a sanitised fragment.
+function fragment(tokens) {
+  const made = globalThis.DOMPurify.sanitize(marked.parser(tokens), ALLOWED);
+  for (const link of made.querySelectorAll("a[href]")) {
+    link.target = "_blank";
+    link.rel = "noopener noreferrer nofollow";
+  }
+  for (const box of made.querySelectorAll("input")) box.setAttribute("aria-label", box.checked ? "done" : "not done");
+  return made;
+}
+
+export class GrowingMarkdown {
+  // Renders into `element`, which belongs to this object alone.
+  constructor(element) {
+    this.element = element;
+    this.reset();
+  }
+
+  reset() {
+    this.text = "";
+    this.settled = 0; // characters whose blocks are final
+    this.fence = null;
+    this.cost = 0;
+    this.at = -Infinity;
+    this.last = document.createElement("div");
+    this.last.className = "growing";
+    this.element.replaceChildren(this.last);
+  }
+
+  // Show `text`; while it grows, calls may be skipped to keep the page smooth. -> whether it has been shown.
+  update(text, final = false) {
+    if (!text.startsWith(this.text.slice(0, this.settled)) || text.length < this.text.length) this.reset();
+    const now = performance.now();
+    if (!final && now - this.at < this.cost * SHARE) return false;
+    this.text = text;
+    this.advance(final);
+    this.at = performance.now();
+    this.cost = this.at - now;
+    return true;
+  }
+
+  advance(final) {
+    if (this.fence && !this.growFence(final)) return;
+    let tail = this.text.slice(this.settled);
+    const tokens = lexer(tail);
+    let open = tokens.length - 1;
+    while (open > 0 && tokens[open].type === "space") open -= 1;
+    if (final) open = tokens.length;
+    if (open > 0) {
+      this.settle(tokens.slice(0, open));
+      tail = this.text.slice(this.settled);
+    }
+    const rest = tokens.slice(Math.max(0, open));
+    if (rest[0]?.type === "code" && FENCE.test(tail)) {
+      this.openFence(tail);
+      return;
+    }
+    if (rest[0]?.type === "list" && rest[0].items.length > 1 && tail.length > LONG_LIST) {
+      this.settleItems(rest[0]);
+      this.last.replaceChildren(fragment(lexer(this.text.slice(this.settled))));
+      return;
+    }
+    this.last.replaceChildren(...(rest.length ? [fragment(rest)] : []));
+  }
+
+  settle(tokens) {
+    if (tokens.some((token) => token.type !== "space")) {
+      const made = fragment(tokens);
+      for (const code of made.querySelectorAll("pre > code")) highlight(code);
+      this.joinList(made);
+      this.last.before(made);
+    }
+    for (const token of tokens) this.settled += token.raw.length;
+  }
+
+  // The finished items of a long list are final; the list goes on in the growing part.
+  settleItems(list) {
+    const items = list.items.slice(0, -1);
+    const made = fragment([{ ...list, items }]);
+    this.joinList(made);
+    this.last.before(made);
+    for (const item of items) this.settled += item.raw.length;
+    this.listGoesOn = true;
+  }
+
+  // A list that was cut while it grew becomes one list again.
+  joinList(made) {
+    const before = this.last.previousElementSibling;
+    const first = made.firstElementChild;
+    if (this.listGoesOn && before && first && /^[OU]L$/.test(first.tagName) && before.tagName === first.tagName) {
+      before.append(...first.children);
+      first.remove();
+    }
+    this.listGoesOn = false;
+  }
+
+  openFence(tail) {
+    const head = FENCE.exec(tail);
+    const body = tail.slice(head[0].length);
+    const info = head[0].slice(head[0].indexOf(head[1]) + head[1].length).trim();
+    const made = globalThis.DOMPurify.sanitize(codeHtml("", info), ALLOWED);
+    const code = made.querySelector("code");
+    const node = document.createTextNode("");
+    code.replaceChildren(node);
+    this.last.replaceChildren(made);
+    const closing = new RegExp(`^ {0,3}\\${head[1][0]}{${head[1].length},}[ \\t]*$`);
+    this.fence = { code, node, closing, shown: this.text.length - body.length };
+    this.growFence(false);
+  }
+
+  // Append what is new to the open code block. -> true when it has been closed and the text goes on.
+  growFence(final) {
+    const { code, node, closing, shown } = this.fence;
+    let at = shown;
+    while (at < this.text.length) {
+      const end = this.text.indexOf("\n", at);
+      const line = this.text.slice(at, end < 0 ? undefined : end);
+      if (closing.test(line) && (end >= 0 || final)) {
+        node.appendData(this.text.slice(shown, at));
+        this.closeFence(code, end < 0 ? this.text.length : end + 1);
+        return true;
+      }
+      if (end < 0) break;
+      at = end + 1;
+    }
+    // The last line may yet become the closing one: it is held back as long as it looks like it.
+    const held = /^ {0,3}[`~]+[ \t]*$/.test(this.text.slice(at)) && !final ? at : this.text.length;
+    node.appendData(this.text.slice(shown, held));
+    this.fence.shown = held;
+    if (final) this.closeFence(code, this.text.length);
+    return final;
+  }
+
+  closeFence(code, end) {
+    highlight(code);
+    this.last.before(...this.last.childNodes);
+    this.settled = end;
+    this.fence = null;
+    this.listGoesOn = false;
+  }
+}

@@ -1,0 +1,152 @@
+// Recent requests. Owns: their list, and the timeline of one of them as a bar.
+import { useEffect, useRef, useState } from "preact/hooks";
+import { explain, getJson } from "./api.js";
+import { clock, count, Dialog, duration, html, plural, rate } from "./ui.js";
+
+const PERIOD_MS = 2000;
+const PHASES = [
+  { key: "queued", label: "queued" },
+  { key: "prefill", label: "reading the prompt" },
+  { key: "decode", label: "writing" },
+  { key: "rest", label: "ending" },
+];
+
+// One prompt's life as milliseconds since the request came: phases with their begin and end.
+export function phases(prompt, total) {
+  const at = Object.fromEntries(prompt.events.map((e) => [e.event, e.at_ms]));
+  const end = at.ended ?? total;
+  const accepted = at.accepted ?? 0;
+  const started = at.started ?? at.first_token ?? end;
+  const first = at.first_token ?? end;
+  const last = at.ended === undefined ? end : (at.last_token ?? end);
+  const found = [
+    { ...PHASES[0], from: accepted, to: started },
+    { ...PHASES[1], from: started, to: Math.max(started, first) },
+    { ...PHASES[2], from: first, to: Math.max(first, last) },
+    { ...PHASES[3], from: last, to: end },
+  ];
+  return { found: found.filter((p) => p.to > p.from), at, end };
+}
+
+function Bar({ prompt, total, scale }) {
+  const { found } = phases(prompt, total);
+  return html`<span class="bar" aria-hidden="true">${found.map((p) =>
+    html`<i class=${p.key} style=${{ left: `${(p.from / scale) * 100}%`, width: `max(1.5px, ${((p.to - p.from) / scale) * 100}%)` }}></i>`)}</span>`;
+}
+
+export function Requests({ paused, picked, onPick }) {
+  const [list, setList] = useState(null);
+  const [problem, setProblem] = useState(null);
+  useEffect(() => {
+    if (paused) return undefined;
+    let timer = 0;
+    const controller = new AbortController();
+    const poll = async () => {
+      try {
+        if (document.visibilityState === "visible") {
+          setList((await getJson("v1/requests?limit=40", controller.signal)).data);
+          setProblem(null);
+        }
+      } catch (error) {
+        if (error.name === "AbortError") return;
+        setProblem(explain(error));
+      }
+      timer = setTimeout(poll, PERIOD_MS);
+    };
+    poll();
+    return () => {
+      clearTimeout(timer);
+      controller.abort();
+    };
+  }, [paused]);
+  const scale = Math.max(1, ...(list ?? []).map((r) => r.duration_ms));
+  return html`<section class="card requests">
+    <header><h2>Recent requests</h2><p class="hint">Those of your key. Choose one to see its timeline.</p><${Legend} /></header>
+    ${list && list.length === 0 && html`<p class="none">No requests yet. Chat a little, or point a client at this server.</p>`}
+    ${!list && problem && html`<p class="none">${problem.text}</p>`}
+    ${list && list.length > 0 && html`<div class="table" tabindex="0" role="region" aria-label="Recent requests"><table>
+      <thead><tr><th scope="col">Came</th><th scope="col" class="wide-only">Request</th><th scope="col" class="number">In</th><th scope="col" class="number wide-only">Cached</th><th scope="col" class="number">Out</th><th scope="col" class="number">Took</th><th scope="col" class="timeline-cell">Timeline</th></tr></thead>
+      <tbody>${list.map((r) => html`<${Row} key=${r.id} request=${r} scale=${scale} onPick=${onPick} />`)}</tbody>
+    </table></div>`}
+    ${picked && html`<${Timeline} id=${picked} onClose=${() => onPick(null)} />`}
+  </section>`;
+}
+
+function Row({ request, scale, onPick }) {
+  const sum = (name) => request.prompts.reduce((total, p) => total + p[name], 0);
+  const open = request.state === "open";
+  const short = request.id.replace(/^(chatcmpl|cmpl|resp|msg)[-_]/, "").slice(0, 10);
+  return html`<tr class=${open ? "open" : ""} onClick=${() => onPick(request.id)}>
+    <td>${clock(request.created)}</td>
+    <td class="wide-only"><code>${short}</code></td>
+    <td class="number">${count(sum("prompt_tokens"))}</td>
+    <td class="number wide-only">${count(sum("cached_tokens"))}</td>
+    <td class="number">${count(sum("output_tokens"))}</td>
+    <td class="number">${open ? "running" : duration(request.duration_ms)}</td>
+    <td class="timeline-cell"><button type="button" aria-label=${`Timeline of request ${short}, ${open ? "running" : duration(request.duration_ms)}`}
+      onClick=${(e) => { e.stopPropagation(); onPick(request.id); }}>${request.prompts.slice(0, 1).map((p) => html`<${Bar} prompt=${p} total=${request.duration_ms} scale=${scale} />`)}</button></td>
+  </tr>`;
+}
+
+const Legend = () => html`<ul class="legend" aria-label="Phases">${PHASES.slice(0, 3).map((p) => html`<li><i class=${`swatch ${p.key}`}></i>${p.label}</li>`)}</ul>`;
+
+// ---------------------------------------------------------------- one request
+
+function Timeline({ id, onClose }) {
+  const [request, setRequest] = useState(null);
+  const [problem, setProblem] = useState(null);
+  const timer = useRef(0);
+  useEffect(() => {
+    const controller = new AbortController();
+    const load = async () => {
+      try {
+        const found = await getJson(`v1/requests/${encodeURIComponent(id)}`, controller.signal);
+        setRequest(found);
+        if (found.state === "open") timer.current = setTimeout(load, 400);
+      } catch (error) {
+        if (error.name !== "AbortError") setProblem(explain(error));
+      }
+    };
+    load();
+    return () => {
+      clearTimeout(timer.current);
+      controller.abort();
+    };
+  }, [id]);
+  return html`<${Dialog} title="Timeline of a request" onClose=${onClose} wide>
+    <p class="request-id"><code>${id}</code></p>
+    ${problem && html`<p class="bad">${problem.text}</p>`}
+    ${!request && !problem && html`<p>Asking ...</p>`}
+    ${request && request.prompts.map((prompt, i) => html`<${Life} key=${i} prompt=${prompt} request=${request} number=${request.prompts.length > 1 ? i + 1 : 0} />`)}
+  <//>`;
+}
+
+function Life({ prompt, request, number }) {
+  const total = request.duration_ms;
+  const { found, at } = phases(prompt, total);
+  const scale = Math.max(1, total);
+  const computed = prompt.prompt_tokens - prompt.cached_tokens;
+  const decode = (at.last_token ?? 0) - (at.first_token ?? 0);
+  const words = found.map((p) => `${p.label} ${duration(p.to - p.from)}`).join(", ");
+  const facts = [
+    ["Took", request.state === "open" ? `${duration(total)}, still running` : duration(total)],
+    ["First token after", at.first_token === undefined ? "not yet" : duration(at.first_token - (at.accepted ?? 0))],
+    ["Prompt", `${plural(prompt.prompt_tokens, "token")}, ${count(computed)} computed, ${count(prompt.cached_tokens)} from the cache`],
+    ["Answer", `${plural(prompt.output_tokens, "token")}${prompt.output_tokens > 1 && decode > 0 ? `, ${rate(((prompt.output_tokens - 1) / decode) * 1000)} per second` : ""}`],
+    ["Preempted", prompt.preemptions ? plural(prompt.preemptions, "time") : "never"],
+    ["Engines that died under it", prompt.replays ? count(prompt.replays) : "none"],
+    ["Ended by", prompt.finish_reasons.join(", ") || "nothing yet"],
+  ];
+  return html`<section class="life">
+    ${number > 0 && html`<h3>Prompt ${number}</h3>`}
+    <div class="big-bar" role="img" aria-label=${`Timeline: ${words}`}>
+      ${found.map((p) => html`<i class=${p.key} title=${`${p.label}: ${duration(p.to - p.from)}`} style=${{ left: `${(p.from / scale) * 100}%`, width: `max(2px, ${((p.to - p.from) / scale) * 100}%)` }}></i>`)}
+      ${(prompt.chunks ?? []).map((c) => html`<b class="chunk" title=${`${count(c.tokens)} prompt tokens`} style=${{ left: `${(c.at_ms / scale) * 100}%` }}></b>`)}
+    </div>
+    <div class="scale" aria-hidden="true">${[0, 0.25, 0.5, 0.75, 1].map((part) => html`<span>${part === 0 ? "0" : duration(scale * part)}</span>`)}</div>
+    <ul class="legend phases">${found.map((p) => html`<li><i class=${`swatch ${p.key}`}></i>${p.label} <b>${duration(p.to - p.from)}</b></li>`)}</ul>
+    ${prompt.prompt_tokens > 0 && html`<div class="cache-bar" role="img" aria-label=${`${count(prompt.cached_tokens)} of ${count(prompt.prompt_tokens)} prompt tokens came from the cache`}>
+      <i class="cached" style=${{ width: `${(prompt.cached_tokens / prompt.prompt_tokens) * 100}%` }}></i></div>`}
+    <dl>${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
+  </section>`;
+}
