@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ MAX_ARRAY = 1 << 24
 MAX_STRING = 1 << 26
 MAX_KEY = 1 << 10
 MAX_DIMS = 4
+MAX_LENT = 1 << 26
 STRING, ARRAY = 8, 9
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 
@@ -114,10 +115,24 @@ class GgufFile:
     data: mmap.mmap
     metadata: dict[str, Any]
     tensors: dict[str, TensorInfo]
+    lent: list[tuple[int, int]] = field(default_factory=list)
+    """Where the matrices lie that were handed out and whose pages may still be in memory."""
 
     def bytes_of(self, info: TensorInfo) -> memoryview:
-        """A tensor's bytes, not copied."""
+        """A tensor's bytes, not copied. Memory of matrices handed out before is given back from time to time: most
+        are packed by then, and what is still in use is read from the file again. So nobody may write to a matrix."""
+        if len(info.shape) > 1:
+            if sum(stop - start for start, stop in self.lent) > MAX_LENT:
+                self._forget()
+            self.lent.append((info.start, info.stop))
         return memoryview(self.data)[info.start : info.stop]
+
+    def _forget(self) -> None:
+        for start, stop in self.lent:
+            first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
+            if last > first and hasattr(mmap, "MADV_DONTNEED"):
+                self.data.madvise(mmap.MADV_DONTNEED, first, last - first)
+        self.lent.clear()
 
 
 def open_gguf(path: Path | str) -> GgufFile:
@@ -184,8 +199,10 @@ def _strings(cursor: Cursor, count: int) -> list[Any]:
     """The quick path: a vocabulary is hundreds of thousands of short strings."""
     if count * 8 > cursor.end - cursor.at:
         raise cursor.fail(f"an array of {count} strings that the file does not hold")
-    unpack, data, at, end = struct.Struct("<Q").unpack_from, cursor.data, cursor.at, cursor.end
-    found = []
+    data, at, end = cursor.data, cursor.at, cursor.end
+    unpack = struct.Struct("<Q").unpack_from
+    found: list[bytes] = []
+    add = found.append
     for _ in range(count):
         if at + 8 > end:
             cursor.at = at
@@ -195,10 +212,13 @@ def _strings(cursor: Cursor, count: int) -> list[Any]:
         if size > end - at:
             cursor.at = at
             raise cursor.fail(f"a string of {size} bytes")
-        found.append(_shown(data[at : at + size]))
+        add(data[at : at + size])
         at += size
     cursor.at = at
-    return found
+    try:
+        return [raw.decode() for raw in found]
+    except UnicodeDecodeError:
+        return [_shown(raw) for raw in found]
 
 
 def _shown(raw: bytes) -> str | bytes:

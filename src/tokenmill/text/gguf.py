@@ -106,7 +106,7 @@ class _Keys:
         found = self.get("tokens")
         if not isinstance(found, list) or not 0 < len(found) <= MAX_TOKENS:
             raise self.fail("it has no vocabulary (tokenizer.ggml.tokens)")
-        if not all(isinstance(token, str) for token in found):
+        if set(map(type, found)) != {str}:
             raise self.fail("its vocabulary has a token that is not UTF-8 text")
         if len(set(found)) != len(found):
             raise self.fail("its vocabulary has a token twice")
@@ -117,7 +117,7 @@ class _Keys:
         found = self.get("token_type")
         if found is None:
             return [int(PieceKind.NORMAL)] * count
-        if not isinstance(found, list) or len(found) != count or not all(type(k) is int for k in found):
+        if not isinstance(found, list) or len(found) != count or not set(map(type, found)) <= {int}:
             raise self.fail("tokenizer.ggml.token_type does not fit the vocabulary")
         known = {int(kind) for kind in PieceKind}
         return [kind if kind in known else int(PieceKind.NORMAL) for kind in found]
@@ -153,9 +153,11 @@ def _byte_level(read: _Keys, tokens: list[str], kinds: list[int]) -> tokenizers.
     if name not in PATTERNS:
         raise ModelError(f"words are split by the rule {name[:40]!r}; known: {', '.join(sorted(PATTERNS))}")
     merges = read.get("merges")
-    if not isinstance(merges, list) or not all(isinstance(merge, str) and merge.count(" ") == 1 for merge in merges):
-        raise ModelError("its merges are absent, or one is not two tokens with one space between them")
-    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    if not isinstance(merges, list) or not set(map(type, merges)) <= {str}:
+        raise ModelError("its merges are absent, or one is no text")
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    if not set(map(len, pairs)) <= {2}:
+        raise ModelError("one of its merges is not two tokens with one space between them")
     vocab = {token: index for index, token in enumerate(tokens)}
     inner = build.from_merges(vocab, pairs, PATTERNS[name], whole_words=name in _WHOLE_WORDS)
     if name in _COMPOSED:
