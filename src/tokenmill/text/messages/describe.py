@@ -1,0 +1,168 @@
+"""The small language in which message formats are described. Owns: what a description can say.
+
+A description holds its literals as a model writes them, white space included; readers pass any white space around
+them. One description serves the parser, the grammar that holds a model to it, and the writer that tests use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# ---------------------------------------------------------------- what one call is made of
+
+
+@dataclass(frozen=True, slots=True)
+class Lit:
+    """A fixed text; `optional`: models leave it out."""
+
+    text: str
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Anything up to and including `until`; `written` is what stands there."""
+
+    until: str
+    written: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """The function's name, up to one of `until`, which is passed unless `keep`.
+
+    `pattern` finds the name (group 1) in what was read; `is_id`: the whole is the call's id. `written` spells it with
+    {name} and {index}."""
+
+    until: tuple[str, ...]
+    keep: bool = False
+    pattern: str = "(.+)"
+    is_id: bool = False
+    written: str = "{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Id:
+    """An optional call id between two texts; the second is left for the next part."""
+
+    open: str
+    until: str
+
+
+@dataclass(frozen=True, slots=True)
+class Args:
+    """The arguments, as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """A JSON object that holds the name and the arguments (and an id) under one of these keys each."""
+
+    name: tuple[str, ...] = ("name",)
+    args: tuple[str, ...] = ("arguments", "parameters")
+    id: tuple[str, ...] = ("id", "tool_call_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Arguments one by one: `open` key `mid` value `close`; values are text, or JSON if the tool's schema says so."""
+
+    open: str
+    mid: str
+    close: str
+
+
+@dataclass(frozen=True, slots=True)
+class Python:
+    """`name(key=value, ...)` with Python's literals."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loose:
+    """`{key:value,...}`: JSON with bare keys and `quote` around strings."""
+
+    quote: str
+
+
+Step = Lit | Skip | Name | Id | Args | Object | Pairs | Python | Loose
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """A block of calls: `open`, calls of these steps, `close`. `array`: in brackets, with commas between.
+
+    `many`: several calls may stand in one block; `between` is written there. `bare`: it may begin the answer without
+    `open`, and is then believed only if the function is known."""
+
+    open: str
+    steps: tuple[Step, ...]
+    close: str = ""
+    array: bool = False
+    many: bool = False
+    between: str = "\n"
+    bare: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """Reasoning between `open` and `close`. `lead` is written before the answer that follows.
+
+    `anywhere`: it may come again later. `calls_end`: a call ends it, too (its markers are tokens of their own).
+    `drop`: texts around it that mean nothing."""
+
+    open: str
+    close: str
+    lead: str = "\n\n"
+    anywhere: bool = False
+    calls_end: bool = False
+    drop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """How a family writes calls. Blocks are tried in order; the first is the one that grammars and writers use.
+
+    `drop`: texts that mean nothing; `start_drop`: the same at the answer's beginning. `glue` is written between an
+    answer's text (or the prompt) and a block, `between` blocks when a block holds one call."""
+
+    name: str
+    blocks: tuple[Calls, ...]
+    drop: tuple[str, ...] = ()
+    start_drop: tuple[str, ...] = ()
+    glue: str = "\n"
+    between: str = "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFormat:
+    """What an assistant's turn can hold; None: no such thing."""
+
+    thinking: Thinking | None = None
+    calls: CallFormat | None = None
+
+    def markers(self) -> tuple[str, ...]:
+        """Every literal that must be visible in the text for this format to be read."""
+        found: list[str] = []
+        if self.thinking is not None:
+            found += [self.thinking.open, self.thinking.close, self.thinking.lead, *self.thinking.drop]
+        if self.calls is not None:
+            found += [*self.calls.drop, *self.calls.start_drop]
+            for block in self.calls.blocks:
+                found += [block.open, block.close]
+                for step in block.steps:
+                    found += _literals(step)
+        return tuple(dict.fromkeys(t for t in found if t.strip()))
+
+
+def _literals(step: Step) -> list[str]:
+    if isinstance(step, Lit):
+        return [step.text]
+    if isinstance(step, Skip):
+        return [step.until]
+    if isinstance(step, Name):
+        return list(step.until)
+    if isinstance(step, Id):
+        return [step.open, step.until]
+    if isinstance(step, Pairs):
+        return [step.open, step.mid, step.close]
+    return [step.quote] if isinstance(step, Loose) else []

@@ -1,0 +1,127 @@
+"""Which format a model writes. Owns: reading the chat template's marks, and the names that people may give.
+
+A template shows earlier calls and reasoning as the model writes them, so its literals tell the family. Must not know:
+models' names, requests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from tokenmill.core.errors import ParameterError
+from tokenmill.text.messages.describe import CallFormat, MessageFormat, Thinking
+from tokenmill.text.messages.families import CALL_ALIASES, CALL_FORMATS, THINKING, THINKING_ALIASES
+
+AUTO, NONE = "auto", "none"
+_CALL_MARKS: tuple[tuple[tuple[str, ...], str], ...] = (  # all of them must be there; the first that fits
+    (("<|channel|>", "to=functions"), "harmony"),
+    (("<|channel|>", "commentary"), "harmony"),
+    (("<|tool_calls_section_begin|>",), "kimi_k2"),
+    (("<｜tool▁calls▁begin｜>", "```json"), "deepseek_v3"),
+    (("<｜tool▁calls▁begin｜>",), "deepseek_v31"),
+    (("[TOOL_CALLS]", "[ARGS]"), "mistral"),
+    (("[TOOL_CALLS]",), "mistral_v3"),
+    (("<minimax:tool_call>",), "minimax_m2"),
+    (("<tool_calls>",), "minimax"),
+    (("<arg_key>",), "glm45"),
+    (("<function=", "<parameter="), "qwen3_coder"),
+    (("<|action_start|>",), "internlm"),
+    (("<|START_ACTION|>",), "cohere"),
+    (("Action:", "```json", "tool_name"), "cohere"),
+    (("<start_function_call>",), "functiongemma"),
+    (("<|tool_call>call:",), "gemma4"),
+    (("```tool_code",), "gemma"),
+    (("functools[",), "phi4_mini"),
+    (("<|tool_call|>", "<|/tool_call|>"), "phi4_mini"),
+    (("<|tool|>", "<|/tool|>"), "phi4_mini"),
+    (("<|tool_call|>",), "granite"),
+    (("<function_call>",), "granite"),
+    ((">>>all",), "functionary_v32"),
+    (("<function=",), "functionary"),
+    (("<tool_call>",), "hermes"),
+    (("<|python_start|>",), "pythonic"),
+    (("[func_name1(",), "pythonic"),
+    (("<|python_tag|>",), "llama3_json"),
+    (('"parameters": dictionary of argument name',), "llama3_json"),
+)
+_THINKING_MARKS = (
+    ("<|channel|>", "harmony"),
+    ("[THINK]", "mistral"),
+    ("<|START_THINKING|>", "cohere"),
+    ("<seed:think>", "seed_oss"),
+    ("<|channel>", "gemma4"),
+    ("Here is my thought process:", "granite"),
+    ("◁think▷", ""),
+    ("<think>", "think"),
+    ("</think>", "think"),
+)
+_PROMPT_PART = re.compile(r"add_generation_prompt")
+
+
+def call_format_names() -> list[str]:
+    """What --tool-call-parser takes."""
+    return [AUTO, NONE, *sorted({*CALL_FORMATS, *CALL_ALIASES})]
+
+
+def thinking_names() -> list[str]:
+    """What --reasoning-parser takes."""
+    return [AUTO, NONE, *sorted({*THINKING, *THINKING_ALIASES})]
+
+
+def choose_format(template: str | Mapping[str, str] | None, calls: str = AUTO, thinking: str = AUTO) -> MessageFormat:
+    """The format by template, or by the names that were given."""
+    text = "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
+    return MessageFormat(_thinking(text, thinking), _calls(text, calls))
+
+
+def _calls(text: str, name: str) -> CallFormat | None:
+    if name == NONE:
+        return None
+    if name != AUTO:
+        found = CALL_FORMATS.get(CALL_ALIASES.get(name, name))
+        if found is None:
+            raise ParameterError(
+                f"There is no tool-call parser {name!r}; there are {', '.join(call_format_names())}.",
+                param="tool_call_parser",
+            )
+        return found
+    # Templates write a quotation mark or a line end as an escape now and then.
+    plain = text.replace("\\n", "\n").replace('\\"', '"')
+    return next((CALL_FORMATS[f] for marks, f in _CALL_MARKS if all(m in plain for m in marks)), None)
+
+
+def _thinking(text: str, name: str) -> Thinking | None:
+    if name == NONE:
+        return None
+    if name != AUTO:
+        found = THINKING.get(THINKING_ALIASES.get(name, name))
+        if found is None:
+            raise ParameterError(
+                f"There is no reasoning parser {name!r}; there are {', '.join(thinking_names())}.",
+                param="reasoning_parser",
+            )
+        return found
+    chosen = next((f for mark, f in _THINKING_MARKS if mark in text), "")
+    return THINKING.get(chosen)
+
+
+def thinks_by_itself(template: str | Mapping[str, str] | None, thinking: Thinking | None) -> bool:
+    """May the model begin to reason where the prompt did not? Not if the template itself opens the reasoning."""
+    if thinking is None:
+        return False
+    text = "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
+    places = [found.end() for found in _PROMPT_PART.finditer(text)]
+    tail = text[places[-1] :] if places else ""
+    opened, closed = tail.rfind(thinking.open.strip()), tail.rfind(thinking.close.strip())
+    return not (opened >= 0 and closed < opened)
+
+
+def opens_thinking(prompt: str, thinking: Thinking | None) -> bool:
+    """Does the prompt end inside of reasoning?"""
+    return thinking is not None and prompt.rstrip().endswith(thinking.open.strip())
+
+
+def closed_thinking(prompt: str, thinking: Thinking | None) -> bool:
+    """Does the prompt end with reasoning that is over (an empty one, to switch it off)?"""
+    return thinking is not None and prompt.rstrip().endswith(thinking.close.strip())

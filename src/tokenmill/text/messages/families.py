@@ -1,0 +1,336 @@
+"""The formats that model families write. Owns: one description each, and the names that other servers give them."""
+
+from __future__ import annotations
+
+from tokenmill.text.messages.describe import (
+    Args,
+    CallFormat,
+    Calls,
+    Id,
+    Lit,
+    Loose,
+    Name,
+    Object,
+    Pairs,
+    Python,
+    Skip,
+    Thinking,
+)
+
+_NAMED = Object(name=("tool_name", "name"), args=("parameters", "arguments"))
+
+HERMES = CallFormat("hermes", (Calls("<tool_call>\n", (Object(),), "\n</tool_call>"),))
+_CODER = (Name((">",)), Pairs("\n<parameter=", ">\n", "\n</parameter>"), Lit("\n</function>", optional=True))
+QWEN_CODER = CallFormat(
+    "qwen3_coder",
+    (
+        Calls("<tool_call>\n", (Lit("<function="), *_CODER), "\n</tool_call>"),
+        Calls("<function=", _CODER, "\n</tool_call>"),
+    ),
+)
+LLAMA_JSON = CallFormat(
+    "llama3_json",
+    (
+        Calls("", (Object(args=("parameters", "arguments")),), many=True, between="; ", bare=True),
+        Calls("<|python_tag|>", (Object(args=("parameters", "arguments")),), many=True, between="; "),
+    ),
+    glue="",
+)
+LLAMA_PYTHON = CallFormat(
+    "pythonic",
+    (
+        Calls("", (Python(),), array=True, many=True, between=", ", bare=True),
+        Calls("<|python_start|>", (Python(),), "<|python_end|>", array=True, many=True, between=", "),
+    ),
+    glue="",
+)
+MISTRAL = CallFormat(
+    "mistral",
+    (
+        Calls("[TOOL_CALLS]", (Name(("[CALL_ID]", "[ARGS]", "{"), keep=True), Id("[CALL_ID]", "[ARGS]"), Args())),
+        Calls("[TOOL_CALLS]", (Object(),), array=True, many=True, between=", "),
+    ),
+    glue="",
+    between="",
+)
+MISTRAL_ARRAY = CallFormat("mistral_v3", (MISTRAL.blocks[1], MISTRAL.blocks[0]), glue="")
+DEEPSEEK_V3 = CallFormat(
+    "deepseek_v3",
+    (
+        Calls(
+            "<｜tool▁calls▁begin｜>",
+            (
+                Lit("<｜tool▁call▁begin｜>"),
+                Skip("<｜tool▁sep｜>", "function"),
+                Name(("\n",)),
+                Lit("```json\n", optional=True),
+                Args(),
+                Lit("\n```", optional=True),
+                Lit("<｜tool▁call▁end｜>", optional=True),
+            ),
+            "<｜tool▁calls▁end｜>",
+            many=True,
+        ),
+    ),
+    glue="",
+)
+DEEPSEEK_V31 = CallFormat(
+    "deepseek_v31",
+    (
+        Calls(
+            "<｜tool▁calls▁begin｜>",
+            (
+                Lit("<｜tool▁call▁begin｜>"),
+                Name(("<｜tool▁sep｜>",)),
+                Args(),
+                Lit("<｜tool▁call▁end｜>", optional=True),
+            ),
+            "<｜tool▁calls▁end｜>",
+            many=True,
+            between="",
+        ),
+    ),
+    glue="",
+)
+KIMI = CallFormat(
+    "kimi_k2",
+    (
+        Calls(
+            "<|tool_calls_section_begin|>",
+            (
+                Lit("<|tool_call_begin|>"),
+                Name(
+                    ("<|tool_call_argument_begin|>",),
+                    pattern=r"(?:functions\.)?(.+?)(?::\d+)?",
+                    is_id=True,
+                    written="functions.{name}:{index}",
+                ),
+                Args(),
+                Lit("<|tool_call_end|>", optional=True),
+            ),
+            "<|tool_calls_section_end|>",
+            many=True,
+            between="",
+        ),
+    ),
+    glue="",
+)
+GLM = CallFormat(
+    "glm45",
+    (
+        Calls(
+            "<tool_call>",
+            (
+                Name(("\n", "<arg_key>", "</tool_call>"), keep=True),
+                Pairs("\n<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>"),
+            ),
+            "\n</tool_call>",
+        ),
+    ),
+)
+MINIMAX_M1 = CallFormat("minimax", (Calls("<tool_calls>\n", (Object(),), "\n</tool_calls>", many=True),))
+MINIMAX_M2 = CallFormat(
+    "minimax_m2",
+    (
+        Calls(
+            "<minimax:tool_call>\n",
+            (
+                Lit('<invoke name="'),
+                Name(('">',)),
+                Pairs('\n<parameter name="', '">', "</parameter>"),
+                Lit("\n</invoke>", optional=True),
+            ),
+            "\n</minimax:tool_call>",
+            many=True,
+        ),
+    ),
+)
+_HARMONY_DROPS = (
+    "<|start|>assistant",
+    "<|channel|>final<|message|>",
+    "<|channel|>commentary<|message|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+)
+_TO = Name(
+    ("<|channel|>", "<|constrain|>", "<|message|>", " "),
+    keep=True,
+    pattern=r"(?:functions\.)?(.+)",
+    written="functions.{name}",
+)
+_ROUTED = (_TO, Skip("<|message|>", " <|constrain|>json"), Args())
+HARMONY = CallFormat(
+    "harmony",
+    (
+        Calls("<|channel|>commentary to=", _ROUTED, "<|call|>"),
+        Calls("<|channel|>analysis to=", _ROUTED, "<|call|>"),
+        Calls("<|start|>assistant to=", _ROUTED, "<|call|>"),
+        Calls("", (Lit("to="), *_ROUTED), "<|call|>", bare=True),
+    ),
+    drop=_HARMONY_DROPS,
+    glue="<|end|><|start|>assistant",
+    between="<|start|>assistant",
+)
+GEMMA = CallFormat("gemma", (Calls("```tool_code\n", (Python(),), "\n```", many=True),))
+GEMMA_FUNCTION = CallFormat(
+    "functiongemma",
+    (
+        Calls(
+            "<start_function_call>",
+            (Lit("call:"), Name(("{",), keep=True), Loose("<escape>")),
+            "<end_function_call>",
+        ),
+    ),
+    glue="",
+    between="",
+)
+GEMMA4 = CallFormat(
+    "gemma4",
+    (Calls("<|tool_call>", (Lit("call:"), Name(("{",), keep=True), Loose('<|"|>')), "<tool_call|>"),),
+    glue="",
+    between="",
+)
+PHI4 = CallFormat(
+    "phi4_mini",
+    (
+        Calls("functools[", (Object(),), "]", many=True, between=", "),
+        Calls("<|tool_call|>", (Object(),), "<|/tool_call|>", array=True, many=True, between=", "),
+    ),
+    glue="",
+)
+GRANITE = CallFormat(
+    "granite",
+    (
+        Calls("<|tool_call|>", (Object(),), array=True, many=True, between=", "),
+        Calls("<tool_call>", (Object(),), array=True, many=True, between=", "),
+        Calls("<function_call>", (Object(),)),
+        Calls("<tool_call>", (Object(),), "</tool_call>"),
+    ),
+    glue="",
+)
+COHERE = CallFormat(
+    "cohere",
+    (
+        Calls("<|START_ACTION|>", (_NAMED,), "<|END_ACTION|>", array=True, many=True, between=", "),
+        Calls("Action: ```json\n", (_NAMED,), "\n```", array=True, many=True, between=",\n"),
+    ),
+    drop=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    glue="",
+)
+INTERNLM = CallFormat(
+    "internlm",
+    (
+        Calls(
+            "<|action_start|>",
+            (Lit("<|plugin|>\n"), Object(args=("parameters", "arguments"))),
+            "<|action_end|>",
+        ),
+    ),
+    glue="",
+    between="",
+)
+FUNCTIONARY = CallFormat(
+    "functionary", (Calls("<function=", (Name((">",)), Args()), "</function>"),), glue="", between=""
+)
+FUNCTIONARY_V32 = CallFormat(
+    "functionary_v32",
+    (Calls(">>>", (Name(("\n",)), Args()), bare=True),),
+    drop=(">>>all\n",),
+    start_drop=("all\n",),
+    between="",
+)
+PLAIN = CallFormat("plain", (Calls("", (Object(),), array=True, many=True, between=", ", bare=True),), glue="")
+"""A JSON array of calls: what models are held to whose own format no grammar is made for."""
+
+CALL_FORMATS: dict[str, CallFormat] = {
+    f.name: f
+    for f in (
+        HERMES,
+        QWEN_CODER,
+        LLAMA_JSON,
+        LLAMA_PYTHON,
+        MISTRAL,
+        MISTRAL_ARRAY,
+        DEEPSEEK_V3,
+        DEEPSEEK_V31,
+        KIMI,
+        GLM,
+        MINIMAX_M1,
+        MINIMAX_M2,
+        HARMONY,
+        GEMMA,
+        GEMMA_FUNCTION,
+        GEMMA4,
+        PHI4,
+        GRANITE,
+        COHERE,
+        INTERNLM,
+        FUNCTIONARY,
+        FUNCTIONARY_V32,
+    )
+}
+
+THINK = Thinking("<think>\n", "\n</think>")
+THINKING: dict[str, Thinking] = {
+    "think": THINK,
+    "think_tokens": Thinking("<think>", "</think>", lead="", calls_end=True),
+    "mistral": Thinking("[THINK]", "[/THINK]", lead=""),
+    "granite": Thinking("Here is my thought process:", "Here is my response:", lead=""),
+    "cohere": Thinking("<|START_THINKING|>", "<|END_THINKING|>", lead=""),
+    "harmony": Thinking(
+        "<|channel|>analysis<|message|>",
+        "<|end|>",
+        lead="<|start|>assistant<|channel|>final<|message|>",
+        drop=_HARMONY_DROPS,
+        anywhere=True,
+        calls_end=True,
+    ),
+    "seed_oss": Thinking("<seed:think>", "</seed:think>", lead=""),
+    "gemma4": Thinking("<|channel>thought\n", "<channel|>", lead=""),
+}
+
+CALL_ALIASES = {
+    "qwen": "hermes",
+    "qwen25": "hermes",
+    "qwen3": "hermes",
+    "qwen3_xml": "qwen3_coder",
+    "llama3": "llama3_json",
+    "llama4_json": "llama3_json",
+    "llama4_pythonic": "pythonic",
+    "olmo3": "pythonic",
+    "deepseekv3": "deepseek_v3",
+    "deepseek_r1": "deepseek_v3",
+    "deepseekv31": "deepseek_v31",
+    "glm47": "glm45",
+    "glm": "glm45",
+    "minimax-m2": "minimax_m2",
+    "openai": "harmony",
+    "gpt-oss": "harmony",
+    "gpt_oss": "harmony",
+    "phi4_mini_json": "phi4_mini",
+    "granite-20b-fc": "granite",
+    "granite4": "hermes",
+    "command_r": "cohere",
+    "internlm2": "internlm",
+    "functionary_v3": "functionary",
+}
+THINKING_ALIASES = {
+    "deepseek_r1": "think",
+    "deepseek-r1": "think",
+    "deepseek_v3": "think",
+    "qwen3": "think",
+    "glm45": "think",
+    "minimax_m2": "think",
+    "hunyuan_a13b": "think",
+    "step3": "think",
+    "olmo3": "think",
+    "ernie45": "think",
+    "kimi_k2": "think_tokens",
+    "kimi": "think_tokens",
+    "openai_gptoss": "harmony",
+    "gpt-oss": "harmony",
+    "gpt_oss": "harmony",
+    "magistral": "mistral",
+    "command_a": "cohere",
+}

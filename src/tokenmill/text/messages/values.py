@@ -1,0 +1,129 @@
+"""Values that are not written as JSON, as JSON text. Owns: Python literals, bare-key objects, text by schema type.
+
+Nothing is evaluated. What cannot be read as a value becomes a string, as it stands. Must not know: formats.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+MAX_DEPTH = 100
+_TOKEN = re.compile(
+    r"""(\s+)|[rbuRBU]{0,2}('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|([A-Za-z_]\w*)|([^\s'"A-Za-z_(){}\[\],:]+)|(.)""",
+    re.DOTALL,
+)
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(\n)|(.))", re.DOTALL)
+_CONTROL = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0"}
+_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+_BRACKETS = {"(": "[", ")": "]"}
+_LOOSE = re.compile(r"([^\s,:{}\[\]]+)(\s*:)?|(.)", re.DOTALL)
+
+
+def text(value: str) -> str:
+    """A JSON string."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def escaped(piece: str) -> str:
+    """A piece of a JSON string, without the quotes."""
+    return text(piece)[1:-1]
+
+
+def is_json(given: str) -> bool:
+    """Is it one JSON value (strictly), not nested beyond reason?"""
+    depth = most = 0
+    for mark in re.findall(r"[\[{\]}]", given):
+        depth += 1 if mark in "[{" else -1
+        most = max(most, depth)
+    if most > MAX_DEPTH:
+        return False
+    try:
+        json.loads(given, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(name)
+
+
+def from_python(given: str) -> str:
+    """A Python literal as JSON; a string of it if it is none."""
+    parts: list[str] = []
+    strings: list[str] = []
+
+    def join() -> None:
+        if strings:
+            parts.append(text("".join(strings)))
+            strings.clear()
+
+    for space, string, word, number, mark in _TOKEN.findall(given):
+        if string:  # neighbours are one string
+            strings.append(_ESCAPE.sub(_unescape, string[1:-1]))
+            continue
+        if not space:
+            join()
+            parts.append(_WORDS.get(word, word) or number or _BRACKETS.get(mark, mark))
+    join()
+    made = "".join(parts)
+    return made if is_json(made) else text(given.strip())
+
+
+def _unescape(found: re.Match[str]) -> str:
+    code = found[1] or found[2]
+    if code:
+        value = int(code, 16)
+        return "\ufffd" if 0xD800 <= value < 0xE000 else chr(value)
+    if found[3]:
+        return ""
+    return _CONTROL.get(found[4], found[4] if found[4] in "\\'\"" else found[0])
+
+
+def loose_part(given: str) -> str:
+    """A piece between brackets and quoted strings of a bare-key object, as JSON."""
+    parts = []
+    for word, colon, mark in _LOOSE.findall(given):
+        if not word:
+            parts.append("" if mark.isspace() else mark)
+        elif colon:
+            parts.append(text(word) + ":")
+        else:
+            parts.append(word if is_json(word) else text(word))
+    return "".join(parts)
+
+
+def types_of(schema: Any, name: str) -> frozenset[str]:
+    """The JSON types that a function's schema allows its parameter; none: nothing is said."""
+    found = schema.get("properties") if isinstance(schema, Mapping) else None
+    return frozenset(_types(found.get(name))) if isinstance(found, Mapping) else frozenset()
+
+
+def _types(schema: Any) -> list[str]:
+    if not isinstance(schema, Mapping):
+        return []
+    given = schema.get("type")
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, list):
+        return [t for t in given if isinstance(t, str)]
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(values, list):
+        return ["string" if isinstance(v, str) else "other" for v in values]
+    for keyword in ("anyOf", "oneOf"):
+        if isinstance(schema.get(keyword), list):
+            return [t for part in schema[keyword] for t in _types(part)]
+    return []
+
+
+def by_type(given: str, types: frozenset[str]) -> str:
+    """A parameter's text as JSON, as its types have it."""
+    plain = given.strip()
+    if "string" in types and not (plain == "null" and "null" in types):
+        return text(given)
+    if plain in ("True", "False", "None") and not types & {"string"}:
+        return _WORDS[plain]
+    return plain if is_json(plain) else text(given)

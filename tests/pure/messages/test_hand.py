@@ -1,0 +1,248 @@
+"""Texts that models really write, with what they mean; what is no call stays content; hostile text is read linearly."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from tests.pure.messages.writing import TOOLS
+from tokenmill.core.errors import ParameterError
+from tokenmill.text.messages.describe import MessageFormat
+from tokenmill.text.messages.detect import choose_format, opens_thinking, thinks_by_itself
+from tokenmill.text.messages.families import CALL_FORMATS, THINKING
+from tokenmill.text.messages.message import Message
+from tokenmill.text.messages.parser import MessageParser, parse_message
+
+PARIS = ("get_weather", {"city": "Paris", "days": 2})
+GOOD = [
+    (
+        "hermes",
+        '<tool_call>{"arguments": {"city": "Paris", "days": 2}, "name": "get_weather"}</tool_call>',
+        "",
+        [PARIS],
+    ),
+    (
+        "hermes",
+        'A\n<tool_call>\n{"name": "get_weather", "arguments": "{\\"city\\": \\"Paris\\", \\"days\\": 2}"}',
+        "A",
+        [PARIS],
+    ),
+    ("hermes", '<tool_call>\n{"name": "now"}\n</tool_call>\nDone', "Done", [("now", {})]),
+    ("hermes", '<tool_call>\n{"name": "now", "arguments": null}\n</tool_call>', "", [("now", {})]),
+    ("hermes", '<tool_call>\n{"name": "now", "arguments": {}</tool_call> b', "b", [("now", {})]),
+    ("hermes", "<tool_call>\nnothing\n</tool_call>", "<tool_call>\nnothing\n</tool_call>", []),
+    ("hermes", '<tool_call>{"no": "name"}</tool_call>x', '<tool_call>{"no": "name"}</tool_call>x', []),
+    ("hermes", 'Use <tool_call> tags: {"a": 1}', 'Use <tool_call> tags: {"a": 1}', []),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n2\n</parameter>\n"
+        "</function>\n</tool_call>",
+        "",
+        [PARIS],
+    ),
+    ("qwen3_coder", "<function=now>\n</function>", "", [("now", {})]),
+    (
+        "qwen3_coder",
+        "<function=get_weather>\n<parameter=city>\n\nif a < b:\n    <p>\n\n</parameter>\n</function>",
+        "",
+        [("get_weather", {"city": "\nif a < b:\n    <p>\n"})],
+    ),
+    ("llama3_json", '{"name": "get_weather", "parameters": {"city": "Paris", "days": 2}}', "", [PARIS]),
+    (
+        "llama3_json",
+        '<|python_tag|>{"name": "now", "parameters": {}}; {"name": "now", "parameters": {}}',
+        "",
+        [("now", {})] * 2,
+    ),
+    ("llama3_json", '{"name": "Bob", "parameters": {"age": 3}}', '{"name": "Bob", "parameters": {"age": 3}}', []),
+    ("llama3_json", '{"a": [1, {"name": "now"}]} is JSON', '{"a": [1, {"name": "now"}]} is JSON', []),
+    ("pythonic", "[get_weather(city='Paris', days=2), now()]", "", [PARIS, ("now", {})]),
+    ("pythonic", '[get_weather("Paris", 2)]', "", [PARIS]),
+    ("pythonic", "[1, 2, 3] are numbers", "[1, 2, 3] are numbers", []),
+    ("pythonic", "[other(a=1)]", "[other(a=1)]", []),
+    (
+        "pythonic",
+        "[get_weather(city='it\\'s \\x41\\n' \"b\", extra={'k': (1, None, [True])})]",
+        "",
+        [("get_weather", {"city": "it's A\nb", "extra": {"k": [1, None, [True]]}})],
+    ),
+    ("mistral", '[TOOL_CALLS]get_weather[ARGS]{"city": "Paris", "days": 2}[TOOL_CALLS]now{}', "", [PARIS, ("now", {})]),
+    ("mistral", '[TOOL_CALLS][{"name": "now", "arguments": {}, "id": "abc123DEF"}]', "", [("now", {})]),
+    (
+        "deepseek_v3",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+        '{"city": "Paris", "days": 2}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        "",
+        [PARIS],
+    ),
+    (
+        "glm45",
+        "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n"
+        "<arg_value>2</arg_value>\n</tool_call>",
+        "",
+        [PARIS],
+    ),
+    ("glm45", "<tool_call>now</tool_call>", "", [("now", {})]),
+    (
+        "harmony",
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather "
+        '<|constrain|>json<|message|>{"city": "Paris", "days": 2}<|call|>',
+        "",
+        [PARIS],
+    ),
+    (
+        "harmony",
+        "<|start|>assistant to=functions.now<|channel|>commentary json<|message|>{}<|call|>",
+        "",
+        [("now", {})],
+    ),
+    ("harmony", "<|channel|>final<|message|>Yes.", "Yes.", []),
+    (
+        "cohere",
+        '<|START_ACTION|>[\n {"tool_call_id": "0", "tool_name": "now", "parameters": {}}\n]<|END_ACTION|>',
+        "",
+        [("now", {})],
+    ),
+    ("cohere", "<|START_RESPONSE|>Hi.<|END_RESPONSE|>", "Hi.", []),
+    (
+        "functiongemma",
+        "<start_function_call>call:get_weather{city:<escape>Paris<escape>,days:2}<end_function_call>",
+        "",
+        [PARIS],
+    ),
+    ("gemma", 'Sure.\n```tool_code\nget_weather(city="Paris", days=2)\n```', "Sure.", [PARIS]),
+    ("phi4_mini", 'functools[{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}]', "", [PARIS]),
+    ("phi4_mini", "functools[0] is wrong", "functools[0] is wrong", []),
+    ("granite", '<|tool_call|>[{"name": "now", "arguments": {}}]', "", [("now", {})]),
+    ("functionary_v32", 'all\nOne moment.>>>get_weather\n{"city": "Paris", "days": 2}', "One moment.", [PARIS]),
+    ("functionary_v32", "Type\n>>> print(1)\n1", "Type\n>>> print(1)\n1", []),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "content", "calls"), GOOD)
+def test_real_texts(name, text, content, calls):
+    thinking = THINKING["harmony"] if name == "harmony" else None
+    found = parse_message(MessageFormat(thinking, CALL_FORMATS[name]), text, tools=TOOLS)
+    assert (found.content, [(c.name, json.loads(c.arguments)) for c in found.calls]) == (content, calls)
+
+
+def test_reasoning():
+    form = MessageFormat(THINKING["think"], CALL_FORMATS["hermes"])
+    for text, thinking in (
+        ("<think>\nA <b>\n</think>\n\nB", False),
+        ("A <b></think>B", True),
+        ("<think>A <b></think>B", True),
+    ):
+        found = parse_message(form, text, thinking=thinking)
+        assert (found.reasoning, found.content) == ("A <b>", "B")
+    assert parse_message(form, "The <think> tag").content == "The <think> tag"
+    assert parse_message(form, "  no thought\n").content == "  no thought\n"
+    assert parse_message(form, "cut", thinking=True) == Message("", "cut")
+
+
+def test_calls_are_read_only_where_tools_are_given():
+    form = MessageFormat(None, CALL_FORMATS["hermes"])
+    text = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    assert parse_message(form, text).content == text
+    twice = parse_message(form, text + "\n" + text, tools=TOOLS, most=1)
+    assert [c.name for c in twice.calls] == ["now"] and twice.content == ""
+
+
+def test_cut_calls_keep_what_was_said():
+    form = MessageFormat(None, CALL_FORMATS["hermes"])
+    text = '<tool_call>{"name": "get_weather", "arguments": {"city": "Par'
+    found = parse_message(form, text, tools=TOOLS)
+    assert (found.calls[0].name, found.calls[0].arguments) == ("get_weather", '{"city": "Par')
+
+
+def test_arguments_stream_as_they_come():
+    form = MessageFormat(None, CALL_FORMATS["qwen3_coder"])
+    parser = MessageParser(form, tools=TOOLS)
+    parser.feed("<tool_call>\n<function=get_weather>\n<parameter=city>\nPar")
+    assert [e.text for e in parser.feed("is by")] == ["is by"]
+
+
+TEMPLATES = {
+    "hermes": '{{ \'<tool_call>\\n{"name": "\' }} <think>',
+    "qwen3_coder": "<tool_call>\n<function=example>\n<parameter=a>",
+    "deepseek_v31": "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'}}",
+    "deepseek_v3": "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + '```json'}}",
+    "glm45": "<tool_call>{function-name}\n<arg_key>",
+    "harmony": "<|start|>assistant<|channel|>commentary to=functions.",
+    "mistral": "[TOOL_CALLS]' + name + '[ARGS]",
+    "kimi_k2": "<|tool_calls_section_begin|>",
+    "cohere": "<|START_ACTION|>",
+    "llama3_json": 'respond {"name": function name, "parameters": dictionary of argument name and its value}',
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_template_tells_the_format(name):
+    found = choose_format(TEMPLATES[name])
+    assert found.calls is CALL_FORMATS[name]
+    assert choose_format(TEMPLATES[name], calls="none").calls is None
+    assert choose_format(TEMPLATES[name], calls="qwen25").calls is CALL_FORMATS["hermes"]
+
+
+def test_names_and_prompts():
+    with pytest.raises(ParameterError, match="tool-call parser"):
+        choose_format("", calls="other")
+    with pytest.raises(ParameterError, match="reasoning parser"):
+        choose_format("", thinking="other")
+    assert choose_format("plain") == MessageFormat()
+    think = THINKING["think"]
+    assert opens_thinking("<|im_start|>assistant\n<think>\n", think) and not opens_thinking("a <think> b", think)
+    assert thinks_by_itself("{% if add_generation_prompt %}assistant\n<think>\n\n</think>{% endif %}", think)
+    assert not thinks_by_itself("<think></think>{% if add_generation_prompt %}assistant\n<think>\n{% endif %}", think)
+
+
+@pytest.mark.parametrize("name", [*CALL_FORMATS, "think"])
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "[",
+        "{",
+        '{"a":',
+        "<tool_call>",
+        '"',
+        "\\",
+        "<",
+        "[TOOL_CALLS]",
+        "f(",
+        "'",
+        " ",
+        "<think>",
+        '{"name":"now","arguments":',
+    ],
+)
+def test_hostile_text_is_read_in_linear_time(name, piece):
+    """Counted, not timed: what is left to look at again stays as small as the longest marker."""
+    form = MessageFormat(THINKING["think"], CALL_FORMATS.get(name))
+    opens = {b.open for b in form.calls.blocks} if form.calls is not None else {"<think>"}
+    for opened in opens:
+        parser = MessageParser(form, tools=TOOLS)
+        text = opened + piece * (4000 // len(piece))
+        said = 0
+        for i in range(0, len(text), 5):
+            said += sum(len(e.text) for e in parser.feed(text[i : i + 5]))
+            assert len(parser.source.text) - parser.source.at <= 64
+        said += sum(len(e.text) for e in parser.finish())
+        assert said <= 4 * len(text)
+
+
+def test_a_megabyte_of_brackets():
+    """Generous: doubling the text doubles the time, on any machine that is not stopped in between."""
+    form = MessageFormat(THINKING["think"], CALL_FORMATS["hermes"])
+
+    def seconds(size: int) -> float:
+        text = '<tool_call>{"name": "now", "arguments": ' + "[{" * (size // 2)
+        best = 1e9
+        for _ in range(3):
+            began = time.process_time()
+            parse_message(form, text, tools=TOOLS)
+            best = min(best, time.process_time() - began)
+        return best
+
+    assert seconds(1 << 20) < 12 * max(seconds(1 << 18), 1e-3)
