@@ -50,7 +50,7 @@ def throughput(
     """All requests arrive at once; how long until the last one is done? Greedy, and every output has full length."""
     config, keywords = settle(model, options)
     check_outputs(json_path, plot)
-    plans = _workloads(workload, made, config.model.seed)
+    plans = workloads(workload, made, config.model.seed)
     from tokenmill.measure.throughput import measure
 
     with BenchProgress() as progress:
@@ -121,7 +121,7 @@ def ablate(
     """What is each optimisation worth? Runs one workload with all of them, then without each in turn."""
     config, keywords = settle(model, options)
     check_outputs(json_path, plot)
-    plans = _workloads(workload, made, config.model.seed)
+    plans = workloads(workload, made, config.model.seed)
     if len(plans) > 1:
         raise ParameterError("bench ablate takes one --workload.")
     from tokenmill.measure import ablate as ablation
@@ -171,13 +171,13 @@ for verb in (throughput, latency, startup, ablate, compare):
 app.command("serve")(told(bench_serve.serve))
 
 
-def _workloads(files: list[Path] | None, made: dict[str, int], seed: int) -> list[Any]:
+def workloads(files: list[Path] | None, made: dict[str, int], seed: int) -> list[Any]:
     """What is to be run: files, or a made-up load."""
     if bool(files) == bool(made) or (made and len(made) < len(MADE)):
         raise ParameterError("Give --workload FILE, or all of --input-len, --output-len and --num-prompts.")
-    from tokenmill.measure import workloads
+    from tokenmill.measure import workloads as loads
 
-    return [workloads.Uniform(**made, seed=seed)] if made else [workloads.read(path) for path in files or []]
+    return [loads.Uniform(**made, seed=seed)] if made else [loads.read(path) for path in files or []]
 
 
 def _show_ablation(result: dict[str, Any]) -> None:

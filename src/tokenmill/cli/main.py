@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from tokenmill.cli import bench, chat, doctor, generate, plan, quantize, serve
+from tokenmill.cli import bench, chat, doctor, generate, plan, quantize, serve, tune
 from tokenmill.cli.errors import told
 from tokenmill.core.config import calm_threads
 
@@ -21,6 +21,7 @@ app.command("chat")(told(chat.chat))
 app.command("quantize")(told(quantize.quantize))
 app.command("doctor")(told(doctor.doctor))
 app.command("plan")(told(plan.plan))
+app.command("tune")(told(tune.tune))
 app.add_typer(bench.app, name="bench")
 
 

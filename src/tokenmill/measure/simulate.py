@@ -10,17 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokenmill.core.errors import ParameterError
-from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
 from tokenmill.engine.admission import Admission
 from tokenmill.engine.build import make_limits
 from tokenmill.engine.engine import Engine
 from tokenmill.kvcache.allocation import BlockTables
+from tokenmill.measure.closed import closed_loop
 from tokenmill.measure.devices import speeds
 from tokenmill.measure.plan import Planner, Setup, layouts, speed_type
 from tokenmill.measure.replay import grants_of
 from tokenmill.measure.roofline import Speeds, floor, step_cost
-from tokenmill.measure.throughput import Trace, summaries
 from tokenmill.measure.workloads import Job, Workload
 from tokenmill.scheduler.policy import make_policy
 from tokenmill.scheduler.scheduler import Scheduler
@@ -71,6 +70,13 @@ class ClockExecutor:
 
 def simulate(planner: Planner, setup: Setup, workload: Workload) -> dict[str, Any]:
     """What `bench throughput` is predicted to say about this workload: all requests arrive at 0."""
+    found = predict(planner, setup, workload.jobs(None, planner.sheet.spec.vocab_size))
+    kept = {name: value for name, value in found.items() if name not in ("samples", "each")}
+    return {"workload": workload.name, **kept}
+
+
+def predict(planner: Planner, setup: Setup, jobs: list[Job], users: int = 0) -> dict[str, Any]:
+    """What `closed_loop` is predicted to say about these jobs (users 0: all ask at once)."""
     config, spec = planner.config, planner.sheet.spec
     memory = layouts(planner, setup.device)
     if not all(memory.blocks):
@@ -87,38 +93,10 @@ def simulate(planner: Planner, setup: Setup, workload: Workload) -> dict[str, An
     admission = Admission(spec.vocab_size, longest, config.schedule.max_num_seqs, config.schedule.max_waiting)
     reach = speeds(setup.device, speed_type(planner, setup.device), setup.efficiency)
     executor = ClockExecutor(planner, reach, memory.blocks)
-    jobs = workload.jobs(None, spec.vocab_size)
-    traces = _drive(Engine(scheduler, executor, admission), executor, jobs)
-    seconds = max(trace.end for trace in traces)
-    prompts, outputs = sum(len(ids) for ids, _ in jobs), sum(count for _, count in jobs)
-    found = summaries(traces)
-    found.pop("samples")
+    engine = Engine(scheduler, executor, admission)
     return {
-        "workload": workload.name,
-        "requests": len(jobs),
-        "prompt_tokens": prompts,
-        "output_tokens": outputs,
-        "seconds": round(seconds, 6),
-        "output_tokens_per_s": round(outputs / seconds, 4),
-        "total_tokens_per_s": round((prompts + outputs) / seconds, 4),
-        **found,
+        **closed_loop(engine, lambda: executor.now, jobs, users or len(jobs)),
         "steps": scheduler.counters.steps,
         "cached_tokens": scheduler.counters.cached_tokens,
         "preemptions": scheduler.counters.preemptions,
     }
-
-
-def _drive(engine: Engine, executor: ClockExecutor, jobs: list[Job]) -> list[Trace]:
-    """All jobs to their ends, on the executor's clock."""
-    traces = {str(number): Trace() for number in range(len(jobs))}
-    for number, (ids, count) in enumerate(jobs):
-        params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False)
-        engine.add(Request(id=str(number), prompt_ids=ids, params=params))
-    while engine.has_work:
-        for delta in engine.step():
-            trace = traces[delta.request_id]
-            if delta.tokens:
-                trace.marks.append((executor.now, len(delta.tokens)))
-            if delta.finish is not None:
-                trace.end = executor.now
-    return list(traces.values())

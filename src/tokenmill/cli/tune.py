@@ -1,0 +1,109 @@
+"""`tokenmill tune`: find good options by short runs. Owns: its flags, the YAML file, and the table of trials."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from tokenmill.cli.bench import MADE, WORKLOAD, workloads
+from tokenmill.cli.bench_common import JSON, BenchProgress, check_outputs, save
+from tokenmill.cli.flags import MODEL, engine_flags, flag, settle, with_flags
+from tokenmill.core.errors import ParameterError
+
+SEARCH = {
+    "out": flag("out", Path, "Write the options here, for serve --config (default: tuned.yaml)."),
+    "minutes": flag("minutes", float, "How long to look (default: 5).", min=0.05),
+    "trial": flag("trial_seconds", float, "How long each set of options runs (default: 10).", min=0.1),
+    "lossy": flag("lossy", bool, "Also try to round weights and K/V: answers change."),
+}
+
+
+@engine_flags
+@with_flags("made", MADE)
+@with_flags("search", SEARCH)
+def tune(
+    model: str = MODEL,
+    slo: str = typer.Option(..., "--slo", help="What 90 % of the requests shall meet, like ttft=500ms,tpot=50ms."),
+    users: int = typer.Option(..., "--users", min=1, help="Users at a time, each asking when its answer has ended."),
+    workload: list[Path] = WORKLOAD,
+    json_path: Path = JSON,
+    *,
+    made: dict[str, int],
+    search: dict[str, Any],
+    options: dict[str, Any],
+) -> None:
+    """Search for the options that give these users the most tokens within the objective. Typed options stay."""
+    config, keywords = settle(model, options)
+    check_outputs(json_path, None)
+    out = search.get("out", Path("tuned.yaml"))
+    if not out.absolute().parent.is_dir():
+        raise ParameterError(f"--out {out}: there is no such folder.")
+    plans = workloads(workload, made, config.model.seed)
+    if len(plans) > 1:
+        raise ParameterError("tune takes one --workload.")
+    from tokenmill.device.memory import pick_device
+    from tokenmill.measure import tune as tuning
+    from tokenmill.measure.ceilings import ceilings
+    from tokenmill.measure.devices import efficiency_of
+    from tokenmill.measure.plan import Setup, speed_types
+    from tokenmill.measure.slo import read_slo
+
+    lossy = search.get("lossy", False)
+    goal = tuning.Goal(users, read_slo(slo), 60 * search.get("minutes", 5.0), search.get("trial", 10.0), lossy)
+    with BenchProgress() as progress:
+        progress.start("measuring this machine", 1)
+        types = dict.fromkeys((*speed_types(config), *(("int8", "int4") if lossy else ())))
+        device = ceilings(pick_device(config.execute.device), tuple(types))
+        setup = Setup(device=device, ranks=1, efficiency=efficiency_of(device))
+        result = tuning.tune(keywords, plans[0], goal, setup, progress)
+    save(result, json_path, None)
+    out.write_text(as_yaml(result), encoding="utf-8")
+    _show(result, out)
+
+
+def as_yaml(result: dict[str, Any]) -> str:
+    """A file for `serve --config`, which says what it was measured to be worth."""
+    import yaml
+
+    terms = ", ".join(f"{name} <= {ms:g} ms" for name, ms in result["slo_ms"].items())
+    found = result["measured"]
+    lines = [
+        "# Written by `tokenmill tune`; `tokenmill serve --config` takes it.",
+        f"# {result['users']} users, {result['workload']}, on {result['device']}.",
+        f"# {terms}: met by {found['share']:.0%} of the requests at {found['output_tokens_per_s']:.1f} output tokens/s "
+        f"({result['worth']:.2f} times the options as given).",
+    ]
+    plain = {name.replace("_", "-"): value for name, value in result["options"].items() if value is not None}
+    return "\n".join(lines) + "\n" + yaml.safe_dump(json.loads(json.dumps(plain)), sort_keys=True)
+
+
+def _show(result: dict[str, Any], out: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{result['model']} on {result['device']}, {result['users']} users, {result['workload']}")
+    for head in ("tried", "predicted tok/s", "measured tok/s", "within the objective", ""):
+        table.add_column(head, justify="left" if head in ("tried", "") else "right")
+    for trial in result["trials"]:
+        changed = f"{trial['tried']} {_short(trial['options'][trial['tried']])}" if trial["tried"] else "(as given)"
+        found, hoped = trial["measured"], trial["predicted"]
+        table.add_row(
+            changed,
+            "-" if hoped is None else f"{hoped['output_tokens_per_s']:.1f}",
+            "-" if found is None else f"{found['output_tokens_per_s']:.1f}",
+            "-" if found is None else f"{found['share']:.0%}",
+            trial["why"] or ("kept" if trial["kept"] else ""),
+        )
+    console = Console(highlight=False)
+    console.print(table)
+    if not result["met"]:
+        console.print("[red]No options met the objective[/]; the nearest ones were written.")
+    console.print(f"{result['worth']:.2f} times the tokens of the options as given. Written: {out}")
+    console.print(f"  tokenmill serve --config {out}")
+
+
+def _short(value: Any) -> str:
+    return str(value.get("method", value)) if isinstance(value, dict) else str(value)
