@@ -42,22 +42,24 @@ def byte_tokenizer() -> Tokenizer:
 
 @dataclass(slots=True)
 class Work:
-    """A request that a fake engine works on; `said[i]` are the tokens of output i."""
+    """A request that a fake engine works on; `said[i]` are the tokens of output i, `script` what they are to be."""
 
     request: Request
     pooling: str | None
     said: list[list[int]]
     ended: set[int]
+    script: list[int] = field(default_factory=list)
 
 
 @dataclass
 class FakeOptions:
-    """How a fake engine behaves; may be changed while it runs."""
+    """How a fake engine behaves; may be changed while it runs. With `script` every answer says just that."""
 
     step_s: float = 0.0
     max_rows: int = 256
     max_model_len: int = 4096
     hung: bool = False
+    script: str = ""
     tokenizer: Tokenizer = field(default_factory=byte_tokenizer)
 
 
@@ -153,7 +155,8 @@ class FakeLink:
         if command.ack:
             report.accepted.append(request.id)
         said = [list(tokens) for tokens in request.emitted] or [[] for _ in range(request.params.num_sequences)]
-        self.works[request.id] = Work(request, command.pooling, said, set(request.ended))
+        script = self.options.tokenizer.encode(self.options.script, add_special_tokens=False)
+        self.works[request.id] = Work(request, command.pooling, said, set(request.ended), script)
         report.started.append(request.id)
 
     def _abort(self, command: Abort) -> None:
@@ -178,11 +181,11 @@ class FakeLink:
         for index, said in enumerate(work.said):
             if index in work.ended:
                 continue
-            token = self._token(request, index, len(said))
+            token = work.script[len(said)] if work.script else self._token(request, index, len(said))
             said.append(token)
             self.output_tokens += 1
             scored = [self._row(token, params.logprobs)] if params.logprobs is not None else None
-            finish = "length" if len(said) >= most else None
+            finish = "length" if len(said) >= most else "stop" if len(said) == len(work.script) else None
             report.deltas.append(TokenDelta(request.id, index, [token], scored, finish))
             if finish is not None:
                 work.ended.add(index)
