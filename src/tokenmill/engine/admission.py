@@ -15,6 +15,7 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.sequence import SequenceGroup
 from tokenmill.core.step import RowSampling
 from tokenmill.scheduler.search import BeamSearch, Sampling
+from tokenmill.structured.shelter import Sheltered
 
 Encode = Callable[[str], list[int]]
 
@@ -174,4 +175,4 @@ class Admission:
                 "structured_outputs must be a dict such as {'choice': ['yes', 'no']}.", param="structured_outputs"
             )
         assert self.compiler is not None
-        return self.compiler.constraint(params.structured_outputs)
+        return Sheltered(self.compiler.constraint(params.structured_outputs), -(-self.vocab_size // 8))

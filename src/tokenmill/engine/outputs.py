@@ -69,8 +69,18 @@ class OutputProcessor:
             if track is None:
                 track = entry.tracks[delta.index] = self._track(entry.request)
             if not track.ended:
-                texts.append(self._text(entry.request, track, delta))
+                try:
+                    texts.append(self._text(entry.request, track, delta))
+                except Exception as error:  # whatever is wrong with one output's text, the others go on
+                    texts.append(self._broken(track, delta, error))
         return texts
+
+    def _broken(self, track: Track, delta: TokenDelta, error: Exception) -> TextDelta:
+        track.ended = True
+        if delta.finish is None:
+            self.stopped.append((delta.request_id, delta.index))
+        text = f"its text could not be made ({type(error).__name__})"
+        return TextDelta(request_id=delta.request_id, index=delta.index, finish_reason="error", error=text)
 
     def _track(self, request: Request) -> Track:
         params = request.params

@@ -19,7 +19,7 @@ from typing import Any
 
 import uvicorn
 
-from tokenmill.core.config import EngineConfig, ServerConfig
+from tokenmill.core.config import EngineConfig, ServerConfig, wanted_faults
 from tokenmill.core.errors import UserError
 from tokenmill.server.app import make_app, make_context
 from tokenmill.server.backend import ModelInfo
@@ -45,7 +45,12 @@ def build_default(config: EngineConfig) -> Any:
     """The real engine; imports torch."""
     from tokenmill.engine.build import build_engine
 
-    return build_engine(config)
+    built = build_engine(config)
+    if faults := wanted_faults():
+        from tokenmill.testing.faults import inject
+
+        inject(built, faults)
+    return built
 
 
 def serve(engine: EngineConfig, server: ServerConfig, hooks: Hooks | None = None, build: Build = build_default) -> int:

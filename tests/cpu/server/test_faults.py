@@ -1,0 +1,120 @@
+"""Rows 8, 10, 11, 12 and 5 of the reliability table: faults inside a real engine process cost no one else anything."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.cpu.server.conftest import Running
+from tests.cpu.server.test_server_process import stream_text
+from tokenmill.testing.tiny import make_tiny
+
+Launch = Callable[..., Running]
+GUILTY = (250, 251, 250)
+BODIES: list[dict[str, Any]] = [
+    {"prompt": [20 + i, 40, 60 + i], "max_tokens": 24, "ignore_eos": True, "temperature": float(i % 2), "seed": i}
+    for i in range(31)
+]
+
+
+def texts(running: Running, bodies: list[dict[str, Any]]) -> list[str]:
+    """The texts of streams that run together."""
+    with concurrent.futures.ThreadPoolExecutor(64) as pool:
+        return list(pool.map(lambda body: stream_text(running.url, body), bodies))
+
+
+@pytest.fixture(scope="module")
+def calm(launch: Launch) -> list[str]:
+    """What an undisturbed server says."""
+    return texts(launch(), BODIES)
+
+
+def bad_request(running: Running, body: dict[str, Any]) -> str:
+    """A request that must fail alone: 500, opaque, with an id; -> its message."""
+    answer = running.post("/v1/completions", body)
+    assert answer.status_code == 500, answer.text
+    error = answer.json()["error"]
+    assert error["code"] == 500 and "cmpl-" in error["message"] and "Traceback" not in answer.text
+    return error["message"]
+
+
+def test_row_11_one_of_32_breaks_its_steps(launch: Launch, calm: list[str]) -> None:
+    running = launch(faults=f"raise:{','.join(map(str, GUILTY))}")
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        others = pool.submit(texts, running, BODIES)
+        broken = pool.submit(bad_request, running, {"prompt": [7, *GUILTY, 8], "max_tokens": 24, "ignore_eos": True})
+        assert "cannot be computed" in broken.result()
+        assert others.result() == calm
+    assert running.metric("tokenmill:engine_restarts") == 0
+    assert running.metric("vllm:kv_cache_usage_perc") == 0
+
+
+def test_row_10_a_step_that_does_not_fit_is_done_again(launch: Launch, calm: list[str]) -> None:
+    running = launch(faults="raise@12")
+    assert texts(running, BODIES) == calm
+    assert running.metric("tokenmill:failed_steps_total") >= 1 and running.metric("tokenmill:engine_restarts") == 0
+
+
+@pytest.mark.parametrize("fault", ["kill@15", "hang@15"])
+def test_rows_7_and_8_a_death_or_a_hang_at_a_step(launch: Launch, calm: list[str], tmp_path: Path, fault: str) -> None:
+    running = launch("--watchdog-timeout", "3", faults=f"{fault};once={tmp_path / 'done'}")
+    assert texts(running, BODIES) == calm
+    assert running.metric("tokenmill:engine_restarts") == 1
+    if fault.startswith("hang"):  # it was asked where it stood before it was ended
+        assert "faults.py" in running.log.read_text()
+
+
+@pytest.fixture(scope="module")
+def unsaid(launch: Launch) -> int:
+    """A token that none of the requests says or holds."""
+    running = launch()
+    answers = [running.post("/v1/completions", {**body, "return_token_ids": True}).json() for body in BODIES]
+    said = {token for answer in answers for token in answer["choices"][0]["token_ids"]}
+    return next(token for token in range(319, 100, -1) if token not in said)
+
+
+@pytest.fixture(scope="module")
+def corrupt(tmp_path_factory: pytest.TempPathFactory, unsaid: int) -> Path:
+    """A model that has no number for one token."""
+    folder = make_tiny(tmp_path_factory.mktemp("corrupt") / "tiny")
+    weights = load_file(folder / "model.safetensors")
+    table = weights["model.embed_tokens.weight"]
+    if "lm_head.weight" not in weights:  # the output table is the same tensor: keep that one whole
+        weights["lm_head.weight"] = table.clone()
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    table[unsaid] = torch.nan
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_row_12_a_corrupt_weight_spoils_only_those_who_use_it(
+    launch: Launch, calm: list[str], corrupt: Path, unsaid: int
+) -> None:
+    running = launch(model=corrupt)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        others = pool.submit(texts, running, BODIES)
+        for place in (0, 5, 40):
+            asked = {"prompt": [30] * place + [unsaid, 31], "max_tokens": 8}
+            assert "NaN or infinity" in bad_request(running, asked)
+        forced = {"prompt": [30, 31], "max_tokens": 8, "allowed_token_ids": [unsaid]}
+        assert "NaN or infinity" in bad_request(running, forced)  # on the step after it was said
+        assert others.result() == calm
+    assert texts(running, BODIES) == calm  # and nothing of it is left in the cache
+
+
+def test_row_5_a_quarter_of_the_memory_is_enough(launch: Launch, calm: list[str]) -> None:
+    bodies = [{**BODIES[i % 31], "prompt": [20 + i, 40, 60 + i] * 20, "max_tokens": 60} for i in range(64)]
+    wanted = texts(launch("--max-num-seqs", "64"), bodies)
+    demand = 64 * (-(-(60 + 60) // 16))
+    tight = launch("--max-num-seqs", "64", "--num-gpu-blocks-override", str(demand // 4), "--max-model-len", "256")
+    assert texts(tight, bodies) == wanted
+    assert tight.metric("vllm:num_preemptions_total") > 0
+    assert tight.metric("vllm:kv_cache_usage_perc") == 0
