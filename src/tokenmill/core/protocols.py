@@ -217,8 +217,9 @@ class Weight(Protocol):
         """The whole matrix in the compute dtype, for MLA absorption."""
         ...
 
-    def pieces(self) -> tuple[str, dict[str, Tensor | None]] | None:
-        """The format's name and its tensors by theirs, for backends that stack many weights into one; None: cannot."""
+    def pieces(self) -> tuple[Any, dict[str, Tensor | None]] | None:
+        """What else must be known of the format ("dense": nothing) and its tensors by name, the numbers as "table",
+        for backends that stack many weights into one; None: cannot be stacked."""
         ...
 
     def bytes(self) -> int: ...

@@ -44,8 +44,8 @@ class WeightBase:
         """The whole matrix [out, in] in the compute dtype."""
         raise NotImplementedError
 
-    def pieces(self) -> tuple[str, dict[str, Tensor | None]] | None:
-        """The format's name and its tensors by theirs, for backends that stack weights; None: cannot be stacked."""
+    def pieces(self) -> tuple[Any, dict[str, Tensor | None]] | None:
+        """The format and its tensors by name, for backends that stack weights; None: cannot be stacked."""
         return None
 
     def bytes(self) -> int:

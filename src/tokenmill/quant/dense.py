@@ -85,7 +85,7 @@ class DenseWeight(WeightBase):
         """The matrix [out, in]."""
         return self.rows(torch.arange(self.shape[0])) if self.table is None else self.table
 
-    def pieces(self) -> tuple[str, dict[str, Tensor | None]] | None:
+    def pieces(self) -> tuple[Any, dict[str, Tensor | None]] | None:
         """The matrix and its bias, unless it is packed."""
         return None if self.table is None else ("dense", {"table": self.table, "bias": self.bias})
 

@@ -105,6 +105,11 @@ class GridWeight(WeightBase):
         """The whole matrix."""
         return self.rows(torch.arange(self.shape[0]))
 
+    def pieces(self) -> tuple[Any, dict[str, Tensor | None]] | None:
+        """The packed form's tensors, where the backend shows them."""
+        found: tuple[Any, dict[str, Tensor | None]] | None = None if self.packed is None else self.packed.pieces()
+        return found
+
     def bytes(self) -> int:
         """Bytes that a matmul reads."""
         if self.q is None or self.scales is None:

@@ -23,6 +23,16 @@ _PIECE = 4096
 
 
 @dataclass(frozen=True, slots=True)
+class NarrowForm:
+    """A NarrowMatrix without its numbers."""
+
+    shape: tuple[int, int]
+    bits: int
+    group: int
+    blocks: bool
+
+
+@dataclass(frozen=True, slots=True)
 class NarrowMatrix:
     """A packed matrix. shape: rows and columns before filling up; group: columns per scale, 0: one scale a row."""
 
@@ -39,6 +49,11 @@ class NarrowMatrix:
     def plain(self) -> bool:
         """One scale per row: the matrix multiplies rounded activations on tensor cores."""
         return self.group == 0
+
+    def pieces(self) -> tuple[NarrowForm, dict[str, Tensor | None]]:
+        """What matrices must have in common to be stacked, and the tensors that would be."""
+        form = NarrowForm(self.shape, self.bits, self.group, self.blocks)
+        return form, {"table": self.data, "scales": self.scales, "zeros": self.zeros, "bias": self.bias}
 
     def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Dense rows [n, K]."""
