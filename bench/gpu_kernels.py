@@ -20,8 +20,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan, KVSpec, KVView, NormSpec, RopeSpec
+from tokenmill.kernels.triton import decode
 from tokenmill.kernels.triton.common import Scratch
 from tokenmill.kernels.triton.decode import attend_one
+from tokenmill.kernels.triton.dense import MOST, arrange, attend_dense, attend_long, gather
 from tokenmill.kernels.triton.kernels import TritonKernels
 from tokenmill.kernels.triton.prefill import attend_many
 from tokenmill.kernels.triton.ways import RUNGS, Way, operation
@@ -66,16 +68,8 @@ def ways(name: str, rows: int) -> Iterator[Way]:
     yield ("blas",)
     gated, normed, head = name == "gate_up", SHAPES[name][2] and name != "head", name == "head"
     if rows == 1:
-        for config in (
-            (1, 4096, 4),
-            (2, 2048, 4),
-            (2, 1024, 2),
-            (4, 2048, 8),
-            (2, 4096, 8),
-            (1, 4096, 8),
-            (2, 4096, 4),
-        ):
-            yield "gemv", *config
+        for config in ((1, 4096, 4), (2, 2048, 4), (4, 2048, 8), (2, 4096, 8), (1, 4096, 8), (2, 4096, 4)):
+            yield "gemv", *config, 0
     if head:
         cuts = ((64, 128, 1, 4, 4, 2), (64, 128, 1, 3, 4, 2), (128, 128, 1, 3, 8, 2), (64, 256, 1, 2, 4, 2))
     elif gated:
@@ -122,9 +116,9 @@ def paged(
     size, heads, dim = 16, 8, 128
     held = [-(-n // size) for n in lengths]
     total = sum(held) + 1
-    pages = torch.empty(total, LAYERS, 2, heads, size, dim, device="cuda", dtype=torch.bfloat16)
+    pages = torch.empty(layers, total, 2, heads, size, dim, device="cuda", dtype=torch.bfloat16)
     for layer in range(layers):
-        pages[:, layer].normal_()
+        pages[layer].normal_()
     order = torch.randperm(total - 1, device="cuda").int()
     tables = torch.zeros(len(lengths), max(held), dtype=torch.int32, device="cuda")
     at = 0
@@ -143,41 +137,106 @@ def paged(
     rope = RopeSpec(angle.cos(), angle.sin(), 128)
     spec = AttentionSpec(0, 0, 32, KVSpec("full", heads, dim, dim), dim**-0.5, rope=rope)
     kernels = TritonKernels()
-    views = [KVView(pages[:, layer, 0], pages[:, layer, 1]) for layer in range(layers)]
+    views = [KVView(pages[layer, :, 0], pages[layer, :, 1]) for layer in range(layers)]
     ctx = ForwardContext(kernels, positions, starts, lens, max(queries), views, [plan], block_size=size)
     return spec, ctx, kernels
 
 
 def decode_case(
-    name: str, lengths: list[int], config: tuple | None = None, shared: int = 0, whole: bool = False
-) -> Case:
+    name: str, lengths: list[int], config: tuple | None = None, shared: int = 0, whole: bool = False,
+    fresh: bool = True,
+) -> Case:  # fmt: skip
     def make():
         sets = []
         moved = sum(lengths) * 4096.0
         layers = max(1, min(LAYERS, int(3e8 // moved)))
         first, ctx, kernels = paged(lengths, [1] * len(lengths), shared, layers)
-        q = rand(len(lengths), 32, 128)
+        q = rand(len(lengths), 6144) if fresh and not whole else rand(len(lengths), 32, 128)
         out = torch.empty(len(lengths), 4096, device="cuda", dtype=BF16)
         for layer in range(layers):
             spec = replace(first, layer=layer)
             if whole:
                 sets.append(lambda q=q, s=spec, c=ctx, k=kernels: k.attention(q, s, c))
             else:
-                sets.append(lambda q=q, o=out, s=spec, c=ctx: attend_one(q, o, s, c, SCRATCH, pdl=True, config=config))
+                sets.append(
+                    lambda q=q, o=out, s=spec, c=ctx: attend_one(
+                        q, o, s, c, SCRATCH, pdl=True, config=config, fresh=fresh
+                    )
+                )
         return sets, moved, 0.0
 
-    return Case(f"decode {name} {config or ''}", make)
+    return Case(f"decode {name} {'' if fresh or whole else 'prepared '}{config or ''}", make)
 
 
-def prefill_case(name: str, lengths: list[int], queries: list[int], config: tuple | None = None) -> Case:
+def layer_case(rows: int, length: int, change: str = "", way: Way = (), pdl: bool = True) -> Case:
+    """A whole layer in a chain of layers, with one operation done another way; "attend" takes a decode config."""
+
+    def make():
+        first, ctx, kernels = paged([length] * rows, [1] * rows, layers=8)
+        kernels.pdl = pdl
+        kernels.scratch = SCRATCH
+        if change in SHAPES:
+            out, inner, normed, act, _ = SHAPES[change]
+            kernels.ways = {**kernels.ways, operation(rows, (out, inner), act, normed): way}
+        hidden, gain = rand(rows, 4096), NormSpec(rand(4096), 1e-5)
+        plain = decode.decode_config
+
+        def call(layer: int):
+            x = hidden
+            w = {name: weights(name)[layer % len(weights(name))] for name in SHAPES}
+            qkv = kernels.fused_linear(x, w["qkv"], norm=gain)
+            decode.decode_config = (lambda *_: way) if change == "attend" else plain
+            y = kernels.attend_qkv(qkv, replace(first, layer=layer), ctx)
+            decode.decode_config = plain
+            x = kernels.fused_linear(y, w["o"], residual=x)
+            y = kernels.fused_linear(x, w["gate_up"], norm=gain, act="silu_mul")
+            return kernels.fused_linear(y, w["down"], residual=x)
+
+        moved = sum(SHAPES[name][0] * SHAPES[name][1] * 2.0 for name in SHAPES if name != "head")
+        return [lambda i=i: call(i) for i in range(8)], moved + rows * length * 4096.0, 0.0
+
+    return Case(f"layer {rows}x{length} {change} {' '.join(map(str, way))}{'' if pdl else 'no-pdl'}", make)
+
+
+def prefill_case(
+    name: str, lengths: list[int], queries: list[int], config: tuple | None = None, dense: bool = False
+) -> Case:
     def make():
         spec, ctx, _ = paged(lengths, queries)
         q = rand(sum(queries), 32, 128)
         out = torch.empty(sum(queries), 4096, device="cuda", dtype=BF16)
         pairs = sum(k * n - k * (k - 1) / 2 for n, k in zip(lengths, queries, strict=True))
-        return [lambda: attend_many(q, out, spec, ctx, pdl=True, config=config)], 0.0, pairs * 4 * 32 * 128
+        if not dense:
+            return [lambda: attend_many(q, out, spec, ctx, pdl=True, config=config)], 0.0, pairs * 4 * 32 * 128
+        ctx.groups[0].reach = sum(lengths) + 16 * len(lengths)
+        assert ctx.groups[0].reach < MOST
+        arranged = arrange(spec, ctx, len(q), config[0] if config else 128)
 
-    return Case(f"prefill {name} {config or ''}", make)
+        def call():
+            if config is None:
+                attend_long(q, out, spec, ctx, arranged, pdl=True, hopper=True)
+            else:
+                gathered = gather(spec, ctx, arranged[0], q.dtype, pdl=True)
+                attend_dense(q, out, spec, ctx, arranged, gathered, pdl=True, config=config)
+
+        return [call], 0.0, pairs * 4 * 32 * 128
+
+    return Case(f"prefill {name} {'gathered ' if dense else ''}{config or ''}", make)
+
+
+def blas_case(name: str, rows: int, library: str) -> Case:
+    """What cuBLAS gives, without anything fused."""
+
+    def make():
+        x, many = rand(rows, SHAPES[name][1]), weights(name)
+
+        def call(w):
+            torch.backends.cuda.preferred_blas_library(library)
+            return torch.nn.functional.linear(x, w)
+
+        return [lambda w=w: call(w) for w in many], many[0].numel() * 2.0, 2.0 * rows * many[0].numel()
+
+    return Case(f"blas {name} m{rows} {library}", make)
 
 
 def norm_case(rows: int) -> Case:
@@ -239,45 +298,73 @@ def all_cases() -> Iterator[Case]:
     yield way_case("o", 32, ("thin", 64, 128, 4, 4, 4, 2, 0), pdl=False)
     for rows in (1, 32):
         yield norm_case(rows)
-    for splits, block_n, warps, stages in (
-        (16, 64, 4, 3),
-        (32, 64, 4, 3),
-        (16, 32, 4, 3),
-        (16, 32, 2, 3),
-        (8, 64, 4, 2),
-    ):
-        yield decode_case("1x300", [300], (splits, block_n, warps, stages))
-    for config in (
-        (2, 64, 4, 3),
-        (2, 64, 4, 2),
-        (2, 64, 8, 2),
-        (3, 64, 4, 2),
-        (3, 128, 8, 1),
-        (5, 64, 4, 1),
-        (1, 64, 4, 2),
-    ):
-        yield decode_case("32x300", [300] * 32, config)
-    for config in ((1, 64, 4, 3), (1, 64, 4, 2), (1, 64, 2, 3)):
-        yield decode_case("256x800", [800 - i for i in range(256)], config)
-    for config in ((8, 64, 4, 3), (16, 64, 4, 3), (12, 64, 4, 3), (8, 64, 4, 2), (16, 64, 4, 2)):
+    yield from layer_cases()
+    for name in SHAPES:
+        for rows in (128, 256, 384, 512):
+            for library in ("cublas", "cublaslt"):
+                yield blas_case(name, rows, library)
+    for config in ((16, 64, 4, 3, 0), (8, 64, 4, 3, 0), (16, 32, 4, 3, 0), (4, 64, 4, 5, 1)):
+        yield decode_case("1x300", [300], config)
+    for config in ((1, 64, 4, 5, 2), (1, 64, 4, 7, 2), (2, 64, 4, 5, 2), (2, 64, 4, 3, 2), (1, 32, 4, 7, 2)):
+        for fresh in (True, False):
+            yield decode_case("32x300", [300] * 32, config, fresh=fresh)
+    for config in ((1, 64, 4, 3, 1), (1, 64, 4, 5, 1), (1, 64, 4, 7, 1), (1, 32, 4, 7, 1), (1, 64, 2, 5, 1)):
+        for fresh in (True, False):
+            yield decode_case("256x800", [800 - i for i in range(256)], config, fresh=fresh)
+    for config in ((8, 64, 4, 3, 1), (8, 64, 4, 5, 1), (8, 64, 4, 7, 1), (16, 64, 4, 5, 1)):
         yield decode_case("16x16000", [16000] * 16, config)
     yield decode_case("256x2208 shared 2048", [2208] * 256, shared=2048, whole=True)
     yield decode_case("256x2208 not shared", [2208] * 256, whole=True)
-    for config in (
-        (128, 128, 8, 3),
-        (256, 64, 8, 2),
-        (128, 96, 8, 3),
-        (256, 64, 8, 3),
-        (256, 128, 8, 2),
-        (64, 64, 4, 3),
-    ):
+    for config in ((256, 64, 8, 3), (256, 64, 8, 5), (128, 128, 8, 5), (128, 64, 8, 5), (128, 64, 8, 7)):
         yield prefill_case("8192", [8192], [8192], config)
-    yield prefill_case("8192 of 16384", [16384], [8192])
-    yield prefill_case("16x512", [512] * 16, [512] * 16)
+    dense = ((128, 128, 8, 2), (128, 128, 8, 3), (128, 64, 8, 3), (128, 64, 8, 4), (256, 64, 8, 3), (64, 64, 4, 3))
+    for config in dense:
+        yield prefill_case("8192", [8192], [8192], config, dense=True)
+    yield prefill_case("8192", [8192], [8192], dense=True)
+    yield prefill_case("8192 of 16384", [16384], [8192], dense=True)
+    yield prefill_case("8x1024", [1024] * 8, [1024] * 8, dense=True)
+    yield prefill_case("8x1024", [1024] * 8, [1024] * 8)
+    yield prefill_case("16x512", [512] * 16, [512] * 16, dense=True)
+    for config in ((128, 64, 8, 3), (128, 64, 8, 5), (128, 32, 8, 5), (64, 64, 4, 5), (128, 64, 4, 5)):
+        yield prefill_case("16x512", [512] * 16, [512] * 16, config)
+        yield prefill_case("64x128 of 2176", [2176] * 64, [128] * 64, config)
+    yield prefill_case("16x512", [512] * 16, [512] * 16, (128, 64, 8, 3), dense=True)
     yield sdpa_case("CUDNN_ATTENTION", 8192)
     yield sdpa_case("FLASH_ATTENTION", 8192)
     yield prepare_case(1)
     yield prepare_case(8192)
+
+
+def layer_cases() -> Iterator[Case]:
+    """One operation changed at a time: what counts is the chain, where launches overlap."""
+    yield layer_case(1, 300)
+    yield layer_case(1, 300, pdl=False)
+    for way in ((8, 64, 4, 3, 0), (16, 32, 4, 3, 0), (4, 64, 4, 5, 1)):
+        yield layer_case(1, 300, "attend", way)
+    for ahead in (1, 264, 396, 528, 792):
+        yield layer_case(1, 300, "o", ("gemv", 4, 2048, 8, ahead))
+    for ahead in (1, 528, 1056):
+        yield layer_case(1, 300, "o", ("gemv", 2, 4096, 4, ahead))
+    yield layer_case(1, 300, "gate_up", ("gemv", 2, 4096, 8, 264))
+    yield layer_case(1, 300, "down", ("gemv", 2, 2048, 4, 1))
+    yield layer_case(1, 300, "down", ("gemv", 2, 2048, 4, 528))
+    yield layer_case(1, 300, "qkv", ("gemv", 1, 4096, 4, 1056))
+    yield layer_case(32, 300)
+    yield layer_case(32, 300, pdl=False)
+    for way in ((1, 64, 4, 5, 2), (1, 64, 4, 5, 4), (1, 64, 4, 7, 2), (2, 64, 4, 5, 2), (1, 64, 4, 3, 4)):
+        yield layer_case(32, 300, "attend", way)
+    for cut in ((64, 128, 1, 4, 4, 2), (64, 128, 1, 4, 4, 8), (64, 128, 1, 5, 4, 8), (64, 128, 2, 4, 4, 8),
+                (64, 64, 1, 6, 4, 8), (128, 64, 2, 4, 8, 8), (128, 64, 4, 3, 8, 4)):  # fmt: skip
+        yield layer_case(32, 300, "qkv", ("thin", *cut, 0))
+    for cut in ((64, 256, 2, 3, 4, 8), (64, 128, 2, 4, 4, 4), (64, 128, 2, 4, 4, 16), (64, 64, 2, 6, 4, 16),
+                (64, 128, 2, 3, 4, 16), (64, 128, 4, 3, 4, 8)):  # fmt: skip
+        yield layer_case(32, 300, "o", ("thin", *cut, 0))
+    for cut in ((128, 64, 1, 3, 8, 4), (128, 64, 1, 4, 8, 8), (128, 64, 1, 4, 8, 16), (64, 64, 1, 4, 4, 8),
+                (64, 128, 1, 3, 4, 4), (64, 64, 1, 6, 4, 8), (128, 64, 1, 5, 8, 8)):  # fmt: skip
+        yield layer_case(32, 300, "gate_up", ("thin", *cut, 0))
+    for cut in ((64, 128, 2, 4, 4, 4), (64, 128, 2, 4, 4, 16), (64, 256, 2, 3, 4, 8), (64, 128, 4, 3, 4, 8),
+                (128, 64, 4, 5, 8, 8), (64, 64, 2, 8, 4, 16)):  # fmt: skip
+        yield layer_case(32, 300, "down", ("thin", *cut, 0))
 
 
 def time_calls(calls: list[Callable[[], object]], slow: bool) -> float:

@@ -1,6 +1,7 @@
 """Where a decode step's time goes on a GPU: kernels of a replayed step, by name, and what the host does meanwhile.
 
 python bench/gpu_profile.py MODEL ROWSxPROMPTxSHARED...      (dummy weights; tables on stdout)
+python bench/gpu_profile.py MODEL FILE.jsonl...              (how long its steps take, by kind; one mixed step's kernels)
 
 Prompts of 4096 and more profile prefill steps. With dependent launch a kernel's time includes its wait for the one
 before it: the sum of all exceeds the time that the device was busy.
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 import collections
 import itertools
+import json
+import pathlib
 import random
 import statistics
 import sys
@@ -66,10 +69,46 @@ def profile(llm: LLM, steps: int) -> None:
         print(f"  host {ms:8.3f} ms {count:6.1f} x {name[:60]}")
 
 
+def workload(llm: LLM, path: str) -> None:
+    """Steps of a workload by kind: how many, how many rows and tokens, how long; kernels of some mixed steps."""
+    for line in pathlib.Path(path).read_text().splitlines():
+        asked = json.loads(line)
+        params = SamplingParams(temperature=0, max_tokens=asked["max_tokens"], ignore_eos=True)
+        llm.engine.add(llm._request(None, asked["prompt_token_ids"], params, 0))
+    kinds: dict[tuple[str, int], list[tuple[int, int, float]]] = collections.defaultdict(list)
+    mark = time.perf_counter()
+    profiled = False
+    while llm.engine.has_work:
+        if llm.engine.flying:
+            plan = llm.engine.flying[0][0]
+            if not profiled and len(plan.rows) > 256 and plan.num_tokens > 4096:
+                profiled = True
+                profile(llm, 2)
+                mark = time.perf_counter()
+                continue
+            llm.engine.step()
+            rows, tokens = len(plan.rows), plan.num_tokens
+            kind = ("prefill", tokens // 4096) if tokens > rows else ("decode", rows // 64)
+            kinds[kind].append((rows, tokens, (time.perf_counter() - mark) * 1e3))
+        else:
+            llm.engine.step()
+        mark = time.perf_counter()
+    for (kind, _), found in sorted(kinds.items()):
+        ms = [t for *_, t in found]
+        rows, tokens = (statistics.mean(column) for column in list(zip(*found, strict=True))[:2])
+        print(f"{kind:8s} {len(found):4d} steps, {rows:6.1f} rows {tokens:7.1f} tokens: {sum(ms):8.1f} ms in all, "
+              f"median {statistics.median(ms):7.2f}, most {max(ms):7.2f}")  # fmt: skip
+
+
 def main() -> None:
     model, *cases = sys.argv[1:]
     llm = LLM(model=model, load_format="dummy", skip_tokenizer_init=True, max_model_len=32768, max_num_seqs=512)
     for case in cases:
+        if case.endswith(".jsonl"):
+            print("---", case)
+            workload(llm, case)
+            llm.reset_prefix_cache()
+            continue
         rows, prompt, shared = (int(n) for n in case.split("x"))
         print(f"--- {rows} rows, prompts of {prompt} after {shared} shared")
         add(llm, rows, prompt, shared, 40)

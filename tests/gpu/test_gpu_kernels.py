@@ -88,12 +88,16 @@ SPECS = {
     "wide window": {"heads": 8, "kv_heads": 4, "dim": 256, "window": 100, "softcap": 50.0},
     "sinks": {"heads": 16, "kv_heads": 2, "dim": 64, "window": 40, "sinks": True},
     "alibi": {"heads": 8, "kv_heads": 8, "dim": 80, "alibi": True},
+    "sinks everywhere": {"heads": 16, "kv_heads": 2, "dim": 64, "sinks": True},
+    "softcap": {"heads": 12, "kv_heads": 4, "dim": 128, "softcap": 30.0},
 }
 STEPS = [
     [("a", 700), ("b", 37), ("c", 300)],
     [("a", 1), ("b", 1), ("c", 1)],
     [("a", 1), ("b", 200), ("c", 1), ("d", 64)],
     [("a", 1), ("b", 1), ("c", 1), ("d", 1)],
+    [("a", 1100), ("b", 1), ("c", 129)],
+    [("a", 1), ("b", 1)],
 ]
 
 
@@ -109,15 +113,21 @@ def test_attention(name, split):
         alibi=rand(heads, dtype=torch.float32).abs() * 0.1 if options.get("alibi") else None,
     )  # fmt: skip
     kernels = triton_kernels(split=split)
-    ours = PagedBatch((kv,), kernels, dtype=torch.bfloat16, blocks=128, device="cuda")
-    exact = PagedBatch((kv,), REFERENCE, dtype=torch.bfloat16, blocks=128, device="cuda")
+    ours = PagedBatch((kv,), kernels, dtype=torch.bfloat16, blocks=200, device="cuda")
+    exact = PagedBatch((kv,), REFERENCE, dtype=torch.bfloat16, blocks=200, device="cuda")
     for grants in STEPS:
         x = rand(sum(n for _, n in grants), (heads + 2 * kv.heads) * dim)
         a, b = ours.step(grants), exact.step(grants)
         q = kernels.prepare_qkv(x, spec, a)
         expected_q = REFERENCE.prepare_qkv(x.float(), spec, b)
         assert relative(q, expected_q) < 1e-2
-        assert relative(kernels.attention(q, spec, a), REFERENCE.attention(q.float(), spec, b)) < 1e-2
+        expected = REFERENCE.attention(q.float(), spec, b)
+        assert relative(kernels.attention(q, spec, a), expected) < 1e-2
+        if a.max_query == 1:
+            slots = a.groups[0].slots
+            for pages in (a.kv[0].key, a.kv[0].value):
+                pages[slots // 16, :, slots % 16] = float("nan")
+            assert relative(kernels.attend_qkv(x, spec, a), expected) < 1e-2
     assert not kernels.scratch.counters(x.device).any()
 
 

@@ -197,13 +197,27 @@ def _block_q(spec: AttentionSpec, rows: int) -> int:
     return max(1, rows // pow2(spec.heads // spec.kv.heads))
 
 
-def attend_dense(
+def attend_long(
     q: Tensor, out: Tensor, spec: AttentionSpec, ctx: ForwardContext, arranged: tuple[Tensor, Tensor], *,
-    pdl: bool, config: tuple[int, int, int, int] = CONFIG,
+    pdl: bool, hopper: bool,
 ) -> None:  # fmt: skip
-    """q [T, H, D] -> out [T, H * D], for the sequences with several new tokens."""
+    """q [T, H, D] -> out [T, H * D], for the sequences with several new tokens; hopper: the device is one."""
+    gathered = gather(spec, ctx, arranged[0], q.dtype, pdl=pdl)
+    if hopper and not spec.softcap and spec.kv.key_dim in (64, 128):
+        from tokenmill.kernels.triton.hopper import attend_hopper  # the interpreter cannot load it
+
+        attend_hopper(q, out, spec, ctx, arranged, gathered)
+    else:
+        attend_dense(q, out, spec, ctx, arranged, gathered, pdl=pdl)
+
+
+def attend_dense(
+    q: Tensor, out: Tensor, spec: AttentionSpec, ctx: ForwardContext, arranged: tuple[Tensor, Tensor],
+    gathered: tuple[Tensor, Tensor], *, pdl: bool, config: tuple[int, int, int, int] = CONFIG,
+) -> None:  # fmt: skip
+    """The same from gathered keys and values [kv heads, tokens, D]."""
     at, tiles = arranged
-    keys, values = gather(spec, ctx, at, q.dtype, pdl=pdl)
+    keys, values = gathered
     heads, total, width = keys.shape
     group = spec.heads // heads
     rows, block_n, warps, stages = config

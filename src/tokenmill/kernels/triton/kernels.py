@@ -17,7 +17,7 @@ from tokenmill.kernels.triton import pointwise
 from tokenmill.kernels.triton.choose import greedy
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, act_parts, shared_memory
 from tokenmill.kernels.triton.decode import attend_one, decode_config
-from tokenmill.kernels.triton.dense import arrange, attend_dense, can_gather
+from tokenmill.kernels.triton.dense import arrange, attend_long, can_gather
 from tokenmill.kernels.triton.gemv import gemv
 from tokenmill.kernels.triton.latent import attend_latent, prepare_latent, serves
 from tokenmill.kernels.triton.mixture import pack_mixture
@@ -49,6 +49,7 @@ class TritonKernels(ReferenceKernels):
         if ":" in device:
             torch.cuda.set_device(device)  # Triton launches on the current device
         self.pdl = dependent and not INTERPRETED and torch.cuda.get_device_capability()[0] >= 9
+        self.hopper = not INTERPRETED and torch.cuda.get_device_capability()[0] == 9
         self.split = split
         self.scratch = Scratch()
         self.ways: dict[str, Way] = {} if INTERPRETED else measured_ways(torch.cuda.get_device_name())
@@ -102,9 +103,7 @@ class TritonKernels(ReferenceKernels):
             return pack8(q, scales, bias) if can_pack8(q, scales) else None
         return pack4(q, scales, None, bias) if can_pack4(q, scales) else None
 
-    def pack_zeros(
-        self, q: Tensor, scales: Tensor, zeros: Tensor, bias: Tensor | None = None
-    ) -> NarrowMatrix | None:
+    def pack_zeros(self, q: Tensor, scales: Tensor, zeros: Tensor, bias: Tensor | None = None) -> NarrowMatrix | None:
         """4 bit numbers with zero points [N, groups]."""
         return pack4(q, scales, zeros, bias) if can_pack4(q, scales) else None
 
@@ -235,7 +234,7 @@ class TritonKernels(ReferenceKernels):
         if can_gather(q, spec, plan, ctx.max_query) and not (self.small or self.split):
             if self._arranged is None or self._arranged[0] is not plan:
                 self._arranged = plan, arrange(spec, ctx, q.shape[0])
-            attend_dense(q, out, spec, ctx, self._arranged[1], pdl=self.pdl)
+            attend_long(q, out, spec, ctx, self._arranged[1], pdl=self.pdl, hopper=self.hopper)
         else:
             attend_many(q, out, spec, ctx, pdl=self.pdl, mixed=mixed, config=(64, 32, 4, 2) if self.small else None)
         if mixed:
