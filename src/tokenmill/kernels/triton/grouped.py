@@ -38,6 +38,39 @@ class Tiling:
 
 
 @triton.jit
+def span(id_ptr, tile_ptr, pairs, BP: tl.constexpr, SCAN: tl.constexpr):
+    """What this program works on -> expert, the first of its places, one beyond the last; and for `pair_of`, which of
+    all pairs are the expert's, and their places among those."""
+    if SCAN:
+        expert = tl.program_id(1)
+        p = tl.arange(0, BP)
+        mine = tl.load(id_ptr + p, mask=p < pairs, other=-1).to(tl.int32) == expert
+        place = tl.cumsum(mine.to(tl.int32), axis=0) - 1
+        first = 0
+        last = tl.sum(mine.to(tl.int32), axis=0)
+    else:
+        # Tiles: [expert, first place in the sorted order, one beyond the last] each.
+        expert = tl.load(tile_ptr + tl.program_id(1) * 3)
+        first = tl.load(tile_ptr + tl.program_id(1) * 3 + 1)
+        last = tl.load(tile_ptr + tl.program_id(1) * 3 + 2)
+        mine = tl.full((BP,), 0, dtype=tl.int1)
+        place = tl.zeros((BP,), dtype=tl.int32)
+    return expert, first, last, mine, place
+
+
+@triton.jit
+def pair_of(slot, mine, place, order_ptr, BP: tl.constexpr, SCAN: tl.constexpr):
+    """Places [BM] -> their pairs, and where rows of those lie in a tensor that was written in this order."""
+    if SCAN:
+        hit = mine[None, :] & (place[None, :] == slot[:, None])
+        pair = tl.sum(tl.where(hit, tl.arange(0, BP)[None, :], 0), axis=1)
+        slot = pair
+    else:
+        pair = tl.load(order_ptr + slot)
+    return pair, slot
+
+
+@triton.jit
 def _tile(
     x_rows, w_rows, row, k, K: tl.constexpr, N: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
     GATED: tl.constexpr, WIDE: tl.constexpr, STREAM: tl.constexpr, BULK: tl.constexpr, STAGES: tl.constexpr,
@@ -98,18 +131,7 @@ def _grouped_kernel(
     real_n = n < N
     ROWS: tl.constexpr = 2 * N if GATED else N
     wait(PDL)
-    if SCAN:
-        expert = tl.program_id(1)
-        p = tl.arange(0, BP)
-        mine = tl.load(id_ptr + p, mask=p < pairs, other=-1).to(tl.int32) == expert
-        place = tl.cumsum(mine.to(tl.int32), axis=0) - 1
-        first = 0
-        last = tl.sum(mine.to(tl.int32), axis=0)
-    else:
-        # Tiles: [expert, first place in the sorted order, one beyond the last] each.
-        expert = tl.load(tile_ptr + tl.program_id(1) * 3)
-        first = tl.load(tile_ptr + tl.program_id(1) * 3 + 1)
-        last = tl.load(tile_ptr + tl.program_id(1) * 3 + 2)
+    expert, first, last, mine, place = span(id_ptr, tile_ptr, pairs, BP, SCAN)
     row = expert * ROWS + tl.program_id(0) * BN
     if BULK:
         w_rows = w_ptr
@@ -117,13 +139,7 @@ def _grouped_kernel(
         w_rows = w_ptr + (expert.to(tl.int64) * ROWS + tl.where(real_n, n, 0)[:, None]) * K + k[None, :]
     for start in range(first, last, BM):
         real_m = start + m < last
-        slot = tl.minimum(start + m, last - 1)
-        if SCAN:
-            hit = mine[None, :] & (place[None, :] == slot[:, None])
-            pair = tl.sum(tl.where(hit, p[None, :], 0), axis=1)
-            slot = pair
-        else:
-            pair = tl.load(order_ptr + slot)
+        pair, slot = pair_of(tl.minimum(start + m, last - 1), mine, place, order_ptr, BP, SCAN)
         source = pair if FROM_PAIR else slot
         x_rows = x_ptr + (source // PER_ROW).to(tl.int64)[None, :] * K + k[:, None]
         acc, acc_u = _tile(x_rows, w_rows, row, k, K, N, BN, BM, BK, GATED, WIDE, SCAN, BULK, STAGES)

@@ -8,17 +8,19 @@ Nothing waits for the device, so that every step can be recorded. Must not know:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, Mixture, NormSpec
+from tokenmill.core.forward import Act, ForwardContext, Mixture, NormSpec
 from tokenmill.core.protocols import Weight
 from tokenmill.kernels.triton.experts import combine, one_down, one_up
 from tokenmill.kernels.triton.grouped import FEW, grouped, pairs_per_tile
+from tokenmill.kernels.triton.narrow_grouped import NarrowStack, can_stack, narrow_grouped
 from tokenmill.kernels.triton.route import pick, route
-from tokenmill.kernels.triton.sorting import sort_pairs
+from tokenmill.kernels.triton.sorting import Sorted, sort_pairs
 
 if TYPE_CHECKING:
     from tokenmill.kernels.triton.kernels import TritonKernels
@@ -27,10 +29,11 @@ if TYPE_CHECKING:
 class StackedMixture:
     """residual + experts(norm(x)) + shared experts; gate_up [E, 2N, hidden], down [E, hidden, N]."""
 
-    def __init__(self, kernels: TritonKernels, mixture: Mixture, ups: Stack, downs: Stack) -> None:
+    def __init__(self, kernels: TritonKernels, mixture: Mixture, ups: Stacked, downs: Stacked) -> None:
         self.kernels = kernels
         self.mixture = mixture
         self.ups, self.downs = ups, downs
+        self.experts = (ups.table if isinstance(ups, Stack) else ups.data).shape[0]
         router = mixture.router.pieces()
         plain = router is not None and router[0] == "dense" and router[1]["table"] is not None
         self.router = (router[1]["table"], router[1]["bias"]) if router is not None and plain else None
@@ -43,13 +46,20 @@ class StackedMixture:
         if residual is not None and not residual.is_contiguous():
             residual = residual.contiguous()
         x = x if x.is_contiguous() else x.contiguous()
-        if x.shape[0] == 1:
-            return self._one(x, ctx, norm, residual)
+        if x.shape[0] == 1 and isinstance(self.ups, Stack) and isinstance(self.downs, Stack):
+            return self._one(x, ctx, norm, residual, (self.ups, self.downs))
         h = x if norm is None else self.kernels.norm(x, norm)
         residual = self._shared(h, ctx, None, residual)
         return self._several(h, *self._route(h, ctx), residual)
 
-    def _one(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None, residual: Tensor | None) -> Tensor:
+    def _one(
+        self,
+        x: Tensor,
+        ctx: ForwardContext,
+        norm: NormSpec | None,
+        residual: Tensor | None,
+        weights: tuple[Stack, Stack],
+    ) -> Tensor:
         kernels, m = self.kernels, self.mixture
         if norm is not None and (norm.kind != "rms" or norm.bias is not None):
             x, norm = kernels.norm(x, norm), None
@@ -58,18 +68,19 @@ class StackedMixture:
             picked = self._route(x if norm is None else kernels.norm(x, norm), ctx)
         else:
             picked = pick(x, *self.router, norm, m.route, scratch=kernels.scratch, pdl=kernels.pdl)
-        up = one_up(x, self.ups.table, self.ups.bias, picked[0], norm, m.act, pdl=kernels.pdl)
-        return one_down(up, self.downs.table, self.downs.bias, picked, residual, pdl=kernels.pdl, early=True)
+        ups, downs = weights
+        up = one_up(x, ups.table, ups.bias, picked[0], norm, m.act, pdl=kernels.pdl)
+        return one_down(up, downs.table, downs.bias, picked, residual, pdl=kernels.pdl, early=True)
 
     def _several(self, h: Tensor, ids: Tensor, gates: Tensor, residual: Tensor | None) -> Tensor:
-        pdl, count, pairs = self.kernels.pdl, self.ups.table.shape[0], ids.numel()
-        ups, downs, act = self.ups, self.downs, self.mixture.act
+        pdl, pairs = self.kernels.pdl, ids.numel()
         order = None
         if pairs > FEW:
-            order = sort_pairs(ids, count, pairs_per_tile(pairs, count), self.kernels.scratch, pdl=pdl)
-        inner = grouped(h, ups.table, ups.bias, ids, order, act, up=True, pdl=pdl)
-        parts = grouped(inner, downs.table, downs.bias, ids, order, None, up=False, pdl=pdl)
-        return combine(parts, ids, gates, residual, count, h.dtype, pdl=pdl)
+            per_tile = pairs_per_tile(pairs, self.experts)
+            order = sort_pairs(ids, self.experts, per_tile, self.kernels.scratch, pdl=pdl)
+        inner = _product(h, self.ups, ids, order, self.mixture.act, up=True, pdl=pdl)
+        parts = _product(inner, self.downs, ids, order, None, up=False, pdl=pdl)
+        return combine(parts, ids, gates, residual, self.experts, h.dtype, pdl=pdl)
 
     def _route(self, h: Tensor, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
         m = self.mixture
@@ -85,48 +96,70 @@ class StackedMixture:
         return down.matmul(up.matmul(h, ctx, norm=norm, act=self.mixture.act), ctx, residual=residual)
 
 
+def _product(
+    x: Tensor, weight: Stacked, ids: Tensor, order: Sorted | None, act: Act | None, *, up: bool, pdl: bool
+) -> Tensor:
+    if isinstance(weight, Stack):
+        return grouped(x, weight.table, weight.bias, ids, order, act, up=up, pdl=pdl)
+    return narrow_grouped(x, weight, ids, order, act, up=up, pdl=pdl)
+
+
+@dataclass(frozen=True, slots=True)
 class Stack:
     """One matrix per expert as one tensor: table [E, N, K], bias [E, N] or None."""
 
-    def __init__(self, table: Tensor, bias: Tensor | None) -> None:
-        self.table = table
-        self.bias = bias
+    table: Tensor
+    bias: Tensor | None
 
 
-def stack(weights: list[Weight]) -> Stack | None:
-    """Plain matrices of one shape as one tensor, the list emptied on the way; None: they are something else."""
-    pieces = [w.pieces() for w in weights]
-    plain = [p[1] for p in pieces if p is not None and p[0] == "dense"]
-    if len(plain) < len(weights) or len({w.shape for w in weights}) > 1:
+Stacked = Stack | NarrowStack
+
+
+def stack(weights: list[Weight]) -> Stack | NarrowStack | None:
+    """Matrices of one form as one tensor, the list emptied on the way; None: there is no kernel for them."""
+    pieces = [found for w in weights if (found := w.pieces()) is not None]
+    forms = {
+        (form, tuple((name, t.shape, t.dtype) for name, t in parts.items() if t is not None)) for form, parts in pieces
+    }
+    if len(pieces) < len(weights) or len(forms) > 1:
         return None
-    tables = [t for p in plain if (t := p["table"]) is not None]
-    biases = [b for p in plain if (b := p["bias"]) is not None]
-    if len(biases) not in (0, len(weights)) or len({t.dtype for t in tables}) > 1:
+    form = pieces[0][0]
+    if form != "dense" and not can_stack(form.bits, form.group, blocks=form.blocks):
         return None
+    names = pieces[0][1]
+    columns = {name: [t for _, parts in pieces if (t := parts[name]) is not None] for name in names}
     weights.clear()
-    del pieces, plain
-    return Stack(_joined(tables), torch.stack(biases) if biases else None)
+    del pieces, names
+    joined = {name: _joined(tensors) if tensors else None for name, tensors in columns.items()}
+    table = joined["table"]
+    assert table is not None, "a matrix has numbers"
+    if form == "dense":
+        return Stack(table, joined["bias"])
+    scales = joined["scales"]
+    assert scales is not None, "and these have scales"
+    return NarrowStack(table, scales, joined["zeros"], joined["bias"], form.shape, form.bits, form.group, form.blocks)
 
 
-def _joined(tables: list[Tensor]) -> Tensor:
-    """[E, N, K] of these [N, K]: a view where they lie one after the other already; else the list is emptied."""
-    first = tables[0]
-    step = first.nbytes
-    storage = first.untyped_storage().data_ptr()
-    if all(t.data_ptr() == first.data_ptr() + i * step for i, t in enumerate(tables)) and all(
-        t.untyped_storage().data_ptr() == storage for t in tables
+def _joined(tensors: list[Tensor]) -> Tensor:
+    """[E, ...] of these: a view where they lie one after the other already; else they are let go one by one."""
+    first = tensors[0]
+    step, storage = first.nbytes, first.untyped_storage().data_ptr()
+    if all(
+        t.data_ptr() == first.data_ptr() + i * step and t.untyped_storage().data_ptr() == storage and t.is_contiguous()
+        for i, t in enumerate(tensors)
     ):
-        return first.as_strided((len(tables), *first.shape), (first.numel(), *first.stride()))
-    out = first.new_empty((len(tables), *first.shape))
-    for i in range(len(tables)):
-        out[i].copy_(tables[i])
-        tables[i] = first
+        return first.as_strided((len(tensors), *first.shape), (first.numel(), *first.stride()))
+    out = first.new_empty((len(tensors), *first.shape))
+    bits = torch.uint8 if first.element_size() == 1 else first.dtype  # not every device copies every 8 bit type
+    for i in range(len(tensors)):
+        out[i].view(bits).copy_(tensors[i].view(bits))
+        tensors[i] = first
     return out
 
 
 def pack_mixture(kernels: TritonKernels, mixture: Mixture) -> StackedMixture | None:
     """The mixture ready to run, its lists of weights emptied; None: a format that has no kernel here."""
-    if any(p is None or p[0] != "dense" for p in (w.pieces() for w in (*mixture.ups, *mixture.downs))):
+    if not mixture.downs or mixture.downs[0].pieces() is None:
         return None
     ups = stack(mixture.ups)
     if ups is None:

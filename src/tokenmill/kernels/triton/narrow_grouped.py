@@ -1,0 +1,169 @@
+"""Tokens through experts of 8 and 4 bit numbers. Owns: the kernel that widens an expert's matrix on its way.
+
+As grouped.py in who works on what, as narrow_thin.py in how numbers are widened: activations are not rounded, scales
+multiply the sums, or (blocks, groups of columns) each part of them. Must not know: gates, layers, who made the scales.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tokenmill.kernels.triton.common import INTERPRETED, act_parts, begin, gated_act, plain_act, pow2, wait
+from tokenmill.kernels.triton.grouped import Tiling, pair_of, pairs_per_tile, span
+from tokenmill.kernels.triton.narrow import BLOCK
+from tokenmill.kernels.triton.narrow_thin import _multiply, _packed
+from tokenmill.kernels.triton.sorting import Sorted
+
+
+@dataclass(frozen=True, slots=True)
+class NarrowStack:
+    """One packed matrix per expert (narrow.py): data, scales, zeros and biases with one dimension more in front.
+
+    shape: rows and columns of one matrix before filling up; group: columns per scale, 0: one scale a row."""
+
+    data: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    bias: Tensor | None
+    shape: tuple[int, int]
+    bits: int
+    group: int
+    blocks: bool
+
+
+@triton.jit
+def _product(
+    w_rows, x_rows, x_ok, k, scales, zeros, block_scales, acc, ROWS,
+    K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+    BLOCKS: tl.constexpr, ZERO: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """acc [BN, BM] + these rows of a matrix times these columns of activations, without a scale per row."""
+    EVEN: tl.constexpr = K % BK == 0
+    for chunk in tl.range(0, tl.cdiv(K, BK), num_stages=STAGES):
+        if BITS == 4:
+            acc = _packed(w_rows, x_rows, x_ok, scales, zeros, chunk, 0, ROWS, acc,
+                          K, BM, BN, GROUP, ZERO, EVEN, WIDE)  # fmt: skip
+        else:
+            at = chunk * BK
+            if EVEN:
+                w = tl.load(w_rows + at, eviction_policy="evict_first")
+                x = tl.load(x_rows + at, mask=x_ok, other=0.0)
+            else:
+                inside = at + k < K
+                w = tl.load(w_rows + at, mask=inside[None, :], other=0.0, eviction_policy="evict_first")
+                x = tl.load(x_rows + at, mask=x_ok & inside[:, None], other=0.0)
+            if BLOCKS:
+                part = _multiply(w, x, tl.zeros((BN, BM), dtype=tl.float32), WIDE)
+                acc += part * tl.load(block_scales + at // 128)
+            else:
+                acc = _multiply(w, x, acc, WIDE)
+    return acc
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def _narrow_kernel(
+    x_ptr, w_ptr, scale_ptr, zero_ptr, bias_ptr, out_ptr, id_ptr, order_ptr, tile_ptr, pairs,
+    N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BP: tl.constexpr,
+    PER_ROW: tl.constexpr, FROM_PAIR: tl.constexpr, TO_PAIR: tl.constexpr, SCAN: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, BLOCKS: tl.constexpr, ZERO: tl.constexpr,
+    ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    m = tl.arange(0, BM)
+    real_n = n < N
+    safe = tl.where(real_n, n, 0)
+    ROWS: tl.constexpr = 2 * N if GATED else N
+    STRIDE: tl.constexpr = K if BITS == 8 else (K + 127) // 128 * 32
+    k = tl.arange(0, BK if BITS == 8 else 32)
+    wait(PDL)
+    expert, first, last, mine, place = span(id_ptr, tile_ptr, pairs, BP, SCAN)
+    row = expert.to(tl.int64) * ROWS + safe
+    w_rows = w_ptr + row[:, None] * STRIDE + k[None, :]
+    GROUPS: tl.constexpr = 1 if GROUP == 0 else (K + 127) // 128 * 128 // GROUP
+    TALL: tl.constexpr = (ROWS + 127) // 128
+    LONG: tl.constexpr = (K + 127) // 128
+    scales = scale_ptr + expert.to(tl.int64) * ROWS * GROUPS + safe
+    zeros = zero_ptr
+    if ZERO:
+        zeros = zero_ptr + expert.to(tl.int64) * ROWS * GROUPS + safe
+    blocks = scale_ptr + expert.to(tl.int64) * TALL * LONG
+    for start in range(first, last, BM):
+        real_m = start + m < last
+        pair, slot = pair_of(tl.minimum(start + m, last - 1), mine, place, order_ptr, BP, SCAN)
+        source = pair if FROM_PAIR else slot
+        x_rows = x_ptr + (source // PER_ROW).to(tl.int64)[None, :] * K + k[:, None]
+        here = blocks + tl.program_id(0) * BN // 128 * LONG
+        acc = _product(
+            w_rows, x_rows, real_m[None, :], k, scales, zeros, here, tl.zeros((BN, BM), dtype=tl.float32), ROWS,
+            K, BM, BN, BK, BITS, GROUP, BLOCKS, ZERO, WIDE, STAGES,
+        )  # fmt: skip
+        if GATED:
+            here = blocks + (N + tl.program_id(0) * BN) // 128 * LONG
+            acc_u = _product(
+                w_rows + N * STRIDE, x_rows, real_m[None, :], k, scales + N, zeros + N if ZERO else zeros, here,
+                tl.zeros((BN, BM), dtype=tl.float32), ROWS,
+                K, BM, BN, BK, BITS, GROUP, BLOCKS, ZERO, WIDE, STAGES,
+            )  # fmt: skip
+        if BITS == 8 and not BLOCKS:
+            acc *= tl.load(scale_ptr + row)[:, None]
+            if GATED:
+                acc_u *= tl.load(scale_ptr + row + N)[:, None]
+        if BIAS:
+            acc += tl.load(bias_ptr + row).to(tl.float32)[:, None]
+            if GATED:
+                acc_u += tl.load(bias_ptr + row + N).to(tl.float32)[:, None]
+        if GATED:
+            y = gated_act(acc, acc_u, ACT)
+        else:
+            y = plain_act(acc, ACT)
+        target = pair if TO_PAIR else slot
+        place_out = out_ptr + target.to(tl.int64)[None, :] * N + n[:, None]
+        tl.store(place_out, y.to(out_ptr.dtype.element_ty), mask=real_n[:, None] & real_m[None, :])
+
+
+def narrow_grouped(
+    x: Tensor, weight: NarrowStack, ids: Tensor, order: Sorted | None, act: str | None, *,
+    up: bool, pdl: bool, tiling: Tiling | None = None,
+) -> Tensor:  # fmt: skip
+    """As `grouped`, for packed experts."""
+    kind, gated = act_parts(act)
+    rows, inner = weight.shape
+    count = weight.data.shape[0]
+    width, pairs = rows // 2 if gated else rows, ids.numel()
+    t = tiling or narrow_tiling(pairs, count, weight.bits)
+    assert BLOCK % t.columns == 0 and BLOCK % t.inner == 0, "a tile lies within one block of scales"
+    out = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
+    units = count if order is None else order.tiles.shape[0]
+    _narrow_kernel[(triton.cdiv(width, t.columns), units)](
+        x, weight.data, weight.scales, weight.zeros, weight.bias, out,
+        ids, None if order is None else order.order, None if order is None else order.tiles, pairs,
+        N=width, K=inner, BM=t.pairs, BN=t.columns, BK=t.inner if weight.bits == 8 else 128,
+        BP=pow2(pairs) if order is None else 1, PER_ROW=ids.shape[1] if up else 1,
+        FROM_PAIR=up, TO_PAIR=not up or order is None, SCAN=order is None,
+        BITS=weight.bits, GROUP=weight.group if weight.bits == 4 else 0, BLOCKS=weight.blocks,
+        ZERO=weight.zeros is not None, ACT=kind, GATED=gated, BIAS=weight.bias is not None,
+        WIDE=INTERPRETED or x.dtype == torch.float32, STAGES=t.stages, PDL=pdl, num_warps=t.warps, launch_pdl=pdl,
+    )  # fmt: skip
+    return out
+
+
+def narrow_tiling(pairs: int, experts: int, bits: int) -> Tiling:
+    """A tile for so many pairs over so many experts."""
+    if INTERPRETED:
+        return Tiling(16, 32, 32, 1, 4)
+    size = pairs_per_tile(pairs, experts)
+    if size == 128:
+        return Tiling(128, 128, 64, 3, 8)
+    return Tiling(size, 64, 128, 4 if size < 64 else 3, 4)
+
+
+def can_stack(bits: int, group: int, *, blocks: bool) -> bool:
+    """4 bits with a scale per group of columns; 8 bits with one per row or block."""
+    return bits == 4 or group == 0 or blocks
