@@ -154,6 +154,8 @@ class ServeOptions:
     trust_request_chat_template: bool = option(False, "Accept chat templates from requests.")
     enable_force_include_usage: bool = option(False, "Send usage in every stream.")
     enable_per_request_metrics: bool = option(False, "Put timings into answers.")
+    record: str | None = option(None, "Append each request's time and lengths to this file, for bench serve.")
+    record_content: bool = option(False, "With --record: keep prompts (token ids), too.")
     log_level: str = option("info", "How much to log.", choices=("debug", "info", "warning", "error"))
     log_json: bool = option(True, "Log lines as JSON; never prompts, outputs or keys.")
 

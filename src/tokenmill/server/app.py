@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 import tokenmill
-from tokenmill.core.config import ServerConfig
+from tokenmill.core.config import ServeOptions, ServerConfig
 from tokenmill.core.errors import UserError
 from tokenmill.server.backend import Backend
 from tokenmill.server.context import Context, RequestLimits
@@ -22,6 +22,7 @@ from tokenmill.server.guard import Guard
 from tokenmill.server.metrics import Metrics
 from tokenmill.server.openai.routes import OPENAI
 from tokenmill.server.operations import OPERATIONS
+from tokenmill.server.record import Recorder
 from tokenmill.server.routing import error_shape
 from tokenmill.server.text import TextWorkers
 from tokenmill.server.web.routes import WEB
@@ -50,7 +51,16 @@ def make_context(backend: Backend, config: ServerConfig) -> Context:
         text=TextWorkers(info.tokenizer, info.max_model_len, budget_s=config.patience.text_timeout),
         limits=RequestLimits(limits.max_n, limits.max_logprobs, limits.max_stop),
         chat_template=_template(config.serve.chat_template),
+        recorder=_recorder(config.serve),
     )
+
+
+def _recorder(options: ServeOptions) -> Recorder | None:
+    if options.record is None:
+        if options.record_content:
+            raise UserError("--record-content needs --record FILE.")
+        return None
+    return Recorder(options.record, content=options.record_content)
 
 
 def _template(path: str | None) -> str | None:

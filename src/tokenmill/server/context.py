@@ -10,6 +10,7 @@ from tokenmill.server.errors import HttpError
 from tokenmill.server.gate import Gate
 from tokenmill.server.history import History
 from tokenmill.server.metrics import Metrics
+from tokenmill.server.record import Recorder
 from tokenmill.server.text import TextWorkers
 
 
@@ -34,6 +35,7 @@ class Context:
     limits: RequestLimits
     chat_template: str | None = None
     history: History = field(default_factory=History)
+    recorder: Recorder | None = None
 
     @property
     def options(self) -> ServeOptions:

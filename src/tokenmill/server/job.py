@@ -23,6 +23,7 @@ from tokenmill.server.errors import HttpError
 from tokenmill.server.gate import Gate
 from tokenmill.server.history import History, Life, Record
 from tokenmill.server.metrics import Finished, Metrics
+from tokenmill.server.record import Recorder
 
 log = logging.getLogger("tokenmill.server")
 
@@ -34,6 +35,7 @@ class Parts(Protocol):
     gate: Gate
     metrics: Metrics
     history: History
+    recorder: Recorder | None
 
 
 @dataclass(slots=True)
@@ -67,6 +69,7 @@ class Job:
     def __init__(self, parts: Parts, tenant: str, count: int) -> None:
         parts.gate.enter(tenant, count)
         self.backend, self.gate, self.metrics, self.history = parts.backend, parts.gate, parts.metrics, parts.history
+        self.recorder = parts.recorder
         self.tenant, self.count = tenant, count
         self.record: Record | None = None
         self.began = time.monotonic()
@@ -187,6 +190,8 @@ class Job:
                 life.reasons.append("error" if self.failed else "abort")
             life.timeline.ended = now
             self.metrics.finished(Finished(task.request, life.timeline, life.output_tokens, life.reasons[-1], now))
+            if self.recorder is not None:
+                self.recorder.note(task.request, self.began, life.output_tokens // task.num_outputs)
         if self.record is not None:
             self.record.ended = now
         self.gate.leave(self.tenant, self.count, used)
