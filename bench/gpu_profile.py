@@ -1,7 +1,7 @@
 """Where a decode step's time goes on a GPU: kernels of a replayed step, by name, and what the host does meanwhile.
 
 python bench/gpu_profile.py MODEL ROWSxPROMPTxSHARED...      (dummy weights; tables on stdout)
-python bench/gpu_profile.py MODEL FILE.jsonl...              (how long its steps take, by kind; one mixed step's kernels)
+python bench/gpu_profile.py MODEL FILE.jsonl...              (how long steps take, by kind; kernels of two mixed ones)
 
 Prompts of 4096 and more profile prefill steps. With dependent launch a kernel's time includes its wait for the one
 before it: the sum of all exceeds the time that the device was busy.
