@@ -1,6 +1,7 @@
 """Integer weights with one float16 scale per group of a row: int8 and int4. Owns: the two formats, rounded or to be.
 
     weight[n, k] ~ q[n, k] * scale[n, k // group]         int8: -127..127     int4: -8..7
+    weight[n, k] ~ (q[n, k] - zero[n, k // group]) * scale[n, k // group]     int4 from files that have zero points
 Must not know: checkpoints, layers, instruction sets. After settling, only the backend's packed form is held.
 """
 
@@ -20,29 +21,48 @@ from tokenmill.quant.dense import DenseWeight
 
 
 class GridWeight(WeightBase):
-    """q [out, in] int8 and scales [out, ceil(in / group)] float16; `bits` is 8 or 4."""
+    """q [out, in] int8, scales [out, ceil(in / group)] float16 and zeros of that shape in int8, or None; `bits` is 8
+    or 4."""
 
     def __init__(
-        self, q: Tensor, scales: Tensor, *, bits: int, group: int, dtype: torch.dtype, bias: Tensor | None = None
+        self,
+        q: Tensor,
+        scales: Tensor,
+        *,
+        bits: int,
+        group: int,
+        dtype: torch.dtype,
+        bias: Tensor | None = None,
+        zeros: Tensor | None = None,
     ) -> None:
         self.q: Tensor | None = q.contiguous()
         self.scales: Tensor | None = scales.contiguous()
         self.bits, self.group, self.dtype = bits, group, dtype
         self.bias = bias
+        self.zeros = zeros
         self.packed: Any = None
         self.shape = (q.shape[0], q.shape[1])
 
     def to(self, device: torch.device) -> Self:
         """The same on another device, before it settles."""
         q, scales = self._parts()
-        return self._like(q.to(device), scales.to(device), self.bias)
+        zeros = None if self.zeros is None else self.zeros.to(device)
+        return self._like(q.to(device), scales.to(device), self.bias, zeros)
 
     def settle(self, kernels: Kernels) -> Weight:
         """Keep the packed form instead, where the backend has one."""
-        if self.q is not None and self.scales is not None:
+        if self.q is None or self.scales is None:
+            return self
+        if self.zeros is not None:
+            self.packed = kernels.pack_zeros(self.q, self.scales, self.zeros, self.bias)
+            if self.packed is None:  # the differences are small integers, too
+                self.q -= self.zeros.repeat_interleave(self.group, 1)[:, : self.shape[1]]
+                self.bits = 8
+            self.zeros = None
+        if self.packed is None:
             self.packed = kernels.pack_grid(self.q, self.scales, self.bits, self.bias)
-            if self.packed is not None:
-                self.q = self.scales = None
+        if self.packed is not None:
+            self.q = self.scales = None
         return self
 
     def matmul(
@@ -74,12 +94,19 @@ class GridWeight(WeightBase):
         if any(part.bias is not None for part in every):
             bias = torch.cat([torch.zeros(p.shape[0], dtype=p.dtype) if p.bias is None else p.bias for p in every])
         parts = [part._parts() for part in every]
-        return self._like(torch.cat([q for q, _ in parts]), torch.cat([s for _, s in parts]), bias)
+        zeros = None
+        if any(part.zeros is not None for part in every):
+            zeros = torch.cat([
+                torch.zeros_like(s, dtype=torch.int8) if p.zeros is None else p.zeros
+                for p, (_, s) in zip(every, parts, strict=True)
+            ])  # fmt: skip
+        return self._like(torch.cat([q for q, _ in parts]), torch.cat([s for _, s in parts]), bias, zeros)
 
     def take(self, index: Tensor) -> Self:
         """Rows in the order of index."""
         q, scales = self._parts()
-        return self._like(q[index], scales[index], None if self.bias is None else self.bias[index])
+        bias, zeros = (None if t is None else t[index] for t in (self.bias, self.zeros))
+        return self._like(q[index], scales[index], bias, zeros)
 
     def split(self, dim: int, part: int, parts: int) -> Self:
         """An equal part along out (0) or, on group borders, along in (1)."""
@@ -88,18 +115,23 @@ class GridWeight(WeightBase):
         start, stop = self.part_range(dim, part, parts)
         q, scales = self._parts()
         if dim == 0:
-            return self._like(q[start:stop], scales[start:stop], None if self.bias is None else self.bias[start:stop])
+            bias, zeros = (None if t is None else t[start:stop] for t in (self.bias, self.zeros))
+            return self._like(q[start:stop], scales[start:stop], bias, zeros)
         if start % self.group or stop % self.group:
             raise ModelError(f"Groups of {self.group} cannot be split over {parts} ranks at column {start or stop}.")
         first, last = start // self.group, stop // self.group
-        return self._like(q[:, start:stop], scales[:, first:last], self.bias if part == 0 else None)
+        zeros = None if self.zeros is None else self.zeros[:, first:last]
+        return self._like(q[:, start:stop], scales[:, first:last], self.bias if part == 0 else None, zeros)
 
     def rows(self, ids: Tensor) -> Tensor:
         """Dense rows [n, in]."""
         if self.q is None or self.scales is None:
             found: Tensor = self.packed.rows(ids, self.dtype)
             return found
-        return widen(self.q[ids], self.scales[ids]).to(self.dtype)
+        q = self.q[ids]
+        if self.zeros is not None:
+            q = q - self.zeros[ids].repeat_interleave(self.group, 1)[:, : self.shape[1]]
+        return widen(q, self.scales[ids]).to(self.dtype)
 
     def dense(self) -> Tensor:
         """The whole matrix."""
@@ -114,29 +146,33 @@ class GridWeight(WeightBase):
         """Bytes that a matmul reads."""
         if self.q is None or self.scales is None:
             return int(self.packed.bytes())
-        extra = 0 if self.bias is None else self.bias.nbytes
+        extra = sum(t.nbytes for t in (self.bias, self.zeros) if t is not None)
         return self.q.numel() * self.bits // 8 + self.scales.nbytes + extra
 
     def _parts(self) -> tuple[Tensor, Tensor]:
         assert self.q is not None and self.scales is not None, "a settled weight is not taken apart"
         return self.q, self.scales
 
-    def _like(self, q: Tensor, scales: Tensor, bias: Tensor | None) -> Self:
-        return type(self)(q, scales, bits=self.bits, group=self.group, dtype=self.dtype, bias=bias)
+    def _like(self, q: Tensor, scales: Tensor, bias: Tensor | None, zeros: Tensor | None) -> Self:
+        return type(self)(q, scales, bits=self.bits, group=self.group, dtype=self.dtype, bias=bias, zeros=zeros)
 
 
 class Unrounded(DenseWeight):
     """A dense matrix that is rounded when it settles: joined and split before, so that groups never straddle a part."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, bits: int = 8, group: int = 32) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, bits: int = 8, group: int = 0) -> None:
+        """group: columns per scale; 0: as many as the backend likes."""
         super().__init__(weight, bias)
         self.bits, self.group = bits, group
 
     def settle(self, kernels: Kernels) -> Weight:
         """The rounded weight, in the backend's form."""
-        q, scales = kernels.quantise(self.dense(), self.bits, self.group)
+        columns = self.shape[1]
+        group = self.group or kernels.natural_group(self.bits, columns)
+        group = next((g for g in (group, 64, 32) if columns % g == 0), group)
+        q, scales = kernels.quantise(self.dense(), self.bits, group)
         self.table = None
-        grid = GridWeight(q, scales, bits=self.bits, group=self.group, dtype=self.dtype, bias=self.bias)
+        grid = GridWeight(q, scales, bits=self.bits, group=group, dtype=self.dtype, bias=self.bias)
         return grid.settle(kernels)
 
     def join(self, others: list[Self]) -> Self | None:

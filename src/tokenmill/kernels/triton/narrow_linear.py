@@ -93,7 +93,9 @@ def narrow_linear(
     way = _way(kernels, x, weight, act)
     if residual is not None and not residual.is_contiguous():
         residual = residual.contiguous()
-    if norm is not None and not (norm.kind == "rms" and norm.bias is None and way[0] != "widen" and _within(way, weight)):
+    if norm is not None and not (
+        norm.kind == "rms" and norm.bias is None and way[0] != "widen" and _within(way, weight)
+    ):
         x, norm = kernels.norm(x, norm), None
     if x.stride(1) != 1:
         x = x.contiguous()

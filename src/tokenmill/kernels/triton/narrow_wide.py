@@ -72,9 +72,7 @@ def _wide_kernel(
             BLOCKS: tl.constexpr = (K + SPAN - 1) // SPAN
             acc += _dot(x, w, none, WIDE) * tl.load(scale_ptr + tile * BN // SPAN * BLOCKS + start // SPAN)
             if GATED:
-                acc_u += _dot(x, u, none, WIDE) * tl.load(
-                    scale_ptr + (N + tile * BN) // SPAN * BLOCKS + start // SPAN
-                )
+                acc_u += _dot(x, u, none, WIDE) * tl.load(scale_ptr + (N + tile * BN) // SPAN * BLOCKS + start // SPAN)
     step = tl.load(step_ptr + m_safe)[:, None]
     real_n = n < N
     y = acc.to(tl.float32) * step

@@ -1,0 +1,196 @@
+"""Weights in float8 (e4m3) with float32 scales. Owns: the format, as it is stored or rounded to at load.
+
+    weight[n, k] = data[n, k] * scales[n, 0]                  a scale per row
+    weight[n, k] = data[n, k] * scales[n // 128, k // 128]    a scale per block (`weight_scale_inv` of DeepSeek)
+Scales of activations are never taken from a checkpoint: backends that round activations do so row by row.
+Must not know: layers, devices. After settling, only the backend's packed form is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.errors import ModelError
+from tokenmill.core.forward import Act, ForwardContext, NormSpec
+from tokenmill.core.protocols import Checkpoint, Kernels, Weight
+from tokenmill.kernels.fp8 import BLOCK, FP8, round_rows, widen
+from tokenmill.quant.base import WeightBase
+from tokenmill.quant.dense import DenseWeight
+
+METHOD = "fp8"
+"""`quant_method` of checkpoints in this format (compressed-tensors has its own)."""
+_SCALES = ("weight_scale_inv", "weight_scale")
+
+
+class Fp8Weight(WeightBase):
+    """data [out, in] float8, scales [out, 1] or [ceil(out / 128), ceil(in / 128)] float32."""
+
+    def __init__(
+        self, data: Tensor, scales: Tensor, dtype: torch.dtype, bias: Tensor | None = None, *, blocks: bool = False
+    ) -> None:
+        self.data: Tensor | None = data.contiguous()
+        self.scales: Tensor | None = scales.float().contiguous()
+        self.dtype, self.bias, self.blocks = dtype, bias, blocks
+        self.packed: Any = None
+        self.shape = (data.shape[0], data.shape[1])
+
+    def to(self, device: torch.device) -> Self:
+        """The same on another device, before it settles."""
+        data, scales = self._parts()
+        return self._like(data.to(device), scales.to(device), self.bias)
+
+    def settle(self, kernels: Kernels) -> Weight:
+        """Keep the packed form instead, where the backend has one."""
+        if self.data is not None and self.scales is not None:
+            self.packed = kernels.pack_fp8(self.data, self.scales, self.bias, blocks=self.blocks)
+            if self.packed is not None:
+                self.data = self.scales = None
+        return self
+
+    def matmul(
+        self,
+        x: Tensor,
+        ctx: ForwardContext,
+        *,
+        norm: NormSpec | None = None,
+        act: Act | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """residual + act(norm(x) @ W.T + bias), in one operation where the backend can."""
+        if self.data is None:
+            return ctx.kernels.fused_linear(x, self.packed, norm=norm, act=act, residual=residual)
+        return super().matmul(x, ctx, norm=norm, act=act, residual=residual)
+
+    def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
+        """x [T, in] -> [T, out]."""
+        if self.data is None or self.scales is None:
+            return self.matmul(x, ctx)
+        return ctx.kernels.fp8_linear(x, self.data, self.scales, self.bias)
+
+    def join(self, others: list[Self]) -> Self | None:
+        """One matrix, where blocks stay whole; absent biases count as zeros where any part has one."""
+        every = [self, *others]
+        uneven = any(part.shape[0] % BLOCK for part in every[:-1])
+        if len({(part.blocks, part.dtype) for part in every}) > 1 or (self.blocks and uneven):
+            return None
+        parts = [part._parts() for part in every]
+        bias = None
+        if any(part.bias is not None for part in every):
+            bias = torch.cat([
+                d.new_zeros(len(d), dtype=p.dtype) if p.bias is None else p.bias
+                for p, (d, _) in zip(every, parts, strict=True)
+            ])  # fmt: skip
+        data = torch.cat([d.view(torch.uint8) for d, _ in parts]).view(FP8)
+        return self._like(data, torch.cat([s for _, s in parts]), bias)
+
+    def take(self, index: Tensor) -> Self:
+        """Rows in the order of index; blocks of scales must stay whole and in line."""
+        data, scales = self._parts()
+        index = index.to(data.device)
+        bias = None if self.bias is None else self.bias[index]
+        rows = data.view(torch.uint8)[index].view(FP8)
+        if not self.blocks:
+            return self._like(rows, scales[index], bias)
+        heads = index[::BLOCK]
+        line = heads.repeat_interleave(BLOCK)[: len(index)] + torch.arange(len(index), device=index.device) % BLOCK
+        if bool((heads % BLOCK).any()) or not torch.equal(line, index):
+            raise ModelError("A weight with scales per block of 128 rows cannot be taken apart inside a block.")
+        return self._like(rows, scales[heads // BLOCK], bias)
+
+    def split(self, dim: int, part: int, parts: int) -> Self:
+        """An equal part along out (0) or in (1), on the borders of blocks."""
+        if parts == 1:
+            return self
+        start, stop = self.part_range(dim, part, parts)
+        data, scales = self._parts()
+        if self.blocks and (start % BLOCK or (stop % BLOCK and stop != self.shape[dim])):
+            raise ModelError(f"Blocks of {BLOCK} cannot be split over {parts} ranks at {start or stop}.")
+        first, last = start // BLOCK, -(-stop // BLOCK)
+        if dim == 0:
+            bias = None if self.bias is None else self.bias[start:stop]
+            return self._like(data[start:stop], scales[first:last] if self.blocks else scales[start:stop], bias)
+        kept = scales[:, first:last] if self.blocks else scales
+        return self._like(data[:, start:stop], kept, self.bias if part == 0 else None)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Dense rows [n, in]."""
+        if self.data is None or self.scales is None:
+            found: Tensor = self.packed.rows(ids, self.dtype)
+            return found
+        data = self.data.view(torch.uint8)[ids].view(FP8)
+        if not self.blocks:
+            return widen(data, self.scales[ids]).to(self.dtype)
+        scales = self.scales[ids // BLOCK].repeat_interleave(BLOCK, 1)[:, : self.shape[1]]
+        return (data.float() * scales).to(self.dtype)
+
+    def dense(self) -> Tensor:
+        """The whole matrix."""
+        if self.data is None or self.scales is None:
+            return self.rows(torch.arange(self.shape[0]))
+        return widen(self.data, self.scales).to(self.dtype)
+
+    def pieces(self) -> tuple[str, dict[str, Tensor | None]] | None:
+        """Numbers, scales and bias, packed or not; scales per row lie in one dimension once they are packed."""
+        data, scales = (self.packed.data, self.packed.scales) if self.data is None else (self.data, self.scales)
+        return "fp8 blocks" if self.blocks else "fp8", {"data": data, "scales": scales, "bias": self.bias}
+
+    def bytes(self) -> int:
+        """Bytes that a matmul reads."""
+        if self.data is None or self.scales is None:
+            return int(self.packed.bytes())
+        return self.data.nbytes + self.scales.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def _parts(self) -> tuple[Tensor, Tensor]:
+        assert self.data is not None and self.scales is not None, "a settled weight is not taken apart"
+        return self.data, self.scales
+
+    def _like(self, data: Tensor, scales: Tensor, bias: Tensor | None) -> Self:
+        return type(self)(data, scales, self.dtype, bias, blocks=self.blocks)
+
+
+class UnroundedFp8(DenseWeight):
+    """A dense matrix that is rounded when it settles, so that joined weights are rounded once."""
+
+    def settle(self, kernels: Kernels) -> Weight:
+        """The rounded weight, in the backend's form."""
+        data, scales = round_rows(self.dense())
+        self.table = None
+        return Fp8Weight(data, scales, self.dtype, self.bias).settle(kernels)
+
+
+def check(config: Mapping[str, Any]) -> None:
+    """Refuse a quantization_config of this method that cannot be read here."""
+    block = config.get("weight_block_size")
+    if block is not None and list(block) != [BLOCK, BLOCK]:
+        raise ModelError(f"This checkpoint has fp8 weights in blocks of {block}; only [128, 128] is supported.")
+    if config.get("fmt", "e4m3") != "e4m3":
+        raise ModelError(f"This checkpoint has fp8 weights of type {config['fmt']!r}; only e4m3 is supported.")
+
+
+def stored(ckpt: Checkpoint, name: str) -> bool:
+    """Is the weight under `name` float8 with scales beside it?"""
+    found = next((s for s in _SCALES if ckpt.has(f"{name}.{s}")), None)
+    if found is None or ckpt.shape(f"{name}.{found}") is None:  # checkpoints that invent tensors know no shape
+        return False
+    return ckpt.has(f"{name}.weight") and ckpt.tensor(f"{name}.weight").dtype == FP8
+
+
+def load(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None) -> Fp8Weight:
+    """The weight [out, in] under `name`: one scale in all, one a row, or one a block."""
+    data = ckpt.tensor(f"{name}.weight", shape)
+    scales = ckpt.tensor(f"{name}.{next(s for s in _SCALES if ckpt.has(f'{name}.{s}'))}").float()
+    if ckpt.has(f"{name}.input_scale"):
+        ckpt.tensor(f"{name}.input_scale")  # of activations; taken so that nothing is left over
+    grid = tuple(-(-size // BLOCK) for size in shape)
+    if scales.numel() == 1:
+        return Fp8Weight(data, scales.reshape(1, 1).expand(shape[0], 1), dtype, bias)
+    if scales.numel() == shape[0]:
+        return Fp8Weight(data, scales.reshape(-1, 1), dtype, bias)
+    if tuple(scales.shape) == grid:
+        return Fp8Weight(data, scales, dtype, bias, blocks=True)
+    raise ModelError(f"'{name}' has float8 weights {list(shape)} with scales {list(scales.shape)}; neither per row "
+                     f"nor per block of {BLOCK}.")  # fmt: skip
