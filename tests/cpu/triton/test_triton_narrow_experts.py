@@ -1,0 +1,80 @@
+"""Experts of 8 and 4 bit numbers, in the interpreter, against their exact values."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+
+from tokenmill.core.forward import ForwardContext, Mixture, NormSpec, RouteSpec  # noqa: E402
+from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
+from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
+from tokenmill.kernels.triton.narrow import NarrowMatrix, pack4, pack8  # noqa: E402
+from tokenmill.kernels.triton.narrow_grouped import NarrowStack  # noqa: E402
+from tokenmill.quant.base import WeightBase  # noqa: E402
+from tokenmill.quant.dense import DenseWeight  # noqa: E402
+
+REFERENCE = ReferenceKernels()
+
+
+class Packed(WeightBase):
+    """A settled weight that only shows its pieces."""
+
+    def __init__(self, matrix: NarrowMatrix) -> None:
+        self.matrix, self.shape = matrix, matrix.shape
+
+    def pieces(self):
+        return self.matrix.pieces()
+
+    def dense(self):
+        return self.matrix.rows(torch.arange(self.shape[0]), torch.float32)
+
+
+def packed(kind, rows, columns, *, bias):
+    add = torch.randn(rows) if bias else None
+    if kind == "fp8":
+        data = torch.randn(rows, columns).to(torch.float8_e4m3fn)
+        return pack8(data, torch.rand(rows, 1) * 0.1 + 0.1, add)
+    if kind == "blocks":
+        data = torch.randn(rows, columns).to(torch.float8_e4m3fn)
+        return pack8(data, torch.rand(-(-rows // 128), -(-columns // 128)) * 0.1 + 0.1, add, blocks=True)
+    if kind == "int8":
+        return pack8(torch.randint(-127, 128, (rows, columns), dtype=torch.int8), torch.rand(rows, 1) * 2e-3, add)
+    q = torch.randint(-8, 8, (rows, columns), dtype=torch.int8)
+    group = int(kind.split("/")[1])
+    zeros = torch.randint(-3, 4, (rows, columns // group), dtype=torch.int8) if kind.startswith("int4z") else None
+    return pack4(q, torch.rand(rows, columns // group).half() * 0.02 + 0.01, zeros, add)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "blocks", "int8", "int4/32", "int4z/64", "int4/128"])
+@pytest.mark.parametrize("tokens", [1, 20, 90])
+def test_a_whole_layer(kind, tokens):
+    experts, hidden, inner, top = 8, 160 if kind == "fp8" else 128, 128, 6
+    bias = kind in ("int8", "int4z/64")
+    ups = [Packed(packed(kind, 2 * inner, hidden, bias=bias)) for _ in range(experts)]
+    downs = [Packed(packed(kind, hidden, inner, bias=bias)) for _ in range(experts)]
+    wide = [(u.dense(), u.matrix.bias, d.dense(), d.matrix.bias) for u, d in zip(ups, downs, strict=True)]
+    router, spec = DenseWeight(torch.randn(experts, hidden)), RouteSpec(experts, top)
+    kernels, norm = TritonKernels(), NormSpec(torch.rand(hidden) + 0.5, 1e-6)
+    fused = kernels.pack_mixture(Mixture(router, spec, ups, downs, "silu_mul"))
+    assert fused is not None and isinstance(fused.ups, NarrowStack) and not ups and not downs
+    x = torch.randn(tokens, hidden)
+    found = fused(x, ForwardContext(kernels, x, x, x, 1, [], []), norm=norm, residual=x)
+    h = REFERENCE.norm(x, norm)
+    ids, gates = REFERENCE.route(REFERENCE.linear(h, router.table), spec)
+    expected = x.clone()
+    for e, (up, up_bias, down, down_bias) in enumerate(wide):
+        token, place = torch.where(ids == e)
+        y = h[token] @ up.T
+        y = REFERENCE.activate(y if up_bias is None else y + up_bias, "silu_mul") @ down.T
+        y = y if down_bias is None else y + down_bias
+        expected.index_add_(0, token, gates[token, place, None] * y)
+    assert float((found - expected).norm() / expected.norm()) < 1e-5
+    assert kernels.waits == 0
+
+
+def test_groups_of_8_bits_are_left_to_the_other_way():
+    ups = [Packed(pack8(torch.randint(-9, 9, (64, 64), dtype=torch.int8), torch.rand(64, 2), None)) for _ in range(2)]
+    mixture = Mixture(DenseWeight(torch.randn(2, 64)), RouteSpec(2, 1), ups, list(ups), "silu_mul")
+    assert TritonKernels().pack_mixture(mixture) is None and len(ups) == 2
