@@ -138,6 +138,11 @@ class Fp8Weight(WeightBase):
         data, scales = (self.packed.data, self.packed.scales) if self.data is None else (self.data, self.scales)
         return "fp8 blocks" if self.blocks else "fp8", {"data": data, "scales": scales, "bias": self.bias}
 
+    def pieces(self) -> tuple[Any, dict[str, Tensor | None]] | None:
+        """The packed form's tensors, where the backend shows them."""
+        found: tuple[Any, dict[str, Tensor | None]] | None = None if self.packed is None else self.packed.pieces()
+        return found
+
     def bytes(self) -> int:
         """Bytes that a matmul reads."""
         if self.data is None or self.scales is None:
