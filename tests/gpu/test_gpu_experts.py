@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.forward import ForwardContext, Mixture, NormSpec, RouteSpec
 from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.quant.base import WeightBase
 from tokenmill.quant.dense import DenseWeight
 
 REFERENCE = ReferenceKernels()
@@ -161,3 +162,57 @@ def test_engine_like_the_reference(name, tmp_path):
     expected = found["reference", True]
     assert agreement(found["auto", False], expected) > 0.97
     assert agreement(found["auto", True], expected) > 0.97
+
+
+@pytest.mark.parametrize("scheme", ["fp8", "int4"])
+def test_quantised_experts_are_recorded(scheme, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["qwen3_moe"]))
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
+    with LLM(
+        model=str(tmp_path), load_format="dummy", skip_tokenizer_init=True, max_model_len=1024, max_num_seqs=32,
+        num_gpu_blocks_override=300, quantization=scheme,
+    ) as llm:  # fmt: skip
+        outputs = llm.generate(
+            [{"prompt_token_ids": torch.randint(0, 2048, (9 + 40 * i,)).tolist()} for i in range(12)], params,
+            use_tqdm=False,
+        )  # fmt: skip
+        runner = llm.engine.executor.runner
+        assert runner.recorder.possible and runner.recorder.made and runner.kernels.waits == 0
+        assert "experts" in runner.kernels.counters()
+    assert all(len(o.outputs[0].token_ids) == 12 for o in outputs)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "blocks", "int4"])
+@pytest.mark.parametrize("tokens", [1, 5, 64, 300, 2048])
+def test_packed_experts(kind, tokens):
+    from tokenmill.kernels.triton.narrow import pack4, pack8
+
+    experts, hidden, inner, top = 16, 512, 384, 4
+
+    def matrix(rows, columns):
+        if kind == "int4":
+            q = torch.randint(-8, 8, (rows, columns), dtype=torch.int8, device="cuda")
+            return pack4(q, rand(rows, columns // 128, dtype=torch.float16).abs() * columns**-0.5, None, None)
+        data = rand(rows, columns, dtype=torch.float32).to(torch.float8_e4m3fn)
+        cut = (rows // 128, columns // 128) if kind == "blocks" else (rows, 1)
+        return pack8(data, rand(*cut, dtype=torch.float32).abs() * columns**-0.5, None, blocks=kind == "blocks")
+
+    class Packed(WeightBase):
+        def __init__(self, packed):
+            self.packed, self.shape = packed, packed.shape
+
+        def pieces(self):
+            return self.packed.pieces()
+
+    ups = [Packed(matrix(2 * inner, hidden)) for _ in range(experts)]
+    downs = [Packed(matrix(hidden, inner)) for _ in range(experts)]
+    wide = [
+        torch.stack([w.packed.rows(torch.arange(w.shape[0], device="cuda"), torch.float32) for w in part])
+        for part in (ups, downs)
+    ]
+    router = rand(experts, hidden, dtype=torch.float32, scale=hidden**-0.5)
+    kernels, spec, x = triton_kernels(), RouteSpec(experts, top), rand(tokens, hidden)
+    fused = kernels.pack_mixture(Mixture(DenseWeight(router), spec, ups, downs, "silu_mul", wide=True))
+    ids, gates = REFERENCE.route(REFERENCE.linear(x.float(), router), spec)
+    found = fused(x, ForwardContext(kernels, x, x, x, 1, [], []))
+    assert relative(found, exact(x, *wide, ids, gates, "silu_mul")) < 1e-2
