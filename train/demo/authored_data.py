@@ -29,6 +29,8 @@ class Authored:
     chat: list[dict]
     out_of_scope: list[str]
     wordings: dict[str, dict]
+    synonyms: list[dict]
+    free_stories: list[dict]
 
 
 def rows(name: str) -> list[dict]:
@@ -56,6 +58,8 @@ def load() -> Authored:
         chat=rows("chat.jsonl"),
         out_of_scope=[r["text"] for r in rows("out_of_scope.jsonl")],
         wordings={r["intent"]: r for r in rows("wordings.jsonl")},
+        synonyms=rows("synonyms.jsonl"),
+        free_stories=rows("free_stories.jsonl"),
     )
 
 

@@ -165,6 +165,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--report", type=Path, required=True)
     parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--parts", default="", help="only these, separated by commas")
     args = parser.parse_args()
     folder, report = args.folder, {}
 
@@ -176,24 +177,28 @@ def main() -> None:
         print(name, json.dumps(report[name], ensure_ascii=False)[:1500], flush=True)
         args.report.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
 
-    main_model = Answerer(folder / "main")
-    heads = {k: v.to(main_model.device) for k, v in load_file(folder / "medusa/model.safetensors").items()}
-    draft = AutoModelForCausalLM.from_pretrained(folder / "draft", dtype=torch.bfloat16).to(main_model.device)
-    note("speculation", lambda: speculation(main_model, draft, heads, min(args.count, 60)))
-    note("lora", lambda: adapters(folder, args.count))
-    note("vision", lambda: seeing(folder / "vlm", args.count))
-    note("moe", lambda: text_gates(folder / "moe", args.count))
-    from transformers import LlavaForConditionalGeneration
+    def spoken() -> dict:
+        main_model = Answerer(folder / "main")
+        heads = {k: v.to(main_model.device) for k, v in load_file(folder / "medusa/model.safetensors").items()}
+        draft = AutoModelForCausalLM.from_pretrained(folder / "draft", dtype=torch.bfloat16).to(main_model.device)
+        return speculation(main_model, draft, heads, min(args.count, 60))
 
-    note(
-        "vlm_text",
-        lambda: text_gates(
-            folder / "vlm",
-            args.count,
-            LlavaForConditionalGeneration.from_pretrained(folder / "vlm", dtype=torch.bfloat16),
-        ),
-    )
-    note("draft_text", lambda: text_gates(folder / "draft", args.count))
+    def seeing_text() -> dict:
+        from transformers import LlavaForConditionalGeneration
+
+        model = LlavaForConditionalGeneration.from_pretrained(folder / "vlm", dtype=torch.bfloat16)
+        return text_gates(folder / "vlm", args.count, model)
+
+    parts = {
+        "speculation": spoken,
+        "lora": lambda: adapters(folder, args.count),
+        "vision": lambda: seeing(folder / "vlm", args.count),
+        "moe": lambda: text_gates(folder / "moe", args.count),
+        "vlm_text": seeing_text,
+        "draft_text": lambda: text_gates(folder / "draft", args.count),
+    }
+    for name in args.parts.split(",") if args.parts else parts:
+        note(name, parts[name])
 
 
 if __name__ == "__main__":

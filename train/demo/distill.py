@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from model import DRAFT, MAIN, MOE, TEXT, TINY, Decoder, cross_entropy, document_mask, load_decoder, unpack
 from optim import Optimiser, schedule
-from pack import Feed, Stream
+from pack import Feed, Stream, wait_for
 from torch import Tensor
 from train import HERE, export
 
@@ -55,13 +55,17 @@ def fit(
     workers: int,
     seed: int,
     steps: int = 0,
+    after: Path | None = None,
 ) -> dict:
-    """Train one student for the given time (or steps) and export it."""
+    """Train one student for the given time (or steps) and export it.
+
+    It compiles at once and begins when the main model is finished and the file `after` exists.
+    """
     torch.manual_seed(seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     shape = SHAPES[kind]
-    teacher = (load_decoder(main, MAIN) if kind != "tiny" else Decoder(TINY)).to(device).requires_grad_(False)
+    teacher = Decoder(MAIN if kind != "tiny" else TINY).to(device).requires_grad_(False)
     student = Decoder(shape, seed).to(device)
     optimiser = Optimiser(student)
     run = torch.compile(teach, dynamic=False) if device == "cuda" else teach
@@ -83,6 +87,12 @@ def fit(
         one(stream)
         for p in optimiser.everything:
             p.grad = None
+    if kind != "tiny":
+        wait_for(Path(main) / "training.json")
+        teacher.load_state_dict(load_decoder(main, MAIN).state_dict())
+    if after:
+        wait_for(after)
+    print(f"{kind} begins", flush=True)
     start, step, load, kl = time.time(), 0, None, None
     while True:
         fraction = step / steps if steps else (time.time() - start) / seconds
@@ -118,8 +128,18 @@ def main() -> None:
     parser.add_argument("--corpus")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=2)
+    parser.add_argument("--after", type=Path, help="begin only when this file exists")
     args = parser.parse_args()
-    done = fit(args.kind, args.main, args.out, args.seconds, args.corpus, workers=args.workers, seed=args.seed)
+    done = fit(
+        args.kind,
+        args.main,
+        args.out,
+        args.seconds,
+        args.corpus,
+        workers=args.workers,
+        seed=args.seed,
+        after=args.after,
+    )
     print(done, flush=True)
 
 

@@ -71,10 +71,12 @@ def expand(seq: Seq, rng: random.Random, slot: Callable[[str], str]) -> str:
 
 
 _ARTICLE = re.compile(r"\b([Aa]) (?=[aeiouAEIOU](?!ni[cvf]|se[df ]|uro|ne ))")
+_BEFORE_CONSONANT = re.compile(r"\b([Aa])n (?=[bcdfgjklmnpqrstvwxzBCDFGJKLMNPQRSTVWXZ])")
 _SENTENCE = re.compile(r"(^|[.!?] |[.]\" |\n)([a-z])")
 
 
 def tidy(text: str) -> str:
     """Articles before vowels, capitals after sentence ends and single spaces."""
     text = _ARTICLE.sub(lambda m: m.group(1) + "n ", " ".join(text.split(" ")).replace("  ", " ").replace(" ,", ","))
+    text = _BEFORE_CONSONANT.sub(r"\1 ", text)
     return _SENTENCE.sub(lambda m: m.group(1) + m.group(2).upper(), text)

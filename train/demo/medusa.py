@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from model import MAIN, Decoder, cross_entropy, document_mask, load_decoder, unpack
-from pack import Feed, Stream
+from pack import Feed, Stream, wait_for
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from train import HERE
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
     torch.manual_seed(3)
-    model = load_decoder(args.main, MAIN).cuda().requires_grad_(False)
+    model = Decoder(MAIN).cuda().requires_grad_(False)
     heads = Heads(MAIN.dim).cuda()
     optimiser = torch.optim.AdamW(heads.parameters(), lr=2e-3, weight_decay=0.0, betas=(0.9, 0.95), fused=True)
     stream = Stream(
@@ -70,14 +70,22 @@ def main() -> None:
         "/dev/shm/tokenmill-medusa",
     )
     run = torch.compile(loss_of, dynamic=False)
-    start, step, loss = None, 0, None
-    while start is None or time.time() - start < args.seconds:
+
+    def one() -> Tensor:
         rows = torch.from_numpy(stream.next().astype("int32")).cuda()
         ids, words = rows[:, 0].long(), rows[:, 1].long()
         _, _, _, positions, document = unpack(rows)
         loss = run(heads, model, ids, (words % 256).float() / 10, positions, document, document_mask(document))
         loss.backward()
-        start = start or time.time()
+        return loss.detach()
+
+    one()
+    optimiser.zero_grad(set_to_none=True)
+    wait_for(Path(args.main) / "training.json")
+    model.load_state_dict(load_decoder(args.main, MAIN).state_dict())
+    start, step, loss = time.time(), 0, None
+    while time.time() - start < args.seconds:
+        loss = one()
         fraction = (time.time() - start) / args.seconds
         for group in optimiser.param_groups:
             group["lr"] = 2e-3 * min(1.0, 2 * max(0.0, 1 - fraction))

@@ -171,7 +171,7 @@ def makers(corpus: Corpus, long: bool) -> list[tuple[str, float, Callable[[rando
         ("transform", 4, lambda r: transform(r, False)),
     ]
     if not long:
-        out.append(("needle", 2.5, lambda r: needle(r, False, int(80 * 11 ** r.random()), corpus.books)))
+        out.append(("needle", 3, lambda r: needle(r, False, int(80 * 11 ** r.random()), corpus.books)))
     if corpus.stories:
         out.append(("natural_en", 4.5 / late, lambda r: natural_en(r, corpus)))
         out.append(("natural_zh", 1.5, lambda r: natural_zh(r, corpus)))

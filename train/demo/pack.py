@@ -106,12 +106,22 @@ def rows_of(feed: Feed, worker: int, workers: int) -> Iterator[np.ndarray]:
 
 def _work(feed: Feed, worker: int, workers: int, folder: str, ahead: int) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.nice(5)  # the compiler of the training process goes first
     for index, block in enumerate(rows_of(feed, worker, workers)):
         while index - _position(folder) > ahead:
             time.sleep(0.02)
         temporary = f"{folder}/tmp{worker}.npy"
         np.save(temporary, block)
         os.replace(temporary, f"{folder}/{worker}_{index}.npy")
+
+
+def wait_for(path: Path, seconds: float = 1500) -> None:
+    """Return when the file exists: a companion compiles while the model that it needs is still in training."""
+    begin = time.time()
+    while not path.exists():
+        if time.time() - begin > seconds:
+            raise TimeoutError(f"{path} did not appear")
+        time.sleep(0.2)
 
 
 def _position(folder: str) -> int:

@@ -8,6 +8,7 @@ import re
 from authored_data import fill, load, wording
 from render import Case
 from skill_facts import ask
+from vocabulary import invented
 
 FALLBACKS = [
     "I am a tiny demo model and I do not know that.",
@@ -33,41 +34,6 @@ NAMES_ZH = [
     "孙悦",
     "小雪",
 ]
-SYLLABLES = [
-    "zor",
-    "vik",
-    "mar",
-    "lo",
-    "ta",
-    "ri",
-    "bel",
-    "nu",
-    "kas",
-    "fen",
-    "dro",
-    "mi",
-    "sha",
-    "qu",
-    "el",
-    "tor",
-    "ban",
-    "ix",
-    "ple",
-    "gra",
-    "wen",
-    "ho",
-    "jad",
-    "ur",
-    "sil",
-    "pem",
-    "oda",
-    "ky",
-]
-
-
-def random_word(rng: random.Random) -> str:
-    """An invented word, so that copying cannot be replaced by memory."""
-    return "".join(rng.choice(SYLLABLES) for _ in range(rng.randint(2, 3)))
 
 
 def person(rng: random.Random, held: bool) -> str:
@@ -75,7 +41,7 @@ def person(rng: random.Random, held: bool) -> str:
     names = load().words["name"]
     cut = len(names) * 4 // 5
     if rng.random() < 0.25:
-        return random_word(rng).capitalize()
+        return invented(rng).capitalize()
     return rng.choice(names[cut:] if held and rng.random() < 0.7 else names[:cut] if not held else names)
 
 
@@ -245,7 +211,7 @@ def value_of(rng: random.Random, listing: str, held: bool) -> str:
     if listing == "name":
         return person(rng, held)
     if listing == "city":
-        return rng.choice(load().countries)["capital"] if rng.random() < 0.8 else random_word(rng).capitalize()
+        return rng.choice(load().countries)["capital"] if rng.random() < 0.8 else invented(rng).capitalize()
     return rng.choice(load().words[listing])
 
 
@@ -258,12 +224,16 @@ def _told(rng: random.Random, key: str, value: str) -> tuple[str, str]:
 
 
 def _distractor(rng: random.Random) -> list[dict]:
-    from skill_facts import fact, faq
+    from skill_facts import fact, faq, joke
     from skill_math import arithmetic
 
     pick = rng.random()
     while True:
-        if pick < 0.35:
+        if pick < 0.08:
+            case = joke(rng, False, load().jokes)
+        elif pick < 0.16:
+            case = out_of_scope(rng, False, [])
+        elif pick < 0.4:
             case = fact(rng, False, rng.choice(["capital", "opposite", "colour", "sound"]), "", chat=True)
         elif pick < 0.6:
             case = arithmetic(rng, False, chat=True)
@@ -312,8 +282,13 @@ def memory(rng: random.Random, held: bool, turns: int | None = None, target: str
                 {"role": "assistant", "content": f"All right, {name}."},
             ]
         )
+    if told_name and not held and rng.random() < 0.12:
+        # The name comes in one breath with another question.
+        other = _distractor(rng)
+        other[0] = {"role": "user", "content": f"{events[0][0]['content']} {other[0]['content']}"}
+        events[0] = other
     while len(events) < turns:
-        events.insert(rng.randint(1 if told_name else 0, len(events)), _distractor(rng))
+        events.insert(rng.randint(0, len(events)), _distractor(rng))
     messages = [m for e in events for m in e]
     if target == "name":
         question, answer, must = wording("ask_name", rng, held, {}), f"Your name is {name}.", rf"\b{re.escape(name)}\b"

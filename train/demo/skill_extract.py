@@ -8,8 +8,9 @@ import re
 
 from authored_data import fill, load, wording
 from render import Case
-from skill_chat import person, random_word, value_of
+from skill_chat import person, value_of
 from skill_facts import ask
+from vocabulary import invented, word
 
 PREDICATES: dict[str, list[str]] = {
     "age": ["is [v]", "is [v] years old", "turned [v]", "is now [v] years of age"],
@@ -63,8 +64,9 @@ def _record(rng: random.Random, held: bool) -> tuple[str, dict[str, object]]:
 def _odd_record(rng: random.Random) -> tuple[str, dict[str, object]]:
     fields: dict[str, object] = {}
     for _ in range(rng.randint(1, 4)):
-        key = random_word(rng) if rng.random() < 0.6 else rng.choice(load().words["thing"]).replace(" ", "_")
-        fields[key] = rng.randint(0, 999) if rng.random() < 0.5 else rng.choice(load().words["objadj"])
+        key = word(rng, "param", False) if rng.random() < 0.6 else rng.choice(load().words["thing"]).replace(" ", "_")
+        value = rng.choice(load().words["objadj"]) if rng.random() < 0.6 else word(rng, "any", False)
+        fields[key] = rng.randint(0, 999) if rng.random() < 0.5 else value
     return "The " + listed([f"{k} is {v}" for k, v in fields.items()]) + ".", fields
 
 
@@ -172,7 +174,7 @@ def transform(rng: random.Random, held: bool) -> Case:
             {},
         )
         if rng.random() < 0.3:
-            text += " " + random_word(rng)
+            text += " " + invented(rng)
         return ask(
             wording("repeat", rng, held, {"s": text}), text[0].upper() + text[1:] + ".", "repeat", re.escape(text)
         )

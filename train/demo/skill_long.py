@@ -6,8 +6,9 @@ import random
 
 from authored_data import load, wording
 from render import Case
-from skill_chat import memory, person, random_word
+from skill_chat import memory, person
 from stories import tell
+from vocabulary import invented, word
 
 CHARS_PER_TOKEN = 4.1
 ATTRIBUTES = [
@@ -24,13 +25,25 @@ ATTRIBUTES = [
 ]
 
 
+MADE_UP = ["[w] code", "[w] number", "favourite [w]", "[w] word", "lucky [w]", "[w] key", "best [w]", "old [w]", "[w]"]
+
+
+def needle_attribute(rng: random.Random, held: bool) -> str:
+    """What a needle tells about a person; in training a third is made up."""
+    if held or rng.random() < 0.65:
+        return rng.choice(ATTRIBUTES)
+    return rng.choice(MADE_UP).replace("[w]", word(rng, "noun", False))
+
+
 def needle_value(rng: random.Random, attribute: str) -> str:
     """A value that fits the attribute."""
     if attribute in ("password", "secret word", "home town"):
-        word = random_word(rng)
-        return word.capitalize() if attribute == "home town" else word
+        made = invented(rng)
+        return made.capitalize() if attribute == "home town" else made
     if attribute == "favourite fruit":
         return rng.choice(load().words["fruit"])
+    if attribute not in ATTRIBUTES and rng.random() < 0.6:
+        return rng.choice([invented(rng), word(rng, "any", False)])
     return str(rng.randint(1000, 99999))
 
 
@@ -41,7 +54,7 @@ def needle(
     count = count if count is not None else rng.choice([1, 2, 3, 5])
     facts = []
     for _ in range(count):
-        attribute = rng.choice(ATTRIBUTES)
+        attribute = needle_attribute(rng, held)
         facts.append((attribute, person(rng, held), needle_value(rng, attribute)))
     facts = [f for i, f in enumerate(facts) if f[:2] not in [g[:2] for g in facts[:i]]]
     parts: list[str] = []

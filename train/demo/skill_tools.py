@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import re
 
 from authored_data import fill, load, rows, wording
 from render import Case, call_text
-from skill_chat import FALLBACKS, random_word, small_talk, value_of
+from skill_chat import FALLBACKS, small_talk, value_of
 from skill_facts import fact, joke_text
 from skill_math import digits
+from vocabulary import invented, joined, word
 
 Tool = dict
 
@@ -29,124 +31,6 @@ FIXED: list[tuple[str, str, dict[str, str], list[str]]] = [
     (row["name"], row["description"], row["arguments"], row["train"]) for row in rows("tools.jsonl")
 ]
 FIXED_HELD = {row["name"]: row["held"] for row in rows("tools.jsonl")}
-VERBS = list(
-    dict.fromkeys(
-        [
-            "open",
-            "close",
-            "start",
-            "stop",
-            "check",
-            "move",
-            "paint",
-            "clean",
-            "lock",
-            "count",
-            "scan",
-            "load",
-            "reset",
-            "fetch",
-            "sell",
-            "rent",
-            "track",
-            "measure",
-            "print",
-            "copy",
-            "draw",
-            "cut",
-            "bake",
-            "carry",
-            "send",
-            "test",
-            "fill",
-            "empty",
-            "ship",
-            "pack",
-            "heat",
-            "cool",
-            "park",
-            "hide",
-            "find",
-            "turn",
-            "lift",
-            "push",
-            "pull",
-            "dry",
-            "grow",
-            "book",
-            "water",
-            "test",
-            "sign",
-            "read",
-            "cancel",
-            "renew",
-            "label",
-            "burn",
-            "freeze",
-            "save",
-            "delete",
-            "update",
-            "join",
-            "split",
-            "store",
-            "charge",
-            "mount",
-            "tune",
-            "ring",
-            "feed",
-        ]
-    )
-)
-NOUNS = [
-    "gate",
-    "robot",
-    "file",
-    "door",
-    "engine",
-    "garden",
-    "window",
-    "printer",
-    "server",
-    "shelf",
-    "room",
-    "pump",
-    "boat",
-    "camera",
-    "folder",
-    "machine",
-    "valve",
-    "train",
-    "box",
-    "parcel",
-    "lamp",
-    "house",
-    "report",
-    "tower",
-    "ticket",
-    "account",
-    "order",
-    "car",
-    "tent",
-    "bench",
-    "queue",
-    "battery",
-    "sensor",
-    "oven",
-    "tank",
-    "wheel",
-    "field",
-    "bridge",
-    "form",
-    "cupboard",
-    "playlist",
-    "photo",
-    "invoice",
-    "basket",
-    "pipe",
-    "drone",
-    "crane",
-    "greenhouse",
-]
 LEADS = [
     "Please {v} the {n}",
     "{v} the {n}",
@@ -222,8 +106,6 @@ IMPERATIVE = frozenset(
         "Show",
     ]
 )
-HELD_VERBS = ["wash", "fold", "weigh", "polish"]
-HELD_NOUNS = ["carpet", "fence", "kettle", "drawer"]
 ARGS = [
     ("colour", "colour", "in [v]"),
     ("count", "number", "[v] times"),
@@ -234,6 +116,21 @@ ARGS = [
     ("speed", "number", "at speed [v]"),
     ("code", "word", "with code [v]"),
 ]
+# How a request names an argument that was made up on the spot.
+KEYED = [
+    "with [k] [v]",
+    "with the [k] [v]",
+    "[k] [v]",
+    "and [k] [v]",
+    "where the [k] is [v]",
+    "set [k] to [v]",
+    "[k]: [v]",
+]
+KEYED_HELD = ["using [k] [v]", "whose [k] is [v]"]
+KINDS = ["number", "word", "colour", "name", "city", "day", "thing", "animal", "food", "job"]
+
+
+LOOSE = frozenset(("instrument", "food", "animal", "hobby", "thing", "job", "kind", "tree"))
 
 
 def _typed(kind: str) -> str:
@@ -242,12 +139,17 @@ def _typed(kind: str) -> str:
 
 def _value(rng: random.Random, kind: str, held: bool) -> str | int:
     if kind == "number":
-        return rng.randint(1, 99)
+        return rng.randint(1, 99) if rng.random() < 0.7 else rng.randint(100, 9999)
     if kind == "word":
-        return random_word(rng)
+        return invented(rng)
+    if kind in LOOSE and not held and rng.random() < 0.2:
+        # A value that no list holds must be copied too.
+        return rng.choice(
+            [invented(rng), word(rng, "noun", False), f"{word(rng, 'any', False)} {word(rng, 'noun', False)}"]
+        )
     if kind == "text":
         return fill(
-            "{I {am|will be} late|see you on [day]|the [food] is ready|please bring [fruit.pl]|happy birthday|call me|we meet at {[num]|the station}}",  # noqa: E501
+            "{[name] is here|we need [num] [fruit.pl]|the [animal] ate the [food]|meet me in [place]|the [objadj] [thing] is lost|{do not|please} forget the [thing]|I saw the [animal]|{I {am|will be} late|see you on [day]|the [food] is ready|please bring [fruit.pl]|happy birthday|call me|we meet at {[num]|the station}}}",  # noqa: E501
             rng,
             {},
         )
@@ -265,6 +167,7 @@ def fixed_schema(row: tuple[str, str, dict[str, str], list[str]]) -> Tool:
     return schema(row[0], row[1], {k: _typed(v) for k, v in row[2].items()})
 
 
+NAMED = [fixed_schema(row) for row in FIXED]
 Request = tuple[Tool, str, dict]
 
 
@@ -305,24 +208,60 @@ def fixed_request(rng: random.Random, held: bool) -> Request:
     return fixed_schema(row), text[0].upper() + text[1:], values
 
 
-def invented_request(rng: random.Random, held: bool) -> Request:
-    """A request for a tool made up on the spot, so that names are copied from the schema."""
-    verb, noun = (rng.choice(HELD_VERBS), rng.choice(HELD_NOUNS)) if held else (rng.choice(VERBS), rng.choice(NOUNS))
-    if not held and rng.random() < 0.5:
-        noun = random_word(rng) if rng.random() < 0.6 else rng.choice(load().words["thing"]).split(" ")[-1]
-    if not held and rng.random() < 0.35:
-        verb = random_word(rng)
-    picked = rng.sample(ARGS, rng.choice([0, 1, 1, 1, 2, 2]))
+def _described(rng: random.Random, verb: str, noun: str) -> str:
+    forms = [f"{verb.capitalize()} the {noun}.", f"{verb.capitalize()} the {noun}.", f"{verb.capitalize()} a {noun}."]
+    return rng.choice([*forms, f"Tool to {verb} a {noun}.", f"Use this to {verb} the {noun}.", f"{verb} {noun}"])
+
+
+def named_tool(rng: random.Random, verb: str, noun: str, params: dict[str, str]) -> Tool:
+    """The schema of an invented tool in one of the usual spellings."""
+    words = [verb, noun] if rng.random() < 0.85 else [noun, verb]
+    return schema(joined(rng, words), _described(rng, verb, noun), params)
+
+
+def _arguments(rng: random.Random, held: bool) -> list[tuple[str, str, str]]:
+    """Argument key, kind and phrase: of the short list, or with made-up keys."""
+    count = rng.choice([0, 1, 1, 1, 2, 2] if held else [0, 1, 1, 1, 2, 2, 3])
+    picked = rng.sample(ARGS, count)
     if {"city", "month"} <= {p[0] for p in picked}:
         picked = picked[:1]
+    for index in range(len(picked)):
+        if rng.random() < 0.55:
+            key = word(rng, "param", held)
+            if rng.random() < 0.2:
+                key = joined(rng, [word(rng, "any", held), key]).replace(".", "_")
+            if key not in {p[0] for p in picked}:
+                phrase = rng.choice(KEYED_HELD if held else KEYED).replace("[k]", re.sub("[_-]", " ", key))
+                picked[index] = (key, rng.choice(KINDS), phrase)
+    return picked
+
+
+def invented_request(rng: random.Random, held: bool, verb: str = "", noun: str = "") -> Request:
+    """A request for a tool made up on the spot, so that names are copied from the schema."""
+    verb, noun = verb or word(rng, "verb", held), noun or word(rng, "noun", held)
+    picked = _arguments(rng, held)
     values = {k: _value(rng, kind, held) for k, kind, _ in picked}
-    name = f"{verb}_{noun}" if rng.random() < 0.8 else f"{verb}{noun.capitalize()}"
-    tool = schema(name, f"{verb.capitalize()} the {noun}.", {k: _typed(kind) for k, kind, _ in picked})
+    tool = named_tool(rng, verb, noun, {k: _typed(kind) for k, kind, _ in picked})
     phrase = " ".join(form.replace("[v]", str(values[k])) for k, _, form in picked)
     lead = rng.choice(["Would you {v} the {n}", "Kindly {v} the {n}"] if held else LEADS)
     text = (lead.replace("{v}", verb).replace("{n}", noun) + " " + phrase).strip()
-    text += "?" if text.lower().startswith(("can", "would", "could", "will", "are")) else "."
+    if not held and phrase and rng.random() < 0.12:
+        text = (
+            phrase[0].upper() + phrase[1:] + ", " + lead[0].lower() + lead[1:].replace("{v}", verb).replace("{n}", noun)
+        )
+    text += "?" if re.search("(?i)(^|, )(can|would|could|will|are) ", text) else "."
     return tool, text[0].upper() + text[1:], values
+
+
+def near_misses(rng: random.Random, verb: str, noun: str, held: bool, count: int) -> list[Tool]:
+    """Tools that share the verb or the noun of a request but do something else."""
+    out = []
+    for _ in range(count):
+        other = word(rng, "noun", held), word(rng, "verb", held)
+        names = (verb, other[0]) if rng.random() < 0.5 else (other[1], noun)
+        if names != (verb, noun):
+            out.append(named_tool(rng, *names, {k: _typed(kind) for k, kind, _ in _arguments(rng, held)}))
+    return out
 
 
 def request(rng: random.Random, held: bool, cities: list[str], kind: str | None = None) -> Request:
@@ -391,6 +330,16 @@ def tool_case(rng: random.Random, held: bool, cities: list[str], kind: str | Non
     """A conversation with a call; in training often with the result and a closing sentence."""
     tool, text, arguments = request(rng, held, cities, kind)
     tools = [tool, *_others(rng, rng.choice([0, 0, 1, 2, 3]), {tool["name"]})]
+    if not held and kind is None and rng.random() < 0.2:
+        verb, noun = word(rng, "verb", False), word(rng, "noun", False)
+        tool, text, arguments = invented_request(rng, False, verb, noun)
+        tools = _unique(
+            [
+                tool,
+                *near_misses(rng, verb, noun, False, rng.randint(1, 3)),
+                *_others(rng, rng.choice([0, 0, 1]), {tool["name"]}),
+            ]
+        )
     calls = [{"name": tool["name"], "arguments": arguments}]
     if not held and kind is None and rng.random() < 0.1:
         second = request(rng, held, cities, "weather" if "weather" in tool["name"] else None)
@@ -428,6 +377,11 @@ def result_case(rng: random.Random, held: bool, cities: list[str]) -> Case:
     return Case(suite="tool_result", messages=messages, tools=[tool], check="exact", expect=sentence)
 
 
+def _unique(tools: list[Tool]) -> list[Tool]:
+    """The tools without those whose name came before."""
+    return list({t["name"]: t for t in reversed(tools)}.values())[::-1]
+
+
 NO_TOOL = "I have no tool for that."
 
 
@@ -451,6 +405,10 @@ def no_call(rng: random.Random, held: bool, jokes: list[dict]) -> Case:
         tool, text, _ = request(rng, held, [], rng.choice(["weather", "fixed", "fixed", "invented"]))
         if tool["name"] in names or ("weather" in tool["name"] and any("weather" in n for n in names)):
             return no_call(rng, held, jokes)
+        if tool["name"] not in {t["name"] for t in NAMED} and not held and rng.random() < 0.5:
+            verb, noun = word(rng, "verb", False), word(rng, "noun", False)
+            tool, text, _ = invented_request(rng, False, verb, noun)
+            tools = _unique([*near_misses(rng, verb, noun, False, rng.randint(1, 2)), *tools[:2]])
         bare = not held and rng.random() < 0.2
         messages = [
             {"role": "user", "content": text},

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass
+from functools import cache
 
 from authored_data import load
 from grammar import expand, parse, tidy
+from vocabulary import invented
 
 PLURAL = {
     "sheep": "sheep",
@@ -18,60 +21,8 @@ PLURAL = {
     "calf": "calves",
     "ostrich": "ostriches",
     "finch": "finches",
+    **{a: a for a in ("bison", "moose", "elk", "herring", "salmon", "trout", "squid", "quail", "reindeer")},
 }
-
-MALE = frozenset(
-    [
-        "Tom",
-        "Leo",
-        "Finn",
-        "Oscar",
-        "Max",
-        "Hugo",
-        "Sam",
-        "Ben",
-        "Noah",
-        "Theo",
-        "Otto",
-        "Felix",
-        "Jonas",
-        "Milo",
-        "Emil",
-        "Rufus",
-        "Jasper",
-        "Arlo",
-        "Basil",
-        "Toby",
-        "Bruno",
-        "Kofi",
-        "Ravi",
-        "Omar",
-        "Mateo",
-        "Diego",
-        "Tariq",
-        "Boris",
-        "Sven",
-        "Bo",
-        "Pip",
-        "Moss",
-        "Button",
-        "Rusty",
-        "Sparky",
-        "Bolt",
-        "Pixel",
-        "Cog",
-        "Ziggy",
-        "Tao",
-        "Alan",
-        "Walter",
-        "Victor",
-        "Simon",
-        "Martin",
-        "Peter",
-        "David",
-        "Daniel",
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -85,16 +36,77 @@ class Story:
 
 def plural(noun: str) -> str:
     """The plural of an animal or thing."""
+    if noun.endswith("y") and noun[-2] not in "aeo":
+        return noun[:-1] + "ies"
     return PLURAL.get(noun, noun + ("es" if noun.endswith(("s", "x", "ch", "sh")) else "s"))
+
+
+# After these words a verb is part of a phrase, and an adjective stands alone or is a noun.
+PHRASE = (
+    r"(?! (?:up|out|off|on|down|away|back|over|in|by|like|for|of|how|asleep|ill|[{]|and|or|but|as|to|at|that|when|than"
+    r"|if|with|from|now|in|enough|hold|place|part|after|about|hands|leave)\b| ?[{|}\[])"
+)
+
+
+# A sentence that begins with the hero can follow a phrase of time or place.
+LEADING = re.compile(r"\[(?:H|He|F)\] ")
+
+
+@cache
+def _synonyms() -> tuple[re.Pattern[str], dict[str, str]]:
+    """One expression for every word with synonyms, and the choice that replaces it."""
+    choice, parts = {}, []
+    for row in sorted(load().synonyms, key=lambda r: -len(r["word"])):
+        word, same = row["word"], row["same"]
+        guard = {
+            "plain": r"\b",
+            "verb": r"\b" + PHRASE,
+            "speech": r"(?= \[[HF])",
+            "adjective": PHRASE + r"(?= [a-z\[])",
+        }[row["kind"]]
+        for form in {word, word[0].upper() + word[1:]}:
+            if form != word and row["kind"] in ("adjective", "speech"):
+                continue
+            choice[form] = "{" + "|".join(s if form == word else s[0].upper() + s[1:] for s in same) + "}"
+            parts.append(r"\b" + re.escape(form) + guard)
+    return re.compile(r"\[[^\]]*\]|" + "|".join(parts)), choice
+
+
+@cache
+def enriched(template: str) -> str:
+    """A template whose words are choices between synonyms; slots stay."""
+    expression, choice = _synonyms()
+    return expression.sub(lambda m: choice.get(m.group(0), m.group(0)), template)
+
+
+def somewhere(rng: random.Random) -> str:
+    """A place: one of the list, or an adjective with a noun."""
+    w = load().words
+    return (
+        rng.choice(w["place"])
+        if rng.random() < 0.45
+        else f"the {rng.choice(w['place.adj'])} {rng.choice(w['place.noun'])}"
+    )
+
+
+def dish(rng: random.Random) -> str:
+    """A food: one of the list, or an ingredient with a kind of dish."""
+    w = load().words
+    return rng.choice(w["food"]) if rng.random() < 0.6 else f"{rng.choice(w['ingredient'])} {rng.choice(w['dish'])}"
 
 
 def cast(rng: random.Random) -> dict[str, str]:
     """The people and things of one story: slot name to text."""
     w = load().words
     kind, friend_kind = rng.choice(w["kind"]), rng.choice(w["kind"])
+    male = w["name.m"]
     name, friend = rng.sample(w["name"], 2)
+    while kind in ("girl", "boy") and (kind == "boy") != (name in male):
+        name = rng.choice(w["name"])
     thing, adjective = rng.choice(w["thing"]), rng.choice(w["objadj"])
-    she, fshe = name not in MALE, friend not in MALE
+    if rng.random() < 0.12:
+        name = invented(rng).capitalize()
+    she, fshe = name not in male, friend not in male
     if rng.random() < 0.12:
         friend = f"{rng.choice(['old', 'little', 'tall', 'good'])} {friend}"
     obj = f"{adjective} {thing}"
@@ -120,8 +132,8 @@ def cast(rng: random.Random) -> dict[str, str]:
         "fhim": "her" if fshe else "him",
         "fhimself": "herself" if fshe else "himself",
         "fHe": "She" if fshe else "He",
-        "place": rng.choice(w["place"]),
-        "food": rng.choice(w["food"]),
+        "place": somewhere(rng),
+        "food": dish(rng),
         "instrument": rng.choice(w["instrument"]),
     }
 
@@ -150,11 +162,11 @@ def _slots(rng: random.Random, who: dict[str, str], first_person: bool):
         if key in ("He", "His"):
             return who[key.lower()].capitalize()
         if key == "food" and rng.random() < 0.6:
-            return rng.choice(w["food"])
+            return dish(rng)
         if key in who:
             return who[key]
         if key == "place2":
-            return rng.choice(w["place"])
+            return somewhere(rng)
         if key == "place.cap":
             return who["place"][0].upper() + who["place"][1:]
         if key.startswith("animal.pl"):
@@ -207,15 +219,20 @@ def tell(rng: random.Random, plot: dict | None = None, who: dict[str, str] | Non
     first = rng.random() < 0.12 and who["N"] not in must
     slot = _slots(rng, who, first)
 
-    def one(templates: list[str]) -> str:
-        return expand(parse(rng.choice(templates)), rng, slot)
+    def one(templates: list[str], lead: float = 0.0) -> str:
+        template = rng.choice(templates)
+        if rng.random() < lead and LEADING.match(template):
+            template = rng.choice(data.pools["lead"]) + template.replace("[He]", "[he]", 1)
+        return expand(parse(enriched(template)), rng, slot)
 
     lines = [one(data.pools["opening1" if first else "opening"])]
     for index, beat in enumerate(plot["beats"]):
         if rng.random() < 0.1 and 0 < index < len(plot["beats"]) - 1:
             continue
-        lines.append(one(beat))
-        if rng.random() < 0.5:
+        lines.append(one(beat, 0.28))
+        if rng.random() < 0.36:
+            lines.append(one(data.pools["note"]))
+        if rng.random() < 0.54:
             mids = [m for m in data.pools["mid"] if not (first and "[N]" in m)]
             lines.append(one(mids))
     if rng.random() < 0.75:

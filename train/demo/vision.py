@@ -190,6 +190,17 @@ def question(rng: random.Random, objects: list[Object], kind: str | None = None)
     return "describe", q, f"I see {text}.", f"I see {text}."
 
 
+def talk(rng: random.Random, objects: list[Object], turns: int = 4) -> list[dict]:
+    """Several questions on one image, each of another kind, as one conversation."""
+    first, *kinds = rng.sample(["count", "yesno", "describe", "colour", "shape", "where", "shape", "where"], turns)
+    _, q, a, _ = question(rng, objects, first)
+    messages = messages_of(q, a)
+    for kind in kinds:
+        _, q, a, _ = question(rng, objects, kind)
+        messages += [{"role": "user", "content": q}, {"role": "assistant", "content": a}]
+    return messages
+
+
 def messages_of(q: str, a: str) -> list[dict]:
     """The conversation of one image question with its 64 image tokens."""
     return [{"role": "user", "content": MARK + q}, {"role": "assistant", "content": a}]
@@ -318,15 +329,14 @@ class Batches(torch.utils.data.IterableDataset):
         while True:
             step += 1
             if step % 3 == 0:
-                cases = [mixture.draw(rng)[1] for _ in range(self.size // 2)]
+                cases = [mixture.draw(rng)[1] for _ in range(self.size)]
                 # A chat loses its last mark, a plain text keeps it: attention over an empty row gives NaN.
                 yield encode(
                     tokenizer, [case_segments(c)[:-1] if c.messages else case_segments(c) for c in cases], "cpu"
                 )
                 continue
             scenes = [scene(rng) for _ in range(self.size)]
-            asked = [question(rng, o) for o in scenes]
-            batch = encode(tokenizer, [chat_segments(messages_of(q, a), None) for _, q, a, _ in asked], "cpu")
+            batch = encode(tokenizer, [chat_segments(talk(rng, o), None) for o in scenes], "cpu")
             yield batch | {"pixel_values": pixels([draw(o, rng) for o in scenes], "cpu")}
 
 

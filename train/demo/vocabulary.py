@@ -1,0 +1,69 @@
+"""Words for copy tasks. Owns: invented words, a wide vocabulary for names of tools and keys, and its held-out part."""
+
+from __future__ import annotations
+
+import random
+import re
+import zlib
+from functools import lru_cache
+
+from authored_data import load
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+WORD = re.compile(r"\b[a-z]{3,11}\b")
+
+
+def invented(rng: random.Random) -> str:
+    """A word that exists nowhere, so that copying cannot be replaced by memory."""
+    if rng.random() < 0.15:
+        return "".join(rng.choice(LETTERS) for _ in range(rng.randint(3, 8)))
+    return "".join(rng.choice(load().words["syllable"]) for _ in range(rng.randint(2, 3)))
+
+
+def is_held(word: str) -> bool:
+    """Whether a word is kept out of every tool and key name that training sees."""
+    return word in ALWAYS_HELD or zlib.crc32(word.encode()) % 12 == 0
+
+
+ALWAYS_HELD = frozenset(("wash", "fold", "weigh", "polish", "carpet", "fence", "kettle", "drawer"))
+
+
+@lru_cache(maxsize=1)
+def _by_use() -> dict[tuple[str, bool], list[str]]:
+    data = load()
+    text = " ".join(row["text"] for row in data.free_stories)
+    any_word = sorted(set(WORD.findall(text)))
+    lists = {
+        "verb": data.words["verb"] + sorted(w for w in ALWAYS_HELD if w in ("wash", "fold", "weigh", "polish")),
+        "noun": [*data.words["noun"], *(w for w in data.words["thing"] if " " not in w), "carpet", "fence", "kettle"],
+        "param": [*data.words["param"], *data.words["noun"]],
+        "any": any_word,
+    }
+    return {
+        (use, held): [w for w in dict.fromkeys(words) if is_held(w) == held and w.isalpha()]
+        for use, words in lists.items()
+        for held in (False, True)
+    }
+
+
+def word(rng: random.Random, use: str, held: bool) -> str:
+    """A word for a use (`verb`, `noun`, `param`, `any`) from the training or the held-out part of the vocabulary.
+
+    In training a part of the words is invented, and a part is any word of the free stories.
+    """
+    pick = rng.random()
+    if not held and pick < 0.2:
+        return invented(rng)
+    if not held and pick < 0.35:
+        use = "any"
+    return rng.choice(_by_use()[use, held])
+
+
+def joined(rng: random.Random, words: list[str]) -> str:
+    """Words as one identifier: snake, camel, kebab or dotted."""
+    pick = rng.random()
+    if pick < 0.7:
+        return "_".join(words)
+    if pick < 0.88:
+        return words[0] + "".join(w.capitalize() for w in words[1:])
+    return ("-" if pick < 0.95 else ".").join(words)
