@@ -50,13 +50,15 @@ class Timeline:
 class DeltaStream:
     """The way of deltas to their handler: everything that is ready comes in one batch. Requests may share one.
 
-    `owner` names the key that asks, for fair turns.
+    `owner` names the key that asks, for fair turns; `session` the conversation, and `rank` the engine that it wants.
     """
 
-    __slots__ = ("_ready", "_waiter", "owner")
+    __slots__ = ("_ready", "_waiter", "owner", "rank", "session")
 
     def __init__(self, owner: str = "") -> None:
         self.owner = owner
+        self.session: str | None = None
+        self.rank: int | None = None
         self._ready: deque[TextDelta] = deque()
         self._waiter: asyncio.Future[None] | None = None
 

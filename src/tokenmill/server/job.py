@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tokenmill.core.errors import EngineDeadError
-from tokenmill.core.request import Request, SamplingParams, TextDelta
+from tokenmill.core.request import CompletionOutput, Request, SamplingParams, TextDelta
 from tokenmill.engine.outputs import Accumulator
 from tokenmill.engine.prompts import make_request
 from tokenmill.server.backend import UNAVAILABLE, Backend, DeltaStream
@@ -120,7 +120,19 @@ class Job:
         self.record.lives.append(task.life)
 
     async def batches(self) -> AsyncIterator[list[tuple[Task, TextDelta]]]:
-        """Everything that has come, until each output has ended. An engine's error raises HttpError(500)."""
+        """What to tell, as it comes, until each output has ended. An engine's error raises HttpError(500).
+
+        Of best_of's candidates only the chosen ones are told, once all have ended.
+        """
+        if all(task.num_outputs == task.request.params.n for task in self.tasks.values()):
+            async for batch in self._batches():
+                yield batch
+        else:
+            for task, accumulator in await self.gather():
+                yield [(task, _whole(task.request.id, out)) for out in accumulator.output().outputs]
+
+    async def _batches(self) -> AsyncIterator[list[tuple[Task, TextDelta]]]:
+        """Everything that has come."""
         left = sum(task.num_outputs for task in self.tasks.values())
         while left:
             batch = await self._next()
@@ -167,7 +179,7 @@ class Job:
     async def gather(self) -> list[tuple[Task, Accumulator]]:
         """All prompts' outputs, in prompt order."""
         found = {task.request.id: (task, Accumulator(task.request)) for task in self.tasks.values()}
-        async for batch in self.batches():
+        async for batch in self._batches():
             for task, delta in batch:
                 found[task.request.id][1].add(delta)
         return sorted(found.values(), key=lambda pair: pair[0].index)
@@ -223,6 +235,19 @@ class Job:
             "mean_itl_ms": span * 1e3 / (task.num_tokens - 1) if task.num_tokens > 1 else None,
             "tokens_per_second": task.num_tokens / max(1e-9, t.last_token - self.began),
         }
+
+
+def _whole(request_id: str, out: CompletionOutput) -> TextDelta:
+    """A finished output as one delta."""
+    return TextDelta(
+        request_id=request_id,
+        index=out.index,
+        text=out.text,
+        token_ids=out.token_ids,
+        logprobs=out.logprobs,
+        finish_reason=out.finish_reason,
+        stop_reason=out.stop_reason,
+    )
 
 
 def _failure(error: str, request_id: str) -> Exception:

@@ -6,7 +6,8 @@ Must not know: any one API.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from tokenmill.server.sse import EventStream
 
 B = TypeVar("B", bound=BaseModel)
 Handler = Callable[[Request], Awaitable[Response]]
+MAX_SESSION = 256
 encode = msgspec.json.Encoder().encode
 
 
@@ -83,8 +85,20 @@ class Work:
     async def read(self, schema: type[B]) -> tuple[B, dict[str, Any]]:
         """The body; its `timeout`, or the server's, begins to count."""
         body, raw = await read_body(self.request, schema)
+        self._heed_headers(body)
         self.job.set_deadline(getattr(body, "timeout", None) or self.context.config.patience.request_timeout)
         return body, raw
+
+    def _heed_headers(self, body: BaseModel) -> None:
+        """Headers that say what fields say; a priority in a header wins over the body's, as it does in vLLM."""
+        headers, fields = self.request.headers, type(body).model_fields
+        priority = _integer_header(headers, "x-vllm-priority")
+        if priority is not None and "priority" in fields:
+            body.priority = priority  # type: ignore[attr-defined]
+        session = getattr(body, "session_id", None) or headers.get("x-session-id", "")[:MAX_SESSION]
+        if session:  # a key's sessions are its own
+            self.job.inbox.session = f"{self.job.tenant}/{session}"
+        self.job.inbox.rank = _integer_header(headers, "x-data-parallel-rank", least=0)
 
     def base(self, given: str | None = None) -> str:
         """The id that the answer carries, after its prefix."""
@@ -94,6 +108,15 @@ class Work:
         """Answer with events; the job ends with them."""
         self.handed_over = True
         return EventStream(chunks, self.job.close, headers)
+
+
+def _integer_header(headers: Mapping[str, str], name: str, least: int = -(2**31)) -> int | None:
+    text = headers.get(name)
+    if text is None:
+        return None
+    if not re.fullmatch(r"-?[0-9]{1,10}", text) or not least <= int(text) < 2**31:
+        raise HttpError(400, f"The header {name} must be an integer.", param=name)
+    return int(text)
 
 
 def tenant(request: Request) -> str:

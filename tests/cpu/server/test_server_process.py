@@ -92,6 +92,17 @@ def test_the_openai_client_works_unmodified(served: Running) -> None:
         assert choice.choices[0].text in ("yes", "no")
 
 
+@pytest.mark.parametrize("extra", [{"use_beam_search": True, "n": 3}, {"best_of": 3, "temperature": 1, "seed": 2}])
+def test_chosen_outputs_can_be_streamed(served: Running, extra: dict[str, Any]) -> None:
+    body = {"prompt": "The mill", "max_tokens": 9, "temperature": 0, "ignore_eos": True, **extra}
+    whole = served.post("/v1/completions", body).json()["choices"]
+    assert stream_text(served.url, body) == "".join(choice["text"] for choice in whole)
+    chat = {**body, "messages": HELLO}
+    said = served.post("/v1/chat/completions", chat).json()["choices"]
+    streamed = served.post("/v1/chat/completions", {**chat, "stream": True}).text
+    assert streamed.count('"finish_reason":"length"') == len(said) == extra.get("n", 1)
+
+
 def test_a_killed_engine_costs_a_pause_and_nothing_else(served: Running) -> None:
     bodies = [
         {

@@ -124,8 +124,7 @@ async def test_greedy_copies_and_streams_of_what_cannot_stream(start: Starter) -
     served = await start()
     for extra in (
         {"n": 2, "temperature": 0},
-        {"stream": True, "best_of": 2},
-        {"stream": True, "use_beam_search": True},
+        {"stream": True, "prompt_logprobs": 1},
     ):
         check_refused(served, await served.post(TEXT, {"prompt": "abc", **extra}), time.monotonic())
     both = {"structured_outputs": {"choice": ["a"]}, "response_format": {"type": "json_object"}}

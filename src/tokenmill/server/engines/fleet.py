@@ -154,6 +154,8 @@ class Fleet:
             raise EngineDeadError(self.broken)
         if request.id in self.open_requests:
             raise ParameterError(f"The request id {request.id!r} is in use.", param="request_id")
+        if (stream.rank or 0) >= len(self.engines):
+            raise ParameterError(f"There are {len(self.engines)} engines, counted from 0.", param="data_parallel_rank")
         admission = self.admission
         assert admission is not None, "the fleet is not loaded"
         late = request.params.structured_outputs is not None
@@ -396,7 +398,10 @@ class Fleet:
         if not loads:
             self.parked.append(request.id)
             return
-        entry.engine = self.router.choose(loads, request.prompt_ids, request.salt)
+        rank = entry.stream.rank
+        if rank is None or rank not in loads:
+            rank = self.router.choose(loads, request.prompt_ids, request.salt, entry.stream.session)
+        entry.engine = rank
         self.engines[entry.engine].requests.add(request.id)
         if entry.deaths:
             request = self._replayed(entry)

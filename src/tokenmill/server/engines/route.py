@@ -1,4 +1,5 @@
-"""Which engine takes a request. Owns: least-loaded choice that prefers an engine which has seen the prompt's start.
+"""Which engine takes a request. Owns: least-loaded choice that prefers an engine which has seen the prompt's start, and
+engines that sessions stay with.
 
 Must not know: processes, HTTP.
 """
@@ -30,11 +31,24 @@ class Router:
 
     def __init__(self) -> None:
         self.seen: dict[int, OrderedDict[int, None]] = {}
+        self.sessions: OrderedDict[str, int] = OrderedDict()
 
-    def choose(self, loads: Mapping[int, int], prompt_ids: list[int], salt: str) -> int:
-        """The engine (a key of `loads`: open requests) for a prompt."""
+    def choose(self, loads: Mapping[int, int], prompt_ids: list[int], salt: str, session: str | None = None) -> int:
+        """The engine (a key of `loads`: open requests) for a prompt; a session stays where it was."""
         if len(loads) == 1:
             return next(iter(loads))
+        if session is None:
+            return self._choose(loads, prompt_ids, salt)
+        engine = self.sessions.get(session, -1)
+        if engine not in loads:
+            engine = self._choose(loads, prompt_ids, salt)
+        self.sessions[session] = engine
+        self.sessions.move_to_end(session)
+        if len(self.sessions) > MAX_REMEMBERED:
+            self.sessions.popitem(last=False)
+        return engine
+
+    def _choose(self, loads: Mapping[int, int], prompt_ids: list[int], salt: str) -> int:
         keys = prefix_keys(prompt_ids, salt)
         idlest = min(loads.values())
         able = [engine for engine, load in loads.items() if load <= idlest + SLACK]

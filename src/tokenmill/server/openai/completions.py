@@ -15,7 +15,7 @@ from tokenmill.core.request import CompletionOutput, RequestOutput, TextDelta
 from tokenmill.server.context import Context
 from tokenmill.server.errors import describe_error, error_object
 from tokenmill.server.job import Job, Task
-from tokenmill.server.openai.logprobs import CompletionColumns, TokenNames, prompt_rows
+from tokenmill.server.openai.logprobs import CompletionColumns, Row, TokenNames, prompt_rows
 from tokenmill.server.openai.sampling import sampling_params, truncate
 from tokenmill.server.openai.schemas import CompletionRequest
 from tokenmill.server.openai.unbuilt import COMPLETION, refuse_unbuilt
@@ -64,11 +64,12 @@ async def open_completion(
     prompts = _prompts(body.prompt)
     _check(context, body)
     params = sampling_params(
-        body if not (body.echo and body.logprobs is not None) else _scored(body),
+        body,
         context.backend.info.generation,
         context.limits,
         max_tokens=1 if body.max_tokens == 0 else body.max_tokens,
         logprobs=body.logprobs,
+        echo=bool(body.echo),
         detokenize=context.backend.info.tokenizer is not None,
     )
     if len(prompts) * params.num_sequences > 1:
@@ -85,13 +86,6 @@ async def open_completion(
 def _prompts(given: Any) -> list[Any]:
     """One prompt or several: a list of integers is one."""
     return [given] if isinstance(given, str) or isinstance(given[0], int) else given
-
-
-def _scored(body: CompletionRequest) -> CompletionRequest:
-    """Echo with logprobs wants the prompt's too."""
-    if body.stream:
-        raise ParameterError("echo with logprobs is not available in streams.", param="echo")
-    return body.model_copy(update={"prompt_logprobs": max(body.logprobs or 0, body.prompt_logprobs or 0)})
 
 
 def _check(context: Context, body: CompletionRequest) -> None:
@@ -175,6 +169,7 @@ class CompletionStream:
         self.started: set[int] = set()
         self.columns: dict[int, CompletionColumns] = {}
         self.held: dict[int, list[TextDelta]] = {}
+        self.prompt_rows: dict[int, list[Row | None]] = {}
         rich = body.logprobs is not None or body.return_token_ids or self.usage_always or body.stream_interval
         self.simple = not rich and not completion.only_echo
 
@@ -197,6 +192,10 @@ class CompletionStream:
 
     def _events(self, task: Task, delta: TextDelta) -> bytes:
         index = self.completion.place(task, delta.index)
+        if delta.prompt_logprobs is not None:  # they come before the first token, of output 0 alone
+            self.prompt_rows.setdefault(task.index, [None]).extend(delta.prompt_logprobs)
+            if not delta.token_ids and delta.finish_reason is None:
+                return b""
         head = b"" if index in self.started else self._first(task, index)
         if self.simple and delta.finish_reason is None:
             if not delta.text:
@@ -216,7 +215,16 @@ class CompletionStream:
         chunk = self._chunk(index, text)
         if body.return_token_ids:
             chunk["choices"][0]["prompt_token_ids"] = task.request.prompt_ids
+        if body.echo and body.logprobs is not None:
+            ids = task.request.prompt_ids
+            chunk["choices"][0]["logprobs"] = self._columns(index).take(self.prompt_rows.get(task.index, [None]), ids)
         return event(self._with_usage(chunk))
+
+    def _columns(self, index: int) -> CompletionColumns:
+        columns = self.columns.get(index)
+        if columns is None:
+            columns = self.columns[index] = self.completion.columns()
+        return columns
 
     def _full(self, index: int, delta: TextDelta) -> bytes:
         body = self.completion.body
@@ -235,11 +243,8 @@ class CompletionStream:
         chunk = self._chunk(index, "" if empty else "".join(d.text for d in held))
         choice = chunk["choices"][0]
         if body.logprobs is not None:
-            columns = self.columns.get(index)
-            if columns is None:
-                columns = self.columns[index] = self.completion.columns()
             rows = [] if empty else [row for d in held for row in d.logprobs or ()]
-            choice["logprobs"] = columns.take(rows, ids)
+            choice["logprobs"] = self._columns(index).take(rows, ids)
         if body.return_token_ids:
             choice["token_ids"] = ids
         if delta.finish_reason is not None:

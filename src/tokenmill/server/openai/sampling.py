@@ -40,12 +40,15 @@ def sampling_params(
     *,
     max_tokens: int | None,
     logprobs: int | None,
+    echo: bool = False,
     detokenize: bool = True,
 ) -> SamplingParams:
-    """Checked parameters; ParameterError names the field that is wrong."""
+    """Checked parameters; ParameterError names the field that is wrong. `echo`: the prompt's tokens are scored too."""
     _check_limits(body, limits, logprobs)
     neutral = SamplingParams() if body.use_beam_search else default_params(generation)
     values: dict[str, Any] = {name: getattr(body, name) for name in _AS_GIVEN}
+    if echo and logprobs is not None:
+        values["prompt_logprobs"] = max(logprobs, body.prompt_logprobs or 0)
     for name in _FROM_MODEL:
         given = getattr(body, name)
         values[name] = getattr(neutral, name) if given is None else given
@@ -82,12 +85,8 @@ def _check_limits(body: SamplingFields, limits: RequestLimits, logprobs: int | N
         raise ParameterError(f"logprobs is more than this server allows ({limits.logprobs}).", param="logprobs")
     if isinstance(body.stop, list) and len(body.stop) > limits.stop:
         raise ParameterError(f"stop holds more strings than this server allows ({limits.stop}).", param="stop")
-    if body.stream and body.prompt_logprobs is not None:
+    if body.stream and body.prompt_logprobs:  # (0 asks for nothing that a stream would show)
         raise ParameterError("prompt_logprobs is not available in streams.", param="prompt_logprobs")
-    if body.stream and (body.use_beam_search or (body.best_of or 1) > (body.n or 1)):
-        raise ParameterError(
-            "use_beam_search and best_of choose among finished outputs, so they cannot be streamed.", param="stream"
-        )
     if body.stream_options is not None and not body.stream:
         raise ParameterError("stream_options needs stream = true.", param="stream_options")
 

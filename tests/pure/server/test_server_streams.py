@@ -1,0 +1,118 @@
+"""Streams of what is only known late (best_of) or early (scores of an echoed prompt), and headers that steer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.pure.server.conftest import Starter
+from tests.pure.server.test_server_chat import events
+from tokenmill.server.engines.fleet import FleetOptions
+from tokenmill.testing.fake_generator import FakeOptions
+
+PATH = "/v1/completions"
+
+
+def joined(chunks: list[Any], index: int) -> dict[str, Any]:
+    """One choice's parts put together."""
+    text, columns, reason = "", {}, None
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            if choice["index"] == index:
+                text += choice["text"]
+                reason = choice["finish_reason"] or reason
+                for name, values in (choice["logprobs"] or {}).items():
+                    columns.setdefault(name, []).extend(values)
+    return {"text": text, "logprobs": columns or None, "finish_reason": reason}
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"echo": True, "logprobs": 2},
+        {"echo": True, "logprobs": 0, "n": 3, "temperature": 1},
+        {"echo": True, "logprobs": 1, "prompt": ["abc", "a longer one"]},
+        {"echo": True, "logprobs": 1, "max_tokens": 0},
+        {"best_of": 4, "n": 2, "temperature": 1},
+        {"best_of": 3, "temperature": 1, "logprobs": 1},
+        {"best_of": 2, "temperature": 1, "echo": True},
+        {"prompt_logprobs": 0},
+    ],
+)
+async def test_a_stream_says_what_a_whole_answer_says(start: Starter, extra: dict[str, Any]) -> None:
+    served = await start()
+    body = {"prompt": "abc", "max_tokens": 7, "seed": 4, **extra}
+    whole = (await served.post(PATH, body)).json()
+    found = await served.post(PATH, {**body, "stream": True, "stream_options": {"include_usage": True}})
+    chunks = events(found.text)
+    for choice in whole["choices"]:
+        wanted = {name: choice[name] for name in ("text", "logprobs", "finish_reason")}
+        assert joined(chunks, choice["index"]) == wanted
+    assert chunks[-1]["usage"] == whole["usage"]
+    assert served.context.gate.open == 0 and not served.fake.fleet.open_requests
+
+
+async def test_scores_of_the_prompt_survive_a_death(start: Starter) -> None:
+    body = {"prompt": "abc", "max_tokens": 60, "seed": 4, "echo": True, "logprobs": 1, "n": 2, "temperature": 1}
+    calm = await start()
+    wanted = (await calm.post(PATH, body)).json()["choices"]
+    served = await start(FakeOptions(step_s=0.002))
+    task = asyncio.create_task(served.post(PATH, {**body, "stream": True}))
+    while served.fake.link().output_tokens < 20:
+        await asyncio.sleep(0.002)
+    served.fake.link().die()
+    chunks = events((await task).text)
+    for choice in wanted:
+        assert joined(chunks, choice["index"])["logprobs"] == choice["logprobs"]
+
+
+async def test_prompt_logprobs_are_refused_in_streams_as_vllm_does(start: Starter) -> None:
+    served = await start()
+    for path, rest in (
+        (PATH, {"prompt": "abc"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ):
+        refused = await served.post(path, {**rest, "stream": True, "prompt_logprobs": 1})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "prompt_logprobs"
+
+
+async def test_a_session_stays_with_its_engine(start: Starter) -> None:
+    served = await start(FakeOptions(step_s=0.001), FleetOptions(engines=4))
+
+    async def engine_of(i: int, headers: dict[str, str], **fields: Any) -> int:
+        body = {"prompt": f"prompt {i}", "max_tokens": 4000, "stream": True, **fields}
+        before = [len(e.requests) for e in served.fake.fleet.engines]
+        task = asyncio.create_task(served.post(PATH, body, **headers))
+        while True:
+            await asyncio.sleep(0.001)
+            now = [len(e.requests) for e in served.fake.fleet.engines]
+            if sum(now) > sum(before):
+                tasks.append(task)
+                return next(k for k in range(4) if now[k] > before[k])
+
+    tasks: list[asyncio.Task[Any]] = []
+    assert len({await engine_of(i, {}) for i in range(4)}) == 4  # strangers go to the idlest
+    assert len({await engine_of(i, {"x-session-id": "one"}) for i in range(5)}) == 1
+    assert len({await engine_of(i, {}, session_id="two") for i in range(5)}) == 1
+    assert {await engine_of(i, {"x-data-parallel-rank": "2"}) for i in range(5)} == {2}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for bad in ("4", "-1", "x", "1e3", ""):
+        refused = await served.post(PATH, {"prompt": "abc"}, **{"x-data-parallel-rank": bad})
+        assert refused.status_code == 400, bad
+
+
+async def test_a_priority_header_wins_over_the_body(start: Starter) -> None:
+    served = await start()
+    for headers, fields, wanted in (
+        ({"x-vllm-priority": "-10"}, {}, 400),  # this server was not started with priorities
+        ({"x-vllm-priority": "0"}, {"priority": 5}, 200),
+        ({}, {"priority": 5}, 400),
+        ({"x-vllm-priority": "high"}, {}, 400),
+        ({"x-vllm-priority": "99999999999"}, {}, 400),
+    ):
+        answer = await served.post(PATH, {"prompt": "abc", "max_tokens": 1, **fields}, **headers)
+        assert answer.status_code == wanted, (headers, fields, answer.text)
