@@ -111,18 +111,16 @@ def test_widened(kind):
 
 
 @pytest.mark.parametrize("dtype", [FP8, torch.int8])
-@pytest.mark.parametrize("act", [None, "silu_mul"])
-def test_rounded_rows(dtype, act):
+def test_rounded_rows(dtype):
     x, norm = torch.randn(5, 140), NormSpec(torch.rand(140) + 0.5, 1e-5, offset=1.0)
     x[3] = 0
-    q, steps = round_rows(x, dtype, norm, act, pdl=False)
+    q, steps = round_rows(x, dtype, norm, pdl=False)
     want = REFERENCE.norm(x, norm)
-    want = want if act is None else REFERENCE.activate(want, act)
     top = 448.0 if dtype == FP8 else 127.0
     assert torch.allclose(steps, want.abs().amax(-1) / top, rtol=1e-5)
     assert q.dtype == dtype and relative(q.float() * steps[:, None], want) < (0.08 if dtype == FP8 else 0.01)
     if dtype == torch.int8:
-        assert torch.equal(q[:3].float(), (want[:3] / steps[:3, None]).round())
+        assert (q[:3].float() - want[:3] / steps[:3, None]).abs().max() < 0.501
 
 
 @pytest.mark.parametrize("kind", ["fp8", "int8", "fp8/blocks"])

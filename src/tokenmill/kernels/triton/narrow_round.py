@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.core.forward import NormSpec
-from tokenmill.kernels.triton.common import act_parts, begin, gated_act, plain_act, pow2, wait
+from tokenmill.kernels.triton.common import begin, pow2, wait
 from tokenmill.kernels.triton.narrow import BLOCK, NarrowMatrix
 
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
@@ -19,8 +19,7 @@ LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 @triton.jit
 def _round_kernel(
     x_ptr, norm_ptr, out_ptr, scale_ptr, D, x_stride, eps, LARGEST: tl.constexpr,
-    BLOCK: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, ACT: tl.constexpr, GATED: tl.constexpr,
-    PDL: tl.constexpr,
+    BLOCK: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -32,33 +31,26 @@ def _round_kernel(
     x = tl.load(x_ptr + row * x_stride + d, mask=real, other=0.0).to(tl.float32)
     if NORM:
         x = x / tl.sqrt(tl.sum(x * x) / D + eps) * g
-    if GATED:
-        x = gated_act(x, tl.load(x_ptr + row * x_stride + D + d, mask=real, other=0.0).to(tl.float32), ACT)
-    else:
-        x = plain_act(x, ACT)
     step = tl.max(tl.abs(x)) / LARGEST
-    y = x / tl.where(step > 0.0, step, 1.0)
+    y = x * (1.0 / tl.where(step > 0.0, step, 1.0))
     if out_ptr.dtype.element_ty == tl.int8:
         y = (y + 12582912.0) - 12582912.0  # to the nearest integer, ties to even
     tl.store(scale_ptr + row, step)
     tl.store(out_ptr + row * D + d, y.to(out_ptr.dtype.element_ty), mask=real)
 
 
-def round_rows(
-    x: Tensor, dtype: torch.dtype, norm: NormSpec | None = None, act: str | None = None, *, pdl: bool
-) -> tuple[Tensor, Tensor]:
-    """act(norm(x)) of x [M, D] -> (rounded [M, D or D / 2], scales [M] float32); norm: rms without bias."""
-    kind, gated = act_parts(act)
+def round_rows(x: Tensor, dtype: torch.dtype, norm: NormSpec | None = None, *, pdl: bool) -> tuple[Tensor, Tensor]:
+    """norm(x) of x [M, D] -> (rounded [M, D], scales [M] float32); norm: rms without bias."""
     if x.stride(1) != 1:
         x = x.contiguous()
-    width = x.shape[1] // 2 if gated else x.shape[1]
+    width = x.shape[1]
     out = torch.empty((x.shape[0], width), dtype=dtype, device=x.device)
     scales = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
     block = pow2(width)
     _round_kernel[(x.shape[0],)](
         x, None if norm is None else norm.weight, out, scales, width, x.stride(0), 0.0 if norm is None else norm.eps,
         LARGEST=LARGEST[dtype], BLOCK=block, NORM=norm is not None, OFFSET=0.0 if norm is None else norm.offset,
-        ACT=kind, GATED=gated, PDL=pdl, num_warps=max(1, min(16, block // 512)), launch_pdl=pdl,
+        PDL=pdl, num_warps=max(1, min(16, block // 512)), launch_pdl=pdl,
     )  # fmt: skip
     return out, scales
 

@@ -88,12 +88,14 @@ def _widen8(w):
 @triton.jit
 def _multiply(w, x, acc, WIDE: tl.constexpr):
     if WIDE:
-        return tl.dot(w.to(tl.float32), x.to(tl.float32), acc, input_precision="ieee")
-    if w.dtype == x.dtype:
-        return tl.dot(w, x, acc)
-    if w.dtype == tl.float8e4nv and x.dtype == tl.bfloat16:
-        return tl.dot(_widen8(w), x, acc)
-    return tl.dot(w.to(x.dtype), x, acc)
+        acc = tl.dot(w.to(tl.float32), x.to(tl.float32), acc, input_precision="ieee")
+    elif w.dtype == x.dtype:
+        acc = tl.dot(w, x, acc, out_dtype=acc.dtype)
+    elif w.dtype == tl.float8e4nv and x.dtype == tl.bfloat16:
+        acc = tl.dot(_widen8(w), x, acc)
+    else:
+        acc = tl.dot(w.to(x.dtype), x, acc)
+    return acc
 
 
 @triton.jit

@@ -21,7 +21,7 @@ from tokenmill.kernels.triton.narrow import BLOCK, NarrowMatrix
 def _dot(x, w, acc, WIDE: tl.constexpr):
     if WIDE:
         return tl.dot(x.to(tl.float32), w.to(tl.float32), acc, input_precision="ieee")
-    return tl.dot(x, w, acc)
+    return tl.dot(x, w, acc, out_dtype=acc.dtype)
 
 
 @triton.jit(do_not_specialize=["M"])

@@ -1,0 +1,185 @@
+"""Times products with 8 and 4 bit weights on an NVIDIA GPU, by graph replays over rotating weights.
+
+python bench/gpu_narrow.py [--only PREFIX,...] [--compile I/N] [--json OUT] [--tune TABLE]
+
+Geometry: 8B Llama (hidden 4096, inner 14336, vocabulary 128256), bf16 activations, random data. A figure is the median
+of whole operations: norm before, rounding of activations, activation and residual after. With --compile the variants of
+share I of N are only compiled (in parallel processes). --tune writes the fastest way of each operation as the table
+that `kernels/triton/measured_narrow.json` holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Iterator
+
+import torch
+
+from tokenmill.core.forward import NormSpec
+from tokenmill.kernels.triton.kernels import TritonKernels
+from tokenmill.kernels.triton.narrow import NarrowMatrix, pack4, pack8
+from tokenmill.kernels.triton.narrow_linear import narrow_operation
+from tokenmill.kernels.triton.ways import Way
+
+SHAPES = {  # name: (rows of the weight, columns, norm before, activation, residual)
+    "qkv": (6144, 4096, True, None, False),
+    "o": (4096, 4096, False, None, True),
+    "gate_up": (28672, 4096, True, "silu_mul", False),
+    "down": (4096, 14336, False, None, True),
+    "head": (128256, 4096, False, None, False),
+}
+KINDS = {
+    "fp8": ("qkv", "o", "gate_up", "down", "head"),
+    "int8": ("head", "gate_up"),
+    "int4": ("qkv", "o", "gate_up", "down"),
+}
+ROWS = {
+    "fp8": (1, 16, 32, 64, 128, 256, 512, 8192),
+    "int8": (1, 32, 512, 8192),
+    "int4": (1, 16, 32, 64, 128, 512),
+}
+ROTATED = 400_000_000
+"""Bytes that copies of a weight fill, so that none is found in the L2."""
+GEMV = ((4, 4096, 8), (2, 4096, 8), (4, 2048, 4), (8, 2048, 4), (2, 2048, 4), (8, 4096, 8), (4, 1024, 2), (8, 1024, 2))
+THIN = (  # BN, BK, split, stages, warps, prefetch
+    (64, 128, 4, 4, 4, 2), (64, 256, 2, 4, 4, 2), (64, 256, 4, 3, 4, 2), (64, 256, 1, 4, 4, 2), (128, 128, 4, 4, 4, 2),
+    (128, 128, 2, 4, 8, 2), (128, 256, 2, 3, 8, 2), (64, 128, 1, 6, 4, 4), (64, 256, 7, 3, 4, 2),
+    (128, 128, 7, 4, 4, 2), (128, 128, 1, 5, 8, 2), (64, 512, 2, 2, 4, 1),
+)  # fmt: skip
+THIN4 = (
+    (64, 128, 1, 6, 4, 4), (64, 128, 2, 6, 4, 4), (64, 128, 4, 6, 4, 4), (64, 128, 8, 4, 4, 4), (128, 128, 2, 6, 8, 4),
+    (128, 128, 4, 5, 8, 4), (32, 128, 2, 6, 2, 4), (32, 128, 4, 4, 2, 4), (64, 128, 7, 6, 4, 4), (64, 128, 2, 8, 4, 0),
+)  # fmt: skip
+WIDE = ((128, 128, 128, 3, 8), (128, 256, 128, 3, 8), (128, 128, 128, 4, 4), (64, 128, 128, 4, 4), (64, 256, 128, 3, 8))
+
+
+def ways(kind: str, name: str, rows: int) -> Iterator[Way]:
+    """What might be the fastest."""
+    chunks = SHAPES[name][1] // 128
+    gated = name == "gate_up"
+    if rows == 1 and kind != "int4":
+        yield from (("gemv", *cut) for cut in GEMV if not (gated and cut[0] == 8))
+        return
+    if rows <= (128 if kind == "int4" else 64):
+        for cut in THIN4 if kind == "int4" else THIN:
+            fits = chunks % (cut[2] * (1 if kind == "int4" else cut[1] // 128)) == 0
+            if fits and not (cut[2] > 2 and (gated or name == "head")) and not (cut[0] == 128 and rows == 1):
+                yield "thin", *cut
+    if kind == "int4":
+        if rows >= 64:
+            yield ("widen",)
+        return
+    if rows >= 64:
+        if kind == "fp8":
+            yield ("library",)
+        for cut in WIDE:
+            if rows >= 512 or cut[1] == 128:
+                yield "wide", *cut
+
+
+def rand(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+
+def matrix(kind: str, out: int, inner: int) -> NarrowMatrix:
+    scales = torch.rand(out, 1, device="cuda") / 1000 + 0.001
+    if kind == "fp8":
+        data = torch.randint(0, 256, (out, inner), dtype=torch.uint8, device="cuda") & 0xBF  # no NaN
+        return pack8(data.view(torch.float8_e4m3fn), scales, None)
+    if kind == "int8":
+        return pack8(torch.randint(-127, 128, (out, inner), dtype=torch.int8, device="cuda"), scales / 100, None)
+    q = torch.randint(-8, 8, (out, inner), dtype=torch.int8, device="cuda")
+    return pack4(q, scales.expand(out, inner // 128) * torch.rand(out, inner // 128, device="cuda"), None, None)
+
+
+KEPT: dict[tuple[str, str], list[NarrowMatrix]] = {}
+
+
+def weights(kind: str, name: str, most: int) -> list[NarrowMatrix]:
+    found = KEPT.setdefault((kind, name), [])
+    if not found:
+        found.append(matrix(kind, *SHAPES[name][:2]))
+    while len(found) < min(most, max(2, ROTATED // found[0].bytes())):
+        found.append(matrix(kind, *SHAPES[name][:2]))
+    return found[:most]
+
+
+def calls(kind: str, name: str, rows: int, way: Way, most: int) -> tuple[list[Callable[[], object]], NarrowMatrix]:
+    out, inner, has_norm, act, has_residual = SHAPES[name]
+    many = weights(kind, name, most)
+    kernels = TritonKernels()
+    kernels.narrow_ways = {narrow_operation(rows, many[0], act): way}
+    x = rand(rows, inner)
+    norm = NormSpec(rand(inner), 1e-5) if has_norm else None
+    residual = rand(rows, out) if has_residual else None
+    return [lambda w=w: kernels.fused_linear(x, w, norm=norm, act=act, residual=residual) for w in many], many[0]
+
+
+def replayed(steps: list[Callable[[], object]]) -> float:
+    """Seconds of one call."""
+    for step in steps:
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for step in steps:
+            step()
+    times = []
+    for _ in range(6):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1e3 / len(steps))
+    return statistics.median(times[1:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", default="")
+    parser.add_argument("--compile", default="")
+    parser.add_argument("--json")
+    parser.add_argument("--tune")
+    args = parser.parse_args()
+    cases = [(k, n, r, w) for k in KINDS for n in KINDS[k] for r in ROWS[k] for w in ways(k, n, r)]
+    cases = [c for c in cases if f"{c[0]} {c[1]} {c[2]}".startswith(tuple(args.only.split(",")))]
+    cases = [c for c in cases if not (c[1] == "head" and c[2] > 512)]
+    if args.compile:
+        share, of = (int(n) for n in args.compile.split("/"))
+        cases = cases[share::of]
+    best: dict[str, tuple[float, Way, float]] = {}
+    lines = []
+    for kind, name, rows, way in cases:
+        try:
+            steps, weight = calls(kind, name, rows, way, 1 if args.compile else 1000)
+            if args.compile:
+                steps[0]()
+                continue
+            seconds = replayed(steps)
+        except Exception as error:  # a variant that does not fit is no reason to lose the others
+            lines.append((f"{kind} {name} {rows} {way}", str(error)[:100].replace("\n", " "), 0.0))
+            continue
+        finally:
+            torch.cuda.synchronize()
+        rate = weight.bytes() / seconds / 1e12
+        flops = 2.0 * rows * weight.shape[0] * weight.shape[1] / seconds / 1e12
+        lines.append((f"{kind} {name} {rows} {way}", round(seconds * 1e6, 2), round(rate, 3)))
+        operation = narrow_operation(rows, weight, SHAPES[name][3])
+        if operation not in best or seconds < best[operation][0]:
+            best[operation] = seconds, way, flops if rows > 64 else rate
+    for operation, (seconds, way, rate) in best.items():
+        print(f"{operation:40} {seconds * 1e6:9.2f} us {rate:8.2f} {way}")
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(lines, file, indent=0)
+    if args.tune:
+        table = {torch.cuda.get_device_name(): {name: found[1] for name, found in best.items()}}
+        with open(args.tune, "w") as file:
+            json.dump(table, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

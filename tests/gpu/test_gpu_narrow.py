@@ -1,0 +1,124 @@
+"""Products with 8 and 4 bit weights on the device, against the widened matrix in float32."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tokenmill.core.forward import NormSpec
+from tokenmill.kernels.reference import ReferenceKernels
+
+REFERENCE = ReferenceKernels()
+FP8 = torch.float8_e4m3fn
+
+
+def rand(*shape, dtype=torch.bfloat16, scale=1.0):
+    return (torch.randn(*shape, device="cuda") * scale).to(dtype)
+
+
+def relative(found, expected):
+    assert found.shape == expected.shape
+    assert torch.isfinite(found.float()).all()
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+def matrix(kind, rows, columns, bias=False):
+    from tokenmill.kernels.triton.narrow import pack4, pack8
+
+    name, _, group = kind.partition("/")
+    b = rand(rows) if bias else None
+    if name == "fp8":
+        data = rand(rows, columns, scale=columns**-0.5 * 64).to(FP8)
+        if group == "blocks":
+            scales = torch.rand(-(-rows // 128), -(-columns // 128), device="cuda") + 0.5
+            return pack8(data, scales / 64, b, blocks=True)
+        return pack8(data, (torch.rand(rows, 1, device="cuda") + 0.5) / 64, b)
+    groups = columns // int(group) if group else 1
+    scales = (torch.rand(rows, groups, device="cuda") + 0.5) * columns**-0.5
+    if name == "int8":
+        q = torch.randint(-127, 128, (rows, columns), dtype=torch.int8, device="cuda")
+        return pack8(q, scales / 64, b)
+    q = torch.randint(-8, 8, (rows, columns), dtype=torch.int8, device="cuda")
+    zeros = torch.randint(-8, 9, (rows, groups), dtype=torch.int8, device="cuda") if name == "int4z" else None
+    return pack4(q, scales / 4, zeros, b)
+
+
+KINDS = ["fp8", "fp8/blocks", "int8", "int8/32", "int8/128", "int4/32", "int4/64", "int4/128", "int4", "int4z/32",
+         "int4z/128"]  # fmt: skip
+ROUNDED = {"fp8": 0.045, "fp8/blocks": 0.045, "int8": 0.015}
+"""How far rounding the activations may move a result."""
+
+
+def check(kind, rows, width, inner, fusion):
+    from tokenmill.kernels.triton import TritonKernels
+
+    kernels, weight = TritonKernels(), matrix(kind, width, inner, bias=fusion == "all")
+    x = rand(rows, inner)
+    norm = NormSpec(rand(inner).abs() + 0.5, 1e-5) if fusion in ("gated", "all") else None
+    act = "silu_mul" if fusion in ("gated", "all") else None
+    residual = rand(rows, width // 2 if act else width) if fusion in ("residual", "all") else None
+    dense = weight.rows(torch.arange(width, device="cuda"), torch.float32)
+    exact = REFERENCE.fused_linear(
+        x.float(), dense, None if weight.bias is None else weight.bias.float(),
+        norm=None if norm is None else replace(norm, weight=norm.weight.float()), act=act,
+        residual=None if residual is None else residual.float(),
+    )  # fmt: skip
+    limit = ROUNDED.get(kind, 0.0) * (2 if act else 1) if rows > 1 else 0.0
+    for _ in range(2):
+        found = kernels.fused_linear(x, weight, norm=norm, act=act, residual=residual)
+        assert relative(found, exact) < max(0.01, limit)
+    assert not kernels.scratch.counters(x.device).any()
+    counts = kernels.counters()
+    assert counts["narrow_linear"]["calls"] == 2 and not any(c["fallbacks"] for c in counts.values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [1, 2, 17, 33, 64, 100, 300])
+def test_narrow_linear(kind, rows):
+    check(kind, rows, 1024, 4096, "residual")
+    check(kind, rows, 512, 1536, "gated")
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8", "int4/128"])
+@pytest.mark.parametrize("rows", [1, 32, 130])
+def test_odd_shapes(kind, rows):
+    check(kind, rows, 1000, 640, "all")
+    check(kind, rows, 272, 14336, "plain")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("kind", ["fp8", "int8/32", "int4/64", "int4z/64"])
+@pytest.mark.parametrize("rows", [1, 5, 200])
+def test_other_types(dtype, kind, rows):
+    from tokenmill.kernels.triton import TritonKernels
+
+    weight, x = matrix(kind, 256, 512), rand(rows, 512, dtype=dtype)
+    dense = weight.rows(torch.arange(256, device="cuda"), torch.float32)
+    found = TritonKernels().fused_linear(x, weight)
+    assert found.dtype == dtype
+    assert relative(found, x.float() @ dense.T) < (0.045 if kind == "fp8" and rows > 1 else 2e-3)
+
+
+@pytest.mark.parametrize("dtype", [FP8, torch.int8])
+def test_rounding(dtype):
+    from tokenmill.kernels.triton.narrow_round import round_rows
+
+    x, norm = rand(40, 14336), NormSpec(rand(14336).abs() + 0.5, 1e-5)
+    q, steps = round_rows(x, dtype, norm, pdl=True)
+    want = REFERENCE.norm(x.float(), replace(norm, weight=norm.weight.float()))
+    assert relative(q.float() * steps[:, None], want) < (0.03 if dtype == FP8 else 0.012)
+
+
+def test_weights_that_are_rounded_on_the_device():
+    from tokenmill.kernels.triton import TritonKernels
+    from tokenmill.quant.detect import from_dense
+
+    kernels, dense = TritonKernels(), rand(512, 768, scale=0.05)
+    for scheme, limit in (("fp8", 0.03), ("int8", 0.012), ("int4", 0.09), ("int4-g128", 0.12)):
+        weight = from_dense(dense, None, scheme).settle(kernels)
+        assert relative(weight.dense(), dense) < limit
+        assert weight.bytes() < 512 * 768 * (1.02 if scheme in ("fp8", "int8") else 0.57)
