@@ -64,6 +64,8 @@ class Facts(msgspec.Struct):
     weight_bytes: int
     flops_per_token: float
     reasons: list[str]
+    device_name: str = ""
+    kv_block_bytes: float = 0.0
 
 
 @dataclass(slots=True)
