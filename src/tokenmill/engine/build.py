@@ -149,6 +149,8 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
         weight_bytes=int(model.spec.extras.get("weight_bytes", 0)),  # type: ignore[call-overload]
         flops_per_token=model.spec.flops_per_token,
         reasons=reasons,
+        device_name=describe(device),
+        kv_block_bytes=sum(part.nbytes for part in pool.storage) / max(1, sum(blocks)),
     )
     return runner, msgspec.to_builtins(facts)
 
