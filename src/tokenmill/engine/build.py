@@ -17,7 +17,7 @@ from tokenmill.core.errors import ModelError, ParameterError, UserError
 from tokenmill.core.forward import KVFormat
 from tokenmill.core.protocols import CausalLM, Executor, HostDrafter, Kernels
 from tokenmill.core.step import StepResult
-from tokenmill.device.memory import free_bytes, growth_bytes, pick_device, release, total_bytes
+from tokenmill.device.memory import describe, free_bytes, growth_bytes, pick_device, release, total_bytes
 from tokenmill.engine.admission import Admission
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.executor import InProcessExecutor
