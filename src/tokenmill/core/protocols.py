@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         NormSpec,
         RouteSpec,
     )
-    from tokenmill.core.request import Request, TextDelta
+    from tokenmill.core.request import ReasoningSpan, Request, TextDelta
     from tokenmill.core.sequence import Sequence, SequenceGroup
     from tokenmill.core.step import LateInputs, StepPlan, StepResult
 
@@ -132,12 +132,12 @@ class Constraint(Protocol):
 class ConstraintCompiler(Protocol):
     """Makes constraints from `structured_outputs`; what it cannot enforce is a UserError."""
 
-    def prepare(self, spec: Any) -> Future[None]:
+    def prepare(self, spec: Any, reasoning: ReasoningSpan | None = None) -> Future[None]:
         """Compile in the background, so that `constraint` will be quick; the future raises what is wrong."""
         ...
 
-    def constraint(self, spec: Any) -> Constraint:
-        """The constraint at its start."""
+    def constraint(self, spec: Any, reasoning: ReasoningSpan | None = None, budget: int | None = None) -> Constraint:
+        """The constraint at its start. With `reasoning` it begins after that, which `budget` tokens may take."""
         ...
 
 

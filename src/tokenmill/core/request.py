@@ -26,6 +26,15 @@ LogitsProcessor = Callable[..., Any]
 """(output_ids, logits) or (prompt_ids, output_ids, logits) -> logits, for one sequence; logits is a 1-D tensor."""
 
 
+class ReasoningSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """Where reasoning stands in what the model says: it ends with `close`; without `open` the prompt has begun it, else
+    it may begin so. `tokens`: control tokens that these texts hold, by text."""
+
+    close: str
+    open: str = ""
+    tokens: dict[str, int] = {}
+
+
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """How to continue a prompt. Field names and meanings are vLLM's; neutral defaults switch a feature off."""
 
@@ -59,6 +68,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     length_penalty: float = 1.0
     early_stopping: bool | str = False
     structured_outputs: dict[str, Any] | None = None
+    reasoning: ReasoningSpan | None = None
+    thinking_token_budget: int | None = None
     logits_processors: list[LogitsProcessor] | None = None
 
     def __post_init__(self) -> None:
@@ -165,6 +176,8 @@ def _check_counts(p: SamplingParams) -> None:
     _integer("min_tokens", p.min_tokens, 0, 2**31 - 1)
     if p.seed is not None:
         _integer("seed", p.seed, -(2**63), 2**SEED_BITS - 1)
+    if p.thinking_token_budget is not None:
+        _integer("thinking_token_budget", p.thinking_token_budget, -1, 2**31 - 1)
     for name in ("logprobs", "prompt_logprobs"):
         if getattr(p, name) is not None:
             _integer(name, getattr(p, name), 0, MAX_LOGPROBS)

@@ -41,7 +41,7 @@ class Admission:
         """Start compiling what these parameters ask for, so that `check` need not; None: nothing to compile."""
         if params.structured_outputs is None or self.compiler is None:
             return None
-        return self.compiler.prepare(params.structured_outputs)
+        return self.compiler.prepare(params.structured_outputs, params.reasoning)
 
     def check(self, request: Request, num_open: int) -> SequenceGroup:
         """The group to schedule, or a UserError that says what to change. Compiles a grammar that is not prepared."""
@@ -109,7 +109,7 @@ class Admission:
             raise ParameterError(
                 "logits_processors are Python callables and need the in-process executor.", param="logits_processors"
             )
-        if self.encode is None and (params.stops or params.bad_words or params.structured_outputs):
+        if self.encode is None and (params.stops or params.bad_words or params.structured_outputs or params.reasoning):
             raise ParameterError("stop, bad_words and structured_outputs need a tokenizer.", param="stop")
 
     def _search(self, params: SamplingParams, new: int) -> Search:
@@ -168,11 +168,13 @@ class Admission:
         return words
 
     def _constraint(self, params: SamplingParams) -> Constraint | None:
-        if params.structured_outputs is None:
+        budget = params.thinking_token_budget if params.reasoning is not None else None
+        if params.structured_outputs is None and (budget is None or budget < 0):
             return None
-        if not isinstance(params.structured_outputs, dict):
+        if params.structured_outputs is not None and not isinstance(params.structured_outputs, dict):
             raise ParameterError(
                 "structured_outputs must be a dict such as {'choice': ['yes', 'no']}.", param="structured_outputs"
             )
         assert self.compiler is not None
-        return Sheltered(self.compiler.constraint(params.structured_outputs), -(-self.vocab_size // 8))
+        made = self.compiler.constraint(params.structured_outputs, params.reasoning, budget)
+        return Sheltered(made, -(-self.vocab_size // 8))

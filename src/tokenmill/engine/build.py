@@ -217,7 +217,8 @@ def _give_text(admission: Admission, tokenizer: Tokenizer) -> None:
     def vocabulary() -> Vocabulary:
         size = min(admission.vocab_size, tokenizer.vocab_size)
         texts = [tokenizer.token_bytes(i) for i in range(size)]
-        return Vocabulary.of(texts, {i for i in tokenizer.special_ids if i < size}, tuple(admission.eos_ids), encode)
+        marks = {i for i in tokenizer.special_ids | tokenizer.control_ids if i < size}  # only grammars name them
+        return Vocabulary.of(texts, marks, tuple(admission.eos_ids), encode)
 
     admission.encode = encode
     admission.compiler = Compiler(vocabulary)

@@ -1,30 +1,35 @@
-"""From a request's `structured_outputs` to a Constraint. Owns: which kinds there are, the cache of compiled grammars,
-and the budgets of compiling and of walking.
+"""From a request's `structured_outputs` to a Constraint. Owns: the cache of compiled grammars, and the budgets of
+compiling and of walking.
 
-What is not enforced is refused, never ignored. `prepare` compiles, which may take tenths of a second, in one thread of
-its own; after it `constraint` only looks up and copies. Must not know: schemas' meaning, requests' other fields.
+`prepare` lowers in a process of its own and compiles in one thread (the engine's library lets go of the interpreter
+meanwhile); after it `constraint` only looks up and copies. Must not know: schemas' meaning, requests' other fields.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 from llguidance import LLMatcher, LLParserLimits
 
 from tokenmill.core.errors import ParameterError
-from tokenmill.structured import grammar
+from tokenmill.core.protocols import Constraint
+from tokenmill.core.request import ReasoningSpan
 from tokenmill.structured.constraint import GrammarConstraint
+from tokenmill.structured.helper import LoweringProcess
 from tokenmill.structured.limits import MAX_SPEC_BYTES, refuse
+from tokenmill.structured.lowering import lower_spec, plain_schema
+from tokenmill.structured.thinking import Border, ThinkingBudget
 from tokenmill.structured.vocabulary import Vocabulary
 
-KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
-SWITCHES = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern", "disable_fallback")
 CACHE_BYTES = 128 << 20
 GRAMMAR_BYTES = 160 << 10
 """What a compiled grammar with some use takes at least, measured; generous."""
@@ -32,6 +37,8 @@ TEXT_FACTOR = 24
 """Bytes of a compiled grammar per byte of its text, measured; generous."""
 MAX_GRAMMAR_BYTES = 1 << 20
 PROBE_STEPS = 3
+NICE = 10
+Lower = Callable[[Any, "dict[str, Any] | None"], str]
 
 
 class Compiler:
@@ -45,30 +52,55 @@ class Compiler:
         self._lock = threading.Lock()
         self._building = threading.Lock()
         self._worker: ThreadPoolExecutor | None = None
+        self._helper = LoweringProcess()
         self.bytes = 0
 
-    def prepare(self, spec: Any) -> Future[None]:
-        """Compile in the background; the future raises what is wrong with `spec`."""
+    def prepare(self, spec: Any, reasoning: ReasoningSpan | None = None) -> Future[None]:
+        """Lower in a process of its own and compile in a thread; the future raises what is wrong with `spec`."""
         with self._lock:
             if self._worker is None:
-                self._worker = ThreadPoolExecutor(1, "tokenmill-grammar")
-        return self._worker.submit(self._prepare, spec)
+                self._worker = ThreadPoolExecutor(1, "tokenmill-grammar", _let_others_go_first)
+        return self._worker.submit(self._prepare, spec, reasoning)
 
-    def _prepare(self, spec: Any) -> None:
-        self._ready(spec)
+    def _prepare(self, spec: Any, reasoning: ReasoningSpan | None) -> None:
+        if spec is not None:
+            self._ready(spec, reasoning, self._helper.lower)
 
-    def constraint(self, spec: Any) -> GrammarConstraint:
-        """The constraint at its start, compiled now if it is not known."""
-        return self._ready(spec).fork()
+    def constraint(self, spec: Any, reasoning: ReasoningSpan | None = None, budget: int | None = None) -> Constraint:
+        """The constraint at its start, compiled now if it is not known. `spec` may be None where there is a budget."""
+        inner = None if spec is None else self._ready(spec, reasoning, lower_spec).fork()
+        if reasoning is not None and budget is not None and budget >= 0:
+            return ThinkingBudget(self._border(reasoning), budget, self.vocabulary, inner)
+        assert inner is not None, "nothing to hold a sequence to"
+        return inner
 
-    def _ready(self, spec: Any) -> GrammarConstraint:
-        key = _key(spec)
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The token table, made when it is first needed."""
+        if self._vocabulary is None:
+            self._vocabulary = self._make_vocabulary()
+        return self._vocabulary
+
+    def close(self) -> None:
+        """End the helper."""
+        if self._worker is not None:
+            self._worker.shutdown(wait=False, cancel_futures=True)
+        self._helper.close()
+
+    def _border(self, reasoning: ReasoningSpan) -> Border:
+        number = reasoning.tokens.get(reasoning.close)
+        closing = (number,) if number is not None else tuple(self.vocabulary.encode(reasoning.close))
+        return Border(reasoning.open.encode(), reasoning.close.encode(), closing)
+
+    def _ready(self, spec: Any, reasoning: ReasoningSpan | None, lower: Lower) -> GrammarConstraint:
+        plain = None if reasoning is None else msgspec.to_builtins(reasoning)
+        key = _key([spec, plain] if plain else spec)
         found = self._find(key)
         if found is None:
             with self._building:  # several requests with one new schema compile it once
                 found = self._find(key)
                 if found is None:
-                    found = self._build(spec, key)
+                    found = self._build(lower(spec, plain), key)
         return found
 
     def _find(self, key: bytes) -> GrammarConstraint | None:
@@ -79,11 +111,8 @@ class Compiler:
             self._cache.move_to_end(key)
             return entry[0]
 
-    def _build(self, spec: dict[str, Any], key: bytes) -> GrammarConstraint:
-        text = to_grammar(spec)
-        if self._vocabulary is None:
-            self._vocabulary = self._make_vocabulary()
-        made = GrammarConstraint(compile_grammar(text, self._vocabulary), self._vocabulary)
+    def _build(self, text: str, key: bytes) -> GrammarConstraint:
+        made = GrammarConstraint(compile_grammar(text, self.vocabulary), self.vocabulary)
         _probe(made.fork())
         size = GRAMMAR_BYTES + TEXT_FACTOR * len(text)
         with self._lock:
@@ -94,40 +123,10 @@ class Compiler:
         return made
 
 
-def to_grammar(spec: Any) -> str:
-    """The grammar engine's text for {"json": ...}, {"regex": ...}, ...; refuses all that it does not enforce."""
-    if not isinstance(spec, dict):
-        refuse("it must be an object, such as {'json': schema}.")
-    given = {k: v for k, v in spec.items() if v is not None and v is not False and not k.startswith("_")}
-    unknown = sorted(set(given) - {*KINDS, *SWITCHES})
-    kinds = [k for k in KINDS if k in given]
-    if unknown or len(kinds) != 1:
-        what = f"{', '.join(map(repr, unknown))} is unknown" if unknown else f"{len(kinds)} kinds were given"
-        refuse(f"{what}; give one of {', '.join(KINDS)}.")
-    for name in ("json_object", "disable_any_whitespace", "disable_additional_properties"):
-        if given.get(name, True) is not True:
-            refuse(f"{name} must be true or false.")
-    kind = kinds[0]
-    switches = [s for s in SWITCHES[:3] if s in given]
-    if switches and kind not in ("json", "json_object", "structural_tag"):
-        refuse(f"{switches[0]} applies to JSON only, not to {kind}.")
-    style = grammar.json_style(
-        "disable_any_whitespace" in given, given.get("whitespace_pattern"), "disable_additional_properties" in given
-    )
-    value = given[kind]
-    if kind == "json":
-        return grammar.from_schema(plain_schema(value), style)
-    if kind == "json_object":
-        return grammar.from_schema({"type": "object"}, style)
-    if kind == "structural_tag":
-        return grammar.from_tags(value, style)
-    return {"regex": grammar.from_regex, "choice": grammar.from_choice, "grammar": grammar.from_grammar}[kind](value)
-
-
-def plain_schema(value: Any) -> Any:
-    """A schema as JSON text or data; pydantic models give theirs."""
-    made = getattr(value, "model_json_schema", None)
-    return made() if made is not None else value
+def _let_others_go_first() -> None:
+    """This thread only: the engine's must not wait for it."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
 def compile_grammar(text: str, vocabulary: Vocabulary) -> LLMatcher:

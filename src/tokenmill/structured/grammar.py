@@ -18,6 +18,7 @@ from tokenmill.structured.emit import Emitter
 from tokenmill.structured.limits import MAX_LITERAL, MAX_SPEC_BYTES, refuse
 from tokenmill.structured.schema import SchemaReader, parse
 from tokenmill.structured.shapes import At
+from tokenmill.structured.tags import TagGrammar
 
 MAX_CHOICES = 10_000
 MAX_TAGS = 256
@@ -140,6 +141,9 @@ def _lower_inside(text: str) -> str:
 def from_tags(given: Any, style: JsonStyle) -> str:
     """Free text, in which each trigger begins a tag: the rest of its begin, JSON of its schema, its end."""
     spec = _tag_spec(given)
+    if "format" in spec:
+        writer = TagGrammar(lambda schema: _embedded(schema, style), spec.get("special_tokens") or {})
+        return LLMatcher.grammar_from_lark(writer.document(spec["format"]))
     tags = spec.get("structures")
     triggers = spec.get("triggers")
     if (
@@ -178,9 +182,19 @@ def _tag_spec(given: Any) -> dict[str, Any]:
             refuse("structural_tag is not JSON.")
     if not isinstance(given, dict):
         refuse("structural_tag must be an object.")
-    if "format" in given:
-        refuse('structural_tag: "format" is not supported; use "structures" and "triggers".')
     return given
+
+
+def after_thinking(text: str, close: str, opened: str, tokens: Any) -> str:
+    """A grammar that begins after reasoning, which ends with `close`.
+
+    If `opened` is not empty, reasoning begins so, or there is none. White space may stand after it."""
+    writer = TagGrammar(lambda schema: "true", tokens or {})
+    thought = " ".join(p for p in (writer.literal(opened), writer.until(close)) if p)
+    start = f"start: {thought} SPACE @body" + (" | @body" if opened else "")
+    outer = "\n".join(["%llguidance {}", start, *writer.rules, "TEXT: /(?s:.*)/", "SPACE: /[ \\n\\r\\t]{0,4}/", ""])
+    body = {**json.loads(text)["grammars"][0], "name": "body"}
+    return json.dumps({"grammars": [{"lark_grammar": outer}, body]})
 
 
 def _lark_text(text: str) -> str:

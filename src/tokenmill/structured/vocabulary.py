@@ -13,11 +13,17 @@ from llguidance import LLTokenizer, TokenizerWrapper
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """`trie` is shared by all constraints; `size` token ids; `end_ids` end a text."""
+    """`trie` is shared by all constraints; `size` token ids; `end_ids` end a text; `table`: each token's bytes."""
 
     trie: LLTokenizer
     size: int
     end_ids: frozenset[int]
+    table: list[bytes]
+    encode: Callable[[str], list[int]]
+
+    def bytes_of(self, token: int) -> bytes:
+        """What a token adds to a text."""
+        return self.table[token] if token < self.size else b""
 
     @property
     def mask_bytes(self) -> int:
@@ -38,7 +44,7 @@ class Vocabulary:
             table[token] = table[token] or b"<special>"
         wrapper = TokenizerWrapper(_Source(table, hidden, ends[0], encode))
         trie = LLTokenizer(wrapper, n_vocab=len(table), eos_token=ends, slices=LLTokenizer.json_slices())
-        return cls(trie, size, frozenset(end_ids))
+        return cls(trie, size, frozenset(end_ids), bytes_of, encode)
 
 
 class _Source:

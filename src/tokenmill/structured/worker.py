@@ -1,0 +1,69 @@
+"""The process that lowers schemas. Owns: its loop and its fences. A schema may take all the time and memory that it is
+given; here that disturbs nobody. Must not know: who asks, tokens.
+
+Frames on stdin and stdout: 4 bytes of length (big-endian), then JSON; one answer per question until stdin ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import sys
+from typing import Any, BinaryIO
+
+from tokenmill.core.errors import UserError
+from tokenmill.structured.lowering import lower_spec
+
+FRAME = struct.Struct(">I")
+MEMORY_BYTES = 1 << 30
+NICE = 10
+
+
+def main(stdin: BinaryIO, stdout: BinaryIO) -> None:
+    """Answer until the parent closes our stdin."""
+    _fence()
+    _say(stdout, {"ready": True})
+    while True:
+        head = stdin.read(FRAME.size)
+        if len(head) < FRAME.size:
+            return
+        _say(stdout, answer(json.loads(stdin.read(FRAME.unpack(head)[0]))))
+
+
+def answer(question: dict[str, Any]) -> dict[str, Any]:
+    """The grammar's text, or what is wrong with the structure."""
+    try:
+        return {"text": lower_spec(question["spec"], question["reasoning"])}
+    except UserError as error:
+        return {"error": str(error), "param": error.param}
+    except (MemoryError, RecursionError):
+        return {"error": "structured_outputs: it needs too much memory. Simplify it.", "param": "structured_outputs"}
+
+
+def _say(stdout: BinaryIO, value: dict[str, Any]) -> None:
+    body = json.dumps(value).encode()
+    stdout.write(FRAME.pack(len(body)) + body)
+    stdout.flush()
+
+
+def _fence() -> None:
+    """No new files, no writing, bounded memory; others go first."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.nice(NICE)
+    try:
+        import resource
+    except ImportError:
+        return
+    for name, value in (("AS", MEMORY_BYTES), ("FSIZE", 0), ("CORE", 0)):
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
+
+
+def run() -> None:
+    """As a process of its own."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when we end
+    main(sys.stdin.buffer, sys.stdout.buffer)
