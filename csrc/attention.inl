@@ -5,7 +5,8 @@
 // row's chunks are then merged in ascending order. Masked keys count exactly zero, so a row's result depends on its
 // own query and keys only. Long contexts with few rows run one chunk a task and merge afterwards: the same sums.
 // Queries, keys and values in bf16 multiply in pairs where the machine can (then the exponentials are rounded to bf16,
-// their sum is not); everything else is float32.
+// their sum is not); everything else is float32. Keys and values in int8 are widened a tile at a time, before anything
+// looks at them: to bf16 where those multiply in pairs, else to float32.
 namespace tokenmill {
 namespace TM_NS {
 
@@ -39,23 +40,45 @@ struct Work {
   const void** key;       // [kChunkKeys], values alike: where the chunk lies
   const void** value;
   const void** seen;      // the values that one row sees
+  const void** key_scale;    // of int8, and where their numbers are widened to: a tile of keys, a chunk of values
+  const void** value_scale;
+  uint8_t* wide_keys;
+  uint8_t* wide_values;
 };
 
-template <class T, class K>
+// Numbers of one head, times their scales.
+template <class K>
+TM_INLINE void widen_row(const int8_t* q, const bf16* scale, int64_t width, int64_t columns, K* out) {
+  for (int64_t i = 0; i < width; i += 16) {
+    F by;
+    if (columns >= width || columns % 16 == 0) {
+      by = splat(to_float(scale[i / columns]));
+    } else {
+      alignas(64) float each[16];
+      for (int64_t j = 0; j < 16; ++j) each[j] = to_float(scale[at_most(i + j, width - 1) / columns]);
+      by = load(each);
+    }
+    store(out + i, mul(load_part(q + i, width - i), by));  // rows are padded to whole lines
+  }
+}
+
+// T: of queries and results; K: of keys and values, kScaled: after they were widened from int8.
+template <class T, class K, bool kScaled = false>
 struct Attention {
   static constexpr bool kPaired = kPairs && std::is_same<T, bf16>::value && std::is_same<K, bf16>::value;
   using Step = typename std::conditional<kPaired, PairStep, FloatStep>::type;
   using C = typename Step::X;
 
   const AttentionOp& op;
-  const int64_t group, depth, steps, value_pad;
+  const int64_t group, depth, steps, value_pad, value_line;
 
   explicit Attention(const AttentionOp& from)
       : op(from),
         group(from.heads / from.kv_heads),
         depth(divide_up(from.key_dim, 32) * 32),
         steps(depth / Step::kPerStep),
-        value_pad(divide_up(from.value_dim, 16) * 16) {}
+        value_pad(divide_up(from.value_dim, 16) * 16),
+        value_line(divide_up(from.value_dim, 32) * 32) {}
 
   int64_t position(const Item& item, int64_t row) const { return op.positions[item.query + row / group]; }
 
@@ -69,9 +92,15 @@ struct Attention {
     work.values = work.scores + rows * kChunkKeys;
     work.state = reinterpret_cast<Row*>(work.values + rows * value_pad);
     work.position = reinterpret_cast<int64_t*>(work.state + rows);
-    work.key = static_cast<const void**>(scratch(Scratch::pointers, sizeof(void*) * 3 * kChunkKeys));
+    const size_t lines = kScaled ? (kTileKeys * depth + kChunkKeys * value_line) * sizeof(K) : 0;
+    auto* pointers = static_cast<uint8_t*>(scratch(Scratch::pointers, sizeof(void*) * 5 * kChunkKeys + lines));
+    work.key = reinterpret_cast<const void**>(pointers);
     work.value = work.key + kChunkKeys;
     work.seen = work.value + kChunkKeys;
+    work.key_scale = work.seen + kChunkKeys;
+    work.value_scale = work.key_scale + kChunkKeys;
+    work.wide_keys = reinterpret_cast<uint8_t*>(work.value_scale + kChunkKeys);
+    work.wide_values = work.wide_keys + kTileKeys * depth * static_cast<int64_t>(sizeof(K));
     return work;
   }
 
@@ -87,7 +116,10 @@ struct Attention {
   }
 
   // Where the keys and values of 64 positions lie; a position that the table lacks gets the row of zeros and a hole.
-  bool locate(const Item& item, int64_t start, const void** keys, const void** values) const {
+  bool locate(const Item& item, const Work& work, int64_t start, int at) const {
+    using S = typename std::conditional<kScaled, int8_t, K>::type;
+    const void** keys = work.key + at;
+    const void** values = work.value + at;
     const int64_t length = op.kv_len[item.sequence];
     const int32_t* table = op.tables + item.sequence * op.max_entries;
     const int32_t* first = op.first ? op.first + item.sequence * op.max_entries : nullptr;
@@ -110,13 +142,32 @@ struct Attention {
       const int64_t block = table[entry];
       for (int64_t p = at_least(begin, start); p < end; ++p, ++found) {
         const int64_t offset = p - begin;
-        keys[p - start] = static_cast<const K*>(op.key) + block * op.key_block + item.head * op.key_head +
+        keys[p - start] = static_cast<const S*>(op.key) + block * op.key_block + item.head * op.key_head +
                           offset * op.key_token;
-        values[p - start] = static_cast<const K*>(op.value) + block * op.value_block + item.head * op.value_head +
+        values[p - start] = static_cast<const S*>(op.value) + block * op.value_block + item.head * op.value_head +
                             offset * op.value_token;
+        if (kScaled) {
+          work.key_scale[at + p - start] = scale_at(op.key_scale, block, item.head, offset);
+          work.value_scale[at + p - start] = scale_at(op.value_scale, block, item.head, offset);
+        }
       }
     }
     return found == kTileKeys;
+  }
+
+  // The 64 positions from `at` of the chunk in K instead of int8: the pointers move to the widened rows.
+  void widen(const Work& work, int at) const {
+    for (int i = at; i < at + kTileKeys; ++i) {
+      if (work.key[i] == kZeroRow) continue;
+      K* key = reinterpret_cast<K*>(work.wide_keys) + (i - at) * depth;
+      K* value = reinterpret_cast<K*>(work.wide_values) + i * value_line;
+      widen_row(static_cast<const int8_t*>(work.key[i]), static_cast<const bf16*>(work.key_scale[i]), op.key_dim,
+                op.key_scale.columns, key);
+      widen_row(static_cast<const int8_t*>(work.value[i]), static_cast<const bf16*>(work.value_scale[i]), op.value_dim,
+                op.value_scale.columns, value);
+      work.key[i] = key;
+      work.value[i] = value;
+    }
   }
 
   // 64 keys -> the layout of a weight tile. `dwords`: of one key, padded.
@@ -145,9 +196,10 @@ struct Attention {
   }
 
   static TM_INLINE void prefetch_rows(const void* const* rows, int64_t width) {
+    const int64_t bytes = width * static_cast<int64_t>(kScaled ? 1 : sizeof(K));
     for (int i = 0; i < kTileKeys; ++i) {
       const char* row = static_cast<const char*>(rows[i]);
-      for (int64_t at = 0; at < width * static_cast<int64_t>(sizeof(K)); at += kLine) prefetch(row + at);
+      for (int64_t at = 0; at < bytes; at += kLine) prefetch(row + at);
     }
   }
 
@@ -356,16 +408,22 @@ struct Attention {
     bool full[kTiles];
     for (int tile = begin; tile < end; ++tile) {
       const int at = tile * kTileKeys;
-      full[tile] = locate(item, start + at, work.key + at, work.value + at);
+      full[tile] = locate(item, work, start + at, at);
     }
     bool broken = false;
     if (begin < end) prefetch_rows(work.key + begin * kTileKeys, op.key_dim);
+    if (kScaled && begin < end) prefetch_rows(work.value + begin * kTileKeys, op.value_dim);
     for (int tile = begin; tile < end; ++tile) {
       const int at = tile * kTileKeys;
       const int64_t from = start + at;
       // Pages are scattered, so the machine does not guess what comes next.
       if (tile + 1 < end) prefetch_rows(work.key + at + kTileKeys, op.key_dim);
-      prefetch_rows(work.value + at, op.value_dim);
+      if (!kScaled) {
+        prefetch_rows(work.value + at, op.value_dim);
+      } else {
+        if (tile + 1 < end) prefetch_rows(work.value + at + kTileKeys, op.value_dim);
+        widen(work, at);
+      }
       pack_keys(work.key + at, work.keys);
       float* scores = work.scores + at;
       dense_tile<Step>(work.keys, steps, reinterpret_cast<const C*>(work.q), depth, item.rows, scores, kChunkKeys,
@@ -513,8 +571,13 @@ struct Attention {
 
 void attention(const AttentionOp& op) {
   with_type(op.type, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    if (op.kv_type == Type::int8) {
+      using K = typename std::conditional<kPairs && std::is_same<T, bf16>::value, bf16, float>::type;
+      return Attention<T, K, true>(op).run();
+    }
     with_type(op.kv_type, [&](auto* k) {
-      Attention<std::remove_pointer_t<decltype(t)>, std::remove_pointer_t<decltype(k)>>(op).run();
+      Attention<T, std::remove_pointer_t<decltype(k)>>(op).run();
     });
   });
 }

@@ -235,8 +235,18 @@ struct Layer {
     set(attention_op);
   }
 
+  // Of pages in int8: addresses and strides (block, head, token) as in `pages`, and how many numbers share a scale.
+  void scales(Address key, Address value, const std::vector<int64_t>& strides, int64_t key_columns,
+              int64_t value_columns) {
+    require(strides.size() == 6 && key != 0 && value != 0, "scales need six strides");
+    require(key_columns > 0 && value_columns > 0, "a scale belongs to at least one number");
+    prepare_op.key_scale = attention_op.key_scale = {raw(key), strides[0], strides[1], strides[2], key_columns};
+    prepare_op.value_scale = attention_op.value_scale = {raw(value), strides[3], strides[4], strides[5], value_columns};
+  }
+
   void prepare(Address qkv, Address out, int64_t tokens, int64_t stride, int type, Address positions,
                Address slots) const {
+    require(prepare_op.kv_type != Type::int8 || prepare_op.key_scale.data, "pages in int8 need scales");
     PrepareOp op = prepare_op;
     op.qkv = raw(qkv);
     op.out = raw(out);
@@ -256,6 +266,7 @@ struct Layer {
   void attend(Address q, Address out, int type, const std::vector<int64_t>& plan, int64_t max_entries,
               int64_t sequences, double work) const {
     require(plan.size() == 6, "a plan is six addresses");
+    require(attention_op.kv_type != Type::int8 || attention_op.key_scale.data, "pages in int8 need scales");
     AttentionOp op = attention_op;
     op.q = raw(q);
     op.out = raw(out);
@@ -315,6 +326,7 @@ NB_MODULE(_native, m) {
       .def("rope", &Layer::rope)
       .def("norms", &Layer::norms, nb::arg().none(), nb::arg().none())
       .def("pages", &Layer::pages)
+      .def("scales", &Layer::scales)
       .def("prepare", &Layer::prepare)
       .def("attend", &Layer::attend);
 

@@ -4,6 +4,8 @@ namespace TM_NS {
 
 TM_INLINE F keep_first(F x, int n, float other) { return blend_first(x, splat(other), n); }
 
+TM_INLINE F load(const int8_t* p) { return load_int8(p); }
+
 template <class T>
 TM_INLINE F load_part(const T* p, int64_t n, float other = 0.0f) {
   if (n >= 16) return load(p);

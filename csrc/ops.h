@@ -9,7 +9,7 @@
 
 namespace tokenmill {
 
-enum class Type : int { f32 = 0, bf16 = 1 };
+enum class Type : int { f32 = 0, bf16 = 1, int8 = 2 };  // int8: stored keys and values only
 enum class Act : int { none, silu, gelu, gelu_tanh, relu, silu_mul, gelu_mul, gelu_tanh_mul, relu2, oai_swiglu };
 enum class Isa : int { scalar, avx2, avx512, avx512_vnni, avx512_bf16 };
 
@@ -95,6 +95,13 @@ struct LinearOp {        // out = residual + act(norm(x) @ W.T + bias)
   Norm norm;
 };
 
+// Keys and values in int8: the scales (bf16) of a head's numbers, `columns` of which share one.
+struct ScaleOp {
+  void* data;  // null: not stored so
+  int64_t block, head, token;  // strides in elements
+  int64_t columns;
+};
+
 struct PrepareOp {  // q, k of qkv are normed and rotated; q goes to out, k and v go to their slots
   const void* qkv;
   void* out;
@@ -115,6 +122,7 @@ struct PrepareOp {  // q, k of qkv are normed and rotated; q goes to out, k and 
   int64_t value_block, value_head, value_token;
   int block_size;
   Type kv_type;
+  ScaleOp key_scale, value_scale;
 };
 
 struct AttentionOp {  // out [T, heads * value_dim]
@@ -132,6 +140,7 @@ struct AttentionOp {  // out [T, heads * value_dim]
   int64_t value_block, value_head, value_token;
   int block_size;
   Type kv_type;
+  ScaleOp key_scale, value_scale;
   const int32_t* tables;  // [S, max_entries]
   const int32_t* first;   // the same shape, or null: entry j starts at j * block_size
   const int32_t* entries; // [S]

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from tokenmill import _native
-from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, GroupPlan, NormSpec, RouteSpec
+from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, GroupPlan, KVView, NormSpec, RouteSpec
 from tokenmill.core.protocols import Weight
-from tokenmill.kernels.cpu.packed import TYPES, PackedMatrix, pack_blocks, pack_dense, pack_quantised, quantise
+from tokenmill.kernels.cpu.packed import STORED, TYPES, PackedMatrix, pack_blocks, pack_dense, pack_quantised, quantise
 from tokenmill.kernels.reference import ReferenceKernels
 
 ACTS: dict[str | None, int] = {
@@ -351,14 +351,15 @@ class _Layer:
         self.keep: list[Tensor] = []
         self.native: Any = None
         self.work = float(spec.heads * (spec.kv.key_dim + spec.kv.value_dim))
-        if self._fits(spec, view.key, view.value):
+        if self._fits(spec, view):
             self.native = self._bind(kernels, spec, ctx)
 
     @staticmethod
-    def _fits(spec: AttentionSpec, key: Tensor, value: Tensor) -> bool:
+    def _fits(spec: AttentionSpec, view: KVView) -> bool:
         norms = [norm for norm in (spec.q_norm, spec.k_norm) if norm is not None]
+        key, value = view.key, view.value
         return (
-            key.dtype in TYPES
+            key.dtype in STORED
             and value.dtype == key.dtype
             and key.stride(3) == 1
             and value.stride(3) == 1
@@ -392,7 +393,16 @@ class _Layer:
         )
         strides = [*view.key.stride()[:3], *view.value.stride()[:3]]
         blocks, _, size, _ = view.key.shape
-        native.pages(view.key.data_ptr(), view.value.data_ptr(), strides, blocks, size, TYPES[view.key.dtype])
+        native.pages(view.key.data_ptr(), view.value.data_ptr(), strides, blocks, size, STORED[view.key.dtype])
+        if view.key_scale is not None and view.value_scale is not None:
+            self.keep += [view.key_scale, view.value_scale]
+            native.scales(
+                view.key_scale.data_ptr(),
+                view.value_scale.data_ptr(),
+                [*view.key_scale.stride()[:3], *view.value_scale.stride()[:3]],
+                kv.key_dim // view.key_scale.shape[3],
+                (kv.key_dim if kv.kind == "latent" else kv.value_dim) // view.value_scale.shape[3],
+            )
         return native
 
     def _floats(self, tensor: Tensor | None) -> int:
