@@ -17,8 +17,8 @@ from tokenmill.core.errors import ParameterError, UserError
 if TYPE_CHECKING:
     from tokenmill.quant.convert import LayerError
 
-Format = Literal["int8", "int4"]
-BITS = {"int8": 8, "int4": 4}
+Format = Literal["int8", "int4", "fp8"]
+BITS = {"int8": 8, "int4": 4, "fp8": 8}
 SHOWN = 5
 MAX_TEXT_BYTES = 16 << 20
 
@@ -26,7 +26,9 @@ MAX_TEXT_BYTES = 16 << 20
 def quantize(
     source: str = typer.Argument(..., metavar="SRC", help="Folder or hub name of an unquantised model, or `demo`."),
     target: Path = typer.Argument(..., metavar="DST", help="The folder to write; it must not exist."),
-    format: Format = typer.Option("int4", "--format", help="Integers in groups, each with its own scale."),
+    format: Format = typer.Option(
+        "int4", "--format", help="Integers in groups with a scale each, or 8 bit floats with a scale per row."
+    ),
     group: int = typer.Option(32, "--group", help="Columns that share a scale: 32, 64, 128 or 256."),
     skip: str = typer.Option(None, "--skip", metavar="REGEX", help="Leave weights alone whose name matches this."),
     perplexity: Path = typer.Option(None, "--perplexity", metavar="FILE", help="Text to compare before and after on."),
@@ -43,7 +45,7 @@ def quantize(
     if not isinstance(found, FolderSource):
         raise UserError(f"{found.path} is a GGUF file; start from the unquantised model's folder.")
     with _bar() as tell:
-        errors = convert(found.path, target, Recipe(BITS[format], group, pattern), tell)
+        errors = convert(found.path, target, Recipe(BITS[format], group, pattern, format == "fp8"), tell)
     _show(found.path, target, errors)
     if text is not None:
         _compare(str(found.path), str(target), text)

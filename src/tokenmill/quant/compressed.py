@@ -2,7 +2,9 @@
 
     NAME.weight_packed int32 [out, in * bits / 32], little end first, q stored as q + 2^(bits - 1)
     NAME.weight_scale [out, groups]     NAME.weight_shape [2]          (format pack-quantized, 4 or 8 bits)
+    NAME.weight_zero_point int32 [out * bits / 32, groups], packed along out       (the same, 4 bits, asymmetric)
     NAME.weight int8 [out, in]          NAME.weight_scale [out, groups]            (format int-quantized, 8 bits)
+    NAME.weight float8 [out, in]        NAME.weight_scale [out, 1], one, or one a block: see fp8.py (float-quantized)
 Must not know: files, models, how scales are found.
 """
 
@@ -19,7 +21,7 @@ from tokenmill.core.protocols import Checkpoint
 from tokenmill.quant.grid import GridWeight
 
 METHOD = "compressed-tensors"
-FORMATS = ("pack-quantized", "int-quantized")
+FORMATS = ("pack-quantized", "int-quantized", "float-quantized")
 _GROUPS = (256, 128, 64, 32)
 
 
@@ -42,11 +44,25 @@ def unpack(packed: Tensor, bits: int) -> Tensor:
 def quantization_config(bits: int, group: int, ignore: list[str]) -> dict[str, Any]:
     """What config.json says of weights written with `pack`."""
     weights = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group", "group_size": group}
-    weights |= {"dynamic": False, "actorder": None, "block_structure": None, "observer": "mse", "observer_kwargs": {}}
-    scheme = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+    return _config("pack-quantized", weights | {"dynamic": False, "observer": "mse"}, None, ignore)
+
+
+def fp8_config(ignore: list[str]) -> dict[str, Any]:
+    """What config.json says of float8 weights with a scale per row, for activations rounded token by token."""
+    weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "group_size": None}
+    inputs = weights | {"strategy": "token", "dynamic": True, "observer": None}
+    return _config("float-quantized", weights | {"dynamic": False, "observer": "minmax"}, inputs, ignore)
+
+
+def _config(form: str, weights: dict[str, Any], inputs: dict[str, Any] | None, ignore: list[str]) -> dict[str, Any]:
+    more = {"actorder": None, "block_structure": None, "observer_kwargs": {}}
+    inputs = None if inputs is None else inputs | more
+    scheme = {
+        "targets": ["Linear"], "weights": weights | more, "input_activations": inputs, "output_activations": None,
+    }  # fmt: skip
     return {
         "quant_method": METHOD,
-        "format": "pack-quantized",
+        "format": form,
         "quantization_status": "compressed",
         "config_groups": {"group_0": scheme},
         "ignore": ignore,
@@ -64,12 +80,16 @@ def check(config: Mapping[str, Any]) -> None:
         weights = scheme.get("weights") if isinstance(scheme, Mapping) else None
         if not isinstance(weights, Mapping):
             raise _refused("a group without weights")
-        if weights.get("type", "int") != "int" or weights.get("num_bits") not in (4, 8):
-            raise _refused(f"{weights.get('num_bits')} bit {weights.get('type')} weights (readable: 4 and 8 bit int)")
-        if weights.get("symmetric") is False:
-            raise _refused("weights with zero points")
-        if weights.get("strategy") not in ("group", "channel"):
-            raise _refused(f"scales per {weights.get('strategy')} (readable: group, channel)")
+        kind, bits, strategy = weights.get("type", "int"), weights.get("num_bits"), weights.get("strategy")
+        if (kind, bits) not in (("int", 4), ("int", 8), ("float", 8)):
+            raise _refused(f"{bits} bit {kind} weights (readable: 4 and 8 bit int, 8 bit float)")
+        if weights.get("symmetric") is False and bits != 4:
+            raise _refused("8 bit weights with zero points")
+        readable = ("group", "channel") if kind == "int" else ("channel", "tensor", "block")
+        if strategy not in readable:
+            raise _refused(f"scales per {strategy} (readable: {', '.join(readable)})")
+        if strategy == "block" and list(weights.get("block_structure") or ()) != [128, 128]:
+            raise _refused(f"blocks of {weights.get('block_structure')} (readable: [128, 128])")
 
 
 def _refused(what: str) -> ModelError:
@@ -106,7 +126,13 @@ def load_grid(
         if q.dtype != torch.int8:
             raise ModelError(f"'{name}.weight' has scales, so it must be int8, not {q.dtype}.")
     scales, group = _scales(ckpt, name, shape)
-    return GridWeight(q, scales, bits=bits, group=group, dtype=dtype, bias=bias)
+    zeros = None
+    if bits == 4 and ckpt.has(f"{name}.weight_zero_point"):
+        stored = ckpt.tensor(f"{name}.weight_zero_point")
+        if stored.dtype != torch.int32 or stored.shape[0] * 8 != rows or scales.shape[1] % stored.shape[1]:
+            raise ModelError(f"'{name}.weight_zero_point' has shape {list(stored.shape)}, which does not fit.")
+        zeros = unpack(stored.T, bits).T.repeat_interleave(scales.shape[1] // stored.shape[1], 1).contiguous()
+    return GridWeight(q, scales, bits=bits, group=group, dtype=dtype, bias=bias, zeros=zeros)
 
 
 def _scales(ckpt: Checkpoint, name: str, shape: tuple[int, int]) -> tuple[Tensor, int]:

@@ -21,6 +21,7 @@ from torch import Tensor
 from tokenmill.checkpoint.folder import open_checkpoint, read_config
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.core.protocols import Checkpoint
+from tokenmill.kernels import fp8
 from tokenmill.quant import compressed
 from tokenmill.quant.rounding import round_best
 
@@ -37,11 +38,13 @@ _TRANSPOSED = ("GPT2LMHeadModel",)
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to round: 8 or 4 bits, columns per scale, and a pattern of weight names to leave alone."""
+    """How to round: 8 or 4 bits, columns per scale, a pattern of weight names to leave alone; fp8: 8 bits, floating,
+    with a scale per row."""
 
     bits: int
     group: int = 32
     skip: re.Pattern[str] | None = None
+    fp8: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +75,10 @@ def convert(
             partial.mkdir(parents=True)
             errors = _write(ckpt, partial, chosen, recipe, tell)
             ignore = sorted(_linear_names(ckpt) - chosen | {"lm_head.weight"})
-            told = compressed.quantization_config(
-                recipe.bits, recipe.group, [n.removesuffix(".weight") for n in ignore]
-            )
+            left = [n.removesuffix(".weight") for n in ignore]
+            told = compressed.fp8_config(left) if recipe.fp8 else compressed.quantization_config(
+                recipe.bits, recipe.group, left
+            )  # fmt: skip
             _write_json(partial / "config.json", {**config, "quantization_config": told})
             _write_json(partial / REPORT, {"weights": [asdict(e) for e in errors], "bits": recipe.bits,
                                            "group": recipe.group})  # fmt: skip
@@ -115,7 +119,7 @@ def choose(ckpt: Checkpoint, recipe: Recipe) -> set[str]:
     for name in sorted(names):
         shape = ckpt.shape(name)
         assert shape is not None
-        if shape[1] % recipe.group:
+        if shape[1] % recipe.group and not recipe.fp8:
             raise UserError(
                 f"{name} has rows of {shape[1]}, which are not whole groups of {recipe.group}: "
                 f"choose another --group, or leave it out with --skip."
@@ -142,15 +146,25 @@ def _write(ckpt: Checkpoint, folder: Path, chosen: set[str], recipe: Recipe, tel
             continue
         if not tensor.is_floating_point() or tensor.element_size() < 2:
             raise ModelError(f"{name} is stored as {tensor.dtype}: the model is quantised already.")
-        q, scales, error = round_best(tensor, recipe.bits, recipe.group, tensor.dtype)
+        packed, error = _rounded(tensor, recipe)
         base = name.removesuffix(".weight")
-        packed = {"weight_packed": compressed.pack(q, recipe.bits), "weight_scale": scales}
-        packed["weight_shape"] = torch.tensor(tensor.shape, dtype=torch.int64)
         shards.add({f"{base}.{part}": value for part, value in packed.items()})
         errors.append(LayerError(name, error, tensor.numel()))
         tell(name, len(errors), len(chosen))
     shards.close()
     return errors
+
+
+def _rounded(tensor: Tensor, recipe: Recipe) -> tuple[dict[str, Tensor], float]:
+    """What is stored in a weight's place, and the relative error."""
+    if recipe.fp8:
+        data, scales = fp8.round_rows(tensor)
+        lost = (fp8.widen(data, scales) - tensor.float()).norm()
+        size = tensor.float().norm()
+        return {"weight": data, "weight_scale": scales}, float(lost / size) if size else 0.0
+    q, scales, error = round_best(tensor, recipe.bits, recipe.group, tensor.dtype)
+    shape = torch.tensor(tensor.shape, dtype=torch.int64)
+    return {"weight_packed": compressed.pack(q, recipe.bits), "weight_scale": scales, "weight_shape": shape}, error
 
 
 class _Shards:

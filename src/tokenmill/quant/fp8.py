@@ -133,11 +133,6 @@ class Fp8Weight(WeightBase):
             return self.rows(torch.arange(self.shape[0]))
         return widen(self.data, self.scales).to(self.dtype)
 
-    def pieces(self) -> tuple[str, dict[str, Tensor | None]] | None:
-        """Numbers, scales and bias, packed or not; scales per row lie in one dimension once they are packed."""
-        data, scales = (self.packed.data, self.packed.scales) if self.data is None else (self.data, self.scales)
-        return "fp8 blocks" if self.blocks else "fp8", {"data": data, "scales": scales, "bias": self.bias}
-
     def pieces(self) -> tuple[Any, dict[str, Tensor | None]] | None:
         """The packed form's tensors, where the backend shows them."""
         found: tuple[Any, dict[str, Tensor | None]] | None = None if self.packed is None else self.packed.pieces()
