@@ -55,7 +55,7 @@ def fp8_config(ignore: list[str]) -> dict[str, Any]:
 
 
 def _config(form: str, weights: dict[str, Any], inputs: dict[str, Any] | None, ignore: list[str]) -> dict[str, Any]:
-    more = {"actorder": None, "block_structure": None, "observer_kwargs": {}}
+    more: dict[str, Any] = {"actorder": None, "block_structure": None, "observer_kwargs": {}}
     inputs = None if inputs is None else inputs | more
     scheme = {
         "targets": ["Linear"], "weights": weights | more, "input_activations": inputs, "output_activations": None,
