@@ -80,6 +80,26 @@ def test_quantised_linear(kernels, fmt, dtype, dims, group, seed):
     close(got, wanted, dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@FEW
+@given(rows=st.integers(1, 40), outputs=st.integers(1, 150), groups=st.integers(1, 4), seed=st.integers(0, 99))
+def test_four_bits_with_zero_points(kernels, dtype, rows, outputs, groups, seed):
+    """Sums within a group stay exact, so zero points far from the middle cost nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    group = (32, 64, 128)[seed % 3]
+    q = torch.randint(-8, 8, (outputs, groups * group), generator=generator, dtype=torch.int8)
+    zeros = torch.randint(-8, 8, (outputs, groups), generator=generator, dtype=torch.int8)
+    scales = torch.rand(outputs, groups, generator=generator).half()
+    x, bias = random(rows, groups * group, dtype=dtype, seed=seed), random(outputs, dtype=dtype, seed=seed + 2)
+    packed = kernels.pack_zeros(q, scales, zeros, bias)
+    assert packed.bytes() <= -(-outputs // 64) * 64 * groups * (group // 2 + 4) + outputs * 4
+    wide = (q.double() - zeros.double().repeat_interleave(group, 1)) * scales.double().repeat_interleave(group, 1)
+    assert torch.equal(packed.rows(torch.arange(outputs), torch.float32), wide.float())
+    got = kernels.fused_linear(x, packed)
+    close(got, rounded_activations(x) @ wide.T + bias.double(), dtype)
+    assert torch.equal(kernels.fused_linear(x[:1], packed), got[:1])
+
+
 def dequantise(q: torch.Tensor, scales: torch.Tensor, group: int) -> torch.Tensor:
     return q.float() * scales.float().repeat_interleave(group, 1)[:, : q.shape[1]]
 

@@ -129,6 +129,14 @@ class CpuKernels(ReferenceKernels):
             return None
         return pack_quantised(q, scales, "int8" if bits == 8 else "int4", bias)
 
+    def pack_zeros(self, q: Tensor, scales: Tensor, zeros: Tensor, bias: Tensor | None = None) -> PackedMatrix | None:
+        """4 bit numbers (q - zeros) * scales in their own bits."""
+        if q.device.type != "cpu" or q.shape[1] % 32 or scales.shape[1] * 256 < q.shape[1]:
+            return None
+        if bias is not None and bias.dtype not in TYPES:
+            return None
+        return pack_quantised(q, scales, "int4", bias, zeros=zeros)
+
     def pack_blocks(
         self, pieces: list[tuple[str, Tensor]], columns: int, bias: Tensor | None = None
     ) -> PackedMatrix | None:

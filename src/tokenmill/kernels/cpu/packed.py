@@ -18,6 +18,7 @@ from tokenmill import _native
 
 Format = Literal["f32", "bf16", "int8", "int4"]
 FORMATS: dict[str, int] = {"f32": 0, "bf16": 1, "int8": 2, "int4": 3}
+INT4_ZERO = 4
 BLOCKS: dict[str, int] = {
     "Q8_0": 2,
     "Q4_0": 3,
@@ -87,18 +88,26 @@ def pack_dense(weight: Tensor, bias: Tensor | None = None) -> PackedMatrix:
     return PackedMatrix([Part(buffer, n, FORMATS[fmt])], k, bias)
 
 
-def pack_quantised(q: Tensor, scales: Tensor, fmt: Format, bias: Tensor | None = None, group: int = 0) -> PackedMatrix:
+def pack_quantised(
+    q: Tensor, scales: Tensor, fmt: Format, bias: Tensor | None = None, group: int = 0, zeros: Tensor | None = None
+) -> PackedMatrix:
     """q [n, k] int8 (int4: -8..7) with scales [n, ceil(k / group)] float16 -> packed int8 or int4.
 
     group: a multiple of 32; 0: the smallest that fits the scales (which is ambiguous when k is not its multiple).
+    zeros, shaped like scales: int4 numbers that mean (q - zeros) * scales.
     """
     n, k = q.shape
     group = group or group_size(k, scales.shape[1])
     assert scales.shape == (n, math.ceil(k / group))
-    buffer = _buffer(_native.packed_bytes(FORMATS[fmt], n, k, group))
+    native, beside = FORMATS[fmt], 0
+    if zeros is not None:
+        assert fmt == "int4" and zeros.shape == scales.shape
+        native, q, zeros = INT4_ZERO, q + 8, (zeros + 8).half().contiguous()
+        beside = zeros.data_ptr()
+    buffer = _buffer(_native.packed_bytes(native, n, k, group))
     q, scales = q.contiguous(), scales.contiguous()
-    _native.pack_quantised(q.data_ptr(), scales.data_ptr(), n, k, group, FORMATS[fmt], buffer.data_ptr())
-    return PackedMatrix([Part(buffer, n, FORMATS[fmt], group)], k, bias)
+    _native.pack_quantised(q.data_ptr(), scales.data_ptr(), n, k, group, native, buffer.data_ptr(), beside)
+    return PackedMatrix([Part(buffer, n, native, group)], k, bias)
 
 
 def pack_blocks(pieces: list[tuple[str, Tensor]], k: int, bias: Tensor | None = None) -> PackedMatrix | None:
