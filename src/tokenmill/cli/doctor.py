@@ -44,11 +44,11 @@ def doctor(
 def _measure(device: str, as_json: bool) -> None:
     with spinner("Measuring ..."):
         from tokenmill.device.memory import pick_device
-        from tokenmill.measure.ceilings import measure
+        from tokenmill.measure.calibrate import measure_calibrated
 
         picked = pick_device(device)
         types = tuple(t for t in TYPES if t != "float16" or picked != "cpu")  # CPUs compute float16 slowly
-        found = measure(picked, types)
+        found = measure_calibrated(picked, types)
     if as_json:
         print(json.dumps({"measured": found}, indent=2))
         return
@@ -56,3 +56,11 @@ def _measure(device: str, as_json: bool) -> None:
     typer.echo(f"  memory: read {found['read_gb_per_s']:.1f} GB/s, copy {found['copy_gb_per_s']:.1f} GB/s")
     for dtype, rate in found["tflops"].items():
         typer.echo(f"  products in {dtype}: {rate:.3f} TFLOP/s")
+    known = found["calibration"]
+    for dtype, curve in known["linear"].items():
+        parts = [f"{rows}: {2 * rows / ps:.2f}" for rows, ps in curve["ps_per_weight"]]
+        typer.echo(f"  this engine's {dtype} products, TFLOP/s by rows: {', '.join(parts)}")
+    decode, prompts = known["attention"]["decode_gb_per_s"], known["attention"]["prefill_tflops"]
+    typer.echo(f"  attention: decoding {decode:.1f} GB/s, prompts {prompts:.3f} TFLOP/s")
+    step, layer, row = (known["host"][f"{name}_ms"] for name in ("step", "layer", "row"))
+    typer.echo(f"  host: {step:.3f} ms a step, {layer:.4f} a layer, {row:.4f} a row")

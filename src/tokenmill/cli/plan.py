@@ -97,10 +97,10 @@ def _device(name: str, types: tuple[str, ...]) -> Any:
         return find_device(name)
     from tokenmill.cli.loading import spinner
     from tokenmill.device.memory import pick_device
-    from tokenmill.measure.ceilings import measure_device
+    from tokenmill.measure.calibrate import calibrated
 
     with spinner("Measuring this machine ..."):
-        return measure_device(pick_device(name), types)
+        return calibrated(pick_device(name), types)
 
 
 def _show(found: dict[str, Any]) -> None:

@@ -46,7 +46,7 @@ def tune(
         raise ParameterError("tune takes one --workload.")
     from tokenmill.device.memory import pick_device
     from tokenmill.measure import tune as tuning
-    from tokenmill.measure.ceilings import ceilings
+    from tokenmill.measure.calibrate import calibrated
     from tokenmill.measure.devices import efficiency_of
     from tokenmill.measure.plan import Setup, speed_types
     from tokenmill.measure.slo import read_slo
@@ -56,7 +56,7 @@ def tune(
     with BenchProgress() as progress:
         progress.start("measuring this machine", 1)
         types = dict.fromkeys((*speed_types(config), *(("int8", "int4") if lossy else ())))
-        device = ceilings(pick_device(config.execute.device), tuple(types))
+        device = calibrated(pick_device(config.execute.device), tuple(types))
         setup = Setup(device=device, ranks=1, efficiency=efficiency_of(device))
         result = tuning.tune(keywords, plans[0], goal, setup, progress)
     save(result, json_path, None)

@@ -17,7 +17,7 @@ from torch import Tensor
 from tokenmill.core.errors import ParameterError
 from tokenmill.device.memory import describe, total_bytes
 from tokenmill.kernels import make_kernels
-from tokenmill.measure.devices import Device, recognise
+from tokenmill.measure.devices import Device, read_calibration, recognise
 
 _READ_BYTES = {"cpu": 256 << 20, "gpu": 2 << 30}
 _SIDE = {"cpu": 1024, "gpu": 8192}
@@ -72,6 +72,7 @@ def read_measured(found: Mapping[str, Any], source: str) -> Device:
             bytes_per_s=float(found["read_gb_per_s"]) * 1e9,
             flops={str(dtype): float(rate) * 1e12 for dtype, rate in found["tflops"].items()},
             link_bytes_per_s=0.0,
+            calibration=read_calibration(found.get("calibration")),
             source=source if source.startswith("measured") else f"measured, from {source}",
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:

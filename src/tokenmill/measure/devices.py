@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.core.errors import ParameterError
-from tokenmill.measure.roofline import Speeds
+from tokenmill.measure.roofline import Calibration, Curve, Speeds
 
 TABLE = Path(__file__).parent / "data" / "devices.json"
 CONTEXT_BYTES = {"gpu": 600 << 20, "cpu": 400 << 20}
@@ -37,6 +37,7 @@ class Device:
     usd_per_hour: float | None = None
     price_date: str = ""
     note: str = ""
+    calibration: Calibration | None = None
 
     def flops_in(self, dtype: str) -> float | None:
         """Operations per second in this type; None: not known."""
@@ -53,6 +54,7 @@ class Efficiency:
     source: str
     link: float = 1.0
     link_s: float = 0.0
+    calibrated: bool = False
 
 
 PERFECT = Efficiency(1.0, 1.0, 0.0, "the ceilings themselves")
@@ -102,6 +104,8 @@ def recognise(title: str) -> Device | None:
 def efficiency_of(device: Device, given: str | None = None) -> Efficiency:
     """The assumed shares for this device, or `given`: `MEMORY,COMPUTE` or one number for both, in (0, 1]."""
     assumed = table().efficiency["measured" if device.source.startswith("measured") else device.kind]
+    if given is None and device.calibration is not None:
+        return replace(assumed, source="measured: this engine's kernels by rows, attention, host", calibrated=True)
     if given is None:
         return assumed
     try:
@@ -127,6 +131,7 @@ def speeds(device: Device, dtype: str, efficiency: Efficiency = PERFECT) -> Spee
         link_bytes_per_s=device.link_bytes_per_s * efficiency.link,
         link_s=efficiency.link_s,
         step_s=efficiency.step_s,
+        calibration=device.calibration if efficiency.calibrated else None,
     )
 
 
@@ -144,3 +149,25 @@ def _device(entry: Mapping[str, Any]) -> Device:
         price_date=entry.get("price_date", ""),
         note=entry.get("note", ""),
     )
+
+
+def read_calibration(found: Any) -> Calibration | None:
+    """What `calibrate` gave, or None where a file has none."""
+    if found is None:
+        return None
+    try:
+        curves = [
+            Curve(float(f["bytes_per_weight"]), tuple((float(r), 1e-12 * float(s)) for r, s in f["ps_per_weight"]))
+            for f in found["linear"].values()
+        ]
+        attention, host = found["attention"], found["host"]
+        return Calibration(
+            linear=tuple(sorted(curves, key=lambda curve: curve.bytes_per_weight)),
+            attention_bytes_per_s=1e9 * float(attention["decode_gb_per_s"]),
+            attention_flops_per_s=1e12 * float(attention["prefill_tflops"]),
+            step_s=1e-3 * float(host["step_ms"]),
+            layer_s=1e-3 * float(host["layer_ms"]),
+            row_s=1e-3 * float(host["row_ms"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ParameterError(f"The calibration is not what `doctor --measure --json` prints ({error!r}).") from error

@@ -8,6 +8,7 @@ Must not know: models, engines. Counts come from `counting.py`, ceilings from `d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -36,6 +37,10 @@ class Cost:
     activation_bytes: float = 0.0
     reduced_bytes: float = 0.0
     reductions: int = 0
+    tokens: int = 0
+    lines: int = 0
+    layers: int = 0
+    rows_per_expert: float = 0.0
 
     @property
     def total_flops(self) -> float:
@@ -59,14 +64,57 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
+class Curve:
+    """Seconds per weight of products with matrices of one format, by rows: points ascend."""
+
+    bytes_per_weight: float
+    points: tuple[tuple[float, float], ...]
+
+    def seconds(self, rows: float) -> float:
+        """Interpolated between the neighbours (both axes logarithmic); beyond the last point in proportion to rows."""
+        (first, least), (last, most) = self.points[0], self.points[-1]
+        if rows >= last:
+            return most * rows / last
+        before, after = (first, least), (first, least)
+        for after in self.points:
+            if after[0] > rows:
+                break
+            before = after
+        if rows <= before[0] or before == after:
+            return before[1]
+        share = math.log(rows / before[0]) / math.log(after[0] / before[0])
+        return math.exp(math.log(before[1]) + share * math.log(after[1] / before[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What this engine's kernels reached on a device, and what its host needs around them."""
+
+    linear: tuple[Curve, ...]
+    attention_bytes_per_s: float
+    attention_flops_per_s: float
+    step_s: float
+    layer_s: float
+    row_s: float
+
+    def curve(self, bytes_per_weight: float) -> Curve:
+        """The curve of the format that is nearest in size."""
+        return min(self.linear, key=lambda curve: abs(math.log(curve.bytes_per_weight / bytes_per_weight)))
+
+
+@dataclass(frozen=True, slots=True)
 class Speeds:
-    """What a device reaches: bytes and operations per second, bytes per second between ranks; seconds around a step."""
+    """What a device reaches: bytes and operations per second, bytes per second between ranks; seconds around a step.
+
+    A calibration replaces all of these but the link's.
+    """
 
     bytes_per_s: float
     flops_per_s: float
     link_bytes_per_s: float = 0.0
     link_s: float = 0.0
     step_s: float = 0.0
+    calibration: Calibration | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +129,17 @@ def step_cost(sheet: Sheet, grants: Sequence[Grant], kv: KVFormat) -> Cost:
     """What a step of these grants must do."""
     tokens = sum(grant.count for grant in grants)
     lines = sum(grant.samples for grant in grants)
-    cost = Cost(activation_bytes=sheet.body.moved * tokens + sheet.head.moved * lines)
+    cost = Cost(activation_bytes=sheet.body.moved * tokens + sheet.head.moved * lines, tokens=tokens, lines=lines)
+    cost.layers = len(sheet.spec.kv_specs)
     if not tokens:
         return cost
     cost.flops["matrices"] = sheet.body.flops * tokens
     cost.weight_bytes["matrices"] = sheet.body.weight_bytes
     for mixture in sheet.body.mixtures:
         cost.flops["experts"] += mixture.flops * mixture.top_k * tokens
-        cost.weight_bytes["experts"] += mixture.bytes * experts_touched(mixture.experts, mixture.top_k, tokens)
+        touched = experts_touched(mixture.experts, mixture.top_k, tokens)
+        cost.weight_bytes["experts"] += mixture.bytes * touched
+        cost.rows_per_expert = mixture.top_k * tokens / touched
     if lines:
         cost.flops["head"] = sheet.head.flops * lines
         cost.weight_bytes["head"] = sheet.head.weight_bytes
@@ -130,7 +181,9 @@ def attention_work(window: int, grants: Iterable[Grant]) -> tuple[float, float]:
 
 
 def floor(cost: Cost, speeds: Speeds) -> Floor:
-    """The least time of this one step at these speeds, and what takes most of it."""
+    """The least time of this one step at these speeds (calibrated: its usual time), and what takes most of it."""
+    if speeds.calibration is not None:
+        return _usual(cost, speeds, speeds.calibration)
     spent = {"memory bandwidth (weights)": 0.0, "memory bandwidth (K/V)": 0.0, "compute": 0.0}
     for part in PARTS:
         moved = cost.kv_bytes if part == "attention" else cost.weight_bytes[part]
@@ -143,4 +196,24 @@ def floor(cost: Cost, speeds: Speeds) -> Floor:
         wire = cost.reduced_bytes / speeds.link_bytes_per_s if speeds.link_bytes_per_s else 0.0
         spent["sums over ranks"] = wire + cost.reductions * speeds.link_s
     spent["launching a step"] = speeds.step_s
+    return Floor(sum(spent.values()), max(spent, key=lambda name: spent[name]))
+
+
+def _usual(cost: Cost, speeds: Speeds, known: Calibration) -> Floor:
+    """Every part at the speed that its kernels were measured to have."""
+    spent = {"memory bandwidth (weights)": 0.0, "memory bandwidth (K/V)": 0.0, "compute": 0.0}
+    rows = {"matrices": cost.tokens, "experts": cost.rows_per_expert, "head": cost.lines}
+    for part, count in rows.items():
+        if not cost.flops[part] or not count:
+            continue
+        weights = cost.flops[part] / 2 / count
+        curve = known.curve(cost.weight_bytes[part] / weights)
+        alone, seconds = curve.seconds(1) * weights, curve.seconds(count) * weights
+        spent["compute" if seconds > 2 * alone else "memory bandwidth (weights)"] += seconds
+    moved, computed = cost.kv_bytes / known.attention_bytes_per_s, cost.flops["attention"] / known.attention_flops_per_s
+    spent["compute" if computed > moved else "memory bandwidth (K/V)"] += max(moved, computed)
+    if cost.reductions:
+        wire = cost.reduced_bytes / speeds.link_bytes_per_s if speeds.link_bytes_per_s else 0.0
+        spent["sums over ranks"] = wire + cost.reductions * speeds.link_s
+    spent["launching a step"] = known.step_s + cost.layers * known.layer_s + cost.lines * known.row_s
     return Floor(sum(spent.values()), max(spent, key=lambda name: spent[name]))
