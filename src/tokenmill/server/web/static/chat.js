@@ -158,8 +158,8 @@ function Composer({ open, onSettings, settingsOpen }) {
           ${models.length === 0 && html`<option value="">no model yet</option>`}
           ${models.map((m) => html`<option key=${m.id} value=${m.id}>${m.id}</option>`)}
         </select></label>
-      <button type="button" class="chip" aria-expanded=${Boolean(settingsOpen)} onClick=${onSettings}><${Icon} name="tune" />
-        <span>Settings</span>${changed > 0 && html`<b aria-label=${`${changed} changed`}>${changed}</b>`}</button>
+      <button type="button" class="chip" aria-label=${changed ? `Settings, ${changed} changed` : "Settings"} aria-expanded=${Boolean(settingsOpen)} onClick=${onSettings}><${Icon} name="tune" />
+        <span>Settings</span>${changed > 0 && html`<b>${changed}</b>`}</button>
       <span class="grow"></span>
       ${live
         ? html`<button type="button" key="stop" class="send stop" aria-label="Stop" title="Stop (Esc)" onClick=${stop}><${Icon} name="stop" /></button>`

@@ -107,7 +107,7 @@ export function EngineView({ theme, picked, onPick }) {
           <div class="segments" role="group" aria-label="Time shown">
             ${WINDOWS.map((w) => html`<button type="button" key=${w.s} aria-pressed=${span === w.s} onClick=${() => setSpan(w.s)}>${w.label}</button>`)}
           </div>
-          <button type="button" class="chip" aria-pressed=${paused} onClick=${() => setPaused(!paused)}><${Icon} name=${paused ? "play" : "pause"} /><span>${paused ? "Go on" : "Pause"}</span></button>
+          <button type="button" class="chip" aria-label=${paused ? "Go on" : "Pause"} onClick=${() => setPaused(!paused)}><${Icon} name=${paused ? "play" : "pause"} /><span>${paused ? "Go on" : "Pause"}</span></button>
         </div>
       </header>
       ${columns && html`<div class="plots">${PLOTS.map((plot) =>
@@ -126,13 +126,13 @@ function Facts({ state, gone }) {
   const restarts = state.counters.engine_restarts ?? 0;
   const facts = [
     plural(state.engines.length, "engine"),
-    `${count(sum("kv_blocks"))} K/V blocks`,
     `${count(state.max_model_len)} tokens at most`,
     `${count(state.open)} of ${count(state.capacity)} places taken`,
     plural(restarts, "restart"),
     plural(sum("preemptions"), "preemption"),
     `up ${duration((state.now - state.started) * 1000)}`,
   ];
+  if (sum("kv_blocks")) facts.splice(1, 0, `${count(sum("kv_blocks"))} K/V blocks`);
   if (sum("drafted")) facts.splice(4, 0, `${share(sum("accepted") / sum("drafted"))} of drafts accepted`);
   return html`<div class="facts">
     <h1><span class=${`lamp ${tone}`} aria-hidden="true"></span>${word}<small>${state.models[0]}</small></h1>

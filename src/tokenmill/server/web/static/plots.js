@@ -15,6 +15,9 @@ function colour(name) {
   return found;
 }
 
+const moment = (t) =>
+  new Date(t * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: t % 60 ? "2-digit" : undefined, hourCycle: "h23" });
+
 const faint = (rgb) => rgb.replace(/^rgb\(([^)]+)\)$/, "rgba($1, 0.13)");
 
 function options(plot, width) {
@@ -29,12 +32,12 @@ function options(plot, width) {
     cursor: { sync: { key: "engine" }, points: { size: 6 }, drag: { x: false, y: false } },
     scales: { x: { time: true }, y: { range: (u, low, high) => [0, plot.top ?? Math.max(high * 1.1 || 0, plot.least ?? 1)] } },
     axes: [
-      { ...axis, grid: { show: false }, space: 70, size: 24, values: (u, ticks) => ticks.map((t) => new Date(t * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" })) },
+      { ...axis, grid: { show: false }, space: 70, size: 24, values: (u, ticks) => ticks.map(moment) },
       { ...axis, size: 46, space: 34, values: (u, ticks) => ticks.map((t) => plot.tick(t)) },
     ],
     series: [{}, ...plot.series.map((series, i) => {
       const stroke = colour(series.colour);
-      return { label: series.label, stroke, width: 1.6, fill: i === 0 ? faint(stroke) : undefined, points: { show: false }, spanGaps: Boolean(plot.spans) };
+      return { label: series.label, stroke, width: 1.6, fill: i === 0 ? faint(stroke) : undefined, points: { show: Boolean(plot.spans), size: 4, fill: stroke }, spanGaps: Boolean(plot.spans) };
     })],
   };
 }

@@ -5,6 +5,7 @@ import { clock, count, Dialog, duration, html, plural, rate } from "./ui.js";
 
 const PERIOD_MS = 2000;
 const PHASES = [
+  { key: "prepared", label: "template and tokens" },
   { key: "queued", label: "queued" },
   { key: "prefill", label: "reading the prompt" },
   { key: "decode", label: "writing" },
@@ -20,10 +21,11 @@ export function phases(prompt, total) {
   const first = at.first_token ?? end;
   const last = at.ended === undefined ? end : (at.last_token ?? end);
   const found = [
-    { ...PHASES[0], from: accepted, to: started },
-    { ...PHASES[1], from: started, to: Math.max(started, first) },
-    { ...PHASES[2], from: first, to: Math.max(first, last) },
-    { ...PHASES[3], from: last, to: end },
+    { ...PHASES[0], from: 0, to: accepted },
+    { ...PHASES[1], from: accepted, to: started },
+    { ...PHASES[2], from: started, to: Math.max(started, first) },
+    { ...PHASES[3], from: first, to: Math.max(first, last) },
+    { ...PHASES[4], from: last, to: end },
   ];
   return { found: found.filter((p) => p.to > p.from), at, end };
 }
@@ -88,7 +90,7 @@ function Row({ request, scale, onPick }) {
   </tr>`;
 }
 
-const Legend = () => html`<ul class="legend" aria-label="Phases">${PHASES.slice(0, 3).map((p) => html`<li><i class=${`swatch ${p.key}`}></i>${p.label}</li>`)}</ul>`;
+const Legend = () => html`<ul class="legend" aria-label="Phases">${PHASES.slice(0, 4).map((p) => html`<li><i class=${`swatch ${p.key}`}></i>${p.label}</li>`)}</ul>`;
 
 // ---------------------------------------------------------------- one request
 

@@ -132,6 +132,7 @@ export const count = (n) => WHOLE.format(n);
 export const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
 
 export function rate(n) {
+  if (n === 0) return "0";
   return n >= 100 ? count(n) : n >= 10 ? n.toFixed(1) : n.toFixed(2).replace(/0$/, "");
 }
 
@@ -146,5 +147,5 @@ export function duration(ms) {
 }
 
 export function clock(unixSeconds) {
-  return new Date(unixSeconds * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+  return new Date(unixSeconds * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 }
