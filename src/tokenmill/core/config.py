@@ -160,11 +160,21 @@ class ServeOptions:
     log_json: bool = option(True, "Log lines as JSON; never prompts, outputs or keys.")
 
 
+@dataclass(frozen=True, kw_only=True)
+class MessageOptions:
+    """How answers are read: tool calls and reasoning."""
+
+    tool_call_parser: str = option("auto", "Format of the model's tool calls (auto: from its chat template; none).")
+    reasoning_parser: str = option("auto", "Format of the model's reasoning (auto: from its chat template; none).")
+    enable_auto_tool_choice: bool = option(True, "Accepted for compatibility; models may always call tools.")
+
+
 SERVER_GROUPS: dict[str, type] = {
     "listen": ListenOptions,
     "limits": LimitOptions,
     "patience": PatienceOptions,
     "serve": ServeOptions,
+    "messages": MessageOptions,
 }
 """Options of the server alone; engines know nothing of them."""
 
@@ -196,6 +206,7 @@ class ServerConfig:
     limits: LimitOptions = field(default_factory=LimitOptions)
     patience: PatienceOptions = field(default_factory=PatienceOptions)
     serve: ServeOptions = field(default_factory=ServeOptions)
+    messages: MessageOptions = field(default_factory=MessageOptions)
 
 
 def all_options(groups: Mapping[str, type] = GROUPS) -> dict[str, tuple[str, Field, Any]]:

@@ -25,6 +25,7 @@ from tokenmill.server.operations import OPERATIONS
 from tokenmill.server.record import Recorder
 from tokenmill.server.routing import error_shape
 from tokenmill.server.text import TextWorkers
+from tokenmill.text.messages.detect import choose_format
 from tokenmill.server.web.routes import WEB
 
 APIS = (OPENAI, OPERATIONS, WEB)
@@ -43,6 +44,8 @@ def make_context(backend: Backend, config: ServerConfig) -> Context:
         tokens_per_minute=limits.tokens_per_minute,
         tenants=max(1, len(config.listen.api_key or ())),
     )
+    template = _template(config.serve.chat_template)
+    own = None if info.tokenizer is None else info.tokenizer.chat_template
     return Context(
         backend=backend,
         config=config,
@@ -50,7 +53,8 @@ def make_context(backend: Backend, config: ServerConfig) -> Context:
         metrics=metrics,
         text=TextWorkers(info.tokenizer, info.max_model_len, budget_s=config.patience.text_timeout),
         limits=RequestLimits(limits.max_n, limits.max_logprobs, limits.max_stop),
-        chat_template=_template(config.serve.chat_template),
+        chat_template=template,
+        form=choose_format(template or own, config.messages.tool_call_parser, config.messages.reasoning_parser),
         recorder=_recorder(config.serve),
     )
 

@@ -12,6 +12,7 @@ from tokenmill.server.history import History
 from tokenmill.server.metrics import Metrics
 from tokenmill.server.record import Recorder
 from tokenmill.server.text import TextWorkers
+from tokenmill.text.messages.describe import MessageFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Context:
     chat_template: str | None = None
     history: History = field(default_factory=History)
     recorder: Recorder | None = None
+    form: MessageFormat = MessageFormat()
 
     @property
     def options(self) -> ServeOptions:

@@ -97,10 +97,10 @@ def write(form: MessageFormat, message: Message, *, opened: bool = False) -> str
     if thinking is not None and message.reasoning:
         parts += ["" if opened else thinking.open, message.reasoning, thinking.close]
     answer = write_answer(form.calls, message)
+    if thinking is not None and message.content:
+        answer = thinking.answer + answer
     if thinking is not None and message.reasoning:
-        parts.append(
-            thinking.lead if message.content or thinking.lead.isspace() else thinking.lead.split("<|channel|>")[0]
-        )
+        parts.append(thinking.lead)
     return "".join([*parts, answer])
 
 

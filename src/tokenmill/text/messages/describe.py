@@ -105,7 +105,7 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """Reasoning between `open` and `close`. `lead` is written before the answer that follows.
+    """Reasoning between `open` and `close`. `lead` is written before what follows, `answer` before a text.
 
     `anywhere`: it may come again later. `calls_end`: a call ends it, too (its markers are tokens of their own).
     `drop`: texts around it that mean nothing."""
@@ -113,6 +113,7 @@ class Thinking:
     open: str
     close: str
     lead: str = "\n\n"
+    answer: str = ""
     anywhere: bool = False
     calls_end: bool = False
     drop: tuple[str, ...] = ()
@@ -144,7 +145,13 @@ class MessageFormat:
         """Every literal that must be visible in the text for this format to be read."""
         found: list[str] = []
         if self.thinking is not None:
-            found += [self.thinking.open, self.thinking.close, self.thinking.lead, *self.thinking.drop]
+            found += [
+                self.thinking.open,
+                self.thinking.close,
+                self.thinking.lead,
+                self.thinking.answer,
+                *self.thinking.drop,
+            ]
         if self.calls is not None:
             found += [*self.calls.drop, *self.calls.start_drop]
             for block in self.calls.blocks:

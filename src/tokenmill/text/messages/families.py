@@ -281,7 +281,8 @@ THINKING: dict[str, Thinking] = {
     "harmony": Thinking(
         "<|channel|>analysis<|message|>",
         "<|end|>",
-        lead="<|start|>assistant<|channel|>final<|message|>",
+        lead="<|start|>assistant",
+        answer="<|channel|>final<|message|>",
         drop=_HARMONY_DROPS,
         anywhere=True,
         calls_end=True,

@@ -1,0 +1,231 @@
+"""What a request wants of the assistant's turn. Owns: tools and reasoning as parameters for the engine, and the reader
+of what comes back; every API with messages uses it.
+
+Must not know: HTTP, any one API's shapes, formats by name.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from tokenmill.core.errors import ParameterError
+from tokenmill.core.request import ReasoningSpan, SamplingParams
+from tokenmill.text.codec import Tokenizer
+from tokenmill.text.messages.describe import MessageFormat, Thinking
+from tokenmill.text.messages.detect import closed_thinking, opens_thinking, thinks_by_itself
+from tokenmill.text.messages.families import PLAIN
+from tokenmill.text.messages.hold import Tree, const, held_calls, literals, triggered_calls
+from tokenmill.text.messages.message import Message
+from tokenmill.text.messages.parser import MessageParser
+
+Template = str | Mapping[str, str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolWish:
+    """Functions by name with their parameters' schema. `choice`: none, auto or required; `named`: this one."""
+
+    tools: Mapping[str, Any] = field(default_factory=dict)
+    strict: frozenset[str] = frozenset()
+    choice: str = "auto"
+    named: str | None = None
+    parallel: bool = True
+
+    @property
+    def wanted(self) -> bool:
+        """May there be calls?"""
+        return bool(self.tools) and self.choice != "none"
+
+    @property
+    def forced(self) -> bool:
+        """Must there be a call?"""
+        return self.wanted and (self.choice == "required" or self.named is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """How the answer is read."""
+
+    form: MessageFormat
+    tools: Mapping[str, Any] | None = None
+    thinking: bool = False
+    drop: tuple[str, ...] = ()
+    most: int | None = None
+    named: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Is the text the whole message?"""
+        return self.form == MessageFormat() or (self.tools is None and self.form.thinking is None)
+
+    def parser(self) -> MessageParser:
+        """Reads one output."""
+        return MessageParser(self.form, tools=self.tools, thinking=self.thinking, drop=self.drop, most=self.most)
+
+    def read(self, text: str) -> Message:
+        """A whole output."""
+        parser, message = self.parser(), Message()
+        message.add(parser.feed(text))
+        message.add(parser.finish())
+        return message
+
+    def finish_reason(self, given: str | None, calls: int) -> str | None:
+        """`tool_calls` where a turn ended with calls that the model chose; a named one keeps `stop`."""
+        return "tool_calls" if given == "stop" and calls and not self.named else given
+
+    def call_id(self, given: str | None) -> str:
+        """A call's id: the model's own, or a new one (nine characters where templates insist)."""
+        if given:
+            return given
+        short = self.form.calls is not None and self.form.calls.name.startswith("mistral")
+        return secrets.token_hex(5)[:9] if short else f"call_{secrets.token_hex(12)}"
+
+
+def plan_turn(
+    form: MessageFormat,
+    wish: ToolWish,
+    params: SamplingParams,
+    prompt: str,
+    *,
+    tokenizer: Tokenizer | None,
+    template: Template,
+    separate: bool = True,
+) -> tuple[Turn, SamplingParams]:
+    """The turn, and what the engine is asked for. `separate`: reasoning is told apart from the answer."""
+    _check_names(wish)
+    if wish.wanted and not wish.forced and form.calls is None:
+        raise ParameterError(
+            "This model's chat template shows no format for tool calls: name one with --tool-call-parser, or use "
+            "tool_choice 'required'.",
+            param="tools",
+        )
+    thinking = form.thinking
+    inside = opens_thinking(prompt, thinking)
+    may = inside or (thinks_by_itself(template, thinking) and not closed_thinking(prompt, thinking))
+    span = thinking if may else None
+    structure, calls = params.structured_outputs, form.calls
+    if wish.wanted:
+        structure, calls = _structure(form, wish, structure, span, inside)
+    elif structure is not None and span is not None and span.answer:
+        structure = _tagged(_lead(span, inside, span.answer, _as_tree(structure)))
+    marks = _marks(tokenizer)
+    if isinstance(structure, dict) and isinstance(structure.get("structural_tag"), dict):
+        structure = {"structural_tag": _with_tokens(structure["structural_tag"], marks)}
+    reads = MessageFormat(thinking if separate else None, calls)
+    turn = Turn(reads, wish.tools if wish.wanted else None, inside and separate)
+    turn = replace(turn, most=None if wish.parallel and wish.named is None else 1, named=wish.named is not None)
+    changes: dict[str, Any] = {"structured_outputs": structure}
+    if span is not None and (structure is not None or params.thinking_token_budget is not None):
+        # Where a format has a head for answers, the structure itself says how reasoning goes before it.
+        changes["reasoning"] = _span(span, inside, marks) if structure is None or not span.answer else None
+        if span.answer and structure is not None and params.thinking_token_budget is not None:
+            raise ParameterError(
+                "thinking_token_budget and a structure do not combine for this model's format.",
+                param="thinking_token_budget",
+            )
+    if not turn.plain and tokenizer is not None and params.skip_special_tokens:
+        hidden = {text for text, number in marks.items() if number in tokenizer.special_ids}
+        if any(text in marker for marker in reads.markers() for text in hidden):
+            changes["skip_special_tokens"] = False
+            turn = replace(turn, drop=tuple(sorted(hidden)))
+    return turn, msgspec.structs.replace(params, **changes)
+
+
+def _check_names(wish: ToolWish) -> None:
+    if wish.named is not None and wish.named not in wish.tools:
+        raise ParameterError(f"tool_choice names {wish.named!r}, which tools do not hold.", param="tool_choice")
+    if wish.choice == "required" and not wish.tools:
+        raise ParameterError("tool_choice needs tools.", param="tool_choice")
+
+
+def _structure(
+    form: MessageFormat, wish: ToolWish, given: dict[str, Any] | None, span: Thinking | None, inside: bool
+) -> tuple[dict[str, Any] | None, Any]:
+    """What holds the model to its tools -> structure, and the format that its calls will have."""
+    most = None if wish.parallel and wish.named is None else 1
+    tools = wish.tools if wish.named is None else {wish.named: wish.tools[wish.named]}
+    if wish.forced:
+        tree, calls = held_calls(form.calls or PLAIN, tools, most=most)
+        return _tagged(_lead(span, inside, "", tree)), calls
+    loose = {name: schema if name in wish.strict else {"type": "object"} for name, schema in tools.items()}
+    assert form.calls is not None
+    if given is not None:
+        tree, calls = held_calls(form.calls, loose, most=most)
+        answer = _lead(span, inside, span.answer if span is not None else "", _as_tree(given))
+        return _tagged({"type": "or", "elements": [answer, _lead(span, inside, "", tree)]}), calls
+    if not wish.strict:
+        return None, form.calls
+    held = triggered_calls(form.calls, loose)
+    if held is None:
+        raise ParameterError(
+            f"strict tools cannot be enforced in this model's format ({form.calls.name}) while calling is optional: "
+            "use tool_choice 'required', or leave strict out.",
+            param="tools",
+        )
+    return _tagged(held), form.calls
+
+
+def _tagged(tree: Tree) -> dict[str, Any]:
+    return {"structural_tag": {"type": "structural_tag", "format": tree}}
+
+
+def _lead(span: Thinking | None, inside: bool, head: str, body: Tree) -> Tree:
+    """Reasoning before a body, spelled out where a format has heads for both."""
+    if span is None or not span.answer:
+        return body
+    thought: Tree = {
+        "type": "sequence",
+        "elements": [
+            {"type": "tag", "begin": "" if inside else span.open, "content": {"type": "any_text"}, "end": span.close},
+            const(span.lead),
+        ],
+    }
+    first = thought if inside else {"type": "optional", "content": thought}
+    return {"type": "sequence", "elements": [first, *([const(head)] if head else []), body]}
+
+
+def _as_tree(structure: dict[str, Any]) -> Tree:
+    """A structure as a part of a tree."""
+    given = {k: v for k, v in structure.items() if v is not None and v is not False}
+    if set(given) == {"json"}:
+        return {"type": "json_schema", "json_schema": given["json"]}
+    if set(given) == {"json_object"}:
+        return {"type": "json_schema", "json_schema": {"type": "object"}}
+    if set(given) == {"regex"}:
+        return {"type": "regex", "pattern": given["regex"]}
+    if set(given) == {"choice"} and isinstance(given["choice"], list):
+        return {"type": "or", "elements": [const(c) for c in given["choice"]]}
+    tag = given.get("structural_tag")
+    if set(given) == {"structural_tag"} and isinstance(tag, dict) and "format" in tag:
+        found: Tree = tag["format"]
+        return found
+    raise ParameterError(
+        f"{', '.join(sorted(given))} cannot be combined with tools or this model's format; json, regex and choice can.",
+        param="structured_outputs",
+    )
+
+
+def _with_tokens(tag: dict[str, Any], marks: Mapping[str, int]) -> dict[str, Any]:
+    """Name the control tokens that a tree's texts hold."""
+    texts = literals(tag.get("format"))
+    used = {mark: number for mark, number in marks.items() if any(mark in text for text in texts)}
+    return {**tag, "special_tokens": {**used, **(tag.get("special_tokens") or {})}} if used else tag
+
+
+def _span(thinking: Thinking, inside: bool, marks: Mapping[str, int]) -> ReasoningSpan:
+    opened, close = "" if inside else thinking.open.strip(), thinking.close.strip()
+    tokens = {mark: number for mark, number in marks.items() if mark in opened or mark in close}
+    return ReasoningSpan(open=opened, close=close, tokens=tokens)
+
+
+def _marks(tokenizer: Tokenizer | None) -> dict[str, int]:
+    """Control tokens by text."""
+    if tokenizer is None:
+        return {}
+    named = ((tokenizer.id_to_token(i), i) for i in sorted(tokenizer.control_ids | tokenizer.special_ids))
+    return {text: number for text, number in named if text}
