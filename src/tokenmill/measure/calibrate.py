@@ -182,7 +182,9 @@ def _step_seconds(device: str, layers: int, rows: int) -> float:
         options: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True, "device": device}
         with LLM(folder, kv_cache_memory_bytes=1 << 24, max_num_seqs=rows, **options) as llm:
             jobs = [([1 + i % 500] * 8, _HOST_TOKENS) for i in range(rows)]
-            closed_loop(llm.engine, time.perf_counter, jobs, rows)
-            llm.reset_prefix_cache()
-            found = closed_loop(llm.engine, time.perf_counter, jobs, rows)
-    return 1e-3 * float(found["itl_ms"]["p50"])
+            usual = []
+            for _ in range(_ROUNDS):
+                llm.reset_prefix_cache()
+                found = closed_loop(llm.engine, time.perf_counter, jobs, rows)
+                usual.append(1e-3 * float(found["itl_ms"]["p50"]))
+    return min(usual)

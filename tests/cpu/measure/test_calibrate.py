@@ -50,8 +50,8 @@ def test_this_machine_is_measured_and_predicted_from(monkeypatch, tmp_path):
     assert not efficiency_of(device, "0.5").calibrated
     planner = read_model(make_config({}, model=str(make_tiny(tmp_path / "m")), device="cpu"), "cpu")
     told = simulate(planner, Setup(device, 1, share), Uniform(3, 20, 5))
-    least = 1e-3 * known["host"]["step_ms"]
-    assert told["output_tokens"] == 15 and told["seconds"] >= 5 * least > 0
+    assert min(known["host"].values()) >= 0 < max(known["host"].values())
+    assert told["output_tokens"] == 15 and told["seconds"] > 5e-3 * known["host"]["step_ms"]
 
 
 def test_broken_calibrations_are_named():
