@@ -35,11 +35,22 @@ class PagedBatch:
 
     def _view(self, spec: KVSpec, blocks: int, dtype: torch.dtype) -> KVView:
         heads = 1 if spec.kind == "latent" else spec.heads
+        if dtype.itemsize == 1:
+            return self._scaled(spec, blocks, dtype)
         key = torch.full((blocks, heads, self.block_size, spec.key_dim), float("nan"), dtype=dtype, device=self.device)
         if spec.kind == "latent":
             return KVView(key, key[..., : spec.value_dim])
         value = torch.full((blocks, heads, self.block_size, spec.value_dim), float("nan"), dtype=dtype)
         return KVView(key, value.to(self.device))
+
+    def _scaled(self, spec: KVSpec, blocks: int, dtype: torch.dtype) -> KVView:
+        """8-bit pages with a scale per head and token; the poison lies in the scales."""
+        shape = (blocks, spec.heads, self.block_size)
+        key, value = (
+            torch.zeros(*shape, dim, dtype=dtype, device=self.device) for dim in (spec.key_dim, spec.value_dim)
+        )
+        scales = [torch.full((*shape, 1), float("nan"), dtype=torch.bfloat16, device=self.device) for _ in range(2)]
+        return KVView(key, value, *scales)
 
     def step(self, grants: list[tuple[str, int]]) -> ForwardContext:
         """A context that gives each named sequence that many new tokens."""

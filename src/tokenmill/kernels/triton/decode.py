@@ -16,17 +16,18 @@ from torch import Tensor
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, prefetch, wait
-from tokenmill.kernels.triton.paging import FLOOR, LOG2E, bend, locate, product
-from tokenmill.kernels.triton.prepare import rotated
+from tokenmill.kernels.triton.paging import FLOOR, LOG2E, bend, locate, product, rounded
+from tokenmill.kernels.triton.prepare import rotated, scale_strides
 
 
 @triton.jit
 def _tile(
-    index, high, keys, values, table, first, entries, kv_len, query_position, d, v,
-    key_block, key_row, value_block, value_row, window,
+    index, high, keys, values, key_scales, value_scales, table, first, entries, kv_len, query_position, d, v,
+    key_block, key_row, value_block, value_row, scale_block, scale_row, window,
     D: tl.constexpr, DV: tl.constexpr, SIZE: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr,
+    SCALED: tl.constexpr,
 ):  # fmt: skip
-    """Keys [BD, BN] and values [BN, BV] of these indexes, their positions, and which are seen."""
+    """Keys [BD, BN] and values [BN, BV] of these indexes, their scales [BN], positions, and which are seen."""
     block, offset, position, known = locate(index, table, first, entries, kv_len, SIZE, FIRST)
     seen = known & (index < high)
     if WINDOW:
@@ -40,40 +41,51 @@ def _tile(
         values + block[:, None] * value_block + offset[:, None] * value_row + v[None, :],
         mask=seen[:, None] & (v < DV)[None, :], other=0.0,
     )  # fmt: skip
-    return k, val, position, seen
+    k_scale = 1.0
+    v_scale = 1.0
+    if SCALED:
+        spot = block * scale_block + offset * scale_row
+        k_scale = tl.load(key_scales + spot, mask=seen, other=0.0).to(tl.float32)
+        v_scale = tl.load(value_scales + spot, mask=seen, other=0.0).to(tl.float32)
+    return k, val, k_scale, v_scale, position, seen
 
 
 @triton.jit
 def _fold(
-    acc, top, total, q, k, val, position, seen, query_position, slope, scale, softcap,
-    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, WIDE: tl.constexpr,
+    acc, top, total, q, k, val, k_scale, v_scale, position, seen, query_position, slope, scale, softcap,
+    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SCALED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Take one tile of keys into the running result."""
     scores = product(q, k.to(q.dtype), tl.zeros((q.shape[0], k.shape[1]), dtype=tl.float32), WIDE)
+    if SCALED:
+        scores = scores * k_scale[None, :]
     scores = bend(scores, query_position, position[None, :], slope, scale, softcap, SOFTCAP, ALIBI)
     scores = tl.where(seen[None, :], scores, float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, axis=1))
     shrink = tl.exp2(top - new_top)
     p = tl.exp2(scores - new_top[:, None])
     total = total * shrink + tl.sum(p, axis=1)
+    if SCALED:
+        p = p * v_scale[None, :]
     acc = product(p.to(q.dtype), val.to(q.dtype), acc * shrink[:, None], WIDE)
     return acc, new_top, total
 
 
 @triton.jit(do_not_specialize=["table_stride", "q_stride"])
 def _decode_kernel(
-    q_ptr, key_ptr, value_ptr, table_ptr, first_ptr, entries_ptr, start_ptr, len_ptr, shared_ptr, slot_ptr,
+    q_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr,
+    table_ptr, first_ptr, entries_ptr, start_ptr, len_ptr, shared_ptr, slot_ptr,
     sink_ptr, slope_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, out_ptr, part_ptr, top_ptr, count_ptr,
     q_stride, table_stride, key_block, key_head, key_row, value_block, value_head, value_row,
-    scale, softcap, window, q_eps, k_eps,
+    scale_block, scale_head, scale_row, scale, softcap, window, q_eps, k_eps,
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, SIZE: tl.constexpr,
     BH: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
     SPLITS: tl.constexpr, FIXED: tl.constexpr, BEFORE: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr,
     FIRST: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
     MIXED: tl.constexpr, FRESH: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr,
     Q_OFFSET: tl.constexpr, K_OFFSET: tl.constexpr, ROPE: tl.constexpr, START: tl.constexpr, DIM: tl.constexpr,
-    INTERLEAVED: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, LINE: tl.constexpr, LINES: tl.constexpr,
-    NEAR: tl.constexpr, PDL: tl.constexpr,
+    INTERLEAVED: tl.constexpr, SCALED: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+    LINE: tl.constexpr, LINES: tl.constexpr, NEAR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     seq = tl.program_id(0)
@@ -116,6 +128,11 @@ def _decode_kernel(
         first = first_ptr + seq.to(tl.int64) * table_stride
     keys = key_ptr + kv_head.to(tl.int64) * key_head
     values = value_ptr + kv_head.to(tl.int64) * value_head
+    key_scales = key_scale_ptr
+    value_scales = value_scale_ptr
+    if SCALED:
+        key_scales += kv_head.to(tl.int64) * scale_head
+        value_scales += kv_head.to(tl.int64) * scale_head
     row = tl.arange(0, BH)
     real = row < GROUP
     head = kv_head * GROUP + row
@@ -124,9 +141,10 @@ def _decode_kernel(
     n = tl.arange(0, BN)
     if FRESH:
         # All keys in the cache are older than this step: load the first ones, bring the following near.
-        k, val, position, seen = _tile(
-            low + n, high, keys, values, table, first, entries, kv_len, query_position, d, v,
-            key_block, key_row, value_block, value_row, window, D, DV, SIZE, FIRST, WINDOW,
+        k, val, k_scale, v_scale, position, seen = _tile(
+            low + n, high, keys, values, key_scales, value_scales, table, first, entries, kv_len, query_position, d, v,
+            key_block, key_row, value_block, value_row, scale_block, scale_row, window,
+            D, DV, SIZE, FIRST, WINDOW, SCALED,
         )  # fmt: skip
         slot = tl.load(slot_ptr + seq)
     if PDL and BEFORE == 0:
@@ -159,36 +177,50 @@ def _decode_kernel(
         one = tl.arange(0, 1)[:, None]
         new_key = rotated(source + (H + kv_head) * D + one, k_norm_ptr, cos_ptr, sin_ptr, at_position, one == 0, d,
                           k_eps, D, K_NORM, K_OFFSET, ROPE, START, DIM, INTERLEAVED)  # fmt: skip
-        new_key = new_key.to(key_ptr.dtype.element_ty)
         new_value = tl.load(source + (H + KV) * D + kv_head * DV + one + v[None, :], mask=(v < DV)[None, :], other=0.0)
-        new_value = new_value.to(value_ptr.dtype.element_ty)
+        new_key_scale = 1.0
+        new_value_scale = 1.0
+        if SCALED:
+            new_key = tl.where((d < D)[None, :], new_key.to(q_ptr.dtype.element_ty).to(tl.float32), 0.0)
+            new_key, a_scale = rounded(new_key, key_ptr.dtype.element_ty)
+            new_value, b_scale = rounded(new_value.to(tl.float32), value_ptr.dtype.element_ty)
+            new_key_scale = tl.sum(a_scale.to(tl.float32))
+            new_value_scale = tl.sum(b_scale.to(tl.float32))
+        else:
+            new_key = new_key.to(key_ptr.dtype.element_ty)
+            new_value = new_value.to(value_ptr.dtype.element_ty)
         if split == active - 1:
             spot = keys + slot // SIZE * key_block + slot % SIZE * key_row
             tl.store(spot + d[None, :] + one, new_key, mask=(d < D)[None, :])
             spot_v = values + slot // SIZE * value_block + slot % SIZE * value_row
             tl.store(spot_v + v[None, :] + one, new_value, mask=(v < DV)[None, :])
-        acc, top, total = _fold(acc, top, total, q, k, val, position, seen, query_position, slope, scale, softcap,
-                                SOFTCAP, ALIBI, WIDE)  # fmt: skip
+            if SCALED:
+                spot_s = slot // SIZE * scale_block + slot % SIZE * scale_row
+                tl.store(key_scales + spot_s, new_key_scale.to(key_scale_ptr.dtype.element_ty))
+                tl.store(value_scales + spot_s, new_value_scale.to(key_scale_ptr.dtype.element_ty))
+        acc, top, total = _fold(acc, top, total, q, k, val, k_scale, v_scale, position, seen, query_position, slope,
+                                scale, softcap, SOFTCAP, ALIBI, SCALED, WIDE)  # fmt: skip
     else:
         q = tl.load(
             q_ptr + query * q_stride + head[:, None] * D + d[None, :], mask=real[:, None] & (d < D)[None, :], other=0.0
         )
     for at in tl.range(low + FRESH * BN, high, BN, num_stages=STAGES):
-        k, val, position, seen = _tile(
-            at + n, high, keys, values, table, first, entries, kv_len, query_position, d, v,
-            key_block, key_row, value_block, value_row, window, D, DV, SIZE, FIRST, WINDOW,
+        k, val, k_scale, v_scale, position, seen = _tile(
+            at + n, high, keys, values, key_scales, value_scales, table, first, entries, kv_len, query_position, d, v,
+            key_block, key_row, value_block, value_row, scale_block, scale_row, window,
+            D, DV, SIZE, FIRST, WINDOW, SCALED,
         )  # fmt: skip
-        acc, top, total = _fold(acc, top, total, q, k, val, position, seen, query_position, slope, scale, softcap,
-                                SOFTCAP, ALIBI, WIDE)  # fmt: skip
+        acc, top, total = _fold(acc, top, total, q, k, val, k_scale, v_scale, position, seen, query_position, slope,
+                                scale, softcap, SOFTCAP, ALIBI, SCALED, WIDE)  # fmt: skip
     if FRESH:
         if split == active - 1:
-            newest = tl.sum(q.to(tl.float32) * new_key.to(tl.float32), axis=1)
+            newest = tl.sum(q.to(tl.float32) * new_key.to(tl.float32), axis=1) * new_key_scale
             newest = bend(newest, 0, 0, slope, scale, softcap, SOFTCAP, False)
             higher = tl.maximum(top, newest)
             weight = tl.exp2(newest - higher)
             total = total * tl.exp2(top - higher) + weight
             acc = acc * tl.exp2(top - higher)[:, None]
-            acc += weight.to(q.dtype).to(tl.float32)[:, None] * new_value.to(tl.float32)
+            acc += (weight * new_value_scale).to(q.dtype).to(tl.float32)[:, None] * new_value.to(tl.float32)
             top = higher
 
     last = True
@@ -285,13 +317,14 @@ def attend_one(
     tops = partial[seqs * spec.heads * parts * spec.kv.value_dim :] if parts > 1 else partial
     q_norm, k_norm = (spec.q_norm, spec.k_norm) if fresh else (None, None)
     _decode_kernel[(seqs, heads, splits)](
-        q, kv.key, kv.value, plan.tables, plan.first, plan.entries, ctx.query_start, ctx.kv_len, shared,
+        q, kv.key, kv.value, kv.key_scale, kv.value_scale,
+        plan.tables, plan.first, plan.entries, ctx.query_start, ctx.kv_len, shared,
         plan.slots if fresh else None, spec.sinks, spec.alibi,
         None if q_norm is None else q_norm.weight, None if k_norm is None else k_norm.weight,
         rope.cos if fresh and rope else None, rope.sin if fresh and rope else None,
         out, partial, tops, scratch.counters(q.device),
         q.stride(0), plan.tables.stride(0), *kv.key.stride()[:3], *kv.value.stride()[:3],
-        spec.scale, spec.softcap, spec.window,
+        *scale_strides(kv), spec.scale, spec.softcap, spec.window,
         0.0 if q_norm is None else q_norm.eps, 0.0 if k_norm is None else k_norm.eps,
         H=spec.heads, GROUP=group, D=spec.kv.key_dim, DV=spec.kv.value_dim, SIZE=ctx.block_size,
         BH=max(16, pow2(group)), BN=block_n, BD=max(16, pow2(spec.kv.key_dim)), BV=max(16, pow2(spec.kv.value_dim)),
@@ -302,7 +335,7 @@ def attend_one(
         Q_OFFSET=0.0 if q_norm is None else q_norm.offset, K_OFFSET=0.0 if k_norm is None else k_norm.offset,
         ROPE=fresh and rope is not None, START=rope.start if fresh and rope else 0,
         DIM=rope.dim if fresh and rope else 0, INTERLEAVED=fresh and rope is not None and rope.interleaved,
-        WIDE=INTERPRETED or q.dtype == torch.float32, STAGES=stages,
+        SCALED=kv.key_scale is not None, WIDE=INTERPRETED or q.dtype == torch.float32, STAGES=stages,
         LINE=line, LINES=pow2(max(1, min(spec.kv.key_dim, spec.kv.value_dim) // line) + 1) // 2,
         NEAR=near, PDL=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip

@@ -16,6 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan
 from tokenmill.kernels.triton.common import INTERPRETED, begin, pow2, wait
 from tokenmill.kernels.triton.paging import FLOOR, LOG2E, bend, product
+from tokenmill.kernels.triton.prepare import scale_strides
 
 ALIGN = 16 if INTERPRETED else 128
 """Sequences begin at multiples of this in the row, so that a tile of keys belongs to one of them."""
@@ -42,9 +43,10 @@ def can_gather(q: Tensor, spec: AttentionSpec, plan: GroupPlan, longest: int) ->
 
 @triton.jit(do_not_specialize=["S", "table_stride", "total"])
 def _gather_kernel(
-    key_ptr, value_ptr, key_out, value_out, table_ptr, at_ptr, len_ptr,
+    key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, key_out, value_out, table_ptr, at_ptr, len_ptr,
     S, table_stride, total, key_block, key_head, key_row, value_block, value_head, value_row,
-    D: tl.constexpr, SIZE: tl.constexpr, ALIGN: tl.constexpr, PDL: tl.constexpr,
+    scale_block, scale_head, scale_row,
+    D: tl.constexpr, SIZE: tl.constexpr, ALIGN: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     place = tl.program_id(0) * ALIGN
@@ -69,10 +71,15 @@ def _gather_kernel(
     row = head * total + place + tl.arange(0, ALIGN)
     k = tl.load(key_ptr + head * key_head + (block * key_block + offset * key_row)[:, None] + d,
                 mask=known[:, None], other=0.0)  # fmt: skip
-    tl.store(key_out + row[:, None] * D + d, k)
+    if SCALED:
+        spot = head * scale_head + block * scale_block + offset * scale_row
+        k = k.to(tl.float32) * tl.load(key_scale_ptr + spot, mask=known, other=0.0).to(tl.float32)[:, None]
+    tl.store(key_out + row[:, None] * D + d, k.to(key_out.dtype.element_ty))
     val = tl.load(value_ptr + head * value_head + (block * value_block + offset * value_row)[:, None] + d,
                   mask=known[:, None], other=0.0)  # fmt: skip
-    tl.store(value_out + row[:, None] * D + d, val)
+    if SCALED:
+        val = val.to(tl.float32) * tl.load(value_scale_ptr + spot, mask=known, other=0.0).to(tl.float32)[:, None]
+    tl.store(value_out + row[:, None] * D + d, val.to(value_out.dtype.element_ty))
 
 
 def places(ctx: ForwardContext) -> Tensor:
@@ -177,9 +184,11 @@ def gather(
     keys = torch.empty((heads, total, width), dtype=dtype, device=at.device)
     values = torch.empty_like(keys)
     _gather_kernel[(total // ALIGN, heads)](
-        kv.key, kv.value, keys, values, plan.tables, at, ctx.kv_len, plan.tables.shape[0], plan.tables.stride(0), total,
-        *kv.key.stride()[:3], *kv.value.stride()[:3],
-        D=width, SIZE=ctx.block_size, ALIGN=ALIGN, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        kv.key, kv.value, kv.key_scale, kv.value_scale, keys, values, plan.tables, at, ctx.kv_len,
+        plan.tables.shape[0], plan.tables.stride(0), total,
+        *kv.key.stride()[:3], *kv.value.stride()[:3], *scale_strides(kv),
+        D=width, SIZE=ctx.block_size, ALIGN=ALIGN, SCALED=kv.key_scale is not None, PDL=pdl,
+        num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return keys, values
 

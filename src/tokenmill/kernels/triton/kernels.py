@@ -24,7 +24,7 @@ from tokenmill.kernels.triton.mixture import pack_mixture
 from tokenmill.kernels.triton.narrow import NarrowMatrix, can_pack4, can_pack8, pack4, pack8
 from tokenmill.kernels.triton.narrow_linear import measured_narrow, narrow_linear
 from tokenmill.kernels.triton.prefill import attend_many
-from tokenmill.kernels.triton.prepare import can_prepare, prepare_qkv
+from tokenmill.kernels.triton.prepare import can_prepare, prepare_qkv, whole_scales
 from tokenmill.kernels.triton.route import route
 from tokenmill.kernels.triton.shared import attend_shared, can_share, common_entries, shared_parts
 from tokenmill.kernels.triton.stepping import advance_, gather_rows
@@ -204,7 +204,7 @@ class TritonKernels(ReferenceKernels):
         if spec.kv.kind == "latent" and serves(spec, ctx) and qkv.shape[0] > 0 and qkv.stride(1) == 1:
             self.count("prepare_qkv")
             return prepare_latent(qkv, spec, ctx, pdl=self.pdl)
-        if not can_prepare(spec) or qkv.shape[0] == 0 or ctx.kv[spec.layer].key_scale is not None:
+        if not can_prepare(spec) or qkv.shape[0] == 0 or not whole_scales(ctx.kv[spec.layer]):
             self.count("prepare_qkv", fallback=True)
             return super().prepare_qkv(qkv, spec, ctx)
         self.count("prepare_qkv")
@@ -212,13 +212,13 @@ class TritonKernels(ReferenceKernels):
 
     def attention(self, q: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
         """q [T, H, Dk] against the paged keys and values as stored -> [T, H * Dv]."""
-        scaled = ctx.kv[spec.layer].key_scale is not None
+        grouped = not whole_scales(ctx.kv[spec.layer])
         if spec.kv.kind == "latent" and serves(spec, ctx) and q.shape[0] > 0:
             self.count("attention")
             out = torch.empty((q.shape[0], spec.heads * spec.kv.value_dim), dtype=q.dtype, device=q.device)
             attend_latent(q.contiguous(), out, spec, ctx, self.scratch, pdl=self.pdl, whole=self.split > 0)
             return out
-        if spec.kv.kind == "latent" or scaled or q.shape[0] == 0 or max(spec.kv.key_dim, spec.kv.value_dim) > 256:
+        if spec.kv.kind == "latent" or grouped or q.shape[0] == 0 or max(spec.kv.key_dim, spec.kv.value_dim) > 256:
             self.count("attention", fallback=True)
             return super().attention(q, spec, ctx)
         self.count("attention")
@@ -253,7 +253,7 @@ class TritonKernels(ReferenceKernels):
 
     def _fresh(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> bool:
         plan, kv = ctx.groups[spec.group], ctx.kv[spec.layer]
-        if self.split or ctx.max_query != 1 or qkv.shape[0] == 0 or not can_prepare(spec) or kv.key_scale is not None:
+        if self.split or ctx.max_query != 1 or qkv.shape[0] == 0 or not can_prepare(spec) or not whole_scales(kv):
             return False  # fixed splits: the bytes must be those of a step that is mixed
         return max(spec.kv.key_dim, spec.kv.value_dim) <= 256 and not self._shares(plan, spec, ctx)
 

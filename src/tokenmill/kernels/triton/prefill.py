@@ -14,14 +14,17 @@ from torch import Tensor
 from tokenmill.core.forward import AttentionSpec, ForwardContext
 from tokenmill.kernels.triton.common import INTERPRETED, begin, pow2, wait
 from tokenmill.kernels.triton.paging import FLOOR, LOG2E, bend, locate, product
+from tokenmill.kernels.triton.prepare import scale_strides
 
 
 @triton.jit
 def _visit(
-    acc, top, total, q, at, keys, values, table, first, entries, kv_len, query_position, slope, real, d, v, n,
-    key_block, key_row, value_block, value_row, scale, softcap, window,
+    acc, top, total, q, at, keys, values, key_scales, value_scales, table, first, entries, kv_len, query_position,
+    slope, real, d, v, n,
+    key_block, key_row, value_block, value_row, scale_block, scale_row, scale, softcap, window,
     D: tl.constexpr, DV: tl.constexpr, SIZE: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, MASKED: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, MASKED: tl.constexpr, EVEN: tl.constexpr,
+    SCALED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys. MASKED: some may be out of some row's sight; else all rows see all of them."""
     index = at + n
@@ -33,6 +36,7 @@ def _visit(
         )  # fmt: skip
     else:
         position = index
+        known = index >= 0
         block = tl.load(table + index // SIZE).to(tl.int64)
         offset = index % SIZE
         spots = keys + block[None, :] * key_block + offset[None, :] * key_row + d[:, None]
@@ -41,6 +45,9 @@ def _visit(
         else:
             k = tl.load(spots, mask=(d < D)[:, None], other=0.0)
     scores = product(q, k.to(q.dtype), tl.zeros((q.shape[0], n.shape[0]), dtype=tl.float32), WIDE)
+    if SCALED:
+        factor = scale_block * block + scale_row * offset
+        scores = scores * tl.load(key_scales + factor, mask=known, other=0.0).to(tl.float32)[None, :]
     scores = bend(scores, query_position[:, None], position[None, :], slope, scale, softcap, SOFTCAP, ALIBI)
     if MASKED:
         distance = query_position[:, None] - position[None, :]
@@ -52,6 +59,8 @@ def _visit(
     shrink = tl.exp2(top - new_top)
     p = tl.exp2(scores - new_top[:, None])
     total = total * shrink + tl.sum(p, axis=1)
+    if SCALED:
+        p = p * tl.load(value_scales + factor, mask=known, other=0.0).to(tl.float32)[None, :]
     spots = values + block[:, None] * value_block + offset[:, None] * value_row + v[None, :]
     if MASKED:
         val = tl.load(spots, mask=known[:, None] & (v < DV)[None, :], other=0.0)
@@ -65,12 +74,14 @@ def _visit(
 
 @triton.jit(do_not_specialize=["S", "table_stride"])
 def _prefill_kernel(
-    q_ptr, key_ptr, value_ptr, table_ptr, first_ptr, entries_ptr, start_ptr, len_ptr, sink_ptr, slope_ptr, out_ptr,
-    S, table_stride, key_block, key_head, key_row, value_block, value_head, value_row, scale, softcap, window,
+    q_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_ptr, first_ptr, entries_ptr, start_ptr, len_ptr,
+    sink_ptr, slope_ptr, out_ptr,
+    S, table_stride, key_block, key_head, key_row, value_block, value_head, value_row,
+    scale_block, scale_head, scale_row, scale, softcap, window,
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, SIZE: tl.constexpr,
     BQ: tl.constexpr, BG: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
     FIRST: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
-    MIXED: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    MIXED: tl.constexpr, SCALED: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     kv_head = tl.program_id(0)
@@ -129,6 +140,11 @@ def _prefill_kernel(
         plain = begin_at
     keys = key_ptr + kv_head.to(tl.int64) * key_head
     values = value_ptr + kv_head.to(tl.int64) * value_head
+    key_scales = key_scale_ptr
+    value_scales = value_scale_ptr
+    if SCALED:
+        key_scales += kv_head.to(tl.int64) * scale_head
+        value_scales += kv_head.to(tl.int64) * scale_head
     acc = tl.zeros((BQ * BG, BV), dtype=tl.float32)
     top = tl.full((BQ * BG,), FLOOR, dtype=tl.float32)
     total = tl.zeros((BQ * BG,), dtype=tl.float32)
@@ -136,15 +152,16 @@ def _prefill_kernel(
     if not FIRST and not WINDOW:
         for at in tl.range(0, plain, BN, num_stages=STAGES):
             acc, top, total = _visit(
-                acc, top, total, q, at, keys, values, table, first, entries, kv_len, query_position, slope, real,
-                d, v, n, key_block, key_row, value_block, value_row, scale, softcap, window,
-                D, DV, SIZE, FIRST, WINDOW, SOFTCAP, ALIBI, False, EVEN, WIDE,
+                acc, top, total, q, at, keys, values, key_scales, value_scales, table, first, entries, kv_len,
+                query_position, slope, real, d, v, n, key_block, key_row, value_block, value_row, scale_block,
+                scale_row, scale, softcap, window,
+                D, DV, SIZE, FIRST, WINDOW, SOFTCAP, ALIBI, False, EVEN, SCALED, WIDE,
             )  # fmt: skip
     for at in tl.range(plain, end, BN, num_stages=STAGES):
         acc, top, total = _visit(
-            acc, top, total, q, at, keys, values, table, first, entries, kv_len, query_position, slope, real,
-            d, v, n, key_block, key_row, value_block, value_row, scale, softcap, window,
-            D, DV, SIZE, FIRST, WINDOW, SOFTCAP, ALIBI, True, EVEN, WIDE,
+            acc, top, total, q, at, keys, values, key_scales, value_scales, table, first, entries, kv_len,
+            query_position, slope, real, d, v, n, key_block, key_row, value_block, value_row, scale_block, scale_row,
+            scale, softcap, window, D, DV, SIZE, FIRST, WINDOW, SOFTCAP, ALIBI, True, EVEN, SCALED, WIDE,
         )  # fmt: skip
     if SINKS:
         sink = tl.load(sink_ptr + head, mask=real, other=FLOOR).to(tl.float32) * LOG2E
@@ -171,15 +188,16 @@ def attend_many(
     block_q = max(1, max(16, min(rows, pow2(ctx.max_query) * packed)) // packed)
     tiles = q.shape[0] // block_q + seqs
     _prefill_kernel[(heads, tiles)](
-        q, kv.key, kv.value, plan.tables, plan.first, plan.entries, ctx.query_start, ctx.kv_len,
-        spec.sinks, spec.alibi, out,
+        q, kv.key, kv.value, kv.key_scale, kv.value_scale, plan.tables, plan.first, plan.entries,
+        ctx.query_start, ctx.kv_len, spec.sinks, spec.alibi, out,
         seqs, plan.tables.stride(0), *kv.key.stride()[:3], *kv.value.stride()[:3],
-        spec.scale, spec.softcap, spec.window,
+        *scale_strides(kv), spec.scale, spec.softcap, spec.window,
         H=spec.heads, GROUP=group, D=spec.kv.key_dim, DV=spec.kv.value_dim, SIZE=ctx.block_size,
         BQ=block_q, BG=packed, BN=block_n, BD=max(16, pow2(spec.kv.key_dim)), BV=max(16, pow2(spec.kv.value_dim)),
         FIRST=plan.first is not None, WINDOW=spec.window > 0, SOFTCAP=spec.softcap > 0,
         SINKS=spec.sinks is not None, ALIBI=spec.alibi is not None, MIXED=mixed,
-        WIDE=INTERPRETED or q.dtype == torch.float32, STAGES=stages, PDL=pdl, num_warps=warps, launch_pdl=pdl,
+        SCALED=kv.key_scale is not None, WIDE=INTERPRETED or q.dtype == torch.float32,
+        STAGES=stages, PDL=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, wait
 from tokenmill.kernels.triton.paging import FLOOR, bend, product
+from tokenmill.kernels.triton.prepare import scale_strides
 
 LEAST = 8
 """Table entries below which sharing does not pay."""
@@ -54,12 +55,13 @@ def common_entries(plan: GroupPlan, ctx: ForwardContext, *, pdl: bool) -> Tensor
 
 @triton.jit(do_not_specialize=["S"])
 def _shared_kernel(
-    q_ptr, key_ptr, value_ptr, table_ptr, len_ptr, common_ptr, part_ptr, top_ptr,
-    S, key_block, key_head, key_row, value_block, value_head, value_row, scale, softcap,
+    q_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_ptr, len_ptr, common_ptr, part_ptr, top_ptr,
+    S, key_block, key_head, key_row, value_block, value_head, value_row, scale_block, scale_head, scale_row,
+    scale, softcap,
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, SIZE: tl.constexpr,
     BS: tl.constexpr, BG: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
-    BEFORE: tl.constexpr, PARTS: tl.constexpr, SOFTCAP: tl.constexpr, WIDE: tl.constexpr,
-    STAGES: tl.constexpr, PDL: tl.constexpr,
+    BEFORE: tl.constexpr, PARTS: tl.constexpr, SOFTCAP: tl.constexpr, SCALED: tl.constexpr,
+    WIDE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     tile = tl.program_id(0)
@@ -97,12 +99,17 @@ def _shared_kernel(
             mask=known[None, :] & (d < D)[:, None], other=0.0,
         )  # fmt: skip
         scores = product(q, k.to(q.dtype), tl.zeros((BS * BG, BN), dtype=tl.float32), WIDE)
+        if SCALED:
+            spot = block * scale_block + kv_head * scale_head + offset * scale_row
+            scores = scores * tl.load(key_scale_ptr + spot, mask=known, other=0.0).to(tl.float32)[None, :]
         scores = bend(scores, 0, index[None, :], top, scale, softcap, SOFTCAP, False)
         scores = tl.where(known[None, :], scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, axis=1))
         shrink = tl.exp2(top - new_top)
         p = tl.exp2(scores - new_top[:, None])
         total = total * shrink + tl.sum(p, axis=1)
+        if SCALED:
+            p = p * tl.load(value_scale_ptr + spot, mask=known, other=0.0).to(tl.float32)[None, :]
         val = tl.load(
             values + block[:, None] * value_block + offset[:, None] * value_row + v[None, :],
             mask=known[:, None] & (v < DV)[None, :], other=0.0,
@@ -134,13 +141,13 @@ def attend_shared(
     together = max(16 // packed, min(ROWS // packed, pow2(seqs)), 1)
     partial = scratch.partial(q.device)
     _shared_kernel[(triton.cdiv(seqs, together), heads, before)](
-        q, kv.key, kv.value, plan.tables, ctx.kv_len, common,
+        q, kv.key, kv.value, kv.key_scale, kv.value_scale, plan.tables, ctx.kv_len, common,
         partial, partial[seqs * spec.heads * parts * spec.kv.value_dim :],
-        seqs, *kv.key.stride()[:3], *kv.value.stride()[:3], spec.scale, spec.softcap,
+        seqs, *kv.key.stride()[:3], *kv.value.stride()[:3], *scale_strides(kv), spec.scale, spec.softcap,
         H=spec.heads, GROUP=group, D=spec.kv.key_dim, DV=spec.kv.value_dim, SIZE=ctx.block_size,
         BS=together, BG=packed, BN=32 if INTERPRETED else 64,
         BD=max(16, pow2(spec.kv.key_dim)), BV=max(16, pow2(spec.kv.value_dim)),
-        BEFORE=before, PARTS=parts, SOFTCAP=spec.softcap > 0,
+        BEFORE=before, PARTS=parts, SOFTCAP=spec.softcap > 0, SCALED=kv.key_scale is not None,
         WIDE=INTERPRETED or q.dtype == torch.float32, STAGES=1 if INTERPRETED else 3, PDL=pdl,
         num_warps=8, launch_pdl=pdl,
     )  # fmt: skip
