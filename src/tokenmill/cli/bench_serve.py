@@ -77,7 +77,7 @@ def serve(
     longest = max(len(c.turns) for c in conversations)
     wanted = _target(base_url, target, want_ids=longest > 1 and not chat)
     objective = read_slo(target["slo"]) if "slo" in target else None
-    _allow_sockets()
+    allow_sockets()
     shared: dict[str, Any] = {"slo": objective, "warmup": target.get("warmup", 1)}
     with BenchProgress() as progress, asyncio.Runner(loop_factory=_loop()) as runner:
         if sweep:
@@ -91,7 +91,7 @@ def serve(
     _show(result)
 
 
-def _allow_sockets() -> None:
+def allow_sockets() -> None:
     """As many open connections as the system lets this process have."""
     try:
         import resource

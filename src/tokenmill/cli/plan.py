@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+from tokenmill.cli.bench_common import PLOT, check_outputs, save
 from tokenmill.cli.errors import FAILED
 from tokenmill.cli.flags import MODEL, engine_flags, flag, settle, with_flags
 from tokenmill.core.config import all_options
@@ -39,6 +40,7 @@ def plan(
         None, "--workload", help="Predict what bench throughput will say about this file (may be repeated)."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    picture: Path = PLOT,
     *,
     load: dict[str, Any],
     options: dict[str, Any],
@@ -51,6 +53,7 @@ def plan(
     on = options.get("device", "auto")
     options = {name: value for name, value in options.items() if name != "device"}
     config, _ = settle(model, options)
+    check_outputs(None, picture)
     from tokenmill.measure import plan as planning
     from tokenmill.measure.devices import efficiency_of
 
@@ -78,6 +81,8 @@ def plan(
         from tokenmill.measure.workloads import read
 
         found["workloads"] = [simulate(planner, setup, read(path)) for path in workload]
+    if picture is not None and found["fits"]:
+        save({**found, "bench": "plan"}, None, picture)
     if as_json:
         print(json.dumps(found, indent=2))
     else:

@@ -20,7 +20,7 @@ def check_plot(path: Path) -> None:
 
 def plot(result: dict[str, Any], path: Path) -> None:
     """Draw a result of `bench` into a file."""
-    draw = {"sweep": _sweep, "ablate": _ablate}.get(result.get("bench", ""), _run)
+    draw = {"sweep": _sweep, "ablate": _ablate, "plan": _plan}.get(result.get("bench", ""), _run)
     figure = draw(result)
     figure.tight_layout()
     figure.savefig(path, dpi=140)
@@ -78,6 +78,24 @@ def _sweep(result: dict[str, Any]) -> Any:
     left.legend()
     for axes in (left, right):
         axes.grid(alpha=0.3)
+    return figure
+
+
+def _plan(result: dict[str, Any]) -> Any:
+    """Predicted speed by users at a time, one line per context."""
+    figure = _figures()(figsize=(11, 4))
+    left, right = figure.subplots(1, 2)
+    for context in sorted({point["context"] for point in result["points"]}):
+        points = [point for point in result["points"] if point["context"] == context]
+        users = [point["batch"] for point in points]
+        left.plot(users, [point["output_tokens_per_s"] for point in points], marker="o", label=f"{context} tokens in")
+        right.plot(users, [point["tpot_ms"] for point in points], marker="o", label=f"{context} tokens in")
+    left.set(xlabel="users at a time", xscale="log", ylabel="output tokens/s", title="throughput, predicted")
+    right.set(xlabel="users at a time", xscale="log", ylabel="ms", ylim=(0, None), title="time per token, predicted")
+    figure.suptitle(f"{result['model']} on {result['ranks']} x {result['device_title']}")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend()
     return figure
 
 
