@@ -159,17 +159,13 @@ async def test_structured_choice_is_checked_by_the_engine(start: Starter) -> Non
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("chat_template", "{{ messages }}"),
-        ("thinking_token_budget", 5),
         ("repetition_detection", {"min_count": 2}),
         ("logprob_token_ids", [1]),
         ("kv_transfer_params", {"a": 1}),
         ("audio", {"voice": "x"}),
         ("modalities", ["text", "audio"]),
         ("return_hidden_states", True),
-        ("regex", "a+"),
-        ("include_reasoning", False),
         ("mm_processor_kwargs", {"x": 1}),
         ("priority", 3),
         ("functions", [{"name": "f"}]),

@@ -6,22 +6,19 @@ Must not know: engines, sockets.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from tokenmill.core.errors import ParameterError
-from tokenmill.core.request import TextDelta
 from tokenmill.server.context import Context
-from tokenmill.server.errors import describe_error, error_object
 from tokenmill.server.job import Job
 from tokenmill.server.openai.logprobs import TokenNames, chat_logprobs, prompt_rows
 from tokenmill.server.openai.sampling import sampling_params, truncate
 from tokenmill.server.openai.schemas import ChatRequest, Message
+from tokenmill.server.openai.tools import call_objects, tool_wish
 from tokenmill.server.openai.unbuilt import CHAT, refuse_unbuilt
-from tokenmill.server.sse import DONE, PlainChunks, event
-
-_SLOT = "\u0000"
+from tokenmill.server.turn import Turn, plan_turn
+from tokenmill.text.messages.message import Message as Said
 
 
 @dataclass(slots=True)
@@ -34,6 +31,7 @@ class Chat:
     id: str
     model: str
     prompt: str
+    turn: Turn
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -48,6 +46,15 @@ class Chat:
         if not self.body.echo or last.role != self.role:
             return ""
         return last.content if isinstance(last.content, str) else ""
+
+    def usage(self, reasoning: str) -> dict[str, Any]:
+        """Usage, with how many of the tokens were reasoning."""
+        found = self.job.usage()
+        tokenizer = self.context.backend.info.tokenizer
+        if reasoning and tokenizer is not None:
+            count = len(tokenizer.encode(reasoning, add_special_tokens=False))
+            found["completion_tokens_details"] = {"reasoning_tokens": min(count, found["completion_tokens"])}
+        return found
 
     @property
     def top(self) -> int:
@@ -69,6 +76,7 @@ async def open_chat(context: Context, body: ChatRequest, raw: dict[str, Any], jo
     if most is None:
         limit = context.backend.info.generation.get("max_new_tokens")
         most = limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else None
+    wish = tool_wish(body)
     params = sampling_params(
         body,
         context.backend.info.generation,
@@ -82,28 +90,23 @@ async def open_chat(context: Context, body: ChatRequest, raw: dict[str, Any], jo
     text, ids = await context.text.chat(
         [template_message(m) for m in body.messages], **_template_options(context, body)
     )
+    turn, params = plan_turn(
+        context.form,
+        wish,
+        params,
+        text,
+        tokenizer=context.backend.info.tokenizer,
+        template=_template(context, body),
+        separate=body.separate_reasoning,
+    )
     ids = truncate(ids, body, context.backend.info.max_model_len, most)
     await job.start(f"chatcmpl-{base}", [(text, ids)], params, priority=body.priority, salt=body.cache_salt or "")
-    return Chat(context, body, job, f"chatcmpl-{base}", model, text)
+    return Chat(context, body, job, f"chatcmpl-{base}", model, text, turn)
 
 
 def _check(context: Context, body: ChatRequest) -> None:
     if body.top_logprobs is not None and body.top_logprobs > 0 and not body.logprobs:
         raise ParameterError("top_logprobs needs logprobs = true.", param="top_logprobs")
-    if body.tools and body.tool_choice != "none":
-        raise ParameterError(
-            "tools need a tool-call parser, which this version does not have; tool_choice 'none' only shows the "
-            "tools to the model.",
-            param="tools",
-        )
-    if body.tool_choice not in (None, "none") and not body.tools:
-        if body.tool_choice != "auto":
-            raise ParameterError("tool_choice needs tools.", param="tool_choice")
-    if not body.include_reasoning:
-        raise ParameterError(
-            "include_reasoning = false needs a reasoning parser, which this version does not have.",
-            param="include_reasoning",
-        )
     if body.chat_template is not None and not context.options.trust_request_chat_template:
         raise ParameterError(
             "chat_template is not accepted from requests here (--trust-request-chat-template allows them).",
@@ -113,12 +116,17 @@ def _check(context: Context, body: ChatRequest) -> None:
         raise ParameterError("priority needs a server started with --scheduling-policy priority.", param="priority")
 
 
+def _template(context: Context, body: ChatRequest) -> Any:
+    tokenizer = context.backend.info.tokenizer
+    return body.chat_template or context.chat_template or (tokenizer.chat_template if tokenizer is not None else None)
+
+
 def _template_options(context: Context, body: ChatRequest) -> dict[str, Any]:
     kwargs = {**(context.options.default_chat_template_kwargs or {}), **(body.chat_template_kwargs or {})}
-    if body.reasoning_effort is not None:
+    if body.reasoning_effort is not None:  # templates know it by one name or another
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
-        if body.reasoning_effort == "none":
-            kwargs.setdefault("enable_thinking", False)
+        for switch in ("enable_thinking", "thinking"):
+            kwargs.setdefault(switch, body.reasoning_effort != "none")
     return {
         "chat_template": body.chat_template or context.chat_template,
         "chat_template_kwargs": kwargs,
@@ -154,12 +162,15 @@ async def whole_answer(chat: Chat) -> dict[str, Any]:
     (task, accumulator) = (await chat.job.gather())[0]
     result = accumulator.output()
     choices = []
+    reasoning = ""
     for out in result.outputs:
+        said = chat.turn.read(out.text)
+        reasoning += said.reasoning
         choice: dict[str, Any] = {
             "index": out.index,
-            "message": {"role": chat.role, "content": chat.echoed + out.text, "refusal": None},
+            "message": _message(chat, said),
             "logprobs": chat_logprobs(out.logprobs or [], chat.top, chat.names) if chat.body.logprobs else None,
-            "finish_reason": out.finish_reason,
+            "finish_reason": chat.turn.finish_reason(out.finish_reason, len(said.calls)),
             "stop_reason": out.stop_reason,
         }
         if chat.body.return_token_ids:
@@ -173,7 +184,7 @@ async def whole_answer(chat: Chat) -> dict[str, Any]:
         "choices": choices,
         "service_tier": None,
         "system_fingerprint": None,
-        "usage": chat.job.usage(),
+        "usage": chat.usage(reasoning),
         "prompt_logprobs": prompt_rows(result.prompt_logprobs),
     }
     if chat.body.return_token_ids:
@@ -185,103 +196,12 @@ async def whole_answer(chat: Chat) -> dict[str, Any]:
     return answer
 
 
-# ---------------------------------------------------------------- streamed
-
-
-class ChatStream:
-    """Chunks of one chat; text-only chunks are three byte strings joined."""
-
-    def __init__(self, chat: Chat) -> None:
-        self.chat = chat
-        body = chat.body
-        options = body.stream_options
-        self.usage_at_end = chat.context.options.enable_force_include_usage or bool(options and options.include_usage)
-        self.usage_always = bool(options and options.include_usage and options.continuous_usage_stats)
-        self.plain: dict[int, PlainChunks] = {}
-        self.started: set[int] = set()
-        self.held: dict[int, list[TextDelta]] = {}
-        self.simple = not (body.logprobs or body.return_token_ids or self.usage_always or body.stream_interval)
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """All events; an error after the start is an event too, and [DONE] always ends the stream."""
-        try:
-            async for batch in self.chat.job.batches():
-                data = b"".join([self._events(delta) for _, delta in batch])
-                if data:
-                    yield data
-            if self.usage_at_end:
-                yield event(self._last())
-        except Exception as error:
-            found = describe_error(error)
-            yield event(error_object(found.status, found.message, found.param))
-        yield DONE
-
-    def _events(self, delta: TextDelta) -> bytes:
-        index = delta.index
-        head = b"" if index in self.started else self._first(index)
-        if self.simple and delta.finish_reason is None:
-            if not delta.text:
-                return head
-            plain = self.plain.get(index)
-            if plain is None:
-                plain = self.plain[index] = PlainChunks(self._chunk(index, {"content": _SLOT}))
-            return head + plain.chunk(delta.text)
-        return head + self._full(delta)
-
-    def _first(self, index: int) -> bytes:
-        self.started.add(index)
-        chunk = self._chunk(index, {"role": self.chat.role, "content": ""})
-        task = next(iter(self.chat.job.tasks.values()))
-        if self.chat.body.return_token_ids:
-            chunk["prompt_token_ids"] = task.request.prompt_ids
-        if self.chat.body.return_prompt_text:
-            chunk["prompt_text"] = self.chat.prompt
-        data = event(self._with_usage(chunk))
-        if self.chat.echoed:
-            data += event(self._with_usage(self._chunk(index, {"content": self.chat.echoed})))
-        return data
-
-    def _full(self, delta: TextDelta) -> bytes:
-        body = self.chat.body
-        held = self.held.setdefault(delta.index, [])
-        held.append(delta)
-        gathered = sum(len(d.token_ids) for d in held)
-        if (
-            delta.finish_reason is None
-            and gathered < (body.stream_interval or 1)
-            and not (gathered == 0 and delta.text)
-        ):
-            return b""
-        self.held[delta.index] = []
-        text = "".join(d.text for d in held)
-        chunk = self._chunk(delta.index, {"content": text} if text or delta.finish_reason is None else {})
-        choice = chunk["choices"][0]
-        if body.logprobs:
-            rows = [row for d in held for row in d.logprobs or ()]
-            choice["logprobs"] = chat_logprobs(rows, self.chat.top, self.chat.names) if rows else None
-        if body.return_token_ids:
-            choice["token_ids"] = [t for d in held for t in d.token_ids]
-        if delta.finish_reason is not None:
-            choice["finish_reason"] = delta.finish_reason
-            choice["stop_reason"] = delta.stop_reason
-        return event(self._with_usage(chunk))
-
-    def _with_usage(self, chunk: dict[str, Any]) -> dict[str, Any]:
-        if self.usage_always:
-            chunk["usage"] = self.chat.job.usage()
-        return chunk
-
-    def _last(self) -> dict[str, Any]:
-        chunk = {**self._chunk(0, {}), "choices": [], "usage": self.chat.job.usage()}
-        if self.chat.context.options.enable_per_request_metrics:
-            chunk["metrics"] = self.chat.job.timings()
-        return chunk
-
-    def _chunk(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "id": self.chat.id,
-            "object": "chat.completion.chunk",
-            "created": self.chat.created,
-            "model": self.chat.model,
-            "choices": [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}],
-        }
+def _message(chat: Chat, said: Said) -> dict[str, Any]:
+    """An assistant's message; content is null where there are calls and nothing else."""
+    content = chat.echoed + said.content
+    message: dict[str, Any] = {"role": chat.role, "content": content or (None if said.calls else ""), "refusal": None}
+    if said.calls:
+        message["tool_calls"] = call_objects(chat.turn, said)
+    if said.reasoning and chat.body.include_reasoning:
+        message["reasoning"] = message["reasoning_content"] = said.reasoning
+    return message

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError
-from tokenmill.server.openai import chat, completions, embeddings, tokens
+from tokenmill.server.openai import chat, chat_stream, completions, embeddings, tokens
 from tokenmill.server.openai.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -30,7 +30,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
             body, raw = await work.read(ChatRequest)
             opened = await chat.open_chat(context, body, raw, work.job, work.base(body.request_id))
             if body.stream:
-                return work.stream(chat.ChatStream(opened).chunks())
+                return work.stream(chat_stream.ChatStream(opened).chunks())
             return json_answer(await chat.whole_answer(opened))
 
     async def text_completions(request: Request) -> Response:

@@ -13,6 +13,7 @@ from tokenmill.core.request import SamplingParams
 from tokenmill.engine.prompts import default_params
 from tokenmill.server.context import RequestLimits
 from tokenmill.server.openai.schemas import SamplingFields
+from tokenmill.server.openai.structure import structure
 
 _FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _AS_GIVEN = (
@@ -61,7 +62,8 @@ def sampling_params(
         logit_bias=_bias(body.logit_bias),
         max_tokens=max_tokens,
         logprobs=logprobs,
-        structured_outputs=_structure(body),
+        structured_outputs=structure(body),
+        thinking_token_budget=getattr(body, "thinking_token_budget", None),
         detokenize=detokenize,
     )
 
@@ -94,22 +96,3 @@ def _check_limits(body: SamplingFields, limits: RequestLimits, logprobs: int | N
 def _bias(given: Mapping[str, float] | None) -> dict[int, float] | None:
     """Values are clamped to [-100, 100], as OpenAI's and vLLM's are."""
     return {int(k): max(-100.0, min(100.0, v)) for k, v in given.items()} if given else None
-
-
-def _structure(body: SamplingFields) -> dict[str, Any] | None:
-    """structured_outputs as the engine takes it; response_format is another spelling of it."""
-    form, given = body.response_format, body.structured_outputs
-    given = {k: v for k, v in (given or {}).items() if v not in (None, False)} or None
-    if form is None or form.type == "text":
-        return given
-    if given is not None:
-        raise ParameterError("Give response_format or structured_outputs, not both.", param="response_format")
-    if form.type == "json_object":
-        return {"json_object": True}
-    if form.type == "structural_tag":
-        raise ParameterError(
-            "response_format structural_tag is not supported in this version.", param="response_format"
-        )
-    if form.json_schema is None or form.json_schema.schema_ is None:
-        raise ParameterError("response_format json_schema needs json_schema.schema.", param="response_format")
-    return {"json": form.json_schema.schema_}

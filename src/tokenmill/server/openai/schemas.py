@@ -38,11 +38,15 @@ class JsonSchemaFormat(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """Text, any JSON object, or JSON of a schema."""
+    """Text, any JSON object, JSON of a schema (llama.cpp has it beside `type`), or spans of a text held to forms."""
 
-    model_config = STRICT
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    format: dict[str, Any] | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
 
 
 class SamplingFields(BaseModel):
@@ -83,6 +87,16 @@ class SamplingFields(BaseModel):
     stream_interval: int | None = Field(None, ge=1, le=1 << 20)
     response_format: ResponseFormat | None = None
     structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    json_schema: dict[str, Any] | str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
     priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
     request_id: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")
     session_id: str | None = Field(None, max_length=256)
@@ -171,6 +185,8 @@ class ChatRequest(SamplingFields):
     chat_template: str | None = Field(None, max_length=1 << 20)
     chat_template_kwargs: dict[str, Any] | None = None
     include_reasoning: bool = True
+    separate_reasoning: bool = True
+    thinking_token_budget: int | None = Field(None, ge=-1, le=2**31 - 1)
     return_prompt_text: bool | None = None
 
 

@@ -15,14 +15,12 @@ _ALSO: dict[str, tuple[Any, ...]] = {
     "thinking_token_budget": (-1,),
     "modalities": (["text"],),
     "function_call": ("none",),
-    "separate_reasoning": (True,),
     "stream_reasoning": (True,),
     "service_tier": ("auto", "default"),
 }
 SHARED = frozenset(
     {
         "logprob_token_ids",
-        "thinking_token_budget",
         "repetition_detection",
         "watermarking",
         "return_token_offsets",
@@ -31,13 +29,6 @@ SHARED = frozenset(
         "kv_transfer_params",
         "ec_transfer_params",
         "vllm_xargs",
-        "regex",
-        "ebnf",
-        "json_schema",
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
         "stop_regex",
         "no_stop_trim",
         "lora_path",
@@ -64,11 +55,10 @@ CHAT = SHARED | {
     "audio",
     "prediction",
     "web_search_options",
-    "separate_reasoning",
     "stream_reasoning",
     "service_tier",
 }
-COMPLETION = SHARED | {"suffix", "prompt_embeds"}
+COMPLETION = SHARED | {"suffix", "prompt_embeds", "thinking_token_budget"}
 EMBEDDING = frozenset({"embed_dtype", "messages", "lora_path", "data_parallel_rank"})
 
 

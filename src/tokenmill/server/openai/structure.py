@@ -1,0 +1,74 @@
+"""Every spelling of structured output. Owns: OpenAI's response_format, vLLM's, SGLang's and llama.cpp's field names.
+
+All become `structured_outputs` as the engine takes it; two that disagree are refused. Must not know: grammars.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tokenmill.core.errors import ParameterError
+from tokenmill.server.openai.schemas import ResponseFormat, SamplingFields
+
+_DIRECT = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+    "grammar": "grammar",
+    "structural_tag": "structural_tag",
+}
+
+
+def structure(body: SamplingFields) -> dict[str, Any] | None:
+    """structured_outputs of a request, or None."""
+    given = {k: v for k, v in (body.structured_outputs or {}).items() if v not in (None, False)}
+    found = [("structured_outputs", given)] if given else []
+    for name, kind in _DIRECT.items():
+        value = getattr(body, name, None)
+        if value is not None:
+            found.append((name, {kind: _plain_json(name, value) if kind == "json" else value}))
+    form = _response_format(body.response_format)
+    if form is not None:
+        found.append(("response_format", form))
+    if not found:
+        return None
+    first_name, first = found[0]
+    for name, other in found[1:]:
+        if other != first:
+            raise ParameterError(f"Give {first_name} or {name}, not both.", param=name)
+    if body.guided_whitespace_pattern is not None:
+        first = {**first, "whitespace_pattern": body.guided_whitespace_pattern}
+    return first
+
+
+def _plain_json(name: str, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        raise ParameterError(f"{name} is not valid JSON.", param=name) from None
+
+
+def _response_format(form: ResponseFormat | None) -> dict[str, Any] | None:
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return {"json_object": True} if form.schema_ is None else {"json": form.schema_}
+    if form.type == "structural_tag":
+        if form.format is not None:
+            return {"structural_tag": {"type": "structural_tag", "format": form.format}}
+        if form.structures is None or form.triggers is None:
+            raise ParameterError(
+                "response_format structural_tag needs format, or structures and triggers.", param="response_format"
+            )
+        return {"structural_tag": {"structures": form.structures, "triggers": form.triggers}}
+    schema = form.json_schema.schema_ if form.json_schema is not None else form.schema_
+    if schema is None:
+        raise ParameterError("response_format json_schema needs json_schema.schema.", param="response_format")
+    return {"json": schema}

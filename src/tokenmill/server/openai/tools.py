@@ -1,0 +1,73 @@
+"""OpenAI's tools and tool_choice. Owns: reading them into a ToolWish, and calls in OpenAI's shapes.
+
+Must not know: formats, engines.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenmill.core.errors import ParameterError
+from tokenmill.server.openai.schemas import ChatRequest
+from tokenmill.server.turn import ToolWish, Turn
+from tokenmill.text.messages.message import Message
+
+
+def tool_wish(body: ChatRequest) -> ToolWish:
+    """What the request says about tools; ParameterError names the field that is wrong."""
+    tools: dict[str, Any] = {}
+    strict = set()
+    for tool in body.tools or ():
+        function = tool.function
+        if function.name in tools:
+            raise ParameterError(f"tools holds {function.name!r} twice.", param="tools")
+        tools[function.name] = function.parameters
+        if function.strict:
+            strict.add(function.name)
+    choice, named, allowed = _choice(body.tool_choice)
+    if not tools:
+        if choice not in ("none", "auto") or named is not None or allowed is not None:
+            raise ParameterError("tool_choice needs tools.", param="tool_choice")
+        return ToolWish()
+    if allowed is not None:
+        if missing := sorted(set(allowed) - set(tools)):
+            raise ParameterError(f"tool_choice allows {missing[0]!r}, which tools do not hold.", param="tool_choice")
+        tools = {name: tools[name] for name in tools if name in allowed}
+    parallel = body.parallel_tool_calls is not False
+    return ToolWish(tools, frozenset(strict & set(tools)), choice, named, parallel)
+
+
+def _choice(given: Any) -> tuple[str, str | None, list[str] | None]:
+    """-> none, auto or required; the named function; the names that are allowed."""
+    if given is None or isinstance(given, str):
+        return given or "auto", None, None
+    kind = given.get("type", "function")
+    if (
+        kind == "function"
+        and isinstance(given.get("function"), dict)
+        and isinstance(given["function"].get("name"), str)
+    ):
+        return "required", given["function"]["name"], None
+    if kind == "allowed_tools" and isinstance(given.get("allowed_tools"), dict):
+        inner = given["allowed_tools"]
+        names = [_name(t) for t in inner.get("tools") or ()] if isinstance(inner.get("tools"), list) else []
+        if inner.get("mode") in ("auto", "required") and names and all(names):
+            return inner["mode"], None, [n for n in names if n]
+    raise ParameterError(
+        "tool_choice must be none, auto, required, {'type': 'function', 'function': {'name': ...}} or allowed_tools.",
+        param="tool_choice",
+    )
+
+
+def _name(tool: Any) -> str | None:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def call_objects(turn: Turn, message: Message) -> list[dict[str, Any]]:
+    """tool_calls of a whole message."""
+    return [
+        {"id": turn.call_id(c.id), "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+        for c in message.calls
+    ]
