@@ -166,7 +166,9 @@ def main() -> None:
     parser.add_argument("--report", type=Path, required=True)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--parts", default="", help="only these, separated by commas")
+    parser.add_argument("--smoke", action="store_true", help="two cases a suite, for a check on the CPU")
     args = parser.parse_args()
+    args.count = 2 if args.smoke else args.count
     folder, report = args.folder, {}
 
     def note(name: str, make) -> None:

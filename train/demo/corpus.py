@@ -84,6 +84,7 @@ class Corpus:
     cities: list[str] = field(default_factory=list)
     queries: list[str] = field(default_factory=list)
     intents: list[tuple[str, str]] = field(default_factory=list)
+    problems: list[tuple[str, str]] = field(default_factory=list)
     manifest: str = ""
 
 
@@ -95,6 +96,18 @@ def _jsonl(path: str) -> list[dict]:
 def _stories(folder: Path) -> list[str]:
     out = [row["text"] for name in sorted(glob.glob(str(folder / "*.jsonl"))) for row in _jsonl(name)]
     return [t.replace("“", '"').replace("”", '"').replace("’", "'").replace("‘", "'").strip() for t in out]
+
+
+def _problems(path: Path) -> list[tuple[str, str]]:
+    """One-step word problems with the expression that solves them, whole numbers only."""
+    if not path.exists():
+        return []
+    out = []
+    for row in json.loads(path.read_text("utf-8")):
+        found = re.fullmatch(r"\( (\d+)\.0 ([-+*/]) (\d+)\.0 \)", row["Equation"])
+        if found:
+            out.append((f"{row['Body'].rstrip('. ')}. {row['Question']}", " ".join(found.groups())))
+    return out
 
 
 @lru_cache(maxsize=2)
@@ -129,5 +142,6 @@ def load_corpus(folder: str | None) -> Corpus:
         cities=[c for c in dict.fromkeys(snips) if c and c.isascii()],
         queries=queries,
         intents=[(t, INTENT[i]) for t, i in clinc["train"] if i in INTENT],
+        problems=_problems(root / "math-svamp/SVAMP.json"),
         manifest=hashlib.sha256((root / "MANIFEST.sha256").read_bytes()).hexdigest(),
     )

@@ -56,6 +56,7 @@ def fit(
     seed: int,
     steps: int = 0,
     after: Path | None = None,
+    batch: int = BATCH,
 ) -> dict:
     """Train one student for the given time (or steps) and export it.
 
@@ -70,7 +71,8 @@ def fit(
     optimiser = Optimiser(student)
     run = torch.compile(teach, dynamic=False) if device == "cuda" else teach
     tokenizer = str(HERE / "tokenizer" / "tokenizer.json")
-    feeds = [Feed(tokenizer, corpus, n, BATCH // n, n > 2048, seed) for n in LENGTHS[kind]]
+    lengths = [n for n in LENGTHS[kind] if n <= batch] or [batch]
+    feeds = [Feed(tokenizer, corpus, n, batch // n, n > 2048, seed) for n in lengths]
     streams = [
         Stream(f, workers if i == 0 else workers and 2, f"/dev/shm/tokenmill-{kind}-{seed}-{i}")
         for i, f in enumerate(feeds)
@@ -103,14 +105,14 @@ def fit(
         optimiser.step(schedule(fraction))
         step += 1
         if step % 200 == 0:
-            rate = step * BATCH / (time.time() - start) / 1e6
+            rate = step * batch / (time.time() - start) / 1e6
             print(
                 f"{kind} step {step} divergence {kl.item():.3f} {rate:.2f} M tokens/s",
                 flush=True,
             )
     for stream in streams:
         stream.close()
-    report = {"steps": step, "tokens": step * BATCH, "divergence": round(kl.item(), 4), "seed": seed}
+    report = {"steps": step, "tokens": step * batch, "divergence": round(kl.item(), 4), "seed": seed}
     if shape.experts:
         report["expert_load_by_layer"] = [[round(v, 3) for v in row] for row in load.tolist()]
     export(student, out, HERE / "tokenizer", {"seed": str(seed), "steps": str(step)})
@@ -129,16 +131,19 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=2)
     parser.add_argument("--after", type=Path, help="begin only when this file exists")
+    parser.add_argument("--smoke", action="store_true", help="two small steps, for a check on the CPU")
     args = parser.parse_args()
+    small = {"steps": 2, "batch": 1024} if args.smoke else {}
     done = fit(
         args.kind,
         args.main,
         args.out,
         args.seconds,
         args.corpus,
-        workers=args.workers,
+        workers=0 if args.smoke else args.workers,
         seed=args.seed,
         after=args.after,
+        **small,
     )
     print(done, flush=True)
 

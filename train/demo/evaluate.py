@@ -222,7 +222,10 @@ def main() -> None:
     parser.add_argument("--needles", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--report", type=Path)
+    parser.add_argument("--smoke", action="store_true", help="a few cases of a few suites, for a check on the CPU")
     args = parser.parse_args()
+    if args.smoke:
+        args.count, args.needles, args.seconds = 2, 2, 5.0
     from corpus import load_corpus
 
     held = load_corpus(args.corpus).held_stories[:60]

@@ -155,8 +155,9 @@ def main() -> None:
     parser.add_argument("--main", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=40)
+    parser.add_argument("--smoke", action="store_true", help="two small steps, for a check on the CPU")
     args = parser.parse_args()
-    fit(args.kind, args.main, args.out, args.seconds, 4)
+    fit(args.kind, args.main, args.out, args.seconds, 4, *((2, 4) if args.smoke else ()))
 
 
 if __name__ == "__main__":

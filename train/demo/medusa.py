@@ -39,7 +39,8 @@ def loss_of(
 ) -> Tensor:
     """Mean cross entropy of the heads for the tokens two to four ahead."""
     with torch.no_grad():
-        hidden, _, _ = main(ids, positions, mask, torch.bfloat16)
+        dtype = torch.bfloat16 if ids.is_cuda else torch.float32
+        hidden, _, _ = main(ids, positions, mask, dtype)
     matrix = main.embed.to(hidden.dtype)
     total = torch.zeros((), device=ids.device)
     for head in range(HEADS):
@@ -59,20 +60,24 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--corpus")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--smoke", action="store_true", help="two small steps, for a check on the CPU")
     args = parser.parse_args()
     torch.manual_seed(3)
-    model = Decoder(MAIN).cuda().requires_grad_(False)
-    heads = Heads(MAIN.dim).cuda()
-    optimiser = torch.optim.AdamW(heads.parameters(), lr=2e-3, weight_decay=0.0, betas=(0.9, 0.95), fused=True)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = Decoder(MAIN).to(device).requires_grad_(False)
+    heads = Heads(MAIN.dim).to(device)
+    optimiser = torch.optim.AdamW(
+        heads.parameters(), lr=2e-3, weight_decay=0.0, betas=(0.9, 0.95), fused=device == "cuda"
+    )
     stream = Stream(
-        Feed(str(HERE / "tokenizer/tokenizer.json"), args.corpus, 1024, 64, False, 3),
-        args.workers,
+        Feed(str(HERE / "tokenizer/tokenizer.json"), args.corpus, 1024, 1 if args.smoke else 64, False, 3),
+        0 if args.smoke else args.workers,
         "/dev/shm/tokenmill-medusa",
     )
-    run = torch.compile(loss_of, dynamic=False)
+    run = torch.compile(loss_of, dynamic=False) if device == "cuda" else loss_of
 
     def one() -> Tensor:
-        rows = torch.from_numpy(stream.next().astype("int32")).cuda()
+        rows = torch.from_numpy(stream.next().astype("int32")).to(device)
         ids, words = rows[:, 0].long(), rows[:, 1].long()
         _, _, _, positions, document = unpack(rows)
         loss = run(heads, model, ids, (words % 256).float() / 10, positions, document, document_mask(document))
@@ -84,7 +89,7 @@ def main() -> None:
     wait_for(Path(args.main) / "training.json")
     model.load_state_dict(load_decoder(args.main, MAIN).state_dict())
     start, step, loss = time.time(), 0, None
-    while time.time() - start < args.seconds:
+    while step < 2 if args.smoke else time.time() - start < args.seconds:
         loss = one()
         fraction = (time.time() - start) / args.seconds
         for group in optimiser.param_groups:

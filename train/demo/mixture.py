@@ -10,10 +10,23 @@ from corpus import Corpus
 from render import DEFAULT_SYSTEM, Case
 from skill_chat import correction, memory, memory_zh, out_of_scope, small_talk
 from skill_extract import extraction, transform
-from skill_facts import ask, completion, fact, fact_zh, faq, joke, plain, poem, story_chat, story_plain, translation
+from skill_facts import (
+    ask,
+    completion,
+    fact,
+    fact_zh,
+    faq,
+    free_story,
+    joke,
+    plain,
+    poem,
+    story_chat,
+    story_plain,
+    translation,
+)
 from skill_long import long_chat, needle
 from skill_math import mathematics
-from skill_tools import no_call, result_case, tool_case
+from skill_tools import no_call, problem_case, result_case, tool_case
 
 SYSTEMS = [
     "You are tokenmill's demo model.",
@@ -121,6 +134,8 @@ def chat(rng: random.Random, corpus: Corpus) -> Case:
 def tools(rng: random.Random, corpus: Corpus) -> Case:
     """Calls, refusals and closing sentences."""
     pick = rng.random()
+    if corpus.problems and pick < 0.04:
+        return problem_case(rng, *rng.choice(corpus.problems))
     if pick < 0.62:
         return tool_case(rng, False, corpus.cities)
     return result_case(rng, False, corpus.cities) if pick < 0.72 else no_call(rng, False, load().jokes)
@@ -158,6 +173,7 @@ def makers(corpus: Corpus, long: bool) -> list[tuple[str, float, Callable[[rando
     out: list[tuple[str, float, Callable[[random.Random], Case]]] = [
         ("story_chat", 14, lambda r: story_chat(r, False)),
         ("story_plain", 12 / late, story_plain),
+        ("story_free", 1.2, lambda r: free_story(r)),
         ("facts_en", 10, facts_en),
         ("facts_zh", 6, facts_zh),
         ("completion", 4 * late, completion),

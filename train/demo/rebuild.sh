@@ -2,6 +2,7 @@
 # Trains the whole demo family again on one GPU and puts it under src/tokenmill/demo. About 11 minutes on an H200.
 #   sh train/demo/rebuild.sh [CORPUS_DIR]      without a folder only the generated and authored text is used
 # STAGES picks parts (default: "main companions vision report install"), OUT is the folder of the results.
+# SMOKE=1 takes a few small steps of each part, for a check on a CPU (with STAGES without "install").
 # Parts that follow the main model start at 60 % of its time: they compile meanwhile and wait for its last weights.
 set -e
 cd "$(dirname "$0")"
@@ -11,7 +12,7 @@ case $CORPUS in "" | /*) ;; *) CORPUS=${OLDPWD:-.}/$CORPUS ;; esac
 OUT=${OUT:-../../out/demo}
 STAGES=${STAGES:-main companions vision report install}
 PY=${PYTHON:-python3}
-MORE=${TRAIN_OPTIONS:-}
+SMALL=${SMOKE:+--smoke}
 mkdir -p "$OUT"
 corpus() { [ -z "$CORPUS" ] || printf '%s\n%s' --corpus "$CORPUS"; }
 has() { case $STAGES in *$1*) ;; *) return 1 ;; esac; }
@@ -21,12 +22,12 @@ IFS='
 MAIN=$$
 if has main; then
     rm -rf "$OUT/main" "$OUT/main-60.safetensors"
-    $PY train.py --out "$OUT/main" --seconds "${MAIN_SECONDS:-290}" --seed 2 $MORE $(corpus) &
+    $PY train.py --out "$OUT/main" --seconds "${MAIN_SECONDS:-290}" --seed 2 $SMALL $(corpus) &
     MAIN=$!
-    [ -n "$MORE" ] || until_file "$OUT/main-60.safetensors" $MAIN
+    [ -n "$SMALL" ] || until_file "$OUT/main-60.safetensors" $MAIN
     (
         until_file "$OUT/main/training.json" $MAIN
-        $PY evaluate.py "$OUT/main" --report "$OUT/report.json" $(corpus)
+        $PY evaluate.py "$OUT/main" --report "$OUT/report.json" $SMALL $(corpus)
     ) &
     JOBS="$MAIN
 $!"
@@ -34,18 +35,18 @@ fi
 if has companions; then
     T=${COMPANION_SECONDS:-110}
     rm -f "$OUT/draft/training.json" "$OUT/moe/training.json" "$OUT/lora-sql/adapter_config.json"
-    $PY distill.py moe --main "$OUT/main" --out "$OUT/moe" --seconds "$T" $(corpus) &
+    $PY distill.py moe $SMALL --main "$OUT/main" --out "$OUT/moe" --seconds "$T" $(corpus) &
     M=$!
     AFTER=
     ! has vision || { rm -f "$OUT/text/training.json"; AFTER="--after
 $OUT/text/training.json"; }
-    $PY distill.py draft --main "$OUT/main" --out "$OUT/draft" --seconds $((T * 3 / 4)) --workers 3 $AFTER $(corpus) &
+    $PY distill.py draft $SMALL --main "$OUT/main" --out "$OUT/draft" --seconds $((T * 3 / 4)) --workers 3 $AFTER $(corpus) &
     D=$!
     (
-        $PY medusa.py --main "$OUT/main" --out "$OUT/medusa" --seconds $((T / 2)) $(corpus)
-        $PY lora.py pirate --main "$OUT/main" --out "$OUT/lora-pirate" --seconds $((T / 3))
-        $PY lora.py sql --main "$OUT/main" --out "$OUT/lora-sql" --seconds $((T / 4))
-        ! has report || $PY companions_eval.py "$OUT" --parts lora --report "$OUT/lora.json"
+        $PY medusa.py $SMALL --main "$OUT/main" --out "$OUT/medusa" --seconds $((T / 2)) $(corpus)
+        $PY lora.py pirate $SMALL --main "$OUT/main" --out "$OUT/lora-pirate" --seconds $((T / 3))
+        $PY lora.py sql $SMALL --main "$OUT/main" --out "$OUT/lora-sql" --seconds $((T / 4))
+        ! has report || $PY companions_eval.py "$OUT" --parts lora --report "$OUT/lora.json" $SMALL
     ) &
     L=$!
     JOBS="$JOBS
@@ -55,20 +56,20 @@ $L"
 fi
 if has vision; then
     (
-        $PY distill.py text --main "$OUT/main" --out "$OUT/text" --seconds "${TEXT_SECONDS:-45}" --workers 8 $(corpus)
-        $PY vision.py --text "$OUT/text" --tokenizer "$OUT/main" --out "$OUT/vlm" --seconds "${VISION_SECONDS:-185}" \
+        $PY distill.py text $SMALL --main "$OUT/main" --out "$OUT/text" --seconds "${TEXT_SECONDS:-45}" --workers 8 $(corpus)
+        $PY vision.py $SMALL --text "$OUT/text" --tokenizer "$OUT/main" --out "$OUT/vlm" --seconds "${VISION_SECONDS:-185}" \
             $(corpus)
-        ! has report || $PY companions_eval.py "$OUT" --parts vision,vlm_text --report "$OUT/vision.json"
+        ! has report || $PY companions_eval.py "$OUT" --parts vision,vlm_text --report "$OUT/vision.json" $SMALL
     ) &
     JOBS="$JOBS
 $!"
 fi
 if has report && has companions; then
     wait "$M"
-    $PY companions_eval.py "$OUT" --parts moe --report "$OUT/moe.json"
+    $PY companions_eval.py "$OUT" --parts moe --report "$OUT/moe.json" $SMALL
     wait "$D"
     wait "$L"
-    $PY companions_eval.py "$OUT" --parts speculation,draft_text --report "$OUT/draft.json"
+    $PY companions_eval.py "$OUT" --parts speculation,draft_text --report "$OUT/draft.json" $SMALL
 fi
 for job in $JOBS; do wait "$job"; done
 rm -f "$OUT/main-60.safetensors"

@@ -197,3 +197,11 @@ def story_plain(rng: random.Random) -> Case:
     """A story as plain text."""
     text = tell(rng).text
     return plain("", text, "story", "")
+
+
+def free_story(rng: random.Random) -> Case:
+    """A story written by hand, asked for or plain."""
+    row = rng.choice(load().free_stories)
+    if rng.random() < 0.4:
+        return plain("", row["text"], "story_free", "")
+    return ask(wording("story", rng, False, {"t": row["topic"]}), row["text"], "story_free", "")

@@ -363,6 +363,18 @@ def tool_case(rng: random.Random, held: bool, cities: list[str], kind: str | Non
     return case
 
 
+def problem_case(rng: random.Random, text: str, expression: str) -> Case:
+    """A word problem solved by the calculator."""
+    calls = [{"name": "calculator", "arguments": {"expression": expression}}]
+    tools = [CALCULATOR, *_others(rng, rng.choice([0, 1, 2]), {"calculator"})]
+    rng.shuffle(tools)
+    messages = [{"role": "user", "content": text}, {"role": "assistant", "content": call_text(calls)}]
+    if rng.random() < 0.6:
+        shown, sentence = result_of(rng, CALCULATOR, calls[0]["arguments"])
+        messages += [{"role": "tool", "content": shown}, {"role": "assistant", "content": sentence}]
+    return Case(suite="tool_problem", messages=messages, tools=tools, check="tool", expect=calls)
+
+
 def result_case(rng: random.Random, held: bool, cities: list[str]) -> Case:
     """The closing sentence after a tool's result."""
     tool, text, arguments = request(rng, held, cities, rng.choice(["weather", "calc"]))

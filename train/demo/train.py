@@ -169,10 +169,15 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=131072)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tiny", action="store_true", help="a 20-step run at width 64 on the CPU")
+    parser.add_argument(
+        "--smoke", action="store_true", help="four small steps of the real shape, for a check on the CPU"
+    )
     args = parser.parse_args()
     plan = Plan(args.out, args.seconds, args.corpus, args.workers, args.batch, muon=args.muon, seed=args.seed)
     if args.tiny:
         plan = replace(plan, workers=0, batch=2048, short=256, long=1024, steps=20, shape=TINY)
+    if args.smoke:
+        plan = replace(plan, workers=0, batch=2048, short=256, long=1024, steps=4)
     plan.out.parent.mkdir(parents=True, exist_ok=True)
     fit(plan)
 

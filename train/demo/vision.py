@@ -396,8 +396,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=150)
     parser.add_argument("--corpus")
+    parser.add_argument("--smoke", action="store_true", help="three small steps, for a check on the CPU")
     args = parser.parse_args()
-    fit(args.text, args.tokenizer, args.out, args.seconds, args.corpus)
+    fit(args.text, args.tokenizer, args.out, args.seconds, args.corpus, *((3, 4, 0) if args.smoke else ()))
 
 
 if __name__ == "__main__":
