@@ -169,8 +169,8 @@ class Admission:
 
     def _constraint(self, params: SamplingParams) -> Constraint | None:
         budget = params.thinking_token_budget if params.reasoning is not None else None
-        if params.structured_outputs is None and (budget is None or budget < 0):
-            return None
+        if params.structured_outputs is None and (budget is None or budget < 0 or self.compiler is None):
+            return None  # without a compiler this only checks for the engine that has one
         if params.structured_outputs is not None and not isinstance(params.structured_outputs, dict):
             raise ParameterError(
                 "structured_outputs must be a dict such as {'choice': ['yes', 'no']}.", param="structured_outputs"
