@@ -32,8 +32,8 @@ class Source:
         return self.info.shape if self.expert is None else self.info.shape[1:]
 
 
-_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_LAYER = {
+TOP_PARTS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+LAYER_PARTS = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -48,14 +48,14 @@ _LAYER = {
     "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "mlp.gate",
 }
-_STACKED = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+STACKED_PARTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 _MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 _GEMMA = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-_SPECIAL: dict[str, dict[str, str]] = {
+SPECIAL_PARTS: dict[str, dict[str, str]] = {
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
@@ -82,23 +82,23 @@ def name_table(arch: str, tensors: Mapping[str, TensorInfo], config: Mapping[str
 def _places(arch: str, name: str, info: TensorInfo, config: Mapping[str, Any]) -> list[tuple[str, Source]]:
     less = 1.0 if arch.startswith("gemma") and name.endswith("norm.weight") else 0.0
     base, _, kind = name.rpartition(".")
-    if base in _TOP and kind in ("weight", "bias"):
-        return [(f"{_TOP[base]}.{kind}", Source(info, less=less))]
+    if base in TOP_PARTS and kind in ("weight", "bias"):
+        return [(f"{TOP_PARTS[base]}.{kind}", Source(info, less=less))]
     match = _LAYER_NAME.fullmatch(name)
     if match is None:
         return [(name, Source(info))]
     layer, part, expert, kind = match.groups()
     at, mixtral = f"model.layers.{layer}", config.get("model_type") == "mixtral"
     inside = f"{at}.block_sparse_moe" if mixtral else f"{at}.mlp"
-    if part in _STACKED and expert is None:
-        return _stacked(inside, _STACKED[part], kind, info, mixtral)
+    if part in STACKED_PARTS and expert is None:
+        return _stacked(inside, STACKED_PARTS[part], kind, info, mixtral)
     if expert is not None:
-        if not mixtral or f"{part}_exps" not in _STACKED:
+        if not mixtral or f"{part}_exps" not in STACKED_PARTS:
             return [(name, Source(info))]
-        return [(f"{inside}.experts.{int(expert)}.{_MIXTRAL[_STACKED[f'{part}_exps']]}.{kind}", Source(info))]
+        return [(f"{inside}.experts.{int(expert)}.{_MIXTRAL[STACKED_PARTS[f'{part}_exps']]}.{kind}", Source(info))]
     if part == "attn_sinks" and kind == "weight":
         return [(f"{at}.self_attn.sinks", Source(info))]
-    ours = {**_LAYER, **_SPECIAL.get(arch, {})}.get(part)
+    ours = {**LAYER_PARTS, **SPECIAL_PARTS.get(arch, {})}.get(part)
     if ours is None:
         return [(name, Source(info))]
     if mixtral and part == "ffn_gate_inp":

@@ -17,7 +17,7 @@ from tokenmill.core.errors import ParameterError, UserError
 if TYPE_CHECKING:
     from tokenmill.quant.convert import LayerError
 
-Format = Literal["int8", "int4", "fp8"]
+Format = Literal["int8", "int4", "fp8", "gguf-q8_0", "gguf-q4_0", "gguf-q4_k", "gguf-bf16", "gguf-f16"]
 BITS = {"int8": 8, "int4": 4, "fp8": 8}
 SHOWN = 5
 MAX_TEXT_BYTES = 16 << 20
@@ -25,17 +25,18 @@ MAX_TEXT_BYTES = 16 << 20
 
 def quantize(
     source: str = typer.Argument(..., metavar="SRC", help="Folder or hub name of an unquantised model, or `demo`."),
-    target: Path = typer.Argument(..., metavar="DST", help="The folder to write; it must not exist."),
+    target: Path = typer.Argument(..., metavar="DST", help="The folder (or .gguf file) to write; it must not exist."),
     format: Format = typer.Option(
-        "int4", "--format", help="Integers in groups with a scale each, or 8 bit floats with a scale per row."
+        "int4", "--format", help="Integers in groups with a scale each, 8 bit floats with one per row, or a GGUF file."
     ),
     group: int = typer.Option(32, "--group", help="Columns that share a scale: 32, 64, 128 or 256."),
     skip: str = typer.Option(None, "--skip", metavar="REGEX", help="Leave weights alone whose name matches this."),
     perplexity: Path = typer.Option(None, "--perplexity", metavar="FILE", help="Text to compare before and after on."),
 ) -> None:
-    """Round a model's weights and write them as compressed-tensors files, which other engines read too.
+    """Round a model's weights and write them as compressed-tensors files, or as one GGUF file: other engines read both.
 
-    The embeddings, the output head, norms and routers keep their precision."""
+    In the former the embeddings, the output head, norms and routers keep their precision; in GGUF files embeddings and
+    head get 6 bits or 8, as usual there."""
     pattern = _pattern(skip)
     text = _read_text(perplexity) if perplexity is not None else None
     with spinner("Getting ready ..."):
@@ -44,11 +45,30 @@ def quantize(
     found = find_source(source)
     if not isinstance(found, FolderSource):
         raise UserError(f"{found.path} is a GGUF file; start from the unquantised model's folder.")
+    if format.startswith("gguf-"):
+        _write_gguf(found.path, target, format.removeprefix("gguf-"), pattern)
+        if text is not None:
+            _compare(str(found.path), str(target), text)
+        return
     with _bar() as tell:
         errors = convert(found.path, target, Recipe(BITS[format], group, pattern, format == "fp8"), tell)
     _show(found.path, target, errors)
     if text is not None:
         _compare(str(found.path), str(target), text)
+
+
+def _write_gguf(source: Path, target: Path, kind: str, skip: re.Pattern[str] | None) -> None:
+    from tokenmill.quant.gguf_export import export
+
+    if target.suffix != ".gguf":
+        raise ParameterError(f"{target} must end in .gguf: it is one file.")
+    with _bar() as tell:
+        errors, note = export(source, target, kind, skip, tell)
+    if note is not None:
+        typer.echo(f"Note: {note}.")
+    before = sum(path.stat().st_size for path in source.iterdir() if path.suffix in (".safetensors", ".bin"))
+    typer.echo(f"{target}: {size(target.stat().st_size)} instead of {size(before)}; {len(errors)} matrices rounded")
+    _table(errors)
 
 
 def _pattern(skip: str | None) -> re.Pattern[str] | None:
@@ -85,23 +105,30 @@ def _bar() -> Iterator[Callable[[str, int, int], None]]:
 
 def _show(source: Path, target: Path, errors: list[LayerError]) -> None:
     """Sizes, and the weights that lost most."""
-    from rich.console import Console
-    from rich.table import Table
 
     def weights(folder: Path) -> int:
         return sum(path.stat().st_size for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))
 
     before, after = weights(source), weights(target)
+    typer.echo(f"{target}: {size(after)} of weights instead of {size(before)}; {len(errors)} matrices rounded")
+    _table(errors)
+    typer.echo("All of them: quantization_report.json")
+
+
+def _table(errors: list[LayerError]) -> None:
+    """The weights that lost most."""
+    from rich.console import Console
+    from rich.table import Table
+
+    if not errors:
+        return
     mean = sum(item.error * item.weights for item in errors) / sum(item.weights for item in errors)
-    console = Console()
-    console.print(f"{target}: {size(after)} of weights instead of {size(before)}; {len(errors)} matrices rounded")
     table = Table(title=f"relative error: mean {mean:.4f}; the largest")
     table.add_column("weight")
     table.add_column("error", justify="right")
     for item in sorted(errors, key=lambda item: -item.error)[:SHOWN]:
         table.add_row(item.name, f"{item.error:.4f}")
-    console.print(table)
-    console.print("All of them: quantization_report.json")
+    Console().print(table)
 
 
 def _compare(before: str, after: str, text: str) -> None:

@@ -16,6 +16,8 @@ from tokenmill.text.codec import Tokenizer, TokenizerSettings
 from tokenmill.text.sentencepiece import ModelKind, Piece, PieceKind, SentencePieceModel
 
 MAX_TOKENS = 1 << 22
+HUGGING_FACE = "tokenizer.huggingface.json"
+"""A whole tokenizer.json, which says more than the other keys can."""
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -35,8 +37,8 @@ PATTERNS: dict[str, str | tuple[str, ...] | None] = {
     "default": _DEFAULT,
 }
 """How words are split, by the names in `tokenizer.ggml.pre`. None: GPT-2's own pattern."""
-_WHOLE_WORDS = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "tekken", "gpt-4o", "llama4"})
-_COMPOSED = frozenset({"qwen2", "deepseek-r1-qwen"})
+WHOLE_WORDS = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "tekken", "gpt-4o", "llama4"})
+COMPOSED = frozenset({"qwen2", "deepseek-r1-qwen"})
 """Tokenizers that normalise to NFC before they split."""
 _FRAMED = frozenset({"llama3", "llama-v3", "llama-bpe", "tekken"})
 """Tokenizers that put the first token before a text when the file does not say."""
@@ -52,7 +54,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], path: str) -> Tokenizer:
     """The tokenizer; raises ModelError that names the file."""
     read = _Keys(metadata, path)
     kind = read.text("model")
-    make = {"llama": _sentencepiece, "gpt2": _byte_level}.get(kind)
+    whole = isinstance(metadata.get(HUGGING_FACE), str)
+    make = _whole if whole else {"llama": _sentencepiece, "gpt2": _byte_level}.get(kind)
     if make is None:
         raise read.fail(f"its tokenizer is of the kind {kind[:40]!r}; llama (SentencePiece) and gpt2 (BPE) are read")
     tokens = read.tokens()
@@ -67,7 +70,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], path: str) -> Tokenizer:
         # The native library reports some broken vocabularies by a panic, which is not an Exception.
         raise read.fail(f"its tokenizer cannot be used ({error})") from error
     strings = {name: tokens[index] for name, key in _IDS.items() if (index := read.id(key, len(tokens))) is not None}
-    _frame(read, inner, strings, kind)
+    if not whole:
+        _frame(read, inner, strings, kind)
     made = Tokenizer(inner, TokenizerSettings(strings, _templates(metadata, read)))
     made.eos_ids = _end_ids(read, tokens, kinds)
     return made
@@ -129,6 +133,13 @@ class _Keys:
         return [float(score) for score in found]
 
 
+def _whole(read: _Keys, tokens: list[str], kinds: list[int]) -> tokenizers.Tokenizer:
+    inner = tokenizers.Tokenizer.from_str(read.metadata[HUGGING_FACE])
+    if inner.get_vocab_size() > len(tokens):
+        raise ModelError(f"{HUGGING_FACE} has {inner.get_vocab_size()} tokens, the vocabulary {len(tokens)}")
+    return inner
+
+
 def _sentencepiece(read: _Keys, tokens: list[str], kinds: list[int]) -> tokenizers.Tokenizer:
     pieces = [
         Piece(token, score, PieceKind(kind))
@@ -159,8 +170,8 @@ def _byte_level(read: _Keys, tokens: list[str], kinds: list[int]) -> tokenizers.
     if not set(map(len, pairs)) <= {2}:
         raise ModelError("one of its merges is not two tokens with one space between them")
     vocab = {token: index for index, token in enumerate(tokens)}
-    inner = build.from_merges(vocab, pairs, PATTERNS[name], whole_words=name in _WHOLE_WORDS)
-    if name in _COMPOSED:
+    inner = build.from_merges(vocab, pairs, PATTERNS[name], whole_words=name in WHOLE_WORDS)
+    if name in COMPOSED:
         inner.normalizer = normalizers.NFC()
     for kind, special in ((PieceKind.CONTROL, True), (PieceKind.UNKNOWN, True), (PieceKind.USER_DEFINED, False)):
         names = [token for token, found in zip(tokens, kinds, strict=True) if found == kind]

@@ -1,0 +1,174 @@
+"""From config.json to GGUF metadata and tensor names: `gguf_config` and `gguf_names` the other way round.
+Owns: which families can be written. Must not know: tokenizers, how numbers become blocks, files.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tokenmill.checkpoint.gguf_names import LAYER_PARTS, SPECIAL_PARTS, STACKED_PARTS, TOP_PARTS
+from tokenmill.core.errors import ModelError
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "llama",
+    "MixtralForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3moe",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+}
+"""Written; what differs from its family's usual numbers is refused below."""
+_LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+_EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
+_MIXTRAL = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor goes: its name there; the expert that it is, of a stack; what the format wants done to it."""
+
+    name: str
+    expert: int | None = None
+    heads: int = 0
+    """Not 0: the rows of each of these heads are interleaved."""
+    more: float = 0.0
+    """Added to every number."""
+
+
+def architecture(config: Mapping[str, Any], path: str) -> str:
+    """GGUF's name of the family; a ModelError if there is none here."""
+    names = config.get("architectures") or ["?"]
+    found = ARCHITECTURES.get(str(names[0]))
+    if found is None:
+        raise ModelError(
+            f"{path}: {names[0]} cannot be written as GGUF; these can: {', '.join(sorted(ARCHITECTURES))}."
+        )
+    return found
+
+
+def place(name: str, arch: str, config: Mapping[str, Any], path: str) -> Place | None:
+    """Where the tensor of this name goes; None: nowhere (a head that is the embedding again)."""
+    if name == "lm_head.weight" and config.get("tie_word_embeddings"):
+        return None
+    base, _, kind = name.rpartition(".")
+    more = 1.0 if arch.startswith("gemma") and name.endswith("norm.weight") else 0.0
+    for theirs, ours in TOP_PARTS.items():
+        if base == ours:
+            return Place(f"{theirs}.{kind}", more=more)
+    match = _LAYER_NAME.fullmatch(name)
+    if match is not None:
+        layer, part, kind = match.groups()
+        if (expert := _EXPERT.fullmatch(part)) is not None:
+            which = _MIXTRAL.get(expert[2], expert[2])
+            for theirs, ours in STACKED_PARTS.items():
+                if ours == which:
+                    return Place(f"blk.{layer}.{theirs}.{kind}", int(expert[1]))
+        part = "mlp.gate" if part == "block_sparse_moe.gate" else part
+        parts = {**LAYER_PARTS, **SPECIAL_PARTS.get(arch, {})}
+        for theirs, ours in parts.items():
+            if part == ours:
+                heads = 0
+                if arch == "llama" and theirs in ("attn_q", "attn_k"):
+                    heads = config["num_attention_heads"]
+                    heads = heads if theirs == "attn_q" else config.get("num_key_value_heads") or heads
+                return Place(f"blk.{layer}.{theirs}.{kind}", heads=heads, more=more)
+    raise ModelError(f"{path}: the tensor {name!r} has no name in GGUF files of the family '{arch}'.")
+
+
+def metadata_of(config: Mapping[str, Any], arch: str, path: str) -> dict[str, Any]:
+    """The keys that say what config.json says."""
+    heads = int(config["num_attention_heads"])
+    head = int(config.get("head_dim") or config["hidden_size"] // heads)
+    rope = rope_of(config)
+    own: dict[str, Any] = {
+        "context_length": int(config["max_position_embeddings"]),
+        "embedding_length": int(config["hidden_size"]),
+        "block_count": int(config["num_hidden_layers"]),
+        "feed_forward_length": int(config["intermediate_size"]),
+        "attention.head_count": heads,
+        "attention.head_count_kv": int(config.get("num_key_value_heads") or heads),
+        "attention.key_length": head,
+        "attention.value_length": head,
+        "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
+        "rope.dimension_count": int(head * (rope.get("partial_rotary_factor") or 1.0)),
+        "rope.freq_base": float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
+        "vocab_size": int(config["vocab_size"]),
+        **_scaling(rope, path),
+        **_experts(config),
+        **_gemma(config, arch, path),
+    }
+    window = config.get("sliding_window")
+    if window and config.get("use_sliding_window", True):
+        own["attention.sliding_window"] = int(window)
+    return {"general.architecture": arch, **{f"{arch}.{key}": value for key, value in own.items()}}
+
+
+def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The rope settings of full attention, wherever a config keeps them."""
+    found = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return dict(found.get("full_attention", found))
+
+
+def rope_divisors(config: Mapping[str, Any]) -> list[float] | None:
+    """Llama 3.1's frequencies: what each pair's is divided by, which the format stores as a tensor."""
+    rope = rope_of(config)
+    if rope.get("rope_type", rope.get("type")) != "llama3":
+        return None
+    heads = int(config["num_attention_heads"])
+    head = int(config.get("head_dim") or config["hidden_size"] // heads)
+    theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
+    factor, low, high = (float(rope[key]) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    original, found = float(rope["original_max_position_embeddings"]), []
+    for pair in range(head // 2):
+        turns = original * theta ** (-2 * pair / head) / (2 * math.pi)
+        smooth = min(1.0, max(0.0, (turns - low) / (high - low)))
+        found.append(1.0 / ((1.0 - smooth) / factor + smooth))
+    return found
+
+
+def _scaling(rope: Mapping[str, Any], path: str) -> dict[str, Any]:
+    kind = rope.get("rope_type", rope.get("type"))
+    if kind in (None, "default", "llama3"):
+        return {}
+    if kind not in ("linear", "yarn"):
+        raise ModelError(f"{path}: rope scaling {kind!r} cannot be written as GGUF here.")
+    found: dict[str, Any] = {"rope.scaling.type": kind, "rope.scaling.factor": float(rope["factor"])}
+    if "original_max_position_embeddings" in rope:
+        found["rope.scaling.original_context_length"] = int(rope["original_max_position_embeddings"])
+    for name in ("beta_fast", "beta_slow"):
+        if rope.get(name) is not None:
+            found[f"rope.scaling.yarn_{name}"] = float(rope[name])
+    return found
+
+
+def _experts(config: Mapping[str, Any]) -> dict[str, Any]:
+    count = config.get("num_local_experts") or config.get("num_experts")
+    if not count:
+        return {}
+    found = {"expert_count": int(count), "expert_used_count": int(config["num_experts_per_tok"])}
+    if config.get("moe_intermediate_size"):
+        found["expert_feed_forward_length"] = int(config["moe_intermediate_size"])
+    return found
+
+
+def _gemma(config: Mapping[str, Any], arch: str, path: str) -> dict[str, Any]:
+    if not arch.startswith("gemma"):
+        return {}
+    found: dict[str, Any] = {"attention.scale": float(config["query_pre_attn_scalar"]) ** -0.5}
+    if arch == "gemma2":
+        found["attn_logit_softcapping"] = float(config["attn_logit_softcapping"])
+        found["final_logit_softcapping"] = float(config["final_logit_softcapping"])
+        return found
+    if config.get("attn_logit_softcapping") or config.get("final_logit_softcapping"):
+        raise ModelError(f"{path}: a Gemma 3 with capped logits cannot be written as GGUF.")
+    parameters = config.get("rope_parameters") or {}
+    local = parameters.get("sliding_attention", {}).get("rope_theta") or config.get("rope_local_base_freq") or 10000.0
+    found["rope.freq_base_swa"] = float(local)
+    found["attention.sliding_window_pattern"] = int(config.get("sliding_window_pattern") or 6)
+    return found

@@ -1,0 +1,126 @@
+"""Writing GGUF files. Owns: the container (version 3, little-endian), and that no half-written file is left behind.
+
+Values take the type that readers expect of them: whole numbers are uint32 (int32 in lists and below zero), others
+float32. Must not know: what a key means, how numbers become blocks.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from tokenmill.checkpoint.gguf_file import ARRAY, STRING, TYPES
+from tokenmill.core.errors import UserError
+
+ALIGNMENT = 32
+UINT32, INT32, FLOAT32, BOOL, UINT64 = 4, 5, 6, 7, 10
+IDS = {block.name: number for number, block in TYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor to write: its shape (slowest dimension first), the name of its type, and its bytes, piece by piece."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    pieces: Callable[[], Iterable[bytes]]
+
+    @property
+    def size(self) -> int:
+        """Bytes that the pieces must add up to."""
+        block = TYPES[IDS[self.type]]
+        elements = 1
+        for dim in self.shape:
+            elements *= dim
+        return elements // block.elements * block.size
+
+
+def write_gguf(path: Path, metadata: Mapping[str, Any], entries: list[Entry]) -> None:
+    """Write the whole file or nothing; a full disk is a UserError."""
+    total = sum(_padded(entry.size) for entry in entries)
+    partial = path.parent / f".{path.name}.partial-{os.getpid()}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(path.parent).free
+        if free < total:
+            raise UserError(f"{path} needs {total / 1e9:.2f} GB, but only {free / 1e9:.2f} GB are free there.")
+        with open(partial, "wb") as file:
+            for piece in _contents(metadata, entries):
+                file.write(piece)
+            _settle(file)
+        partial.rename(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror or error}); nothing is left of it.") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _settle(file: IO[bytes]) -> None:
+    """A disk may turn out to be full only now."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _contents(metadata: Mapping[str, Any], entries: list[Entry]) -> Iterator[bytes]:
+    header = b"".join(_header(metadata, entries))
+    yield header + bytes(-len(header) % ALIGNMENT)
+    for entry in entries:
+        written = 0
+        for piece in entry.pieces():
+            yield piece
+            written += len(piece)
+        assert written == entry.size, f"{entry.name}: {written} bytes instead of {entry.size}"
+        yield bytes(-written % ALIGNMENT)
+
+
+def _header(metadata: Mapping[str, Any], entries: list[Entry]) -> Iterator[bytes]:
+    yield b"GGUF" + struct.pack("<IQQ", 3, len(entries), len(metadata))
+    for key, value in metadata.items():
+        kind = _kind(value)
+        yield _text(key) + struct.pack("<I", kind) + _value(kind, value)
+    offset = 0
+    for entry in entries:
+        dims = struct.pack(f"<I{len(entry.shape)}Q", len(entry.shape), *reversed(entry.shape))
+        yield _text(entry.name) + dims + struct.pack("<IQ", IDS[entry.type], offset)
+        offset += _padded(entry.size)
+
+
+def _padded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _text(value: str) -> bytes:
+    raw = value.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _kind(value: Any) -> int:
+    if isinstance(value, bool):
+        return BOOL
+    if isinstance(value, int):
+        return INT32 if value < 0 else UINT32 if value < 1 << 32 else UINT64
+    if isinstance(value, float):
+        return FLOAT32
+    if isinstance(value, str):
+        return STRING
+    assert isinstance(value, list), f"no GGUF type for {type(value)}"
+    return ARRAY
+
+
+def _value(kind: int, value: Any) -> bytes:
+    if kind == STRING:
+        return _text(value)
+    if kind != ARRAY:
+        return struct.pack({UINT32: "<I", INT32: "<i", FLOAT32: "<f", BOOL: "<?", UINT64: "<Q"}[kind], value)
+    inner = _kind(value[0]) if value else STRING
+    inner = INT32 if inner == UINT32 else inner
+    head = struct.pack("<IQ", inner, len(value))
+    if inner == STRING:
+        return head + b"".join(map(_text, value))
+    return head + struct.pack(f"<{len(value)}{'i' if inner == INT32 else 'f' if inner == FLOAT32 else '?'}", *value)

@@ -1,0 +1,177 @@
+"""A model folder in, one GGUF file out. Owns: which type each tensor gets, and undoing what `gguf_names` undoes.
+Must not know: command lines, engines, how blocks or containers are laid out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.checkpoint.folder import open_checkpoint, read_config, read_generation_config
+from tokenmill.checkpoint.gguf_blocks import Blocks
+from tokenmill.checkpoint.gguf_file import TYPES
+from tokenmill.checkpoint.gguf_metadata import Place, architecture, metadata_of, place, rope_divisors
+from tokenmill.checkpoint.gguf_model import unweave
+from tokenmill.checkpoint.gguf_write import IDS, Entry, write_gguf
+from tokenmill.core.errors import ModelError, UserError
+from tokenmill.core.protocols import Checkpoint
+from tokenmill.quant.convert import LayerError, Tell
+from tokenmill.quant.gguf_rounding import ENCODERS
+from tokenmill.text.gguf_write import tokenizer_metadata
+
+FILE_TYPES = {"f16": 1, "q4_0": 2, "q8_0": 7, "q4_k": 15, "bf16": 32}
+"""The kinds of file that can be written, and what `general.file_type` calls them (q4_k: Q4_K_M)."""
+_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_ROUTER = re.compile(r"blk\.\d+\.ffn_gate_inp\.weight")
+_SENSITIVE = re.compile(r"blk\.(\d+)\.(attn_v|ffn_down|ffn_down_exps)\.weight")
+_HEADS = ("token_embd.weight", "output.weight")
+_PIECE = 1 << 22
+"""Numbers that are rounded at a time."""
+_SAMPLING = {"temperature": "temp", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor of the file: the source tensors that it stacks (one, or an expert each), and its type."""
+
+    name: str
+    sources: list[tuple[str, Place]]
+    shape: tuple[int, ...]
+    type: str
+
+
+def export(
+    source: Path,
+    target: Path,
+    kind: str,
+    skip: re.Pattern[str] | None = None,
+    tell: Tell = lambda name, done, total: None,
+) -> tuple[list[LayerError], str | None]:
+    """Write the model of folder `source` to the file `target`, whole or not at all; -> what rounding lost per matrix,
+    and a sentence for the user, if there is one. `skip`: names (of the source) that stay in 16 bits."""
+    config = read_config(source)
+    if config.get("quantization_config"):
+        raise ModelError(f"{source} is already quantised; start from the unquantised model.")
+    if target.exists():
+        raise UserError(f"{target} exists already; name a file that does not.")
+    arch = architecture(config, str(source))
+    ckpt = open_checkpoint(source)
+    try:
+        stored = _plan(ckpt, config, arch, kind, skip, str(source))
+        metadata, note = _metadata(source, config, arch, kind)
+        errors: list[LayerError] = []
+        entries = []
+        for item in stored:
+            pieces = partial(_pieces, ckpt, item, errors, partial(_told, tell, item.name, len(stored)))
+            entries.append(Entry(item.name, item.shape, item.type, pieces))
+        if (divisors := rope_divisors(config)) is not None:
+            raw = torch.tensor(divisors, dtype=torch.float32).numpy().tobytes()
+            entries.append(Entry("rope_freqs.weight", (len(divisors),), "F32", lambda: [raw]))
+        write_gguf(target, metadata, entries)
+    finally:
+        ckpt.close()
+    return errors, note
+
+
+def _metadata(source: Path, config: Mapping[str, Any], arch: str, kind: str) -> tuple[dict[str, Any], str | None]:
+    generation = read_generation_config(source)
+    ends = generation.get("eos_token_id") or []
+    ends = [ends] if isinstance(ends, int) else ends
+    tokenizer, note = tokenizer_metadata(source, int(config["vocab_size"]), ends)
+    said = metadata_of(config, arch, str(source))
+    said["general.name"] = source.resolve().name
+    said["general.file_type"] = FILE_TYPES[kind]
+    if kind not in ("f16", "bf16"):
+        said["general.quantization_version"] = 2
+    for ours, theirs in _SAMPLING.items():
+        if isinstance(generation.get(ours), int | float) and not isinstance(generation[ours], bool):
+            value = generation[ours]
+            said[f"general.sampling.{theirs}"] = int(value) if ours == "top_k" else float(value)
+    return {**said, **tokenizer}, note
+
+
+def _plan(
+    ckpt: Checkpoint, config: Mapping[str, Any], arch: str, kind: str, skip: re.Pattern[str] | None, path: str
+) -> list[Stored]:
+    """Every tensor of the file, in the order of the source."""
+    found: dict[str, list[tuple[str, Place]]] = {}
+    for name in ckpt.names():
+        where = place(name, arch, config, path)
+        if where is not None:
+            found.setdefault(where.name, []).append((name, where))
+    stored = []
+    for target, sources in found.items():
+        sources.sort(key=lambda item: item[1].expert or 0)
+        shapes = {ckpt.shape(name) for name, _ in sources}
+        shape = shapes.pop()
+        assert shape is not None
+        stacked = sources[0][1].expert is not None
+        if shapes or (stacked and [where.expert for _, where in sources] != list(range(len(sources)))):
+            raise ModelError(f"{path}: the experts of {target} are not all there, or differ in shape.")
+        shape = (len(sources), *shape) if stacked else shape
+        skipped = skip is not None and any(skip.search(name) for name, _ in sources)
+        layers = int(config["num_hidden_layers"])
+        stored.append(Stored(target, sources, shape, _type(target, shape, kind, layers, skipped=skipped)))
+    return stored
+
+
+def _type(name: str, shape: tuple[int, ...], kind: str, layers: int, *, skipped: bool) -> str:
+    """Norms and routers stay in 32 bits. Heads, and half of what Q4_K_M holds more exactly, get 6 bits."""
+    if len(shape) < 2 or _ROUTER.fullmatch(name):
+        return "F32"
+    if kind in ("f16", "bf16") or skipped or shape[-1] % 32:
+        return "BF16" if kind == "bf16" else "F16"
+    wide = shape[-1] % 256 == 0
+    if kind == "q8_0":
+        return "Q8_0"
+    if name in _HEADS:
+        return "Q6_K" if wide else "Q8_0"
+    if kind == "q4_0":
+        return "Q4_0"
+    if not wide:
+        return "Q8_0"
+    sensitive = _SENSITIVE.fullmatch(name)
+    if sensitive is None:
+        return "Q4_K"
+    layer, eighth = int(sensitive[1]), layers // 8
+    return "Q6_K" if layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2 else "Q4_K"
+
+
+def _told(tell: Tell, name: str, total: int, done: int) -> None:
+    tell(name, done, total)
+
+
+def _pieces(ckpt: Checkpoint, item: Stored, errors: list[LayerError], tell: Callable[[int], None]) -> Iterator[bytes]:
+    """The tensor's bytes."""
+    lost = total = count = 0.0
+    for name, where in item.sources:
+        values = ckpt.tensor(name)
+        if not values.is_floating_point() or values.element_size() < 2:
+            raise ModelError(f"{name} is stored as {values.dtype}: the model is quantised already.")
+        if where.heads:
+            values = values[unweave(where.heads, values.shape[0]).argsort()]
+        rows = max(1, _PIECE // values.shape[-1])
+        for part in values.split(rows):
+            wide = part.float() + where.more
+            if item.type in _PLAIN:
+                yield wide.to(_PLAIN[item.type]).contiguous().view(torch.uint8).numpy().tobytes()
+                continue
+            raw = ENCODERS[item.type](wide.contiguous())
+            lost += float((_back(item.type, raw) - wide).double().square().sum())
+            total += float(wide.double().square().sum())
+            count += wide.numel()
+            yield raw.numpy().tobytes()
+    if count:
+        errors.append(LayerError(item.name, (lost / total) ** 0.5 if total else 0.0, int(count)))
+    tell(len(errors))
+
+
+def _back(kind: str, raw: Tensor) -> Tensor:
+    return Blocks(TYPES[IDS[kind]], raw).dense()

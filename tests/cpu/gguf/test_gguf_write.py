@@ -1,0 +1,163 @@
+"""Models written as GGUF: read back by the format's own library and by us, whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFReader, quants
+from transformers import AutoModelForCausalLM, PretrainedConfig
+from typer.testing import CliRunner
+
+from tokenmill import LLM, SamplingParams
+from tokenmill.checkpoint import gguf_write
+from tokenmill.cli.main import app
+from tokenmill.core.errors import ModelError, UserError
+from tokenmill.demo import demo_dir
+from tokenmill.engine.source import find_source
+from tokenmill.quant.gguf_export import export
+from tokenmill.quant.gguf_rounding import ENCODERS
+from tokenmill.testing.tiny import make_tiny
+from tokenmill.text.tokenizer import load_tokenizer
+
+SMALL = {"kv_cache_memory_bytes": 4 << 20, "max_num_seqs": 4, "max_model_len": 512}
+TEXTS = [
+    "Once upon a time, 1234 cats",
+    "<|im_start|>user\nHé!  two  spaces<|im_end|>\n",
+    "中文 and code: x = f(y[3])\n\n\t",
+]
+
+
+@pytest.mark.parametrize("kind", sorted(ENCODERS))
+@pytest.mark.parametrize("size", [1e-2, 1.0, 300.0])
+def test_blocks_are_what_the_library_reads(kind: str, size: float) -> None:
+    rows = torch.randn(7, 768, generator=torch.Generator().manual_seed(1)) * size
+    rows[2] = 0.0
+    rows[3, :256] = size
+    rows[4] = rows[4].abs()
+    back = torch.from_numpy(quants.dequantize(ENCODERS[kind](rows).numpy(), GGMLQuantizationType[kind]))
+    error = (back - rows).norm(dim=1) / rows.norm(dim=1).clamp(min=1e-9)
+    assert error.max() < {"Q8_0": 0.006, "Q6_K": 0.022, "Q4_K": 0.085, "Q4_0": 0.09}[kind]
+    assert back[2].count_nonzero() == 0
+    if kind in ("Q8_0", "Q4_0"):  # at least as near as the library's own rounding
+        theirs = quants.dequantize(
+            quants.quantize(rows.numpy(), GGMLQuantizationType[kind]), GGMLQuantizationType[kind]
+        )
+        assert (back - rows).norm() <= (torch.from_numpy(theirs) - rows).norm() * 1.0001
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0", "q4_k", "bf16"])
+def test_the_demo_model_by_the_command(kind: str, tmp_path: Path) -> None:
+    target = tmp_path / "demo.gguf"
+    result = CliRunner().invoke(app, ["quantize", "demo", str(target), "--format", f"gguf-{kind}"])
+    assert result.exit_code == 0, result.output
+    assert "other readers use a similar one" in result.output
+    reader = GGUFReader(target)
+    types = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
+    inner = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_k": "Q4_K", "bf16": "BF16"}[kind]
+    assert types["blk.3.attn_q.weight"] == inner and types["blk.3.attn_norm.weight"] == "F32"
+    assert types["token_embd.weight"] == {"q8_0": "Q8_0", "bf16": "BF16"}.get(kind, "Q6_K")
+    if kind == "q4_k":
+        assert types["blk.0.ffn_down.weight"] == "Q6_K" and types["blk.1.ffn_down.weight"] == "Q4_K"
+    source, ours = load_tokenizer(demo_dir("main")), find_source(str(target)).tokenizer()
+    for text in TEXTS:
+        assert ours.encode(text) == source.encode(text)
+    assert ours.chat_template == source.chat_template and set(source.eos_ids) <= set(ours.eos_ids)
+    prompt = "Once upon a time"
+    answers = []
+    for name in ("demo", str(target)):
+        with LLM(model=name, **SMALL) as llm:
+            answers.append(llm.generate([prompt], SamplingParams(temperature=0, max_tokens=12))[0].outputs[0])
+    if kind == "bf16":
+        assert answers[0].token_ids == answers[1].token_ids
+    assert len(answers[1].token_ids) > 0
+
+
+FAMILIES = {
+    "llama": {"num_key_value_heads": 2, "rope_parameters": {
+        "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64}},
+    "mixtral": {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2": {"num_key_value_heads": 2},
+    "qwen3": {"num_key_value_heads": 2, "head_dim": 16},
+    "gemma2": {"num_key_value_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 16},
+    "gemma3_text": {"num_key_value_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 16},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_families_come_back_the_same(family: str, tmp_path: Path) -> None:
+    """The same logits from the folder and from the file, in 16 bits that hold the weights exactly."""
+    folder = _family(family, tmp_path)
+    export(folder, tmp_path / "model.gguf", "f16")
+    prompts = [{"prompt_token_ids": [3, 9, 27, 81 % 90, 5] * 6}]
+    params = SamplingParams(max_tokens=4, temperature=0.0, logprobs=3, prompt_logprobs=0)
+    found = []
+    for name in (folder, tmp_path / "model.gguf"):
+        with LLM(model=str(name), dtype="float32", skip_tokenizer_init=True, **SMALL) as llm:
+            (output,) = llm.generate(prompts, params)
+            found.append((output.outputs[0].token_ids,
+                          [next(iter(p.values())).logprob for p in output.prompt_logprobs[1:]]))  # fmt: skip
+    assert found[0][0] == found[1][0]
+    np.testing.assert_allclose(found[0][1], found[1][1], atol=2e-4)
+
+
+def _family(family: str, tmp_path: Path) -> Path:
+    folder = tmp_path / family
+    make_tiny(folder)
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    from transformers import AutoConfig
+
+    config: PretrainedConfig = AutoConfig.for_model(
+        family, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, vocab_size=size,
+        max_position_embeddings=512, tie_word_embeddings=family.startswith("gemma"), **FAMILIES[family],
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for value in model.parameters():  # numbers that half precision holds
+            value.copy_((torch.randn_like(value) * 0.1 if value.ndim > 1 else value + 0.25).half().float())
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny, target = make_tiny(tmp_path / "tiny"), tmp_path / "out" / "model.gguf"
+
+    def full(file: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(gguf_write, "_settle", full)
+    with pytest.raises(UserError, match=r"No space left on device.*nothing is left"):
+        export(tiny, target, "q8_0")
+    assert list(target.parent.iterdir()) == []
+    monkeypatch.undo()
+    monkeypatch.setattr(gguf_write.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10})())
+    with pytest.raises(UserError, match="are free there"):
+        export(tiny, target, "q8_0")
+    assert list(target.parent.iterdir()) == []
+
+
+def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    tiny = make_tiny(tmp_path / "tiny")
+    target = tmp_path / "model.gguf"
+    export(tiny, target, "q8_0")
+    with pytest.raises(UserError, match="exists already"):
+        export(tiny, target, "q8_0")
+    config = json.loads((tiny / "config.json").read_text())
+    (tiny / "config.json").write_text(json.dumps({**config, "architectures": ["GPT2LMHeadModel"]}))
+    with pytest.raises(ModelError, match="GPT2LMHeadModel cannot be written"):
+        export(tiny, tmp_path / "other.gguf", "q8_0")
+    (tiny / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "gptq"}}))
+    with pytest.raises(ModelError, match="already quantised"):
+        export(tiny, tmp_path / "other.gguf", "q8_0")
+    result = CliRunner().invoke(app, ["quantize", "demo", str(tmp_path / "folder"), "--format", "gguf-q8_0"])
+    assert result.exit_code != 0
+    result = CliRunner().invoke(app, ["quantize", str(target), str(tmp_path / "again"), "--format", "int8"])
+    assert result.exit_code != 0
