@@ -193,7 +193,8 @@ def after_thinking(text: str, close: str, opened: str, tokens: Any) -> str:
     thought = " ".join(p for p in (writer.literal(opened), writer.until(close)) if p)
     start = f"start: {thought} SPACE @body" + (" | @body" if opened else "")
     outer = "\n".join(["%llguidance {}", start, *writer.rules, "TEXT: /(?s:.*)/", "SPACE: /[ \\n\\r\\t]{0,4}/", ""])
-    body = {**json.loads(text)["grammars"][0], "name": "body"}
+    inner = json.loads(text)["grammars"][0] if text.startswith("{") else {"lark_grammar": text}
+    body = {**inner, "name": "body"}
     return json.dumps({"grammars": [{"lark_grammar": outer}, body]})
 
 

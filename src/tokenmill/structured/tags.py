@@ -183,7 +183,7 @@ def _separated(writer: TagGrammar, given: dict[str, Any]) -> str:
     """Tags with a fixed text between them and nothing else."""
     some = writer.rule(" | ".join(f"({_tag(writer, tag)})" for tag in _list(given, "tags")))
     between = writer.literal(given.get("separator", ""))
-    found = some if given.get("stop_after_first") else f"{some} ({between} {some})*"
+    found = some if given.get("stop_after_first") else f"{some} ({between} {some})*"  # the separator may be empty
     return f"({found})" if given.get("at_least_one") else f"({found})?"
 
 

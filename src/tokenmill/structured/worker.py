@@ -38,8 +38,10 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         return {"text": lower_spec(question["spec"], question["reasoning"])}
     except UserError as error:
         return {"error": str(error), "param": error.param}
-    except (MemoryError, RecursionError):
+    except (MemoryError, RecursionError):  # what is left is our own mistake, and must not end the process
         return {"error": "structured_outputs: it needs too much memory. Simplify it.", "param": "structured_outputs"}
+    except Exception as error:
+        return {"error": f"structured_outputs: it could not be read ({type(error).__name__}).", "param": None}
 
 
 def _say(stdout: BinaryIO, value: dict[str, Any]) -> None:

@@ -60,7 +60,8 @@ def _sequence(*parts: Tree) -> Tree:
 
 
 def _row(one: Tree, between: str) -> Tree:
-    return _sequence(one, {"type": "star", "content": _sequence(const(between), one)})
+    tag = {"type": "tag", "begin": "", "content": one, "end": ""}
+    return {"type": "tags_with_separator", "tags": [tag], "separator": between, "at_least_one": True}
 
 
 def _call(block: Calls, name: str, schema: Any) -> Tree | None:
