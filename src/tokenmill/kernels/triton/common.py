@@ -98,6 +98,11 @@ def shared_memory() -> int:
     return int(torch.cuda.get_device_properties().shared_memory_per_block_optin)
 
 
+def copy_engine() -> bool:
+    """Can programs have whole tiles copied (Hopper and later)?"""
+    return INTERPRETED or torch.cuda.get_device_capability()[0] >= 9
+
+
 def pow2(n: int) -> int:
     """The smallest power of two that is not less."""
     return triton.next_power_of_2(n)
