@@ -172,7 +172,7 @@ def makers(corpus: Corpus, long: bool) -> list[tuple[str, float, Callable[[rando
     late = 2.0 if long else 1.0
     out: list[tuple[str, float, Callable[[random.Random], Case]]] = [
         ("story_chat", 14, lambda r: story_chat(r, False)),
-        ("story_plain", 12 / late, story_plain),
+        ("story_plain", 10 / late, story_plain),
         ("story_free", 1.2, lambda r: free_story(r)),
         ("facts_en", 10, facts_en),
         ("facts_zh", 6, facts_zh),
@@ -182,8 +182,8 @@ def makers(corpus: Corpus, long: bool) -> list[tuple[str, float, Callable[[rando
         ("faq", 4 * late, lambda r: faq(r, False)),
         ("chat", 11 * late, lambda r: chat(r, corpus)),
         ("math", 9, mathematics),
-        ("extract", 6 * late, lambda r: extraction(r)),
-        ("tools", 8 * late, lambda r: tools(r, corpus)),
+        ("extract", 7 * late, lambda r: extraction(r)),
+        ("tools", 10 * late, lambda r: tools(r, corpus)),
         ("transform", 4, lambda r: transform(r, False)),
     ]
     if not long:
