@@ -38,6 +38,8 @@ class Client:
 CLIENTS = {
     "openai-2": Client("openai>=2,<3", "openai_python.py"),
     "openai-3": Client("openai>=3,<4", "openai_python.py"),
+    "openai-2-tools": Client("openai>=2,<3", "openai_tools.py"),
+    "openai-3-tools": Client("openai>=3,<4", "openai_tools.py"),
     "openai-node": Client("openai", "openai_node.mjs", node=True),
     "langchain-openai": Client("langchain-openai", "langchain_openai_client.py"),
 }
