@@ -18,7 +18,8 @@ from tokenmill.core.errors import UserError
 from tokenmill.core.request import TokenDelta
 from tokenmill.core.sequence import WAITING, SequenceGroup
 from tokenmill.engine.build import Built
-from tokenmill.engine.wire import Abort, Add, Command, EngineStats, News, Ready, Report
+from tokenmill.engine.gauges import Gauges
+from tokenmill.engine.wire import Abort, Add, Command, News, Ready, Report
 
 BEAT_S = 0.25
 """An idle engine says that it lives this often; a busy one does so with every step."""
@@ -55,6 +56,7 @@ class EngineLoop:
         self.send = send
         self.queued: deque[SequenceGroup] = deque()
         self.compiling: list[tuple[Add, Future[None]]] = []
+        self.gauges = Gauges(built)
         self.stats_at = 0.0
         self.tokens_before = 0
         self.preemptions_before = 0
@@ -148,25 +150,5 @@ class EngineLoop:
         now = time.monotonic()
         if now - self.stats_at > BEAT_S or not self.engine.has_work:
             self.stats_at = now
-            report.stats = self.stats()
+            report.stats = self.gauges.read()
         self.send(report)
-
-    def stats(self) -> EngineStats:
-        """Gauges and totals of now."""
-        scheduler = self.engine.scheduler
-        roster, c = scheduler.roster, scheduler.counters
-        running = len(roster.running)
-        return EngineStats(
-            running=running,
-            waiting=sum(1 for _, _, seq in roster.waiting if seq.status == WAITING),
-            kv_usage=scheduler.tables.usage(),
-            kv_blocks=sum(pool.num_blocks for pool in scheduler.tables.pools),
-            prompt_tokens=c.prompt_tokens,
-            cached_tokens=c.cached_tokens,
-            output_tokens=c.output_tokens,
-            preemptions=c.preemptions,
-            failures=c.failures,
-            drafted=c.drafted,
-            accepted=c.accepted,
-            steps=c.steps,
-        )

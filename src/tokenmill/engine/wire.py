@@ -68,6 +68,13 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     drafted: int = 0
     accepted: int = 0
     steps: int = 0
+    flops: float = 0.0
+    read_bytes: float = 0.0
+    written_bytes: float = 0.0
+    kernel_calls: int = 0
+    fallback_calls: int = 0
+    rss_bytes: int = 0
+    open_files: int = 0
 
 
 class Report(msgspec.Struct, tag="report", omit_defaults=True):

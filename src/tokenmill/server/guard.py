@@ -75,7 +75,7 @@ class _Visit:
         self.status = 0
         self.tenant = "anonymous"
         self.origin: bytes | None = None
-        self.sent = 0
+        self.received = 0
         self.began = time.monotonic()
 
     async def run(self) -> None:
@@ -137,6 +137,7 @@ class _Visit:
                     if size > limit:
                         raise HttpError(413, f"The body is larger than {limit} bytes.")
                     if not message.get("more_body"):
+                        self.received = size
                         return b"".join(parts)
         except TimeoutError:
             raise HttpError(408, "The body did not arrive in time.") from None
@@ -210,6 +211,7 @@ class _Visit:
         known = method if method in ("GET", "POST", "OPTIONS", "HEAD", "DELETE", "PUT", "PATCH") else "OTHER"
         metrics.http.labels(handler, known, f"{self.status // 100}xx").inc()
         metrics.http_seconds.labels(handler, known).observe(seconds)
+        metrics.http_bytes.labels(handler).observe(self.received)
         if log.isEnabledFor(logging.INFO) and path not in OPEN_PATHS and path != "/metrics":
             data = {
                 "id": self.id,

@@ -201,7 +201,9 @@ class Job:
                 self.backend.abandon(task.request.id)
                 life.reasons.append("error" if self.failed else "abort")
             life.timeline.ended = now
-            self.metrics.finished(Finished(task.request, life.timeline, life.output_tokens, life.reasons[-1], now))
+            self.metrics.finished(
+                Finished(task.request, life.timeline, life.output_tokens, life.reasons[-1], now, life.cached_tokens)
+            )
             if self.recorder is not None:
                 self.recorder.note(task.request, self.began, life.output_tokens // task.num_outputs)
         if self.record is not None:

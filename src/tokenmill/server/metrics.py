@@ -6,15 +6,15 @@ Must not know: endpoints, engines' insides.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from tokenmill.core.request import Request
-from tokenmill.server.backend import Backend, EngineStats, Timeline
+from tokenmill.server.backend import Backend, Timeline
+from tokenmill.server.engine_series import EngineSeries
 
 TTFT = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -28,6 +28,7 @@ LATENCY = (
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 RECENT = 4096
 """Latencies that are kept for whoever looks at the last seconds."""
+BODY = (1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 REASONS = ("stop", "length", "abort", "error", "repetition")
 
 
@@ -40,6 +41,7 @@ class Finished:
     num_tokens: int
     reason: str
     at: float
+    num_cached: int = 0
 
 
 def token_edges(longest: int) -> list[int]:
@@ -72,6 +74,7 @@ class Metrics:
         self.prompt = self._histogram("vllm:request_prompt_tokens", "Prompt tokens.", edges)
         self.generation = self._histogram("vllm:request_generation_tokens", "Output tokens.", edges)
         self.max_generation = self._histogram("vllm:request_max_num_generation_tokens", "Longest output.", edges)
+        self.computed = self._histogram("vllm:request_prefill_kv_computed_tokens", "Prompt tokens computed.", edges)
         self.params_n = self._histogram("vllm:request_params_n", "Outputs asked for.", (1, 2, 5, 10, 20))
         self.params_max = self._histogram("vllm:request_params_max_tokens", "Most tokens asked for.", edges)
         self.step_tokens = self._histogram("vllm:iteration_tokens", "Tokens per step.", STEP_TOKENS, "_total")
@@ -87,9 +90,13 @@ class Metrics:
         self.http_seconds = Histogram(
             "http_request_duration_seconds", "HTTP durations.", ["handler", "method"], registry=self.registry
         )
+        self.http_bytes = Histogram(
+            "http_request_size_bytes", "Bodies.", ["handler"], buckets=BODY, registry=self.registry
+        )
         self.rejected = Counter("tokenmill:rejected", "Refused requests.", ["reason"], registry=self.registry)
         self.load = Gauge("tokenmill:open_http_requests", "HTTP requests being served.", registry=self.registry)
-        self.registry.register(_EngineSeries(backend, self.labels["model_name"]))
+        self.registry.register(EngineSeries(backend, model))
+        ProcessCollector(registry=self.registry)
 
     def _histogram(self, name: str, text: str, buckets: Iterable[float], suffix: str = "") -> Any:
         made = Histogram(name + suffix, text, ["model_name", "engine"], buckets=tuple(buckets), registry=self.registry)
@@ -119,6 +126,7 @@ class Metrics:
         self.success.get(end.reason, self.success["error"]).inc()
         self.e2e.observe(end.at - t.arrival)
         self.prompt.observe(len(end.request.prompt_ids))
+        self.computed.observe(max(0, len(end.request.prompt_ids) - end.num_cached))
         self.generation.observe(end.num_tokens)
         self.max_generation.observe(end.num_tokens)
         self.params_n.observe(params.n)
@@ -138,62 +146,3 @@ class Metrics:
     def render(self) -> bytes:
         """The text that Prometheus reads."""
         return generate_latest(self.registry)
-
-
-_GAUGES = {
-    "vllm:num_requests_running": ("running", "Requests in the batch."),
-    "vllm:num_requests_waiting": ("waiting", "Requests that wait for the batch."),
-    "vllm:kv_cache_usage_perc": ("kv_usage", "Share of K/V blocks in use."),
-    "tokenmill:kv_blocks": ("kv_blocks", "K/V blocks."),
-}
-_COUNTERS = {
-    "vllm:prompt_tokens": ("prompt_tokens", "Prompt tokens computed or found in the cache."),
-    "vllm:generation_tokens": ("output_tokens", "Tokens generated."),
-    "vllm:num_preemptions": ("preemptions", "Preemptions."),
-    "vllm:prefix_cache_hits": ("cached_tokens", "Prompt tokens found in the prefix cache."),
-    "vllm:prompt_tokens_cached": ("cached_tokens", "Prompt tokens found in the prefix cache."),
-    "vllm:prefix_cache_queries": ("queries", "Prompt tokens looked up in the prefix cache."),
-    "vllm:spec_decode_num_draft_tokens": ("drafted", "Draft tokens."),
-    "vllm:spec_decode_num_accepted_tokens": ("accepted", "Draft tokens that were right."),
-    "tokenmill:steps": ("steps", "Steps."),
-    "tokenmill:failed_steps": ("failures", "Steps that failed as a whole."),
-}
-
-
-class _EngineSeries:
-    """Gauges and totals that the engines report, read when Prometheus asks."""
-
-    def __init__(self, backend: Backend, model: str) -> None:
-        self.backend = backend
-        self.model = model
-
-    def describe(self) -> list[Metric]:
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        engines = self.backend.stats()
-        labels = ["model_name", "engine"]
-        for name, (field, text) in _GAUGES.items():
-            gauge = GaugeMetricFamily(name, text, labels=labels)
-            for number, stats in enumerate(engines):
-                gauge.add_metric([self.model, str(number)], _value(stats, field))
-            yield gauge
-        for name, (field, text) in _COUNTERS.items():
-            counter = CounterMetricFamily(name, text, labels=labels)
-            for number, stats in enumerate(engines):
-                counter.add_metric([self.model, str(number)], _value(stats, field))
-            yield counter
-        info = GaugeMetricFamily("vllm:cache_config_info", "The K/V cache.", labels=["engine", "num_gpu_blocks"])
-        for number, stats in enumerate(engines):
-            info.add_metric([str(number), str(stats.kv_blocks)], 1)
-        yield info
-        for name, value in self.backend.counters().items():
-            yield GaugeMetricFamily(f"tokenmill:{name}", name.replace("_", " "), value)
-
-
-def _value(stats: EngineStats, field: str) -> float:
-    if field == "queries":
-        return stats.prompt_tokens + stats.cached_tokens
-    if field == "prompt_tokens":  # vLLM counts all prompt tokens here, cached ones too
-        return stats.prompt_tokens + stats.cached_tokens
-    return getattr(stats, field)

@@ -243,6 +243,17 @@ def test_too_many_deaths_end_the_server(launch: Launch) -> None:
     assert running.process.wait(15) == 3
 
 
+def test_the_engine_counts_what_it_does(served: Running) -> None:
+    steps, flops = served.metric("tokenmill:steps_total"), served.metric("vllm:estimated_flops_per_gpu_total")
+    served.post("/v1/completions", {"prompt": "The mill", "max_tokens": 50, "ignore_eos": True})
+    wait_for(lambda: served.metric("tokenmill:steps_total") >= steps + 50, 3)
+    assert served.metric("vllm:estimated_flops_per_gpu_total") > flops
+    assert served.metric("vllm:estimated_read_bytes_per_gpu_total") > 50 * 100_000  # the weights, once a step
+    wait_for(lambda: served.metric("tokenmill:kernel_calls_total") > 50, 5)
+    assert served.metric("tokenmill:engine_resident_memory_bytes") > 10 << 20
+    assert served.metric("tokenmill:engine_open_fds") > 3
+
+
 def test_a_port_in_use_is_told_before_loading(served: Running) -> None:
     port = served.url.rpartition(":")[2]
     found = subprocess.run(

@@ -35,7 +35,11 @@ def make_loop() -> tuple[EngineLoop, Admission]:
         scheduler=SimpleNamespace(add=lambda group: None, roster=SimpleNamespace(groups={})),
         abort=lambda *args: [],
     )
-    return EngineLoop(SimpleNamespace(engine=engine), lambda wait: None, lambda news: None), admission  # type: ignore[arg-type]
+    return EngineLoop(
+        SimpleNamespace(engine=engine, facts=None, config=SimpleNamespace(cache=SimpleNamespace(block_size=16))),
+        lambda wait: None,
+        lambda news: None,
+    ), admission  # type: ignore[arg-type]
 
 
 def add(name: str, *, grammar: bool) -> Add:

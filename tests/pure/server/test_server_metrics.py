@@ -24,10 +24,23 @@ HISTOGRAMS = (
     "request_prompt_tokens",
     "request_generation_tokens",
     "request_max_num_generation_tokens",
+    "request_time_per_output_token_seconds",
+    "request_inference_time_seconds",
+    "request_prefill_kv_computed_tokens",
+    "request_params_n",
+    "request_params_max_tokens",
     "iteration_tokens_total",
 )
-GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-COUNTERS = ("prompt_tokens_total", "generation_tokens_total", "request_success_total", "num_preemptions_total")
+GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_requests_waiting_by_reason")
+COUNTERS = (
+    *("prompt_tokens_total", "generation_tokens_total", "request_success_total", "num_preemptions_total"),
+    *("prefix_cache_queries_total", "prefix_cache_hits_total", "prompt_tokens_cached_total"),
+    *("prompt_tokens_by_source_total", "external_prefix_cache_queries_total", "external_prefix_cache_hits_total"),
+    *("mm_cache_queries_total", "mm_cache_hits_total", "corrupted_requests_total", "engine_sleep_state"),
+    *("spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total"),
+    *("estimated_flops_per_gpu_total", "estimated_read_bytes_per_gpu_total", "estimated_write_bytes_per_gpu_total"),
+)
+"""What vLLM's shipped dashboards, and boards that people have made, ask for."""
 
 
 async def test_vllms_dashboards_find_their_series_under_load(start: Starter) -> None:
@@ -49,6 +62,8 @@ async def test_vllms_dashboards_find_their_series_under_load(start: Starter) -> 
     for name in HISTOGRAMS:
         assert _value(text, f"vllm:{name}_count") > 0, name
     assert _value(text, "vllm:generation_tokens_total") == 360
+    assert {"process_resident_memory_bytes", "process_open_fds"} <= {line.split(" ")[0] for line in text.splitlines()}
+    assert _value(text, "http_requests_total") > 12 and _value(text, "http_request_size_bytes_count") > 12
     edges = re.findall(r'time_to_first_token_seconds_bucket{engine="0",le="([^"]+)"', text)
     assert len(edges) == 23 and edges[0] == "0.001" and edges[-2] == "2560.0"
 
@@ -59,7 +74,9 @@ async def test_our_dashboard_names_only_what_is_exported(start: Starter) -> None
     families = text_string_to_metric_families((await served.client.get("/metrics")).text)
     exported = {sample.name for family in families for sample in family.samples} | {"tokenmill:rejected_total"}
     asked = [t["expr"] for p in json.loads(DASHBOARD.read_text())["panels"] for t in p["targets"]]
-    names = {name for expression in asked for name in re.findall(r"(?:vllm|tokenmill):\w+|http_\w+", expression)}
+    names = {
+        name for expression in asked for name in re.findall(r"(?:vllm|tokenmill):\w+|http_\w+|process_\w+", expression)
+    }
     assert len(names) > 20 and names <= exported, names - exported
 
 

@@ -106,7 +106,7 @@ def test_own_files_call_nobody_and_stay_readable(name: str) -> None:
 
 
 async def test_engine_figures_follow_the_work(start: Starter) -> None:
-    served = await start(FakeOptions(step_s=0.01, max_rows=2))
+    served = await start(FakeOptions(step_s=0.2, max_rows=2))
     before = (await served.client.get("/v1/engine")).json()
     assert before["columns"] == list(COLUMNS) and before["models"] == ["fake", "other"]
     assert before["engines"][0]["running"] == 0 and before["problem"] is None and before["draining"] is False
@@ -114,9 +114,12 @@ async def test_engine_figures_follow_the_work(start: Starter) -> None:
     state = before
     while state["engines"][0].get("running") != 2:
         state = (await served.client.get("/v1/engine")).json()
+        await asyncio.sleep(0.01)
     assert state["engines"][0]["waiting"] >= 1 and state["open"] >= 3
+    served.options.step_s = 0.001  # it has been seen at work: on with it
     await asyncio.gather(*work)
     while state["engines"][0]["running"]:
+        await asyncio.sleep(0.01)
         state = (await served.client.get(f"/v1/engine?since={before['now']}")).json()
     rows = [dict(zip(COLUMNS, row, strict=True)) for row in state["samples"]]
     assert all(row["at"] > before["now"] for row in rows)

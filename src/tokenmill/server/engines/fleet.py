@@ -33,7 +33,10 @@ MakeLink = Callable[[int, int], Link]
 MAX_BACKLOG = 16_384
 """Deltas that may wait for a slow reader."""
 
-_TOTALS = ("prompt_tokens", "cached_tokens", "output_tokens", "preemptions", "failures", "drafted", "accepted", "steps")
+_TOTALS = (
+    *("prompt_tokens", "cached_tokens", "output_tokens", "preemptions", "failures", "drafted", "accepted", "steps"),
+    *("flops", "read_bytes", "written_bytes", "kernel_calls", "fallback_calls"),
+)
 
 
 @dataclass(frozen=True, slots=True)

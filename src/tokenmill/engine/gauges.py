@@ -1,0 +1,89 @@
+"""An engine in numbers. Owns: EngineStats of now, with estimates of what its steps computed and moved.
+
+Read a few times a second, so that nothing is counted per step but steps and tokens. Must not know: who asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+from tokenmill.core.sequence import WAITING
+from tokenmill.engine.build import Built
+from tokenmill.engine.wire import EngineStats
+
+SLOW_S = 2.0
+"""What takes a look elsewhere (the process, the kernels' counters) is looked at this often."""
+
+
+class Gauges:
+    """The numbers of one engine."""
+
+    def __init__(self, built: Built) -> None:
+        self.engine, self.facts = built.engine, built.facts
+        self.block_size = built.config.cache.block_size
+        self.steps = 0
+        self.tokens = 0
+        self.flops = 0.0
+        self.read_bytes = 0.0
+        self.written_bytes = 0.0
+        self.looked_at = -SLOW_S
+        self.kernel_calls = 0
+        self.fallback_calls = 0
+        self.rss_bytes = 0
+        self.open_files = 0
+
+    def read(self) -> EngineStats:
+        """Gauges and totals of now."""
+        scheduler = self.engine.scheduler
+        roster, c = scheduler.roster, scheduler.counters
+        held = sum(pool.held for pool in scheduler.tables.pools)
+        self._estimate(c.steps, c.prompt_tokens + c.output_tokens, held)
+        now = time.monotonic()
+        if now - self.looked_at >= SLOW_S:
+            self.looked_at = now
+            self._look()
+        return EngineStats(
+            running=len(roster.running),
+            waiting=sum(1 for _, _, seq in roster.waiting if seq.status == WAITING),
+            kv_usage=scheduler.tables.usage(),
+            kv_blocks=sum(pool.num_blocks for pool in scheduler.tables.pools),
+            prompt_tokens=c.prompt_tokens,
+            cached_tokens=c.cached_tokens,
+            output_tokens=c.output_tokens,
+            preemptions=c.preemptions,
+            failures=c.failures,
+            drafted=c.drafted,
+            accepted=c.accepted,
+            steps=c.steps,
+            flops=self.flops,
+            read_bytes=self.read_bytes,
+            written_bytes=self.written_bytes,
+            kernel_calls=self.kernel_calls,
+            fallback_calls=self.fallback_calls,
+            rss_bytes=self.rss_bytes,
+            open_files=self.open_files,
+        )
+
+    def _estimate(self, steps: int, tokens: int, held: int) -> None:
+        """A step reads the weights once and about what the running sequences hold; a token writes its K/V once.
+
+        Attention's own operations are left out: they are few beside the matrices' until contexts are long.
+        """
+        facts = self.facts
+        new_steps, new_tokens = steps - self.steps, tokens - self.tokens
+        self.steps, self.tokens = steps, tokens
+        self.flops += new_tokens * facts.flops_per_token
+        self.read_bytes += new_steps * (facts.weight_bytes + held * facts.kv_block_bytes)
+        self.written_bytes += new_tokens * facts.kv_block_bytes / self.block_size
+
+    def _look(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # a system without /proc
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            self.rss_bytes = pages * os.sysconf("SC_PAGE_SIZE")
+            self.open_files = len(os.listdir("/proc/self/fd"))
+        counted = self.engine.executor.control({"what": "counters"})["kernels"].values()
+        self.kernel_calls = sum(op["calls"] for op in counted)
+        self.fallback_calls = sum(op["fallbacks"] for op in counted)

@@ -1,0 +1,141 @@
+"""What the engines report, as Prometheus reads it. Owns: names of their series, and shares of the device's ceilings.
+
+vLLM's names where it has one, so that its dashboards work; series of features that are not here stay at zero.
+Must not know: requests, endpoints.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from tokenmill.measure.devices import Device, recognise
+from tokenmill.server.backend import Backend, EngineStats
+
+_GAUGES = {
+    "vllm:num_requests_running": ("running", "Requests in the batch."),
+    "vllm:num_requests_waiting": ("waiting", "Requests that wait for the batch."),
+    "vllm:kv_cache_usage_perc": ("kv_usage", "Share of K/V blocks in use."),
+    "tokenmill:kv_blocks": ("kv_blocks", "K/V blocks."),
+    "tokenmill:engine_resident_memory_bytes": ("rss_bytes", "Memory of the engine's process."),
+    "tokenmill:engine_open_fds": ("open_files", "Open files of the engine's process."),
+}
+_COUNTERS = {
+    "vllm:prompt_tokens": ("looked_up", "Prompt tokens computed or found in the cache."),
+    "vllm:generation_tokens": ("output_tokens", "Tokens generated."),
+    "vllm:num_preemptions": ("preemptions", "Preemptions."),
+    "vllm:prefix_cache_hits": ("cached_tokens", "Prompt tokens found in the prefix cache."),
+    "vllm:prompt_tokens_cached": ("cached_tokens", "Prompt tokens found in the prefix cache."),
+    "vllm:prefix_cache_queries": ("looked_up", "Prompt tokens looked up in the prefix cache."),
+    "vllm:spec_decode_num_draft_tokens": ("drafted", "Draft tokens."),
+    "vllm:spec_decode_num_accepted_tokens": ("accepted", "Draft tokens that were right."),
+    "vllm:estimated_flops_per_gpu": ("flops", "Operations that the steps needed, estimated."),
+    "vllm:estimated_read_bytes_per_gpu": ("read_bytes", "Bytes that the steps read, estimated."),
+    "vllm:estimated_write_bytes_per_gpu": ("written_bytes", "Bytes of K/V that the steps wrote, estimated."),
+    "vllm:external_prefix_cache_queries": ("", "Prompt tokens looked up in other engines' caches."),
+    "vllm:external_prefix_cache_hits": ("", "Prompt tokens found in other engines' caches."),
+    "vllm:mm_cache_queries": ("", "Media looked up in the cache."),
+    "vllm:mm_cache_hits": ("", "Media found in the cache."),
+    "vllm:corrupted_requests": ("", "Requests whose logits held NaN; they end with an error here."),
+    "tokenmill:steps": ("steps", "Steps."),
+    "tokenmill:failed_steps": ("failures", "Steps that failed as a whole."),
+    "tokenmill:kernel_calls": ("kernel_calls", "Operations run."),
+    "tokenmill:kernel_fallbacks": ("fallback_calls", "Operations that the backend left to plain torch."),
+}
+_BY_LABEL = {
+    "vllm:num_requests_waiting_by_reason": ("reason", {"capacity": "waiting", "deferred": ""}, GaugeMetricFamily),
+    "vllm:prompt_tokens_by_source": (
+        "source",
+        {"local_compute": "prompt_tokens", "local_cache_hit": "cached_tokens", "external_kv_transfer": ""},
+        CounterMetricFamily,
+    ),
+    "vllm:engine_sleep_state": (
+        "sleep_state",
+        {"awake": "one", "weights_offloaded": "", "discard_all": ""},
+        GaugeMetricFamily,
+    ),
+}
+
+
+class EngineSeries:
+    """Gauges and totals of all engines, read when Prometheus asks."""
+
+    def __init__(self, backend: Backend, model: str) -> None:
+        self.backend = backend
+        self.model = model
+        self.device = recognise(str(backend.info.details.get("device_name", "")))
+        self.seen: dict[int, tuple[float, EngineStats]] = {}
+
+    def describe(self) -> list[Metric]:
+        """Nothing: the names follow from what is collected."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All series."""
+        engines = self.backend.stats()
+        labels = ["model_name", "engine"]
+        for table, family in ((_GAUGES, GaugeMetricFamily), (_COUNTERS, CounterMetricFamily)):
+            for name, (field, text) in table.items():
+                made: Any = family(name, text, labels=labels)
+                for number, stats in enumerate(engines):
+                    made.add_metric([self.model, str(number)], _value(stats, field))
+                yield made
+        for name, (label, parts, kind) in _BY_LABEL.items():
+            made = kind(name, name, labels=[*labels, label])
+            for number, stats in enumerate(engines):
+                for part, field in parts.items():
+                    made.add_metric([self.model, str(number), part], _value(stats, field))
+            yield made
+        yield self._cache_info(engines)
+        yield from self._shares(engines)
+        for name, value in self.backend.counters().items():
+            yield GaugeMetricFamily(f"tokenmill:{name}", name.replace("_", " "), value)
+
+    def _cache_info(self, engines: list[EngineStats]) -> Metric:
+        info = GaugeMetricFamily(
+            "vllm:cache_config_info", "The K/V cache.", labels=["engine", "block_size", "num_gpu_blocks"]
+        )
+        size = str(self.backend.info.details.get("block_size", ""))
+        for number, stats in enumerate(engines):
+            info.add_metric([str(number), size, str(stats.kv_blocks)], 1)
+        return info
+
+    def _shares(self, engines: list[EngineStats]) -> Iterator[Metric]:
+        """Of what the device could move and compute since the last look; only for devices whose ceilings are known."""
+        if self.device is None:
+            return
+        labels = ["model_name", "engine"]
+        bandwidth = GaugeMetricFamily("tokenmill:bandwidth_share", "MBU: of the bytes per second.", labels=labels)
+        compute = GaugeMetricFamily("tokenmill:compute_share", "MFU: of the operations per second.", labels=labels)
+        now = time.monotonic()
+        for number, stats in enumerate(engines):
+            since, before = self.seen.get(number, (now, stats))
+            self.seen[number] = now, stats
+            moved, computed = _shares_of(self.device, self._dtype(), max(1e-9, now - since), before, stats)
+            bandwidth.add_metric([self.model, str(number)], moved)
+            compute.add_metric([self.model, str(number)], computed)
+        yield bandwidth
+        yield compute
+
+    def _dtype(self) -> str:
+        return str(self.backend.info.details.get("dtype", "bfloat16"))
+
+
+def _shares_of(device: Device, dtype: str, seconds: float, a: EngineStats, b: EngineStats) -> tuple[float, float]:
+    moved = b.read_bytes + b.written_bytes - a.read_bytes - a.written_bytes
+    ceiling = device.flops_in(dtype)
+    return (
+        moved / seconds / device.bytes_per_s,
+        (b.flops - a.flops) / seconds / ceiling if ceiling else 0.0,
+    )
+
+
+def _value(stats: EngineStats, field: str) -> float:
+    if field == "looked_up":  # vLLM counts all prompt tokens here, cached ones too
+        return stats.prompt_tokens + stats.cached_tokens
+    if field == "one":
+        return 1.0
+    return getattr(stats, field) if field else 0.0
