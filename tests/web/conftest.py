@@ -55,8 +55,9 @@ class WebServer:
         self.loop.call_soon_threadsafe(function)
 
     def close(self) -> None:
-        self.call(self.ended.set)
-        self.thread.join(20)
+        if self.thread.is_alive():
+            self.call(self.ended.set)
+            self.thread.join(20)
 
 
 def start_server(options: FakeOptions, port: int = 0, **flags: Any) -> WebServer:
@@ -138,7 +139,7 @@ class Tabs:
         return page
 
     def _console(self, message: Any) -> None:
-        if message.type in ("error", "warning") and "status of" not in message.text:
+        if message.type in ("error", "warning") and "Failed to load resource" not in message.text:
             self.troubles.append(f"{message.type}: {message.text}")
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Inner
-from tokenizers import decoders, models, pre_tokenizers
 
 from tokenmill.core.request import Request, TokenDelta
 from tokenmill.core.step import RowLogprobs
@@ -30,13 +30,14 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz "
 HIDDEN = 8
 
 
-def byte_tokenizer() -> Tokenizer:
-    """One token per byte, and the three control tokens of a chat template."""
+def byte_tokenizer(words: Sequence[str] = ()) -> Tokenizer:
+    """One token per byte, the three control tokens of a chat template, and these words."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = Inner(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    inner.add_tokens([AddedToken(word, normalized=False) for word in words])
     return Tokenizer(inner, TokenizerSettings({"eos_token": "<|im_end|>"}, TEMPLATE))
 
 
@@ -49,6 +50,7 @@ class Work:
     said: list[list[int]]
     ended: set[int]
     script: list[int] = field(default_factory=list)
+    started: bool = False
 
 
 @dataclass
@@ -131,6 +133,9 @@ class FakeLink:
                 self._abort(command)
         running = list(itertools.islice(self.works.values(), self.options.max_rows))
         for work in running:
+            if not work.started:
+                work.started = True
+                report.started.append(work.request.id)
             self._advance(work, report)
         self.steps += bool(running)
         report.tokens = len(report.deltas)
@@ -157,7 +162,6 @@ class FakeLink:
         said = [list(tokens) for tokens in request.emitted] or [[] for _ in range(request.params.num_sequences)]
         script = self.options.tokenizer.encode(self.options.script, add_special_tokens=False)
         self.works[request.id] = Work(request, command.pooling, said, set(request.ended), script)
-        report.started.append(request.id)
 
     def _abort(self, command: Abort) -> None:
         work = self.works.get(command.request_id)

@@ -42,6 +42,11 @@ function App() {
     location.hash = next === "engine" ? "#engine" : "#chat";
     setView(next);
   };
+  const write = (event) => {
+    event?.preventDefault();
+    go("chat");
+    requestAnimationFrame(() => document.getElementById("write")?.focus());
+  };
   const nextTheme = () => {
     const next = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
     document.documentElement.dataset.theme = next;
@@ -71,7 +76,7 @@ function App() {
   }, []);
   useShortcuts({
     "?": () => setHelp(true),
-    "/": () => { go("chat"); requestAnimationFrame(() => document.getElementById("write")?.focus()); },
+    "/": write,
     n: () => { go("chat"); begin(); },
     r: () => { const last = chat.get().open.messages.at(-1); if (view === "chat" && last?.role === "assistant") regenerate(last); },
     b: () => { go("chat"); setPanels({ ...panels, list: !panels.list }); },
@@ -87,7 +92,7 @@ function App() {
     },
   });
 
-  return html`<a class="skip" href="#write" onClick=${(e) => { e.preventDefault(); go("chat"); requestAnimationFrame(() => document.getElementById("write")?.focus()); }}>To the message</a>
+  return html`${view === "chat" && html`<a class="skip" href="#write" onClick=${write}>To the message</a>`}
     <header class="top">
       ${view === "chat" && html`<${IconButton} icon="list" label="List of conversations" aria-expanded=${panels.list} onClick=${() => setPanels({ ...panels, list: !panels.list })} />`}
       <span class="brand"><img src="static/icon.svg" alt="" width="22" height="22" /><span>tokenmill</span></span>

@@ -13,6 +13,7 @@ export function ChatView({ panels, setPanels, onTimeline, onReload }) {
   const { open, list, problem, said } = useStore(chat);
   const openSettings = () => setPanels({ ...panels, settings: true });
   return html`<div class="chat">
+    <h1 class="unseen">Chat</h1>
     ${panels.list && html`<${Conversations} list=${list} open=${open} onClose=${() => setPanels({ ...panels, list: false })} />`}
     <section class="talk" aria-label="Conversation">
       ${problem && html`<div class="banner"><${Trouble} error=${problem} onRetry=${onReload} onSettings=${openSettings} /></div>`}

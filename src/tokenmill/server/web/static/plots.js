@@ -80,7 +80,7 @@ export function PlotCard({ plot, data, range, theme }) {
   const words = plot.series.map((s, i) => `${s.label} ${values[i] === null ? "none" : plot.say(values[i])}`).join(", ");
   return html`<figure class="plot">
     <figcaption>
-      <h3>${plot.title}</h3>
+      <h2>${plot.title}</h2>
       <ul>${plot.series.map((s, i) => html`<li key=${s.label}><i class=${`swatch ${s.colour}`}></i>${s.label} <b>${values[i] === null ? "–" : plot.say(values[i])}</b></li>`)}</ul>
     </figcaption>
     <div class="canvas" ref=${box} role="img" aria-label=${`${plot.title} over time; now: ${words}`}></div>

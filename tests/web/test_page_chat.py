@@ -1,0 +1,353 @@
+"""Chatting in a real browser: to the end, stopped, again, edited, with settings, keys and errors that teach."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import pytest
+
+from tests.web.conftest import Servers, Tabs, WebServer, shoot
+from tokenmill.testing.fake_generator import FakeOptions
+
+STORY = """The **mill** stands by the river. It has [two wheels](https://example.org/wheels) and:
+
+1. a roof,
+2. a door:
+   - of oak
+
+```python
+def grind(grain: str) -> str:  # slowly
+    return grain.lower()
+```
+
+| Wheel | Turns |
+|---|--:|
+| left | 12 |
+
+Danger: <img src=x onerror="document.title='owned'"> [click](javascript:document.title='owned') ![far](https://far.example/x.png)
+"""
+KEY = "web-key-aaaaaaaaaaaaaaaa"
+
+
+def say(page: Any, text: str) -> None:
+    page.get_by_label("Message", exact=True).fill(text)
+    page.keyboard.press("Enter")
+
+
+def ended(page: Any, number: int = 1) -> None:
+    """Wait for so many answers with figures."""
+    page.wait_for_function("n => document.querySelectorAll('.answer .figures').length >= n", arg=number)
+
+
+def bodies(page: Any) -> list[dict[str, Any]]:
+    """Chat requests of the page from now on."""
+    found: list[dict[str, Any]] = []
+
+    def note(request: Any) -> None:
+        if request.url.endswith("/v1/chat/completions"):
+            found.append(json.loads(request.post_data))
+
+    page.on("request", note)
+    return found
+
+
+def no_work(server: WebServer) -> None:
+    """Wait until the server has no open request."""
+    import time
+
+    for _ in range(500):
+        if server.context.gate.open == 0:
+            return
+        time.sleep(0.02)
+    raise AssertionError("the request goes on")
+
+
+def test_a_chat_to_its_end(serve: Servers, tab: Tabs) -> None:
+    server = serve(FakeOptions(script=STORY))
+    page = tab(server.url)
+    say(page, "Tell me of the mill.\nSlowly.")
+    ended(page)
+    prose = page.locator(".answer .prose").last
+    assert prose.locator("strong").inner_text() == "mill"
+    assert prose.locator("ol > li").count() == 2 and prose.locator("ol ul li").inner_text() == "of oak"
+    assert "def grind(grain: str) -> str:  # slowly" in prose.locator("pre code").inner_text()
+    assert prose.locator("pre .k").first.inner_text() == "def"
+    assert prose.locator("td").all_inner_texts() == ["left", "12"]
+    assert page.locator(".question .said").inner_text() == "Tell me of the mill.\nSlowly."
+    tokens = len(STORY.encode())
+    assert f"{tokens} tokens" in page.locator(".figures").inner_text()
+    assert "tok/s" in page.locator(".figures").inner_text()
+    shoot(page, "chat")
+    page.reload()
+    page.get_by_role("button", name="Tell me of the mill.", exact=True).click()
+    ended(page)
+    assert page.locator(".answer .prose").last.locator("td").count() == 2
+    assert page.locator(".conversations li").count() == 1
+
+
+def test_what_a_model_writes_cannot_act(serve: Servers, tab: Tabs) -> None:
+    page = tab(serve(FakeOptions(script=STORY)).url)
+    calls: list[str] = []
+    page.on("request", lambda request: calls.append(request.url))
+    say(page, "Hi")
+    ended(page)
+    assert page.locator(".prose img").count() == 0 and not [u for u in calls if "far.example" in u]
+    assert page.locator(".prose").last.get_by_text("<img src=x").count() == 1
+    hrefs = page.eval_on_selector_all(".prose a", "links => links.map(a => [a.getAttribute('href'), a.rel])")
+    assert {href for href, _ in hrefs} <= {"https://example.org/wheels", "https://far.example/x.png", None}
+    assert all("noopener" in rel for href, rel in hrefs if href)
+    assert page.title() == "tokenmill"
+
+
+def test_stop_ends_the_request_and_go_on_continues(serve: Servers, tab: Tabs) -> None:
+    server = serve(FakeOptions(step_s=0.01, max_model_len=100_000))
+    page = tab(server.url)
+    sent = bodies(page)
+    say(page, "Say much")
+    page.get_by_text("tok/s").wait_for()
+    shoot(page, "streaming")
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_text("stopped").wait_for()
+    no_work(server)
+    text = page.locator(".answer .prose").last.inner_text()
+    assert len(text) > 1
+    server.options.script = "and so it went on."
+    page.get_by_role("button", name="Go on").click()
+    page.get_by_text("and so it went on.").wait_for()
+    assert sent[1]["continue_final_message"] is True and sent[1]["messages"][-1]["role"] == "assistant"
+    assert sent[1]["messages"][-1]["content"].split() == text.split()
+    server.options.script = ""
+    say(page, "More")
+    page.get_by_role("button", name="Stop").wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Send").wait_for()
+    no_work(server)
+
+
+def test_regenerate_keeps_both_answers(serve: Servers, tab: Tabs) -> None:
+    server = serve(FakeOptions(script="First."))
+    page = tab(server.url)
+    say(page, "Hi")
+    ended(page)
+    server.options.script = "Second."
+    page.get_by_role("button", name="Answer again").click()
+    page.get_by_text("Second.").wait_for()
+    page.get_by_text("2 / 2").wait_for()
+    page.get_by_role("button", name="Earlier answer").click()
+    page.get_by_text("First.").wait_for()
+    assert page.get_by_text("Second.").count() == 0
+    sent = bodies(page)
+    say(page, "And then?")
+    ended(page, 2)
+    assert [m["content"] for m in sent[0]["messages"]] == ["Hi", "First.", "And then?"]
+
+
+def test_edit_asks_again_from_there(serve: Servers, tab: Tabs) -> None:
+    page = tab(serve(FakeOptions(script="Yes.")).url)
+    for number, text in enumerate(("One", "Two"), 1):
+        say(page, text)
+        ended(page, number)
+    sent = bodies(page)
+    page.locator(".question").first.hover()
+    page.get_by_role("button", name="Edit and ask again").first.click()
+    page.get_by_label("Edit the question").fill("Uno")
+    page.get_by_role("button", name="Ask again", exact=True).click()
+    ended(page)
+    assert page.locator(".question .said").all_inner_texts() == ["Uno"]
+    assert [m["content"] for m in sent[0]["messages"]] == ["Uno"]
+    page.get_by_label("Message", exact=True).press("ArrowUp")
+    page.get_by_label("Edit the question").press("Escape")
+    assert page.locator(".question .said").inner_text() == "Uno"
+
+
+def test_settings_reach_the_request_and_stay(serve: Servers, tab: Tabs) -> None:
+    page = tab(serve(FakeOptions(max_model_len=200)).url)
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("System prompt").fill("You are a miller.")
+    for name, value in {"Temperature": "0.3", "Top p": "0.9", "Max tokens": "7", "Seed": "42"}.items():
+        page.get_by_label(name, exact=True).fill(value)
+    page.get_by_text("More", exact=True).click()
+    page.get_by_label("Stop strings").fill("END\nstop")
+    shoot(page, "settings")
+    sent = bodies(page)
+    page.get_by_label("Model").select_option("other")
+    say(page, "Hi")
+    ended(page)
+    first = page.locator(".answer .prose").last.inner_text()
+    body = sent[0]
+    assert body["messages"][0] == {"role": "system", "content": "You are a miller."}
+    expected = {"temperature": 0.3, "top_p": 0.9, "max_tokens": 7, "seed": 42, "stop": ["END", "stop"]}
+    assert expected.items() <= body.items() and body["model"] == "other" and "top_k" not in body
+    assert (
+        "7 tokens" in page.locator(".figures").inner_text() and "token limit" in page.locator(".figures").inner_text()
+    )
+    page.reload()
+    page.get_by_role("button", name="Settings, 6 changed").click()
+    assert page.get_by_label("Seed").input_value() == "42"
+    say(page, "Hi")
+    ended(page)
+    assert page.locator(".answer .prose").last.inner_text() == first  # the same seed, the same text
+    page.get_by_label("Top p", exact=True).fill("5")
+    say(page, "Hi")
+    page.get_by_role("alert").get_by_text("The server refuses “top_p”").wait_for()
+    page.get_by_role("button", name="Back to the defaults").click()
+    page.get_by_role("button", name="Settings", exact=True).wait_for()
+    page.get_by_text("More", exact=True).click()
+    page.get_by_label("Tools").fill("[{]")
+    page.get_by_text("Not valid JSON").wait_for()
+
+
+def test_code_and_answers_are_copied(serve: Servers, tab: Tabs) -> None:
+    server = serve(FakeOptions(script=STORY))
+    page = tab(server.url, permissions=["clipboard-read", "clipboard-write"])
+    say(page, "Hi")
+    ended(page)
+    page.get_by_role("button", name="Copy", exact=True).click()
+    page.get_by_role("button", name="Copied").wait_for()
+    read = "navigator.clipboard.readText()"
+    assert page.evaluate(read).startswith("def grind(grain: str)")
+    page.get_by_role("button", name="Copy the answer").click()
+    page.wait_for_function(f"async () => (await {read}).startsWith('The **mill**')")
+
+
+def test_conversations_are_renamed_exported_deleted_and_brought_back(serve: Servers, tab: Tabs) -> None:
+    page = tab(serve(FakeOptions(script="Fine.")).url, accept_downloads=True)
+    for text in ("Wheels", "Stones"):
+        say(page, text)
+        ended(page)
+        page.get_by_role("button", name="New chat").click()
+        page.get_by_text("What shall we talk about?").wait_for()
+    titles = page.locator(".conversations .open")
+    assert titles.all_inner_texts() == ["Stones", "Wheels"]
+    page.get_by_role("button", name="Wheels", exact=True).hover()
+    page.get_by_role("button", name="Rename “Wheels”").click()
+    page.get_by_label("New name").fill("Water wheels")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Water wheels", exact=True).wait_for()
+    page.get_by_role("button", name="Water wheels", exact=True).hover()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export “Water wheels”").click()
+    saved = json.loads(download.value.path().read_text())
+    assert saved["messages"][0]["content"] == "Wheels" and saved["messages"][1]["answers"][0]["content"] == "Fine."
+    page.get_by_role("button", name="Delete “Water wheels”").click()
+    page.wait_for_function("() => document.querySelectorAll('.conversations .open').length === 1")
+    page.get_by_role("button", name="Undo").click()
+    page.wait_for_function("() => document.querySelectorAll('.conversations .open').length === 2")
+    page.reload()
+    page.wait_for_function("() => document.querySelectorAll('.conversations .open').length === 2")
+
+
+def test_the_key_is_asked_for_and_kept_for_the_tab(serve: Servers, tab: Tabs) -> None:
+    server = serve(FakeOptions(script="Open."), api_key=[KEY])
+    page = tab(server.url)
+    page.get_by_role("dialog").wait_for()
+    shoot(page, "key")
+    page.get_by_label("Key", exact=True).fill("wrong")
+    page.keyboard.press("Enter")
+    page.get_by_text("The server does not know that key.").wait_for()
+    page.get_by_label("Key", exact=True).fill(KEY)
+    page.keyboard.press("Enter")
+    page.get_by_label("Model").get_by_text("fake").wait_for(state="attached")
+    say(page, "Sesame")
+    ended(page)
+    page.reload()
+    say(page, "Again")
+    ended(page)
+    assert page.evaluate("JSON.stringify({...localStorage})").find(KEY) < 0 and KEY not in page.url
+    second = page.context.new_page()
+    second.goto(server.url)
+    second.get_by_role("dialog").wait_for()
+
+
+def test_a_full_server_says_when_to_try_again(serve: Servers, tab: Tabs) -> None:
+    server = serve(FakeOptions(step_s=0.01, max_model_len=100_000), max_num_queued_reqs=1)
+    first, second = tab(server.url), tab(server.url)
+    say(first, "Long")
+    first.get_by_text("tok/s").wait_for()
+    say(second, "Me too")
+    second.get_by_role("alert").get_by_text("The server has no room just now").wait_for()
+    shoot(second, "error")
+    first.get_by_role("button", name="Stop").click()
+    no_work(server)
+    server.options.script = "Now there is room."
+    second.get_by_role("button", name="Try again", exact=True).click()
+    second.get_by_text("Now there is room.").wait_for()
+
+
+def test_a_server_that_is_gone_is_explained(serve: Servers, tab: Tabs) -> None:
+    server = serve(FakeOptions(script="Here."))
+    page = tab(server.url)
+    say(page, "Hi")
+    ended(page)
+    server.close()
+    say(page, "Still there?")
+    page.get_by_role("alert").get_by_text("The server does not answer").wait_for()
+    port = int(server.url.rstrip("/").rpartition(":")[2])
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
+    serve(FakeOptions(script="Back again."), port=port)
+    page.get_by_role("button", name="Try again").click()
+    page.get_by_text("Back again.").wait_for()
+
+
+def _events(*deltas: dict[str, Any], finish: str = "stop") -> str:
+    chunks: list[dict[str, Any]] = [{"id": "chatcmpl-1", "choices": [{"index": 0, "delta": d}]} for d in deltas]
+    chunks.append({"id": "chatcmpl-1", "choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
+    return "".join(f"data: {json.dumps(c)}\n\n" for c in chunks) + "data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize("spelling", ["field", "tags"])
+def test_thoughts_are_folded(serve: Servers, tab: Tabs, spelling: str) -> None:
+    page = tab(serve().url)
+    thought: list[dict[str, Any]] = [{"reasoning": "Let me "}, {"reasoning": "see."}]
+    if spelling == "tags":
+        thought = [{"content": "<think>Let me "}, {"content": "see.</think>"}]
+    sse = _events(*thought, {"content": "\n\nForty-two."})
+    page.route("**/v1/chat/completions", lambda r: r.fulfill(body=sse, content_type="text/event-stream"))
+    say(page, "What?")
+    ended(page)
+    assert page.locator(".answer > .prose").inner_text() == "Forty-two."
+    assert not page.get_by_text("Let me see.").is_visible()
+    page.get_by_text("Thoughts").click()
+    assert page.get_by_text("Let me see.").is_visible()
+
+
+def test_tool_calls_are_shown_and_answered(serve: Servers, tab: Tabs) -> None:
+    page = tab(serve().url)
+    call = {"index": 0, "id": "call-1", "function": {"name": "weather", "arguments": '{"city":'}}
+    rest = {"index": 0, "function": {"arguments": ' "Nantes"}'}}
+    answers = [
+        _events({"tool_calls": [call]}, {"tool_calls": [rest]}, finish="tool_calls"),
+        _events({"content": "It rains."}),
+    ]
+    sent = bodies(page)
+    page.route("**/v1/chat/completions", lambda r: r.fulfill(body=answers.pop(0), content_type="text/event-stream"))
+    say(page, "Weather?")
+    page.get_by_text("calls weather").wait_for()
+    assert json.loads(page.locator(".call pre").inner_text()) == {"city": "Nantes"}
+    page.get_by_label("Result").fill("rain")
+    shoot(page, "tools")
+    page.get_by_role("button", name="Send the result").click()
+    page.get_by_text("It rains.").wait_for()
+    assert sent[1]["messages"][1]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Nantes"}'}
+    assert sent[1]["messages"][2] == {"role": "tool", "content": "rain", "tool_call_id": "call-1"}
+
+
+def test_an_answer_that_breaks_off_is_kept(serve: Servers, tab: Tabs) -> None:
+    page = tab(serve().url)
+    cut = _events({"content": "Half of it"}).partition(
+        'data: {"id": "chatcmpl-1", "choices": [{"index": 0, "delta": {}'
+    )[0]
+    page.route("**/v1/chat/completions", lambda r: r.fulfill(body=cut, content_type="text/event-stream"))
+    say(page, "Go")
+    page.get_by_role("alert").get_by_text("The answer broke off").wait_for()
+    assert page.locator(".answer .prose").last.inner_text() == "Half of it"
+    problem = {"error": {"message": "The request could not be computed.", "code": 500, "param": None}}
+    error = f"data: {json.dumps(problem)}\n\ndata: [DONE]\n\n"
+    page.unroute("**/v1/chat/completions")
+    page.route("**/v1/chat/completions", lambda r: r.fulfill(body=error, content_type="text/event-stream"))
+    page.get_by_role("button", name="Try again").click()
+    page.get_by_text("The request could not be computed.").wait_for()

@@ -1,0 +1,151 @@
+"""The engine view in a real browser: what it shows under load is what the server says; timelines of requests."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from tests.web.conftest import Servers, Tabs, WebServer, shoot
+from tokenmill.testing.fake_generator import FakeOptions
+
+
+@contextmanager
+def load(server: WebServer, users: int = 10, tokens: int = 40, **headers: str) -> Iterator[None]:
+    """So many users ask again and again until the end of the block."""
+    over = threading.Event()
+
+    def user(number: int) -> None:
+        body = {"prompt": "grain " * (number + 1), "max_tokens": tokens}
+        while not over.is_set():
+            httpx.post(f"{server.url}v1/completions", json=body, headers=headers, timeout=60).raise_for_status()
+
+    with ThreadPoolExecutor(users) as pool:
+        work = [pool.submit(user, number) for number in range(users)]
+        try:
+            yield
+        finally:
+            over.set()
+        for one in work:
+            one.result()
+
+
+def ink(page: Any, title: str) -> int:
+    """Pixels of a plot that are not empty."""
+    figure = page.locator("figure", has=page.get_by_role("heading", name=title))
+    return figure.locator("canvas").evaluate(  # of a copy: the plot's own canvas is not made for reading
+        """c => {
+            const copy = document.createElement('canvas');
+            Object.assign(copy, {width: c.width, height: c.height});
+            const pen = copy.getContext('2d', {willReadFrequently: true});
+            pen.drawImage(c, 0, 0);
+            return pen.getImageData(0, 0, c.width, c.height).data.filter((v, i) => i % 4 === 3 && v).length;
+        }"""
+    )
+
+
+def test_the_engine_view_under_load(serve: Servers, tab: Tabs) -> None:
+    server = serve(FakeOptions(step_s=0.01, max_rows=4))
+    page = tab(f"{server.url}#engine")
+    page.get_by_text("At rest").wait_for()
+    page.get_by_role("button", name="1 min", exact=True).click()
+    empty = ink(page, "Requests")
+    with load(server):
+        page.get_by_text("At work").wait_for()
+        page.get_by_text("running 4").wait_for()
+        page.get_by_text("waiting 6").wait_for()
+        page.get_by_text("in use 100 %").wait_for()
+        page.wait_for_function(
+            "() => [...document.querySelectorAll('.plot b')].filter(b => / ms$| s$/.test(b.innerText)).length >= 6"
+        )
+        wait_for_rows(page, 5)
+        shoot(page, "engine")
+        assert ink(page, "Requests") > empty + 100
+        assert ink(page, "Tokens per second") > 100 and ink(page, "Between tokens") > 100
+        spoken = page.get_by_role("img", name="Tokens per second over time").get_attribute("aria-label")
+        assert spoken is not None and "out" in spoken
+        server.call(lambda: server.fake.link().die())
+        page.get_by_text("1 restart").wait_for()
+    page.get_by_text("At rest").wait_for()
+    page.get_by_text("running 0").wait_for()
+
+
+def wait_for_rows(page: Any, least: int) -> None:
+    page.wait_for_function("n => document.querySelectorAll('.requests tbody tr').length >= n", arg=least)
+
+
+def test_what_happened_before_one_looked_is_shown(serve: Servers, tab: Tabs) -> None:
+    server = serve(FakeOptions(step_s=0.01, max_rows=4))
+    page = tab(server.url)
+    with load(server, users=3, tokens=20):
+        while len(server.context.history.records) < 6:
+            time.sleep(0.02)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    assert not [url for url in asked if "/v1/engine" in url]  # nobody looks, nothing is asked
+    page.get_by_role("link", name="Engine").click()
+    page.get_by_text("At rest").wait_for()
+    wait_for_rows(page, 6)
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_role("button", name="Go on").wait_for()
+
+
+def test_timeline_of_a_request(serve: Servers, tab: Tabs) -> None:
+    server = serve(FakeOptions(step_s=0.02, max_rows=1))
+    with load(server, users=2, tokens=15):
+        while len(server.context.history.records) < 4:
+            time.sleep(0.02)
+    page = tab(f"{server.url}#engine")
+    page.get_by_role("button", name="Timeline of request").nth(1).click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_text("First token after").wait_for()
+    bar = dialog.get_by_role("img", name="Timeline:").get_attribute("aria-label")
+    assert bar is not None and "queued" in bar and "writing" in bar
+    widths = dialog.locator(".big-bar i").evaluate_all(
+        "all => all.map(i => [i.className, i.getBoundingClientRect().width])"
+    )
+    queued, writing = dict(widths)["queued"], dict(widths)["decode"]
+    assert 0.5 < queued / writing < 2  # two users take turns: one waits as long as the other writes
+    assert "15 tokens" in dialog.inner_text() and "length" in dialog.inner_text()
+    shoot(page, "timeline")
+    page.keyboard.press("Escape")
+    dialog.wait_for(state="detached")
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')").startswith("Timeline of request")
+
+
+def test_an_answer_leads_to_its_timeline(serve: Servers, tab: Tabs) -> None:
+    server = serve(FakeOptions(script="There."))
+    page = tab(server.url)
+    page.get_by_label("Message", exact=True).fill("Where?")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Show this request's timeline").click()
+    page.get_by_role("dialog").get_by_text("6 tokens").wait_for()
+    assert page.url.endswith("#engine")
+
+
+def test_a_running_request_is_followed_to_its_end(serve: Servers, tab: Tabs) -> None:
+    server = serve(FakeOptions(step_s=0.02))
+    page = tab(f"{server.url}#engine")
+    asked = threading.Thread(
+        target=lambda: httpx.post(f"{server.url}v1/completions", json={"prompt": "a", "max_tokens": 150}, timeout=60)
+    )
+    asked.start()
+    page.locator("tr.open").first.click()
+    page.get_by_role("dialog").get_by_text("still running").wait_for()
+    page.get_by_role("dialog").get_by_text("150 tokens").wait_for()
+    asked.join()
+    page.get_by_role("dialog").get_by_text("length").wait_for()
+    assert page.get_by_role("dialog").get_by_text("still running").count() == 0
+
+
+def test_figures_need_the_key(serve: Servers, tab: Tabs) -> None:
+    server = serve(FakeOptions(), api_key=["engine-key-aaaaaaaaaaaa"])
+    page = tab(f"{server.url}#engine")
+    page.get_by_label("Key", exact=True).fill("engine-key-aaaaaaaaaaaa")
+    page.keyboard.press("Enter")
+    page.get_by_text("At rest").wait_for()

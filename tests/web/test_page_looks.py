@@ -1,0 +1,315 @@
+"""How the page fits: phones, dark and light, the keyboard alone, screen readers; and, timed, how quick it is."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.web.conftest import SHOTS, Servers, Tabs, shoot
+from tests.web.test_page_chat import STORY, ended, say
+from tests.web.test_page_engine import load, wait_for_rows
+from tokenmill.testing.fake_generator import FakeOptions, byte_tokenizer
+
+PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
+AXE = Path(os.environ.get("TOKENMILL_AXE", str(SHOTS.parent / "axe" / "package" / "axe.min.js")))
+
+
+def fits(page: Any) -> None:
+    """Nothing is wider than the window, and nothing that one can press lies outside of it."""
+    assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
+    out = page.evaluate(
+        """() => [...document.querySelectorAll('button, a, input, select, textarea')].filter(e => {
+            const r = e.getBoundingClientRect();
+            const hidden = !r.width || e.closest('.unseen, .skip, .table, details:not([open])') || e.type === 'range';
+            return !hidden && (r.left < -1 || r.right > innerWidth + 1);
+        }).map(e => e.outerHTML.slice(0, 120))"""
+    )
+    assert not out
+
+
+def test_it_works_on_a_phone(serve: Servers, tab: Tabs) -> None:
+    server = serve(FakeOptions(script=STORY))
+    page = tab(server.url, **PHONE)
+    page.get_by_text("What shall we talk about?").wait_for()
+    fits(page)
+    shoot(page, "phone-start")
+    page.get_by_label("Message", exact=True).fill("How does a mill work, and who built the first one by this river?")
+    page.get_by_role("button", name="Send").tap()
+    ended(page)
+    fits(page)
+    shoot(page, "phone-chat")
+    page.get_by_role("button", name="List of conversations").tap()
+    page.get_by_role("button", name="New chat").wait_for()
+    fits(page)
+    shoot(page, "phone-list")
+    page.get_by_role("button", name="Close the list").tap()
+    page.get_by_role("button", name="Settings").tap()
+    page.get_by_label("Temperature", exact=True).wait_for()
+    fits(page)
+    page.get_by_role("button", name="Close the settings").tap()
+    page.get_by_role("link", name="Engine").tap()
+    wait_for_rows(page, 1)
+    fits(page)
+    shoot(page, "phone-engine")
+    page.locator(".requests tbody tr").first.tap()
+    page.get_by_role("dialog").get_by_text("First token after").wait_for()
+    fits(page)
+    shoot(page, "phone-timeline")
+
+
+def _background(page: Any) -> int:
+    """How bright the page's background is, 0 to 255."""
+    colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return sum(int(part) for part in colour.strip("rgb()").split(",")[:3]) // 3
+
+
+def test_dark_and_light_follow_the_system_or_the_switch(serve: Servers, tab: Tabs) -> None:
+    server = serve(FakeOptions(script=STORY, step_s=0.001))
+    page = tab(server.url, color_scheme="dark")
+    assert _background(page) < 60
+    say(page, "Night?")
+    ended(page)
+    shoot(page, "dark-chat")
+    page.emulate_media(color_scheme="light")
+    assert _background(page) > 200
+    page.get_by_role("button", name="Colours: as the system").click()
+    page.get_by_role("button", name="Colours: light").click()
+    assert _background(page) < 60
+    page.reload()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark" and _background(page) < 60
+    with load(server, users=3, tokens=30):
+        page.get_by_role("link", name="Engine").click()
+        wait_for_rows(page, 3)
+        shoot(page, "dark-engine")
+
+
+def test_the_keyboard_is_enough(serve: Servers, tab: Tabs) -> None:
+    server = serve(FakeOptions(script="By keys."))
+    page = tab(server.url)
+    page.get_by_text("What shall we talk about?").wait_for()
+    keys = page.keyboard
+    assert page.evaluate("document.activeElement.id") == "write"
+    keys.type("Hello")
+    keys.press("Enter")
+    ended(page)
+    keys.press("Shift+Tab")  # from the message to what one can do with the answer
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Show this request's timeline"
+    keys.press("r")
+    page.get_by_text("2 / 2").wait_for()
+    keys.press("?")
+    page.get_by_role("dialog", name="Keyboard").wait_for()
+    shoot(page, "keyboard")
+    keys.press("Escape")
+    page.get_by_role("dialog").wait_for(state="detached")
+    keys.press("s")
+    page.get_by_label("System prompt").wait_for()
+    keys.press("Escape")
+    page.get_by_label("System prompt").wait_for(state="detached")
+    keys.press("e")
+    wait_for_rows(page, 2)
+    seen = []
+    for _ in range(60):
+        keys.press("Tab")
+        seen.append(
+            page.evaluate("document.activeElement.getAttribute('aria-label') || document.activeElement.innerText")
+        )
+        if seen[-1].startswith("Timeline of request"):
+            break
+    assert seen[-1].startswith("Timeline of request") and "1 min" in seen and "Pause" in seen
+    keys.press("Enter")
+    page.get_by_role("dialog").get_by_text("First token after").wait_for()
+    keys.press("Escape")
+    keys.press("n")
+    page.get_by_text("What shall we talk about?").wait_for()
+    page.locator(".messages").focus()
+    keys.press("/")
+    page.wait_for_function("() => document.activeElement.id === 'write'")
+    keys.type("a?nb")  # letters, not commands, where one writes
+    assert page.get_by_label("Message", exact=True).input_value() == "a?nb"
+
+
+def test_whoever_wants_less_motion_gets_none(serve: Servers, tab: Tabs) -> None:
+    page = tab(serve(FakeOptions(step_s=0.05)).url, reduced_motion="reduce")
+    say(page, "Hi")
+    page.locator(".pulse").wait_for()
+    assert page.locator(".pulse").evaluate("e => getComputedStyle(e).animationName") == "none"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_serious_fault(serve: Servers, tab: Tabs, scheme: str) -> None:
+    if not AXE.is_file():
+        pytest.skip("axe-core is not here: make test-web fetches it")
+    server = serve(FakeOptions(script=f"<think>Hm.</think>{STORY}"))
+    page = tab(server.url, color_scheme=scheme)
+    page.get_by_text("What shall we talk about?").wait_for()
+    _axe(page, "start")
+    say(page, "Tell me")
+    ended(page)
+    page.get_by_text("Thoughts").click()
+    _axe(page, "chat")
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_text("More", exact=True).click()
+    _axe(page, "settings")
+    page.locator(".messages").focus()
+    page.keyboard.press("?")
+    _axe(page, "keys")
+    page.keyboard.press("Escape")
+    page.keyboard.press("k")
+    page.get_by_role("dialog", name="The server's key").wait_for()
+    _axe(page, "key")
+    page.keyboard.press("Escape")
+    page.keyboard.press("e")
+    wait_for_rows(page, 1)
+    page.locator(".plot canvas").first.wait_for()
+    _axe(page, "engine")
+    page.locator(".requests tbody tr").first.click()
+    page.get_by_role("dialog").get_by_text("First token after").wait_for()
+    _axe(page, "timeline")
+
+
+def _axe(page: Any, where: str) -> None:
+    page.evaluate(AXE.read_text())
+    found = page.evaluate("() => axe.run(document, {resultTypes: ['violations']})")
+    bad = [
+        (
+            where,
+            fault["id"],
+            fault["impact"],
+            [(n["html"][:140], n["failureSummary"][:200]) for n in fault["nodes"][:3]],
+        )
+        for fault in found["violations"]
+        if fault["impact"] in ("serious", "critical", "moderate")
+    ]
+    assert not bad, json.dumps(bad, indent=1)
+
+
+# ---------------------------------------------------------------- timed
+
+
+def test_everything_comes_in_one_small_load(serve: Servers, tab: Tabs) -> None:
+    server = serve()
+    page = tab("about:blank")
+    session = page.context.new_cdp_session(page)
+    session.send("Network.enable")
+    sizes: list[int] = []
+    session.on("Network.loadingFinished", lambda event: sizes.append(event["encodedDataLength"]))
+    page.goto(server.url, wait_until="networkidle")
+    page.get_by_role("link", name="Engine").click()
+    page.get_by_text("At rest").wait_for()
+    assert len(sizes) > 15 and sum(sizes) <= 300_000
+    (SHOTS / "size.txt").write_text(f"{sum(sizes)} bytes on the wire in {len(sizes)} answers\n")
+
+
+def test_first_paint_within_a_second(serve: Servers, tab: Tabs, timed: None) -> None:
+    server = serve()
+    times = []
+    for _ in range(3):
+        page = tab("about:blank")
+        page.goto(server.url)
+        page.get_by_text("What shall we talk about?").wait_for()
+        paint = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
+        page.wait_for_function(paint)
+        ready = page.evaluate("() => performance.getEntriesByType('resource').at(-1).responseEnd")
+        times.append((page.evaluate(paint), ready))
+    (SHOTS / "first-paint.txt").write_text(f"first contentful paint and last answer, ms: {times}\n")
+    assert max(paint for paint, _ in times) <= 1000
+
+
+WORDS = [
+    "the",
+    "mill",
+    "by",
+    "river",
+    "turns",
+    "slowly",
+    "while",
+    "grain",
+    "becomes",
+    "flour",
+    "and",
+    "water",
+    "runs",
+    "old",
+    "stones",
+    "again",
+]
+
+
+def long_text(tokens: int) -> str:
+    """Markdown of about so many word tokens: headings, paragraphs, lists, code, tables."""
+    parts: list[str] = []
+    count = 0
+    while count < tokens:
+        n = len(parts)
+        if n % 7 == 0:
+            part = f"## Part {n}"
+        elif n % 7 == 2:
+            part = "\n".join(f"- the **mill** and {' '.join(WORDS[(i * 3) % 9 :][:7])}" for i in range(12))
+        elif n % 7 == 4:
+            part = "```python\n" + "\n".join(f"mill = grain(water, {i})  # the old stones" for i in range(15)) + "\n```"
+        elif n % 7 == 6:
+            rows = "\n".join(f"| {WORDS[i % 16]} | *{WORDS[(i + 5) % 16]}* | {i} |" for i in range(12))
+            part = f"| grain | water | n |\n|---|---|--:|\n{rows}"
+        else:
+            part = " ".join(WORDS[(n + i * i) % 16] for i in range(90)) + "."
+        parts.append(part)
+        count += len(part.split()) + 20
+    return "\n\n".join(parts)
+
+
+@pytest.mark.parametrize("shape", ["mixed", "one paragraph", "one list", "one code block", "one table"])
+def test_10_000_tokens_stay_smooth(serve: Servers, tab: Tabs, timed: None, shape: str) -> None:
+    words = [w for word in WORDS for w in (word, f" {word}")]
+    text = {
+        "mixed": long_text(12_000),
+        "one paragraph": " ".join(WORDS[(i * i) % 16] for i in range(11_000)),
+        "one list": "\n".join(f"- {' '.join(WORDS[(i + j * j) % 16] for j in range(9))}" for i in range(1_100)),
+        "one code block": "```python\n" + "\n".join(" ".join(WORDS[:10]) for _ in range(1_200)) + "\n```",
+        "one table": "| grain | water |\n|---|---|\n"
+        + "\n".join(f"| {' '.join(WORDS[:6])} | flour |" for _ in range(900)),
+    }[shape]
+    server = serve(FakeOptions(script=text, max_model_len=100_000, step_s=0.001, tokenizer=byte_tokenizer(words)))
+    page = tab(server.url)
+    page.get_by_role("button", name="Settings").wait_for()
+    page.evaluate(
+        """() => {
+            window.frames = []; let last = performance.now();
+            const frame = (now) => { window.frames.push(now - last); last = now; requestAnimationFrame(frame); };
+            requestAnimationFrame(frame);
+            window.tasks = [];
+            new PerformanceObserver((l) => window.tasks.push(...l.getEntries().map(e => e.duration)))
+                .observe({type: 'longtask'});
+        }"""
+    )
+    trace = SHOTS / f"trace-{shape.replace(' ', '-')}.json"
+    page.context.browser.start_tracing(page=page, path=str(trace), categories=["devtools.timeline", "toplevel"])
+    say(page, "Go")
+    page.wait_for_function("() => document.querySelector('.figures')", timeout=120_000)
+    page.context.browser.stop_tracing()
+    frames, long_tasks = page.evaluate("() => [window.frames, window.tasks]")
+    tasks = _main_tasks(json.loads(trace.read_text()))
+    figures = page.locator(".figures").inner_text()
+    report = f"{shape}: {figures}; {len(frames)} frames, longest {max(frames):.0f} ms; tasks over 50 ms: "
+    report += f"{[round(t) for t in long_tasks]}; longest main-thread task {max(tasks):.0f} ms\n"
+    with (SHOTS / "smooth.txt").open("a") as out:
+        out.write(report)
+    print(report)
+    trace.unlink()
+    assert int(figures.split(" ")[0].replace(",", "")) >= 10_000
+    shown = page.locator(".answer .prose").last.inner_text()
+    assert shown.count("mill") == text.count("mill")
+    assert max(tasks) <= 100 and max(frames) <= 100
+
+
+def _main_tasks(trace: dict[str, Any]) -> list[float]:
+    """Milliseconds of each task on the page's main thread."""
+    events = trace["traceEvents"]
+    mains = {
+        (e["pid"], e["tid"]) for e in events if e["name"] == "thread_name" and e["args"]["name"] == "CrRendererMain"
+    }
+    names = ("RunTask", "ThreadControllerImpl::RunTask")
+    return [e.get("dur", 0) / 1000 for e in events if e["name"] in names and (e["pid"], e["tid"]) in mains]
