@@ -56,6 +56,7 @@ def make_context(backend: Backend, config: ServerConfig) -> Context:
         chat_template=template,
         form=choose_format(template or own, config.messages.tool_call_parser, config.messages.reasoning_parser),
         recorder=_recorder(config.serve),
+        traces=_traces(config.serve, info.names[0]),
     )
 
 
