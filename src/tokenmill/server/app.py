@@ -68,6 +68,10 @@ def _recorder(options: ServeOptions) -> Recorder | None:
     return Recorder(options.record, content=options.record_content)
 
 
+def _traces(options: ServeOptions, model: str) -> Traces | None:
+    return Traces(options.otlp_traces_endpoint, model) if options.otlp_traces_endpoint else None
+
+
 def _template(path: str | None) -> str | None:
     if path is None:
         return None
