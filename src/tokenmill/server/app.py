@@ -25,6 +25,7 @@ from tokenmill.server.operations import OPERATIONS
 from tokenmill.server.record import Recorder
 from tokenmill.server.routing import error_shape
 from tokenmill.server.text import TextWorkers
+from tokenmill.server.traces import Traces
 from tokenmill.text.messages.detect import choose_format
 from tokenmill.server.web.routes import WEB
 
