@@ -99,6 +99,7 @@ class Work:
         if session:  # a key's sessions are its own
             self.job.inbox.session = f"{self.job.tenant}/{session}"
         self.job.inbox.rank = _integer_header(headers, "x-data-parallel-rank", least=0)
+        self.job.parent = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
 
     def base(self, given: str | None = None) -> str:
         """The id that the answer carries, after its prefix."""
