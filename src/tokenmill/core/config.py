@@ -156,6 +156,7 @@ class ServeOptions:
     enable_per_request_metrics: bool = option(False, "Put timings into answers.")
     record: str | None = option(None, "Append each request's time and lengths to this file, for bench serve.")
     record_content: bool = option(False, "With --record: keep prompts (token ids), too.")
+    otlp_traces_endpoint: str | None = option(None, "Send a trace of each request to this OTLP/HTTP collector.")
     log_level: str = option("info", "How much to log.", choices=("debug", "info", "warning", "error"))
     log_json: bool = option(True, "Log lines as JSON; never prompts, outputs or keys.")
 

@@ -12,6 +12,7 @@ from tokenmill.server.history import History
 from tokenmill.server.metrics import Metrics
 from tokenmill.server.record import Recorder
 from tokenmill.server.text import TextWorkers
+from tokenmill.server.traces import Traces
 from tokenmill.text.messages.describe import MessageFormat
 
 
@@ -38,6 +39,7 @@ class Context:
     history: History = field(default_factory=History)
     recorder: Recorder | None = None
     form: MessageFormat = MessageFormat()
+    traces: Traces | None = None
 
     @property
     def options(self) -> ServeOptions:

@@ -24,6 +24,7 @@ from tokenmill.server.gate import Gate
 from tokenmill.server.history import History, Life, Record
 from tokenmill.server.metrics import Finished, Metrics
 from tokenmill.server.record import Recorder
+from tokenmill.server.traces import Traces
 
 log = logging.getLogger("tokenmill.server")
 
@@ -36,6 +37,7 @@ class Parts(Protocol):
     metrics: Metrics
     history: History
     recorder: Recorder | None
+    traces: Traces | None
 
 
 @dataclass(slots=True)
@@ -69,7 +71,8 @@ class Job:
     def __init__(self, parts: Parts, tenant: str, count: int) -> None:
         parts.gate.enter(tenant, count)
         self.backend, self.gate, self.metrics, self.history = parts.backend, parts.gate, parts.metrics, parts.history
-        self.recorder = parts.recorder
+        self.recorder, self.traces = parts.recorder, parts.traces
+        self.parent: dict[str, str] = {}
         self.tenant, self.count = tenant, count
         self.record: Record | None = None
         self.began = time.monotonic()
@@ -208,6 +211,8 @@ class Job:
                 self.recorder.note(task.request, self.began, life.output_tokens // task.num_outputs)
         if self.record is not None:
             self.record.ended = now
+            if self.traces is not None:
+                self.traces.note(self.record, self.parent)
         self.gate.leave(self.tenant, self.count, used)
 
     # ------------------------------------------------------------ figures

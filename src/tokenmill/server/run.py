@@ -114,6 +114,8 @@ async def _serve_loaded(fleet: Fleet, server: ServerConfig, hooks: Hooks, life: 
     fleet.end_all("the server is shutting down")
     await http.stop()
     context.text.close()
+    if context.traces is not None:
+        await asyncio.to_thread(context.traces.close)
 
 
 class Life:

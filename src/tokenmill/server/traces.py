@@ -1,0 +1,109 @@
+"""Spans of requests for OpenTelemetry. Owns: what a span says, and the way to a collector (extra `otel`).
+
+One span per HTTP request, made when it has ended, with children queue, prefill and decode; texts are never in it.
+Must not know: HTTP, engines. Nothing of OpenTelemetry is imported unless --otlp-traces-endpoint is given.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from tokenmill.core.errors import UserError
+from tokenmill.server.history import Life, Record
+
+PATH = "/v1/traces"
+FAILED = ("error", "abort")
+
+
+class Traces:
+    """Sends spans to `endpoint` in the background, over OTLP/HTTP."""
+
+    def __init__(self, endpoint: str, model: str) -> None:
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+        except ImportError as error:
+            raise UserError(
+                "--otlp-traces-endpoint needs OpenTelemetry: pip install 'tokenmill[otel]'.",
+                param="otlp_traces_endpoint",
+            ) from error
+        parts = urlsplit(endpoint)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise UserError(
+                f"--otlp-traces-endpoint must be an http(s) URL such as http://localhost:4318, got {endpoint!r}.",
+                param="otlp_traces_endpoint",
+            )
+        self.model = model
+        self.provider = TracerProvider(resource=Resource.create({"service.name": "tokenmill"}))
+        url = endpoint if parts.path.strip("/") else endpoint.rstrip("/") + PATH
+        self.provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
+        self.tracer = self.provider.get_tracer("tokenmill")
+        self.propagator = TraceContextTextMapPropagator()
+
+    def note(self, record: Record, parent: dict[str, str]) -> None:
+        """A request has ended. `parent`: its traceparent and tracestate headers, if it had some."""
+        from opentelemetry import trace
+
+        shift = time.time_ns() - time.monotonic_ns()
+        ended = record.ended if record.ended is not None else time.monotonic()
+        context = self.propagator.extract(parent) if parent else None
+        span = self.tracer.start_span(
+            "llm_request",
+            context=context,
+            kind=trace.SpanKind.SERVER,
+            start_time=_ns(record.began, shift),
+            attributes=self._attributes(record.id, record.lives, record.began),
+        )
+        inner = trace.set_span_in_context(span)
+        for index, life in enumerate(record.lives):
+            for name, start, end in _phases(life, ended):
+                child = self.tracer.start_span(
+                    name, context=inner, start_time=_ns(start, shift), attributes={"tokenmill.prompt": index}
+                )
+                child.end(_ns(end, shift))
+        if any(reason in FAILED for life in record.lives for reason in life.reasons):
+            span.set_status(trace.StatusCode.ERROR)
+        span.end(_ns(ended, shift))
+
+    def close(self) -> None:
+        """Send what waits."""
+        self.provider.shutdown()
+
+    def _attributes(self, name: str, lives: Sequence[Life], began: float) -> dict[str, Any]:
+        firsts = [life.timeline.first_token for life in lives if life.timeline.first_token is not None]
+        found = {
+            "gen_ai.request.id": name,
+            "gen_ai.response.model": self.model,
+            "gen_ai.usage.prompt_tokens": sum(life.prompt_tokens for life in lives),
+            "gen_ai.usage.completion_tokens": sum(life.output_tokens for life in lives),
+            "gen_ai.response.finish_reasons": [reason for life in lives for reason in life.reasons],
+            "tokenmill.cached_tokens": sum(life.cached_tokens for life in lives),
+            "tokenmill.preemptions": sum(life.timeline.preemptions for life in lives),
+            "tokenmill.replays": sum(life.timeline.replays for life in lives),
+        }
+        if firsts:
+            found["gen_ai.latency.time_to_first_token"] = min(firsts) - began
+        return found
+
+
+def _phases(life: Life, ended: float) -> list[tuple[str, float, float]]:
+    """(name, start, end) of what happened, as far as it came."""
+    t = life.timeline
+    end = t.ended if t.ended is not None else ended
+    started = t.started if t.started is not None else t.first_token
+    found = [("queue", t.arrival, started if started is not None else end)]
+    if started is not None:
+        found.append(("prefill", started, t.first_token if t.first_token is not None else end))
+    if t.first_token is not None:
+        found.append(("decode", t.first_token, t.last_token if t.last_token is not None else end))
+    return [(name, start, max(start, stop)) for name, start, stop in found]
+
+
+def _ns(moment: float, shift: int) -> int:
+    return int(moment * 1e9) + shift
