@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pathlib
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ from tokenmill.core.config import CacheOptions, EngineConfig, ScheduleOptions, S
 from tokenmill.core.errors import ModelError, ParameterError, UserError
 from tokenmill.core.forward import KVFormat
 from tokenmill.core.protocols import CausalLM, Executor, HostDrafter, Kernels
-from tokenmill.core.step import StepResult
+from tokenmill.core.step import StepPlan, StepResult
 from tokenmill.device.memory import describe, free_bytes, growth_bytes, pick_device, release, total_bytes
 from tokenmill.engine.admission import Admission
 from tokenmill.engine.engine import Engine
@@ -66,6 +67,8 @@ class Facts(msgspec.Struct):
     reasons: list[str]
     device_name: str = ""
     kv_block_bytes: float = 0.0
+    family: str = ""
+    quantization: str = ""
 
 
 @dataclass(slots=True)
@@ -148,6 +151,8 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
         dtype=str(dtype).removeprefix("torch."),
         weight_bytes=int(model.spec.extras.get("weight_bytes", 0)),  # type: ignore[call-overload]
         flops_per_token=model.spec.flops_per_token,
+        family=str(raw.get("model_type", "")),
+        quantization=config.model.quantization or "",
         reasons=reasons,
         device_name=describe(device),
         kv_block_bytes=sum(part.nbytes for part in pool.storage) / max(1, sum(blocks)),
@@ -283,13 +288,20 @@ def _peak_step_bytes(
 ) -> int:
     """Run the largest step there can be, and see what it takes beside weights and cache."""
     model, kernels, layout = made
-    plan, need, length = peak_plan(config.schedule.max_num_seqs, step_tokens, max_len, layout)
-    runner = Runner(model, kernels, KVPool(layout, need, device), len(plan.rows), length + 1)
-    results: list[StepResult] = []
-    peak = growth_bytes(device, lambda: results.append(runner.run(plan)))
-    if results[0].failure is not None:
-        raise UserError(f"A full step of {step_tokens} tokens cannot be computed: {results[0].failure}")
+    peak = 0
+    # The most rows, and the longest chunk: between them they run, and compile, every kernel of a mixed step.
+    for rows in {config.schedule.max_num_seqs, min(2, config.schedule.max_num_seqs)}:
+        plan, need, length = peak_plan(rows, step_tokens, max_len, layout)
+        runner = Runner(model, kernels, KVPool(layout, need, device), len(plan.rows), length + 1)
+        results: list[StepResult] = []
+        peak = max(peak, growth_bytes(device, partial(_run, runner, plan, results)))
+        if results[0].failure is not None:
+            raise UserError(f"A full step of {step_tokens} tokens cannot be computed: {results[0].failure}")
     return peak
+
+
+def _run(runner: Runner, plan: StepPlan, results: list[StepResult]) -> None:
+    results.append(runner.run(plan))
 
 
 def _max_model_len(

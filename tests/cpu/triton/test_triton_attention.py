@@ -135,7 +135,7 @@ def test_shared_parts_join_the_sequences_own(splits):
     assert int(common) == 8
     out = torch.full((2, 64), float("nan"))
     attend_shared(q, spec, ctx, common, scratch, before=2, parts=2 + splits, pdl=False)
-    attend_one(q, out, spec, ctx, scratch, pdl=False, before=2, shared=common, config=(splits, 32, 4, 1, 1))
+    attend_one(q, out, spec, ctx, scratch, pdl=False, before=2, shared=common, config=(splits, 32, 4, 1, 1, 1))
     assert torch.allclose(out, REFERENCE.attention(q, spec, ctx), atol=2e-5)
     assert not scratch.counters(q.device).any()
 

@@ -85,7 +85,7 @@ def _decode_kernel(
     MIXED: tl.constexpr, FRESH: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr,
     Q_OFFSET: tl.constexpr, K_OFFSET: tl.constexpr, ROPE: tl.constexpr, START: tl.constexpr, DIM: tl.constexpr,
     INTERLEAVED: tl.constexpr, SCALED: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
-    LINE: tl.constexpr, LINES: tl.constexpr, NEAR: tl.constexpr, PDL: tl.constexpr,
+    LINE: tl.constexpr, LINES: tl.constexpr, NEAR: tl.constexpr, LEAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     seq = tl.program_id(0)
@@ -115,7 +115,7 @@ def _decode_kernel(
     if FIXED > 0:
         chunk = FIXED
     else:
-        chunk = tl.cdiv(tl.cdiv(end - begin_at, BN), SPLITS) * BN
+        chunk = tl.maximum(tl.cdiv(tl.cdiv(end - begin_at, BN), SPLITS), LEAST) * BN
     # Short sequences need fewer splits than there are programs.
     active = tl.minimum(SPLITS, tl.maximum(tl.cdiv(end - begin_at, tl.maximum(chunk, 1)), 1))
     low = begin_at + split * chunk
@@ -293,18 +293,18 @@ def _decode_kernel(
 def attend_one(
     q: Tensor, out: Tensor, spec: AttentionSpec, ctx: ForwardContext, scratch: Scratch, *,
     pdl: bool, mixed: bool = False, fresh: bool = False, before: int = 0, shared: Tensor | None = None, fixed: int = 0,
-    config: tuple[int, int, int, int, int] | None = None,
+    config: tuple[int, int, int, int, int, int] | None = None,
 ) -> None:  # fmt: skip
     """q [T, H, Dk] -> out [T, H * Dv], for the sequences with one new token.
 
     fresh: q is [T, all heads] as the product left it, and each sequence has one new token, whose key is stored here.
     before: parts that `shared.py` has put in front, for the first `shared` table entries. fixed: keys per split,
-    whatever the batch. config (splits, BN, warps, stages, tiles to bring near)."""
+    whatever the batch. config (most splits, BN, warps, stages, tiles to bring near, least tiles of a split)."""
     kv, plan, rope = ctx.kv[spec.layer], ctx.groups[spec.group], spec.rope
     seqs, heads = plan.tables.shape[0], spec.kv.heads
     group = spec.heads // heads
     longest = plan.tables.shape[1] * ctx.block_size
-    splits, block_n, warps, stages, near = config or decode_config(seqs * heads, longest, spec)
+    splits, block_n, warps, stages, near, least = config or decode_config(seqs * heads, longest, spec, mixed=mixed)
     if fixed:
         splits = triton.cdiv(longest, fixed)
     room = scratch.floats // (seqs * spec.heads * (spec.kv.value_dim + 2))
@@ -337,16 +337,29 @@ def attend_one(
         DIM=rope.dim if fresh and rope else 0, INTERLEAVED=fresh and rope is not None and rope.interleaved,
         SCALED=kv.key_scale is not None, WIDE=INTERPRETED or q.dtype == torch.float32, STAGES=stages,
         LINE=line, LINES=pow2(max(1, min(spec.kv.key_dim, spec.kv.value_dim) // line) + 1) // 2,
-        NEAR=near, PDL=pdl, num_warps=warps, launch_pdl=pdl,
+        NEAR=near, LEAST=least, PDL=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
 
 
-def decode_config(units: int, longest: int, spec: AttentionSpec) -> tuple[int, int, int, int, int]:
-    """(splits, BN, warps, stages, tiles near) for `units` = sequences * key/value heads: measured on an H200."""
+MANY = 256
+"""Sequences * key/value heads from which bandwidth counts for more than latency."""
+
+
+def decode_config(
+    units: int, longest: int, spec: AttentionSpec, *, mixed: bool = False
+) -> tuple[int, int, int, int, int, int]:
+    """(most splits, BN, warps, stages, tiles to bring near, least tiles of a split) for `units` = sequences *
+    key/value heads: measured on an H200.
+
+    Powers of two keep the kernels few that must be compiled. Tables are looked up one pipeline stage before keys are
+    loaded: five stages hold two tiles of keys."""
     width = spec.kv.key_dim + spec.kv.value_dim
     block_n = 64 if width <= 256 else 32
-    # Powers of two keep the kernels few that must be compiled.
+    if mixed:  # beside prefills it matters little: two kernels, which the engine compiles when it starts
+        return (4 if units <= 2 * MANY else 1), block_n, 4, 3, 1, 1
+    if MANY // 2 <= units <= MANY:
+        return 4, block_n, 4, 3, 4, 8
     splits = 16 if units < 64 else 8
-    while splits > 1 and (splits * units > (1056 if units < 256 else 528) or splits * block_n > 2 * longest):
+    while splits > 1 and (splits * units > (1056 if units < MANY else 528) or splits * block_n > 2 * longest):
         splits //= 2
-    return splits, block_n, 4, 3, 1
+    return splits, block_n, 4, 3, 1, 1

@@ -16,7 +16,7 @@ from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.triton import pointwise
 from tokenmill.kernels.triton.choose import greedy
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, act_parts, shared_memory
-from tokenmill.kernels.triton.decode import attend_one, decode_config
+from tokenmill.kernels.triton.decode import MANY, attend_one, decode_config
 from tokenmill.kernels.triton.dense import arrange, attend_long, can_gather
 from tokenmill.kernels.triton.gemv import gemv
 from tokenmill.kernels.triton.latent import attend_latent, prepare_latent, serves
@@ -255,6 +255,8 @@ class TritonKernels(ReferenceKernels):
         plan, kv = ctx.groups[spec.group], ctx.kv[spec.layer]
         if self.split or ctx.max_query != 1 or qkv.shape[0] == 0 or not can_prepare(spec) or not whole_scales(kv):
             return False  # fixed splits: the bytes must be those of a step that is mixed
+        if ctx.kv_len.shape[0] * spec.kv.heads > MANY:
+            return False  # registers for early keys would cost more occupancy than a launch
         return max(spec.kv.key_dim, spec.kv.value_dim) <= 256 and not self._shares(plan, spec, ctx)
 
     def _shares(self, plan: GroupPlan, spec: AttentionSpec, ctx: ForwardContext) -> bool:
@@ -277,5 +279,5 @@ class TritonKernels(ReferenceKernels):
             self._common = plan, common_entries(plan, ctx, pdl=self.pdl)
         common = self._common[1]
         attend_shared(q, spec, ctx, common, self.scratch, before=before, parts=before + splits, pdl=self.pdl)
-        config = (splits, rest[0], rest[1], rest[2], rest[3])
+        config = (splits, rest[0], rest[1], rest[2], rest[3], rest[4])
         attend_one(q, out, spec, ctx, self.scratch, pdl=self.pdl, before=before, shared=common, config=config)

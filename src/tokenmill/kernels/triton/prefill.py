@@ -208,4 +208,4 @@ def prefill_config(spec: AttentionSpec, longest: int) -> tuple[int, int, int, in
         return 32, 32, 4, 1
     if width > 128:
         return 64, 32, 4, 2
-    return (256, 64, 8, 3) if longest >= 2048 else (128, 64, 8, 3)
+    return (256, 64, 8, 5) if longest >= 2048 else (128, 64, 8, 5)

@@ -148,7 +148,7 @@ def attend_shared(
         BS=together, BG=packed, BN=32 if INTERPRETED else 64,
         BD=max(16, pow2(spec.kv.key_dim)), BV=max(16, pow2(spec.kv.value_dim)),
         BEFORE=before, PARTS=parts, SOFTCAP=spec.softcap > 0, SCALED=kv.key_scale is not None,
-        WIDE=INTERPRETED or q.dtype == torch.float32, STAGES=1 if INTERPRETED else 3, PDL=pdl,
+        WIDE=INTERPRETED or q.dtype == torch.float32, STAGES=1 if INTERPRETED else 5, PDL=pdl,
         num_warps=8, launch_pdl=pdl,
     )  # fmt: skip
 
