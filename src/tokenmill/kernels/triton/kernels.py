@@ -20,7 +20,7 @@ from tokenmill.kernels.triton.decode import MANY, attend_one, decode_config
 from tokenmill.kernels.triton.dense import arrange, attend_long, can_gather
 from tokenmill.kernels.triton.gemv import gemv
 from tokenmill.kernels.triton.latent import attend_latent, prepare_latent, serves
-from tokenmill.kernels.triton.mixture import pack_mixture
+from tokenmill.kernels.triton.mixture import StackedMixture, pack_mixture
 from tokenmill.kernels.triton.narrow import NarrowMatrix, can_pack4, can_pack8, pack4, pack8
 from tokenmill.kernels.triton.narrow_linear import measured_narrow, narrow_linear
 from tokenmill.kernels.triton.prefill import attend_many
@@ -56,6 +56,8 @@ class TritonKernels(ReferenceKernels):
         self.narrow_ways: dict[str, Way] = {} if INTERPRETED else measured_narrow(torch.cuda.get_device_name())
         self.small = not INTERPRETED and shared_memory() < _ROOMY
         self._common: tuple[GroupPlan, Tensor] | None = None
+        self.ended: StackedMixture | None = None
+        """Experts that have just run: they want to know which weight follows."""
         self._arranged: tuple[GroupPlan, tuple[Tensor, Tensor]] | None = None
 
     # ------------------------------------------------------------ matmuls
@@ -75,6 +77,9 @@ class TritonKernels(ReferenceKernels):
         residual: Tensor | None = None,
     ) -> Tensor:
         """residual + act(norm(x) @ weight.T + bias)."""
+        if self.ended is not None:
+            self.ended.following = weight.data if isinstance(weight, NarrowMatrix) else weight
+            self.ended = None
         if isinstance(weight, NarrowMatrix):
             self.count("narrow_linear")
             return narrow_linear(self, x, weight, norm, act, residual)
