@@ -20,16 +20,17 @@ from tokenmill.server.errors import HttpError, describe_error, error_headers
 from tokenmill.server.gate import Gate, GateLimits
 from tokenmill.server.guard import Guard
 from tokenmill.server.metrics import Metrics
+from tokenmill.server.ollama.routes import OLLAMA
 from tokenmill.server.openai.routes import OPENAI
 from tokenmill.server.operations import OPERATIONS
 from tokenmill.server.record import Recorder
 from tokenmill.server.routing import error_shape
 from tokenmill.server.text import TextWorkers
 from tokenmill.server.traces import Traces
-from tokenmill.text.messages.detect import choose_format
 from tokenmill.server.web.routes import WEB
+from tokenmill.text.messages.detect import choose_format
 
-APIS = (OPENAI, OPERATIONS, WEB)
+APIS = (OPENAI, OLLAMA, OPERATIONS, WEB)
 """Every family of endpoints: a new one is a folder with an `Api`, and its name here."""
 
 

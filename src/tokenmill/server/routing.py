@@ -20,7 +20,7 @@ from starlette.responses import Response
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, error_bytes
 from tokenmill.server.job import Job
-from tokenmill.server.sse import EventStream
+from tokenmill.server.sse import EventStream, LineStream
 
 B = TypeVar("B", bound=BaseModel)
 Handler = Callable[[Request], Awaitable[Response]]
@@ -109,6 +109,11 @@ class Work:
         """Answer with events; the job ends with them."""
         self.handed_over = True
         return EventStream(chunks, self.job.close, headers)
+
+    def lines(self, chunks: AsyncIterator[bytes]) -> Response:
+        """Answer with one JSON object per line."""
+        self.handed_over = True
+        return LineStream(chunks, self.job.close)
 
 
 def _integer_header(headers: Mapping[str, str], name: str, least: int = -(2**31)) -> int | None:

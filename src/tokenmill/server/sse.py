@@ -41,12 +41,17 @@ class PlainChunks:
         return self.before + encode(text) + self.after
 
 
+LINES = [(b"content-type", b"application/x-ndjson"), *HEADERS[1:]]
+
+
 class EventStream(Response):
     """A response over an iterator of ready bytes; `close` runs however it ends.
 
     scope["state"]["writing"] says since when a send has been waiting for its reader, so that one that stopped reading
     can be dropped.
     """
+
+    kind = HEADERS
 
     def __init__(
         self, chunks: AsyncIterator[bytes], close: Callable[[], None], headers: list[tuple[bytes, bytes]] | None = None
@@ -55,7 +60,7 @@ class EventStream(Response):
         self.close = close
         self.status_code = 200
         self.background = None
-        self.raw_headers = HEADERS + (headers or [])
+        self.raw_headers = self.kind + (headers or [])
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         writing: dict[asyncio.Task[Any], float] = scope["state"]["writing"]
@@ -72,3 +77,9 @@ class EventStream(Response):
         finally:
             writing.pop(task, None)
             self.close()
+
+
+class LineStream(EventStream):
+    """The same with one JSON object per line."""
+
+    kind = LINES

@@ -1,0 +1,116 @@
+"""Ollama's answers: NDJSON streams and whole objects. Owns: their shapes, and times in nanoseconds.
+
+Must not know: engines, sockets.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import msgspec
+
+from tokenmill.server.errors import HttpError, describe_error
+from tokenmill.server.openai.chat import Chat
+from tokenmill.server.openai.logprobs import chat_logprobs
+from tokenmill.server.said import listen
+from tokenmill.text.messages.message import Event, Message
+
+encode = msgspec.json.Encoder().encode
+REASONS = {"stop": "stop", "tool_calls": "stop", "length": "length"}
+
+
+def now() -> str:
+    """The time as Ollama writes it."""
+    return datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z")
+
+
+def error_body(found: HttpError) -> bytes:
+    """{"error": "..."}"""
+    return encode({"error": found.message})
+
+
+class Answer:
+    """One answer; `generate`: text under `response`, else a message."""
+
+    def __init__(self, chat: Chat, model: str, *, generate: bool) -> None:
+        self.chat, self.model, self.generate = chat, model, generate
+        self.said = Message()
+
+    async def lines(self) -> AsyncIterator[bytes]:
+        """One object per step; the last one has `done` and the figures."""
+        try:
+            async for heard in listen(self.chat):
+                self.said.add(heard.events)
+                shown = self._shown(heard.events)
+                ended = heard.finish_reason is not None
+                calls = self.said.calls[:] if ended else []  # arguments are objects here: calls are whole when all is
+                if shown or calls or ended:
+                    line = self._body(*_texts(shown), calls=calls, logprobs=heard.logprobs)
+                    yield (
+                        encode({**line, "done": False}) + b"\n" if not ended else self._last(line, heard.finish_reason)
+                    )
+        except Exception as error:
+            yield error_body(describe_error(error)) + b"\n"
+
+    async def whole(self) -> dict[str, Any]:
+        """Everything in one object."""
+        rows: list[Any] = []
+        reason: str | None = None
+        async for heard in listen(self.chat):
+            self.said.add(heard.events)
+            rows += heard.logprobs
+            reason = heard.finish_reason
+        said = self.said
+        body = self._body(said.content, said.reasoning, calls=said.calls, logprobs=rows)
+        return {**body, "done": True, **self._figures(reason)}
+
+    def _last(self, line: dict[str, Any], reason: str | None) -> bytes:
+        """The last text and, in a line of its own as Ollama has it, the figures."""
+        empty = self._body("", "", calls=[], logprobs=[])
+        first = b"" if line == {**empty, "created_at": line["created_at"]} else encode({**line, "done": False}) + b"\n"
+        return first + encode({**empty, "done": True, **self._figures(reason)}) + b"\n"
+
+    def _shown(self, events: Sequence[Event]) -> list[Event]:
+        return [e for e in events if e.kind in ("content", "reasoning") and e.text]
+
+    def _body(self, content: str, thinking: str, *, calls: Sequence[Any], logprobs: Sequence[Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {"model": self.model, "created_at": now()}
+        more: dict[str, Any] = {"thinking": thinking} if thinking else {}
+        if self.generate:
+            found |= {"response": content, **more}
+        else:
+            found["message"] = {"role": "assistant", "content": content, **more}
+            if calls:
+                found["message"]["tool_calls"] = [_call(i, c) for i, c in enumerate(calls)]
+        if self.chat.body.logprobs and logprobs:
+            found["logprobs"] = chat_logprobs(logprobs, self.chat.top, self.chat.names)["content"]
+        return found
+
+    def _figures(self, reason: str | None) -> dict[str, Any]:
+        usage, times = self.chat.job.usage(), self.chat.job.timings()
+        first, rest = times.get("time_to_first_token_ms") or 0.0, times.get("generation_time_ms") or 0.0
+        return {
+            "done_reason": REASONS.get(reason or "stop", reason),
+            "total_duration": round((first + rest) * 1e6),
+            "load_duration": 0,
+            "prompt_eval_count": usage["prompt_tokens"],
+            "prompt_eval_duration": round(first * 1e6),
+            "eval_count": usage["completion_tokens"],
+            "eval_duration": round(rest * 1e6),
+        }
+
+
+def _texts(events: Sequence[Event]) -> tuple[str, str]:
+    content = "".join(e.text for e in events if e.kind == "content")
+    return content, "".join(e.text for e in events if e.kind == "reasoning")
+
+
+def _call(index: int, call: Any) -> dict[str, Any]:
+    try:
+        arguments = json.loads(call.arguments or "{}")
+    except ValueError:
+        arguments = {}
+    return {"function": {"index": index, "name": call.name, "arguments": arguments}}

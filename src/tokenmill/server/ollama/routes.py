@@ -1,0 +1,232 @@
+"""Ollama's endpoints. Owns: their paths, and what is said about the served model.
+
+`ollama` clients pull, push and create models; a server of one model refuses those. Must not know: engines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import replace
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+import tokenmill
+from tokenmill.core.errors import ParameterError
+from tokenmill.server.context import Context
+from tokenmill.server.errors import HttpError
+from tokenmill.server.ollama.answers import Answer, error_body, now
+from tokenmill.server.ollama.schemas import (
+    ChatRequest,
+    EmbeddingsRequest,
+    EmbedRequest,
+    GenerateRequest,
+    ShowRequest,
+)
+from tokenmill.server.openai import embeddings
+from tokenmill.server.openai.schemas import EmbeddingRequest
+from tokenmill.server.routing import Api, Work, get, json_answer, post, read_body
+from tokenmill.server.said import open_translated
+from tokenmill.text.messages.describe import MessageFormat
+
+RAW = "{% for message in messages %}{{ message.content }}{% endfor %}"
+"""The template of a prompt that is to stay as it is."""
+REFUSED = ("create", "copy", "pull", "push", "delete", "blobs")
+
+
+def add_routes(app: FastAPI, context: Context) -> None:
+    """/api/generate, chat, embed, tags, show, ps and version."""
+
+    async def generate(request: Request) -> Response:
+        """Answer one prompt."""
+        async with Work(context, request) as work:
+            body, _ = await work.read(GenerateRequest)
+            body.check()
+            if not body.prompt:
+                return json_answer(loaded(context, body.model, {"response": ""}))
+            messages = [{"role": "user", "content": body.prompt}]
+            if body.system:
+                messages.insert(0, {"role": "system", "content": body.system})
+            fields = {**body.fields(), "messages": messages}
+            if body.raw or not has_template(context):
+                chat = await open_translated(untouched(context), fields, work.job, work.base())
+            else:
+                chat = await open_translated(context, fields, work.job, work.base())
+            answer = Answer(chat, body.model, generate=True)
+            return work.lines(answer.lines()) if body.stream else json_answer(await answer.whole())
+
+    async def chat(request: Request) -> Response:
+        """Answer a conversation."""
+        async with Work(context, request) as work:
+            body, _ = await work.read(ChatRequest)
+            if not body.messages:
+                return json_answer(loaded(context, body.model, {"message": {"role": "assistant", "content": ""}}))
+            fields = {**body.fields(), "messages": [m.translated(i) for i, m in enumerate(body.messages)]}
+            fields["tools"] = body.tools or None
+            opened = await open_translated(context, fields, work.job, work.base())
+            answer = Answer(opened, body.model, generate=False)
+            return work.lines(answer.lines()) if body.stream else json_answer(await answer.whole())
+
+    async def embed(request: Request) -> Response:
+        """Unit vectors of texts."""
+        async with Work(context, request) as work:
+            body, _ = await work.read(EmbedRequest)
+            found = await vectors(context, work, body.model, body.input, body)
+            return json_answer(
+                {
+                    "model": body.model,
+                    "embeddings": [entry["embedding"] for entry in found["data"]],
+                    "total_duration": round((time.monotonic() - work.job.began) * 1e9),
+                    "load_duration": 0,
+                    "prompt_eval_count": found["usage"]["prompt_tokens"],
+                }
+            )
+
+    async def old_embeddings(request: Request) -> Response:
+        """One vector, in the older form."""
+        async with Work(context, request) as work:
+            body, _ = await work.read(EmbeddingsRequest)
+            found = await vectors(context, work, body.model, body.prompt, None)
+            return json_answer({"embedding": found["data"][0]["embedding"]})
+
+    async def tags(request: Request) -> Response:
+        """The served models."""
+        return json_answer({"models": [entry(context, name) for name in context.backend.info.names]})
+
+    async def running(request: Request) -> Response:
+        """The loaded models: all of them, for ever."""
+        info = context.backend.info
+        more = {"size_vram": info.details.get("weight_bytes", 0), "context_length": info.max_model_len}
+        more["expires_at"] = "2999-12-31T00:00:00Z"
+        return json_answer({"models": [{**entry(context, name), **more} for name in context.backend.info.names]})
+
+    async def show(request: Request) -> Response:
+        """What is known about a model."""
+        body, _ = await read_body(request, ShowRequest)
+        name = body.model or body.name
+        if not name:
+            raise ParameterError("model is missing.", param="model")
+        return json_answer(described(context, served(context, name)))
+
+    async def version(request: Request) -> Response:
+        """This server's version."""
+        return json_answer({"version": tokenmill.__version__})
+
+    async def refused(request: Request) -> Response:
+        """Models do not come and go here."""
+        raise HttpError(501, "This server serves the models that it was started with; it does not load or make others.")
+
+    post(app, "/api/generate", generate, GenerateRequest)
+    post(app, "/api/chat", chat, ChatRequest)
+    post(app, "/api/embed", embed, EmbedRequest)
+    post(app, "/api/embeddings", old_embeddings, EmbeddingsRequest)
+    post(app, "/api/show", show, ShowRequest)
+    get(app, "/api/tags", tags)
+    get(app, "/api/ps", running)
+    get(app, "/api/version", version)
+    for verb in REFUSED:
+        path = f"/api/{verb}" if verb != "blobs" else "/api/blobs/{digest}"
+        app.add_api_route(path, refused, methods=["POST", "DELETE", "HEAD"], include_in_schema=False)
+
+
+OLLAMA = Api(
+    add_routes,
+    generating=frozenset({"/api/generate", "/api/chat", "/api/embed", "/api/embeddings"}),
+    prefixes=("/api/",),
+    error=error_body,
+)
+
+
+def served(context: Context, name: str) -> str:
+    """The served name behind Ollama's, whose tag `latest` may be left out."""
+    return context.check_model(name.removesuffix(":latest"))
+
+
+def has_template(context: Context) -> bool:
+    """Can this model chat?"""
+    tokenizer = context.backend.info.tokenizer
+    return bool(context.chat_template or (tokenizer is not None and tokenizer.chat_template))
+
+
+def untouched(context: Context) -> Context:
+    """The same server with prompts left as they are."""
+    return replace(context, chat_template=RAW, form=MessageFormat())
+
+
+def loaded(context: Context, model: str, empty: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a question without words, which loads a model elsewhere."""
+    served(context, model)
+    return {"model": model, "created_at": now(), **empty, "done": True, "done_reason": "load"}
+
+
+async def vectors(context: Context, work: Work, model: str, texts: Any, more: EmbedRequest | None) -> dict[str, Any]:
+    """OpenAI's embeddings of these texts."""
+    fields: dict[str, Any] = {"model": served(context, model), "input": texts}
+    if more is not None:
+        fields["dimensions"] = more.dimensions
+        fields["truncate_prompt_tokens"] = -1 if more.truncate else None
+    body = EmbeddingRequest.model_validate(fields)
+    return await embeddings.embed(context, body, {}, work.job, work.base())
+
+
+def entry(context: Context, name: str) -> dict[str, Any]:
+    """A model in a list."""
+    info = context.backend.info
+    tagged = name if ":" in name else f"{name}:latest"
+    return {
+        "name": tagged,
+        "model": tagged,
+        "modified_at": now(),
+        "size": info.details.get("weight_bytes", 0),
+        "digest": hashlib.sha256(f"{info.root}\0{name}".encode()).hexdigest(),
+        "details": details(context),
+    }
+
+
+def details(context: Context) -> dict[str, Any]:
+    """Family, size and format."""
+    known = context.backend.info.details
+    family = str(known.get("family", "unknown"))
+    return {
+        "parent_model": "",
+        "format": "safetensors",
+        "family": family,
+        "families": [family],
+        "parameter_size": _count(float(known.get("flops_per_token", 0.0)) / 2),
+        "quantization_level": str(known.get("quantization") or known.get("dtype", "unknown")),
+    }
+
+
+def described(context: Context, name: str) -> dict[str, Any]:
+    """/api/show: parameters that are used unless a request says otherwise, the template, and what it can do."""
+    info = context.backend.info
+    template = context.chat_template or (info.tokenizer.chat_template if info.tokenizer is not None else None) or ""
+    can = ["completion", "embedding"]
+    if context.form.calls is not None:
+        can.append("tools")
+    if context.form.thinking is not None:
+        can.append("thinking")
+    family = str(info.details.get("family", "unknown"))
+    return {
+        "modelfile": f"FROM {name}\n",
+        "parameters": "\n".join(f"{key} {value}" for key, value in sorted(info.generation.items())),
+        "template": template if isinstance(template, str) else "",
+        "details": details(context),
+        "model_info": {
+            "general.architecture": family,
+            f"{family}.context_length": info.max_model_len,
+            f"{family}.vocab_size": info.vocab_size,
+        },
+        "capabilities": can,
+        "modified_at": now(),
+    }
+
+
+def _count(weights: float) -> str:
+    """1234567 -> 1.2M"""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if weights >= size:
+            return f"{weights / size:.1f}{unit}"
+    return str(round(weights))

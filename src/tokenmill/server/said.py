@@ -1,0 +1,83 @@
+"""An answer as it is said, for APIs other than OpenAI's. Owns: one output's events and its end, from a chat's deltas.
+
+A chat is opened from OpenAI's request model, which every API with messages is translated into; what comes back is
+read here once. Must not know: any API's shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from tokenmill.core.request import TokenLogprob
+from tokenmill.server.context import Context
+from tokenmill.server.errors import HttpError
+from tokenmill.server.job import Job
+from tokenmill.server.openai.chat import Chat, open_chat
+from tokenmill.server.openai.schemas import ChatRequest
+from tokenmill.text.messages.message import Event, Message
+
+M = TypeVar("M")
+
+
+@dataclass(slots=True)
+class Heard:
+    """What one engine step added: events of the message, tokens, and how it ended if it did."""
+
+    events: list[Event] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, TokenLogprob]] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: Any = None
+
+
+async def open_translated(context: Context, fields: dict[str, Any], job: Job, base: str) -> Chat:
+    """A chat from fields of OpenAI's request; those that are None count as absent."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    try:
+        body = ChatRequest.model_validate(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise HttpError(400, f"{place}: {first['msg']}.", param=place) from None
+    return await open_chat(context, body, {}, job, base)
+
+
+async def listen(chat: Chat) -> AsyncIterator[Heard]:
+    """The only output of a chat, step by step; the last one has a finish_reason."""
+    parser = None if chat.turn.plain else chat.turn.parser()
+    async for batch in chat.job.batches():
+        heard = Heard()
+        for _, delta in batch:
+            ended = delta.finish_reason is not None
+            if parser is None:
+                heard.events += [Event("content", delta.text)] if delta.text else []
+            else:
+                heard.events += parser.feed(delta.text) + (parser.finish() if ended else [])
+            heard.token_ids += delta.token_ids
+            heard.logprobs += delta.logprobs or ()
+            if ended:
+                heard.finish_reason = chat.turn.finish_reason(delta.finish_reason, parser.count if parser else 0)
+                heard.stop_reason = delta.stop_reason
+        yield heard
+
+
+async def hear_all(chat: Chat) -> tuple[Message, Heard]:
+    """The whole message, and everything about it in one."""
+    message, whole = Message(), Heard()
+    async for heard in listen(chat):
+        message.add(heard.events)
+        whole.events += heard.events
+        whole.token_ids += heard.token_ids
+        whole.logprobs += heard.logprobs
+        whole.finish_reason, whole.stop_reason = heard.finish_reason, heard.stop_reason
+    return message, whole
+
+
+def reasoning_tokens(chat: Chat, message: Message) -> int:
+    """How many of the tokens were reasoning."""
+    details: dict[str, int] = chat.usage(message.reasoning).get("completion_tokens_details", {})
+    return details.get("reasoning_tokens", 0)
