@@ -10,6 +10,7 @@ export PYTHONUNBUFFERED=1
 CORPUS=${1:-}
 case $CORPUS in "" | /*) ;; *) CORPUS=${OLDPWD:-.}/$CORPUS ;; esac
 OUT=${OUT:-../../out/demo}
+JOBS=
 STAGES=${STAGES:-main companions vision report install}
 PY=${PYTHON:-python3}
 SMALL=${SMOKE:+--smoke}
@@ -34,42 +35,43 @@ $!"
 fi
 if has companions; then
     T=${COMPANION_SECONDS:-110}
-    rm -f "$OUT/draft/training.json" "$OUT/moe/training.json" "$OUT/lora-sql/adapter_config.json"
-    $PY distill.py moe $SMALL --main "$OUT/main" --out "$OUT/moe" --seconds "$T" $(corpus) &
-    M=$!
-    AFTER=
-    ! has vision || { rm -f "$OUT/text/training.json"; AFTER="--after
-$OUT/text/training.json"; }
-    $PY distill.py draft $SMALL --main "$OUT/main" --out "$OUT/draft" --seconds $((T * 3 / 4)) --workers 3 $AFTER $(corpus) &
-    D=$!
+    rm -f "$OUT/medusa/config.json" "$OUT/text/training.json"
+    (
+        $PY distill.py moe $SMALL --main "$OUT/main" --out "$OUT/moe" --seconds "$T" $(corpus)
+        ! has report || $PY companions_eval.py "$OUT" --parts moe --report "$OUT/moe.json" $SMALL
+    ) &
+    JOBS="$JOBS
+$!"
     (
         $PY medusa.py $SMALL --main "$OUT/main" --out "$OUT/medusa" --seconds $((T / 2)) $(corpus)
         $PY lora.py pirate $SMALL --main "$OUT/main" --out "$OUT/lora-pirate" --seconds $((T / 3))
         $PY lora.py sql $SMALL --main "$OUT/main" --out "$OUT/lora-sql" --seconds $((T / 4))
         ! has report || $PY companions_eval.py "$OUT" --parts lora --report "$OUT/lora.json" $SMALL
     ) &
-    L=$!
+    HEADS=$!
     JOBS="$JOBS
-$M
-$D
-$L"
-fi
-if has vision; then
+$HEADS"
+    # With a vision model to make, the draft leaves the GPU to its text part first.
+    AFTER=$(! has vision || printf '%s\n%s' --after "$OUT/text/training.json")
     (
-        $PY distill.py text $SMALL --main "$OUT/main" --out "$OUT/text" --seconds "${TEXT_SECONDS:-45}" --workers 8 $(corpus)
-        $PY vision.py $SMALL --text "$OUT/text" --tokenizer "$OUT/main" --out "$OUT/vlm" --seconds "${VISION_SECONDS:-185}" \
-            $(corpus)
-        ! has report || $PY companions_eval.py "$OUT" --parts vision,vlm_text --report "$OUT/vision.json" $SMALL
+        $PY distill.py draft $SMALL --main "$OUT/main" --out "$OUT/draft" --seconds $((T * 3 / 4)) --workers 3 \
+            $AFTER $(corpus)
+        until_file "$OUT/medusa/config.json" $HEADS
+        ! has report || $PY companions_eval.py "$OUT" --parts speculation,draft_text --report "$OUT/draft.json" $SMALL
     ) &
     JOBS="$JOBS
 $!"
 fi
-if has report && has companions; then
-    wait "$M"
-    $PY companions_eval.py "$OUT" --parts moe --report "$OUT/moe.json" $SMALL
-    wait "$D"
-    wait "$L"
-    $PY companions_eval.py "$OUT" --parts speculation,draft_text --report "$OUT/draft.json" $SMALL
+if has vision; then
+    (
+        $PY distill.py text $SMALL --main "$OUT/main" --out "$OUT/text" --seconds "${TEXT_SECONDS:-42}" --workers 8 \
+            $(corpus)
+        $PY vision.py $SMALL --text "$OUT/text" --tokenizer "$OUT/main" --out "$OUT/vlm" \
+            --seconds "${VISION_SECONDS:-170}" $(corpus)
+        ! has report || $PY companions_eval.py "$OUT" --parts vision,vlm_text --report "$OUT/vision.json" $SMALL
+    ) &
+    JOBS="$JOBS
+$!"
 fi
 for job in $JOBS; do wait "$job"; done
 rm -f "$OUT/main-60.safetensors"

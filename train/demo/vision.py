@@ -192,7 +192,9 @@ def question(rng: random.Random, objects: list[Object], kind: str | None = None)
 
 def talk(rng: random.Random, objects: list[Object], turns: int = 4) -> list[dict]:
     """Several questions on one image, each of another kind, as one conversation."""
-    first, *kinds = rng.sample(["count", "yesno", "describe", "colour", "shape", "where", "shape", "where"], turns)
+    first, *kinds = rng.sample(
+        ["count", "yesno", "yesno", "describe", "colour", "colour", "shape", "shape", "where", "where"], turns
+    )
     _, q, a, _ = question(rng, objects, first)
     messages = messages_of(q, a)
     for kind in kinds:
