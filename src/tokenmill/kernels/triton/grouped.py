@@ -158,39 +158,43 @@ def _grouped_kernel(
 
 def grouped(
     x: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, order: Sorted | None, act: str | None, *,
-    up: bool, pdl: bool, tiling: Tiling | None = None,
+    up: bool, pdl: bool, modest: bool = False, tiling: Tiling | None = None,
 ) -> Tensor:  # fmt: skip
     """One of the two products of every pair, weight [E, N, K], ids [T, k].
 
     up: x [T, K] -> act(x @ weight[id].T + bias[id]) [T * k, N'], in sorted order where `order` is given.
-    Else x [T * k, K], in that order -> [T * k, N] in the order of pairs. Rows of pairs without an expert: undefined."""
+    Else x [T * k, K], in that order -> [T * k, N] in the order of pairs. Rows of pairs without an expert: undefined.
+    modest: no copy engine, or little shared memory."""
     kind, gated = act_parts(act)
     count, rows, inner = weight.shape
     width, pairs = rows // 2 if gated else rows, ids.numel()
-    t = tiling or choose_tiling(pairs, count, gated=gated)
+    t = tiling or choose_tiling(pairs, count, gated=gated, modest=modest or x.dtype == torch.float32)
     out = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
-    matrices = TensorDescriptor.from_tensor(weight.view(-1, inner), [t.columns, t.inner]) if t.bulk else weight
+    bulk = t.bulk and inner * x.element_size() % 16 == 0
+    matrices = TensorDescriptor.from_tensor(weight.view(-1, inner), [t.columns, t.inner]) if bulk else weight
     units = count if order is None else order.tiles.shape[0]
     _grouped_kernel[(triton.cdiv(width, t.columns), units)](
         x, matrices, bias, out, ids, None if order is None else order.order, None if order is None else order.tiles,
         pairs, N=width, K=inner, BM=t.pairs, BN=t.columns, BK=t.inner, BP=pow2(pairs) if order is None else 1,
         PER_ROW=ids.shape[1] if up else 1, FROM_PAIR=up, TO_PAIR=not up or order is None, SCAN=order is None,
         ACT=kind, GATED=gated, BIAS=bias is not None, WIDE=INTERPRETED or x.dtype == torch.float32,
-        BULK=t.bulk, STAGES=t.stages, PDL=pdl, num_warps=t.warps, launch_pdl=pdl,
+        BULK=bulk, STAGES=t.stages, PDL=pdl, num_warps=t.warps, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
 
-def choose_tiling(pairs: int, experts: int, *, gated: bool) -> Tiling:
+def choose_tiling(pairs: int, experts: int, *, gated: bool, modest: bool = False) -> Tiling:
     """A tile for so many pairs over so many experts: measured on an H200."""
     if INTERPRETED:
         return Tiling(16, 32, 32, 1, 4)
     size = pairs_per_tile(pairs, experts)
-    if size <= 32:
-        return Tiling(size, 64, 64, 4, 4) if gated else Tiling(size, 64, 128, 3, 4)
-    if size == 64:
-        return Tiling(64, 64, 64, 4, 4) if gated else Tiling(64, 128, 64, 4, 4)
-    return Tiling(128, 128, 64, 3, 8) if gated else Tiling(128, 128, 64, 4, 8)
+    if modest:
+        return Tiling(size, 64, 32, 3, 4)
+    if size == 16:
+        return Tiling(16, 64, 128, 3, 4, True) if gated else Tiling(16, 128, 128, 3, 4, True)
+    if size <= 64:
+        return Tiling(size, 64, 64, 4, 4, True) if gated else Tiling(size, 128, 64, 4, 8, True)
+    return Tiling(128, 128, 64, 4, 8, True) if gated else Tiling(128, 256, 64, 4, 8, True)
 
 
 def pairs_per_tile(pairs: int, experts: int) -> int:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import Act, ForwardContext, Mixture, NormSpec
+from tokenmill.core.forward import ForwardContext, Mixture, NormSpec
 from tokenmill.core.protocols import Weight
+from tokenmill.kernels.triton.common import copy_engine
 from tokenmill.kernels.triton.experts import combine, one_down, one_up
 from tokenmill.kernels.triton.grouped import FEW, grouped, pairs_per_tile
 from tokenmill.kernels.triton.narrow_grouped import NarrowStack, can_stack, narrow_grouped
@@ -33,6 +34,9 @@ class StackedMixture:
         self.kernels = kernels
         self.mixture = mixture
         self.ups, self.downs = ups, downs
+        self.following: Tensor | None = None
+        """The weight that was multiplied after these experts the last time."""
+        self.modest = kernels.small or not copy_engine()
         self.experts = (ups.table if isinstance(ups, Stack) else ups.data).shape[0]
         router = mixture.router.pieces()
         plain = router is not None and router[0] == "dense" and router[1]["table"] is not None
@@ -46,6 +50,11 @@ class StackedMixture:
         if residual is not None and not residual.is_contiguous():
             residual = residual.contiguous()
         x = x if x.is_contiguous() else x.contiguous()
+        y = self._run(x, ctx, norm, residual)
+        self.kernels.ended = self
+        return y
+
+    def _run(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None, residual: Tensor | None) -> Tensor:
         if x.shape[0] == 1 and isinstance(self.ups, Stack) and isinstance(self.downs, Stack):
             return self._one(x, ctx, norm, residual, (self.ups, self.downs))
         h = x if norm is None else self.kernels.norm(x, norm)
@@ -67,7 +76,7 @@ class StackedMixture:
         if self.router is None:
             picked = self._route(x if norm is None else kernels.norm(x, norm), ctx)
         else:
-            picked = pick(x, *self.router, norm, m.route, scratch=kernels.scratch, pdl=kernels.pdl)
+            picked = pick(x, *self.router, norm, m.route, scratch=kernels.scratch, pdl=kernels.pdl, near=self.following)
         ups, downs = weights
         up = one_up(x, ups.table, ups.bias, picked[0], norm, m.act, pdl=kernels.pdl)
         return one_down(up, downs.table, downs.bias, picked, residual, pdl=kernels.pdl, early=True)
@@ -78,15 +87,24 @@ class StackedMixture:
         if pairs > FEW:
             per_tile = pairs_per_tile(pairs, self.experts)
             order = sort_pairs(ids, self.experts, per_tile, self.kernels.scratch, pdl=pdl)
-        inner = _product(h, self.ups, ids, order, self.mixture.act, up=True, pdl=pdl)
-        parts = _product(inner, self.downs, ids, order, None, up=False, pdl=pdl)
+        inner = self._product(h, self.ups, ids, order, up=True)
+        parts = self._product(inner, self.downs, ids, order, up=False)
         return combine(parts, ids, gates, residual, self.experts, h.dtype, pdl=pdl)
+
+    def _product(self, x: Tensor, weight: Stacked, ids: Tensor, order: Sorted | None, *, up: bool) -> Tensor:
+        act, pdl = self.mixture.act if up else None, self.kernels.pdl
+        if isinstance(weight, NarrowStack):
+            return narrow_grouped(x, weight, ids, order, act, up=up, pdl=pdl)
+        return grouped(x, weight.table, weight.bias, ids, order, act, up=up, pdl=pdl, modest=self.modest)
 
     def _route(self, h: Tensor, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
         m = self.mixture
         logits = m.router.matmul(h.float() if m.wide else h, ctx)
         self.kernels.count("route")
-        return route(logits, m.route, pdl=self.kernels.pdl, dtype=torch.int32)
+        # Of many tokens some go to the first experts, too; a long chunk is not in want of memory.
+        ups = self.ups.table if isinstance(self.ups, Stack) else self.ups.data
+        likely = self.experts <= h.shape[0] * m.route.top_k and h.shape[0] <= 1024
+        return route(logits, m.route, pdl=self.kernels.pdl, dtype=torch.int32, near=ups if likely else None)
 
     def _shared(self, h: Tensor, ctx: ForwardContext, norm: NormSpec | None, residual: Tensor | None) -> Tensor | None:
         """residual + what the shared experts make of norm(h)."""
@@ -94,14 +112,6 @@ class StackedMixture:
             return residual
         up, down = self.mixture.shared
         return down.matmul(up.matmul(h, ctx, norm=norm, act=self.mixture.act), ctx, residual=residual)
-
-
-def _product(
-    x: Tensor, weight: Stacked, ids: Tensor, order: Sorted | None, act: Act | None, *, up: bool, pdl: bool
-) -> Tensor:
-    if isinstance(weight, Stack):
-        return grouped(x, weight.table, weight.bias, ids, order, act, up=up, pdl=pdl)
-    return narrow_grouped(x, weight, ids, order, act, up=up, pdl=pdl)
 
 
 @dataclass(frozen=True, slots=True)

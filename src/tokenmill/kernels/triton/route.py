@@ -1,7 +1,8 @@
 """Which experts a token goes to. Owns: scores, groups, the best k and their gates, in one launch.
 
 A program takes one token; all experts lie in one register tensor. For a single token the router's product is part of
-the launch: the program that finishes last chooses. Must not know: what experts compute.
+the launch: the program that finishes last chooses. Memory is idle meanwhile, so further programs may bring weights near
+that are needed soon. Must not know: what experts compute.
 """
 
 from __future__ import annotations
@@ -12,9 +13,22 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.core.forward import NormSpec, RouteSpec
-from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, sigmoid, wait
+from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, prefetch, sigmoid, wait
 
+NEAR_EXPERTS = 24 << 20
+NEAR_NEXT = 20 << 20
+"""Bytes to bring near: of experts that several tokens probably touch, of what comes after one token's experts."""
+_PARTS = 132
 _ORDERS = {"softmax_topk": 0, "topk_softmax": 1, "sigmoid": 2}
+
+
+@triton.jit
+def _bring(near_ptr, part, PARTS: tl.constexpr, LINES: tl.constexpr):
+    """Ask for this part's share of LINES lines of 128 bytes."""
+    PER: tl.constexpr = (LINES + PARTS - 1) // PARTS
+    for at in range(0, PER, 256):
+        line = tl.minimum(part * PER + at + tl.arange(0, 256), LINES - 1)
+        prefetch(near_ptr + line.to(tl.int64) * 128)
 
 
 @triton.jit
@@ -125,17 +139,21 @@ def _rank(
     return tl.where(chosen, place, TOP), gates * scale
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _route_kernel(
-    logits_ptr, bias_ptr, id_ptr, gate_ptr, stride, scale,
+    logits_ptr, bias_ptr, near_ptr, id_ptr, gate_ptr, tokens, stride, scale,
     E: tl.constexpr, BE: tl.constexpr, TOP: tl.constexpr, BT: tl.constexpr, ORDER: tl.constexpr,
     NORMALISE: tl.constexpr, BIAS: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, SUM2: tl.constexpr,
-    BG: tl.constexpr, PDL: tl.constexpr,
+    BG: tl.constexpr, PARTS: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     token = tl.program_id(0).to(tl.int64)
     e = tl.arange(0, BE)
     t = tl.arange(0, BT)
+    if token >= tokens:
+        _bring(near_ptr, tl.program_id(0) - tokens, PARTS, LINES)
+        wait(PDL)
+        return
     wait(PDL)
     logits = tl.load(logits_ptr + token * stride + e, mask=e < E, other=float("-inf")).to(tl.float32)
     ids, gates = _choose(logits, bias_ptr, scale, E, BE, TOP, BT, ORDER, NORMALISE, BIAS, GROUPS, TOP_GROUPS, SUM2, BG)
@@ -151,13 +169,27 @@ def _constants(spec: RouteSpec) -> dict[str, object]:
     }  # fmt: skip
 
 
-def route(logits: Tensor, spec: RouteSpec, *, pdl: bool, dtype: torch.dtype = torch.int64) -> tuple[Tensor, Tensor]:
-    """logits [T, E] -> ids [T, k] of this type and gates [T, k] (float32), best first; of equals the lowest id."""
+def _near(weight: Tensor | None, most: int, *, pdl: bool) -> tuple[Tensor | None, int, int]:
+    """The first `most` bytes of a weight as bytes, in how many programs to ask for them, and their lines."""
+    if weight is None or not pdl or INTERPRETED:
+        return None, 0, 0
+    lines = min(weight.nbytes, most) // 128
+    return weight.view(torch.uint8), min(_PARTS, lines), lines
+
+
+def route(
+    logits: Tensor, spec: RouteSpec, *, pdl: bool, dtype: torch.dtype = torch.int64, near: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """logits [T, E] -> ids [T, k] of this type and gates [T, k] (float32), best first; of equals the lowest id.
+
+    near: weights whose beginning is needed soon."""
     tokens = logits.shape[0]
     ids = torch.empty((tokens, spec.top_k), dtype=dtype, device=logits.device)
     gates = torch.empty((tokens, spec.top_k), dtype=torch.float32, device=logits.device)
-    _route_kernel[(tokens,)](
-        logits, spec.bias, ids, gates, logits.stride(0), spec.scale, **_constants(spec), PDL=pdl,
+    soon, parts, lines = _near(near, NEAR_EXPERTS, pdl=pdl)
+    _route_kernel[(tokens + parts,)](
+        logits, spec.bias, soon, ids, gates, tokens, logits.stride(0), spec.scale, **_constants(spec),
+        PARTS=parts, LINES=lines, PDL=pdl,
         num_warps=1, launch_pdl=pdl,
     )  # fmt: skip
     return ids, gates
@@ -165,13 +197,18 @@ def route(logits: Tensor, spec: RouteSpec, *, pdl: bool, dtype: torch.dtype = to
 
 @triton.jit
 def _pick_kernel(
-    x_ptr, w_ptr, add_ptr, norm_ptr, bias_ptr, id_ptr, gate_ptr, part_ptr, count_ptr, eps, scale,
+    x_ptr, w_ptr, add_ptr, norm_ptr, bias_ptr, near_ptr, id_ptr, gate_ptr, part_ptr, count_ptr, eps, scale,
     K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
     E: tl.constexpr, BE: tl.constexpr, TOP: tl.constexpr, BT: tl.constexpr, ORDER: tl.constexpr,
     NORMALISE: tl.constexpr, BIAS: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, SUM2: tl.constexpr,
-    BG: tl.constexpr, PDL: tl.constexpr,
+    BG: tl.constexpr, PARTS: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
+    COUNT: tl.constexpr = (E + BN - 1) // BN
+    if tl.program_id(0) >= COUNT:
+        wait(PDL)  # the weights of the launch before come first
+        _bring(near_ptr, tl.program_id(0) - COUNT, PARTS, LINES)
+        return
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)[None, :]
     real = n < E
@@ -195,7 +232,7 @@ def _pick_kernel(
         y += tl.load(add_ptr + n, mask=real, other=0.0).to(tl.float32)
     tl.store(part_ptr + n, y, mask=real, cache_modifier=".cg")
     tl.debug_barrier()
-    if tl.atomic_add(count_ptr, 1, sem="acq_rel") == tl.num_programs(0) - 1:
+    if tl.atomic_add(count_ptr, 1, sem="acq_rel") == COUNT - 1:
         tl.store(count_ptr, 0)
         e = tl.arange(0, BE)
         t = tl.arange(0, BT)
@@ -214,17 +251,21 @@ def _pick_kernel(
 
 def pick(
     x: Tensor, weight: Tensor, add: Tensor | None, norm: NormSpec | None, spec: RouteSpec, *,
-    scratch: Scratch, pdl: bool, config: tuple[int, int] = (4, 4),
+    scratch: Scratch, pdl: bool, near: Tensor | None = None, config: tuple[int, int] = (4, 4),
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """x [1, K], router [E, K] and its bias -> ids [1, k] (int32) and gates [1, k] of norm(x); config (BN, warps)."""
+    """x [1, K], router [E, K] and its bias -> ids [1, k] (int32) and gates [1, k] of norm(x).
+
+    near: a weight that is needed after the experts. config (BN, warps)."""
     inner = x.shape[1]
     ids = torch.empty((1, spec.top_k), dtype=torch.int32, device=x.device)
     gates = torch.empty((1, spec.top_k), dtype=torch.float32, device=x.device)
     block_n, warps = (8, 1) if INTERPRETED else config
-    _pick_kernel[(triton.cdiv(spec.experts, block_n),)](
-        x, weight, add, None if norm is None else norm.weight, spec.bias, ids, gates,
+    soon, parts, lines = _near(near, NEAR_NEXT, pdl=pdl)
+    _pick_kernel[(triton.cdiv(spec.experts, block_n) + parts,)](
+        x, weight, add, None if norm is None else norm.weight, spec.bias, soon, ids, gates,
         scratch.partial(x.device), scratch.counters(x.device), 0.0 if norm is None else norm.eps, spec.scale,
         K=inner, BN=block_n, BK=min(pow2(inner), 2048), ADD=add is not None, NORM=norm is not None,
-        OFFSET=0.0 if norm is None else norm.offset, **_constants(spec), PDL=pdl, num_warps=warps, launch_pdl=pdl,
+        OFFSET=0.0 if norm is None else norm.offset, **_constants(spec),
+        PARTS=parts, LINES=lines, PDL=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
     return ids, gates

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, wait
 
-_AT_ONCE = 1 << 9 if INTERPRETED else 1 << 14
+_AT_ONCE = 1 << 8 if INTERPRETED else 1 << 14
 """Entries of a (pairs, experts) register tensor."""
 
 
@@ -30,18 +30,22 @@ class Sorted:
 @triton.jit(do_not_specialize=["pairs", "blocks", "tiles"])
 def _count_kernel(
     id_ptr, rank_ptr, start_ptr, tile_ptr, counter_ptr, pairs, blocks, tiles,
-    E: tl.constexpr, BE: tl.constexpr, BP: tl.constexpr, BM: tl.constexpr, BB: tl.constexpr, PDL: tl.constexpr,
+    E: tl.constexpr, BE: tl.constexpr, BP: tl.constexpr, ROUNDS: tl.constexpr, BM: tl.constexpr, BB: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     block = tl.program_id(0)
-    p = block * BP + tl.arange(0, BP)
     e = tl.arange(0, BE)
+    seen = tl.zeros((BE,), dtype=tl.int32)
     wait(PDL)
-    expert = tl.load(id_ptr + p, mask=p < pairs, other=-1).to(tl.int32)
-    mine = (expert[:, None] == e[None, :]).to(tl.int32)
-    before = tl.cumsum(mine, axis=0) - mine
-    tl.store(rank_ptr + p, tl.sum(before * mine, axis=1), mask=p < pairs)
-    tl.store(start_ptr + block * BE + e, tl.sum(mine, axis=0), cache_modifier=".cg")
+    for i in range(ROUNDS):
+        p = (block * ROUNDS + i) * BP + tl.arange(0, BP)
+        expert = tl.load(id_ptr + p, mask=p < pairs, other=-1).to(tl.int32)
+        mine = (expert[:, None] == e[None, :]).to(tl.int32)
+        before = seen[None, :] + tl.cumsum(mine, axis=0) - mine
+        tl.store(rank_ptr + p, tl.sum(before * mine, axis=1), mask=p < pairs)
+        seen += tl.sum(mine, axis=0)
+    tl.store(start_ptr + block * BE + e, seen, cache_modifier=".cg")
     tl.debug_barrier()
     if tl.atomic_add(counter_ptr, 1, sem="acq_rel") == blocks - 1:
         # The last one: where each expert begins, then where each block's pairs of each expert begin.
@@ -76,7 +80,7 @@ def _count_kernel(
 @triton.jit(do_not_specialize=["pairs"])
 def _place_kernel(
     id_ptr, rank_ptr, start_ptr, order_ptr, pairs, E: tl.constexpr, BE: tl.constexpr, BP: tl.constexpr,
-    PDL: tl.constexpr,
+    ROUNDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     block = tl.program_id(0)
@@ -84,7 +88,7 @@ def _place_kernel(
     wait(PDL)
     expert = tl.load(id_ptr + p, mask=p < pairs, other=-1).to(tl.int32)
     real = (expert >= 0) & (expert < E)
-    start = tl.load(start_ptr + block * BE + expert, mask=real, other=0)
+    start = tl.load(start_ptr + block // ROUNDS * BE + expert, mask=real, other=0)
     tl.store(order_ptr + start + tl.load(rank_ptr + p, mask=real, other=0), p, mask=real)
 
 
@@ -93,16 +97,19 @@ def sort_pairs(ids: Tensor, experts: int, per_tile: int, scratch: Scratch, *, pd
     pairs, device = ids.numel(), ids.device
     wide = max(16, pow2(experts))
     block = max(16, _AT_ONCE // wide)
-    blocks = triton.cdiv(pairs, block)
+    rounds = 1 if pairs <= 64 * block else 8
+    blocks = triton.cdiv(pairs, block * rounds)
     tiles = min(experts, pairs) + pairs // per_tile
-    rank, order = torch.empty((2, pairs), dtype=torch.int32, device=device)
+    rank = torch.empty(pairs, dtype=torch.int32, device=device)
+    order = torch.empty_like(rank)
     starts = torch.empty((blocks, wide), dtype=torch.int32, device=device)
     table = torch.empty((tiles, 3), dtype=torch.int32, device=device)
     _count_kernel[(blocks,)](
         ids, rank, starts, table, scratch.counters(device), pairs, blocks, tiles,
-        E=experts, BE=wide, BP=block, BM=per_tile, BB=max(8, 4096 // wide), PDL=pdl, num_warps=8, launch_pdl=pdl,
+        E=experts, BE=wide, BP=block, ROUNDS=rounds, BM=per_tile, BB=max(8, 4096 // wide), PDL=pdl, num_warps=8, launch_pdl=pdl,
     )  # fmt: skip
-    _place_kernel[(blocks,)](
-        ids, rank, starts, order, pairs, E=experts, BE=wide, BP=block, PDL=pdl, num_warps=4, launch_pdl=pdl
-    )
+    _place_kernel[(triton.cdiv(pairs, block),)](
+        ids, rank, starts, order, pairs, E=experts, BE=wide, BP=block, ROUNDS=rounds, PDL=pdl,
+        num_warps=4, launch_pdl=pdl,
+    )  # fmt: skip
     return Sorted(order, table)
