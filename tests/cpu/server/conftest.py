@@ -100,9 +100,9 @@ def launch(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cal
 def _wait_for_url(process: subprocess.Popen[bytes], log: Path) -> str:
     until = time.monotonic() + START_S
     while time.monotonic() < until:
-        found = re.search(r"listening on (http://\S+)/v1", log.read_text())
+        found = re.search(r"listening on (https?://\S+)/v1|listening on (unix:\S+)", log.read_text())
         if found:
-            return found[1]
+            return found[1] or found[2]
         assert process.poll() is None, log.read_text()
         time.sleep(0.05)
     raise AssertionError(f"the server did not start: {log.read_text()}")

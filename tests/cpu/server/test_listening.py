@@ -1,0 +1,90 @@
+"""TLS, client certificates, unix sockets and path prefixes, against a real server process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import ssl
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.cpu.server.conftest import Running
+
+Launch = Callable[..., Running]
+BODY = {"prompt": "The mill", "max_tokens": 3}
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for localhost that is its own authority."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not here")
+    folder = tmp_path_factory.mktemp("tls")
+    asked = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    asked += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    asked += ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
+    subprocess.run(asked, check=True, capture_output=True)
+    return folder
+
+
+def flags_of(folder: Path) -> list[str]:
+    return ["--ssl-certfile", str(folder / "cert.pem"), "--ssl-keyfile", str(folder / "key.pem")]
+
+
+def test_tls_answers_and_plain_http_does_not(launch: Launch, certificates: Path) -> None:
+    running = launch(*flags_of(certificates))
+    assert running.url.startswith("https://127.0.0.1:")
+    context = ssl.create_default_context(cafile=str(certificates / "cert.pem"))
+    with httpx.Client(verify=context, timeout=20) as client:
+        answer = client.post(running.url + "/v1/completions", json={**BODY, "stream": True})
+        assert answer.status_code == 200 and answer.text.endswith("data: [DONE]\n\n")
+    with pytest.raises(httpx.TransportError):
+        httpx.get(running.url.replace("https", "http") + "/health", timeout=5)
+    assert running.process.poll() is None
+
+
+def test_clients_must_show_a_certificate_when_a_ca_is_given(launch: Launch, certificates: Path) -> None:
+    running = launch(*flags_of(certificates), "--ssl-ca-certs", str(certificates / "cert.pem"))
+    bare = ssl.create_default_context(cafile=str(certificates / "cert.pem"))
+    with pytest.raises(httpx.TransportError):
+        httpx.get(running.url + "/health", verify=bare, timeout=5)
+    bare.load_cert_chain(certificates / "cert.pem", certificates / "key.pem")
+    assert httpx.get(running.url + "/health", verify=bare, timeout=5).status_code == 200
+
+
+def test_a_unix_socket_is_for_its_owner_and_survives_a_stale_file(launch: Launch, tmp_path: Path) -> None:
+    path = tmp_path / "mill.sock"
+    with socket.socket(socket.AF_UNIX) as dead:  # left by a server that was killed
+        dead.bind(str(path))
+    running = launch("--uds", str(path))
+    assert running.url == f"unix:{path}"
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost", timeout=20) as client:
+        assert client.get("/health").status_code == 200
+        assert client.post("/v1/completions", json=BODY).json()["choices"][0]["finish_reason"] == "length"
+        assert client.get("/health", headers={"host": "evil.example"}).status_code == 403
+    again = subprocess.run(
+        [*running.process.args[:3], "serve", "/nowhere", "--uds", str(path)],  # type: ignore[index,list-item]
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=dict(os.environ),
+        check=False,
+    )
+    assert again.returncode == 2 and "Cannot listen" in again.stderr
+
+
+def test_behind_a_proxy_that_strips_a_prefix(launch: Launch) -> None:
+    running = launch("--root-path", "/llm", "--api-key", "k")
+    assert running.get("/health").status_code == 200
+    assert running.post("/v1/completions", BODY).status_code == 401
+    with_key = httpx.post(running.url + "/v1/completions", json=BODY, headers={"x-api-key": "k"}, timeout=20)
+    assert with_key.status_code == 200
+    counted = httpx.get(running.url + "/metrics", headers={"x-api-key": "k"}, timeout=20).text
+    assert 'http_requests_total{handler="/v1/completions",method="POST",status="2xx"} 1.0' in counted
