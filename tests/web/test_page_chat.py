@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import socket
 from typing import Any
 
@@ -351,3 +352,59 @@ def test_an_answer_that_breaks_off_is_kept(serve: Servers, tab: Tabs) -> None:
     page.route("**/v1/chat/completions", lambda r: r.fulfill(body=error, content_type="text/event-stream"))
     page.get_by_role("button", name="Try again").click()
     page.get_by_text("The request could not be computed.").wait_for()
+
+
+BLOCKS = [
+    "# Head *one*",
+    "A plain line\nwith a second one and `code`.",
+    "**bold** and *slanted* and ~~gone~~ words " * 60,
+    "- a\n- b\n  - c\n  - d\n- e",
+    "\n".join(f"- item {i} with **some** words that make it long enough to be cut" for i in range(60)),
+    "\n".join(f"{i}. step {i} that goes on and on until the list is long" for i in range(3, 60)),
+    "```js\nconst a = `x`; // y\n\nif (a) { b() }\n```",
+    "~~~~\n```\nfence in a fence\n~~~~",
+    "| a | b |\n|:-:|--:|\n| 1 | *2* |\n| 3 | `4` |",
+    "> quoted\n> twice\n\n> - again",
+    "---",
+    "    indented code\n    twice",
+    "<div onclick=x>html</div>",
+    "![i](x.png) [l](https://example.org/a_b) https://example.org/auto",
+    "- [ ] open\n- [x] done",
+]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_markdown_grows_to_what_it_is_at_once(serve: Servers, tab: Tabs, seed: int) -> None:
+    page = tab(serve().url)
+    draw = random.Random(seed)
+    # Between two blocks stands a line: a list would take in what follows it, however it is written.
+    texts = ["\n\nThen this.\n\n".join(draw.sample(BLOCKS, draw.randint(1, 8))) for _ in range(25)]
+    different = page.evaluate(
+        """async ([texts, seed]) => {
+            const { GrowingMarkdown } = await import('/static/markdown.js');
+            let state = seed * 7919 + 1;
+            const random = () => (state = (state * 48271) % 2147483647) / 2147483647;
+            const shown = (pieces) => {
+                const box = document.createElement('div');
+                const made = new GrowingMarkdown(box);
+                let text = '';
+                for (const piece of pieces) { text += piece; made.cost = 0; made.update(text); }
+                made.update(text, true);
+                for (const e of box.querySelectorAll('.growing')) e.remove();
+                for (const e of box.querySelectorAll('span:empty')) e.remove();
+                box.normalize();
+                return box.innerHTML.replace(/\\s+/g, ' ').replace(/> </g, '><');
+            };
+            const cut = (text) => {
+                const pieces = [];
+                for (let at = 0, n; at < text.length; at += n) {
+                    n = 1 + Math.floor(random() * 30);
+                    pieces.push(text.slice(at, at + n));
+                }
+                return pieces;
+            };
+            return texts.map(t => [t, shown([t]), shown(cut(t))]).filter(([, a, b]) => a !== b);
+        }""",
+        [texts, seed],
+    )
+    assert not different, different[0]

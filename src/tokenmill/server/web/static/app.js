@@ -5,6 +5,7 @@ import { access, setKey } from "./api.js";
 import { ChatView } from "./chat.js";
 import { begin, chat, loadList, loadModels, regenerate, runningIn, stop } from "./conversation.js";
 import { EngineView } from "./engine.js";
+import { warmUp } from "./markdown.js";
 import { useStore } from "./store.js";
 import { Dialog, html, Icon, IconButton, toast, Toasts } from "./ui.js";
 
@@ -168,6 +169,7 @@ function useShortcuts(actions) {
   }, []);
 }
 
+(globalThis.requestIdleCallback ?? setTimeout)(warmUp);
 const root = document.getElementById("app");
 root.replaceChildren();
 render(html`<${App} />`, root);

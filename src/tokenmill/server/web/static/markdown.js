@@ -7,6 +7,8 @@ import { highlight } from "./highlight.js";
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})[^\n]*\n/;
 const LONG_LIST = 1500; // characters after which the finished items of an open list become final
+const LONG_PARAGRAPH = 1500;
+const KEPT_OPEN = 300; // characters at a long paragraph's end that stay open, because marks in them may yet close
 const SHARE = 4; // rendering may take one part in so many of the time
 
 const escape = (text) => text.replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
@@ -57,6 +59,17 @@ function fragment(tokens) {
   return made;
 }
 
+// Is no emphasis, code or link open at the end of this text?
+function balanced(text) {
+  const count = (mark) => text.split(mark).length - 1;
+  return count("`") % 2 === 0 && count("*") % 2 === 0 && count("_") % 2 === 0 && count("~~") % 2 === 0 && count("[") === count("]");
+}
+
+// Let the libraries do their first, slow work before the first token comes.
+export function warmUp() {
+  new GrowingMarkdown(document.createElement("div")).update("# a\n\n- *b* `c`\n\n| d |\n|---|\n| e |\n\n```js\nf(1)\n```\n", true);
+}
+
 export class GrowingMarkdown {
   // Renders into `element`, which belongs to this object alone.
   constructor(element) {
@@ -68,6 +81,7 @@ export class GrowingMarkdown {
     this.text = "";
     this.settled = 0; // characters whose blocks are final
     this.fence = null;
+    this.paragraph = null; // a long paragraph whose beginning is final
     this.cost = 0;
     this.at = -Infinity;
     this.last = document.createElement("div");
@@ -108,7 +122,12 @@ export class GrowingMarkdown {
       this.last.replaceChildren(fragment(lexer(this.text.slice(this.settled))));
       return;
     }
-    this.last.replaceChildren(...(rest.length ? [fragment(rest)] : []));
+    if (rest[0]?.type === "paragraph" && tail.length > LONG_PARAGRAPH) this.settleWords(tail);
+    const made = rest.length ? [fragment(lexer(this.text.slice(this.settled)))] : [];
+    if (this.paragraph && rest[0]?.type === "paragraph") {
+      this.paragraph.end.replaceChildren(...made[0].firstElementChild.childNodes);
+      this.last.replaceChildren();
+    } else this.last.replaceChildren(...made);
   }
 
   settle(tokens) {
@@ -116,9 +135,33 @@ export class GrowingMarkdown {
       const made = fragment(tokens);
       for (const code of made.querySelectorAll("pre > code")) highlight(code);
       this.joinList(made);
+      if (this.paragraph) {
+        if (tokens[0].type === "paragraph") {
+          this.paragraph.end.replaceWith(...made.firstElementChild.childNodes);
+          made.firstElementChild.remove();
+        } else this.paragraph.end.remove();
+        this.paragraph = null;
+      }
       this.last.before(made);
     }
     for (const token of tokens) this.settled += token.raw.length;
+  }
+
+  // The beginning of a long paragraph is final, up to a word behind which no mark is open.
+  settleWords(tail) {
+    for (let at = tail.lastIndexOf(" ", tail.length - KEPT_OPEN); at > KEPT_OPEN; at = tail.lastIndexOf(" ", at - 1)) {
+      const piece = tail.slice(0, at + 1);
+      if (!/\p{L}/u.test(tail[at + 1]) || !balanced(piece)) continue;
+      const made = fragment(lexer(piece)).firstElementChild;
+      if (this.paragraph) this.paragraph.end.before(...made.childNodes, " ");
+      else {
+        this.paragraph = { end: document.createElement("span") };
+        made.append(" ", this.paragraph.end);
+        this.last.before(made);
+      }
+      this.settled += piece.length;
+      return;
+    }
   }
 
   // The finished items of a long list are final; the list goes on in the growing part.
