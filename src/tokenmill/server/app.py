@@ -14,6 +14,7 @@ from starlette.responses import Response
 import tokenmill
 from tokenmill.core.config import ServeOptions, ServerConfig
 from tokenmill.core.errors import UserError
+from tokenmill.server.anthropic.routes import ANTHROPIC
 from tokenmill.server.backend import Backend
 from tokenmill.server.context import Context, RequestLimits
 from tokenmill.server.errors import HttpError, describe_error, error_headers
@@ -30,7 +31,7 @@ from tokenmill.server.traces import Traces
 from tokenmill.server.web.routes import WEB
 from tokenmill.text.messages.detect import choose_format
 
-APIS = (OPENAI, OLLAMA, OPERATIONS, WEB)
+APIS = (OPENAI, ANTHROPIC, OLLAMA, OPERATIONS, WEB)
 """Every family of endpoints: a new one is a folder with an `Api`, and its name here."""
 
 

@@ -16,7 +16,7 @@ from tokenmill.core.request import TokenLogprob
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError
 from tokenmill.server.job import Job
-from tokenmill.server.openai.chat import Chat, open_chat
+from tokenmill.server.openai.chat import Chat, open_chat, render
 from tokenmill.server.openai.schemas import ChatRequest
 from tokenmill.text.messages.message import Event, Message
 
@@ -36,14 +36,25 @@ class Heard:
 
 async def open_translated(context: Context, fields: dict[str, Any], job: Job, base: str) -> Chat:
     """A chat from fields of OpenAI's request; those that are None count as absent."""
+    return await open_chat(context, translated(fields), {}, job, base)
+
+
+async def count_translated(context: Context, fields: dict[str, Any]) -> int:
+    """How many tokens the prompt of such a chat has."""
+    body = translated(fields)
+    context.check_model(body.model)
+    return len((await render(context, body))[1])
+
+
+def translated(fields: dict[str, Any]) -> ChatRequest:
+    """OpenAI's request of these fields."""
     given = {name: value for name, value in fields.items() if value is not None}
     try:
-        body = ChatRequest.model_validate(given)
+        return ChatRequest.model_validate(given)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         raise HttpError(400, f"{place}: {first['msg']}.", param=place) from None
-    return await open_chat(context, body, {}, job, base)
 
 
 async def listen(chat: Chat) -> AsyncIterator[Heard]:

@@ -87,9 +87,7 @@ async def open_chat(context: Context, body: ChatRequest, raw: dict[str, Any], jo
     )
     if params.num_sequences > 1:
         job.grow(params.num_sequences - 1)
-    text, ids = await context.text.chat(
-        [template_message(m) for m in body.messages], **_template_options(context, body)
-    )
+    text, ids = await render(context, body)
     turn, params = plan_turn(
         context.form,
         wish,
@@ -102,6 +100,11 @@ async def open_chat(context: Context, body: ChatRequest, raw: dict[str, Any], jo
     ids = truncate(ids, body, context.backend.info.max_model_len, most)
     await job.start(f"chatcmpl-{base}", [(text, ids)], params, priority=body.priority, salt=body.cache_salt or "")
     return Chat(context, body, job, f"chatcmpl-{base}", model, text, turn)
+
+
+async def render(context: Context, body: ChatRequest) -> tuple[str, list[int]]:
+    """The prompt that a conversation becomes, as text and ids."""
+    return await context.text.chat([template_message(m) for m in body.messages], **_template_options(context, body))
 
 
 def _check(context: Context, body: ChatRequest) -> None:

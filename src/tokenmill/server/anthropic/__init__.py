@@ -1,0 +1,1 @@
+"""Anthropic's Messages API over the same service. Must not know: engines."""

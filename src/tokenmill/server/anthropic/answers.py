@@ -1,0 +1,181 @@
+"""Anthropic's answers: a message, or its events. Owns: content blocks and their order.
+
+Must not know: engines, sockets.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import msgspec
+
+from tokenmill.server.errors import HttpError, describe_error
+from tokenmill.server.openai.chat import Chat
+from tokenmill.server.said import hear_all, listen
+from tokenmill.text.messages.message import Event
+
+encode = msgspec.json.Encoder().encode
+ERRORS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+_BLOCK = {"content": "text", "reasoning": "thinking", "call": "tool_use", "arguments": "tool_use"}
+
+
+def error_object(found: HttpError) -> dict[str, Any]:
+    """An error in Anthropic's shape."""
+    kind = ERRORS.get(found.status, "invalid_request_error" if found.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": found.message}}
+
+
+def error_body(found: HttpError) -> bytes:
+    """The body of an error answer."""
+    return encode(error_object(found))
+
+
+def usage(chat: Chat) -> dict[str, Any]:
+    """Tokens; cached ones are counted apart."""
+    found = chat.job.usage()
+    cached = found["prompt_tokens_details"]["cached_tokens"]
+    return {
+        "input_tokens": found["prompt_tokens"] - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": found["completion_tokens"],
+    }
+
+
+def ending(reason: str | None, stop: Any) -> dict[str, Any]:
+    """stop_reason and stop_sequence."""
+    if reason == "tool_calls":
+        return {"stop_reason": "tool_use", "stop_sequence": None}
+    if reason == "length":
+        return {"stop_reason": "max_tokens", "stop_sequence": None}
+    if isinstance(stop, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": stop}
+    return {"stop_reason": "end_turn", "stop_sequence": None}
+
+
+def head(chat: Chat, message_id: str) -> dict[str, Any]:
+    """A message without content."""
+    return {"id": message_id, "type": "message", "role": "assistant", "model": chat.model, "content": []}
+
+
+async def whole(chat: Chat, message_id: str) -> dict[str, Any]:
+    """The message with all its blocks."""
+    _, heard = await hear_all(chat)
+    blocks = Blocks(chat)
+    blocks.take(heard.events)
+    blocks.close()
+    reason = heard.finish_reason if not blocks.called or heard.finish_reason == "length" else "tool_calls"
+    done = {**head(chat, message_id), "content": blocks.whole(), **ending(reason, heard.stop_reason)}
+    return {**done, "usage": usage(chat)}
+
+
+async def events(chat: Chat, message_id: str) -> AsyncIterator[bytes]:
+    """message_start, blocks, message_delta, message_stop; an error ends the stream as an event."""
+    try:
+        start = {**head(chat, message_id), "stop_reason": None, "stop_sequence": None, "usage": usage(chat)}
+        yield _event("message_start", {"message": start}) + _event("ping", {})
+        blocks = Blocks(chat)
+        async for heard in listen(chat):
+            found = blocks.take(heard.events)
+            if heard.finish_reason is not None:
+                found += blocks.close()
+            if found:
+                yield b"".join(_event(item["type"], item) for item in found)
+            if heard.finish_reason is not None:
+                reason = "tool_calls" if blocks.called and heard.finish_reason != "length" else heard.finish_reason
+                last = {"delta": ending(reason, heard.stop_reason), "usage": usage(chat)}
+                yield _event("message_delta", last) + _event("message_stop", {})
+    except Exception as error:
+        yield _event("error", error_object(describe_error(error)))
+
+
+class Blocks:
+    """Content blocks as they open, grow and close."""
+
+    def __init__(self, chat: Chat) -> None:
+        self.chat = chat
+        self.index = -1
+        self.open: str | None = None
+        self.called = False
+        self._made: list[dict[str, Any]] = []
+        self._arguments = ""
+
+    def take(self, said: Sequence[Event]) -> list[dict[str, Any]]:
+        """Events of the stream for these events of the message."""
+        found: list[dict[str, Any]] = []
+        for event in said:
+            kind = _BLOCK[event.kind]
+            if event.kind == "call" or kind != self.open:
+                found += self.close()
+                found.append(self._start(kind, event))
+            if event.kind != "call" and event.text:
+                found.append(self._delta(event))
+        return found
+
+    def close(self) -> list[dict[str, Any]]:
+        """The open block ends."""
+        if self.open is None:
+            return []
+        if self.open == "tool_use":
+            self._made[-1]["input"] = _object(self._arguments)
+        found: list[dict[str, Any]] = []
+        if self.open == "thinking":  # what a client sends back is not verified, so there is nothing to sign
+            delta = {"type": "signature_delta", "signature": ""}
+            found.append({"type": "content_block_delta", "index": self.index, "delta": delta})
+        self.open = None
+        return [*found, {"type": "content_block_stop", "index": self.index}]
+
+    def whole(self) -> list[dict[str, Any]]:
+        """All blocks, complete."""
+        return self._made
+
+    def _start(self, kind: str, event: Event) -> dict[str, Any]:
+        self.index += 1
+        self.open = kind
+        block: dict[str, Any]
+        if kind == "tool_use":
+            self.called, self._arguments = True, ""
+            block = {"type": kind, "id": self.chat.turn.call_id(event.id), "name": event.text, "input": {}}
+        elif kind == "thinking":
+            block = {"type": kind, "thinking": "", "signature": ""}
+        else:
+            block = {"type": kind, "text": ""}
+        self._made.append(dict(block))
+        return {"type": "content_block_start", "index": self.index, "content_block": block}
+
+    def _delta(self, event: Event) -> dict[str, Any]:
+        made = self._made[-1]
+        delta: dict[str, Any]
+        if event.kind == "arguments":
+            self._arguments += event.text
+            delta = {"type": "input_json_delta", "partial_json": event.text}
+        elif event.kind == "reasoning":
+            made["thinking"] += event.text
+            delta = {"type": "thinking_delta", "thinking": event.text}
+        else:
+            made["text"] += event.text
+            delta = {"type": "text_delta", "text": event.text}
+        return {"type": "content_block_delta", "index": self.index, "delta": delta}
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _event(kind: str, value: dict[str, Any]) -> bytes:
+    return b"event: " + kind.encode() + b"\ndata: " + encode({"type": kind, **value}) + b"\n\n"

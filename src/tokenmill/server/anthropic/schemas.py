@@ -1,0 +1,204 @@
+"""Anthropic's requests. Owns: their fields and bounds, and what they mean in OpenAI's words.
+
+Must not know: engines, HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tokenmill.core.errors import ParameterError
+
+LOOSE = ConfigDict(extra="ignore", allow_inf_nan=False)
+Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class Block(BaseModel):
+    """A piece of content; which fields it has depends on `type`."""
+
+    model_config = LOOSE
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | list[dict[str, Any]] | None = None
+    is_error: bool | None = None
+
+
+class Turn(BaseModel):
+    """One message."""
+
+    model_config = LOOSE
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class Tool(BaseModel):
+    """A tool of the client."""
+
+    model_config = LOOSE
+    name: Annotated[str, Field(min_length=1, max_length=1024)]
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    type: str | None = None
+    strict: bool | None = None
+
+
+class ToolChoice(BaseModel):
+    """Whether and which tool must be used."""
+
+    model_config = LOOSE
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class Thinking(BaseModel):
+    """Extended thinking."""
+
+    model_config = LOOSE
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(None, ge=1)
+
+
+class CountRequest(BaseModel):
+    """POST /v1/messages/count_tokens, and what messages share with it."""
+
+    model_config = LOOSE
+    model: Annotated[str, Field(min_length=1, max_length=1024)]
+    messages: Annotated[list[Turn], Field(min_length=1, max_length=65_536)]
+    system: str | list[Block] | None = None
+    tools: Annotated[list[Tool], Field(max_length=1024)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+
+    def prompt(self) -> dict[str, Any]:
+        """The conversation as fields of OpenAI's request."""
+        messages: list[dict[str, Any]] = []
+        if self.system:
+            messages.append({"role": "system", "content": _text(self.system, "system")})
+        for number, turn in enumerate(self.messages):
+            messages += _messages(turn, f"messages.{number}.content")
+        found: dict[str, Any] = {"model": self.model, "messages": messages}
+        if self.messages[-1].role == "assistant":  # the answer goes on where the client began it
+            found |= {"continue_final_message": True, "add_generation_prompt": False}
+        if self.tools:
+            found["tools"] = [_tool(tool) for tool in self.tools]
+            found |= _choice(self.tool_choice)
+        if self.thinking is not None:
+            on = self.thinking.type != "disabled"
+            found["chat_template_kwargs"] = {"enable_thinking": on, "thinking": on}
+            found["thinking_token_budget"] = self.thinking.budget_tokens if on else None
+        return found
+
+
+class MessagesRequest(CountRequest):
+    """POST /v1/messages."""
+
+    max_tokens: Positive
+    stream: bool = False
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0)
+    stop_sequences: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=64)] | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    output_config: dict[str, Any] | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """All of it as fields of OpenAI's request."""
+        return {
+            **self.prompt(),
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "stop": self.stop_sequences or None,
+            **self._output(),
+        }
+
+    def _output(self) -> dict[str, Any]:
+        config = self.output_config or {}
+        form = config.get("format")
+        found: dict[str, Any] = {"reasoning_effort": config["effort"]} if isinstance(config.get("effort"), str) else {}
+        if form is None:
+            return found
+        if not isinstance(form, dict) or form.get("type") != "json_schema" or not isinstance(form.get("schema"), dict):
+            raise ParameterError(
+                "output_config.format must be {'type': 'json_schema', 'schema': {...}}.", param="output_config.format"
+            )
+        return {**found, "structured_outputs": {"json": form["schema"]}}
+
+
+def _messages(turn: Turn, place: str) -> list[dict[str, Any]]:
+    """One turn as OpenAI's messages: results of tools become messages of their own, before what the user adds."""
+    if isinstance(turn.content, str):
+        return [{"role": turn.role, "content": turn.content}]
+    results, texts, calls, thoughts = [], [], [], []
+    for number, block in enumerate(turn.content):
+        where = f"{place}.{number}"
+        match block.type:
+            case "text":
+                texts.append(block.text or "")
+            case "thinking":
+                thoughts.append(block.thinking or "")
+            case "redacted_thinking":
+                continue
+            case "tool_use":
+                arguments = json.dumps(block.input or {}, ensure_ascii=False)
+                calls.append(
+                    {"id": block.id, "type": "function", "function": {"name": block.name or "", "arguments": arguments}}
+                )
+            case "tool_result":
+                said = "" if block.content is None else _result(block.content, where)
+                results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": said})
+            case _:
+                raise ParameterError(f"Content of type {block.type!r} is not supported in this version.", param=where)
+    found: dict[str, Any] = {"role": turn.role, "content": "".join(texts)}
+    if calls:
+        found["tool_calls"] = calls
+    if thoughts:
+        found["reasoning"] = "".join(thoughts)
+    return results + ([found] if texts or calls or thoughts or not results else [])
+
+
+def _result(content: str | list[dict[str, Any]], where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if any(part.get("type") != "text" for part in content):
+        raise ParameterError("Results of tools can only be text in this version.", param=where)
+    return "".join(str(part.get("text", "")) for part in content)
+
+
+def _text(content: str | list[Block], where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if any(block.type != "text" for block in content):
+        raise ParameterError(f"{where} can only be text.", param=where)
+    return "\n".join(block.text or "" for block in content)
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    if tool.input_schema is None:
+        raise ParameterError(
+            f"The tool {tool.name!r} has no input_schema: tools that run on the server are not supported.",
+            param="tools",
+        )
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    return {"type": "function", "function": {**function, "strict": tool.strict}}
+
+
+def _choice(given: ToolChoice | None) -> dict[str, Any]:
+    if given is None:
+        return {}
+    if given.type == "tool" and not given.name:
+        raise ParameterError("tool_choice of type tool needs a name.", param="tool_choice.name")
+    named = {"type": "function", "function": {"name": given.name}}
+    kinds: dict[str, Any] = {"auto": "auto", "any": "required", "none": "none", "tool": named}
+    return {"tool_choice": kinds[given.type], "parallel_tool_calls": not given.disable_parallel_tool_use}
