@@ -224,8 +224,6 @@ def _check_contradictions(p: SamplingParams) -> None:
                 "beam search takes no sampling parameters: leave temperature, top_p, top_k, min_p and typical_p alone.",
                 param="use_beam_search",
             )
-        if p.structured_outputs is not None:
-            raise ParameterError("beam search and structured_outputs do not combine yet.", param="use_beam_search")
     elif p.greedy and p.num_sequences > 1:
         raise ParameterError(
             f"n = {p.num_sequences} greedy samples would all be equal: set temperature > 0 or n = 1.", param="n"

@@ -69,6 +69,8 @@ class Admission:
             raise ParameterError(f"min_tokens ({params.min_tokens}) is more than fits ({new}).", param="min_tokens")
         self._check_lists(params)
         search = self._search(params, new)
+        if search.width and params.structured_outputs is not None and not self._end_ids(params):
+            raise ParameterError("beam search in a structure needs an end token.", param="use_beam_search")
         return SequenceGroup(
             request=request,
             search=search,

@@ -151,11 +151,16 @@ class Outcome:
                 self.roster.finish(seq, ends_index=False)
         for seq, kids in children:
             for token, score in kids[1:]:
-                child = self.roster.new_sequence(group, [*seq.tokens, token], None)
+                constraint = seq.constraint.fork() if seq.constraint is not None else None
+                if constraint is not None:
+                    constraint.accept([token])
+                child = self.roster.new_sequence(group, [*seq.tokens, token], constraint)
                 child.score = score
                 self.roster.attach(seq, child, seq.computed)
             if kids:
                 token, seq.score = kids[0]
+                if seq.constraint is not None:
+                    seq.constraint.accept([token])
                 seq.tokens.append(token)
                 seq.appended = [*seq.appended, token]
                 if self.tables.windowed and seq.tables:

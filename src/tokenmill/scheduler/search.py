@@ -62,7 +62,8 @@ class BeamSearch:
         self, group: SequenceGroup, candidates: Mapping[int, list[tuple[int, float]]]
     ) -> list[tuple[Sequence, Children]]:
         live = sorted((s for s in group.sequences if s.id in candidates), key=lambda s: (-s.score, s.tokens))
-        pool = [(s.score + lp, n, t) for n, s in enumerate(live) for t, lp in candidates[s.id]]
+        # What a constraint forbids has no likelihood left.
+        pool = [(s.score + lp, n, t) for n, s in enumerate(live) for t, lp in candidates[s.id] if lp > -1e30]
         pool.sort(key=lambda c: (-c[0], c[1], c[2]))
         length = live[0].num_output + 1
         children: list[Children] = [[] for _ in live]

@@ -11,7 +11,8 @@ from bytewise import compiled, says
 from engines import check_nothing_left, exact, open_llm, run
 from jsonschema import Draft202012Validator
 
-from tokenmill import SamplingParams
+from tokenmill import LLM, SamplingParams
+from tokenmill.core.request import ReasoningSpan
 
 PERSON = {
     "type": "object",
@@ -170,3 +171,76 @@ def test_a_request_that_cannot_be_enforced_leaves_nothing_behind(tiny):
             run(llm, ["x"], SamplingParams(structured_outputs=bad))
         check_nothing_left(llm.engine)
         assert says(compiled({"const": 1}), "1")
+
+
+def test_beams_are_held_to_a_grammar(tiny):
+    schema = {"type": "array", "items": {"type": ["integer", "boolean"], "maximum": 99}, "minItems": 1, "maxItems": 2}
+    params = SamplingParams(
+        use_beam_search=True, n=3, temperature=0.0, max_tokens=40, structured_outputs={"json": schema}
+    )
+    with opened(tiny) as llm:
+        outputs = run(llm, [PROMPT, "x"], [params, params])
+        check_nothing_left(llm.engine)
+    for output in outputs:
+        assert len({o.text for o in output.outputs}) == len(output.outputs) == 3
+        for one in output.outputs:
+            check(schema, one)
+    assert any(o.finish_reason == "stop" for output in outputs for o in output.outputs)
+
+
+REASONS = ReasoningSpan(close="</think>", tokens={"</think>": 4})
+
+
+@pytest.mark.parametrize("title", ["plain", "drafts", "depth 2", "preemption"])
+def test_the_demo_model_in_every_engine(title):
+    """Greedy: the constrained answers do not depend on drafts, plans in flight or preemption."""
+    ask = "<|im_start|>user\nWhat is 12 plus 5?<|im_end|>\n<|im_start|>assistant\n"
+    kinds = [
+        ({"json": SCHEMAS[1]}, None, None),
+        (
+            {"json": {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}},
+            None,
+            None,
+        ),
+        ({"regex": "12 \\+ 5 = [0-9]+\\."}, None, None),
+        ({"json": {"type": "integer"}}, REASONS, None),
+        ({"json": {"type": "integer"}}, REASONS, 4),
+        (None, REASONS, 4),
+    ]
+    prompts = [ask + ("<think>\n" if reasons else "") for _, reasons, _ in kinds]
+    params = [
+        SamplingParams(
+            temperature=0.0, max_tokens=90, structured_outputs=s, reasoning=r, thinking_token_budget=b, seed=1
+        )
+        for s, r, b in kinds
+    ]
+    options = {"num_blocks": 16, "max_model_len": 200} if title == "preemption" else ENGINES.get(title, {})
+    with LLM("demo", threads=1, max_num_seqs=8, **options) as llm:
+        found = [o.outputs[0] for o in run(llm, prompts, params)]
+        check_nothing_left(llm.engine)
+    for one, (structure, reasons, budget) in zip(found, kinds, strict=True):
+        thought, mark, answer = one.text.rpartition("</think>")
+        assert one.finish_reason == "stop" and bool(mark) == bool(reasons)
+        if budget is not None:
+            assert len(llm.get_tokenizer().encode(thought)) <= budget
+        if structure and "json" in structure:
+            assert Draft202012Validator(structure["json"]).is_valid(json.loads(answer))
+    expected = demo_answers.setdefault("texts", [o.text for o in found])
+    assert [o.text for o in found] == expected
+
+
+demo_answers: dict[str, list[str]] = {}
+"""The first engine's texts, for the others to equal."""
+
+
+def test_pydantic_models_offline():
+    from pydantic import BaseModel
+
+    class City(BaseModel):
+        name: str
+        sunny: bool
+
+    with LLM("demo", threads=1, max_num_seqs=2) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=60, structured_outputs={"json": City})
+        (output,) = llm.chat([{"role": "user", "content": "Tell me about Paris."}], params, use_tqdm=False)
+    assert City.model_validate_json(output.outputs[0].text)
