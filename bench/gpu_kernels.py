@@ -69,7 +69,9 @@ def ways(name: str, rows: int) -> Iterator[Way]:
     gated, normed, head = name == "gate_up", SHAPES[name][2] and name != "head", name == "head"
     if rows == 1:
         for config in ((1, 4096, 4), (2, 2048, 4), (4, 2048, 8), (2, 4096, 8), (1, 4096, 8), (2, 4096, 4)):
-            yield "gemv", *config, 0
+            yield "gemv", *config
+    for stages in (4, 5) if rows <= 32 else (3, 4):
+        yield "stream", stages
     if head:
         cuts = ((64, 128, 1, 4, 4, 2), (64, 128, 1, 3, 4, 2), (128, 128, 1, 3, 8, 2), (64, 256, 1, 2, 4, 2))
     elif gated:
@@ -168,26 +170,40 @@ def decode_case(
     return Case(f"decode {name} {'' if fresh or whole else 'prepared '}{config or ''}", make)
 
 
-def layer_case(rows: int, length: int, change: str = "", way: Way = (), pdl: bool = True) -> Case:
-    """A whole layer in a chain of layers, with one operation done another way; "attend" takes a decode config."""
+def layer_case(rows: int, length: int, pdl: bool = True, **changes: Way) -> Case:
+    """A whole layer in a chain of layers, with operations done in other ways; `attend`: a decode config, () for none,
+    "apart" in front: prepared in a launch of its own."""
 
     def make():
         first, ctx, kernels = paged([length] * rows, [1] * rows, layers=8)
         kernels.pdl = pdl
         kernels.scratch = SCRATCH
-        if change in SHAPES:
-            out, inner, normed, act, _ = SHAPES[change]
-            kernels.ways = {**kernels.ways, operation(rows, (out, inner), act, normed): way}
+        for name, way in changes.items():
+            if name != "attend":
+                out, inner, normed, act, _ = SHAPES[name]
+                kernels.ways = {**kernels.ways, operation(rows, (out, inner), act, normed): way}
         hidden, gain = rand(rows, 4096), NormSpec(rand(4096), 1e-5)
-        plain = decode.decode_config
+        plain, config = decode.decode_config, changes.get("attend")
+
+        def attend(qkv, spec):
+            if config == ():
+                return qkv[:, :4096].contiguous()
+            if config is None:
+                return kernels.attend_qkv(qkv, spec, ctx)
+            apart = config[0] == "apart"
+            decode.decode_config = lambda *_, **__: config[1:] if apart else config
+            y = (
+                kernels.attention(kernels.prepare_qkv(qkv, spec, ctx), spec, ctx)
+                if apart
+                else kernels.attend_qkv(qkv, spec, ctx)
+            )
+            decode.decode_config = plain
+            return y
 
         def call(layer: int):
             x = hidden
             w = {name: weights(name)[layer % len(weights(name))] for name in SHAPES}
-            qkv = kernels.fused_linear(x, w["qkv"], norm=gain)
-            decode.decode_config = (lambda *_: way) if change == "attend" else plain
-            y = kernels.attend_qkv(qkv, replace(first, layer=layer), ctx)
-            decode.decode_config = plain
+            y = attend(kernels.fused_linear(x, w["qkv"], norm=gain), replace(first, layer=layer))
             x = kernels.fused_linear(y, w["o"], residual=x)
             y = kernels.fused_linear(x, w["gate_up"], norm=gain, act="silu_mul")
             return kernels.fused_linear(y, w["down"], residual=x)
@@ -195,7 +211,8 @@ def layer_case(rows: int, length: int, change: str = "", way: Way = (), pdl: boo
         moved = sum(SHAPES[name][0] * SHAPES[name][1] * 2.0 for name in SHAPES if name != "head")
         return [lambda i=i: call(i) for i in range(8)], moved + rows * length * 4096.0, 0.0
 
-    return Case(f"layer {rows}x{length} {change} {' '.join(map(str, way))}{'' if pdl else 'no-pdl'}", make)
+    words = " ".join(f"{name}:{','.join(map(str, way))}" for name, way in changes.items())
+    return Case(f"layer {rows}x{length} {words}{'' if pdl else 'no-pdl'}", make)
 
 
 def prefill_case(
@@ -303,15 +320,21 @@ def all_cases() -> Iterator[Case]:
         for rows in (128, 256, 384, 512):
             for library in ("cublas", "cublaslt"):
                 yield blas_case(name, rows, library)
-    for config in ((16, 64, 4, 3, 0), (8, 64, 4, 3, 0), (16, 32, 4, 3, 0), (4, 64, 4, 5, 1)):
+    for config in ((16, 64, 4, 3, 0, 1), (8, 64, 4, 3, 0, 1), (16, 32, 4, 3, 0, 1)):
         yield decode_case("1x300", [300], config)
-    for config in ((1, 64, 4, 5, 2), (1, 64, 4, 7, 2), (2, 64, 4, 5, 2), (2, 64, 4, 3, 2), (1, 32, 4, 7, 2)):
+    for config in ((1, 64, 4, 5, 2, 1), (2, 64, 4, 5, 2, 1), (2, 64, 4, 3, 2, 1), (4, 64, 4, 3, 4, 8)):
         for fresh in (True, False):
             yield decode_case("32x300", [300] * 32, config, fresh=fresh)
-    for config in ((1, 64, 4, 3, 1), (1, 64, 4, 5, 1), (1, 64, 4, 7, 1), (1, 32, 4, 7, 1), (1, 64, 2, 5, 1)):
+    for config in (
+        (1, 64, 4, 3, 1, 1),
+        (1, 64, 4, 5, 1, 1),
+        (1, 64, 4, 7, 1, 1),
+        (1, 32, 4, 7, 1, 1),
+        (1, 64, 2, 5, 1, 1),
+    ):
         for fresh in (True, False):
             yield decode_case("256x800", [800 - i for i in range(256)], config, fresh=fresh)
-    for config in ((8, 64, 4, 3, 1), (8, 64, 4, 5, 1), (8, 64, 4, 7, 1), (16, 64, 4, 5, 1)):
+    for config in ((8, 64, 4, 3, 1, 1), (4, 64, 4, 3, 1, 1), (4, 64, 4, 5, 1, 1), (8, 64, 4, 5, 1, 1)):
         yield decode_case("16x16000", [16000] * 16, config)
     yield decode_case("256x2208 shared 2048", [2208] * 256, shared=2048, whole=True)
     yield decode_case("256x2208 not shared", [2208] * 256, whole=True)
@@ -337,34 +360,37 @@ def all_cases() -> Iterator[Case]:
 
 def layer_cases() -> Iterator[Case]:
     """One operation changed at a time: what counts is the chain, where launches overlap."""
+
+    def every(stages: int, *names: str) -> dict[str, Way]:
+        return dict.fromkeys(names or ("qkv", "o", "gate_up", "down"), ("stream", stages))
+
     yield layer_case(1, 300)
     yield layer_case(1, 300, pdl=False)
-    for way in ((8, 64, 4, 3, 0), (16, 32, 4, 3, 0), (4, 64, 4, 5, 1)):
-        yield layer_case(1, 300, "attend", way)
-    for ahead in (1, 264, 396, 528, 792):
-        yield layer_case(1, 300, "o", ("gemv", 4, 2048, 8, ahead))
-    for ahead in (1, 528, 1056):
-        yield layer_case(1, 300, "o", ("gemv", 2, 4096, 4, ahead))
-    yield layer_case(1, 300, "gate_up", ("gemv", 2, 4096, 8, 264))
-    yield layer_case(1, 300, "down", ("gemv", 2, 2048, 4, 1))
-    yield layer_case(1, 300, "down", ("gemv", 2, 2048, 4, 528))
-    yield layer_case(1, 300, "qkv", ("gemv", 1, 4096, 4, 1056))
+    yield layer_case(1, 300, attend=())
+    for config in ((16, 32, 4, 3, 0, 1), (8, 64, 8, 3, 0, 1), (16, 32, 8, 3, 0, 1), ("apart", 16, 64, 4, 3, 1, 1)):
+        yield layer_case(1, 300, attend=config)
+    for stages in (3, 4, 5):
+        yield layer_case(1, 300, **every(stages))
+    yield layer_case(1, 300, attend=(), **every(5))
+    yield layer_case(1, 300, attend=(16, 32, 4, 3, 0, 1), **every(5))
+    yield layer_case(1, 300, **every(5, "o"))
+    yield layer_case(1, 300, **every(5, "o", "down"))
+    yield layer_case(1, 300, **every(5, "gate_up"))
     yield layer_case(32, 300)
     yield layer_case(32, 300, pdl=False)
-    for way in ((1, 64, 4, 5, 2), (1, 64, 4, 5, 4), (1, 64, 4, 7, 2), (2, 64, 4, 5, 2), (1, 64, 4, 3, 4)):
-        yield layer_case(32, 300, "attend", way)
-    for cut in ((64, 128, 1, 4, 4, 2), (64, 128, 1, 4, 4, 8), (64, 128, 1, 5, 4, 8), (64, 128, 2, 4, 4, 8),
-                (64, 64, 1, 6, 4, 8), (128, 64, 2, 4, 8, 8), (128, 64, 4, 3, 8, 4)):  # fmt: skip
-        yield layer_case(32, 300, "qkv", ("thin", *cut, 0))
-    for cut in ((64, 256, 2, 3, 4, 8), (64, 128, 2, 4, 4, 4), (64, 128, 2, 4, 4, 16), (64, 64, 2, 6, 4, 16),
-                (64, 128, 2, 3, 4, 16), (64, 128, 4, 3, 4, 8)):  # fmt: skip
-        yield layer_case(32, 300, "o", ("thin", *cut, 0))
-    for cut in ((128, 64, 1, 3, 8, 4), (128, 64, 1, 4, 8, 8), (128, 64, 1, 4, 8, 16), (64, 64, 1, 4, 4, 8),
-                (64, 128, 1, 3, 4, 4), (64, 64, 1, 6, 4, 8), (128, 64, 1, 5, 8, 8)):  # fmt: skip
-        yield layer_case(32, 300, "gate_up", ("thin", *cut, 0))
-    for cut in ((64, 128, 2, 4, 4, 4), (64, 128, 2, 4, 4, 16), (64, 256, 2, 3, 4, 8), (64, 128, 4, 3, 4, 8),
-                (128, 64, 4, 5, 8, 8), (64, 64, 2, 8, 4, 16)):  # fmt: skip
-        yield layer_case(32, 300, "down", ("thin", *cut, 0))
+    yield layer_case(32, 300, attend=())
+    for config in ((1, 64, 4, 3, 4, 1), (4, 64, 4, 5, 4, 8), (4, 64, 4, 3, 2, 8), ("apart", 4, 64, 4, 5, 0, 8),
+                   ("apart", 2, 64, 4, 5, 0, 1)):  # fmt: skip
+        yield layer_case(32, 300, attend=config)
+    for stages in (3, 4, 5):
+        yield layer_case(32, 300, **every(stages))
+    yield layer_case(32, 300, pdl=False, **every(5))
+    yield layer_case(32, 300, attend=(), **every(5))
+    for name in ("qkv", "o", "gate_up", "down"):
+        yield layer_case(32, 300, **every(5, name))
+    for rows in (8, 16, 64):
+        yield layer_case(rows, 300)
+        yield layer_case(rows, 300, **every(4))
 
 
 def time_calls(calls: list[Callable[[], object]], slow: bool) -> float:

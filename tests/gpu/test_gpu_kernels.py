@@ -57,6 +57,30 @@ def test_fused_linear(rows, width, inner, kind):
     assert not kernels.scratch.counters(x.device).any()
 
 
+@pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="Hopper only")
+@pytest.mark.parametrize("rows", [1, 3, 16, 17, 33, 64])
+@pytest.mark.parametrize(("width", "inner"), [(6144, 4096), (4096, 14336), (1000, 1536), (320, 200), (128, 64)])
+@pytest.mark.parametrize("kind", ["plain", "gated", "all"])
+def test_streamed_products(rows, width, inner, kind):
+    """Also where programs end inside tiles, and again and again: parts that meet in scratch memory may race."""
+    from tokenmill.kernels.triton.stream import stream
+
+    kernels = triton_kernels()
+    act = "silu_mul" if kind != "plain" else None
+    bias = rand(width) if kind == "all" else None
+    residual = rand(rows, width // 2) if kind == "all" else None
+    for _ in range(4):
+        x, w = rand(rows, inner), rand(width, inner, scale=inner**-0.5)
+        exact = REFERENCE.fused_linear(
+            x.float(), w.float(), None if bias is None else bias.float(), act=act,
+            residual=None if residual is None else residual.float(),
+        )  # fmt: skip
+        for programs in (132, 37):
+            found = stream(x, w, bias, act, residual, scratch=kernels.scratch, pdl=True, programs=programs, stages=4)
+            assert relative(found, exact) < 1e-2
+    assert not kernels.scratch.counters(x.device).any()
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("rows", [1, 5, 40])
 def test_other_types(dtype, rows):

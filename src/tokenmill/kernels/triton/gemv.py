@@ -1,10 +1,8 @@
 """One row times a matrix. Owns: the kernel that streams a weight once, with what comes before and after.
 
 A program owns BN output columns (with a gated activation also their partners) and reads their weights in pieces of BK,
-the first piece before it waits for the kernel before it. Where that one leaves the memory idle, the rest can be brought
-near meanwhile, also for a program that comes AHEAD places later, when this one's place is free. The norm (rms) needs no
-pass of its own: the sum of squares is gathered along the way and divides the result. All tensors are [BN or 1, BK], so
-that no layout has to be converted.
+the first piece before it waits for the kernel before it. The norm (rms) needs no pass of its own: the sum of squares is
+gathered along the way and divides the result. All tensors are [BN or 1, BK], so that no layout has to be converted.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.core.forward import NormSpec
-from tokenmill.kernels.triton.common import INTERPRETED, act_parts, begin, gated_act, plain_act, pow2, prefetch, wait
+from tokenmill.kernels.triton.common import act_parts, begin, gated_act, plain_act, wait
 
 
 @triton.jit
@@ -23,7 +21,7 @@ def _gemv_kernel(
     x_ptr, w_ptr, bias_ptr, norm_ptr, residual_ptr, out_ptr, N, eps,
     K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
-    RESIDUAL: tl.constexpr, AHEAD: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
+    RESIDUAL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -42,17 +40,6 @@ def _gemv_kernel(
             u = tl.load(partners, eviction_policy="evict_first")
         else:
             u = tl.load(partners, mask=k < K, other=0.0, eviction_policy="evict_first")
-    if AHEAD > 0:
-        line = tl.arange(0, LINES)[None, :] * 64
-        if BK < K:
-            prefetch(w_ptr + safe[:, None].to(tl.int64) * K + tl.minimum(BK + line, K - 1))
-            if GATED:
-                prefetch(w_ptr + (safe + N)[:, None].to(tl.int64) * K + tl.minimum(BK + line, K - 1))
-        if AHEAD > 1:
-            later = tl.minimum(safe + AHEAD * BN, N - 1)[:, None].to(tl.int64)
-            prefetch(w_ptr + later * K + tl.minimum(line, K - 1))
-            if GATED:
-                prefetch(w_ptr + (later + N) * K + tl.minimum(line, K - 1))
     wait(PDL)
     acc = tl.zeros((BN, BK), dtype=tl.float32)
     if GATED:
@@ -113,24 +100,20 @@ def _gemv_kernel(
 
 def gemv(
     x: Tensor, weight: Tensor, bias: Tensor | None, norm: NormSpec | None, act: str | None, residual: Tensor | None,
-    *, pdl: bool, config: tuple[int, int, int, int],
+    *, pdl: bool, config: tuple[int, int, int],
 ) -> Tensor:  # fmt: skip
-    """x [1, K], weight [N, K] -> residual + act(norm(x) @ weight.T + bias).
-
-    config (BN, BK, warps, ahead); ahead: 0 brings nothing near, 1 the program's own weights, n > 1 also those of the
-    program n places later."""
+    """x [1, K], weight [N, K] -> residual + act(norm(x) @ weight.T + bias); config (BN, BK, warps)."""
     inner = x.shape[1]
     kind, gated = act_parts(act)
     width = weight.shape[0] // 2 if gated else weight.shape[0]
-    block_n, block_k, warps, ahead = config
+    block_n, block_k, warps = config
     out = torch.empty((1, width), dtype=x.dtype, device=x.device)
     _gemv_kernel[(triton.cdiv(width, block_n),)](
         x, weight, bias, None if norm is None else norm.weight, residual, out,
         width, 0.0 if norm is None else norm.eps,
         K=inner, BN=block_n, BK=block_k,
         ACT=kind, GATED=gated, BIAS=bias is not None, NORM=norm is not None,
-        OFFSET=0.0 if norm is None else norm.offset, RESIDUAL=residual is not None,
-        AHEAD=0 if INTERPRETED or not pdl else ahead, LINES=pow2(triton.cdiv(inner, 64)), PDL=pdl,
+        OFFSET=0.0 if norm is None else norm.offset, RESIDUAL=residual is not None, PDL=pdl,
         num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
     return out

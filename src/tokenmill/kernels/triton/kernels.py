@@ -15,7 +15,7 @@ from tokenmill.core.protocols import FusedMixture
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.triton import pointwise
 from tokenmill.kernels.triton.choose import greedy
-from tokenmill.kernels.triton.common import INTERPRETED, Scratch, act_parts, shared_memory
+from tokenmill.kernels.triton.common import INTERPRETED, Scratch, act_parts, can_stream, shared_memory
 from tokenmill.kernels.triton.decode import MANY, attend_one, decode_config
 from tokenmill.kernels.triton.dense import arrange, attend_long, can_gather
 from tokenmill.kernels.triton.gemv import gemv
@@ -50,6 +50,7 @@ class TritonKernels(ReferenceKernels):
             torch.cuda.set_device(device)  # Triton launches on the current device
         self.pdl = dependent and not INTERPRETED and torch.cuda.get_device_capability()[0] >= 9
         self.hopper = not INTERPRETED and torch.cuda.get_device_capability()[0] == 9
+        self.processors = 1 if INTERPRETED else torch.cuda.get_device_properties().multi_processor_count
         self.split = split
         self.scratch = Scratch()
         self.ways: dict[str, Way] = {} if INTERPRETED else measured_ways(torch.cuda.get_device_name())
@@ -87,13 +88,17 @@ class TritonKernels(ReferenceKernels):
         if way[0] == "blas":
             return self._wide_linear(x, weight, bias, norm, act, residual)
         self.count("linear")
-        inside = way[0] == "gemv" or way[-1]
+        inside = way[0] == "gemv" or (way[0] == "thin" and way[-1])
         if norm is not None and not (inside and norm.kind == "rms" and norm.bias is None):
             x, norm = self.norm(x, norm), None
         if x.stride(1) != 1:
             x = x.contiguous()
         if residual is not None and not residual.is_contiguous():
             residual = residual.contiguous()
+        if way[0] == "stream" and self.hopper and can_stream(x, weight):
+            return self._stream(x, weight, bias, act, residual, int(way[1]))
+        if way[0] == "stream":
+            way = default_way(x.shape[0], weight.shape[0], x.shape[1], gated=False)
         if way[0] == "gemv":
             return gemv(x, weight, bias, norm, act, residual, pdl=self.pdl, config=way[1:])
         return thin(x, weight, bias, norm, act, residual, scratch=self.scratch, pdl=self.pdl, config=way[1:7])
@@ -117,6 +122,16 @@ class TritonKernels(ReferenceKernels):
     ) -> NarrowMatrix | None:
         """float8 data [N, K] with scales per row or per 128 x 128 block."""
         return pack8(data, scales, bias, blocks=blocks)
+
+    def _stream(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, act: Act | None, residual: Tensor | None, stages: int
+    ) -> Tensor:
+        from tokenmill.kernels.triton.stream import stream  # the interpreter cannot load it
+
+        return stream(
+            x, weight, bias, act, residual,
+            scratch=self.scratch, pdl=self.pdl, programs=self.processors, stages=stages,
+        )  # fmt: skip
 
     def _way(self, x: Tensor, weight: Tensor, norm: NormSpec | None, act: Act | None) -> Way:
         rows, (out, inner) = x.shape[0], weight.shape

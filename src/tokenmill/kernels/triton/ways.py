@@ -2,7 +2,8 @@
 
 `measured.json` is written by `bench/gpu_kernels.py --tune`: device -> operation -> way. An operation is named by the
 most rows it is meant for, the weight's shape, and what is fused. A way is one of
-    ["gemv", BN, BK, warps, programs ahead]                        one row; see gemv.py
+    ["stream", stages]                                             up to 64 rows, Hopper
+    ["gemv", BN, BK, warps]                                        one row
     ["thin", BN, BK, split, stages, warps, prefetch, norm inside]  up to 64 rows; norm inside: 0 norms beforehand
     ["blas"]                                                       cuBLAS, with what is fused around it in own launches
 """
@@ -36,10 +37,10 @@ def measured_ways(device: str) -> dict[str, Way]:
 def default_way(rows: int, width: int, inner: int, *, gated: bool, small: bool = False) -> Way:
     """A way for a shape that was not measured; width: output columns; small: little shared memory."""
     if INTERPRETED:
-        return ("gemv", 2, 64, 1, 0) if rows == 1 else ("thin", 32, 64, 2, 1, 4, 0, rows % 2)
+        return ("gemv", 2, 64, 1) if rows == 1 else ("thin", 32, 64, 2, 1, 4, 0, rows % 2)
     if rows == 1:
         block_k = min(pow2(inner), 2048)
-        return "gemv", 2, block_k, max(1, min(4, block_k // 512)), 0
+        return "gemv", 2, block_k, max(1, min(4, block_k // 512))
     if gated and rows > 16:
         return ("blas",)
     tiles = -(-width // 64)
