@@ -1,0 +1,183 @@
+"""Rows 2, 4 and 14: clients that leave, dawdle, stop reading, or send too much. Each prints what it measured."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import httpx
+import pytest
+
+from tests.cpu.server.conftest import Running
+from tests.reliability.test_rows import Tally, one, percentile, rss
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+Launch = Callable[..., Running]
+PATH = "/v1/completions"
+
+
+def message(body: Any) -> bytes:
+    data = json.dumps(body).encode()
+    head = f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    return head.encode() + b"content-length: %d\r\n\r\n" % len(data) + data
+
+
+async def connect(running: Running) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", urlsplit(running.url).port)
+
+
+def test_row_2_a_hundred_dropped_streams(launch: Launch) -> None:
+    running = launch("--log-level", "warning")
+    body = {"prompt": "The mill", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    waits, steps = [], []
+    for _ in range(100):
+        with httpx.Client() as client, client.stream("POST", running.url + PATH, json=body) as response:
+            next(response.iter_lines())
+            before = running.metric("tokenmill:steps_total")
+            response.close()
+            began = time.monotonic()
+        while running.metric("vllm:num_requests_running") or running.metric("vllm:kv_cache_usage_perc"):
+            assert time.monotonic() - began < 2
+        waits.append(time.monotonic() - began)
+        steps.append(running.metric("tokenmill:steps_total") - before)
+    found = {"freed_ms_p50": statistics.median(waits) * 1e3, "freed_ms_max": max(waits) * 1e3, "steps_max": max(steps)}
+    print(json.dumps(found, indent=2))
+    assert max(waits) <= 0.25 + 0.25  # the engine tells its figures four times a second
+
+
+def test_row_4_two_hundred_slow_sockets(launch: Launch) -> None:
+    running = launch("--log-level", "warning", "--read-timeout", "10", "--write-timeout", "10")
+
+    async def rate(seconds: float) -> tuple[float, list[float]]:
+        """Tokens per second of eight well-behaved clients, and what /health took meanwhile."""
+        tally, health = Tally(), []
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(60)) as session:
+            until = time.monotonic() + seconds
+
+            async def reader() -> None:
+                while time.monotonic() < until:
+                    await one(session, running.url, tally, 64)
+
+            async def asker() -> None:
+                while time.monotonic() < until:
+                    began = time.monotonic()
+                    async with session.get(running.url + "/health") as answer:
+                        assert answer.status == 200
+                    health.append(time.monotonic() - began)
+                    await asyncio.sleep(0.02)
+
+            began = time.monotonic()
+            await asyncio.gather(asker(), *(reader() for _ in range(8)))
+            return tally.tokens / (time.monotonic() - began), health
+
+    async def drip(writer: asyncio.StreamWriter) -> None:
+        """A head that comes a byte a second."""
+        with contextlib.suppress(ConnectionError):
+            for byte in message({"prompt": "x"}):
+                writer.write(bytes([byte]))
+                await writer.drain()
+                await asyncio.sleep(1)
+
+    async def main() -> dict[str, Any]:
+        calm, _ = await rate(10)
+        memory = rss(running)
+        sockets, tasks = [], []
+        for i in range(200):
+            reader, writer = await connect(running)
+            sockets.append((reader, writer, time.monotonic()))
+            if i % 2:
+                tasks.append(asyncio.create_task(drip(writer)))
+            else:  # asks for much and reads nothing
+                writer.write(message({"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True}))
+                writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await asyncio.sleep(25)  # the unread streams have been computed, the dawdlers are about to be cut off
+        beside, health = await rate(10)
+        grown = rss(running) - memory
+        closed = []
+        for i, (reader, writer, began) in enumerate(sockets):
+            if i % 2:
+                async with asyncio.timeout(60):
+                    await reader.read()
+                closed.append(time.monotonic() - began)
+            writer.transport.abort()  # type: ignore[attr-defined]
+        for task in tasks:
+            task.cancel()
+        return {
+            "tokens_per_s_alone": calm,
+            "tokens_per_s_beside": beside,
+            "dawdlers_closed": len(closed),
+            "health_ms_p99": percentile(health, 0.99) * 1e3,
+            "memory_per_socket_mib": grown / 200 / 2**20,
+        }
+
+    found = asyncio.run(main())
+    print(json.dumps(found, indent=2))
+    assert found["dawdlers_closed"] == 100 and found["memory_per_socket_mib"] <= 1
+    assert found["tokens_per_s_beside"] >= 0.9 * found["tokens_per_s_alone"] and found["health_ms_p99"] <= 200
+
+
+def test_row_14_bodies_and_heads_over_their_ceilings(launch: Launch) -> None:
+    limit = 4 << 20
+    running = launch("--log-level", "warning", "--max-body-bytes", str(limit))
+    json_type = b"content-type: application/json\r\n"
+    start = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n" + json_type
+    cases = {
+        "announced": start + b"content-length: 99999999\r\n\r\n",
+        "gzip": start + b"content-encoding: gzip\r\ncontent-length: 10\r\n\r\n" + b"\x1f\x8b" * 5,
+        "head of 1 MiB": start + b"x-long: " + b"a" * (1 << 20) + b"\r\n\r\n",
+        "10,000 lines": start + b"".join(b"x-%d: y\r\n" % i for i in range(10_000)) + b"\r\n",
+    }
+
+    async def until_closed(reader: asyncio.StreamReader) -> bytes:
+        data = b""
+        with contextlib.suppress(ConnectionError):
+            while part := await reader.read(1 << 16):
+                data += part
+        return data
+
+    async def pieces() -> tuple[float, int]:
+        """A body in pieces of 6 bytes that goes over the ceiling; -> ms from that piece to the answer, its status."""
+        reader, writer = await connect(running)
+        writer.write(start + b"transfer-encoding: chunked\r\n\r\n")
+        sent = 0
+        while sent <= limit:
+            writer.write(b"6\r\nxxxxxx\r\n" * 10_000)
+            sent += 60_000
+            with contextlib.suppress(ConnectionError):
+                await writer.drain()
+        began = time.monotonic()
+        data = await until_closed(reader)
+        writer.close()
+        return (time.monotonic() - began) * 1e3, int(data.split()[1]) if data else 0
+
+    async def main() -> dict[str, Any]:
+        before = rss(running)
+        found: dict[str, Any] = {}
+        for name, data in cases.items():
+            waits = []
+            for _ in range(20):
+                reader, writer = await connect(running)
+                writer.write(data)
+                began = time.monotonic()
+                answer = await until_closed(reader)
+                waits.append((time.monotonic() - began) * 1e3)
+                assert not answer or answer.split()[1] in (b"413", b"415", b"431"), answer[:100]
+                writer.close()
+            found[f"{name}: closed after ms, p50"] = round(statistics.median(waits), 1)
+        waited = [await pieces() for _ in range(5)]
+        found["6-byte pieces: answered after ms, most"] = round(max(w for w, _ in waited), 1)
+        found["statuses"] = [status for _, status in waited]
+        found["rss_growth_mib"] = (rss(running) - before) / 2**20
+        return found
+
+    found = asyncio.run(main())
+    print(json.dumps(found, indent=2))
+    assert set(found["statuses"]) <= {413, 0} and found["rss_growth_mib"] <= limit / 2**20 + 10
+    assert running.post(PATH, {"prompt": "x", "max_tokens": 1}).status_code == 200

@@ -1,0 +1,75 @@
+"""Rows 5 and 11 at length: too little memory, and a request in every round that breaks its steps."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.cpu.server.conftest import Running
+from tests.reliability.test_rows import Tally, one
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+Launch = Callable[..., Running]
+
+
+async def together(running: Running, bodies: list[dict[str, Any]]) -> tuple[list[str], list[float]]:
+    """Texts of requests that run at once, and how long each took."""
+    tally = Tally()
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(600)
+    ) as session:
+
+        async def timed(body: dict[str, Any]) -> tuple[str, float]:
+            began = time.monotonic()
+            return await one(session, running.url, tally, **body), time.monotonic() - began
+
+        found = await asyncio.gather(*map(timed, bodies))
+    assert tally.broken == 0 and set(tally.statuses) == {200}
+    return [text for text, _ in found], [seconds for _, seconds in found]
+
+
+def test_row_5_a_quarter_of_the_memory(launch: Launch) -> None:
+    bodies = [{"prompt": [20 + i, 40, 60 + i] * 40, "tokens": 200, "temperature": 0.0} for i in range(64)]
+    wanted, _ = asyncio.run(together(launch("--max-num-seqs", "64"), bodies))
+    blocks = 64 * (320 // 16) // 4
+    tight = launch("--max-num-seqs", "64", "--num-gpu-blocks-override", str(blocks), "--max-model-len", "512")
+    texts, seconds = asyncio.run(together(tight, bodies))
+    found = {
+        "identical": sum(a == b for a, b in zip(texts, wanted, strict=True)),
+        "preemptions": tight.metric("vllm:num_preemptions_total"),
+        "slowest_over_mean": max(seconds) / statistics.mean(seconds),
+    }
+    print(json.dumps(found, indent=2))
+    assert found["identical"] == 64 and found["preemptions"] > 0 and found["slowest_over_mean"] <= 3
+
+
+def test_row_11_a_thousand_rounds(launch: Launch) -> None:
+    bodies = [{"prompt": [20 + i, 40, 60 + i], "tokens": 8, "temperature": float(i % 2), "seed": i} for i in range(31)]
+    running = launch("--log-level", "error", faults="raise:250,251,250")
+    wanted, _ = asyncio.run(together(running, bodies))
+
+    async def main() -> dict[str, Any]:
+        rounds, failed, mismatches = 0, 0, 0
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            for _ in range(1000):
+                rounds += 1
+                tally = Tally()
+                work = [asyncio.create_task(one(session, running.url, tally, **body)) for body in bodies]
+                bad = {"prompt": [7, 250, 251, 250, 8], "max_tokens": 8}
+                async with session.post(running.url + "/v1/completions", json=bad) as answer:
+                    failed += answer.status == 500 and "cmpl-" in await answer.text()
+                texts = await asyncio.gather(*work)
+                mismatches += sum(a != b for a, b in zip(texts, wanted, strict=True)) + tally.broken
+        return {"rounds": rounds, "failed_with_500": failed, "mismatches": mismatches}
+
+    found = asyncio.run(main())
+    print(json.dumps(found, indent=2))
+    assert found == {"rounds": 1000, "failed_with_500": 1000, "mismatches": 0}
+    assert running.metric("tokenmill:engine_restarts") == 0
