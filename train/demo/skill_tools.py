@@ -158,6 +158,7 @@ def _value(rng: random.Random, kind: str, held: bool) -> str | int:
     return value_of(rng, kind, held)
 
 
+WEATHER_NAMES = ["get_weather", "weather", "get_current_weather", "weather_lookup"]
 WEATHER = schema("get_weather", "Get the weather in a city.", {"city": "string"})
 CALCULATOR = schema("calculator", "Compute an arithmetic expression.", {"expression": "string"})
 
@@ -179,7 +180,7 @@ def weather_request(rng: random.Random, held: bool, cities: list[str]) -> Reques
     if rng.random() < 0.3 and not held:
         key = rng.choice(["location", "place", "city_name", "town"])
         tool = schema(
-            rng.choice(["get_weather", "weather", "get_current_weather", "weather_lookup"]),
+            rng.choice(WEATHER_NAMES),
             rng.choice(["Get the weather.", "Current weather for a place.", "Get the weather in a city."]),
             {key: "string"},
         )
@@ -300,7 +301,7 @@ def result_of(rng: random.Random, tool: Tool, arguments: dict) -> tuple[str, str
     if rng.random() < 0.08:
         reason = rng.choice(["timeout", "not found", "no connection", "bad request", "service unavailable"])
         return json.dumps({"error": reason}), f"The tool failed: {reason}. Please try again later."
-    if "weather" in name:
+    if name in WEATHER_NAMES and arguments:
         degrees, sky = rng.randint(-15, 38), rng.choice(load().words["weather"])
         place = next(iter(arguments.values()))
         pick = rng.random()
