@@ -25,13 +25,14 @@ from tokenmill.server.ollama.routes import OLLAMA
 from tokenmill.server.openai.routes import OPENAI
 from tokenmill.server.operations import OPERATIONS
 from tokenmill.server.record import Recorder
+from tokenmill.server.responses.routes import RESPONSES
 from tokenmill.server.routing import error_shape
 from tokenmill.server.text import TextWorkers
 from tokenmill.server.traces import Traces
 from tokenmill.server.web.routes import WEB
 from tokenmill.text.messages.detect import choose_format
 
-APIS = (OPENAI, ANTHROPIC, OLLAMA, OPERATIONS, WEB)
+APIS = (OPENAI, RESPONSES, ANTHROPIC, OLLAMA, OPERATIONS, WEB)
 """Every family of endpoints: a new one is a folder with an `Api`, and its name here."""
 
 
