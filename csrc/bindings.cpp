@@ -5,9 +5,11 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "coding.h"
@@ -50,6 +52,40 @@ void run(double work, Body body) {
   body();
 }
 
+// Calls in the order in which they were made, to be made again at once: what a decode step of a small model mostly
+// pays for is the way here. Whoever records keeps alive and in place everything that the calls point to.
+class Tape {
+ public:
+  ~Tape() { end(); }
+  void begin() {
+    require(recording() == nullptr, "this thread records already");
+    recording() = this;
+  }
+  void end() {
+    if (recording() == this) recording() = nullptr;
+  }
+  void add(std::function<void()> call) { calls_.push_back(std::move(call)); }
+  int64_t size() const { return static_cast<int64_t>(calls_.size()); }
+  void replay() const {
+    nb::gil_scoped_release release;
+    for (const auto& call : calls_) call();
+  }
+  static Tape*& recording() {
+    thread_local Tape* current = nullptr;
+    return current;
+  }
+
+ private:
+  std::vector<std::function<void()>> calls_;
+};
+
+// Makes a call, and keeps it if this thread records. `body` holds everything by value.
+template <class Body>
+void submit(double work, Body body) {
+  if (Tape* tape = Tape::recording()) tape->add(body);
+  run(work, body);
+}
+
 // Asks the system to back this memory with large pages, where they are given on request only: weights are read from end
 // to end, and a page of 4 KB is done in less than the look-up of the next one.
 void use_huge_pages(Address begin, int64_t bytes) {
@@ -72,30 +108,34 @@ NormSpec make_norm(Address weight, Address bias, int type, int64_t width, float 
 
 void norm(const NormSpec& spec, Address x, Address out, int64_t rows, int64_t stride, int type) {
   const NormOp op{raw(x), raw(out), rows, spec.width, stride, static_cast<Type>(type), spec.norm};
-  run(static_cast<double>(rows * spec.width), [&] { table().norm(op); });
+  submit(static_cast<double>(rows * spec.width), [op] { table().norm(op); });
 }
 
 void act(Address x, Address out, int64_t rows, int64_t width, int type, int kind) {
   const ActOp op{raw(x), raw(out), rows, width, static_cast<Type>(type), static_cast<Act>(kind)};
-  run(static_cast<double>(rows * width) * 4, [&] { table().act(op); });
+  submit(static_cast<double>(rows * width) * 4, [op] { table().act(op); });
 }
 
 void add(Address x, Address y, Address out, int64_t count, float scale, int type) {
   const AddOp op{raw(x), raw(y), raw(out), count, scale, static_cast<Type>(type)};
-  run(static_cast<double>(count), [&] { table().add(op); });
+  submit(static_cast<double>(count), [op] { table().add(op); });
 }
 
 void embed(Address data, Address ids, Address out, int64_t count, int64_t vocab, int64_t width, int64_t stride,
            float scale, int type) {
   const EmbedOp op{raw(data), at<const int64_t>(ids), raw(out), count, vocab, width, stride, scale,
                    static_cast<Type>(type)};
-  for (int64_t i = 0; i < count; ++i) require(op.ids[i] >= 0 && op.ids[i] < vocab, "embed: token id out of range");
-  run(static_cast<double>(count * width), [&] { table().embed(op); });
+  submit(static_cast<double>(count * width), [op] {
+    for (int64_t i = 0; i < op.count; ++i) {
+      require(op.ids[i] >= 0 && op.ids[i] < op.vocab, "embed: token id out of range");
+    }
+    table().embed(op);
+  });
 }
 
 void argmax(Address x, Address out, int64_t rows, int64_t width, int64_t stride) {
   const ArgmaxOp op{at<const float>(x), at<int64_t>(out), rows, width, stride};
-  run(static_cast<double>(rows * width), [&] { table().argmax(op); });
+  submit(static_cast<double>(rows * width), [op] { table().argmax(op); });
 }
 
 bool grouped(Format format) {
@@ -153,13 +193,13 @@ struct Matrix {
     const bool gated = op.act == Act::silu_mul || op.act == Act::gelu_mul || op.act == Act::gelu_tanh_mul ||
                        op.act == Act::oai_swiglu;
     require(!gated || n % (2 * kTileColumns) == 0, "a gated activation needs halves of whole tiles");
-    run(static_cast<double>(n * k) * static_cast<double>(rows), [&] { table().linear(op); });
+    submit(static_cast<double>(n * k) * static_cast<double>(rows), [op] { table().linear(op); });
   }
 
   void rows(Address ids, int64_t count, Address out, int type) const {
     const auto* wanted = at<const int64_t>(ids);
-    for (int64_t i = 0; i < count; ++i) require(wanted[i] >= 0 && wanted[i] < n, "rows: index out of range");
-    run(static_cast<double>(count * k) * 8, [&] {
+    submit(static_cast<double>(count * k) * 8, [this, wanted, count, out, type] {
+      for (int64_t i = 0; i < count; ++i) require(wanted[i] >= 0 && wanted[i] < n, "rows: index out of range");
       unpack_rows(parts.data(), static_cast<int64_t>(parts.size()), k, wanted, count, static_cast<Type>(type),
                   raw(out));
     });
@@ -255,12 +295,14 @@ struct Layer {
     op.type = static_cast<Type>(type);
     op.positions = at<const int64_t>(positions);
     op.slots = at<const int64_t>(slots);
-    for (int64_t i = 0; i < tokens; ++i) {
-      require(op.slots[i] < slots_held, "prepare_qkv: a slot outside the pages");
-      require(op.positions[i] >= 0 && (op.rope_dim == 0 || op.positions[i] < rope_rows),
-              "prepare_qkv: a position beyond the rope table");
-    }
-    run(static_cast<double>(tokens * stride) * 4, [&] { table().prepare(op); });
+    submit(static_cast<double>(tokens * stride) * 4, [op, held = slots_held, last = rope_rows] {
+      for (int64_t i = 0; i < op.tokens; ++i) {
+        require(op.slots[i] < held, "prepare_qkv: a slot outside the pages");
+        require(op.positions[i] >= 0 && (op.rope_dim == 0 || op.positions[i] < last),
+                "prepare_qkv: a position beyond the rope table");
+      }
+      table().prepare(op);
+    });
   }
 
   void attend(Address q, Address out, int type, const std::vector<int64_t>& plan, int64_t max_entries,
@@ -280,7 +322,7 @@ struct Layer {
     op.positions = at<const int64_t>(static_cast<Address>(plan[5]));
     op.max_entries = max_entries;
     op.sequences = sequences;
-    run(work, [&] { table().attention(op); });
+    submit(work, [op] { table().attention(op); });
   }
 };
 
@@ -306,6 +348,13 @@ NB_MODULE(_native, m) {
   m.def("threads", &threads);
   m.def("thread_limit", &thread_limit);
   m.def("set_threads", &set_threads, nb::call_guard<nb::gil_scoped_release>());
+
+  nb::class_<Tape>(m, "Tape")
+      .def(nb::init<>())
+      .def("begin", &Tape::begin)
+      .def("end", &Tape::end)
+      .def("size", &Tape::size)
+      .def("replay", &Tape::replay);
 
   nb::class_<NormSpec>(m, "Norm");
   m.def("make_norm", &make_norm);

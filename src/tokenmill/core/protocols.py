@@ -259,6 +259,13 @@ class Kernels(Protocol):
         """{op: {"calls": n, "fallbacks": m}} since the start."""
         ...
 
+    eager: bool
+    """Nothing is recorded: every operation is made when it is called."""
+
+    def forward(self, model: CausalLM, tokens: Tensor, ctx: ForwardContext) -> Tensor:
+        """model.forward(tokens, ctx) [T, hidden], which a backend may record and replay."""
+        ...
+
     def embed(self, table: Tensor, ids: Tensor, scale: float = 1.0) -> Tensor:
         """table [V, hidden], ids [T] -> [T, hidden] * scale."""
         ...

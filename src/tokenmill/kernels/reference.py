@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, KVView, Mixture, NormSpec, RopeSpec, RouteSpec
-from tokenmill.core.protocols import FusedMixture, Weight
+from tokenmill.core.protocols import CausalLM, FusedMixture, Weight
 from tokenmill.kernels import fp8, grid, paged, rows, stored
 
 
@@ -22,6 +22,7 @@ class ReferenceKernels:
     def __init__(self) -> None:
         self._counters: dict[str, dict[str, int]] = {}
         self.waits = 0
+        self.eager = False
 
     def counters(self) -> dict[str, dict[str, int]]:
         """{op: {"calls": n, "fallbacks": m}} since the start."""
@@ -31,6 +32,10 @@ class ReferenceKernels:
         """One call of `op`; fallback: the backend left this one to its base."""
         entry = self._counters.setdefault(op, {"calls": 0, "fallbacks": 0})
         entry["fallbacks" if fallback else "calls"] += 1
+
+    def forward(self, model: CausalLM, tokens: Tensor, ctx: ForwardContext) -> Tensor:
+        """The model's forward pass, one operation after the other."""
+        return model.forward(tokens, ctx)
 
     def embed(self, table: Tensor, ids: Tensor, scale: float = 1.0) -> Tensor:
         """table [V, hidden], ids [T] -> [T, hidden] * scale."""

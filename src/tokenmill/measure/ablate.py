@@ -42,7 +42,7 @@ def switches(config: EngineConfig) -> list[Switch]:
         found.append(Switch("chunked prefill", {"enable_chunked_prefill": False}))
     if config.execute.kernels != "reference":
         found.append(Switch("fast kernels", {"kernels": "reference"}))
-    if device.startswith("cuda") and not config.execute.enforce_eager:
+    if config.execute.kernels != "reference" and not config.execute.enforce_eager:
         found.append(Switch("recorded steps", {"enforce_eager": True}))
     if config.execute.pipeline_depth != 1 and (device.startswith("cuda") or config.execute.executor == "process"):
         found.append(Switch("overlapped planning", {"pipeline_depth": 1}))

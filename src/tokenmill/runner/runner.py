@@ -124,7 +124,7 @@ class Runner:
                 return
         batch = make_batch(plan, rows, self.pool, self.kernels)
         running.batch = batch
-        running.hidden = self.model.forward(batch.tokens, batch.ctx)
+        running.hidden = self.kernels.forward(self.model, batch.tokens, batch.ctx)
 
     def _sample(self, running: Running, late: LateInputs) -> None:
         plan, batch, rows = running.plan, running.batch, self.rows

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from tokenmill import _native
 from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, GroupPlan, KVView, NormSpec, RouteSpec
-from tokenmill.core.protocols import Weight
+from tokenmill.core.protocols import CausalLM, Weight
 from tokenmill.kernels.cpu.packed import STORED, TYPES, PackedMatrix, pack_blocks, pack_dense, pack_quantised, quantise
+from tokenmill.kernels.cpu.replay import DecodeReplay
 from tokenmill.kernels.reference import ReferenceKernels
 
 ACTS: dict[str | None, int] = {
@@ -51,10 +52,22 @@ class CpuKernels(ReferenceKernels):
         self._norms: dict[int, tuple[NormSpec, tuple[Tensor, Tensor | None], Any]] = {}
         self._layers: dict[int, _Layer] = {}
         self._plans: dict[int, _Plan] = {}
+        self._replay: DecodeReplay | None = None
 
     def set_threads(self, threads: int) -> None:
         """Change the native pool; 0: every core that this process may run on."""
         _native.set_threads(threads)
+
+    def forward(self, model: CausalLM, tokens: Tensor, ctx: ForwardContext) -> Tensor:
+        """The model's forward pass [T, hidden]; decode steps of few rows are recorded and made again at once."""
+        if self.eager:
+            return model.forward(tokens, ctx)
+        if self._replay is None or self._replay.model is not model:
+            self._replay = DecodeReplay(model, self._bound)
+        return self._replay.forward(tokens, ctx)
+
+    def _bound(self) -> list[object]:
+        return [*self._layers.values(), *self._norms.values(), *self._packed.values()]
 
     def describe(self) -> dict[str, str | int]:
         """What `tokenmill doctor` shows."""
