@@ -95,6 +95,7 @@ def test_only_what_is_on_can_be_switched_off():
         "paged K/V": {"block_size": 512, "enable_prefix_caching": False},
         "chunked prefill": {"enable_chunked_prefill": False},
         "fast kernels": {"kernels": "reference"},
+        "recorded steps": {"enforce_eager": True},
         "overlapped planning": {"pipeline_depth": 1},
         "speculation": {"speculative_config": None},
         "K/V type": {"kv_cache_dtype": "auto"},
