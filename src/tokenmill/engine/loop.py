@@ -16,7 +16,7 @@ import msgspec
 
 from tokenmill.core.errors import UserError
 from tokenmill.core.request import TokenDelta
-from tokenmill.core.sequence import WAITING, SequenceGroup
+from tokenmill.core.sequence import FINISHED, WAITING, Sequence, SequenceGroup
 from tokenmill.engine.build import Built
 from tokenmill.engine.gauges import Gauges
 from tokenmill.engine.wire import Abort, Add, Command, News, Ready, Report
@@ -55,6 +55,7 @@ class EngineLoop:
         self.receive = receive
         self.send = send
         self.queued: deque[SequenceGroup] = deque()
+        self.prefilling: dict[str, tuple[Sequence, int]] = {}
         self.compiling: list[tuple[Add, Future[None]]] = []
         self.gauges = Gauges(built)
         self.stats_at = 0.0
@@ -138,7 +139,12 @@ class EngineLoop:
 
     def _finish(self, report: Report) -> None:
         while self.queued and (not self.queued[0].sequences or self.queued[0].sequences[0].status != WAITING):
-            report.started.append(self.queued.popleft().request.id)
+            group = self.queued.popleft()
+            report.started.append(group.request.id)
+            if group.sequences:
+                self.prefilling[group.request.id] = (group.sequences[0], 0)
+        if self.prefilling:
+            report.prefilled = self._prefilled()
         counters = self.engine.scheduler.counters
         total = counters.prompt_tokens + counters.output_tokens
         report.tokens, self.tokens_before = total - self.tokens_before, total
@@ -152,3 +158,15 @@ class EngineLoop:
             self.stats_at = now
             report.stats = self.gauges.read()
         self.send(report)
+
+    def _prefilled(self) -> dict[str, int]:
+        """Prompts of which more is computed now; those that are whole are watched no longer."""
+        found: dict[str, int] = {}
+        for request_id, (seq, before) in list(self.prefilling.items()):
+            done = min(seq.computed, seq.num_prompt)
+            if done > before:
+                found[request_id] = done
+                self.prefilling[request_id] = (seq, done)
+            if done == seq.num_prompt or seq.status == FINISHED:
+                del self.prefilling[request_id]
+        return found

@@ -78,7 +78,8 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Report(msgspec.Struct, tag="report", omit_defaults=True):
-    """What one step brought. `refused` holds (request id, message, param); `preempted` counts by request id, when new
+    """What one step brought. `refused` holds (request id, message, param); `prefilled` says how many prompt tokens of a
+    request are computed or were cached, when a step has brought more; `preempted` counts by request id, when new
     preemptions have happened."""
 
     deltas: list[TokenDelta] = []
@@ -86,6 +87,7 @@ class Report(msgspec.Struct, tag="report", omit_defaults=True):
     accepted: list[str] = []
     refused: list[tuple[str, str, str | None]] = []
     preempted: dict[str, int] = {}
+    prefilled: dict[str, int] = {}
     tokens: int = 0
     stats: EngineStats | None = None
 

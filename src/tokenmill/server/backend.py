@@ -34,6 +34,9 @@ class ModelInfo:
     details: dict[str, Any] = field(default_factory=dict)
 
 
+MAX_CHUNKS = 256
+
+
 @dataclass(slots=True)
 class Timeline:
     """When things happened to one request, on the monotonic clock."""
@@ -45,6 +48,8 @@ class Timeline:
     ended: float | None = None
     replays: int = 0
     preemptions: int = 0
+    prefill: list[tuple[float, int]] = field(default_factory=list)
+    """When how many of the prompt's tokens were there, cached or computed; the first MAX_CHUNKS steps of it."""
 
 
 class DeltaStream:

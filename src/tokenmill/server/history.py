@@ -91,6 +91,7 @@ def _life(life: Life, began: float) -> dict[str, Any]:
         "prompt_tokens": life.prompt_tokens,
         "cached_tokens": life.cached_tokens,
         "output_tokens": life.output_tokens,
+        "prefill": [{"at_ms": _ms(began, at), "tokens": tokens} for at, tokens in t.prefill],
         "preemptions": t.preemptions,
         "replays": t.replays,
         "finish_reasons": list(life.reasons),

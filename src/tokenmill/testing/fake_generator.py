@@ -136,6 +136,7 @@ class FakeLink:
             if not work.started:
                 work.started = True
                 report.started.append(work.request.id)
+                report.prefilled[work.request.id] = len(work.request.prompt_ids)
             self._advance(work, report)
         self.steps += bool(running)
         report.tokens = len(report.deltas)

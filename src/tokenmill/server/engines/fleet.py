@@ -20,7 +20,7 @@ from tokenmill.core.request import Request, TextDelta, TokenDelta
 from tokenmill.engine.admission import Admission
 from tokenmill.engine.outputs import OutputProcessor
 from tokenmill.engine.wire import Abort, Add, Failed, News, Ready, Report
-from tokenmill.server.backend import UNAVAILABLE, DeltaStream, EngineStats, ModelInfo, Timeline
+from tokenmill.server.backend import MAX_CHUNKS, UNAVAILABLE, DeltaStream, EngineStats, ModelInfo, Timeline
 from tokenmill.server.engines.links import Link
 from tokenmill.server.engines.route import Router
 from tokenmill.server.engines.turns import Turns
@@ -309,6 +309,10 @@ class Fleet:
         for request_id, count in report.preempted.items():
             if request_id in self.open_requests:
                 self.open_requests[request_id].timeline.preemptions = count
+        for request_id, tokens in report.prefilled.items():
+            entry = self.open_requests.get(request_id)
+            if entry is not None and len(entry.timeline.prefill) < MAX_CHUNKS:
+                entry.timeline.prefill.append((engine.heard, tokens))
         if report.deltas:
             self._deliver(report.deltas)
         if report.stats is not None:

@@ -134,6 +134,7 @@ function Life({ prompt, request, number }) {
     ["Took", request.state === "open" ? `${duration(total)}, still running` : duration(total)],
     ["First token after", at.first_token === undefined ? "not yet" : duration(at.first_token - (at.accepted ?? 0))],
     ["Prompt", `${plural(prompt.prompt_tokens, "token")}, ${count(computed)} computed, ${count(prompt.cached_tokens)} from the cache`],
+    ["Read in", prompt.prefill?.length ? plural(prompt.prefill.length, "step") : "not yet"],
     ["Answer", `${plural(prompt.output_tokens, "token")}${prompt.output_tokens > 1 && decode > 0 ? `, ${rate(((prompt.output_tokens - 1) / decode) * 1000)} per second` : ""}`],
     ["Preempted", prompt.preemptions ? plural(prompt.preemptions, "time") : "never"],
     ["Engines that died under it", prompt.replays ? count(prompt.replays) : "none"],
@@ -143,7 +144,7 @@ function Life({ prompt, request, number }) {
     ${number > 0 && html`<h3>Prompt ${number}</h3>`}
     <div class="big-bar" role="img" aria-label=${`Timeline: ${words}`}>
       ${found.map((p) => html`<i class=${p.key} title=${`${p.label}: ${duration(p.to - p.from)}`} style=${{ left: `${(p.from / scale) * 100}%`, width: `max(2px, ${((p.to - p.from) / scale) * 100}%)` }}></i>`)}
-      ${(prompt.chunks ?? []).map((c) => html`<b class="chunk" title=${`${count(c.tokens)} prompt tokens`} style=${{ left: `${(c.at_ms / scale) * 100}%` }}></b>`)}
+      ${(prompt.prefill ?? []).slice(0, -1).map((c) => html`<b class="chunk" title=${`${count(c.tokens)} of ${plural(prompt.prompt_tokens, "prompt token")}`} style=${{ left: `${(c.at_ms / scale) * 100}%` }}></b>`)}
     </div>
     <div class="scale" aria-hidden="true">${[0, 0.25, 0.5, 0.75, 1].map((part) => html`<span>${part === 0 ? "0" : duration(scale * part)}</span>`)}</div>
     <ul class="legend phases">${found.map((p) => html`<li><i class=${`swatch ${p.key}`}></i>${p.label} <b>${duration(p.to - p.from)}</b></li>`)}</ul>
