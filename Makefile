@@ -4,18 +4,21 @@ CONSTRAINTS ?= constraints/cpu.txt
 RUN ?= serve
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check
+AXE := 4.14.1
 NATIVE := $(wildcard csrc/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-clients test-reliability check bench setup clean
+.PHONY: help run test test-web test-clients test-reliability check bench setup clean
 
 help:
 	@echo "make run      set up, build the CPU kernels, start 'tokenmill $(RUN)' with the demo model (RUN='serve demo' ...)"
 	@echo "make test     set up, all CPU tests, then make check"
+	@echo "make test-web     the page in Chromium, with how quick it is and axe-core (wants a quiet machine); pictures in out/web/"
 	@echo "make test-clients      published clients (openai 2.x and 3.x, Node, langchain-openai) against 'serve demo'"
 	@echo "make test-reliability  the long rows of the reliability table (about an hour; TOKENMILL_RELIABILITY_SECONDS shortens)"
 	@echo "make check    ruff, ruff format, mypy, import contracts, size ceilings"
 	@echo "make bench    micro benchmarks of the CPU kernels -> out/bench-cpu.json (wants a quiet machine)"
+	@echo "make sanitize the CPU kernels' tests under AddressSanitizer and UBSan"
 	@echo "make setup    only .venv and the native module"
 	@echo "make clean    remove .venv and build/"
 
@@ -60,6 +63,15 @@ test-reliability: .venv/.native
 	TOKENMILL_RELIABILITY=1 $(BIN)/pytest -s tests/reliability
 	TOKENMILL_FUZZ_EXAMPLES=500 $(BIN)/pytest --timeout 3600 tests/pure/server/test_server_openapi.py
 
+test-web: .venv/.native out/axe/package/axe.min.js
+	$(BIN)/pytest tests/web --timed
+
+# A development tool of the page's tests only: never served, never installed. Without npm that one test is skipped.
+out/axe/package/axe.min.js:
+	@mkdir -p out/axe
+	@cd out/axe && npm pack --silent axe-core@$(AXE) >/dev/null && tar -xzf axe-core-$(AXE).tgz package/axe.min.js || \
+		echo "== NOTE: npm could not fetch axe-core, so its test is skipped"
+
 check: .venv/.native
 	@echo "== ruff";   $(BIN)/ruff check -q src tests tools bench
 	@echo "== format"; $(BIN)/ruff format -q --check src tests tools bench
@@ -70,6 +82,14 @@ check: .venv/.native
 bench: .venv/.native
 	@mkdir -p out
 	$(BIN)/python bench/cpu/micro.py --json out/bench-cpu.json
+
+# The kernels with AddressSanitizer and UBSan, installed aside, and their tests (four minutes on two cores).
+sanitize: .venv/.installed
+	$(PIP) install -q -c $(CONSTRAINTS) --no-deps --upgrade --target out/sanitized \
+		-Ccmake.define.TOKENMILL_SANITIZE=ON -Cbuild-dir=build/sanitized .
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONPATH=out/sanitized \
+		LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" \
+		$(BIN)/pytest -o pythonpath= -p no:cacheprovider --hypothesis-seed=0 tests/cpu/native tests/cpu/gguf/test_gguf_weight.py
 
 clean:
 	rm -rf .venv build
