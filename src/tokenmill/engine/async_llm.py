@@ -45,7 +45,9 @@ class AsyncLLM:
     ) -> AsyncIterator[RequestOutput]:
         """Answer a conversation; `template`: tools, chat_template, ..."""
         text, ids = await asyncio.to_thread(lambda: self.reader.chat(messages, **template))
-        async for output in self._follow(self._request(text, ids, sampling_params, request_id, 0)):
+        params = sampling_params or default_params(self.service.built.generation)
+        params = self.reader.with_reasoning(text, params)
+        async for output in self._follow(self._request(text, ids, params, request_id, 0)):
             yield output
 
     async def embed(self, prompt: Prompt, *, pooling: str = "last") -> EmbeddingOutput:

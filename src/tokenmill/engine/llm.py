@@ -66,7 +66,7 @@ class LLM:
         requests = []
         for conversation, each in zip(many, params, strict=True):
             text, ids = self.reader.chat(conversation, **dict(template))
-            requests.append(self._request(text, ids, each, 0))
+            requests.append(self._request(text, ids, self.reader.with_reasoning(text, each), 0))
         return self._run(requests, use_tqdm)
 
     def embed(

@@ -9,10 +9,13 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.text.chat_template import ChatTemplate, check_template_kwargs
 from tokenmill.text.guard import ControlGuard, render_and_encode
+from tokenmill.text.messages.span import span_after
 from tokenmill.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -56,6 +59,13 @@ class PromptReader:
         if self._guard is None:
             self._guard = ControlGuard(tokenizer)
         return render_and_encode(self._templates[key], self._guard, messages, **options, **kwargs)
+
+    def with_reasoning(self, text: str, params: SamplingParams) -> SamplingParams:
+        """Parameters for the answer to a rendered chat: structures and budgets must know where reasoning ends."""
+        wanted = params.structured_outputs is not None or params.thinking_token_budget is not None
+        if not wanted or params.reasoning is not None or self.tokenizer is None:
+            return params
+        return msgspec.structs.replace(params, reasoning=span_after(text, self.tokenizer))
 
     def close(self) -> None:
         """End the template processes."""

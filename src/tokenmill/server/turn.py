@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from tokenmill.core.errors import ParameterError
-from tokenmill.core.request import ReasoningSpan, SamplingParams
+from tokenmill.core.request import SamplingParams
 from tokenmill.text.codec import Tokenizer
 from tokenmill.text.messages.describe import MessageFormat, Thinking
 from tokenmill.text.messages.detect import closed_thinking, opens_thinking, thinks_by_itself
@@ -22,6 +22,7 @@ from tokenmill.text.messages.families import PLAIN
 from tokenmill.text.messages.hold import Tree, const, held_calls, literals, triggered_calls
 from tokenmill.text.messages.message import Message
 from tokenmill.text.messages.parser import MessageParser
+from tokenmill.text.messages.span import control_marks, reasoning_span
 
 Template = str | Mapping[str, str] | None
 
@@ -113,7 +114,7 @@ def plan_turn(
         structure, calls = _structure(form, wish, structure, span, inside)
     elif structure is not None and span is not None and span.answer:
         structure = _tagged(_lead(span, inside, span.answer, _as_tree(structure)))
-    marks = _marks(tokenizer)
+    marks = control_marks(tokenizer)
     if isinstance(structure, dict) and isinstance(structure.get("structural_tag"), dict):
         structure = {"structural_tag": _with_tokens(structure["structural_tag"], marks)}
     reads = MessageFormat(thinking if separate else None, calls)
@@ -122,7 +123,7 @@ def plan_turn(
     changes: dict[str, Any] = {"structured_outputs": structure}
     if span is not None and (structure is not None or params.thinking_token_budget is not None):
         # Where a format has a head for answers, the structure itself says how reasoning goes before it.
-        changes["reasoning"] = _span(span, inside, marks) if structure is None or not span.answer else None
+        changes["reasoning"] = reasoning_span(span, inside, marks) if structure is None or not span.answer else None
         if span.answer and structure is not None and params.thinking_token_budget is not None:
             raise ParameterError(
                 "thinking_token_budget and a structure do not combine for this model's format.",
@@ -215,17 +216,3 @@ def _with_tokens(tag: dict[str, Any], marks: Mapping[str, int]) -> dict[str, Any
     texts = literals(tag.get("format"))
     used = {mark: number for mark, number in marks.items() if any(mark in text for text in texts)}
     return {**tag, "special_tokens": {**used, **(tag.get("special_tokens") or {})}} if used else tag
-
-
-def _span(thinking: Thinking, inside: bool, marks: Mapping[str, int]) -> ReasoningSpan:
-    opened, close = "" if inside else thinking.open.strip(), thinking.close.strip()
-    tokens = {mark: number for mark, number in marks.items() if mark in opened or mark in close}
-    return ReasoningSpan(open=opened, close=close, tokens=tokens)
-
-
-def _marks(tokenizer: Tokenizer | None) -> dict[str, int]:
-    """Control tokens by text."""
-    if tokenizer is None:
-        return {}
-    named = ((tokenizer.id_to_token(i), i) for i in sorted(tokenizer.control_ids | tokenizer.special_ids))
-    return {text: number for text, number in named if text}

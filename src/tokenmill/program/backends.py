@@ -1,0 +1,177 @@
+"""Where a program's generations run. Owns: the seam, an engine in this process, and a server over HTTP.
+
+Both take token ids, so that a program's text is tokenised once and shares its prefix. Must not know: programs.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.core.request import SamplingParams
+from tokenmill.engine.llm import LLM
+from tokenmill.engine.outputs import Accumulator
+from tokenmill.engine.prompts import make_request
+from tokenmill.text.messages.describe import MessageFormat
+from tokenmill.text.messages.detect import choose_format
+
+Message = dict[str, Any]
+MAX_CALLS = 64
+"""HTTP requests of one session at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One generation: its text, why it ended, and each token's log-probability if they were asked for."""
+
+    text: str
+    finish: str
+    logprobs: tuple[float, ...] = ()
+
+
+Tell = Callable[[Said], None]
+
+
+class Backend(Protocol):
+    """Runs generations side by side. `tell` is called from within `drive`."""
+
+    def render(self, messages: Sequence[Message], options: dict[str, Any]) -> list[int]: ...
+    def encode(self, text: str) -> list[int]: ...
+    def start(self, ids: list[int], params: SamplingParams, tell: Tell) -> None: ...
+    def drive(self) -> None:
+        """Get on with what was started; returns when something may have come of it."""
+        ...
+
+    def form(self) -> MessageFormat: ...
+
+    @property
+    def active(self) -> bool:
+        """Is there anything to drive?"""
+        ...
+
+
+class EngineBackend:
+    """An LLM in this process: everything that was started shares its steps."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.llm = llm
+        self.open: dict[str, tuple[Accumulator, Tell]] = {}
+        self.count = 0
+
+    def render(self, messages: Sequence[Message], options: dict[str, Any]) -> list[int]:
+        return self.llm.reader.chat(list(messages), **options)[1]
+
+    def encode(self, text: str) -> list[int]:
+        tokenizer = self.llm.get_tokenizer()
+        found: list[int] = tokenizer.encode(text, add_special_tokens=False)
+        return found
+
+    def form(self) -> MessageFormat:
+        return choose_format(self.llm.get_tokenizer().chat_template)
+
+    def start(self, ids: list[int], params: SamplingParams, tell: Tell) -> None:
+        self.count += 1
+        request = make_request(f"program-{id(self)}-{self.count}", None, ids, params)
+        self.llm.engine.add(request)
+        self.llm.processor.add(request)
+        self.open[request.id] = Accumulator(request), tell
+
+    @property
+    def active(self) -> bool:
+        return bool(self.open)
+
+    def drive(self) -> None:
+        engine, processor = self.llm.engine, self.llm.processor
+        told = []
+        for delta in processor.process(engine.step()):
+            if delta.request_id not in self.open:
+                continue  # of a session that was left
+            accumulator, tell = self.open[delta.request_id]
+            accumulator.add(delta)
+            if accumulator.finished:
+                processor.drop(delta.request_id)
+                del self.open[delta.request_id]
+                told.append((tell, accumulator))
+        for request_id, index in processor.stopped:
+            engine.abort(request_id, index)
+        processor.stopped.clear()
+        for tell, accumulator in told:
+            out = accumulator.output().outputs[0]
+            if out.finish_reason == "error":
+                raise UserError(f"A generation failed: {out.stop_reason}")
+            pairs = zip(out.logprobs or (), out.token_ids, strict=False)
+            tell(Said(out.text, out.finish_reason or "", tuple(row[token].logprob for row, token in pairs)))
+
+
+class ServerBackend:
+    """A tokenmill server: /tokenize renders, /v1/completions goes on behind token ids."""
+
+    def __init__(self, url: str, key: str | None = None, model: str | None = None) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.key = key
+        self.model = model
+        self.pool = ThreadPoolExecutor(MAX_CALLS, "tokenmill-program")
+        self.calls: dict[Future[Any], Tell] = {}
+
+    def render(self, messages: Sequence[Message], options: dict[str, Any]) -> list[int]:
+        tools = [
+            t if "function" in t else {"type": "function", "function": t} for t in options.pop("tools", None) or ()
+        ]
+        found: list[int] = self._post("/tokenize", {"messages": list(messages), "tools": tools or None, **options})[
+            "tokens"
+        ]
+        return found
+
+    def encode(self, text: str) -> list[int]:
+        found: list[int] = self._post("/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"]
+        return found
+
+    def form(self) -> MessageFormat:
+        raise ParameterError("A server does not say how its model writes calls: give Session(tool_call_parser=...).")
+
+    def start(self, ids: list[int], params: SamplingParams, tell: Tell) -> None:
+        fields = msgspec.to_builtins(params)
+        fields.pop("reasoning", None)
+        body = {"prompt": ids, "model": self.model, "max_tokens": params.max_tokens, **fields}
+        self.calls[self.pool.submit(self._post, "/v1/completions", body)] = tell
+
+    @property
+    def active(self) -> bool:
+        return bool(self.calls)
+
+    def drive(self) -> None:
+        done, _ = wait(self.calls, return_when=FIRST_COMPLETED)
+        for call in done:
+            tell = self.calls.pop(call)
+            choice = call.result()["choices"][0]
+            logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or ()
+            tell(Said(choice["text"], choice["finish_reason"], tuple(logprobs)))
+
+    def _post(self, path: str, body: dict[str, Any]) -> Any:
+        headers = {"Content-Type": "application/json"}
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        data = json.dumps({k: v for k, v in body.items() if v is not None}).encode()
+        request = urllib.request.Request(self.url + path, data, headers)
+        try:
+            with urllib.request.urlopen(request) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            raise UserError(f"The server answered {error.code}: {_words(error.read())}") from None
+        except OSError as error:
+            raise UserError(f"The server at {self.url} cannot be reached: {error}.") from error
+
+
+def _words(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:300].decode("utf-8", "replace")

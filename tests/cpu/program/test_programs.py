@@ -1,0 +1,103 @@
+"""Programs in this process: the examples solve their tasks, and steps that can run together do."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from pydantic import BaseModel
+
+from tokenmill import LLM
+from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.program import Session
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+TASKS = {
+    "tools": ("What is the weather in Paris?", "21"),
+    "self_consistency": ("What is 48 plus 27?", "75"),
+    "tree_of_thought": ((12, 5, 9), "26"),
+    "system_2_attention": ("I think Anna is from Spain. Today is a sunny day. Anna lives in Rome.", "Italy"),
+}
+
+
+def example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM("demo", max_num_seqs=32, threads=1) as made:
+        yield made
+
+
+@pytest.fixture
+def session(llm):
+    return Session(llm)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_examples_work_on_the_demo_model(name, session):
+    given, wanted = TASKS[name]
+    assert wanted in str(example(name).solve(session, given))
+
+
+def test_generations_share_steps(llm, session):
+    before = llm.engine.scheduler.counters.steps
+    talks = [session.talk().user(f"What is {n} plus 5?").gen(max_tokens=30) for n in range(10, 20)]
+    answers = session.join(talks)
+    steps = llm.engine.scheduler.counters.steps - before
+    assert answers == [f"{n} + 5 = {n + 5}." for n in range(10, 20)]
+    assert steps < 40, "ten answers of about nine tokens each came one after the other"
+
+
+def test_forks_share_their_prefix(llm, session):
+    base = session.talk().system("You are brief. " * 20).user("What is the capital of France?").gen()
+    before = llm.engine.scheduler.counters.cached_tokens
+    session.join([t.user("And of Japan?").gen("next") for t in base.fork(3)], "next")
+    assert llm.engine.scheduler.counters.cached_tokens - before > 3 * 64
+
+
+def test_select_takes_the_likeliest(session):
+    talk = session.talk().user("What is the capital of France?").assistant("The capital of France is")
+    talk.select("city", [" Rome", " Paris", " Berlin"])
+    assert talk["city"] == " Paris" and len(talk["city_scores"]) == 3
+    assert talk.messages[-1]["content"] == "The capital of France is Paris"
+    plain = session.talk("The opposite of hot is").select("word", [" cold", " table"])
+    assert plain["word"] == " cold" and plain.text == "The opposite of hot is cold"
+
+
+def test_forms_and_roles(session):
+    class Person(BaseModel):
+        name: str
+        age: int
+
+    talk = session.talk().user("Extract name and age as JSON: Tom is 30 years old.").gen("person", json=Person)
+    assert Person.model_validate_json(talk["person"]) == Person(name="Tom", age=30)
+    talk.user("What is 12 plus 5?").assistant("12 + 5 = ").gen("sum", regex="[0-9]+").say("!")
+    talk.user("Is the sky blue?").gen("sure", choices=["yes", "no"])
+    assert talk["sum"] == "17" and talk["sure"] in ("yes", "no")
+    assert [m["role"] for m in talk.messages] == ["user", "assistant"] * 3
+    assert talk.messages[3]["content"] == "12 + 5 = 17!"
+
+
+def test_mistakes_are_named(session):
+    with pytest.raises(ParameterError, match="nothing"):
+        session.talk().user("x")["nothing"]
+    with pytest.raises(ParameterError, match="one of"):
+        session.talk().user("x").gen(regex="a", choices=["b"])
+    with pytest.raises(ParameterError, match="different"):
+        session.talk("x").select("a", ["b", "b"])
+    with pytest.raises(ParameterError, match="gen"):
+        session.talk("x").gen(colour="red")
+    with pytest.raises(UserError):
+        session.talk("x").gen(max_tokens=10**6)
+    with pytest.raises(ParameterError, match="address"):
+        Session("demo")
+    with pytest.raises(UserError, match="cannot be reached"):
+        Session("http://127.0.0.1:9").talk("x").gen()["answer"]
