@@ -28,11 +28,12 @@ from tokenmill.server.record import Recorder
 from tokenmill.server.responses.routes import RESPONSES
 from tokenmill.server.routing import error_shape
 from tokenmill.server.text import TextWorkers
+from tokenmill.server.tgi.routes import TGI
 from tokenmill.server.traces import Traces
 from tokenmill.server.web.routes import WEB
 from tokenmill.text.messages.detect import choose_format
 
-APIS = (OPENAI, RESPONSES, ANTHROPIC, OLLAMA, OPERATIONS, WEB)
+APIS = (OPENAI, RESPONSES, ANTHROPIC, OLLAMA, TGI, OPERATIONS, WEB)
 """Every family of endpoints: a new one is a folder with an `Api`, and its name here."""
 
 

@@ -1,0 +1,131 @@
+"""TGI's answers. Owns: tokens with their probabilities, details, and why a text ended.
+
+Must not know: engines, sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import msgspec
+
+from tokenmill.core.request import CompletionOutput, TextDelta, TokenLogprob
+from tokenmill.server.errors import HttpError, describe_error
+from tokenmill.server.job import Task
+from tokenmill.server.openai.completions import Completion
+from tokenmill.text.codec import Tokenizer
+
+encode = msgspec.json.Encoder().encode
+KINDS = {400: "validation", 422: "validation", 429: "overloaded", 503: "overloaded"}
+
+
+def error_body(found: HttpError) -> bytes:
+    """{"error": ..., "error_type": ...}"""
+    return encode({"error": found.message, "error_type": KINDS.get(found.status, "generation")})
+
+
+async def whole(completion: Completion, parameters: Any, prompt: str) -> dict[str, Any]:
+    """The text, and with `details` its tokens; with best_of the likeliest candidate leads."""
+    ((task, accumulator),) = await completion.job.gather()
+    result = accumulator.output()
+    outputs = sorted(result.outputs, key=lambda out: -_mean(out))
+    head = prompt if parameters.return_full_text else ""
+    answer: dict[str, Any] = {"generated_text": head + outputs[0].text}
+    if parameters.details or parameters.decoder_input_details:
+        tokens = Tokens(completion, parameters.top_n_tokens or 0)
+        details = _details(tokens, task, outputs[0])
+        details["prefill"] = tokens.prompt(task, result.prompt_logprobs) if parameters.decoder_input_details else []
+        if len(outputs) > 1:
+            details["best_of_sequences"] = [
+                {"generated_text": head + out.text, **_details(tokens, task, out), "prefill": []} for out in outputs[1:]
+            ]
+        answer["details"] = details
+    return answer
+
+
+async def events(completion: Completion, parameters: Any, prompt: str) -> AsyncIterator[bytes]:
+    """One event per token; the last one has the whole text and the figures."""
+    tokens = Tokens(completion, parameters.top_n_tokens or 0)
+    text, count = prompt if parameters.return_full_text else "", 0
+    try:
+        async for batch in completion.job.batches():
+            for task, delta in batch:
+                text += delta.text
+                rows = delta.logprobs or []
+                last = len(rows) - 1
+                for place, (row, token) in enumerate(zip(rows, delta.token_ids, strict=True)):
+                    count += 1
+                    event = {"index": count, **tokens.one(row, token), "generated_text": None, "details": None}
+                    if delta.finish_reason is not None and place == last:
+                        event |= _ending(text, delta, task, count)
+                    yield b"data:" + encode(event) + b"\n\n"
+                if delta.finish_reason is not None and not rows:
+                    empty = {"id": 0, "text": "", "logprob": 0.0, "special": True}
+                    event = {"index": count, "token": empty, "top_tokens": [], **_ending(text, delta, task, count)}
+                    yield b"data:" + encode(event) + b"\n\n"
+    except Exception as error:
+        yield b"data:" + error_body(describe_error(error)) + b"\n\n"
+
+
+class Tokens:
+    """Tokens as TGI writes them."""
+
+    def __init__(self, completion: Completion, top: int) -> None:
+        self.tokenizer: Tokenizer | None = completion.context.backend.info.tokenizer
+        self.top = top
+
+    def one(self, row: dict[int, TokenLogprob], token: int) -> dict[str, Any]:
+        """A token, and the likeliest in its place."""
+        likely = sorted((entry.rank, other) for other, entry in row.items() if entry.rank <= self.top)
+        return {"token": self._named(token, row[token]), "top_tokens": [self._named(t, row[t]) for _, t in likely]}
+
+    def all(self, rows: Sequence[dict[int, TokenLogprob]], ids: Sequence[int]) -> dict[str, Any]:
+        """The tokens of one output."""
+        found = [self.one(row, token) for row, token in zip(rows, ids, strict=False)]
+        tokens: dict[str, Any] = {"tokens": [each["token"] for each in found]}
+        return tokens | ({"top_tokens": [each["top_tokens"] for each in found]} if self.top else {})
+
+    def prompt(self, task: Task, rows: Sequence[dict[int, TokenLogprob] | None] | None) -> list[dict[str, Any]]:
+        """The prompt's tokens; the first has no probability."""
+        found = []
+        for token, row in zip(task.request.prompt_ids, rows or (), strict=False):
+            text = self.tokenizer.decode([token], skip_special_tokens=False) if self.tokenizer is not None else ""
+            found.append({"id": token, "text": text, "logprob": None if row is None else row[token].logprob})
+        return found
+
+    def _named(self, token: int, entry: TokenLogprob) -> dict[str, Any]:
+        special = self.tokenizer is not None and token in self.tokenizer.special_ids
+        return {"id": token, "text": entry.decoded_token or "", "logprob": entry.logprob, "special": special}
+
+
+def reason(finish: str | None, stop: Any) -> str:
+    """Why it ended."""
+    if finish == "length":
+        return "length"
+    return "stop_sequence" if isinstance(stop, str) else "eos_token"
+
+
+def _details(tokens: Tokens, task: Task, out: CompletionOutput) -> dict[str, Any]:
+    return {
+        "finish_reason": reason(out.finish_reason, out.stop_reason),
+        "generated_tokens": len(out.token_ids),
+        "seed": task.request.params.seed,
+        **tokens.all(out.logprobs or [], out.token_ids),
+    }
+
+
+def _ending(text: str, delta: TextDelta, task: Task, count: int) -> dict[str, Any]:
+    details = {
+        "finish_reason": reason(delta.finish_reason, delta.stop_reason),
+        "generated_tokens": count,
+        "seed": task.request.params.seed,
+        "input_length": len(task.request.prompt_ids),
+    }
+    return {"generated_text": text, "details": details}
+
+
+def _mean(out: CompletionOutput) -> float:
+    rows = out.logprobs or []
+    found = [row[token].logprob for row, token in zip(rows, out.token_ids, strict=False)]
+    return sum(found) / len(found) if found else 0.0

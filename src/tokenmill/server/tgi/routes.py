@@ -1,0 +1,129 @@
+"""TGI's endpoints, and vLLM's first one. Owns: their paths. Must not know: how answers are made."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request
+from pydantic import ValidationError
+from starlette.responses import Response
+
+import tokenmill
+from tokenmill.server.context import Context
+from tokenmill.server.errors import describe_error
+from tokenmill.server.openai.completions import Completion, open_completion
+from tokenmill.server.openai.schemas import CompletionRequest
+from tokenmill.server.routing import Api, Work, get, json_answer, post
+from tokenmill.server.text import THREADS
+from tokenmill.server.tgi import answers
+from tokenmill.server.tgi.schemas import AnyRequest, TgiRequest, VllmRequest
+
+encode = msgspec.json.Encoder().encode
+
+
+def add_routes(app: FastAPI, context: Context) -> None:
+    """/generate, /generate_stream, /info, and / for those who post there."""
+
+    async def generate(request: Request) -> Response:
+        """Continue a prompt, in TGI's form (`inputs`) or vLLM's first one (`prompt`)."""
+        async with Work(context, request) as work:
+            given, raw = await work.read(AnyRequest)
+            if given.inputs is None and given.prompt is not None:
+                return await _vllm(context, work, VllmRequest.model_validate(raw))
+            return await _tgi(context, work, TgiRequest.model_validate(raw), stream=False)
+
+    async def generate_stream(request: Request) -> Response:
+        """The same, token by token."""
+        async with Work(context, request) as work:
+            body, _ = await work.read(TgiRequest)
+            return await _tgi(context, work, body, stream=True)
+
+    async def root(request: Request) -> Response:
+        """The same for clients that post to /: a list of one answer, or a stream."""
+        async with Work(context, request) as work:
+            body, _ = await work.read(TgiRequest)
+            return await _tgi(context, work, body, stream=body.stream, listed=not body.stream)
+
+    async def info(request: Request) -> Response:
+        """What is served, and its limits."""
+        return json_answer(_info(context))
+
+    post(app, "/generate", generate, AnyRequest)
+    post(app, "/generate_stream", generate_stream, TgiRequest)
+    post(app, "/", root, TgiRequest)
+    get(app, "/info", info)
+
+
+TGI = Api(
+    add_routes,
+    generating=frozenset({"/generate", "/generate_stream"}),
+    prefixes=("/generate", "/info"),
+    error=answers.error_body,
+)
+
+
+async def _tgi(context: Context, work: Work, body: TgiRequest, *, stream: bool, listed: bool = False) -> Response:
+    opened = await _open(context, work, body.parameters.fields(body.inputs, stream=stream))
+    if stream:
+        return work.stream(answers.events(opened, body.parameters, body.inputs))
+    found = await answers.whole(opened, body.parameters, body.inputs)
+    return json_answer([found] if listed else found)
+
+
+async def _open(context: Context, work: Work, fields: dict[str, Any]) -> Completion:
+    """A completion of these fields; those that are None count as absent."""
+    try:
+        asked = CompletionRequest.model_validate({name: value for name, value in fields.items() if value is not None})
+    except ValidationError as error:
+        raise describe_error(error) from None
+    return await open_completion(context, asked, {}, work.job, work.base())
+
+
+async def _vllm(context: Context, work: Work, body: VllmRequest) -> Response:
+    """{"text": [prompt + output, ...]}, or a line of that per step."""
+    extras = body.model_dump()
+    for name in ("echo", "logprobs", "stream"):
+        extras.pop(name, None)
+    opened = await _open(context, work, extras)
+    if body.stream:
+        return work.lines(_grown(opened, body.prompt))
+    ((_, accumulator),) = await opened.job.gather()
+    return json_answer({"text": [body.prompt + out.text for out in accumulator.output().outputs]})
+
+
+def _info(context: Context) -> dict[str, Any]:
+    """/info."""
+    info, limits = context.backend.info, context.config.limits
+    facts = info.details
+    return {
+        "model_id": info.names[0],
+        "model_sha": None,
+        "model_dtype": f"torch.{facts.get('dtype', 'float32')}",
+        "model_device_type": str(facts.get("device", "cpu")).split(":")[0],
+        "model_pipeline_tag": "text-generation",
+        "max_concurrent_requests": limits.max_num_queued_reqs,
+        "max_best_of": limits.max_n,
+        "max_stop_sequences": limits.max_stop,
+        "max_input_tokens": info.max_model_len - 1,
+        "max_total_tokens": info.max_model_len,
+        "max_client_batch_size": 1,
+        "validation_workers": THREADS,
+        "router": "tokenmill",
+        "version": tokenmill.__version__,
+        "sha": None,
+        "docker_label": None,
+    }
+
+
+async def _grown(opened: Completion, prompt: str) -> AsyncIterator[bytes]:
+    """All texts so far, after each step."""
+    texts: dict[int, str] = {}
+    try:
+        async for batch in opened.job.batches():
+            for _, delta in batch:
+                texts[delta.index] = texts.get(delta.index, prompt) + delta.text
+            yield encode({"text": [texts[i] for i in sorted(texts)]}) + b"\n"
+    except Exception as error:
+        yield answers.error_body(describe_error(error)) + b"\n"
