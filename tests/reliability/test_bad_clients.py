@@ -34,22 +34,24 @@ async def connect(running: Running) -> tuple[asyncio.StreamReader, asyncio.Strea
 
 
 def test_row_2_a_hundred_dropped_streams(launch: Launch) -> None:
-    running = launch("--log-level", "warning")
+    running = launch("--log-level", "warning", faults="slow=0.01")
     body = {"prompt": "The mill", "max_tokens": 1900, "ignore_eos": True, "stream": True}
     waits, steps = [], []
     for _ in range(100):
+        before = running.metric("vllm:generation_tokens_total")
         with httpx.Client() as client, client.stream("POST", running.url + PATH, json=body) as response:
-            next(response.iter_lines())
-            before = running.metric("tokenmill:steps_total")
+            lines = response.iter_lines()
+            for _ in range(10):  # five events, each with an empty line behind it
+                next(lines)
             response.close()
             began = time.monotonic()
         while running.metric("vllm:num_requests_running") or running.metric("vllm:kv_cache_usage_perc"):
             assert time.monotonic() - began < 2
         waits.append(time.monotonic() - began)
-        steps.append(running.metric("tokenmill:steps_total") - before)
+        steps.append(running.metric("vllm:generation_tokens_total") - before - 5)
     found = {"freed_ms_p50": statistics.median(waits) * 1e3, "freed_ms_max": max(waits) * 1e3, "steps_max": max(steps)}
     print(json.dumps(found, indent=2))
-    assert max(waits) <= 0.25 + 0.25  # the engine tells its figures four times a second
+    assert max(waits) <= 0.25 and max(steps) <= 2
 
 
 def test_row_4_two_hundred_slow_sockets(launch: Launch) -> None:
@@ -103,8 +105,9 @@ def test_row_4_two_hundred_slow_sockets(launch: Launch) -> None:
         closed = []
         for i, (reader, writer, began) in enumerate(sockets):
             if i % 2:
-                async with asyncio.timeout(60):
-                    await reader.read()
+                with contextlib.suppress(ConnectionError):  # closed while we were still sending
+                    async with asyncio.timeout(60):
+                        await reader.read()
                 closed.append(time.monotonic() - began)
             writer.transport.abort()  # type: ignore[attr-defined]
         for task in tasks:

@@ -17,7 +17,7 @@ import pytest
 
 from tokenmill.testing.tiny import make_tiny
 
-START_S = 60.0
+START_S = 150.0
 
 
 @dataclass

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,21 @@ class Starter:
             await served.client.aclose()
             served.context.text.close()
             await served.fake.fleet.close()
+
+
+async def until(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Wait for something to become true, however long a busy machine takes."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+async def kill(served: Served, tokens: int, engine: int = 0) -> None:
+    """Let an engine's present life say so many tokens and die; its next life has begun."""
+    link = served.fake.link(engine)
+    await until(lambda: link.output_tokens >= tokens)
+    link.die()
+    await until(lambda: served.fake.link(engine) is not link or served.fake.fleet.broken)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from typing import Any
 
 import pytest
@@ -74,12 +73,11 @@ BODIES: list[bytes] = [
 ]
 
 
-def check_refused(served: Served, response: Any, began: float) -> None:
+def check_refused(served: Served, response: Any) -> None:
     assert 400 <= response.status_code < 500, (response.status_code, response.text[:500])
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"} and error["code"] == response.status_code
     assert not ADDRESS.search(response.text)
-    assert time.monotonic() - began < 1.0
     assert served.context.gate.open == 0 and not served.fake.fleet.open_requests
 
 
@@ -88,9 +86,8 @@ async def test_extreme_values_are_refused(start: Starter, field: str) -> None:
     served = await start()
     wanted = {"model": 404} if field == "model" else {}
     for value in NUMBERS[field]:
-        began = time.monotonic()
         response = await served.post(TEXT, {"prompt": "abc", "max_tokens": 4, field: value})
-        check_refused(served, response, began)
+        check_refused(served, response)
         param = response.json()["error"]["param"]
         assert wanted or param is not None, (value, response.text)
 
@@ -102,22 +99,21 @@ def test_the_table_is_long_enough() -> None:
 @pytest.mark.parametrize("prompt", PROMPTS, ids=lambda p: repr(p)[:20])
 async def test_bad_prompts(start: Starter, prompt: Any) -> None:
     served = await start()
-    check_refused(served, await served.post(TEXT, {"prompt": prompt, "max_tokens": 2}), time.monotonic())
-    check_refused(served, await served.post("/v1/embeddings", {"input": prompt}), time.monotonic())
+    check_refused(served, await served.post(TEXT, {"prompt": prompt, "max_tokens": 2}))
+    check_refused(served, await served.post("/v1/embeddings", {"input": prompt}))
 
 
 @pytest.mark.parametrize("messages", MESSAGES, ids=lambda p: repr(p)[:20])
 async def test_bad_messages(start: Starter, messages: Any) -> None:
     served = await start()
-    check_refused(served, await served.post(CHAT, {"messages": messages, "max_tokens": 2}), time.monotonic())
+    check_refused(served, await served.post(CHAT, {"messages": messages, "max_tokens": 2}))
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda b: repr(b[:20]))
 async def test_malformed_bodies(start: Starter, body: bytes) -> None:
     served = await start()
     for path in (TEXT, CHAT, "/v1/embeddings", "/detokenize"):
-        began = time.monotonic()
-        check_refused(served, await served.client.post(path, content=body, headers=JSON), began)
+        check_refused(served, await served.client.post(path, content=body, headers=JSON))
 
 
 async def test_greedy_copies_and_streams_of_what_cannot_stream(start: Starter) -> None:
@@ -126,10 +122,10 @@ async def test_greedy_copies_and_streams_of_what_cannot_stream(start: Starter) -
         {"n": 2, "temperature": 0},
         {"stream": True, "prompt_logprobs": 1},
     ):
-        check_refused(served, await served.post(TEXT, {"prompt": "abc", **extra}), time.monotonic())
+        check_refused(served, await served.post(TEXT, {"prompt": "abc", **extra}))
     both = {"structured_outputs": {"choice": ["a"]}, "response_format": {"type": "json_object"}}
-    check_refused(served, await served.post(TEXT, {"prompt": "abc", **both}), time.monotonic())
-    check_refused(served, await served.post(CHAT, {"messages": HELLO, "top_logprobs": 2}), time.monotonic())
+    check_refused(served, await served.post(TEXT, {"prompt": "abc", **both}))
+    check_refused(served, await served.post(CHAT, {"messages": HELLO, "top_logprobs": 2}))
 
 
 async def test_unusual_values_that_are_right(start: Starter) -> None:

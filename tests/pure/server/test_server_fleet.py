@@ -6,7 +6,7 @@ import asyncio
 import random
 from typing import Any
 
-from tests.pure.server.conftest import Starter
+from tests.pure.server.conftest import Starter, kill, until
 from tests.pure.server.test_server_chat import events
 from tokenmill.core.request import SamplingParams
 from tokenmill.engine.prompts import make_request
@@ -36,9 +36,9 @@ async def test_streams_survive_deaths_with_identical_text(start: Starter) -> Non
     calm = await undisturbed(start, bodies)
     served = await start(FakeOptions(step_s=0.003), FleetOptions(max_deaths_per_request=9))
     tasks = [asyncio.create_task(served.post(PATH, body)) for body in bodies]
+    await until(lambda: len(served.fake.fleet.open_requests) == len(bodies))
     for _ in range(3):
-        await asyncio.sleep(0.04)
-        served.fake.link().die()
+        await kill(served, 60)
     answers = [(await task).json() for task in tasks]
     assert served.fake.fleet.restarts == 3 and served.fake.fleet.replays >= len(bodies)
     for got, wanted in zip(answers, calm, strict=True):
@@ -51,8 +51,7 @@ async def test_a_stream_shows_no_seam(start: Starter) -> None:
     calm = await undisturbed(start, [{**body, "stream": False}])
     served = await start(FakeOptions(step_s=0.002))
     task = asyncio.create_task(served.post(PATH, body))
-    await asyncio.sleep(0.05)
-    served.fake.link().die()
+    await kill(served, 10)
     chunks = events((await task).text)
     ids = [t for c in chunks for t in c["choices"][0].get("token_ids", [])]
     assert ids == calm[0]["choices"][0]["token_ids"]
@@ -63,8 +62,7 @@ async def test_a_request_that_kills_engines_is_given_up(start: Starter) -> None:
     served = await start(FakeOptions(step_s=0.005), FleetOptions(max_deaths_per_request=2, max_restarts_per_minute=9))
     task = asyncio.create_task(served.post(PATH, {"prompt": "abc", "max_tokens": 4000}))
     for _ in range(3):
-        await asyncio.sleep(0.05)
-        served.fake.link().die()
+        await kill(served, 3)
     assert (await task).status_code == 500
     assert (await served.post(PATH, {"prompt": "abc", "max_tokens": 3})).status_code == 200
 
@@ -75,9 +73,9 @@ async def test_too_many_deaths_end_everything_with_an_error(start: Starter) -> N
     served.fake.fleet.on_broken = told.append
     whole = asyncio.create_task(served.post(PATH, {"prompt": "abc", "max_tokens": 4000}))
     stream = asyncio.create_task(served.post(PATH, {"prompt": "abc", "max_tokens": 4000, "stream": True}))
+    await until(lambda: len(served.fake.fleet.open_requests) == 2)
     for _ in range(3):
-        await asyncio.sleep(0.05)
-        served.fake.link().die()
+        await kill(served, 6)
     assert (await whole).status_code == 503
     assert '"error"' in (await stream).text and (await stream).text.endswith("data: [DONE]\n\n")
     assert told and (await served.client.get("/health")).status_code == 503
@@ -91,14 +89,17 @@ async def test_a_hung_engine_is_noticed_and_replaced(start: Starter) -> None:
     body = {"prompt": "abc", "max_tokens": 200, "seed": 8}
     calm = await undisturbed(start, [body])
     task = asyncio.create_task(served.post(PATH, body))
-    await asyncio.sleep(0.1)
+    await until(lambda: served.fake.link().output_tokens >= 20)
     options.hung = True
-    for _ in range(100):
-        await asyncio.sleep(0.05)
-        if served.fake.fleet.restarts:
-            break
-        late = served.fake.fleet.engines[0].heard + 1.0 < asyncio.get_running_loop().time()
-        assert not late or (await served.client.get("/health")).status_code == 503
+    engine = served.fake.fleet.engines[0]
+    said: set[int] = set()
+    while engine.life == 1:
+        late = engine.heard + 1.0 < asyncio.get_running_loop().time()
+        status = (await served.client.get("/health")).status_code
+        if late and engine.life == 1:
+            said.add(status)
+        await asyncio.sleep(0.005)
+    assert said <= {503}
     options.hung = False
     assert texts((await task).json()) == texts(calm[0])
     assert served.fake.fleet.restarts >= 1
@@ -109,10 +110,8 @@ async def test_other_engines_take_over_at_once(start: Starter) -> None:
     bodies = [{"prompt": "abc", "max_tokens": 60, "seed": i} for i in range(12)]
     calm = await undisturbed(start, bodies)
     tasks = [asyncio.create_task(served.post(PATH, body)) for body in bodies]
-    await asyncio.sleep(0.1)
-    loads = [len(engine.requests) for engine in served.fake.fleet.engines]
-    assert min(loads) >= 3
-    served.fake.link(1).die()
+    await until(lambda: min(len(engine.requests) for engine in served.fake.fleet.engines) >= 3)
+    await kill(served, 3, engine=1)
     assert [texts((await t).json()) for t in tasks] == [texts(c) for c in calm]
 
 
@@ -148,6 +147,5 @@ async def test_the_fleet_is_a_text_generator() -> None:
     assert seen[-1].finish_reason == "abort"
     async for _ in fleet.generate(make_request("three", None, [5], SamplingParams(max_tokens=4000))):
         break
-    await asyncio.sleep(0.05)
-    assert not made.link().works and not fleet.open_requests
+    await until(lambda: not made.link().works and not fleet.open_requests)
     await fleet.close()

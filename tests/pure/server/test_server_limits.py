@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.pure.server.conftest import Starter
+from tests.pure.server.conftest import Starter, until
 from tokenmill.server.engines.fleet import FleetOptions
 from tokenmill.server.errors import HttpError
 from tokenmill.server.gate import Gate, GateLimits
@@ -41,7 +41,7 @@ async def test_a_burst_fills_the_queue_and_the_rest_is_told_to_come_back(start: 
 async def test_outputs_count_not_requests(start: Starter) -> None:
     served = await start(FakeOptions(step_s=0.01), max_num_queued_reqs=8)
     first = asyncio.create_task(served.post(PATH, {"prompt": "abc", "n": 6, "temperature": 1, "max_tokens": 40}))
-    await asyncio.sleep(0.1)
+    await until(lambda: served.context.gate.open == 6)
     assert (await served.post(PATH, {"prompt": "abc", "n": 4, "temperature": 1})).status_code == 503
     assert (await served.post(PATH, {"prompt": "abc", "n": 9, "temperature": 1})).status_code == 400
     assert (await served.post(PATH, {"prompt": "abc", "max_tokens": 1})).status_code == 200
@@ -126,7 +126,7 @@ async def test_deadlines_end_requests(start: Starter) -> None:
 async def test_draining_refuses_new_requests(start: Starter) -> None:
     served = await start(FakeOptions(step_s=0.01))
     running = asyncio.create_task(served.post(PATH, {"prompt": "abc", "max_tokens": 20}))
-    await asyncio.sleep(0.05)
+    await until(lambda: served.context.gate.open == 1)
     served.context.gate.draining = True
     refused = await served.post(PATH, {"prompt": "abc"})
     assert refused.status_code == 503 and "retry-after" in refused.headers
@@ -144,16 +144,18 @@ async def test_keys_take_turns_at_the_engine(start: Starter) -> None:
         assert (await served.post(PATH, body, **{"x-api-key": key})).status_code == 200
         order.append(key)
 
+    served.options.hung = True  # until all have come
+    turns = served.fake.fleet.turns
     many = [asyncio.create_task(one("greedy")) for _ in range(40)]
-    await asyncio.sleep(0.1)
-    assert served.fake.fleet.turns.num_waiting >= 30
+    await until(lambda: turns.num_waiting == 35)
     leaver = asyncio.create_task(one("modest", 4000))
-    await asyncio.sleep(0.02)
+    await until(lambda: turns.num_waiting == 36)
     few = [asyncio.create_task(one("modest")) for _ in range(3)]
-    await asyncio.sleep(0.02)
+    await until(lambda: turns.num_waiting == 39)
     leaver.cancel()
+    await until(lambda: turns.num_waiting == 38)
+    served.options.hung = False
     await asyncio.gather(*many, *few)
     places = [i for i, key in enumerate(order) if key == "modest"]
     assert len(places) == 3 and max(places) <= 20, places
-    turns = served.fake.fleet.turns
     assert turns.sent == 0 and not turns.waiting and not turns.by_owner
