@@ -20,6 +20,7 @@ from tokenmill.server.context import Context, RequestLimits
 from tokenmill.server.errors import HttpError, describe_error, error_headers
 from tokenmill.server.gate import Gate, GateLimits
 from tokenmill.server.guard import Guard
+from tokenmill.server.kserve.routes import KSERVE
 from tokenmill.server.metrics import Metrics
 from tokenmill.server.ollama.routes import OLLAMA
 from tokenmill.server.openai.routes import OPENAI
@@ -27,13 +28,14 @@ from tokenmill.server.operations import OPERATIONS
 from tokenmill.server.record import Recorder
 from tokenmill.server.responses.routes import RESPONSES
 from tokenmill.server.routing import error_shape
+from tokenmill.server.scoring.routes import SCORING
 from tokenmill.server.text import TextWorkers
 from tokenmill.server.tgi.routes import TGI
 from tokenmill.server.traces import Traces
 from tokenmill.server.web.routes import WEB
 from tokenmill.text.messages.detect import choose_format
 
-APIS = (OPENAI, RESPONSES, ANTHROPIC, OLLAMA, TGI, OPERATIONS, WEB)
+APIS = (OPENAI, RESPONSES, ANTHROPIC, OLLAMA, TGI, KSERVE, SCORING, OPERATIONS, WEB)
 """Every family of endpoints: a new one is a folder with an `Api`, and its name here."""
 
 

@@ -1,0 +1,132 @@
+"""KServe's endpoints. Owns: their paths and answers. Must not know: engines."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request
+from pydantic import ValidationError
+from starlette.responses import Response
+
+import tokenmill
+from tokenmill.core.errors import ParameterError
+from tokenmill.server.context import Context
+from tokenmill.server.errors import HttpError, describe_error
+from tokenmill.server.kserve.schemas import TEXT, GenerateRequest, InferRequest, fields
+from tokenmill.server.openai.completions import Completion, open_completion
+from tokenmill.server.openai.schemas import CompletionRequest
+from tokenmill.server.routing import Api, Work, get, json_answer, post
+
+encode = msgspec.json.Encoder().encode
+OUT = "text_output"
+MODEL = "/v2/models/{model}"
+
+
+def error_body(found: HttpError) -> bytes:
+    """{"error": "..."}"""
+    return encode({"error": found.message})
+
+
+def add_routes(app: FastAPI, context: Context) -> None:
+    """/v2: the server, its health, its models, and inference."""
+
+    async def server(request: Request) -> Response:
+        """What serves."""
+        return json_answer({"name": "tokenmill", "version": tokenmill.__version__, "extensions": ["generate"]})
+
+    async def live(request: Request) -> Response:
+        """Is the process up?"""
+        return json_answer({"live": True})
+
+    async def ready(request: Request) -> Response:
+        """Are requests taken?"""
+        up = not (context.gate.draining or context.backend.health())
+        return json_answer({"ready": up}, 200 if up else 503)
+
+    async def model(request: Request) -> Response:
+        """Names and types of a model's tensors."""
+        name = context.check_model(request.path_params["model"])
+        tensors = [{"name": n, "datatype": "BYTES", "shape": [-1]} for n in (TEXT, OUT)]
+        about = {"name": name, "versions": ["1"], "platform": "tokenmill"}
+        return json_answer({**about, "inputs": tensors[:1], "outputs": tensors[1:]})
+
+    async def model_ready(request: Request) -> Response:
+        """Does this model take requests?"""
+        name = context.check_model(request.path_params["model"])
+        up = not (context.gate.draining or context.backend.health())
+        return json_answer({"name": name, "ready": up}, 200 if up else 503)
+
+    async def infer(request: Request) -> Response:
+        """Texts in, texts out."""
+        async with Work(context, request) as work:
+            body, _ = await work.read(InferRequest)
+            name = context.check_model(request.path_params["model"])
+            prompts, parameters = body.read()
+            opened = await _open(context, work, fields(prompts, parameters))
+            found = [result.output().outputs for _, result in await opened.job.gather()]
+            texts = [out.text for outputs in found for out in outputs]
+            reasons = [out.finish_reason for outputs in found for out in outputs]
+            outputs = [_tensor(OUT, texts), _tensor("finish_reason", reasons)]
+            wanted = {each.get("name") for each in body.outputs or ()}
+            kept = [each for each in outputs if not wanted or each["name"] in wanted]
+            return json_answer(
+                {"model_name": name, "model_version": "1", "id": body.id or work.base(), "outputs": kept}
+            )
+
+    async def generate(request: Request) -> Response:
+        """One text in, one out."""
+        async with Work(context, request) as work:
+            body, _ = await work.read(GenerateRequest)
+            name = context.check_model(request.path_params["model"])
+            opened = await _open(context, work, fields(body.text_input, body.parameters))
+            ((_, result),) = await opened.job.gather()
+            (out, *_rest) = result.output().outputs
+            found = {"model_name": name, "model_version": "1", OUT: out.text, "finish_reason": out.finish_reason}
+            return json_answer({**found, "id": body.id or work.base()})
+
+    async def generate_stream(request: Request) -> Response:
+        """The same, piece by piece."""
+        async with Work(context, request) as work:
+            body, _ = await work.read(GenerateRequest)
+            name = context.check_model(request.path_params["model"])
+            opened = await _open(context, work, fields(body.text_input, body.parameters))
+            return work.stream(
+                _pieces(opened, {"model_name": name, "model_version": "1", "id": body.id or work.base()})
+            )
+
+    for path, handler in {"/v2": server, "/v2/health/live": live, "/v2/health/ready": ready}.items():
+        get(app, path, handler)
+    get(app, MODEL, model)
+    get(app, f"{MODEL}/ready", model_ready)
+    post(app, f"{MODEL}/infer", infer, InferRequest)
+    post(app, f"{MODEL}/generate", generate, GenerateRequest)
+    post(app, f"{MODEL}/generate_stream", generate_stream, GenerateRequest)
+
+
+KSERVE = Api(add_routes, prefixes=("/v2/models", "/v2/health"), error=error_body)
+
+
+async def _open(context: Context, work: Work, given: dict[str, Any]) -> Completion:
+    try:
+        body = CompletionRequest.model_validate({name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        raise describe_error(error) from None
+    if body.logprobs is not None or body.prompt_logprobs is not None:
+        raise ParameterError("This API's answers have no place for logprobs.", param="parameters")
+    return await open_completion(context, body, given, work.job, work.base())
+
+
+async def _pieces(opened: Completion, head: dict[str, Any]) -> AsyncIterator[bytes]:
+    try:
+        async for batch in opened.job.batches():
+            for _, delta in batch:
+                piece = {**head, OUT: delta.text, "finish_reason": delta.finish_reason}
+                yield b"data: " + encode(piece) + b"\n\n"
+    except Exception as error:
+        yield b"data: " + error_body(describe_error(error)) + b"\n\n"
+
+
+def _tensor(name: str, data: list[Any]) -> dict[str, Any]:
+    return {"name": name, "datatype": "BYTES", "shape": [len(data)], "data": data}

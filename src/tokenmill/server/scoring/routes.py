@@ -1,0 +1,109 @@
+"""Endpoints for scores. Owns: their paths and answers. Must not know: how scores are computed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from tokenmill.core.errors import ParameterError
+from tokenmill.server.context import Context
+from tokenmill.server.job import Job
+from tokenmill.server.routing import Api, Work, json_answer, post
+from tokenmill.server.scoring import scores
+from tokenmill.server.scoring.schemas import ClassifyRequest, RerankRequest, Scored, ScoreRequest, text_of
+
+RERANK = ("/rerank", "/v1/rerank", "/v2/rerank")
+SCORE = ("/score", "/v1/score")
+
+
+def add_routes(app: FastAPI, context: Context) -> None:
+    """/rerank, /score and /classify."""
+
+    async def rerank(request: Request) -> Response:
+        """Documents by relevance to a query."""
+        async with Work(context, request) as work:
+            body, _ = await work.read(RerankRequest)
+            model = context.check_model(body.model)
+            documents = [text_of(document) for document in body.documents]
+            found = await _scores(
+                context, work.job, f"rerank-{work.base()}", [(body.query, d) for d in documents], body
+            )
+            order = sorted(range(len(found)), key=lambda i: -found[i])[: body.top_n or len(found)]
+            results = [
+                {"index": i, "relevance_score": found[i]}
+                | ({"document": {"text": documents[i]}} if body.return_documents else {})
+                for i in order
+            ]
+            return json_answer(
+                {"id": f"rerank-{work.base()}", "model": model, "usage": _usage(work.job), "results": results}
+            )
+
+    async def score(request: Request) -> Response:
+        """How well texts go together."""
+        async with Work(context, request) as work:
+            body, _ = await work.read(ScoreRequest)
+            model = context.check_model(body.model)
+            found = await _scores(context, work.job, f"score-{work.base()}", _pairs(body), body)
+            data = [{"index": i, "object": "score", "score": value} for i, value in enumerate(found)]
+            return json_answer(_list(f"score-{work.base()}", model, data, work.job))
+
+    async def classify(request: Request) -> Response:
+        """The likeliest label of each text."""
+        async with Work(context, request) as work:
+            body, _ = await work.read(ClassifyRequest)
+            model = context.check_model(body.model)
+            if len(set(body.labels)) < len(body.labels):
+                raise ParameterError("labels must differ.", param="labels")
+            texts = [body.input] if isinstance(body.input, str) else body.input
+            asked = body.instruction or "Which label fits the text? Answer with the label alone."
+            names = ", ".join(body.labels)
+            questions = [[{"role": "user", "content": f"{asked}\nLabels: {names}\nText: {text}"}] for text in texts]
+            base = f"classify-{work.base()}"
+            found = await scores.likelihoods(context, work.job, base, questions, body.labels, body.priority)
+            data = [
+                {"index": i, "label": body.labels[probs.index(max(probs))], "probs": probs, "num_classes": len(probs)}
+                for i, probs in enumerate(found)
+            ]
+            return json_answer(_list(base, model, data, work.job))
+
+    for path in RERANK:
+        post(app, path, rerank, RerankRequest)
+    for path in SCORE:
+        post(app, path, score, ScoreRequest)
+    post(app, "/classify", classify, ClassifyRequest)
+
+
+SCORING = Api(add_routes, generating=frozenset({*RERANK, *SCORE, "/classify"}))
+
+
+async def _scores(context: Context, job: Job, base: str, pairs: Sequence[tuple[str, str]], body: Scored) -> list[float]:
+    compute = scores.cosines if body.method == "embedding" else scores.relevance
+    return [round(value, 8) for value in await compute(context, job, base, pairs, body)]
+
+
+def _pairs(body: ScoreRequest) -> list[tuple[str, str]]:
+    """One with all, or one with one."""
+    first = [body.first] if isinstance(body.first, str) else body.first
+    second = [body.second] if isinstance(body.second, str) else [text_of(each) for each in body.second]
+    if len(first) == 1:
+        first = first * len(second)
+    if len(first) != len(second):
+        raise ParameterError(
+            f"There are {len(first)} first texts and {len(second)} second ones: give one first text, or as many.",
+            param="text_1",
+        )
+    return list(zip(first, second, strict=True))
+
+
+def _list(name: str, model: str, data: list[dict[str, Any]], job: Job) -> dict[str, Any]:
+    head = {"id": name, "object": "list", "created": int(time.time()), "model": model}
+    return {**head, "data": data, "usage": {**_usage(job), "completion_tokens": 0, "prompt_tokens_details": None}}
+
+
+def _usage(job: Job) -> dict[str, int]:
+    tokens = job.usage()["prompt_tokens"]
+    return {"prompt_tokens": tokens, "total_tokens": tokens}

@@ -1,0 +1,71 @@
+"""Requests for scores. Owns: their fields and bounds. Must not know: engines, HTTP."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+
+LOOSE = ConfigDict(extra="ignore", allow_inf_nan=False, populate_by_name=True)
+Words = Annotated[str, Field(min_length=1)]
+Method = Literal["embedding", "likelihood"]
+MOST_TEXTS = 1024
+
+
+class Document(BaseModel):
+    """A document as an object."""
+
+    model_config = LOOSE
+    text: Words
+
+
+Documents = Annotated[list[Words | Document], Field(min_length=1, max_length=MOST_TEXTS)]
+
+
+class Scored(BaseModel):
+    """What all of them share. method: cosine of embeddings, or how likely the model finds the answer yes."""
+
+    model_config = LOOSE
+    model: str | None = Field(None, max_length=1024)
+    method: Method = "embedding"
+    instruction: str | None = Field(None, max_length=1 << 16)
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, le=2**31 - 1)
+    priority: int = 0
+    timeout: float | None = Field(None, gt=0, le=86_400)
+    user: str | None = None
+
+
+class RerankRequest(Scored):
+    """POST /rerank, /v1/rerank and /v2/rerank."""
+
+    query: Words
+    documents: Documents
+    top_n: Annotated[int, Field(ge=0)] | None = None
+    return_documents: bool = True
+
+
+class ScoreRequest(Scored):
+    """POST /score and /v1/score: one text against many, or pairs."""
+
+    first: Words | Annotated[list[Words], Field(min_length=1, max_length=MOST_TEXTS)] = Field(
+        validation_alias=AliasChoices("text_1", "queries", "query")
+    )
+    second: Words | Documents = Field(validation_alias=AliasChoices("text_2", "documents", "items"))
+
+
+class ClassifyRequest(BaseModel):
+    """POST /classify: which of these labels is likeliest for each text."""
+
+    model_config = LOOSE
+    model: str | None = Field(None, max_length=1024)
+    input: Words | Annotated[list[Words], Field(min_length=1, max_length=MOST_TEXTS)]
+    labels: Annotated[list[Words], Field(min_length=2, max_length=256)]
+    instruction: str | None = Field(None, max_length=1 << 16)
+    priority: int = 0
+    timeout: float | None = Field(None, gt=0, le=86_400)
+    user: str | None = None
+
+
+def text_of(document: Any) -> str:
+    """A document's words."""
+    return document.text if isinstance(document, Document) else str(document)
