@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +52,7 @@ def serve(
 
         def loading(name: str) -> None:
             _say(f"tokenmill: loading {name} ...")
-            waiting.enter_context(spinner("Loading ..."))
+            waiting.enter_context(still_loading())
 
         def serving(url: str, info: ModelInfo) -> None:
             waiting.close()
@@ -59,6 +61,26 @@ def serve(
         status = serve(engine_config, server_config, Hooks(loading, serving))
     if status:
         raise typer.Exit(status)
+
+
+@contextlib.contextmanager
+def still_loading(every: float = 5.0) -> Iterator[None]:
+    """A moving line on a terminal; elsewhere a line now and then, so that nobody takes a long load for a hang."""
+    ended = threading.Event()
+    began = time.monotonic()
+
+    def tell() -> None:
+        while not ended.wait(every):
+            _say(f"tokenmill: still loading ({time.monotonic() - began:.0f} s)")
+
+    thread = threading.Thread(target=tell, daemon=True)
+    with spinner("Loading ..."):
+        if not sys.stderr.isatty():
+            thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
 
 
 def _without_model(filed: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,15 +116,16 @@ def banner(url: str, info: ModelInfo, *, keyed: bool) -> list[str]:
     facts = info.details
     lines = [
         f"{info.names[0]}: {size(facts.get('weight_bytes', 0))} of weights in {facts.get('dtype')} on "
-        f"{facts.get('device')}, loaded in {facts.get('load_s', 0.0):.1f} s",
+        f"{facts.get('device_name') or facts.get('device')}, loaded in {facts.get('load_s', 0.0):.1f} s",
     ]
     blocks = facts.get("num_blocks") or []
     if blocks and facts.get("block_size"):
         held = min(blocks) * facts["block_size"]
         full = held // max(1, info.max_model_len)
+        taken = sum(blocks) * facts.get("kv_block_bytes", 0.0)
         lines.append(
-            f"context {info.max_model_len:,} tokens; K/V cache of {held:,} tokens: {full:,} full contexts at once, "
-            f"at most {info.max_rows} requests in a batch"
+            f"context {info.max_model_len:,} tokens; K/V cache of {held:,} tokens ({size(taken)}): {full:,} full "
+            f"contexts at once, at most {info.max_rows} requests in a batch"
         )
     lines += [f"note: {reason}" for reason in facts.get("reasons", ())]
     lines.append(f"listening on {url}/v1" if not url.startswith("unix:") else f"listening on {url}")

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import tokenmill.server.logs
 import tokenmill.server.run
 from tokenmill.cli.main import app
-from tokenmill.cli.serve import banner, curl
+from tokenmill.cli.serve import banner, curl, still_loading
 from tokenmill.core.config import EngineConfig, ServerConfig, make_server_config
 from tokenmill.core.errors import UserError
 from tokenmill.server.backend import ModelInfo
@@ -30,6 +30,7 @@ INFO = ModelInfo(
         "device": "cpu",
         "num_blocks": [500, 250],
         "block_size": 16,
+        "kv_block_bytes": 2097.152,
         "reasons": ["short of memory"],
         "load_s": 1.25,
     },
@@ -92,9 +93,16 @@ def test_the_environment_mirrors_every_flag() -> None:
         make_server_config({"TOKENMILL_PORT": "five"})
 
 
+def test_a_long_load_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    heard = ""
+    with still_loading(every=0.001):
+        while "still loading (0 s)" not in heard:
+            heard += capsys.readouterr().err
+
+
 def test_the_banner_says_what_fits() -> None:
     text = "\n".join(banner("http://127.0.0.1:8000", INFO, keyed=True))
     assert "3.0 MiB of weights in float32 on cpu, loaded in 1.2 s" in text
-    assert "context 1,000 tokens; K/V cache of 4,000 tokens: 4 full contexts at once, at most 8 requests" in text
+    assert "context 1,000 tokens; K/V cache of 4,000 tokens (1.5 MiB): 4 full contexts at once, at most 8" in text
     assert "note: short of memory" in text and "Authorization: Bearer KEY" in text
     assert "--unix-socket /s" in curl("unix:/s", "m", keyed=False)
