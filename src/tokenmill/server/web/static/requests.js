@@ -133,7 +133,7 @@ function Life({ prompt, request, number }) {
   const facts = [
     ["Took", request.state === "open" ? `${duration(total)}, still running` : duration(total)],
     ["First token after", at.first_token === undefined ? "not yet" : duration(at.first_token - (at.accepted ?? 0))],
-    ["Prompt", `${plural(prompt.prompt_tokens, "token")}, ${count(computed)} computed, ${count(prompt.cached_tokens)} from the cache`],
+    ["Prompt", plural(prompt.prompt_tokens, "token")],
     ["Read in", prompt.prefill?.length ? plural(prompt.prefill.length, "step") : "not yet"],
     ["Answer", `${plural(prompt.output_tokens, "token")}${prompt.output_tokens > 1 && decode > 0 ? `, ${rate(((prompt.output_tokens - 1) / decode) * 1000)} per second` : ""}`],
     ["Preempted", prompt.preemptions ? plural(prompt.preemptions, "time") : "never"],
@@ -148,7 +148,9 @@ function Life({ prompt, request, number }) {
     </div>
     <div class="scale" aria-hidden="true">${[0, 0.25, 0.5, 0.75, 1].map((part) => html`<span>${part === 0 ? "0" : duration(scale * part)}</span>`)}</div>
     <ul class="legend phases">${found.map((p) => html`<li><i class=${`swatch ${p.key}`}></i>${p.label} <b>${duration(p.to - p.from)}</b></li>`)}</ul>
-    ${prompt.prompt_tokens > 0 && html`<div class="cache-bar" role="img" aria-label=${`${count(prompt.cached_tokens)} of ${count(prompt.prompt_tokens)} prompt tokens came from the cache`}>
+    ${prompt.prompt_tokens > 0 && html`<ul class="legend cache-words"><li><i class="swatch one"></i>prompt tokens from the cache <b>${count(prompt.cached_tokens)}</b></li>
+      <li><i class="swatch prefill"></i>computed <b>${count(computed)}</b></li></ul>
+      <div class="cache-bar" role="img" aria-label=${`${count(prompt.cached_tokens)} of ${count(prompt.prompt_tokens)} prompt tokens came from the cache`}>
       <i class="cached" style=${{ width: `${(prompt.cached_tokens / prompt.prompt_tokens) * 100}%` }}></i></div>`}
     <dl>${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
   </section>`;
