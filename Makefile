@@ -52,8 +52,7 @@ test: .venv/.native
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || [ ! -d tests/web ] || \
 		echo "== NOTE: no chromium here, so the web tests are skipped (apt-get install chromium)"
 	@echo "== tests"
-	$(BIN)/pytest -n 2 tests || { echo "== what failed, once more and one at a time (several tests time real processes)"; \
-		$(BIN)/pytest --last-failed --last-failed-no-failures none tests; }
+	$(BIN)/pytest -n 2 tests
 	@$(MAKE) --no-print-directory check
 
 test-clients: .venv/.native

@@ -165,10 +165,10 @@ def test_the_lies_differ_from_a_truth(tmp_path: Path) -> None:
 def test_header_length_is_checked_before_use(length: int, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(length.to_bytes(8, "little") + b'{"a":[]}    ')
-    begin = time.monotonic()
+    begin = time.process_time()
     with pytest.raises(ModelError, match=r"model\.safetensors: "):
         open_checkpoint(tmp_path)
-    assert time.monotonic() - begin < 1
+    assert time.process_time() - begin < 1
 
 
 def test_every_truncation_is_refused(tmp_path: Path) -> None:

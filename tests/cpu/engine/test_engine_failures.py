@@ -150,7 +150,7 @@ def test_a_dead_process_ends_the_run(opened):
         with pytest.raises(EngineDeadError, match="gone") as caught:
             run(llm, PROMPTS, PARAMS)
         assert caught.value.__context__ is None or not isinstance(caught.value.__context__, EngineDeadError)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 60
 
 
 async def test_a_dead_process_ends_every_stream(tiny):

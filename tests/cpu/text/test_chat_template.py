@@ -155,7 +155,7 @@ def test_an_endless_template_is_stopped(name: str) -> None:
     begin = time.monotonic()
     with pytest.raises(UserError, match=r"did not finish|too much memory"):
         template.render(USER)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 60
     template.close()
     assert _children() == before
 

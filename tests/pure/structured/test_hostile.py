@@ -64,15 +64,15 @@ HARMLESS = {
 
 @pytest.mark.parametrize("title", BOMBS)
 def test_bombs_are_refused_soon(title):
-    begun = time.perf_counter()
+    begun = time.process_time()
     with pytest.raises(UserError):
         COMPILER.constraint(BOMBS[title])
-    assert time.perf_counter() - begun < 1.5
+    assert time.process_time() - begun < 1.5
 
 
 @pytest.mark.parametrize("title", HARMLESS)
 def test_what_only_looks_like_one_works(title):
-    begun = time.perf_counter()
+    begun = time.process_time()
     constraint = COMPILER.constraint(HARMLESS[title])
     for _ in range(20):
         if constraint.finished():
@@ -81,7 +81,7 @@ def test_what_only_looks_like_one_works(title):
         token = next((i for i in range(len(mask) * 8) if mask[i >> 3] >> (i & 7) & 1), None)
         assert token is not None
         constraint.accept([token])
-    assert time.perf_counter() - begun < 1.5
+    assert time.process_time() - begun < 1.5
 
 
 def test_the_cache_is_bounded_and_exact(monkeypatch):
