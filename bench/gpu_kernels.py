@@ -70,8 +70,6 @@ def ways(name: str, rows: int) -> Iterator[Way]:
     if rows == 1:
         for config in ((1, 4096, 4), (2, 2048, 4), (4, 2048, 8), (2, 4096, 8), (1, 4096, 8), (2, 4096, 4)):
             yield "gemv", *config
-    for stages in (4, 5) if rows <= 32 else (3, 4):
-        yield "stream", stages
     if head:
         cuts = ((64, 128, 1, 4, 4, 2), (64, 128, 1, 3, 4, 2), (128, 128, 1, 3, 8, 2), (64, 256, 1, 2, 4, 2))
     elif gated:
@@ -317,12 +315,12 @@ def all_cases() -> Iterator[Case]:
         yield norm_case(rows)
     yield from layer_cases()
     for name in SHAPES:
-        for rows in (128, 256, 384, 512):
-            for library in ("cublas", "cublaslt"):
+        for rows in (320, 352, 384, 416, 448, 480, 512):
+            for library in ("cublas",):
                 yield blas_case(name, rows, library)
     for config in ((16, 64, 4, 3, 0, 1), (8, 64, 4, 3, 0, 1), (16, 32, 4, 3, 0, 1)):
         yield decode_case("1x300", [300], config)
-    for config in ((1, 64, 4, 5, 2, 1), (2, 64, 4, 5, 2, 1), (2, 64, 4, 3, 2, 1), (4, 64, 4, 3, 4, 8)):
+    for config in ((2, 64, 4, 3, 2, 1), (4, 32, 1, 3, 0, 1), (4, 32, 2, 3, 0, 1), (2, 64, 2, 5, 0, 1)):
         for fresh in (True, False):
             yield decode_case("32x300", [300] * 32, config, fresh=fresh)
     for config in (
@@ -360,37 +358,24 @@ def all_cases() -> Iterator[Case]:
 
 def layer_cases() -> Iterator[Case]:
     """One operation changed at a time: what counts is the chain, where launches overlap."""
-
-    def every(stages: int, *names: str) -> dict[str, Way]:
-        return dict.fromkeys(names or ("qkv", "o", "gate_up", "down"), ("stream", stages))
-
-    yield layer_case(1, 300)
-    yield layer_case(1, 300, pdl=False)
-    yield layer_case(1, 300, attend=())
-    for config in ((16, 32, 4, 3, 0, 1), (8, 64, 8, 3, 0, 1), (16, 32, 8, 3, 0, 1), ("apart", 16, 64, 4, 3, 1, 1)):
-        yield layer_case(1, 300, attend=config)
-    for stages in (3, 4, 5):
-        yield layer_case(1, 300, **every(stages))
-    yield layer_case(1, 300, attend=(), **every(5))
-    yield layer_case(1, 300, attend=(16, 32, 4, 3, 0, 1), **every(5))
-    yield layer_case(1, 300, **every(5, "o"))
-    yield layer_case(1, 300, **every(5, "o", "down"))
-    yield layer_case(1, 300, **every(5, "gate_up"))
-    yield layer_case(32, 300)
-    yield layer_case(32, 300, pdl=False)
-    yield layer_case(32, 300, attend=())
-    for config in ((1, 64, 4, 3, 4, 1), (4, 64, 4, 5, 4, 8), (4, 64, 4, 3, 2, 8), ("apart", 4, 64, 4, 5, 0, 8),
-                   ("apart", 2, 64, 4, 5, 0, 1)):  # fmt: skip
-        yield layer_case(32, 300, attend=config)
-    for stages in (3, 4, 5):
-        yield layer_case(32, 300, **every(stages))
-    yield layer_case(32, 300, pdl=False, **every(5))
-    yield layer_case(32, 300, attend=(), **every(5))
-    for name in ("qkv", "o", "gate_up", "down"):
-        yield layer_case(32, 300, **every(5, name))
-    for rows in (8, 16, 64):
+    for rows in (1, 32):
         yield layer_case(rows, 300)
-        yield layer_case(rows, 300, **every(4))
+        yield layer_case(rows, 300, pdl=False)
+        yield layer_case(rows, 300, attend=())
+    for config in ((16, 32, 8, 3, 0, 1), (8, 64, 8, 3, 0, 1), (8, 32, 8, 3, 0, 1), (16, 32, 2, 3, 0, 1),
+                   ("apart", 16, 32, 2, 3, 0, 1), ("apart", 16, 32, 1, 3, 0, 1)):  # fmt: skip
+        yield layer_case(1, 300, attend=config)
+    for config in ((1, 64, 4, 3, 4, 1), (1, 128, 8, 3, 1, 1), (1, 64, 8, 3, 2, 1), (4, 32, 2, 3, 0, 1),
+                   ("apart", 4, 32, 1, 3, 0, 1), ("apart", 4, 32, 1, 5, 0, 1), ("apart", 2, 32, 1, 5, 0, 1),
+                   ("apart", 4, 32, 2, 3, 0, 1), ("apart", 2, 64, 2, 3, 0, 1), ("apart", 2, 64, 2, 5, 0, 1),
+                   ("apart", 4, 16, 1, 5, 0, 1), ("apart", 8, 32, 1, 3, 0, 1)):  # fmt: skip
+        yield layer_case(32, 300, attend=config)
+    for cut in ((64, 128, 1, 5, 4, 8), (64, 128, 2, 3, 4, 2)):
+        yield layer_case(32, 300, qkv=("thin", *cut, 0))
+    for cut in ((64, 128, 2, 4, 4, 4), (64, 128, 2, 4, 4, 0), (64, 128, 2, 3, 4, 4)):
+        yield layer_case(32, 300, o=("thin", *cut, 0))
+    for cut in ((128, 64, 1, 4, 8, 8), (128, 64, 1, 4, 8, 2), (64, 64, 1, 5, 4, 4)):
+        yield layer_case(32, 300, gate_up=("thin", *cut, 0))
 
 
 def time_calls(calls: list[Callable[[], object]], slow: bool) -> float:

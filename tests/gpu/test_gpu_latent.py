@@ -36,7 +36,7 @@ def test_latent_attention(heads, latent, rotated, split):
     rope = RopeSpec(angle.cos().cuda(), angle.sin().cuda(), rotated, interleaved=True, start=latent)
     kv = KVSpec("latent", 1, latent + rotated, latent)
     spec = AttentionSpec(0, 0, heads, kv, (latent + rotated) ** -0.5, rope=rope)
-    kernels = TritonKernels(split=split)
+    kernels = TritonKernels(steady=split > 0)
     ours = PagedBatch((kv,), kernels, dtype=torch.bfloat16, blocks=128, device="cuda")
     exact = PagedBatch((kv,), REFERENCE, dtype=torch.bfloat16, blocks=128, device="cuda")
     for grants in STEPS:

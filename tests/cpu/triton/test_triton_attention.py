@@ -83,8 +83,8 @@ def test_windows_whose_blocks_are_gone():
         assert torch.allclose(found, expected, atol=2e-5)
 
 
-def test_fixed_splits_do_not_look_at_the_company():
-    spec, kernels = make_spec(), TritonKernels(split=16)
+def test_steady_attention_does_not_look_at_the_company():
+    spec, kernels = make_spec(), TritonKernels(steady=True)
     torch.manual_seed(1)
     alone = list(both(spec, [[("a", 50)], [("a", 1)]], kernels=kernels))
     assert torch.allclose(*alone[-1], atol=2e-5)

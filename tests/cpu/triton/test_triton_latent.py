@@ -27,7 +27,7 @@ def latent_spec(heads, latent, rotated, *, interleaved=True):
 @pytest.mark.parametrize(("heads", "latent", "rotated", "interleaved"), [(4, 32, 8, True), (20, 24, 16, False)])
 @pytest.mark.parametrize("split", [0, 16])
 def test_like_the_reference(heads, latent, rotated, interleaved, split):
-    spec, kernels = latent_spec(heads, latent, rotated, interleaved=interleaved), TritonKernels(split=split)
+    spec, kernels = latent_spec(heads, latent, rotated, interleaved=interleaved), TritonKernels(steady=split > 0)
     ours, theirs = PagedBatch((spec.kv,), kernels), PagedBatch((spec.kv,), REFERENCE)
     for grants in STEPS:
         x = torch.randn(sum(n for _, n in grants), (heads + 1) * (latent + rotated))

@@ -66,6 +66,17 @@ def test_thin(rows, width, inner, norm, act, bias, residual):
     assert not scratch.counters(x.device).any(), "counters are left as they were found"
 
 
+@pytest.mark.parametrize(("norm", "act", "bias", "residual"), CASES)
+def test_steady_products(norm, act, bias, residual):
+    gated = act is not None and (act.endswith("_mul") or act == "oai_swiglu")
+    x, w, b, spec, r = operands(20, 70 if gated else 38, 200, norm=norm, gated=gated, bias=bias, residual=residual)
+    kernels = TritonKernels(steady=True)
+    found = kernels.fused_linear(x, w, b, norm=spec, act=act, residual=r)
+    assert relative(found, REFERENCE.fused_linear(x, w, b, norm=spec, act=act, residual=r)) < 1e-5
+    part = kernels.fused_linear(x[3:4], w, b, norm=spec, act=act, residual=None if r is None else r[3:4])
+    assert torch.allclose(part, found[3:4], atol=1e-5)
+
+
 @pytest.mark.parametrize("rows", [0, 1, 5, 70])
 def test_every_row_count_has_a_way(rows):
     kernels = TritonKernels()

@@ -93,18 +93,6 @@ def act_parts(act: str | None) -> tuple[str, bool]:
     return act.removesuffix("_mul"), act.endswith("_mul")
 
 
-def can_stream(x: Tensor, weight: Tensor) -> bool:
-    """16-bit numbers whose rows begin where the copy engine can read them."""
-    inner = x.shape[1]
-    return (
-        x.dtype in (torch.bfloat16, torch.float16)
-        and inner % 8 == 0
-        and x.stride(0) % 8 == 0
-        and weight.stride(0) == inner
-        and (x.data_ptr() | weight.data_ptr()) % 16 == 0
-    )
-
-
 def shared_memory() -> int:
     """Bytes of shared memory that one program can have."""
     return int(torch.cuda.get_device_properties().shared_memory_per_block_optin)

@@ -80,7 +80,7 @@ def _decode_kernel(
     scale_block, scale_head, scale_row, scale, softcap, window, q_eps, k_eps,
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, SIZE: tl.constexpr,
     BH: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
-    SPLITS: tl.constexpr, FIXED: tl.constexpr, BEFORE: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr, BEFORE: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr,
     FIRST: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
     MIXED: tl.constexpr, FRESH: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr,
     Q_OFFSET: tl.constexpr, K_OFFSET: tl.constexpr, ROPE: tl.constexpr, START: tl.constexpr, DIM: tl.constexpr,
@@ -112,10 +112,7 @@ def _decode_kernel(
     if WINDOW and not FIRST:
         begin_at = tl.maximum(begin_at, (query_position - window + 1) // BN * BN)
         begin_at = tl.maximum(begin_at, 0)
-    if FIXED > 0:
-        chunk = FIXED
-    else:
-        chunk = tl.maximum(tl.cdiv(tl.cdiv(end - begin_at, BN), SPLITS), LEAST) * BN
+    chunk = tl.maximum(tl.cdiv(tl.cdiv(end - begin_at, BN), SPLITS), LEAST) * BN
     # Short sequences need fewer splits than there are programs.
     active = tl.minimum(SPLITS, tl.maximum(tl.cdiv(end - begin_at, tl.maximum(chunk, 1)), 1))
     low = begin_at + split * chunk
@@ -292,21 +289,19 @@ def _decode_kernel(
 
 def attend_one(
     q: Tensor, out: Tensor, spec: AttentionSpec, ctx: ForwardContext, scratch: Scratch, *,
-    pdl: bool, mixed: bool = False, fresh: bool = False, before: int = 0, shared: Tensor | None = None, fixed: int = 0,
+    pdl: bool, mixed: bool = False, fresh: bool = False, before: int = 0, shared: Tensor | None = None,
     config: tuple[int, int, int, int, int, int] | None = None,
 ) -> None:  # fmt: skip
     """q [T, H, Dk] -> out [T, H * Dv], for the sequences with one new token.
 
     fresh: q is [T, all heads] as the product left it, and each sequence has one new token, whose key is stored here.
-    before: parts that `shared.py` has put in front, for the first `shared` table entries. fixed: keys per split,
-    whatever the batch. config (most splits, BN, warps, stages, tiles to bring near, least tiles of a split)."""
+    before: parts that `shared.py` has put in front, for the first `shared` table entries.
+    config (most splits, BN, warps, stages, tiles to bring near, least tiles of a split)."""
     kv, plan, rope = ctx.kv[spec.layer], ctx.groups[spec.group], spec.rope
     seqs, heads = plan.tables.shape[0], spec.kv.heads
     group = spec.heads // heads
     longest = plan.tables.shape[1] * ctx.block_size
     splits, block_n, warps, stages, near, least = config or decode_config(seqs * heads, longest, spec, mixed=mixed)
-    if fixed:
-        splits = triton.cdiv(longest, fixed)
     room = scratch.floats // (seqs * spec.heads * (spec.kv.value_dim + 2))
     splits = max(1, min(splits, room - before))
     parts = before + splits
@@ -328,7 +323,7 @@ def attend_one(
         0.0 if q_norm is None else q_norm.eps, 0.0 if k_norm is None else k_norm.eps,
         H=spec.heads, GROUP=group, D=spec.kv.key_dim, DV=spec.kv.value_dim, SIZE=ctx.block_size,
         BH=max(16, pow2(group)), BN=block_n, BD=max(16, pow2(spec.kv.key_dim)), BV=max(16, pow2(spec.kv.value_dim)),
-        SPLITS=splits, FIXED=fixed, BEFORE=before, PARTS=parts, PARTS_BLOCK=pow2(parts),
+        SPLITS=splits, BEFORE=before, PARTS=parts, PARTS_BLOCK=pow2(parts),
         FIRST=plan.first is not None, WINDOW=spec.window > 0, SOFTCAP=spec.softcap > 0,
         SINKS=spec.sinks is not None, ALIBI=spec.alibi is not None, MIXED=mixed, FRESH=fresh,
         Q_NORM=q_norm is not None, K_NORM=k_norm is not None,

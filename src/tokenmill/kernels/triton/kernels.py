@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmill.core.errors import UserError
 from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, GroupPlan, Mixture, NormSpec, RouteSpec
 from tokenmill.core.protocols import FusedMixture
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.triton import pointwise
 from tokenmill.kernels.triton.choose import greedy
-from tokenmill.kernels.triton.common import INTERPRETED, Scratch, act_parts, can_stream, shared_memory
+from tokenmill.kernels.triton.common import INTERPRETED, Scratch, act_parts, shared_memory
 from tokenmill.kernels.triton.decode import MANY, attend_one, decode_config
 from tokenmill.kernels.triton.dense import arrange, attend_long, can_gather
 from tokenmill.kernels.triton.gemv import gemv
@@ -27,6 +28,7 @@ from tokenmill.kernels.triton.prefill import attend_many
 from tokenmill.kernels.triton.prepare import can_prepare, prepare_qkv, whole_scales
 from tokenmill.kernels.triton.route import route
 from tokenmill.kernels.triton.shared import attend_shared, can_share, common_entries, shared_parts
+from tokenmill.kernels.triton.steady import steady
 from tokenmill.kernels.triton.stepping import advance_, gather_rows
 from tokenmill.kernels.triton.thin import thin
 from tokenmill.kernels.triton.ways import RUNGS, Way, default_way, measured_ways, operation
@@ -40,18 +42,17 @@ _ROOMY = 160 << 10
 class TritonKernels(ReferenceKernels):
     """Kernels for one NVIDIA GPU and one stream.
 
-    device: becomes the current one. dependent: use programmatic dependent launch. split: keys per attention split
-    whatever the batch (0: as many splits as fill the chip), so that a sequence's attention ignores its company.
+    device: becomes the current one. dependent: use programmatic dependent launch. steady: a row's bytes depend neither
+    on the rows beside it nor on how its prompt was cut (weights of 16 and 32 bits, no mixtures of experts).
     """
 
-    def __init__(self, device: str = "cuda", *, dependent: bool = True, split: int = 0) -> None:
+    def __init__(self, device: str = "cuda", *, dependent: bool = True, steady: bool = False) -> None:
         super().__init__()
         if ":" in device:
             torch.cuda.set_device(device)  # Triton launches on the current device
         self.pdl = dependent and not INTERPRETED and torch.cuda.get_device_capability()[0] >= 9
         self.hopper = not INTERPRETED and torch.cuda.get_device_capability()[0] == 9
-        self.processors = 1 if INTERPRETED else torch.cuda.get_device_properties().multi_processor_count
-        self.split = split
+        self.steady = steady
         self.scratch = Scratch()
         self.ways: dict[str, Way] = {} if INTERPRETED else measured_ways(torch.cuda.get_device_name())
         self.narrow_ways: dict[str, Way] = {} if INTERPRETED else measured_narrow(torch.cuda.get_device_name())
@@ -81,6 +82,8 @@ class TritonKernels(ReferenceKernels):
         if self.ended is not None:
             self.ended.following = weight.data if isinstance(weight, NarrowMatrix) else weight
             self.ended = None
+        if self.steady:
+            return self._steady(x, weight, bias, norm, act, residual)
         if isinstance(weight, NarrowMatrix):
             self.count("narrow_linear")
             return narrow_linear(self, x, weight, norm, act, residual)
@@ -95,10 +98,6 @@ class TritonKernels(ReferenceKernels):
             x = x.contiguous()
         if residual is not None and not residual.is_contiguous():
             residual = residual.contiguous()
-        if way[0] == "stream" and self.hopper and can_stream(x, weight):
-            return self._stream(x, weight, bias, act, residual, int(way[1]))
-        if way[0] == "stream":
-            way = default_way(x.shape[0], weight.shape[0], x.shape[1], gated=False)
         if way[0] == "gemv":
             return gemv(x, weight, bias, norm, act, residual, pdl=self.pdl, config=way[1:])
         return thin(x, weight, bias, norm, act, residual, scratch=self.scratch, pdl=self.pdl, config=way[1:7])
@@ -123,15 +122,21 @@ class TritonKernels(ReferenceKernels):
         """float8 data [N, K] with scales per row or per 128 x 128 block."""
         return pack8(data, scales, bias, blocks=blocks)
 
-    def _stream(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, act: Act | None, residual: Tensor | None, stages: int
+    def _steady(
+        self,
+        x: Tensor,
+        weight: Any,
+        bias: Tensor | None,
+        norm: NormSpec | None,
+        act: Act | None,
+        residual: Tensor | None,
     ) -> Tensor:
-        from tokenmill.kernels.triton.stream import stream  # the interpreter cannot load it
-
-        return stream(
-            x, weight, bias, act, residual,
-            scratch=self.scratch, pdl=self.pdl, programs=self.processors, stages=stages,
-        )  # fmt: skip
+        if isinstance(weight, NarrowMatrix) or x.dtype != weight.dtype or x.dtype not in _FLOATS:
+            raise UserError("--deterministic on a GPU serves models in 16 or 32 bits: leave --quantization out.")
+        self.count("linear")
+        x = x if norm is None else self.norm(x, norm)
+        residual = None if residual is None else residual.contiguous()
+        return steady(x.contiguous(), weight.contiguous(), bias, act, residual, pdl=self.pdl)
 
     def _way(self, x: Tensor, weight: Tensor, norm: NormSpec | None, act: Act | None) -> Way:
         rows, (out, inner) = x.shape[0], weight.shape
@@ -236,7 +241,7 @@ class TritonKernels(ReferenceKernels):
         if spec.kv.kind == "latent" and serves(spec, ctx) and q.shape[0] > 0:
             self.count("attention")
             out = torch.empty((q.shape[0], spec.heads * spec.kv.value_dim), dtype=q.dtype, device=q.device)
-            attend_latent(q.contiguous(), out, spec, ctx, self.scratch, pdl=self.pdl, whole=self.split > 0)
+            attend_latent(q.contiguous(), out, spec, ctx, self.scratch, pdl=self.pdl, whole=self.steady)
             return out
         if spec.kv.kind == "latent" or grouped or q.shape[0] == 0 or max(spec.kv.key_dim, spec.kv.value_dim) > 256:
             self.count("attention", fallback=True)
@@ -245,20 +250,23 @@ class TritonKernels(ReferenceKernels):
         q = q.contiguous()
         out = torch.empty((q.shape[0], spec.heads * spec.kv.value_dim), dtype=q.dtype, device=q.device)
         seqs = ctx.kv_len.shape[0]
+        if self.steady:
+            attend_many(q, out, spec, ctx, pdl=self.pdl, steady=True)
+            return out
         if ctx.max_query == 1:
             self._attend_one(q, out, spec, ctx)
             return out
         # Some sequences may have one new token; each kernel leaves the other's alone.
         mixed = seqs > 1
         plan = ctx.groups[spec.group]
-        if can_gather(q, spec, plan, ctx.max_query) and not (self.small or self.split):
+        if can_gather(q, spec, plan, ctx.max_query) and not (self.small or self.steady):
             if self._arranged is None or self._arranged[0] is not plan:
                 self._arranged = plan, arrange(spec, ctx, q.shape[0])
             attend_long(q, out, spec, ctx, self._arranged[1], pdl=self.pdl, hopper=self.hopper)
         else:
             attend_many(q, out, spec, ctx, pdl=self.pdl, mixed=mixed, config=(64, 32, 4, 2) if self.small else None)
         if mixed:
-            attend_one(q, out, spec, ctx, self.scratch, pdl=self.pdl, mixed=True, fixed=self.split)
+            attend_one(q, out, spec, ctx, self.scratch, pdl=self.pdl, mixed=True)
         return out
 
     def attend_qkv(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
@@ -268,25 +276,25 @@ class TritonKernels(ReferenceKernels):
         self.count("attend_qkv")
         qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
         out = torch.empty((qkv.shape[0], spec.heads * spec.kv.value_dim), dtype=qkv.dtype, device=qkv.device)
-        attend_one(qkv, out, spec, ctx, self.scratch, pdl=self.pdl, fresh=True, fixed=self.split)
+        attend_one(qkv, out, spec, ctx, self.scratch, pdl=self.pdl, fresh=True)
         return out
 
     def _fresh(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> bool:
         plan, kv = ctx.groups[spec.group], ctx.kv[spec.layer]
-        if self.split or ctx.max_query != 1 or qkv.shape[0] == 0 or not can_prepare(spec) or not whole_scales(kv):
-            return False  # fixed splits: the bytes must be those of a step that is mixed
+        if self.steady or ctx.max_query != 1 or qkv.shape[0] == 0 or not can_prepare(spec) or not whole_scales(kv):
+            return False
         if ctx.kv_len.shape[0] * spec.kv.heads > MANY:
             return False  # registers for early keys would cost more occupancy than a launch
         return max(spec.kv.key_dim, spec.kv.value_dim) <= 256 and not self._shares(plan, spec, ctx)
 
     def _shares(self, plan: GroupPlan, spec: AttentionSpec, ctx: ForwardContext) -> bool:
         """Is a common prefix to be read once?"""
-        return plan.shared and can_share(spec, plan) and not (self.split or self.small or ctx.kv_len.shape[0] < 2)
+        return plan.shared and can_share(spec, plan) and not (self.steady or self.small or ctx.kv_len.shape[0] < 2)
 
     def _attend_one(self, q: Tensor, out: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> None:
         plan, seqs = ctx.groups[spec.group], ctx.kv_len.shape[0]
         if not self._shares(plan, spec, ctx):
-            attend_one(q, out, spec, ctx, self.scratch, pdl=self.pdl, fixed=self.split)
+            attend_one(q, out, spec, ctx, self.scratch, pdl=self.pdl)
             return
         before = shared_parts(seqs, spec)
         splits, *rest = decode_config(seqs * spec.kv.heads, plan.tables.shape[1] * ctx.block_size, spec)

@@ -175,17 +175,17 @@ def _prefill_kernel(
 
 def attend_many(
     q: Tensor, out: Tensor, spec: AttentionSpec, ctx: ForwardContext, *,
-    pdl: bool, mixed: bool = False, config: tuple[int, int, int, int] | None = None,
+    pdl: bool, mixed: bool = False, steady: bool = False, config: tuple[int, int, int, int] | None = None,
 ) -> None:  # fmt: skip
     """q [T, H, Dk] -> out [T, H * Dv]; mixed: leave sequences with one new token alone.
 
-    config (rows, BN, warps, stages)."""
+    steady: one shape of tile whatever the batch. config (rows, BN, warps, stages)."""
     kv, plan = ctx.kv[spec.layer], ctx.groups[spec.group]
     seqs, heads = plan.tables.shape[0], spec.kv.heads
     group = spec.heads // heads
-    rows, block_n, warps, stages = config or prefill_config(spec, ctx.max_query)
+    rows, block_n, warps, stages = config or (STEADY if steady else prefill_config(spec, ctx.max_query))
     packed = pow2(group)
-    block_q = max(1, max(16, min(rows, pow2(ctx.max_query) * packed)) // packed)
+    block_q = max(1, (rows if steady else max(16, min(rows, pow2(ctx.max_query) * packed))) // packed)
     tiles = q.shape[0] // block_q + seqs
     _prefill_kernel[(heads, tiles)](
         q, kv.key, kv.value, kv.key_scale, kv.value_scale, plan.tables, plan.first, plan.entries,
@@ -199,6 +199,10 @@ def attend_many(
         SCALED=kv.key_scale is not None, WIDE=INTERPRETED or q.dtype == torch.float32,
         STAGES=stages, PDL=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
+
+
+STEADY = (32, 32, 4, 1) if INTERPRETED else (64, 64, 4, 3)
+"""Small tiles: decode steps run them, too."""
 
 
 def prefill_config(spec: AttentionSpec, longest: int) -> tuple[int, int, int, int]:

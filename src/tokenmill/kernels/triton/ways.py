@@ -2,7 +2,6 @@
 
 `measured.json` is written by `bench/gpu_kernels.py --tune`: device -> operation -> way. An operation is named by the
 most rows it is meant for, the weight's shape, and what is fused. A way is one of
-    ["stream", stages]                                             up to 64 rows, Hopper
     ["gemv", BN, BK, warps]                                        one row
     ["thin", BN, BK, split, stages, warps, prefetch, norm inside]  up to 64 rows; norm inside: 0 norms beforehand
     ["blas"]                                                       cuBLAS, with what is fused around it in own launches
