@@ -20,7 +20,7 @@ import torch
 from tokenmill.core.forward import NormSpec
 from tokenmill.kernels.triton.kernels import TritonKernels
 from tokenmill.kernels.triton.narrow import NarrowMatrix, pack4, pack8
-from tokenmill.kernels.triton.narrow_linear import narrow_operation
+from tokenmill.kernels.triton.narrow_linear import narrow_operation, rungs
 from tokenmill.kernels.triton.ways import Way
 
 SHAPES = {  # name: (rows of the weight, columns, norm before, activation, residual)
@@ -42,15 +42,19 @@ ROWS = {
 }
 ROTATED = 400_000_000
 """Bytes that copies of a weight fill, so that none is found in the L2."""
-GEMV = ((4, 4096, 8), (2, 4096, 8), (4, 2048, 4), (8, 2048, 4), (2, 2048, 4), (8, 4096, 8), (4, 1024, 2), (8, 1024, 2))
+GEMV = (  # BN, words, warps
+    (4, 256, 2), (8, 256, 2), (8, 128, 1), (4, 128, 1), (16, 128, 1), (8, 512, 4), (4, 512, 4), (16, 256, 2),
+    (4, 1024, 8), (8, 1024, 8), (2, 512, 4),
+)  # fmt: skip
 THIN = (  # BN, BK, split, stages, warps, prefetch
-    (64, 256, 2, 4, 4, 2), (64, 256, 4, 3, 4, 2), (64, 256, 1, 4, 4, 2), (128, 128, 4, 4, 4, 2),
-    (128, 128, 2, 4, 8, 2), (64, 128, 1, 6, 4, 4), (64, 256, 7, 3, 4, 2),
-    (128, 128, 7, 4, 4, 2), (128, 128, 1, 5, 8, 2),
+    (64, 256, 2, 4, 4, 2), (64, 256, 4, 3, 4, 2), (64, 256, 4, 4, 4, 2), (64, 256, 1, 4, 4, 2), (64, 256, 1, 6, 4, 2),
+    (64, 256, 2, 5, 4, 4), (64, 256, 3, 4, 4, 2), (64, 128, 4, 6, 4, 4), (64, 128, 8, 4, 4, 4), (64, 128, 2, 6, 4, 4),
+    (64, 128, 1, 6, 4, 4), (64, 512, 2, 3, 4, 2), (64, 512, 1, 3, 4, 2), (128, 128, 4, 4, 4, 2), (128, 256, 4, 3, 8, 2),
+    (128, 128, 8, 4, 4, 2), (128, 128, 1, 5, 8, 2), (128, 256, 1, 3, 8, 2), (128, 256, 2, 3, 8, 2),
 )  # fmt: skip
 THIN4 = (
     (64, 128, 1, 6, 4, 4), (64, 128, 2, 6, 4, 4), (64, 128, 4, 6, 4, 4), (64, 128, 8, 4, 4, 4), (128, 128, 2, 6, 8, 4),
-    (128, 128, 4, 5, 8, 4), (32, 128, 2, 6, 2, 4), (32, 128, 4, 4, 2, 4), (64, 128, 7, 6, 4, 4), (64, 128, 2, 8, 4, 0),
+    (128, 128, 4, 5, 8, 4), (64, 128, 7, 6, 4, 4),
 )  # fmt: skip
 WIDE = ((128, 128, 128, 3, 8), (128, 128, 128, 4, 4), (64, 128, 128, 4, 4), (128, 256, 64, 4, 8))
 
@@ -59,8 +63,8 @@ def ways(kind: str, name: str, rows: int) -> Iterator[Way]:
     """What might be the fastest."""
     chunks = SHAPES[name][1] // 128
     gated = name == "gate_up"
-    if rows == 1 and kind != "int4":
-        yield from (("gemv", *cut) for cut in GEMV if not (gated and cut[0] == 8))
+    if rows == 1:
+        yield from (("gemv", *cut) for cut in GEMV if not (gated and cut[0] == 16))
         return
     if rows <= (128 if kind == "int4" else 64):
         for cut in THIN4 if kind == "int4" else THIN:
@@ -110,7 +114,7 @@ def calls(kind: str, name: str, rows: int, way: Way, most: int) -> tuple[list[Ca
     out, inner, has_norm, act, has_residual = SHAPES[name]
     many = weights(kind, name, most)
     kernels = TritonKernels()
-    kernels.narrow_ways = {narrow_operation(rows, many[0], act): way}
+    kernels.narrow_ways = {narrow_operation(rungs(rows)[0], many[0], act): way}
     x = rand(rows, inner)
     norm = NormSpec(rand(inner), 1e-5) if has_norm else None
     residual = rand(rows, out) if has_residual else None
@@ -167,7 +171,7 @@ def main() -> None:
         rate = weight.bytes() / seconds / 1e12
         flops = 2.0 * rows * weight.shape[0] * weight.shape[1] / seconds / 1e12
         lines.append((f"{kind} {name} {rows} {way}", round(seconds * 1e6, 2), round(rate, 3)))
-        operation = narrow_operation(rows, weight, SHAPES[name][3])
+        operation = narrow_operation(rungs(rows)[0], weight, SHAPES[name][3])
         if operation not in best or seconds < best[operation][0]:
             best[operation] = seconds, way, flops if rows > 64 else rate
     for operation, (seconds, way, rate) in best.items():

@@ -57,24 +57,23 @@ def test_four_bits_pack_and_unpack():
     assert [((word >> 4 * i) & 15) - 8 for i in range(4)] == q[1, [128 + 7, 160 + 7, 192 + 7, 224 + 7]].tolist()
 
 
-@pytest.mark.parametrize("kind", ["fp8", "int8", "fp8/blocks"])
-@pytest.mark.parametrize("act", [None, "silu_mul"])
-@pytest.mark.parametrize("fused", [False, True])
-def test_one_row(kind, act, fused):
-    inner, width = (384, 256) if "blocks" in kind else (200, 38)
-    weight = matrix(kind, width, inner, bias=fused)
-    x = torch.randn(1, inner)
-    norm = NormSpec(torch.rand(inner) + 0.5, 1e-5, offset=0.25) if fused else None
-    residual = torch.randn(1, width // 2 if act else width) if fused else None
-    for config in ((1, 64, 1), (4, 256, 2)):
-        found = narrow_gemv(x, weight, norm, act, residual, pdl=False, config=config)
-        assert relative(found, exact(x, weight, norm, act, residual)) < 1e-5
-
-
 KINDS = [
     "fp8", "int8", "fp8/blocks", "int8/32", "int8/128",
     "int4/32", "int4/64", "int4/128", "int4/256", "int4z/64", "int4z/128",
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "int4", "int4z/32"])
+@pytest.mark.parametrize(("act", "fused"), [(None, False), ("silu_mul", True)])
+def test_one_row(kind, act, fused):
+    inner, width = (256, 256) if "blocks" in kind else (200, 10) if kind in ("fp8", "int8", "int4") else (256, 10)
+    weight = matrix(kind, width, inner, bias=fused)
+    x = torch.randn(1, inner)
+    norm = NormSpec(torch.rand(inner) + 0.5, 1e-5, offset=0.25) if fused else None
+    residual = torch.randn(1, width // 2 if act else width) if fused else None
+    for config in ((64, 64, 1) if "blocks" in kind else (2, 64, 1), (64 if "blocks" in kind else 4, 16, 2)):
+        found = narrow_gemv(x, weight, norm, act, residual, pdl=False, config=config)
+        assert relative(found, exact(x, weight, norm, act, residual)) < (2e-3 if "fp8" in kind else 0.015)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -34,7 +34,9 @@ class NarrowForm:
 
 @dataclass(frozen=True, slots=True)
 class NarrowMatrix:
-    """A packed matrix. shape: rows and columns before filling up; group: columns per scale, 0: one scale a row."""
+    """A packed matrix. shape: rows and columns before filling up; group: columns per scale, 0: one scale a row.
+
+    row_scales and row_zeros (int8): those of groups once more, [N, groups], for the kernel that takes one row."""
 
     data: Tensor
     scales: Tensor
@@ -44,6 +46,8 @@ class NarrowMatrix:
     bits: int
     group: int
     blocks: bool = False
+    row_scales: Tensor | None = None
+    row_zeros: Tensor | None = None
 
     @property
     def plain(self) -> bool:
@@ -95,7 +99,8 @@ def pack8(data: Tensor, scales: Tensor, bias: Tensor | None, *, blocks: bool = F
     if scales.shape[1] == 1:
         return NarrowMatrix(data, scales.float().flatten().contiguous(), None, bias, shape, 8, 0)
     group = shape[1] // scales.shape[1]
-    return NarrowMatrix(data, scales.T.half().contiguous(), None, bias, shape, 8, group)
+    lying = scales.half().contiguous()
+    return NarrowMatrix(data, lying.T.contiguous(), None, bias, shape, 8, group, row_scales=lying)
 
 
 def pack4(q: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None) -> NarrowMatrix:
@@ -112,9 +117,13 @@ def pack4(q: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None) 
         data[start : start + _PIECE] = joined.flatten(1)
     groups = filled.shape[1] // group
     more = (0, groups - scales.shape[1])
-    packed = F.pad(scales, more).T.half().contiguous()
-    offsets = None if zeros is None else F.pad(zeros, more).T.to(torch.bfloat16).contiguous()
-    return NarrowMatrix(data, packed, offsets, bias, (rows, columns), 4, group)
+    lying = F.pad(scales, more).half().contiguous()
+    shape = (rows, columns)
+    if zeros is None:
+        return NarrowMatrix(data, lying.T.contiguous(), None, bias, shape, 4, group, row_scales=lying)
+    offsets = F.pad(zeros, more).contiguous()
+    standing = offsets.T.to(torch.bfloat16).contiguous()
+    return NarrowMatrix(data, lying.T.contiguous(), standing, bias, shape, 4, group, False, lying, offsets)
 
 
 def unpack4(data: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""One row times a matrix of 8 bit numbers. Owns: the kernel that streams it once, widening in registers.
+"""One row times a matrix of 8 or 4 bit numbers. Owns: the two kernels that stream it once.
 
-As gemv.py, with a scale per row of the weight (applied to the sum) or per block of 128 x 128 (applied to the
-activations on their way in, which all rows of a program share). Activations are not rounded.
-Must not know: who made the scales.
+The first writes what a word of 32 bits needs of the activations (norm, largest magnitude, rounding), once for all rows
+of the weight; the second has begun to read weights by then. All its tensors are [BN or 1, words], so that no layout has
+to be converted. Must not know: who made the scales.
 """
 
 from __future__ import annotations
@@ -13,91 +13,254 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.core.forward import NormSpec
-from tokenmill.kernels.triton.common import act_parts, begin, gated_act, plain_act, wait
+from tokenmill.kernels.triton.common import INTERPRETED, act_parts, begin, gated_act, plain_act, pow2, wait
 from tokenmill.kernels.triton.narrow import BLOCK, NarrowMatrix
+from tokenmill.kernels.triton.narrow_words import bytes4, dot4, dot_float8, half_pair, halves
+
+KINDS = {torch.float8_e4m3fn: 0, torch.int8: 1, torch.int16: 2}
+"""What a matrix holds -> what kernels call it: float8, integers of 8 bits, integers of 4 bits."""
 
 
 @triton.jit
-def _piece(rows, start, k, K: tl.constexpr, BK: tl.constexpr):
-    """Weights [BN, BK] from column `start` on."""
-    if K % BK == 0:
+def _four(ptr, at, K: tl.constexpr, EVEN: tl.constexpr):
+    """The numbers at columns 4 at .. 4 at + 3 as float32."""
+    if ptr.dtype.element_ty == tl.bfloat16 and EVEN:
+        pair = tl.load(ptr.to(tl.pointer_type(tl.int64)) + at)
+        a, b = halves(pair.to(tl.int32))
+        c, d = halves((pair >> 32).to(tl.int32))
+    else:
+        a = tl.load(ptr + at * 4, mask=at * 4 < K, other=0.0).to(tl.float32)
+        b = tl.load(ptr + at * 4 + 1, mask=at * 4 + 1 < K, other=0.0).to(tl.float32)
+        c = tl.load(ptr + at * 4 + 2, mask=at * 4 + 2 < K, other=0.0).to(tl.float32)
+        d = tl.load(ptr + at * 4 + 3, mask=at * 4 + 3 < K, other=0.0).to(tl.float32)
+    return a, b, c, d
+
+
+@triton.jit
+def _plane_pair(ptr, at, P: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr):
+    """The two numbers of plane P of 4 bit words `at` as float32."""
+    if ptr.dtype.element_ty == tl.bfloat16 and EVEN:
+        a, b = halves(tl.load(ptr.to(tl.pointer_type(tl.int32)) + at // 16 * 64 + P * 16 + at % 16))
+    else:
+        column = at // 16 * 128 + P * 32 + at % 16 * 2
+        a = tl.load(ptr + column, mask=column < K, other=0.0).to(tl.float32)
+        b = tl.load(ptr + column + 1, mask=column + 1 < K, other=0.0).to(tl.float32)
+    return a, b
+
+
+@triton.jit
+def _largest(a, b, c, d):
+    return tl.maximum(tl.maximum(tl.abs(a), tl.abs(b)), tl.maximum(tl.abs(c), tl.abs(d)))
+
+
+@triton.jit
+def _spread_kernel(
+    x_ptr, norm_ptr, out_ptr, eps,
+    K: tl.constexpr, WORDS: tl.constexpr, BJ: tl.constexpr, KIND: tl.constexpr, NORM: tl.constexpr,
+    OFFSET: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Words' activations: [first half | second half | largest magnitude], WORDS of each."""
+    begin(PDL)
+    j = tl.program_id(0) * BJ + tl.arange(0, BJ)
+    EVEN: tl.constexpr = WORDS % BJ == 0 and K % 128 == 0
+    real = j < WORDS
+    wait(PDL)
+    if KIND == 2:
+        x0, x1 = _plane_pair(x_ptr, j, 0, K, EVEN)
+        x2, x3 = _plane_pair(x_ptr, j, 1, K, EVEN)
+        x4, x5 = _plane_pair(x_ptr, j, 2, K, EVEN)
+        x6, x7 = _plane_pair(x_ptr, j, 3, K, EVEN)
+    else:
+        x0, x1, x2, x3 = _four(x_ptr, j, K, EVEN)
+    if NORM:
+        squares = x0 * x0 + x1 * x1 + (x2 * x2 + x3 * x3)
+        if KIND == 2:
+            squares += x4 * x4 + x5 * x5 + (x6 * x6 + x7 * x7)
+            g0, g1 = _plane_pair(norm_ptr, j, 0, K, EVEN)
+            g2, g3 = _plane_pair(norm_ptr, j, 1, K, EVEN)
+            g4, g5 = _plane_pair(norm_ptr, j, 2, K, EVEN)
+            g6, g7 = _plane_pair(norm_ptr, j, 3, K, EVEN)
+        else:
+            g0, g1, g2, g3 = _four(norm_ptr, j, K, EVEN)
+        root = 1.0 / tl.sqrt(tl.sum(squares) / K + eps)
+        x0, x1 = x0 * root * (g0 + OFFSET), x1 * root * (g1 + OFFSET)
+        x2, x3 = x2 * root * (g2 + OFFSET), x3 * root * (g3 + OFFSET)
+        if KIND == 2:
+            x4, x5 = x4 * root * (g4 + OFFSET), x5 * root * (g5 + OFFSET)
+            x6, x7 = x6 * root * (g6 + OFFSET), x7 * root * (g7 + OFFSET)
+    most = _largest(x0, x1, x2, x3)
+    if KIND == 2:
+        most = tl.maximum(most, _largest(x4, x5, x6, x7))
+    most = tl.maximum(most, 1e-30)
+    if KIND == 0:
+        part = 1.0 / most
+        tl.store(out_ptr + j, half_pair(x0 * part, x1 * part, WIDE), mask=real)
+        tl.store(out_ptr + WORDS + j, half_pair(x2 * part, x3 * part, WIDE), mask=real)
+    else:
+        part = 127.0 / most
+        most = most / 127.0
+        if KIND == 1:
+            tl.store(out_ptr + j, bytes4(x0 * part, x1 * part, x2 * part, x3 * part, WIDE), mask=real)
+        else:
+            tl.store(out_ptr + j, bytes4(x0 * part, x4 * part, x1 * part, x5 * part, WIDE), mask=real)
+            tl.store(out_ptr + WORDS + j, bytes4(x2 * part, x6 * part, x3 * part, x7 * part, WIDE), mask=real)
+    tl.store(out_ptr + 2 * WORDS + j, most.to(tl.int32, bitcast=True), mask=real)
+
+
+@triton.jit
+def _read(rows, start, j, WORDS: tl.constexpr, BJ: tl.constexpr):
+    """Words [BN or 1, BJ] from word `start` on."""
+    if WORDS % BJ == 0:
         return tl.load(rows + start, eviction_policy="evict_first")
-    return tl.load(rows + start, mask=start + k < K, other=0.0, eviction_policy="evict_first")
+    else:
+        return tl.load(rows + start, mask=start + j < WORDS, other=0, eviction_policy="evict_first")
+
+
+@triton.jit
+def _of_group(
+    rows, start, LAST: tl.constexpr, GROUP: tl.constexpr, SHIFT: tl.constexpr, UNIT: tl.constexpr, BJ: tl.constexpr
+):
+    """What is kept per group, [.., BJ / UNIT]: UNIT words lie in one group; SHIFT: columns into these words."""
+    unit = start // UNIT + tl.arange(0, BJ // UNIT)[None, :]
+    return tl.load(rows + tl.minimum(unit * (32 if UNIT == 8 else 128) + SHIFT, LAST) // GROUP)
+
+
+@triton.jit
+def _each_word(found, UNIT: tl.constexpr, BN: tl.constexpr, BJ: tl.constexpr):
+    """found [BN, BJ / UNIT] -> [BN, BJ]."""
+    return tl.reshape(tl.broadcast_to(found[:, :, None], (BN, BJ // UNIT, UNIT)), (BN, BJ))
+
+
+@triton.jit
+def _nibbles(
+    w, xa, xb, most, scale, rows, zero_rows, start, acc,
+    LAST: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, BN: tl.constexpr, BJ: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """acc + the eight 4 bit numbers of each word times activations. xa has the columns of planes 0 and 2 (planes are 32
+    columns; 0 in bytes 0 and 2), xb those of 1 and 3. Groups narrower than a word's planes are summed one by one."""
+    low = w & 0x0F0F0F0F
+    high = (w >> 4) & 0x0F0F0F0F
+    ones = tl.full((1, BJ), 0x01010101, dtype=tl.int32)
+    none = tl.zeros((1, BJ), dtype=tl.int32)
+    SUMS: tl.constexpr = 1 if GROUP >= 128 else 128 // GROUP
+    for g in tl.static_range(SUMS):
+        # The bytes of this group: all, every other, and with four groups those of one half of the nibbles.
+        MASK: tl.constexpr = -1 if SUMS == 1 else 0x00FF00FF if g * 2 < SUMS else -16711936
+        a = xa & MASK
+        b = xb & MASK
+        if SUMS == 4 and g % 2 == 0:
+            b = none
+        if SUMS == 4 and g % 2 == 1:
+            a = none
+        offset = tl.full((BN, BJ), 8, dtype=tl.int32)
+        if ZERO:
+            found = _of_group(zero_rows, start, LAST, GROUP, g * 128 // SUMS, 16, BJ)
+            offset += _each_word(found, 16, BN, BJ).to(tl.int32)
+        dots = dot4(low, a, dot4(high, b, -offset * dot4(a, ones, dot4(b, ones, none, WIDE), WIDE), WIDE), WIDE)
+        if SUMS > 1:
+            scale = _of_group(rows, start, LAST, GROUP, g * 128 // SUMS, 16, BJ)
+        acc += dots.to(tl.float32) * most * _each_word(scale, 16, BN, BJ).to(tl.float32)
+    return acc
+
+
+@triton.jit
+def _products(
+    w, xa, xb, most, scale, rows, zero_rows, start, acc,
+    KIND: tl.constexpr, LAST: tl.constexpr, GROUP: tl.constexpr, SPAN: tl.constexpr, ZERO: tl.constexpr,
+    BN: tl.constexpr, BJ: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """acc + the numbers of each word times activations times what scales there are per group or block."""
+    if KIND == 2:
+        acc = _nibbles(w, xa, xb, most, scale, rows, zero_rows, start, acc, LAST, GROUP, ZERO, BN, BJ, WIDE)
+    else:
+        if SPAN > 1:
+            most = most * _each_word(_of_group(rows, start, LAST, GROUP, 0, 8, BJ), 8, 1, BJ)
+        if KIND == 0:
+            acc = dot_float8(w, xa, xb, most, acc, WIDE)
+        else:
+            dots = dot4(w, xa, tl.zeros((1, BJ), dtype=tl.int32), WIDE).to(tl.float32) * most
+            if GROUP > 0:
+                found = _of_group(rows, start, LAST, GROUP, 0, 8, BJ)
+                dots = dots * _each_word(found, 8, BN, BJ).to(tl.float32)
+            acc += dots
+    return acc
 
 
 @triton.jit
 def _gemv_kernel(
-    x_ptr, w_ptr, scale_ptr, bias_ptr, norm_ptr, residual_ptr, out_ptr, N, eps,
-    K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPAN: tl.constexpr,
-    ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
-    RESIDUAL: tl.constexpr, PDL: tl.constexpr,
+    x_ptr, w_ptr, scale_ptr, zero_ptr, bias_ptr, residual_ptr, out_ptr, N,
+    K: tl.constexpr, WORDS: tl.constexpr, BN: tl.constexpr, BJ: tl.constexpr, KIND: tl.constexpr,
+    GROUP: tl.constexpr, SPAN: tl.constexpr, ZERO: tl.constexpr,
+    ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
-    k = tl.arange(0, BK)[None, :]
+    j = tl.arange(0, BJ)[None, :]
     real = n < N
     safe = tl.where(real, n, 0)
-    EVEN: tl.constexpr = K % BK == 0
-    rows = w_ptr + safe[:, None].to(tl.int64) * K + k
-    partners = w_ptr + (safe + N)[:, None].to(tl.int64) * K + k
-    w = _piece(rows, 0, k, K, BK)
+    words = w_ptr.to(tl.pointer_type(tl.int32))
+    weights = words + safe[:, None].to(tl.int64) * WORDS + j
+    partners = words + (safe + N)[:, None].to(tl.int64) * WORDS + j
+    w = _read(weights, 0, j, WORDS, BJ)
     if GATED:
-        u = _piece(partners, 0, k, K, BK)
-    if SPAN == 1:
-        scale = tl.load(scale_ptr + safe)
-        if GATED:
-            scale_u = tl.load(scale_ptr + safe + N)
+        u = _read(partners, 0, j, WORDS, BJ)
+    # Where the scales of a row of groups, or of a row of blocks, begin.
+    COUNT: tl.constexpr = 1 if GROUP == 0 else (K + GROUP - 1) // GROUP
+    if SPAN > 1:
+        one = tl.zeros((1, 1), dtype=tl.int32)
+        rows = scale_ptr + one + tl.program_id(0) * BN // SPAN * COUNT
+        rows_u = scale_ptr + one + (N + tl.program_id(0) * BN) // SPAN * COUNT
     else:
-        BLOCKS: tl.constexpr = (K + SPAN - 1) // SPAN
-        blocks = scale_ptr + (tl.program_id(0) * BN // SPAN) * BLOCKS
-        blocks_u = scale_ptr + ((N + tl.program_id(0) * BN) // SPAN) * BLOCKS
+        rows = scale_ptr + safe[:, None] * COUNT
+        rows_u = scale_ptr + (safe + N)[:, None] * COUNT
+    zeros = zero_ptr + safe[:, None] * COUNT
+    zeros_u = zero_ptr + (safe + N)[:, None] * COUNT
+    # One scale for all of a word is read ahead as the word is.
+    AHEAD: tl.constexpr = KIND == 2 and GROUP >= 128
+    scale = 0.0
+    scale_u = 0.0
+    if AHEAD:
+        scale = _of_group(rows, 0, K - 1, GROUP, 0, 16, BJ)
+        if GATED:
+            scale_u = _of_group(rows_u, 0, K - 1, GROUP, 0, 16, BJ)
     wait(PDL)
-    acc = tl.zeros((BN, BK), dtype=tl.float32)
-    if GATED:
-        acc_u = tl.zeros((BN, BK), dtype=tl.float32)
-    if NORM:
-        squares = tl.zeros((1, BK), dtype=tl.float32)
-    for start in tl.static_range(0, K, BK):
-        if start + BK < K:
-            w_next = _piece(rows, start + BK, k, K, BK)
+    acc = tl.zeros((BN, BJ), dtype=tl.float32)
+    acc_u = tl.zeros((BN, BJ), dtype=tl.float32)
+    for start in tl.static_range(0, WORDS, BJ):
+        if start + BJ < WORDS:
+            w_next = _read(weights, start + BJ, j, WORDS, BJ)
             if GATED:
-                u_next = _piece(partners, start + BK, k, K, BK)
-        if EVEN:
-            x = tl.load(x_ptr + start + k).to(tl.float32)
-        else:
-            x = tl.load(x_ptr + start + k, mask=start + k < K, other=0.0).to(tl.float32)
-        if NORM:
-            squares += x * x
-            if EVEN:
-                g = tl.load(norm_ptr + start + k).to(tl.float32)
-            else:
-                g = tl.load(norm_ptr + start + k, mask=start + k < K, other=0.0).to(tl.float32)
-            x = x * (g + OFFSET)
-        if SPAN == 1:
-            acc += x * w.to(tl.float32)
-            if GATED:
-                acc_u += x * u.to(tl.float32)
-        else:
-            place = tl.minimum(start + k, K - 1) // SPAN
-            acc += (x * tl.load(blocks + place)) * w.to(tl.float32)
-            if GATED:
-                acc_u += (x * tl.load(blocks_u + place)) * u.to(tl.float32)
-        if start + BK < K:
+                u_next = _read(partners, start + BJ, j, WORDS, BJ)
+            if AHEAD:
+                scale_next = _of_group(rows, start + BJ, K - 1, GROUP, 0, 16, BJ)
+                if GATED:
+                    scale_u_next = _of_group(rows_u, start + BJ, K - 1, GROUP, 0, 16, BJ)
+        xa = _read(x_ptr + j, start, j, WORDS, BJ)
+        xb = xa
+        if KIND != 1:
+            xb = _read(x_ptr + WORDS + j, start, j, WORDS, BJ)
+        most = _read(x_ptr + 2 * WORDS + j, start, j, WORDS, BJ).to(tl.float32, bitcast=True)
+        acc = _products(w, xa, xb, most, scale, rows, zeros, start, acc, KIND, K - 1, GROUP, SPAN, ZERO, BN, BJ, WIDE)
+        if GATED:
+            acc_u = _products(
+                u, xa, xb, most, scale_u, rows_u, zeros_u, start, acc_u, KIND, K - 1, GROUP, SPAN, ZERO, BN, BJ, WIDE
+            )
+        if start + BJ < WORDS:
             w = w_next
             if GATED:
                 u = u_next
+            if AHEAD:
+                scale = scale_next
+                if GATED:
+                    scale_u = scale_u_next
     y = tl.sum(acc, axis=1)
     if GATED:
         y_u = tl.sum(acc_u, axis=1)
-    if SPAN == 1:
-        y = y * scale
+    if GROUP == 0:
+        y = y * tl.load(scale_ptr + safe)
         if GATED:
-            y_u = y_u * scale_u
-    if NORM:
-        root = 1.0 / tl.sqrt(tl.sum(tl.sum(squares, axis=1), axis=0) / K + eps)
-        y = y * root
-        if GATED:
-            y_u = y_u * root
+            y_u = y_u * tl.load(scale_ptr + safe + N)
     if BIAS:
         y += tl.load(bias_ptr + n, mask=real, other=0.0).to(tl.float32)
         if GATED:
@@ -115,20 +278,30 @@ def narrow_gemv(
     x: Tensor, weight: NarrowMatrix, norm: NormSpec | None, act: str | None, residual: Tensor | None,
     *, pdl: bool, config: tuple[int, int, int],
 ) -> Tensor:  # fmt: skip
-    """x [1, K] -> residual + act(norm(x) @ weight.T + bias); config (BN, BK, warps). BN must divide a block of scales.
-
-    Blocks: with a gated activation both halves must begin at a block's border."""
+    """x [1, K] -> residual + act(norm(x) @ weight.T + bias); config (BN, words in a piece, warps). K must be a multiple
+    of 4; BN must divide a block of scales, and a gated activation's halves must begin at a block's border."""
     inner = x.shape[1]
-    kind, gated = act_parts(act)
+    activation, gated = act_parts(act)
     width = weight.shape[0] // 2 if gated else weight.shape[0]
-    block_n, block_k, warps = config
+    block_n, block_j, warps = config
+    kind = KINDS[weight.data.dtype]
+    words = weight.data.shape[1] * weight.data.element_size() // 4
+    block_j = min(block_j, max(16, pow2(words)))
+    spread = torch.empty(3 * words, dtype=torch.int32, device=x.device)
+    piece = pow2(words) if norm is not None else min(256, pow2(words))
+    _spread_kernel[(triton.cdiv(words, piece),)](
+        x, None if norm is None else norm.weight, spread, 0.0 if norm is None else norm.eps,
+        K=inner, WORDS=words, BJ=piece, KIND=kind, NORM=norm is not None, OFFSET=0.0 if norm is None else norm.offset,
+        WIDE=INTERPRETED, PDL=pdl, num_warps=max(1, min(16, piece // 64)), launch_pdl=pdl,
+    )  # fmt: skip
     out = torch.empty((1, width), dtype=x.dtype, device=x.device)
+    lying = weight.scales if weight.row_scales is None else weight.row_scales
     _gemv_kernel[(triton.cdiv(width, block_n),)](
-        x, weight.data, weight.scales, weight.bias, None if norm is None else norm.weight, residual, out,
-        width, 0.0 if norm is None else norm.eps,
-        K=inner, BN=block_n, BK=block_k, SPAN=BLOCK if weight.blocks else 1,
-        ACT=kind, GATED=gated, BIAS=weight.bias is not None, NORM=norm is not None,
-        OFFSET=0.0 if norm is None else norm.offset, RESIDUAL=residual is not None, PDL=pdl,
-        num_warps=warps, launch_pdl=pdl,
+        spread, weight.data, lying, weight.row_zeros if weight.row_zeros is not None else lying, weight.bias, residual,
+        out, width,
+        K=inner, WORDS=words, BN=block_n, BJ=block_j, KIND=kind,
+        GROUP=weight.group, SPAN=BLOCK if weight.blocks else 1, ZERO=weight.row_zeros is not None,
+        ACT=activation, GATED=gated, BIAS=weight.bias is not None, RESIDUAL=residual is not None, WIDE=INTERPRETED,
+        PDL=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
     return out

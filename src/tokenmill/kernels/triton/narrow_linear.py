@@ -1,9 +1,9 @@
 """A product with a packed weight. Owns: which kernel serves which shape, and when activations are rounded.
 
-One row is multiplied as it is; two and more are rounded to the weight's own 8 bits, row by row, where the weight has a
-scale per row or per block: tensor cores then take both as they lie. Weights with a scale per group of columns are
-widened on their way, or beforehand where there are many rows. Ways, as in ways.py:
-    ["gemv", BN, BK, warps]                              one row, 8 bits
+One row is multiplied nearly as it is (narrow_words.py). Two and more are rounded to the weight's own 8 bits, row by
+row, where the weight has a scale per row or per block: tensor cores then take both as they lie. Weights with a scale
+per group of columns are widened on their way, or beforehand where there are many rows. Ways, as in ways.py:
+    ["gemv", BN, words, warps]                           one row
     ["thin", BN, BK, split, stages, warps, prefetch]     few rows
     ["wide", BM, BN, BK, stages, warps]                  many rows, rounded
     ["library"]                                          many rows, rounded, through cuBLAS
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.forward import Act, NormSpec
-from tokenmill.kernels.triton.common import INTERPRETED, act_parts, pow2
+from tokenmill.kernels.triton.common import INTERPRETED, act_parts
 from tokenmill.kernels.triton.narrow import BLOCK, NarrowMatrix
 from tokenmill.kernels.triton.narrow_gemv import narrow_gemv
 from tokenmill.kernels.triton.narrow_round import round_rows, widened
@@ -32,18 +32,35 @@ from tokenmill.kernels.triton.ways import Way
 if TYPE_CHECKING:
     from tokenmill.kernels.triton.kernels import TritonKernels
 
-RUNGS = (1, 8, 16, 32, 64, 128, 256)
+RUNGS = (1, 8, 16, 32, 64, 128, 256, 512)
 """Rows for which ways differ."""
 _FEW = 64
 _WIDEST = 1 << 15
 
 
-def narrow_operation(rows: int, weight: NarrowMatrix, act: str | None) -> str:
-    """The name of an operation in the measured table."""
-    rung = next((str(r) for r in RUNGS if rows <= r), "many")
+def narrow_operation(rung: int, weight: NarrowMatrix, act: str | None) -> str:
+    """The name of an operation in the measured table; rung: the most rows it is meant for, 0: more than any."""
     kind = "fp8" if weight.data.dtype == torch.float8_e4m3fn else f"int{weight.bits}"
-    cut = "blocks" if weight.blocks else str(weight.group or "rows")
-    return f"{kind}/{cut} {rung} {weight.shape[0]}x{weight.shape[1]} {act or '-'}"
+    return _name(f"{kind}/{'blocks' if weight.blocks else weight.group or 'rows'}", rung, weight, act)
+
+
+def _name(kind: str, rung: int, weight: NarrowMatrix, act: str | None) -> str:
+    return f"{kind} {rung or 'many'} {weight.shape[0]}x{weight.shape[1]} {act or '-'}"
+
+
+def _measured(ways: dict[str, Way], rows: int, weight: NarrowMatrix, act: str | None) -> Way | None:
+    """The way of the closest operation that was measured: float8 tells for int8, groups of 128 for others."""
+    close = "int4/128" if weight.bits == 4 else "fp8/rows" if weight.plain else ""
+    for rung in rungs(rows):
+        found = ways.get(narrow_operation(rung, weight, act)) or ways.get(_name(close, rung, weight, act))
+        if found is not None:
+            return found
+    return None
+
+
+def rungs(rows: int) -> list[int]:
+    """The rungs that may serve so many rows, closest first."""
+    return [1] if rows == 1 else [*(r for r in RUNGS if rows <= r), 0]
 
 
 def measured_narrow(device: str) -> dict[str, Way]:
@@ -60,12 +77,11 @@ def default_narrow(rows: int, weight: NarrowMatrix, *, gated: bool, library: boo
     width = weight.shape[0] // 2 if gated else weight.shape[0]
     grouped = weight.group > 0 and not weight.blocks
     if INTERPRETED:
-        if rows == 1 and not grouped:
+        if rows == 1:
             return "gemv", 2, 64, 1
         return ("thin", 32, 64, 2, 1, 4, 0) if rows <= _FEW else ("widen",) if grouped else ("wide", 32, 32, 64, 1, 4)
-    if rows == 1 and not grouped:
-        block_k = min(pow2(inner), 4096 if inner <= 4096 else 2048)
-        return "gemv", 2 if gated else 4, block_k, max(1, min(8, block_k // 512))
+    if rows == 1:
+        return "gemv", 4 if gated else 8, 256, 2
     if rows > (2 * _FEW if grouped else _FEW):
         if grouped:
             return ("widen",)
@@ -91,11 +107,11 @@ def narrow_linear(
         width = weight.shape[0] // (2 if act_parts(act)[1] else 1)
         return x.new_empty((0, width))
     way = _way(kernels, x, weight, act)
+    grouped = weight.group > 0 and not weight.blocks
     if residual is not None and not residual.is_contiguous():
         residual = residual.contiguous()
-    if norm is not None and not (
-        norm.kind == "rms" and norm.bias is None and way[0] != "widen" and _within(way, weight)
-    ):
+    inside = way[0] == "gemv" or (way[0] != "widen" and not grouped)  # the norm is done on the way
+    if norm is not None and not (inside and norm.kind == "rms" and norm.bias is None):
         x, norm = kernels.norm(x, norm), None
     if x.stride(1) != 1:
         x = x.contiguous()
@@ -104,7 +120,7 @@ def narrow_linear(
         return narrow_gemv(x, weight, norm, act, residual, pdl=pdl, config=way[1:])
     if way[0] == "widen":
         return kernels.fused_linear(x, widened(weight, x.dtype, pdl=pdl), weight.bias, act=act, residual=residual)
-    if way[0] == "thin" and weight.group and not weight.blocks:
+    if way[0] == "thin" and grouped:
         return narrow_thin(x, weight, act, residual, x.dtype, scratch=scratch, pdl=pdl, config=way[1:])
     rounded = round_rows(x, weight.data.dtype, norm, pdl=pdl)
     if way[0] == "thin":
@@ -112,11 +128,6 @@ def narrow_linear(
     if way[0] == "wide":
         return narrow_wide(*rounded, weight, act, residual, x.dtype, pdl=pdl, config=way[1:])
     return _library(kernels, rounded, weight, act, residual, x.dtype)
-
-
-def _within(way: Way, weight: NarrowMatrix) -> bool:
-    """Is the norm done on the way: by the one-row kernel, or while rounding?"""
-    return way[0] == "gemv" or not weight.group or weight.blocks
 
 
 def _way(kernels: TritonKernels, x: Tensor, weight: NarrowMatrix, act: Act | None) -> Way:
@@ -130,9 +141,11 @@ def _way(kernels: TritonKernels, x: Tensor, weight: NarrowMatrix, act: Act | Non
         and weight.shape[1] % 16 == 0
         and not INTERPRETED
     )
+    if x.shape[0] == 1 and x.shape[1] % 4:
+        return ("widen",)
     if x.shape[1] > _WIDEST or (weight.blocks and gated and width % BLOCK):
         return ("widen",)  # a row that is not rounded in one pass; halves that share blocks of scales
-    found = kernels.narrow_ways.get(narrow_operation(x.shape[0], weight, act))
+    found = _measured(kernels.narrow_ways, x.shape[0], weight, act)
     way = found or default_narrow(x.shape[0], weight, gated=gated, library=library)
     return way if way[0] != "library" or library else ("wide", 128, 128, 128, 3, 8)
 

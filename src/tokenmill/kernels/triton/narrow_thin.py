@@ -58,11 +58,14 @@ def _pair(w, zero, SHIFT: tl.constexpr):
 @triton.jit
 def _plane(w, zero, like, SHIFT: tl.constexpr, WIDE: tl.constexpr):
     """Columns of one nibble [BN, 32] in the type of `like`; zero [BN] bfloat16: 136 + zero point."""
-    if WIDE or like.dtype != tl.bfloat16:
+    if WIDE:
         q = ((w >> SHIFT) & 15).to(tl.float32) - (zero.to(tl.float32) - 128.0)[:, None]
-        return q if WIDE else q.to(like.dtype)
-    _, same = tl.broadcast(w.to(tl.bfloat16, bitcast=True), zero[:, None])
-    return _pair(w, same, SHIFT)
+    elif like.dtype != tl.bfloat16:
+        q = (((w >> SHIFT) & 15).to(tl.float32) - (zero.to(tl.float32) - 128.0)[:, None]).to(like.dtype)
+    else:
+        _, same = tl.broadcast(w.to(tl.bfloat16, bitcast=True), zero[:, None])
+        q = _pair(w, same, SHIFT)
+    return q
 
 
 @triton.jit

@@ -1,0 +1,101 @@
+"""Numbers in 32 bit words, in registers. Owns: four or eight weights of a word times activations in few instructions.
+
+Activations of a word are divided by their largest magnitude first: then float8 weights multiply them in pairs of half
+precision without overflow, and integers multiply them as 8 bit integers. Such a scale for every 4 to 8 columns costs
+less accuracy than bfloat16 does. The interpreter, which knows no machine instructions, takes the long way.
+Must not know: matrices.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def halves(pair):
+    """Two bfloat16 in an int32 -> float32, float32."""
+    return (pair << 16).to(tl.float32, bitcast=True), (pair & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def half_pair(a, b, WIDE: tl.constexpr):
+    """Two float32 -> float16 pair in an int32, a lowest."""
+    if WIDE:
+        low = a.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 65535
+        return low | (b.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) << 16)
+    else:
+        return tl.inline_asm_elementwise(
+            "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [a, b], dtype=tl.int32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
+def bytes4(a, b, c, d, WIDE: tl.constexpr):
+    """Four float32 within -127..127 -> their nearest integers as bytes of an int32, a lowest."""
+    # Adding 1.5 * 2^23 leaves the integer in the lowest bits.
+    a = (a + 12582912.0).to(tl.int32, bitcast=True)
+    b = (b + 12582912.0).to(tl.int32, bitcast=True)
+    c = (c + 12582912.0).to(tl.int32, bitcast=True)
+    d = (d + 12582912.0).to(tl.int32, bitcast=True)
+    if WIDE:
+        return (a & 255) | ((b & 255) << 8) | ((c & 255) << 16) | (d << 24)
+    else:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b32 s, t; prmt.b32 s, $1, $2, 0x0040; prmt.b32 t, $3, $4, 0x0040; prmt.b32 $0, s, t, 0x5410; }",
+            "=r,r,r,r,r", [a, b, c, d], dtype=tl.int32, is_pure=True, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def _signed(w, I: tl.constexpr):
+    return (w << (24 - 8 * I)) >> 24
+
+
+@triton.jit
+def dot4(w, x, acc, WIDE: tl.constexpr):
+    """acc + the four signed bytes of w times those of x."""
+    if WIDE:
+        for i in tl.static_range(4):
+            acc += _signed(w, i) * _signed(x, i)
+        return acc
+    else:
+        return tl.inline_asm_elementwise(
+            "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", [w, x, acc], dtype=tl.int32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
+def _float8(w, I: tl.constexpr):
+    b = (w >> (8 * I)) & 255
+    exponent = (b >> 3) & 15
+    fraction = (b & 7).to(tl.float32)
+    size = tl.where(exponent == 0, fraction, (fraction + 8.0) * tl.exp2((exponent - 1).to(tl.float32))) / 512.0
+    return tl.where(b > 127, -size, size)
+
+
+@triton.jit
+def dot_float8(w, xa, xb, scale, acc, WIDE: tl.constexpr):
+    """acc + scale * the four float8 of w times the float16 pairs xa and xb."""
+    if WIDE:
+        a0 = (xa << 16 >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        a1 = (xa >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        b0 = (xb << 16 >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        b1 = (xb >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        y = _float8(w, 0) * a0 + _float8(w, 1) * a1 + _float8(w, 2) * b0 + _float8(w, 3) * b1
+        return acc + y * scale
+    else:
+        return tl.inline_asm_elementwise(
+            """{ .reg .b16 s, t; .reg .b32 a, b; .reg .f32 f, g;
+            mov.b32 {s, t}, $1;
+            cvt.rn.f16x2.e4m3x2 a, s;
+            cvt.rn.f16x2.e4m3x2 b, t;
+            mul.rn.f16x2 a, a, $2;
+            fma.rn.f16x2 a, b, $3, a;
+            mov.b32 {s, t}, a;
+            cvt.f32.f16 f, s;
+            cvt.f32.f16 g, t;
+            add.f32 f, f, g;
+            fma.rn.f32 $0, f, $4, $5; }""",
+            "=f,r,r,r,f,f", [w, xa, xb, scale, acc], dtype=tl.float32, is_pure=True, pack=1,
+        )  # fmt: skip
