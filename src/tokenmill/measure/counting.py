@@ -145,6 +145,10 @@ class CountingKernels(ReferenceKernels):
         """[T, N]."""
         return self._product(x, q.shape, q.nbytes + scales.nbytes)
 
+    def fp8_linear(self, x: Tensor, data: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+        """[T, N]."""
+        return self._product(x, data.shape, data.nbytes + scales.nbytes)
+
     def affine_linear(
         self, x: Tensor, q: Tensor, scale: Tensor, offset: Tensor | None, bias: Tensor | None = None
     ) -> Tensor:
