@@ -96,7 +96,7 @@ def way_case(name: str, rows: int, way: Way, pdl: bool = True) -> Case:
         x, many = rand(rows, inner), weights(name)
         norm = NormSpec(rand(inner), 1e-5) if has_norm else None
         residual = rand(rows, out) if has_residual else None
-        kernels = TritonKernels(dependent=pdl)
+        kernels = TritonKernels(without=() if pdl else ("dependent-launch",))
         kernels.scratch = SCRATCH
         kernels.ways = {operation(rows, (out, inner), act, has_norm): way}
         calls = [lambda w=w: kernels.fused_linear(x, w, norm=norm, act=act, residual=residual) for w in many]

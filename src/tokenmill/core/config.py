@@ -87,6 +87,12 @@ class ExecuteOptions:
     threads: int | None = option(None, "CPU threads for kernels (default: the cores this process may use).")
     kernels: str = option("auto", "Kernel backend.", choices=("auto", "reference"))
     enforce_eager: bool = option(False, "No recorded steps (graphs).")
+    deterministic: bool = option(
+        False, "A request's tokens do not depend on the requests beside it (always so on a CPU; slower on a GPU)."
+    )
+    disable: str | None = option(
+        None, "Do without these on a GPU, to measure them: `fusion`, `cascade`, `dependent-launch` (comma separated)."
+    )
     disable_log_stats: bool = option(False, "Accepted for compatibility.")
 
 

@@ -24,7 +24,7 @@ from tokenmill.engine.engine import Engine
 from tokenmill.engine.executor import InProcessExecutor
 from tokenmill.engine.source import ModelSource, find_source
 from tokenmill.engine.workers import ProcessExecutor, start_worker
-from tokenmill.kernels import ReferenceKernels, make_kernels
+from tokenmill.kernels import OPTIONAL, ReferenceKernels, make_kernels
 from tokenmill.kvcache.allocation import BlockTables, GroupLayout
 from tokenmill.kvcache.pool import CacheLayout, KVPool, buy_blocks, make_layout
 from tokenmill.models.registry import build_model
@@ -110,7 +110,7 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
     source = source or find_model(config)
     raw = {**source.config(), **(config.model.hf_overrides or {})}
     dtype = compute_dtype(config.model.dtype, raw, device, reasons)
-    kernels = ReferenceKernels() if config.execute.kernels == "reference" else make_kernels(device)
+    kernels = _kernels(config, device)
     checkpoint = source.checkpoint(config.model.load_format, seed=config.model.seed, device=device)
     try:
         model = build_model(
@@ -159,6 +159,22 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
         kv_block_bytes=sum(part.nbytes for part in pool.storage) / max(1, sum(blocks)),
     )
     return runner, msgspec.to_builtins(facts)
+
+
+def _kernels(config: EngineConfig, device: str) -> Kernels:
+    execute = config.execute
+    without = [part.strip() for part in (execute.disable or "").split(",") if part.strip()]
+    if unknown := set(without) - set(OPTIONAL):
+        raise ParameterError(
+            f"--disable {', '.join(sorted(unknown))}: what can be left out is {', '.join(OPTIONAL)}.", param="disable"
+        )
+    if execute.kernels == "reference":
+        if execute.deterministic and device != "cpu":
+            raise ParameterError(
+                "--deterministic on a GPU needs its own kernels: leave --kernels reference out.", param="deterministic"
+            )
+        return ReferenceKernels()
+    return make_kernels(device, steady=execute.deterministic, without=without)
 
 
 def build_engine(config: EngineConfig) -> Built:

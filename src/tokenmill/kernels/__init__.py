@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Collection
 
 from tokenmill.core.protocols import Kernels
 from tokenmill.kernels.reference import ReferenceKernels
@@ -10,8 +11,15 @@ from tokenmill.kernels.reference import ReferenceKernels
 __all__ = ["ReferenceKernels", "make_kernels"]
 
 
-def make_kernels(device: str) -> Kernels:
-    """A new set of kernels for "cpu" or "cuda...": native ones or Triton where they exist, else plain torch."""
+OPTIONAL = ("fusion", "cascade", "dependent-launch")
+"""What kernels of a GPU can do without, to measure its worth."""
+
+
+def make_kernels(device: str, *, steady: bool = False, without: Collection[str] = ()) -> Kernels:
+    """A new set of kernels for "cpu" or "cuda...": native ones or Triton where they exist, else plain torch.
+
+    steady: rows do not depend on their company (on a CPU they never do). without: some of OPTIONAL, GPU only.
+    """
     if device.split(":")[0] == "cpu":
         try:
             native = importlib.import_module("tokenmill.kernels.cpu").CpuKernels
@@ -19,6 +27,7 @@ def make_kernels(device: str) -> Kernels:
             return ReferenceKernels()
         return native()
     try:
-        return importlib.import_module("tokenmill.kernels.triton").TritonKernels(device)
+        triton = importlib.import_module("tokenmill.kernels.triton").TritonKernels
     except ImportError:
         return ReferenceKernels()
+    return triton(device, steady=steady, without=without)

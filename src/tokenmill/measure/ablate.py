@@ -44,6 +44,10 @@ def switches(config: EngineConfig) -> list[Switch]:
         found.append(Switch("fast kernels", {"kernels": "reference"}))
     if config.execute.kernels != "reference" and not config.execute.enforce_eager:
         found.append(Switch("recorded steps", {"enforce_eager": True}))
+    if device.startswith("cuda") and config.execute.kernels != "reference" and not config.execute.disable:
+        found.append(Switch("fused operations", {"disable": "fusion"}))
+        found.append(Switch("shared prefix read once", {"disable": "cascade"}))
+        found.append(Switch("dependent launch", {"disable": "dependent-launch"}))
     if config.execute.pipeline_depth != 1 and (device.startswith("cuda") or config.execute.executor == "process"):
         found.append(Switch("overlapped planning", {"pipeline_depth": 1}))
     if config.speculate.speculative_config:

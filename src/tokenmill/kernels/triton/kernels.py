@@ -5,6 +5,7 @@ Must not know: models, plans, engines.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -42,15 +43,17 @@ _ROOMY = 160 << 10
 class TritonKernels(ReferenceKernels):
     """Kernels for one NVIDIA GPU and one stream.
 
-    device: becomes the current one. dependent: use programmatic dependent launch. steady: a row's bytes depend neither
-    on the rows beside it nor on how its prompt was cut (weights of 16 and 32 bits, no mixtures of experts).
+    device: becomes the current one. steady: a row's bytes depend neither on the rows beside it nor on how its prompt
+    was cut (weights of 16 and 32 bits, no mixtures of experts). without: "fusion", "cascade" (reading a shared prefix
+    once), "dependent-launch".
     """
 
-    def __init__(self, device: str = "cuda", *, dependent: bool = True, steady: bool = False) -> None:
+    def __init__(self, device: str = "cuda", *, steady: bool = False, without: Collection[str] = ()) -> None:
         super().__init__()
         if ":" in device:
             torch.cuda.set_device(device)  # Triton launches on the current device
-        self.pdl = dependent and not INTERPRETED and torch.cuda.get_device_capability()[0] >= 9
+        self.without = frozenset(without)
+        self.pdl = "dependent-launch" not in without and not INTERPRETED and torch.cuda.get_device_capability()[0] >= 9
         self.hopper = not INTERPRETED and torch.cuda.get_device_capability()[0] == 9
         self.steady = steady
         self.scratch = Scratch()
@@ -82,6 +85,8 @@ class TritonKernels(ReferenceKernels):
         if self.ended is not None:
             self.ended.following = weight.data if isinstance(weight, NarrowMatrix) else weight
             self.ended = None
+        if "fusion" in self.without and (norm or act or residual is not None):
+            return super().fused_linear(x, weight, bias, norm=norm, act=act, residual=residual)
         if self.steady:
             return self._steady(x, weight, bias, norm, act, residual)
         if isinstance(weight, NarrowMatrix):
@@ -281,7 +286,9 @@ class TritonKernels(ReferenceKernels):
 
     def _fresh(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> bool:
         plan, kv = ctx.groups[spec.group], ctx.kv[spec.layer]
-        if self.steady or ctx.max_query != 1 or qkv.shape[0] == 0 or not can_prepare(spec) or not whole_scales(kv):
+        if self.steady or "fusion" in self.without or ctx.max_query != 1 or qkv.shape[0] == 0:
+            return False
+        if not can_prepare(spec) or not whole_scales(kv):
             return False
         if ctx.kv_len.shape[0] * spec.kv.heads > MANY:
             return False  # registers for early keys would cost more occupancy than a launch
@@ -289,7 +296,9 @@ class TritonKernels(ReferenceKernels):
 
     def _shares(self, plan: GroupPlan, spec: AttentionSpec, ctx: ForwardContext) -> bool:
         """Is a common prefix to be read once?"""
-        return plan.shared and can_share(spec, plan) and not (self.steady or self.small or ctx.kv_len.shape[0] < 2)
+        if self.steady or self.small or "cascade" in self.without:
+            return False
+        return plan.shared and can_share(spec, plan) and ctx.kv_len.shape[0] >= 2
 
     def _attend_one(self, q: Tensor, out: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> None:
         plan, seqs = ctx.groups[spec.group], ctx.kv_len.shape[0]
