@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import multiprocessing
 import os
 import queue
@@ -24,6 +25,7 @@ from tokenmill.core.config import EngineConfig, calm_threads
 from tokenmill.core.errors import UserError
 from tokenmill.engine.wire import Command, Failed, News, Stop, decode_command, decode_news, encode
 
+log = logging.getLogger("tokenmill.server")
 Build = Callable[[EngineConfig], Any]
 STOP_TIMEOUT_S = 4.0
 
@@ -64,7 +66,12 @@ class ProcessLink:
 
     async def _read(self, on_news: Callable[[News], None]) -> None:
         while True:
-            on_news(decode_news(await self.socket.recv()))
+            data = await self.socket.recv()
+            try:
+                on_news(decode_news(data))
+            except Exception:  # lost news would leave requests waiting for ever; a new engine takes them over
+                log.exception("an engine's news could not be taken in")
+                await self.kill()
 
     def _died(self, on_death: Callable[[str], None]) -> None:
         asyncio.get_running_loop().remove_reader(self.process.sentinel)
