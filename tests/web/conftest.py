@@ -107,9 +107,10 @@ def serve() -> Iterator[Servers]:
         server.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Debian's Chromium, without a window."""
+    """Debian's Chromium, without a window. It ends with the module, for its event loop would be in the way of
+    tests that have one of their own."""
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if path is None:

@@ -122,7 +122,7 @@ export function explain(error) {
     case 429:
       return { title: "Too much for this key just now", text: message, help: "retry" };
     case 503:
-      return { title: "The server has no room just now", text: message, help: "retry" };
+      return { title: "The server has no room just now", text: `${message} There is room again as soon as an answer ends.`, help: "retry" };
     default:
       return { title: "The server could not do it", text: message, help: "retry" };
   }
