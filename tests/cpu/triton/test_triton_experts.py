@@ -50,13 +50,16 @@ def test_equal_scores_take_the_lowest_and_nan_stays_inside():
 
 
 @pytest.mark.parametrize("name", ["softmax", "raw", "biased", "sums of two"])
-def test_pick_is_norm_router_and_route(name):
+@pytest.mark.parametrize(("tokens", "keep"), [(1, False), (3, True)])
+def test_pick_is_norm_router_and_route(name, tokens, keep):
     spec, scratch = ROUTES[name], Scratch(1 << 12, 8)
-    x, w, add = torch.randn(1, 40), torch.randn(spec.experts, 40), torch.randn(spec.experts)
+    x, w, add = torch.randn(tokens, 40), torch.randn(spec.experts, 40), torch.randn(spec.experts)
     norm = NormSpec(torch.rand(40) + 0.5, 1e-6, offset=0.5)
-    ids, gates = pick(x, w, add, norm, spec, scratch=scratch, pdl=False)
-    expected, weights = REFERENCE.route(REFERENCE.linear(REFERENCE.norm(x, norm), w, add), spec)
+    ids, gates, h = pick(x, w, add, norm, spec, scratch=scratch, pdl=False, keep=keep)
+    normed = REFERENCE.norm(x, norm)
+    expected, weights = REFERENCE.route(REFERENCE.linear(normed, w, add), spec)
     assert torch.equal(ids.long(), expected) and torch.allclose(gates, weights, atol=1e-5)
+    assert torch.allclose(h, normed if keep else x, atol=1e-5)
     assert not scratch.counters(x.device).any()
 
 
@@ -130,7 +133,7 @@ def test_several_tokens(sort, bulk, act, bias, hidden, inner):
     assert torch.allclose(found, residual + exact_experts(x, ups, downs, ids, gates, act), atol=1e-4)
 
 
-@pytest.mark.parametrize("tokens", [1, 5, 90])
+@pytest.mark.parametrize("tokens", [1, 5, 20])
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_whole_layer(tokens, shared):
     """Every way through it, against the operations one by one."""

@@ -14,14 +14,18 @@ from torch import Tensor
 
 from tokenmill.core.forward import NormSpec
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts, begin, gated_act, plain_act, pow2, wait
+from tokenmill.kernels.triton.route import bring
+
+NEAR = 10 << 20
+"""Bytes of the second launch's weights that the first one brings near when it ends."""
 
 
 @triton.jit
 def _up_kernel(
-    x_ptr, w_ptr, bias_ptr, norm_ptr, id_ptr, out_ptr, E, eps,
+    x_ptr, w_ptr, bias_ptr, norm_ptr, id_ptr, near_ptr, out_ptr, E, size, eps,
     N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
-    PDL: tl.constexpr,
+    LINES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     j = tl.program_id(1)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -46,6 +50,15 @@ def _up_kernel(
             u = tl.load(rows + N * K, eviction_policy="evict_first")
         else:
             u = tl.load(rows + N * K, mask=k < K, other=0.0, eviction_policy="evict_first")
+    if LINES > 0:
+        if j == tl.num_programs(1) - 1:
+            # The last ones to start bring the beginnings of the next launch's matrices near, so that memory is not
+            # idle between the two.
+            near = tl.load(id_ptr + tl.program_id(0) % tl.num_programs(1)).to(tl.int64)
+            near = tl.where((near < 0) | (near >= E), 0, near)
+            part = tl.program_id(0) // tl.num_programs(1)
+            parts = tl.cdiv(tl.num_programs(0), tl.num_programs(1))
+            bring(near_ptr + near * size, part, parts, LINES)
     acc = tl.zeros((BN, BK), dtype=tl.float32)
     if GATED:
         acc_u = tl.zeros((BN, BK), dtype=tl.float32)
@@ -133,27 +146,32 @@ def _down_kernel(
 
 def one_up(
     x: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, norm: NormSpec | None, act: str, *, pdl: bool,
+    near: Tensor | None = None,
     config: tuple[int, int, int] | None = None,
 ) -> Tensor:  # fmt: skip
     """x [1, K], weight [E, N, K], ids [1, k] -> act(norm(x) @ weight[id].T + bias[id]) per chosen expert [k, N'].
 
-    config (BN, BK, warps). Rows of ids that are no expert's are left undefined."""
+    near: what the next launch multiplies by, [E, ...]. config (BN, BK, warps). Rows of ids that are no expert's are
+    left undefined."""
     kind, gated = act_parts(act)
     count, rows, inner = weight.shape
     width = rows // 2 if gated else rows
     block_n, block_k, warps = config or up_config(inner)
     out = torch.empty((ids.shape[1], width), dtype=x.dtype, device=x.device)
+    size = 0 if near is None or not pdl else near[0].nbytes
     _up_kernel[(triton.cdiv(width, block_n), ids.shape[1])](
-        x, weight, bias, None if norm is None else norm.weight, ids, out, count, 0.0 if norm is None else norm.eps,
+        x, weight, bias, None if norm is None else norm.weight, ids, None if near is None else near.view(torch.uint8),
+        out, count, size, 0.0 if norm is None else norm.eps,
         N=width, K=inner, BN=block_n, BK=block_k, ACT=kind, GATED=gated, BIAS=bias is not None,
-        NORM=norm is not None, OFFSET=0.0 if norm is None else norm.offset, PDL=pdl, num_warps=warps, launch_pdl=pdl,
+        NORM=norm is not None, OFFSET=0.0 if norm is None else norm.offset,
+        LINES=min(size, NEAR // ids.shape[1]) // 128, PDL=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
 
 def up_config(inner: int) -> tuple[int, int, int]:
     """(BN, BK, warps): measured on an H200."""
-    return (8, 64, 1) if INTERPRETED else (2, min(pow2(inner), 2048), 4)
+    return (8, 64, 1) if INTERPRETED else (2, min(pow2(inner), 1024), 4)
 
 
 def one_down(
@@ -178,7 +196,7 @@ def one_down(
 
 def down_config(inner: int) -> tuple[int, int, int]:
     """(BN, BK, warps): measured on an H200."""
-    return (8, 64, 1) if INTERPRETED else (2, min(pow2(inner), 1024), 8)
+    return (8, 64, 1) if INTERPRETED else (2, 256, 2)
 
 
 @triton.jit

@@ -19,7 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts, begin, gated_act, plain_act, pow2, wait
 from tokenmill.kernels.triton.sorting import Sorted
 
-FEW = 512
+FEW = 64 if INTERPRETED else 1024
 """Pairs up to which programs look for their own."""
 
 

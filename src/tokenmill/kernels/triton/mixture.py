@@ -1,8 +1,8 @@
 """A layer's mixture of experts on this backend. Owns: its weights stacked, and which launches serve how many tokens.
 
     one token     norm, router and choice | norm, gate and up | down, weighting, sum, residual
-    few           norm | router | choice | gate and up | down | weighted sum and residual
-    many          the same, with pairs sorted by expert after the choice
+    few           norm, router and choice | gate and up | down | weighted sum and residual
+    many          norm | router | choice | sorting by expert (two) | gate and up | down | weighted sum and residual
 Nothing waits for the device, so that every step can be recorded. Must not know: families, checkpoints.
 """
 
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from tokenmill.kernels.triton.kernels import TritonKernels
 
 
+FEW_TOKENS = 64
+"""Tokens up to which every program of the router may read its rows again."""
+
+
 class StackedMixture:
     """residual + experts(norm(x)) + shared experts; gate_up [E, 2N, hidden], down [E, hidden, N]."""
 
@@ -37,7 +41,7 @@ class StackedMixture:
         self.following: Tensor | None = None
         """The weight that was multiplied after these experts the last time."""
         self.modest = kernels.small or not copy_engine()
-        self.experts = (ups.table if isinstance(ups, Stack) else ups.data).shape[0]
+        self.experts = self._stacked(ups).shape[0]
         router = mixture.router.pieces()
         plain = router is not None and router[0] == "dense" and router[1]["table"] is not None
         self.router = (router[1]["table"], router[1]["bias"]) if router is not None and plain else None
@@ -57,9 +61,24 @@ class StackedMixture:
     def _run(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None, residual: Tensor | None) -> Tensor:
         if x.shape[0] == 1 and isinstance(self.ups, Stack) and isinstance(self.downs, Stack):
             return self._one(x, ctx, norm, residual, (self.ups, self.downs))
-        h = x if norm is None else self.kernels.norm(x, norm)
-        residual = self._shared(h, ctx, None, residual)
-        return self._several(h, *self._route(h, ctx), residual)
+        if 0 < x.shape[0] <= FEW_TOKENS and self.router is not None:
+            ids, gates, h = self._pick(x, norm, self._stacked(self.ups), keep=True)
+        else:
+            h = x if norm is None else self.kernels.norm(x, norm)
+            ids, gates = self._route(h, ctx)
+        return self._several(h, ids, gates, self._shared(h, ctx, None, residual))
+
+    def _pick(
+        self, x: Tensor, norm: NormSpec | None, near: Tensor | None, *, keep: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids, gates, and norm(x) if it is to be kept."""
+        kernels = self.kernels
+        assert self.router is not None
+        if norm is not None and (norm.kind != "rms" or norm.bias is not None):
+            x, norm = kernels.norm(x, norm), None
+        return pick(
+            x, *self.router, norm, self.mixture.route, scratch=kernels.scratch, pdl=kernels.pdl, keep=keep, near=near
+        )
 
     def _one(
         self,
@@ -76,10 +95,14 @@ class StackedMixture:
         if self.router is None:
             picked = self._route(x if norm is None else kernels.norm(x, norm), ctx)
         else:
-            picked = pick(x, *self.router, norm, m.route, scratch=kernels.scratch, pdl=kernels.pdl, near=self.following)
+            picked = self._pick(x, norm, self.following, keep=False)[:2]
         ups, downs = weights
-        up = one_up(x, ups.table, ups.bias, picked[0], norm, m.act, pdl=kernels.pdl)
+        up = one_up(x, ups.table, ups.bias, picked[0], norm, m.act, pdl=kernels.pdl, near=downs.table)
         return one_down(up, downs.table, downs.bias, picked, residual, pdl=kernels.pdl, early=True)
+
+    @staticmethod
+    def _stacked(weight: Stacked) -> Tensor:
+        return weight.table if isinstance(weight, Stack) else weight.data
 
     def _several(self, h: Tensor, ids: Tensor, gates: Tensor, residual: Tensor | None) -> Tensor:
         pdl, pairs = self.kernels.pdl, ids.numel()
@@ -102,9 +125,10 @@ class StackedMixture:
         logits = m.router.matmul(h.float() if m.wide else h, ctx)
         self.kernels.count("route")
         # Of many tokens some go to the first experts, too; a long chunk is not in want of memory.
-        ups = self.ups.table if isinstance(self.ups, Stack) else self.ups.data
         likely = self.experts <= h.shape[0] * m.route.top_k and h.shape[0] <= 1024
-        return route(logits, m.route, pdl=self.kernels.pdl, dtype=torch.int32, near=ups if likely else None)
+        return route(
+            logits, m.route, pdl=self.kernels.pdl, dtype=torch.int32, near=self._stacked(self.ups) if likely else None
+        )
 
     def _shared(self, h: Tensor, ctx: ForwardContext, norm: NormSpec | None, residual: Tensor | None) -> Tensor | None:
         """residual + what the shared experts make of norm(h)."""

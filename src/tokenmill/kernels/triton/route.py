@@ -1,8 +1,8 @@
 """Which experts a token goes to. Owns: scores, groups, the best k and their gates, in one launch.
 
-A program takes one token; all experts lie in one register tensor. For a single token the router's product is part of
-the launch: the program that finishes last chooses. Memory is idle meanwhile, so further programs may bring weights near
-that are needed soon. Must not know: what experts compute.
+A program takes one token; all experts lie in one register tensor. For few tokens norm and router's product are part of
+the launch: the program that finishes a token last chooses. Memory is idle meanwhile: further programs bring weights
+near that are needed soon. Must not know: what experts compute.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _ORDERS = {"softmax_topk": 0, "topk_softmax": 1, "sigmoid": 2}
 
 
 @triton.jit
-def _bring(near_ptr, part, PARTS: tl.constexpr, LINES: tl.constexpr):
-    """Ask for this part's share of LINES lines of 128 bytes."""
-    PER: tl.constexpr = (LINES + PARTS - 1) // PARTS
-    for at in range(0, PER, 256):
-        line = tl.minimum(part * PER + at + tl.arange(0, 256), LINES - 1)
+def bring(near_ptr, part, parts, lines):
+    """Ask for this part's share of so many lines of 128 bytes."""
+    each = tl.cdiv(lines, parts)
+    for at in range(0, each, 256):
+        line = tl.minimum(part * each + at + tl.arange(0, 256), lines - 1)
         prefetch(near_ptr + line.to(tl.int64) * 128)
 
 
@@ -139,21 +139,22 @@ def _rank(
     return tl.where(chosen, place, TOP), gates * scale
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["tokens", "parts", "lines"])
 def _route_kernel(
-    logits_ptr, bias_ptr, near_ptr, id_ptr, gate_ptr, tokens, stride, scale,
+    logits_ptr, bias_ptr, near_ptr, id_ptr, gate_ptr, tokens, parts, lines, stride, scale,
     E: tl.constexpr, BE: tl.constexpr, TOP: tl.constexpr, BT: tl.constexpr, ORDER: tl.constexpr,
     NORMALISE: tl.constexpr, BIAS: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, SUM2: tl.constexpr,
-    BG: tl.constexpr, PARTS: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
+    BG: tl.constexpr, NEAR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     token = tl.program_id(0).to(tl.int64)
     e = tl.arange(0, BE)
     t = tl.arange(0, BT)
-    if token >= tokens:
-        _bring(near_ptr, tl.program_id(0) - tokens, PARTS, LINES)
-        wait(PDL)
-        return
+    if NEAR:
+        if token >= tokens:
+            bring(near_ptr, tl.program_id(0) - tokens, parts, lines)
+            wait(PDL)
+            return
     wait(PDL)
     logits = tl.load(logits_ptr + token * stride + e, mask=e < E, other=float("-inf")).to(tl.float32)
     ids, gates = _choose(logits, bias_ptr, scale, E, BE, TOP, BT, ORDER, NORMALISE, BIAS, GROUPS, TOP_GROUPS, SUM2, BG)
@@ -169,12 +170,12 @@ def _constants(spec: RouteSpec) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _near(weight: Tensor | None, most: int, *, pdl: bool) -> tuple[Tensor | None, int, int]:
-    """The first `most` bytes of a weight as bytes, in how many programs to ask for them, and their lines."""
-    if weight is None or not pdl or INTERPRETED:
-        return None, 0, 0
+def _near(weight: Tensor | None, other: Tensor, most: int) -> tuple[Tensor, int, int]:
+    """The first `most` bytes of a weight (or nothing of another tensor): where, and how many lines and programs."""
+    if weight is None:
+        return other.view(torch.uint8), 0, 0
     lines = min(weight.nbytes, most) // 128
-    return weight.view(torch.uint8), min(_PARTS, lines), lines
+    return weight.view(torch.uint8), lines, min(_PARTS, lines)
 
 
 def route(
@@ -186,33 +187,43 @@ def route(
     tokens = logits.shape[0]
     ids = torch.empty((tokens, spec.top_k), dtype=dtype, device=logits.device)
     gates = torch.empty((tokens, spec.top_k), dtype=torch.float32, device=logits.device)
-    soon, parts, lines = _near(near, NEAR_EXPERTS, pdl=pdl)
+    soon, lines, parts = _near(near, gates, NEAR_EXPERTS)
     _route_kernel[(tokens + parts,)](
-        logits, spec.bias, soon, ids, gates, tokens, logits.stride(0), spec.scale, **_constants(spec),
-        PARTS=parts, LINES=lines, PDL=pdl,
+        logits, spec.bias, soon, ids, gates, tokens, parts, lines, logits.stride(0), spec.scale, **_constants(spec),
+        NEAR=pdl, PDL=pdl,
         num_warps=1, launch_pdl=pdl,
     )  # fmt: skip
     return ids, gates
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts", "lines"])
 def _pick_kernel(
-    x_ptr, w_ptr, add_ptr, norm_ptr, bias_ptr, near_ptr, id_ptr, gate_ptr, part_ptr, count_ptr, eps, scale,
+    x_ptr, w_ptr, add_ptr, norm_ptr, bias_ptr, near_ptr, h_ptr, id_ptr, gate_ptr, part_ptr, count_ptr,
+    parts, lines, eps, scale,
     K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
+    KEEP: tl.constexpr, SOONER: tl.constexpr, NEAR: tl.constexpr,
     E: tl.constexpr, BE: tl.constexpr, TOP: tl.constexpr, BT: tl.constexpr, ORDER: tl.constexpr,
     NORMALISE: tl.constexpr, BIAS: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, SUM2: tl.constexpr,
-    BG: tl.constexpr, PARTS: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
+    BG: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
+    tile = tl.program_id(0)
+    token = tl.program_id(1)
     COUNT: tl.constexpr = (E + BN - 1) // BN
-    if tl.program_id(0) >= COUNT:
-        wait(PDL)  # the weights of the launch before come first
-        _bring(near_ptr, tl.program_id(0) - COUNT, PARTS, LINES)
-        return
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    if NEAR:
+        if tile >= COUNT:
+            # One token: the weights of the launch before come first.
+            if not SOONER:
+                wait(PDL)
+            bring(near_ptr, (tile - COUNT) * tl.num_programs(1) + token, parts, lines)
+            if SOONER:
+                wait(PDL)
+            return
+    n = tile * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)[None, :]
     real = n < E
     rows = w_ptr + tl.where(real, n, 0)[:, None].to(tl.int64) * K + k
+    x_row = x_ptr + token.to(tl.int64) * K
     w = tl.load(rows, mask=k < K, other=0.0)
     wait(PDL)
     acc = tl.zeros((BN, BK), dtype=tl.float32)
@@ -220,52 +231,63 @@ def _pick_kernel(
     for start in tl.static_range(0, K, BK):
         if start > 0:
             w = tl.load(rows + start, mask=start + k < K, other=0.0)
-        x = tl.load(x_ptr + start + k, mask=start + k < K, other=0.0).to(tl.float32)
+        x = tl.load(x_row + start + k, mask=start + k < K, other=0.0).to(tl.float32)
         if NORM:
             squares += x * x
             x = x * (tl.load(norm_ptr + start + k, mask=start + k < K, other=0.0).to(tl.float32) + OFFSET)
         acc += x * w.to(tl.float32)
     y = tl.sum(acc, axis=1)
     if NORM:
-        y = y / tl.sqrt(tl.sum(tl.sum(squares, axis=1), axis=0) / K + eps)
+        shrink = 1.0 / tl.sqrt(tl.sum(tl.sum(squares, axis=1), axis=0) / K + eps)
+        y = y * shrink
+        if KEEP:
+            if tile == token % COUNT:
+                for start in tl.static_range(0, K, BK):
+                    x = tl.load(x_row + start + k, mask=start + k < K, other=0.0).to(tl.float32) * shrink
+                    g = tl.load(norm_ptr + start + k, mask=start + k < K, other=0.0).to(tl.float32) + OFFSET
+                    place = h_ptr + token.to(tl.int64) * K + start + k
+                    tl.store(place, (x * g).to(h_ptr.dtype.element_ty), mask=start + k < K)
     if ADD:
         y += tl.load(add_ptr + n, mask=real, other=0.0).to(tl.float32)
-    tl.store(part_ptr + n, y, mask=real, cache_modifier=".cg")
+    tl.store(part_ptr + token * BE + n, y, mask=real, cache_modifier=".cg")
     tl.debug_barrier()
-    if tl.atomic_add(count_ptr, 1, sem="acq_rel") == COUNT - 1:
-        tl.store(count_ptr, 0)
+    if tl.atomic_add(count_ptr + token, 1, sem="acq_rel") == COUNT - 1:
+        tl.store(count_ptr + token, 0)
         e = tl.arange(0, BE)
         t = tl.arange(0, BT)
-        logits = tl.load(part_ptr + e, mask=e < E, other=float("-inf"), cache_modifier=".cg")
+        logits = tl.load(part_ptr + token * BE + e, mask=e < E, other=float("-inf"), cache_modifier=".cg")
         if GROUPS == 1 and BE <= 128:
             place, gates = _rank(logits, scale, E, BE, TOP, ORDER, NORMALISE, bias_ptr, BIAS)
-            tl.store(id_ptr + place, e, mask=place < TOP)
-            tl.store(gate_ptr + place, gates, mask=place < TOP)
+            tl.store(id_ptr + token * TOP + place, e, mask=place < TOP)
+            tl.store(gate_ptr + token * TOP + place, gates, mask=place < TOP)
         else:
             ids, chosen = _choose(
                 logits, bias_ptr, scale, E, BE, TOP, BT, ORDER, NORMALISE, BIAS, GROUPS, TOP_GROUPS, SUM2, BG
             )
-            tl.store(id_ptr + t, ids, mask=t < TOP)
-            tl.store(gate_ptr + t, chosen, mask=t < TOP)
+            tl.store(id_ptr + token * TOP + t, ids, mask=t < TOP)
+            tl.store(gate_ptr + token * TOP + t, chosen, mask=t < TOP)
 
 
 def pick(
     x: Tensor, weight: Tensor, add: Tensor | None, norm: NormSpec | None, spec: RouteSpec, *,
-    scratch: Scratch, pdl: bool, near: Tensor | None = None, config: tuple[int, int] = (4, 4),
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """x [1, K], router [E, K] and its bias -> ids [1, k] (int32) and gates [1, k] of norm(x).
+    scratch: Scratch, pdl: bool, keep: bool = False, near: Tensor | None = None, config: tuple[int, int] = (4, 4),
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """x [T, K], router [E, K] and its bias -> ids [T, k] (int32), gates [T, k] of norm(x), and norm(x) (keep) or x.
 
-    near: a weight that is needed after the experts. config (BN, warps)."""
-    inner = x.shape[1]
-    ids = torch.empty((1, spec.top_k), dtype=torch.int32, device=x.device)
-    gates = torch.empty((1, spec.top_k), dtype=torch.float32, device=x.device)
+    near: a weight that is needed soon: theirs (keep), or after the experts. config (BN, warps)."""
+    tokens, inner = x.shape
+    ids = torch.empty((tokens, spec.top_k), dtype=torch.int32, device=x.device)
+    gates = torch.empty((tokens, spec.top_k), dtype=torch.float32, device=x.device)
+    h = torch.empty_like(x) if keep and norm is not None else x
     block_n, warps = (8, 1) if INTERPRETED else config
-    soon, parts, lines = _near(near, NEAR_NEXT, pdl=pdl)
-    _pick_kernel[(triton.cdiv(spec.experts, block_n) + parts,)](
-        x, weight, add, None if norm is None else norm.weight, spec.bias, soon, ids, gates,
-        scratch.partial(x.device), scratch.counters(x.device), 0.0 if norm is None else norm.eps, spec.scale,
+    soon, lines, parts = _near(near, gates, NEAR_EXPERTS if keep else NEAR_NEXT)
+    spread = triton.cdiv(parts, tokens)
+    _pick_kernel[(triton.cdiv(spec.experts, block_n) + spread, tokens)](
+        x, weight, add, None if norm is None else norm.weight, spec.bias, soon, h, ids, gates,
+        scratch.partial(x.device), scratch.counters(x.device), spread * tokens, lines,
+        0.0 if norm is None else norm.eps, spec.scale,
         K=inner, BN=block_n, BK=min(pow2(inner), 2048), ADD=add is not None, NORM=norm is not None,
-        OFFSET=0.0 if norm is None else norm.offset, **_constants(spec),
-        PARTS=parts, LINES=lines, PDL=pdl, num_warps=warps, launch_pdl=pdl,
+        OFFSET=0.0 if norm is None else norm.offset, KEEP=keep, SOONER=keep, NEAR=pdl,
+        **_constants(spec), PDL=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
-    return ids, gates
+    return ids, gates, h
