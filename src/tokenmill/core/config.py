@@ -323,7 +323,7 @@ _POSITIVE = frozenset(
 
 
 def wanted_faults() -> str:
-    """What TOKENMILL_FAULTS asks engines to suffer: for tests of reliability alone (testing/faults.py)."""
+    """What TOKENMILL_FAULTS asks engines to suffer: for tests of reliability alone (engine/faults.py)."""
     return os.environ.get("TOKENMILL_FAULTS", "")
 
 

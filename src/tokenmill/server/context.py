@@ -38,7 +38,7 @@ class Context:
     chat_template: str | None = None
     history: History = field(default_factory=History)
     recorder: Recorder | None = None
-    form: MessageFormat = MessageFormat()
+    form: MessageFormat = field(default_factory=MessageFormat)
     traces: Traces | None = None
 
     @property

@@ -47,7 +47,7 @@ def build_default(config: EngineConfig) -> Any:
 
     built = build_engine(config)
     if faults := wanted_faults():
-        from tokenmill.testing.faults import inject
+        from tokenmill.engine.faults import inject
 
         inject(built, faults)
     return built
