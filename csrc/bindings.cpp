@@ -196,6 +196,8 @@ struct Matrix {
     submit(static_cast<double>(n * k) * static_cast<double>(rows), [op] { table().linear(op); });
   }
 
+  MatrixRef ref() const { return {parts.data(), static_cast<int64_t>(parts.size()), at<const float>(bias), n, k}; }
+
   void rows(Address ids, int64_t count, Address out, int type) const {
     const auto* wanted = at<const int64_t>(ids);
     submit(static_cast<double>(count * k) * 8, [this, wanted, count, out, type] {
@@ -205,6 +207,83 @@ struct Matrix {
     });
   }
 };
+
+// The experts of one layer, fixed when the model is built; whoever makes one keeps the matrices alive.
+struct Experts {
+  std::vector<MatrixRef> ups, downs;
+  int64_t hidden = 0, inner = 0;
+  Act act;
+
+  Experts(const std::vector<const Matrix*>& up, const std::vector<const Matrix*>& down, int kind)
+      : act(static_cast<Act>(kind)) {
+    require(!up.empty() && up.size() == down.size(), "every expert has two matrices");
+    const bool gated = act == Act::silu_mul || act == Act::gelu_mul || act == Act::gelu_tanh_mul ||
+                       act == Act::oai_swiglu;
+    hidden = up[0]->k;
+    inner = down[0]->k;
+    for (size_t e = 0; e < up.size(); ++e) {
+      require(up[e]->k == hidden && down[e]->n == hidden && down[e]->k == inner, "experts differ in shape");
+      require(up[e]->n == (gated ? 2 : 1) * inner, "an expert's matrices do not fit each other");
+      require(!gated || up[e]->n % (2 * kTileColumns) == 0, "a gated activation needs halves of whole tiles");
+      ups.push_back(up[e]->ref());
+      downs.push_back(down[e]->ref());
+    }
+  }
+
+  void call(Address x, int64_t rows, Address out, int type, Address ids, Address gates, int64_t top_k) const {
+    ExpertsOp op{};
+    op.x = raw(x);
+    op.out = raw(out);
+    op.rows = rows;
+    op.hidden = hidden;
+    op.inner = inner;
+    op.top_k = top_k;
+    op.experts = static_cast<int64_t>(ups.size());
+    op.ups = ups.data();
+    op.downs = downs.data();
+    op.ids = at<const int64_t>(ids);
+    op.gates = at<const float>(gates);
+    op.type = static_cast<Type>(type);
+    op.act = act;
+    submit(static_cast<double>(rows * top_k) * static_cast<double>(3 * hidden * inner), [op] { experts(op); });
+  }
+};
+
+void choose(Address logits, int64_t rows, int64_t count, int type, Address bias, Address ids, Address gates,
+            int64_t top_k, const std::tuple<int, bool, float, int64_t, int64_t, bool>& how) {
+  const auto& [order, normalise, scale, groups, top_groups, sum2] = how;
+  require(top_k > 0 && top_k <= count && groups > 0 && count % groups == 0, "no such choice of experts");
+  require(groups == 1 || (top_groups > 0 && top_groups <= groups), "no such choice of groups");
+  const RouteOp op{raw(logits), at<const float>(bias), at<int64_t>(ids), at<float>(gates), rows, count, top_k, groups,
+                   top_groups, scale, static_cast<Type>(type), static_cast<RouteOrder>(order), normalise, sum2};
+  submit(static_cast<double>(rows * count) * 16, [op] { route(op); });
+}
+
+// One product per head: x [T, heads, k] against the matrix's rows h * n .. (h + 1) * n - 1, which are whole tiles.
+void heads(const Matrix& matrix, int64_t count, Address x, int64_t tokens, Address out, int type) {
+  const int64_t n = matrix.n / count, element = type == static_cast<int>(Type::f32) ? 4 : 2;
+  require(count > 0 && n % kTileColumns == 0 && matrix.parts.size() == 1, "a head's rows are whole tiles");
+  const int64_t bytes = packed_bytes(matrix.parts[0].format, n, matrix.k, matrix.parts[0].group);
+  submit(static_cast<double>(matrix.n * matrix.k) * static_cast<double>(tokens), [=, part = matrix.parts[0], k = matrix.k] {
+    for (int64_t head = 0; head < count; ++head) {
+      Part mine = part;
+      mine.weight = static_cast<const uint8_t*>(part.weight) + head * bytes;
+      mine.n = n;
+      LinearOp op{};
+      op.x = static_cast<const uint8_t*>(raw(x)) + head * k * element;
+      op.parts = &mine;
+      op.count = 1;
+      op.out = static_cast<uint8_t*>(raw(out)) + head * n * element;
+      op.rows = tokens;
+      op.n = n;
+      op.k = k;
+      op.stride = count * k;
+      op.out_stride = count * n;
+      op.type = static_cast<Type>(type);
+      table().linear(op);
+    }
+  });
+}
 
 // One attention layer: shapes, norms, rope and where its pages lie.
 struct Layer {
@@ -370,6 +449,11 @@ NB_MODULE(_native, m) {
       .def("linear", &Matrix::linear, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg() = false,
            nb::arg() = 0, nb::arg() = 0, nb::arg().none() = nb::none())
       .def("rows", &Matrix::rows);
+  nb::class_<Experts>(m, "Experts")
+      .def(nb::init<const std::vector<const Matrix*>&, const std::vector<const Matrix*>&, int>())
+      .def("call", &Experts::call);
+  m.def("choose", &choose);
+  m.def("heads", &heads);
   nb::class_<Layer>(m, "Layer")
       .def(nb::init<int, int, int, int, bool, float, float, int64_t, Address, Address>())
       .def("rope", &Layer::rope)

@@ -91,9 +91,10 @@ TM_INLINE void finish(const LinearOp& op, const float* c, const float* up, int64
   const bool pair = gated(op.act);
   const int64_t width = pair ? op.n / 2 : op.n;
   const int64_t n = at_most(kTileColumns, width - column);
+  const int64_t out_stride = op.out_stride ? op.out_stride : width;
   const float* bias = op.bias;
   for (int64_t r = 0; r < rows; ++r) {
-    O* out = static_cast<O*>(op.out) + (row + r) * width + column;
+    O* out = static_cast<O*>(op.out) + (row + r) * out_stride + column;
     const T* residual = op.residual ? static_cast<const T*>(op.residual) + (row + r) * width + column : nullptr;
     for (int64_t i = 0; i < n; i += 16) {
       F y = load(c + r * kTileColumns + i);

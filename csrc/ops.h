@@ -89,6 +89,7 @@ struct LinearOp {        // out = residual + act(norm(x) @ W.T + bias)
   const void* residual;  // [rows, n (or n / 2 after a gated act)] in x's type, or null
   void* out;
   int64_t rows, n, k, stride;
+  int64_t out_stride;    // of out, in elements; 0: its width. (The residual's rows always follow each other.)
   Type type;             // of x and residual; out too unless out_f32
   bool out_f32;
   Act act;
@@ -149,6 +150,42 @@ struct AttentionOp {  // out [T, heads * value_dim]
   const int32_t* kv_len;       // [S]
   const int64_t* positions;    // [T]
 };
+
+struct MatrixRef {  // a packed matrix [n, k] with its bias
+  const Part* parts;
+  int64_t count;
+  const float* bias;
+  int64_t n, k;
+};
+
+struct ExpertsOp {  // out[t] = sum over j of gates[t, j] * downs[ids[t, j]](act(ups[ids[t, j]](x[t])))
+  const void* x;    // [rows, hidden]
+  void* out;
+  int64_t rows, hidden, inner, top_k, experts;
+  const MatrixRef* ups;
+  const MatrixRef* downs;
+  const int64_t* ids;  // [rows, top_k]; outside 0..experts - 1: adds nothing
+  const float* gates;
+  Type type;
+  Act act;
+};
+
+enum class RouteOrder : int { softmax_topk, topk_softmax, sigmoid };
+
+struct RouteOp {
+  const void* logits;  // [rows, experts]
+  const float* bias;   // [experts] or null: added for choosing only
+  int64_t* ids;        // [rows, top_k], best first
+  float* gates;
+  int64_t rows, experts, top_k, groups, top_groups;
+  float scale;
+  Type type;
+  RouteOrder order;
+  bool normalise, group_sum2;
+};
+
+void experts(const ExpertsOp& op);
+void route(const RouteOp& op);
 
 struct Table {
   void (*norm)(const NormOp&);

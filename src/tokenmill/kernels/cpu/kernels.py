@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from tokenmill import _native
-from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, GroupPlan, KVView, NormSpec, RouteSpec
+from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, NormSpec, RouteSpec
 from tokenmill.core.protocols import CausalLM, Weight
-from tokenmill.kernels.cpu.packed import STORED, TYPES, PackedMatrix, pack_blocks, pack_dense, pack_quantised, quantise
+from tokenmill.kernels.cpu.bound import BoundExperts, BoundLayer, BoundPlan
+from tokenmill.kernels.cpu.packed import TYPES, PackedMatrix, pack_blocks, pack_dense, pack_quantised, quantise
 from tokenmill.kernels.cpu.replay import DecodeReplay
 from tokenmill.kernels.reference import ReferenceKernels
 
@@ -33,6 +34,7 @@ ACTS: dict[str | None, int] = {
     "relu2": 8,
     "oai_swiglu": 9,
 }
+_ORDERS = {"softmax_topk": 0, "topk_softmax": 1, "sigmoid": 2}
 GATED = frozenset({"silu_mul", "gelu_mul", "gelu_tanh_mul", "oai_swiglu"})
 _MOST_NORMS = 4096
 _MOST_LAYERS = 1024
@@ -50,8 +52,9 @@ class CpuKernels(ReferenceKernels):
         self._calls: dict[str, list[int]] = {}
         self._packed: dict[int, tuple[weakref.ref[Tensor], int, Tensor | None, PackedMatrix]] = {}
         self._norms: dict[int, tuple[NormSpec, tuple[Tensor, Tensor | None], Any]] = {}
-        self._layers: dict[int, _Layer] = {}
-        self._plans: dict[int, _Plan] = {}
+        self._layers: dict[int, BoundLayer] = {}
+        self._plans: dict[int, BoundPlan] = {}
+        self._experts: dict[int, BoundExperts] = {}
         self._replay: DecodeReplay | None = None
 
     def set_threads(self, threads: int) -> None:
@@ -67,7 +70,7 @@ class CpuKernels(ReferenceKernels):
         return self._replay.forward(tokens, ctx)
 
     def _bound(self) -> list[object]:
-        return [*self._layers.values(), *self._norms.values(), *self._packed.values()]
+        return [*self._layers.values(), *self._norms.values(), *self._packed.values(), *self._experts.values()]
 
     def describe(self) -> dict[str, str | int]:
         """What `tokenmill doctor` shows."""
@@ -179,7 +182,7 @@ class CpuKernels(ReferenceKernels):
         found = self._packed.get(key)
         if found is not None and found[0]() is weight and found[1] == version and found[2] is bias:
             return found[3]
-        packed = pack_dense(weight.detach(), None if bias is None else bias.detach().to(weight.dtype))
+        packed = pack_dense(weight.detach().flatten(0, -2), None if bias is None else bias.detach().to(weight.dtype))
         every = self._packed
 
         def forget(_: object) -> None:
@@ -264,17 +267,38 @@ class CpuKernels(ReferenceKernels):
         _native.argmax(logits.data_ptr(), out.data_ptr(), rows, width, logits.stride(0))
         return out
 
-    # ------------------------------------------------------------------ left to plain torch
+    # ------------------------------------------------------------------ per head, per expert
 
     def head_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         """x [T, H, K], weight [H, N, K] -> [T, H, N]."""
-        self.count("head_matmul", fallback=True)
-        return super().head_matmul(x, weight)
+        kind, (count, outer, inner) = TYPES.get(x.dtype), weight.shape
+        if kind is None or weight.dtype != x.dtype or outer % _native.TILE_COLUMNS or inner % 2:
+            self.count("head_matmul", fallback=True)
+            return super().head_matmul(x, weight)
+        self.count("head_matmul")
+        x = x.contiguous()
+        out = torch.empty((x.shape[0], count, outer), dtype=x.dtype)
+        packed = self._pack(weight, None)
+        _native.heads(packed.native, count, x.data_ptr(), x.shape[0], out.data_ptr(), kind)
+        return out
 
     def route(self, logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
         """logits [T, E] -> expert ids and gates [T, k]."""
-        self.count("route", fallback=True)
-        return super().route(logits, spec)
+        kind, bias = TYPES.get(logits.dtype), spec.bias
+        if kind is None or (bias is not None and not (bias.dtype == torch.float32 and bias.is_contiguous())):
+            self.count("route", fallback=True)
+            return super().route(logits, spec)
+        self.count("route")
+        logits = logits.contiguous()
+        rows, experts = logits.shape
+        ids = torch.empty((rows, spec.top_k), dtype=torch.int64)
+        gates = torch.empty((rows, spec.top_k), dtype=torch.float32)
+        how = (_ORDERS[spec.order], spec.normalise, spec.scale, spec.groups, spec.top_groups, spec.group_sum2)
+        _native.choose(
+            logits.data_ptr(), rows, experts, kind, 0 if bias is None else bias.data_ptr(), ids.data_ptr(),
+            gates.data_ptr(), spec.top_k, how,
+        )  # fmt: skip
+        return ids, gates
 
     def experts(
         self,
@@ -285,9 +309,21 @@ class CpuKernels(ReferenceKernels):
         act: Act,
         ctx: ForwardContext,
     ) -> Tensor:
-        """Experts one after the other; their matmuls are native."""
-        self.count("experts", fallback=True)
-        return super().experts(x, weights, ids, gates, act, ctx)
+        """The chosen experts' products, one expert after the other, in one native call."""
+        kind = TYPES.get(x.dtype)
+        bound = self._experts.get(id(weights))
+        if bound is None or bound.weights is not weights:
+            bound = self._experts[id(weights)] = BoundExperts(weights, ACTS[act], gated=act in GATED)
+        if kind is None or bound.native is None:
+            self.count("experts", fallback=True)
+            return super().experts(x, weights, ids, gates, act, ctx)
+        self.count("experts")
+        x, ids, gates = x.contiguous(), ids.contiguous(), gates.contiguous()
+        out = torch.empty_like(x)
+        bound.native.call(
+            x.data_ptr(), x.shape[0], out.data_ptr(), kind, ids.data_ptr(), gates.data_ptr(), ids.shape[1]
+        )
+        return out
 
     # ------------------------------------------------------------------ attention
 
@@ -324,7 +360,7 @@ class CpuKernels(ReferenceKernels):
         layer.native.attend(q.data_ptr(), out.data_ptr(), kind, plan.addresses, plan.max_entries, plan.sequences, work)
         return out
 
-    def _layer(self, spec: AttentionSpec, ctx: ForwardContext) -> _Layer | None:
+    def _layer(self, spec: AttentionSpec, ctx: ForwardContext) -> BoundLayer | None:
         """The bound form of one attention layer, or None if csrc cannot do it."""
         view = ctx.kv[spec.layer]
         found = self._layers.get(id(spec))
@@ -332,15 +368,15 @@ class CpuKernels(ReferenceKernels):
             return found if found.native is not None else None
         if len(self._layers) >= _MOST_LAYERS:
             self._layers.clear()
-        made = self._layers[id(spec)] = _Layer(self, spec, ctx)
+        made = self._layers[id(spec)] = BoundLayer(spec, ctx, self._bind_norm)
         return made if made.native is not None else None
 
-    def _plan(self, group: int, ctx: ForwardContext) -> _Plan:
+    def _plan(self, group: int, ctx: ForwardContext) -> BoundPlan:
         plan = ctx.groups[group]
         found = self._plans.get(group)
         if found is not None and found.plan is plan and found.positions is ctx.positions:
             return found
-        made = self._plans[group] = _Plan(plan, ctx)
+        made = self._plans[group] = BoundPlan(plan, ctx)
         return made
 
     def _bind_norm(self, spec: NormSpec) -> Any:
@@ -359,113 +395,3 @@ class CpuKernels(ReferenceKernels):
         )
         self._norms[id(spec)] = (spec, (weight, bias), native)
         return native
-
-
-class _Layer:
-    """An AttentionSpec and its pages, bound to a native object; `native` is None where csrc must pass."""
-
-    __slots__ = ("keep", "key", "native", "spec", "value", "work")
-
-    def __init__(self, kernels: CpuKernels, spec: AttentionSpec, ctx: ForwardContext) -> None:
-        view = ctx.kv[spec.layer]
-        self.spec, self.key, self.value = spec, weakref.ref(view.key), weakref.ref(view.value)
-        self.keep: list[Tensor] = []
-        self.native: Any = None
-        self.work = float(spec.heads * (spec.kv.key_dim + spec.kv.value_dim))
-        if self._fits(spec, view):
-            self.native = self._bind(kernels, spec, ctx)
-
-    @staticmethod
-    def _fits(spec: AttentionSpec, view: KVView) -> bool:
-        norms = [norm for norm in (spec.q_norm, spec.k_norm) if norm is not None]
-        key, value = view.key, view.value
-        return (
-            key.dtype in STORED
-            and value.dtype == key.dtype
-            and key.stride(3) == 1
-            and value.stride(3) == 1
-            and max(spec.kv.key_dim, spec.kv.value_dim) <= _native.MAX_HEAD_DIM
-            and all(norm.weight.dtype in TYPES for norm in norms)
-            and (spec.rope is None or spec.rope.cos.shape[1] * 2 == spec.rope.dim)
-        )
-
-    def _bind(self, kernels: CpuKernels, spec: AttentionSpec, ctx: ForwardContext) -> Any:
-        view, kv = ctx.kv[spec.layer], spec.kv
-        heads = 1 if kv.kind == "latent" else kv.heads
-        native = _native.Layer(
-            spec.heads,
-            heads,
-            kv.key_dim,
-            kv.value_dim,
-            kv.kind == "latent",
-            spec.scale,
-            spec.softcap,
-            spec.window,
-            self._floats(spec.sinks),
-            self._floats(spec.alibi),
-        )
-        if spec.rope is not None:
-            rope = spec.rope
-            cos, sin = self._floats(rope.cos), self._floats(rope.sin)
-            native.rope(cos, sin, rope.cos.shape[0], rope.dim, rope.start, rope.interleaved)
-        native.norms(
-            None if spec.q_norm is None else kernels._bind_norm(spec.q_norm),
-            None if spec.k_norm is None else kernels._bind_norm(spec.k_norm),
-        )
-        strides = [*view.key.stride()[:3], *view.value.stride()[:3]]
-        blocks, _, size, _ = view.key.shape
-        native.pages(view.key.data_ptr(), view.value.data_ptr(), strides, blocks, size, STORED[view.key.dtype])
-        if view.key_scale is not None and view.value_scale is not None:
-            self.keep += [view.key_scale, view.value_scale]
-            native.scales(
-                view.key_scale.data_ptr(),
-                view.value_scale.data_ptr(),
-                [*view.key_scale.stride()[:3], *view.value_scale.stride()[:3]],
-                kv.key_dim // view.key_scale.shape[3],
-                (kv.key_dim if kv.kind == "latent" else kv.value_dim) // view.value_scale.shape[3],
-            )
-        return native
-
-    def _floats(self, tensor: Tensor | None) -> int:
-        """The address of a float32 copy (or the tensor itself) that lives as long as this object."""
-        if tensor is None:
-            return 0
-        self.keep.append(tensor.to(torch.float32).contiguous())
-        return self.keep[-1].data_ptr()
-
-
-class _Plan:
-    """The addresses of one KV group's tables in one step."""
-
-    __slots__ = ("addresses", "keep", "max_entries", "pairs", "plan", "positions", "positions_at", "sequences",
-                 "slots_at")  # fmt: skip
-
-    def __init__(self, plan: GroupPlan, ctx: ForwardContext) -> None:
-        self.plan, self.positions = plan, ctx.positions
-        tables, entries = _ints(plan.tables), _ints(plan.entries)
-        first = None if plan.first is None else _ints(plan.first)
-        query_start, kv_len = _ints(ctx.query_start), _ints(ctx.kv_len)
-        positions, slots = _longs(ctx.positions), _longs(plan.slots)
-        self.keep = (tables, entries, first, query_start, kv_len, positions, slots)
-        self.addresses = [
-            tables.data_ptr(),
-            0 if first is None else first.data_ptr(),
-            entries.data_ptr(),
-            query_start.data_ptr(),
-            kv_len.data_ptr(),
-            positions.data_ptr(),
-        ]
-        self.max_entries, self.sequences = tables.shape[1], tables.shape[0]
-        self.positions_at, self.slots_at = positions.data_ptr(), slots.data_ptr()
-        spans = ctx.spans
-        if spans is None:
-            spans = [(0, ctx.positions.shape[0], int(kv_len.max()))]
-        self.pairs = float(sum(queries * length for _, queries, length in spans))
-
-
-def _ints(x: Tensor) -> Tensor:
-    return x.to(torch.int32).contiguous()
-
-
-def _longs(x: Tensor) -> Tensor:
-    return x.to(torch.int64).contiguous()
