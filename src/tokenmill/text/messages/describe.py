@@ -92,7 +92,7 @@ class Calls:
     """A block of calls: `open`, calls of these steps, `close`. `array`: in brackets, with commas between.
 
     `many`: several calls may stand in one block; `between` is written there. `bare`: it may begin the answer without
-    `open`, and is then believed only if the function is known."""
+    `open`, and is then believed only if the function is known. `ends`: `close` is a token that ends the turn."""
 
     open: str
     steps: tuple[Step, ...]
@@ -101,6 +101,7 @@ class Calls:
     many: bool = False
     between: str = "\n"
     bare: bool = False
+    ends: bool = False
 
 
 @dataclass(frozen=True, slots=True)

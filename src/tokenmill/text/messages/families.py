@@ -163,7 +163,7 @@ _ROUTED = (_TO, Skip("<|message|>", " <|constrain|>json"), Args())
 HARMONY = CallFormat(
     "harmony",
     (
-        Calls("<|channel|>commentary to=", _ROUTED, "<|call|>"),
+        Calls("<|channel|>commentary to=", _ROUTED, "<|call|>", ends=True),
         Calls("<|channel|>analysis to=", _ROUTED, "<|call|>"),
         Calls("<|start|>assistant to=", _ROUTED, "<|call|>"),
         Calls("", (Lit("to="), *_ROUTED), "<|call|>", bare=True),

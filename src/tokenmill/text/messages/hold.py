@@ -33,9 +33,12 @@ def held_calls(form: CallFormat, tools: Mapping[str, Any], *, most: int | None) 
     calls = [body for body in bodies if body is not None]
     one = calls[0] if len(calls) == 1 else {"type": "or", "elements": calls}
     head = block.open + ("[" if block.array else "")
-    tail = ("]" if block.array else "") + block.close
+    tail = ("]" if block.array else "") + ("" if block.ends else block.close)
+    most = 1 if block.ends else most
     if block.many or block.array:
-        inner = one if most == 1 else _row(one, block.between)
+        # A lexer that has begun one literal cannot turn to another: where both begin alike they are told apart in one.
+        shared = bool(block.between) and block.close.startswith(block.between)
+        inner = one if most == 1 else _led_row(one, block.between) if shared else _row(one, block.between)
         return _sequence(const(head), inner, const(tail)), form
     whole = _sequence(const(head), one, const(tail))
     return whole if most == 1 else _row(whole, form.between), form
@@ -51,7 +54,7 @@ def triggered_calls(form: CallFormat, tools: Mapping[str, Any]) -> Tree | None:
         body = _call(block, name, schema)
         if body is None:
             return None
-        tags.append({"type": "tag", "begin": block.open, "content": body, "end": block.close})
+        tags.append({"type": "tag", "begin": block.open, "content": body, "end": "" if block.ends else block.close})
     return {"type": "triggered_tags", "triggers": [block.open.strip()], "tags": tags}
 
 
@@ -62,6 +65,21 @@ def _sequence(*parts: Tree) -> Tree:
 def _row(one: Tree, between: str) -> Tree:
     tag = {"type": "tag", "begin": "", "content": one, "end": ""}
     return {"type": "tags_with_separator", "tags": [tag], "separator": between, "at_least_one": True}
+
+
+def _led_row(one: Tree, between: str) -> Tree:
+    return _sequence(one, {"type": "star", "content": _led(one, between)})
+
+
+def _led(tree: Tree, text: str) -> Tree:
+    """The same tree with a text before its first literal."""
+    if tree["type"] == "const_string":
+        return const(text + tree["value"])
+    if tree["type"] == "or":
+        return {**tree, "elements": [_led(part, text) for part in tree["elements"]]}
+    if tree["type"] == "sequence":
+        return {**tree, "elements": [_led(tree["elements"][0], text), *tree["elements"][1:]]}
+    return _sequence(const(text), tree)
 
 
 def _call(block: Calls, name: str, schema: Any) -> Tree | None:

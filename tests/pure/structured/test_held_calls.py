@@ -1,0 +1,140 @@
+"""Tools that must be called, in every format: what the grammar says is read back as calls that fit their schemas."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from bytewise import COMPILER, says, speak
+from jsonschema import Draft202012Validator
+from tests.pure.messages.writing import write_answer
+
+from tokenmill.core.request import SamplingParams
+from tokenmill.server.turn import ToolWish, plan_turn
+from tokenmill.text.messages.describe import MessageFormat
+from tokenmill.text.messages.families import CALL_FORMATS, THINKING
+from tokenmill.text.messages.hold import held_calls, triggered_calls
+from tokenmill.text.messages.message import Call, Message
+from tokenmill.text.messages.parser import parse_message
+
+TOOLS = {
+    "get_weather": {
+        "type": "object",
+        "properties": {"days": {"type": "integer", "maximum": 9}, "units": {"type": "string", "enum": ["C", "F"]}},
+        "required": ["days"],
+        "additionalProperties": False,
+    },
+    "now": None,
+}
+FREE = {"say": {"type": "object", "properties": {"text": {"type": "string", "maxLength": 9}}, "required": ["text"]}}
+OPEN = {
+    "say": {
+        "type": "object",
+        "properties": {"text": {"type": "string"}},
+        "required": ["text"],
+        "additionalProperties": False,
+    }
+}
+
+
+def compiled(tree):
+    return COMPILER.constraint({"structural_tag": {"type": "structural_tag", "format": tree}})
+
+
+@pytest.mark.parametrize("name", CALL_FORMATS)
+@pytest.mark.parametrize("most", [None, 1])
+def test_what_is_said_is_read(name, most):
+    rng = random.Random(name)
+    tree, form = held_calls(CALL_FORMATS[name], TOOLS, most=most)
+    constraint = compiled(tree)
+    seen = set()
+    for _ in range(40):
+        text = speak(constraint, rng)
+        if text is None:
+            continue
+        found = parse_message(MessageFormat(None, form), text, tools=TOOLS)
+        assert found.content == "" and found.calls and (most is None or len(found.calls) == 1), text
+        for call in found.calls:
+            schema = TOOLS[call.name] or {"type": "object", "maxProperties": 0}
+            assert Draft202012Validator(schema).is_valid(json.loads(call.arguments)), text
+        seen |= {call.name for call in found.calls}
+    assert seen == set(TOOLS)
+
+
+@pytest.mark.parametrize("name", CALL_FORMATS)
+def test_what_is_written_is_allowed(name):
+    tree, form = held_calls(CALL_FORMATS[name], TOOLS, most=None)
+    constraint = compiled(tree)
+    one = Message(calls=[Call("get_weather", '{"days": 3, "units": "C"}')])
+    several = Message(calls=[Call("now", "{}"), Call("get_weather", '{"days": 3}')])
+    for message in (one, several):
+        text = write_answer(form, message)
+        if form.blocks[0].ends:
+            text = text.removesuffix(form.blocks[0].close)
+            if len(message.calls) > 1:
+                continue
+        assert says(constraint, text), text
+
+
+def test_plain_text_parameters_and_others():
+    coder, form = held_calls(CALL_FORMATS["qwen3_coder"], OPEN, most=1)
+    assert form is CALL_FORMATS["qwen3_coder"]
+    body = '<tool_call>\n<function=say>\n<parameter=text>\na <b> "c"\n</parameter>\n</function>\n</tool_call>'
+    assert says(compiled(coder), body)
+    assert held_calls(CALL_FORMATS["qwen3_coder"], FREE, most=1)[1].name == "plain", "maxLength is not plain text"
+    assert held_calls(CALL_FORMATS["pythonic"], OPEN, most=1)[1].name == "plain"
+
+
+def test_optional_calls_are_held_once_begun():
+    constraint = compiled(triggered_calls(CALL_FORMATS["hermes"], TOOLS))
+    good = 'Hm.\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    assert says(constraint, "no call") and says(constraint, good) and not says(constraint, good.replace("now", "then"))
+    assert triggered_calls(CALL_FORMATS["pythonic"], TOOLS) is None
+
+
+def plan(form, wish, prompt="<|im_start|>assistant\n", **params):
+    return plan_turn(form, wish, SamplingParams(**params), prompt, tokenizer=None, template="{{ x }}")
+
+
+def test_a_format_with_heads_keeps_them_around_structures():
+    """Harmony: reasoning, then the head of the final channel, then JSON; or reasoning, then a call."""
+    form = MessageFormat(THINKING["harmony"], CALL_FORMATS["harmony"])
+    turn, params = plan(form, ToolWish(), structured_outputs={"json": {"type": "integer"}})
+    constraint = COMPILER.constraint(params.structured_outputs)
+    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    assert says(constraint, thought + "<|channel|>final<|message|>12") and says(
+        constraint, "<|channel|>final<|message|>12"
+    )
+    assert not says(constraint, thought + "12") and params.reasoning is None
+    assert turn.read(thought + "<|channel|>final<|message|>12").content == "12"
+    turn, params = plan(form, ToolWish(TOOLS, choice="required"))
+    text = thought + "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}"
+    assert says(COMPILER.constraint(params.structured_outputs), text)
+    assert [c.name for c in turn.read(text).calls] == ["now"]
+
+
+def test_reasoning_goes_before_what_is_held():
+    form = MessageFormat(THINKING["think"], CALL_FORMATS["hermes"])
+    _, params = plan(form, ToolWish(TOOLS, choice="required"), "assistant\n<think>\n")
+    constraint = COMPILER.constraint(params.structured_outputs, params.reasoning)
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    assert says(constraint, f"Hm.</think>\n\n{call}") and not says(constraint, call)
+    _, params = plan(form, ToolWish(TOOLS, choice="required"), "assistant\n<think>\n\n</think>\n\n")
+    assert params.reasoning is None
+
+
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        (ToolWish(choice="required"), "needs tools"),
+        (ToolWish(TOOLS, named="x"), "'x'"),
+    ],
+)
+def test_wishes_that_cannot_be(wish, words):
+    with pytest.raises(Exception, match=words):
+        plan(MessageFormat(None, CALL_FORMATS["hermes"]), wish)
+    with pytest.raises(Exception, match="no format for tool calls"):
+        plan(MessageFormat(), ToolWish(TOOLS))
+    with pytest.raises(Exception, match="strict"):
+        plan(MessageFormat(None, CALL_FORMATS["pythonic"]), ToolWish(TOOLS, frozenset(TOOLS)))

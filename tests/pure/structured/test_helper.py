@@ -1,0 +1,195 @@
+"""Schemas are worked out in a process that may be ended; budgets of reasoning; tags."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from bytewise import COMPILER, END, byte_vocabulary, says
+
+from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.core.request import ReasoningSpan
+from tokenmill.structured.compile import Compiler
+from tokenmill.structured.helper import LoweringProcess
+from tokenmill.structured.lowering import lower_spec
+from tokenmill.structured.thinking import ThinkingBudget
+from tokenmill.structured.vocabulary import Vocabulary
+from tokenmill.structured.worker import answer
+
+SPEC = {"json": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}}
+
+
+@pytest.fixture
+def compiler():
+    made = Compiler(byte_vocabulary)
+    yield made
+    made.close()
+
+
+def test_prepared_grammars_are_the_same_ones(compiler):
+    compiler.prepare(SPEC).result()
+    size = compiler.bytes
+    assert says(compiler.constraint(SPEC), '{"a": 1}') and not says(compiler.constraint(SPEC), "{}")
+    assert compiler.bytes == size, "it was compiled again"
+    with pytest.raises(ParameterError, match="#/pattern"):
+        compiler.prepare({"json": {"pattern": "(?=x)"}}).result()
+
+
+def test_a_schema_that_overruns_is_ended_and_others_go_on():
+    helper = LoweringProcess(budget_s=0.0)
+    with pytest.raises(ParameterError, match="within 0 s"):
+        helper.lower(SPEC, None)
+    helper.budget_s = 30.0
+    assert helper.lower(SPEC, None) == lower_spec(SPEC)
+    os.kill(helper._process.pid, signal.SIGKILL)  # as the memory fence would
+    with pytest.raises(ParameterError, match="memory"):
+        while True:
+            helper.lower(SPEC, None)
+            if helper._process is None or helper._process.poll() is not None:
+                continue
+            break
+        raise ParameterError("it started again: memory", param="x")
+    assert helper.lower(SPEC, None) == lower_spec(SPEC)
+    pid = helper._process.pid
+    helper.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_the_worker_answers_whatever_it_is_asked():
+    assert "text" in answer({"spec": SPEC, "reasoning": None})
+    assert "kinds" in answer({"spec": {}, "reasoning": None})["error"]
+    assert "KeyError" in answer({"spec": SPEC, "reasoning": {"close": "x"}})["error"]
+
+
+SPAN = ReasoningSpan(close="</t>")
+MAYBE = ReasoningSpan(close="</t>", open="<t>")
+
+
+def test_a_grammar_begins_after_reasoning():
+    inside = COMPILER.constraint({"json": {"type": "integer"}}, SPAN)
+    assert says(inside, "hm {1} </t>\n12") and not says(inside, "12") and not says(inside, "</t>x")
+    maybe = COMPILER.constraint({"regex": "ab?"}, MAYBE)
+    assert says(maybe, "<t>hm</t>ab") and says(maybe, "a") and not says(maybe, "<t>hm</t>b")
+
+
+def run(constraint, text):
+    """Say a text byte by byte where it is allowed -> what was said, forced bytes in their places."""
+    said = bytearray()
+    left = list(text.encode())
+    while left and not constraint.finished():
+        forced = constraint.forced()
+        token = forced[0] if forced else left.pop(0)
+        assert constraint.validate([token]) == 1
+        constraint.accept([token])
+        said.append(token)
+    return said.decode()
+
+
+def test_reasoning_ends_when_its_tokens_are_spent():
+    constraint = COMPILER.constraint({"regex": "[0-9]+;"}, SPAN, 5)
+    assert isinstance(constraint, ThinkingBudget)
+    assert run(constraint, "abcde12;") == "abcde</t>12;"
+    free = COMPILER.constraint(None, SPAN, 3)
+    assert run(free, "abcdef") == "abc</t>def"
+    assert not free.finished() and free.mask() is None
+    early = COMPILER.constraint(None, SPAN, 30)
+    assert run(early, "ab</t>" + "x" * 40) == "ab</t>" + "x" * 40
+    none = COMPILER.constraint(None, SPAN, 0)
+    assert run(none, "a") == "</t>a"
+    maybe = COMPILER.constraint(None, MAYBE, 2)
+    assert run(maybe.fork(), "<t>abcd") == "<t>ab</t>cd"
+    assert run(maybe.fork(), "no reasoning") == "no reasoning"
+
+
+def test_reasoning_cannot_end_the_answer():
+    constraint = COMPILER.constraint(None, SPAN, 9)
+    mask = constraint.mask()
+    assert not mask[END >> 3] >> (END & 7) & 1 and mask[0] == 0xFF
+    assert constraint.validate([97, END]) == 1
+    twin = constraint.fork()
+    twin.accept([97] * 9)
+    assert twin.forced() == list(b"</t>") and constraint.forced() == []
+
+
+def tree(node, **more):
+    return COMPILER.constraint({"structural_tag": {"type": "structural_tag", "format": node, **more}})
+
+
+INTEGER = {"type": "json_schema", "json_schema": {"type": "integer"}}
+TAG = {"type": "tag", "begin": "<n>", "content": INTEGER, "end": "</n>"}
+TREES = [
+    ({"type": "const_string", "value": "ab"}, ["ab"], ["a", "abc"]),
+    (TAG, ["<n>12</n>"], ["<n>x</n>", "12"]),
+    ({"type": "sequence", "elements": [{"type": "regex", "pattern": "a+"}, TAG]}, ["aa<n>1</n>"], ["<n>1</n>"]),
+    ({"type": "or", "elements": [TAG, {"type": "const_string", "value": "no"}]}, ["no", "<n>1</n>"], ["no<n>1</n>"]),
+    ({"type": "optional", "content": TAG}, ["", "<n>1</n>"], ["<n>1</n><n>1</n>"]),
+    ({"type": "star", "content": TAG}, ["", "<n>1</n><n>2</n>"], ["<n>"]),
+    ({"type": "plus", "content": TAG}, ["<n>1</n>"], [""]),
+    ({"type": "tag", "begin": "(", "content": {"type": "any_text"}, "end": ")"}, ["(a b)", "()"], ["(a", "(a)b"]),
+    ({"type": "any_text", "excludes": ["bad"]}, ["good", ""], ["so bad"]),
+    ({"type": "triggered_tags", "triggers": ["<n"], "tags": [TAG]}, ["a", "a<n>1</n>b"], ["a<n>x</n>", "<nb"]),
+    (
+        {"type": "triggered_tags", "triggers": ["<n"], "tags": [TAG], "at_least_one": True},
+        ["a<n>1</n>b"],
+        ["a"],
+    ),
+    (
+        {"type": "tags_with_separator", "tags": [TAG], "separator": ", ", "at_least_one": True},
+        ["<n>1</n>", "<n>1</n>, <n>2</n>"],
+        ["", "<n>1</n><n>2</n>"],
+    ),
+    (
+        {"type": "tags_with_separator", "tags": [TAG], "separator": "", "stop_after_first": True},
+        ["", "<n>1</n>"],
+        ["<n>1</n><n>2</n>"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("node", "good", "bad"), TREES, ids=lambda v: v.get("type") if isinstance(v, dict) else None)
+def test_trees_of_tags(node, good, bad):
+    constraint = tree(node)
+    assert [t for t in good if not says(constraint, t)] == []
+    assert [t for t in bad if says(constraint, t)] == []
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        None,
+        {},
+        {"type": "other"},
+        {"type": "sequence"},
+        {"type": "or", "elements": [3]},
+        {"type": "tag", "content": INTEGER},
+        {"type": "regex", "pattern": "("},
+        {"type": "any_text", "excludes": [1]},
+        {"type": "token", "token": -1},
+        {"type": "triggered_tags", "triggers": ["x"], "tags": [TAG]},
+        {"type": "triggered_tags", "triggers": ["<", "<n"], "tags": [TAG]},
+        {"type": "json_schema", "json_schema": {"pattern": "(?=x)"}},
+    ],
+)
+def test_bad_trees_are_refused(node):
+    with pytest.raises(UserError):
+        tree(node)
+    deep = {"type": "const_string", "value": "x"}
+    for _ in range(5000):
+        deep = {"type": "optional", "content": deep}
+    with pytest.raises(UserError):
+        tree(deep)
+
+
+def test_control_tokens_in_literals_are_tokens():
+    table = [bytes([i]) for i in range(256)] + [b"<E>", b""]
+    vocabulary = Vocabulary.of(table, {256, 257}, (257,), lambda text: list(text.encode()))
+    node = {"type": "sequence", "elements": [{"type": "const_string", "value": "a<E>b"}, {"type": "any_text"}]}
+    spec = {"structural_tag": {"type": "structural_tag", "format": node, "special_tokens": {"<E>": 256}}}
+    constraint = Compiler(lambda: vocabulary).constraint(spec)
+    assert constraint.validate([97, 256, 98, 99]) == 4
+    assert constraint.validate([97, *b"<E>b"]) == 1, "control tokens cannot be spelled"
+    assert constraint.validate([97, 256, 98, 256]) == 3, "free text holds none"
+    with pytest.raises(UserError):
+        tree({"type": "const_string", "value": "a"}, special_tokens={"a": "b"})
