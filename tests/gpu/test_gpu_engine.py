@@ -93,3 +93,30 @@ def test_a_prefix_that_all_share(model):
     with make(model, dtype="float32", enforce_eager=True, enable_prefix_caching=False) as llm:
         expected = ids(llm.generate(asked, params, use_tqdm=False))
     assert agreement(found, expected) > 0.97
+
+
+def test_deterministic_in_any_company(model):
+    """bfloat16, near ties everywhere: one other bit would soon be another token."""
+    asked = prompts(30)
+    params = [
+        SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=2)
+        if i % 2
+        else SamplingParams(temperature=0.9, seed=i, max_tokens=24, ignore_eos=True)
+        for i in range(30)
+    ]
+
+    def run(picked, **options):
+        with make(model, dtype="bfloat16", deterministic=True, enable_prefix_caching=False, **options) as llm:
+            found = llm.generate([asked[i] for i in picked], [params[i] for i in picked], use_tqdm=False)
+        scores = [
+            [{t: e.logprob for t, e in line.items()} for line in o.outputs[0].logprobs] if o.outputs[0].logprobs else []
+            for o in found
+        ]
+        return dict(zip(picked, zip(ids(found), scores, strict=True), strict=True))
+
+    whole = run(range(30))
+    assert run(range(30), max_num_batched_tokens=96, max_num_seqs=7) == whole
+    some = run([3, 4, 17], enforce_eager=True)
+    assert some == {i: whole[i] for i in some}
+    alone = run([11])
+    assert alone[11] == whole[11]

@@ -1,0 +1,84 @@
+"""Every family on the device in bfloat16 against Transformers, from the same weights.
+
+The measure is Transformers in float32; its own bfloat16 run on the device shows what the type costs.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+import pytest
+import torch
+
+hf = pytest.importorskip("transformers")
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "cpu" / "models"))
+
+from paged_batch import PagedBatch  # noqa: E402
+from parity import DictCheckpoint, make, theirs  # noqa: E402
+from test_families import CASES  # noqa: E402
+from test_families import prompt as random_prompt  # noqa: E402
+
+from tokenmill.models.registry import build_model  # noqa: E402
+
+LLAMA = hf.LlamaConfig(vocab_size=67, hidden_size=128, intermediate_size=256, num_hidden_layers=3,
+                       num_attention_heads=8, num_key_value_heads=2, max_position_embeddings=128)  # fmt: skip
+QWEN3 = hf.Qwen3Config(vocab_size=67, hidden_size=64, intermediate_size=96, num_hidden_layers=2, head_dim=32,
+                       num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128)  # fmt: skip
+STEPS = [[("a", 40), ("b", 3)], [("a", 1), ("b", 1)], [("a", 1), ("b", 60)], [("a", 1)], [("a", 37)]]
+
+
+def relative(found, exact):
+    return float((found - exact).norm() / exact.norm())
+
+
+def on_device(model, kernels, prompts):
+    """Logits [T, vocab] of each sequence, computed in STEPS."""
+    batch = PagedBatch(model.spec.kv_specs, kernels, dtype=torch.bfloat16, device="cuda")
+    done, out = dict.fromkeys(prompts, 0), {name: [] for name in prompts}
+    for grants in STEPS:
+        tokens = [t for name, n in grants for t in prompts[name][done[name] : done[name] + n]]
+        context = batch.step(grants)
+        logits = model.logits(model.forward(torch.tensor(tokens, device="cuda"), context), context).float().cpu()
+        at = 0
+        for name, n in grants:
+            out[name].append(logits[at : at + n])
+            at, done[name] = at + n, done[name] + n
+    return {name: torch.cat(parts) for name, parts in out.items()}
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", *CASES])
+def test_logits(name, tmp_path):
+    from tokenmill.kernels.triton import TritonKernels
+
+    own = {"llama": LLAMA, "qwen3": QWEN3}
+    case = CASES.get(name)
+    reference, config, tensors = make(
+        own[name] if case is None else case.config, tmp_path, attention="eager" if case is None else case.attention
+    )
+    with torch.no_grad():  # weights that bfloat16 holds exactly
+        for parameter in reference.parameters():
+            parameter.copy_(parameter.bfloat16().float())
+    tensors = {k: v.bfloat16() for k, v in tensors.items()}
+    kernels = TritonKernels()
+    model = build_model(
+        config, DictCheckpoint({k: v.cuda() for k, v in tensors.items()}), dtype=torch.bfloat16, device="cuda",
+        kernels=kernels, max_positions=None if case is None else case.longest,
+    )  # fmt: skip
+    prompts = {"a": random_prompt(80), "b": random_prompt(64, 2)}
+    found = on_device(model, kernels, prompts)
+    exact = {key: theirs(reference, tokens) for key, tokens in prompts.items()}
+    low = reference.bfloat16().cuda()
+    agree = total = 0
+    for key, tokens in prompts.items():
+        if name == "phi3-long" and key == "b":
+            continue  # see tests/cpu/models
+        with torch.no_grad():
+            like = low(torch.tensor([tokens], device="cuda"), use_cache=False).logits[0].float().cpu()
+        error, usual = relative(found[key], exact[key]), relative(like, exact[key])
+        assert error <= max(1e-2, 1.5 * usual), (key, error, usual)
+        best = exact[key].topk(2, dim=-1).values
+        clear = best[:, 0] - best[:, 1] > 4 * max(error, 1e-2) * exact[key].std()
+        agree += int((found[key].argmax(-1) == exact[key].argmax(-1))[clear].sum())
+        total += int(clear.sum())
+    assert agree >= 0.99 * total and total > 0
