@@ -33,12 +33,11 @@ def rush(llm: LLM, count: int, seed: int) -> tuple[int, int]:
     while asked < count or llm.engine.has_work:
         while asked < count and len(live) < 400:
             tokens = [dice.randrange(2048) for _ in range(dice.randint(1, 300))]
+            warm = dice.random() < 0.5
             params = SamplingParams(
-                temperature=dice.choice([0.0, 0.8]),
-                max_tokens=dice.randint(1, 24),
-                ignore_eos=True,
-                n=dice.choice([1, 1, 2]),
-            )
+                temperature=0.8 if warm else 0.0, n=dice.choice([1, 2]) if warm else 1,
+                max_tokens=dice.randint(1, 24), ignore_eos=True,
+            )  # fmt: skip
             request = llm._request(None, tokens, params, 0)
             llm.engine.add(request)
             live.add(request.id)
