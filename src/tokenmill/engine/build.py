@@ -111,7 +111,7 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
     raw = {**source.config(), **(config.model.hf_overrides or {})}
     dtype = compute_dtype(config.model.dtype, raw, device, reasons)
     kernels = _kernels(config, device)
-    checkpoint = source.checkpoint(config.model.load_format, seed=config.model.seed, device=device)
+    checkpoint = CheckedCheckpoint(source.checkpoint(config.model.load_format, seed=config.model.seed, device=device))
     try:
         model = build_model(
             raw,
