@@ -122,6 +122,9 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
             quantization=config.model.quantization,
             max_positions=config.model.max_model_len,
         )
+        if damaged := checkpoint.damaged():
+            more = f" (and {len(damaged) - 3} more)" if len(damaged) > 3 else ""
+            reasons.append(f"the file is damaged: {', '.join(damaged[:3])}{more} holds NaN or infinity")
     finally:
         checkpoint.close()
     if changed := model.spec.extras.get("changed"):
