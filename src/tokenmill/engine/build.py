@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import torch
 
+from tokenmill.checkpoint.checked import CheckedCheckpoint
 from tokenmill.core.config import CacheOptions, EngineConfig, ScheduleOptions, SpeculateOptions
 from tokenmill.core.errors import ModelError, ParameterError, UserError
 from tokenmill.core.forward import KVFormat
