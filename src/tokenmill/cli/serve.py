@@ -128,7 +128,10 @@ def banner(url: str, info: ModelInfo, *, keyed: bool) -> list[str]:
             f"contexts at once, at most {info.max_rows} requests in a batch"
         )
     lines += [f"note: {reason}" for reason in facts.get("reasons", ())]
-    lines.append(f"listening on {url}/v1" if not url.startswith("unix:") else f"listening on {url}")
+    if url.startswith("unix:"):
+        lines.append(f"listening on {url}")
+    else:
+        lines.append(f"listening on {url}/v1, web page at {url}/")
     lines.append(f"  {curl(url, info.names[0], keyed=keyed)}")
     return lines
 

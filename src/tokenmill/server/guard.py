@@ -40,6 +40,7 @@ class Guard:
         self.routes = frozenset(getattr(route, "path", "") for route in app.routes)
         self.generating = frozenset[str]().union(*(api.generating for api in apis))
         self.keyless = frozenset[str]().union(*(api.keyless for api in apis))
+        self.unlogged = OPEN_PATHS.union(*(api.unlogged for api in apis))
         self.access = Access(self.config.listen)
         self.writing: dict[asyncio.Task[Any], float] = {}
         self.open = 0
@@ -212,7 +213,7 @@ class _Visit:
         metrics.http.labels(handler, known, f"{self.status // 100}xx").inc()
         metrics.http_seconds.labels(handler, known).observe(seconds)
         metrics.http_bytes.labels(handler).observe(self.received)
-        if log.isEnabledFor(logging.INFO) and path not in OPEN_PATHS and path != "/metrics":
+        if log.isEnabledFor(logging.INFO) and path not in self.guard.unlogged:
             data = {
                 "id": self.id,
                 "method": known,

@@ -95,4 +95,4 @@ _ERROR = {
     },
 }
 
-OPERATIONS = Api(add_routes)
+OPERATIONS = Api(add_routes, unlogged=frozenset({"/metrics"}))

@@ -38,6 +38,8 @@ class Api:
     """Paths that are refused before their body is read while the server is full."""
     keyless: frozenset[str] = frozenset()
     """Paths that anybody may GET: they hold no data."""
+    unlogged: frozenset[str] = frozenset()
+    """Paths that are asked so often, or say so little, that the access log leaves them out."""
     prefixes: tuple[str, ...] = ()
     """Paths that begin so get their errors from `error`."""
     error: Callable[[HttpError], bytes] = error_bytes

@@ -87,4 +87,4 @@ def _number(request: Request, name: str, default: float) -> float:
     return value
 
 
-WEB = Api(add_routes, keyless=frozenset(PATHS))
+WEB = Api(add_routes, keyless=frozenset(PATHS), unlogged=frozenset({*PATHS, "/v1/engine", "/v1/requests"}))

@@ -74,6 +74,8 @@ function App() {
   }, [key]);
   useEffect(() => {
     loadList();
+    addEventListener("focus", loadList); // another tab may have changed it
+    return () => removeEventListener("focus", loadList);
   }, []);
   useShortcuts({
     "?": () => setHelp(true),

@@ -12,6 +12,8 @@ export const chat = makeStore({ list: [], open: fresh(), models: [], model: last
 
 const running = new Map(); // answer -> AbortController
 const growing = new Map(); // answer -> functions that draw it
+const forgotten = new Set(); // ids of deleted conversations: what still runs for them must not bring them back
+const SAVE_MS = 2000; // a growing answer is kept this often, in case the page is closed
 
 function fresh() {
   return { id: crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`, title: "", created: Date.now(), updated: Date.now(), messages: [] };
@@ -58,11 +60,15 @@ export async function rename(id, title) {
 
 // -> a function that brings it back.
 export async function forget(id) {
-  const conversation = (id === chat.get().open.id ? chat.get().open : null) ?? (await db.load(id));
+  const conversation = [...working.values(), chat.get().open].find((c) => c.id === id) ?? (await db.load(id));
+  forgotten.add(id);
+  const answer = runningIn(conversation);
+  if (answer) running.get(answer).abort();
   await db.remove(id);
   if (id === chat.get().open.id) begin();
   await loadList();
   return async () => {
+    forgotten.delete(id);
     await db.save(conversation);
     await loadList();
     chat.set({ open: conversation });
@@ -72,6 +78,7 @@ export async function forget(id) {
 export const whole = async (id) => (id === chat.get().open.id ? chat.get().open : db.load(id));
 
 async function keep(conversation) {
+  if (forgotten.has(conversation.id)) return;
   conversation.updated = Date.now();
   try {
     await db.save(conversation);
@@ -128,6 +135,8 @@ export function regenerate(message) {
   const { open } = chat.get();
   if (runningIn(open)) return;
   open.messages = open.messages.slice(0, open.messages.indexOf(message) + 1);
+  const { error, content, tools } = message.answers[message.at];
+  if (error && !content && !tools.length) message.answers.splice(message.at, 1); // nothing came: nothing to keep
   message.answers.push(emptyAnswer());
   message.at = message.answers.length - 1;
   return run(open, message);
@@ -175,6 +184,7 @@ async function run(conversation, message, goesOn = false) {
   answer.error = null;
   redraw();
   keep(conversation);
+  const saving = setInterval(() => forgotten.has(conversation.id) || db.save(conversation).catch(() => {}), SAVE_MS);
   try {
     await receive(request(conversation, message, goesOn), answer, controller.signal);
   } catch (error) {
@@ -183,7 +193,9 @@ async function run(conversation, message, goesOn = false) {
   } finally {
     running.delete(answer);
     working.delete(answer);
+    clearInterval(saving);
     growing.get(answer)?.forEach((draw) => draw(true));
+    growing.delete(answer);
     const tokens = answer.stats?.output;
     chat.set({ said: answer.error ? answer.error.title : `The answer has ended${tokens ? ` after ${tokens} tokens` : ""}.` });
     await keep(conversation);

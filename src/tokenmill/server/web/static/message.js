@@ -61,7 +61,7 @@ function Answer({ message, busy, last, onSettings, onTimeline }) {
   const answer = message.answers[message.at];
   const live = isRunning(answer);
   return html`<article class=${live ? "message answer live" : "message answer"} aria-label="Answer" aria-busy=${live}>
-    <${Body} key=${message.at} answer=${answer} live=${live} />
+    <${Body} key=${`${message.at}/${message.answers.length}`} answer=${answer} live=${live} />
     ${answer.tools.length > 0 && html`<${Calls} message=${message} answer=${answer} asks=${last && !live} />`}
     ${answer.error && html`<${Trouble} error=${answer.error} busy=${busy} onRetry=${() => regenerate(message)} onSettings=${onSettings} />`}
     ${!live && html`<footer>
@@ -70,7 +70,7 @@ function Answer({ message, busy, last, onSettings, onTimeline }) {
         <${CopyButton} text=${() => split(answer).content} label="Copy the answer" />
         <${IconButton} icon="redo" label="Answer again" disabled=${busy} onClick=${() => regenerate(message)} />
         ${answer.stats?.request && html`<${IconButton} icon="time" label="Show this request's timeline" onClick=${() => onTimeline(answer.stats.request)} />`}
-        ${last && (answer.finish === "length" || answer.finish === "stopped") && answer.content &&
+        ${last && (!answer.finish || answer.finish === "length" || answer.finish === "stopped") && answer.content &&
         html`<button type="button" class="quiet small" disabled=${busy} onClick=${() => goOn(message)}>Go on</button>`}
       </div>
       <${Figures} answer=${answer} />
