@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--tune")
     args = parser.parse_args()
     cases = [(k, n, r, w) for k in KINDS for n in KINDS[k] for r in ROWS[k] for w in ways(k, n, r)]
-    cases = [c for c in cases if f"{c[0]} {c[1]} {c[2]}".startswith(tuple(args.only.split(",")))]
+    cases = [c for c in cases if f"{c[0]} {c[1]} {c[2]} ".startswith(tuple(args.only.split(",")))]
     cases = [c for c in cases if c[1] != "head" or c[2] in (1, 32, 64)]
     if args.compile:
         share, of = (int(n) for n in args.compile.split("/"))

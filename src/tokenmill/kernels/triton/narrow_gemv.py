@@ -132,6 +132,18 @@ def _each_word(found, UNIT: tl.constexpr, BN: tl.constexpr, BJ: tl.constexpr):
 
 
 @triton.jit
+def _bytes_of(x, G: tl.constexpr, SUMS: tl.constexpr):
+    """The bytes of x that belong to group G of SUMS in a word: all, every other, or every other of one half."""
+    if SUMS == 1:
+        kept = x
+    elif G * 2 < SUMS:
+        kept = x & 0x00FF00FF
+    else:
+        kept = x & -16711936
+    return kept
+
+
+@triton.jit
 def _nibbles(
     w, xa, xb, most, scale, rows, zero_rows, start, acc,
     LAST: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, BN: tl.constexpr, BJ: tl.constexpr, WIDE: tl.constexpr,
@@ -144,10 +156,8 @@ def _nibbles(
     none = tl.zeros((1, BJ), dtype=tl.int32)
     SUMS: tl.constexpr = 1 if GROUP >= 128 else 128 // GROUP
     for g in tl.static_range(SUMS):
-        # The bytes of this group: all, every other, and with four groups those of one half of the nibbles.
-        MASK: tl.constexpr = -1 if SUMS == 1 else 0x00FF00FF if g * 2 < SUMS else -16711936
-        a = xa & MASK
-        b = xb & MASK
+        a = _bytes_of(xa, g, SUMS)
+        b = _bytes_of(xb, g, SUMS)
         if SUMS == 4 and g % 2 == 0:
             b = none
         if SUMS == 4 and g % 2 == 1:
