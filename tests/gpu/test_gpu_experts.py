@@ -91,14 +91,16 @@ def test_mixture(tokens, shape, skew):
     residual = rand(tokens, shape[1])
     ctx = ForwardContext(kernels, x, x, x, 1, [], [])
     h = REFERENCE.norm(x, norm)
-    ids, gates = REFERENCE.route(REFERENCE.linear(h.float(), mixture.router.table, mixture.router.bias), mixture.route)
+    # Few tokens are routed before their norm is rounded.
+    seen = REFERENCE.norm(x.float(), NormSpec(norm.weight.float(), norm.eps)) if tokens <= 64 else h.float()
+    ids, gates = REFERENCE.route(REFERENCE.linear(seen, mixture.router.table, mixture.router.bias), mixture.route)
     expected = exact(h, ups, downs, ids, gates, "silu_mul") + residual.float()
     if mixture.shared is not None:
         up, down = (w.table.float() for w in mixture.shared)
         expected += REFERENCE.activate(h.float() @ up.T, "silu_mul") @ down.T
     for _ in range(2):
         found = fused(x, ctx, norm=norm, residual=residual)
-        # One token's norm stays in float32 here, and almost equal experts may change places: few tokens, others close.
+        # Almost equal experts may change places: few tokens, all others close.
         error = (found.float() - expected).norm(dim=-1) / expected.norm(dim=-1)
         assert torch.isfinite(found).all()
         assert float(error.median()) < 1e-2 and float((error > 2e-2).float().mean()) <= max(0.04, 1.01 / tokens)

@@ -133,7 +133,7 @@ def test_several_tokens(sort, bulk, act, bias, hidden, inner):
     assert torch.allclose(found, residual + exact_experts(x, ups, downs, ids, gates, act), atol=1e-4)
 
 
-@pytest.mark.parametrize("tokens", [1, 5, 20])
+@pytest.mark.parametrize("tokens", [1, 20])
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_whole_layer(tokens, shared):
     """Every way through it, against the operations one by one."""

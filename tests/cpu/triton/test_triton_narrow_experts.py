@@ -48,7 +48,7 @@ def packed(kind, rows, columns, *, bias):
 
 
 @pytest.mark.parametrize("kind", ["fp8", "blocks", "int8", "int4/32", "int4z/64", "int4/128"])
-@pytest.mark.parametrize("tokens", [1, 5, 20])
+@pytest.mark.parametrize("tokens", [1, 20])
 def test_a_whole_layer(kind, tokens):
     experts, hidden, inner, top = 8, 160 if kind == "fp8" else 128, 128, 6
     bias = kind in ("int8", "int4z/64")
