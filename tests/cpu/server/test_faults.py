@@ -99,6 +99,7 @@ def test_row_12_a_corrupt_weight_spoils_only_those_who_use_it(
     launch: Launch, calm: list[str], corrupt: Path, unsaid: int
 ) -> None:
     running = launch(model=corrupt)
+    assert "model.embed_tokens.weight holds NaN or infinity" in running.log.read_text()  # told before it is served
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         others = pool.submit(texts, running, BODIES)
         for place in (0, 5, 40):

@@ -1,0 +1,72 @@
+"""Tensors that were looked at while they were loaded. Owns: finding those that hold NaN or infinity.
+
+A damaged file is told by the tensor's name instead of showing up as broken answers. The look is one sum per tensor, in
+the order of reading, and its results are read once at the end, so that a GPU is not waited for. Must not know: models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.protocols import Checkpoint
+
+
+class CheckedCheckpoint:
+    """A Checkpoint around another one."""
+
+    def __init__(self, inner: Checkpoint) -> None:
+        self.inner = inner
+        self.sums: dict[str, Tensor] = {}
+
+    def names(self) -> Iterable[str]:
+        """As the inner one."""
+        return self.inner.names()
+
+    def has(self, name: str) -> bool:
+        """As the inner one."""
+        return self.inner.has(name)
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """As the inner one."""
+        return self.inner.shape(name)
+
+    def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """A whole tensor, noted."""
+        return self._noted(name, self.inner.tensor(name, shape, dtype))
+
+    def part(
+        self,
+        name: str,
+        dim: int,
+        start: int,
+        stop: int,
+        shape: tuple[int, ...] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Part of a tensor, noted."""
+        return self._noted(name, self.inner.part(name, dim, start, stop, shape, dtype))
+
+    def close(self) -> None:
+        """As the inner one."""
+        self.inner.close()
+
+    def __getattr__(self, name: str) -> Any:
+        """What only some checkpoints have (blocks)."""
+        return getattr(self.inner, name)
+
+    def damaged(self) -> list[str]:
+        """Tensors read so far that hold NaN or infinity."""
+        if not self.sums:
+            return []
+        fine = torch.stack([total.cpu() for total in self.sums.values()]).isfinite().tolist()
+        return [name for name, good in zip(self.sums, fine, strict=True) if not good]
+
+    def _noted(self, name: str, found: Tensor) -> Tensor:
+        if found.is_floating_point() and found.element_size() > 1 and not found.is_meta:
+            total = found.sum(dtype=torch.float32)
+            self.sums[name] = self.sums[name] + total if name in self.sums else total
+        return found
