@@ -135,6 +135,7 @@ class Emitter:
             options += self._between(n)
         else:
             made: Plain = {"type": "integer" if n.kind == "integer" else "number"}
+            n = _step_inside(n)
             lo, hi = n.lo, n.hi
             # Beyond 2^53 the engine counts inexactly: a narrower border is safe, a wider one is not.
             hi = None if hi is None else min(hi, Fraction(LARGEST))
@@ -438,6 +439,26 @@ class Emitter:
         if s.formats or s.avoid_patterns or len(every) != 1:
             self._refuse("propertyNames can only be enforced for a list, one pattern, or one range of lengths")
         return every[0]
+
+
+def _step_inside(n: Number) -> Number:
+    """Where an open whole border and the other one lie between the same two integers, the engine takes the border
+    itself in: it moves inside by less than any written number would (a narrower set is safe)."""
+    if n.kind == "integer" or n.lo is None or n.hi is None or n.step is not None or n.hi - n.lo >= 1:
+        return n
+    places = max(len(str(_decimal(b)).partition(".")[2]) for b in (n.lo, n.hi))
+    tiny = Fraction(1, 10 ** min(9, places + 6))
+    low = n.lo_open and n.lo >= 0 and n.lo.denominator == 1
+    high = n.hi_open and n.hi <= 0 and n.hi.denominator == 1
+    if (low or high) and n.hi - n.lo <= tiny:
+        refuse("the borders of a number lie too close to each other to be compared exactly.")
+    if low:
+        return replace(n, lo=n.lo + tiny, lo_open=False)
+    return replace(n, hi=n.hi - tiny, hi_open=False) if high else n
+
+
+def _decimal(value: Fraction) -> Decimal:
+    return Decimal(value.numerator) / Decimal(value.denominator)
 
 
 def _sayable(text: str) -> bool:

@@ -45,9 +45,8 @@ from tokenmill.structured.shapes import (
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 FORMATS = {  # enforced by the grammar engine, the same or a narrower one
-    **{f: f for f in ("duration", "email", "hostname", "ipv6", "uri")},
+    **{f: f for f in ("duration", "email", "ipv6", "uri")},
     "idn-email": "email",
-    "idn-hostname": "hostname",
     "iri": "uri",
     "iri-reference": "uri",
     "uri-reference": "uri",
@@ -61,7 +60,23 @@ _YEAR_DAY = (
 )
 _CLOCK = r"(?:[01][0-9]|2[0-3])\x3a[0-5][0-9]"
 _TIME = rf"{_CLOCK}\x3a[0-5][0-9](?:\x2e[0-9]{{1,9}})?(?:[zZ]|[\x2b\x2d]{_CLOCK})"
+# Labels without "--" in the third and fourth place, which says that they are encoded and would have to be decoded; few
+# enough of them that no name is longer than 253 characters.
+_ALNUM, _HOST = "[0-9A-Za-z]", r"[0-9A-Za-z\x2d]"
+
+
+def _hostname(labels: int, longest: int) -> str:
+    four = f"{_HOST}{_ALNUM}{_HOST}{{0,{longest - 4}}}{_ALNUM}"
+    dashed = rf"{_HOST}\x2d{_ALNUM}(?:{_HOST}{{0,{longest - 5}}}{_ALNUM})?"
+    label = f"{_ALNUM}(?:{_HOST}?{_ALNUM}|{four}|{dashed})?"
+    return rf"{label}(?:\x2e{label}){{0,{labels - 1}}}"
+
+
+_HOSTNAME = f"{_hostname(3, 63)}|{_hostname(7, 33)}"
+_BASE64 = r"(?:[0-9A-Za-z\x2b\x2f]{4})*(?:[0-9A-Za-z\x2b\x2f]{2}\x3d\x3d|[0-9A-Za-z\x2b\x2f]{3}\x3d)?"
 FORMAT_PATTERNS = {
+    "hostname": _HOSTNAME,
+    "idn-hostname": _HOSTNAME,
     "date": _YEAR_DAY,
     "time": _TIME,
     "date-time": rf"{_YEAR_DAY}[tT]{_TIME}",
@@ -231,6 +246,10 @@ class SchemaReader:
             patterns.add(FORMAT_PATTERNS[name])
         elif name == "regex":
             refuse_keyword((*path, "format"), "the texts that are regular expressions are not regular")
+        if schema.get("contentEncoding") == "base64":
+            patterns.add(_BASE64)
+        if schema.get("contentMediaType") == "application/json":
+            refuse_keyword((*path, "contentMediaType"), "JSON inside of a string is not regular")
         lo, hi = _count(schema, path, "minLength") or 0, _count(schema, path, "maxLength")
         return tidy_string(String(lo=lo, hi=hi, patterns=frozenset(patterns), formats=frozenset(formats)))
 

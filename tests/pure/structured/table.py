@@ -50,6 +50,12 @@ TABLE: dict[str, list[tuple[Any, list[Any], list[Any]]]] = {
         ({"pattern": "^[^a-c]$"}, ["d", "é"], ["a", "dd"]),
         ({"allOf": [{"pattern": "^a"}, {"pattern": "b$"}, {"maxLength": 3}]}, ["ab", "axb"], ["a", "axxb"]),
     ],
+    "open whole borders": [
+        ({"type": "number", "exclusiveMinimum": 3, "maximum": 3.5}, [3.1, 3.5, 3.0001], [3, 3.6]),
+        ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.5}, [0.1, 0.49], [0, 0.5]),
+        ({"type": "number", "minimum": -0.5, "exclusiveMaximum": 0}, [-0.5, -0.1], [0, -0.6]),
+        ({"type": "number", "exclusiveMinimum": -2.5, "exclusiveMaximum": -2}, [-2.4, -2.01], [-2, -2.5]),
+    ],
     "formats": [
         ({"format": "date"}, ["2024-02-29", 12], ["2023-02-29", "2024-2-1", "x"]),
         ({"format": "time"}, ["08:30:06Z", "08:30:06.283185+02:00"], ["8:30", "25:00:00Z"]),
@@ -57,7 +63,12 @@ TABLE: dict[str, list[tuple[Any, list[Any], list[Any]]]] = {
         ({"format": "email"}, ["joe@example.com"], ["2962", "a@"]),
         ({"format": "ipv4"}, ["192.168.0.1"], ["256.0.0.1", "1.2.3", "01.2.3.4"]),
         ({"format": "ipv6"}, ["::1", "fe80::1"], ["12345::", "1::2::3"]),
-        ({"format": "hostname"}, ["www.example.com"], ["-a.com", "a_b.com"]),
+        (
+            {"format": "hostname"},
+            ["www.example.com", "a--b.co", "ab.c"],
+            ["-a.com", "a_b.com", "xn--9n2bp8q", "ab-.c"],
+        ),
+        ({"format": "hostname"}, ["a" * 63 + ".b"], ["a" * 64, ".".join(["a" * 60] * 5)]),
         ({"format": "uuid"}, ["2eb8aa08-aa98-11ea-b4aa-73b441d16380"], ["2eb8aa08", "x"]),
         ({"format": "uri"}, ["http://foo.bar/baz"], ["//foo", "abc", "\\\\x"]),
         ({"format": "duration"}, ["P4DT12H30M5S", "PT1H"], ["P", "4D"]),

@@ -6,7 +6,7 @@ import os
 import signal
 
 import pytest
-from bytewise import COMPILER, END, byte_vocabulary, says
+from bytewise import COMPILER, END, byte_vocabulary, compiled, says
 
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.core.request import ReasoningSpan
@@ -193,3 +193,11 @@ def test_control_tokens_in_literals_are_tokens():
     assert constraint.validate([97, 256, 98, 256]) == 3, "free text holds none"
     with pytest.raises(UserError):
         tree({"type": "const_string", "value": "a"}, special_tokens={"a": "b"})
+
+
+def test_base64_is_enforced_where_it_is_asked_for():
+    constraint = compiled({"type": "string", "contentEncoding": "base64"})
+    assert all(says(constraint, f'"{t}"') for t in ("", "eyJm", "ezp9Cg=="))
+    assert not any(says(constraint, f'"{t}"') for t in ("eyJ%", "abc", "ab="))
+    with pytest.raises(UserError, match="contentMediaType"):
+        compiled({"contentMediaType": "application/json"})
