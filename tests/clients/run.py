@@ -41,7 +41,13 @@ CLIENTS = {
     "openai-2-tools": Client("openai>=2,<3", "openai_tools.py"),
     "openai-3-tools": Client("openai>=3,<4", "openai_tools.py"),
     "openai-node": Client("openai", "openai_node.mjs", node=True),
+    "openai-3-responses": Client("openai>=3,<4", "openai_responses.py"),
     "langchain-openai": Client("langchain-openai", "langchain_openai_client.py"),
+    "llama-index": Client("llama-index-llms-openai-like", "llama_index_client.py"),
+    "anthropic": Client("anthropic", "anthropic_python.py"),
+    "ollama": Client("ollama", "ollama_python.py"),
+    "text-generation": Client("text-generation", "text_generation_client.py"),
+    "huggingface-hub": Client("huggingface_hub", "huggingface_client.py"),
 }
 
 

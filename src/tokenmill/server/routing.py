@@ -48,8 +48,13 @@ class Api:
 
 def error_shape(apis: Iterable[Api], path: str) -> Callable[[HttpError], bytes]:
     """How errors on `path` are worded: the API with the longest prefix decides, else OpenAI's way."""
-    found = [(len(prefix), api.error) for api in apis for prefix in api.prefixes if path.startswith(prefix)]
+    found = [(len(prefix), api.error) for api in apis for prefix in api.prefixes if _covers(prefix, path)]
     return max(found, key=lambda pair: pair[0])[1] if found else error_bytes
+
+
+def _covers(prefix: str, path: str) -> bool:
+    """Does a path belong to a prefix? `/` stands for itself alone."""
+    return path == prefix if prefix == "/" else path.startswith(prefix)
 
 
 def json_answer(value: Any, status: int = 200) -> Response:

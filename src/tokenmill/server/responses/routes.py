@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, describe_error
+from tokenmill.server.job import Job
 from tokenmill.server.responses.answers import Growing
 from tokenmill.server.responses.schemas import ResponsesRequest, messages_of
 from tokenmill.server.responses.store import Kept, Store
@@ -50,7 +51,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
                 kept.task = asyncio.get_running_loop().create_task(_run(store, growing, kept))
                 tasks.add(kept.task)  # the loop itself keeps weak references only
                 kept.task.add_done_callback(tasks.discard)
-                kept.task.add_done_callback(lambda _: work.job.close())
+                kept.task.add_done_callback(lambda _: _settle(work.job, growing, kept))
                 return EventStream(_bytes(kept.follow()), _nothing) if body.stream else json_answer(growing.response)
             if body.stream:
                 return work.stream(_foreground(store, growing, kept))
@@ -132,6 +133,14 @@ async def _events(store: Store, growing: Growing, kept: Kept) -> AsyncIterator[l
             growing.cancel()
         kept.end()
         store.weigh(kept)
+
+
+def _settle(job: Job, growing: Growing, kept: Kept) -> None:
+    """A background run is over, perhaps before it began."""
+    job.close()
+    if not kept.ended:
+        growing.cancel()
+        kept.end()
 
 
 def _answer(growing: Growing) -> Response:

@@ -1,0 +1,120 @@
+"""Anthropic's Messages API over fake engines."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tokenmill.testing.fake_generator import FakeOptions
+
+CALL = '<think>It asks.</think>Well.<tool_call>\n{"name": "look", "arguments": {"at": "sky"}}\n</tool_call>'
+TOOL = {"name": "look", "description": "Look.", "input_schema": {"type": "object"}}
+HI = {"model": "fake", "max_tokens": 200, "messages": [{"role": "user", "content": "Hi"}]}
+PARSERS = {"tool_call_parser": "hermes", "reasoning_parser": "think"}
+
+
+def events(answer) -> list[dict]:
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    found = []
+    for part in answer.text.strip().split("\n\n"):
+        head, data = part.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert head == f"event: {found[-1]['type']}"
+    return found
+
+
+def rebuilt(found: list[dict]) -> list[dict]:
+    """Content blocks from a stream, as the client does it."""
+    blocks, arguments = [], ""
+    for event in found:
+        if event["type"] == "content_block_start":
+            assert event["index"] == len(blocks)
+            blocks.append(dict(event["content_block"]))
+            arguments = ""
+        elif event["type"] == "content_block_delta":
+            assert event["index"] == len(blocks) - 1
+            delta = event["delta"]
+            arguments += delta.get("partial_json", "")
+            for name in ("text", "thinking"):
+                if name in delta:
+                    blocks[-1][name] += delta[name]
+        elif event["type"] == "content_block_stop" and blocks[-1]["type"] == "tool_use":
+            blocks[-1]["input"] = json.loads(arguments)
+    return blocks
+
+
+async def test_streams_and_wholes_have_the_same_blocks_in_anthropics_order(start):
+    served = await start(FakeOptions(script=CALL), **PARSERS)
+    body = {**HI, "tools": [TOOL]}
+    whole = (await served.post("/v1/messages", body)).json()
+    found = events(await served.post("/v1/messages", {**body, "stream": True}))
+    assert [b["type"] for b in whole["content"]] == ["thinking", "text", "tool_use"]
+    assert whole["content"][2]["input"] == {"at": "sky"} and whole["stop_reason"] == "tool_use"
+    strip = [{k: v for k, v in block.items() if k != "id"} for block in rebuilt(found)]
+    assert strip == [{k: v for k, v in block.items() if k != "id"} for block in whole["content"]]
+    kinds = [e["type"] for e in found if e["type"] != "content_block_delta"]
+    block = ["content_block_start", "content_block_stop"]
+    assert kinds == ["message_start", "ping", *block, *block, *block, "message_delta", "message_stop"]
+    last = found[-2]
+    assert last["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    assert last["usage"]["output_tokens"] == whole["usage"]["output_tokens"] > 0
+
+
+async def test_why_it_stopped(start):
+    served = await start(FakeOptions(script="abcdef"))
+    for change, reason, sequence in (
+        ({}, "end_turn", None), ({"max_tokens": 2}, "max_tokens", None),
+        ({"stop_sequences": ["d"]}, "stop_sequence", "d"),
+    ):  # fmt: skip
+        found = (await served.post("/v1/messages", {**HI, **change})).json()
+        assert (found["stop_reason"], found["stop_sequence"]) == (reason, sequence)
+
+
+async def test_counting_is_what_is_computed(start):
+    served = await start(FakeOptions(script="a"))
+    body = {**HI, "system": [{"type": "text", "text": "Be brief."}]}
+    counted = (await served.post("/v1/messages/count_tokens", body)).json()["input_tokens"]
+    usage = (await served.post("/v1/messages", body)).json()["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == counted > 20
+
+
+async def test_conversations_with_tools_become_messages(start):
+    served = await start(FakeOptions(script="Blue."), **PARSERS)
+    talk = [
+        {"role": "user", "content": "What do you see?"},
+        {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "Hm.", "signature": ""}, {"type": "text", "text": "Let me look."},
+            {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": "sky"}},
+        ]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "blue"}]},
+            {"type": "text", "text": "So?"},
+        ]},
+    ]  # fmt: skip
+    found = (await served.post("/v1/messages", {**HI, "messages": talk, "tools": [TOOL]})).json()
+    assert found["content"] == [{"type": "text", "text": "Blue."}]
+
+
+@pytest.mark.parametrize(("change", "status", "kind"), [
+    ({"max_tokens": 0}, 400, "invalid_request_error"),
+    ({"model": "nope"}, 404, "not_found_error"),
+    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, 400, "invalid_request_error"),
+    ({"tools": [{"name": "x", "type": "web_search_20250305"}]}, 400, "invalid_request_error"),
+    ({"tool_choice": {"type": "tool"}, "tools": [TOOL]}, 400, "invalid_request_error"),
+    ({"output_config": {"format": {"type": "xml"}}}, 400, "invalid_request_error"),
+    ({"messages": []}, 400, "invalid_request_error"),
+])  # fmt: skip
+async def test_errors_have_anthropics_shape(start, change, status, kind):
+    served = await start(**PARSERS)
+    answer = await served.post("/v1/messages", {**HI, **change})
+    assert answer.status_code == status
+    assert answer.json()["type"] == "error" and answer.json()["error"]["type"] == kind
+    assert served.context.gate.open == 0
+
+
+async def test_keys_are_taken_from_its_header_and_refused_in_its_shape(start):
+    served = await start(api_key=["secret"])
+    refused = await served.post("/v1/messages", HI)
+    assert refused.status_code == 401 and refused.json()["error"]["type"] == "authentication_error"
+    assert (await served.client.post("/v1/messages", json=HI, headers={"x-api-key": "secret"})).status_code == 200

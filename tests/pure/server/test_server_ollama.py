@@ -1,0 +1,101 @@
+"""Ollama's API over fake engines."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tokenmill.testing.fake_generator import FakeOptions
+
+CALL = 'Let me see.<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}]
+HI = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+def lines(answer) -> list[dict]:
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+async def test_streams_are_the_default_and_add_up_to_the_whole(start):
+    served = await start(FakeOptions(script="Hello there."))
+    streamed = lines(await served.post("/api/chat", HI))
+    whole = (await served.post("/api/chat", {**HI, "stream": False})).json()
+    assert "".join(x["message"]["content"] for x in streamed) == whole["message"]["content"] == "Hello there."
+    last = streamed[-1]
+    assert last["done"] and not any(x["done"] for x in streamed[:-1])
+    assert last["done_reason"] == whole["done_reason"] == "stop"
+    for name in ("prompt_eval_count", "eval_count"):
+        assert last[name] == whole[name] > 0
+    assert whole["total_duration"] >= whole["prompt_eval_duration"] > 0
+    generated = lines(await served.post("/api/generate", {"model": "fake:latest", "prompt": "Hi"}))
+    assert "".join(x["response"] for x in generated) == "Hello there."
+    assert generated[-1]["prompt_eval_count"] == whole["prompt_eval_count"]  # the same template around the same words
+
+
+async def test_calls_come_whole_with_arguments_as_objects(start):
+    served = await start(FakeOptions(script=CALL), tool_call_parser="hermes")
+    for stream in (True, False):
+        answer = await served.post("/api/chat", {**HI, "tools": TOOLS, "stream": stream})
+        found = lines(answer) if stream else [answer.json()]
+        (calls,) = [x["message"]["tool_calls"] for x in found if "tool_calls" in x["message"]]
+        assert calls == [{"function": {"index": 0, "name": "get_weather", "arguments": {"city": "Paris"}}}]
+        assert "".join(x["message"]["content"] for x in found).strip() == "Let me see."
+
+
+async def test_options_mean_what_they_say(start):
+    served = await start(FakeOptions(script="abcdefgh"))
+    body = {**HI, "stream": False, "options": {"num_predict": 3, "seed": 1, "num_ctx": 99, "mirostat": 0}}
+    found = (await served.post("/api/chat", body)).json()
+    assert found["eval_count"] == 3 and found["done_reason"] == "length"
+    body["options"] = {"stop": "d"}
+    assert (await served.post("/api/chat", body)).json()["message"]["content"] == "abc"
+    raw = {"model": "fake", "prompt": "abc", "raw": True, "stream": False}
+    assert (await served.post("/api/generate", raw)).json()["prompt_eval_count"] == 3
+
+
+@pytest.mark.parametrize(("path", "change", "word"), [
+    ("/api/chat", {"options": {"mirostat": 2}}, "mirostat"),
+    ("/api/chat", {"options": {"temperature": -1}}, "temperature"),
+    ("/api/chat", {"options": {"num_predict": 0}}, "num_predict"),
+    ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["AA=="]}]}, "images"),
+    ("/api/chat", {"format": 3}, "format"),
+    ("/api/generate", {"prompt": "x", "suffix": "y"}, "suffix"),
+    ("/api/generate", {"prompt": "x", "template": "y"}, "template"),
+    ("/api/generate", {"prompt": "x", "context": [1, 2]}, "context"),
+])  # fmt: skip
+async def test_what_cannot_be_honoured_is_refused_in_its_shape(start, path, change, word):
+    served = await start()
+    answer = await served.post(path, {**HI, **change})
+    assert answer.status_code == 400 and word in answer.json()["error"]
+    assert served.context.gate.open == 0
+
+
+async def test_models_are_told_of(start):
+    served = await start()
+    entry, *_ = (await served.client.get("/api/tags")).json()["models"]
+    assert entry["name"] == "fake:latest" and len(entry["digest"]) == 64
+    assert (await served.client.get("/api/ps")).json()["models"][0]["name"] == entry["name"]
+    shown = (await served.post("/api/show", {"model": "fake:latest"})).json()
+    assert "im_start" in shown["template"] and "completion" in shown["capabilities"]
+    assert (await served.client.get("/api/version")).json()["version"]
+    for path in ("/api/show", "/api/chat", "/api/embed"):
+        missing = await served.post(path, {**HI, "model": "nope", "input": "x"})
+        assert missing.status_code == 404 and "nope" in missing.json()["error"]
+    assert (await served.post("/api/pull", {"model": "x"})).status_code == 501
+    assert (await served.post("/api/chat", {"model": "fake", "messages": []})).json()["done_reason"] == "load"
+
+
+async def test_vectors(start):
+    served = await start()
+    found = (await served.post("/api/embed", {"model": "fake", "input": ["a", "bb"]})).json()
+    assert len(found["embeddings"]) == 2 and found["prompt_eval_count"] == 3
+    old = (await served.post("/api/embeddings", {"model": "fake", "prompt": "a"})).json()
+    assert old["embedding"] == found["embeddings"][0]
+
+
+async def test_an_error_in_a_stream_is_a_line(start):
+    served = await start(FakeOptions(script="a" * 50, step_s=0.05), request_timeout=0.3)
+    found = lines(await served.post("/api/chat", HI))
+    assert all(line["message"]["content"] for line in found[:-1]) and "deadline" in found[-1]["error"]

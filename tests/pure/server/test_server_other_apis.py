@@ -1,0 +1,151 @@
+"""TGI, vLLM's first API, KServe, scores; and one question through every API."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tokenmill.testing.fake_generator import FakeOptions
+
+ASK = [{"role": "user", "content": "What?"}]
+SAID = "Just this."
+TENSOR = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["x"]}
+
+
+async def test_one_question_through_every_api_gets_one_answer(start):
+    served = await start(FakeOptions(script=SAID))
+
+    async def post(path, **body):
+        answer = await served.post(path, body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    counts, texts = set(), set()
+    chat = await post("/v1/chat/completions", messages=ASK, temperature=0)
+    counts.add((chat["usage"]["prompt_tokens"], chat["usage"]["completion_tokens"]))
+    texts.add(chat["choices"][0]["message"]["content"])
+    response = await post("/v1/responses", input="What?", temperature=0)
+    counts.add((response["usage"]["input_tokens"], response["usage"]["output_tokens"]))
+    texts.add(response["output"][0]["content"][0]["text"])
+    message = await post("/v1/messages", model="fake", max_tokens=99, messages=ASK)
+    counts.add((message["usage"]["input_tokens"], message["usage"]["output_tokens"]))
+    texts.add(message["content"][0]["text"])
+    ollama = await post("/api/chat", model="fake", messages=ASK, stream=False)
+    counts.add((ollama["prompt_eval_count"], ollama["eval_count"]))
+    texts.add(ollama["message"]["content"])
+    prompt = (await post("/v1/chat/completions", messages=ASK, return_prompt_text=True))["prompt_text"]
+    done = await post("/v1/completions", prompt=prompt, max_tokens=99, temperature=0)
+    counts.add((done["usage"]["prompt_tokens"], done["usage"]["completion_tokens"]))
+    texts.add(done["choices"][0]["text"])
+    tgi = await post("/generate", inputs=prompt, parameters={"details": True, "decoder_input_details": True})
+    counts.add((len(tgi["details"]["prefill"]), tgi["details"]["generated_tokens"]))
+    texts.add(tgi["generated_text"])
+    old = await post("/generate", prompt=prompt, max_tokens=99)
+    texts.add(old["text"][0].removeprefix(prompt))
+    tensor = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [prompt]}
+    texts.add(
+        (await post("/v2/models/fake/infer", inputs=[tensor], parameters={"max_tokens": 99}))["outputs"][0]["data"][0]
+    )
+    texts.add((await post("/v2/models/fake/generate", text_input=prompt, parameters={"max_tokens": 99}))["text_output"])
+    assert texts == {SAID} and len(counts) == 1
+
+
+async def test_tgi_streams_tokens_and_tells_why_it_ended(start):
+    served = await start(FakeOptions(script="abc"))
+    body = {"inputs": "x", "parameters": {"max_new_tokens": 9, "top_n_tokens": 2, "return_full_text": True}}
+    answer = await served.post("/generate_stream", body)
+    found = [json.loads(line.removeprefix("data:")) for line in answer.text.splitlines() if line]
+    assert [e["token"]["text"] for e in found[:3]] == ["a", "b", "c"] and [e["index"] for e in found] == [
+        *range(1, len(found) + 1)
+    ]
+    assert all(len(e["top_tokens"]) == 2 and e["token"]["logprob"] <= 0 for e in found)
+    assert found[-1]["generated_text"] == "xabc"
+    assert found[-1]["details"]["finish_reason"] == "eos_token" and found[0]["details"] is None
+    for change, reason in (({"max_new_tokens": 2}, "length"), ({"stop": ["b"]}, "stop_sequence")):
+        whole = await served.post("/generate", {"inputs": "x", "parameters": {**change, "details": True}})
+        assert whole.json()["details"]["finish_reason"] == reason
+    listed = (await served.post("/", {"inputs": "x", "parameters": {"max_new_tokens": 2}})).json()
+    assert listed == [{"generated_text": "ab"}]
+    assert (await served.client.get("/info")).json()["max_total_tokens"] == 4096
+
+
+async def test_tgi_best_of_shows_every_candidate(start):
+    served = await start()
+    body = {"inputs": "x", "parameters": {"best_of": 3, "max_new_tokens": 4, "details": True, "seed": 5}}
+    details = (await served.post("/generate", body)).json()["details"]
+    assert len(details["best_of_sequences"]) == 2 and len(details["tokens"]) == 4
+
+
+async def test_vllms_first_api_streams_whole_texts(start):
+    served = await start(FakeOptions(script="abc"))
+    answer = await served.post("/generate", {"prompt": "x", "n": 2, "stream": True, "max_tokens": 9})
+    found = [json.loads(line)["text"] for line in answer.text.splitlines()]
+    assert found[-1] == ["xabc", "xabc"] and all(len(a) <= len(b) for a, b in zip(found[0], found[-1], strict=True))
+
+
+@pytest.mark.parametrize(("path", "body", "word"), [
+    ("/generate", {"inputs": "x", "parameters": {"temperature": 0}}, "temperature"),
+    ("/generate", {"inputs": "x", "parameters": {"watermark": True}}, "watermark"),
+    ("/generate", {"inputs": "x", "parameters": {"adapter_id": "a"}}, "adapter_id"),
+    ("/generate", {"inputs": ""}, "inputs"),
+    ("/generate", {"prompt": "x", "temperature": -2}, "temperature"),
+    ("/generate_stream", {"inputs": "x", "parameters": {"best_of": 2}}, "best_of"),
+    ("/v2/models/fake/infer", {"inputs": [{**TENSOR, "name": "y"}]}, "text_input"),
+    ("/v2/models/fake/infer", {"inputs": [{**TENSOR, "datatype": "FP32", "data": [1]}]}, "BYTES"),
+    ("/v2/models/fake/generate", {"text_input": "x", "parameters": {"logprobs": 2}}, "logprobs"),
+    ("/v2/models/fake/generate", {"text_input": "x", "parameters": {"suffix": "y"}}, "suffix"),
+])  # fmt: skip
+async def test_bad_requests_are_refused_in_each_shape(start, path, body, word):
+    served = await start()
+    answer = await served.post(path, body)
+    assert answer.status_code == 400 and word in answer.json()["error"]
+    assert ("error_type" in answer.json()) == path.startswith("/generate")
+    assert served.context.gate.open == 0
+
+
+async def test_kserve_tells_of_its_models(start):
+    served = await start(FakeOptions(script="abc"))
+    for path in ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/fake", "/v2/models/fake/ready"):
+        assert (await served.client.get(path)).status_code == 200
+    missing = await served.client.get("/v2/models/nope")
+    assert missing.status_code == 404 and isinstance(missing.json()["error"], str)
+    two = {"name": "text_input", "shape": [2, 1], "datatype": "BYTES", "data": [["x"], ["y"]]}
+    limit = {"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [2]}
+    asked = {"id": "7", "inputs": [two, limit], "outputs": [{"name": "text_output"}]}
+    found = (await served.post("/v2/models/fake/infer", asked)).json()
+    assert found["id"] == "7" and [o["name"] for o in found["outputs"]] == ["text_output"]
+    assert found["outputs"][0]["data"] == ["ab", "ab"] and found["outputs"][0]["shape"] == [2]
+    stream = await served.post("/v2/models/fake/generate_stream", {"text_input": "x", "parameters": {"max_tokens": 9}})
+    pieces = [json.loads(line.removeprefix("data: ")) for line in stream.text.splitlines() if line]
+    assert "".join(p["text_output"] for p in pieces) == "abc" and pieces[-1]["finish_reason"] == "stop"
+
+
+async def test_reranking_sorts_and_cuts(start):
+    served = await start()
+    documents = ["b", {"text": "a"}, "c"]
+    for method in ("embedding", "likelihood"):
+        body = {"query": "a", "documents": documents, "method": method}
+        found = (await served.post("/rerank", body)).json()
+        scores = [r["relevance_score"] for r in found["results"]]
+        assert scores == sorted(scores, reverse=True) and {r["index"] for r in found["results"]} == {0, 1, 2}
+        assert all(-1 <= s <= 1 for s in scores) and found["usage"]["prompt_tokens"] > 0
+        two = (await served.post("/v1/rerank", {**body, "top_n": 2, "return_documents": False})).json()["results"]
+        assert [r["index"] for r in two] == [r["index"] for r in found["results"][:2]] and "document" not in two[0]
+    found = (await served.post("/rerank", {"query": "a", "documents": documents})).json()["results"]
+    assert {r["document"]["text"]: r["relevance_score"] for r in found}["a"] == pytest.approx(1.0)
+
+
+async def test_scores_of_pairs_and_labels(start):
+    served = await start()
+    one = (await served.post("/score", {"text_1": "a", "text_2": ["a", "b"]})).json()["data"]
+    pairs = (await served.post("/v1/score", {"queries": ["a", "a"], "documents": ["a", "b"]})).json()["data"]
+    assert one == pairs and one[0]["score"] == pytest.approx(1.0)
+    uneven = await served.post("/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]})
+    assert uneven.status_code == 400 and "first" in uneven.json()["error"]["message"]
+    found = (await served.post("/classify", {"input": ["x", "y"], "labels": ["good", "bad", "neither"]})).json()["data"]
+    for entry in found:
+        assert sum(entry["probs"]) == pytest.approx(1.0) and entry["num_classes"] == 3
+        assert entry["label"] == ["good", "bad", "neither"][entry["probs"].index(max(entry["probs"]))]
+    assert (await served.post("/classify", {"input": "x", "labels": ["a", "a"]})).status_code == 400
+    assert served.context.gate.open == 0

@@ -1,0 +1,143 @@
+"""The Responses API over fake engines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from tokenmill.server.errors import HttpError
+from tokenmill.server.responses.schemas import messages_of
+from tokenmill.server.responses.store import Kept, Store
+from tokenmill.testing.fake_generator import FakeOptions
+
+CALL = '<think>It asks.</think>Well.<tool_call>\n{"name": "look", "arguments": {"at": "sky"}}\n</tool_call>'
+TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+PARSERS = {"tool_call_parser": "hermes", "reasoning_parser": "think"}
+HI = {"model": "fake", "input": "Hi"}
+PATH = "/v1/responses"
+
+
+def events(text: str) -> list[dict]:
+    found = []
+    for part in text.strip().split("\n\n"):
+        head, data = part.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert head == f"event: {found[-1]['type']}"
+    return found
+
+
+async def test_events_are_numbered_and_add_up_to_the_response(start):
+    served = await start(FakeOptions(script=CALL), **PARSERS)
+    found = events((await served.post(PATH, {**HI, "tools": [TOOL], "stream": True})).text)
+    assert [e["sequence_number"] for e in found] == list(range(len(found)))
+    assert [e["type"] for e in found[:2]] == ["response.created", "response.in_progress"]
+    last = found[-1]
+    assert last["type"] == "response.completed" and last["response"]["status"] == "completed"
+    output = last["response"]["output"]
+    assert [item["type"] for item in output] == ["reasoning", "message", "function_call"]
+    for place, item in enumerate(output):
+        mine = [e for e in found if e.get("output_index") == place]
+        assert mine[0]["type"] == "response.output_item.added" and mine[-1]["type"] == "response.output_item.done"
+        assert mine[-1]["item"] == item and item["status"] == "completed"
+        said = "".join(e["delta"] for e in mine if e["type"].endswith(".delta"))
+        assert said == (item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"])
+    whole = (await served.post(PATH, {**HI, "tools": [TOOL]})).json()
+    texts = [[i.get("content"), i.get("arguments"), i["type"]] for i in output]
+    assert [[i.get("content"), i.get("arguments"), i["type"]] for i in whole["output"]] == texts
+    assert (
+        whole["usage"] == last["response"]["usage"] and whole["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
+    )
+
+
+async def test_what_is_kept_can_be_continued_read_and_forgotten(start):
+    served = await start(FakeOptions(script="Blue."))
+    first = (await served.post(PATH, {**HI, "instructions": "Be brief."})).json()
+    second = (await served.post(PATH, {"input": "Why?", "previous_response_id": first["id"]})).json()
+    alone = (await served.post(PATH, {"input": "Why?"})).json()
+    assert second["usage"]["input_tokens"] > alone["usage"]["input_tokens"]
+    assert (await served.client.get(f"{PATH}/{first['id']}")).json() == first
+    asked = (await served.client.get(f"{PATH}/{second['id']}/input_items")).json()["data"]
+    assert [part["text"] for item in asked for part in item["content"]] == ["Why?"]
+    assert (await served.client.delete(f"{PATH}/{first['id']}")).json()["deleted"]
+    assert (await served.client.get(f"{PATH}/{first['id']}")).status_code == 404
+    unkept = (await served.post(PATH, {**HI, "store": False})).json()
+    assert (await served.client.get(f"{PATH}/{unkept['id']}")).status_code == 404
+
+
+async def test_background_runs_go_on_are_followed_and_cancelled(start):
+    served = await start(FakeOptions(script="a" * 40, step_s=0.005))
+    run = (await served.post(PATH, {**HI, "background": True})).json()
+    assert run["status"] in ("queued", "in_progress")
+    followed = events((await served.client.get(f"{PATH}/{run['id']}?stream=true")).text)
+    assert followed[-1]["type"] == "response.completed"
+    missed = events((await served.client.get(f"{PATH}/{run['id']}?stream=true&starting_after=5")).text)
+    assert missed == followed[6:]
+    served.options.step_s = 0.2
+    slow = (await served.post(PATH, {**HI, "background": True})).json()
+    assert (await served.client.post(f"{PATH}/{slow['id']}/cancel")).json()["status"] == "cancelled"
+    assert (await served.client.post(f"{PATH}/{slow['id']}/cancel")).json()["status"] == "cancelled"
+    while served.context.gate.open:  # its place is given back
+        await asyncio.sleep(0.01)
+    wrong = await served.client.post(f"{PATH}/{(await served.post(PATH, HI)).json()['id']}/cancel")
+    assert wrong.status_code == 400
+
+
+async def test_a_cut_answer_is_incomplete(start):
+    served = await start(FakeOptions(script="abcdef"))
+    found = (await served.post(PATH, {**HI, "max_output_tokens": 3})).json()
+    assert found["status"] == "incomplete" and found["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert found["output"][0]["status"] == "incomplete"
+
+
+async def test_other_keys_see_nothing(start):
+    served = await start(FakeOptions(script="a"), api_key=["one", "two"])
+    mine, yours = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
+    name = (await served.client.post(PATH, json=HI, headers=mine)).json()["id"]
+    assert (await served.client.get(f"{PATH}/{name}", headers=mine)).status_code == 200
+    for method, path in (("GET", name), ("DELETE", name), ("POST", f"{name}/cancel"), ("GET", f"{name}/input_items")):
+        assert (await served.client.request(method, f"{PATH}/{path}", headers=yours)).status_code == 404
+    continued = await served.client.post(PATH, json={**HI, "previous_response_id": name}, headers=yours)
+    assert continued.status_code == 404
+
+
+@pytest.mark.parametrize(("change", "word"), [
+    ({"prompt": {"id": "x"}}, "prompt"), ({"conversation": "x"}, "conversation"), ({"max_tool_calls": 2}, "max_tool"),
+    ({"background": True, "store": False}, "store"), ({"include": ["web_search_call.results"]}, "include"),
+    ({"tools": [{"type": "web_search"}]}, "tools.0"), ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0"),
+    ({"temperature": -1}, "temperature"),
+    ({"input": [{"type": "function_call", "name": "x"}]}, "input.0.arguments"), ({"input": []}, "input"),
+])  # fmt: skip
+async def test_what_cannot_be_honoured_is_refused(start, change, word):
+    served = await start()
+    answer = await served.post(PATH, {**HI, **change})
+    assert answer.status_code == 400 and word in answer.json()["error"]["param"] + answer.json()["error"]["message"]
+    assert served.context.gate.open == 0
+
+
+def test_items_of_one_turn_become_one_message():
+    items = [
+        {"role": "user", "content": "Look."},
+        {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Well."}]},
+        {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "blue"},
+    ]
+    user, assistant, tool = messages_of(items)
+    assert user == {"role": "user", "content": "Look."} and tool["content"] == "blue"
+    assert assistant["content"] == "Well." and assistant["reasoning"] == "Hm." and len(assistant["tool_calls"]) == 1
+
+
+def test_the_store_forgets_the_oldest_first():
+    store = Store(most=3)
+    for i in range(5):
+        store.add(Kept("me", {"id": str(i)}, [], [], ended=i != 1))
+    assert list(store.kept) == ["1", "3", "4"]  # 1 has not ended
+    with pytest.raises(HttpError):
+        store.find("4", "you")
+    small = Store(most_bytes=1000)
+    for i in range(3):
+        small.add(Kept("me", {"id": str(i)}, [{"x": "y" * 700}], [], ended=True))
+    assert list(small.kept) == ["2"] and small.size < 1000
