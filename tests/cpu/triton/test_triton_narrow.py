@@ -71,7 +71,7 @@ def test_one_row(kind, act, fused):
     x = torch.randn(1, inner)
     norm = NormSpec(torch.rand(inner) + 0.5, 1e-5, offset=0.25) if fused else None
     residual = torch.randn(1, width // 2 if act else width) if fused else None
-    for config in ((64, 64, 1) if "blocks" in kind else (2, 64, 1), (64 if "blocks" in kind else 4, 16, 2)):
+    for config in ((64 if "blocks" in kind else 2, 64, 1, 0), (64 if "blocks" in kind else 4, 16, 2, 0)):
         found = narrow_gemv(x, weight, norm, act, residual, pdl=False, config=config)
         assert relative(found, exact(x, weight, norm, act, residual)) < (2e-3 if "fp8" in kind else 0.03)
 

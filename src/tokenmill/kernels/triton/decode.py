@@ -336,8 +336,9 @@ def attend_one(
     )  # fmt: skip
 
 
-MANY = 256
-"""Sequences * key/value heads from which bandwidth counts for more than latency."""
+def early_keys(units: int) -> bool:
+    """Does it pay to keep the first keys in registers before the new ones exist? (It halves how many programs fit.)"""
+    return units <= 64 or 128 < units <= 256
 
 
 def decode_config(
@@ -351,10 +352,12 @@ def decode_config(
     width = spec.kv.key_dim + spec.kv.value_dim
     block_n = 64 if width <= 256 else 32
     if mixed:  # beside prefills it matters little: two kernels, which the engine compiles when it starts
-        return (4 if units <= 2 * MANY else 1), block_n, 4, 3, 1, 1
-    if MANY // 2 <= units <= MANY:
-        return 4, block_n, 4, 3, 4, 8
+        return (4 if units <= 512 else 1), block_n, 4, 3, 1, 1
+    if units >= 1024:
+        return 1, block_n, 2, 5, 1, 1
+    if 128 < units <= 256:
+        return 1, block_n, 8, 3, 2, 1
     splits = 16 if units < 64 else 8
-    while splits > 1 and (splits * units > (1056 if units < MANY else 528) or splits * block_n > 2 * longest):
+    while splits > 1 and (splits * units > 1056 or splits * block_n > 2 * longest):
         splits //= 2
-    return splits, block_n, 4, 3, 1, 1
+    return (splits, min(block_n, 32), 8, 3, 0, 1) if units <= 64 else (splits, block_n, 4, 3, 1, 1)

@@ -18,7 +18,7 @@ from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.triton import pointwise
 from tokenmill.kernels.triton.choose import greedy
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, act_parts, shared_memory
-from tokenmill.kernels.triton.decode import MANY, attend_one, decode_config
+from tokenmill.kernels.triton.decode import attend_one, decode_config, early_keys
 from tokenmill.kernels.triton.dense import arrange, attend_long, can_gather
 from tokenmill.kernels.triton.gemv import gemv
 from tokenmill.kernels.triton.latent import attend_latent, prepare_latent, serves
@@ -290,8 +290,8 @@ class TritonKernels(ReferenceKernels):
             return False
         if not can_prepare(spec) or not whole_scales(kv):
             return False
-        if ctx.kv_len.shape[0] * spec.kv.heads > MANY:
-            return False  # registers for early keys would cost more occupancy than a launch
+        if not early_keys(ctx.kv_len.shape[0] * spec.kv.heads):
+            return False
         return max(spec.kv.key_dim, spec.kv.value_dim) <= 256 and not self._shares(plan, spec, ctx)
 
     def _shares(self, plan: GroupPlan, spec: AttentionSpec, ctx: ForwardContext) -> bool:

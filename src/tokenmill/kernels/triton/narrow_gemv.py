@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.core.forward import NormSpec
-from tokenmill.kernels.triton.common import INTERPRETED, act_parts, begin, gated_act, plain_act, pow2, wait
+from tokenmill.kernels.triton.common import INTERPRETED, act_parts, begin, gated_act, plain_act, pow2, prefetch, wait
 from tokenmill.kernels.triton.narrow import BLOCK, NarrowMatrix
 from tokenmill.kernels.triton.narrow_words import bytes4, dot4, dot_float8, half_pair, halves
 
@@ -202,8 +202,9 @@ def _gemv_kernel(
     K: tl.constexpr, WORDS: tl.constexpr, BN: tl.constexpr, BJ: tl.constexpr, KIND: tl.constexpr,
     GROUP: tl.constexpr, SPAN: tl.constexpr, ZERO: tl.constexpr,
     ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
+    RESIDUAL: tl.constexpr, EARLY: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """EARLY: lines of 128 bytes that a row's words after the first piece are asked for before the wait (0: none)."""
     begin(PDL)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     j = tl.arange(0, BJ)[None, :]
@@ -215,6 +216,11 @@ def _gemv_kernel(
     w = _read(weights, 0, j, WORDS, BJ)
     if GATED:
         u = _read(partners, 0, j, WORDS, BJ)
+    if EARLY > 0:
+        ahead = tl.minimum(BJ + tl.arange(0, EARLY) * 32, WORDS - 1)[None, :]
+        prefetch(words + safe[:, None].to(tl.int64) * WORDS + ahead)
+        if GATED:
+            prefetch(words + (safe + N)[:, None].to(tl.int64) * WORDS + ahead)
     # Where the scales of a row of groups, or of a row of blocks, begin.
     COUNT: tl.constexpr = 1 if GROUP == 0 else (K + GROUP - 1) // GROUP
     if SPAN > 1:
@@ -286,14 +292,16 @@ def _gemv_kernel(
 
 def narrow_gemv(
     x: Tensor, weight: NarrowMatrix, norm: NormSpec | None, act: str | None, residual: Tensor | None,
-    *, pdl: bool, config: tuple[int, int, int],
+    *, pdl: bool, config: tuple[int, int, int, int],
 ) -> Tensor:  # fmt: skip
-    """x [1, K] -> residual + act(norm(x) @ weight.T + bias); config (BN, words in a piece, warps). K must be a multiple
-    of 4; BN must divide a block of scales, and a gated activation's halves must begin at a block's border."""
+    """x [1, K] -> residual + act(norm(x) @ weight.T + bias); config (BN, words in a piece, warps, early lines).
+
+    K must be a multiple of 4; BN must divide a block of scales, and a gated activation's halves must begin at a block's
+    border."""
     inner = x.shape[1]
     activation, gated = act_parts(act)
     width = weight.shape[0] // 2 if gated else weight.shape[0]
-    block_n, block_j, warps = config
+    block_n, block_j, warps, early = config
     kind = KINDS[weight.data.dtype]
     words = weight.data.shape[1] * weight.data.element_size() // 4
     block_j = min(block_j, max(16, pow2(words)))
@@ -311,7 +319,7 @@ def narrow_gemv(
         out, width,
         K=inner, WORDS=words, BN=block_n, BJ=block_j, KIND=kind,
         GROUP=weight.group, SPAN=BLOCK if weight.blocks else 1, ZERO=weight.row_zeros is not None,
-        ACT=activation, GATED=gated, BIAS=weight.bias is not None, RESIDUAL=residual is not None, WIDE=INTERPRETED,
-        PDL=pdl, num_warps=warps, launch_pdl=pdl,
+        ACT=activation, GATED=gated, BIAS=weight.bias is not None, RESIDUAL=residual is not None,
+        EARLY=early if pdl and words > block_j else 0, WIDE=INTERPRETED, PDL=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
     return out

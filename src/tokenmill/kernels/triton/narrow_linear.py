@@ -3,7 +3,7 @@
 One row is multiplied nearly as it is (narrow_words.py). Two and more are rounded to the weight's own 8 bits, row by
 row, where the weight has a scale per row or per block: tensor cores then take both as they lie. Weights with a scale
 per group of columns are widened on their way, or beforehand where there are many rows. Ways, as in ways.py:
-    ["gemv", BN, words, warps]                           one row
+    ["gemv", BN, words, warps, early lines]              one row
     ["thin", BN, BK, split, stages, warps, prefetch]     few rows
     ["wide", BM, BN, BK, stages, warps]                  many rows, rounded
     ["library"]                                          many rows, rounded, through cuBLAS
@@ -78,10 +78,10 @@ def default_narrow(rows: int, weight: NarrowMatrix, *, gated: bool, library: boo
     grouped = weight.group > 0 and not weight.blocks
     if INTERPRETED:
         if rows == 1:
-            return "gemv", 2, 64, 1
+            return "gemv", 2, 64, 1, 0
         return ("thin", 32, 64, 2, 1, 4, 0) if rows <= _FEW else ("widen",) if grouped else ("wide", 32, 32, 64, 1, 4)
     if rows == 1:
-        return "gemv", 4 if gated else 8, 256, 2
+        return "gemv", 4 if gated else 8, 256, 2, 0
     if rows > (2 * _FEW if grouped else _FEW):
         if grouped:
             return ("widen",)
