@@ -54,6 +54,14 @@ def bodies(page: Any) -> list[dict[str, Any]]:
     return found
 
 
+def until(page: Any, function: str) -> None:
+    """Wait until an asynchronous function of the page says true."""
+    for _ in range(1000):
+        if page.evaluate(function):
+            return
+    raise AssertionError(function)
+
+
 def no_work(server: WebServer) -> None:
     """Wait until the server has no open request."""
     import time
@@ -210,7 +218,7 @@ def test_code_and_answers_are_copied(serve: Servers, tab: Tabs) -> None:
     read = "navigator.clipboard.readText()"
     assert page.evaluate(read).startswith("def grind(grain: str)")
     page.get_by_role("button", name="Copy the answer").click()
-    page.wait_for_function(f"async () => (await {read}).startsWith('The **mill**')")
+    until(page, f"async () => (await {read}).startsWith('The **mill**')")
 
 
 def test_conversations_are_renamed_exported_deleted_and_brought_back(serve: Servers, tab: Tabs) -> None:
@@ -238,6 +246,46 @@ def test_conversations_are_renamed_exported_deleted_and_brought_back(serve: Serv
     page.wait_for_function("() => document.querySelectorAll('.conversations .open').length === 2")
     page.reload()
     page.wait_for_function("() => document.querySelectorAll('.conversations .open').length === 2")
+
+
+def test_a_growing_answer_outlives_its_page(serve: Servers, tab: Tabs) -> None:
+    server = serve(FakeOptions(step_s=0.02, max_model_len=100_000))
+    page = tab(server.url)
+    say(page, "Long")
+    page.get_by_text("tok/s").wait_for()
+    until(
+        page,
+        """async () => {
+            const opened = indexedDB.open('tokenmill');
+            const db = await new Promise(done => { opened.onsuccess = e => done(e.target.result); });
+            const all = await new Promise(done => {
+                db.transaction('whole').objectStore('whole').getAll().onsuccess = e => done(e.target.result);
+            });
+            db.close();
+            return all[0]?.messages[1].answers[0].content.length > 20;
+        }""",
+    )
+    page.reload()
+    no_work(server)  # nobody reads any more
+    page.get_by_role("button", name="Long", exact=True).click()
+    page.get_by_role("button", name="Go on").wait_for()
+    assert len(page.locator(".answer .prose").last.inner_text()) > 5
+    server.options.script = "More of it."
+    page.get_by_role("button", name="Go on").click()
+    page.get_by_text("More of it.").wait_for()
+
+
+def test_a_deleted_conversation_ends_its_answer_and_stays_deleted(serve: Servers, tab: Tabs) -> None:
+    server = serve(FakeOptions(step_s=0.02, max_model_len=100_000))
+    page = tab(server.url)
+    say(page, "Endless")
+    page.get_by_text("tok/s").wait_for()
+    page.get_by_role("button", name="Endless", exact=True).hover()
+    page.get_by_role("button", name="Delete “Endless”").click()
+    page.get_by_text("What shall we talk about?").wait_for()
+    no_work(server)
+    page.reload()
+    page.get_by_text("They appear here.").wait_for()
 
 
 def test_the_key_is_asked_for_and_kept_for_the_tab(serve: Servers, tab: Tabs) -> None:
