@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -101,3 +102,12 @@ def test_mistakes_are_named(session):
         Session("demo")
     with pytest.raises(UserError, match="cannot be reached"):
         Session("http://127.0.0.1:9").talk("x").gen()["answer"]
+
+
+def test_the_document_runs(capsys):
+    text = (EXAMPLES.parent / "docs" / "structured.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    found = {}
+    exec(compile(code, "structured.md", "exec"), found)
+    found["session"].backend.llm.close()
+    assert "13 + 5" not in capsys.readouterr().out and found["talk"]["city"] == " Paris"
