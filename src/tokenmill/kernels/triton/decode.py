@@ -358,6 +358,6 @@ def decode_config(
     if 128 < units <= 256:
         return 1, block_n, 8, 3, 2, 1
     splits = 16 if units < 64 else 8
-    while splits > 1 and (splits * units > 1056 or splits * block_n > 2 * longest):
+    while splits > 1 and (splits * units > (1056 if units < 256 else 528) or splits * block_n > 2 * longest):
         splits //= 2
     return (splits, min(block_n, 32), 8, 3, 0, 1) if units <= 64 else (splits, block_n, 4, 3, 1, 1)
