@@ -124,7 +124,9 @@ class TritonKernels(ReferenceKernels):
     def pack_fp8(
         self, data: Tensor, scales: Tensor, bias: Tensor | None = None, *, blocks: bool = False
     ) -> NarrowMatrix | None:
-        """float8 data [N, K] with scales per row or per 128 x 128 block."""
+        """float8 data [N, K] with scales per row or per 128 x 128 block; None: this GPU has no such numbers."""
+        if not INTERPRETED and torch.cuda.get_device_capability() < (8, 9):
+            return None
         return pack8(data, scales, bias, blocks=blocks)
 
     def _steady(
