@@ -136,9 +136,9 @@ def tools(rng: random.Random, corpus: Corpus) -> Case:
     pick = rng.random()
     if corpus.problems and pick < 0.04:
         return problem_case(rng, *rng.choice(corpus.problems))
-    if pick < 0.62:
+    if pick < 0.58:
         return tool_case(rng, False, corpus.cities)
-    return result_case(rng, False, corpus.cities) if pick < 0.72 else no_call(rng, False, load().jokes)
+    return result_case(rng, False, corpus.cities) if pick < 0.67 else no_call(rng, False, load().jokes)
 
 
 def natural_en(rng: random.Random, corpus: Corpus) -> Case:

@@ -2,15 +2,18 @@
 # Trains the whole demo family again on one GPU and puts it under src/tokenmill/demo. About 11 minutes on an H200.
 #   sh train/demo/rebuild.sh [CORPUS_DIR]      without a folder only the generated and authored text is used
 # STAGES picks parts (default: "main companions vision report install"), OUT is the folder of the results.
+# START=FOLDER goes on from the weights of an earlier run (MAIN_SECONDS says for how long).
 # SMOKE=1 takes a few small steps of each part, for a check on a CPU (with STAGES without "install").
 # Parts that follow the main model start at 60 % of its time: they compile meanwhile and wait for its last weights.
 set -e
+HERE=$PWD
 cd "$(dirname "$0")"
 export PYTHONUNBUFFERED=1
 CORPUS=${1:-}
-case $CORPUS in "" | /*) ;; *) CORPUS=${OLDPWD:-.}/$CORPUS ;; esac
+case $CORPUS in "" | /*) ;; *) CORPUS=$HERE/$CORPUS ;; esac
 OUT=${OUT:-../../out/demo}
 JOBS=
+case ${START:=} in "" | /*) ;; *) START=$HERE/$START ;; esac
 STAGES=${STAGES:-main companions vision report install}
 PY=${PYTHON:-python3}
 SMALL=${SMOKE:+--smoke}
@@ -23,7 +26,8 @@ IFS='
 MAIN=$$
 if has main; then
     rm -rf "$OUT/main" "$OUT/main-60.safetensors"
-    $PY train.py --out "$OUT/main" --seconds "${MAIN_SECONDS:-290}" --seed 2 $SMALL $(corpus) &
+    GO_ON=$([ -z "$START" ] || printf '%s\n%s\n%s\n%s' --start "$START" --peak 0.6)
+    $PY train.py --out "$OUT/main" --seconds "${MAIN_SECONDS:-290}" --seed "${SEED:-2}" $GO_ON $SMALL $(corpus) &
     MAIN=$!
     [ -n "$SMALL" ] || until_file "$OUT/main-60.safetensors" $MAIN
     (

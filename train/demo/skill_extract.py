@@ -138,21 +138,31 @@ def sentiment(rng: random.Random, held: bool) -> Case:
     return ask(wording("sentiment", rng, held, {"s": text}), label.capitalize() + ".", "sentiment", f"^{label}")
 
 
+YES_NO = {
+    "city": ("Does [n] live in [v]?", "Is [n] from [v]?"),
+    "job": ("Is [n] a [v]?", "Does [n] work as a [v]?"),
+    "hobby": ("Does [n] like [v]?", "Does [n] enjoy [v]?"),
+    "animal": ("Does [n] have a [v]?", "Does [n] own a [v]?"),
+}
+
+
 def yes_no(rng: random.Random, held: bool) -> Case:
-    """A question on one stated fact."""
+    """A question on one stated fact; in training often several, on one or two facts, in one conversation."""
     name = person(rng, held)
-    key = rng.choice(["city", "job", "hobby", "animal"])
-    real = str(_value(rng, key, held))
-    asked = real if rng.random() < 0.5 else str(_value(rng, key, held))
-    text = f"{name} {rng.choice(PREDICATES[key][:2]).replace('[v]', real)}."
-    question = {
-        "city": f"Does {name} live in {asked}?",
-        "job": f"Is {name} a {asked}?",
-        "hobby": f"Does {name} like {asked}?",
-        "animal": f"Does {name} have a {asked}?",
-    }[key]
-    label = "Yes" if asked == real else "No"
-    return ask(wording("yesno", rng, held, {"s": text, "q": question}), label + ".", "yes_no", f"^{label}")
+    keys = ["city", "job", "hobby", "animal"]
+    facts = {k: str(_value(rng, k, held)) for k in rng.sample(keys, 1 if held else rng.choice([1, 1, 2, 3]))}
+    text = f"{name} {listed([rng.choice(PREDICATES[k][:2]).replace('[v]', v) for k, v in facts.items()])}."
+    messages: list[dict] = []
+    label = "Yes"
+    for turn in range(1 if held or rng.random() < 0.4 else rng.randint(2, 4)):
+        key = rng.choice(list(facts))
+        asked = facts[key] if rng.random() < 0.5 else str(_value(rng, key, held))
+        label = "Yes" if asked == facts[key] else "No"
+        form = YES_NO[key][0] if held else rng.choice(YES_NO[key])
+        question = form.replace("[n]", name).replace("[v]", asked)
+        user = wording("yesno", rng, held, {"s": text, "q": question}) if turn == 0 else question
+        messages += [{"role": "user", "content": user}, {"role": "assistant", "content": label + "."}]
+    return Case(suite="yes_no", messages=messages, must=f"^{label}")
 
 
 def _words(rng: random.Random, low: int, high: int) -> list[str]:
@@ -198,14 +208,14 @@ def transform(rng: random.Random, held: bool) -> Case:
 def extraction(rng: random.Random, held: bool = False) -> Case:
     """Any extraction task in the shares of the mixture."""
     pick = rng.random()
-    if pick < 0.6:
+    if pick < 0.48:
         return json_record(rng, held)
-    if pick < 0.72:
+    if pick < 0.58:
         return json_names(rng, held)
-    if pick < 0.78:
+    if pick < 0.63:
         return json_nested(rng, held)
-    if pick < 0.84:
+    if pick < 0.68:
         return csv_record(rng, held)
-    if pick < 0.92:
+    if pick < 0.78:
         return sentiment(rng, held)
     return yes_no(rng, held)

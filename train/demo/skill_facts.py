@@ -8,7 +8,7 @@ import re
 from authored_data import fill, load, wording
 from grammar import tidy
 from render import Case
-from stories import Story, tell
+from stories import Story, cast, tell
 
 LANGUAGES = {"zh": "Chinese", "fr": "French", "es": "Spanish", "de": "German"}
 CONTINENT_ZH = {
@@ -186,8 +186,11 @@ def completion(rng: random.Random) -> Case:
 
 
 def story_chat(rng: random.Random, held: bool) -> Case:
-    """A story asked for by topic."""
-    story: Story = tell(rng)
+    """A story asked for by topic; the robot's first dream, the best known request, comes more often."""
+    data = load()
+    dream = not held and rng.random() < 0.05
+    plot = data.plots[0] if dream else None
+    story: Story = tell(rng, plot, cast(rng, "robot") if dream and rng.random() < 0.6 else None)
     user = wording("story", rng, held, {"t": story.topic})
     must = "".join(rf"(?=[\s\S]*{re.escape(w)})" for w in story.must)
     return ask(user, story.text, "story", must, check="story")

@@ -10,7 +10,7 @@ from skill_chat import memory, person
 from stories import tell
 from vocabulary import invented, word
 
-CHARS_PER_TOKEN = 4.1
+CHARS_PER_TOKEN = 3.6
 ATTRIBUTES = [
     "secret code",
     "phone number",

@@ -403,13 +403,13 @@ def no_call(rng: random.Random, held: bool, jokes: list[dict]) -> Case:
     tools = _others(rng, rng.randint(1, 4), set())
     names = {t["name"] for t in tools}
     pick = rng.random()
-    if pick < 0.35:
+    if pick < (0.35 if held else 0.22):
         messages = fact(
             rng, held, rng.choice(["capital", "opposite", "sound", "colour", "capital"]), "", chat=True
         ).messages
-    elif pick < 0.55:
+    elif pick < (0.55 if held else 0.36):
         messages = small_talk(rng, held).messages
-    elif pick < 0.65:
+    elif pick < (0.65 if held else 0.42):
         messages = [
             {"role": "user", "content": wording("joke", rng, held, {})},
             {"role": "assistant", "content": joke_text(rng, jokes)},

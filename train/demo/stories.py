@@ -95,10 +95,10 @@ def dish(rng: random.Random) -> str:
     return rng.choice(w["food"]) if rng.random() < 0.6 else f"{rng.choice(w['ingredient'])} {rng.choice(w['dish'])}"
 
 
-def cast(rng: random.Random) -> dict[str, str]:
+def cast(rng: random.Random, kind: str = "") -> dict[str, str]:
     """The people and things of one story: slot name to text."""
     w = load().words
-    kind, friend_kind = rng.choice(w["kind"]), rng.choice(w["kind"])
+    kind, friend_kind = kind or rng.choice(w["kind"]), rng.choice(w["kind"])
     male = w["name.m"]
     name, friend = rng.sample(w["name"], 2)
     while kind in ("girl", "boy") and (kind == "boy") != (name in male):
@@ -192,6 +192,7 @@ def topic_of(rng: random.Random, plot: dict, who: dict[str, str]) -> tuple[str, 
             for s, w in (("[kind]", kind), ("[obj.a]", obj), ("[thing]", who["thing"]), ("[F", who["F"]))
             if s in template
         )
+        must += ("dream",) if "dream" in template else ()
         return tidy(expand(parse(template), rng, _slots(rng, who, False)))[:1].lower() + tidy(
             expand(parse(template), rng, lambda k: who.get(k) or _slots(rng, who, False)(k))
         )[1:], must
@@ -218,9 +219,12 @@ def tell(rng: random.Random, plot: dict | None = None, who: dict[str, str] | Non
     topic, must = topic_of(rng, plot, who)
     first = rng.random() < 0.12 and who["N"] not in must
     slot = _slots(rng, who, first)
+    told: set[str] = set()
 
     def one(templates: list[str], lead: float = 0.0) -> str:
-        template = rng.choice(templates)
+        # No sentence is told twice: a model that saw repeats would repeat itself without end.
+        template = rng.choice([t for t in templates if t not in told] or templates)
+        told.add(template)
         if rng.random() < lead and LEADING.match(template):
             template = rng.choice(data.pools["lead"]) + template.replace("[He]", "[he]", 1)
         return expand(parse(enriched(template)), rng, slot)
@@ -230,7 +234,7 @@ def tell(rng: random.Random, plot: dict | None = None, who: dict[str, str] | Non
         if rng.random() < 0.1 and 0 < index < len(plot["beats"]) - 1:
             continue
         lines.append(one(beat, 0.28))
-        if rng.random() < 0.36:
+        if rng.random() < 0.28:
             lines.append(one(data.pools["note"]))
         if rng.random() < 0.54:
             mids = [m for m in data.pools["mid"] if not (first and "[N]" in m)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from model import MAIN, TINY, Decoder, Shape, cross_entropy, document_mask, hf_config, hf_state, unpack
+from model import MAIN, TINY, Decoder, Shape, cross_entropy, document_mask, hf_config, hf_state, load_decoder, unpack
 from optim import Optimiser, schedule
 from pack import Feed, Stream
 from safetensors.torch import save_file
@@ -35,6 +35,8 @@ class Plan:
     seed: int = 1
     steps: int = 0
     shape: Shape = MAIN
+    start: Path | None = None
+    peak: float = 1.0
 
 
 def losses(model: Decoder, ids, targets, weights, positions, mask, dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,7 +52,8 @@ class Runner:
     def __init__(self, plan: Plan) -> None:
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.dtype = torch.bfloat16 if self.device == "cuda" else torch.float32
-        self.model = Decoder(plan.shape, plan.seed).to(self.device)
+        model = load_decoder(str(plan.start), plan.shape) if plan.start else Decoder(plan.shape, plan.seed)
+        self.model = model.to(self.device)
         self.optimiser = Optimiser(self.model, plan.muon)
         self.loss = torch.compile(losses, dynamic=False) if self.device == "cuda" else losses
 
@@ -124,7 +127,7 @@ def _loop(plan: Plan, runner: Runner, short: Stream, long: Stream) -> dict:
         if is_long and "short_tokens" not in marks:
             marks |= {"short_tokens": tokens, "short_seconds": time.time() - start}
         loss = runner.backward((long if is_long else short).next())
-        runner.optimiser.step(schedule(fraction))
+        runner.optimiser.step(plan.peak * schedule(fraction))
         step += 1
         tokens += plan.batch
         if step % 50 == 0 or step == 1:
@@ -168,12 +171,15 @@ def main() -> None:
     parser.add_argument("--muon", type=float, default=0.02)
     parser.add_argument("--batch", type=int, default=131072)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--start", type=Path, help="go on from this model folder")
+    parser.add_argument("--peak", type=float, default=1.0, help="share of the full learning rates, for --start")
     parser.add_argument("--tiny", action="store_true", help="a 20-step run at width 64 on the CPU")
     parser.add_argument(
         "--smoke", action="store_true", help="four small steps of the real shape, for a check on the CPU"
     )
     args = parser.parse_args()
     plan = Plan(args.out, args.seconds, args.corpus, args.workers, args.batch, muon=args.muon, seed=args.seed)
+    plan = replace(plan, start=args.start, peak=args.peak)
     if args.tiny:
         plan = replace(plan, workers=0, batch=2048, short=256, long=1024, steps=20, shape=TINY)
     if args.smoke:
