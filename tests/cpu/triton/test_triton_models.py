@@ -30,7 +30,8 @@ CASES = {
         **BASE, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=16
     ),
     "deepseek-v2": lambda: hf.DeepseekV2Config(
-        **{**BASE, "num_key_value_heads": 4, "num_hidden_layers": 2}, n_routed_experts=8, n_shared_experts=2, moe_intermediate_size=12,
+        **{**BASE, "num_key_value_heads": 4, "num_hidden_layers": 2}, n_routed_experts=8, n_shared_experts=2,
+        moe_intermediate_size=12,
         num_experts_per_tok=3, first_k_dense_replace=1, n_group=4, topk_group=2, topk_method="group_limited_greedy",
         routed_scaling_factor=1.5, kv_lora_rank=16, q_lora_rank=12, qk_nope_head_dim=8, qk_rope_head_dim=4,
         v_head_dim=8,

@@ -172,7 +172,7 @@ def _constants(spec: RouteSpec) -> dict[str, object]:
 
 def _near(weight: Tensor | None, other: Tensor, most: int) -> tuple[Tensor, int, int]:
     """The first `most` bytes of a weight (or nothing of another tensor): where, and how many lines and programs."""
-    if weight is None:
+    if weight is None or not weight.is_contiguous():
         return other.view(torch.uint8), 0, 0
     lines = min(weight.nbytes, most) // 128
     return weight.view(torch.uint8), lines, min(_PARTS, lines)
