@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 RUNGS = (1, 8, 16, 32, 64, 128, 256, 512)
 """Rows for which ways differ."""
 _FEW = 64
+_WIDE: Way = ("wide", 128, 128, 128, 3, 8)
 _WIDEST = 1 << 15
 
 
@@ -71,8 +72,8 @@ def measured_narrow(device: str) -> dict[str, Way]:
     return {name: tuple(way) for name, way in json.loads(path.read_text()).get(device, {}).items()}
 
 
-def default_narrow(rows: int, weight: NarrowMatrix, *, gated: bool, library: bool) -> Way:
-    """A way for a shape that was not measured; library: cuBLAS takes this type."""
+def default_narrow(rows: int, weight: NarrowMatrix, *, gated: bool, library: bool, small: bool) -> Way:
+    """A way for a shape that was not measured; library: cuBLAS takes this type; small: little shared memory."""
     inner = weight.shape[1]
     width = weight.shape[0] // 2 if gated else weight.shape[0]
     grouped = weight.group > 0 and not weight.blocks
@@ -85,13 +86,13 @@ def default_narrow(rows: int, weight: NarrowMatrix, *, gated: bool, library: boo
     if rows > (2 * _FEW if grouped else _FEW):
         if grouped:
             return ("widen",)
-        return ("library",) if library and not weight.blocks else ("wide", 128, 128, 128, 3, 8)
+        return ("library",) if library else ("wide", 64, 64, 64, 3, 4) if small else _WIDE
     block_k = BLOCK if weight.group else 256 if not gated and rows <= 32 else BLOCK
     tiles = -(-width // 64)
     chunks = -(-inner // block_k)
     most = max(1, min(8, chunks // 4, round(528 / tiles)))
     split = next(s for s in range(most, 0, -1) if chunks % s == 0)
-    return "thin", 64, block_k, split, 4, 4, 2
+    return ("thin", 64, BLOCK, 1, 2, 4, 2) if small else ("thin", 64, block_k, split, 4, 4, 2)
 
 
 def narrow_linear(
@@ -139,15 +140,15 @@ def _way(kernels: TritonKernels, x: Tensor, weight: NarrowMatrix, act: Act | Non
         and x.dtype == torch.bfloat16
         and weight.shape[0] % 16 == 0
         and weight.shape[1] % 16 == 0
-        and not INTERPRETED
+        and kernels.hopper
     )
     if x.shape[0] == 1 and x.shape[1] % 4:
         return ("widen",)
     if x.shape[1] > _WIDEST or (weight.blocks and gated and width % BLOCK):
         return ("widen",)  # a row that is not rounded in one pass; halves that share blocks of scales
     found = _measured(kernels.narrow_ways, x.shape[0], weight, act)
-    way = found or default_narrow(x.shape[0], weight, gated=gated, library=library)
-    return way if way[0] != "library" or library else ("wide", 128, 128, 128, 3, 8)
+    way = found or default_narrow(x.shape[0], weight, gated=gated, library=library, small=kernels.small)
+    return way if way[0] != "library" or library else _WIDE
 
 
 def _library(

@@ -32,60 +32,44 @@ Rounded = tuple[Tensor, Tensor]
 
 
 @triton.jit
-def _pair(w, zero, SHIFT: tl.constexpr):
-    """Nibbles of w (int16) at SHIFT as bfloat16, less `zero`: 0x4300 | q is 128 + q, and zero holds 136 + z."""
+def _pair(w, less, SHIFT: tl.constexpr):
+    """Nibbles of w (int16) at SHIFT as bfloat16, plus `less`: 0x4300 | q is 128 + q, and `less` is -(136 + zero)."""
     if SHIFT == 0:
         return tl.inline_asm_elementwise(
-            "{ .reg .b32 t; lop3.b32 t, $1, 0x000f000f, 0x43004300, 0xea; sub.bf16x2 $0, t, $2; }",
-            "=r,r,r", [w, zero], dtype=tl.bfloat16, is_pure=True, pack=2,
+            """{ .reg .b32 t, one; mov.b32 one, 0x3f803f80;
+            lop3.b32 t, $1, 0x000f000f, 0x43004300, 0xea; fma.rn.bf16x2 $0, t, one, $2; }""",
+            "=r,r,r", [w, less], dtype=tl.bfloat16, is_pure=True, pack=2,
         )  # fmt: skip
     if SHIFT == 4:
         return tl.inline_asm_elementwise(
-            "{ .reg .b32 t; shr.u32 t, $1, 4; lop3.b32 t, t, 0x000f000f, 0x43004300, 0xea; sub.bf16x2 $0, t, $2; }",
-            "=r,r,r", [w, zero], dtype=tl.bfloat16, is_pure=True, pack=2,
+            """{ .reg .b32 t, one; mov.b32 one, 0x3f803f80; shr.u32 t, $1, 4;
+            lop3.b32 t, t, 0x000f000f, 0x43004300, 0xea; fma.rn.bf16x2 $0, t, one, $2; }""",
+            "=r,r,r", [w, less], dtype=tl.bfloat16, is_pure=True, pack=2,
         )  # fmt: skip
     if SHIFT == 8:
         return tl.inline_asm_elementwise(
-            "{ .reg .b32 t; shr.u32 t, $1, 8; lop3.b32 t, t, 0x000f000f, 0x43004300, 0xea; sub.bf16x2 $0, t, $2; }",
-            "=r,r,r", [w, zero], dtype=tl.bfloat16, is_pure=True, pack=2,
+            """{ .reg .b32 t, one; mov.b32 one, 0x3f803f80; shr.u32 t, $1, 8;
+            lop3.b32 t, t, 0x000f000f, 0x43004300, 0xea; fma.rn.bf16x2 $0, t, one, $2; }""",
+            "=r,r,r", [w, less], dtype=tl.bfloat16, is_pure=True, pack=2,
         )  # fmt: skip
     return tl.inline_asm_elementwise(
-        "{ .reg .b32 t; shr.u32 t, $1, 12; lop3.b32 t, t, 0x000f000f, 0x43004300, 0xea; sub.bf16x2 $0, t, $2; }",
-        "=r,r,r", [w, zero], dtype=tl.bfloat16, is_pure=True, pack=2,
+        """{ .reg .b32 t, one; mov.b32 one, 0x3f803f80; shr.u32 t, $1, 12;
+        lop3.b32 t, t, 0x000f000f, 0x43004300, 0xea; fma.rn.bf16x2 $0, t, one, $2; }""",
+        "=r,r,r", [w, less], dtype=tl.bfloat16, is_pure=True, pack=2,
     )  # fmt: skip
 
 
 @triton.jit
 def _plane(w, zero, like, SHIFT: tl.constexpr, WIDE: tl.constexpr):
-    """Columns of one nibble [BN, 32] in the type of `like`; zero [BN] bfloat16: 136 + zero point."""
+    """Columns of one nibble [BN, 32] in the type of `like`; zero [BN] float32: 8 + zero point."""
     if WIDE:
-        q = ((w >> SHIFT) & 15).to(tl.float32) - (zero.to(tl.float32) - 128.0)[:, None]
+        q = ((w >> SHIFT) & 15).to(tl.float32) - zero[:, None]
     elif like.dtype != tl.bfloat16:
-        q = (((w >> SHIFT) & 15).to(tl.float32) - (zero.to(tl.float32) - 128.0)[:, None]).to(like.dtype)
+        q = (((w >> SHIFT) & 15).to(tl.float32) - zero[:, None]).to(like.dtype)
     else:
-        _, same = tl.broadcast(w.to(tl.bfloat16, bitcast=True), zero[:, None])
-        q = _pair(w, same, SHIFT)
+        _, less = tl.broadcast(w.to(tl.bfloat16, bitcast=True), (-128.0 - zero).to(tl.bfloat16)[:, None])
+        q = _pair(w, less, SHIFT)
     return q
-
-
-@triton.jit
-def _widen8(w):
-    """float8 (e4m3) as bfloat16: exponent and fraction move 4 bits down, and 2^120 makes up for the other bias."""
-    return tl.inline_asm_elementwise(
-        """{ .reg .b32 a, b, s, t, bias;
-        mov.b32 bias, 0x7b807b80;
-        prmt.b32 a, $2, 0, 0x1404;
-        prmt.b32 b, $2, 0, 0x3424;
-        shr.u32 s, a, 4;
-        shr.u32 t, b, 4;
-        and.b32 s, s, 0x07f007f0;
-        and.b32 t, t, 0x07f007f0;
-        lop3.b32 a, a, 0x80008000, s, 0xea;
-        lop3.b32 b, b, 0x80008000, t, 0xea;
-        mul.bf16x2 $0, a, bias;
-        mul.bf16x2 $1, b, bias; }""",
-        "=r,=r,r", [w], dtype=tl.bfloat16, is_pure=True, pack=4,
-    )  # fmt: skip
 
 
 @triton.jit
@@ -94,8 +78,6 @@ def _multiply(w, x, acc, WIDE: tl.constexpr):
         acc = tl.dot(w.to(tl.float32), x.to(tl.float32), acc, input_precision="ieee")
     elif w.dtype == x.dtype:
         acc = tl.dot(w, x, acc, out_dtype=acc.dtype)
-    elif w.dtype == tl.float8e4nv and x.dtype == tl.bfloat16:
-        acc = tl.dot(_widen8(w), x, acc)
     else:
         acc = tl.dot(w.to(x.dtype), x, acc)
     return acc
@@ -114,10 +96,9 @@ def _packed(
     for g in tl.static_range(GROUPS):
         at = ((first + chunk * 128) // GROUP + g) * N
         scale = tl.load(scales + at).to(tl.float32)
-        zero = tl.full((BN,), 136.0, dtype=tl.float32)
+        zero = tl.full((BN,), 8.0, dtype=tl.float32)
         if ZERO:
             zero += tl.load(zeros + at).to(tl.float32)
-        zero = zero.to(tl.bfloat16)
         part = tl.zeros((BN, BM), dtype=tl.float32)
         for p in tl.static_range(PLANES):
             column = chunk * 128 + (g * PLANES + p) * 32
