@@ -54,6 +54,14 @@ def test_int8_weights_keep_the_answers() -> None:
     assert kept >= 0.95 * len(WANTED), f"{kept} of {len(WANTED)}"
 
 
+def test_fp8_weights_keep_the_answers() -> None:
+    few = [i for i, want in enumerate(WANTED) if len(want) <= 24][:8]
+    with LLM(model="demo", max_model_len=1024, quantization="fp8") as llm:
+        outs = llm.generate([PROMPTS[i] for i in few], [greedy(len(WANTED[i])) for i in few], use_tqdm=False)
+    kept = sum(list(out.outputs[0].token_ids) == WANTED[i] for out, i in zip(outs, few, strict=True))
+    assert few and kept >= len(few) - 1, f"{kept} of {len(few)}"
+
+
 def test_logits_equal_transformers() -> None:
     from transformers import AutoModelForCausalLM
 

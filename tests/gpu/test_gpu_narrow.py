@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 
 pytest.importorskip("triton")
 
+from tokenmill import LLM, SamplingParams
 from tokenmill.core.forward import NormSpec
+from tokenmill.demo import demo_dir
 from tokenmill.kernels.reference import ReferenceKernels
 
 REFERENCE = ReferenceKernels()
@@ -123,3 +126,43 @@ def test_weights_that_are_rounded_on_the_device():
         weight = from_dense(dense, None, scheme).settle(kernels)
         assert relative(weight.dense(), dense) < limit
         assert weight.bytes() < 512 * 768 * (1.02 if scheme in ("fp8", "int8") else 0.57)
+
+
+GOLDEN = [json.loads(line) for line in (demo_dir() / "golden.jsonl").read_text().splitlines()]
+
+
+def demo_answers(**options):
+    """Greedy answers to the golden prompts, and the likeliest token at every position of prompt and answer."""
+    asked = [{"prompt_token_ids": g["prompt_ids"]} for g in GOLDEN]
+    params = [SamplingParams(temperature=0, max_tokens=len(g["output_ids"])) for g in GOLDEN]
+    whole = [{"prompt_token_ids": (g["prompt_ids"] + g["output_ids"])[:500]} for g in GOLDEN]
+    scored = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
+    with LLM(model="demo", max_model_len=1024, max_num_seqs=32, num_gpu_blocks_override=2000, **options) as llm:
+        kept = sum(
+            list(o.outputs[0].token_ids) == g["output_ids"]
+            for o, g in zip(llm.generate(asked, params, use_tqdm=False), GOLDEN, strict=True)
+        )
+        lines = [d for o in llm.generate(whole, scored, use_tqdm=False) for d in o.prompt_logprobs[1:]]
+    return kept, [max(d, key=lambda token: d[token].logprob) for d in lines]
+
+
+@pytest.fixture(scope="module")
+def plain_demo():
+    return demo_answers()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "least", "same"),
+    [("fp8", 23, 0.97), ("int8", 23, 0.98), ("int4", 22, 0.95), ("int4-g128", 21, 0.94), ("fp8,head=none", 23, 0.97)],
+)
+def test_the_demo_model_keeps_its_answers(scheme, least, same, plain_demo):
+    kept, likeliest = demo_answers(quantization=scheme)
+    assert kept >= least, f"{kept} of {len(GOLDEN)}"
+    agreed = sum(a == b for a, b in zip(likeliest, plain_demo[1], strict=True)) / len(likeliest)
+    print("top-1 agreement", scheme, agreed)
+    assert agreed >= same
+
+
+@pytest.mark.parametrize("scheme", ["fp8", "int8", "int4"])
+def test_recorded_steps_say_what_others_say(scheme):
+    assert demo_answers(quantization=scheme)[0] - demo_answers(quantization=scheme, enforce_eager=True)[0] in (-1, 0, 1)
