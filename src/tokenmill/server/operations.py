@@ -58,7 +58,8 @@ def openapi(app: FastAPI) -> dict[str, Any]:
     for name, path in document["paths"].items():
         for operation in path.values():
             body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
-            shared.update(body.pop("$defs", {}))
+            for part, definition in body.pop("$defs", {}).items():
+                assert shared.setdefault(part, definition) == definition, f"two different schemas are called {part}"
             answers = operation.setdefault("responses", {})
             answers.pop("422", None)
             for code, text in ERRORS.items():

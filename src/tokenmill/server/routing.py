@@ -142,9 +142,18 @@ def get(app: FastAPI, path: str, handler: Handler, *, documented: bool = True) -
     app.add_api_route(path, handler, methods=["GET"], response_class=Response, include_in_schema=documented)
 
 
+def _described(schema: type[BaseModel]) -> dict[str, Any]:
+    """The JSON schema; its parts are named after their API, because several have a Message of their own."""
+    family = schema.__module__.split(".")[-2]
+    prefix = "" if family == "openai" else family.capitalize()
+    found = schema.model_json_schema(ref_template=f"#/components/schemas/{prefix}{{model}}")
+    found["$defs"] = {prefix + name: part for name, part in found.get("$defs", {}).items()}
+    return found
+
+
 def post(app: FastAPI, path: str, handler: Handler, schema: type[BaseModel]) -> None:
     """A route whose body is read by hand (strictly, from bytes) and documented from its schema."""
-    content = {"application/json": {"schema": schema.model_json_schema(ref_template="#/components/schemas/{model}")}}
+    content = {"application/json": {"schema": _described(schema)}}
     app.add_api_route(
         path,
         handler,

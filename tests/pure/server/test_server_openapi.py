@@ -104,5 +104,7 @@ async def test_the_document_names_every_route_and_field(start: Starter) -> None:
     text = (await served.client.get("/openapi.json")).text
     for reference in set(re.findall(r'"#/components/schemas/([^"]+)"', text)):
         assert reference in found["components"]["schemas"]
+    message = found["components"]["schemas"]["Message"]["properties"]  # OpenAI's, whoever else has a Message
+    assert "tool_call_id" in message and "images" not in message
     chat = found["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert {"messages", "temperature", "stream_options", "logit_bias", "min_p"} <= chat["properties"].keys()
