@@ -34,7 +34,7 @@ ROUTES = {
 @pytest.mark.parametrize("name", ROUTES)
 def test_route(name):
     spec, logits = ROUTES[name], torch.randn(6, ROUTES[name].experts)
-    ids, gates = route(logits, spec, pdl=False)
+    ids, gates = route(logits, spec, pdl=False, near=torch.zeros(64, 64))
     expected, weights = REFERENCE.route(logits, spec)
     assert torch.equal(ids, expected)
     assert torch.allclose(gates, weights, atol=1e-6)
@@ -55,7 +55,7 @@ def test_pick_is_norm_router_and_route(name, tokens, keep):
     spec, scratch = ROUTES[name], Scratch(1 << 12, 8)
     x, w, add = torch.randn(tokens, 40), torch.randn(spec.experts, 40), torch.randn(spec.experts)
     norm = NormSpec(torch.rand(40) + 0.5, 1e-6, offset=0.5)
-    ids, gates, h = pick(x, w, add, norm, spec, scratch=scratch, pdl=False, keep=keep)
+    ids, gates, h = pick(x, w, add, norm, spec, scratch=scratch, pdl=False, keep=keep, near=torch.zeros(64, 64))
     normed = REFERENCE.norm(x, norm)
     expected, weights = REFERENCE.route(REFERENCE.linear(normed, w, add), spec)
     assert torch.equal(ids.long(), expected) and torch.allclose(gates, weights, atol=1e-5)
@@ -162,3 +162,19 @@ def test_a_whole_layer(tokens, shared):
 def test_other_formats_are_left_alone():
     weights = [DenseWeight(torch.randn(4, 8)), DenseWeight(torch.randn(6, 8))]
     assert stack(weights) is None and len(weights) == 2
+
+
+def test_steady_rows_ignore_their_company():
+    x, ups, downs, _, _ = operands(9, 8, 32, 24, 3)
+    kernels = TritonKernels(steady=True)
+    mixture = Mixture(
+        DenseWeight(torch.randn(8, 32)), RouteSpec(8, 3), [DenseWeight(w) for w in ups[0]],
+        [DenseWeight(w) for w in downs[0]], "silu_mul",
+    )  # fmt: skip
+    fused, norm = kernels.pack_mixture(mixture), NormSpec(torch.rand(32) + 0.5, 1e-6)
+
+    def run(x):
+        return fused(x, ForwardContext(kernels, x, x, x, 1, [], []), norm=norm, residual=x)
+
+    together = run(x)
+    assert torch.equal(run(x[4:5]), together[4:5]) and torch.equal(run(x[2:7]), together[2:7])

@@ -37,6 +37,10 @@ class Tiling:
     bulk: bool = False
 
 
+STEADY = Tiling(16, 32, 32, 1, 4) if INTERPRETED else Tiling(64, 64, 32, 3, 4)
+"""The one tile where a result must not depend on how many tokens there are. It fits every GPU and type."""
+
+
 @triton.jit
 def span(id_ptr, tile_ptr, pairs, BP: tl.constexpr, SCAN: tl.constexpr):
     """What this program works on -> expert, the first of its places, one beyond the last; and for `pair_of`, which of

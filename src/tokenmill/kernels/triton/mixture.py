@@ -18,7 +18,7 @@ from tokenmill.core.forward import ForwardContext, Mixture, NormSpec
 from tokenmill.core.protocols import Weight
 from tokenmill.kernels.triton.common import copy_engine
 from tokenmill.kernels.triton.experts import combine, one_down, one_up
-from tokenmill.kernels.triton.grouped import FEW, grouped, pairs_per_tile
+from tokenmill.kernels.triton.grouped import FEW, STEADY, grouped, pairs_per_tile
 from tokenmill.kernels.triton.narrow_grouped import NarrowStack, can_stack, narrow_grouped
 from tokenmill.kernels.triton.route import pick, route
 from tokenmill.kernels.triton.sorting import Sorted, sort_pairs
@@ -59,9 +59,11 @@ class StackedMixture:
         return y
 
     def _run(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None, residual: Tensor | None) -> Tensor:
-        if x.shape[0] == 1 and isinstance(self.ups, Stack) and isinstance(self.downs, Stack):
+        # Steady: a token takes the same way in any company.
+        fuses = not self.kernels.steady and "fusion" not in self.kernels.without
+        if fuses and x.shape[0] == 1 and isinstance(self.ups, Stack) and isinstance(self.downs, Stack):
             return self._one(x, ctx, norm, residual, (self.ups, self.downs))
-        if 0 < x.shape[0] <= FEW_TOKENS and self.router is not None:
+        if fuses and 0 < x.shape[0] <= FEW_TOKENS and self.router is not None:
             ids, gates, h = self._pick(x, norm, self._stacked(self.ups), keep=True)
         else:
             h = x if norm is None else self.kernels.norm(x, norm)
@@ -105,20 +107,20 @@ class StackedMixture:
         return weight.table if isinstance(weight, Stack) else weight.data
 
     def _several(self, h: Tensor, ids: Tensor, gates: Tensor, residual: Tensor | None) -> Tensor:
-        pdl, pairs = self.kernels.pdl, ids.numel()
+        pdl, pairs, steady = self.kernels.pdl, ids.numel(), self.kernels.steady
         order = None
-        if pairs > FEW:
-            per_tile = pairs_per_tile(pairs, self.experts)
+        if pairs > FEW or steady:
+            per_tile = STEADY.pairs if steady else pairs_per_tile(pairs, self.experts)
             order = sort_pairs(ids, self.experts, per_tile, self.kernels.scratch, pdl=pdl)
         inner = self._product(h, self.ups, ids, order, up=True)
         parts = self._product(inner, self.downs, ids, order, up=False)
         return combine(parts, ids, gates, residual, self.experts, h.dtype, pdl=pdl)
 
     def _product(self, x: Tensor, weight: Stacked, ids: Tensor, order: Sorted | None, *, up: bool) -> Tensor:
-        act, pdl = self.mixture.act if up else None, self.kernels.pdl
+        act, pdl, tiling = self.mixture.act if up else None, self.kernels.pdl, STEADY if self.kernels.steady else None
         if isinstance(weight, NarrowStack):
-            return narrow_grouped(x, weight, ids, order, act, up=up, pdl=pdl)
-        return grouped(x, weight.table, weight.bias, ids, order, act, up=up, pdl=pdl, modest=self.modest)
+            return narrow_grouped(x, weight, ids, order, act, up=up, pdl=pdl, tiling=tiling)
+        return grouped(x, weight.table, weight.bias, ids, order, act, up=up, pdl=pdl, modest=self.modest, tiling=tiling)
 
     def _route(self, h: Tensor, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
         m = self.mixture

@@ -187,7 +187,7 @@ def route(
     tokens = logits.shape[0]
     ids = torch.empty((tokens, spec.top_k), dtype=dtype, device=logits.device)
     gates = torch.empty((tokens, spec.top_k), dtype=torch.float32, device=logits.device)
-    soon, lines, parts = _near(near, gates, NEAR_EXPERTS)
+    soon, lines, parts = _near(near if pdl else None, gates, NEAR_EXPERTS)
     _route_kernel[(tokens + parts,)](
         logits, spec.bias, soon, ids, gates, tokens, parts, lines, logits.stride(0), spec.scale, **_constants(spec),
         NEAR=pdl, PDL=pdl,
@@ -280,7 +280,7 @@ def pick(
     gates = torch.empty((tokens, spec.top_k), dtype=torch.float32, device=x.device)
     h = torch.empty_like(x) if keep and norm is not None else x
     block_n, warps = (8, 1) if INTERPRETED else config
-    soon, lines, parts = _near(near, gates, NEAR_EXPERTS if keep else NEAR_NEXT)
+    soon, lines, parts = _near(near if pdl else None, gates, NEAR_EXPERTS if keep else NEAR_NEXT)
     spread = triton.cdiv(parts, tokens)
     _pick_kernel[(triton.cdiv(spec.experts, block_n) + spread, tokens)](
         x, weight, add, None if norm is None else norm.weight, spec.bias, soon, h, ids, gates,
