@@ -8,8 +8,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
+
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.openai.schemas import ResponseFormat, SamplingFields
+from tokenmill.structured.limits import MAX_SPEC_BYTES, refuse
 
 _DIRECT = {
     "guided_json": "json",
@@ -37,6 +40,8 @@ def structure(body: SamplingFields) -> dict[str, Any] | None:
         found.append(("response_format", form))
     if not found:
         return None
+    for _, one in found:
+        _check_size(one)
     first_name, first = found[0]
     for name, other in found[1:]:
         if other != first:
@@ -44,6 +49,16 @@ def structure(body: SamplingFields) -> dict[str, Any] | None:
     if body.guided_whitespace_pattern is not None:
         first = {**first, "whitespace_pattern": body.guided_whitespace_pattern}
     return first
+
+
+def _check_size(given: dict[str, Any]) -> None:
+    """What is too large is refused here, before it travels to an engine."""
+    try:
+        size = len(msgspec.json.encode(given))
+    except RecursionError:
+        size = 2 * MAX_SPEC_BYTES + 1
+    if size > 2 * MAX_SPEC_BYTES:  # as written; the exact limit is looked at where it is worked out
+        refuse(f"it is larger than {MAX_SPEC_BYTES >> 10} KiB, or nested too deeply.")
 
 
 def _plain_json(name: str, value: Any) -> Any:
