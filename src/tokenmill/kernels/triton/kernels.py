@@ -44,8 +44,8 @@ class TritonKernels(ReferenceKernels):
     """Kernels for one NVIDIA GPU and one stream.
 
     device: becomes the current one. steady: a row's bytes depend neither on the rows beside it nor on how its prompt
-    was cut (weights of 16 and 32 bits; latent attention's products per head excepted). without: "fusion", "cascade" (reading a shared prefix
-    once), "dependent-launch".
+    was cut (weights of 16 and 32 bits; latent attention's products per head excepted). without: "fusion", "cascade"
+    (reading a shared prefix once), "dependent-launch".
     """
 
     def __init__(self, device: str = "cuda", *, steady: bool = False, without: Collection[str] = ()) -> None:
