@@ -63,6 +63,8 @@ class TritonKernels(ReferenceKernels):
         self._common: tuple[GroupPlan, Tensor] | None = None
         self.ended: StackedMixture | None = None
         """Experts that have just run: they want to know which weight follows."""
+        self.spread: tuple[Tensor, Tensor, torch.dtype] | None = None
+        """The row that a packed weight has just made, and the same as a next weight of that type will want it."""
         self._arranged: tuple[GroupPlan, tuple[Tensor, Tensor]] | None = None
 
     # ------------------------------------------------------------ matmuls
