@@ -189,7 +189,8 @@ RUN = {
     {**RUN, "bench": "sweep", "runs": [RUN, {**RUN, "offered_rate": 6.0}], "knee_rate": 3.0},
     {**RUN, "bench": "ablate", "options": [{"name": "x", "worth": 2.0}, {"name": "y", "worth": None}]},
     {"bench": "plan", "model": "m", "ranks": 1, "device_title": "d",
-     "points": [{"context": c, "batch": b, "tpot_ms": 9.0, "output_tokens_per_s": 3.0} for c in (1, 2) for b in (1, 8)]},
+     "points": [{"context": c, "batch": b, "tpot_ms": 9.0, "output_tokens_per_s": 3.0} for c in (1, 2) for b in (1, 8)],
+     },
 ])  # fmt: skip
 def test_every_kind_of_result_can_be_drawn(result, tmp_path):
     plots.check_plot(tmp_path / "x.png")
