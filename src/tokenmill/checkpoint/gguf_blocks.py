@@ -43,10 +43,13 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Rows of a quantised tensor as they lie in the file: raw [rows, bytes of a row] uint8, nothing decoded."""
+    """Rows of a quantised tensor as they lie in the file: raw [rows, bytes of a row] uint8, nothing decoded.
+
+    forget: lets the system take back the memory of what was read so far; it is read from the file again if need be."""
 
     type: BlockType
     raw: Tensor
+    forget: Callable[[], None] | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -55,14 +58,14 @@ class Blocks:
 
     def take(self, index: Tensor) -> Blocks:
         """These rows, in this order."""
-        return Blocks(self.type, self.raw[index])
+        return Blocks(self.type, self.raw[index], self.forget)
 
     def columns(self, start: int, stop: int) -> Blocks:
         """Columns start:stop, which must be whole blocks."""
         size, elements = self.type.size, self.type.elements
         if start % elements or stop % elements:
             raise ModelError(f"Columns {start}:{stop} are not whole {self.type.name} blocks of {elements}.")
-        return Blocks(self.type, self.raw[:, start // elements * size : stop // elements * size])
+        return Blocks(self.type, self.raw[:, start // elements * size : stop // elements * size], self.forget)
 
     def grid(self) -> Grid | None:
         """Integers, scales and offsets; None: this type is no grid."""
@@ -97,10 +100,10 @@ def plain(info: TensorInfo, data: memoryview) -> Tensor | None:
     return raw.view(dtype).view(info.shape)
 
 
-def blocks(info: TensorInfo, data: memoryview) -> Blocks:
+def blocks(info: TensorInfo, data: memoryview, forget: Callable[[], None] | None = None) -> Blocks:
     """A quantised tensor's rows (all leading dimensions in one), not copied."""
     row = info.shape[-1] // info.type.elements * info.type.size
-    return Blocks(info.type, torch.frombuffer(data, dtype=torch.uint8).view(-1, row))
+    return Blocks(info.type, torch.frombuffer(data, dtype=torch.uint8).view(-1, row), forget)
 
 
 def decode(info: TensorInfo, data: memoryview) -> Tensor:

@@ -19,7 +19,7 @@ MAX_ARRAY = 1 << 24
 MAX_STRING = 1 << 26
 MAX_KEY = 1 << 10
 MAX_DIMS = 4
-MAX_LENT = 1 << 26
+MAX_LENT = 1 << 24
 STRING, ARRAY = 8, 9
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 
@@ -115,24 +115,25 @@ class GgufFile:
     data: mmap.mmap
     metadata: dict[str, Any]
     tensors: dict[str, TensorInfo]
-    lent: list[tuple[int, int]] = field(default_factory=list)
-    """Where the matrices lie that were handed out and whose pages may still be in memory."""
+    lent: list[TensorInfo] = field(default_factory=list)
+    """Matrices that were handed out and whose pages may still be in memory."""
 
     def bytes_of(self, info: TensorInfo) -> memoryview:
         """A tensor's bytes, not copied. Memory of matrices handed out before is given back from time to time: most
         are packed by then, and what is still in use is read from the file again. So nobody may write to a matrix."""
         if len(info.shape) > 1:
-            if sum(stop - start for start, stop in self.lent) > MAX_LENT:
-                self._forget()
-            self.lent.append((info.start, info.stop))
+            if sum(lent.stop - lent.start for lent in self.lent) > MAX_LENT:
+                for lent in self.lent:
+                    self.forget(lent)
+                self.lent.clear()
+            self.lent.append(info)
         return memoryview(self.data)[info.start : info.stop]
 
-    def _forget(self) -> None:
-        for start, stop in self.lent:
-            first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
-            if last > first and hasattr(mmap, "MADV_DONTNEED"):
-                self.data.madvise(mmap.MADV_DONTNEED, first, last - first)
-        self.lent.clear()
+    def forget(self, info: TensorInfo) -> None:
+        """Give a matrix's memory back; who still reads it reads the file again."""
+        first, last = -(-info.start // mmap.PAGESIZE) * mmap.PAGESIZE, info.stop // mmap.PAGESIZE * mmap.PAGESIZE
+        if last > first and hasattr(mmap, "MADV_DONTNEED"):
+            self.data.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
 def open_gguf(path: Path | str) -> GgufFile:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,10 +140,11 @@ class GgufCheckpoint:
         check_shape(self._path, name, source.shape, shape)
         if source.info.type.name in PLAIN:
             return None
-        found = blocks(source.info, self._data(source))
+        forget = partial(self._where[source.info.name].forget, source.info)
+        found = blocks(source.info, self._data(source), forget)
         if source.expert is not None:
             rows = source.shape[0] if len(source.shape) > 1 else 1
-            found = Blocks(found.type, found.raw[source.expert * rows : (source.expert + 1) * rows])
+            found = Blocks(found.type, found.raw[source.expert * rows : (source.expert + 1) * rows], found.forget)
         return found.take(self._order(name, source)) if source.heads and len(source.shape) > 1 else found
 
     def close(self) -> None:

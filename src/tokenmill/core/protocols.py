@@ -5,7 +5,7 @@ these with a null object (NoDrafter, SoloGroup, Sampling, ...); a feature flag i
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
@@ -316,9 +316,15 @@ class Kernels(Protocol):
         """x @ (data * scales).T + bias -> [T, N] in x's dtype; float32 scales [N, 1] or [N / 128, K / 128]."""
         ...
 
-    def pack_blocks(self, pieces: list[tuple[str, Tensor]], columns: int, bias: Tensor | None = None) -> Any | None:
-        """As pack_dense, for rows in GGUF blocks: (type, raw [rows, bytes]) one below the other, `columns` numbers a row.
-        None: there is no such form for these types."""
+    def pack_blocks(
+        self,
+        pieces: list[tuple[str, Tensor]],
+        columns: int,
+        bias: Tensor | None = None,
+        done: Callable[[], None] | None = None,
+    ) -> Any | None:
+        """As pack_dense, for rows in GGUF blocks: (type, raw [rows, bytes]) one below the other, `columns` numbers in
+        each. done: called from time to time: what was read so far is not needed again. None: no form for these."""
         ...
 
     def grid_linear(self, x: Tensor, q: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:

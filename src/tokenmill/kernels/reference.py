@@ -6,6 +6,7 @@ bytes whatever other rows are in the call (see rows.py and paged.py for how). Kn
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -98,7 +99,13 @@ class ReferenceKernels:
         y = rows.linear(x.float(), fp8.widen(data, scales), None if bias is None else bias.float())
         return y.to(x.dtype)
 
-    def pack_blocks(self, pieces: list[tuple[str, Tensor]], columns: int, bias: Tensor | None = None) -> Any | None:
+    def pack_blocks(
+        self,
+        pieces: list[tuple[str, Tensor]],
+        columns: int,
+        bias: Tensor | None = None,
+        done: Callable[[], None] | None = None,
+    ) -> Any | None:
         """Nothing: plain torch multiplies decoded integers."""
         return None
 

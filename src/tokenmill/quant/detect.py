@@ -64,7 +64,7 @@ def load_weight(
         return grid if quantization is None else from_dense(grid.dense(), bias, quantization)
     blocks = _blocks(ckpt, f"{request.name}.weight", stored)
     if blocks is not None and not request.transposed:
-        quantised = BlockWeight([Blocks(blocks.type, blocks.raw.to(device))], dtype, bias)
+        quantised = BlockWeight([Blocks(blocks.type, blocks.raw.to(device), blocks.forget)], dtype, bias)
         return quantised if quantization is None else from_dense(quantised.dense(), bias, quantization)
     weight = ckpt.tensor(f"{request.name}.weight", stored, dtype)
     return from_dense((weight.t() if request.transposed else weight).to(device), bias, quantization)

@@ -44,7 +44,8 @@ class BlockWeight(WeightBase):
 
     def settle(self, kernels: Kernels) -> Weight:
         """The form that the backend multiplies fastest, of those above."""
-        packed = kernels.pack_blocks([(p.type.name, p.raw) for p in self.parts], self.shape[1], self.bias)
+        pieces = [(part.type.name, part.raw) for part in self.parts]
+        packed = kernels.pack_blocks(pieces, self.shape[1], self.bias, self._forget)
         if packed is not None:
             return PackedWeight(packed, self.shape, self.dtype)
         if len({part.type.name for part in self.parts}) > 1:  # one grid would widen the narrower ones
@@ -60,6 +61,11 @@ class BlockWeight(WeightBase):
             else:
                 settled.append(AffineWeight(grid.q, grid.scale, grid.offset, self.dtype, part.bias))
         return settled[0] if len(settled) == 1 else MixedWeight(settled)
+
+    def _forget(self) -> None:
+        for part in self.parts:
+            if part.forget is not None:
+                part.forget()
 
     def _apart(self) -> list[BlockWeight]:
         """Each part as a weight of its own."""

@@ -9,6 +9,7 @@ for what csrc does not do.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -154,12 +155,16 @@ class CpuKernels(ReferenceKernels):
         return pack_quantised(q, scales, "int4", bias, zeros=zeros)
 
     def pack_blocks(
-        self, pieces: list[tuple[str, Tensor]], columns: int, bias: Tensor | None = None
+        self,
+        pieces: list[tuple[str, Tensor]],
+        columns: int,
+        bias: Tensor | None = None,
+        done: Callable[[], None] | None = None,
     ) -> PackedMatrix | None:
         """GGUF blocks in their own bits; None: a type or a mixture that has no native layout."""
         if bias is not None and bias.dtype not in TYPES:
             return None
-        return pack_blocks(pieces, columns, bias)
+        return pack_blocks(pieces, columns, bias, done)
 
     def _plain_linear(
         self,

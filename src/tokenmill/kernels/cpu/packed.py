@@ -7,6 +7,7 @@ layers or of the cache that finds a tensor's packed form.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
@@ -40,6 +41,8 @@ STORED: dict[torch.dtype, int] = {**TYPES, torch.int8: 2}
 """What keys and values may be stored as."""
 ALIGNMENT = 64
 HUGE_PAGE = 1 << 21
+_PIECE = 1 << 23
+"""Bytes that are packed at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +113,13 @@ def pack_quantised(
     return PackedMatrix([Part(buffer, n, native, group)], k, bias)
 
 
-def pack_blocks(pieces: list[tuple[str, Tensor]], k: int, bias: Tensor | None = None) -> PackedMatrix | None:
+def pack_blocks(
+    pieces: list[tuple[str, Tensor]], k: int, bias: Tensor | None = None, done: Callable[[], None] | None = None
+) -> PackedMatrix | None:
     """Rows of k columns in GGUF blocks, raw [rows, bytes] under the name of their type -> the same numbers, packed.
 
-    None: a type that has no packed form, or two types that meet within a tile of 64 rows."""
+    done: called after every few megabytes. None: a type that has no packed form, or two types that meet within a tile
+    of 64 rows."""
     if any(name not in BLOCKS or raw.device.type != "cpu" for name, raw in pieces):
         return None
     parts = []
@@ -124,17 +130,21 @@ def pack_blocks(pieces: list[tuple[str, Tensor]], k: int, bias: Tensor | None = 
         parts.append((BLOCKS[name], raws))
     if any(sum(map(len, raws)) % _native.TILE_COLUMNS for _, raws in parts[:-1]):
         return None
-    return PackedMatrix([_pack_alike(fmt, raws, k) for fmt, raws in parts], k, bias)
+    return PackedMatrix([_pack_alike(fmt, raws, k, done or (lambda: None)) for fmt, raws in parts], k, bias)
 
 
-def _pack_alike(fmt: int, raws: list[Tensor], k: int) -> Part:
+def _pack_alike(fmt: int, raws: list[Tensor], k: int, done: Callable[[], None]) -> Part:
     sizes = [_native.packed_bytes(fmt, raw.shape[0], k, _native.GROUP) for raw in raws]
     buffer, at = _buffer(sum(sizes)), 0
     for raw, size in zip(raws, sizes, strict=True):
         raw = raw if raw.stride(1) == 1 else raw.contiguous()
-        to = buffer[at : at + size].data_ptr()
-        _native.pack_blocks(raw.data_ptr(), raw.stride(0), raw.shape[0], k, fmt, to)
-        at += size
+        per_tile = size // -(-raw.shape[0] // _native.TILE_COLUMNS)
+        tiles = max(_PIECE // per_tile, 1)
+        for piece in raw.split(tiles * _native.TILE_COLUMNS):
+            to = buffer[at:].data_ptr()
+            _native.pack_blocks(piece.data_ptr(), piece.stride(0), piece.shape[0], k, fmt, to)
+            at += -(-piece.shape[0] // _native.TILE_COLUMNS) * per_tile
+            done()
     return Part(buffer, sum(map(len, raws)), fmt, _native.GROUP)
 
 
