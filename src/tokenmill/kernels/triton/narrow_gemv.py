@@ -108,6 +108,27 @@ def _spread_kernel(
 
 
 @triton.jit
+def _emit(out_ptr, y, program, N, BN: tl.constexpr, KIND: tl.constexpr, WIDE: tl.constexpr):
+    """y [BN] as `_spread_kernel` would write it, of this program's words."""
+    word = program * (BN // 4) + tl.arange(0, BN // 4)
+    words = N // 4
+    real = word < words
+    even, odd = tl.split(tl.reshape(y, (BN // 4, 2, 2)))
+    y0, y2 = tl.split(even)
+    y1, y3 = tl.split(odd)
+    most = tl.maximum(_largest(y0, y1, y2, y3), 1e-30)
+    if KIND == 0:
+        part = 1.0 / most
+        tl.store(out_ptr + word, half_pair(y0 * part, y1 * part, WIDE), mask=real)
+        tl.store(out_ptr + words + word, half_pair(y2 * part, y3 * part, WIDE), mask=real)
+    else:
+        part = 127.0 / most
+        most = most / 127.0
+        tl.store(out_ptr + word, bytes4(y0 * part, y1 * part, y2 * part, y3 * part, WIDE), mask=real)
+    tl.store(out_ptr + 2 * words + word, most.to(tl.int32, bitcast=True), mask=real)
+
+
+@triton.jit
 def _read(rows, start, j, WORDS: tl.constexpr, BJ: tl.constexpr):
     """Words [BN or 1, BJ] from word `start` on."""
     if WORDS % BJ == 0:
@@ -198,11 +219,11 @@ def _products(
 
 @triton.jit
 def _gemv_kernel(
-    x_ptr, w_ptr, scale_ptr, zero_ptr, bias_ptr, residual_ptr, out_ptr, N,
+    x_ptr, w_ptr, scale_ptr, zero_ptr, bias_ptr, residual_ptr, out_ptr, emit_ptr, N,
     K: tl.constexpr, WORDS: tl.constexpr, BN: tl.constexpr, BJ: tl.constexpr, KIND: tl.constexpr,
     GROUP: tl.constexpr, SPAN: tl.constexpr, ZERO: tl.constexpr,
     ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr, EARLY: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
+    RESIDUAL: tl.constexpr, EMITS: tl.constexpr, EARLY: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """EARLY: lines of 128 bytes that a row's words after the first piece are asked for before the wait (0: none)."""
     begin(PDL)
@@ -287,14 +308,18 @@ def _gemv_kernel(
         y = plain_act(y, ACT)
     if RESIDUAL:
         y += tl.load(residual_ptr + n, mask=real, other=0.0).to(tl.float32)
-    tl.store(out_ptr + n, y.to(out_ptr.dtype.element_ty), mask=real)
+    y = y.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + n, y, mask=real)
+    if EMITS:
+        _emit(emit_ptr, y.to(tl.float32), tl.program_id(0), N, BN, KIND, WIDE)
 
 
 def narrow_gemv(
     x: Tensor, weight: NarrowMatrix, norm: NormSpec | None, act: str | None, residual: Tensor | None,
-    *, pdl: bool, config: tuple[int, int, int, int],
-) -> Tensor:  # fmt: skip
-    """x [1, K] -> residual + act(norm(x) @ weight.T + bias); config (BN, words in a piece, warps, early lines).
+    *, pdl: bool, config: tuple[int, int, int, int], spread: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """x [1, K] -> residual + act(norm(x) @ weight.T + bias), and that spread for a next matrix of the same kind, if it
+    was made on the way; config (BN, words in a piece, warps, early lines). `spread`: norm(x), if that was made before.
 
     K must be a multiple of 4; BN must divide a block of scales, and a gated activation's halves must begin at a block's
     border."""
@@ -305,21 +330,33 @@ def narrow_gemv(
     kind = KINDS[weight.data.dtype]
     words = weight.data.shape[1] * weight.data.element_size() // 4
     block_j = min(block_j, max(16, pow2(words)))
-    spread = torch.empty(3 * words, dtype=torch.int32, device=x.device)
-    piece = pow2(words) if norm is not None else min(256, pow2(words))
-    _spread_kernel[(triton.cdiv(words, piece),)](
-        x, None if norm is None else norm.weight, spread, 0.0 if norm is None else norm.eps,
-        K=inner, WORDS=words, BJ=piece, KIND=kind, NORM=norm is not None, OFFSET=0.0 if norm is None else norm.offset,
-        WIDE=INTERPRETED, PDL=pdl, num_warps=max(1, min(16, piece // 64)), launch_pdl=pdl,
-    )  # fmt: skip
+    if spread is None:
+        spread = _spread(x, words, kind, norm, pdl=pdl)
+    # A program's results are whole words of the next matrix, if that is of the same kind.
+    emits = gated and kind < 2 and block_n % 4 == 0 and width % 4 == 0
+    emitted = torch.empty(3 * width // 4, dtype=torch.int32, device=x.device) if emits else None
     out = torch.empty((1, width), dtype=x.dtype, device=x.device)
     lying = weight.scales if weight.row_scales is None else weight.row_scales
     _gemv_kernel[(triton.cdiv(width, block_n),)](
         spread, weight.data, lying, weight.row_zeros if weight.row_zeros is not None else lying, weight.bias, residual,
-        out, width,
+        out, emitted, width,
         K=inner, WORDS=words, BN=block_n, BJ=block_j, KIND=kind,
         GROUP=weight.group, SPAN=BLOCK if weight.blocks else 1, ZERO=weight.row_zeros is not None,
         ACT=activation, GATED=gated, BIAS=weight.bias is not None, RESIDUAL=residual is not None,
-        EARLY=early if pdl and words > block_j else 0, WIDE=INTERPRETED, PDL=pdl, num_warps=warps, launch_pdl=pdl,
+        EMITS=emits, EARLY=early if pdl and words > block_j else 0, WIDE=INTERPRETED, PDL=pdl,
+        num_warps=warps, launch_pdl=pdl,
+    )  # fmt: skip
+    return out, emitted
+
+
+def _spread(x: Tensor, words: int, kind: int, norm: NormSpec | None, *, pdl: bool) -> Tensor:
+    """norm(x) as words of the weight meet it."""
+    out = torch.empty(3 * words, dtype=torch.int32, device=x.device)
+    piece = pow2(words) if norm is not None else min(256, pow2(words))
+    _spread_kernel[(triton.cdiv(words, piece),)](
+        x, None if norm is None else norm.weight, out, 0.0 if norm is None else norm.eps,
+        K=x.shape[1], WORDS=words, BJ=piece, KIND=kind, NORM=norm is not None,
+        OFFSET=0.0 if norm is None else norm.offset,
+        WIDE=INTERPRETED, PDL=pdl, num_warps=max(1, min(16, piece // 64)), launch_pdl=pdl,
     )  # fmt: skip
     return out

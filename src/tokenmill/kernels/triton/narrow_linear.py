@@ -118,7 +118,12 @@ def narrow_linear(
         x = x.contiguous()
     pdl, scratch = kernels.pdl, kernels.scratch
     if way[0] == "gemv":
-        return narrow_gemv(x, weight, norm, act, residual, pdl=pdl, config=way[1:])
+        before = kernels.spread
+        kind = weight.data.dtype
+        spread = before[1] if before is not None and before[0] is x and before[2] == kind and norm is None else None
+        y, emitted = narrow_gemv(x, weight, norm, act, residual, pdl=pdl, config=way[1:], spread=spread)
+        kernels.spread = None if emitted is None else (y, emitted, kind)
+        return y
     if way[0] == "widen":
         return kernels.fused_linear(x, widened(weight, x.dtype, pdl=pdl), weight.bias, act=act, residual=residual)
     if way[0] == "thin" and grouped:
