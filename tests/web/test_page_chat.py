@@ -412,6 +412,7 @@ BLOCKS = [
     "```js\nconst a = `x`; // y\n\nif (a) { b() }\n```",
     "~~~~\n```\nfence in a fence\n~~~~",
     "| a | b |\n|:-:|--:|\n| 1 | *2* |\n| 3 | `4` |",
+    "| n | words |\n|--:|---|\n" + "\n".join(f"| {i} | **some** words in row {i} of it |" for i in range(70)),
     "> quoted\n> twice\n\n> - again",
     "---",
     "    indented code\n    twice",

@@ -6,7 +6,7 @@ import { lexer, Marked } from "marked";
 import { highlight } from "./highlight.js";
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})[^\n]*\n/;
-const LONG_LIST = 1500; // characters after which the finished items of an open list become final
+const LONG_LIST = 1500; // characters after which the finished items or rows of an open list or table become final
 const LONG_PARAGRAPH = 1500;
 const KEPT_OPEN = 300; // characters at a long paragraph's end that stay open, because marks in them may yet close
 const SHARE = 4; // rendering may take one part in so many of the time
@@ -82,6 +82,7 @@ export class GrowingMarkdown {
     this.settled = 0; // characters whose blocks are final
     this.fence = null;
     this.paragraph = null; // a long paragraph whose beginning is final
+    this.table = null; // a long table whose first rows are final
     this.cost = 0;
     this.at = -Infinity;
     this.last = document.createElement("div");
@@ -103,6 +104,7 @@ export class GrowingMarkdown {
 
   advance(final) {
     if (this.fence && !this.growFence(final)) return;
+    if (this.table && this.growTable(final)) return;
     let tail = this.text.slice(this.settled);
     const tokens = lexer(tail);
     let open = tokens.length - 1;
@@ -120,6 +122,10 @@ export class GrowingMarkdown {
     if (rest[0]?.type === "list" && rest[0].items.length > 1 && tail.length > LONG_LIST) {
       this.settleItems(rest[0]);
       this.last.replaceChildren(fragment(lexer(this.text.slice(this.settled))));
+      return;
+    }
+    if (rest[0]?.type === "table" && rest[0].rows.length > 1 && tail.length > LONG_LIST) {
+      this.openTable(rest[0], tail);
       return;
     }
     if (rest[0]?.type === "paragraph" && tail.length > LONG_PARAGRAPH) this.settleWords(tail);
@@ -183,6 +189,36 @@ export class GrowingMarkdown {
       first.remove();
     }
     this.listGoesOn = false;
+  }
+
+  // All rows but the last are final; the next ones go under them.
+  openTable(table, tail) {
+    const made = fragment([{ ...table, rows: [] }]);
+    const body = made.querySelector("tbody");
+    this.last.before(made);
+    this.last.replaceChildren();
+    const head = tail.slice(0, tail.indexOf("\n", tail.indexOf("\n") + 1) + 1);
+    this.settled += head.length;
+    this.table = { head, body, growing: [] };
+    this.growTable(false);
+  }
+
+  // -> whether the table is still the last block.
+  growTable(final) {
+    const { head, body, growing } = this.table;
+    const tail = this.text.slice(this.settled);
+    const [table, ...others] = lexer(head + tail);
+    const ends = final || others.some((token) => token.type !== "space");
+    const lines = body.ownerDocument.createDocumentFragment();
+    lines.append(...fragment([table]).querySelectorAll("tbody tr"));
+    for (const row of growing) row.remove();
+    this.table.growing = ends || !lines.lastElementChild ? [] : [lines.lastElementChild];
+    body.append(lines);
+    if (ends) {
+      this.settled += table.raw.length - head.length;
+      this.table = null;
+    } else this.settled += tail.trimEnd().lastIndexOf("\n") + 1;
+    return !ends;
   }
 
   openFence(tail) {

@@ -26,7 +26,7 @@ function Question({ message, busy }) {
 function Editor({ message, onEnd }) {
   const [text, setText] = useState(message.content);
   const area = useRef(null);
-  useEffect(() => {
+  useLayoutEffect(() => {
     area.current.focus();
     area.current.setSelectionRange(text.length, text.length);
   }, []);
