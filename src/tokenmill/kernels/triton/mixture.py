@@ -9,7 +9,7 @@ Nothing waits for the device, so that every step can be recorded. Must not know:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -119,7 +119,7 @@ class StackedMixture:
     def _product(self, x: Tensor, weight: Stacked, ids: Tensor, order: Sorted | None, *, up: bool) -> Tensor:
         act, pdl, tiling = self.mixture.act if up else None, self.kernels.pdl, STEADY if self.kernels.steady else None
         if isinstance(weight, NarrowStack):
-            return narrow_grouped(x, weight, ids, order, act, up=up, pdl=pdl, tiling=tiling)
+            return narrow_grouped(x, weight, ids, order, act, up=up, pdl=pdl, modest=self.modest, tiling=tiling)
         return grouped(x, weight.table, weight.bias, ids, order, act, up=up, pdl=pdl, modest=self.modest, tiling=tiling)
 
     def _route(self, h: Tensor, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
@@ -151,21 +151,25 @@ class Stack:
 Stacked = Stack | NarrowStack
 
 
-def stack(weights: list[Weight]) -> Stack | NarrowStack | None:
-    """Matrices of one form as one tensor, the list emptied on the way; None: there is no kernel for them."""
+def form_of(weights: list[Weight]) -> Any | None:
+    """What these matrices have in common, if there is a kernel for it."""
     pieces = [found for w in weights if (found := w.pieces()) is not None]
-    forms = {
-        (form, tuple((name, t.shape, t.dtype) for name, t in parts.items() if t is not None)) for form, parts in pieces
-    }
-    if len(pieces) < len(weights) or len(forms) > 1:
+    forms = {(form, tuple((n, t.shape, t.dtype) for n, t in parts.items() if t is not None)) for form, parts in pieces}
+    if len(pieces) < len(weights) or len(forms) != 1:
         return None
     form = pieces[0][0]
-    if form != "dense" and not can_stack(form.bits, form.group, blocks=form.blocks):
+    return form if form == "dense" or can_stack(form.bits, form.group, blocks=form.blocks) else None
+
+
+def stack(weights: list[Weight]) -> Stack | NarrowStack | None:
+    """Matrices of one form as one tensor, the list emptied on the way; None: there is no kernel for them."""
+    form = form_of(weights)
+    if form is None:
         return None
-    names = pieces[0][1]
-    columns = {name: [t for _, parts in pieces if (t := parts[name]) is not None] for name in names}
+    pieces = [found[1] for w in weights if (found := w.pieces()) is not None]
+    columns = {name: [t for parts in pieces if (t := parts[name]) is not None] for name in pieces[0]}
     weights.clear()
-    del pieces, names
+    del pieces
     joined = {name: _joined(tensors) if tensors else None for name, tensors in columns.items()}
     table = joined["table"]
     assert table is not None, "a matrix has numbers"
@@ -195,11 +199,8 @@ def _joined(tensors: list[Tensor]) -> Tensor:
 
 def pack_mixture(kernels: TritonKernels, mixture: Mixture) -> StackedMixture | None:
     """The mixture ready to run, its lists of weights emptied; None: a format that has no kernel here."""
-    if not mixture.downs or mixture.downs[0].pieces() is None:
+    if form_of(mixture.ups) is None or form_of(mixture.downs) is None:
         return None
-    ups = stack(mixture.ups)
-    if ups is None:
-        return None
-    downs = stack(mixture.downs)
-    assert downs is not None, "the experts of a layer share one format"
+    ups, downs = stack(mixture.ups), stack(mixture.downs)
+    assert ups is not None and downs is not None
     return StackedMixture(kernels, mixture, ups, downs)

@@ -130,14 +130,14 @@ def _narrow_kernel(
 
 def narrow_grouped(
     x: Tensor, weight: NarrowStack, ids: Tensor, order: Sorted | None, act: str | None, *,
-    up: bool, pdl: bool, tiling: Tiling | None = None,
+    up: bool, pdl: bool, modest: bool = False, tiling: Tiling | None = None,
 ) -> Tensor:  # fmt: skip
-    """As `grouped`, for packed experts."""
+    """As `grouped`, for packed experts. modest: little shared memory."""
     kind, gated = act_parts(act)
     rows, inner = weight.shape
     count = weight.data.shape[0]
     width, pairs = rows // 2 if gated else rows, ids.numel()
-    t = tiling or narrow_tiling(pairs, count, weight.bits)
+    t = tiling or narrow_tiling(pairs, count, modest=modest)
     assert BLOCK % t.columns == 0 and BLOCK % t.inner == 0, "a tile lies within one block of scales"
     out = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
     units = count if order is None else order.tiles.shape[0]
@@ -154,11 +154,13 @@ def narrow_grouped(
     return out
 
 
-def narrow_tiling(pairs: int, experts: int, bits: int) -> Tiling:
+def narrow_tiling(pairs: int, experts: int, *, modest: bool = False) -> Tiling:
     """A tile for so many pairs over so many experts."""
     if INTERPRETED:
         return Tiling(16, 32, 32, 1, 4)
     size = pairs_per_tile(pairs, experts)
+    if modest:
+        return Tiling(size, 64, 64, 2, 4)
     if size == 128:
         return Tiling(128, 128, 64, 3, 8)
     return Tiling(size, 64, 128, 4 if size < 64 else 3, 4)
