@@ -117,6 +117,20 @@ def reasoning(client: openai.OpenAI, model: str) -> None:
     assert said == {"reasoning_content": message.model_extra["reasoning_content"], "content": message.content}
 
 
+def responses(client: openai.OpenAI, model: str) -> None:
+    """The responses API's parse and stream with the same models."""
+    done = client.responses.parse(model=model, input="How are you?", text_format=Answer, temperature=0)
+    assert isinstance(done.output_parsed, Answer)
+    function: Any = openai.pydantic_function_tool(GetWeather, name="get_weather")["function"]
+    tools: Any = [{"type": "function", **function}]
+    called = client.responses.parse(model=model, input="What is the weather in Paris?", tools=tools, temperature=0)
+    assert [item.type for item in called.output] == ["function_call"]
+    with client.responses.stream(model=model, input="How are you?", text_format=Answer, temperature=0) as stream:
+        kinds = {event.type for event in stream}
+        assert isinstance(stream.get_final_response().output_parsed, Answer)
+    assert {"response.output_text.delta", "response.completed"} <= kinds
+
+
 def refused(client: openai.OpenAI, model: str) -> None:
     bad: Any = {
         "type": "json_schema",
@@ -134,7 +148,7 @@ def main() -> None:
     url, key = sys.argv[1:3]
     with openai.OpenAI(base_url=url, api_key=key, max_retries=0) as client:
         model = client.models.list().data[0].id
-        for check in (tool_loop, choices, parsed, reasoning, refused):
+        for check in (tool_loop, choices, parsed, reasoning, responses, refused):
             check(client, model)
             print("ok", check.__name__)
 
