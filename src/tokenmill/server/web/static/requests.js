@@ -132,7 +132,7 @@ function Life({ prompt, request, number }) {
   const words = found.map((p) => `${p.label} ${duration(p.to - p.from)}`).join(", ");
   const facts = [
     ["Took", request.state === "open" ? `${duration(total)}, still running` : duration(total)],
-    ["First token after", at.first_token === undefined ? "not yet" : duration(at.first_token - (at.accepted ?? 0))],
+    ["First token after", at.first_token === undefined ? "not yet" : duration(at.first_token)],
     ["Prompt", plural(prompt.prompt_tokens, "token")],
     ["Read in", prompt.prefill?.length ? plural(prompt.prefill.length, "step") : "not yet"],
     ["Answer", `${plural(prompt.output_tokens, "token")}${prompt.output_tokens > 1 && decode > 0 ? `, ${rate(((prompt.output_tokens - 1) / decode) * 1000)} per second` : ""}`],
