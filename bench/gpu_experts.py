@@ -17,7 +17,7 @@ import torch
 
 from tokenmill.core.forward import ForwardContext, Mixture, NormSpec, RouteSpec
 from tokenmill.kernels.triton.experts import combine, one_down, one_up
-from tokenmill.kernels.triton.grouped import FEW, Tiling, grouped, pairs_per_tile
+from tokenmill.kernels.triton.grouped import Tiling, grouped, looks, pairs_per_tile
 from tokenmill.kernels.triton.kernels import TritonKernels
 from tokenmill.kernels.triton.route import pick, route
 from tokenmill.kernels.triton.sorting import sort_pairs
@@ -133,7 +133,7 @@ def cases(tokens: int) -> Iterator[Case]:
                 0.0,
             )
         return
-    sort = tokens * TOP > FEW
+    sort = not looks(tokens * TOP, EXPERTS)
     size = pairs_per_tile(tokens * TOP, EXPERTS)
     orders = [sort_pairs(ids, EXPERTS, size, scratch, pdl=pdl) if sort else None for ids, _ in picks]
     logits = rand(tokens, EXPERTS)

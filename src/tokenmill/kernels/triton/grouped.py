@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tokenmill.kernels.triton.common import INTERPRETED, act_parts, begin, gated_act, plain_act, pow2, wait
+from tokenmill.kernels.triton.common import INTERPRETED, act_parts, begin, gated_act, plain_act, wait
 from tokenmill.kernels.triton.sorting import Sorted
 
 FEW = 64 if INTERPRETED else 1024
@@ -179,7 +179,7 @@ def grouped(
     units = count if order is None else order.tiles.shape[0]
     _grouped_kernel[(triton.cdiv(width, t.columns), units)](
         x, matrices, bias, out, ids, None if order is None else order.order, None if order is None else order.tiles,
-        pairs, N=width, K=inner, BM=t.pairs, BN=t.columns, BK=t.inner, BP=pow2(pairs) if order is None else 1,
+        pairs, N=width, K=inner, BM=t.pairs, BN=t.columns, BK=t.inner, BP=room_for(pairs) if order is None else 1,
         PER_ROW=ids.shape[1] if up else 1, FROM_PAIR=up, TO_PAIR=not up or order is None, SCAN=order is None,
         ACT=kind, GATED=gated, BIAS=bias is not None, WIDE=INTERPRETED or x.dtype == torch.float32,
         BULK=bulk, STAGES=t.stages, PDL=pdl, num_warps=t.warps, launch_pdl=pdl,
@@ -199,6 +199,16 @@ def choose_tiling(pairs: int, experts: int, *, gated: bool, modest: bool = False
     if size <= 64:
         return Tiling(size, 64, 64, 4, 4, True) if gated else Tiling(size, 128, 64, 4, 8, True)
     return Tiling(128, 128, 64, 4, 8, True) if gated else Tiling(128, 256, 64, 4, 8, True)
+
+
+def looks(pairs: int, experts: int) -> bool:
+    """Do programs look for their own pairs? Where these are few, and few of them are one expert's."""
+    return pairs <= FEW and pairs_per_tile(pairs, experts) <= 32
+
+
+def room_for(pairs: int) -> int:
+    """In few sizes, because each is a kernel to compile."""
+    return next(size for size in (64, 256, FEW) if pairs <= size)
 
 
 def pairs_per_tile(pairs: int, experts: int) -> int:

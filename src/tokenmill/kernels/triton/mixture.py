@@ -18,7 +18,7 @@ from tokenmill.core.forward import ForwardContext, Mixture, NormSpec
 from tokenmill.core.protocols import Weight
 from tokenmill.kernels.triton.common import copy_engine
 from tokenmill.kernels.triton.experts import combine, one_down, one_up
-from tokenmill.kernels.triton.grouped import FEW, STEADY, grouped, pairs_per_tile
+from tokenmill.kernels.triton.grouped import STEADY, grouped, looks, pairs_per_tile
 from tokenmill.kernels.triton.narrow_grouped import NarrowStack, can_stack, narrow_grouped
 from tokenmill.kernels.triton.route import pick, route
 from tokenmill.kernels.triton.sorting import Sorted, sort_pairs
@@ -109,7 +109,7 @@ class StackedMixture:
     def _several(self, h: Tensor, ids: Tensor, gates: Tensor, residual: Tensor | None) -> Tensor:
         pdl, pairs, steady = self.kernels.pdl, ids.numel(), self.kernels.steady
         order = None
-        if pairs > FEW or steady:
+        if steady or not looks(pairs, self.experts):
             per_tile = STEADY.pairs if steady else pairs_per_tile(pairs, self.experts)
             order = sort_pairs(ids, self.experts, per_tile, self.kernels.scratch, pdl=pdl)
         inner = self._product(h, self.ups, ids, order, up=True)

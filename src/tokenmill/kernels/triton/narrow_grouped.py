@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.kernels.triton.common import INTERPRETED, act_parts, begin, gated_act, plain_act, pow2, wait
-from tokenmill.kernels.triton.grouped import Tiling, pair_of, pairs_per_tile, span
+from tokenmill.kernels.triton.common import INTERPRETED, act_parts, begin, gated_act, plain_act, wait
+from tokenmill.kernels.triton.grouped import Tiling, pair_of, pairs_per_tile, room_for, span
 from tokenmill.kernels.triton.narrow import BLOCK
 from tokenmill.kernels.triton.narrow_thin import _multiply, _packed
 from tokenmill.kernels.triton.sorting import Sorted
@@ -145,7 +145,7 @@ def narrow_grouped(
         x, weight.data, weight.scales, weight.zeros, weight.bias, out,
         ids, None if order is None else order.order, None if order is None else order.tiles, pairs,
         N=width, K=inner, BM=t.pairs, BN=t.columns, BK=t.inner if weight.bits == 8 else 128,
-        BP=pow2(pairs) if order is None else 1, PER_ROW=ids.shape[1] if up else 1,
+        BP=room_for(pairs) if order is None else 1, PER_ROW=ids.shape[1] if up else 1,
         FROM_PAIR=up, TO_PAIR=not up or order is None, SCAN=order is None,
         BITS=weight.bits, GROUP=weight.group if weight.bits == 4 else 0, BLOCKS=weight.blocks,
         ZERO=weight.zeros is not None, ACT=kind, GATED=gated, BIAS=weight.bias is not None,
