@@ -141,3 +141,9 @@ def test_the_store_forgets_the_oldest_first():
     for i in range(3):
         small.add(Kept("me", {"id": str(i)}, [{"x": "y" * 700}], [], ended=True))
     assert list(small.kept) == ["2"] and small.size < 1000
+
+
+async def test_what_broke_keeps_its_status_while_somebody_waits(start):
+    served = await start(FakeOptions(step_s=0.01))
+    late = await served.post(PATH, {**HI, "timeout": 0.05, "max_output_tokens": 2000})
+    assert late.status_code == 408 and "deadline" in late.json()["error"]["message"]

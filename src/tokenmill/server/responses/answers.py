@@ -29,6 +29,7 @@ class Growing:
         self.response = _head(chat, body, response_id)
         self.said = Message()
         self.open: str | None = None
+        self.failure: HttpError | None = None
         self._next = 0
         self._rows: list[Any] = []
         self._wanted = body.logprobs
@@ -58,6 +59,7 @@ class Growing:
 
     def fail(self, error: HttpError) -> Events:
         """It broke."""
+        self.failure = error
         kind = "server_error" if error.status >= 500 else "invalid_request"
         self.response |= {"status": "failed", "error": {"code": kind, "message": error.message}}
         return [self._snapshot("response.failed")]

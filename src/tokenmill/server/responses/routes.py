@@ -145,8 +145,8 @@ def _settle(job: Job, growing: Growing, kept: Kept) -> None:
 
 def _answer(growing: Growing) -> Response:
     """The whole response; a failure is an HTTP error while somebody waits."""
-    if growing.response["status"] == "failed":
-        raise HttpError(500, growing.response["error"]["message"])
+    if growing.failure is not None:
+        raise growing.failure
     return json_answer(growing.response)
 
 
