@@ -405,6 +405,41 @@ struct Layer {
   }
 };
 
+void register_packing(nb::module_& m) {
+  m.def("packed_bytes", [](int format, int64_t n, int64_t k, int group) {
+    return packed_bytes(static_cast<Format>(format), n, k, group);
+  });
+  m.def("pack_dense", [](Address weight, int type, int64_t n, int64_t k, int64_t stride, int format, Address out) {
+    run(1e9, [&] {
+      pack_dense(raw(weight), static_cast<Type>(type), n, k, stride, static_cast<Format>(format), raw(out));
+    });
+  });
+  m.def("pack_quantised",
+        [](Address q, Address scales, int64_t n, int64_t k, int group, int format, Address out, Address zeros) {
+          check_format(format, k, group);
+          require(grouped(static_cast<Format>(format)), "this format has no packer for integers");
+          require(static_cast<Format>(format) != Format::int4_zero || zeros != 0, "zero points are missing");
+          run(1e9, [&] {
+            pack_quantised(at<const int8_t>(q), at<const uint16_t>(scales), at<const uint16_t>(zeros), n, k, group,
+                           static_cast<Format>(format), raw(out));
+          });
+        },
+        nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg() = 0);
+  m.def("pack_blocks", [](Address blocks, int64_t row_bytes, int64_t n, int64_t k, int format, Address out) {
+    check_format(format, k, kGroup);
+    require(format >= 2 && static_cast<Format>(format) != Format::int4_zero && k % kGroup == 0, "no blocks of this format");
+    run(1e9, [&] { pack_blocks(at<const uint8_t>(blocks), row_bytes, n, k, static_cast<Format>(format), raw(out)); });
+  });
+  m.def("use_huge_pages", &use_huge_pages);
+  m.def("quantise", [](Address weight, int type, int64_t n, int64_t k, int64_t stride, int format, int group, Address q,
+                       Address scales) {
+    run(1e9, [&] {
+      quantise(raw(weight), static_cast<Type>(type), n, k, stride, static_cast<Format>(format), group, at<int8_t>(q),
+               at<uint16_t>(scales));
+    });
+  });
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -463,36 +498,5 @@ NB_MODULE(_native, m) {
       .def("prepare", &Layer::prepare)
       .def("attend", &Layer::attend);
 
-  m.def("packed_bytes", [](int format, int64_t n, int64_t k, int group) {
-    return packed_bytes(static_cast<Format>(format), n, k, group);
-  });
-  m.def("pack_dense", [](Address weight, int type, int64_t n, int64_t k, int64_t stride, int format, Address out) {
-    run(1e9, [&] {
-      pack_dense(raw(weight), static_cast<Type>(type), n, k, stride, static_cast<Format>(format), raw(out));
-    });
-  });
-  m.def("pack_quantised",
-        [](Address q, Address scales, int64_t n, int64_t k, int group, int format, Address out, Address zeros) {
-          check_format(format, k, group);
-          require(grouped(static_cast<Format>(format)), "this format has no packer for integers");
-          require(static_cast<Format>(format) != Format::int4_zero || zeros != 0, "zero points are missing");
-          run(1e9, [&] {
-            pack_quantised(at<const int8_t>(q), at<const uint16_t>(scales), at<const uint16_t>(zeros), n, k, group,
-                           static_cast<Format>(format), raw(out));
-          });
-        },
-        nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg() = 0);
-  m.def("pack_blocks", [](Address blocks, int64_t row_bytes, int64_t n, int64_t k, int format, Address out) {
-    check_format(format, k, kGroup);
-    require(format >= 2 && static_cast<Format>(format) != Format::int4_zero && k % kGroup == 0, "no blocks of this format");
-    run(1e9, [&] { pack_blocks(at<const uint8_t>(blocks), row_bytes, n, k, static_cast<Format>(format), raw(out)); });
-  });
-  m.def("use_huge_pages", &use_huge_pages);
-  m.def("quantise", [](Address weight, int type, int64_t n, int64_t k, int64_t stride, int format, int group, Address q,
-                       Address scales) {
-    run(1e9, [&] {
-      quantise(raw(weight), static_cast<Type>(type), n, k, stride, static_cast<Format>(format), group, at<int8_t>(q),
-               at<uint16_t>(scales));
-    });
-  });
+  register_packing(m);
 }

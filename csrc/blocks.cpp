@@ -53,8 +53,9 @@ TM_INLINE int six_bits_minimum(const uint8_t* p, int i) {
   return i < 4 ? p[i + 4] & 63 : (p[i + 4] >> 4) | (p[i] >> 2 & 48);
 }
 
+// Blocks of 32 numbers.
 template <Format kFormat>
-TM_INLINE void block(const uint8_t* raw, const Column<kFormat>& to) {
+TM_INLINE void small_block(const uint8_t* raw, const Column<kFormat>& to) {
   uint32_t quads[8];
   switch (kFormat) {
     case Format::int4:
@@ -85,6 +86,16 @@ TM_INLINE void block(const uint8_t* raw, const Column<kFormat>& to) {
       to.head[to.column] = raw[0];
       nibbles(raw + 1, quads);
       return to.codes(0, quads);
+    default:
+      return;
+  }
+}
+
+// Blocks of 256 numbers.
+template <Format kFormat>
+TM_INLINE void large_block(const uint8_t* raw, const Column<kFormat>& to) {
+  uint32_t quads[8];
+  switch (kFormat) {
     case Format::q2_k:
       to.half(0, raw + 80);
       to.half(1, raw + 82);
@@ -185,7 +196,8 @@ void pack_typed(const uint8_t* raw, int64_t row_bytes, int64_t n, int64_t k, uin
       for (int64_t c = 0; c < columns; ++c) {
         const uint8_t* from = raw + (first + c) * row_bytes + unit * kBytes;
         __builtin_prefetch(from + 4 * kBytes);
-        block<kFormat>(from, {to, c});
+        if constexpr (scales_of_scales(kind)) large_block<kFormat>(from, {to, c});
+        else small_block<kFormat>(from, {to, c});
       }
     }
   };
