@@ -18,10 +18,10 @@ from tokenmill.quant.dense import DenseWeight
 REFERENCE = ReferenceKernels()
 
 
-def triton_kernels():
+def triton_kernels(**options):
     from tokenmill.kernels.triton import TritonKernels
 
-    return TritonKernels()
+    return TritonKernels(**options)
 
 
 def rand(*shape, dtype=torch.bfloat16, scale=1.0):
@@ -61,7 +61,7 @@ def exact(x, ups, downs, ids, gates, act):
     return y
 
 
-def layer(experts, hidden, inner, top, *, skew=0.0, shared=False, dtype=torch.bfloat16):
+def layer(experts, hidden, inner, top, *, skew=0.0, shared=False, dtype=torch.bfloat16, **options):
     """A mixture, its kernels' form, and its pieces; skew makes all tokens prefer the same experts."""
     ups = rand(experts, 2 * inner, hidden, dtype=dtype, scale=hidden**-0.5)
     downs = rand(experts, hidden, inner, dtype=dtype, scale=inner**-0.5)
@@ -74,7 +74,7 @@ def layer(experts, hidden, inner, top, *, skew=0.0, shared=False, dtype=torch.bf
             DenseWeight(rand(4 * inner, hidden, dtype=dtype, scale=hidden**-0.5)),
             DenseWeight(rand(hidden, 2 * inner, dtype=dtype, scale=inner**-0.5)),
         )
-    kernels, spec = triton_kernels(), RouteSpec(experts, top)
+    kernels, spec = triton_kernels(**options), RouteSpec(experts, top)
     mixture = Mixture(
         DenseWeight(router, bias), spec, [DenseWeight(w) for w in ups], [DenseWeight(w.clone()) for w in downs],
         "silu_mul", beside, wide=True,
@@ -105,6 +105,18 @@ def test_mixture(tokens, shape, skew):
         assert torch.isfinite(found).all()
         assert float(error.median()) < 1e-2 and float((error > 2e-2).float().mean()) <= max(0.04, 1.01 / tokens)
     assert kernels.waits == 0 and not kernels.scratch.counters(x.device).any()
+
+
+def test_steady_rows_ignore_their_company():
+    kernels, fused, _, _, _ = layer(32, 512, 384, 4, steady=True)
+    x, norm = rand(700, 512), NormSpec(rand(512).abs() + 0.5, 1e-6)
+
+    def run(part):
+        return fused(part, ForwardContext(kernels, part, part, part, 1, [], []), norm=norm, residual=part)
+
+    together = run(x)
+    for first, last in ((0, 1), (3, 20), (100, 700)):
+        assert torch.equal(run(x[first:last]), together[first:last])
 
 
 @pytest.mark.parametrize("tokens", [1, 40, 700])
