@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 
@@ -82,96 +83,76 @@ def down_tilings(tokens: int) -> list[Tiling]:
     return [Tiling(size, *cut, True) for cut in bulk] + [Tiling(size, *cut) for cut in plain]
 
 
+class Data:
+    """Layers of random experts, and what a step gives them."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self.kernels = TritonKernels()
+        self.scratch, self.pdl = self.kernels.scratch, self.kernels.pdl
+        self.ups = [rand(EXPERTS, 2 * INNER, HIDDEN) * 0.02 for _ in range(LAYERS)]
+        self.downs = [rand(EXPERTS, HIDDEN, INNER) * 0.02 for _ in range(LAYERS)]
+        self.routers = [rand(EXPERTS, HIDDEN) for _ in range(LAYERS)]
+        self.x, self.norm = rand(tokens, HIDDEN), NormSpec(rand(HIDDEN), 1e-6)
+        self.picks = [route(rand(tokens, EXPERTS), SPEC, pdl=self.pdl, dtype=torch.int32) for _ in range(LAYERS)]
+        self.touched = sum(len(ids.unique()) for ids, _ in self.picks) / LAYERS
+        self.bytes = 2.0 * HIDDEN * INNER * self.touched
+        self.flops = 2.0 * tokens * TOP * HIDDEN * INNER
+
+
 def cases(tokens: int) -> Iterator[Case]:
-    ups, downs = [rand(EXPERTS, 2 * INNER, HIDDEN) * 0.02 for _ in range(LAYERS)], []
-    downs = [rand(EXPERTS, HIDDEN, INNER) * 0.02 for _ in range(LAYERS)]
-    routers = [rand(EXPERTS, HIDDEN) for _ in range(LAYERS)]
-    x, norm = rand(tokens, HIDDEN), NormSpec(rand(HIDDEN), 1e-6)
-    kernels = TritonKernels()
-    scratch, pdl = kernels.scratch, kernels.pdl
-    picks = [route(rand(tokens, EXPERTS), SPEC, pdl=pdl, dtype=torch.int32) for _ in range(LAYERS)]
-    touched = sum(len(ids.unique()) for ids, _ in picks) / LAYERS
-    one = 2.0 * HIDDEN * INNER
-    flops = 2.0 * tokens * TOP * HIDDEN * INNER
+    d = Data(tokens)
     whole = [
-        kernels.pack_mixture(
+        d.kernels.pack_mixture(
             Mixture(DenseWeight(r), SPEC, [DenseWeight(w) for w in up], [DenseWeight(w) for w in down], "silu_mul")
         )
-        for r, up, down in zip(routers, ups, downs, strict=True)
+        for r, up, down in zip(d.routers, d.ups, d.downs, strict=True)
     ]
-    ctx = ForwardContext(kernels, x, x, x, 1, [], [])
-    yield "layer", lambda i: whole[i](x, ctx, norm=norm, residual=x), 3 * touched * one, 3 * flops
-    if tokens == 1:
-        for config in ((1, 4), (2, 4), (4, 4), (8, 8)):
-            yield (
-                f"pick {config}",
-                lambda i, c=config: pick(x, routers[i], None, norm, SPEC, scratch=scratch, pdl=pdl, config=c),
-                2.0 * EXPERTS * HIDDEN,
-                0.0,
-            )
-        for config in (
-            (2, 2048, 4),
-            (1, 2048, 2),
-            (1, 2048, 4),
-            (4, 2048, 8),
-            (2, 2048, 8),
-            (4, 2048, 4),
-            (2, 1024, 4),
-        ):
-            yield (
-                f"one up {config}",
-                lambda i, c=config: one_up(x, ups[i], None, picks[i][0], norm, "silu_mul", pdl=pdl, config=c),
-                2 * touched * one,
-                0.0,
-            )
-        h = rand(TOP, INNER)
-        for config in ((2, 1024, 8), (2, 1024, 4), (4, 256, 4), (2, 256, 4), (2, 256, 2), (1, 1024, 4), (1, 256, 2)):
-            yield (
-                f"one down {config}",
-                lambda i, c=config: one_down(h, downs[i], None, picks[i], x, pdl=pdl, early=True, config=c),
-                touched * one,
-                0.0,
-            )
-        return
-    sort = not looks(tokens * TOP, EXPERTS)
-    size = pairs_per_tile(tokens * TOP, EXPERTS)
-    orders = [sort_pairs(ids, EXPERTS, size, scratch, pdl=pdl) if sort else None for ids, _ in picks]
+    ctx = ForwardContext(d.kernels, d.x, d.x, d.x, 1, [], [])
+    yield "layer", lambda i: whole[i](d.x, ctx, norm=d.norm, residual=d.x), 3 * d.bytes, 3 * d.flops
+    yield from one_cases(d) if tokens == 1 else several_cases(d)
+
+
+def one_cases(d: Data) -> Iterator[Case]:
+    """One token: each launch in several cuts."""
+    x, norm, pdl = d.x, d.norm, d.pdl
+    for c in ((1, 4), (2, 4), (4, 4), (8, 8)):
+        call = partial(pick, x, add=None, norm=norm, spec=SPEC, scratch=d.scratch, pdl=pdl, config=c)
+        yield f"pick {c}", lambda i, call=call: call(weight=d.routers[i]), 2.0 * EXPERTS * HIDDEN, 0.0
+    for c in ((2, 2048, 4), (1, 2048, 2), (1, 2048, 4), (4, 2048, 8), (2, 1024, 4), (1, 1024, 2)):
+        call = partial(one_up, x, bias=None, norm=norm, act="silu_mul", pdl=pdl, config=c)
+        yield f"one up {c}", lambda i, call=call: call(weight=d.ups[i], ids=d.picks[i][0]), 2 * d.bytes, 0.0
+    h = rand(TOP, INNER)
+    for c in ((2, 1024, 8), (4, 256, 4), (2, 256, 4), (2, 256, 2), (1, 256, 2)):
+        call = partial(one_down, h, bias=None, residual=x, pdl=pdl, early=True, config=c)
+        yield f"one down {c}", lambda i, call=call: call(weight=d.downs[i], picked=d.picks[i]), d.bytes, 0.0
+
+
+def several_cases(d: Data) -> Iterator[Case]:
+    """More tokens: each launch, the products in several cuts, and torch's grouped product."""
+    tokens, pdl, ids = d.tokens, d.pdl, [ids for ids, _ in d.picks]
+    sort, size = not looks(tokens * TOP, EXPERTS), pairs_per_tile(tokens * TOP, EXPERTS)
+    orders = [sort_pairs(p, EXPERTS, size, d.scratch, pdl=pdl) if sort else None for p in ids]
     logits = rand(tokens, EXPERTS)
     yield "route", lambda i: route(logits, SPEC, pdl=pdl, dtype=torch.int32), 0.0, 0.0
     if sort:
-        yield "sort", lambda i: sort_pairs(picks[i][0], EXPERTS, size, scratch, pdl=pdl), 0.0, 0.0
+        yield "sort", lambda i: sort_pairs(ids[i], EXPERTS, size, d.scratch, pdl=pdl), 0.0, 0.0
     for t in up_tilings(tokens):
-        yield (
-            f"up {t}",
-            lambda i, t=t: grouped(x, ups[i], None, picks[i][0], orders[i], "silu_mul", up=True, pdl=pdl, tiling=t),
-            2 * touched * one,
-            2 * flops,
-        )
+        call = partial(grouped, d.x, bias=None, act="silu_mul", up=True, pdl=pdl, tiling=t)
+        run = lambda i, call=call: call(weight=d.ups[i], ids=ids[i], order=orders[i])  # noqa: E731
+        yield f"up {t}", run, 2 * d.bytes, 2 * d.flops
     h = rand(tokens * TOP, INNER)
     for t in down_tilings(tokens):
-        yield (
-            f"down {t}",
-            lambda i, t=t: grouped(h, downs[i], None, picks[i][0], orders[i], None, up=False, pdl=pdl, tiling=t),
-            touched * one,
-            flops,
-        )
+        call = partial(grouped, h, bias=None, act=None, up=False, pdl=pdl, tiling=t)
+        run = lambda i, call=call: call(weight=d.downs[i], ids=ids[i], order=orders[i])  # noqa: E731
+        yield f"down {t}", run, d.bytes, d.flops
     parts = rand(tokens * TOP, HIDDEN)
-    yield "combine", lambda i: combine(parts, *picks[i], x, EXPERTS, BF16, pdl=pdl), 2.0 * parts.numel(), 0.0
+    yield "combine", lambda i: combine(parts, *d.picks[i], d.x, EXPERTS, BF16, pdl=pdl), 2.0 * parts.numel(), 0.0
     if sort and hasattr(torch, "_grouped_mm"):
-        counts = [torch.bincount(ids.flatten(), minlength=EXPERTS).cumsum(0).int() for ids, _ in picks]
-        gathered = rand(tokens * TOP, HIDDEN)
-        yield (
-            "torch grouped up",
-            lambda i: torch._grouped_mm(gathered, ups[i].transpose(1, 2), counts[i]),
-            2 * touched * one,
-            2 * flops,
-        )
-        yield (
-            "torch grouped down",
-            lambda i: torch._grouped_mm(h, downs[i].transpose(1, 2), counts[i]),
-            touched * one,
-            flops,
-        )
+        ends = [torch.bincount(p.flatten(), minlength=EXPERTS).cumsum(0).int() for p in ids]
+        rows, mm = rand(tokens * TOP, HIDDEN), torch._grouped_mm
+        yield "torch grouped up", lambda i: mm(rows, d.ups[i].transpose(1, 2), ends[i]), 2 * d.bytes, 2 * d.flops
+        yield "torch grouped down", lambda i: mm(h, d.downs[i].transpose(1, 2), ends[i]), d.bytes, d.flops
 
 
 def main() -> None:
