@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.pure.messages.test_formats import FORMATS, messages, read
 from tests.pure.messages.writing import TOOLS
 
-from tokenmill.text.messages.parser import parse_message
+from tokenmill.text.messages.parser import MessageParser
 
 
 def splits(name: str, count: int) -> tuple[int, int]:
@@ -29,20 +29,27 @@ def splits(name: str, count: int) -> tuple[int, int]:
     return tried, wrong
 
 
-def growth(name: str) -> float:
-    """Seconds of 2 MB of hostile brackets over those of 1 MB, the best of three each."""
+HOSTILE = ('[{"', "'(", "<tool_call>", '{"name":"now","arguments":{', "now(a=[", "\\", " <")
+
+
+def seconds(name: str, piece: str, size: int) -> float:
+    """The best of three readings of `size` characters in pieces of 64."""
     calls = FORMATS[name].calls
-    opened = calls.blocks[0].open if calls is not None else "<think>"
-    spent = []
-    for size in (1 << 20, 2 << 20):
-        text = opened + '[{"' * (size // 3)
-        best = 1e9
-        for _ in range(3):
-            began = time.process_time()
-            parse_message(FORMATS[name], text, tools=TOOLS)
-            best = min(best, time.process_time() - began)
-        spent.append(best)
-    return spent[1] / spent[0]
+    text = (calls.blocks[0].open if calls is not None else "<think>") + piece * (size // len(piece))
+    best = 1e9
+    for _ in range(3):
+        began = time.process_time()
+        parser = MessageParser(FORMATS[name], tools=TOOLS)
+        for at in range(0, len(text), 64):
+            parser.feed(text[at : at + 64])
+        parser.finish()
+        best = min(best, time.process_time() - began)
+    return best
+
+
+def growth(name: str, size: int = 1 << 19) -> float:
+    """Time of 1 MB of hostile text over that of 512 KB, the worst of several kinds."""
+    return max(seconds(name, piece, 2 * size) / seconds(name, piece, size) for piece in HOSTILE)
 
 
 def main() -> None:
@@ -53,7 +60,9 @@ def main() -> None:
     for name in FORMATS:
         tried, wrong = splits(name, options.count)
         bad += wrong
-        print(f"{name:24} {tried:7} splits, {wrong} wrong; 2 MB / 1 MB of brackets: {growth(name):.2f}", flush=True)
+        print(
+            f"{name:24} {tried:7} splits, {wrong} wrong; 1 MB / 512 KB of hostile text: {growth(name):.2f}", flush=True
+        )
     sys.exit(bool(bad))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.text.messages.describe import CallFormat, MessageFormat, Thinking
-from tokenmill.text.messages.families import CALL_ALIASES, CALL_FORMATS, THINKING, THINKING_ALIASES
+from tokenmill.text.messages.families import CALL_ALIASES, CALL_FORMATS, KIMI, THINK, THINKING, THINKING_ALIASES
 
 AUTO, NONE = "auto", "none"
 _CALL_MARKS: tuple[tuple[tuple[str, ...], str], ...] = (  # all of them must be there; the first that fits
@@ -72,7 +72,10 @@ def thinking_names() -> list[str]:
 def choose_format(template: str | Mapping[str, str] | None, calls: str = AUTO, thinking: str = AUTO) -> MessageFormat:
     """The format by template, or by the names that were given."""
     text = "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
-    return MessageFormat(_thinking(text, thinking), _calls(text, calls))
+    found = MessageFormat(_thinking(text, thinking), _calls(text, calls))
+    if thinking == AUTO and found.thinking is THINK and found.calls is KIMI:
+        return MessageFormat(THINKING["think_tokens"], found.calls)  # its calls may begin without an end of reasoning
+    return found
 
 
 def _calls(text: str, name: str) -> CallFormat | None:
