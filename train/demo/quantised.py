@@ -17,7 +17,7 @@ FORMS: dict[str, dict[str, str]] = {
     "bfloat16": {},
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},
-    "int4, groups of 128": {"quantization": "int4-g128"},
+    "int4 in groups of 128": {"quantization": "int4-g128"},
     "fp8": {"quantization": "fp8"},
     "int8 cache": {"kv_cache_dtype": "int8"},
 }
@@ -60,12 +60,12 @@ def main() -> None:
     report: dict = {"count": args.count, "needles": args.needles, "forms": {}}
     for form in args.forms.split(","):
         got = results(args.folder, FORMS[form], args.suites.split(","), args.count, args.needles)
-        shares = [v for k, v in got.items() if k != "exact"]
-        got["mean"] = round(sum(shares) / len(shares), 2)
-        report["forms"][form] = got
+        shares = [k for k in got if k != "exact"]
         base = report["forms"].get("bfloat16", got)
-        got["mean points lost"] = round(base["mean"] - got["mean"], 2)
-        got["most points lost"] = round(max(base[k] - got[k] for k in base if k != "exact"), 1)
+        lost = [base[k] - got[k] for k in shares]
+        got["mean"] = round(sum(got[k] for k in shares) / len(shares), 2)
+        got |= {"mean points lost": round(sum(lost) / len(lost), 2), "most points lost": round(max(lost), 1)}
+        report["forms"][form] = got
         print(form, json.dumps(got), flush=True)
         args.report.write_text(json.dumps(report, indent=1) + "\n")
 

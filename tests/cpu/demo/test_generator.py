@@ -108,18 +108,19 @@ def test_every_skill_of_the_mixture_appears_and_ends_with_its_mark() -> None:
 
 def test_stories_hold_their_topic_and_are_varied() -> None:
     rng = random.Random(1)
-    stories = [tell(rng) for _ in range(20000)]
+    stories = [tell(rng) for _ in range(5000)]
     assert all(word in story.text for story in stories for word in story.must)
     texts = [s.text for s in stories]
     assert len(set(texts)) == len(texts)
-    assert distinct_windows(texts) >= 0.85
-    assert bits_per_character(texts) >= 1.3
+    # At 20,000 stories the shares are 0.89 and 1.31 bits (goals 0.75 and 1.3); fewer stories share fewer windows.
+    assert distinct_windows(texts) >= 0.9
+    assert bits_per_character(texts) >= 1.45
 
 
 def test_plots_and_stories_by_hand() -> None:
     data = load()
     assert len(data.plots) >= 40
-    assert len(data.free_stories) >= 280
+    assert len(data.free_stories) >= 300
     assert len({row["text"] for row in data.free_stories}) == len(data.free_stories)
     # By hand means without templates: nothing in them is a slot.
     assert not any(mark in row["text"] for row in data.free_stories for mark in "{}[]")
@@ -195,3 +196,27 @@ def test_names_are_told_before_between_and_after_other_turns() -> None:
         turns = [m["content"] for m in case.messages if m["role"] == "user"]
         first.add(next((i for i, t in enumerate(turns) if name in t), -1))
     assert {0, 1, 2} <= first
+
+
+def test_no_sentence_comes_twice_in_a_story() -> None:
+    rng = random.Random(10)
+    for _ in range(300):
+        sentences = [x for x in re.split(r"(?<=[.!?]) ", tell(rng).text) if len(x.split()) > 4]
+        assert len(sentences) - len(set(sentences)) <= 1
+
+
+def test_yes_no_answers_are_right() -> None:
+    rng = random.Random(11)
+    forms = [form for pair in skill_extract.YES_NO.values() for form in pair]
+    patterns = [re.escape(f).replace(re.escape("[n]"), r"\S+").replace(re.escape("[v]"), "(.+)") for f in forms]
+    answers = []
+    for _ in range(600):
+        case = skill_extract.yes_no(rng, False)
+        for user, bot in zip(case.messages[2::2], case.messages[3::2], strict=True):
+            asked = next(m.group(1) for m in (re.fullmatch(p, user["content"]) for p in patterns) if m)
+            stated = re.sub(r"\b(Does|Is) [^?]*\?", "", case.messages[0]["content"])
+            assert (bot["content"] == "Yes.") == bool(re.search(rf"(?<!\w){re.escape(asked)}(?!\w)", stated)), (
+                case.messages
+            )
+            answers.append(bot["content"])
+    assert 0.3 < answers.count("Yes.") / len(answers) < 0.7
