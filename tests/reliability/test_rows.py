@@ -166,6 +166,7 @@ def test_row_3_a_thousand_disconnects(launch: Launch) -> None:
 
 
 def test_row_25_soak_with_faults(launch: Launch, seconds: float) -> None:
+    seconds *= 2
     running = launch("--max-restarts", "1000", "--log-level", "warning")
     prompts = {f"The mill number {i}": "" for i in range(8)}
     kinds = [{"temperature": 0.0}, {"temperature": 1.0}]
