@@ -82,13 +82,13 @@ bench: .venv/.native
 	@mkdir -p out
 	$(BIN)/python bench/cpu/micro.py --json out/bench-cpu.json
 
-# The kernels with AddressSanitizer and UBSan, installed aside, and their tests (four minutes on two cores).
+# The kernels with AddressSanitizer and UBSan, installed aside, and their tests (compiling takes eight minutes of CPU).
 sanitize: .venv/.installed
 	$(PIP) install -q -c $(CONSTRAINTS) --no-deps --upgrade --target out/sanitized \
 		-Ccmake.define.TOKENMILL_SANITIZE=ON -Cbuild-dir=build/sanitized .
-	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONPATH=out/sanitized \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 		LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" \
-		$(BIN)/pytest -o pythonpath= -p no:cacheprovider --hypothesis-seed=0 tests/cpu/native tests/cpu/gguf/test_gguf_weight.py
+		$(BIN)/python tools/sanitized.py out/sanitized -q tests/cpu/native tests/cpu/gguf/test_gguf_weight.py
 
 clean:
 	rm -rf .venv build
