@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 
@@ -230,19 +229,3 @@ def test_hostile_text_is_read_in_linear_time(name, piece):
             assert len(parser.source.text) - parser.source.at <= 64
         said += sum(len(e.text) for e in parser.finish())
         assert said <= 4 * len(text)
-
-
-def test_a_megabyte_of_brackets():
-    """Generous: doubling the text doubles the time, on any machine that is not stopped in between."""
-    form = MessageFormat(THINKING["think"], CALL_FORMATS["hermes"])
-
-    def seconds(size: int) -> float:
-        text = '<tool_call>{"name": "now", "arguments": ' + "[{" * (size // 2)
-        best = 1e9
-        for _ in range(3):
-            began = time.process_time()
-            parse_message(form, text, tools=TOOLS)
-            best = min(best, time.process_time() - began)
-        return best
-
-    assert seconds(1 << 20) < 12 * max(seconds(1 << 18), 1e-3)
