@@ -74,7 +74,7 @@ def _linear(device: str, kind: str, dtype: str) -> list[tuple[int, float]]:
     weights = [_weight(kernels, device, dtype, n, k) for _ in range(copies)]
     if weights[0] is None:
         return []
-    compute = torch.float32 if dtype == "float32" else torch.bfloat16
+    compute = torch.bfloat16 if dtype in ("int8", "int4") else getattr(torch, dtype)
     points = []
     for rows in _ROWS[kind]:
         x = torch.randn(rows, k, device=device).to(compute)

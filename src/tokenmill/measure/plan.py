@@ -69,8 +69,11 @@ class Planner:
 
     @property
     def compute_type(self) -> str:
-        """The type whose speed limits the products: integers on CPUs, where activations are rounded too."""
-        return "int8" if self.config.model.quantization in ("int8", "int4") and self.kind == "cpu" else self.dtype
+        """The type whose speed limits the products: the weights' where activations are rounded to it, too."""
+        scheme = (self.config.model.quantization or "").split(",")[0].split("-")[0]
+        if self.kind == "cpu":
+            return "int8" if scheme in ("int8", "int4") else self.dtype
+        return scheme if scheme in ("int8", "fp8") else self.dtype
 
 
 def speed_types(config: EngineConfig) -> tuple[str, ...]:
