@@ -12,7 +12,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from jsonschema import Draft202012Validator, FormatChecker
+from jsonschema import Draft202012Validator
 from schemas import schema
 
 from tokenmill import LLM, SamplingParams
@@ -39,8 +39,10 @@ def main() -> None:
     for one, wanted in zip(outputs, made, strict=True):
         out = one.outputs[0]
         if out.finish_reason == "stop":
-            valid = Draft202012Validator(wanted, format_checker=FormatChecker()).is_valid(json.loads(out.text))
+            valid = Draft202012Validator(wanted, format_checker=Draft202012Validator.FORMAT_CHECKER).is_valid(json.loads(out.text))
             counts["valid" if valid else "invalid"] += 1
+            if not valid:
+                print("invalid:", json.dumps(wanted), out.text)
         else:
             counts[str(out.finish_reason)] += 1
     print(dict(counts))
