@@ -29,8 +29,6 @@ class Authored:
     chat: list[dict]
     out_of_scope: list[str]
     wordings: dict[str, dict]
-    synonyms: list[dict]
-    free_stories: list[dict]
 
 
 def rows(name: str) -> list[dict]:
@@ -58,9 +56,19 @@ def load() -> Authored:
         chat=rows("chat.jsonl"),
         out_of_scope=[r["text"] for r in rows("out_of_scope.jsonl")],
         wordings={r["intent"]: r for r in rows("wordings.jsonl")},
-        synonyms=rows("synonyms.jsonl"),
-        free_stories=rows("free_stories.jsonl"),
     )
+
+
+@lru_cache(maxsize=1)
+def free_stories() -> list[dict]:
+    """Stories written as a whole."""
+    return rows("free_stories.jsonl")
+
+
+@lru_cache(maxsize=1)
+def synonyms() -> list[dict]:
+    """Words that may stand for each other in plots."""
+    return rows("synonyms.jsonl")
 
 
 def fill(text: str, rng: random.Random, values: dict[str, str]) -> str:

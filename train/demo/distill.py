@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -45,23 +46,29 @@ BATCH = 65536
 """Tokens of one step."""
 
 
+@dataclass(frozen=True)
+class Effort:
+    """How long (or how many steps), on what, with how much."""
+
+    seconds: float
+    corpus: str | None
+    workers: int
+    seed: int
+    steps: int = 0
+    batch: int = BATCH
+
+
 def fit(
     kind: str,
     main: str,
     out: Path,
-    seconds: float,
-    corpus: str | None,
+    effort: Effort,
     *,
-    workers: int,
-    seed: int,
-    steps: int = 0,
     after: Path | None = None,
-    batch: int = BATCH,
 ) -> dict:
-    """Train one student for the given time (or steps) and export it.
-
-    It compiles at once and begins when the main model is finished and the file `after` exists.
-    """
+    """Train one student and export it; it compiles at once and begins when main is finished and `after` exists."""
+    seconds, corpus, workers = effort.seconds, effort.corpus, effort.workers
+    seed, steps, batch = effort.seed, effort.steps, effort.batch
     torch.manual_seed(seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
@@ -134,17 +141,8 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="two small steps, for a check on the CPU")
     args = parser.parse_args()
     small = {"steps": 2, "batch": 1024} if args.smoke else {}
-    done = fit(
-        args.kind,
-        args.main,
-        args.out,
-        args.seconds,
-        args.corpus,
-        workers=0 if args.smoke else args.workers,
-        seed=args.seed,
-        after=args.after,
-        **small,
-    )
+    effort = Effort(args.seconds, args.corpus, 0 if args.smoke else args.workers, args.seed, **small)
+    done = fit(args.kind, args.main, args.out, effort, after=args.after)
     print(done, flush=True)
 
 

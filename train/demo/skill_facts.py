@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 
-from authored_data import fill, load, wording
+from authored_data import fill, free_stories, load, wording
 from grammar import tidy
 from render import Case
 from stories import Story, cast, tell
@@ -204,7 +204,7 @@ def story_plain(rng: random.Random) -> Case:
 
 def free_story(rng: random.Random) -> Case:
     """A story written by hand, asked for or plain."""
-    row = rng.choice(load().free_stories)
+    row = rng.choice(free_stories())
     if rng.random() < 0.4:
         return plain("", row["text"], "story_free", "")
     return ask(wording("story", rng, False, {"t": row["topic"]}), row["text"], "story_free", "")

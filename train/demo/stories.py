@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from authored_data import load
+from authored_data import load, synonyms
 from grammar import expand, parse, tidy
 from vocabulary import invented
 
@@ -56,7 +56,7 @@ LEADING = re.compile(r"\[(?:H|He|F)\] ")
 def _synonyms() -> tuple[re.Pattern[str], dict[str, str]]:
     """One expression for every word with synonyms, and the choice that replaces it."""
     choice, parts = {}, []
-    for row in sorted(load().synonyms, key=lambda r: -len(r["word"])):
+    for row in sorted(synonyms(), key=lambda r: -len(r["word"])):
         word, same = row["word"], row["same"]
         guard = {
             "plain": r"\b",

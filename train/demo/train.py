@@ -17,6 +17,8 @@ from safetensors.torch import save_file
 from tokenizer_build import copy_files
 
 HERE = Path(__file__).parent
+LONG_FROM = 0.72
+"""From this share of the time on, long sequences."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +32,12 @@ class Plan:
     batch: int = 131072
     short: int = 1024
     long: int = 8192
-    long_from: float = 0.72
     muon: float = 0.02
     seed: int = 1
     steps: int = 0
     shape: Shape = MAIN
-    start: Path | None = None
-    peak: float = 1.0
+    resume: tuple[Path, float] | None = None
+    """Go on from this model folder, with this share of the full learning rates."""
 
 
 def losses(model: Decoder, ids, targets, weights, positions, mask, dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,7 +53,7 @@ class Runner:
     def __init__(self, plan: Plan) -> None:
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.dtype = torch.bfloat16 if self.device == "cuda" else torch.float32
-        model = load_decoder(str(plan.start), plan.shape) if plan.start else Decoder(plan.shape, plan.seed)
+        model = load_decoder(str(plan.resume[0]), plan.shape) if plan.resume else Decoder(plan.shape, plan.seed)
         self.model = model.to(self.device)
         self.optimiser = Optimiser(self.model, plan.muon)
         self.loss = torch.compile(losses, dynamic=False) if self.device == "cuda" else losses
@@ -123,11 +124,11 @@ def _loop(plan: Plan, runner: Runner, short: Stream, long: Stream) -> dict:
         fraction = step / plan.steps if plan.steps else (time.time() - start) / plan.seconds
         if fraction >= 1:
             break
-        is_long = fraction >= plan.long_from
+        is_long = fraction >= LONG_FROM
         if is_long and "short_tokens" not in marks:
             marks |= {"short_tokens": tokens, "short_seconds": time.time() - start}
         loss = runner.backward((long if is_long else short).next())
-        runner.optimiser.step(plan.peak * schedule(fraction))
+        runner.optimiser.step((plan.resume[1] if plan.resume else 1.0) * schedule(fraction))
         step += 1
         tokens += plan.batch
         if step % 50 == 0 or step == 1:
@@ -179,7 +180,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     plan = Plan(args.out, args.seconds, args.corpus, args.workers, args.batch, muon=args.muon, seed=args.seed)
-    plan = replace(plan, start=args.start, peak=args.peak)
+    plan = replace(plan, resume=(args.start, args.peak) if args.start else None)
     if args.tiny:
         plan = replace(plan, workers=0, batch=2048, short=256, long=1024, steps=20, shape=TINY)
     if args.smoke:

@@ -7,7 +7,7 @@ import re
 import zlib
 from functools import lru_cache
 
-from authored_data import load
+from authored_data import free_stories, load
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORD = re.compile(r"\b[a-z]{3,11}\b")
@@ -31,7 +31,7 @@ ALWAYS_HELD = frozenset(("wash", "fold", "weigh", "polish", "carpet", "fence", "
 @lru_cache(maxsize=1)
 def _by_use() -> dict[tuple[str, bool], list[str]]:
     data = load()
-    text = " ".join(row["text"] for row in data.free_stories)
+    text = " ".join(row["text"] for row in free_stories())
     any_word = sorted(set(WORD.findall(text)) - {"weather", "time", "calculator"})
     lists = {
         "verb": data.words["verb"] + sorted(w for w in ALWAYS_HELD if w in ("wash", "fold", "weigh", "polish")),

@@ -91,6 +91,16 @@ def add_routes(app: FastAPI, context: Context) -> None:
             found = await vectors(context, work, body.model, body.prompt, None)
             return json_answer({"embedding": found["data"][0]["embedding"]})
 
+    post(app, "/api/generate", generate, GenerateRequest)
+    post(app, "/api/chat", chat, ChatRequest)
+    post(app, "/api/embed", embed, EmbedRequest)
+    post(app, "/api/embeddings", old_embeddings, EmbeddingsRequest)
+    _add_telling(app, context)
+
+
+def _add_telling(app: FastAPI, context: Context) -> None:
+    """What is served, and what is not done here."""
+
     async def tags(request: Request) -> Response:
         """The served models."""
         return json_answer({"models": [entry(context, name) for name in context.backend.info.names]})
@@ -118,10 +128,6 @@ def add_routes(app: FastAPI, context: Context) -> None:
         """Models do not come and go here."""
         raise HttpError(501, "This server serves the models that it was started with; it does not load or make others.")
 
-    post(app, "/api/generate", generate, GenerateRequest)
-    post(app, "/api/chat", chat, ChatRequest)
-    post(app, "/api/embed", embed, EmbedRequest)
-    post(app, "/api/embeddings", old_embeddings, EmbeddingsRequest)
     post(app, "/api/show", show, ShowRequest)
     get(app, "/api/tags", tags)
     get(app, "/api/ps", running)
