@@ -148,6 +148,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=200, help="of each answer of the throughput part; 0: none")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -157,8 +158,10 @@ def main() -> None:
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(30)
-    found["throughput"] = throughput()
-    print(json.dumps(found, indent=1))
+    print(json.dumps(found, indent=1), flush=True)
+    if options.tokens:
+        found["throughput"] = throughput(tokens=options.tokens)
+        print(json.dumps(found["throughput"], indent=1))
     if options.json:
         options.json.write_text(json.dumps(found))
 
