@@ -39,7 +39,9 @@ def main() -> None:
     for one, wanted in zip(outputs, made, strict=True):
         out = one.outputs[0]
         if out.finish_reason == "stop":
-            valid = Draft202012Validator(wanted, format_checker=Draft202012Validator.FORMAT_CHECKER).is_valid(json.loads(out.text))
+            valid = Draft202012Validator(wanted, format_checker=Draft202012Validator.FORMAT_CHECKER).is_valid(
+                json.loads(out.text)
+            )
             counts["valid" if valid else "invalid"] += 1
             if not valid:
                 print("invalid:", json.dumps(wanted), out.text)
