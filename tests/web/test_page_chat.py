@@ -59,6 +59,7 @@ def until(page: Any, function: str) -> None:
     for _ in range(1000):
         if page.evaluate(function):
             return
+        page.wait_for_timeout(30)
     raise AssertionError(function)
 
 

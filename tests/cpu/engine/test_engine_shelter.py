@@ -44,7 +44,7 @@ def test_a_raising_grammar_ends_its_own_request(opened, method, options):
     llm = opened(**options)
     wanted = [exact(o) for o in run(llm, PROMPTS, greedy(20))]
     compile_spec = llm.engine.admission.compiler.constraint
-    llm.engine.admission.compiler.constraint = lambda spec: Raising(compile_spec(spec), method)
+    llm.engine.admission.compiler.constraint = lambda *spec: Raising(compile_spec(*spec), method)
     limits = [greedy(20)] * 4 + [greedy(40, structured_outputs={"regex": "[a-f ]{60}"})]
     *others, bad = run(llm, [*PROMPTS, [9, 8, 7]], limits)
     assert [exact(o) for o in others] == wanted

@@ -168,7 +168,7 @@ def test_eight_bit_pages(dtype, name):
         assert torch.allclose(q, expected_q, atol=1e-5)
         results = [kernels.attention(q, spec, a)] + ([kernels.attend_qkv(x, spec, a)] if a.max_query == 1 else [])
         for found in results:  # the interpreter cuts off what a float8 does not hold, where devices round
-            assert (found - expected).norm() < (0.002 if dtype == torch.int8 else 0.08) * expected.norm()
+            assert (found - expected).norm() < (0.002 if dtype == torch.int8 else 0.12) * expected.norm()
     for mine, other in zip(ours.kv, theirs.kv, strict=True):
         for x, y in ((mine.key_scale, other.key_scale), (mine.value_scale, other.value_scale)):
             assert torch.equal(x.isnan(), y.isnan())

@@ -75,7 +75,7 @@ def test_one_row(kind, act, fused):
     residual = torch.randn(1, width // 2 if act else width) if fused else None
     config = (64 if "blocks" in kind else 2, 64, 1, 0) if fused else (64 if "blocks" in kind else 4, 16, 2, 0)
     found, _ = narrow_gemv(x, weight, norm, act, residual, pdl=False, config=config)
-    assert relative(found, exact(x, weight, norm, act, residual)) < (2e-3 if "fp8" in kind else 0.03)
+    assert relative(found, exact(x, weight, norm, act, residual)) < (2e-3 if "fp8" in kind else 0.05)
 
 
 @pytest.mark.parametrize("kind", ["fp8", "int8"])

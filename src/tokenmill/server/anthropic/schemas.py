@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tokenmill.core.errors import ParameterError
 
-LOOSE = ConfigDict(extra="ignore", allow_inf_nan=False)
+LOOSE = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 

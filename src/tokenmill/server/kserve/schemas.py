@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tokenmill.core.errors import ParameterError
 
-LOOSE = ConfigDict(extra="ignore", allow_inf_nan=False)
+LOOSE = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 TEXT = "text_input"
 
 

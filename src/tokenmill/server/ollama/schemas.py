@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tokenmill.core.errors import ParameterError
 
-LOOSE = ConfigDict(extra="ignore", allow_inf_nan=False)
+LOOSE = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 Name = Annotated[str, Field(min_length=1, max_length=1024)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Think = bool | Literal["low", "medium", "high"] | None

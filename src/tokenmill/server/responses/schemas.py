@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tokenmill.core.errors import ParameterError
 
-LOOSE = ConfigDict(extra="ignore", allow_inf_nan=False)
+LOOSE = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Messages = list[dict[str, Any]]
 _TEXTS = ("input_text", "output_text", "text", "refusal")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
-LOOSE = ConfigDict(extra="ignore", allow_inf_nan=False, populate_by_name=True)
+LOOSE = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)
 Words = Annotated[str, Field(min_length=1)]
 Method = Literal["embedding", "likelihood"]
 MOST_TEXTS = 1024

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tokenmill.core.errors import ParameterError
 
-LOOSE = ConfigDict(extra="ignore", allow_inf_nan=False)
+LOOSE = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 DEFAULT_TOKENS = 100
 
@@ -91,7 +91,7 @@ class TgiRequest(BaseModel):
 class VllmRequest(BaseModel):
     """vLLM's first API: a prompt, sampling fields beside it, and perhaps `stream`."""
 
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
     prompt: Annotated[str, Field(min_length=1)]
     stream: bool = False
     use_beam_search: bool = False
@@ -100,7 +100,7 @@ class VllmRequest(BaseModel):
 class AnyRequest(BaseModel):
     """POST /generate: TGI's body has `inputs`, vLLM's has `prompt`."""
 
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
     inputs: str | None = None
     prompt: str | None = None
 
