@@ -154,6 +154,8 @@ def test_control_c_stops_the_answer_and_not_the_program(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        # Whoever runs the tests in the background has the signal ignored, which children inherit.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert child.stdin and child.stdout and child.stderr
     try:

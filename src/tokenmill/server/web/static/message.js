@@ -122,7 +122,8 @@ function Figures({ answer }) {
   const { stats, finish } = answer;
   if (!stats?.output) return finish === "stopped" ? html`<p class="figures">stopped</p>` : null;
   const parts = [plural(stats.output, "token")];
-  if (stats.output > 1 && stats.seconds > 0) parts.push(`${rate((stats.output - 1) / stats.seconds)} tok/s`);
+  // Everything may come in one read: a millisecond is the clock's step.
+  if (stats.output > 1) parts.push(`${rate((stats.output - 1) / Math.max(stats.seconds, 0.001))} tok/s`);
   parts.push(`first after ${duration(stats.ttft)}`);
   if (stats.prompt) parts.push(`prompt ${count(stats.prompt)}${stats.cached ? ` (${count(stats.cached)} cached)` : ""}`);
   if (finish === "length") parts.push("cut at the token limit");
