@@ -73,6 +73,11 @@ async def read_body(request: Request, schema: type[B]) -> tuple[B, dict[str, Any
     return schema.model_validate(raw), raw
 
 
+def translated(schema: type[B], fields: Mapping[str, Any]) -> B:
+    """A request in another API's words; fields that are None count as absent."""
+    return schema.model_validate({name: value for name, value in fields.items() if value is not None})
+
+
 class Work:
     """A job's frame: its places are given back however the handler ends, unless a stream takes it over."""
 

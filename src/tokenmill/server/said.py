@@ -8,19 +8,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
-
-from pydantic import ValidationError
+from typing import Any
 
 from tokenmill.core.request import TokenLogprob
 from tokenmill.server.context import Context
-from tokenmill.server.errors import HttpError
 from tokenmill.server.job import Job
 from tokenmill.server.openai.chat import Chat, open_chat, render
 from tokenmill.server.openai.schemas import ChatRequest
+from tokenmill.server.routing import translated
 from tokenmill.text.messages.message import Event, Message
-
-M = TypeVar("M")
 
 
 @dataclass(slots=True)
@@ -36,25 +32,14 @@ class Heard:
 
 async def open_translated(context: Context, fields: dict[str, Any], job: Job, base: str) -> Chat:
     """A chat from fields of OpenAI's request; those that are None count as absent."""
-    return await open_chat(context, translated(fields), {}, job, base)
+    return await open_chat(context, translated(ChatRequest, fields), {}, job, base)
 
 
 async def count_translated(context: Context, fields: dict[str, Any]) -> int:
     """How many tokens the prompt of such a chat has."""
-    body = translated(fields)
+    body = translated(ChatRequest, fields)
     context.check_model(body.model)
     return len((await render(context, body))[1])
-
-
-def translated(fields: dict[str, Any]) -> ChatRequest:
-    """OpenAI's request of these fields."""
-    given = {name: value for name, value in fields.items() if value is not None}
-    try:
-        return ChatRequest.model_validate(given)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise HttpError(400, f"{place}: {first['msg']}.", param=place) from None
 
 
 async def listen(chat: Chat) -> AsyncIterator[Heard]:
@@ -86,9 +71,3 @@ async def hear_all(chat: Chat) -> tuple[Message, Heard]:
         whole.logprobs += heard.logprobs
         whole.finish_reason, whole.stop_reason = heard.finish_reason, heard.stop_reason
     return message, whole
-
-
-def reasoning_tokens(chat: Chat, message: Message) -> int:
-    """How many of the tokens were reasoning."""
-    details: dict[str, int] = chat.usage(message.reasoning).get("completion_tokens_details", {})
-    return details.get("reasoning_tokens", 0)

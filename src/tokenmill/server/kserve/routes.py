@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request
-from pydantic import ValidationError
 from starlette.responses import Response
 
 import tokenmill
@@ -17,7 +16,7 @@ from tokenmill.server.errors import HttpError, describe_error
 from tokenmill.server.kserve.schemas import TEXT, GenerateRequest, InferRequest, fields
 from tokenmill.server.openai.completions import Completion, open_completion
 from tokenmill.server.openai.schemas import CompletionRequest
-from tokenmill.server.routing import Api, Work, get, json_answer, post
+from tokenmill.server.routing import Api, Work, get, json_answer, post, translated
 
 encode = msgspec.json.Encoder().encode
 OUT = "text_output"
@@ -109,10 +108,7 @@ KSERVE = Api(add_routes, prefixes=("/v2/models", "/v2/health"), error=error_body
 
 
 async def _open(context: Context, work: Work, given: dict[str, Any]) -> Completion:
-    try:
-        body = CompletionRequest.model_validate({name: value for name, value in given.items() if value is not None})
-    except ValidationError as error:
-        raise describe_error(error) from None
+    body = translated(CompletionRequest, given)
     if body.logprobs is not None or body.prompt_logprobs is not None:
         raise ParameterError("This API's answers have no place for logprobs.", param="parameters")
     return await open_completion(context, body, given, work.job, work.base())

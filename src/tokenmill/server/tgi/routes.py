@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request
-from pydantic import ValidationError
 from starlette.responses import Response
 
 import tokenmill
@@ -15,7 +14,7 @@ from tokenmill.server.context import Context
 from tokenmill.server.errors import describe_error
 from tokenmill.server.openai.completions import Completion, open_completion
 from tokenmill.server.openai.schemas import CompletionRequest
-from tokenmill.server.routing import Api, Work, get, json_answer, post
+from tokenmill.server.routing import Api, Work, get, json_answer, post, translated
 from tokenmill.server.text import THREADS
 from tokenmill.server.tgi import answers
 from tokenmill.server.tgi.schemas import AnyRequest, TgiRequest, VllmRequest
@@ -74,11 +73,7 @@ async def _tgi(context: Context, work: Work, body: TgiRequest, *, stream: bool, 
 
 async def _open(context: Context, work: Work, fields: dict[str, Any]) -> Completion:
     """A completion of these fields; those that are None count as absent."""
-    try:
-        asked = CompletionRequest.model_validate({name: value for name, value in fields.items() if value is not None})
-    except ValidationError as error:
-        raise describe_error(error) from None
-    return await open_completion(context, asked, {}, work.job, work.base())
+    return await open_completion(context, translated(CompletionRequest, fields), {}, work.job, work.base())
 
 
 async def _vllm(context: Context, work: Work, body: VllmRequest) -> Response:
