@@ -1,5 +1,5 @@
 #!/bin/sh
-# Trains the whole demo family again on one GPU and puts it under src/tokenmill/demo. About 11 minutes on an H200.
+# Trains the whole demo family again on one GPU and puts it under src/tokenmill/demo. About 9 minutes on an H200.
 #   sh train/demo/rebuild.sh [CORPUS_DIR]      without a folder only the generated and authored text is used
 # STAGES picks parts (default: "main companions vision report install"), OUT is the folder of the results.
 # START=FOLDER goes on from the weights of an earlier run (MAIN_SECONDS says for how long).
@@ -27,7 +27,7 @@ MAIN=$$
 if has main; then
     rm -rf "$OUT/main" "$OUT/main-60.safetensors"
     GO_ON=$([ -z "$START" ] || printf '%s\n%s\n%s\n%s' --start "$START" --peak 0.6)
-    $PY train.py --out "$OUT/main" --seconds "${MAIN_SECONDS:-290}" --seed "${SEED:-2}" $GO_ON $SMALL $(corpus) &
+    $PY train.py --out "$OUT/main" --seconds "${MAIN_SECONDS:-260}" --seed "${SEED:-2}" $GO_ON $SMALL $(corpus) &
     MAIN=$!
     [ -n "$SMALL" ] || until_file "$OUT/main-60.safetensors" $MAIN
     (
@@ -38,7 +38,7 @@ if has main; then
 $!"
 fi
 if has companions; then
-    T=${COMPANION_SECONDS:-110}
+    T=${COMPANION_SECONDS:-100}
     rm -f "$OUT/medusa/config.json" "$OUT/text/training.json"
     (
         $PY distill.py moe $SMALL --main "$OUT/main" --out "$OUT/moe" --seconds "$T" $(corpus)
@@ -68,10 +68,10 @@ $!"
 fi
 if has vision; then
     (
-        $PY distill.py text $SMALL --main "$OUT/main" --out "$OUT/text" --seconds "${TEXT_SECONDS:-42}" --workers 8 \
+        $PY distill.py text $SMALL --main "$OUT/main" --out "$OUT/text" --seconds "${TEXT_SECONDS:-38}" --workers 8 \
             $(corpus)
         $PY vision.py $SMALL --text "$OUT/text" --tokenizer "$OUT/main" --out "$OUT/vlm" \
-            --seconds "${VISION_SECONDS:-170}" $(corpus)
+            --seconds "${VISION_SECONDS:-125}" $(corpus)
         ! has report || $PY companions_eval.py "$OUT" --parts vision,vlm_text --report "$OUT/vision.json" $SMALL
     ) &
     JOBS="$JOBS

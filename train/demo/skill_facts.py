@@ -188,17 +188,18 @@ def completion(rng: random.Random) -> Case:
 def story_chat(rng: random.Random, held: bool) -> Case:
     """A story asked for by topic; the robot's first dream, the best known request, comes more often."""
     data = load()
-    dream = not held and rng.random() < 0.05
+    dream = not held and rng.random() < 0.06
     plot = data.plots[0] if dream else None
-    story: Story = tell(rng, plot, cast(rng, "robot") if dream and rng.random() < 0.6 else None)
+    who = cast(rng, "robot") if dream and rng.random() < 0.6 else None
+    story: Story = tell(rng, plot, who, own=0.85 if dream else 0.45)
     user = wording("story", rng, held, {"t": story.topic})
     must = "".join(rf"(?=[\s\S]*{re.escape(w)})" for w in story.must)
     return ask(user, story.text, "story", must, check="story")
 
 
 def story_plain(rng: random.Random) -> Case:
-    """A story as plain text."""
-    text = tell(rng).text
+    """A story as plain text; the best known opening comes more often."""
+    text = tell(rng, start="Once upon a time" if rng.random() < 0.15 else "").text
     return plain("", text, "story", "")
 
 

@@ -181,11 +181,11 @@ def _slots(rng: random.Random, who: dict[str, str], first_person: bool):
     return slot
 
 
-def topic_of(rng: random.Random, plot: dict, who: dict[str, str]) -> tuple[str, tuple[str, ...]]:
-    """A topic phrase for a story of this cast and plot, and the words that must appear."""
+def topic_of(rng: random.Random, plot: dict, who: dict[str, str], own: float = 0.45) -> tuple[str, tuple[str, ...]]:
+    """A topic phrase for a story of this cast and plot (the plot's own in a share `own`), and the words it needs."""
     kind, obj = who["kind"], who["obj"]
     pick = rng.random()
-    if pick < 0.45:
+    if pick < own:
         template = rng.choice(plot["topics"])
         must = tuple(
             w
@@ -211,13 +211,15 @@ def topic_of(rng: random.Random, plot: dict, who: dict[str, str]) -> tuple[str, 
     return topic, must
 
 
-def tell(rng: random.Random, plot: dict | None = None, who: dict[str, str] | None = None) -> Story:
-    """One story; the words of its topic are in its text."""
+def tell(
+    rng: random.Random, plot: dict | None = None, who: dict[str, str] | None = None, own: float = 0.45, start: str = ""
+) -> Story:
+    """One story, opened with `start` where an opening allows it; the words of its topic are in its text."""
     data = load()
     plot = plot or rng.choice(data.plots)
     who = who or cast(rng)
-    topic, must = topic_of(rng, plot, who)
-    first = rng.random() < 0.12 and who["N"] not in must
+    topic, must = topic_of(rng, plot, who, own)
+    first = not start and rng.random() < 0.12 and who["N"] not in must
     slot = _slots(rng, who, first)
     told: set[str] = set()
 
@@ -229,7 +231,8 @@ def tell(rng: random.Random, plot: dict | None = None, who: dict[str, str] | Non
             template = rng.choice(data.pools["lead"]) + template.replace("[He]", "[he]", 1)
         return expand(parse(enriched(template)), rng, slot)
 
-    lines = [one(data.pools["opening1" if first else "opening"])]
+    openings = [o for o in data.pools["opening1" if first else "opening"] if o.startswith(start)]
+    lines = [one(openings)]
     for index, beat in enumerate(plot["beats"]):
         if rng.random() < 0.1 and 0 < index < len(plot["beats"]) - 1:
             continue
