@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, prefetch, wait
+from tokenmill.kernels.triton.narrow_keys import fold_pairs, in_pairs, joined, kind_of, scales_at, split_query
 from tokenmill.kernels.triton.paging import FLOOR, LOG2E, bend, locate, product, rounded
 from tokenmill.kernels.triton.prepare import rotated, scale_strides
 
@@ -27,7 +28,8 @@ def _tile(
     D: tl.constexpr, DV: tl.constexpr, SIZE: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr,
     SCALED: tl.constexpr,
 ):  # fmt: skip
-    """Keys [BD, BN] and values [BN, BV] of these indexes, their scales [BN], positions, and which are seen."""
+    """Keys [BD, BN] and values [BN, BV] of these indexes, their scales [BN], positions, and which are seen.
+    SCALED: D, DV and all strides count pairs of numbers."""
     block, offset, position, known = locate(index, table, first, entries, kv_len, SIZE, FIRST)
     seen = known & (index < high)
     if WINDOW:
@@ -45,29 +47,25 @@ def _tile(
     v_scale = 1.0
     if SCALED:
         spot = block * scale_block + offset * scale_row
-        k_scale = tl.load(key_scales + spot, mask=seen, other=0.0).to(tl.float32)
-        v_scale = tl.load(value_scales + spot, mask=seen, other=0.0).to(tl.float32)
+        k_scale = scales_at(key_scales, spot, seen)
+        v_scale = scales_at(value_scales, spot, seen)
     return k, val, k_scale, v_scale, position, seen
 
 
 @triton.jit
 def _fold(
-    acc, top, total, q, k, val, k_scale, v_scale, position, seen, query_position, slope, scale, softcap,
-    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SCALED: tl.constexpr, WIDE: tl.constexpr,
+    acc, top, total, q, k, val, position, seen, query_position, slope, scale, softcap,
+    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Take one tile of keys into the running result."""
-    scores = product(q, k.to(q.dtype), tl.zeros((q.shape[0], k.shape[1]), dtype=tl.float32), WIDE)
-    if SCALED:
-        scores = scores * k_scale[None, :]
+    scores = product(q, k, tl.zeros((q.shape[0], k.shape[1]), dtype=tl.float32), WIDE)
     scores = bend(scores, query_position, position[None, :], slope, scale, softcap, SOFTCAP, ALIBI)
     scores = tl.where(seen[None, :], scores, float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, axis=1))
     shrink = tl.exp2(top - new_top)
     p = tl.exp2(scores - new_top[:, None])
     total = total * shrink + tl.sum(p, axis=1)
-    if SCALED:
-        p = p * v_scale[None, :]
-    acc = product(p.to(q.dtype), val.to(q.dtype), acc * shrink[:, None], WIDE)
+    acc = product(p.to(q.dtype), val, acc * shrink[:, None], WIDE)
     return acc, new_top, total
 
 
@@ -84,10 +82,11 @@ def _decode_kernel(
     FIRST: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
     MIXED: tl.constexpr, FRESH: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr,
     Q_OFFSET: tl.constexpr, K_OFFSET: tl.constexpr, ROPE: tl.constexpr, START: tl.constexpr, DIM: tl.constexpr,
-    INTERLEAVED: tl.constexpr, SCALED: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+    INTERLEAVED: tl.constexpr, KIND: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
     LINE: tl.constexpr, LINES: tl.constexpr, NEAR: tl.constexpr, LEAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
+    SCALED: tl.constexpr = KIND is not None
     seq = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -136,12 +135,16 @@ def _decode_kernel(
     d = tl.arange(0, BD)
     v = tl.arange(0, BV)
     n = tl.arange(0, BN)
+    # Of a key in 8 bits, pairs are read: half as many, twice as wide.
+    PAIR: tl.constexpr = 2 if SCALED else 1
+    pair_d = tl.arange(0, BD // PAIR)
+    pair_v = tl.arange(0, BV // PAIR)
     if FRESH:
         # All keys in the cache are older than this step: load the first ones, bring the following near.
         k, val, k_scale, v_scale, position, seen = _tile(
-            low + n, high, keys, values, key_scales, value_scales, table, first, entries, kv_len, query_position, d, v,
-            key_block, key_row, value_block, value_row, scale_block, scale_row, window,
-            D, DV, SIZE, FIRST, WINDOW, SCALED,
+            low + n, high, keys, values, key_scales, value_scales, table, first, entries, kv_len, query_position,
+            pair_d, pair_v, key_block, key_row, value_block, value_row, scale_block, scale_row, window,
+            D // PAIR, DV // PAIR, SIZE, FIRST, WINDOW, SCALED,
         )  # fmt: skip
         slot = tl.load(slot_ptr + seq)
     if PDL and BEFORE == 0:
@@ -162,7 +165,8 @@ def _decode_kernel(
     slope = tl.zeros((BH,), dtype=tl.float32)
     if ALIBI:
         slope = tl.load(slope_ptr + head, mask=real, other=0.0).to(tl.float32)
-    acc = tl.zeros((BH, BV), dtype=tl.float32)
+    acc = tl.zeros((BH, BV // PAIR), dtype=tl.float32)
+    odd = tl.zeros((BH, BV // PAIR), dtype=tl.float32)
     top = tl.full((BH,), FLOOR, dtype=tl.float32)
     total = tl.zeros((BH,), dtype=tl.float32)
     if FRESH:
@@ -179,8 +183,8 @@ def _decode_kernel(
         new_value_scale = 1.0
         if SCALED:
             new_key = tl.where((d < D)[None, :], new_key.to(q_ptr.dtype.element_ty).to(tl.float32), 0.0)
-            new_key, a_scale = rounded(new_key, key_ptr.dtype.element_ty)
-            new_value, b_scale = rounded(new_value.to(tl.float32), value_ptr.dtype.element_ty)
+            new_key, a_scale = rounded(new_key, KIND)
+            new_value, b_scale = rounded(new_value.to(tl.float32), KIND)
             new_key_scale = tl.sum(a_scale.to(tl.float32))
             new_value_scale = tl.sum(b_scale.to(tl.float32))
         else:
@@ -188,27 +192,47 @@ def _decode_kernel(
             new_value = new_value.to(value_ptr.dtype.element_ty)
         if split == active - 1:
             spot = keys + slot // SIZE * key_block + slot % SIZE * key_row
-            tl.store(spot + d[None, :] + one, new_key, mask=(d < D)[None, :])
             spot_v = values + slot // SIZE * value_block + slot % SIZE * value_row
+            if SCALED:
+                spot = spot.to(tl.pointer_type(KIND))
+                spot_v = spot_v.to(tl.pointer_type(KIND))
+            tl.store(spot + d[None, :] + one, new_key, mask=(d < D)[None, :])
             tl.store(spot_v + v[None, :] + one, new_value, mask=(v < DV)[None, :])
             if SCALED:
                 spot_s = slot // SIZE * scale_block + slot % SIZE * scale_row
                 tl.store(key_scales + spot_s, new_key_scale.to(key_scale_ptr.dtype.element_ty))
                 tl.store(value_scales + spot_s, new_value_scale.to(key_scale_ptr.dtype.element_ty))
-        acc, top, total = _fold(acc, top, total, q, k, val, k_scale, v_scale, position, seen, query_position, slope,
-                                scale, softcap, SOFTCAP, ALIBI, SCALED, WIDE)  # fmt: skip
     else:
         q = tl.load(
             q_ptr + query * q_stride + head[:, None] * D + d[None, :], mask=real[:, None] & (d < D)[None, :], other=0.0
         )
+    if SCALED:
+        q_even, q_odd, most = split_query(q, BH, BD)
+    if FRESH:
+        if SCALED:
+            acc, odd, top, total = fold_pairs(
+                acc, odd, top, total, q_even, q_odd, most, k, val, k_scale, v_scale, position, seen, query_position,
+                slope, scale, softcap, SOFTCAP, ALIBI, KIND, WIDE,
+            )  # fmt: skip
+        else:
+            acc, top, total = _fold(acc, top, total, q, k, val, position, seen, query_position, slope, scale, softcap,
+                                    SOFTCAP, ALIBI, WIDE)  # fmt: skip
     for at in tl.range(low + FRESH * BN, high, BN, num_stages=STAGES):
         k, val, k_scale, v_scale, position, seen = _tile(
-            at + n, high, keys, values, key_scales, value_scales, table, first, entries, kv_len, query_position, d, v,
-            key_block, key_row, value_block, value_row, scale_block, scale_row, window,
-            D, DV, SIZE, FIRST, WINDOW, SCALED,
+            at + n, high, keys, values, key_scales, value_scales, table, first, entries, kv_len, query_position,
+            pair_d, pair_v, key_block, key_row, value_block, value_row, scale_block, scale_row, window,
+            D // PAIR, DV // PAIR, SIZE, FIRST, WINDOW, SCALED,
         )  # fmt: skip
-        acc, top, total = _fold(acc, top, total, q, k, val, k_scale, v_scale, position, seen, query_position, slope,
-                                scale, softcap, SOFTCAP, ALIBI, SCALED, WIDE)  # fmt: skip
+        if SCALED:
+            acc, odd, top, total = fold_pairs(
+                acc, odd, top, total, q_even, q_odd, most, k, val, k_scale, v_scale, position, seen, query_position,
+                slope, scale, softcap, SOFTCAP, ALIBI, KIND, WIDE,
+            )  # fmt: skip
+        else:
+            acc, top, total = _fold(acc, top, total, q, k, val, position, seen, query_position, slope, scale, softcap,
+                                    SOFTCAP, ALIBI, WIDE)  # fmt: skip
+    if SCALED:
+        acc = joined(acc, odd, BH, BV)
     if FRESH:
         if split == active - 1:
             newest = tl.sum(q.to(tl.float32) * new_key.to(tl.float32), axis=1) * new_key_scale
@@ -307,22 +331,26 @@ def attend_one(
     parts = before + splits
     assert parts == 1 or room >= parts, "a prefix is shared only where its parts fit"
     assert seqs * heads <= scratch.num_counters
-    line = 128 // kv.key.element_size()
+    keys, values, least_width, kind = kv.key, kv.value, 16, kind_of(kv)
+    if kind is not None:
+        keys, values, least_width = in_pairs(keys), in_pairs(values), 32
+    line = 128 // keys.element_size()
     partial = scratch.partial(q.device)
     tops = partial[seqs * spec.heads * parts * spec.kv.value_dim :] if parts > 1 else partial
     q_norm, k_norm = (spec.q_norm, spec.k_norm) if fresh else (None, None)
     _decode_kernel[(seqs, heads, splits)](
-        q, kv.key, kv.value, kv.key_scale, kv.value_scale,
+        q, keys, values, kv.key_scale, kv.value_scale,
         plan.tables, plan.first, plan.entries, ctx.query_start, ctx.kv_len, shared,
         plan.slots if fresh else None, spec.sinks, spec.alibi,
         None if q_norm is None else q_norm.weight, None if k_norm is None else k_norm.weight,
         rope.cos if fresh and rope else None, rope.sin if fresh and rope else None,
         out, partial, tops, scratch.counters(q.device),
-        q.stride(0), plan.tables.stride(0), *kv.key.stride()[:3], *kv.value.stride()[:3],
+        q.stride(0), plan.tables.stride(0), *keys.stride()[:3], *values.stride()[:3],
         *scale_strides(kv), spec.scale, spec.softcap, spec.window,
         0.0 if q_norm is None else q_norm.eps, 0.0 if k_norm is None else k_norm.eps,
         H=spec.heads, GROUP=group, D=spec.kv.key_dim, DV=spec.kv.value_dim, SIZE=ctx.block_size,
-        BH=max(16, pow2(group)), BN=block_n, BD=max(16, pow2(spec.kv.key_dim)), BV=max(16, pow2(spec.kv.value_dim)),
+        BH=max(16, pow2(group)), BN=block_n,
+        BD=max(least_width, pow2(spec.kv.key_dim)), BV=max(least_width, pow2(spec.kv.value_dim)),
         SPLITS=splits, BEFORE=before, PARTS=parts, PARTS_BLOCK=pow2(parts),
         FIRST=plan.first is not None, WINDOW=spec.window > 0, SOFTCAP=spec.softcap > 0,
         SINKS=spec.sinks is not None, ALIBI=spec.alibi is not None, MIXED=mixed, FRESH=fresh,
@@ -330,8 +358,8 @@ def attend_one(
         Q_OFFSET=0.0 if q_norm is None else q_norm.offset, K_OFFSET=0.0 if k_norm is None else k_norm.offset,
         ROPE=fresh and rope is not None, START=rope.start if fresh and rope else 0,
         DIM=rope.dim if fresh and rope else 0, INTERLEAVED=fresh and rope is not None and rope.interleaved,
-        SCALED=kv.key_scale is not None, WIDE=INTERPRETED or q.dtype == torch.float32, STAGES=stages,
-        LINE=line, LINES=pow2(max(1, min(spec.kv.key_dim, spec.kv.value_dim) // line) + 1) // 2,
+        KIND=kind, WIDE=INTERPRETED or q.dtype == torch.float32, STAGES=stages,
+        LINE=line, LINES=pow2(max(1, min(keys.shape[3], values.shape[3]) // line) + 1) // 2,
         NEAR=near, LEAST=least, PDL=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
 

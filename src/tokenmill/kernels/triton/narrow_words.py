@@ -66,7 +66,8 @@ def dot4(w, x, acc, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _float8(w, I: tl.constexpr):
+def float8_of(w, I: tl.constexpr):
+    """Byte I of each word as float8, in float32."""
     b = (w >> (8 * I)) & 255
     exponent = (b >> 3) & 15
     fraction = (b & 7).to(tl.float32)
@@ -82,7 +83,7 @@ def dot_float8(w, xa, xb, scale, acc, WIDE: tl.constexpr):
         a1 = (xa >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
         b0 = (xb << 16 >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
         b1 = (xb >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-        y = _float8(w, 0) * a0 + _float8(w, 1) * a1 + _float8(w, 2) * b0 + _float8(w, 3) * b1
+        y = float8_of(w, 0) * a0 + float8_of(w, 1) * a1 + float8_of(w, 2) * b0 + float8_of(w, 3) * b1
         return acc + y * scale
     else:
         return tl.inline_asm_elementwise(

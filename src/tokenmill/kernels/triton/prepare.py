@@ -119,10 +119,11 @@ def scale_strides(kv: KVView) -> tuple[int, ...]:
 
 
 def whole_scales(kv: KVView) -> bool:
-    """Is there one scale per head and token, or none at all?"""
-    return kv.key_scale is None or (
-        kv.value_scale is not None and kv.key_scale.shape[3] == kv.value_scale.shape[3] == 1
-    )
+    """Is there one scale per head and token (and an even number of all else, since pairs are read), or none at all?"""
+    if kv.key_scale is None or kv.value_scale is None:
+        return kv.key_scale is None
+    even = not (kv.key.shape[2] % 2 or kv.key.shape[3] % 2 or kv.value.shape[3] % 2)
+    return even and kv.key_scale.shape[3] == kv.value_scale.shape[3] == 1
 
 
 def can_prepare(spec: AttentionSpec) -> bool:
