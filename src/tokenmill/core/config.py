@@ -121,6 +121,7 @@ class ListenOptions:
     ssl_keyfile: str | None = option(None, "TLS key file.")
     ssl_certfile: str | None = option(None, "TLS certificate file.")
     ssl_ca_certs: str | None = option(None, "CA file; clients must then show a certificate.")
+    share_prefix_cache: bool = option(False, "Keys share cached prompts, so that one can time what others asked.")
 
 
 @dataclass(frozen=True, kw_only=True)

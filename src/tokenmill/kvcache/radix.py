@@ -42,15 +42,12 @@ class RadixCache:
             pool.on_evict = lambda block, pool=pool: self._evicted(pool, block)
 
     def root(self, salt: str) -> Node:
-        """The tree of one tenant and adapter."""
-        node = self.roots.get(salt)
-        if node is None:
-            node = self.roots[salt] = Node((salt,), None, len(self.pools))
-        return node
+        """The tree of one tenant and adapter; a new one is remembered once it holds something."""
+        return self.roots.get(salt) or Node((salt,), None, len(self.pools))
 
     def _living(self, node: Node) -> Node:
-        """A root that was pruned while a sequence still pointed at it is looked up again."""
-        return self.root(str(node.key[0])) if node.parent is None else node
+        """A root that was pruned, or not remembered yet, while a sequence pointed at it is looked up again."""
+        return self.roots.get(str(node.key[0]), node) if node.parent is None else node
 
     def walk(self, start: Node, keys: list[int], position: int, limit: int) -> list[Node]:
         """Nodes that continue `start` (which ends at `position`) along `keys`, over at most positions < limit."""
@@ -88,6 +85,8 @@ class RadixCache:
     def add(self, parent: Node, key: tuple[int, ...], blocks: list[int]) -> tuple[Node, bool]:
         """Remember one full block after `parent`; existing nodes keep their own blocks. -> node, whether new."""
         parent = self._living(parent)
+        if parent.parent is None:
+            self.roots[str(parent.key[0])] = parent
         node = parent.children.get(key)
         fresh = node is None
         if node is None:

@@ -46,6 +46,12 @@ class Context:
         """How the server behaves."""
         return self.config.serve
 
+    @property
+    def scoped(self) -> bool:
+        """Does every key have cached prompts of its own? Timing must not tell one key what another has asked."""
+        listen = self.config.listen
+        return len(listen.api_key or ()) > 1 and not listen.share_prefix_cache
+
     def check_model(self, name: str | None) -> str:
         """The name that the answer carries; 404 for one that is not served."""
         names = self.backend.info.names

@@ -13,6 +13,7 @@ import msgspec
 from pydantic import ValidationError
 
 from tokenmill.core.errors import EngineDeadError, TooLargeError, UserError
+from tokenmill.engine.admission import BusyError
 
 TYPES = {
     400: "BadRequestError",
@@ -60,6 +61,8 @@ def describe_error(error: BaseException) -> HttpError:
         return error
     if isinstance(error, ValidationError):
         return _validation(error)
+    if isinstance(error, BusyError):
+        return HttpError(503, str(error), param=error.param, retry_after=1)
     if isinstance(error, TooLargeError):
         return HttpError(400, str(error), param=error.param)
     if isinstance(error, UserError):

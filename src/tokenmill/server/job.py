@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
 from tokenmill.core.errors import EngineDeadError
 from tokenmill.core.request import CompletionOutput, Request, SamplingParams, TextDelta
 from tokenmill.engine.outputs import Accumulator
@@ -66,14 +68,15 @@ class Task:
 
 
 class Job:
-    """`count`: outputs that count against the gate; entered on creation, left by `close`."""
+    """`count`: outputs that count against the gate; entered on creation, left by `close`. `scope`: whose cached prompts
+    it may use (empty: everybody's)."""
 
-    def __init__(self, parts: Parts, tenant: str, count: int) -> None:
+    def __init__(self, parts: Parts, tenant: str, count: int, scope: str = "") -> None:
         parts.gate.enter(tenant, count)
         self.backend, self.gate, self.metrics, self.history = parts.backend, parts.gate, parts.metrics, parts.history
         self.recorder, self.traces = parts.recorder, parts.traces
         self.parent: dict[str, str] = {}
-        self.tenant, self.count = tenant, count
+        self.tenant, self.count, self.scope = tenant, count, scope
         self.record: Record | None = None
         self.began = time.monotonic()
         self.inbox = DeltaStream(tenant)
@@ -115,6 +118,8 @@ class Job:
         return [vectors[i] for i in range(len(prompts))]
 
     async def _open(self, name: str, request: Request, index: int, pooling: str | None = None) -> None:
+        if self.scope:
+            request = msgspec.structs.replace(request, salt=f"{self.scope}/{request.salt}")
         task = self.tasks[request.id] = Task(request, index)
         timeline = await self.backend.open(request, self.inbox, pooling)
         task.life = Life(timeline, len(request.prompt_ids))
@@ -186,6 +191,12 @@ class Job:
             for task, delta in batch:
                 found[task.request.id][1].add(delta)
         return sorted(found.values(), key=lambda pair: pair[0].index)
+
+    def abandon(self) -> None:
+        """The client has left: the engines hear of it at once; `close` follows when its handler has been cancelled."""
+        for task in self.tasks.values():
+            if task.ended < task.num_outputs:
+                self.backend.abandon(task.request.id)
 
     def close(self) -> None:
         """Whatever happened: nothing of this job goes on, its places are free, its figures are counted. Idempotent."""

@@ -6,6 +6,7 @@ uvicorn's httptools protocol has no such ceilings; this adds them. Must not know
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -27,11 +28,23 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.on_gone: set[Callable[[], None]] = set()
         self.timer = self.loop.call_later(self.head_timeout, self._late)
 
+    def eof_received(self) -> None:
+        """The connection closes; engines need not wait until handlers have been cancelled."""
+        self._tell_gone()
+        super().eof_received()
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self._tell_gone()
         self._stop_timer()
         super().connection_lost(exc)
+
+    def _tell_gone(self) -> None:
+        for tell in self.on_gone:
+            tell()
+        self.on_gone.clear()
 
     def data_received(self, data: bytes) -> None:
         if self.refused:
@@ -65,7 +78,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.connections) > self.max_connections:
             self._refuse(503, f"{self.max_connections} connections are open; the server takes no more.")
             return
-        self.scope["state"]["abort"] = self.transport.abort
+        self.scope["state"].update(abort=self.transport.abort, on_gone=self.on_gone)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

@@ -85,14 +85,26 @@ class Work:
         self.context = context
         self.request = request
         self.handed_over = False
+        self.on_gone: set[Callable[[], None]] = request.scope["state"].get("on_gone", set())
 
     async def __aenter__(self) -> Work:
-        self.job = Job(self.context, tenant(self.request), 1)
+        owner = tenant(self.request)
+        self.job = Job(self.context, owner, 1, owner if self.context.scoped else "")
+        self.on_gone.add(self.job.abandon)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         if not self.handed_over:
-            self.job.close()
+            self._close()
+
+    def detach(self) -> None:
+        """The job goes on without its client; whoever takes it closes it."""
+        self.handed_over = True
+        self.on_gone.discard(self.job.abandon)
+
+    def _close(self) -> None:
+        self.job.close()
+        self.on_gone.discard(self.job.abandon)
 
     async def read(self, schema: type[B]) -> tuple[B, dict[str, Any]]:
         """The body; its `timeout`, or the server's, begins to count."""
@@ -120,12 +132,12 @@ class Work:
     def stream(self, chunks: AsyncIterator[bytes], headers: list[tuple[bytes, bytes]] | None = None) -> Response:
         """Answer with events; the job ends with them."""
         self.handed_over = True
-        return EventStream(chunks, self.job.close, headers)
+        return EventStream(chunks, self._close, headers)
 
     def lines(self, chunks: AsyncIterator[bytes]) -> Response:
         """Answer with one JSON object per line."""
         self.handed_over = True
-        return LineStream(chunks, self.job.close)
+        return LineStream(chunks, self._close)
 
 
 def _integer_header(headers: Mapping[str, str], name: str, least: int = -(2**31)) -> int | None:

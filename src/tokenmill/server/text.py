@@ -6,11 +6,13 @@ Must not know: HTTP, engines.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from tokenmill.core.errors import ParameterError, TooLargeError, UserError
+from tokenmill.engine.admission import BusyError
 from tokenmill.engine.prompts import PromptReader
 from tokenmill.text.codec import Tokenizer
 
@@ -30,12 +32,21 @@ class TextWorkers:
         self._longest: int | None = None
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run something in a thread; UserError when it takes too long (its result is then thrown away)."""
-        future = asyncio.get_running_loop().run_in_executor(self.threads, work)
+        """Run something in a thread; its result is thrown away when it takes too long. UserError says that the work is
+        to blame, BusyError that it had to wait or that this process got no time itself."""
+        begun: list[float] = []
+
+        def timed() -> T:
+            begun.append(time.process_time())
+            return work()
+
+        future = asyncio.get_running_loop().run_in_executor(self.threads, timed)
         try:
             async with asyncio.timeout(self.budget_s):  # not wait_for: in 3.11 that can swallow a cancellation
                 return await future
         except TimeoutError:
+            if not begun or time.process_time() - begun[0] < self.budget_s / 2:
+                raise BusyError("The server is too busy to read the prompt now; try again.") from None
             raise UserError(f"The prompt could not be read within {self.budget_s:g} s; shorten it.") from None
 
     async def read(self, prompt: str | list[int], *, add_special_tokens: bool = True) -> tuple[str | None, list[int]]:

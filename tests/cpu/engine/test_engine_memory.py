@@ -7,6 +7,8 @@ import random
 import pytest
 from engines import BACKENDS, check_nothing_left, exact, greedy, open_llm, run
 
+from tokenmill.core.request import Request
+
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_quarter_of_the_blocks_serves_all_requests(backend, tiny):
@@ -60,3 +62,19 @@ def test_windows_give_their_blocks_back(tmp_path):
         assert llm.engine.scheduler.counters.preemptions == 0
         check_nothing_left(llm.engine)
     assert [exact(o) for o in found] == [exact(o) for o in wanted]
+
+
+def test_salts_that_leave_nothing_cached_are_not_remembered(tiny):
+    with open_llm(tiny) as llm:
+        for i in range(50):
+            for length in (5, 40):
+                params = greedy(2)
+                llm.engine.add(
+                    Request(id=f"{i}-{length}", prompt_ids=[7] * length, params=params, salt=f"{i}-{length}")
+                )
+        while llm.engine.has_work:
+            llm.engine.step()
+        roots = llm.engine.scheduler.tables.cache.roots
+        assert set(roots) == {f"0\x00{i}-40" for i in range(50)}
+        llm.engine.scheduler.tables.cache.clear()
+        check_nothing_left(llm.engine)

@@ -47,7 +47,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
             if body.store is not False:
                 store.add(kept)
             if body.background:
-                work.handed_over = True
+                work.detach()
                 kept.task = asyncio.get_running_loop().create_task(_run(store, growing, kept))
                 tasks.add(kept.task)  # the loop itself keeps weak references only
                 kept.task.add_done_callback(tasks.discard)
