@@ -16,6 +16,7 @@ from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
 from tokenmill.kernels.triton.mixture import stack  # noqa: E402
 from tokenmill.kernels.triton.route import pick, route  # noqa: E402
 from tokenmill.kernels.triton.sorting import sort_pairs  # noqa: E402
+from tokenmill.kernels.triton.whole import Cut, whole  # noqa: E402
 from tokenmill.quant.dense import DenseWeight  # noqa: E402
 
 REFERENCE = ReferenceKernels()
@@ -114,6 +115,25 @@ def test_one_token(act, bias, hidden, inner, top):
     found = one_down(up, *downs, (ids, gates), residual, pdl=False, early=True)
     expected = residual + exact_experts(REFERENCE.norm(x, norm), ups, downs, ids, gates, act)
     assert torch.allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(("act", "name", "bias", "cut"), [
+    ("silu_mul", "softmax", False, Cut(4, 2, 16, 2, 4)), ("oai_swiglu", "biased", True, Cut(8, 4, 64, 3, 4)),
+    ("gelu", "raw", True, Cut(2, 2, 32, 1, 4)), ("silu_mul", "sums of two", False, Cut(4, 4, 64, 2, 4)),
+])  # fmt: skip
+def test_one_token_in_one_launch(act, name, bias, cut):
+    gated, spec, hidden, inner = act != "gelu", ROUTES[name], 72, 40
+    x, ups, downs, _, _ = operands(1, spec.experts, hidden, inner, spec.top_k, gated=gated, bias=bias)
+    router = torch.randn(spec.experts, hidden) / 6, torch.randn(spec.experts) if bias else None
+    norm, residual = NormSpec(torch.rand(hidden) + 0.5, 1e-6, offset=0.5), torch.randn(1, hidden)
+    found = whole(x, router, norm, spec, (*ups, *downs), act, residual, cut=cut, count=None, pdl=False)
+    h = REFERENCE.norm(x, norm)
+    ids, gates = REFERENCE.route(REFERENCE.linear(h, *router), spec)
+    expected = residual + exact_experts(h, ups, downs, ids, gates, act)
+    assert torch.allclose(found, expected, atol=1e-4)
+    bare = whole(x, router, None, spec, (*ups, *downs), act, None, cut=cut, count=None, pdl=False)
+    ids, gates = REFERENCE.route(REFERENCE.linear(x, *router), spec)
+    assert torch.allclose(bare, exact_experts(x, ups, downs, ids, gates, act), atol=1e-4)
 
 
 @pytest.mark.parametrize(("sort", "bulk"), [(False, False), (True, False), (True, True)])

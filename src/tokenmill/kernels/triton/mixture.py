@@ -1,6 +1,7 @@
 """A layer's mixture of experts on this backend. Owns: its weights stacked, and which launches serve how many tokens.
 
-    one token     norm, router and choice | norm, gate and up | down, weighting, sum, residual
+    one token     all of it in one launch; where that does not fit:
+                  norm, router and choice | norm, gate and up | down, weighting, sum, residual
     few           norm, router and choice | gate and up | down | weighted sum and residual
     many          norm | router | choice | sorting by expert (two) | gate and up | down | weighted sum and residual
 Nothing waits for the device, so that every step can be recorded. Must not know: families, checkpoints.
@@ -22,6 +23,7 @@ from tokenmill.kernels.triton.grouped import STEADY, grouped, looks, pairs_per_t
 from tokenmill.kernels.triton.narrow_grouped import NarrowStack, can_stack, narrow_grouped
 from tokenmill.kernels.triton.route import pick, route
 from tokenmill.kernels.triton.sorting import Sorted, sort_pairs
+from tokenmill.kernels.triton.whole import cut_for, whole
 
 if TYPE_CHECKING:
     from tokenmill.kernels.triton.kernels import TritonKernels
@@ -45,6 +47,10 @@ class StackedMixture:
         router = mixture.router.pieces()
         plain = router is not None and router[0] == "dense" and router[1]["table"] is not None
         self.router = (router[1]["table"], router[1]["bias"]) if router is not None and plain else None
+        self.cut = None
+        if self.router is not None and isinstance(ups, Stack) and isinstance(downs, Stack):
+            self.cut = cut_for(ups.table, downs.table, mixture.route.top_k)
+        self.meetings = torch.zeros(1, dtype=torch.int32, device=self._stacked(ups).device)
 
     def __call__(
         self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
@@ -94,11 +100,16 @@ class StackedMixture:
         if norm is not None and (norm.kind != "rms" or norm.bias is not None):
             x, norm = kernels.norm(x, norm), None
         residual = self._shared(x, ctx, norm, residual)
+        ups, downs = weights
+        if self.cut is not None and self.router is not None:
+            return whole(
+                x, self.router, norm, m.route, (ups.table, ups.bias, downs.table, downs.bias), m.act, residual,
+                cut=self.cut, count=self.meetings, pdl=kernels.pdl, near=self.following,
+            )  # fmt: skip
         if self.router is None:
             picked = self._route(x if norm is None else kernels.norm(x, norm), ctx)
         else:
             picked = self._pick(x, norm, self.following, keep=False)[:2]
-        ups, downs = weights
         up = one_up(x, ups.table, ups.bias, picked[0], norm, m.act, pdl=kernels.pdl, near=downs.table)
         return one_down(up, downs.table, downs.bias, picked, residual, pdl=kernels.pdl, early=True)
 

@@ -162,7 +162,8 @@ def _route_kernel(
     tl.store(gate_ptr + token * TOP + t, gates, mask=t < TOP)
 
 
-def _constants(spec: RouteSpec) -> dict[str, object]:
+def constants(spec: RouteSpec) -> dict[str, object]:
+    """What kernels that choose must know when they are compiled."""
     return {
         "E": spec.experts, "BE": pow2(spec.experts), "TOP": spec.top_k, "BT": pow2(spec.top_k),
         "ORDER": _ORDERS[spec.order], "NORMALISE": spec.normalise, "BIAS": spec.bias is not None,
@@ -189,7 +190,7 @@ def route(
     gates = torch.empty((tokens, spec.top_k), dtype=torch.float32, device=logits.device)
     soon, lines, parts = _near(near if pdl else None, gates, NEAR_EXPERTS)
     _route_kernel[(tokens + parts,)](
-        logits, spec.bias, soon, ids, gates, tokens, parts, lines, logits.stride(0), spec.scale, **_constants(spec),
+        logits, spec.bias, soon, ids, gates, tokens, parts, lines, logits.stride(0), spec.scale, **constants(spec),
         NEAR=pdl, PDL=pdl,
         num_warps=1, launch_pdl=pdl,
     )  # fmt: skip
@@ -288,6 +289,6 @@ def pick(
         0.0 if norm is None else norm.eps, spec.scale,
         K=inner, BN=block_n, BK=min(pow2(inner), 2048), ADD=add is not None, NORM=norm is not None,
         OFFSET=0.0 if norm is None else norm.offset, KEEP=keep, SOONER=keep, NEAR=pdl,
-        **_constants(spec), PDL=pdl, num_warps=warps, launch_pdl=pdl,
+        **constants(spec), PDL=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
     return ids, gates, h
