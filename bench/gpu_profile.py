@@ -3,7 +3,8 @@
 python bench/gpu_profile.py MODEL ROWSxPROMPTxSHARED...      (dummy weights; tables on stdout)
 python bench/gpu_profile.py MODEL FILE.jsonl...              (how long steps take, by kind; kernels of two mixed ones)
 
-Prompts of 4096 and more profile prefill steps. With dependent launch a kernel's time includes its wait for the one
+Prompts of 4096 and more profile prefill steps. Clock and power are what the driver says every 20 ms while a case runs
+(nvidia-ml-py, if it is there). With dependent launch a kernel's time includes its wait for the one
 before it: the sum of all exceeds the time that the device was busy.
 """
 
@@ -16,11 +17,45 @@ import pathlib
 import random
 import statistics
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from tokenmill import LLM, SamplingParams
+
+
+@contextmanager
+def clocks(name: str) -> Iterator[None]:
+    """Print the median and the lowest clock, and the power, of what runs meanwhile."""
+    try:
+        import pynvml
+    except ImportError:
+        yield
+        return
+    pynvml.nvmlInit()
+    device = pynvml.nvmlDeviceGetHandleByIndex(0)
+    found: list[tuple[int, float]] = []
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.wait(0.02):
+            clock = pynvml.nvmlDeviceGetClockInfo(device, pynvml.NVML_CLOCK_SM)
+            found.append((clock, pynvml.nvmlDeviceGetPowerUsage(device) / 1e3))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        if found:
+            speeds, watts = zip(*found, strict=True)
+            print(f"clock of {name}: median {statistics.median(speeds):.0f} MHz, least {min(speeds)}; "
+                  f"power median {statistics.median(watts):.0f} W, most {max(watts):.0f}")  # fmt: skip
 
 
 def add(llm: LLM, rows: int, prompt: int, shared: int, output: int) -> None:
@@ -70,25 +105,25 @@ def profile(llm: LLM, steps: int) -> None:
 
 
 def workload(llm: LLM, path: str) -> None:
-    """Steps of a workload by kind: how many, how many rows and tokens, how long; kernels of some mixed steps."""
+    """Steps of a workload by kind: how many, how many rows and tokens, how long; kernels of two steps of each kind."""
     for line in pathlib.Path(path).read_text().splitlines():
         asked = json.loads(line)
         params = SamplingParams(temperature=0, max_tokens=asked["max_tokens"], ignore_eos=True)
         llm.engine.add(llm._request(None, asked["prompt_token_ids"], params, 0))
     kinds: dict[tuple[str, int], list[tuple[int, int, float]]] = collections.defaultdict(list)
     mark = time.perf_counter()
-    profiled = False
     while llm.engine.has_work:
         if llm.engine.flying:
             plan = llm.engine.flying[0][0]
-            if not profiled and len(plan.rows) > 256 and plan.num_tokens > 4096:
-                profiled = True
+            rows, tokens = len(plan.rows), plan.num_tokens
+            kind = ("prefill", tokens // 4096) if tokens > rows else ("decode", rows // 64)
+            if len(kinds[kind]) == 3:
+                print("kernels of", kind, rows, "rows", tokens, "tokens")
                 profile(llm, 2)
+                kinds[kind].append((rows, tokens, 0.0))
                 mark = time.perf_counter()
                 continue
             llm.engine.step()
-            rows, tokens = len(plan.rows), plan.num_tokens
-            kind = ("prefill", tokens // 4096) if tokens > rows else ("decode", rows // 64)
             kinds[kind].append((rows, tokens, (time.perf_counter() - mark) * 1e3))
         else:
             llm.engine.step()
@@ -106,7 +141,8 @@ def main() -> None:
     for case in cases:
         if case.endswith(".jsonl"):
             print("---", case)
-            workload(llm, case)
+            with clocks(case):
+                workload(llm, case)
             llm.reset_prefix_cache()
             continue
         rows, prompt, shared = (int(n) for n in case.split("x"))
