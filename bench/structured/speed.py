@@ -1,11 +1,15 @@
 """Compiling and masks: p50 and p99 over many schemas, per sequence, at a large vocabulary.
 
-python bench/structured/speed.py [--vocabulary 128000] [--schemas 300] [--json OUT]
+python bench/structured/speed.py [--vocabulary 128000 | --tokenizer FILE] [--schemas 300] [--json OUT]
+
+FILE: a byte-level tokenizer.json (bench/structured/vocabulary.py trains one). Without it a vocabulary is made up, whose
+tokens are longer than a trained one's. `batch` steps sequences together, as an engine does: milliseconds a step.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import statistics
@@ -14,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from schemas import schema
-from vocabulary import made_up
+from vocabulary import from_file, made_up
 
 from tokenmill.structured.compile import Compiler
 from tokenmill.structured.constraint import GrammarConstraint
+from tokenmill.structured.together import MaskPool
 
 
 def quantiles(seconds: list[float]) -> dict[str, float]:
@@ -39,23 +44,52 @@ def walk(constraint: GrammarConstraint, rng: random.Random, most: int) -> list[f
         began = time.perf_counter()
         mask = constraint.mask()
         spent.append(time.perf_counter() - began)
-        bits = int.from_bytes(mask, "little")
-        skip = rng.randrange(40)
-        while skip and bits & (bits - 1):
-            bits &= bits - 1
-            skip -= 1
-        constraint.accept([(bits & -bits).bit_length() - 1])
+        constraint.accept([choose(mask, rng)])
+    return spent
+
+
+def choose(mask: bytes, rng: random.Random) -> int:
+    """One of the first forty allowed tokens."""
+    bits = int.from_bytes(mask, "little")
+    skip = rng.randrange(40)
+    while skip and bits & (bits - 1):
+        bits &= bits - 1
+        skip -= 1
+    return (bits & -bits).bit_length() - 1
+
+
+def batches(compiler: Compiler, rng: random.Random, count: int, steps: int) -> list[float]:
+    """Seconds of the masks of `count` sequences, step by step."""
+    fresh = itertools.count(5000)
+
+    def begin() -> GrammarConstraint:
+        made = compiler.constraint({"json": schema(next(fresh))})
+        assert isinstance(made, GrammarConstraint)
+        return made
+
+    pool, open_, spent = MaskPool(), [begin() for _ in range(count)], []
+    for _ in range(steps):
+        began = time.perf_counter()
+        pool.fill(open_)
+        masks = [constraint.mask() for constraint in open_]
+        spent.append(time.perf_counter() - began)
+        for i, (constraint, mask) in enumerate(zip(open_, masks, strict=True)):
+            constraint.accept([choose(mask, rng)])
+            if constraint.finished():
+                open_[i] = begin()
     return spent
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vocabulary", type=int, default=128_000)
+    parser.add_argument("--tokenizer", type=Path)
+    parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--schemas", type=int, default=300)
     parser.add_argument("--tokens", type=int, default=60)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    vocabulary = made_up(options.vocabulary)
+    vocabulary = from_file(options.tokenizer) if options.tokenizer else made_up(options.vocabulary)
     compiler = Compiler(lambda: vocabulary)
     compiler.constraint({"json": schema(10**6)})
     direct, behind, masks = [], [], []
@@ -79,6 +113,7 @@ def main() -> None:
         "compile_in_a_process_us": quantiles(behind),
         "mask_us": quantiles(masks),
         "masks": len(masks),
+        f"masks_of_{options.batch}_us": quantiles(batches(compiler, rng, options.batch, 200)),
         "cache_bytes": served.bytes,
     }
     print(json.dumps(found, indent=1))

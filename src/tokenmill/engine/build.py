@@ -37,6 +37,7 @@ from tokenmill.scheduler.scheduler import Scheduler
 from tokenmill.speculate.ngram import NgramDrafter
 from tokenmill.speculate.none import NoDrafter
 from tokenmill.structured.compile import Compiler
+from tokenmill.structured.together import MaskPool
 from tokenmill.structured.vocabulary import Vocabulary
 from tokenmill.text.tokenizer import Tokenizer
 
@@ -204,9 +205,10 @@ def build_engine(config: EngineConfig) -> Built:
         eos_ids=_eos_ids(source.config(), generation, tokenizer),
         in_process=config.execute.executor == "inprocess",
     )
+    masks = MaskPool()
     if tokenizer is not None:
         _give_text(admission, tokenizer)
-    return Built(Engine(scheduler, executor, admission), facts, config, source.path, tokenizer, generation)
+    return Built(Engine(scheduler, executor, admission, masks.fill), facts, config, source.path, tokenizer, generation)
 
 
 def _executor(config: EngineConfig, source: ModelSource) -> tuple[Executor, Facts]:

@@ -6,6 +6,7 @@ Must not know: text, HTTP, devices, or any feature by name. One thread owns an E
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 
 from tokenmill.core.protocols import Constraint, Executor, Ticket
 from tokenmill.core.request import Request, TokenDelta
@@ -13,14 +14,20 @@ from tokenmill.core.step import LateInputs, StepPlan
 from tokenmill.engine.admission import Admission
 from tokenmill.scheduler.scheduler import Scheduler
 
+Fill = Callable[[Sequence[Constraint]], None]
+
 
 class Engine:
     """Requests in, token deltas out, one step at a time."""
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, admission: Admission) -> None:
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, admission: Admission, fill: Fill = lambda constraints: None
+    ) -> None:
+        """fill: works out many constraints' next masks together, so that `mask` only looks them up."""
         self.scheduler = scheduler
         self.executor = executor
         self.admission = admission
+        self.fill = fill
         self.flying: deque[tuple[StepPlan, Ticket]] = deque()
 
     def add(self, request: Request) -> None:
@@ -62,7 +69,9 @@ class Engine:
     def _late_inputs(self, plan: StepPlan) -> LateInputs:
         inputs = LateInputs()
         wanted = set(plan.late)
-        for i, seq in enumerate(self.scheduler.flying[0].seqs):
+        seqs = self.scheduler.flying[0].seqs
+        self.fill([seq.constraint for seq in seqs if seq.constraint is not None and seq.row in wanted])
+        for i, seq in enumerate(seqs):
             if seq.row not in wanted:
                 continue
             masks = _line_masks(seq.constraint, plan.drafts.get(i, [])) if seq.constraint is not None else b""

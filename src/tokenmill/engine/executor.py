@@ -6,6 +6,7 @@ enqueues it and `wait` reads its results, so that the host plans while the devic
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,18 +25,18 @@ class InProcessTicket:
 
     def wait(self) -> StepResult:
         runner = self.executor.runner
-        if self.running is None:
+        if self.executor.lazy and self.running is None:
             self.running = runner.begin(self.plan)
             runner.sample(self.running, self.late)
-        elif self.plan.late:
-            runner.sample(self.running, self.late)
+        assert self.running is not None, "what a plan waits for is supplied before its result is asked for"
         self.executor.tickets.pop(self.plan.id, None)
         return runner.finish(self.running)
 
 
 @dataclass(slots=True)
 class InProcessExecutor:
-    """`lazy`: run at wait (CPU); else enqueue at submit (GPU)."""
+    """`lazy`: run at wait (CPU); else enqueue at submit (GPU). A plan's tokens feed the next one, so plans behind one
+    whose late inputs are missing are `held` back until these have come."""
 
     runner: Runner
     num_blocks: list[int]
@@ -43,24 +44,37 @@ class InProcessExecutor:
     chains: bool = True
     lazy: bool = True
     tickets: dict[int, InProcessTicket] = field(default_factory=dict)
+    held: deque[InProcessTicket] = field(default_factory=deque)
 
     def submit(self, plan: StepPlan) -> InProcessTicket:
         ticket = InProcessTicket(self, plan)
         self.tickets[plan.id] = ticket
         if not self.lazy:
-            ticket.running = self.runner.begin(plan)
-            if not plan.late:
-                self.runner.sample(ticket.running, None)
+            self.held.append(ticket)
+            self._enqueue()
         return ticket
 
     def supply(self, plan_id: int, inputs: LateInputs) -> None:
         self.tickets[plan_id].late = inputs
+        self._enqueue()
+
+    def _enqueue(self) -> None:
+        """Give the device all that it can do: forward passes in order, each one's sampling before the next."""
+        while self.held:
+            ticket = self.held[0]
+            if ticket.running is None:
+                ticket.running = self.runner.begin(ticket.plan)
+            if ticket.plan.late and ticket.late is None:
+                return
+            self.runner.sample(ticket.running, ticket.late)
+            self.held.popleft()
 
     def control(self, message: dict[str, Any]) -> dict[str, Any]:
         return answer(self.runner, message)
 
     def close(self) -> None:
         self.tickets.clear()
+        self.held.clear()
 
 
 def answer(runner: Runner, message: dict[str, Any]) -> dict[str, Any]:

@@ -99,21 +99,28 @@ def _allowed_ids_(work: Work) -> None:
 
 
 def _masks_(work: Work) -> None:
+    users = work.users(features.MASKED)
     seen: dict[int, int] = {}
-    for j in work.users(features.MASKED):
+    packed = []
+    for j in users:
         row = work.row(j)
         mask = work.lines.masks[row]
-        packed = mask if isinstance(mask, bytes) else mask[seen.get(row, 0)]
+        packed.append(mask if isinstance(mask, bytes) else mask[seen.get(row, 0)])
         seen[row] = seen.get(row, 0) + 1
-        work.x[j].masked_fill_(~unpack_bits(packed, work.x.shape[1], work.x.device), -math.inf)
+    limits = mask_limits(packed, work.x.shape[1], work.table.byte_limits)
+    _on_lines_(work, users, lambda x: torch.minimum(x, limits, out=x))
 
 
-def unpack_bits(packed: bytes, size: int, device: torch.device) -> Tensor:
-    """Little-endian bits -> bool [size]; bits past the end of `packed` are False."""
+def mask_limits(packed: list[bytes], size: int, byte_limits: Tensor) -> Tensor:
+    """m packed little-endian masks -> [m, size] float32: inf where a token is allowed, -inf elsewhere and past the end.
+
+    byte_limits [256, 8]: what each byte stands for. Copying eight floats per byte is ten times quicker on a CPU than
+    making booleans, and needs one transfer and one kernel on a GPU."""
     num_bytes = (size + 7) // 8
-    host = torch.frombuffer(bytearray(packed[:num_bytes].ljust(num_bytes, b"\0")), dtype=torch.uint8)
-    shifts = torch.arange(8, dtype=torch.uint8, device=device)
-    return ((features.send(host, device)[:, None] >> shifts) & 1).flatten()[:size].bool()
+    data = bytearray(b"".join(p[:num_bytes].ljust(num_bytes, b"\0") for p in packed))
+    host = torch.frombuffer(data, dtype=torch.uint8)
+    places = features.send(host, byte_limits.device).int()
+    return byte_limits.index_select(0, places).view(len(packed), num_bytes * 8)[:, :size]
 
 
 def _bad_words_(work: Work) -> None:

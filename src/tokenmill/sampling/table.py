@@ -86,6 +86,7 @@ class SamplingTable:
         self.repetition, self.frequency, self.presence = self._floats[:, 4:].unbind(1)
         self.stream, self.num_prompt, self.min_tokens, self.top_k = self._ints.unbind(1)
         self.end_ids = torch.full((max_rows, 4), -1, dtype=torch.int64, device=self.device)
+        self.byte_limits = _byte_limits().to(self.device)
 
     def set_row(self, row: int, params: RowSampling, num_prompt: int) -> None:
         """Row `row` samples with `params`; its first `num_prompt` tokens are the prompt."""
@@ -124,6 +125,12 @@ class SamplingTable:
             self.end_ids = wider
         padded = end_ids + [-1] * (self.end_ids.shape[1] - len(end_ids))
         self.end_ids[row].copy_(to_device(padded, torch.int64, self.device), non_blocking=True)
+
+
+def _byte_limits() -> Tensor:
+    """[256, 8]: inf for each bit that is set, -inf for the others; the lowest bit first."""
+    bits = torch.arange(256)[:, None] >> torch.arange(8) & 1
+    return torch.where(bits.bool(), math.inf, -math.inf)
 
 
 def _feature_bits(p: RowSampling, vocab_size: int) -> int:

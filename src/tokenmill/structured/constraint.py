@@ -12,16 +12,26 @@ from tokenmill.structured.vocabulary import Vocabulary
 
 
 class GrammarConstraint:
-    """`pending`: tokens that must come next (None: not looked up yet); `broken`: nothing can be said any more."""
+    """`pending`: tokens that must come next (None: not looked up yet); `broken`: nothing can be said any more;
+    `ready`: the next mask, if it has been worked out ahead."""
 
-    __slots__ = ("broken", "ended", "matcher", "pending", "vocabulary")
+    __slots__ = ("broken", "ended", "matcher", "pending", "ready", "vocabulary")
 
     def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
         self.matcher = matcher
         self.vocabulary = vocabulary
         self.pending: list[int] | None = None
+        self.ready: bytes | None = None
         self.ended = False
         self.broken = False
+
+    def wants_mask(self) -> bool:
+        """Would `mask` have to walk the vocabulary?"""
+        return self.ready is None and not (self.broken or self.ended or self._forced())
+
+    def give_mask(self, found: bytes) -> None:
+        """The mask that the matcher gave for this place."""
+        self.ready = found
 
     def mask(self) -> bytes:
         """Allowed next tokens; none at all when the grammar's limits were hit, which ends the sequence as failed."""
@@ -30,7 +40,7 @@ class GrammarConstraint:
         forced = self._forced()
         if forced or self.ended:
             return self._bits(forced[:1] or sorted(self.vocabulary.end_ids))
-        found: bytes = self.matcher.compute_bitmask()
+        found: bytes = self.ready if self.ready is not None else self.matcher.compute_bitmask()
         if self.matcher.is_error():  # its mask would allow the end
             self.broken = True
             return self._bits([])
@@ -39,6 +49,7 @@ class GrammarConstraint:
     def accept(self, tokens: list[int]) -> None:
         """Tokens that were said."""
         walk = _Walk(self)
+        self.ready = None
         for token in tokens:
             if not self.ended and not walk.step(token):
                 self.broken = True
@@ -65,7 +76,7 @@ class GrammarConstraint:
         """The same place in a walk of its own."""
         twin = GrammarConstraint(self.matcher.deep_copy(), self.vocabulary)
         twin.pending = None if self.pending is None else list(self.pending)
-        twin.ended, twin.broken = self.ended, self.broken
+        twin.ended, twin.broken, twin.ready = self.ended, self.broken, self.ready
         return twin
 
     def _forced(self) -> list[int]:

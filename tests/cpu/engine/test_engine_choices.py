@@ -72,3 +72,16 @@ def test_a_choice_that_does_not_fit_ends_at_its_length(tiny):
         assert output.outputs[0].finish_reason == "length"
         assert len(output.outputs[0].token_ids) == 3
         assert "the mill grinds grain".startswith(output.outputs[0].text)
+
+
+def test_work_that_is_enqueued_ahead_waits_for_the_masks_before_it(tiny):
+    """As on a GPU: a plan's forward pass begins when it is submitted, and its tokens come from the plan before it."""
+    params = [SamplingParams(temperature=0.0, max_tokens=12, structured_outputs={"regex": "[a-f ]{9}[0-9]{3}"})]
+    params = params * 4 + [SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)] * 2
+    prompts = [PROMPTS[i % 3] + str(i) for i in range(6)]
+    with open_llm(tiny) as llm:
+        expected = [exact(o) for o in run(llm, prompts, params)]
+    with open_llm(tiny, depth=2) as llm:
+        llm.engine.executor.lazy = False
+        assert [exact(o) for o in run(llm, prompts, params)] == expected
+        check_nothing_left(llm.engine)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sampling_oracle import chosen, edited, exponential, filtered, logprobs, make_lines, packed
 
 from tokenmill.core.step import RowSampling
-from tokenmill.sampling.edits import unpack_bits
+from tokenmill.sampling.edits import mask_limits
 from tokenmill.sampling.sampler import Lines, Sampled, sample
 from tokenmill.sampling.table import SamplingTable
 
@@ -230,8 +230,9 @@ def test_partly_infinite_lines_are_fine() -> None:
 def test_masks_of_odd_sizes(size: int, num_bits: int) -> None:
     rng = random.Random(size * num_bits)
     allowed = {i for i in range(num_bits) if rng.random() < 0.5}
-    bits = unpack_bits(packed(allowed, num_bits), size, torch.device("cpu"))
-    assert bits.tolist() == [i in allowed for i in range(size)]
+    table = SamplingTable(1, size, "cpu")
+    limits = mask_limits([packed(allowed, num_bits), b""], size, table.byte_limits)
+    assert limits.tolist() == [[math.inf if i in allowed else -math.inf for i in range(size)], [-math.inf] * size]
 
 
 def test_all_tokens_masked() -> None:

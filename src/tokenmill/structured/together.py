@@ -1,0 +1,74 @@
+"""Masks of many sequences at once. Owns: the threads that work them out, and one buffer per call.
+
+A step's masks are independent of each other and the grammar engine computes them outside of the interpreter's lock, so
+they share the cores; on a GPU the forward pass runs meanwhile. What `fill` leaves out (text is forced, something is
+broken) `mask` works out by itself. Must not know: grammars, requests, steps.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Sequence
+
+from llguidance import LLExecutor
+
+from tokenmill.core.protocols import Constraint
+from tokenmill.structured.constraint import GrammarConstraint
+from tokenmill.structured.shelter import Sheltered
+from tokenmill.structured.thinking import ThinkingBudget
+
+FEWEST = 3
+"""Fewer masks than this are sooner made one after the other than handed to threads."""
+MOST_THREADS = 16
+
+
+class MaskPool:
+    """Threads for masks, started when they are first needed."""
+
+    def __init__(self) -> None:
+        self._executor: LLExecutor | None = None
+        self._starting = threading.Lock()
+
+    def fill(self, constraints: Sequence[Constraint]) -> None:
+        """Work out the next masks of these constraints together; their `mask` finds them."""
+        wanted = [g for c in constraints if (g := _grammar(c)) is not None and _wants(g)]
+        if len(wanted) < FEWEST:
+            return
+        size = -(-wanted[0].vocabulary.trie.vocab_size // 32) * 4
+        buffer = bytearray(size * len(wanted))
+        address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+        pairs = [(g.matcher, i) for i, g in enumerate(wanted)]
+        self._threads().unsafe_compute_mask_ptr(pairs, address, size, len(wanted))
+        found = memoryview(buffer)
+        for i, grammar in enumerate(wanted):
+            grammar.give_mask(bytes(found[i * size : i * size + grammar.vocabulary.mask_bytes]))
+
+    def _threads(self) -> LLExecutor:
+        with self._starting:
+            if self._executor is None:
+                self._executor = LLExecutor(min(MOST_THREADS, _cores()))
+            return self._executor
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _wants(grammar: GrammarConstraint) -> bool:
+    try:
+        return grammar.wants_mask()
+    except Exception:  # `mask` will meet it again, where it ends one sequence
+        return False
+
+
+def _grammar(constraint: Constraint) -> GrammarConstraint | None:
+    """The grammar whose mask a constraint would give next; None: it needs none, or looking it up failed."""
+    if isinstance(constraint, Sheltered):
+        if constraint.broken:
+            return None
+        return _grammar(constraint.inner)
+    if isinstance(constraint, ThinkingBudget):
+        return None if constraint.pending or constraint.inner is None else _grammar(constraint.inner)
+    return constraint if isinstance(constraint, GrammarConstraint) else None
