@@ -15,6 +15,7 @@ from tokenmill.kernels.triton.grouped import Tiling, grouped  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
 from tokenmill.kernels.triton.mixture import stack  # noqa: E402
 from tokenmill.kernels.triton.route import pick, route  # noqa: E402
+from tokenmill.kernels.triton.several import pick_several  # noqa: E402
 from tokenmill.kernels.triton.sorting import sort_pairs  # noqa: E402
 from tokenmill.kernels.triton.whole import Cut, whole  # noqa: E402
 from tokenmill.quant.dense import DenseWeight  # noqa: E402
@@ -62,6 +63,20 @@ def test_pick_is_norm_router_and_route(name, tokens, keep):
     assert torch.equal(ids.long(), expected) and torch.allclose(gates, weights, atol=1e-5)
     assert torch.allclose(h, normed if keep else x, atol=1e-5)
     assert not scratch.counters(x.device).any()
+
+
+@pytest.mark.parametrize("name", ["softmax", "biased", "sums of two"])
+@pytest.mark.parametrize(("tokens", "width"), [(3, 40), (19, 64)])
+def test_several_pick_together(name, tokens, width):
+    spec = ROUTES[name]
+    x, w, add = torch.randn(tokens, width), torch.randn(spec.experts, width) / 6, torch.randn(spec.experts)
+    norm = NormSpec(torch.rand(width) + 0.5, 1e-6, offset=0.5)
+    for norm, add in ((norm, add), (None, None)):  # noqa: B020
+        ids, gates, h = pick_several(x, w, add, norm, spec, scratch=Scratch(1 << 14, 8), count=None, pdl=False)
+        normed = x if norm is None else REFERENCE.norm(x, norm)
+        expected, weights = REFERENCE.route(REFERENCE.linear(normed, w, add), spec)
+        assert torch.equal(ids.long(), expected) and torch.allclose(gates, weights, atol=1e-5)
+        assert torch.allclose(h, normed, atol=1e-5)
 
 
 @pytest.mark.parametrize(("tokens", "per_tile", "skewed"), [(47, 4, False), (47, 16, True), (450, 16, False)])

@@ -171,7 +171,7 @@ def constants(spec: RouteSpec) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _near(weight: Tensor | None, other: Tensor, most: int) -> tuple[Tensor, int, int]:
+def near_lines(weight: Tensor | None, other: Tensor, most: int) -> tuple[Tensor, int, int]:
     """The first `most` bytes of a weight (or nothing of another tensor): where, and how many lines and programs."""
     if weight is None or not weight.is_contiguous():
         return other.view(torch.uint8), 0, 0
@@ -188,7 +188,7 @@ def route(
     tokens = logits.shape[0]
     ids = torch.empty((tokens, spec.top_k), dtype=dtype, device=logits.device)
     gates = torch.empty((tokens, spec.top_k), dtype=torch.float32, device=logits.device)
-    soon, lines, parts = _near(near if pdl else None, gates, NEAR_EXPERTS)
+    soon, lines, parts = near_lines(near if pdl else None, gates, NEAR_EXPERTS)
     _route_kernel[(tokens + parts,)](
         logits, spec.bias, soon, ids, gates, tokens, parts, lines, logits.stride(0), spec.scale, **constants(spec),
         NEAR=pdl, PDL=pdl,
@@ -281,7 +281,7 @@ def pick(
     gates = torch.empty((tokens, spec.top_k), dtype=torch.float32, device=x.device)
     h = torch.empty_like(x) if keep and norm is not None else x
     block_n, warps = (8, 1) if INTERPRETED else config
-    soon, lines, parts = _near(near if pdl else None, gates, NEAR_EXPERTS if keep else NEAR_NEXT)
+    soon, lines, parts = near_lines(near if pdl else None, gates, NEAR_EXPERTS if keep else NEAR_NEXT)
     spread = triton.cdiv(parts, tokens)
     _pick_kernel[(triton.cdiv(spec.experts, block_n) + spread, tokens)](
         x, weight, add, None if norm is None else norm.weight, spec.bias, soon, h, ids, gates,

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tokenmill.core.forward import NormSpec, RouteSpec
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts, begin, gated_act, plain_act, pow2, prefetch, wait
+from tokenmill.kernels.triton.meeting import arrive, meet
 from tokenmill.kernels.triton.route import NEAR_NEXT, _choose, _rank, bring, constants
 
 ROUTER, UP, DOWN, ALL = 0, 1, 2, 3
@@ -36,29 +37,6 @@ class Cut:
     piece: int
     early: int
     warps: int
-
-
-@triton.jit
-def _look(count_ptr):
-    return tl.inline_asm_elementwise(
-        "ld.acquire.gpu.global.u32 $0, [$1];", "=r,l", [count_ptr], dtype=tl.int32, is_pure=False, pack=1
-    )
-
-
-@triton.jit
-def _arrive(count_ptr, PROGRAMS: tl.constexpr):
-    """What this program has stored may be read after the meeting -> the count at which all have come.
-
-    The counter only grows, and may overflow: a power of two divides what it can hold."""
-    tl.debug_barrier()
-    return (tl.atomic_add(count_ptr, 1, sem="acq_rel") | (PROGRAMS - 1)) + 1
-
-
-@triton.jit
-def _meet(count_ptr, goal):
-    now = _look(count_ptr)
-    while now - goal < 0:
-        now = _look(count_ptr)
 
 
 @triton.jit
@@ -193,10 +171,10 @@ def _whole_kernel(
             y += tl.load(add_ptr + e, mask=e < E, other=0.0).to(tl.float32)
         tl.store(logit_ptr + e, y, mask=e < E, cache_modifier=".cg")
     if PHASE == 3:
-        goal = _arrive(count_ptr, PROGRAMS)
+        goal = arrive(count_ptr, PROGRAMS)
         if NEAR:
             bring(near_ptr, program, PROGRAMS, lines)
-        _meet(count_ptr, goal)
+        meet(count_ptr, goal)
     if PHASE != 0:
         ids, gates = _chosen(logit_ptr, bias_ptr, scale, E, BE, TOP, BT, ORDER, NORMALISE, BIAS,
                              GROUPS, TOP_GROUPS, SUM2, BG)  # fmt: skip
@@ -231,7 +209,7 @@ def _whole_kernel(
             _up_done(x, shrink, w, u, ids, tile, up_bias_ptr, inner_ptr,
                      N, BN, TILES, TOTAL, BT, ACT, GATED, UP_BIAS)  # fmt: skip
         if PHASE == 3:
-            _meet(count_ptr, _arrive(count_ptr, PROGRAMS))
+            meet(count_ptr, arrive(count_ptr, PROGRAMS))
         if PHASE != 1:
             xa = _inner(inner_ptr, 0, N, PIECES, BI)
             xb = xa
@@ -292,6 +270,7 @@ def whole(
     kind, gated = act_parts(act)
     up, up_bias, down, down_bias = weights
     hidden, inner = down.shape[1:]
+    pieces = spec.top_k * triton.cdiv(inner, cut.piece)
     logits = torch.empty(spec.experts, dtype=torch.float32, device=x.device)
     middle = torch.empty((spec.top_k, inner), dtype=x.dtype, device=x.device)
     out = torch.empty_like(x)
@@ -302,7 +281,7 @@ def whole(
             soon.view(torch.uint8), logits, middle, out, count, lines,
             0.0 if norm is None else norm.eps, spec.scale,
             H=hidden, N=inner, BK=pow2(hidden), BR=pow2(triton.cdiv(spec.experts, cut.programs)), BN=cut.rows,
-            BC=pow2(triton.cdiv(hidden, cut.programs)), BI=cut.piece, EARLY=min(cut.early, spec.top_k * triton.cdiv(inner, cut.piece)),
+            BC=pow2(triton.cdiv(hidden, cut.programs)), BI=cut.piece, EARLY=min(cut.early, pieces),
             PROGRAMS=cut.programs, ACT=kind, GATED=gated, ADD=router[1] is not None, NORM=norm is not None,
             OFFSET=0.0 if norm is None else norm.offset, UP_BIAS=up_bias is not None, DOWN_BIAS=down_bias is not None,
             RESIDUAL=residual is not None, NEAR=lines > 0, **constants(spec), PHASE=phase, PDL=pdl,

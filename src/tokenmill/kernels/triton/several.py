@@ -1,0 +1,124 @@
+"""Norm, router and choice of a few tokens in one launch. Owns: the kernel that splits the router's columns.
+
+A program multiplies its columns of the router with all tokens on tensor cores; the programs meet; each adds the parts
+of its own tokens in order, chooses their experts, and writes their normed rows. Further programs bring weights near
+meanwhile. Activations are split in two halves of bf16, so that products are nearly exact. Must not know: experts.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tokenmill.core.forward import NormSpec, RouteSpec
+from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, wait
+from tokenmill.kernels.triton.meeting import arrive, meet
+from tokenmill.kernels.triton.route import NEAR_EXPERTS, _choose, _rank, bring, constants, near_lines
+
+_PARTS, _CHOICE, _BOTH = 0, 1, 2
+
+
+@triton.jit(do_not_specialize=["tokens", "lines"])
+def _several_kernel(
+    x_ptr, w_ptr, add_ptr, norm_ptr, bias_ptr, near_ptr, h_ptr, id_ptr, gate_ptr, part_ptr, square_ptr, count_ptr,
+    tokens, lines, eps, scale,
+    K: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, SPLIT: tl.constexpr,
+    ADD: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, WIDE: tl.constexpr, NEAR: tl.constexpr,
+    E: tl.constexpr, BE: tl.constexpr, TOP: tl.constexpr, BT: tl.constexpr, ORDER: tl.constexpr,
+    NORMALISE: tl.constexpr, BIAS: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, SUM2: tl.constexpr,
+    BG: tl.constexpr, PHASE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    program = tl.program_id(0)
+    if NEAR:
+        if program >= SPLIT:
+            bring(near_ptr, program - SPLIT, tl.num_programs(0) - SPLIT, lines)
+            wait(PDL)
+            return
+    e = tl.arange(0, BE)
+    m = tl.arange(0, BM)
+    k = program * BK + tl.arange(0, BK)
+    if PHASE != 1:
+        w = tl.load(w_ptr + e[:, None] * K + k[None, :], mask=(e < E)[:, None] & (k < K)[None, :], other=0.0)
+        g = tl.full((BK,), 1.0, dtype=tl.float32)
+        if NORM:
+            g = tl.load(norm_ptr + k, mask=k < K, other=0.0).to(tl.float32) + OFFSET
+    wait(PDL)
+    if PHASE != 1:
+        x = tl.load(
+            x_ptr + m[None, :].to(tl.int64) * K + k[:, None], mask=(m < tokens)[None, :] & (k < K)[:, None], other=0.0
+        ).to(tl.float32)
+        squares = tl.sum(x * x, axis=0)
+        x = x * g[:, None]
+        if WIDE:
+            y = tl.dot(w.to(tl.float32), x, input_precision="ieee")
+        else:
+            high = x.to(w.dtype)
+            y = tl.dot(w, high)
+            y = tl.dot(w, (x - high.to(tl.float32)).to(w.dtype), y)
+        # Parts: [token, split, expert].
+        place = part_ptr + (m[None, :] * SPLIT + program) * BE + e[:, None]
+        tl.store(place, y, mask=(m < tokens)[None, :], cache_modifier=".cg")
+        tl.store(square_ptr + m * SPLIT + program, squares, mask=m < tokens, cache_modifier=".cg")
+    if PHASE == 2:
+        meet(count_ptr, arrive(count_ptr, SPLIT))
+    if PHASE != 0:
+        s = tl.arange(0, SPLIT)
+        t = tl.arange(0, BT)
+        for token in range(program, tokens, SPLIT):
+            parts = tl.load(part_ptr + (token * SPLIT + s[:, None]) * BE + e[None, :], cache_modifier=".cg")
+            logits = tl.sum(parts, axis=0)
+            if NORM:
+                whole = tl.sum(tl.load(square_ptr + token * SPLIT + s, cache_modifier=".cg"), axis=0)
+                shrink = 1.0 / tl.sqrt(whole / K + eps)
+                logits = logits * shrink
+                at = tl.arange(0, BH)
+                row = token * K + at
+                x_row = tl.load(x_ptr + row, mask=at < K, other=0.0).to(tl.float32) * shrink
+                g_row = tl.load(norm_ptr + at, mask=at < K, other=0.0).to(tl.float32) + OFFSET
+                tl.store(h_ptr + row, (x_row * g_row).to(h_ptr.dtype.element_ty), mask=at < K)
+            if ADD:
+                logits += tl.load(add_ptr + e, mask=e < E, other=0.0).to(tl.float32)
+            logits = tl.where(e < E, logits, float("-inf"))
+            if GROUPS == 1 and BE <= 128:
+                spot, gates = _rank(logits, scale, E, BE, TOP, ORDER, NORMALISE, bias_ptr, BIAS)
+                tl.store(id_ptr + token * TOP + spot, e, mask=spot < TOP)
+                tl.store(gate_ptr + token * TOP + spot, gates, mask=spot < TOP)
+            else:
+                ids, chosen = _choose(
+                    logits, bias_ptr, scale, E, BE, TOP, BT, ORDER, NORMALISE, BIAS, GROUPS, TOP_GROUPS, SUM2, BG
+                )
+                tl.store(id_ptr + token * TOP + t, ids, mask=t < TOP)
+                tl.store(gate_ptr + token * TOP + t, chosen, mask=t < TOP)
+
+
+def pick_several(
+    x: Tensor, weight: Tensor, add: Tensor | None, norm: NormSpec | None, spec: RouteSpec, *,
+    scratch: Scratch, count: Tensor, pdl: bool, near: Tensor | None = None, config: tuple[int, int] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """x [T, K], router [E, K] and its bias -> ids [T, k] (int32), gates [T, k], and norm(x) [T, K].
+
+    count: an int32 zero at first, this kernel's only, for one config. near: weights whose beginning is needed soon.
+    config (programs, warps): programs a power of two."""
+    tokens, inner = x.shape
+    split, warps = config or (4 if INTERPRETED else 32, 4)
+    ids = torch.empty((tokens, spec.top_k), dtype=torch.int32, device=x.device)
+    gates = torch.empty((tokens, spec.top_k), dtype=torch.float32, device=x.device)
+    h = x if norm is None else torch.empty_like(x)
+    block_m, block_e = max(16, pow2(tokens)), max(16, pow2(spec.experts))
+    soon, lines, parts = near_lines(near if pdl else None, gates, NEAR_EXPERTS)
+    partial = scratch.partial(x.device)
+    squares = partial[block_m * split * block_e :]
+    wide = INTERPRETED or weight.dtype == torch.float32 or x.dtype == torch.float32
+    for phase in (_PARTS, _CHOICE) if INTERPRETED else (_BOTH,):
+        _several_kernel[(split + parts,)](
+            x, weight, add, None if norm is None else norm.weight, spec.bias, soon, h, ids, gates, partial, squares,
+            count, tokens, lines, 0.0 if norm is None else norm.eps, spec.scale,
+            K=inner, BK=max(16, pow2(triton.cdiv(inner, split))), BM=block_m, BH=pow2(inner), SPLIT=split,
+            ADD=add is not None, NORM=norm is not None, OFFSET=0.0 if norm is None else norm.offset, WIDE=wide,
+            NEAR=parts > 0, **constants(spec) | {"BE": block_e}, PHASE=phase, PDL=pdl,
+            num_warps=warps, launch_pdl=pdl,
+        )  # fmt: skip
+    return ids, gates, h
