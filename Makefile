@@ -6,9 +6,11 @@ BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 AXE := 4.14.1
 NATIVE := $(wildcard csrc/*)
+NEON_CXX ?= aarch64-linux-gnu-g++
+NEON_RUN ?= qemu-aarch64
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-web test-clients test-reliability check bench setup clean
+.PHONY: help run test test-neon test-web test-clients test-reliability check bench setup clean
 
 help:
 	@echo "make run      set up, build the CPU kernels, start 'tokenmill $(RUN)' with the demo model (RUN='serve demo' ...)"
@@ -16,6 +18,7 @@ help:
 	@echo "make test-web     the page in Chromium, with how quick it is and axe-core (wants a quiet machine); pictures in out/web/"
 	@echo "make test-clients      published clients (openai 2.x and 3.x, Node, langchain-openai) against 'serve demo'"
 	@echo "make test-reliability  the long rows of the reliability table (about an hour; TOKENMILL_RELIABILITY_SECONDS shortens)"
+	@echo "make test-neon         the AArch64 kernels, cross-compiled and emulated (apt-get install g++-aarch64-linux-gnu qemu-user)"
 	@echo "make check    ruff, ruff format, mypy, import contracts, size ceilings"
 	@echo "make bench    micro benchmarks of the CPU kernels -> out/bench-cpu.json (wants a quiet machine)"
 	@echo "make sanitize the CPU kernels' tests under AddressSanitizer and UBSan"
@@ -61,6 +64,15 @@ test-clients: .venv/.native
 test-reliability: .venv/.native
 	TOKENMILL_RELIABILITY=1 $(BIN)/pytest -s tests/reliability
 	TOKENMILL_FUZZ_EXAMPLES=500 $(BIN)/pytest --timeout 3600 tests/pure/server/test_server_openapi.py
+
+# Three machines: without dot products of bytes, with them, and with those of bf16 too.
+test-neon: out/neon/compare
+	for cpu in cortex-a53 neoverse-n1 max; do $(NEON_RUN) -cpu $$cpu out/neon/compare 20 || exit 1; done
+
+out/neon/compare: $(NATIVE)
+	@mkdir -p out/neon
+	$(NEON_CXX) -std=c++17 -O2 -ffp-contract=off -fno-math-errno -fno-trapping-math -Wno-psabi -static -pthread -o $@ \
+		$(filter-out csrc/bindings.cpp,$(wildcard csrc/*.cpp))
 
 test-web: .venv/.native out/axe/package/axe.min.js
 	$(BIN)/pytest tests/web --timed

@@ -39,8 +39,6 @@ void require(bool condition, const char* message) {
   if (!condition) throw std::invalid_argument(message);
 }
 
-const char* const kIsaNames[] = {"scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16"};
-
 // Giving the GIL up and taking it back may cost a switch interval when other threads compute: only for long work.
 template <class Body>
 void run(double work, Body body) {
@@ -447,15 +445,15 @@ NB_MODULE(_native, m) {
   m.attr("TILE_COLUMNS") = kTileColumns;
   m.attr("GROUP") = kGroup;
   m.attr("MAX_HEAD_DIM") = kMaxHeadDim;
-  m.def("isa", [] { return std::string(kIsaNames[static_cast<int>(current_isa())]); });
+  m.def("isa", [] { return std::string(isa_name(current_isa())); });
   m.def("isas", [] {
     std::vector<std::string> names;
-    for (int i = 0; i <= static_cast<int>(best_isa()); ++i) names.emplace_back(kIsaNames[i]);
+    for (int i = 0; i <= static_cast<int>(best_isa()); ++i) names.emplace_back(isa_name(static_cast<Isa>(i)));
     return names;
   });
   m.def("set_isa", [](const std::string& name) {
     for (int i = 0; i <= static_cast<int>(best_isa()); ++i) {
-      if (name == kIsaNames[i]) return (void)set_isa(static_cast<Isa>(i));
+      if (name == isa_name(static_cast<Isa>(i))) return (void)set_isa(static_cast<Isa>(i));
     }
     throw std::invalid_argument("this machine has no instruction set " + name);
   });

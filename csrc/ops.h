@@ -11,7 +11,11 @@ namespace tokenmill {
 
 enum class Type : int { f32 = 0, bf16 = 1, int8 = 2 };  // int8: stored keys and values only
 enum class Act : int { none, silu, gelu, gelu_tanh, relu, silu_mul, gelu_mul, gelu_tanh_mul, relu2, oai_swiglu };
+#if defined(__aarch64__)
+enum class Isa : int { scalar, neon, neon_dot, neon_bf16 };  // each machine has all up to its best
+#else
 enum class Isa : int { scalar, avx2, avx512, avx512_vnni, avx512_bf16 };
+#endif
 
 constexpr int kTileColumns = 64;  // output columns of one packed weight tile
 constexpr int kGroup = 32;        // activations quantised together; weight groups are multiples
@@ -198,8 +202,10 @@ struct Table {
   void (*attention)(const AttentionOp&);
 };
 
-extern const Table table_scalar, table_avx2, table_avx512, table_avx512_vnni, table_avx512_bf16;
+extern const Table table_scalar, table_avx2, table_avx512, table_avx512_vnni, table_avx512_bf16, table_neon,
+    table_neon_dot, table_neon_bf16;
 
+const char* isa_name(Isa isa);
 Isa best_isa();
 Isa current_isa();
 bool set_isa(Isa isa);  // false when the machine lacks it

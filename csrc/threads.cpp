@@ -29,6 +29,8 @@ constexpr int64_t kMaxTasks = (1 << 20) - 1;
 void relax() {
 #if defined(__x86_64__)
   _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb");  // `yield` is nothing on most cores
 #endif
 }
 
