@@ -12,7 +12,8 @@ from tokenmill.cli.loading import spinner
 _MARKS = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "bad": ("BAD ", "red")}
 
 
-TYPES = ("float32", "bfloat16", "float16", "int8", "int4")
+TYPES = {"cpu": ("float32", "bfloat16", "int8", "int4"), "gpu": ("bfloat16", "fp8", "int8", "int4")}
+"""What --measure multiplies; float16 is as fast as bfloat16 on GPUs, and slow on CPUs."""
 
 
 def doctor(
@@ -47,8 +48,7 @@ def _measure(device: str, as_json: bool) -> None:
         from tokenmill.measure.calibrate import measure_calibrated
 
         picked = pick_device(device)
-        types = tuple(t for t in TYPES if t != "float16" or picked != "cpu")  # CPUs compute float16 slowly
-        found = measure_calibrated(picked, types)
+        found = measure_calibrated(picked, TYPES["cpu" if picked == "cpu" else "gpu"])
     if as_json:
         print(json.dumps({"measured": found}, indent=2))
         return
@@ -57,10 +57,16 @@ def _measure(device: str, as_json: bool) -> None:
     for dtype, rate in found["tflops"].items():
         typer.echo(f"  products in {dtype}: {rate:.3f} TFLOP/s")
     known = found["calibration"]
-    for dtype, curve in known["linear"].items():
-        parts = [f"{rows}: {2 * rows / ps:.2f}" for rows, ps in curve["ps_per_weight"]]
-        typer.echo(f"  this engine's {dtype} products, TFLOP/s by rows: {', '.join(parts)}")
-    decode, prompts = known["attention"]["decode_gb_per_s"], known["attention"]["prefill_tflops"]
-    typer.echo(f"  attention: decoding {decode:.1f} GB/s, prompts {prompts:.3f} TFLOP/s")
-    step, layer, row = (known["host"][f"{name}_ms"] for name in ("step", "layer", "row"))
-    typer.echo(f"  host: {step:.3f} ms a step, {layer:.4f} a layer, {row:.4f} a row")
+    for name, head in (("linear", "products"), ("experts", "experts")):
+        for curve in known[name]:
+            parts = [f"{rows:g}: {2 * rows / ps:.2f}" for rows, ps in curve["ps_per_weight"] if ps]
+            cycled = f"{curve['set_bytes'] / 2**20:.0f} MiB of them"
+            typer.echo(f"  this engine's {curve['format']} {head}, {cycled}, TFLOP/s by rows: {', '.join(parts)}")
+    for size, rate in known["attention"]["decode_gb_per_s"]:
+        typer.echo(f"  attention, decoding, {size / 2**20:.0f} MiB of K/V: {rate:.1f} GB/s")
+    for count, rate in known["attention"]["prefill_tflops"]:
+        typer.echo(f"  attention, prompts of {count} tokens: {rate:.3f} TFLOP/s")
+    for name, head in (("decoding", "single tokens"), ("prompting", "prompts")):
+        for point in known["host"][name]:
+            step, layer = point["step_ms"], point["layer_ms"]
+            typer.echo(f"  around a step of {point['rows']} rows, {head}: {step:.3f} ms, {layer:.4f} a layer")

@@ -1,57 +1,91 @@
-"""What this engine's own kernels reach on this machine, measured in seconds. Owns: curves over rows, attention, hosts.
+"""What this engine's own kernels reach on this machine, measured in seconds. Owns: what is measured, in which sizes.
 
 A plain read and one large product (ceilings.py) bound what is possible; a prediction wants what is usual. Nothing here
-looks at a model that will be predicted. Weights are cycled, so that they come from memory as in a real step.
+looks at a model that will be predicted. On a CPU, what calling a kernel costs is subtracted: whole steps of tiny
+models, measured with the engine itself (calibrate_host.py), have it as in earnest. On a GPU calls are replayed.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
-import tempfile
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan, KVSpec, KVView
+from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan, KVSpec, KVView, NormSpec, RouteSpec
+from tokenmill.core.protocols import Kernels, Weight
 from tokenmill.device.graphs import Recorder
-from tokenmill.engine.llm import LLM
+from tokenmill.device.memory import release
 from tokenmill.kernels import make_kernels
+from tokenmill.layers.build import Build
+from tokenmill.layers.experts import Experts
+from tokenmill.measure.calibrate_host import host, process_bytes
 from tokenmill.measure.ceilings import measure, read_measured
-from tokenmill.measure.closed import closed_loop
 from tokenmill.measure.devices import Device
+from tokenmill.measure.shapes import ShapeCheckpoint
+from tokenmill.quant.detect import from_dense
 
-FORMATS = ("float32", "bfloat16", "int8", "int4")
-BYTES_PER_WEIGHT = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0625, "int4": 0.5625}
-GROUP = 32
-_SHAPE = {"cpu": (8192, 2048), "gpu": (14336, 4096)}
-_MISS_BYTES = {"cpu": 160 << 20, "gpu": 1 << 30}
-_ROWS = {"cpu": (1, 2, 4, 8, 16, 32, 64, 256, 1024), "gpu": (1, 4, 16, 32, 64, 128, 256, 512, 2048, 8192)}
-_ROUNDS = 5
+FORMATS = ("float32", "bfloat16", "fp8", "int8", "int4")
 _BLOCK = 16
-_HOST_LAYERS = (2, 10)
-_HOST_ROWS = (1, 32)
-_HOST_TOKENS = 48
+_NOTHING = (64, 64)
+"""Hidden and inner size of a layer whose arithmetic costs next to nothing."""
 
 
-def calibrate(device: str, dtypes: tuple[str, ...]) -> dict[str, Any]:
-    """Plain JSON, for `doctor --measure`; types that this machine cannot multiply are left out."""
-    kind = "cpu" if device == "cpu" else "gpu"
-    linear = {}
-    for dtype in dtypes:
-        points = _linear(device, kind, dtype)
-        if points:
-            linear[dtype] = {"bytes_per_weight": BYTES_PER_WEIGHT[dtype], "ps_per_weight": points}
-    compute = "bfloat16" if "bfloat16" in dtypes else "float32"
-    decode, prefill = _attention(device, kind, compute)
-    return {
-        "linear": linear,
-        "attention": {"decode_gb_per_s": round(decode / 1e9, 3), "prefill_tflops": round(prefill / 1e12, 5)},
-        "host": _host(device),
-    }
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What is measured on one kind of device.
+
+    `layers`: (hidden, inner, bytes cycled through); small models have small layers, and stay in caches. `mixture`:
+    experts, chosen, hidden, inner. `contexts`: (sequences, length). `prompts`: (sequences, new tokens). `heads`: of
+    queries, of keys, and their size. calls: subtract what calling costs. round_s: work is repeated until a round takes
+    this long.
+    """
+
+    layers: tuple[tuple[int, int, int], ...]
+    rows: tuple[int, ...]
+    mixture: tuple[int, int, int, int]
+    mixture_rows: tuple[int, ...]
+    contexts: tuple[tuple[int, int], ...]
+    prompts: tuple[tuple[int, int], ...]
+    heads: tuple[int, int, int]
+    calls: bool = True
+    rounds: int = 5
+    round_s: float = 0.0
+
+
+SIZES = {
+    "cpu": Sizes(
+        layers=((256, 512, 3 << 19), (256, 1024, 12 << 20), (512, 2048, 40 << 20), (2048, 6144, 192 << 20)),
+        rows=(1, 2, 4, 8, 16, 32, 64, 256, 1024),
+        mixture=(16, 4, 1024, 1024),
+        mixture_rows=(1, 8, 64, 512),
+        contexts=((4, 256), (8, 1024), (4, 8192)),
+        prompts=((8, 64), (1, 256), (1, 2048)),
+        heads=(32, 8, 64),
+    ),
+    "gpu": Sizes(
+        layers=((4096, 14336, 1 << 30),),
+        rows=(1, 8, 32, 64, 128, 256, 1024, 8192),
+        mixture=(64, 8, 2048, 1024),
+        mixture_rows=(1, 4, 32, 256, 1024, 8192),
+        contexts=((32, 8192),),
+        prompts=((16, 512), (1, 8192)),
+        heads=(32, 8, 128),
+        calls=False,
+        round_s=3e-3,
+    ),
+}
+_SCHEMES = {"gpu": {"int4": "int4-g128"}, "cpu": {}}
+
+
+def measure_calibrated(device: str, dtypes: tuple[str, ...], *, mixture: bool = True) -> dict[str, Any]:
+    """Everything that `doctor --measure --json` prints."""
+    plain = measure(device, tuple(t for t in dtypes if t != "fp8"))
+    return {**plain, "calibration": calibrate(device, dtypes, mixture=mixture)}
 
 
 def calibrated(device: str, dtypes: tuple[str, ...]) -> Device:
@@ -59,71 +93,146 @@ def calibrated(device: str, dtypes: tuple[str, ...]) -> Device:
     return read_measured(measure_calibrated(device, dtypes), f"measured on {device}")
 
 
-def measure_calibrated(device: str, dtypes: tuple[str, ...]) -> dict[str, Any]:
-    """Everything that `doctor --measure --json` prints."""
-    return {**measure(device, dtypes), "calibration": calibrate(device, dtypes)}
+def calibrate(device: str, dtypes: tuple[str, ...], *, mixture: bool = True) -> dict[str, Any]:
+    """Plain JSON, as calibration.py reads it; types that this machine cannot multiply are left out."""
+    kind = "cpu" if device == "cpu" else "gpu"
+    bench = Bench(device, kind, SIZES[kind], make_kernels(device))
+    with torch.inference_mode():
+        linear = [curve for dtype in dtypes if dtype in FORMATS for curve in bench.products(dtype)]
+        dtype = "bfloat16" if "bfloat16" in dtypes else "float32"
+        experts = [bench.experts(dtype)] if mixture else []
+        contexts = [bench.decoding(dtype, *size) for size in bench.sizes.contexts]
+        prompts = [bench.prompt(dtype, *size) for size in bench.sizes.prompts]
+    release(device)
+    return {
+        "linear": linear,
+        "experts": experts,
+        "attention": {"decode_gb_per_s": sorted(contexts), "prefill_tflops": sorted(prompts)},
+        "host": host(device, mixture=mixture),
+        "process_bytes": process_bytes() if device == "cpu" else 0,
+    }
 
 
-# ---------------------------------------------------------------- products
+@dataclass(slots=True)
+class Bench:
+    """Kernels of one device, and the sizes to measure them in."""
 
+    device: str
+    kind: str
+    sizes: Sizes
+    kernels: Kernels
 
-def _linear(device: str, kind: str, dtype: str) -> list[tuple[int, float]]:
-    """(rows, picoseconds per weight) of products with matrices that come from memory."""
-    kernels, (n, k) = make_kernels(device), _SHAPE[kind]
-    copies = max(2, -(-_MISS_BYTES[kind] // int(n * k * BYTES_PER_WEIGHT[dtype])))
-    weights = [_weight(kernels, device, dtype, n, k) for _ in range(copies)]
-    if weights[0] is None:
-        return []
-    compute = torch.bfloat16 if dtype in ("int8", "int4") else getattr(torch, dtype)
-    points = []
-    for rows in _ROWS[kind]:
-        x = torch.randn(rows, k, device=device).to(compute)
-        some = weights if rows <= 64 else weights[:2]
-        seconds = _seconds(device, lambda x=x, some=some: [kernels.fused_linear(x, w) for w in some])  # type: ignore[misc]
-        points.append((rows, round(1e12 * seconds / len(some) / (n * k), 6)))
-    return points
+    def products(self, dtype: str) -> Iterator[dict[str, Any]]:
+        """Picoseconds per weight of feed-forward layers (norm, activation, residual), by rows, one curve per set."""
+        for hidden, inner, cycled in self.sizes.layers:
+            first = self._layer(dtype, hidden, inner)
+            if first is None:
+                return
+            held = sum(w.bytes() for w in first)
+            weights = 3 * hidden * inner
+            layers = [first] + [self._layer(dtype, hidden, inner) for _ in range(max(1, -(-cycled // held)) - 1)]
+            nothing = self._layer(dtype, *_NOTHING) if self.sizes.calls else None
+            points = []
+            for rows in self.sizes.rows:
+                some = layers if rows <= 64 else layers[:2]
+                call = self._pass(dtype, rows, [nothing] * len(some), _NOTHING[0]) / len(some) if nothing else 0.0
+                whole = self._pass(dtype, rows, some, hidden) / len(some)
+                points.append((rows, round(1e12 * max(whole - min(call, 0.5 * whole), 0.0) / weights, 6)))
+            yield {
+                "format": dtype,
+                "bytes_per_weight": round(held / weights, 4),
+                "set_bytes": held * len(layers),
+                "ps_per_weight": points,
+            }
+            del layers, first
 
+    def _layer(self, dtype: str, hidden: int, inner: int) -> tuple[Weight, Weight] | None:
+        """gate and up, and down; None: there is no kernel for such weights here."""
+        compute = getattr(torch, dtype) if hasattr(torch, dtype) and dtype.startswith(("float", "bfloat")) else None
+        scheme = None if compute is not None else _SCHEMES[self.kind].get(dtype, dtype)
+        made = []
+        for shape in ((2 * inner, hidden), (hidden, inner)):
+            dense = torch.empty(shape, dtype=compute or torch.bfloat16, device=self.device).normal_(0.0, 0.02)
+            weight = from_dense(dense, None, scheme).settle(self.kernels)
+            if scheme is not None and getattr(weight, "packed", None) is None:
+                return None
+            made.append(weight)
+        return made[0], made[1]
 
-def _weight(kernels: Any, device: str, dtype: str, n: int, k: int) -> Any:
-    if dtype in ("int8", "int4"):
-        bits = 8 if dtype == "int8" else 4
-        dense = torch.randn(n, k, device=device)
-        return kernels.pack_grid(*kernels.quantise(dense, bits, GROUP), bits)
-    dense = torch.randn(n, k, device=device).to(getattr(torch, dtype))
-    packed = kernels.pack_dense(dense)
-    return dense if packed is None else packed
+    def _pass(self, dtype: str, rows: int, layers: list[Any], hidden: int) -> float:
+        """Seconds of all these layers, one after the other."""
+        compute = getattr(torch, dtype) if dtype in ("float32", "float16", "bfloat16") else torch.bfloat16
+        ctx = self._context()
+        norm = NormSpec(torch.ones(hidden, dtype=compute, device=self.device), 1e-6)
+        x = torch.randn(rows, hidden, device=self.device).to(compute)
 
+        def work() -> Tensor:
+            y = x
+            for up, down in layers:
+                y = down.matmul(up.matmul(y, ctx, norm=norm, act="silu_mul"), ctx, residual=y)
+            return y
 
-# ---------------------------------------------------------------- attention
+        return self._seconds(work)
 
+    def experts(self, dtype: str) -> dict[str, Any]:
+        """The same of mixtures of experts, per weight of the experts that are chosen, by rows of each of these."""
+        count, chosen, hidden, inner = self.sizes.mixture
+        mixture = self._mixture(dtype, hidden, inner)
+        nothing = self._mixture(dtype, *_NOTHING) if self.sizes.calls else None
+        weights, points = 3 * hidden * inner, []
+        for rows in self.sizes.mixture_rows:
+            touched = count * (1.0 - (1.0 - chosen / count) ** rows)
+            whole = self._route(dtype, mixture, rows, hidden)
+            call = min(self._route(dtype, nothing, rows, _NOTHING[0]), 0.5 * whole) if nothing else 0.0
+            points.append((round(chosen * rows / touched, 4), round(1e12 * (whole - call) / touched / weights, 6)))
+        size = getattr(torch, dtype).itemsize
+        held = count * weights * size
+        return {"format": dtype, "bytes_per_weight": size, "set_bytes": held, "ps_per_weight": points}
 
-def _attention(device: str, kind: str, dtype: str) -> tuple[float, float]:
-    """Bytes per second while decoding over long contexts, operations per second of one long prompt."""
-    length = 2048 if kind == "cpu" else 8192
-    seqs = 4 if kind == "cpu" else 32
-    spec = AttentionSpec(0, 0, 32, KVSpec("full", 8, 64, 64), 0.125)
-    made = _Attention(device, dtype, spec)
-    decode = made.seconds(seqs, 1, length)
-    moved = seqs * length * spec.kv.heads * 128 * getattr(torch, dtype).itemsize
-    prefill = made.seconds(1, length, length)
-    return moved / decode, 4.0 * (length * (length + 1) // 2) * spec.heads * 64 / prefill
+    def _mixture(self, dtype: str, hidden: int, inner: int) -> Experts:
+        compute, (count, chosen, _, _) = getattr(torch, dtype), self.sizes.mixture
+        b = Build(ShapeCheckpoint(), compute, torch.device(self.device), self.kernels, 0)
 
+        def weight(*shape: int) -> Weight:
+            return from_dense(torch.empty(shape, dtype=compute, device=self.device).normal_(0.0, 0.02), None, None)
 
-class _Attention:
-    """Attention over made-up pages."""
+        ups, downs = ([weight(*shape) for _ in range(count)] for shape in ((2 * inner, hidden), (hidden, inner)))
+        return Experts(b, weight(count, hidden), RouteSpec(count, chosen), (ups, downs), "silu_mul")
 
-    def __init__(self, device: str, dtype: str, spec: AttentionSpec) -> None:
-        self.device, self.dtype, self.spec = device, getattr(torch, dtype), spec
-        self.kernels = make_kernels(device)
+    def _route(self, dtype: str, mixture: Experts, rows: int, hidden: int) -> float:
+        compute, ctx = getattr(torch, dtype), self._context()
+        norm = NormSpec(torch.ones(hidden, dtype=compute, device=self.device), 1e-6)
+        x = torch.randn(rows, hidden, device=self.device).to(compute)
+        return self._seconds(lambda: mixture(x, ctx, norm=norm, residual=x))
 
-    def seconds(self, seqs: int, queries: int, length: int) -> float:
-        """One call: `queries` new tokens of each of `seqs` sequences of `length` tokens."""
-        used, on, heads = -(-length // _BLOCK), self.device, self.spec.kv.heads
+    def decoding(self, dtype: str, seqs: int, length: int) -> tuple[int, float]:
+        """(bytes read, GB/s) of one new token of each of these sequences."""
+        _, kv_heads, dim = self.sizes.heads
+        moved = 2 * seqs * length * kv_heads * dim * getattr(torch, dtype).itemsize
+        taken = self._attend(dtype, seqs, 1, length) - self._attend_nothing(dtype)
+        return moved, round(1e-9 * moved / taken, 3)
+
+    def prompt(self, dtype: str, seqs: int, length: int) -> tuple[int, float]:
+        """(new tokens, TFLOP/s) of these prompts at once."""
+        heads, _, dim = self.sizes.heads
+        computed = 4.0 * seqs * (length * (length + 1) // 2) * heads * dim
+        taken = self._attend(dtype, seqs, length, length) - self._attend_nothing(dtype)
+        return length, round(1e-12 * computed / taken, 5)
+
+    def _attend_nothing(self, dtype: str) -> float:
+        return self._attend(dtype, 1, 1, 1) if self.sizes.calls else 0.0
+
+    def _attend(self, dtype: str, seqs: int, queries: int, length: int) -> float:
+        """Seconds of one call over made-up pages: `queries` new tokens of each of `seqs` sequences of `length`."""
+        (heads, kv_heads, dim), compute, on = self.sizes.heads, getattr(torch, dtype), self.device
+        spec = AttentionSpec(0, 0, heads, KVSpec("full", kv_heads, dim, dim), dim**-0.5)
+        used = -(-length // _BLOCK)
         blocks = seqs * used
-        view = KVView(*(torch.randn(blocks, heads, _BLOCK, 64, device=on).to(self.dtype) for _ in range(2)))
+        view = KVView(*(torch.randn(blocks, kv_heads, _BLOCK, dim, device=on).to(compute) for _ in range(2)))
         tables = torch.arange(blocks, dtype=torch.int32, device=on).view(seqs, used)
         entries = torch.full((seqs,), used, dtype=torch.int32, device=on)
         slots = torch.zeros(seqs * queries, dtype=torch.int64, device=on)
+        reach = seqs * length if queries > 1 else 0
         context = ForwardContext(
             self.kernels,
             torch.arange(length - queries, length, device=on).repeat(seqs),
@@ -131,60 +240,35 @@ class _Attention:
             torch.full((seqs,), length, dtype=torch.int32, device=on),
             queries,
             [view],
-            [GroupPlan(tables, None, entries, slots)],
+            [GroupPlan(tables, None, entries, slots, reach=reach)],
             spans=[(i * queries, queries, length) for i in range(seqs)] if on == "cpu" else None,
             block_size=_BLOCK,
         )
-        q = torch.randn(seqs * queries, self.spec.heads, 64, device=on).to(self.dtype)
-        return _seconds(on, lambda: self.kernels.attention(q, self.spec, context))
+        q = torch.randn(seqs * queries, heads, dim, device=on).to(compute)
+        return self._seconds(lambda: self.kernels.attention(q, spec, context))
 
+    def _context(self) -> ForwardContext:
+        """Enough for layers that look at no K/V."""
+        nothing = torch.zeros(1, dtype=torch.int64, device=self.device)
+        return ForwardContext(self.kernels, nothing, nothing, nothing, 1, [], [])
 
-def _seconds(device: str, work: Callable[[], Any]) -> float:
-    """The median of a few rounds; on a GPU of a recording, so that launching costs nothing."""
-    work()
-    run, probe = work, torch.ones(1, device=device)
-    if device != "cpu":
-        run = Recorder().record(work).replay
-    times = []
-    for _ in range(_ROUNDS):
+    def _seconds(self, work: Callable[[], Any]) -> float:
+        """The median of a few rounds; on a GPU of a recording, so that launching costs nothing."""
+        work()
+        run, probe, count = work, torch.ones(1, device=self.device), 1
+        if self.device != "cpu":
+            run = Recorder().record(work).replay
+        if self.sizes.round_s:  # long enough for clocks that fell while kernels were compiled
+            self._round(run, probe, 1)
+            count = 1 + int(self.sizes.round_s / self._round(run, probe, 1))
+            self._round(run, probe, count)
+        return statistics.median(self._round(run, probe, count) for _ in range(self.sizes.rounds))
+
+    def _round(self, run: Callable[[], Any], probe: Tensor, count: int) -> float:
+        """Seconds of one of so many runs."""
         probe.item()
         start = time.perf_counter()
-        run()
+        for _ in range(count):
+            run()
         probe.item()  # waits for everything before it
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
-# ---------------------------------------------------------------- the host
-
-
-def _host(device: str) -> dict[str, float]:
-    """Milliseconds around a step, per layer and per row, from small models whose products cost next to nothing."""
-    few, many = _HOST_LAYERS
-    shallow = [_step_seconds(device, few, rows) for rows in _HOST_ROWS]
-    deep = [_step_seconds(device, many, rows) for rows in _HOST_ROWS]
-    layer = max(0.0, (deep[0] - shallow[0]) / (many - few))
-    row = max(0.0, (shallow[1] - shallow[0]) / (_HOST_ROWS[1] - _HOST_ROWS[0]))
-    step = max(0.0, shallow[0] - few * layer - row)
-    return {f"{name}_ms": round(1e3 * value, 6) for name, value in (("step", step), ("layer", layer), ("row", row))}
-
-
-def _step_seconds(device: str, layers: int, rows: int) -> float:
-    """The usual time between two tokens."""
-    config = {
-        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 128,
-        "num_hidden_layers": layers, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 64,
-        "vocab_size": 512, "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
-        "hidden_act": "silu", "tie_word_embeddings": True, "torch_dtype": "bfloat16",
-    }  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(config))
-        options: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True, "device": device}
-        with LLM(folder, kv_cache_memory_bytes=1 << 24, max_num_seqs=rows, **options) as llm:
-            jobs = [([1 + i % 500] * 8, _HOST_TOKENS) for i in range(rows)]
-            usual = []
-            for _ in range(_ROUNDS):
-                llm.reset_prefix_cache()
-                found = closed_loop(llm.engine, time.perf_counter, jobs, rows)
-                usual.append(1e-3 * float(found["itl_ms"]["p50"]))
-    return min(usual)
+        return (time.perf_counter() - start) / count

@@ -17,7 +17,8 @@ from torch import Tensor
 from tokenmill.core.errors import ParameterError
 from tokenmill.device.memory import describe, total_bytes
 from tokenmill.kernels import make_kernels
-from tokenmill.measure.devices import Device, read_calibration, recognise
+from tokenmill.measure.calibration import read_calibration
+from tokenmill.measure.devices import Device, recognise
 
 _READ_BYTES = {"cpu": 256 << 20, "gpu": 2 << 30}
 _SIDE = {"cpu": 1024, "gpu": 8192}

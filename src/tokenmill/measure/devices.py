@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.core.errors import ParameterError
-from tokenmill.measure.roofline import Calibration, Curve, Speeds
+from tokenmill.measure.calibration import Calibration
+from tokenmill.measure.roofline import Speeds
 
 TABLE = Path(__file__).parent / "data" / "devices.json"
 CONTEXT_BYTES = {"gpu": 600 << 20, "cpu": 400 << 20}
@@ -149,25 +150,3 @@ def _device(entry: Mapping[str, Any]) -> Device:
         price_date=entry.get("price_date", ""),
         note=entry.get("note", ""),
     )
-
-
-def read_calibration(found: Any) -> Calibration | None:
-    """What `calibrate` gave, or None where a file has none."""
-    if found is None:
-        return None
-    try:
-        curves = [
-            Curve(float(f["bytes_per_weight"]), tuple((float(r), 1e-12 * float(s)) for r, s in f["ps_per_weight"]))
-            for f in found["linear"].values()
-        ]
-        attention, host = found["attention"], found["host"]
-        return Calibration(
-            linear=tuple(sorted(curves, key=lambda curve: curve.bytes_per_weight)),
-            attention_bytes_per_s=1e9 * float(attention["decode_gb_per_s"]),
-            attention_flops_per_s=1e12 * float(attention["prefill_tflops"]),
-            step_s=1e-3 * float(host["step_ms"]),
-            layer_s=1e-3 * float(host["layer_ms"]),
-            row_s=1e-3 * float(host["row_ms"]),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ParameterError(f"The calibration is not what `doctor --measure --json` prints ({error!r}).") from error

@@ -19,7 +19,8 @@ from tokenmill.kvcache.allocation import BlockTables
 from tokenmill.kvcache.pool import CacheLayout, buy_blocks, make_layout
 from tokenmill.measure.counting import Sheet, count_model
 from tokenmill.measure.devices import CONTEXT_BYTES, Device, Efficiency, speeds
-from tokenmill.measure.roofline import Grant, Speeds, floor, step_cost
+from tokenmill.measure.roofline import Grant, Speeds, step_cost
+from tokenmill.measure.usual import step_time
 
 DEFAULT_CONTEXTS = (1024, 8192, 32768, 131072)
 DEFAULT_OUTPUT = 256
@@ -178,7 +179,7 @@ def layouts(planner: Planner, device: Device) -> Layouts:
     config, sheet = planner.config, planner.sheet
     cache = make_layout(sheet.spec.kv_specs, config.cache.block_size, planner.kv_format)
     wanted = min(config.model.max_model_len or sheet.spec.max_positions, sheet.spec.max_positions)
-    taken = sheet.held_bytes + _step_bytes(planner) + CONTEXT_BYTES[planner.kind]
+    taken = sheet.held_bytes + _step_bytes(planner) + _process_bytes(device)
     if config.cache.kv_cache_memory_bytes is not None:
         budget = config.cache.kv_cache_memory_bytes
     elif planner.kind == "cpu":
@@ -195,6 +196,17 @@ def layouts(planner: Planner, device: Device) -> Layouts:
     blocks = [min(count, most) for count in blocks]
     held = sum(n * page for n, page in zip(blocks, cache.page_bytes, strict=True))
     return Layouts(cache, blocks, held, wanted, device.memory_bytes - taken - held)
+
+
+def held_in_all(planner: Planner, device: Device) -> int:
+    """Most bytes that an engine in a process of its own will hold, its whole K/V pool in use."""
+    return planner.sheet.held_bytes + _step_bytes(planner) + layouts(planner, device).kv_bytes + _process_bytes(device)
+
+
+def _process_bytes(device: Device) -> int:
+    """What the process takes before anything is loaded: measured, or what is usual."""
+    known = 0 if device.calibration is None else device.calibration.process_bytes
+    return known or CONTEXT_BYTES[device.kind]
 
 
 def _step_bytes(planner: Planner) -> int:
@@ -228,7 +240,7 @@ def point(planner: Planner, setup: Setup, reach: Speeds, context: int, batch: in
     """
     first, prompt_limit = prefill(planner, reach, context)
     step = [Grant(1, context + setup.output // 2)] * batch
-    each = floor(step_cost(planner.sheet, step, planner.kv_format), reach)
+    each = step_time(step_cost(planner.sheet, step, planner.kv_format), reach)
     busy = batch * first + setup.output * each.seconds
     prompts = batch * first > setup.output * each.seconds
     return {
@@ -246,7 +258,7 @@ def prefill(planner: Planner, reach: Speeds, tokens: int) -> tuple[float, str]:
     total, longest, limit = 0.0, 0.0, ""
     for start in range(0, tokens, planner.step_tokens):
         grant = Grant(min(planner.step_tokens, tokens - start), start, start + planner.step_tokens >= tokens)
-        step = floor(step_cost(planner.sheet, [grant], planner.kv_format), reach)
+        step = step_time(step_cost(planner.sheet, [grant], planner.kv_format), reach)
         total += step.seconds
         if step.seconds > longest:
             longest, limit = step.seconds, step.limit

@@ -3,16 +3,17 @@
 A step does one thing after the other: matrices, experts, attention, head, sums over ranks. Each of them takes at
 least its operations over the device's operations per second, and at least its bytes over the bytes per second; the
 larger of the two is its time. Activations are counted and left out of the time: they can stay in caches.
-Must not know: models, engines. Counts come from `counting.py`, ceilings from `devices.py`.
+Must not know: models, engines. Counts come from `counting.py`, ceilings from `devices.py`; `usual.py` has the time that
+a step usually takes.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tokenmill.core.forward import KVFormat
+from tokenmill.measure.calibration import Calibration
 from tokenmill.measure.counting import Attended, Sheet
 
 PARTS = ("matrices", "experts", "attention", "head")
@@ -28,8 +29,33 @@ class Grant:
 
 
 @dataclass(slots=True)
+class Work:
+    """What a step consists of: tokens, lines that sample, rows (grants), and prompts among them."""
+
+    tokens: int = 0
+    lines: int = 0
+    rows: int = 0
+    prompts: int = 0
+    prompt_tokens: int = 0
+    layers: int = 0
+    mixtures: int = 0
+    logits: int = 0
+    rows_per_expert: float = 0.0
+
+
+@dataclass(slots=True)
+class Seen:
+    """What attention reads and computes: rows with a single token, a prefix that all of them share, prompts."""
+
+    single_bytes: float = 0.0
+    shared_flops: float = 0.0
+    prompt_bytes: float = 0.0
+    prompt_flops: float = 0.0
+
+
+@dataclass(slots=True)
 class Cost:
-    """What one step, or several, must do on each rank."""
+    """What one step, or several, must do on each rank; `work` and `seen` are those of one step."""
 
     flops: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     weight_bytes: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
@@ -37,10 +63,8 @@ class Cost:
     activation_bytes: float = 0.0
     reduced_bytes: float = 0.0
     reductions: int = 0
-    tokens: int = 0
-    lines: int = 0
-    layers: int = 0
-    rows_per_expert: float = 0.0
+    work: Work = field(default_factory=Work)
+    seen: Seen = field(default_factory=Seen)
 
     @property
     def total_flops(self) -> float:
@@ -64,49 +88,10 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
-    """Seconds per weight of products with matrices of one format, by rows: points ascend."""
-
-    bytes_per_weight: float
-    points: tuple[tuple[float, float], ...]
-
-    def seconds(self, rows: float) -> float:
-        """Interpolated between the neighbours (both axes logarithmic); beyond the last point in proportion to rows."""
-        (first, least), (last, most) = self.points[0], self.points[-1]
-        if rows >= last:
-            return most * rows / last
-        before, after = (first, least), (first, least)
-        for after in self.points:
-            if after[0] > rows:
-                break
-            before = after
-        if rows <= before[0] or before == after:
-            return before[1]
-        share = math.log(rows / before[0]) / math.log(after[0] / before[0])
-        return math.exp(math.log(before[1]) + share * math.log(after[1] / before[1]))
-
-
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """What this engine's kernels reached on a device, and what its host needs around them."""
-
-    linear: tuple[Curve, ...]
-    attention_bytes_per_s: float
-    attention_flops_per_s: float
-    step_s: float
-    layer_s: float
-    row_s: float
-
-    def curve(self, bytes_per_weight: float) -> Curve:
-        """The curve of the format that is nearest in size."""
-        return min(self.linear, key=lambda curve: abs(math.log(curve.bytes_per_weight / bytes_per_weight)))
-
-
-@dataclass(frozen=True, slots=True)
 class Speeds:
     """What a device reaches: bytes and operations per second, bytes per second between ranks; seconds around a step.
 
-    A calibration replaces all of these but the link's.
+    A calibration replaces all of these but the link's (usual.py).
     """
 
     bytes_per_s: float
@@ -125,12 +110,12 @@ class Floor:
     limit: str
 
 
-def step_cost(sheet: Sheet, grants: Sequence[Grant], kv: KVFormat) -> Cost:
-    """What a step of these grants must do."""
-    tokens = sum(grant.count for grant in grants)
-    lines = sum(grant.samples for grant in grants)
-    cost = Cost(activation_bytes=sheet.body.moved * tokens + sheet.head.moved * lines, tokens=tokens, lines=lines)
-    cost.layers = len(sheet.spec.kv_specs)
+def step_cost(sheet: Sheet, grants: Sequence[Grant], kv: KVFormat, shared: int = 0) -> Cost:
+    """What a step of these grants must do; the first `shared` positions of all are the same and are read once."""
+    cost = Cost()
+    work = cost.work = _work(sheet, grants)
+    tokens, lines = work.tokens, work.lines
+    cost.activation_bytes = sheet.body.moved * tokens + sheet.head.moved * lines
     if not tokens:
         return cost
     cost.flops["matrices"] = sheet.body.flops * tokens
@@ -139,17 +124,48 @@ def step_cost(sheet: Sheet, grants: Sequence[Grant], kv: KVFormat) -> Cost:
         cost.flops["experts"] += mixture.flops * mixture.top_k * tokens
         touched = experts_touched(mixture.experts, mixture.top_k, tokens)
         cost.weight_bytes["experts"] += mixture.bytes * touched
-        cost.rows_per_expert = mixture.top_k * tokens / touched
+        work.rows_per_expert = mixture.top_k * tokens / touched
     if lines:
         cost.flops["head"] = sheet.head.flops * lines
         cost.weight_bytes["head"] = sheet.head.weight_bytes
     for layer, times in layer_counts(sheet):
-        seen, read = attention_work(layer.window, grants)
-        cost.flops["attention"] += times * layer.flops * seen
-        cost.kv_bytes += times * kv.bytes_per_token(layer.kv) * (read + tokens)
+        _attend(cost, layer, times, grants, kv, 0 if layer.window else shared)
     cost.reduced_bytes = sheet.body.reduced * tokens + sheet.head.reduced * lines
     cost.reductions = sheet.body.reductions + (sheet.head.reductions if lines else 0)
     return cost
+
+
+def _work(sheet: Sheet, grants: Sequence[Grant]) -> Work:
+    prompts = [grant.count for grant in grants if grant.count > 1]
+    lines = sum(grant.samples for grant in grants)
+    return Work(
+        tokens=sum(grant.count for grant in grants),
+        lines=lines,
+        rows=len(grants),
+        prompts=len(prompts),
+        prompt_tokens=sum(prompts),
+        layers=len(sheet.spec.kv_specs),
+        mixtures=len(sheet.body.mixtures),
+        logits=lines * sheet.spec.vocab_size,
+    )
+
+
+def _attend(cost: Cost, layer: Attended, times: int, grants: Sequence[Grant], kv: KVFormat, shared: int) -> None:
+    """Add what `times` layers like this one read and compute."""
+    each = times * kv.bytes_per_token(layer.kv)
+    for several in (False, True):
+        rows = [grant for grant in grants if (grant.count > 1) == several]
+        seen, read = attention_work(layer.window, rows)
+        once = shared * (len(rows) - 1) if shared and not several and len(rows) > 1 else 0
+        moved, computed = each * (read - once + sum(r.count for r in rows)), times * layer.flops * seen
+        cost.kv_bytes += moved
+        cost.flops["attention"] += computed
+        if several:
+            cost.seen.prompt_bytes += moved
+            cost.seen.prompt_flops += computed
+        else:
+            cost.seen.single_bytes += moved
+            cost.seen.shared_flops += times * layer.flops * shared * len(rows) if once else 0.0
 
 
 def experts_touched(experts: int, top_k: int, tokens: int) -> float:
@@ -181,9 +197,7 @@ def attention_work(window: int, grants: Iterable[Grant]) -> tuple[float, float]:
 
 
 def floor(cost: Cost, speeds: Speeds) -> Floor:
-    """The least time of this one step at these speeds (calibrated: its usual time), and what takes most of it."""
-    if speeds.calibration is not None:
-        return _usual(cost, speeds, speeds.calibration)
+    """The least time of this one step at these speeds, and what takes most of it."""
     spent = {"memory bandwidth (weights)": 0.0, "memory bandwidth (K/V)": 0.0, "compute": 0.0}
     for part in PARTS:
         moved = cost.kv_bytes if part == "attention" else cost.weight_bytes[part]
@@ -196,24 +210,4 @@ def floor(cost: Cost, speeds: Speeds) -> Floor:
         wire = cost.reduced_bytes / speeds.link_bytes_per_s if speeds.link_bytes_per_s else 0.0
         spent["sums over ranks"] = wire + cost.reductions * speeds.link_s
     spent["launching a step"] = speeds.step_s
-    return Floor(sum(spent.values()), max(spent, key=lambda name: spent[name]))
-
-
-def _usual(cost: Cost, speeds: Speeds, known: Calibration) -> Floor:
-    """Every part at the speed that its kernels were measured to have."""
-    spent = {"memory bandwidth (weights)": 0.0, "memory bandwidth (K/V)": 0.0, "compute": 0.0}
-    rows = {"matrices": cost.tokens, "experts": cost.rows_per_expert, "head": cost.lines}
-    for part, count in rows.items():
-        if not cost.flops[part] or not count:
-            continue
-        weights = cost.flops[part] / 2 / count
-        curve = known.curve(cost.weight_bytes[part] / weights)
-        alone, seconds = curve.seconds(1) * weights, curve.seconds(count) * weights
-        spent["compute" if seconds > 2 * alone else "memory bandwidth (weights)"] += seconds
-    moved, computed = cost.kv_bytes / known.attention_bytes_per_s, cost.flops["attention"] / known.attention_flops_per_s
-    spent["compute" if computed > moved else "memory bandwidth (K/V)"] += max(moved, computed)
-    if cost.reductions:
-        wire = cost.reduced_bytes / speeds.link_bytes_per_s if speeds.link_bytes_per_s else 0.0
-        spent["sums over ranks"] = wire + cost.reductions * speeds.link_s
-    spent["launching a step"] = known.step_s + cost.layers * known.layer_s + cost.lines * known.row_s
     return Floor(sum(spent.values()), max(spent, key=lambda name: spent[name]))

@@ -1,0 +1,128 @@
+"""What a step costs besides its arithmetic. Owns: whole steps of tiny models, run by the engine itself.
+
+Their products cost next to nothing, so what is left is planning, launching, waiting for one kernel after the other,
+choosing tokens. Two depths tell what a layer adds; mixtures of experts and large vocabularies are models of their own.
+Run as a module this is a process that holds nothing but such a model, and prints how much memory it took.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenmill.core.config import calm_threads
+from tokenmill.core.errors import TokenmillError
+from tokenmill.device.memory import peak_bytes
+from tokenmill.engine.llm import LLM
+from tokenmill.measure.closed import closed_loop
+
+_TINY = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 64,
+    "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 64, "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}  # fmt: skip
+_MIXTURE = {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "moe_intermediate_size": 64,
+    "num_experts": 16, "num_experts_per_tok": 4, "norm_topk_prob": True, "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}  # fmt: skip
+_PROMPT = 8
+_WORDS = 512
+_MANY_WORDS = 32768
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Two depths between which a layer's share is told; `shallow`: so few layers that a GPU waits for the host."""
+
+    shallow: int
+    few: int
+    many: int
+    rows: tuple[int, ...]
+    tokens: int = 48
+    rounds: int = 5
+    words: bool = True
+
+
+SIZES = {"cpu": Sizes(2, 2, 10, (1, 8, 9, 32)), "gpu": Sizes(2, 8, 32, (1, 32, 128), 32, 3, words=False)}
+Found = dict[int, tuple[float, float]]
+"""Seconds between two tokens, and to the first one, by rows."""
+
+
+def host(device: str, *, mixture: bool = True) -> dict[str, Any]:
+    """Plain JSON: milliseconds around a step and per layer, for steps of single tokens and steps with prompts."""
+    sizes = SIZES["cpu" if device == "cpu" else "gpu"]
+    few, many = (_steps(device, sizes, _TINY, depth) for depth in (sizes.few, sizes.many))
+    shallow = few if sizes.shallow == sizes.few else _steps(device, sizes, _TINY, sizes.shallow)
+    found: dict[str, Any] = {
+        name: [_point(sizes, rows, *(by[rows][i] for by in (shallow, few, many))) for rows in sizes.rows]
+        for i, name in enumerate(("decoding", "prompting"))
+    }
+    if mixture:
+        deep = _steps(device, sizes, _TINY | _MIXTURE, sizes.many)
+        more = {rows: (deep[rows][0] - many[rows][0]) / sizes.many for rows in sizes.rows}
+        found["mixture_ms"] = [(rows, _ms(max(1e-9, more[rows]))) for rows in sizes.rows]
+    found["logit_ns"] = 0.0
+    if sizes.words:  # on a GPU this is little beside a step
+        most = sizes.rows[-1]
+        taken = _steps(device, sizes, _TINY, sizes.few, _MANY_WORDS)[most][0] - few[most][0]
+        found["logit_ns"] = round(max(0.0, 1e9 * taken / most / (_MANY_WORDS - _WORDS)), 6)
+    return found
+
+
+def _point(sizes: Sizes, rows: int, shallow: float, few: float, many: float) -> dict[str, float]:
+    layer = max(0.0, (many - few) / (sizes.many - sizes.few))
+    step = max(0.0, few - sizes.few * layer)
+    return {"rows": rows, "step_ms": _ms(step), "layer_ms": _ms(layer), "least_ms": _ms(shallow)}
+
+
+def _ms(seconds: float) -> float:
+    return round(1e3 * seconds, 6)
+
+
+def process_bytes() -> int:
+    """Memory of a process on a CPU that has run next to nothing: programs, libraries, threads."""
+    command = [sys.executable, "-m", "tokenmill.measure.calibrate_host"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise TokenmillError(f"A tiny model does not run in a process of its own: {done.stderr.strip()[-300:]}")
+    return int(done.stdout)
+
+
+def _main() -> None:
+    calm_threads()
+    _steps("cpu", Sizes(1, 1, 1, (1,), 4, 1), _TINY, 1, pool_bytes=1 << 20)
+    sys.stdout.write(f"{peak_bytes('cpu')}\n")
+
+
+def _steps(
+    device: str, sizes: Sizes, model: dict[str, Any], layers: int, words: int = _WORDS, pool_bytes: int = 1 << 28
+) -> Found:
+    """The usual times of this model."""
+    found: Found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        config = {**model, "num_hidden_layers": layers, "vocab_size": words}
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        options: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True, "device": device}
+        with LLM(folder, kv_cache_memory_bytes=pool_bytes, max_num_seqs=sizes.rows[-1], **options) as llm:
+            for rows in sizes.rows:
+                jobs = [([1 + (i + rows) % 500] * _PROMPT, sizes.tokens) for i in range(rows)]
+                times = []
+                for _ in range(sizes.rounds):
+                    llm.reset_prefix_cache()
+                    run = closed_loop(llm.engine, time.perf_counter, jobs, rows)
+                    times.append((1e-3 * run["itl_ms"]["p50"], 1e-3 * run["ttft_ms"]["p50"]))
+                found[rows] = min(t for t, _ in times), statistics.median(t for _, t in times)
+    return found
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,142 @@
+"""What this engine's kernels reached on a device, as curves. Owns: a calibration's shape, reading between points.
+
+`calibrate.py` measures it, `usual.py` makes times of it. Must not know: models, devices, how anything was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenmill.core.errors import ParameterError
+
+Points = tuple[tuple[float, float], ...]
+"""(where, how much), ascending."""
+
+
+def between(points: Points, at: float) -> float:
+    """Interpolated between the neighbours (both axes logarithmic); the first and last value beyond the ends."""
+    before = points[0]
+    for after in points:
+        if after[0] > at:
+            if after is points[0] or min(before[1], after[1]) <= 0:
+                return before[1]
+            share = math.log(at / before[0]) / math.log(after[0] / before[0])
+            return math.exp(math.log(before[1]) + share * math.log(after[1] / before[1]))
+        before = after
+    return before[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Seconds per weight of products with matrices of one format, by rows, when a step cycles through `set_bytes`."""
+
+    bytes_per_weight: float
+    points: Points
+    set_bytes: float = math.inf
+
+    def seconds(self, rows: float) -> float:
+        """Between the points; beyond the last one in proportion to rows."""
+        last, most = self.points[-1]
+        return most * rows / last if rows >= last else between(self.points, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """What a step of so many rows costs besides its arithmetic: once, per layer; and the least it ever takes."""
+
+    rows: float
+    step_s: float
+    layer_s: float
+    least_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Curves of one device. Rates are per second.
+
+    `decode`: (bytes of the set, K/V bytes per second); `prompts`: (new tokens of a sequence, operations per second).
+    `decoding`, `prompting`: steps of single tokens, and steps with prompts, by rows. `mixture_s`: per layer of experts
+    more than per other layer, by rows. `logit_s`: to choose from, per logit.
+    """
+
+    linear: tuple[Curve, ...]
+    experts: tuple[Curve, ...]
+    decode: Points
+    prompts: Points
+    decoding: tuple[Hosted, ...]
+    prompting: tuple[Hosted, ...]
+    mixture_s: Points = ((1.0, 0.0),)
+    logit_s: float = 0.0
+    process_bytes: int = 0
+
+    def product_s(self, bytes_per_weight: float, rows: float, set_bytes: float, *, experts: bool = False) -> float:
+        """Seconds per weight: the format nearest in size, corrected for the difference in bytes, by what is cycled."""
+        curves = self.experts if experts and self.experts else self.linear
+        nearest = min((c.bytes_per_weight for c in curves), key=lambda size: abs(math.log(size / bytes_per_weight)))
+        family = sorted((c for c in curves if c.bytes_per_weight == nearest), key=lambda c: c.set_bytes)
+        more = bytes_per_weight / nearest - 1.0
+        points = tuple((c.set_bytes, c.seconds(rows) + more * c.seconds(1)) for c in family)
+        return points[0][1] if len(points) == 1 else between(points, set_bytes)
+
+    def host(self, rows: float, *, prompts: bool) -> Hosted:
+        """Between the two measured row counts around this one; along the last slope beyond them."""
+        known = self.prompting if prompts and self.prompting else self.decoding
+        if len(known) == 1:
+            return known[0]
+        high = next((i for i, point in enumerate(known) if i and point.rows >= rows), len(known) - 1)
+        a, b = known[high - 1], known[high]
+        share = max(0.0, (rows - a.rows) / (b.rows - a.rows))
+        return Hosted(
+            rows,
+            max(0.0, a.step_s + share * (b.step_s - a.step_s)),
+            max(0.0, a.layer_s + share * (b.layer_s - a.layer_s)),
+            max(0.0, a.least_s + share * (b.least_s - a.least_s)),
+        )
+
+
+def read_calibration(found: Any) -> Calibration | None:
+    """What `calibrate` gave, or None where a file has none."""
+    if found is None:
+        return None
+    try:
+        attention, host = found["attention"], found["host"]
+        return Calibration(
+            linear=_curves(found["linear"]),
+            experts=_curves(found.get("experts", [])) if found.get("experts") else (),
+            decode=_points(attention["decode_gb_per_s"], 1e9),
+            prompts=_points(attention["prefill_tflops"], 1e12),
+            decoding=_hosted(host["decoding"]),
+            prompting=_hosted(host["prompting"]),
+            mixture_s=_points(host.get("mixture_ms") or [[1, 0.0]], 1e-3),
+            logit_s=1e-9 * float(host["logit_ns"]),
+            process_bytes=int(found.get("process_bytes", 0)),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise ParameterError(
+            f"The calibration is not what this version's `doctor --measure --json` prints ({error!r}): measure again."
+        ) from error
+
+
+def _curves(found: Sequence[Mapping[str, Any]]) -> tuple[Curve, ...]:
+    curves = [
+        Curve(float(f["bytes_per_weight"]), _points(f["ps_per_weight"], 1e-12), float(f["set_bytes"])) for f in found
+    ]
+    if not curves:
+        raise ValueError("no products")
+    return tuple(curves)
+
+
+def _points(found: Sequence[Sequence[float]], scale: float) -> Points:
+    points = tuple((float(at), scale * float(value)) for at, value in found)
+    if not points:
+        raise ValueError("no points")
+    return points
+
+
+def _hosted(found: Sequence[Mapping[str, float]]) -> tuple[Hosted, ...]:
+    return tuple(
+        Hosted(float(f["rows"]), 1e-3 * f["step_ms"], 1e-3 * f["layer_ms"], 1e-3 * f["least_ms"]) for f in found
+    )

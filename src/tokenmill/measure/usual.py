@@ -1,0 +1,59 @@
+"""How long a step usually takes. Owns: from what a step must do (roofline.py) and what was measured, to seconds.
+
+Without a calibration a step takes its floor at the assumed shares of the ceilings. Must not know: models, engines.
+"""
+
+from __future__ import annotations
+
+from tokenmill.measure.calibration import Calibration, between
+from tokenmill.measure.roofline import Cost, Floor, Speeds, floor
+
+_WEIGHTS, _KV = "memory bandwidth (weights)", "memory bandwidth (K/V)"
+
+
+def step_time(cost: Cost, speeds: Speeds) -> Floor:
+    """The usual time of this one step and what takes most of it; without a calibration the least time."""
+    return floor(cost, speeds) if speeds.calibration is None else _usual(cost, speeds, speeds.calibration)
+
+
+def _usual(cost: Cost, speeds: Speeds, known: Calibration) -> Floor:
+    """Every part at the speed that its kernels were measured to have."""
+    spent = {_WEIGHTS: 0.0, _KV: 0.0, "compute": 0.0}
+    _products(cost, known, spent)
+    _attention(cost, known, spent)
+    if cost.reductions:
+        wire = cost.reduced_bytes / speeds.link_bytes_per_s if speeds.link_bytes_per_s else 0.0
+        spent["sums over ranks"] = wire + cost.reductions * speeds.link_s
+    work = cost.work
+    host = known.host(work.rows, prompts=work.prompts > 0)
+    spent["launching a step"] = host.step_s + work.layers * host.layer_s + work.logits * known.logit_s
+    spent["launching a step"] += work.mixtures * between(known.mixture_s, work.rows)
+    least = max(0.0, host.least_s - sum(spent.values()))  # the host takes longer than the device
+    spent["launching a step"] += least
+    return Floor(sum(spent.values()), max(spent, key=lambda name: spent[name]))
+
+
+def _products(cost: Cost, known: Calibration, spent: dict[str, float]) -> None:
+    """Matrices, experts, head: those that take more than twice the time of a single row are limited by computing."""
+    cycled = cost.total_bytes
+    rows = {"matrices": cost.work.tokens, "experts": cost.work.rows_per_expert, "head": cost.work.lines}
+    for part, count in rows.items():
+        if not cost.flops[part] or not count:
+            continue
+        weights = cost.flops[part] / 2 / count
+        size, experts = cost.weight_bytes[part] / weights, part == "experts"
+        alone = known.product_s(size, 1, cycled, experts=experts)
+        each = known.product_s(size, count, cycled, experts=experts)
+        spent["compute" if each > 2 * alone else _WEIGHTS] += each * weights
+
+
+def _attention(cost: Cost, known: Calibration, spent: dict[str, float]) -> None:
+    """Single tokens read their contexts, prompts compute; a prefix that all share is read once, used by all."""
+    seen = cost.seen
+    spent[_KV] += seen.single_bytes / between(known.decode, cost.total_bytes)
+    spent["compute"] += seen.shared_flops / between(known.prompts, known.prompts[-1][0])
+    if not cost.work.prompts:
+        return
+    computed = seen.prompt_flops / between(known.prompts, cost.work.prompt_tokens / cost.work.prompts)
+    moved = seen.prompt_bytes / between(known.decode, cost.total_bytes)
+    spent["compute" if computed >= moved else _KV] += max(computed, moved)
