@@ -7,10 +7,13 @@ models, measured with the engine itself (calibrate_host.py), have it as in earne
 
 from __future__ import annotations
 
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +33,7 @@ from tokenmill.measure.shapes import ShapeCheckpoint
 from tokenmill.quant.detect import from_dense
 
 FORMATS = ("float32", "bfloat16", "fp8", "int8", "int4")
+_COMPUTE = "bfloat16"
 _BLOCK = 16
 _NOTHING = (64, 64)
 """Hidden and inner size of a layer whose arithmetic costs next to nothing."""
@@ -42,7 +46,7 @@ class Sizes:
     `layers`: (hidden, inner, bytes cycled through); small models have small layers, and stay in caches. `mixture`:
     experts, chosen, hidden, inner. `contexts`: (sequences, length). `prompts`: (sequences, new tokens). `heads`: of
     queries, of keys, and their size. calls: subtract what calling costs. round_s: work is repeated until a round takes
-    this long.
+    this long. hasty: once is enough.
     """
 
     layers: tuple[tuple[int, int, int], ...]
@@ -55,6 +59,7 @@ class Sizes:
     calls: bool = True
     rounds: int = 5
     round_s: float = 0.0
+    hasty: bool = False
 
 
 SIZES = {
@@ -96,21 +101,45 @@ def calibrated(device: str, dtypes: tuple[str, ...]) -> Device:
 def calibrate(device: str, dtypes: tuple[str, ...], *, mixture: bool = True) -> dict[str, Any]:
     """Plain JSON, as calibration.py reads it; types that this machine cannot multiply are left out."""
     kind = "cpu" if device == "cpu" else "gpu"
-    bench = Bench(device, kind, SIZES[kind], make_kernels(device))
-    with torch.inference_mode():
-        linear = [curve for dtype in dtypes if dtype in FORMATS for curve in bench.products(dtype)]
-        dtype = "bfloat16" if "bfloat16" in dtypes else "float32"
-        experts = [bench.experts(dtype)] if mixture else []
-        contexts = [bench.decoding(dtype, *size) for size in bench.sizes.contexts]
-        prompts = [bench.prompt(dtype, *size) for size in bench.sizes.prompts]
+    parts = [*(dtype for dtype in dtypes if dtype in FORMATS), *(["experts"] if mixture else []), "attention", "host"]
+    if kind == "gpu":
+        _compile(device, parts)
+    found = {part: measure_part(device, SIZES[kind], part, mixture=mixture) for part in parts}
     release(device)
     return {
-        "linear": linear,
-        "experts": experts,
-        "attention": {"decode_gb_per_s": sorted(contexts), "prefill_tflops": sorted(prompts)},
-        "host": host(device, mixture=mixture),
+        "linear": [curve for part in parts if part in FORMATS for curve in found[part]],
+        "experts": found.get("experts", []),
+        "attention": found["attention"],
+        "host": found["host"],
         "process_bytes": process_bytes() if device == "cpu" else 0,
     }
+
+
+def measure_part(device: str, sizes: Sizes, part: str, *, mixture: bool = True) -> Any:
+    """One part of the calibration: a format's products, experts, attention, or the host."""
+    if part == "host":
+        return host(device, mixture=mixture, hasty=sizes.hasty)
+    bench = Bench(device, "cpu" if device == "cpu" else "gpu", sizes, make_kernels(device))
+    with torch.inference_mode():
+        if part == "experts":
+            return [bench.experts(_COMPUTE)]
+        if part == "attention":
+            contexts = sorted(bench.decoding(_COMPUTE, *size) for size in sizes.contexts)
+            return {
+                "decode_gb_per_s": contexts,
+                "prefill_tflops": sorted(bench.prompt(_COMPUTE, *size) for size in sizes.prompts),
+            }
+        return list(bench.products(part))
+
+
+def _compile(device: str, parts: list[str]) -> None:
+    """Run every part once, in processes side by side: what they compile is then found on the disk."""
+    sizes = SIZES["gpu"]
+    hasty = replace(sizes, layers=tuple((h, i, 0) for h, i, _ in sizes.layers), rounds=1, round_s=0.0, hasty=True)
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(len(parts), mp_context=spawn) as pool:
+        for _ in pool.map(partial(measure_part, device, hasty), parts):
+            pass
 
 
 @dataclass(slots=True)
