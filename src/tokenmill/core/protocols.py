@@ -130,7 +130,9 @@ class Constraint(Protocol):
 
 
 class ConstraintCompiler(Protocol):
-    """Makes constraints from `structured_outputs`; what it cannot enforce is a UserError."""
+    """Makes constraints from `structured_outputs`; what it cannot enforce is a UserError. `bytes`: what it keeps."""
+
+    bytes: int
 
     def prepare(self, spec: Any, reasoning: ReasoningSpan | None = None) -> Future[None]:
         """Compile in the background, so that `constraint` will be quick; the future raises what is wrong."""

@@ -39,6 +39,7 @@ class Gauges:
         """Gauges and totals of now."""
         scheduler = self.engine.scheduler
         roster, c = scheduler.roster, scheduler.counters
+        compiler = self.engine.admission.compiler
         held = sum(pool.held for pool in scheduler.tables.pools)
         self._estimate(c.steps, c.prompt_tokens + c.output_tokens, held)
         now = time.monotonic()
@@ -55,14 +56,17 @@ class Gauges:
             output_tokens=c.output_tokens,
             preemptions=c.preemptions,
             failures=c.failures,
+            drafts=c.drafts,
             drafted=c.drafted,
             accepted=c.accepted,
+            accepted_at=list(c.accepted_at),
             steps=c.steps,
             flops=self.flops,
             read_bytes=self.read_bytes,
             written_bytes=self.written_bytes,
             kernel_calls=self.kernel_calls,
             fallback_calls=self.fallback_calls,
+            grammar_bytes=compiler.bytes if compiler is not None else 0,
             rss_bytes=self.rss_bytes,
             open_files=self.open_files,
         )

@@ -65,14 +65,17 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     output_tokens: int = 0
     preemptions: int = 0
     failures: int = 0
+    drafts: int = 0
     drafted: int = 0
     accepted: int = 0
+    accepted_at: list[int] = []
     steps: int = 0
     flops: float = 0.0
     read_bytes: float = 0.0
     written_bytes: float = 0.0
     kernel_calls: int = 0
     fallback_calls: int = 0
+    grammar_bytes: int = 0
     rss_bytes: int = 0
     open_files: int = 0
 

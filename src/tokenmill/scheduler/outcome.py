@@ -102,8 +102,7 @@ class Outcome:
     def _verified(self, seq: Sequence, tried: list[int], new: list[int]) -> None:
         accepted = len(new) - 1
         seq.computed -= len(tried) - accepted
-        self.counters.drafted += len(tried)
-        self.counters.accepted += accepted
+        self.counters.count_draft(len(tried), accepted)
         self.roster.drafter.observe(seq, len(tried), accepted)
 
     def _special(self, seq: Sequence, i: int, result: StepResult, deltas: list[TokenDelta]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tokenmill.core.protocols import Constraint, HostDrafter, SchedulePolicy
 from tokenmill.core.request import TokenDelta
@@ -42,9 +42,20 @@ class Counters:
     output_tokens: int = 0
     preemptions: int = 0
     failures: int = 0
+    drafts: int = 0
     drafted: int = 0
     accepted: int = 0
+    accepted_at: list[int] = field(default_factory=list)
     steps: int = 0
+
+    def count_draft(self, tried: int, accepted: int) -> None:
+        """A draft was verified. `accepted_at[i]`: drafts whose first i + 1 tokens were right."""
+        self.drafts += 1
+        self.drafted += tried
+        self.accepted += accepted
+        self.accepted_at += [0] * (tried - len(self.accepted_at))
+        for place in range(accepted):
+            self.accepted_at[place] += 1
 
 
 class Roster:

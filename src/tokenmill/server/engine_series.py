@@ -20,6 +20,7 @@ _GAUGES = {
     "vllm:num_requests_waiting": ("waiting", "Requests that wait for the batch."),
     "vllm:kv_cache_usage_perc": ("kv_usage", "Share of K/V blocks in use."),
     "tokenmill:kv_blocks": ("kv_blocks", "K/V blocks."),
+    "tokenmill:grammar_cache_bytes": ("grammar_bytes", "Memory of compiled grammars that are kept."),
     "tokenmill:engine_resident_memory_bytes": ("rss_bytes", "Memory of the engine's process."),
     "tokenmill:engine_open_fds": ("open_files", "Open files of the engine's process."),
 }
@@ -30,6 +31,7 @@ _COUNTERS = {
     "vllm:prefix_cache_hits": ("cached_tokens", "Prompt tokens found in the prefix cache."),
     "vllm:prompt_tokens_cached": ("cached_tokens", "Prompt tokens found in the prefix cache."),
     "vllm:prefix_cache_queries": ("looked_up", "Prompt tokens looked up in the prefix cache."),
+    "vllm:spec_decode_num_drafts": ("drafts", "Drafts that were verified."),
     "vllm:spec_decode_num_draft_tokens": ("drafted", "Draft tokens."),
     "vllm:spec_decode_num_accepted_tokens": ("accepted", "Draft tokens that were right."),
     "vllm:estimated_flops_per_gpu": ("flops", "Operations that the steps needed, estimated."),
@@ -89,10 +91,20 @@ class EngineSeries:
                 for part, field in parts.items():
                     made.add_metric([self.model, str(number), part], _value(stats, field))
             yield made
+        yield self._by_place(engines)
         yield self._cache_info(engines)
         yield from self._shares(engines)
         for name, value in self.backend.counters().items():
             yield GaugeMetricFamily(f"tokenmill:{name}", name.replace("_", " "), value)
+
+    def _by_place(self, engines: list[EngineStats]) -> Metric:
+        """How often drafts were right up to each of their places."""
+        name, labels = "vllm:spec_decode_num_accepted_tokens_per_pos", ["model_name", "engine", "position"]
+        made = CounterMetricFamily(name, "Draft tokens that were right, by their place.", labels=labels)
+        for number, stats in enumerate(engines):
+            for place, count in enumerate(stats.accepted_at):
+                made.add_metric([self.model, str(number), str(place)], count)
+        return made
 
     def _cache_info(self, engines: list[EngineStats]) -> Metric:
         info = GaugeMetricFamily(

@@ -24,8 +24,9 @@ from tokenmill.core.errors import UserError
 from tokenmill.server.app import make_app, make_context
 from tokenmill.server.backend import ModelInfo
 from tokenmill.server.context import Context
-from tokenmill.server.engines.fleet import Fleet, FleetOptions
+from tokenmill.server.engines.fleet import Fleet
 from tokenmill.server.engines.links import Build, Link, ProcessLink, ThreadLink
+from tokenmill.server.engines.state import FleetOptions
 from tokenmill.server.guard import Guard
 from tokenmill.server.protocol import make_protocol
 

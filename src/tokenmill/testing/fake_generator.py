@@ -19,7 +19,8 @@ from tokenmill.core.request import Request, TokenDelta
 from tokenmill.core.step import RowLogprobs
 from tokenmill.engine.wire import Abort, Add, Command, News, Ready, Report
 from tokenmill.server.backend import EngineStats
-from tokenmill.server.engines.fleet import Fleet, FleetOptions
+from tokenmill.server.engines.fleet import Fleet
+from tokenmill.server.engines.state import FleetOptions
 from tokenmill.text.codec import Tokenizer, TokenizerSettings
 
 TEMPLATE = (

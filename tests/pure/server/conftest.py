@@ -13,7 +13,7 @@ import pytest
 from tokenmill.core.config import make_server_config
 from tokenmill.server.app import make_app, make_context
 from tokenmill.server.context import Context
-from tokenmill.server.engines.fleet import FleetOptions
+from tokenmill.server.engines.state import FleetOptions
 from tokenmill.testing.fake_generator import FakeFleet, FakeOptions, fake_fleet
 
 

@@ -10,8 +10,8 @@ from tests.pure.server.conftest import Starter, kill, until
 from tests.pure.server.test_server_chat import events
 from tokenmill.core.request import SamplingParams
 from tokenmill.engine.prompts import make_request
-from tokenmill.server.engines.fleet import FleetOptions
 from tokenmill.server.engines.route import STRIDE, Router
+from tokenmill.server.engines.state import FleetOptions
 from tokenmill.testing.fake_generator import FakeOptions, fake_fleet
 
 PATH = "/v1/completions"

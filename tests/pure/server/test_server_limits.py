@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.pure.server.conftest import Starter, until
-from tokenmill.server.engines.fleet import FleetOptions
+from tokenmill.server.engines.state import FleetOptions
 from tokenmill.server.errors import HttpError
 from tokenmill.server.gate import Gate, GateLimits
 from tokenmill.testing.fake_generator import FakeOptions

@@ -9,7 +9,7 @@ import pytest
 
 from tests.pure.server.conftest import Starter
 from tests.pure.server.test_server_chat import events
-from tokenmill.server.engines.fleet import FleetOptions
+from tokenmill.server.engines.state import FleetOptions
 from tokenmill.testing.fake_generator import FakeOptions
 
 PATH = "/v1/completions"

@@ -11,7 +11,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -23,6 +22,7 @@ from tokenmill.engine.wire import Abort, Add, Failed, News, Ready, Report
 from tokenmill.server.backend import MAX_CHUNKS, UNAVAILABLE, DeltaStream, EngineStats, ModelInfo, Timeline
 from tokenmill.server.engines.links import Link
 from tokenmill.server.engines.route import Router
+from tokenmill.server.engines.state import Engine, FleetOptions, Open
 from tokenmill.server.engines.turns import Turns
 from tokenmill.text.codec import Tokenizer
 
@@ -32,60 +32,6 @@ MakeLink = Callable[[int, int], Link]
 
 MAX_BACKLOG = 16_384
 """Deltas that may wait for a slow reader."""
-
-_TOTALS = (
-    *("prompt_tokens", "cached_tokens", "output_tokens", "preemptions", "failures", "drafted", "accepted", "steps"),
-    *("flops", "read_bytes", "written_bytes", "kernel_calls", "fallback_calls"),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class FleetOptions:
-    """When an engine counts as hung, and how often it may die. `fair`: several keys take turns."""
-
-    engines: int = 1
-    watchdog_s: float = 120.0
-    max_restarts_per_minute: int = 5
-    max_deaths_per_request: int = 2
-    fair: bool = False
-
-
-@dataclass(slots=True)
-class Open:
-    """A request that has outputs to come, with what it has said so far."""
-
-    request: Request
-    pooling: str | None
-    stream: DeltaStream
-    timeline: Timeline
-    engine: int = -1
-    emitted: list[list[int]] = field(default_factory=list)
-    ended: set[int] = field(default_factory=set)
-    prompt_rows: int = 0
-    skip_rows: int = 0
-    deaths: int = 0
-    sent: bool = False
-    ack: asyncio.Future[None] | None = None
-
-    @property
-    def num_outputs(self) -> int:
-        """Outputs that end one by one."""
-        return len(self.emitted)
-
-
-@dataclass(slots=True)
-class Engine:
-    """What the server knows of one engine."""
-
-    number: int
-    life: int = 0
-    link: Link | None = None
-    ready: bool = False
-    requests: set[str] = field(default_factory=set)
-    heard: float = 0.0
-    stats: EngineStats = field(default_factory=EngineStats)
-    before: EngineStats = field(default_factory=EngineStats)
-    """Totals of earlier lives."""
 
 
 class Fleet:
@@ -229,7 +175,7 @@ class Fleet:
         return None
 
     def stats(self) -> list[EngineStats]:
-        found = [self._sum(engine) for engine in self.engines]
+        found = [engine.totals() for engine in self.engines]
         found[0].waiting += self.turns.num_waiting
         return found
 
@@ -411,29 +357,13 @@ class Fleet:
         entry.engine = rank
         self.engines[entry.engine].requests.add(request.id)
         if entry.deaths:
-            request = self._replayed(entry)
+            request = entry.replayed()
         self._tell(entry, Add(request, entry.pooling, ack=entry.ack is not None))
 
     def _tell(self, entry: Open, command: Add | Abort) -> None:
         link = self.engines[entry.engine].link if entry.engine >= 0 else None
         if link is not None:
             link.send(command)
-
-    def _replayed(self, entry: Open) -> Request:
-        """The request as an engine must see it that knows nothing of what has been said."""
-        request = entry.request
-        entry.skip_rows = entry.prompt_rows
-        if not any(entry.emitted):
-            return request
-        params = request.params
-        if params.prompt_logprobs is not None:  # complete once a token has been said
-            params = msgspec.structs.replace(params, prompt_logprobs=None)
-        return msgspec.structs.replace(
-            request,
-            params=params,
-            emitted=[list(tokens) for tokens in entry.emitted],
-            ended=sorted(entry.ended),
-        )
 
     # ------------------------------------------------------------ death
 
@@ -448,7 +378,7 @@ class Fleet:
         self.deaths.append(now)
         while self.deaths and now - self.deaths[0] > 60.0:
             self.deaths.popleft()
-        engine.before, engine.stats = self._sum(engine), EngineStats()
+        engine.before, engine.stats = engine.totals(), EngineStats()
         engine.ready, engine.link = False, None
         self.router.forget(engine.number)
         orphans = [self.open_requests[i] for i in engine.requests if i in self.open_requests]
@@ -478,8 +408,14 @@ class Fleet:
     async def _watch(self) -> None:
         """Kill engines that stopped talking; their death does the rest."""
         limit = self.options.watchdog_s
+        period = min(1.0, limit / 4)
         while True:
-            await asyncio.sleep(min(1.0, limit / 4))
+            began = time.monotonic()
+            await asyncio.sleep(period)
+            late = time.monotonic() - began - period
+            if late > period:  # this process stood still itself, so nobody could be heard
+                for engine in self.engines:
+                    engine.heard += late
             silent = [e for e in self.engines if self._silent(e)]
             if silent:
                 await asyncio.sleep(0.05)  # it may be us who were late to listen
@@ -493,7 +429,3 @@ class Fleet:
 
     def _silent(self, engine: Engine) -> bool:
         return engine.ready and time.monotonic() - engine.heard > self.options.watchdog_s
-
-    def _sum(self, engine: Engine) -> EngineStats:
-        totals = {n: getattr(engine.stats, n) + getattr(engine.before, n) for n in _TOTALS}
-        return msgspec.structs.replace(engine.stats, **totals)
