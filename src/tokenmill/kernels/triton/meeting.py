@@ -1,4 +1,5 @@
-"""Programs of one launch that wait for each other. Owns: arriving, and meeting.
+"""Programs of one launch that wait for each other. Owns: arriving, meeting, and reading what
+others have left.
 
 All of them must be on the chip at once: a launch has no more than fit, and starts no earlier than the whole launch
 before it. The counter only grows, and may overflow: a power of two of programs divides what it can hold. Not for the
@@ -12,13 +13,6 @@ import triton.language as tl
 
 
 @triton.jit
-def _look(count_ptr):
-    return tl.inline_asm_elementwise(
-        "ld.acquire.gpu.global.u32 $0, [$1];", "=r,l", [count_ptr], dtype=tl.int32, is_pure=False, pack=1
-    )
-
-
-@triton.jit
 def arrive(count_ptr, PROGRAMS: tl.constexpr):
     """What this program has stored may be read after the meeting -> the count at which all have come."""
     tl.debug_barrier()
@@ -28,6 +22,15 @@ def arrive(count_ptr, PROGRAMS: tl.constexpr):
 @triton.jit
 def meet(count_ptr, goal):
     """Wait for all. What they stored must be read past the first cache (".cg")."""
-    now = _look(count_ptr)
-    while now - goal < 0:
-        now = _look(count_ptr)
+    # One thread looks: thousands would keep those from arriving who are waited for.
+    while tl.atomic_add(count_ptr, 0, sem="acquire") - goal < 0:
+        pass
+
+
+@triton.jit
+def read_once(rows, mask, TIMES: tl.constexpr):
+    """What others left in [BE] places (-inf where masked), read by TIMES as many threads as places: fewer than there
+    are threads, and the compiler lets each read all of them, thousands of times the same lines."""
+    again = tl.arange(0, TIMES)[:, None] * 0
+    found = tl.load(rows[None, :] + again, mask=mask[None, :] & (again == 0), other=float("-inf"), cache_modifier=".cg")
+    return tl.max(found, axis=0)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tokenmill.core.forward import ForwardContext, Mixture, NormSpec
 from tokenmill.core.protocols import Weight
-from tokenmill.kernels.triton.common import copy_engine
+from tokenmill.kernels.triton.common import INTERPRETED, copy_engine
 from tokenmill.kernels.triton.experts import combine, one_down, one_up
 from tokenmill.kernels.triton.grouped import STEADY, grouped, looks, pairs_per_tile
 from tokenmill.kernels.triton.narrow_grouped import NarrowStack, can_stack, narrow_grouped
@@ -49,7 +49,7 @@ class StackedMixture:
         self.router = (router[1]["table"], router[1]["bias"]) if router is not None and plain else None
         self.cut = None
         if self.router is not None and isinstance(ups, Stack) and isinstance(downs, Stack):
-            self.cut = cut_for(ups.table, downs.table, mixture.route.top_k)
+            self.cut = cut_for(ups.table, downs.table, mixture.route.top_k) if INTERPRETED else None
         self.meetings = torch.zeros(1, dtype=torch.int32, device=self._stacked(ups).device)
 
     def __call__(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tokenmill.core.forward import NormSpec, RouteSpec
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts, begin, gated_act, plain_act, pow2, prefetch, wait
-from tokenmill.kernels.triton.meeting import arrive, meet
+from tokenmill.kernels.triton.meeting import arrive, meet, read_once
 from tokenmill.kernels.triton.route import NEAR_NEXT, _choose, _rank, bring, constants
 
 ROUTER, UP, DOWN, ALL = 0, 1, 2, 3
@@ -54,11 +54,11 @@ def _normed(x_ptr, norm_ptr, k, eps, H: tl.constexpr, NORM: tl.constexpr, OFFSET
 def _chosen(
     logit_ptr, bias_ptr, scale, E: tl.constexpr, BE: tl.constexpr, TOP: tl.constexpr, BT: tl.constexpr,
     ORDER: tl.constexpr, NORMALISE: tl.constexpr, BIAS: tl.constexpr,
-    GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, SUM2: tl.constexpr, BG: tl.constexpr,
+    GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, SUM2: tl.constexpr, BG: tl.constexpr, TIMES: tl.constexpr,
 ):  # fmt: skip
     """ids [BT] and gates [BT], best first; those beyond TOP mean nothing."""
     e = tl.arange(0, BE)
-    logits = tl.load(logit_ptr + e, mask=e < E, other=float("-inf"), cache_modifier=".cg")
+    logits = read_once(logit_ptr + e, e < E, TIMES)
     if GROUPS == 1 and BE <= 128:
         place, every = _rank(logits, scale, E, BE, TOP, ORDER, NORMALISE, bias_ptr, BIAS)
         here = place[None, :] == tl.arange(0, BT)[:, None]
@@ -154,7 +154,7 @@ def _whole_kernel(
     UP_BIAS: tl.constexpr, DOWN_BIAS: tl.constexpr, RESIDUAL: tl.constexpr, NEAR: tl.constexpr,
     E: tl.constexpr, BE: tl.constexpr, TOP: tl.constexpr, BT: tl.constexpr, ORDER: tl.constexpr,
     NORMALISE: tl.constexpr, BIAS: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, SUM2: tl.constexpr,
-    BG: tl.constexpr, PHASE: tl.constexpr, PDL: tl.constexpr,
+    BG: tl.constexpr, TIMES: tl.constexpr, PHASE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     program = tl.program_id(0)
@@ -177,7 +177,7 @@ def _whole_kernel(
         meet(count_ptr, goal)
     if PHASE != 0:
         ids, gates = _chosen(logit_ptr, bias_ptr, scale, E, BE, TOP, BT, ORDER, NORMALISE, BIAS,
-                             GROUPS, TOP_GROUPS, SUM2, BG)  # fmt: skip
+                             GROUPS, TOP_GROUPS, SUM2, BG, TIMES)  # fmt: skip
         n = program * BC + tl.arange(0, BC)
         PIECES: tl.constexpr = (N + BI - 1) // BI
         COUNT: tl.constexpr = TOP * PIECES
@@ -284,7 +284,8 @@ def whole(
             BC=pow2(triton.cdiv(hidden, cut.programs)), BI=cut.piece, EARLY=min(cut.early, pieces),
             PROGRAMS=cut.programs, ACT=kind, GATED=gated, ADD=router[1] is not None, NORM=norm is not None,
             OFFSET=0.0 if norm is None else norm.offset, UP_BIAS=up_bias is not None, DOWN_BIAS=down_bias is not None,
-            RESIDUAL=residual is not None, NEAR=lines > 0, **constants(spec), PHASE=phase, PDL=pdl,
+            RESIDUAL=residual is not None, NEAR=lines > 0, **constants(spec),
+            TIMES=max(1, 32 * cut.warps // pow2(spec.experts)), PHASE=phase, PDL=pdl,
             num_warps=cut.warps, maxnreg=128, launch_pdl=pdl,
         )  # fmt: skip
     return out
