@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tokenmill.structured.vocabulary import Vocabulary
 
@@ -62,6 +62,7 @@ def train(size: int, folders: list[Path], characters: int) -> Tokenizer:
     split = pre_tokenizers.Split(Regex(WORDS), "isolated")
     bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, bytewise])  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(texts(), trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet))
     return tokenizer

@@ -119,10 +119,12 @@ class Scheduler:
                 and known < seq.group.max_len
                 and plain
                 and seq.group.spawned
-                and not (seq.fresh or seq.leaving or seq.needs_host or seq.appended or seq.constraint)
+                and not (seq.fresh or seq.leaving or seq.needs_host or seq.appended)
                 and not seq.group.sampling.has_processors
                 and (not seq.inflight or self.limits.chains)
             ):  # the common case, spelled out: one more token of a row that the devices know, in a block it has
+                if seq.constraint is not None:
+                    plan.late.append(seq.row)
                 rows.append(seq.row)
                 counts.append(1)
                 samples.append(True)

@@ -21,6 +21,8 @@ from tokenmill.structured.thinking import ThinkingBudget
 
 FEWEST = 3
 """Fewer masks than this are sooner made one after the other than handed to threads."""
+SMALL = 24_000
+"""Masks of fewer tokens take a few microseconds: waking threads takes longer."""
 MOST_THREADS = 16
 
 
@@ -34,7 +36,7 @@ class MaskPool:
     def fill(self, constraints: Sequence[Constraint]) -> None:
         """Work out the next masks of these constraints together; their `mask` finds them."""
         wanted = [g for c in constraints if (g := _grammar(c)) is not None and _wants(g)]
-        if len(wanted) < FEWEST:
+        if len(wanted) < FEWEST or wanted[0].vocabulary.size < SMALL:
             return
         size = -(-wanted[0].vocabulary.trie.vocab_size // 32) * 4
         buffer = bytearray(size * len(wanted))
