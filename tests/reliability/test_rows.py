@@ -172,7 +172,7 @@ def test_row_25_soak_with_faults(launch: Launch, seconds: float) -> None:
     kinds = [{"temperature": 0.0}, {"temperature": 1.0}]
 
     async def main() -> dict[str, Any]:
-        timeout = aiohttp.ClientTimeout(120)
+        timeout = aiohttp.ClientTimeout(600)
         tally, mismatches, kills, sent = Tally(), 0, 0, 0
         samples: list[tuple[float, int]] = []
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:

@@ -18,6 +18,8 @@ from tokenmill.text.codec import Tokenizer
 
 T = TypeVar("T")
 THREADS = 4
+SLICES = 8
+"""Parts of the budget: a process that stands still for a while itself (stopped, swapped out) loses one of them."""
 
 
 class TextWorkers:
@@ -42,12 +44,15 @@ class TextWorkers:
 
         future = asyncio.get_running_loop().run_in_executor(self.threads, timed)
         try:
-            async with asyncio.timeout(self.budget_s):  # not wait_for: in 3.11 that can swallow a cancellation
-                return await future
-        except TimeoutError:
-            if not begun or time.process_time() - begun[0] < self.budget_s / 2:
-                raise BusyError("The server is too busy to read the prompt now; try again.") from None
-            raise UserError(f"The prompt could not be read within {self.budget_s:g} s; shorten it.") from None
+            for _ in range(SLICES):
+                await asyncio.wait((future,), timeout=self.budget_s / SLICES)
+                if future.done():
+                    return future.result()
+        finally:
+            future.cancel()
+        if not begun or time.process_time() - begun[0] < self.budget_s / 2:
+            raise BusyError("The server is too busy to read the prompt now; try again.")
+        raise UserError(f"The prompt could not be read within {self.budget_s:g} s; shorten it.")
 
     async def read(self, prompt: str | list[int], *, add_special_tokens: bool = True) -> tuple[str | None, list[int]]:
         """(text, ids) of a prompt given as text or ids."""
