@@ -186,17 +186,18 @@ def _show_ablation(result: dict[str, Any]) -> None:
 
     table = Table(title=f"{result['model']} on {result['device_name']}, {result['workload']}")
     table.add_column("without")
-    for head in ("output tok/s", "TTFT p50 ms", "TPOT p50 ms", "ITL p99 ms", "worth"):
+    for head in ("output tok/s", "TTFT p50 ms", "TPOT p50 ms", "ITL p99 ms", "worth: tok/s, TTFT, ITL"):
         table.add_column(head, justify="right")
     figures = tuple(result[name][of] for name, of in (("ttft_ms", "p50"), ("tpot_ms", "p50"), ("itl_ms", "p99")))
     figures = (result["output_tokens_per_s"], *figures)
     table.add_row("(nothing: all on)", *(_number(value) for value in figures), "")
     for row in result["options"]:
         if row["error"] is not None:
-            table.add_row(row["name"], "-", "-", "-", "-", row["error"])
+            table.add_row(row["name"], "-", "-", "-", "-", row["error"][:60])
             continue
         figures = (row["output_tokens_per_s"], row["ttft_ms"], row["tpot_ms"], row["itl_p99_ms"])
-        table.add_row(row["name"], *(_number(value) for value in figures), f"{row['worth']:.2f}x")
+        worths = " / ".join(_number(row[name], "{:.2f}") for name in ("worth", "worth_ttft", "worth_itl_p99"))
+        table.add_row(row["name"], *(_number(value) for value in figures), worths)
     Console().print(table)
 
 

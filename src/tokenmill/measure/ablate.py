@@ -16,6 +16,10 @@ from tokenmill.measure.throughput import Progress, measure
 from tokenmill.measure.workloads import Workload
 
 
+ENOUGH_S = 5.0
+"""A set of options that has run for so long is not run again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Switch:
     """One optimisation: its name, and the options that switch it off."""
@@ -75,12 +79,12 @@ def ablate(
         known = ", ".join(switch.name for switch in switches(config))
         raise ParameterError(f"--only {', '.join(sorted(unknown))}: what can be switched off here is {known}.")
     every = [workload] * repeat
-    whole = measure(options, every, progress=progress)
+    whole = measure(options, every, progress=progress, enough_s=ENOUGH_S)
     rows = []
     for switch in chosen:
         row: dict[str, Any] = {"name": switch.name, "off": switch.off, "worth": None, "error": None}
         try:
-            without = measure({**options, **switch.off}, every, progress=progress, roofline=False)
+            without = measure({**options, **switch.off}, every, progress=progress, roofline=False, enough_s=ENOUGH_S)
         except UserError as error:
             row["error"] = str(error)
         else:
@@ -90,6 +94,13 @@ def ablate(
                 "tpot_ms": without["tpot_ms"]["p50"],
                 "itl_p99_ms": without["itl_ms"]["p99"],
                 "worth": round(whole["output_tokens_per_s"] / without["output_tokens_per_s"], 4),
+                "worth_ttft": _ratio(without["ttft_ms"]["p50"], whole["ttft_ms"]["p50"]),
+                "worth_itl_p99": _ratio(without["itl_ms"]["p99"], whole["itl_ms"]["p99"]),
             }
         rows.append(row)
     return {**whole, "bench": "ablate", "options": rows, "engine_options": whole["options"]}
+
+
+def _ratio(without: float | None, whole: float | None) -> float | None:
+    """How many times as long it takes without; None where nothing was measured."""
+    return round(without / whole, 4) if without and whole else None

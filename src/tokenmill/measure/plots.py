@@ -100,12 +100,23 @@ def _plan(result: dict[str, Any]) -> Any:
 
 
 def _ablate(result: dict[str, Any]) -> Any:
-    """What each option is worth: throughput with it over throughput without."""
+    """What each option is worth: throughput with it over throughput without, and latencies without it over with it."""
     rows = [row for row in result["options"] if row["worth"] is not None]
-    figure = _figures()(figsize=(8, 1.2 + 0.5 * len(rows)))
-    axes = figure.subplots()
-    axes.barh([row["name"] for row in rows], [row["worth"] for row in rows])
-    axes.axvline(1.0, color="black", linewidth=0.8)
-    axes.set(xlabel="output tokens/s with it / without it", title=str(result["workload"]))
-    axes.invert_yaxis()
+    kinds = {"worth": "output tokens/s", "worth_ttft": "TTFT p50", "worth_itl_p99": "ITL p99"}
+    kinds = {kind: head for kind, head in kinds.items() if any(row.get(kind) for row in rows)}
+    figure = _figures()(figsize=(3 + 3.2 * len(kinds), 1.6 + 0.4 * len(rows)))
+    names = [row["name"] for row in rows]
+    every = figure.subplots(1, max(1, len(kinds)), sharey=True, squeeze=False)[0]
+    for axes, (kind, head) in zip(every, kinds.items(), strict=False):
+        values = [row.get(kind) or 1.0 for row in rows]
+        axes.barh(names, [value - 1.0 for value in values], left=1.0, color=["C0" if v >= 1 else "C3" for v in values])
+        axes.axvline(1.0, color="black", linewidth=0.8)
+        for i, value in enumerate(values):
+            axes.annotate(f"{value:.2f}", (max(value, 1.0), i), xytext=(3, 0), textcoords="offset points", va="center")
+        if values and max(values) > 5:
+            axes.set_xscale("log")
+        axes.margins(x=0.18)
+        axes.set(title=head, xlabel="times better with it")
+    every[0].invert_yaxis()
+    figure.suptitle(f"{result.get('model', '')} on {result.get('device_name', '')}, {result['workload']}", fontsize=10)
     return figure

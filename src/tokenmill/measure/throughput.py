@@ -7,6 +7,7 @@ ignored: every request gives exactly the tokens that it asks for. Start-up and w
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -70,10 +71,12 @@ def measure(
     detokenize: bool = True,
     progress: Progress | None = None,
     roofline: bool = True,
+    enough_s: float = math.inf,
 ) -> dict[str, Any]:
     """Run each workload on one engine made from `options` (keywords of LLM); -> the result, best run on top.
 
-    roofline: compare with what the hardware could do, which on a CPU is measured after the run.
+    roofline: compare with what the hardware could do, which on a CPU is measured after the run. enough_s: no further
+    run begins once the runs have taken so long.
     """
     progress = progress or Silent()
     progress.start("loading", 1)
@@ -97,6 +100,8 @@ def measure(
             started = time.perf_counter()
             runs.append({"workload": workload.name, **_run(llm, jobs, detokenize, progress)})
             steps.append([(when - started, plan) for when, plan in recorder.plans])
+            if sum(run["seconds"] for run in runs) > enough_s:
+                break
         notes: list[str] = []
         memory = _peak_memory(llm, notes)  # before the ceilings: to measure them takes memory too
         if roofline:
