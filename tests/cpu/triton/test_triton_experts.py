@@ -16,7 +16,7 @@ from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
 from tokenmill.kernels.triton.mixture import stack  # noqa: E402
 from tokenmill.kernels.triton.route import pick, route  # noqa: E402
 from tokenmill.kernels.triton.several import pick_several  # noqa: E402
-from tokenmill.kernels.triton.sorting import sort_pairs  # noqa: E402
+from tokenmill.kernels.triton.sorting import new_tally, sort_pairs, sort_tallied  # noqa: E402
 from tokenmill.kernels.triton.whole import Cut, whole  # noqa: E402
 from tokenmill.quant.dense import DenseWeight  # noqa: E402
 
@@ -96,6 +96,26 @@ def test_pairs_are_sorted_by_expert(tokens, per_tile, skewed):
         covered += range(first, last)
     assert covered == list(range(len(wanted)))
     assert not scratch.counters(ids.device).any()
+
+
+@pytest.mark.parametrize(("tokens", "per_tile"), [(47, 4), (150, 16)])
+def test_pairs_are_counted_when_they_are_routed(tokens, per_tile):
+    spec = ROUTES["softmax"]
+    counts = torch.zeros((spec.experts + 1) * 8, dtype=torch.int32)
+    for _ in range(2):
+        tally = new_tally(counts, tokens * spec.top_k)
+        logits = torch.randn(tokens, spec.experts) + torch.linspace(-3, 3, spec.experts)
+        ids, _ = route(logits, spec, pdl=False, dtype=torch.int32, tally=tally)
+        found = sort_tallied(ids, tally, spec.experts, per_tile, pdl=False)
+        flat, order = ids.flatten(), found.order.tolist()
+        assert sorted(order) == list(range(len(flat)))
+        assert flat[found.order.long()].tolist() == sorted(flat.tolist())
+        covered = []
+        for expert, first, last in found.tiles.tolist():
+            assert last - first <= per_tile and all(int(flat[p]) == expert for p in order[first:last])
+            covered += range(first, last)
+        assert covered == list(range(len(flat)))
+        assert not counts.any(), "ready for the next"
 
 
 def exact_experts(x, ups, downs, ids, gates, act):

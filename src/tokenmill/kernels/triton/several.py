@@ -94,6 +94,19 @@ def _several_kernel(
                 tl.store(gate_ptr + token * TOP + t, chosen, mask=t < TOP)
 
 
+def splits(x: Tensor, weight: Tensor) -> bool:
+    """Does a program's part of this router fit its registers?"""
+    if INTERPRETED:
+        return True
+    wide = max(x.element_size(), weight.element_size())
+    return x.shape[0] > 1 and pow2(weight.shape[0]) * _columns(x.shape[1]) * wide <= 1 << 15 and x.shape[1] <= 8192
+
+
+def _columns(inner: int) -> int:
+    """Columns of one program."""
+    return max(16, pow2(triton.cdiv(inner, 4 if INTERPRETED else 32 if inner <= 2048 else 128)))
+
+
 def pick_several(
     x: Tensor, weight: Tensor, add: Tensor | None, norm: NormSpec | None, spec: RouteSpec, *,
     scratch: Scratch, count: Tensor, pdl: bool, near: Tensor | None = None, config: tuple[int, int] | None = None,
@@ -103,7 +116,7 @@ def pick_several(
     count: an int32 zero at first, this kernel's only, for one config. near: weights whose beginning is needed soon.
     config (programs, warps): programs a power of two."""
     tokens, inner = x.shape
-    split, warps = config or (4 if INTERPRETED else 32, 4)
+    split, warps = config or (pow2(triton.cdiv(inner, _columns(inner))), 4)
     ids = torch.empty((tokens, spec.top_k), dtype=torch.int32, device=x.device)
     gates = torch.empty((tokens, spec.top_k), dtype=torch.float32, device=x.device)
     h = x if norm is None else torch.empty_like(x)
