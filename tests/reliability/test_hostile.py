@@ -16,10 +16,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tokenmill.checkpoint.safetensors import parse_header
 
 from tests.cpu.server.conftest import Running
 from tests.reliability.test_rows import SMALL_POOL, percentile, rss
+from tokenmill.checkpoint.safetensors import parse_header
 from tokenmill.core.errors import ModelError
 from tokenmill.demo import demo_dir
 from tokenmill.text.tokenizer import load_tokenizer
