@@ -94,6 +94,10 @@ class Metrics:
             "http_request_size_bytes", "Bodies.", ["handler"], buckets=BODY, registry=self.registry
         )
         self.rejected = Counter("tokenmill:rejected", "Refused requests.", ["reason"], registry=self.registry)
+        names = ["model_name", "mode", "outcome", "request_type"]
+        self.calls = Counter(
+            "vllm:tool_call_parser_invocations", "Outputs read for tool calls.", names, registry=self.registry
+        )
         self.load = Gauge("tokenmill:open_http_requests", "HTTP requests being served.", registry=self.registry)
         self.registry.register(EngineSeries(backend, model))
         ProcessCollector(registry=self.registry)
@@ -114,6 +118,11 @@ class Metrics:
     def reject(self, reason: str) -> None:
         """A request was refused before any work."""
         self.rejected.labels(reason).inc()
+
+    def read_calls(self, kind: str, *, found: bool, streamed: bool) -> None:
+        """An output of a request with tools is whole; vLLM counts streamed ones once per delta, this once."""
+        mode, outcome = "streaming" if streamed else "non_streaming", "tool_call" if found else "no_tool_call"
+        self.calls.labels(self.labels["model_name"], mode, outcome, kind).inc()
 
     def saw_step(self, tokens: int) -> None:
         """A step computed this many tokens."""

@@ -32,7 +32,9 @@ class Heard:
 
 async def open_translated(context: Context, fields: dict[str, Any], job: Job, base: str) -> Chat:
     """A chat from fields of OpenAI's request; those that are None count as absent."""
-    return await open_chat(context, translated(ChatRequest, fields), {}, job, base)
+    chat = await open_chat(context, translated(ChatRequest, fields), {}, job, base)
+    chat.kind = "other"
+    return chat
 
 
 async def count_translated(context: Context, fields: dict[str, Any]) -> int:
@@ -56,7 +58,7 @@ async def listen(chat: Chat) -> AsyncIterator[Heard]:
             heard.token_ids += delta.token_ids
             heard.logprobs += delta.logprobs or ()
             if ended:
-                heard.finish_reason = chat.turn.finish_reason(delta.finish_reason, parser.count if parser else 0)
+                heard.finish_reason = chat.ended(delta.finish_reason, parser.count if parser else 0)
                 heard.stop_reason = delta.stop_reason
         yield heard
 

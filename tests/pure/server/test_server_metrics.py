@@ -10,6 +10,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.pure.server.conftest import Starter
+from tokenmill.server.backend import EngineStats
 from tokenmill.testing.fake_generator import FakeOptions
 
 DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana.json"
@@ -37,7 +38,7 @@ COUNTERS = (
     *("prefix_cache_queries_total", "prefix_cache_hits_total", "prompt_tokens_cached_total"),
     *("prompt_tokens_by_source_total", "external_prefix_cache_queries_total", "external_prefix_cache_hits_total"),
     *("mm_cache_queries_total", "mm_cache_hits_total", "corrupted_requests_total", "engine_sleep_state"),
-    *("spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total"),
+    *("spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total", "spec_decode_num_drafts_total"),
     *("estimated_flops_per_gpu_total", "estimated_read_bytes_per_gpu_total", "estimated_write_bytes_per_gpu_total"),
 )
 """What vLLM's shipped dashboards, and boards that people have made, ask for."""
@@ -67,6 +68,34 @@ async def test_vllms_dashboards_find_their_series_under_load(start: Starter) -> 
     assert _value(text, "http_requests_total") > 12 and _value(text, "http_request_size_bytes_count") > 12
     edges = re.findall(r'time_to_first_token_seconds_bucket{engine="0",le="([^"]+)"', text)
     assert len(edges) == 23 and edges[0] == "0.001" and edges[-2] == "2560.0"
+
+
+async def test_drafts_count_by_place_over_all_lives(start: Starter) -> None:
+    engine = (await start()).fake.fleet.engines[0]
+    engine.before = EngineStats(drafts=2, drafted=6, accepted=3, accepted_at=[2, 1, 0])
+    engine.stats = EngineStats(drafts=1, drafted=4, accepted=4, accepted_at=[1, 1, 1, 1])
+    total = engine.totals()
+    assert (total.drafts, total.accepted, total.accepted_at) == (3, 7, [3, 2, 1, 1])
+
+
+async def test_calls_count_once_per_output(start: Starter) -> None:
+    call = '<tool_call>\n{"name": "look", "arguments": {"at": "sky"}}\n</tool_call>'
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    served = await start(FakeOptions(script=call), tool_call_parser="hermes")
+    body = {"messages": [{"role": "user", "content": "a"}], "tools": tools, "max_tokens": 200}
+    for more in ({"n": 2}, {"stream": True}, {"max_tokens": 3}, {"tools": None}):
+        await served.post("/v1/chat/completions", {**body, **more})
+    await served.post("/v1/responses", {"input": "a", "tools": [{"type": "function", **tools[0]["function"]}]})
+    found = re.findall(
+        r"^vllm:tool_call_parser_invocations_total{(.*)} (.*)$", (await served.client.get("/metrics")).text, re.M
+    )
+    labels = [(re.findall(r'(mode|outcome|request_type)="(.*?)"', text), float(count)) for text, count in found]
+    assert {(*(value for _, value in pairs), count) for pairs, count in labels} == {
+        ("non_streaming", "tool_call", "chat_completions", 2.0),
+        ("streaming", "tool_call", "chat_completions", 1.0),
+        ("non_streaming", "no_tool_call", "chat_completions", 1.0),
+        ("non_streaming", "tool_call", "responses", 1.0),
+    }
 
 
 async def test_our_dashboard_names_only_what_is_exported(start: Starter) -> None:

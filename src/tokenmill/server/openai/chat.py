@@ -33,6 +33,8 @@ class Chat:
     prompt: str
     turn: Turn
     created: int = field(default_factory=lambda: int(time.time()))
+    kind: str = "chat_completions"
+    """Which API it came through, for figures."""
 
     @property
     def role(self) -> str:
@@ -55,6 +57,12 @@ class Chat:
             count = len(tokenizer.encode(reasoning, add_special_tokens=False))
             found["completion_tokens_details"] = {"reasoning_tokens": min(count, found["completion_tokens"])}
         return found
+
+    def ended(self, reason: str | None, calls: int) -> str | None:
+        """One output is whole, with this many calls: why it ended, as the answer says it."""
+        if self.turn.tools is not None:
+            self.context.metrics.read_calls(self.kind, found=calls > 0, streamed=bool(self.body.stream))
+        return self.turn.finish_reason(reason, calls)
 
     @property
     def top(self) -> int:
@@ -173,7 +181,7 @@ async def whole_answer(chat: Chat) -> dict[str, Any]:
             "index": out.index,
             "message": _message(chat, said),
             "logprobs": chat_logprobs(out.logprobs or [], chat.top, chat.names) if chat.body.logprobs else None,
-            "finish_reason": chat.turn.finish_reason(out.finish_reason, len(said.calls)),
+            "finish_reason": chat.ended(out.finish_reason, len(said.calls)),
             "stop_reason": out.stop_reason,
         }
         if chat.body.return_token_ids:

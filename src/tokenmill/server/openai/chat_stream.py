@@ -133,7 +133,7 @@ class ChatStream:
             first["token_ids"] = [t for d in held for t in d.token_ids]
         if ended:
             parser = self.parsers.get(delta.index)
-            last["finish_reason"] = self.chat.turn.finish_reason(delta.finish_reason, parser.count if parser else 0)
+            last["finish_reason"] = self.chat.ended(delta.finish_reason, parser.count if parser else 0)
             last["stop_reason"] = delta.stop_reason
         return b"".join([event(self._with_usage(chunk)) for chunk in chunks])
 

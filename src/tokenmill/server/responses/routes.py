@@ -42,6 +42,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
             )
             messages = before + messages_of(body.items())
             chat = await open_translated(context, body.fields(messages), work.job, work.base())
+            chat.kind = "responses"
             growing = Growing(chat, body, f"resp_{uuid.uuid4().hex}")
             kept = Kept(tenant(request), growing.response, body.items(), messages)
             if body.store is not False:

@@ -1,0 +1,25 @@
+"""What speculation's dashboard asks for adds up, with a real engine that drafts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+from tests.cpu.server.conftest import Running
+
+DRAFTS = json.dumps({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1})
+
+
+def test_drafts_by_place(launch: Callable[..., Running]) -> None:
+    running = launch("--engines", "0", "--speculative-config", DRAFTS)
+    body = {"prompt": [7, 8, 9] * 30, "max_tokens": 80, "ignore_eos": True, "temperature": 0.0}
+    assert running.post("/v1/completions", body).status_code == 200
+    drafts, drafted, accepted = (
+        running.metric(f"vllm:spec_decode_num_{name}_total") for name in ("drafts", "draft_tokens", "accepted_tokens")
+    )
+    text = running.get("/metrics").text
+    places = re.findall(r'^vllm:spec_decode_num_accepted_tokens_per_pos_total{.*position="(\d)"} (.*)$', text, re.M)
+    counts = [float(count) for _, count in sorted(places)]
+    assert 0 < drafts <= drafted <= 3 * drafts and len(counts) <= 3
+    assert sum(counts) == accepted and counts == sorted(counts, reverse=True) and counts[0] <= drafts
