@@ -166,7 +166,7 @@ class Runner:
             masks=_split_masks(late.masks, running.plan),
             processors=late.processors,
         )
-        sampled = sample(logits, lines, table)
+        sampled = sample(logits, lines, table, consume=True)  # nobody reads them afterwards
         return sampled, torch.where(sampled.bad, ~sampled.ids, sampled.ids)
 
     def _advance(self, running: Running) -> None:

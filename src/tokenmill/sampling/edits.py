@@ -19,6 +19,8 @@ from torch import Tensor
 from tokenmill.sampling import table as features
 from tokenmill.sampling.table import BadWords, SamplingTable
 
+CACHED_LINES = 4
+
 
 @dataclass(slots=True)
 class Lines:
@@ -107,8 +109,16 @@ def _masks_(work: Work) -> None:
         mask = work.lines.masks[row]
         packed.append(mask if isinstance(mask, bytes) else mask[seen.get(row, 0)])
         seen[row] = seen.get(row, 0) + 1
-    limits = mask_limits(packed, work.x.shape[1], work.table.byte_limits)
-    _on_lines_(work, users, lambda x: torch.minimum(x, limits, out=x))
+    size, limits = work.x.shape[1], work.table.byte_limits
+
+    def apply_(x: Tensor) -> None:
+        # On a CPU a few lines at a time: their limits stay in its cache, and no fresh memory is touched.
+        lines = CACHED_LINES if x.device.type == "cpu" else len(packed)
+        for i in range(0, len(packed), lines):
+            part = x[i : i + lines]
+            torch.minimum(part, mask_limits(packed[i : i + lines], size, limits), out=part)
+
+    _on_lines_(work, users, apply_)
 
 
 def mask_limits(packed: list[bytes], size: int, byte_limits: Tensor) -> Tensor:

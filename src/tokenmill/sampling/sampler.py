@@ -81,8 +81,8 @@ class Sampled:
             self.candidates = {i: tokens[:k] for (i, k), tokens in lists if i not in bad}
 
 
-def sample(logits: Tensor, lines: Lines, table: SamplingTable) -> Sampled:
-    """logits [n, vocab] float32 (left as they are) -> one token per line."""
+def sample(logits: Tensor, lines: Lines, table: SamplingTable, *, consume: bool = False) -> Sampled:
+    """logits [n, vocab] float32 (left as they are unless `consume`) -> one token per line."""
     assert logits.shape == (len(lines.rows), table.vocab_size), "one line of the table's vocabulary per row"
     bits = _line_bits(lines, table)
     numbers = [i for i, b in enumerate(bits) if b & features.CHOICES]
@@ -95,7 +95,8 @@ def sample(logits: Tensor, lines: Lines, table: SamplingTable) -> Sampled:
     if numbers:
         picked = pick(numbers, len(bits), logits.device)
         x = take(logits, picked)
-        if picked is None and any(b & features.EDITS for b in bits):
+        kept = not consume or any(table.bits[row] & features.LOGPROBS for row in lines.rows)
+        if picked is None and kept and any(b & features.EDITS for b in bits):
             x = x.clone()
         work = Work(x, numbers, [bits[i] for i in numbers], lines, table, errors)
         after, new = _work_out(work, take(before, picked), pending)

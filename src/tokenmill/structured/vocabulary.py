@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from llguidance import LLTokenizer, TokenizerWrapper
 
 SLICE_LENGTHS = (*range(4, 13), 16)
-"""Measured on a trained vocabulary of 128k: no string with a maxLength takes a millisecond a mask. Each length is a trie
-of its own: with more of them prefixes are walked more often, with fewer whole words are."""
+"""Measured on a trained vocabulary of 128k: no string with a maxLength takes a millisecond a mask. Each length is a
+trie of its own: with more of them prefixes are walked more often, with fewer whole words are."""
 
 
 @dataclass(frozen=True, slots=True)
