@@ -95,12 +95,20 @@ bench: .venv/.native
 	$(BIN)/python bench/cpu/micro.py --json out/bench-cpu.json
 
 # The kernels with AddressSanitizer and UBSan, installed aside, and their tests (compiling takes eight minutes of CPU).
-sanitize: .venv/.installed
+# Twice: against the portable kernels without Python, then Python's tests of each instruction set.
+sanitize: .venv/.installed out/sanitized/compare
+	out/sanitized/compare 60
 	$(PIP) install -q -c $(CONSTRAINTS) --no-deps --upgrade --target out/sanitized \
 		-Ccmake.define.TOKENMILL_SANITIZE=ON -Cbuild-dir=build/sanitized .
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 		LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" \
 		$(BIN)/python tools/sanitized.py out/sanitized -q tests/cpu/native tests/cpu/gguf/test_gguf_weight.py
+
+out/sanitized/compare: $(NATIVE)
+	@mkdir -p out/sanitized
+	c++ -std=c++17 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer \
+		-ffp-contract=off -fno-math-errno -fno-trapping-math -Wno-psabi -Wno-ignored-attributes -pthread -o $@ \
+		$(filter-out csrc/bindings.cpp,$(wildcard csrc/*.cpp))
 
 clean:
 	rm -rf .venv build
