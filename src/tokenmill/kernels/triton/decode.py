@@ -16,7 +16,8 @@ from torch import Tensor
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, prefetch, wait
-from tokenmill.kernels.triton.narrow_keys import fold_pairs, in_pairs, joined, kind_of, scales_at, split_query
+from tokenmill.kernels.triton.narrow_keys import fold_pairs, in_pairs, joined, kind_of, split_query
+from tokenmill.kernels.triton.narrow_words import bfloat_at
 from tokenmill.kernels.triton.paging import FLOOR, LOG2E, bend, locate, product, rounded
 from tokenmill.kernels.triton.prepare import rotated, scale_strides
 
@@ -47,8 +48,8 @@ def _tile(
     v_scale = 1.0
     if SCALED:
         spot = block * scale_block + offset * scale_row
-        k_scale = scales_at(key_scales, spot, seen)
-        v_scale = scales_at(value_scales, spot, seen)
+        k_scale = bfloat_at(key_scales, spot, seen)
+        v_scale = bfloat_at(value_scales, spot, seen)
     return k, val, k_scale, v_scale, position, seen
 
 
@@ -325,7 +326,8 @@ def attend_one(
     seqs, heads = plan.tables.shape[0], spec.kv.heads
     group = spec.heads // heads
     longest = plan.tables.shape[1] * ctx.block_size
-    splits, block_n, warps, stages, near, least = config or decode_config(seqs * heads, longest, spec, mixed=mixed)
+    cut = config or decode_config(seqs * heads, longest, spec, mixed=mixed, eight=kv.key_scale is not None)
+    splits, block_n, warps, stages, near, least = cut
     room = scratch.floats // (seqs * spec.heads * (spec.kv.value_dim + 2))
     splits = max(1, min(splits, room - before))
     parts = before + splits
@@ -370,10 +372,10 @@ def early_keys(units: int) -> bool:
 
 
 def decode_config(
-    units: int, longest: int, spec: AttentionSpec, *, mixed: bool = False
+    units: int, longest: int, spec: AttentionSpec, *, mixed: bool = False, eight: bool = False
 ) -> tuple[int, int, int, int, int, int]:
     """(most splits, BN, warps, stages, tiles to bring near, least tiles of a split) for `units` = sequences *
-    key/value heads: measured on an H200.
+    key/value heads: measured on an H200. eight: keys are stored in 8 bits.
 
     Powers of two keep the kernels few that must be compiled. Tables are looked up one pipeline stage before keys are
     loaded: five stages hold two tiles of keys."""
@@ -381,6 +383,9 @@ def decode_config(
     block_n = 64 if width <= 256 else 32
     if mixed:  # beside prefills it matters little: two kernels, which the engine compiles when it starts
         return (4 if units <= 512 else 1), block_n, 4, 3, 1, 1
+    if eight and units > 128:
+        # Unpacking is work: small tiles of few warps, of which many run at once.
+        return (1, 32, 1, 5, 1, 1) if units >= 1024 else (1, block_n, 2 if units > 256 else 4, 5, 1, 1)
     if units >= 1024:
         return 1, block_n, 2, 5, 1, 1
     if 128 < units <= 256:
