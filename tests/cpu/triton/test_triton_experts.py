@@ -16,8 +16,7 @@ from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
 from tokenmill.kernels.triton.mixture import stack  # noqa: E402
 from tokenmill.kernels.triton.route import pick, route  # noqa: E402
 from tokenmill.kernels.triton.several import pick_several  # noqa: E402
-from tokenmill.kernels.triton.sorting import new_tally, sort_pairs, sort_tallied  # noqa: E402
-from tokenmill.kernels.triton.whole import Cut, whole  # noqa: E402
+from tokenmill.kernels.triton.sorting import sort_pairs  # noqa: E402
 from tokenmill.quant.dense import DenseWeight  # noqa: E402
 
 REFERENCE = ReferenceKernels()
@@ -98,26 +97,6 @@ def test_pairs_are_sorted_by_expert(tokens, per_tile, skewed):
     assert not scratch.counters(ids.device).any()
 
 
-@pytest.mark.parametrize(("tokens", "per_tile"), [(47, 4), (150, 16)])
-def test_pairs_are_counted_when_they_are_routed(tokens, per_tile):
-    spec = ROUTES["softmax"]
-    counts = torch.zeros((spec.experts + 1) * 8, dtype=torch.int32)
-    for _ in range(2):
-        tally = new_tally(counts, tokens * spec.top_k)
-        logits = torch.randn(tokens, spec.experts) + torch.linspace(-3, 3, spec.experts)
-        ids, _ = route(logits, spec, pdl=False, dtype=torch.int32, tally=tally)
-        found = sort_tallied(ids, tally, spec.experts, per_tile, pdl=False)
-        flat, order = ids.flatten(), found.order.tolist()
-        assert sorted(order) == list(range(len(flat)))
-        assert flat[found.order.long()].tolist() == sorted(flat.tolist())
-        covered = []
-        for expert, first, last in found.tiles.tolist():
-            assert last - first <= per_tile and all(int(flat[p]) == expert for p in order[first:last])
-            covered += range(first, last)
-        assert covered == list(range(len(flat)))
-        assert not counts.any(), "ready for the next"
-
-
 def exact_experts(x, ups, downs, ids, gates, act):
     """[T, hidden] in float32, pair by pair; weights (table [E, N, K], bias)."""
     y = torch.zeros_like(x)
@@ -150,25 +129,6 @@ def test_one_token(act, bias, hidden, inner, top):
     found = one_down(up, *downs, (ids, gates), residual, pdl=False, early=True)
     expected = residual + exact_experts(REFERENCE.norm(x, norm), ups, downs, ids, gates, act)
     assert torch.allclose(found, expected, atol=1e-4)
-
-
-@pytest.mark.parametrize(("act", "name", "bias", "cut"), [
-    ("silu_mul", "softmax", False, Cut(4, 2, 16, 2, 4)), ("oai_swiglu", "biased", True, Cut(8, 4, 64, 3, 4)),
-    ("gelu", "raw", True, Cut(2, 2, 32, 1, 4)), ("silu_mul", "sums of two", False, Cut(4, 4, 64, 2, 4)),
-])  # fmt: skip
-def test_one_token_in_one_launch(act, name, bias, cut):
-    gated, spec, hidden, inner = act != "gelu", ROUTES[name], 72, 40
-    x, ups, downs, _, _ = operands(1, spec.experts, hidden, inner, spec.top_k, gated=gated, bias=bias)
-    router = torch.randn(spec.experts, hidden) / 6, torch.randn(spec.experts) if bias else None
-    norm, residual = NormSpec(torch.rand(hidden) + 0.5, 1e-6, offset=0.5), torch.randn(1, hidden)
-    found = whole(x, router, norm, spec, (*ups, *downs), act, residual, cut=cut, count=None, pdl=False)
-    h = REFERENCE.norm(x, norm)
-    ids, gates = REFERENCE.route(REFERENCE.linear(h, *router), spec)
-    expected = residual + exact_experts(h, ups, downs, ids, gates, act)
-    assert torch.allclose(found, expected, atol=1e-4)
-    bare = whole(x, router, None, spec, (*ups, *downs), act, None, cut=cut, count=None, pdl=False)
-    ids, gates = REFERENCE.route(REFERENCE.linear(x, *router), spec)
-    assert torch.allclose(bare, exact_experts(x, ups, downs, ids, gates, act), atol=1e-4)
 
 
 @pytest.mark.parametrize(("sort", "bulk"), [(False, False), (True, False), (True, True)])

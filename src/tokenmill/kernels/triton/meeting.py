@@ -1,5 +1,4 @@
-"""Programs of one launch that wait for each other. Owns: arriving, meeting, and reading what
-others have left.
+"""Programs of one launch that wait for each other. Owns: arriving and meeting.
 
 All of them must be on the chip at once: a launch has no more than fit, and starts no earlier than the whole launch
 before it. The counter only grows, and may overflow: a power of two of programs divides what it can hold. Not for the
@@ -25,12 +24,3 @@ def meet(count_ptr, goal):
     # One thread looks: thousands would keep those from arriving who are waited for.
     while tl.atomic_add(count_ptr, 0, sem="acquire") - goal < 0:
         pass
-
-
-@triton.jit
-def read_once(rows, mask, TIMES: tl.constexpr):
-    """What others left in [BE] places (-inf where masked), read by TIMES as many threads as places: fewer than there
-    are threads, and the compiler lets each read all of them, thousands of times the same lines."""
-    again = tl.arange(0, TIMES)[:, None] * 0
-    found = tl.load(rows[None, :] + again, mask=mask[None, :] & (again == 0), other=float("-inf"), cache_modifier=".cg")
-    return tl.max(found, axis=0)

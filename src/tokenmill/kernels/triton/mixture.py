@@ -1,9 +1,8 @@
 """A layer's mixture of experts on this backend. Owns: its weights stacked, and which launches serve how many tokens.
 
-    one token     all of it in one launch; where that does not fit:
-                  norm, router and choice | norm, gate and up | down, weighting, sum, residual
+    one token     norm, router and choice | norm, gate and up | down, weighting, sum, residual
     few           norm, router and choice | gate and up | down | weighted sum and residual
-    many          norm | router | choice, counting | sorting by expert | gate and up | down | weighted sum and residual
+    many          norm | router | choice | sorting by expert (two) | gate and up | down | weighted sum and residual
 Nothing waits for the device, so that every step can be recorded. Must not know: families, checkpoints.
 """
 
@@ -17,14 +16,13 @@ from torch import Tensor
 
 from tokenmill.core.forward import ForwardContext, Mixture, NormSpec
 from tokenmill.core.protocols import Weight
-from tokenmill.kernels.triton.common import INTERPRETED, copy_engine
+from tokenmill.kernels.triton.common import copy_engine
 from tokenmill.kernels.triton.experts import combine, one_down, one_up
 from tokenmill.kernels.triton.grouped import STEADY, grouped, looks, pairs_per_tile
 from tokenmill.kernels.triton.narrow_grouped import NarrowStack, can_stack, narrow_grouped
 from tokenmill.kernels.triton.route import pick, route
 from tokenmill.kernels.triton.several import pick_several, splits
-from tokenmill.kernels.triton.sorting import Sorted, Tally, new_tally, sort_pairs, sort_tallied
-from tokenmill.kernels.triton.whole import cut_for, whole
+from tokenmill.kernels.triton.sorting import Sorted, sort_pairs
 
 if TYPE_CHECKING:
     from tokenmill.kernels.triton.kernels import TritonKernels
@@ -48,12 +46,7 @@ class StackedMixture:
         router = mixture.router.pieces()
         plain = router is not None and router[0] == "dense" and router[1]["table"] is not None
         self.router = (router[1]["table"], router[1]["bias"]) if router is not None and plain else None
-        self.cut = None
-        if self.router is not None and isinstance(ups, Stack) and isinstance(downs, Stack):
-            self.cut = cut_for(ups.table, downs.table, mixture.route.top_k) if INTERPRETED else None
-        # What launches of this layer count with: one that meets, pairs per expert.
         self.meetings = torch.zeros(1, dtype=torch.int32, device=self._stacked(ups).device)
-        self.counts = self.meetings.new_zeros((self.experts + 1) * 8)
 
     def __call__(
         self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
@@ -74,13 +67,10 @@ class StackedMixture:
             return self._one(x, ctx, norm, residual, (self.ups, self.downs))
         if fuses and 0 < x.shape[0] <= FEW_TOKENS and self.router is not None:
             ids, gates, h = self._pick(x, norm, self._stacked(self.ups), keep=True)
-            return self._several(h, ids, gates, self._shared(h, ctx, None, residual))
-        h = x if norm is None else self.kernels.norm(x, norm)
-        pairs, tally = x.shape[0] * self.mixture.route.top_k, None
-        if not self.kernels.steady and not looks(pairs, self.experts):
-            tally = new_tally(self.counts, pairs)
-        ids, gates = self._route(h, ctx, tally)
-        return self._several(h, ids, gates, self._shared(h, ctx, None, residual), tally)
+        else:
+            h = x if norm is None else self.kernels.norm(x, norm)
+            ids, gates = self._route(h, ctx)
+        return self._several(h, ids, gates, self._shared(h, ctx, None, residual))
 
     def _pick(
         self, x: Tensor, norm: NormSpec | None, near: Tensor | None, *, keep: bool
@@ -111,16 +101,11 @@ class StackedMixture:
         if norm is not None and (norm.kind != "rms" or norm.bias is not None):
             x, norm = kernels.norm(x, norm), None
         residual = self._shared(x, ctx, norm, residual)
-        ups, downs = weights
-        if self.cut is not None and self.router is not None:
-            return whole(
-                x, self.router, norm, m.route, (ups.table, ups.bias, downs.table, downs.bias), m.act, residual,
-                cut=self.cut, count=self.meetings, pdl=kernels.pdl, near=self.following,
-            )  # fmt: skip
         if self.router is None:
             picked = self._route(x if norm is None else kernels.norm(x, norm), ctx)
         else:
             picked = self._pick(x, norm, self.following, keep=False)[:2]
+        ups, downs = weights
         up = one_up(x, ups.table, ups.bias, picked[0], norm, m.act, pdl=kernels.pdl, near=downs.table)
         return one_down(up, downs.table, downs.bias, picked, residual, pdl=kernels.pdl, early=True)
 
@@ -128,17 +113,12 @@ class StackedMixture:
     def _stacked(weight: Stacked) -> Tensor:
         return weight.table if isinstance(weight, Stack) else weight.data
 
-    def _several(
-        self, h: Tensor, ids: Tensor, gates: Tensor, residual: Tensor | None, tally: Tally | None = None
-    ) -> Tensor:
+    def _several(self, h: Tensor, ids: Tensor, gates: Tensor, residual: Tensor | None) -> Tensor:
         pdl, pairs, steady = self.kernels.pdl, ids.numel(), self.kernels.steady
         order = None
         if steady or not looks(pairs, self.experts):
             per_tile = STEADY.pairs if steady else pairs_per_tile(pairs, self.experts)
-            if tally is None:
-                order = sort_pairs(ids, self.experts, per_tile, self.kernels.scratch, pdl=pdl)
-            else:
-                order = sort_tallied(ids, tally, self.experts, per_tile, pdl=pdl)
+            order = sort_pairs(ids, self.experts, per_tile, self.kernels.scratch, pdl=pdl)
         inner = self._product(h, self.ups, ids, order, up=True)
         parts = self._product(inner, self.downs, ids, order, up=False)
         return combine(parts, ids, gates, residual, self.experts, h.dtype, pdl=pdl)
@@ -149,16 +129,15 @@ class StackedMixture:
             return narrow_grouped(x, weight, ids, order, act, up=up, pdl=pdl, modest=self.modest, tiling=tiling)
         return grouped(x, weight.table, weight.bias, ids, order, act, up=up, pdl=pdl, modest=self.modest, tiling=tiling)
 
-    def _route(self, h: Tensor, ctx: ForwardContext, tally: Tally | None = None) -> tuple[Tensor, Tensor]:
+    def _route(self, h: Tensor, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
         m = self.mixture
         logits = m.router.matmul(h.float() if m.wide else h, ctx)
         self.kernels.count("route")
         # Of many tokens some go to the first experts, too; a long chunk is not in want of memory.
         likely = self.experts <= h.shape[0] * m.route.top_k and h.shape[0] <= 1024
         return route(
-            logits, m.route, pdl=self.kernels.pdl, dtype=torch.int32, near=self._stacked(self.ups) if likely else None,
-            tally=tally,
-        )  # fmt: skip
+            logits, m.route, pdl=self.kernels.pdl, dtype=torch.int32, near=self._stacked(self.ups) if likely else None
+        )
 
     def _shared(self, h: Tensor, ctx: ForwardContext, norm: NormSpec | None, residual: Tensor | None) -> Tensor | None:
         """residual + what the shared experts make of norm(h)."""

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from tokenmill.core.forward import NormSpec, RouteSpec
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, prefetch, sigmoid, wait
-from tokenmill.kernels.triton.sorting import Tally
 
 NEAR_EXPERTS = 24 << 20
 NEAR_NEXT = 20 << 20
@@ -142,10 +141,10 @@ def _rank(
 
 @triton.jit(do_not_specialize=["tokens", "parts", "lines"])
 def _route_kernel(
-    logits_ptr, bias_ptr, near_ptr, id_ptr, gate_ptr, count_ptr, rank_ptr, tokens, parts, lines, stride, scale,
+    logits_ptr, bias_ptr, near_ptr, id_ptr, gate_ptr, tokens, parts, lines, stride, scale,
     E: tl.constexpr, BE: tl.constexpr, TOP: tl.constexpr, BT: tl.constexpr, ORDER: tl.constexpr,
     NORMALISE: tl.constexpr, BIAS: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, SUM2: tl.constexpr,
-    BG: tl.constexpr, NEAR: tl.constexpr, COUNT: tl.constexpr, PDL: tl.constexpr,
+    BG: tl.constexpr, NEAR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     token = tl.program_id(0).to(tl.int64)
@@ -161,9 +160,6 @@ def _route_kernel(
     ids, gates = _choose(logits, bias_ptr, scale, E, BE, TOP, BT, ORDER, NORMALISE, BIAS, GROUPS, TOP_GROUPS, SUM2, BG)
     tl.store(id_ptr + token * TOP + t, ids.to(id_ptr.dtype.element_ty), mask=t < TOP)
     tl.store(gate_ptr + token * TOP + t, gates, mask=t < TOP)
-    if COUNT > 0:
-        rank = tl.atomic_add(count_ptr + ids * COUNT, 1, mask=t < TOP, sem="relaxed")
-        tl.store(rank_ptr + token * TOP + t, rank, mask=t < TOP)
 
 
 def constants(spec: RouteSpec) -> dict[str, object]:
@@ -184,20 +180,18 @@ def near_lines(weight: Tensor | None, other: Tensor, most: int) -> tuple[Tensor,
 
 
 def route(
-    logits: Tensor, spec: RouteSpec, *, pdl: bool, dtype: torch.dtype = torch.int64, near: Tensor | None = None,
-    tally: Tally | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    logits: Tensor, spec: RouteSpec, *, pdl: bool, dtype: torch.dtype = torch.int64, near: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """logits [T, E] -> ids [T, k] of this type and gates [T, k] (float32), best first; of equals the lowest id.
 
-    near: weights whose beginning is needed soon. tally: counts the pairs of every expert on the way."""
+    near: weights whose beginning is needed soon."""
     tokens = logits.shape[0]
     ids = torch.empty((tokens, spec.top_k), dtype=dtype, device=logits.device)
     gates = torch.empty((tokens, spec.top_k), dtype=torch.float32, device=logits.device)
     soon, lines, parts = near_lines(near if pdl else None, gates, NEAR_EXPERTS)
     _route_kernel[(tokens + parts,)](
-        logits, spec.bias, soon, ids, gates, None if tally is None else tally.counts,
-        None if tally is None else tally.ranks, tokens, parts, lines, logits.stride(0), spec.scale, **constants(spec),
-        NEAR=pdl, COUNT=0 if tally is None else tally.stride, PDL=pdl,
+        logits, spec.bias, soon, ids, gates, tokens, parts, lines, logits.stride(0), spec.scale, **constants(spec),
+        NEAR=pdl, PDL=pdl,
         num_warps=1, launch_pdl=pdl,
     )  # fmt: skip
     return ids, gates

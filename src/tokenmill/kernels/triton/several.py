@@ -95,11 +95,11 @@ def _several_kernel(
 
 
 def splits(x: Tensor, weight: Tensor) -> bool:
-    """Does a program's part of this router fit its registers?"""
+    """Are there tokens enough, and does a program's part of this router fit its registers?"""
     if INTERPRETED:
         return True
     wide = max(x.element_size(), weight.element_size())
-    return x.shape[0] > 1 and pow2(weight.shape[0]) * _columns(x.shape[1]) * wide <= 1 << 15 and x.shape[1] <= 8192
+    return x.shape[0] > 16 and pow2(weight.shape[0]) * _columns(x.shape[1]) * wide <= 1 << 15 and x.shape[1] <= 8192
 
 
 def _columns(inner: int) -> int:

@@ -1,6 +1,5 @@
 """Pairs of (token, expert) in the order of experts. Owns: a stable counting sort in two launches, and its tiles.
 
-Where the order among an expert's pairs may be any, who routes counts on the way (Tally), and one launch is enough.
 Must not know: what is done with them. A pair without an expert (id outside 0..E-1) is in no tile.
 """
 
@@ -26,34 +25,6 @@ class Sorted:
 
     order: Tensor
     tiles: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Tally:
-    """counts (int32 zeros but between two launches; `stride` places each, then one for who is done): pairs per expert.
-    ranks [P] (int32): a pair's place among its expert's."""
-
-    counts: Tensor
-    ranks: Tensor
-    stride: int = 8
-
-
-@triton.jit
-def _write_tiles(tile_ptr, held, begins, tiles, e, BM: tl.constexpr, BE: tl.constexpr):
-    """Cut every expert's places into tiles: [expert, first place, one beyond the last]; the rest are empty."""
-    needed = tl.cdiv(held, BM)
-    tile = tl.cumsum(needed, axis=0) - needed
-    for i in range(0, tl.max(needed, axis=0)):
-        here = tile_ptr + (tile + i) * 3
-        tl.store(here, e, mask=i < needed)
-        tl.store(here + 1, begins + i * BM, mask=i < needed)
-        tl.store(here + 2, tl.minimum(begins + (i + 1) * BM, begins + held), mask=i < needed)
-    used = tl.sum(needed, axis=0)
-    for i in range(0, tl.cdiv(tiles - used, BE)):
-        spare = used + i * BE + e
-        tl.store(tile_ptr + spare * 3, 0, mask=spare < tiles)
-        tl.store(tile_ptr + spare * 3 + 1, 0, mask=spare < tiles)
-        tl.store(tile_ptr + spare * 3 + 2, 0, mask=spare < tiles)
 
 
 @triton.jit(do_not_specialize=["pairs", "blocks", "tiles"])
@@ -85,7 +56,19 @@ def _count_kernel(
             held += tl.sum(tl.load(start_ptr + b * BE + e[None, :], mask=b < blocks, other=0, cache_modifier=".cg"), 0)
         held = tl.where(e < E, held, 0)
         begins = tl.cumsum(held, axis=0) - held
-        _write_tiles(tile_ptr, held, begins, tiles, e, BM, BE)
+        needed = tl.cdiv(held, BM)
+        tile = tl.cumsum(needed, axis=0) - needed
+        for i in range(0, tl.max(needed, axis=0)):
+            here = tile_ptr + (tile + i) * 3
+            tl.store(here, e, mask=i < needed)
+            tl.store(here + 1, begins + i * BM, mask=i < needed)
+            tl.store(here + 2, tl.minimum(begins + (i + 1) * BM, begins + held), mask=i < needed)
+        used = tl.sum(needed, axis=0)
+        for i in range(0, tl.cdiv(tiles - used, BE)):
+            spare = used + i * BE + e
+            tl.store(tile_ptr + spare * 3, 0, mask=spare < tiles)
+            tl.store(tile_ptr + spare * 3 + 1, 0, mask=spare < tiles)
+            tl.store(tile_ptr + spare * 3 + 2, 0, mask=spare < tiles)
         for at in range(0, blocks, BB):
             b = (at + tl.arange(0, BB))[:, None]
             spots = start_ptr + b * BE + e[None, :]
@@ -131,49 +114,3 @@ def sort_pairs(ids: Tensor, experts: int, per_tile: int, scratch: Scratch, *, pd
         num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return Sorted(order, table)
-
-
-@triton.jit(do_not_specialize=["pairs", "tiles"])
-def _tallied_kernel(
-    id_ptr, count_ptr, rank_ptr, order_ptr, tile_ptr, pairs, tiles,
-    E: tl.constexpr, BE: tl.constexpr, BP: tl.constexpr, BM: tl.constexpr, STRIDE: tl.constexpr, TIMES: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    begin(PDL)
-    e = tl.arange(0, BE)
-    p = tl.program_id(0) * BP + tl.arange(0, BP)
-    wait(PDL)
-    # As many threads as there are read: of a smaller tensor the compiler would let each read everything.
-    again = tl.arange(0, TIMES)[:, None] * 0
-    held = tl.max(tl.load(count_ptr + e[None, :] * STRIDE + again, mask=e[None, :] + again < E, other=0), axis=0)
-    expert = tl.load(id_ptr + p, mask=p < pairs, other=-1).to(tl.int32)
-    rank = tl.load(rank_ptr + p, mask=p < pairs, other=0)
-    begins = tl.cumsum(held, axis=0) - held
-    start = tl.sum(tl.where(expert[:, None] == e[None, :], begins[None, :], 0), axis=1)
-    tl.store(order_ptr + start + rank, p, mask=(expert >= 0) & (expert < E))
-    if tl.program_id(0) == 0:
-        _write_tiles(tile_ptr, held, begins, tiles, e, BM, BE)
-    tl.debug_barrier()
-    if tl.atomic_add(count_ptr + E * STRIDE, 1, sem="acq_rel") == tl.num_programs(0) - 1:
-        tl.store(count_ptr + e * STRIDE, 0, mask=e < E)
-        tl.store(count_ptr + E * STRIDE, 0)
-
-
-def sort_tallied(ids: Tensor, tally: Tally, experts: int, per_tile: int, *, pdl: bool) -> Sorted:
-    """The same of ids [T, k] that were counted when they were chosen, in any order among an expert's pairs."""
-    pairs, wide = ids.numel(), max(16, pow2(experts))
-    block = max(16, min(128, _AT_ONCE // wide))
-    tiles = min(experts, pairs) + pairs // per_tile
-    order = torch.empty(pairs, dtype=torch.int32, device=ids.device)
-    table = torch.empty((tiles, 3), dtype=torch.int32, device=ids.device)
-    _tallied_kernel[(triton.cdiv(pairs, block),)](
-        ids, tally.counts, tally.ranks, order, table, pairs, tiles,
-        E=experts, BE=wide, BP=block, BM=per_tile, STRIDE=tally.stride, TIMES=max(1, 128 // wide), PDL=pdl,
-        num_warps=4, launch_pdl=pdl,
-    )  # fmt: skip
-    return Sorted(order, table)
-
-
-def new_tally(counts: Tensor, pairs: int) -> Tally:
-    """For so many pairs."""
-    return Tally(counts, torch.empty(pairs, dtype=torch.int32, device=counts.device))
