@@ -13,6 +13,7 @@ import argparse
 import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -21,6 +22,7 @@ from tokenmill.kernels.triton.experts import combine, one_down, one_up
 from tokenmill.kernels.triton.grouped import Tiling, grouped, looks, pairs_per_tile
 from tokenmill.kernels.triton.kernels import TritonKernels
 from tokenmill.kernels.triton.route import pick, route
+from tokenmill.kernels.triton.several import pick_several
 from tokenmill.kernels.triton.sorting import sort_pairs
 from tokenmill.quant.dense import DenseWeight
 
@@ -135,6 +137,8 @@ def several_cases(d: Data) -> Iterator[Case]:
     orders = [sort_pairs(p, EXPERTS, size, d.scratch, pdl=pdl) if sort else None for p in ids]
     logits = rand(tokens, EXPERTS)
     yield "route", lambda i: route(logits, SPEC, pdl=pdl, dtype=torch.int32), 0.0, 0.0
+    if tokens <= 64:
+        yield from pick_cases(d)
     if sort:
         yield "sort", lambda i: sort_pairs(ids[i], EXPERTS, size, d.scratch, pdl=pdl), 0.0, 0.0
     for t in up_tilings(tokens):
@@ -153,6 +157,21 @@ def several_cases(d: Data) -> Iterator[Case]:
         rows, mm = rand(tokens * TOP, HIDDEN), torch._grouped_mm
         yield "torch grouped up", lambda i: mm(rows, d.ups[i].transpose(1, 2), ends[i]), 2 * d.bytes, 2 * d.flops
         yield "torch grouped down", lambda i: mm(h, d.downs[i].transpose(1, 2), ends[i]), d.bytes, d.flops
+
+
+def pick_cases(d: Data) -> Iterator[Case]:
+    """Norm, router and choice of a few tokens: token by token, and split over programs; with weights brought near."""
+    for near in (False, True):
+        common: dict[str, Any] = {"add": None, "norm": d.norm, "spec": SPEC, "scratch": d.scratch, "pdl": d.pdl}
+        brought = [w if near else None for w in d.ups]
+        call = partial(pick, d.x, keep=True, **common)
+        run = lambda i, call=call, brought=brought: call(weight=d.routers[i], near=brought[i])  # noqa: E731
+        yield f"pick {near=}", run, 2.0 * EXPERTS * HIDDEN, 0.0
+        for c in ((32, 4), (64, 4), (16, 8)):
+            count = torch.zeros(1, dtype=torch.int32, device="cuda")
+            call = partial(pick_several, d.x, count=count, config=c, **common)
+            run = lambda i, call=call, brought=brought: call(weight=d.routers[i], near=brought[i])  # noqa: E731
+            yield f"pick several {c} {near=}", run, 2.0 * EXPERTS * HIDDEN, 0.0
 
 
 def main() -> None:

@@ -128,6 +128,26 @@ def test_float32(tokens):
     assert relative(found, exact(x, ups, downs, ids, gates, "silu_mul")) < 1e-4
 
 
+@pytest.mark.parametrize("tokens", [17, 32, 50, 64])
+@pytest.mark.parametrize("near", [False, True])
+def test_a_split_router_chooses_alike(tokens, near):
+    from tokenmill.kernels.triton.route import pick
+    from tokenmill.kernels.triton.several import pick_several, splits
+
+    kernels, spec, x = triton_kernels(), RouteSpec(128, 8), rand(tokens, 2048)
+    router, norm = rand(128, 2048, scale=2048**-0.5), NormSpec(rand(2048).abs() + 0.5, 1e-6)
+    soon = rand(128, 1 << 14) if near else None
+    assert splits(x, router)
+    expected = pick(x, router, None, norm, spec, scratch=kernels.scratch, pdl=kernels.pdl, keep=True)
+    count = torch.zeros(1, dtype=torch.int32, device="cuda")
+    for _ in range(20):
+        found = pick_several(
+            x, router, None, norm, spec, scratch=kernels.scratch, count=count, pdl=kernels.pdl, near=soon
+        )
+        assert float((found[0] == expected[0]).float().mean()) > 0.999  # near ties may fall either way
+        assert torch.allclose(found[1], expected[1], atol=1e-3) and relative(found[2], expected[2]) < 1e-2
+
+
 BASE = {
     "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8,
     "vocab_size": 2048, "max_position_embeddings": 4096, "hidden_act": "silu", "tie_word_embeddings": False,
