@@ -119,8 +119,9 @@ def _thin_kernel(
     K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, CHUNKS: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, SPAN: tl.constexpr, ZERO: tl.constexpr, ROUNDED: tl.constexpr,
     ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, WIDE: tl.constexpr,
-    PREFETCH: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    PREFETCH: tl.constexpr, GROUPS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """GROUPS: a power of two, at least so many groups of scales lie in one part of K."""
     begin(PDL)
     tile = tl.program_id(0)
     part = tl.program_id(1)
@@ -143,6 +144,17 @@ def _thin_kernel(
         prefetch(w_ptr + n_safe[:, None].to(tl.int64) * STRIDE + ahead[None, :])
         if GATED:
             prefetch(w_ptr + (n_safe + N)[:, None].to(tl.int64) * STRIDE + ahead[None, :])
+        if GROUP > 0 and SPAN == 1:
+            # Scales are read in the loop without a pipeline: let them come from the L2 at least.
+            groups = tl.minimum(first // GROUP + tl.arange(0, GROUPS), (K - 1) // GROUP) * ROWS
+            line = tl.minimum(tile * BN + tl.arange(0, BN // 32) * 32, N - 1)
+            prefetch(scale_ptr + groups[:, None] + line[None, :])
+            if GATED:
+                prefetch(scale_ptr + groups[:, None] + line[None, :] + N)
+            if ZERO:
+                prefetch(zero_ptr + groups[:, None] + line[None, :])
+                if GATED:
+                    prefetch(zero_ptr + groups[:, None] + line[None, :] + N)
     wait(PDL)
     x_rows = x_ptr + m[None, :].to(tl.int64) * x_stride + first + k[:, None]
     real_m = m < M
@@ -272,6 +284,8 @@ def narrow_thin(
         BITS=weight.bits, GROUP=weight.group, SPAN=BLOCK if weight.blocks else 1, ZERO=weight.zeros is not None,
         ROUNDED=rounding is not None, ACT=kind, GATED=gated, BIAS=weight.bias is not None,
         RESIDUAL=residual is not None, WIDE=INTERPRETED or x.dtype == torch.float32,
-        PREFETCH=0 if INTERPRETED or not pdl else ahead, STAGES=stages, PDL=pdl, num_warps=warps, launch_pdl=pdl,
+        PREFETCH=0 if INTERPRETED or not pdl else ahead,
+        GROUPS=pow2(triton.cdiv(chunks * block_k, weight.group)) if weight.group else 1,
+        STAGES=stages, PDL=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
     return out

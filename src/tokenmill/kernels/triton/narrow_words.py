@@ -19,19 +19,12 @@ def halves(pair):
 
 
 @triton.jit
-def bfloat_at(pointer, spot, mask=True):
+def bfloat_at(pointer, spot, mask):
     """bfloat16 numbers [N] at these places as float32, read as words of 32 bits: smaller ones are not copied ahead.
 
     pointer: to a multiple of 4 bytes."""
     word = tl.load(pointer.to(tl.pointer_type(tl.int32)) + (spot >> 1), mask=mask, other=0)
     return tl.where((spot & 1) == 1, word & -65536, word << 16).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def half_at(pointer, spot):
-    """The same of float16 numbers."""
-    word = tl.load(pointer.to(tl.pointer_type(tl.int32)) + (spot >> 1))
-    return (word >> ((spot & 1) * 16)).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit

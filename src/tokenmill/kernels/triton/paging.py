@@ -19,8 +19,8 @@ LOG2E = tl.constexpr(1.4426950408889634)
 @triton.jit
 def locate(index, table, first, entries, kv_len, SIZE: tl.constexpr, FIRST: tl.constexpr):
     """Indexes [N] -> block [N] (int64), offset [N], position [N], and which of them exist."""
-    entry = (index.to(tl.uint32) // SIZE).to(tl.int32)
-    offset = (index.to(tl.uint32) % SIZE).to(tl.int32)
+    entry = index // SIZE
+    offset = index % SIZE
     if FIRST:
         held = entry < entries
         start = tl.load(first + entry, mask=held, other=0)
