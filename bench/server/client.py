@@ -37,8 +37,8 @@ class Drawn(Fake):
 
     async def _stream(self, request: Any, body: dict, kind: Any, times: list[float]) -> Any:
         source = random.Random(len(self.times))
-        self.first, self.gap = source.uniform(0.02, 0.4), source.uniform(0.005, 0.04)
-        return await super()._stream(request, body, kind, times)
+        own = Fake(source.uniform(0.02, 0.4), source.uniform(0.005, 0.04))
+        return await own._stream(request, body, kind, times)
 
 
 def serve(fake: Fake, pipe: Any) -> None:

@@ -90,6 +90,7 @@ async def running(fake: Fake):
     """-> the base URL."""
     app = web.Application(client_max_size=1 << 26)
     app.router.add_get("/v1/models", fake.models)
+    app.router.add_get("/health", fake.models)
     app.router.add_post("/v1/completions", fake.complete)
     app.router.add_post("/v1/chat/completions", fake.complete)
     runner = web.AppRunner(app, handler_cancellation=True)
