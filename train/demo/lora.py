@@ -143,6 +143,7 @@ def fit(kind: str, main: str, out: Path, seconds: float, seed: int, steps: int =
     path = out / "adapter_config.json"
     config = json.loads(path.read_text())
     config["base_model_name_or_path"] = "demo"
+    config["target_modules"] = targets  # PEFT writes a set, in another order each time
     path.write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
     (out / "README.md").unlink(missing_ok=True)
     print(f"lora {kind}: {step} steps of {size}, loss {loss.item():.3f}", flush=True)

@@ -171,7 +171,7 @@ def makers(corpus: Corpus, long: bool) -> list[tuple[str, float, Callable[[rando
     data = load()
     late = 2.0 if long else 1.0
     out: list[tuple[str, float, Callable[[random.Random], Case]]] = [
-        ("story_chat", 14, lambda r: story_chat(r, False)),
+        ("story_chat", 13, lambda r: story_chat(r, False)),
         ("story_plain", 9 / late, story_plain),
         ("story_free", 1.2, lambda r: free_story(r)),
         ("facts_en", 9, facts_en),
@@ -181,7 +181,7 @@ def makers(corpus: Corpus, long: bool) -> list[tuple[str, float, Callable[[rando
         ("poem", 1.2, lambda r: poem(r, False, data.poems)),
         ("faq", 4 * late, lambda r: faq(r, False)),
         ("chat", 11 * late, lambda r: chat(r, corpus)),
-        ("math", 8, mathematics),
+        ("math", 9, mathematics),
         ("extract", 8 * late, lambda r: extraction(r)),
         ("tools", 12 * late, lambda r: tools(r, corpus)),
         ("transform", 4, lambda r: transform(r, False)),

@@ -213,10 +213,12 @@ def test_yes_no_answers_are_right() -> None:
     for _ in range(600):
         case = skill_extract.yes_no(rng, False)
         for user, bot in zip(case.messages[2::2], case.messages[3::2], strict=True):
-            asked = next(m.group(1) for m in (re.fullmatch(p, user["content"]) for p in patterns) if m)
+            question = re.sub(r"\?.*", "?", user["content"])
+            asked = next(m.group(1) for m in (re.fullmatch(p, question) for p in patterns) if m)
             stated = re.sub(r"\b(Does|Is) [^?]*\?", "", case.messages[0]["content"])
-            assert (bot["content"] == "Yes.") == bool(re.search(rf"(?<!\w){re.escape(asked)}(?!\w)", stated)), (
+            assert re.match("(Yes|No)[.,]", bot["content"])
+            assert bot["content"].startswith("Yes") == bool(re.search(rf"(?<!\w){re.escape(asked)}(?!\w)", stated)), (
                 case.messages
             )
-            answers.append(bot["content"])
-    assert 0.3 < answers.count("Yes.") / len(answers) < 0.7
+            answers.append(bot["content"][:2])
+    assert 0.3 < answers.count("Ye") / len(answers) < 0.7
