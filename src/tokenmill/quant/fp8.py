@@ -15,18 +15,18 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import Act, ForwardContext, NormSpec
+from tokenmill.core.forward import ForwardContext
 from tokenmill.core.protocols import Checkpoint, Kernels, Weight
 from tokenmill.kernels.fp8 import BLOCK, FP8, round_rows, widen
-from tokenmill.quant.base import WeightBase
 from tokenmill.quant.dense import DenseWeight
+from tokenmill.quant.packed import PackedWeight, joined_bias
 
 METHOD = "fp8"
 """`quant_method` of checkpoints in this format (compressed-tensors has its own)."""
 _SCALES = ("weight_scale_inv", "weight_scale")
 
 
-class Fp8Weight(WeightBase):
+class Fp8Weight(PackedWeight):
     """data [out, in] float8, scales [out, 1] or [ceil(out / 128), ceil(in / 128)] float32."""
 
     def __init__(
@@ -35,7 +35,6 @@ class Fp8Weight(WeightBase):
         self.data: Tensor | None = data.contiguous()
         self.scales: Tensor | None = scales.float().contiguous()
         self.dtype, self.bias, self.blocks = dtype, bias, blocks
-        self.packed: Any = None
         self.shape = (data.shape[0], data.shape[1])
 
     def to(self, device: torch.device) -> Self:
@@ -51,25 +50,10 @@ class Fp8Weight(WeightBase):
                 self.data = self.scales = None
         return self
 
-    def matmul(
-        self,
-        x: Tensor,
-        ctx: ForwardContext,
-        *,
-        norm: NormSpec | None = None,
-        act: Act | None = None,
-        residual: Tensor | None = None,
-    ) -> Tensor:
-        """residual + act(norm(x) @ W.T + bias), in one operation where the backend can."""
-        if self.data is None:
-            return ctx.kernels.fused_linear(x, self.packed, norm=norm, act=act, residual=residual)
-        return super().matmul(x, ctx, norm=norm, act=act, residual=residual)
-
-    def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
+    def stored_linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
         """x [T, in] -> [T, out]."""
-        if self.data is None or self.scales is None:
-            return self.matmul(x, ctx)
-        return ctx.kernels.fp8_linear(x, self.data, self.scales, self.bias)
+        data, scales = self._parts()
+        return ctx.kernels.fp8_linear(x, data, scales, self.bias)
 
     def join(self, others: list[Self]) -> Self | None:
         """One matrix, where blocks stay whole; absent biases count as zeros where any part has one."""
@@ -78,14 +62,8 @@ class Fp8Weight(WeightBase):
         if len({(part.blocks, part.dtype) for part in every}) > 1 or (self.blocks and uneven):
             return None
         parts = [part._parts() for part in every]
-        bias = None
-        if any(part.bias is not None for part in every):
-            bias = torch.cat([
-                d.new_zeros(len(d), dtype=p.dtype) if p.bias is None else p.bias
-                for p, (d, _) in zip(every, parts, strict=True)
-            ])  # fmt: skip
         data = torch.cat([d.view(torch.uint8) for d, _ in parts]).view(FP8)
-        return self._like(data, torch.cat([s for _, s in parts]), bias)
+        return self._like(data, torch.cat([s for _, s in parts]), joined_bias(every, data.device))
 
     def take(self, index: Tensor) -> Self:
         """Rows in the order of index; blocks of scales must stay whole and in line."""
@@ -116,33 +94,19 @@ class Fp8Weight(WeightBase):
         kept = scales[:, first:last] if self.blocks else scales
         return self._like(data[:, start:stop], kept, self.bias if part == 0 else None)
 
-    def rows(self, ids: Tensor) -> Tensor:
+    def stored_rows(self, ids: Tensor) -> Tensor:
         """Dense rows [n, in]."""
-        if self.data is None or self.scales is None:
-            found: Tensor = self.packed.rows(ids, self.dtype)
-            return found
-        data = self.data.view(torch.uint8)[ids].view(FP8)
+        stored, scales = self._parts()
+        data = stored.view(torch.uint8)[ids].view(FP8)
         if not self.blocks:
-            return widen(data, self.scales[ids]).to(self.dtype)
-        scales = self.scales[ids // BLOCK].repeat_interleave(BLOCK, 1)[:, : self.shape[1]]
+            return widen(data, scales[ids]).to(self.dtype)
+        scales = scales[ids // BLOCK].repeat_interleave(BLOCK, 1)[:, : self.shape[1]]
         return (data.float() * scales).to(self.dtype)
 
-    def dense(self) -> Tensor:
-        """The whole matrix."""
-        if self.data is None or self.scales is None:
-            return self.rows(torch.arange(self.shape[0]))
-        return widen(self.data, self.scales).to(self.dtype)
-
-    def pieces(self) -> tuple[Any, dict[str, Tensor | None]] | None:
-        """The packed form's tensors, where the backend shows them."""
-        found: tuple[Any, dict[str, Tensor | None]] | None = None if self.packed is None else self.packed.pieces()
-        return found
-
-    def bytes(self) -> int:
-        """Bytes that a matmul reads."""
-        if self.data is None or self.scales is None:
-            return int(self.packed.bytes())
-        return self.data.nbytes + self.scales.nbytes + (0 if self.bias is None else self.bias.nbytes)
+    def stored_bytes(self) -> int:
+        """Numbers and scales."""
+        data, scales = self._parts()
+        return data.nbytes + scales.nbytes
 
     def _parts(self) -> tuple[Tensor, Tensor]:
         assert self.data is not None and self.scales is not None, "a settled weight is not taken apart"

@@ -7,20 +7,20 @@ Must not know: checkpoints, layers, instruction sets. After settling, only the b
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import Act, ForwardContext, NormSpec
+from tokenmill.core.forward import ForwardContext
 from tokenmill.core.protocols import Kernels, Weight
 from tokenmill.kernels.grid import widen
-from tokenmill.quant.base import WeightBase
 from tokenmill.quant.dense import DenseWeight
+from tokenmill.quant.packed import PackedWeight, joined_bias
 
 
-class GridWeight(WeightBase):
+class GridWeight(PackedWeight):
     """q [out, in] int8, scales [out, ceil(in / group)] float16 and zeros of that shape in int8, or None; `bits` is 8
     or 4."""
 
@@ -40,7 +40,6 @@ class GridWeight(WeightBase):
         self.bits, self.group, self.dtype = bits, group, dtype
         self.bias = bias
         self.zeros = zeros
-        self.packed: Any = None
         self.shape = (q.shape[0], q.shape[1])
 
     def to(self, device: torch.device) -> Self:
@@ -65,34 +64,16 @@ class GridWeight(WeightBase):
             self.q = self.scales = None
         return self
 
-    def matmul(
-        self,
-        x: Tensor,
-        ctx: ForwardContext,
-        *,
-        norm: NormSpec | None = None,
-        act: Act | None = None,
-        residual: Tensor | None = None,
-    ) -> Tensor:
-        """residual + act(norm(x) @ W.T + bias), in one operation where the backend can."""
-        if self.q is None:
-            return ctx.kernels.fused_linear(x, self.packed, norm=norm, act=act, residual=residual)
-        return super().matmul(x, ctx, norm=norm, act=act, residual=residual)
-
-    def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
+    def stored_linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
         """x [T, in] -> [T, out]."""
-        if self.q is None or self.scales is None:
-            return self.matmul(x, ctx)
-        return ctx.kernels.grid_linear(x, self.q, self.scales, self.bias)
+        q, scales = self._parts()
+        return ctx.kernels.grid_linear(x, q, scales, self.bias)
 
     def join(self, others: list[Self]) -> Self | None:
         """One matrix of the same grid; absent biases count as zeros where any part has one."""
         every = [self, *others]
         if len({(part.bits, part.group, part.dtype) for part in every}) > 1:
             return None
-        bias = None
-        if any(part.bias is not None for part in every):
-            bias = torch.cat([torch.zeros(p.shape[0], dtype=p.dtype) if p.bias is None else p.bias for p in every])
         parts = [part._parts() for part in every]
         zeros = None
         if any(part.zeros is not None for part in every):
@@ -100,7 +81,8 @@ class GridWeight(WeightBase):
                 torch.zeros_like(s, dtype=torch.int8) if p.zeros is None else p.zeros
                 for p, (_, s) in zip(every, parts, strict=True)
             ])  # fmt: skip
-        return self._like(torch.cat([q for q, _ in parts]), torch.cat([s for _, s in parts]), bias, zeros)
+        q = torch.cat([q for q, _ in parts])
+        return self._like(q, torch.cat([s for _, s in parts]), joined_bias(every, q.device), zeros)
 
     def take(self, index: Tensor) -> Self:
         """Rows in the order of index."""
@@ -123,31 +105,18 @@ class GridWeight(WeightBase):
         zeros = None if self.zeros is None else self.zeros[:, first:last]
         return self._like(q[:, start:stop], scales[:, first:last], self.bias if part == 0 else None, zeros)
 
-    def rows(self, ids: Tensor) -> Tensor:
+    def stored_rows(self, ids: Tensor) -> Tensor:
         """Dense rows [n, in]."""
-        if self.q is None or self.scales is None:
-            found: Tensor = self.packed.rows(ids, self.dtype)
-            return found
-        q = self.q[ids]
+        stored, scales = self._parts()
+        q = stored[ids]
         if self.zeros is not None:
             q = q - self.zeros[ids].repeat_interleave(self.group, 1)[:, : self.shape[1]]
-        return widen(q, self.scales[ids]).to(self.dtype)
+        return widen(q, scales[ids]).to(self.dtype)
 
-    def dense(self) -> Tensor:
-        """The whole matrix."""
-        return self.rows(torch.arange(self.shape[0]))
-
-    def pieces(self) -> tuple[Any, dict[str, Tensor | None]] | None:
-        """The packed form's tensors, where the backend shows them."""
-        found: tuple[Any, dict[str, Tensor | None]] | None = None if self.packed is None else self.packed.pieces()
-        return found
-
-    def bytes(self) -> int:
-        """Bytes that a matmul reads."""
-        if self.q is None or self.scales is None:
-            return int(self.packed.bytes())
-        extra = sum(t.nbytes for t in (self.bias, self.zeros) if t is not None)
-        return self.q.numel() * self.bits // 8 + self.scales.nbytes + extra
+    def stored_bytes(self) -> int:
+        """Numbers, scales and zero points; 4 bit numbers count as if they were packed."""
+        q, scales = self._parts()
+        return q.numel() * self.bits // 8 + scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
 
     def _parts(self) -> tuple[Tensor, Tensor]:
         assert self.q is not None and self.scales is not None, "a settled weight is not taken apart"

@@ -1,0 +1,81 @@
+"""Weights that a backend may pack when they settle. Owns: what follows from that, whatever the format: products, rows
+and bytes of the packed form once it is there, else of the stored one. Must not know: formats, layers, devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.forward import Act, ForwardContext, NormSpec
+from tokenmill.quant.base import WeightBase
+
+
+class PackedWeight(WeightBase):
+    """A format implements `stored_linear`, `stored_rows` and `stored_bytes`; its `settle` sets `packed` where the
+    backend has such a form, and drops the stored numbers then."""
+
+    dtype: torch.dtype
+    bias: Tensor | None
+    packed: Any = None
+
+    def stored_linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
+        """x [T, in] -> [T, out] from the stored numbers, bias included."""
+        raise NotImplementedError
+
+    def stored_rows(self, ids: Tensor) -> Tensor:
+        """Dense rows [n, in] of the stored numbers."""
+        raise NotImplementedError
+
+    def stored_bytes(self) -> int:
+        """Bytes of the stored numbers without the bias."""
+        raise NotImplementedError
+
+    def matmul(
+        self,
+        x: Tensor,
+        ctx: ForwardContext,
+        *,
+        norm: NormSpec | None = None,
+        act: Act | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """residual + act(norm(x) @ W.T + bias), in one operation where the backend can."""
+        if self.packed is None:
+            return super().matmul(x, ctx, norm=norm, act=act, residual=residual)
+        return ctx.kernels.fused_linear(x, self.packed, norm=norm, act=act, residual=residual)
+
+    def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
+        """x [T, in] -> [T, out]."""
+        return self.stored_linear(x, ctx) if self.packed is None else self.matmul(x, ctx)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Dense rows [n, in]."""
+        found: Tensor = self.stored_rows(ids) if self.packed is None else self.packed.rows(ids, self.dtype)
+        return found
+
+    def dense(self) -> Tensor:
+        """The whole matrix."""
+        return self.rows(torch.arange(self.shape[0]))
+
+    def pieces(self) -> tuple[Any, dict[str, Tensor | None]] | None:
+        """The packed form's tensors, where the backend shows them."""
+        found: tuple[Any, dict[str, Tensor | None]] | None = None if self.packed is None else self.packed.pieces()
+        return found
+
+    def bytes(self) -> int:
+        """Bytes that a matmul reads."""
+        if self.packed is not None:
+            return int(self.packed.bytes())
+        return self.stored_bytes() + (0 if self.bias is None else self.bias.nbytes)
+
+
+def joined_bias(parts: Sequence[PackedWeight], device: torch.device) -> Tensor | None:
+    """The biases of all parts in a row; absent ones count as zeros where any part has one."""
+    if all(part.bias is None for part in parts):
+        return None
+    zeros = (torch.zeros(part.shape[0], dtype=part.dtype, device=device) for part in parts)
+    return torch.cat([none if part.bias is None else part.bias for part, none in zip(parts, zeros, strict=True)])
