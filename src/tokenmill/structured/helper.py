@@ -6,6 +6,7 @@ Must not know: what lowering is. One question at a time; the caller's thread wai
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import subprocess
@@ -20,6 +21,10 @@ from tokenmill.structured.worker import FRAME
 
 START_S = 30.0
 BUDGET_S = 1.0
+"""Of work. On a busy machine a process of low priority waits most of the time: that is no fault of the schema."""
+PATIENCE = 5.0
+"""So many times its budget may pass on the clock before a question is given up whatever it has used."""
+LOOK_S = 0.1
 MAX_ANSWER = 64 << 20
 _RUN = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from tokenmill.structured.worker import run; run()"
 
@@ -37,10 +42,10 @@ class LoweringProcess:
         body = json.dumps({"spec": spec, "reasoning": reasoning}).encode()
         process = self._ready()
         try:
-            found = _exchange(process, FRAME.pack(len(body)) + body, self.budget_s)
+            found = _exchange(process, FRAME.pack(len(body)) + body, _Budget(process.pid, self.budget_s))
         except TimeoutError:
             self.close()
-            refuse(f"it could not be worked out within {self.budget_s:g} s. Simplify it.")
+            refuse(f"it could not be worked out with {self.budget_s:g} s of work. Simplify it.")
         except (EOFError, OSError):
             self.close()
             refuse("it needs too much memory. Simplify it.")
@@ -71,7 +76,7 @@ class LoweringProcess:
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
         try:
-            _exchange(process, b"", START_S)
+            _exchange(process, b"", _Budget(process.pid, START_S))
         except (TimeoutError, EOFError, OSError):
             self.close()
             refuse("the process that works schemas out could not be started; try again.")
@@ -88,34 +93,54 @@ def _stop(process: subprocess.Popen[bytes], owner: int) -> None:
             pipe.close()
 
 
-def _exchange(process: subprocess.Popen[bytes], frame: bytes, seconds: float) -> dict[str, Any]:
-    deadline = time.monotonic() + seconds
+class _Budget:
+    """Time that one question may take: seconds of work, and more on the clock."""
+
+    def __init__(self, pid: int, seconds: float) -> None:
+        self.pid, self.seconds = pid, seconds
+        self.began, self.worked = time.monotonic(), _work_of(pid)
+
+    def wait(self, fd: int, event: int) -> None:
+        """Until `fd` is ready; TimeoutError when the budget is used up."""
+        poll = select.poll()
+        poll.register(fd, event)
+        while True:
+            worked, passed = _work_of(self.pid) - self.worked, time.monotonic() - self.began
+            if worked >= self.seconds or passed >= PATIENCE * self.seconds:
+                raise TimeoutError
+            if poll.poll(LOOK_S * 1000):
+                return
+
+
+def _work_of(pid: int) -> float:
+    """Processor seconds that a process has used; the clock where the system does not say."""
+    if sys.platform == "linux":
+        try:
+            return time.clock_gettime((~pid << 3) | 2)  # what clock_getcpuclockid(3) gives for a process
+        except OSError:
+            return math.inf  # it is gone: reading its pipe says so first
+    return time.monotonic()
+
+
+def _exchange(process: subprocess.Popen[bytes], frame: bytes, budget: _Budget) -> dict[str, Any]:
     assert process.stdin is not None and process.stdout is not None
     left = memoryview(frame)
     while left:
-        _wait(process.stdin.fileno(), select.POLLOUT, deadline)
+        budget.wait(process.stdin.fileno(), select.POLLOUT)
         left = left[os.write(process.stdin.fileno(), left) :]
-    size = FRAME.unpack(_receive(process.stdout.fileno(), FRAME.size, deadline))[0]
+    size = FRAME.unpack(_receive(process.stdout.fileno(), FRAME.size, budget))[0]
     if size > MAX_ANSWER:
         raise EOFError
-    found: dict[str, Any] = json.loads(_receive(process.stdout.fileno(), size, deadline))
+    found: dict[str, Any] = json.loads(_receive(process.stdout.fileno(), size, budget))
     return found
 
 
-def _receive(fd: int, size: int, deadline: float) -> bytes:
+def _receive(fd: int, size: int, budget: _Budget) -> bytes:
     data = bytearray()
     while len(data) < size:
-        _wait(fd, select.POLLIN, deadline)
+        budget.wait(fd, select.POLLIN)
         chunk = os.read(fd, min(size - len(data), 1 << 20))
         if not chunk:
             raise EOFError
         data += chunk
     return bytes(data)
-
-
-def _wait(fd: int, event: int, deadline: float) -> None:
-    poll = select.poll()
-    poll.register(fd, event)
-    left = deadline - time.monotonic()
-    if left <= 0 or not poll.poll(left * 1000):
-        raise TimeoutError

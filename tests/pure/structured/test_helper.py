@@ -38,7 +38,7 @@ def test_prepared_grammars_are_the_same_ones(compiler):
 
 def test_a_schema_that_overruns_is_ended_and_others_go_on():
     helper = LoweringProcess(budget_s=0.0)
-    with pytest.raises(ParameterError, match="within 0 s"):
+    with pytest.raises(ParameterError, match="with 0 s of work"):
         helper.lower(SPEC, None)
     helper.budget_s = 30.0
     assert helper.lower(SPEC, None) == lower_spec(SPEC)
