@@ -3,7 +3,7 @@ that takes them.
 
 Two neighbouring numbers lie in one int16, because tensor cores are fed (and shared memory is transposed) in 16 bits:
 the lower and the upper ones become operands of their own, so heads are split into even and odd columns. float16 holds
-every float8 and every int8 exactly. Queries are divided by the largest magnitude first. A value's scale is taken into
+every float8 and every int8 exactly. Queries are divided by their largest magnitude first. A value's scale is taken into
 the exponent of its probability, so that float16 holds their product whatever the scales are.
 Must not know: tables, splits.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tokenmill.core.forward import KVView
 from tokenmill.kernels.triton.narrow_words import float8_of
-from tokenmill.kernels.triton.paging import LOG2E, bend, product
+from tokenmill.kernels.triton.paging import bend, product
 
 
 @triton.jit
@@ -49,11 +49,11 @@ def halves_of(pairs, KIND: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def split_query(q, R: tl.constexpr, BD: tl.constexpr):
-    """q [R, BD] -> its even and odd columns in float16, divided by the largest magnitude, and this."""
+    """q [R, BD] -> its even and odd columns in float16, divided by the rows' largest magnitudes, and these [R]."""
     wide = q.to(tl.float32)
-    most = tl.max(tl.max(tl.abs(wide), axis=1), axis=0)
+    most = tl.max(tl.abs(wide), axis=1)
     part = 1.0 / tl.where(most > 0.0, most, 1.0)
-    even, odd = tl.split(tl.reshape((wide * part).to(tl.float16), (R, BD // 2, 2)))
+    even, odd = tl.split(tl.reshape((wide * part[:, None]).to(tl.float16), (R, BD // 2, 2)))
     return even, odd, most
 
 
@@ -66,19 +66,14 @@ def fold_pairs(
     k_even, k_odd = halves_of(k, KIND, WIDE)
     scores = product(q_even, k_even, tl.zeros((q_even.shape[0], k.shape[1]), dtype=tl.float32), WIDE)
     scores = product(q_odd, k_odd, scores, WIDE)
+    scores = scores * k_scale[None, :] * most[:, None]
+    scores = bend(scores, query_position, position[None, :], slope, scale, softcap, SOFTCAP, ALIBI)
     v_scale = tl.where(v_scale < 8.7e-19, 8.7e-19, v_scale)  # of zeros; NaN stays
-    bits = tl.log2(v_scale)
-    if SOFTCAP or ALIBI:
-        scores = scores * (k_scale * most)[None, :]
-        scores = bend(scores, query_position, position[None, :], slope, scale, softcap, SOFTCAP, ALIBI)
-        scores = tl.where(seen[None, :], scores + bits[None, :], float("-inf"))
-    else:
-        bits = tl.where(seen, bits, float("-inf"))
-        scores = scores * (k_scale * (most * scale * LOG2E))[None, :] + bits[None, :]
+    scores = tl.where(seen[None, :], scores + tl.log2(v_scale)[None, :], float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, axis=1))
     shrink = tl.exp2(top - new_top)
     p = tl.exp2(scores - new_top[:, None])
-    total = total * shrink + tl.sum(p * (1.0 / v_scale)[None, :], axis=1)
+    total = total * shrink + tl.sum(p / v_scale[None, :], axis=1)
     p = p.to(tl.float16)
     v_even, v_odd = halves_of(val, KIND, WIDE)
     even = product(p, v_even, even * shrink[:, None], WIDE)
