@@ -1,5 +1,6 @@
 #!/bin/sh
-# Trains the whole demo family again on one GPU and puts it under src/tokenmill/demo. About 9 minutes on an H200.
+# Trains the whole demo family again on one GPU and puts it under src/tokenmill/demo.
+# It takes about 11 minutes on an H200, ten with VISION_SECONDS=125.
 #   sh train/demo/rebuild.sh [CORPUS_DIR]      without a folder only the generated and authored text is used
 # STAGES picks parts (default: "main companions vision report install"), OUT is the folder of the results.
 # START=FOLDER goes on from the weights of an earlier run (MAIN_SECONDS says for how long).
@@ -71,7 +72,7 @@ if has vision; then
         $PY distill.py text $SMALL --main "$OUT/main" --out "$OUT/text" --seconds "${TEXT_SECONDS:-38}" --workers 8 \
             $(corpus)
         $PY vision.py $SMALL --text "$OUT/text" --tokenizer "$OUT/main" --out "$OUT/vlm" \
-            --seconds "${VISION_SECONDS:-125}" $(corpus)
+            --seconds "${VISION_SECONDS:-170}" $(corpus)
         ! has report || $PY companions_eval.py "$OUT" --parts vision,vlm_text --report "$OUT/vision.json" $SMALL
     ) &
     JOBS="$JOBS
