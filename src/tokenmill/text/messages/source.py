@@ -155,17 +155,9 @@ class Source:
             return (yield from self._scalar(sink))
         depth, quoted, place = 0, False, self.at
         while True:
-            found = (_IN_STRING if quoted else _IN_JSON).search(self.text, place)
-            cut = found is not None and found[0] == "\\" and found.end() == len(self.text)
-            if found is None or cut:
-                stop = found.start() if found is not None and not self.ended else len(self.text)
-                if stop > self.at:
-                    sink(self._pass(stop))
-                if self.ended:
-                    return False
-                yield
-                place = self.at
-                continue
+            found = yield from self._mark(_IN_STRING if quoted else _IN_JSON, place, sink)
+            if found is None:
+                return False
             place = found.end()
             if found[0] == "\\":
                 place += 1
@@ -177,21 +169,29 @@ class Source:
                 sink(self._pass(place))
                 return True
 
+    def _mark(self, marks: re.Pattern[str], place: int, sink: Sink) -> Reading[re.Match[str] | None]:
+        """The next character from `place` on that `marks` matches, a backslash only with what follows it; None at the
+        end. Text that is waited behind goes to `sink`."""
+        while True:
+            found = marks.search(self.text, place)
+            cut = found is not None and found[0] == "\\" and found.end() == len(self.text)
+            if found is not None and not cut:
+                return found
+            stop = found.start() if found is not None and not self.ended else len(self.text)
+            if stop > self.at:
+                sink(self._pass(stop))
+            if self.ended:
+                return None
+            yield
+            place = self.at
+
     def python(self, sink: Sink) -> Reading[bool]:
         """One Python literal up to the comma or bracket behind it, which stays; False if neither comes."""
         depth, quote, place = 0, "", self.at
         while True:
-            found = _PYTHON[quote].search(self.text, place)
-            cut = found is not None and found[0] == "\\" and found.end() == len(self.text)
-            if found is None or cut:
-                stop = found.start() if found is not None and not self.ended else len(self.text)
-                if stop > self.at:
-                    sink(self._pass(stop))
-                if self.ended:
-                    return False
-                yield
-                place = self.at
-                continue
+            found = yield from self._mark(_PYTHON[quote], place, sink)
+            if found is None:
+                return False
             place = found.end()
             if found[0] == "\\":
                 place += 1
