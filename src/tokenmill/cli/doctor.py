@@ -56,6 +56,8 @@ def _measure(device: str, as_json: bool) -> None:
     typer.echo(f"  memory: read {found['read_gb_per_s']:.1f} GB/s, copy {found['copy_gb_per_s']:.1f} GB/s")
     for dtype, rate in found["tflops"].items():
         typer.echo(f"  products in {dtype}: {rate:.3f} TFLOP/s")
+    if found["link"] is not None:
+        typer.echo(f"  to the next device: {found['link']['gb_per_s']:.1f} GB/s, {found['link']['us']:.1f} us")
     known = found["calibration"]
     for name, head in (("linear", "products"), ("experts", "experts")):
         for curve in known[name]:

@@ -11,7 +11,7 @@ import typer
 
 from tokenmill.cli.bench_common import PLOT, check_outputs, save
 from tokenmill.cli.errors import FAILED
-from tokenmill.cli.flags import MODEL, engine_flags, flag, settle, with_flags
+from tokenmill.cli.flags import MODEL, engine_flags, flag, settle, spelling, with_flags
 from tokenmill.core.config import all_options
 from tokenmill.core.errors import ParameterError
 
@@ -23,13 +23,22 @@ LOAD = {
     "slo": flag("slo", str, "Find the cheapest set-up that meets this, like ttft=500ms,tpot=50ms."),
     "users": flag("users", int, "Users at a time, for --slo.", min=1),
 }
-if "tensor_parallel_size" not in all_options():
-    LOAD["ranks"] = inspect.Parameter(
-        "ranks",
-        inspect.Parameter.KEYWORD_ONLY,
-        default=typer.Option(None, "--tensor-parallel-size", "--tp", min=1, help="Devices that share the model."),
-        annotation=int,
-    )
+SPREAD: dict[str, tuple[str, type, str]] = {
+    "tensor_parallel_size": ("--tp", int, "Devices that share each layer."),
+    "pipeline_parallel_size": ("--pp", int, "Stages that share the layers."),
+    "enable_expert_parallel": ("--ep", bool, "Whole experts on each rank, not slices of all."),
+}
+"""How a model may lie on several devices: option, short flag, kind, help."""
+
+
+def _spread_flag(name: str, short: str, kind: type, text: str) -> inspect.Parameter:
+    bound: dict[str, Any] = {"min": 1} if kind is int else {}
+    option = typer.Option(None, spelling(name), short, help=text, **bound)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
+
+
+# An engine that has such an option has its flag already.
+LOAD |= {name: _spread_flag(name, *told) for name, told in SPREAD.items() if name not in all_options()}
 
 
 @engine_flags
@@ -59,14 +68,17 @@ def plan(
 
     if ("slo" in load) != ("users" in load):
         raise ParameterError("--slo and --users belong together: how fast, and for how many at a time?")
+    spread = {name: value for name, value in {**options, **load}.items() if name in SPREAD}
     device = _device(on, planning.speed_types(config))
     setup = planning.Setup(
         device=device,
-        ranks=load.get("ranks") or options.get("tensor_parallel_size", 1),
+        ranks=spread.get("tensor_parallel_size", 1),
         efficiency=efficiency_of(device, load.get("efficiency")),
         contexts=tuple(load.get("contexts", ())),
         output=load.get("output", planning.DEFAULT_OUTPUT),
         price=load.get("price"),
+        stages=spread.get("pipeline_parallel_size", 1),
+        whole_experts=spread.get("enable_expert_parallel", False),
     )
     planner = planning.read_model(config, device.kind, setup.ranks)
     found = planning.plan(planner, setup)
@@ -125,8 +137,8 @@ def _show(found: dict[str, Any]) -> None:
 
 
 def _sentences(found: dict[str, Any]) -> list[str]:
-    memory, ranks = found["memory"], found["ranks"]
-    each = f" on each of {ranks} devices" if ranks > 1 else ""
+    memory, count = found["memory"], found["devices"]
+    each = f" on each of {count} devices" if count > 1 else ""
     scheme = f", weights in {found['quantization']}" if found["quantization"] else ""
     head = f"[bold]{found['model']}[/] on {found['device_title']}{each} ({found['dtype']}{scheme})"
     parts = f"weights {_gb(memory['weights'])}, a full step {_gb(memory['activations'])}"
@@ -151,15 +163,20 @@ def _table(points: list[dict[str, Any]]) -> Any:
         table.add_column(head, justify="right")
     table.add_column("limited by")
     for p in points:
-        speed = f"{p['output_tokens_per_s']:.1f}"
-        table.add_row(
-            str(p["context"]), str(p["batch"]), f"{p['ttft_ms']:.1f}", f"{p['tpot_ms']:.2f}", speed, p["limit"]
-        )
+        speed, limit = f"{p['output_tokens_per_s']:.1f}", p["limit"]
+        if "bubbles" in p:
+            limit += f"; waiting: {p['bubbles']['prompt']:.0%} of prompts, {p['bubbles']['decode']:.0%} of tokens"
+        table.add_row(str(p["context"]), str(p["batch"]), f"{p['ttft_ms']:.1f}", f"{p['tpot_ms']:.2f}", speed, limit)
     return table
 
 
 def _closing(found: dict[str, Any]) -> list[str]:
     lines = []
+    sent = found["traffic"]
+    if found["devices"] > 1:
+        parts = {"sums": "sums of slices", "experts": "states to experts and back", "stages": "states between stages"}
+        told = ", ".join(f"{text} {sent[name] / 1024:.1f} KiB" for name, text in parts.items() if sent[name])
+        lines.append(f"Each rank sends per token: {told}, at {sent['link_bytes_per_s'] / 1e9:g} GB/s.")
     if found["usd_per_million_tokens"] is not None:
         lines.append(
             f"At {found['usd_per_hour']:g} dollars an hour: {found['usd_per_million_tokens']:.3f} dollars per million "

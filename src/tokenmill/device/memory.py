@@ -29,6 +29,15 @@ def pick_device(wanted: str) -> str:
     return wanted
 
 
+def devices_like(device: str) -> list[str]:
+    """All devices of this kind, this one first."""
+    if not device.startswith("cuda"):
+        return [device]
+    names = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    own = device if ":" in device else "cuda:0"
+    return [own, *(name for name in names if name != own)]
+
+
 def free_bytes(device: str) -> int:
     """Memory that could be taken now, without swapping; cgroup limits count."""
     if device.startswith("cuda"):

@@ -15,7 +15,6 @@ from tokenmill.device.memory import pick_device
 from tokenmill.measure.throughput import Progress, measure
 from tokenmill.measure.workloads import Workload
 
-
 ENOUGH_S = 5.0
 """A set of options that has run for so long is not run again."""
 

@@ -90,7 +90,8 @@ _SCHEMES = {"gpu": {"int4": "int4-g128"}, "cpu": {}}
 def measure_calibrated(device: str, dtypes: tuple[str, ...], *, mixture: bool = True) -> dict[str, Any]:
     """Everything that `doctor --measure --json` prints."""
     plain = measure(device, tuple(t for t in dtypes if t != "fp8"))
-    return {**plain, "calibration": calibrate(device, dtypes, mixture=mixture)}
+    found = calibrate(device, dtypes, mixture=mixture)
+    return {**plain, "calibration": {**found, "link_us": (plain["link"] or {"us": 0.0})["us"]}}
 
 
 def calibrated(device: str, dtypes: tuple[str, ...]) -> Device:

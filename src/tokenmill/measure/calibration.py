@@ -71,6 +71,7 @@ class Calibration:
     mixture_s: Points = ((1.0, 0.0),)
     logit_s: float = 0.0
     process_bytes: int = 0
+    link_s: float = 0.0
 
     def product_s(self, bytes_per_weight: float, rows: float, set_bytes: float, *, experts: bool = False) -> float:
         """Seconds per weight: the format nearest in size, corrected for the difference in bytes, by what is cycled."""
@@ -113,6 +114,7 @@ def read_calibration(found: Any) -> Calibration | None:
             mixture_s=_points(host.get("mixture_ms") or [[1, 0.0]], 1e-3),
             logit_s=1e-9 * float(host["logit_ns"]),
             process_bytes=int(found.get("process_bytes", 0)),
+            link_s=1e-6 * float(found.get("link_us", 0.0)),
         )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise ParameterError(

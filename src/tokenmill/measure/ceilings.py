@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.errors import ParameterError
-from tokenmill.device.memory import describe, total_bytes
+from tokenmill.device.memory import describe, devices_like, total_bytes
 from tokenmill.kernels import make_kernels
 from tokenmill.measure.calibration import read_calibration
 from tokenmill.measure.devices import Device, recognise
 
 _READ_BYTES = {"cpu": 256 << 20, "gpu": 2 << 30}
+_LINK_BYTES = 256 << 20
 _SIDE = {"cpu": 1024, "gpu": 8192}
 _INTEGER_ROWS = 256
 _ROUNDS = 5
@@ -59,7 +60,18 @@ def measure(device: str, dtypes: tuple[str, ...]) -> dict[str, Any]:
         "read_gb_per_s": round(read / 1e9, 3),
         "copy_gb_per_s": round(copied / 1e9, 3),
         "tflops": tflops,
+        "link": link(*devices_like(device)[:2]),
     }
+
+
+def link(here: str, there: str | None = None) -> dict[str, float] | None:
+    """GB/s and microseconds of copies from one device to another; None: there is no other one."""
+    if there is None:
+        return None
+    large, small = (torch.ones(count, device=here) for count in (_LINK_BYTES // 4, 1))
+    into, probe = torch.empty_like(large, device=there), torch.empty_like(small, device=there)
+    rate = large.nbytes / _best(lambda: into.copy_(large), into)
+    return {"gb_per_s": round(rate / 1e9, 3), "us": round(1e6 * _best(lambda: probe.copy_(small), probe), 3)}
 
 
 def read_measured(found: Mapping[str, Any], source: str) -> Device:
@@ -72,7 +84,7 @@ def read_measured(found: Mapping[str, Any], source: str) -> Device:
             memory_bytes=int(found["memory_bytes"]),
             bytes_per_s=float(found["read_gb_per_s"]) * 1e9,
             flops={str(dtype): float(rate) * 1e12 for dtype, rate in found["tflops"].items()},
-            link_bytes_per_s=0.0,
+            link_bytes_per_s=1e9 * float((found.get("link") or {}).get("gb_per_s", 0.0)),
             calibration=read_calibration(found.get("calibration")),
             source=source if source.startswith("measured") else f"measured, from {source}",
         )

@@ -130,7 +130,7 @@ def speeds(device: Device, dtype: str, efficiency: Efficiency = PERFECT) -> Spee
         bytes_per_s=device.bytes_per_s * efficiency.memory,
         flops_per_s=flops * efficiency.compute,
         link_bytes_per_s=device.link_bytes_per_s * efficiency.link,
-        link_s=efficiency.link_s,
+        link_s=(device.calibration.link_s if device.calibration else 0.0) or efficiency.link_s,
         step_s=efficiency.step_s,
         calibration=device.calibration if efficiency.calibrated else None,
     )

@@ -19,7 +19,17 @@ from tokenmill.kvcache.allocation import BlockTables
 from tokenmill.kvcache.pool import CacheLayout, buy_blocks, make_layout
 from tokenmill.measure.counting import Sheet, count_model
 from tokenmill.measure.devices import CONTEXT_BYTES, Device, Efficiency, speeds
-from tokenmill.measure.roofline import Grant, Speeds, step_cost
+from tokenmill.measure.roofline import Floor, Grant, Speeds, step_cost
+from tokenmill.measure.spread import (
+    Spread,
+    bubbles,
+    check_spread,
+    exchange_bytes,
+    hop_seconds,
+    spread_cost,
+    stage_of,
+    state_bytes,
+)
 from tokenmill.measure.usual import step_time
 
 DEFAULT_CONTEXTS = (1024, 8192, 32768, 131072)
@@ -39,6 +49,13 @@ class Setup:
     contexts: tuple[int, ...] = ()
     output: int = DEFAULT_OUTPUT
     price: float | None = None
+    stages: int = 1
+    whole_experts: bool = False
+
+    @property
+    def spread(self) -> Spread:
+        """How the model lies on the devices."""
+        return Spread(self.ranks, self.stages, self.whole_experts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +139,10 @@ def read_model(config: EngineConfig, kind: str, ranks: int = 1, source: ModelSou
 def plan(planner: Planner, setup: Setup) -> dict[str, Any]:
     """Everything that `tokenmill plan --json` prints."""
     sheet, device = planner.sheet, setup.device
+    check_spread(sheet, setup.spread)
+    held = replace(planner, sheet=stage_of(sheet, setup.stages))
     reach = speeds(device, speed_type(planner, device), setup.efficiency)
-    memory = layouts(planner, device)
+    memory = layouts(held, device)
     max_context = _max_context(memory)
     fits = memory.free >= 0 and max_context >= min(memory.wanted, USEFUL_TOKENS)
     setup = replace(setup, output=max(1, min(setup.output, max_context // 2)))
@@ -131,7 +150,7 @@ def plan(planner: Planner, setup: Setup) -> dict[str, Any]:
     points = [
         point(planner, setup, reach, context, batch)
         for context in contexts
-        for batch in _batches(planner, memory, context, setup.output)
+        for batch in _batches(held, memory, context, setup.output)
     ]
     price = device.usd_per_hour if setup.price is None else setup.price
     best = max((p["output_tokens_per_s"] for p in points), default=0.0)
@@ -141,23 +160,28 @@ def plan(planner: Planner, setup: Setup) -> dict[str, Any]:
         "device": device.name,
         "device_title": device.title,
         "ranks": setup.ranks,
+        "stages": setup.stages,
+        "devices": setup.spread.devices,
         "dtype": planner.dtype,
         "quantization": planner.config.model.quantization,
         "fits": fits,
         "memory": {
-            "weights": sheet.held_bytes,
+            "weights": held.sheet.held_bytes,
             "kv": memory.kv_bytes,
             "activations": _step_bytes(planner),
             "free": memory.free,
             "total": device.memory_bytes,
         },
         "max_context": max_context,
-        "max_batch": max_batch(planner, memory, contexts[0]) if contexts else 0,
+        "max_batch": max_batch(held, memory, contexts[0]) if contexts else 0,
         "points": points,
-        "usd_per_million_tokens": round(1e6 * price * setup.ranks / 3600 / best, 4) if price and best else None,
+        "usd_per_million_tokens": round(1e6 * price * setup.spread.devices / 3600 / best, 4)
+        if price and best
+        else None,
         "usd_per_hour": price,
         "flags": _flags(planner, memory, setup, max_context),
         "per_token": _per_token(planner),
+        "traffic": _traffic(planner, setup),
         "ceilings": {
             "bytes_per_s": device.bytes_per_s,
             "flops_per_s": device.flops_in(speed_type(planner, device)),
@@ -238,31 +262,55 @@ def point(planner: Planner, setup: Setup, reach: Speeds, context: int, batch: in
     ttft_ms: one prompt on an idle engine; tpot_ms: a step in the middle of the answers; output_tokens_per_s: sustained,
     each user's next prompt computed in between.
     """
-    first, prompt_limit = prefill(planner, reach, context)
-    step = [Grant(1, context + setup.output // 2)] * batch
-    each = step_time(step_cost(planner.sheet, step, planner.kv_format), reach)
-    busy = batch * first + setup.output * each.seconds
-    prompts = batch * first > setup.output * each.seconds
-    return {
+    stages = setup.stages
+    first, prompt_limit = prefill(planner, reach, context, setup.spread)
+    chunks = -(-context // planner.step_tokens)
+    step = [Grant(1, context + setup.output // 2)] * -(-batch // stages)
+    each = _step(planner, setup.spread, reach, step)
+    # With several stages, prompts follow each other through them.
+    busy = batch * first / stages + setup.output * each.seconds
+    prompts = batch * first / stages > setup.output * each.seconds
+    found = {
         "batch": batch,
         "context": context,
-        "ttft_ms": round(1e3 * first, 4),
+        "ttft_ms": round(1e3 * first * (chunks + stages - 1) / (chunks * stages), 4),
         "tpot_ms": round(1e3 * each.seconds, 4),
         "output_tokens_per_s": round(batch * setup.output / busy, 4),
         "limit": f"{prompt_limit} in prompts" if prompts else each.limit,
     }
+    return found if stages == 1 else {**found, "bubbles": bubbles(batch, chunks, stages)}
 
 
-def prefill(planner: Planner, reach: Speeds, tokens: int) -> tuple[float, str]:
+def _step(planner: Planner, spread: Spread, reach: Speeds, grants: Sequence[Grant]) -> Floor:
+    """One step through all stages."""
+    cost = spread_cost(step_cost(planner.sheet, grants, planner.kv_format), planner.sheet, spread)
+    found = step_time(cost, reach)
+    return replace(found, seconds=found.seconds + hop_seconds(planner.sheet, spread, cost.work.tokens, reach))
+
+
+def prefill(planner: Planner, reach: Speeds, tokens: int, spread: Spread | None = None) -> tuple[float, str]:
     """Seconds of a prompt of this length in full steps, and what sets them."""
     total, longest, limit = 0.0, 0.0, ""
     for start in range(0, tokens, planner.step_tokens):
         grant = Grant(min(planner.step_tokens, tokens - start), start, start + planner.step_tokens >= tokens)
-        step = step_time(step_cost(planner.sheet, [grant], planner.kv_format), reach)
+        step = _step(planner, spread or Spread(), reach, [grant])
         total += step.seconds
         if step.seconds > longest:
             longest, limit = step.seconds, step.limit
     return total, limit
+
+
+def _traffic(planner: Planner, setup: Setup) -> dict[str, float]:
+    """Bytes per token that a rank sends: sums of slices, states to whole experts, states to the next stage."""
+    sheet, spread = planner.sheet, setup.spread
+    cost = spread_cost(step_cost(sheet, [Grant(1, 0)], planner.kv_format), sheet, spread)
+    exchanged = exchange_bytes(sheet, spread)
+    return {
+        "sums": cost.reduced_bytes - exchanged,
+        "experts": exchanged,
+        "stages": state_bytes(sheet) / spread.ranks if spread.stages > 1 else 0.0,
+        "link_bytes_per_s": setup.device.link_bytes_per_s,
+    }
 
 
 def rescued(planner: Planner, setup: Setup) -> str | None:
@@ -318,6 +366,8 @@ def _flags(planner: Planner, memory: Layouts, setup: Setup, max_context: int) ->
         "dtype": config.model.dtype if config.model.dtype != "auto" else None,
         "kv_cache_dtype": config.cache.kv_cache_dtype if config.cache.kv_cache_dtype != "auto" else None,
         "tensor_parallel_size": setup.ranks if setup.ranks > 1 else None,
+        "pipeline_parallel_size": setup.stages if setup.stages > 1 else None,
+        "enable_expert_parallel": "" if setup.whole_experts else None,
         "max_model_len": max_context if 0 < max_context < planner.sheet.spec.max_positions else None,
     }
     if planner.kind == "cpu" and max_context < memory.wanted and config.cache.kv_cache_memory_bytes is None:

@@ -92,7 +92,7 @@ def _plan(result: dict[str, Any]) -> Any:
         right.plot(users, [point["tpot_ms"] for point in points], marker="o", label=f"{context} tokens in")
     left.set(xlabel="users at a time", xscale="log", ylabel="output tokens/s", title="throughput, predicted")
     right.set(xlabel="users at a time", xscale="log", ylabel="ms", ylim=(0, None), title="time per token, predicted")
-    figure.suptitle(f"{result['model']} on {result['ranks']} x {result['device_title']}")
+    figure.suptitle(f"{result['model']} on {result.get('devices', result['ranks'])} x {result['device_title']}")
     for axes in (left, right):
         axes.grid(alpha=0.3)
         axes.legend()

@@ -1,0 +1,115 @@
+"""A model over several devices. Owns: what pipeline stages hold, what they wait for, and what whole experts cost.
+
+Slices (tensor parallel) are counted from the layers themselves (counting.py); here is what follows from formulae:
+
+    stages      each of p stages holds its share of the layers; the batch goes through them in p parts. A token takes
+                the time of all layers for its part, and p - 1 hops; a prompt of m chunks (m + p - 1) / (m p) of its
+                time.
+    experts     whole ones on e ranks: the same bytes on average, but the busiest rank sets the pace; each token's state
+                goes to every other rank that one of its experts is on, and back, instead of being summed.
+Must not know: terminals, devices.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from tokenmill.core.errors import ParameterError
+from tokenmill.measure.counting import Sheet
+from tokenmill.measure.roofline import Cost, Speeds
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """`ranks` slices of each layer, `stages` runs of layers; whole_experts: experts are dealt out, not sliced."""
+
+    ranks: int = 1
+    stages: int = 1
+    whole_experts: bool = False
+
+    @property
+    def devices(self) -> int:
+        """How many there are."""
+        return self.ranks * self.stages
+
+
+def check_spread(sheet: Sheet, spread: Spread) -> None:
+    """Refuse what cannot be dealt out."""
+    layers = len(sheet.spec.kv_specs)
+    if spread.stages > layers:
+        raise ParameterError(f"{layers} layers cannot be dealt out to {spread.stages} stages; choose a smaller --pp.")
+    if spread.whole_experts and not sheet.body.mixtures:
+        raise ParameterError("This model has no experts to be dealt out: leave out --ep.")
+    if spread.whole_experts and any(mixture.experts % spread.ranks for mixture in sheet.body.mixtures):
+        count = sheet.body.mixtures[0].experts
+        raise ParameterError(f"{count} experts cannot be dealt out to {spread.ranks} ranks evenly; change --tp.")
+
+
+def stage_of(sheet: Sheet, stages: int) -> Sheet:
+    """The largest stage's memory: its layers, and the embedding or the head, whichever is larger."""
+    if stages == 1:
+        return sheet
+    layers = len(sheet.spec.kv_specs)
+    share = -(-layers // stages)
+    mixed = sum(mixture.experts * mixture.bytes for mixture in sheet.body.mixtures)
+    body = sheet.body.weight_bytes + mixed
+    ends = max(sheet.head.weight_bytes, sheet.held_bytes - body - sheet.head.weight_bytes)
+    spec = replace(sheet.spec, kv_specs=sheet.spec.kv_specs[:share])
+    return replace(sheet, spec=spec, held_bytes=int(body * share / layers + ends))
+
+
+def spread_cost(cost: Cost, sheet: Sheet, spread: Spread) -> Cost:
+    """Whole experts: the busiest rank's work, and exchanged states instead of sums; else unchanged."""
+    if not spread.whole_experts or spread.ranks == 1 or not cost.work.tokens:
+        return cost
+    mixture, tokens = sheet.body.mixtures[0], cost.work.tokens
+    worst = imbalance(tokens * mixture.top_k, spread.ranks)
+    cost.flops["experts"] *= worst
+    cost.weight_bytes["experts"] *= min(worst, mixture.experts / max(1.0, _touched(cost, mixture.bytes)))
+    state = state_bytes(sheet)
+    sums, exchanged = len(sheet.body.mixtures) * tokens * state, exchange_bytes(sheet, spread) * tokens
+    cost.reduced_bytes = max(0.0, cost.reduced_bytes - sums) + exchanged
+    return cost
+
+
+def _touched(cost: Cost, each: float) -> float:
+    """Experts read per layer."""
+    return cost.weight_bytes["experts"] / each / max(1, cost.work.mixtures)
+
+
+def imbalance(choices: float, ranks: int) -> float:
+    """How much more than the average the busiest of `ranks` gets when this many choices fall at random."""
+    mean = choices / ranks
+    return min(float(ranks), 1.0 + math.sqrt(2.0 * math.log(ranks) / mean)) if ranks > 1 else 1.0
+
+
+def exchange_bytes(sheet: Sheet, spread: Spread) -> float:
+    """Bytes per token that a rank sends and gets back over all layers of whole experts."""
+    if not spread.whole_experts or spread.ranks == 1:
+        return 0.0
+    ranks, state = spread.ranks, state_bytes(sheet)
+    remote = sum((ranks - 1) * (1.0 - (1.0 - 1.0 / ranks) ** m.top_k) for m in sheet.body.mixtures)
+    return 2.0 * remote * state / ranks  # a token begins on one of the ranks
+
+
+def state_bytes(sheet: Sheet) -> int:
+    """What one token is between two layers, in 16 bits."""
+    return 2 * sheet.spec.hidden_size
+
+
+def hop_seconds(sheet: Sheet, spread: Spread, tokens: int, reach: Speeds) -> float:
+    """States of a step on their way through all borders between stages."""
+    if spread.stages == 1:
+        return 0.0
+    wire = tokens * state_bytes(sheet) / spread.ranks / reach.link_bytes_per_s if reach.link_bytes_per_s else 0.0
+    return (spread.stages - 1) * (wire + reach.link_s)
+
+
+def bubbles(batch: int, chunks: int, stages: int) -> dict[str, float]:
+    """Which share of the time devices wait for each other: in prompts of so many chunks, between tokens of a batch."""
+    rows = -(-batch // stages)
+    return {
+        "prompt": round((stages - 1) / (chunks + stages - 1), 4),
+        "decode": round(1.0 - batch / (stages * rows), 4),
+    }
