@@ -7,13 +7,10 @@ models, measured with the engine itself (calibrate_host.py), have it as in earne
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,7 +43,7 @@ class Sizes:
     `layers`: (hidden, inner, bytes cycled through); small models have small layers, and stay in caches. `mixture`:
     experts, chosen, hidden, inner. `contexts`: (sequences, length). `prompts`: (sequences, new tokens). `heads`: of
     queries, of keys, and their size. calls: subtract what calling costs. round_s: work is repeated until a round takes
-    this long. hasty: once is enough.
+    this long.
     """
 
     layers: tuple[tuple[int, int, int], ...]
@@ -59,7 +56,6 @@ class Sizes:
     calls: bool = True
     rounds: int = 5
     round_s: float = 0.0
-    hasty: bool = False
 
 
 SIZES = {
@@ -103,8 +99,6 @@ def calibrate(device: str, dtypes: tuple[str, ...], *, mixture: bool = True) -> 
     """Plain JSON, as calibration.py reads it; types that this machine cannot multiply are left out."""
     kind = "cpu" if device == "cpu" else "gpu"
     parts = [*(dtype for dtype in dtypes if dtype in FORMATS), *(["experts"] if mixture else []), "attention", "host"]
-    if kind == "gpu":
-        _compile(device, parts)
     found = {part: measure_part(device, SIZES[kind], part, mixture=mixture) for part in parts}
     release(device)
     return {
@@ -119,7 +113,7 @@ def calibrate(device: str, dtypes: tuple[str, ...], *, mixture: bool = True) -> 
 def measure_part(device: str, sizes: Sizes, part: str, *, mixture: bool = True) -> Any:
     """One part of the calibration: a format's products, experts, attention, or the host."""
     if part == "host":
-        return host(device, mixture=mixture, hasty=sizes.hasty)
+        return host(device, mixture=mixture)
     bench = Bench(device, "cpu" if device == "cpu" else "gpu", sizes, make_kernels(device))
     with torch.inference_mode():
         if part == "experts":
@@ -131,16 +125,6 @@ def measure_part(device: str, sizes: Sizes, part: str, *, mixture: bool = True) 
                 "prefill_tflops": sorted(bench.prompt(_COMPUTE, *size) for size in sizes.prompts),
             }
         return list(bench.products(part))
-
-
-def _compile(device: str, parts: list[str]) -> None:
-    """Run every part once, in processes side by side: what they compile is then found on the disk."""
-    sizes = SIZES["gpu"]
-    hasty = replace(sizes, layers=tuple((h, i, 0) for h, i, _ in sizes.layers), rounds=1, round_s=0.0, hasty=True)
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(len(parts), mp_context=spawn) as pool:
-        for _ in pool.map(partial(measure_part, device, hasty), parts):
-            pass
 
 
 @dataclass(slots=True)

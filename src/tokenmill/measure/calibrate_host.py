@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +57,9 @@ Found = dict[int, tuple[float, float]]
 """Seconds between two tokens, and to the first one, by rows."""
 
 
-def host(device: str, *, mixture: bool = True, hasty: bool = False) -> dict[str, Any]:
-    """Plain JSON: milliseconds around a step and per layer, for steps of single tokens and steps with prompts.
-
-    hasty: only so long that everything has run once.
-    """
+def host(device: str, *, mixture: bool = True) -> dict[str, Any]:
+    """Plain JSON: milliseconds around a step and per layer, for steps of single tokens and steps with prompts."""
     sizes = SIZES["cpu" if device == "cpu" else "gpu"]
-    if hasty:
-        sizes = replace(sizes, shallow=1, few=1, many=2, tokens=4, rounds=1)
     few, many = (_steps(device, sizes, _TINY, depth) for depth in (sizes.few, sizes.many))
     shallow = few if sizes.shallow == sizes.few else _steps(device, sizes, _TINY, sizes.shallow)
     found: dict[str, Any] = {
