@@ -10,7 +10,7 @@ import sys
 from typing import Any, Literal
 
 import openai
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 WEATHER: Any = {
     "type": "function",
@@ -30,11 +30,11 @@ class GetWeather(BaseModel):
 
 
 class Answer(BaseModel):
-    """A typed answer."""
+    """A typed answer; bounded, for a small model may go on with digits or words for ever."""
 
     mood: Literal["good", "bad"]
-    number: int
-    words: list[Literal["sea", "sun"]]
+    number: int = Field(ge=0, le=99)
+    words: list[Literal["sea", "sun"]] = Field(max_length=3)
 
 
 def tool_loop(client: openai.OpenAI, model: str) -> None:

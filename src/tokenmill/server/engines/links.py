@@ -53,6 +53,7 @@ class ProcessLink:
         self.socket.bind(address)
         self.process: Any = None
         self.reader: asyncio.Task[None] | None = None
+        self.end: asyncio.Task[None] | None = None
         self.closed = False
 
     def start(self, on_news: Callable[[News], None], on_death: Callable[[str], None]) -> None:
@@ -74,11 +75,16 @@ class ProcessLink:
                 await self.kill()
 
     def _died(self, on_death: Callable[[str], None]) -> None:
-        asyncio.get_running_loop().remove_reader(self.process.sentinel)
-        self.process.join(0)
-        code = self.process.exitcode
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self.process.sentinel)
+        self.end = loop.create_task(self._bury(on_death))
+
+    async def _bury(self, on_death: Callable[[str], None]) -> None:
+        """The process has let go of its files; a moment later the system says how it ended."""
+        while (code := self.process.exitcode) is None:
+            await asyncio.sleep(0.001)
         self._close()
-        on_death(f"signal {-code}" if code is not None and code < 0 else f"exit status {code}")
+        on_death(f"signal {-code}" if code < 0 else f"exit status {code}")
 
     def send(self, command: Command) -> None:
         if not self.closed:
@@ -95,6 +101,8 @@ class ProcessLink:
 
     async def stop(self) -> None:
         """In an orderly way, by force if that takes too long; `on_death` is not called."""
+        if self.end is not None:
+            self.end.cancel()
         if self.process is None:
             self._close()
             return
@@ -111,6 +119,9 @@ class ProcessLink:
         self._close()
 
     def _close(self) -> None:
+        if self.process is not None and self.process.exitcode is not None:
+            self.process.close()  # its pipes are this process's open files
+            self.process = None
         if not self.closed:
             self.closed = True
             if self.reader is not None:

@@ -24,6 +24,7 @@ from tokenmill.server.ollama.schemas import (
     EmbedRequest,
     GenerateRequest,
     ShowRequest,
+    usual_order,
 )
 from tokenmill.server.openai import embeddings
 from tokenmill.server.openai.schemas import EmbeddingRequest
@@ -64,7 +65,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
             if not body.messages:
                 return json_answer(loaded(context, body.model, {"message": {"role": "assistant", "content": ""}}))
             fields = {**body.fields(), "messages": [m.translated(i) for i, m in enumerate(body.messages)]}
-            fields["tools"] = body.tools or None
+            fields["tools"] = [usual_order(tool) for tool in body.tools or ()] or None
             opened = await open_translated(context, fields, work.job, work.base())
             answer = Answer(opened, body.model, generate=False)
             return work.lines(answer.lines()) if body.stream else json_answer(await answer.whole())

@@ -162,6 +162,17 @@ class Message(BaseModel):
         return found
 
 
+def usual_order(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool whose parameters' properties come before the names of the required ones, as models have mostly seen
+    them; Ollama's own client writes them the other way round."""
+    function = tool.get("function")
+    parameters = function.get("parameters") if isinstance(function, dict) else None
+    if not isinstance(function, dict) or not isinstance(parameters, dict) or "required" not in parameters:
+        return tool
+    last = {name: value for name, value in parameters.items() if name != "required"}
+    return {**tool, "function": {**function, "parameters": {**last, "required": parameters["required"]}}}
+
+
 class ChatRequest(Asked):
     """POST /api/chat."""
 
