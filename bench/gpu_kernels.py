@@ -26,7 +26,7 @@ from tokenmill.kernels.triton.decode import attend_one
 from tokenmill.kernels.triton.dense import MOST, arrange, attend_dense, attend_long, gather
 from tokenmill.kernels.triton.kernels import TritonKernels
 from tokenmill.kernels.triton.prefill import attend_many
-from tokenmill.kernels.triton.ways import RUNGS, Way, operation
+from tokenmill.kernels.triton.ways import FEW, RUNGS, Way, operation
 
 SHAPES = {  # name: (rows of the weight, columns, norm before, activation, residual)
     "qkv": (6144, 4096, True, None, False),
@@ -66,6 +66,9 @@ def weights(name: str) -> list[torch.Tensor]:
 def ways(name: str, rows: int) -> Iterator[Way]:
     """What might be the fastest."""
     yield ("blas",)
+    if rows > FEW:
+        yield ("wide",)
+        return
     gated, normed, head = name == "gate_up", SHAPES[name][2] and name != "head", name == "head"
     if rows == 1:
         for config in ((1, 4096, 4), (2, 2048, 4), (4, 2048, 8), (2, 4096, 8), (1, 4096, 8), (2, 4096, 4)):

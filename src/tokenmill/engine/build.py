@@ -312,8 +312,8 @@ def _peak_step_bytes(
     """Run the largest step there can be, and see what it takes beside weights and cache."""
     model, kernels, layout = made
     peak = 0
-    # The most rows, and the longest chunk: between them they run, and compile, every kernel of a mixed step.
-    for rows in {config.schedule.max_num_seqs, min(2, config.schedule.max_num_seqs)}:
+    # The most rows, ordinary prompts, the longest chunk: they run, and compile, every kernel of a mixed step.
+    for rows in sorted({min(n, config.schedule.max_num_seqs) for n in (config.schedule.max_num_seqs, 64, 2)}):
         plan, need, length = peak_plan(rows, step_tokens, max_len, layout)
         runner = Runner(model, kernels, KVPool(layout, need, device), len(plan.rows), length + 1)
         results: list[StepResult] = []

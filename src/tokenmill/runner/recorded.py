@@ -69,9 +69,19 @@ class DecodeRecorder:
         no = (False,) * len(self.rows.tables)
         shares = (True,) * len(self.rows.tables)
         for rung in reversed(self.ladder):  # the largest first: its memory serves the others
-            self._find((rung, no, no))
+            recording = self._find((rung, no, no))
+            if recording is not None:
+                self.kernels.greedy(recording.made.logits)  # not recorded, but compiled by now
             if rung in self.shared_ladder:
                 self._find((rung, no, shares))
+        self._move_spare()
+
+    def _move_spare(self) -> None:
+        """Compile what moves rows on, with the row that is nobody's; it stays where it was."""
+        rows, one = self.rows, self.row_ids[self.ladder[0]][:1]
+        self.kernels.advance_(one, torch.zeros_like(one), rows.tokens, rows.length, rows.computed)
+        rows.length[rows.spare] = 0
+        rows.computed[rows.spare] = 0
 
     def _find(self, key: Key) -> Recording[_Made] | None:
         """The recording of this key, made if need be; None: an operation of this model waits for the device."""

@@ -13,6 +13,7 @@ from tokenmill.kernels.triton.common import Scratch  # noqa: E402
 from tokenmill.kernels.triton.gemv import gemv  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
 from tokenmill.kernels.triton.thin import thin  # noqa: E402
+from tokenmill.kernels.triton.ways import wide_way  # noqa: E402
 
 REFERENCE = ReferenceKernels()
 
@@ -126,6 +127,24 @@ def test_greedy_takes_the_lowest_of_equal_ids_and_shows_nan():
     assert marked.tolist() == [17, ~int(ids[1]), ~0, int(ids[3])]
     assert largest[0] == 9.0 and torch.isnan(largest[1]) and largest[2] == float("-inf")
     assert not kernels.scratch.counters(x.device).any()
+
+
+@pytest.mark.parametrize("lines", [3, 20, 70, 300])
+def test_greedy_whatever_the_number_of_pieces(lines):
+    """A line is cut into fewer pieces the more lines there are."""
+    logits = torch.randn(lines, 66 * 1024 + 5)
+    ids, marked, largest = TritonKernels("cpu").greedy(logits)
+    assert torch.equal(ids, logits.argmax(-1)) and torch.equal(marked, ids)
+    assert torch.equal(largest, logits.amax(-1))
+
+
+def test_only_products_that_fill_whole_rounds_are_wide():
+    """132 programs: 8192 rows make 1024 tiles of 4096 columns (7.8 rounds), 1111 rows 144 (1.1 rounds)."""
+    assert wide_way(8192, 4096, 132, fused=True) == ("wide",)
+    assert wide_way(8192, 4096, 132, fused=False) == ("blas",)
+    assert wide_way(2048, 4096, 132, fused=False) == ("wide",)
+    assert wide_way(1111, 4096, 132, fused=True) == ("blas",)
+    assert wide_way(512, 4096, 132, fused=True) == ("blas",)
 
 
 def test_rows_are_gathered_and_moved_on():

@@ -13,10 +13,10 @@ from torch import Tensor
 from tokenmill.kernels.triton.common import Scratch, begin, wait
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["per"])
 def _greedy_kernel(
     x_ptr, id_ptr, marked_ptr, largest_ptr, part_ptr, count_ptr, V, x_stride,
-    PIECES: tl.constexpr, PER: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    per, PIECES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     line = tl.program_id(0)
@@ -26,8 +26,8 @@ def _greedy_kernel(
     best = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
     best_id = tl.full((BLOCK,), 2147483647, dtype=tl.int32)
     wrong = tl.zeros((BLOCK,), dtype=tl.int32)
-    for step in range(PER):
-        i = (piece * PER + step) * BLOCK + tl.arange(0, BLOCK)
+    for step in range(per):
+        i = (piece * per + step) * BLOCK + tl.arange(0, BLOCK)
         x = tl.load(source + i, mask=i < V, other=float("-inf")).to(tl.float32)
         wrong |= (x != x).to(tl.int32)
         better = (x > best) | ((best_id == 2147483647) & (i < V))
@@ -66,12 +66,11 @@ def greedy(logits: Tensor, scratch: Scratch, *, pdl: bool) -> tuple[Tensor, Tens
     largest = torch.empty(lines, dtype=torch.float32, device=logits.device)
     block = 1024
     blocks = triton.cdiv(vocab, block)
-    pieces = 1
-    while pieces * 2 <= min(64, blocks) and pieces * lines < 264:
-        pieces *= 2
+    # Few kinds, so that all are compiled when steps are recorded.
+    pieces = next((p for p in (1, 4, 16) if p * lines >= 264 or p >= blocks), 64)
     _greedy_kernel[(lines, pieces)](
         logits, ids, marked, largest, scratch.partial(logits.device), scratch.counters(logits.device),
-        vocab, logits.stride(0),
-        PIECES=pieces, PER=triton.cdiv(blocks, pieces), BLOCK=block, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        vocab, logits.stride(0), triton.cdiv(blocks, pieces),
+        PIECES=pieces, BLOCK=block, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return ids, marked, largest

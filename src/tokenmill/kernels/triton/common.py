@@ -98,6 +98,11 @@ def shared_memory() -> int:
     return int(torch.cuda.get_device_properties().shared_memory_per_block_optin)
 
 
+def multiprocessors() -> int:
+    """How many programs run truly beside each other."""
+    return int(torch.cuda.get_device_properties().multi_processor_count)
+
+
 def copy_engine() -> bool:
     """Can programs have whole tiles copied (Hopper and later)?"""
     return INTERPRETED or torch.cuda.get_device_capability()[0] >= 9

@@ -17,7 +17,7 @@ from tokenmill.core.protocols import FusedMixture
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.triton import pointwise
 from tokenmill.kernels.triton.choose import greedy
-from tokenmill.kernels.triton.common import INTERPRETED, Scratch, act_parts, shared_memory
+from tokenmill.kernels.triton.common import INTERPRETED, Scratch, act_parts, multiprocessors, shared_memory
 from tokenmill.kernels.triton.decode import attend_one, decode_config, early_keys
 from tokenmill.kernels.triton.dense import arrange, attend_long, can_gather
 from tokenmill.kernels.triton.gemv import gemv
@@ -32,7 +32,7 @@ from tokenmill.kernels.triton.shared import attend_shared, can_share, common_ent
 from tokenmill.kernels.triton.steady import steady
 from tokenmill.kernels.triton.stepping import advance_, gather_rows
 from tokenmill.kernels.triton.thin import thin
-from tokenmill.kernels.triton.ways import RUNGS, Way, default_way, measured_ways, operation
+from tokenmill.kernels.triton.ways import FEW, Way, default_way, measured_ways, operation, wide_way
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _WIDEST = 1 << 15
@@ -94,9 +94,9 @@ class TritonKernels(ReferenceKernels):
         if isinstance(weight, NarrowMatrix):
             self.count("narrow_linear")
             return narrow_linear(self, x, weight, norm, act, residual)
-        way = self._way(x, weight, norm, act)
-        if way[0] == "blas":
-            return self._wide_linear(x, weight, bias, norm, act, residual)
+        way = self._way(x, weight, bias, norm, act, fused=act is not None or residual is not None)
+        if way[0] in ("blas", "wide"):
+            return self._wide_linear(x, weight, bias, norm, act, residual, way)
         self.count("linear")
         inside = way[0] == "gemv" or (way[0] == "thin" and way[-1])
         if norm is not None and not (inside and norm.kind == "rms" and norm.bias is None):
@@ -147,13 +147,22 @@ class TritonKernels(ReferenceKernels):
         residual = None if residual is None else residual.contiguous()
         return steady(x.contiguous(), weight.contiguous(), bias, act, residual, pdl=self.pdl)
 
-    def _way(self, x: Tensor, weight: Tensor, norm: NormSpec | None, act: Act | None) -> Way:
+    def _way(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: NormSpec | None, act: Act | None, *, fused: bool
+    ) -> Way:
         rows, (out, inner) = x.shape[0], weight.shape
-        if not 0 < rows <= RUNGS[-1] or x.dtype != weight.dtype or x.dtype not in _FLOATS or weight.stride(1) != 1:
+        if not rows or x.dtype != weight.dtype or x.dtype not in _FLOATS or weight.stride(1) != 1:
             return ("blas",)
         gated = act_parts(act)[1]
-        found = self.ways.get(operation(rows, (out, inner), act, norm is not None))
-        return found or default_way(rows, out // 2 if gated else out, inner, gated=gated, small=self.small)
+        found = self.ways.get(operation(rows, (out, inner), act, norm is not None), ())
+        if rows > FEW:
+            copied = self.hopper and bias is None and act in (None, "silu_mul") and x.dtype == torch.bfloat16
+            if not copied or out % 16 or inner % 8 or not weight.is_contiguous() or weight.data_ptr() % 16:
+                return ("blas",)
+            return found if rows <= 512 and found else wide_way(rows, out, multiprocessors(), fused=fused)
+        if found:
+            return found
+        return default_way(rows, out // 2 if gated else out, inner, gated=gated, small=self.small)
 
     def _wide_linear(
         self,
@@ -163,11 +172,17 @@ class TritonKernels(ReferenceKernels):
         norm: NormSpec | None,
         act: Act | None,
         residual: Tensor | None,
+        way: Way,
     ) -> Tensor:
-        """The same through cuBLAS."""
+        """The same through cuBLAS, or through wide.py."""
         self.count("linear")
         if norm is not None:
             x = self.norm(x, norm)
+        if way[0] != "blas":
+            from tokenmill.kernels.triton.wide import wide  # the interpreter cannot load it
+
+            residual = None if residual is None else residual.contiguous()
+            return wide(x.contiguous(), weight, residual, gated=act is not None)
         if act is None and bias is None and residual is not None:
             return torch.addmm(residual, x, weight.t())
         y = torch.nn.functional.linear(x, weight, bias)
@@ -273,7 +288,7 @@ class TritonKernels(ReferenceKernels):
                 self._arranged = plan, arrange(spec, ctx, q.shape[0])
             attend_long(q, out, spec, ctx, self._arranged[1], pdl=self.pdl, hopper=self.hopper)
         else:
-            attend_many(q, out, spec, ctx, pdl=self.pdl, mixed=mixed, config=(64, 32, 4, 2) if self.small else None)
+            attend_many(q, out, spec, ctx, pdl=self.pdl, mixed=True, config=(64, 32, 4, 2) if self.small else None)
         if mixed:
             attend_one(q, out, spec, ctx, self.scratch, pdl=self.pdl, mixed=True)
         return out

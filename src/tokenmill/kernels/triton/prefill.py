@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.core.forward import AttentionSpec, ForwardContext
+from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan
 from tokenmill.kernels.triton.common import INTERPRETED, begin, pow2, wait
 from tokenmill.kernels.triton.paging import FLOOR, LOG2E, bend, locate, product
 from tokenmill.kernels.triton.prepare import scale_strides
@@ -183,7 +183,7 @@ def attend_many(
     kv, plan = ctx.kv[spec.layer], ctx.groups[spec.group]
     seqs, heads = plan.tables.shape[0], spec.kv.heads
     group = spec.heads // heads
-    rows, block_n, warps, stages = config or (STEADY if steady else prefill_config(spec, ctx.max_query))
+    rows, block_n, warps, stages = config or (STEADY if steady else prefill_config(spec, plan, ctx.max_query))
     packed = pow2(group)
     block_q = max(1, (rows if steady else max(16, min(rows, pow2(ctx.max_query) * packed))) // packed)
     tiles = q.shape[0] // block_q + seqs
@@ -205,11 +205,13 @@ STEADY = (32, 32, 4, 1) if INTERPRETED else (64, 64, 4, 3)
 """Small tiles: decode steps run them, too."""
 
 
-def prefill_config(spec: AttentionSpec, longest: int) -> tuple[int, int, int, int]:
-    """(rows, BN, warps, stages): measured on an H200."""
+def prefill_config(spec: AttentionSpec, plan: GroupPlan, longest: int) -> tuple[int, int, int, int]:
+    """(rows, BN, warps, stages): measured on an H200. Long chunks come here if their keys cannot be gathered; where
+    there are merely too many of them, the shorter chunks' kernel serves, which is compiled by then."""
     width = max(spec.kv.key_dim, spec.kv.value_dim)
     if INTERPRETED:
         return 32, 32, 4, 1
     if width > 128:
         return 64, 32, 4, 2
-    return (256, 64, 8, 5) if longest >= 2048 else (128, 64, 8, 5)
+    never_gathered = plan.first is not None or spec.window > 0 or spec.alibi is not None
+    return (256, 64, 8, 5) if longest >= 2048 and never_gathered else (128, 64, 8, 5)

@@ -4,6 +4,7 @@
 most rows it is meant for, the weight's shape, and what is fused. A way is one of
     ["gemv", BN, BK, warps]                                        one row
     ["thin", BN, BK, split, stages, warps, prefetch, norm inside]  up to 64 rows; norm inside: 0 norms beforehand
+    ["wide"]                                                       more than 64 rows, on Hopper
     ["blas"]                                                       cuBLAS, with what is fused around it in own launches
 """
 
@@ -15,13 +16,15 @@ import pathlib
 from tokenmill.kernels.triton.common import INTERPRETED, pow2
 
 Way = tuple[str | int, ...]
-RUNGS = (1, 16, 32, 64)
-"""Rows for which ways differ; beyond the last, cuBLAS."""
+RUNGS = (1, 16, 32, 64, 128, 256, 384, 512)
+"""Rows for which measured ways differ."""
+FEW = 64
+"""Rows up to which the weight's bytes are all that counts."""
 
 
 def operation(rows: int, shape: tuple[int, int], act: str | None, normed: bool) -> str:
     """The name of an operation in the table."""
-    rung = next(r for r in RUNGS if rows <= r)
+    rung = next((r for r in RUNGS if rows <= r), 0)
     return f"{rung} {shape[0]}x{shape[1]} {act or '-'} {'norm' if normed else '-'}"
 
 
@@ -48,3 +51,13 @@ def default_way(rows: int, width: int, inner: int, *, gated: bool, small: bool =
     if small:
         return "thin", 64, 64, split, 3, 4, 2, 0
     return "thin", 64, 128, split, 4 if not gated else 3, 4, 2, 0
+
+
+def wide_way(rows: int, out: int, programs: int, *, fused: bool) -> Way:
+    """For more rows, on Hopper: wide.py where its tiles (of 256 weight rows) fill whole rounds of programs.
+
+    fused: it saves a pass over the result; else cuBLAS is as fast from 8192 rows on."""
+    tiles = -(-rows // 128) * -(-out // 256)
+    rounds = -(-tiles // programs)
+    full = tiles >= 0.9 * rounds * programs
+    return ("wide",) if full and rows > 512 and (fused or rows <= 4096) else ("blas",)
