@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <functional>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -63,6 +64,12 @@ class Tape {
     if (recording() == this) recording() = nullptr;
   }
   void add(std::function<void()> call) { calls_.push_back(std::move(call)); }
+  void add(const LinearOp& op) {
+    auto kept = std::make_shared<LinearOp>(op);
+    if (last_) last_->next = kept.get();
+    last_ = kept;
+    calls_.push_back([kept] { table().linear(*kept); });
+  }
   int64_t size() const { return static_cast<int64_t>(calls_.size()); }
   void replay() const {
     nb::gil_scoped_release release;
@@ -75,6 +82,7 @@ class Tape {
 
  private:
   std::vector<std::function<void()>> calls_;
+  std::shared_ptr<LinearOp> last_;
 };
 
 // Makes a call, and keeps it if this thread records. `body` holds everything by value.
@@ -191,7 +199,8 @@ struct Matrix {
     const bool gated = op.act == Act::silu_mul || op.act == Act::gelu_mul || op.act == Act::gelu_tanh_mul ||
                        op.act == Act::oai_swiglu;
     require(!gated || n % (2 * kTileColumns) == 0, "a gated activation needs halves of whole tiles");
-    submit(static_cast<double>(n * k) * static_cast<double>(rows), [op] { table().linear(op); });
+    if (Tape* tape = Tape::recording()) tape->add(op);
+    run(static_cast<double>(n * k) * static_cast<double>(rows), [&op] { table().linear(op); });
   }
 
   MatrixRef ref() const { return {parts.data(), static_cast<int64_t>(parts.size()), at<const float>(bias), n, k}; }

@@ -8,6 +8,34 @@ namespace TM_NS {
 
 constexpr int kLine = 64;
 constexpr int kStepBytes = 4 * kLine;
+// How many bytes ahead a single pass over the weights asks for: enough to hide memory's latency, and soon used.
+constexpr int64_t kAhead = 3072;
+
+// The part of the next weights that one pass over these brings nearer, a little at each step.
+struct Share {
+  const uint8_t* at;
+  const uint8_t* stop;
+  int64_t lines;  // at each step
+
+  TM_INLINE void step() {
+    for (int64_t i = 0; i < lines && at < stop; ++i, at += kLine) prefetch(at);
+  }
+};
+
+// Hands out `bytes` from `at` in equal shares: `tiles` register tiles pass over the weights, each of `steps` steps.
+struct Shares {
+  const uint8_t* at;
+  const uint8_t* stop;
+  int64_t share, steps;  // share: for a pass over all four vectors
+
+  TM_INLINE Shares(const uint8_t* from, int64_t bytes, int64_t tiles, int64_t steps)
+      : at(from), stop(from + bytes), share(divide_up(bytes, 4 * kLine * tiles) * 4 * kLine), steps(steps) {}
+  TM_INLINE Share take(int vectors) {
+    const uint8_t* from = at;
+    at += share / 4 * vectors;
+    return {from, at < stop ? at : stop, divide_up(share / 4 * vectors, kLine * steps)};
+  }
+};
 
 struct FloatStep {  // float32 weights, float32 activations
   using X = float;
@@ -58,14 +86,16 @@ using PairStep = WideStep;
 // c [R, 64 of c_stride] = (resume ? c : 0) + x @ w over `steps` steps, for V of the tile's vectors from `w`.
 template <class Step, int R, int V>
 inline void dense_block(const uint8_t* w, int64_t steps, const typename Step::X* x, int64_t stride, float* c,
-                        int64_t c_stride, bool resume) {
+                        int64_t c_stride, bool resume, Share next) {
   F acc[R][V];
   for (int r = 0; r < R; ++r) {
     for (int v = 0; v < V; ++v) acc[r][v] = resume ? load(c + r * c_stride + v * 16) : zero();
   }
   for (int64_t s = 0; s < steps; ++s) {
     if (R <= 2) {  // one pass over the weights: memory decides
-      for (int v = 0; v < V; ++v) prefetch(w + s * kStepBytes + v * kLine + 4096);
+      for (int v = 0; v < V; ++v) prefetch(w + s * kStepBytes + v * kLine + kAhead);
+    } else {
+      next.step();
     }
     Step::template run<R, V>(acc, w + s * kStepBytes, x + s * Step::kPerStep, stride);
   }
@@ -76,10 +106,10 @@ inline void dense_block(const uint8_t* w, int64_t steps, const typename Step::X*
 
 template <class Step, int R>
 TM_INLINE void dense_rows(const uint8_t* w, int64_t steps, const typename Step::X* x, int64_t stride, float* c,
-                          int64_t c_stride, bool resume) {
+                          int64_t c_stride, bool resume, Shares& next) {
   constexpr int V = R == 1 ? 4 : kVectors;
   for (int v = 0; v < 4; v += V) {
-    dense_block<Step, R, V>(w + v * kLine, steps, x, stride, c + v * 16, c_stride, resume);
+    dense_block<Step, R, V>(w + v * kLine, steps, x, stride, c + v * 16, c_stride, resume, next.take(V));
   }
 }
 
@@ -88,17 +118,18 @@ template <class Step>
 void dense_tile(const uint8_t* w, int64_t steps, const typename Step::X* x, int64_t stride, int64_t rows, float* c,
                 int64_t c_stride, bool resume) {
   int64_t tiles = divide_up(rows, kRows);
+  Shares next(w + steps * kStepBytes, steps * kStepBytes, tiles, steps);
   for (int64_t row = 0; row < rows; --tiles) {
     const int64_t n = divide_up(rows - row, tiles);
     const auto* from = x + row * stride;
     float* to = c + row * c_stride;
     switch (n) {
-      case 1: dense_rows<Step, 1>(w, steps, from, stride, to, c_stride, resume); break;
-      case 2: dense_rows<Step, 2>(w, steps, from, stride, to, c_stride, resume); break;
-      case 3: dense_rows<Step, kRows < 3 ? 2 : 3>(w, steps, from, stride, to, c_stride, resume); break;
-      case 4: dense_rows<Step, kRows < 4 ? 2 : 4>(w, steps, from, stride, to, c_stride, resume); break;
-      case 5: dense_rows<Step, kRows < 5 ? 2 : 5>(w, steps, from, stride, to, c_stride, resume); break;
-      default: dense_rows<Step, kRows < 6 ? 2 : 6>(w, steps, from, stride, to, c_stride, resume); break;
+      case 1: dense_rows<Step, 1>(w, steps, from, stride, to, c_stride, resume, next); break;
+      case 2: dense_rows<Step, 2>(w, steps, from, stride, to, c_stride, resume, next); break;
+      case 3: dense_rows<Step, kRows < 3 ? 2 : 3>(w, steps, from, stride, to, c_stride, resume, next); break;
+      case 4: dense_rows<Step, kRows < 4 ? 2 : 4>(w, steps, from, stride, to, c_stride, resume, next); break;
+      case 5: dense_rows<Step, kRows < 5 ? 2 : 5>(w, steps, from, stride, to, c_stride, resume, next); break;
+      default: dense_rows<Step, kRows < 6 ? 2 : 6>(w, steps, from, stride, to, c_stride, resume, next); break;
     }
     row += n;
   }

@@ -3,8 +3,8 @@ namespace tokenmill {
 namespace TM_NS {
 
 constexpr int64_t kBlockRows = 96;     // rows whose sums stay in cache while k is cut
-constexpr int64_t kDenseSteps = 256;   // steps of k per cut when several register tiles share the weights
-constexpr int64_t kQuantColumns = 1024;  // the same, in columns of k
+constexpr int64_t kDenseSteps = 64;    // steps of k per cut when several register tiles share the weights: 16 KB
+constexpr int64_t kQuantColumns = 256;  // the same, in columns of k
 
 struct Prepared {  // activations in the form that the format multiplies
   const void* x;
@@ -79,7 +79,7 @@ TM_INLINE void quant_sums(const LinearOp& op, const Prepared& in, int64_t tile, 
   const int64_t columns = unit_columns(kind, part->group), units = divide_up(op.k, columns);
   const uint8_t* w = static_cast<const uint8_t*>(part->weight) + tile * units * unit_bytes(kind, part->group);
   const TileSums sums = tile_sums(part->format);
-  const int64_t cut = rows <= kQuantRows ? units : at_least(1, kQuantColumns / columns);
+  const int64_t cut = rows <= quant_rows_most(part->format) ? units : at_least(1, kQuantColumns / columns);
   for (int64_t unit = 0; unit < units; unit += cut) {
     sums(w, part->group, unit, at_most(units, unit + cut), in.q, row, rows, c, unit > 0);
   }
@@ -108,22 +108,45 @@ TM_INLINE void finish(const LinearOp& op, const float* c, const float* up, int64
   }
 }
 
-template <class T, class Sums>
-TM_INLINE void run_tiles(const LinearOp& op, int64_t tile_bytes, Sums sums) {
-  const bool pair = gated(op.act);
-  const int64_t tiles = divide_up(pair ? op.n / 2 : op.n, kTileColumns), blocks = divide_up(op.rows, kBlockRows);
+// How a product is cut into tasks.
+struct Cut {
+  int64_t tile_bytes, tiles, per_task, tasks;
+};
+
+TM_INLINE Cut cut(const LinearOp& op) {
+  const Part& part = *op.parts;
+  const Coding kind = coding(part.format);
+  const int64_t steps = part.format == Format::bf16 ? divide_up(op.k, 2) : op.k;
+  const int64_t bytes = part.format == Format::f32 || part.format == Format::bf16
+                            ? steps * kStepBytes
+                            : divide_up(op.k, unit_columns(kind, part.group)) * unit_bytes(kind, part.group);
+  const int64_t tiles = divide_up(gated(op.act) ? op.n / 2 : op.n, kTileColumns);
   // A task is worth waking a thread for: about 32 KB of weights, or the same work on fewer weights for more rows.
-  const int64_t work = tile_bytes * (pair ? 2 : 1) * at_least(1, at_most(op.rows, kBlockRows) / 4);
+  const int64_t work = bytes * (gated(op.act) ? 2 : 1) * at_least(1, at_most(op.rows, kBlockRows) / 4);
   const int64_t per_task = at_least(1, at_most(tiles, 32768 / at_least(1, work)));
-  const int64_t tasks = divide_up(tiles, per_task);
+  return {bytes, tiles, per_task, divide_up(tiles, per_task)};
+}
+
+TM_INLINE void announce_next(const LinearOp& op) {
+  if (!op.next) return;
+  const Cut next = cut(*op.next);
+  const auto* first = static_cast<const uint8_t*>(op.next->parts->weight);
+  announce({{first, gated(op.next->act) ? first + next.tiles * next.tile_bytes : nullptr}, next.tasks,
+            next.per_task * next.tile_bytes});
+}
+
+template <class T, class Sums>
+TM_INLINE void run_tiles(const LinearOp& op, Sums sums) {
+  const bool pair = gated(op.act);
+  const Cut by = cut(op);
   auto task = [&](int64_t index) {
-    const int64_t block = index / tasks, row = block * kBlockRows, rows = at_most(kBlockRows, op.rows - row);
+    const int64_t block = index / by.tasks, row = block * kBlockRows, rows = at_most(kBlockRows, op.rows - row);
     const auto half = static_cast<size_t>(rows * kTileColumns);
     auto* c = static_cast<float*>(scratch(Scratch::tile, half * 8));
-    const int64_t begin = index % tasks * per_task;
-    for (int64_t tile = begin; tile < at_most(tiles, begin + per_task); ++tile) {
+    const int64_t begin = index % by.tasks * by.per_task;
+    for (int64_t tile = begin; tile < at_most(by.tiles, begin + by.per_task); ++tile) {
       sums(tile, row, rows, c);
-      if (pair) sums(tile + tiles, row, rows, c + half);
+      if (pair) sums(tile + by.tiles, row, rows, c + half);
       if (op.out_f32) {
         finish<T, float>(op, c, c + half, tile * kTileColumns, row, rows);
       } else {
@@ -131,25 +154,22 @@ TM_INLINE void run_tiles(const LinearOp& op, int64_t tile_bytes, Sums sums) {
       }
     }
   };
-  parallel_for(tasks * blocks, task);
+  announce_next(op);
+  parallel_for(by.tasks * divide_up(op.rows, kBlockRows), task);
 }
 
 template <class T, class Step>
 TM_INLINE void linear_dense(const LinearOp& op) {
   const Prepared in = prepare_dense<T, typename Step::X>(op);
-  run_tiles<T>(op, divide_up(op.k, Step::kPerStep) * kStepBytes,
-               [&](int64_t tile, int64_t row, int64_t rows, float* c) {
-                 dense_sums<Step>(op, in, tile, row, rows, c);
-               });
+  run_tiles<T>(op, [&](int64_t tile, int64_t row, int64_t rows, float* c) {
+    dense_sums<Step>(op, in, tile, row, rows, c);
+  });
 }
 
 template <class T>
 TM_INLINE void linear_quantised(const LinearOp& op) {
   const Prepared in = prepare_quantised<T>(op);
-  const Part& part = *op.parts;
-  const Coding kind = coding(part.format);
-  run_tiles<T>(op, divide_up(op.k, unit_columns(kind, part.group)) * unit_bytes(kind, part.group),
-               [&](int64_t tile, int64_t row, int64_t rows, float* c) { quant_sums(op, in, tile, row, rows, c); });
+  run_tiles<T>(op, [&](int64_t tile, int64_t row, int64_t rows, float* c) { quant_sums(op, in, tile, row, rows, c); });
 }
 
 template <class T>

@@ -98,6 +98,7 @@ struct LinearOp {        // out = residual + act(norm(x) @ W.T + bias)
   bool out_f32;
   Act act;
   Norm norm;
+  const LinearOp* next;  // the product that follows in a recording, or null
 };
 
 // Keys and values in int8: the scales (bf16) of a head's numbers, `columns` of which share one.

@@ -60,10 +60,17 @@ TM_INLINE Line quad_codes(const uint8_t* planes) {
   }
 }
 
+// Steps of a part's first plane, each read when one quad is multiplied.
+constexpr int64_t first_steps(const Coding& c) { return c.whole ? 8 : c.nibble ? 4 : 0; }
+
 template <Format kFormat, int kQuad, int R, int V>
 TM_INLINE void dot_quad(I (&sums)[R][V], const uint8_t* planes, const int8_t* x, int64_t stride) {
   Line line[V];
-  for (int v = 0; v < V; ++v) line[v] = quad_codes<kFormat, kQuad>(planes + v * kLine);
+  for (int v = 0; v < V; ++v) {
+    line[v] = quad_codes<kFormat, kQuad>(planes + v * kLine);
+    // One at a time: a burst of them would wait for each other.
+    if (R <= 2 && kQuad < first_steps(coding(kFormat))) prefetch(planes + kQuad * kColumnLine + v * kLine + kAhead);
+  }
   for (int r = 0; r < R; ++r) {
     const Quad quad = splat_quad(x + r * stride + 4 * kQuad);
     for (int v = 0; v < V; ++v) {
@@ -147,10 +154,10 @@ TM_INLINE void add_group(F (&acc)[R][V], const Group& at, const Activations& x) 
   }
 }
 
-// c [R, 16 V] += over units [begin, end), columns from vector `first` of the tile.
+// c [R, 16 V] += over units [begin, end), columns from vector `first` of the tile. `next`: what this pass brings nearer.
 template <Format kFormat, int R, int V>
 inline void quant_block(const uint8_t* tile, int group, int64_t begin, int64_t end, int first, const Activations& x,
-                        int64_t row, float* c, bool resume) {
+                        int64_t row, float* c, bool resume, Share next) {
   constexpr Coding kind = coding(kFormat);
   F acc[R][V];
   for (int r = 0; r < R; ++r) {
@@ -161,11 +168,15 @@ inline void quant_block(const uint8_t* tile, int group, int64_t begin, int64_t e
     const uint8_t* head = tile + unit * bytes;
     const uint8_t* at = head + unit_head(kind);
     if (R <= 2) {
-      for (int64_t ahead = 0; ahead < unit_head(kind); ahead += kLine) prefetch(head + 4096 + ahead);
+      for (int64_t ahead = 0; ahead < unit_head(kind); ahead += kLine) prefetch(head + kAhead + ahead);
     }
     for (int64_t part = 0; part < parts && unit * parts + part < groups; ++part, at += part_bytes(kind)) {
       if (R <= 2) {
-        for (int64_t ahead = 0; ahead < part_bytes(kind); ahead += kLine) prefetch(at + 4096 + ahead);
+        constexpr int64_t scales = part_scales(kind), rest = scales + first_steps(kind) * kColumnLine;
+        for (int64_t ahead = 0; ahead < scales; ahead += kLine) prefetch(at + kAhead + ahead);
+        for (int64_t ahead = rest; ahead < part_bytes(kind); ahead += kLine) prefetch(at + kAhead + ahead);
+      } else {
+        next.step();
       }
       const Group here{head, at, first, row, unit * parts + part};
       if constexpr (kind.columns == 16) {
@@ -181,12 +192,20 @@ inline void quant_block(const uint8_t* tile, int group, int64_t begin, int64_t e
   }
 }
 
+// The most rows of a register tile. Three rows of all 64 columns need half the broadcasts of six rows of 32, which pays
+// where codes are quickly unpacked; bytes are read as they lie, and more rows a reading pay more.
+constexpr int quant_rows_most(Format format) {
+  const bool three = coding(format).nibble && kQuantRows > 3 && quant_vectors(3) == 4;
+  const bool even = format == Format::int8 || format == Format::int4 || format == Format::q4_k || format == Format::q6_k;
+  return even ? (three ? 3 : kQuantRows) : kQuantRows < 4 ? 2 : 4;
+}
+
 template <Format kFormat, int R>
 TM_INLINE void quant_rows(const uint8_t* tile, int group, int64_t begin, int64_t end, const Activations& x, int64_t row,
-                          float* c, bool resume) {
+                          float* c, bool resume, Shares& next) {
   constexpr int V = quant_vectors(R);
   for (int v = 0; v < 4; v += V) {
-    quant_block<kFormat, R, V>(tile, group, begin, end, v, x, row, c + v * 16, resume);
+    quant_block<kFormat, R, V>(tile, group, begin, end, v, x, row, c + v * 16, resume, next.take(V));
   }
 }
 
@@ -197,19 +216,22 @@ void quant_tile(const uint8_t* tile, int group, int64_t begin, int64_t end, cons
                 int64_t rows, float* c, bool resume) {
   constexpr bool even = kFormat == Format::int8 || kFormat == Format::int4 || kFormat == Format::q4_k ||
                         kFormat == Format::q6_k;
-  constexpr int most = even ? kQuantRows : kQuantRows < 4 ? 2 : 4;
+  constexpr int most = quant_rows_most(kFormat);
+  constexpr Coding kind = coding(kFormat);
+  const int64_t bytes = (end - begin) * unit_bytes(kind, group), parts = unit_columns(kind, group) / kGroup;
+  Shares next(tile + end * unit_bytes(kind, group), bytes, divide_up(rows, most), (end - begin) * parts);
   for (int64_t row = 0; row < rows;) {
     const int64_t left = rows - row;
     const int64_t n = even ? divide_up(left, divide_up(left, most)) : left >= most ? most : left >= 2 ? 2 : 1;
     float* to = c + row * kTileColumns;
     const int64_t at = first + row;
     switch (n) {
-      case 1: quant_rows<kFormat, 1>(tile, group, begin, end, x, at, to, resume); break;
-      case 2: quant_rows<kFormat, 2>(tile, group, begin, end, x, at, to, resume); break;
-      case 3: quant_rows<kFormat, most < 3 || !even ? 2 : 3>(tile, group, begin, end, x, at, to, resume); break;
-      case 4: quant_rows<kFormat, most < 4 ? 2 : 4>(tile, group, begin, end, x, at, to, resume); break;
-      case 5: quant_rows<kFormat, most < 5 ? 2 : 5>(tile, group, begin, end, x, at, to, resume); break;
-      default: quant_rows<kFormat, most < 6 ? 2 : 6>(tile, group, begin, end, x, at, to, resume); break;
+      case 1: quant_rows<kFormat, 1>(tile, group, begin, end, x, at, to, resume, next); break;
+      case 2: quant_rows<kFormat, 2>(tile, group, begin, end, x, at, to, resume, next); break;
+      case 3: quant_rows<kFormat, most < 3 || !even ? 2 : 3>(tile, group, begin, end, x, at, to, resume, next); break;
+      case 4: quant_rows<kFormat, most < 4 ? 2 : 4>(tile, group, begin, end, x, at, to, resume, next); break;
+      case 5: quant_rows<kFormat, most < 5 ? 2 : 5>(tile, group, begin, end, x, at, to, resume, next); break;
+      default: quant_rows<kFormat, most < 6 ? 2 : 6>(tile, group, begin, end, x, at, to, resume, next); break;
     }
     row += n;
   }

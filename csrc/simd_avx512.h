@@ -72,6 +72,20 @@ TM_INLINE F blend_first(F x, F y, int n) {
   return _mm512_mask_mov_ps(y, mask, x);
 }
 
+#define TM_FOLDS
+TM_INLINE float sum(F x) {
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+  __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+}
+TM_INLINE float largest(F x) {
+  const __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+  __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+}
+
 TM_INLINE I isplat(int32_t x) { return _mm512_set1_epi32(x); }
 TM_INLINE F to_f(I x) { return _mm512_cvtepi32_ps(x); }
 TM_INLINE void store_int8(int8_t* p, F x) {

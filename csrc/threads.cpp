@@ -25,6 +25,7 @@ namespace {
 constexpr int kMaxThreads = 256;
 constexpr int kSpinMicroseconds = 30;  // longer than the gap between two operations of one layer, far below a slice
 constexpr int64_t kMaxTasks = (1 << 20) - 1;
+constexpr int64_t kAheadBytes = 96 << 10;  // of each range: the second-level cache holds them besides what is in use
 
 void relax() {
 #if defined(__x86_64__)
@@ -53,18 +54,26 @@ int cgroup_limit() {
   return quota > 0 && period > 0 ? static_cast<int>(std::max(1LL, quota / period)) : kMaxThreads;
 }
 
-// generation (24 bits) | task count (20) | next task (20): one word, so that a claim proves that the job is current.
-uint64_t pack(uint64_t generation, uint64_t count, uint64_t next) {
-  return (generation & 0xffffff) << 40 | count << 20 | next;
+// generation (24 bits) | end (20) | next task (20): one word, so that a claim proves that the job is current.
+uint64_t pack(uint64_t generation, int64_t next, int64_t end) {
+  return (generation & 0xffffff) << 40 | static_cast<uint64_t>(end) << 20 | static_cast<uint64_t>(next);
 }
 uint64_t generation_of(uint64_t word) { return word >> 40; }
-int64_t count_of(uint64_t word) { return static_cast<int64_t>(word >> 20 & 0xfffff); }
+int64_t end_of(uint64_t word) { return static_cast<int64_t>(word >> 20 & 0xfffff); }
 int64_t next_of(uint64_t word) { return static_cast<int64_t>(word & 0xfffff); }
+constexpr uint64_t kOneFromEnd = uint64_t{1} << 20;
+
+// How far a thread is in what `announce` said.
+struct Fetched {
+  uint64_t said = 0;
+  const uint8_t* at[2] = {};
+  int64_t lines[2] = {};
+};
 
 class Pool {
  public:
-  explicit Pool(int count) : count_(count) {
-    for (int i = 1; i < count; ++i) workers_.emplace_back([this] { work(); });
+  explicit Pool(int count) : count_(count), queues_(static_cast<size_t>(count)) {
+    for (int i = 1; i < count; ++i) workers_.emplace_back([this, i] { work(i); });
   }
 
   // Afterwards run() still works, on the caller alone: somebody may just have fetched a pool that is replaced.
@@ -81,20 +90,24 @@ class Pool {
   int count() const { return count_; }
   std::mutex& busy() { return busy_; }
 
+  // A thread's tasks follow each other in memory, as the hardware expects; only at the end others take some of them.
   void run(int64_t count, Task task, void* context) {
     task_ = task;
     context_ = context;
     finished_.store(0, std::memory_order_relaxed);
-    const uint64_t generation = generation_of(word_.load(std::memory_order_relaxed)) + 1;
-    word_.store(pack(generation, static_cast<uint64_t>(count), 0), std::memory_order_seq_cst);
+    const uint64_t generation = generation_of(word(0).load(std::memory_order_relaxed)) + 1;
+    for (int i = count_ - 1; i >= 0; --i) {
+      word(i).store(pack(generation, count * i / count_, count * (i + 1) / count_), std::memory_order_seq_cst);
+    }
     if (sleeping_.load(std::memory_order_seq_cst) > 0) {
       { std::lock_guard<std::mutex> hold(sleep_); }
       wake_.notify_all();
     }
-    while (claim()) {
+    while (claim_any(0)) {
     }
     for (int spins = 0; finished_.load(std::memory_order_acquire) < count; ++spins) {
       if (spins < 2000) {
+        fetch_ahead(fetched_, 0);
         relax();
       } else {
         std::this_thread::yield();
@@ -102,49 +115,95 @@ class Pool {
     }
   }
 
+  void announce(const Ahead& ahead) {
+    for (int i = 0; i < 2; ++i) ahead_at_[i].store(ahead.at[i], std::memory_order_relaxed);
+    ahead_tasks_.store(ahead.tasks, std::memory_order_relaxed);
+    ahead_bytes_.store(ahead.task_bytes, std::memory_order_relaxed);
+    said_.fetch_add(1, std::memory_order_release);
+  }
+
  private:
-  bool claim() {
-    uint64_t word = word_.load(std::memory_order_acquire);
+  struct alignas(64) Queue {
+    std::atomic<uint64_t> word{0};
+  };
+
+  std::atomic<uint64_t>& word(int i) { return queues_[static_cast<size_t>(i)].word; }
+
+  bool claim_any(int me) {
+    if (claim(me, false)) return true;
+    for (int i = 1; i < count_; ++i) {
+      if (claim((me + i) % count_, true)) return true;
+    }
+    return false;
+  }
+
+  bool claim(int owner, bool last) {
+    std::atomic<uint64_t>& queue = word(owner);
+    uint64_t found = queue.load(std::memory_order_acquire), left;
     do {
-      if (next_of(word) >= count_of(word)) return false;
-    } while (!word_.compare_exchange_weak(word, word + 1, std::memory_order_acq_rel, std::memory_order_acquire));
+      if (next_of(found) >= end_of(found)) return false;
+      left = last ? found - kOneFromEnd : found + 1;
+    } while (!queue.compare_exchange_weak(found, left, std::memory_order_acq_rel, std::memory_order_acquire));
     // The claimed task is unfinished, so run() is still waiting: task_ and context_ belong to this job.
-    task_(context_, next_of(word));
+    task_(context_, last ? end_of(left) : next_of(found));
     finished_.fetch_add(1, std::memory_order_release);
     return true;
   }
 
-  void work() {
-    uint64_t seen = word_.load(std::memory_order_acquire);
-    while (!stop_.load(std::memory_order_relaxed)) {
-      while (claim()) {
+  // A few lines of what this thread will read first in the next product: memory need not rest while it waits.
+  void fetch_ahead(Fetched& mine, int me) {
+    const uint64_t said = said_.load(std::memory_order_acquire);
+    if (said != mine.said) {
+      mine.said = said;
+      const int64_t bytes = ahead_bytes_.load(std::memory_order_relaxed);
+      const int64_t first = ahead_tasks_.load(std::memory_order_relaxed) * me / count_;
+      for (int i = 0; i < 2; ++i) {
+        const uint8_t* at = ahead_at_[i].load(std::memory_order_relaxed);
+        mine.at[i] = at ? at + first * bytes : at;
+        mine.lines[i] = at ? std::min<int64_t>(bytes, kAheadBytes) / 64 : 0;
       }
-      seen = word_.load(std::memory_order_acquire);
-      if (next_of(seen) < count_of(seen)) continue;
-      const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(kSpinMicroseconds);
-      bool news = false;
-      for (int spins = 1; !news; ++spins) {
-        relax();
-        news = generation_of(word_.load(std::memory_order_acquire)) != generation_of(seen);
-        if (spins % 64 == 0 && std::chrono::steady_clock::now() > until) break;
-      }
-      if (!news) sleep(generation_of(seen));
+    }
+    const int i = mine.lines[0] > 0 ? 0 : 1;
+    for (int line = 0; line < 4 && mine.lines[i] > 0; ++line, --mine.lines[i], mine.at[i] += 64) {
+      __builtin_prefetch(mine.at[i], 0, 2);
     }
   }
 
-  void sleep(uint64_t seen) {
+  void work(int me) {
+    Fetched fetched;
+    while (!stop_.load(std::memory_order_relaxed)) {
+      const uint64_t seen = generation_of(word(me).load(std::memory_order_acquire));
+      while (claim_any(me)) {
+      }
+      const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(kSpinMicroseconds);
+      bool news = false;
+      for (int spins = 1; !news; ++spins) {
+        fetch_ahead(fetched, me);
+        relax();
+        news = generation_of(word(me).load(std::memory_order_acquire)) != seen;
+        if (spins % 64 == 0 && std::chrono::steady_clock::now() > until) break;
+      }
+      if (!news) sleep(me, seen);
+    }
+  }
+
+  void sleep(int me, uint64_t seen) {
     std::unique_lock<std::mutex> hold(sleep_);
     sleeping_.fetch_add(1, std::memory_order_seq_cst);
-    wake_.wait(hold, [&] { return stop_.load() || generation_of(word_.load(std::memory_order_seq_cst)) != seen; });
+    wake_.wait(hold, [&] { return stop_.load() || generation_of(word(me).load(std::memory_order_seq_cst)) != seen; });
     sleeping_.fetch_sub(1, std::memory_order_seq_cst);
   }
 
   const int count_;
+  std::vector<Queue> queues_;
   std::vector<std::thread> workers_;
   std::mutex busy_;
   Task task_ = nullptr;
   void* context_ = nullptr;
-  alignas(64) std::atomic<uint64_t> word_{0};
+  Fetched fetched_;
+  std::atomic<const uint8_t*> ahead_at_[2] = {};
+  std::atomic<int64_t> ahead_tasks_{0}, ahead_bytes_{0};
+  std::atomic<uint64_t> said_{0};
   alignas(64) std::atomic<int64_t> finished_{0};
   alignas(64) std::atomic<int> sleeping_{0};
   std::atomic<bool> stop_{false};
@@ -227,6 +286,10 @@ void run_tasks(int64_t count, Task task, void* context) {
   }
   // One task, one thread, or the pool is busy with another caller: the result is the same.
   for (int64_t index = 0; index < count; ++index) task(context, index);
+}
+
+void announce(const Ahead& ahead) {
+  if (Pool* found = pool.load(std::memory_order_acquire)) found->announce(ahead);
 }
 
 void* scratch(Scratch slot, size_t bytes) {

@@ -45,6 +45,20 @@ def test_callers_from_several_threads_get_what_one_gets(kernels, threads):
     assert not failures
 
 
+@pytest.mark.parametrize("rows", [1, 9])
+def test_ranges_that_do_not_divide_and_threads_without_one(kernels, threads, rows):
+    """A thread takes from the ranges of others when its own is done: nothing is lost or done twice."""
+    for tiles in (1, 2, 3, 5, 40):
+        weight = torch.randn(64 * tiles, 1024, generator=torch.Generator().manual_seed(tiles))
+        x = torch.randn(rows, 1024, generator=torch.Generator().manual_seed(0))
+        threads(1)
+        wanted = kernels.linear(x, weight)
+        for count in (2, 3, 7):
+            threads(count)
+            for _ in range(5):
+                assert torch.equal(kernels.linear(x, weight), wanted), f"{tiles} tiles, {count} threads"
+
+
 def test_the_default_is_what_the_process_may_use(threads):
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     assert 1 <= native.thread_limit() <= allowed
