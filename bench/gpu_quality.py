@@ -2,9 +2,9 @@
 
 python bench/gpu_quality.py [--model demo] [--count 60] [--forms fp8,int8] [--json OUT]
 
-Runs on the GPU where there is one. Logits are those of every position of the golden prompts and answers; the suites are
-those that the demo model was evaluated on, in wordings that it was not trained on (train/demo/suites.py). Limits: 8 bits
-may lose 1 point on average, int4 5. The exit status says whether they hold. --count 0 leaves the suites out.
+Runs on the GPU where there is one. Logits are those of every position of the golden prompts and answers; the suites
+are those that the demo model was evaluated on, in wordings that it was not trained on (train/demo/suites.py). Limits:
+8 bits may lose 1 point on average, int4 5. The exit status says whether they hold. --count 0 leaves the suites out.
 """
 
 from __future__ import annotations
