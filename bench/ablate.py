@@ -93,7 +93,10 @@ def show(rows: list[dict[str, Any]], workload: str) -> None:
         shown = " | ".join(
             "-" if row.get(k) is None else f"{row[k]:.2f}" for k in ("worth", "worth_ttft", "worth_itl_p99")
         )
-        print(f"| {row['name']} | {workload} | {shown} |" + (f" {row['error']}" if row.get("error") else ""))
+        print(
+            f"| {row['name']} | {row.get('load', workload)} | {shown} |"
+            + (f" {row['error']}" if row.get("error") else "")
+        )
 
 
 def joined(files: list[pathlib.Path]) -> dict[str, Any]:
@@ -101,9 +104,9 @@ def joined(files: list[pathlib.Path]) -> dict[str, Any]:
     results = [json.loads(path.read_text()) for path in files]
     if isinstance(results[0], list):
         return of_gpu(results[0])
-    rows = [row for found in results for row in found["options"]]
+    rows = [{**row, "load": found["workload"]} for found in results for row in found["options"]]
     rows.sort(key=lambda row: row["worth"] or 0.0, reverse=True)
-    return {**results[0], "options": rows}
+    return {**results[0], "workload": "workloads as in the table", "options": rows}
 
 
 def of_gpu(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -116,7 +119,7 @@ def of_gpu(rows: list[dict[str, Any]]) -> dict[str, Any]:
         for load in loads
         if load in row
     ]
-    return {"bench": "ablate", "workload": ", ".join(loads), "model": "", "device_name": "GPU", "options": options}
+    return {"bench": "ablate", "workload": "each load", "model": "8B", "device_name": "a GPU", "options": options}
 
 
 def main() -> None:

@@ -15,6 +15,8 @@ from tokenmill.device.memory import pick_device
 from tokenmill.measure.throughput import Progress, measure
 from tokenmill.measure.workloads import Workload
 
+GAPS = 1000
+"""Fewer gaps between tokens have no 99th percentile that could be compared."""
 ENOUGH_S = 5.0
 """A set of options that has run for so long is not run again."""
 
@@ -79,6 +81,7 @@ def ablate(
         raise ParameterError(f"--only {', '.join(sorted(unknown))}: what can be switched off here is {known}.")
     every = [workload] * repeat
     whole = measure(options, every, progress=progress, enough_s=ENOUGH_S)
+    many = whole["output_tokens"] >= GAPS
     rows = []
     for switch in chosen:
         row: dict[str, Any] = {"name": switch.name, "off": switch.off, "worth": None, "error": None}
@@ -94,7 +97,7 @@ def ablate(
                 "itl_p99_ms": without["itl_ms"]["p99"],
                 "worth": round(whole["output_tokens_per_s"] / without["output_tokens_per_s"], 4),
                 "worth_ttft": _ratio(without["ttft_ms"]["p50"], whole["ttft_ms"]["p50"]),
-                "worth_itl_p99": _ratio(without["itl_ms"]["p99"], whole["itl_ms"]["p99"]),
+                "worth_itl_p99": _ratio(without["itl_ms"]["p99"], whole["itl_ms"]["p99"]) if many else None,
             }
         rows.append(row)
     return {**whole, "bench": "ablate", "options": rows, "engine_options": whole["options"]}
