@@ -89,32 +89,8 @@ def _add(y, residual_ptr, m, n, rows, width, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def _leave(
-    acc, out_desc, residual_ptr, spare, m, tile_n, rows, width,
-    BN: gl.constexpr, GATED: gl.constexpr, ADDED: gl.constexpr, NARROW: gl.constexpr,
-):  # fmt: skip
-    """What follows the product, and the copy of its result to memory, which clips what lies outside."""
-    kind: gl.constexpr = out_desc.dtype
-    left, right = _halves(acc, NARROW)
-    if GATED:
-        y = left * (1.0 / (1.0 + gl.exp(-left))) * right
-        tma.store_wait(0)
-        spare.store(y.to(kind))
-        fence_async_shared()
-        tma.async_copy_shared_to_global(out_desc, [m, tile_n * (BN // 2)], spare)
-    else:
-        n = tile_n * BN
-        if ADDED:
-            left = _add(left, residual_ptr, m, n, rows, width, NARROW)
-            right = _add(right, residual_ptr, m, n + BN // 2, rows, width, NARROW)
-        tma.store_wait(0)
-        spare.store(left.to(kind))
-        fence_async_shared()
-        tma.async_copy_shared_to_global(out_desc, [m, n], spare)
-        tma.store_wait(0)
-        spare.store(right.to(kind))
-        fence_async_shared()
-        tma.async_copy_shared_to_global(out_desc, [m, n + BN // 2], spare)
+def _sigmoid(x):
+    return 1.0 / (1.0 + gl.exp(-x))
 
 
 @gluon.jit
@@ -129,9 +105,11 @@ def _multiply(
     NARROW: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN // 2, 16]
     )
+    kind: gl.constexpr = out_desc.dtype
     count = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         tile_m, tile_n = _place(item, tiles_m, tiles_n, GROUP)
+        m = tile_m * BM + part * HALF
         acc = gl.zeros([HALF, BN], gl.float32, LAYOUT)
         stage = count % STAGES
         mbarrier.wait(full.index(stage), (count // STAGES) & 1)
@@ -147,12 +125,32 @@ def _multiply(
             count += 1
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(free.index((count - 1) % STAGES), count=1)
-        m = tile_m * BM + part * HALF
-        _leave(acc, out_desc, residual_ptr, spare, m, tile_n, rows, width, BN, GATED, ADDED, NARROW)
+        left, right = _halves(acc, NARROW)
+        # The copy to memory clips what lies outside.
+        if GATED:
+            n = tile_n * (BN // 2)
+            y = left * _sigmoid(left) * right
+            tma.store_wait(0)
+            spare.store(y.to(kind))
+            fence_async_shared()
+            tma.async_copy_shared_to_global(out_desc, [m, n], spare)
+        else:
+            n = tile_n * BN
+            if ADDED:
+                left = _add(left, residual_ptr, m, n, rows, width, NARROW)
+                right = _add(right, residual_ptr, m, n + BN // 2, rows, width, NARROW)
+            tma.store_wait(0)
+            spare.store(left.to(kind))
+            fence_async_shared()
+            tma.async_copy_shared_to_global(out_desc, [m, n], spare)
+            tma.store_wait(0)
+            spare.store(right.to(kind))
+            fence_async_shared()
+            tma.async_copy_shared_to_global(out_desc, [m, n + BN // 2], spare)
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["tiles_m", "tiles_n", "rows"])
+@gluon.jit(do_not_specialize=["tiles_m", "rows"])
 def _wide_kernel(
     x_desc, w_desc, out_desc, residual_ptr, tiles_m, tiles_n, rows, width,
     STEPS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr,
