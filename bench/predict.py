@@ -3,7 +3,7 @@
 python bench/predict.py run MODEL --out OUT.json [--loads 0,1,2] [--ceilings CEILINGS.json]
 python bench/predict.py join OUT.json ...             the errors' median and worst over all pieces, as JSON
 
-MODEL: demo, 1b-none, 1b-int8 or 1b-int4. A piece measures the machine first, in a process of its own, as
+MODEL: demo, 1b-none, 1b-int8 or 1b-int4. A piece measures the machine first, as
 `tokenmill doctor --measure` does (or takes what that printed): the prediction knows nothing else. Memory bandwidth of a
 shared host changes within minutes, so each piece does it anew. Loads that take less than SPENT seconds are repeated;
 the median counts. Before memory is compared, the whole K/V pool is written: a CPU hands out pages at the first write.
@@ -169,7 +169,7 @@ def summary(pieces: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("verb", choices=("run", "join", "calibrate", "child"))
+    parser.add_argument("verb", choices=("run", "join", "child"))
     parser.add_argument("names", nargs="+")
     parser.add_argument("--loads", default=",".join(map(str, range(len(LOADS)))))
     parser.add_argument("--ceilings", default="")
@@ -178,8 +178,6 @@ def main() -> None:
     loads = [int(i) for i in args.loads.split(",")]
     if args.verb == "join":
         print(json.dumps(summary([json.loads(pathlib.Path(name).read_text()) for name in args.names]), indent=1))
-    elif args.verb == "calibrate":
-        calibrate(args.names[0], pathlib.Path(args.names[1]))
     elif args.verb == "child":
         print(json.dumps(run(args.names[0], args.ceilings, loads)))
     else:
@@ -187,7 +185,7 @@ def main() -> None:
             ceilings = args.ceilings or str(pathlib.Path(folder) / "ceilings.json")
             if not args.ceilings:
                 wait_for_calm()
-                child("calibrate", args.names[0], ceilings)
+                calibrate(args.names[0], pathlib.Path(ceilings))
             found = {**json.loads(child("child", args.names[0], "--ceilings", ceilings, "--loads", args.loads))}
             found["ceilings"] = json.loads(pathlib.Path(ceilings).read_text())
         pathlib.Path(args.out or f"predict-{args.names[0]}.json").write_text(json.dumps(found) + "\n")
