@@ -26,9 +26,9 @@ from tokenmill import LLM, SamplingParams  # noqa: E402
 NEIGHBOUR = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
 
 
-def rates(llm: LLM, tokens: int, runs: int) -> dict[str, float]:
-    """Median prefill and decode rates of one sequence."""
-    source, prefill, decode = random.Random(0), [], []
+def rates(llm: LLM, tokens: int, runs: int, source: random.Random) -> dict[str, float]:
+    """Median prefill and decode rates of one sequence; prompts that `source` has not made before."""
+    prefill, decode = [], []
     size = llm.built.facts.vocab_size
     for _ in range(runs):
         prompt = {"prompt_token_ids": [source.randrange(100, size - 100) for _ in range(tokens)]}
@@ -52,16 +52,17 @@ def main() -> None:
     options = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     found: dict[str, dict[str, float]] = {}
+    source = random.Random(0)
     with LLM(model=options.model, skip_tokenizer_init=True, max_model_len=options.tokens + 64) as llm:
         from tokenmill import _native
 
         for name, threads in (("one thread", 1), ("all threads", len(cores))):
             _native.set_threads(threads)
-            rates(llm, 64, 1)
-            found[name] = rates(llm, options.tokens, options.runs)
+            rates(llm, 64, 1, source)
+            found[name] = rates(llm, options.tokens, options.runs, source)
         neighbour = subprocess.Popen([sys.executable, "-c", NEIGHBOUR, str(cores[-1])])
         try:
-            found["busy neighbour"] = rates(llm, options.tokens, options.runs)
+            found["busy neighbour"] = rates(llm, options.tokens, options.runs, source)
         finally:
             neighbour.kill()
             neighbour.wait()
