@@ -35,8 +35,8 @@ def main(ceilings: str, files: list[str]) -> None:
         name = f"{pathlib.Path(entry['model']).name} {entry['options'].get('quantization') or planner.dtype}"
         error = true / hoped - 1  # of the time
         tpot = found["tpot_ms"]["p50"]
-        rows.append({"what": f"{name} {pathlib.Path(entry['workload']).stem}", "predicted": round(hoped, 1),
-                     "measured": true, "time_off": round(error, 4), "tpot_ms": tpot, "steps": found["steps"]})  # fmt: skip
+        row = {"what": f"{name} {pathlib.Path(entry['workload']).stem}", "predicted": round(hoped, 1), "measured": true}
+        rows.append({**row, "time_off": round(error, 4), "tpot_ms": tpot, "steps": found["steps"]})
         print(json.dumps(rows[-1]), file=sys.stderr)
     errors = [abs(row["time_off"]) for row in rows]
     print(json.dumps({"median_error": statistics.median(errors), "worst_error": max(errors), "rows": rows}, indent=1))
