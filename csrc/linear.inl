@@ -79,7 +79,7 @@ TM_INLINE void quant_sums(const LinearOp& op, const Prepared& in, int64_t tile, 
   const int64_t columns = unit_columns(kind, part->group), units = divide_up(op.k, columns);
   const uint8_t* w = static_cast<const uint8_t*>(part->weight) + tile * units * unit_bytes(kind, part->group);
   const TileSums sums = tile_sums(part->format);
-  const int64_t cut = rows <= quant_rows_most(part->format) ? units : at_least(1, kQuantColumns / columns);
+  const int64_t cut = rows <= quant_rows_most(part->format, rows) ? units : at_least(1, kQuantColumns / columns);
   for (int64_t unit = 0; unit < units; unit += cut) {
     sums(w, part->group, unit, at_most(units, unit + cut), in.q, row, rows, c, unit > 0);
   }

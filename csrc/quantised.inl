@@ -192,12 +192,12 @@ inline void quant_block(const uint8_t* tile, int group, int64_t begin, int64_t e
   }
 }
 
-// The most rows of a register tile. Three rows of all 64 columns need half the broadcasts of six rows of 32, which pays
-// where codes are quickly unpacked; bytes are read as they lie, and more rows a reading pay more.
-constexpr int quant_rows_most(Format format) {
+// The most rows of a register tile, given how many there are. For many, three rows of all 64 columns need half the
+// broadcasts of six rows of 32, which pays where codes are quickly unpacked; for few, fewer readings of the weights do.
+constexpr int64_t quant_rows_most(Format format, int64_t rows) {
   const bool three = coding(format).nibble && kQuantRows > 3 && quant_vectors(3) == 4;
   const bool even = format == Format::int8 || format == Format::int4 || format == Format::q4_k || format == Format::q6_k;
-  return even ? (three ? 3 : kQuantRows) : kQuantRows < 4 ? 2 : 4;
+  return !even ? (kQuantRows < 4 ? 2 : 4) : three && rows > 12 ? 3 : kQuantRows;
 }
 
 template <Format kFormat, int R>
@@ -216,13 +216,14 @@ void quant_tile(const uint8_t* tile, int group, int64_t begin, int64_t end, cons
                 int64_t rows, float* c, bool resume) {
   constexpr bool even = kFormat == Format::int8 || kFormat == Format::int4 || kFormat == Format::q4_k ||
                         kFormat == Format::q6_k;
-  constexpr int most = quant_rows_most(kFormat);
+  constexpr int most = static_cast<int>(quant_rows_most(kFormat, 1));
+  const int64_t wanted = quant_rows_most(kFormat, rows);
   constexpr Coding kind = coding(kFormat);
   const int64_t bytes = (end - begin) * unit_bytes(kind, group), parts = unit_columns(kind, group) / kGroup;
-  Shares next(tile + end * unit_bytes(kind, group), bytes, divide_up(rows, most), (end - begin) * parts);
+  Shares next(tile + end * unit_bytes(kind, group), bytes, divide_up(rows, wanted), (end - begin) * parts);
   for (int64_t row = 0; row < rows;) {
     const int64_t left = rows - row;
-    const int64_t n = even ? divide_up(left, divide_up(left, most)) : left >= most ? most : left >= 2 ? 2 : 1;
+    const int64_t n = even ? divide_up(left, divide_up(left, wanted)) : left >= most ? most : left >= 2 ? 2 : 1;
     float* to = c + row * kTileColumns;
     const int64_t at = first + row;
     switch (n) {
