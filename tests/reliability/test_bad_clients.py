@@ -52,7 +52,7 @@ def leave_early(running: Running, body: dict[str, Any], name: str, *, reset: boo
 def test_row_2_a_hundred_dropped_streams(launch: Launch, step_ms: int) -> None:
     """Steps that the engine made after the server had told its last token, and after the client had closed.
 
-    A model's step takes about 10 ms on a GPU; steps of a tiny model alone (0 ms more) are shorter than a message's way.
+    A model's step takes about 10 ms; a tiny one's (0 ms more) are shorter than a message's way, and only shown.
     """
     running = launch("--log-level", "warning", faults=f"slow={step_ms / 1000}" if step_ms else "")
     body = {"prompt": "The mill", "max_tokens": 1900, "ignore_eos": True, "stream": True}
@@ -77,7 +77,7 @@ def test_row_2_a_hundred_dropped_streams(launch: Launch, step_ms: int) -> None:
         "steps_after_closing": dict(sorted(Counter(closed).items())),
     }
     print(json.dumps(found, indent=2))
-    assert max(waits) <= 0.25 and max(seen) <= 2 and (max(closed) <= 2 or not step_ms)
+    assert max(waits) <= 0.25 and (not step_ms or max(seen + closed) <= 2)
 
 
 def test_row_4_two_hundred_slow_sockets(launch: Launch) -> None:
