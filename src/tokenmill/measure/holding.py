@@ -26,6 +26,11 @@ class Live(TorchDispatchMode):
         self.known = WeakTensorKeyDictionary()
         self.now = self.most = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: torch's compiler is not in play here, and to keep it out would import it."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for tensor in out if isinstance(out, (tuple, list)) else (out,):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from engines import BACKENDS, exact, follow, greedy, open_llm, run
@@ -74,3 +77,13 @@ def test_a_broken_input_is_still_refused(tiny):
         with pytest.raises(ValueError, match="outside the pages"):
             made.tape.replay()
         assert torch.isfinite(made.hidden).all()
+
+
+def test_recording_loads_no_compiler():
+    """torch imports its compiler for whoever watches it and does not decline: a second's standstill, and its memory."""
+    code = (
+        "import sys, torch; from tokenmill.kernels.cpu.replay import _Watch\n"
+        "with torch.inference_mode(), _Watch() as watch: torch.empty(2)\n"
+        "assert watch.kept and 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

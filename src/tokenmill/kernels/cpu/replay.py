@@ -101,6 +101,11 @@ class _Watch(TorchDispatchMode):
         self.kept: list[object] = []
         self.other: set[str] = set()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: torch's compiler is not in play here, and to keep it out would import it (a second, mid-service)."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         self.kept.append(made)
