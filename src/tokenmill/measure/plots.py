@@ -111,9 +111,10 @@ def _ablate(result: dict[str, Any]) -> Any:
         values = [row.get(kind) or 1.0 for row in rows]
         axes.barh(names, [value - 1.0 for value in values], left=1.0, color=["C0" if v >= 1 else "C3" for v in values])
         axes.axvline(1.0, color="black", linewidth=0.8)
-        for i, value in enumerate(values):
-            axes.annotate(f"{value:.2f}", (max(value, 1.0), i), xytext=(3, 0), textcoords="offset points", va="center")
-        if values and max(values) > 5:
+        for i, row in enumerate(rows):
+            said = "-" if row.get(kind) is None else f"{row[kind]:.2f}"
+            axes.annotate(said, (max(values[i], 1.0), i), xytext=(3, 0), textcoords="offset points", va="center")
+        if values and (max(values) > 5 or min(values) < 0.2):
             axes.set_xscale("log")
         axes.margins(x=0.18)
         axes.set(title=head, xlabel="times better with it")
