@@ -19,7 +19,7 @@ from torch import Tensor
 from tokenmill.sampling import table as features
 from tokenmill.sampling.table import BadWords, SamplingTable
 
-CACHED_LINES = 4
+CACHED_BYTES = 2 << 20
 
 
 @dataclass(slots=True)
@@ -113,7 +113,7 @@ def _masks_(work: Work) -> None:
 
     def apply_(x: Tensor) -> None:
         # On a CPU a few lines at a time: their limits stay in its cache, and no fresh memory is touched.
-        lines = CACHED_LINES if x.device.type == "cpu" else len(packed)
+        lines = max(1, CACHED_BYTES // (4 * size)) if x.device.type == "cpu" else len(packed)
         for i in range(0, len(packed), lines):
             part = x[i : i + lines]
             torch.minimum(part, mask_limits(packed[i : i + lines], size, limits), out=part)
