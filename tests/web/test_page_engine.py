@@ -83,7 +83,7 @@ def test_what_happened_before_one_looked_is_shown(serve: Servers, tab: Tabs) -> 
     server = serve(FakeOptions(step_s=0.01, max_rows=4))
     page = tab(server.url)
     with load(server, users=3, tokens=20):
-        while len(server.context.history.records) < 6:
+        while len(server.context.history) < 6:
             time.sleep(0.02)
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
@@ -98,7 +98,7 @@ def test_what_happened_before_one_looked_is_shown(serve: Servers, tab: Tabs) -> 
 def test_timeline_of_a_request(serve: Servers, tab: Tabs) -> None:
     server = serve(FakeOptions(step_s=0.02, max_rows=1))
     with load(server, users=2, tokens=15):
-        while len(server.context.history.records) < 4:
+        while len(server.context.history) < 4:
             time.sleep(0.02)
     page = tab(f"{server.url}#engine")
     page.get_by_role("button", name="Timeline of request").nth(1).click()

@@ -1,4 +1,4 @@
-"""The lives of recent requests, for GET /v1/requests/{id}. Owns: a bounded ring of records without any text.
+"""The lives of recent requests, for GET /v1/requests/{id}. Owns: a bounded number of records without any text.
 
 Must not know: HTTP, engines.
 """
@@ -6,15 +6,20 @@ Must not know: HTTP, engines.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+import msgspec
+
 from tokenmill.server.backend import Timeline
+from tokenmill.server.ring import Ring
 
 MAX_RECORDS = 1000
+MAX_BYTES = 1 << 20
+"""Of ended records: twice what a thousand requests with short prompts take."""
+_encode = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(slots=True)
@@ -41,30 +46,55 @@ class Record:
 
 
 class History:
-    """Records by id, the oldest dropped first."""
+    """Open records, and ended ones in the form in which they are shown; the oldest are dropped first."""
 
-    def __init__(self, most: int = MAX_RECORDS) -> None:
+    def __init__(self, most: int = MAX_RECORDS, size: int = MAX_BYTES) -> None:
         self.most = most
-        self.records: OrderedDict[str, Record] = OrderedDict()
+        self.open: dict[str, Record] = {}
+        self.ended = Ring(size, most)
+
+    def __len__(self) -> int:
+        return len(self.open) + len(self.ended)
 
     def begin(self, request_id: str, owner: str, began: float) -> Record:
-        """A new record; one with the same id is replaced."""
+        """A new record; an open one with the same id is replaced."""
         record = Record(request_id, owner, time.time(), began)
-        self.records.pop(request_id, None)
-        self.records[request_id] = record
-        while len(self.records) > self.most:
-            self.records.popitem(last=False)
+        self.open.pop(request_id, None)
+        self.open[request_id] = record
+        if len(self.open) > self.most:
+            self.open.pop(next(iter(self.open)))
         return record
+
+    def end(self, record: Record, now: float) -> None:
+        """Nothing more happens to this request."""
+        record.ended = now
+        if self.open.get(record.id) is record:
+            del self.open[record.id]
+        self.ended.add(_key(record.owner, record.id) + _encode(record.began) + _encode(_shown(record)))
 
     def find(self, request_id: str, owner: str) -> dict[str, Any] | None:
         """A record as JSON; None for an unknown id, and for somebody else's."""
-        record = self.records.get(request_id)
-        return None if record is None or record.owner != owner else _shown(record)
+        record = self.open.get(request_id)
+        if record is not None:
+            return _shown(record) if record.owner == owner else None
+        return next((_decoded(data)[1] for data in self.ended.newest(_key(owner, request_id))), None)
 
     def recent(self, owner: str, most: int) -> list[dict[str, Any]]:
         """An owner's newest records as JSON, the newest first."""
-        own = (record for record in reversed(self.records.values()) if record.owner == owner)
-        return [_shown(record) for record in islice(own, most)]
+        found = [_decoded(data) for data in islice(self.ended.newest(_key(owner)), most)]
+        found += [(record.began, _shown(record)) for record in self.open.values() if record.owner == owner]
+        found.sort(key=lambda pair: pair[0], reverse=True)
+        return [shown for _, shown in found[:most]]
+
+
+def _key(owner: str, request_id: str | None = None) -> bytes:
+    """The beginning of an ended record: an array of four parts, of which the first two are these."""
+    return b"\x94" + _encode(owner) + (b"" if request_id is None else _encode(request_id))
+
+
+def _decoded(data: bytes) -> tuple[float, dict[str, Any]]:
+    _, _, began, shown = msgspec.msgpack.decode(data)
+    return began, shown
 
 
 def _shown(record: Record) -> dict[str, Any]:

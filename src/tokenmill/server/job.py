@@ -221,7 +221,7 @@ class Job:
             if self.recorder is not None:
                 self.recorder.note(task.request, self.began, life.output_tokens // task.num_outputs)
         if self.record is not None:
-            self.record.ended = now
+            self.history.end(self.record, now)
             if self.traces is not None:
                 self.traces.note(self.record, self.parent)
         self.gate.leave(self.tenant, self.count, used)

@@ -151,4 +151,4 @@ async def test_the_timeline_of_a_request(start: Starter) -> None:
     assert (await served.client.get("/v1/requests/cmpl-mine", headers={"x-api-key": "b"})).status_code == 404
     for i in range(1100):
         served.context.history.begin(f"r{i}", "a", 0.0)
-    assert len(served.context.history.records) == 1000
+    assert len(served.context.history.open) == 1000
