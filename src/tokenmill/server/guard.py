@@ -43,7 +43,7 @@ class Guard:
         self.unlogged = OPEN_PATHS.union(*(api.unlogged for api in apis))
         self.access = Access(self.config.listen)
         self.writing: dict[asyncio.Task[Any], float] = {}
-        self.open = 0
+        self.open = self._most = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -51,6 +51,11 @@ class Guard:
                 await self.app(scope, receive, send)
             return
         await _Visit(self, scope, receive, send).run()
+
+    def most(self) -> int:
+        """The most requests that were open at once since this was last asked."""
+        most, self._most = self._most, self.open
+        return most
 
     async def drop_slow_readers(self) -> None:
         """End streams whose reader has taken nothing for too long; runs for ever."""
@@ -82,6 +87,7 @@ class _Visit:
     async def run(self) -> None:
         guard = self.guard
         guard.open += 1
+        guard._most = max(guard._most, guard.open)
         guard.metrics.load.set(guard.open)
         state = self.scope.setdefault("state", {})
         state["request_id"] = self.id

@@ -28,6 +28,7 @@ from tokenmill.server.engines.fleet import Fleet
 from tokenmill.server.engines.links import Build, Link, ProcessLink, ThreadLink
 from tokenmill.server.engines.state import FleetOptions
 from tokenmill.server.guard import Guard
+from tokenmill.server.heap import system_trim, trim_after_bursts
 from tokenmill.server.protocol import make_protocol
 
 log = logging.getLogger("tokenmill.server")
@@ -203,6 +204,7 @@ class HttpServer:
         self.tasks = [
             loop.create_task(self.server._serve([self.sock])),
             loop.create_task(self.guard.drop_slow_readers()),
+            loop.create_task(trim_after_bursts(self.guard.most, lambda: self.guard.open, system_trim())),
         ]
         while not self.server.started and not self.tasks[0].done():
             await asyncio.sleep(0.005)
@@ -213,7 +215,8 @@ class HttpServer:
         """Close the listener; requests that still run are cancelled after a moment."""
         self.server.config.timeout_graceful_shutdown = 1
         self.server.should_exit = True
-        self.tasks[1].cancel()
+        for task in self.tasks[1:]:
+            task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self.tasks[0]
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.pure.server.conftest import Served, Starter
 from tokenmill.server.backend import EngineStats
-from tokenmill.server.web.activity import COLUMNS, Activity, quantiles, whole
+from tokenmill.server.web.activity import COLUMNS, MAX_SAMPLES, Activity, quantiles, whole
 from tokenmill.server.web.files import STATIC, policy
 from tokenmill.server.web.routes import FILES, PATHS
 from tokenmill.testing.fake_generator import FakeOptions
@@ -198,6 +198,17 @@ def test_samples_are_taken_when_the_last_is_old_and_latencies_count_once() -> No
     assert dict(zip(COLUMNS, activity.since(100.0)[0], strict=True))["ttft_p50"] is None
 
 
+def test_the_newest_samples_are_kept() -> None:
+    now = [0.0]
+    figures = _Figures()
+    activity = Activity(figures, figures, clock=lambda: now[0])  # type: ignore[arg-type]
+    for second in range(1, MAX_SAMPLES + 51):
+        now[0] = float(second)
+        activity.take()
+    assert [row[0] for row in activity.since(0.0)] == [float(s) for s in range(51, MAX_SAMPLES + 51)]
+    assert [row[0] for row in activity.since(MAX_SAMPLES + 48.0)] == [MAX_SAMPLES + 49.0, MAX_SAMPLES + 50.0]
+
+
 async def test_the_clock_runs_while_engines_work_and_rests_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokenmill.server.web.activity.PERIOD_S", 0.01)
     figures = _Figures()
@@ -210,4 +221,4 @@ async def test_the_clock_runs_while_engines_work_and_rests_with_them(monkeypatch
     figures.observe(3)
     while activity.timer is not None:
         await asyncio.sleep(0.005)
-    assert len(activity.samples) == 2 and heard == [0, 3]
+    assert activity.taken == 2 and heard == [0, 3]
