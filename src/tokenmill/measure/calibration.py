@@ -142,3 +142,18 @@ def _hosted(found: Sequence[Mapping[str, float]]) -> tuple[Hosted, ...]:
     return tuple(
         Hosted(float(f["rows"]), 1e-3 * f["step_ms"], 1e-3 * f["layer_ms"], 1e-3 * f["least_ms"]) for f in found
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """What a device reaches: bytes and operations per second, bytes per second between ranks; seconds around a step.
+
+    A calibration replaces all of these but the link's (usual.py).
+    """
+
+    bytes_per_s: float
+    flops_per_s: float
+    link_bytes_per_s: float = 0.0
+    link_s: float = 0.0
+    step_s: float = 0.0
+    calibration: Calibration | None = None

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.core.errors import ParameterError
-from tokenmill.measure.calibration import Calibration
-from tokenmill.measure.roofline import Speeds
+from tokenmill.measure.calibration import Calibration, Speeds
 
 TABLE = Path(__file__).parent / "data" / "devices.json"
 CONTEXT_BYTES = {"gpu": 600 << 20, "cpu": 400 << 20}

@@ -17,9 +17,10 @@ from tokenmill.engine import build
 from tokenmill.engine.source import ModelSource
 from tokenmill.kvcache.allocation import BlockTables
 from tokenmill.kvcache.pool import CacheLayout, buy_blocks, make_layout
+from tokenmill.measure.calibration import Speeds
 from tokenmill.measure.counting import Sheet, count_model
 from tokenmill.measure.devices import CONTEXT_BYTES, Device, Efficiency, speeds
-from tokenmill.measure.roofline import Floor, Grant, Speeds, step_cost
+from tokenmill.measure.roofline import Floor, Grant, step_cost
 from tokenmill.measure.spread import (
     Spread,
     bubbles,

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tokenmill.core.forward import KVFormat
-from tokenmill.measure.calibration import Calibration
+from tokenmill.measure.calibration import Speeds
 from tokenmill.measure.counting import Attended, Sheet
 
 PARTS = ("matrices", "experts", "attention", "head")
@@ -85,21 +85,6 @@ class Cost:
         self.activation_bytes += other.activation_bytes
         self.reduced_bytes += other.reduced_bytes
         self.reductions += other.reductions
-
-
-@dataclass(frozen=True, slots=True)
-class Speeds:
-    """What a device reaches: bytes and operations per second, bytes per second between ranks; seconds around a step.
-
-    A calibration replaces all of these but the link's (usual.py).
-    """
-
-    bytes_per_s: float
-    flops_per_s: float
-    link_bytes_per_s: float = 0.0
-    link_s: float = 0.0
-    step_s: float = 0.0
-    calibration: Calibration | None = None
 
 
 @dataclass(frozen=True, slots=True)

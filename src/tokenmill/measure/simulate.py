@@ -15,11 +15,12 @@ from tokenmill.engine.admission import Admission
 from tokenmill.engine.build import make_limits
 from tokenmill.engine.engine import Engine
 from tokenmill.kvcache.allocation import BlockTables
+from tokenmill.measure.calibration import Speeds
 from tokenmill.measure.closed import closed_loop
 from tokenmill.measure.devices import speeds
 from tokenmill.measure.plan import Planner, Setup, layouts, speed_type
 from tokenmill.measure.replay import grants_of
-from tokenmill.measure.roofline import Speeds, step_cost
+from tokenmill.measure.roofline import step_cost
 from tokenmill.measure.usual import step_time
 from tokenmill.measure.workloads import Job, Workload
 from tokenmill.runner.batch import SHARED_ENTRIES

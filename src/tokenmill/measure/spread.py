@@ -16,8 +16,9 @@ import math
 from dataclasses import dataclass, replace
 
 from tokenmill.core.errors import ParameterError
+from tokenmill.measure.calibration import Speeds
 from tokenmill.measure.counting import Sheet
-from tokenmill.measure.roofline import Cost, Speeds
+from tokenmill.measure.roofline import Cost
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,12 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.step import StepPlan
 from tokenmill.device.memory import describe, peak_bytes
 from tokenmill.engine.llm import LLM
+from tokenmill.measure.calibration import Speeds
 from tokenmill.measure.ceilings import ceilings
 from tokenmill.measure.devices import speeds
 from tokenmill.measure.plan import Planner, read_model, speed_type
 from tokenmill.measure.replay import PlanRecorder, grants_of
-from tokenmill.measure.roofline import Cost, Speeds, floor, step_cost
+from tokenmill.measure.roofline import Cost, floor, step_cost
 from tokenmill.measure.stats import summary_ms, thin
 from tokenmill.measure.workloads import Job, Workload
 

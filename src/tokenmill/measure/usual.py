@@ -5,8 +5,8 @@ Without a calibration a step takes its floor at the assumed shares of the ceilin
 
 from __future__ import annotations
 
-from tokenmill.measure.calibration import Calibration, between
-from tokenmill.measure.roofline import Cost, Floor, Speeds, floor
+from tokenmill.measure.calibration import Calibration, Speeds, between
+from tokenmill.measure.roofline import Cost, Floor, floor
 
 _WEIGHTS, _KV = "memory bandwidth (weights)", "memory bandwidth (K/V)"
 

@@ -16,12 +16,13 @@ from tokenmill.core.forward import KVFormat
 from tokenmill.core.step import RowSampling, RowStart, StepPlan
 from tokenmill.measure import plots
 from tokenmill.measure.ablate import switches
+from tokenmill.measure.calibration import Speeds
 from tokenmill.measure.ceilings import load_measured, measure
 from tokenmill.measure.compare import compare, ratio_interval
 from tokenmill.measure.devices import speeds
 from tokenmill.measure.plan import read_model
 from tokenmill.measure.replay import grants_of
-from tokenmill.measure.roofline import Grant, Speeds, floor, step_cost
+from tokenmill.measure.roofline import Grant, floor, step_cost
 from tokenmill.measure.throughput import compare_run, thinned
 from tokenmill.testing.tiny import make_tiny
 

@@ -9,11 +9,11 @@ import pytest
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import ParameterError
 from tokenmill.measure import calibrate, calibrate_host
-from tokenmill.measure.calibration import Calibration, Curve, Hosted, between, read_calibration
+from tokenmill.measure.calibration import Calibration, Curve, Hosted, Speeds, between, read_calibration
 from tokenmill.measure.ceilings import read_measured
 from tokenmill.measure.devices import Device, Efficiency, efficiency_of, speeds
 from tokenmill.measure.plan import Setup, read_model
-from tokenmill.measure.roofline import Cost, Grant, Seen, Speeds, Work, step_cost
+from tokenmill.measure.roofline import Cost, Grant, Seen, Work, step_cost
 from tokenmill.measure.simulate import predict, simulate
 from tokenmill.measure.usual import step_time
 from tokenmill.measure.workloads import Uniform

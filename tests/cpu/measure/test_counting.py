@@ -8,8 +8,9 @@ import torch
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import KVFormat, KVSpec
 from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.measure.calibration import Speeds
 from tokenmill.measure.counting import CountingKernels, count_model
-from tokenmill.measure.roofline import Grant, Speeds, attention_work, experts_touched, floor, step_cost
+from tokenmill.measure.roofline import Grant, attention_work, experts_touched, floor, step_cost
 
 BF16 = KVFormat("bfloat16")
 

@@ -9,9 +9,10 @@ from typer.testing import CliRunner
 
 from tokenmill.cli.main import app
 from tokenmill.core.config import make_config
+from tokenmill.measure.calibration import Speeds
 from tokenmill.measure.devices import Device, Efficiency
 from tokenmill.measure.plan import Setup, read_model
-from tokenmill.measure.roofline import Grant, Speeds, floor, step_cost
+from tokenmill.measure.roofline import Grant, floor, step_cost
 from tokenmill.measure.simulate import simulate
 from tokenmill.measure.throughput import measure
 from tokenmill.measure.workloads import Uniform, read
