@@ -13,6 +13,7 @@ from torch import Tensor
 from tokenmill.core.forward import Act, ForwardContext, NormSpec
 from tokenmill.core.protocols import Kernels, Weight
 from tokenmill.quant.base import WeightBase
+from tokenmill.quant.packed import joined_bias
 
 
 class DenseWeight(WeightBase):
@@ -56,12 +57,8 @@ class DenseWeight(WeightBase):
         every = [self, *others]
         if len({part.dtype for part in every}) > 1:
             return None
-        tables, bias = [part.dense() for part in every], None
-        if any(part.bias is not None for part in every):
-            bias = torch.cat(
-                [t.new_zeros(len(t)) if p.bias is None else p.bias for p, t in zip(every, tables, strict=True)]
-            )
-        return type(self)(torch.cat(tables), bias)
+        table = torch.cat([part.dense() for part in every])
+        return type(self)(table, joined_bias(every, table.device))
 
     def take(self, index: Tensor) -> Self:
         """Rows in the order of index."""

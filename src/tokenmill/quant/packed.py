@@ -5,7 +5,7 @@ and bytes of the packed form once it is there, else of the stored one. Must not 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -73,7 +73,15 @@ class PackedWeight(WeightBase):
         return self.stored_bytes() + (0 if self.bias is None else self.bias.nbytes)
 
 
-def joined_bias(parts: Sequence[PackedWeight], device: torch.device) -> Tensor | None:
+class Biased(Protocol):
+    """What `joined_bias` reads of a matrix."""
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    bias: Tensor | None
+
+
+def joined_bias(parts: Sequence[Biased], device: torch.device) -> Tensor | None:
     """The biases of all parts in a row; absent ones count as zeros where any part has one."""
     if all(part.bias is None for part in parts):
         return None
