@@ -68,7 +68,6 @@ def test_parts_are_slices(data: st.DataObject, tmp_path_factory: pytest.TempPath
     stop = data.draw(st.integers(start, shape[dim]))
     checkpoint = open_checkpoint(folder)
     got = checkpoint.part("w", dim, start, stop, tuple(shape))
-    assert got.tolist() == tensor.narrow(dim, start, stop - start).tolist() or tensor.is_floating_point()
     assert same(got.clone(), tensor.narrow(dim, start, stop - start).clone())
     for bad in ((dim, start, shape[dim] + 1), (len(shape), 0, 0), (dim, -1, stop), (dim, 1, 0), (-1, 0, 0)):
         with pytest.raises(ModelError):
