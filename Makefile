@@ -55,7 +55,7 @@ test: .venv/.native
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || [ ! -d tests/web ] || \
 		echo "== NOTE: no chromium here, so the web tests are skipped (apt-get install chromium)"
 	@echo "== tests"
-	$(BIN)/pytest -n 2 tests
+	$(BIN)/pytest -n 2 --hypothesis-profile settled tests
 	@$(MAKE) --no-print-directory check
 
 test-clients: .venv/.native
