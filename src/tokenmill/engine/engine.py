@@ -74,9 +74,12 @@ class Engine:
         for i, seq in enumerate(seqs):
             if seq.row not in wanted:
                 continue
-            masks = _line_masks(seq.constraint, plan.drafts.get(i, [])) if seq.constraint is not None else b""
-            if masks:
-                inputs.masks[seq.row] = masks
+            constraint = seq.constraint
+            if constraint is not None:
+                drafts = plan.drafts.get(i)
+                masks = _line_masks(constraint, drafts) if drafts else constraint.mask()
+                if masks:
+                    inputs.masks[seq.row] = masks
             processors = seq.group.request.params.logits_processors
             if processors:
                 inputs.processors[seq.row] = processors
@@ -90,10 +93,9 @@ class Engine:
 def _line_masks(constraint: Constraint, drafts: list[int]) -> bytes:
     """Masks of the lines that one grant samples, one after the other: before each draft and after the last."""
     masks = [constraint.mask()]
-    if drafts:
-        trial = constraint.fork()
-        for token in drafts:
-            trial.accept([token])
-            masks.append(trial.mask())
+    trial = constraint.fork()
+    for token in drafts:
+        trial.accept([token])
+        masks.append(trial.mask())
     size = max((len(m) for m in masks if m is not None), default=0)
     return b"".join(b"\xff" * size if m is None else m for m in masks)

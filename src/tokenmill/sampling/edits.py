@@ -44,13 +44,16 @@ class Lines:
 
 @dataclass(slots=True)
 class Work:
-    """Logits lines that are being changed: `x` [m, V] is owned; line j of `x` is line `numbers[j]` of the call."""
+    """Logits lines that are being changed: `x` [m, V] is owned; line j of `x` is line `numbers[j]` of the call.
+
+    masks: packed allowed bits by line of the call."""
 
     x: Tensor
     numbers: list[int]
     bits: list[int]
     lines: Lines
     table: SamplingTable
+    masks: Mapping[int, bytes]
     errors: dict[int, str]
 
     def users(self, feature: int) -> list[int]:
@@ -102,13 +105,7 @@ def _allowed_ids_(work: Work) -> None:
 
 def _masks_(work: Work) -> None:
     users = work.users(features.MASKED)
-    seen: dict[int, int] = {}
-    packed = []
-    for j in users:
-        row = work.row(j)
-        mask = work.lines.masks[row]
-        packed.append(mask if isinstance(mask, bytes) else mask[seen.get(row, 0)])
-        seen[row] = seen.get(row, 0) + 1
+    packed = [work.masks[work.numbers[j]] for j in users]
     size, limits = work.x.shape[1], work.table.byte_limits
 
     def apply_(x: Tensor) -> None:
@@ -119,6 +116,20 @@ def _masks_(work: Work) -> None:
             torch.minimum(part, mask_limits(packed[i : i + lines], size, limits), out=part)
 
     _on_lines_(work, users, apply_)
+
+
+def line_masks(lines: Lines) -> dict[int, bytes]:
+    """The packed mask of each line that has one."""
+    found: dict[int, bytes] = {}
+    seen: dict[int, int] = {}
+    for number, row in enumerate(lines.rows):
+        mask = lines.masks.get(row)
+        if mask is not None and not isinstance(mask, bytes):
+            seen[row] = seen.get(row, -1) + 1
+            mask = mask[seen[row]]
+        if mask is not None:
+            found[number] = mask
+    return found
 
 
 def mask_limits(packed: list[bytes], size: int, byte_limits: Tensor) -> Tensor:

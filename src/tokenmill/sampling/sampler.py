@@ -24,8 +24,9 @@ from torch import Tensor
 from tokenmill.core.step import RowLogprobs
 from tokenmill.sampling import filters
 from tokenmill.sampling import table as features
-from tokenmill.sampling.edits import Lines, Work, edit_, pick, take
+from tokenmill.sampling.edits import Lines, Work, edit_, line_masks, pick, take
 from tokenmill.sampling.logprobs import Chosen, Measured, look_up, measure, read
+from tokenmill.sampling.narrow import Narrow, choose, find_narrow
 from tokenmill.sampling.noise import noisy_, position_keys
 from tokenmill.sampling.stable import first_max
 from tokenmill.sampling.table import SamplingTable
@@ -92,15 +93,22 @@ def sample(logits: Tensor, lines: Lines, table: SamplingTable, *, consume: bool 
         before, ids = first_max(logits)
     pending = Pending(before, before)
     errors: dict[int, str] = {}
+    masks = line_masks(lines) if lines.masks else {}
+    narrow = _narrow(bits, masks, table) if masks and logits.device.type == "cpu" else None
+    if narrow is not None:
+        pending.after = before.clone()
+        _choose_few_(logits, narrow, lines, table, pending.after, ids)
+        few = set(narrow.numbers)
+        numbers = [i for i in numbers if i not in few]
     if numbers:
         picked = pick(numbers, len(bits), logits.device)
         x = take(logits, picked)
         kept = not consume or any(table.bits[row] & features.LOGPROBS for row in lines.rows)
         if picked is None and kept and any(b & features.EDITS for b in bits):
             x = x.clone()
-        work = Work(x, numbers, [bits[i] for i in numbers], lines, table, errors)
+        work = Work(x, numbers, [bits[i] for i in numbers], lines, table, masks, errors)
         after, new = _work_out(work, take(before, picked), pending)
-        pending.after = after if picked is None else before.index_copy(0, picked, after)
+        pending.after = after if picked is None else pending.after.index_copy(0, picked, after)
         ids = new if picked is None else ids.index_copy_(0, picked, new)
     _measure_logprobs(logits, ids, lines, table, pending)
     bad = ~(before.isfinite() & pending.after.isfinite())
@@ -116,6 +124,26 @@ def _line_bits(lines: Lines, table: SamplingTable) -> list[int]:
             if row in lines.processors:
                 bits[i] |= features.PROCESSED
     return bits
+
+
+def _narrow(bits: list[int], masks: dict[int, bytes], table: SamplingTable) -> Narrow | None:
+    """The lines that a mask alone leaves few tokens."""
+    plain = features.CHOICES | features.FILTERS
+    numbers = [i for i in masks if bits[i] & plain & ~features.SAMPLED == features.MASKED]
+    return find_narrow(numbers, [masks[i] for i in numbers], table.vocab_size) if numbers else None
+
+
+def _choose_few_(
+    logits: Tensor, narrow: Narrow, lines: Lines, table: SamplingTable, after: Tensor, ids: Tensor
+) -> None:
+    """Write the narrow lines' largest logits and chosen tokens into `after` and `ids` [n]."""
+    at = torch.tensor(narrow.numbers)
+    rows, lengths = lines.row_ids[at], lines.lengths[at]
+    keys = position_keys(table.stream[rows], lengths - table.num_prompt[rows])
+    sampled = [bool(table.bits[lines.rows[i]] & features.SAMPLED) for i in narrow.numbers]
+    largest, chosen = choose(logits, narrow, table.inverse_temperature[rows], sampled, keys, table.bases)
+    after.index_copy_(0, at, largest)
+    ids.index_copy_(0, at, chosen)
 
 
 def _work_out(work: Work, largest: Tensor, pending: Pending) -> tuple[Tensor, Tensor]:

@@ -48,8 +48,18 @@ class GrammarConstraint:
 
     def accept(self, tokens: list[int]) -> None:
         """Tokens that were said."""
-        walk = _Walk(self)
         self.ready = None
+        pending = self.pending
+        if pending is not None and not (self.broken or self.ended):  # the common cases, spelled out
+            if pending and tokens == pending[: len(tokens)]:
+                self.broken = self.matcher.try_consume_tokens(tokens) != len(tokens)
+                self.pending = pending[len(tokens) :] or None
+                return
+            if not pending and len(tokens) == 1 and tokens[0] not in self.vocabulary.end_ids:
+                self.broken = self.matcher.try_consume_tokens(tokens) != 1
+                self.pending = None
+                return
+        walk = _Walk(self)
         for token in tokens:
             if not self.ended and not walk.step(token):
                 self.broken = True

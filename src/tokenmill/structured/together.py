@@ -35,8 +35,12 @@ class MaskPool:
 
     def fill(self, constraints: Sequence[Constraint]) -> None:
         """Work out the next masks of these constraints together; their `mask` finds them."""
-        wanted = [g for c in constraints if (g := _grammar(c)) is not None and _wants(g)]
-        if len(wanted) < FEWEST or wanted[0].vocabulary.size < SMALL:
+        grammars = (g for c in constraints if (g := _grammar(c)) is not None)
+        first = next(grammars, None)
+        if first is None or len(constraints) < FEWEST or first.vocabulary.size < SMALL:
+            return
+        wanted = [g for g in (first, *grammars) if _wants(g)]
+        if len(wanted) < FEWEST:
             return
         size = -(-wanted[0].vocabulary.trie.vocab_size // 32) * 4
         buffer = bytearray(size * len(wanted))

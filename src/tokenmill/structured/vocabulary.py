@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
 SLICE_LENGTHS = (*range(4, 13), 16)
 """Measured on a trained vocabulary of 128k: no string with a maxLength takes a millisecond a mask. Each length is a
 trie of its own: with more of them prefixes are walked more often, with fewer whole words are."""
+
+KNOWN_TEXTS = 4096
+SHORT = 64
+"""Forced texts come again and again (names, brackets): the tokens of so many, of so many characters, are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,8 @@ class _Source:
         self.eos_token_id = end
         self.bos_token_id = None
         self.encode = encode
+        self.known = lru_cache(KNOWN_TEXTS)(encode)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        return self.encode(text.decode("utf-8", "replace") if isinstance(text, bytes) else text)
+        plain = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        return self.known(plain) if len(plain) <= SHORT else self.encode(plain)

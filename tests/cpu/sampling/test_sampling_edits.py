@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sampling_oracle import edited, make_lines, packed
 
 from tokenmill.core.step import RowSampling
-from tokenmill.sampling.edits import Work, edit_
+from tokenmill.sampling.edits import Work, edit_, line_masks
 from tokenmill.sampling.table import MASKED, SamplingTable
 
 SIZE = 8
@@ -27,7 +27,7 @@ def edit_rows(rows: Rows, logits: torch.Tensor, masks: dict[int, Any] | None = N
         table.set_row(row, params, len(prompt))
     lines = make_lines([(i, prompt + output) for i, (_, prompt, output) in enumerate(rows)], table, masks=masks or {})
     bits = [b | (MASKED if masks and i in masks else 0) for i, b in enumerate(table.bits)]
-    work = Work(logits.clone(), list(range(len(rows))), bits, lines, table, {})
+    work = Work(logits.clone(), list(range(len(rows))), bits, lines, table, line_masks(lines), {})
     edit_(work)
     return work.x
 

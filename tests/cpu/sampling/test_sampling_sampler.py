@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sampling_oracle import chosen, edited, exponential, filtered, logprobs, make_lines, packed
 
 from tokenmill.core.step import RowSampling
+from tokenmill.sampling import narrow
 from tokenmill.sampling.edits import mask_limits
 from tokenmill.sampling.sampler import Lines, Sampled, sample
 from tokenmill.sampling.table import SamplingTable
@@ -63,7 +64,7 @@ Case = tuple[RowSampling, list[float], list[int], list[int], set[int] | None]
 
 
 def run(cases: list[Case], rows: list[int] | None = None) -> Sampled:
-    table = SamplingTable(16, len(cases[0][1]), "cpu")
+    table = SamplingTable(24, len(cases[0][1]), "cpu")
     rows = rows or list(range(len(cases)))
     for row, (params, _, prompt, _, _) in zip(rows, cases, strict=True):
         table.set_row(row, params, len(prompt))
@@ -223,6 +224,29 @@ def test_partly_infinite_lines_are_fine() -> None:
     for params in FEATURES[:5]:
         sampled = run([(params, line, [1], [2], None)] * 3)
         assert not sampled.errors and set(sampled.ids.tolist()) <= {77, 300}
+
+
+@pytest.mark.parametrize("size", [5, 1000, 5003])
+def test_few_allowed_tokens_are_chosen_as_from_the_whole_line(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(size)
+    logits = torch.randn(24, size, generator=torch.Generator().manual_seed(size)) * 4
+    logits[3, : size // 2] = -math.inf
+    logits[5] = logits[5].round()  # equal ones
+    logits[7, 1] = math.nan
+    cases: list[Case] = []
+    for i in range(12):
+        mask = set(rng.sample(range(size), min(size, (0, 1, 2, 9, 70, 600)[i % 6])))
+        params = RowSampling(temperature=(0.0, 0.8)[i % 2], seed=i, num_logprobs=rng.choice([-1, 2]))
+        cases.append((params, logits[2 * i].tolist(), [1, 2], [3] * i, mask | {size + 9}))
+        other = RowSampling(temperature=1.0, top_p=0.9, seed=i) if i % 3 else RowSampling()
+        cases.append((other, logits[2 * i + 1].tolist(), [1], [2], None if i % 2 else {*range(i, size), size}))
+    found = run(cases)
+    monkeypatch.setattr(narrow, "MOST_WORDS", -1)
+    wanted = run(cases)
+    assert torch.equal(found.bad, wanted.bad) and found.errors == wanted.errors
+    good = ~found.bad
+    assert torch.equal(found.ids[good], wanted.ids[good]) and found.logprobs == wanted.logprobs
+    assert torch.equal(found.pending.after[good], wanted.pending.after[good])
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 131])

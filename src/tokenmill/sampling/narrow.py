@@ -1,0 +1,71 @@
+"""Lines whose mask leaves few tokens. Owns: finding them, and choosing among those tokens only.
+
+Most masks of a grammar allow a handful of tokens. On a CPU noise is made for those alone; the bits are the ones that
+the whole line would have given. Arrays of a few hundred numbers are numpy's: a call of torch costs several times more.
+Must not know: other edits, filters, results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tokenmill.sampling.noise import exponentials
+
+Array = npt.NDArray[Any]
+MOST_WORDS = 24
+"""64-bit words of a mask that hold an allowed token: with more of them the whole line is looked at."""
+
+
+@dataclass(slots=True)
+class Narrow:
+    """`numbers` of the lines [m]; of all their allowed tokens the ids [k], ascending in a line, and which of the lines
+    each belongs to [k]; where each line's begin [m]. No line is empty."""
+
+    numbers: list[int]
+    ids: Array
+    line: Array
+    starts: Array
+
+
+def find_narrow(numbers: Sequence[int], masks: Sequence[bytes], size: int) -> Narrow | None:
+    """Those of the lines `numbers` whose packed mask, over `size` tokens, leaves few but some; None: there are none."""
+    used, whole = (size + 7) // 8, (size + 63) // 64 * 8
+    data = np.frombuffer(bytearray().join([m[:used].ljust(whole, b"\0") for m in masks]), dtype=np.uint8)
+    if size % 8:
+        data[used - 1 :: whole] &= (1 << size % 8) - 1
+    words = data.view(np.uint64).reshape(len(masks), whole // 8)
+    counts = np.count_nonzero(words, axis=1)
+    few = np.flatnonzero((counts > 0) & (counts <= MOST_WORDS))
+    if not len(few):
+        return None
+    narrow = words[few]
+    at = np.flatnonzero(narrow)
+    found = np.flatnonzero(np.unpackbits(narrow.reshape(-1)[at].view(np.uint8), bitorder="little").view(np.bool_))
+    line, place = np.divmod(at, whole // 8)
+    line, ids = line[found >> 6], (place[found >> 6] << 6) + (found & 63)
+    return Narrow([numbers[i] for i in few.tolist()], ids, line, np.searchsorted(line, np.arange(len(few))))
+
+
+def choose(
+    logits: Tensor, narrow: Narrow, inverse_temperature: Tensor, sampled: Sequence[bool], keys: Tensor, bases: Tensor
+) -> tuple[Tensor, Tensor]:
+    """logits [n, V] -> largest allowed logits [m] and ids [m] of the narrow lines. inverse_temperature [m], keys [m];
+    sampled [m]: with noise, else the most likely token."""
+    line, ids, starts = narrow.line, narrow.ids, narrow.starts
+    x = logits.numpy()[np.array(narrow.numbers)[line], ids]
+    largest = np.maximum.reduceat(x, starts)
+    with np.errstate(invalid="ignore"):  # a line of infinities is told to be bad, not computed with
+        scores = (x - largest[line]) * inverse_temperature.numpy()[line]
+        if any(sampled):
+            noise = exponentials(keys[torch.from_numpy(line)], bases[torch.from_numpy(ids)][:, None]).log_()[:, 0]
+            scores = scores - np.where(np.array(sampled)[line], noise.numpy(), 0)
+    best = np.maximum.reduceat(scores, starts)[line]
+    places = np.where(scores == best, np.arange(len(ids)), len(ids) - 1)
+    return torch.from_numpy(largest), torch.from_numpy(ids[np.minimum.reduceat(places, starts)])
