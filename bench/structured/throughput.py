@@ -1,10 +1,12 @@
 """Throughput with a grammar over without one, in turns: a batch of sequences held to a JSON schema, and free.
 
     python bench/structured/throughput.py [demo|1b|8b|FOLDER] [--quantization int4] [--count 32] [--tokens 64]
-                                          [--rounds 3] [--compact] [--tokenizer FILE] [--json OUT]
+                                          [--batches 1] [--rounds 3] [--compact] [--tokenizer FILE] [--json OUT]
 
 1b and 8b are Llama geometries with random weights and a vocabulary of 128k: FILE, or one that is made up. `ratio` is
 tokens a second, held over free; `ratio of steps` does not count the tokens that the grammar gave without a step.
+With one batch the sequences that were given most tokens end first, and the last steps are not full; with more batches
+others take their places, as in a server that is busy.
 Wants a quiet machine.
 """
 
@@ -74,7 +76,7 @@ def one(llm: LLM, count: int, tokens: int, switches: dict[str, Any] | None) -> d
     ]
     steps = llm.engine.scheduler.counters.steps
     began = time.perf_counter()
-    outputs = llm.generate(["Records: "] * count, params, use_tqdm=False)
+    outputs = llm.generate(["Records: "] * len(params), params, use_tqdm=False)
     spent = time.perf_counter() - began
     made = sum(len(o.outputs[0].token_ids) for o in outputs)
     assert all(o.outputs[0].finish_reason == "length" for o in outputs), "an answer ended before its tokens did"
@@ -109,6 +111,7 @@ def main() -> None:
     parser.add_argument("--quantization")
     parser.add_argument("--count", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--batches", type=int, default=1, help="requests, as so many times COUNT; COUNT run at a time")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--compact", action="store_true", help="JSON without white space (disable_any_whitespace)")
     parser.add_argument("--tokenizer", type=Path)
@@ -120,7 +123,7 @@ def main() -> None:
         more: dict[str, Any] = {"load_format": "dummy", "max_model_len": 4096} if made_up else {}
         with LLM(model, max_num_seqs=options.count, quantization=options.quantization, **more) as llm:
             switches = {"disable_any_whitespace": True} if options.compact else {}
-            found = measure(llm, options.count, options.tokens, options.rounds, switches)
+            found = measure(llm, options.count * options.batches, options.tokens, options.rounds, switches)
     print(json.dumps(found, indent=1))
     if options.json:
         options.json.write_text(json.dumps(found))

@@ -46,7 +46,7 @@ class Lines:
 class Work:
     """Logits lines that are being changed: `x` [m, V] is owned; line j of `x` is line `numbers[j]` of the call.
 
-    masks: packed allowed bits by line of the call."""
+    masks: packed allowed bits by line of the call; keys [n] int64: of all its lines' noise, if any is sampled."""
 
     x: Tensor
     numbers: list[int]
@@ -54,6 +54,7 @@ class Work:
     lines: Lines
     table: SamplingTable
     masks: Mapping[int, bytes]
+    keys: Tensor | None
     errors: dict[int, str]
 
     def users(self, feature: int) -> list[int]:

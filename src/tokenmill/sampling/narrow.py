@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tokenmill.sampling.noise import exponentials
+from tokenmill.sampling.noise import few_exponentials
 
 Array = npt.NDArray[Any]
 MOST_WORDS = 24
@@ -53,19 +53,29 @@ def find_narrow(numbers: Sequence[int], masks: Sequence[bytes], size: int) -> Na
     return Narrow([numbers[i] for i in few.tolist()], ids, line, np.searchsorted(line, np.arange(len(few))))
 
 
-def choose(
-    logits: Tensor, narrow: Narrow, inverse_temperature: Tensor, sampled: Sequence[bool], keys: Tensor, bases: Tensor
-) -> tuple[Tensor, Tensor]:
-    """logits [n, V] -> largest allowed logits [m] and ids [m] of the narrow lines. inverse_temperature [m], keys [m];
-    sampled [m]: with noise, else the most likely token."""
-    line, ids, starts = narrow.line, narrow.ids, narrow.starts
-    x = logits.numpy()[np.array(narrow.numbers)[line], ids]
+def choose_(
+    logits: Tensor,
+    narrow: Narrow,
+    inverse_temperature: Tensor,
+    noise: tuple[Tensor, Tensor, list[bool]] | None,
+    out: tuple[Tensor, Tensor],
+) -> None:
+    """logits [n, V] -> of the narrow lines the largest allowed logits and the chosen ids, written into out [n], [n].
+
+    inverse_temperature [m]. noise: the lines' keys [n], the tokens' bases [V], and which lines are sampled [m]; the
+    others take the most likely token."""
+    line, ids, starts, at = narrow.line, narrow.ids, narrow.starts, np.array(narrow.numbers)
+    number = at[line]
+    x = logits.numpy()[number, ids]
     largest = np.maximum.reduceat(x, starts)
     with np.errstate(invalid="ignore"):  # a line of infinities is told to be bad, not computed with
-        scores = (x - largest[line]) * inverse_temperature.numpy()[line]
-        if any(sampled):
-            noise = exponentials(keys[torch.from_numpy(line)], bases[torch.from_numpy(ids)][:, None]).log_()[:, 0]
-            scores = scores - np.where(np.array(sampled)[line], noise.numpy(), 0)
+        scores = x - largest[line]
+        scores *= inverse_temperature.numpy()[line]
+        if noise is not None:
+            keys, bases, sampled = noise
+            added = few_exponentials(keys.numpy()[number], bases.numpy()[ids])
+            scores -= added if all(sampled) else added * np.array(sampled)[line]
     best = np.maximum.reduceat(scores, starts)[line]
     places = np.where(scores == best, np.arange(len(ids)), len(ids) - 1)
-    return torch.from_numpy(largest), torch.from_numpy(ids[np.minimum.reduceat(places, starts)])
+    out[0].numpy()[at] = largest
+    out[1].numpy()[at] = ids[np.minimum.reduceat(places, starts)]

@@ -25,6 +25,10 @@ ones: with 31 bits, a token wins ties in a vocabulary of 2^17 about once in 2^14
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -96,6 +100,24 @@ def exponentials(keys: Tensor, bases: Tensor) -> Tensor:
     """keys [n] int64, bases [V] or [n, V] int32 -> e [n, V] float32, exponentially distributed."""
     v = hash_bits(keys, bases).bitwise_and_(0x7FFFFFFF).to(torch.float32)
     return v.add_(0.5).mul_(-SCALE).log1p_().neg_()
+
+
+def few_exponentials(keys: npt.NDArray[Any], bases: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """`exponentials` of keys [k] int64 and bases [k] int32, one by one -> log(e) [k] float32, the same bits; for so few
+    that calls of torch would take most of the time."""
+    halves = keys.view(np.uint32).reshape(-1, 2)
+    h = bases.view(np.uint32) ^ halves[:, 0]
+    h ^= h >> 16
+    h *= np.uint32(MULTIPLIERS32[0])
+    h ^= h >> 15
+    h += halves[:, 1]
+    h *= np.uint32(MULTIPLIERS32[1])
+    h ^= h >> 16
+    h &= np.uint32(0x7FFFFFFF)
+    v = h.astype(np.float32)
+    v += np.float32(0.5)
+    v *= np.float32(-SCALE)
+    return torch.from_numpy(v).log1p_().neg_().log_().numpy()
 
 
 def noisy_(scores: Tensor, keys: Tensor, bases: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from tokenmill.sampling import filters
 from tokenmill.sampling import table as features
 from tokenmill.sampling.edits import Lines, Work, edit_, line_masks, pick, take
 from tokenmill.sampling.logprobs import Chosen, Measured, look_up, measure, read
-from tokenmill.sampling.narrow import Narrow, choose, find_narrow
+from tokenmill.sampling.narrow import Narrow, choose_, find_narrow
 from tokenmill.sampling.noise import noisy_, position_keys
 from tokenmill.sampling.stable import first_max
 from tokenmill.sampling.table import SamplingTable
@@ -94,19 +94,24 @@ def sample(logits: Tensor, lines: Lines, table: SamplingTable, *, consume: bool 
     pending = Pending(before, before)
     errors: dict[int, str] = {}
     masks = line_masks(lines) if lines.masks else {}
+    keys = None
+    if any(b & features.SAMPLED for b in bits):
+        keys = position_keys(table.stream[lines.row_ids], lines.lengths - table.num_prompt[lines.row_ids])
     narrow = _narrow(bits, masks, table) if masks and logits.device.type == "cpu" else None
     if narrow is not None:
         pending.after = before.clone()
-        _choose_few_(logits, narrow, lines, table, pending.after, ids)
-        few = set(narrow.numbers)
-        numbers = [i for i in numbers if i not in few]
+        few = narrow.numbers
+        rows = [lines.rows[i] for i in few]
+        noise = None if keys is None else (keys, table.bases, [bool(bits[i] & features.SAMPLED) for i in few])
+        choose_(logits, narrow, table.inverse_temperature[rows], noise, (pending.after, ids))
+        numbers = sorted(set(numbers).difference(few))
     if numbers:
         picked = pick(numbers, len(bits), logits.device)
         x = take(logits, picked)
         kept = not consume or any(table.bits[row] & features.LOGPROBS for row in lines.rows)
         if picked is None and kept and any(b & features.EDITS for b in bits):
             x = x.clone()
-        work = Work(x, numbers, [bits[i] for i in numbers], lines, table, masks, errors)
+        work = Work(x, numbers, [bits[i] for i in numbers], lines, table, masks, keys, errors)
         after, new = _work_out(work, take(before, picked), pending)
         pending.after = after if picked is None else pending.after.index_copy(0, picked, after)
         ids = new if picked is None else ids.index_copy_(0, picked, new)
@@ -131,19 +136,6 @@ def _narrow(bits: list[int], masks: dict[int, bytes], table: SamplingTable) -> N
     plain = features.CHOICES | features.FILTERS
     numbers = [i for i in masks if bits[i] & plain & ~features.SAMPLED == features.MASKED]
     return find_narrow(numbers, [masks[i] for i in numbers], table.vocab_size) if numbers else None
-
-
-def _choose_few_(
-    logits: Tensor, narrow: Narrow, lines: Lines, table: SamplingTable, after: Tensor, ids: Tensor
-) -> None:
-    """Write the narrow lines' largest logits and chosen tokens into `after` and `ids` [n]."""
-    at = torch.tensor(narrow.numbers)
-    rows, lengths = lines.row_ids[at], lines.lengths[at]
-    keys = position_keys(table.stream[rows], lengths - table.num_prompt[rows])
-    sampled = [bool(table.bits[lines.rows[i]] & features.SAMPLED) for i in narrow.numbers]
-    largest, chosen = choose(logits, narrow, table.inverse_temperature[rows], sampled, keys, table.bases)
-    after.index_copy_(0, at, largest)
-    ids.index_copy_(0, at, chosen)
 
 
 def _work_out(work: Work, largest: Tensor, pending: Pending) -> tuple[Tensor, Tensor]:
@@ -175,7 +167,7 @@ def _draw(work: Work, sampled: list[int], x: Tensor, largest: Tensor) -> Tensor:
     """Sample lines x [m, V], lines `sampled` of the work, at their rows' temperatures: ids [m]."""
     table, lines = work.table, work.lines
     numbers = pick([work.numbers[j] for j in sampled], len(lines.rows), x.device)
-    rows, lengths = take(lines.row_ids, numbers), take(lines.lengths, numbers)
+    rows = take(lines.row_ids, numbers)
     scaled = (x - largest[:, None]).mul_(table.inverse_temperature[rows][:, None])
     bits = [work.bits[j] for j in sampled]
     for feature in (features.MIN_P, features.TOP_K, features.TOP_P, features.TYPICAL_P):
@@ -188,8 +180,7 @@ def _draw(work: Work, sampled: list[int], x: Tensor, largest: Tensor) -> Tensor:
             )
             if picked is not None:
                 scaled.index_copy_(0, picked, part)
-    keys = position_keys(table.stream[rows], lengths - table.num_prompt[rows])
-    return first_max(noisy_(scaled, keys, table.bases))[1]
+    return first_max(noisy_(scaled, take(_some(work.keys), numbers), table.bases))[1]
 
 
 def _filter_(feature: int, scaled: Tensor, rows: Tensor, table: SamplingTable, top_k: list[int]) -> None:

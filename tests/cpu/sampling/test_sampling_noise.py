@@ -11,6 +11,7 @@ from sampling_oracle import buckets_z, exponential, hash_of, key_of, softmax
 
 from tokenmill.sampling.noise import (
     exponentials,
+    few_exponentials,
     hash_bits,
     noisy_,
     position_keys,
@@ -139,3 +140,13 @@ def test_choice_weighs_a_long_tail() -> None:
     places = np.searchsorted(np.linspace(0, 1, 21)[1:-1], p[first_max(scores)[1].numpy()])
     expected = np.bincount(np.searchsorted(np.linspace(0, 1, 21)[1:-1], p), np.diff(p, prepend=0), minlength=20) * n
     assert abs(buckets_z(np.bincount(places, minlength=20), expected)) < 4
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 8, 9, 31, 300])
+def test_few_numbers_have_the_same_bits(count: int) -> None:
+    generator = torch.Generator().manual_seed(count)
+    keys = torch.randint(-(2**62), 2**62, (count,), generator=generator)
+    ids = torch.randint(0, 128256, (count,), generator=generator)
+    whole = exponentials(keys, token_bases(torch.arange(128256))).log_()
+    few = few_exponentials(keys.numpy(), token_bases(ids).numpy())
+    assert torch.equal(torch.from_numpy(few), whole[torch.arange(count), ids])
