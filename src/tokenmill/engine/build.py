@@ -50,6 +50,8 @@ DTYPES = {
 }
 CPU_CACHE_BYTES = 2 << 30
 MAX_DRAFTS = 16
+SHORT_STEPS = (8, 16, 32, 64, 256, 2400, 3000)
+"""Tokens of steps that run once while loading on a GPU: of two rows, half as many and one."""
 GRAPH_BYTES = 1 << 30
 """Left for recorded steps, which keep their temporary tensors, and for what libraries take on first use."""
 
@@ -311,10 +313,11 @@ def _peak_step_bytes(
 ) -> int:
     """Run the largest step there can be, and see what it takes beside weights and cache."""
     model, kernels, layout = made
-    peak = 0
-    # The most rows, ordinary prompts, the longest chunk: they run, and compile, every kernel of a mixed step.
-    for rows in sorted({min(n, config.schedule.max_num_seqs) for n in (config.schedule.max_num_seqs, 64, 2)}):
-        plan, need, length = peak_plan(rows, step_tokens, max_len, layout)
+    peak, most = 0, config.schedule.max_num_seqs
+    # The most rows, ordinary prompts, the longest chunk, and short ones: they run, and compile, what a mixed step runs.
+    cuts = [(rows, step_tokens) for rows in sorted({min(n, most) for n in (most, 64, 2)})]
+    for rows, tokens in cuts + [(min(2, most), n) for n in SHORT_STEPS if n < step_tokens]:
+        plan, need, length = peak_plan(rows, tokens, max_len, layout)
         runner = Runner(model, kernels, KVPool(layout, need, device), len(plan.rows), length + 1)
         results: list[StepResult] = []
         peak = max(peak, growth_bytes(device, partial(_run, runner, plan, results)))

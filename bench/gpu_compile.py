@@ -1,0 +1,215 @@
+"""Runs whole models on an H200 that is not there, and compiles every kernel that they launch there. Needs no GPU.
+
+python bench/gpu_compile.py [CASE ...] [--layers N] [--no-compile] [--only NAME,...] [--json OUT]
+
+CASEs are below (default: all). Each loads a model of real geometry without numbers, records its steps, serves the
+workloads of its case, and then compiles what was launched for sm_90 (the compiler and ptxas come with Triton). Shown are
+shared memory, registers and spills of each kernel, what would be compiled only while requests wait ("late"), and:
+problems (recordings that wait, compile, cross devices or read memory that is given back; grids that do not fit;
+operations that fell back to plain torch; kernels that do not compile or do not fit). Any problem: exit status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpu_standin import SHARED_MEMORY, Kernel, Standin, installed
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+    "vocab_size": 128256, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+    "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
+MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048,
+    "intermediate_size": 6144, "moe_intermediate_size": 768, "num_hidden_layers": 48, "num_attention_heads": 32,
+    "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "hidden_act": "silu", "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True,
+    "decoder_sparse_step": 1, "mlp_only_layers": [],
+}  # fmt: skip
+SMALL = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 256, "intermediate_size": 768,
+    "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 6144,
+    "max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "rope_theta": 100000.0, "hidden_act": "silu",
+    "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+}  # fmt: skip
+Requests = list[tuple[int, int, int]]
+"""(prompt tokens, of which shared with all others, tokens to make)."""
+SINGLE: Requests = [(128, 0, 40)]
+SOME: Requests = [(128, 0, 20)] * 32
+PREFIX: Requests = [(2176, 2048, 24)] * 256
+LONG: Requests = [(16000, 0, 8)] * 16
+MIXED: Requests = [(128 + 97 * i % 897, 0, 8 + 13 * i % 57) for i in range(512)]
+ALONE: Requests = [(n, 0, 2) for n in (1, 2, 3, 6, 12, 30, 60, 100, 200, 400, 511, 513, 700, 1025, 2049, 4097, 9000)]
+ODD: Requests = [(1 + 7 * i % 300, 0, 3 + i % 29) for i in range(200)]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model, how it is loaded, and what it serves."""
+
+    config: dict[str, Any]
+    served: dict[str, Requests]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+DENSE = {"single": SINGLE, "alone": ALONE, "batch32": SOME, "mixed": MIXED, "prefix": PREFIX, "long": LONG, "odd": ODD}
+EXPERTS = {"single": SINGLE, "alone": ALONE[:-1], "batch32": SOME, "mixed": MIXED, "odd": ODD}
+CASES = {
+    "8b-bf16": Case(LLAMA, DENSE),
+    "8b-fp8": Case(LLAMA, DENSE, {"quantization": "fp8"}),
+    "8b-fp8-kv8": Case(LLAMA, DENSE, {"quantization": "fp8", "kv_cache_dtype": "fp8"}),
+    "8b-int8": Case(LLAMA, DENSE, {"quantization": "int8"}),
+    "8b-int4": Case(LLAMA, DENSE, {"quantization": "int4"}),
+    "8b-int4-g128": Case(LLAMA, DENSE, {"quantization": "int4-g128"}),
+    "8b-kv-int8": Case(LLAMA, DENSE, {"kv_cache_dtype": "int8"}),
+    "8b-deterministic": Case(LLAMA, DENSE, {"deterministic": True}),
+    "8b-plain": Case(LLAMA, DENSE, {"disable": "fusion,cascade,dependent-launch"}),
+    "30b-a3b": Case(MOE, EXPERTS, {"max_model_len": 8192}),
+    "30b-a3b-one": Case(MOE, {"single": SINGLE}, {"max_model_len": 8192, "max_num_seqs": 2}),
+    "30b-a3b-fp8": Case(MOE, EXPERTS, {"max_model_len": 8192, "quantization": "fp8"}),
+    "30b-a3b-int4": Case(MOE, EXPERTS, {"max_model_len": 8192, "quantization": "int4-g128"}),
+    "small": Case(SMALL, {"single": SINGLE, "alone": ALONE[:-2], "mixed": MIXED, "odd": ODD}, {"max_model_len": 4096}),
+    "small-fp8": Case(SMALL, {"single": SINGLE, "alone": ALONE[:-2], "odd": ODD}, {"max_model_len": 4096, "quantization": "fp8"}),
+    "small-int4": Case(SMALL, {"single": SINGLE, "alone": ALONE[:-2], "odd": ODD}, {"max_model_len": 4096, "quantization": "int4"}),
+}
+
+
+def serve(standin: Standin, case: Case, layers: int) -> tuple[set[tuple[Any, str]], dict[str, Any]]:
+    """Load and serve -> kernels that were there when loading was done, and the engine's counters."""
+    from tokenmill import LLM, SamplingParams
+
+    config = case.config | ({"num_hidden_layers": layers} if layers else {})
+    options = {"max_model_len": 32768, "max_num_seqs": 512, **case.options}
+    with tempfile.TemporaryDirectory() as folder:
+        (pathlib.Path(folder) / "config.json").write_text(json.dumps(config))
+        standin.phase = "load"
+        llm = LLM(model=folder, load_format="dummy", skip_tokenizer_init=True, device="cuda", **options)
+    ready = set(standin.kernels)
+    for name, requests in case.served.items():
+        standin.phase = name
+        prompts = [
+            {"prompt_token_ids": [*range(shared), *((i * 31 + n) % 5000 for n in range(length - shared))]}
+            for i, (length, shared, _) in enumerate(requests)
+        ]
+        wanted = [SamplingParams(temperature=0, max_tokens=made, ignore_eos=True) for _, _, made in requests]
+        if name == "alone":  # one after the other
+            outputs = [llm.generate([p], [w], use_tqdm=False)[0] for p, w in zip(prompts, wanted, strict=True)]
+        else:
+            outputs = llm.generate(prompts, wanted, use_tqdm=False)
+        for output, (_, _, made) in zip(outputs, requests, strict=True):
+            if len(output.outputs[0].token_ids) != made:
+                standin.problem(f"{name}: {output.outputs[0].finish_reason} after {len(output.outputs[0].token_ids)}")
+    standin.check_memory()
+    counters = llm.engine.executor.control({"what": "counters"})["kernels"]
+    for operation, counted in counters.items():
+        if counted["fallbacks"]:
+            standin.problem(f"{operation} fell back to plain torch")
+    llm.close()
+    return ready, counters
+
+
+def compiled(kernel: Kernel) -> dict[str, Any]:
+    """Compile one kernel for sm_90: what it takes."""
+    found = kernel.function._do_compile(
+        kernel.key, kernel.signature, 0, kernel.constants, kernel.options, kernel.attributes, True
+    )
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(found.asm["cubin"])
+        file.flush()
+        text = subprocess.run([_tool(), "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    usage = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
+    lowered = re.search(r"\.maxntid (\d+)|\.reqntid (\d+)", found.asm["ptx"])
+    threads = int(next(filter(None, lowered.groups()))) if lowered else 32 * found.metadata.num_warps
+    return {"shared": found.metadata.shared, "registers": usage["REG"], "threads": threads,
+            "stack": usage["STACK"], "spilled": usage["LOCAL"]}  # fmt: skip
+
+
+def _tool() -> str:
+    import triton
+
+    return str(pathlib.Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump")
+
+
+def compile_all(standin: Standin, only: list[str], ready: set[tuple[Any, str]]) -> list[dict[str, Any]]:
+    """Every kernel, or those whose names begin so."""
+    made = []
+    for place, kernel in list(standin.kernels.items()):
+        if only and not any(kernel.name.startswith(name) for name in only):
+            continue
+        start = time.perf_counter()
+        try:
+            usage = compiled(kernel)
+        except Exception as error:
+            standin.problem(f"{kernel.name} does not compile: {str(error)[:300]} {kernel.known()}")
+            continue
+        if usage["shared"] > SHARED_MEMORY or usage["registers"] * usage["threads"] > 1 << 16:
+            standin.problem(f"{kernel.name} does not fit: {usage} {kernel.known()}")
+        made.append({"name": kernel.name, "grid": kernel.grid, "late": place not in ready, **usage})
+        spilled = f", {usage['spilled']} bytes spilled, stack {usage['stack']}" if usage["spilled"] else ""
+        print(f"  {kernel.name:28} {usage['shared']:6} bytes shared, {usage['registers']:3} registers x "
+              f"{usage['threads']:3}{spilled}, {time.perf_counter() - start:.1f} s", flush=True)  # fmt: skip
+    return made
+
+
+def _cut(kernel: Kernel) -> str:
+    """The sizes it is compiled for."""
+    return " ".join(f"{n}={v}" for n, v in kernel.known().items() if isinstance(v, int) and n.isupper() and v is not True)
+
+
+def run(name: str, layers: int, only: list[str], *, compiles: bool) -> dict[str, Any]:
+    """One case, in this process."""
+    start = time.perf_counter()
+    with installed() as standin:
+        ready, _ = serve(standin, CASES[name], layers)
+    late = sorted({f"{k.name} {_cut(k)} ({k.phase})" for place, k in standin.kernels.items() if place not in ready})
+    print(f"{name}: {standin.launches} launches of {len(standin.kernels)} kernels, {len(standin.captures)} recordings, "
+          f"{time.perf_counter() - start:.0f} s; late: {len(late)}", flush=True)  # fmt: skip
+    for text in late:
+        print("  late:", text)
+    made = compile_all(standin, only, ready) if compiles else []
+    for problem in standin.problems:
+        print("  PROBLEM", problem)
+    return {"case": name, "kernels": made, "late": late, "problems": standin.problems, "launches": standin.launches}
+
+
+def main() -> None:
+    """Each case in a process of its own, because the stand-in stays for the life of one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", choices=[*CASES, []], default=[])
+    parser.add_argument("--layers", type=int, default=2, help="0: as many as the model has")
+    parser.add_argument("--only", default="", help="compile kernels whose names begin so, e.g. wide.,decode.")
+    parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--json", type=pathlib.Path)
+    options = parser.parse_args()
+    cases = options.cases or list(CASES)
+    if len(cases) == 1:
+        only = [part for part in options.only.split(",") if part]
+        found = [run(cases[0], options.layers, only, compiles=not options.no_compile)]
+    else:
+        found = []
+        for name in cases:
+            with tempfile.NamedTemporaryFile(suffix=".json") as file:
+                more = [f"--layers={options.layers}", f"--only={options.only}", f"--json={file.name}"]
+                more += ["--no-compile"] if options.no_compile else []
+                subprocess.run([sys.executable, __file__, name, *more], check=False)
+                text = pathlib.Path(file.name).read_text()
+                found += json.loads(text) if text else [{"case": name, "problems": ["the case ended early"]}]
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1))
+    sys.exit(any(part["problems"] for part in found))
+
+
+if __name__ == "__main__":
+    main()
