@@ -299,6 +299,8 @@ def _check(name: str, value: Any, item: Field, kind: Any) -> None:
             raise ParameterError(f"{name} must be positive, got {value}.", param=name)
     if allowed == (bool,) and not isinstance(value, bool):
         raise ParameterError(f"{name} must be true or false, got {value!r}.", param=name)
+    if str in allowed and not isinstance(value, (str, os.PathLike)) and (value is not None or len(allowed) == 1):
+        raise ParameterError(f"{name} must be text, got {value!r}.", param=name)
 
 
 _POSITIVE = frozenset(

@@ -6,6 +6,8 @@ except `SamplingParams.logits_processors`, which are Python callables and theref
 
 from __future__ import annotations
 
+import copy
+import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -35,7 +37,21 @@ class ReasoningSpan(msgspec.Struct, frozen=True, kw_only=True):
     tokens: dict[str, int] = {}
 
 
-class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+class Spelled(msgspec.StructMeta):
+    """Structs that tell what an unknown field may have meant."""
+
+    def __call__(cls, *args: Any, **given: Any) -> Any:
+        known = cls.__struct_fields__
+        for name in given.keys() - set(known):
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"Did you mean {close[0]!r}?" if close else "Leave it out."
+            raise ParameterError(f"{cls.__name__} has no field {name!r}. {hint}", param=name)
+        if args:
+            raise ParameterError(f"{cls.__name__} takes its fields by name, like temperature=0.")
+        return super().__call__(**given)
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass=Spelled):
     """How to continue a prompt. Field names and meanings are vLLM's; neutral defaults switch a feature off."""
 
     n: int = 1
@@ -73,7 +89,15 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     logits_processors: list[LogitsProcessor] | None = None
 
     def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Raise a ParameterError that names an unusable field; for fields that were set after the making."""
         _check(self)
+
+    def clone(self) -> SamplingParams:
+        """A copy of its own."""
+        return copy.deepcopy(self)
 
     @property
     def stops(self) -> list[str]:
@@ -200,6 +224,8 @@ def _check_lists(p: SamplingParams) -> None:
         if not isinstance(p.logit_bias, Mapping) or len(p.logit_bias) > 4096:
             raise ParameterError("logit_bias must map at most 4096 token ids to numbers.", param="logit_bias")
         for token, bias in p.logit_bias.items():
+            if isinstance(token, str):
+                raise ParameterError(f"logit_bias wants token ids as integers, got {token!r}.", param="logit_bias")
             _integer("logit_bias", token, 0, 2**31 - 1)
             _number("logit_bias", bias, -100.0, 100.0)
     if p.logits_processors is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from tokenmill.core.config import make_config
 from tokenmill.core.request import EmbeddingOutput, Request, RequestOutput, SamplingParams
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.outputs import Accumulator
-from tokenmill.engine.prompts import Prompt, PromptReader, default_params, make_request
+from tokenmill.engine.prompts import Prompt, PromptReader, check_chat_options, default_params, make_request
 from tokenmill.engine.service import Service
 
 
@@ -22,6 +23,8 @@ class AsyncLLM:
     def __init__(self, model: str = "demo", **options: Any) -> None:
         self.service = Service(build_engine(make_config(model=model, **options)))
         self.reader = PromptReader(self.service.built.tokenizer)
+        # Dropped without close(), it must not leave a thread that holds the model.
+        self._end = weakref.finalize(self, _close, self.reader, self.service)
 
     async def generate(
         self,
@@ -44,6 +47,7 @@ class AsyncLLM:
         **template: Any,
     ) -> AsyncIterator[RequestOutput]:
         """Answer a conversation; `template`: tools, chat_template, ..."""
+        check_chat_options(template)
         text, ids = await asyncio.to_thread(lambda: self.reader.chat(messages, **template))
         params = sampling_params or default_params(self.service.built.generation)
         params = self.reader.with_reasoning(text, params)
@@ -63,8 +67,13 @@ class AsyncLLM:
 
     def close(self) -> None:
         """Free the model."""
-        self.reader.close()
-        self.service.close()
+        self._end()
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.close)
 
     def _request(
         self, text: str | None, ids: list[int], params: SamplingParams | None, request_id: str | None, priority: int
@@ -78,3 +87,8 @@ class AsyncLLM:
         async for delta in self.service.generate(request):
             accumulator.add(delta)
             yield accumulator.output()
+
+
+def _close(reader: PromptReader, service: Service) -> None:
+    reader.close()
+    service.close()

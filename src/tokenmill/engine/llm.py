@@ -6,8 +6,10 @@ The API is vLLM's: `generate`, `chat` and `embed` take one or many prompts and r
 from __future__ import annotations
 
 import contextlib
+import itertools
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -17,18 +19,23 @@ from tokenmill.core.errors import ParameterError, SequenceError
 from tokenmill.core.request import EmbeddingOutput, Request, RequestOutput, SamplingParams
 from tokenmill.engine.build import Built, build_engine
 from tokenmill.engine.outputs import Accumulator, OutputProcessor
-from tokenmill.engine.prompts import Prompt, PromptReader, default_params, make_request
+from tokenmill.engine.prompts import Prompt, PromptReader, check_chat_options, default_params, make_request
 
 
 class LLM:
-    """A loaded model: `LLM(model="demo")`; keyword arguments are the flags of `serve` with underscores."""
+    """A loaded model: `LLM(model="demo")`; keyword arguments are the flags of `serve` with underscores.
+
+    Calls from several threads run one after the other; AsyncLLM lets them share steps.
+    """
 
     def __init__(self, model: str = "demo", **options: Any) -> None:
         self.built: Built = build_engine(make_config(model=model, **options))
         self.engine = self.built.engine
         self.processor = OutputProcessor(self.built.tokenizer)
         self.reader = PromptReader(self.built.tokenizer)
-        self._count = 0
+        self._names = itertools.count(1)
+        self._turn = threading.RLock()
+        self._busy = False
 
     def generate(
         self,
@@ -62,6 +69,7 @@ class LLM:
                 "messages must be a list of at least one message, or of conversations.", param="messages"
             )
         many = messages if isinstance(messages[0], (list, tuple)) else [messages]
+        check_chat_options(template)
         params = self._params(sampling_params, len(many))
         requests = []
         for conversation, each in zip(many, params, strict=True):
@@ -126,9 +134,20 @@ class LLM:
             raise ParameterError(f"{count} prompts but {len(given)} sampling_params.", param="sampling_params")
         return list(given)
 
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One thread at a time steps the engine; a call from inside a call (by a logits processor) is refused."""
+        with self._turn:
+            if self._busy:
+                raise ParameterError("This LLM is answering already: what it calls cannot ask it in between.")
+            self._busy = True
+            try:
+                yield
+            finally:
+                self._busy = False
+
     def _request(self, text: str | None, ids: list[int], params: SamplingParams, priority: int) -> Request:
-        self._count += 1
-        return make_request(str(self._count), text, ids, params, priority=priority, arrival=time.perf_counter())
+        return make_request(str(next(self._names)), text, ids, params, priority=priority, arrival=time.perf_counter())
 
     def _run(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
         for place, request in enumerate(requests):
@@ -139,7 +158,7 @@ class LLM:
         """Add all, step until all have ended."""
         found = {request.id: Accumulator(request) for request in requests}
         left = len(found)
-        with _progress(use_tqdm and len(requests) > 1) as progress:
+        with self._alone(), _progress(use_tqdm and len(requests) > 1) as progress:
             task = progress.add_task("Generating", total=left)
             try:
                 for request in requests:

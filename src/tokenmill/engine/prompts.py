@@ -5,6 +5,7 @@ Must not know: engines, threads. A prompt is a string, token ids, or a dict with
 
 from __future__ import annotations
 
+import difflib
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,6 +21,11 @@ from tokenmill.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 MAX_PROMPT_CHARS = 50_000_000
+CHAT_OPTIONS = (
+    *("chat_template", "chat_template_kwargs", "tools", "documents", "add_generation_prompt"),
+    *("continue_final_message", "enable_thinking", "reasoning_effort"),
+)
+"""What `chat` and most templates know."""
 
 
 class PromptReader:
@@ -43,7 +49,9 @@ class PromptReader:
             raise ParameterError("A prompt dict needs 'prompt' (text) or 'prompt_token_ids'.", param="prompt")
         if isinstance(prompt, Sequence):
             return None, _ids(prompt)
-        raise ParameterError(f"A prompt is text, token ids or a dict, not {type(prompt).__name__}.", param="prompt")
+        raise ParameterError(
+            f"A prompt is text, token ids or a dict, not {type(prompt).__name__}.{_as_plain(prompt)}", param="prompt"
+        )
 
     def chat(self, messages: Any, **options: Any) -> tuple[str, list[int]]:
         """Render messages with the model's chat template (or `chat_template`); typed control tokens stay text."""
@@ -90,10 +98,22 @@ def make_request(request_id: str, text: str | None, ids: list[int], params: Samp
     """A Request with its seed fixed: one without a seed gets a random one, so that it can be replayed exactly."""
     if not isinstance(params, SamplingParams):
         raise ParameterError(f"sampling_params must be a SamplingParams, not {type(params).__name__}.")
+    params.check()  # fields may have been set since it was made
     if params.truncate_prompt_tokens is not None:
         ids = ids[-params.truncate_prompt_tokens :]
     seed = params.seed if params.seed is not None else secrets.randbits(63)
     return Request(id=request_id, prompt_ids=ids, params=params, prompt=text, seed=seed % (1 << 64), **fields)
+
+
+def check_chat_options(options: Mapping[str, Any]) -> None:
+    """Refuse misspelt names: what `chat` does not know goes to the template, which ignores what it does not know."""
+    for name in options:
+        close = difflib.get_close_matches(name, CHAT_OPTIONS, n=1, cutoff=0.8)
+        if close and name not in CHAT_OPTIONS:
+            raise ParameterError(f"chat has no option {name!r}. Did you mean {close[0]!r}?", param=name)
+    tools = options.get("tools")
+    if tools is not None and not (isinstance(tools, (list, tuple)) and all(isinstance(t, Mapping) for t in tools)):
+        raise ParameterError("tools must be a list of dicts, one for each function.", param="tools")
 
 
 def default_params(generation: Mapping[str, Any]) -> SamplingParams:
@@ -107,5 +127,10 @@ def default_params(generation: Mapping[str, Any]) -> SamplingParams:
 
 def _ids(value: Any) -> list[int]:
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
-        raise ParameterError("prompt_token_ids must be a list of integers.", param="prompt")
+        raise ParameterError(f"prompt_token_ids must be a list of integers.{_as_plain(value)}", param="prompt")
     return list(value)
+
+
+def _as_plain(value: Any) -> str:
+    """What to do with an array or tensor, or one number of it."""
+    return " Its tolist() is one." if hasattr(value, "tolist") else ""

@@ -90,7 +90,8 @@ class Service:
     def close(self) -> None:
         """Abort what runs, stop the thread and the executor."""
         self.commands.put(None)
-        self.thread.join(timeout=30)
+        if threading.current_thread() is not self.thread:  # the collector of garbage works in any thread
+            self.thread.join(timeout=30)
         self.engine.close()
 
     async def _stream(self, command: Add) -> AsyncIterator[TextDelta]:

@@ -1,0 +1,111 @@
+"""What programs get wrong around an engine: names, threads, and engines that are dropped without being closed."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+from engines import check_nothing_left, exact, greedy, open_llm, run
+
+from tokenmill import LLM, AsyncLLM, SamplingParams
+from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.engine.service import Service
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [({"max_token": 5}, "max_tokens"), ({"temprature": 0}, "temperature"), ({"swap": 1}, "no field 'swap'. Leave it")],
+)
+def test_a_field_that_is_not_there_is_named_with_its_neighbour(given, words):
+    with pytest.raises(ParameterError, match=words):
+        SamplingParams(**given)
+
+
+def test_parameters_are_given_by_name_and_copied():
+    with pytest.raises(ParameterError, match="by name"):
+        SamplingParams(0.5)
+    params = SamplingParams(stop=["a"], seed=3)
+    copy = params.clone()
+    assert copy == params and copy.stop is not params.stop
+
+
+def test_fields_that_were_set_later_are_checked_before_any_work(tiny):
+    params = SamplingParams()
+    params.temperature = -5.0
+    with open_llm(tiny) as llm:
+        with pytest.raises(ParameterError, match="temperature"):
+            llm.generate(["fine", "x"], [SamplingParams(), params], use_tqdm=False)
+        check_nothing_left(llm.engine)
+
+
+def test_misspelt_options_of_chat_and_tools_of_no_use(tiny):
+    said = [{"role": "user", "content": "x"}]
+    with open_llm(tiny) as llm:
+        for given, words in (
+            ({"add_generation_promptt": True}, "Did you mean 'add_generation_prompt'"),
+            ({"tool": []}, "Did you mean 'tools'"),
+            ({"tools": "weather"}, "list of dicts"),
+            ({"tools": ["weather"]}, "list of dicts"),
+        ):
+            with pytest.raises(ParameterError, match=words):
+                llm.chat(said, greedy(1), **given)
+        assert llm.chat(said, greedy(2), mood="merry")[0].finished  # a template's own switch
+
+
+def test_a_model_is_named_by_text(tiny):
+    with pytest.raises(ParameterError, match="model must be text"):
+        LLM(None)
+    with pytest.raises(ParameterError, match="quantization must be text"):
+        open_llm(tiny, quantization=8)
+
+
+def test_threads_take_turns(tiny):
+    prompts = [[5, 6, 7, i] for i in range(6)]
+    found: dict[int, object] = {}
+    with open_llm(tiny) as llm:
+        wanted = [exact(o) for o in run(llm, prompts, greedy(12))]
+
+        def ask(i: int) -> None:
+            found[i] = exact(run(llm, [prompts[i]], greedy(12))[0])
+
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [found[i] for i in range(6)] == wanted
+        check_nothing_left(llm.engine)
+
+
+def test_a_processor_cannot_ask_its_own_engine(tiny):
+    with open_llm(tiny) as llm:
+        asked: list[str] = []
+
+        def nested(said, logits):
+            try:
+                run(llm, [[1]], greedy(1))
+            except UserError as error:
+                asked.append(str(error))
+            return logits
+
+        (output,) = run(llm, [[5, 6]], greedy(2, logits_processors=[nested]))
+        assert len(asked) == 2 and "answering already" in asked[0]
+        assert len(output.outputs[0].token_ids) == 2
+        check_nothing_left(llm.engine)
+
+
+async def test_an_engine_that_is_dropped_ends_its_thread(tiny):
+    options = {"kernels": "reference", "max_model_len": 64, "kv_cache_memory_bytes": 1 << 20}
+    llm = AsyncLLM(str(tiny), **options)
+    async for _ in llm.generate([5, 6], greedy(2)):
+        pass
+    thread = llm.service.thread
+    assert isinstance(llm.service, Service) and thread.is_alive()
+    del llm, _
+    gc.collect()
+    thread.join(30)
+    assert not thread.is_alive()
+    async with AsyncLLM(str(tiny), **options) as llm:
+        thread = llm.service.thread
+    assert not thread.is_alive()
