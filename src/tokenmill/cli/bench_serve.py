@@ -14,6 +14,7 @@ from tokenmill.cli.bench_common import JSON, PLOT, BenchProgress, check_outputs,
 from tokenmill.cli.flags import flag, with_flags
 from tokenmill.core.errors import ParameterError
 
+HERE = "http://127.0.0.1:8000"
 Arrivals = Literal["closed", "constant", "poisson", "bursty", "trace"]
 TARGET = {
     "model": flag("model", str, "Name of the model (default: the first that the server lists)."),
@@ -53,7 +54,8 @@ COMING = {
 @with_flags("asked", ASKED)
 @with_flags("coming", COMING)
 def serve(
-    base_url: str = typer.Option("http://127.0.0.1:8000", "--base-url", help="The server, without /v1."),
+    url: str = typer.Argument(None, metavar="URL", help=f"The server (default: {HERE})."),
+    base_url: str = typer.Option(None, "--base-url", help="The same as a flag."),
     workload: Path = typer.Option(
         None, "--workload", help="A trace: JSON lines like those of bench throughput, ShareGPT's or Mooncake's format."
     ),
@@ -66,6 +68,8 @@ def serve(
 ) -> None:
     """Put load on a server and measure what its users see."""
     check_outputs(json_path, plot)
+    if url is not None and base_url not in (None, url):
+        raise ParameterError(f"Two servers are named: {url} and --base-url {base_url}. Give one of them.")
     from tokenmill.measure import load as loads
     from tokenmill.measure.slo import read_slo
 
@@ -75,7 +79,7 @@ def serve(
     more, notes = _conversations(workload, asked, chat)
     conversations = more(asked.get("count"), 0)
     longest = max(len(c.turns) for c in conversations)
-    wanted = _target(base_url, target, want_ids=longest > 1 and not chat)
+    wanted = _target(url or base_url or HERE, target, want_ids=longest > 1 and not chat)
     objective = read_slo(target["slo"]) if "slo" in target else None
     allow_sockets()
     shared: dict[str, Any] = {"slo": objective, "warmup": target.get("warmup", 1)}
@@ -157,7 +161,7 @@ def _target(base_url: str, given: dict[str, Any], *, want_ids: bool) -> Any:
     from tokenmill.measure.client import Target
 
     if not base_url.startswith(("http://", "https://")):
-        raise ParameterError(f"--base-url must begin with http:// or https://, got {base_url!r}.")
+        raise ParameterError(f"The server's address must begin with http:// or https://, got {base_url!r}.")
     kept = {name: given[name] for name in ("key", "chat", "timeout", "temperature") if name in given}
     return Target(
         base_url=base_url.rstrip("/").removesuffix("/v1"),
