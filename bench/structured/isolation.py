@@ -1,9 +1,11 @@
 """Neighbours of hostile schemas: inter-token times of plain streams alone, and while bombs and new schemas keep coming.
 
-    python bench/structured/isolation.py [--seconds 10] [--turns 4] [--streams 4] [--json OUT]
+    python bench/structured/isolation.py [--seconds 10] [--turns 4] [--streams 4] [--every 0] [--json OUT]
 
-A server with the demo model is started here. Alone and with bombs take turns; gaps of all turns are pooled. Who throws
-is a process of its own at a low priority: what making and sending bombs costs is not the server's doing.
+A server with the demo model is started here. Alone, with harmless requests and with bombs take turns; gaps of all turns
+are pooled. Who throws is a process of its own that gets only time which nobody else wants: what making and sending
+bombs costs is not the server's doing. It throws one after the other, as fast as they are answered, or one every so many
+seconds; harmless requests come as often as bombs did the turn before, and show what any request costs its neighbours.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,54 +76,87 @@ async def listen(client: httpx.AsyncClient, gaps: list[float], until: float) -> 
                     last = now
 
 
-def throw(url: str, seconds: float) -> dict[str, float]:
-    """Bombs by turns, and harmless schemas that nobody has sent before; -> the longest wait for each refusal."""
-    os.nice(10)
-    until, seed, slow = time.perf_counter() + seconds, int(time.time() * 1000) % 10**9, {}
-    bodies = {
-        name: json.dumps({"messages": ASK, "max_tokens": 1, **fields}).encode() for name, fields in bombs().items()
-    }
+def shots(kind: str) -> Iterator[tuple[str, bytes]]:
+    """Name and body of one request after the other: bombs by turns, each followed by two harmless schemas that nobody
+    has sent before; or requests without any structure."""
+    plain = {"messages": ASK, "max_tokens": 1}
+    bodies = {name: json.dumps({**plain, **fields}).encode() for name, fields in bombs().items()}
+    seed = int(time.time() * 1000) % 10**9
+    while True:
+        for name, body in bodies.items():
+            if kind == "harmless":
+                yield "", json.dumps(plain).encode()
+                continue
+            yield name, body
+            for _ in range(2):
+                seed += 1
+                yield "", json.dumps({**plain, "structured_outputs": {"json": schema(seed)}}).encode()
+
+
+def throw(url: str, seconds: float, kind: str, every: float) -> dict[str, Any]:
+    """-> how many were sent, and the longest wait for each refusal."""
+    if hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    slow: dict[str, float] = {}
+    count, start = 0, time.perf_counter()
     with httpx.Client(base_url=url, timeout=60, headers={"content-type": "application/json"}) as client:
-        while True:
-            for name, body in bodies.items():
-                began = time.perf_counter()
-                answer = client.post("/v1/chat/completions", content=body)
+        for name, body in shots(kind):
+            began = time.perf_counter()
+            if began - start > seconds:
+                break
+            answer = client.post("/v1/chat/completions", content=body)
+            spent = time.perf_counter() - began
+            count += 1
+            if name:
                 assert answer.status_code == 400, (name, answer.status_code, answer.text[:200])
-                slow[name] = max(slow.get(name, 0.0), time.perf_counter() - began)
-                for _ in range(2):
-                    seed += 1
-                    fresh = {"structured_outputs": {"json": schema(seed)}}
-                    client.post("/v1/chat/completions", json={"messages": ASK, "max_tokens": 1, **fresh})
-                if time.perf_counter() > until:
-                    return slow
+                slow[name] = max(slow.get(name, 0.0), spent)
+            time.sleep(max(0.0, start + count * every - time.perf_counter()))
+    return {"count": count, "slow": slow}
 
 
-async def measure(url: str, seconds: float, turns: int, streams: int) -> dict[str, Any]:
-    gaps: dict[str, list[float]] = {"alone": [], "with bombs": []}
+async def turn(client: httpx.AsyncClient, streams: int, seconds: float, thrower: list[str]) -> tuple[list[float], Any]:
+    """Gaps of the streams, and what the thrower says."""
+    process = await asyncio.create_subprocess_exec(*thrower, stdout=subprocess.PIPE) if thrower else None
+    until = time.perf_counter() + seconds
+    gaps: list[float] = []
+    await asyncio.gather(*(listen(client, gaps, until) for _ in range(streams)))
+    if process is None:
+        return gaps, {"count": 0, "slow": {}}
+    out, _ = await asyncio.wait_for(process.communicate(), 30)
+    return gaps, json.loads(out)
+
+
+async def measure(url: str, seconds: float, turns: int, streams: int, every: float) -> dict[str, Any]:
+    gaps: dict[str, list[float]] = {"alone": [], "with bombs": [], "with harmless requests": []}
+    sent = dict.fromkeys(gaps, 0)
     slow: dict[str, float] = {}
     async with httpx.AsyncClient(base_url=url, timeout=60) as client:
         await listen(client, [], time.perf_counter() + 1)
-        for turn in range(turns):
+        base = [sys.executable, __file__, "--throw", url, "--seconds", str(seconds)]
+        for number in range(turns):
+            pace = every
             for title, found in gaps.items():
-                process = None
-                if title == "with bombs":
-                    process = await asyncio.create_subprocess_exec(
-                        sys.executable, __file__, "--throw", url, "--seconds", str(seconds), stdout=subprocess.PIPE
-                    )
-                until = time.perf_counter() + seconds
-                own: list[float] = []
-                await asyncio.gather(*(listen(client, own, until) for _ in range(streams)))
+                kind = "bombs" if title == "with bombs" else "harmless"
+                thrower = [] if title == "alone" else [*base, "--kind", kind, "--every", str(pace)]
+                own, said = await turn(client, streams, seconds, thrower)
                 found += own
-                print(f"turn {turn}, {title}: p99 {1e3 * sorted(own)[int(0.99 * len(own))]:.2f} ms", flush=True)
-                if process is not None:
-                    out, _ = await asyncio.wait_for(process.communicate(), 30)
-                    for name, spent in json.loads(out).items():
-                        slow[name] = max(slow.get(name, 0.0), spent)
+                if title == "with bombs":
+                    pace = max(every, seconds / max(1, said["count"]))
+                sent[title] += said["count"]
+                print(f"turn {number}, {title}: p99 {1e3 * sorted(own)[int(0.99 * len(own))]:.2f} ms", flush=True)
+                for name, spent in said["slow"].items():
+                    slow[name] = max(slow.get(name, 0.0), spent)
         metrics = (await client.get(url + "/metrics")).text
     cache = re.search(r"^tokenmill:grammar_cache_bytes\S* (\S+)", metrics, re.MULTILINE)
+    over = seconds * turns
+    rates = {t: {"tokens_per_s": len(g) / over, "sent_per_s": sent[t] / over} for t, g in gaps.items()}
+    found_all = {t: {**quantiles(g), **rates[t]} for t, g in gaps.items()}
     return {
-        **{t: {**quantiles(g), "tokens_per_s": len(g) / seconds / turns} for t, g in gaps.items()},
-        "p99, with bombs over alone": quantiles(gaps["with bombs"])["p99"] / quantiles(gaps["alone"])["p99"],
+        **found_all,
+        **{
+            f"p99, with bombs over {t}": found_all["with bombs"]["p99"] / found_all[t]["p99"]
+            for t in ("alone", "with harmless requests")
+        },
         "refused_after_ms": {name: 1e3 * spent for name, spent in slow.items()},
         "grammar_cache_bytes": float(cache[1]) if cache else None,
     }
@@ -148,16 +184,18 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10, help="of each turn")
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--every", type=float, default=0, help="seconds between two requests that are thrown")
     parser.add_argument("--throw", help=argparse.SUPPRESS)
+    parser.add_argument("--kind", default="bombs", help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.throw:
-        print(json.dumps(throw(options.throw, options.seconds)))
+        print(json.dumps(throw(options.throw, options.seconds, options.kind, options.every)))
         return
     with tempfile.TemporaryDirectory() as folder:
         process, url = serve(Path(folder) / "log")
         try:
-            found = asyncio.run(measure(url, options.seconds, options.turns, options.streams))
+            found = asyncio.run(measure(url, options.seconds, options.turns, options.streams, options.every))
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(30)

@@ -21,11 +21,23 @@ from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, error_bytes
 from tokenmill.server.job import Job
 from tokenmill.server.sse import EventStream, LineStream
+from tokenmill.structured.limits import MAX_SPEC_BYTES, refuse
 
 B = TypeVar("B", bound=BaseModel)
 Handler = Callable[[Request], Awaitable[Response]]
 MAX_SESSION = 256
+LARGE = 2 * MAX_SPEC_BYTES
+"""Bytes of a structure as it is written; the exact limit is looked at where it is worked out."""
+STRUCTURES = frozenset(
+    (
+        *("structured_outputs", "response_format", "structural_tag", "json_schema", "regex", "ebnf", "grammar"),
+        *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+        *("format", "text", "parameters", "output_format", "output_config"),
+    )
+)
+"""Fields of all APIs that hold a structure, and no text that a model reads (`text` does where it is no object)."""
 encode = msgspec.json.Encoder().encode
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +76,28 @@ def json_answer(value: Any, status: int = 200) -> Response:
 
 async def read_body(request: Request, schema: type[B]) -> tuple[B, dict[str, Any]]:
     """The body, checked; -> model and raw object."""
+    data = await request.body()
+    if len(data) > LARGE:
+        _refuse_large_structures(data)
     try:
-        raw = pydantic_core.from_json(await request.body(), allow_inf_nan=False)
+        raw = pydantic_core.from_json(data, allow_inf_nan=False)
     except ValueError as error:
         raise HttpError(400, f"The body is not valid JSON: {error}.") from None
     if not isinstance(raw, dict):
         raise HttpError(400, "The body must be a JSON object.")
     return schema.model_validate(raw), raw
+
+
+def _refuse_large_structures(data: bytes) -> None:
+    """Before it is read: all streams stand still while a hundred thousand values become objects."""
+    try:
+        fields = _fields(data)
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        return  # what is wrong with it is said by who reads it
+    for name in STRUCTURES.intersection(fields):
+        value = memoryview(fields[name])
+        if len(value) > LARGE and (name != "text" or value[:1] == b"{"):
+            refuse(f"{name} is larger than {MAX_SPEC_BYTES >> 10} KiB.")
 
 
 def translated(schema: type[B], fields: Mapping[str, Any]) -> B:

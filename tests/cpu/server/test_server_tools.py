@@ -170,7 +170,8 @@ BAD = [
     ({"response_format": {"type": "structural_tag", "format": {"type": "nothing"}}}, "structured_outputs", "nothing"),
     ({"response_format": {"type": "structural_tag", "format": {"type": "sequence", "elements": []}}}, None, "elements"),
     ({"thinking_token_budget": -2}, "thinking_token_budget", ""),
-    ({"guided_json": {"enum": ["x" * 60] * 12_000}}, "structured_outputs", "larger than"),
+    ({"guided_json": {"enum": ["x" * 60] * 12_000}}, "structured_outputs", "guided_json is larger than"),
+    ({"guided_json": {"enum": ["x" * 60] * 5_000}}, "structured_outputs", "larger than"),
     ({"regex": "(?=x)"}, "structured_outputs", "look"),
     (
         {
