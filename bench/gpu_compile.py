@@ -3,8 +3,8 @@
 python bench/gpu_compile.py [CASE ...] [--layers N] [--no-compile] [--only NAME,...] [--json OUT]
 
 CASEs are below (default: all). Each loads a model of real geometry without numbers, records its steps, serves the
-workloads of its case, and then compiles what was launched for sm_90 (the compiler and ptxas come with Triton). Shown are
-shared memory, registers and spills of each kernel, what would be compiled only while requests wait ("late"), and:
+workloads of its case, and then compiles what was launched for sm_90 (compiler and ptxas come with Triton). Shown are
+shared memory, registers and spills of each kernel, what would be compiled only while requests wait ("late"), and
 problems (recordings that wait, compile, cross devices or read memory that is given back; grids that do not fit;
 operations that fell back to plain torch; kernels that do not compile or do not fit). Any problem: exit status 1.
 """
@@ -64,7 +64,23 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-DENSE = {"single": SINGLE, "alone": ALONE, "batch32": SOME, "mixed": MIXED, "prefix": PREFIX, "long": LONG, "odd": ODD}
+DENSE = {
+    "single": SINGLE,
+    "choices": SOME,
+    "alone": ALONE,
+    "batch32": SOME,
+    "mixed": MIXED,
+    "prefix": PREFIX,
+    "long": LONG,
+    "odd": ODD,
+}
+CHOICES: list[dict[str, Any]] = [
+    {"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.9, "seed": 1},
+    {"temperature": 1.0, "top_k": 40, "min_p": 0.1},
+    {"temperature": 0.0, "logprobs": 3}, {"temperature": 0.7, "repetition_penalty": 1.2, "presence_penalty": 0.5},
+    {"temperature": 0.0, "logit_bias": {5: 2.0}, "min_tokens": 2}, {"temperature": 0.0, "allowed_token_ids": [7, 8, 9]},
+]  # fmt: skip
+LITTLE = {"single": SINGLE, "choices": SOME, "alone": ALONE[:-2], "odd": ODD}
 EXPERTS = {"single": SINGLE, "alone": ALONE[:-1], "batch32": SOME, "mixed": MIXED, "odd": ODD}
 CASES = {
     "8b-bf16": Case(LLAMA, DENSE),
@@ -80,14 +96,31 @@ CASES = {
     "30b-a3b-one": Case(MOE, {"single": SINGLE}, {"max_model_len": 8192, "max_num_seqs": 2}),
     "30b-a3b-fp8": Case(MOE, EXPERTS, {"max_model_len": 8192, "quantization": "fp8"}),
     "30b-a3b-int4": Case(MOE, EXPERTS, {"max_model_len": 8192, "quantization": "int4-g128"}),
-    "small": Case(SMALL, {"single": SINGLE, "alone": ALONE[:-2], "mixed": MIXED, "odd": ODD}, {"max_model_len": 4096}),
-    "small-fp8": Case(SMALL, {"single": SINGLE, "alone": ALONE[:-2], "odd": ODD}, {"max_model_len": 4096, "quantization": "fp8"}),
-    "small-int4": Case(SMALL, {"single": SINGLE, "alone": ALONE[:-2], "odd": ODD}, {"max_model_len": 4096, "quantization": "int4"}),
+    "small": Case(SMALL, LITTLE | {"mixed": MIXED}, {"max_model_len": 4096}),
+    "small-fp8": Case(
+        SMALL, {"single": SINGLE, "alone": ALONE[:-2], "odd": ODD}, {"max_model_len": 4096, "quantization": "fp8"}
+    ),
+    "small-int4": Case(
+        SMALL, {"single": SINGLE, "alone": ALONE[:-2], "odd": ODD}, {"max_model_len": 4096, "quantization": "int4"}
+    ),
 }
+MEASURE = "doctor"
+"""What is measured instead of served: minutes."""
 
 
-def serve(standin: Standin, case: Case, layers: int) -> tuple[set[tuple[Any, str]], dict[str, Any]]:
-    """Load and serve -> kernels that were there when loading was done, and the engine's counters."""
+def measure(standin: Standin) -> set[tuple[Any, str]]:
+    """What `tokenmill doctor --measure` runs."""
+    from tokenmill.cli.doctor import TYPES
+    from tokenmill.measure.calibrate import measure_calibrated
+    from tokenmill.measure.ceilings import read_measured
+
+    standin.phase = MEASURE
+    read_measured(measure_calibrated("cuda", TYPES["gpu"]), "measured")
+    return set(standin.kernels)
+
+
+def serve(standin: Standin, case: Case, layers: int) -> set[tuple[Any, str]]:
+    """Load and serve -> kernels that were there when loading was done."""
     from tokenmill import LLM, SamplingParams
 
     config = case.config | ({"num_hidden_layers": layers} if layers else {})
@@ -103,7 +136,11 @@ def serve(standin: Standin, case: Case, layers: int) -> tuple[set[tuple[Any, str
             {"prompt_token_ids": [*range(shared), *((i * 31 + n) % 5000 for n in range(length - shared))]}
             for i, (length, shared, _) in enumerate(requests)
         ]
-        wanted = [SamplingParams(temperature=0, max_tokens=made, ignore_eos=True) for _, _, made in requests]
+        choices = CHOICES if name == "choices" else [{"temperature": 0.0}]
+        wanted = [
+            SamplingParams(max_tokens=made, ignore_eos=True, **choices[i % len(choices)])
+            for i, (_, _, made) in enumerate(requests)
+        ]
         if name == "alone":  # one after the other
             outputs = [llm.generate([p], [w], use_tqdm=False)[0] for p, w in zip(prompts, wanted, strict=True)]
         else:
@@ -117,7 +154,7 @@ def serve(standin: Standin, case: Case, layers: int) -> tuple[set[tuple[Any, str
         if counted["fallbacks"]:
             standin.problem(f"{operation} fell back to plain torch")
     llm.close()
-    return ready, counters
+    return ready
 
 
 def compiled(kernel: Kernel) -> dict[str, Any]:
@@ -165,14 +202,16 @@ def compile_all(standin: Standin, only: list[str], ready: set[tuple[Any, str]]) 
 
 def _cut(kernel: Kernel) -> str:
     """The sizes it is compiled for."""
-    return " ".join(f"{n}={v}" for n, v in kernel.known().items() if isinstance(v, int) and n.isupper() and v is not True)
+    return " ".join(
+        f"{n}={v}" for n, v in kernel.known().items() if isinstance(v, int) and n.isupper() and v is not True
+    )
 
 
 def run(name: str, layers: int, only: list[str], *, compiles: bool) -> dict[str, Any]:
     """One case, in this process."""
     start = time.perf_counter()
-    with installed() as standin:
-        ready, _ = serve(standin, CASES[name], layers)
+    with installed(number=1.0 if name == MEASURE else None) as standin:
+        ready = measure(standin) if name == MEASURE else serve(standin, CASES[name], layers)
     late = sorted({f"{k.name} {_cut(k)} ({k.phase})" for place, k in standin.kernels.items() if place not in ready})
     print(f"{name}: {standin.launches} launches of {len(standin.kernels)} kernels, {len(standin.captures)} recordings, "
           f"{time.perf_counter() - start:.0f} s; late: {len(late)}", flush=True)  # fmt: skip
@@ -187,7 +226,7 @@ def run(name: str, layers: int, only: list[str], *, compiles: bool) -> dict[str,
 def main() -> None:
     """Each case in a process of its own, because the stand-in stays for the life of one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", choices=[*CASES, []], default=[])
+    parser.add_argument("cases", nargs="*", choices=[*CASES, MEASURE, []], default=[])
     parser.add_argument("--layers", type=int, default=2, help="0: as many as the model has")
     parser.add_argument("--only", default="", help="compile kernels whose names begin so, e.g. wide.,decode.")
     parser.add_argument("--no-compile", action="store_true")

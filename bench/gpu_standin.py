@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import types
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +28,7 @@ from triton.runtime.jit import JITFunction, compute_cache_key
 
 NAME, PROCESSORS, SHARED_MEMORY, MEMORY = "NVIDIA H200", 132, 227 << 10, 140 << 30
 _META = torch.device("meta")
-_IS_CUDA = torch.Tensor.is_cuda.__get__
+_IS_CUDA = torch._C.TensorBase.__dict__["is_cuda"].__get__
 TOKEN = 7
 """What every step chooses."""
 
@@ -57,6 +58,7 @@ class Capture:
     """A recording: memory that was taken in it, and memory that it reads from elsewhere (with who reads it)."""
 
     name: str
+    graph: weakref.ref[Any]
     made: dict[int, StorageWeakRef] = field(default_factory=dict)
     used: dict[int, tuple[StorageWeakRef, str]] = field(default_factory=dict)
     launches: int = 0
@@ -89,7 +91,7 @@ class Standin:
         if found is None or found[1].expired():
             found = self._bases[storage._cdata] = (self._next, StorageWeakRef(storage))
             self._next += (storage.nbytes() + 1023) // 512 * 512
-        return found[0] + tensor.storage_offset() * tensor.element_size()
+        return found[0] + int(tensor.storage_offset()) * tensor.element_size()
 
     def launch(self, function: Any, arguments: tuple[Any, ...], grid: Any, options: dict[str, Any]) -> None:
         """In place of JITFunction.run."""
@@ -125,13 +127,14 @@ class Standin:
             self.capture.used.setdefault(storage._cdata, (StorageWeakRef(storage), who))
 
     def check_memory(self) -> None:
-        """Recordings read what still exists, and nothing that another recording computes."""
+        """Recordings that are still there read what still exists, and nothing that another one computes."""
         gc.collect()
-        for i, capture in enumerate(self.captures):
+        held = [capture for capture in self.captures if capture.graph() is not None]
+        for i, capture in enumerate(held):
             for place, (storage, who) in capture.used.items():
                 if storage.expired():
                     self.problem(f"{who}: a recording ({capture.name}) reads memory that was given back since")
-                for other in self.captures[:i]:
+                for other in held[:i]:
                     if place in other.made and not other.made[place].expired() and not storage.expired():
                         self.problem(f"{who}: a recording ({capture.name}) reads what {other.name} makes")
 
@@ -218,7 +221,7 @@ def _graphs(standin: Standin) -> type:
     class Graph:
         def capture_begin(self, *args: Any, **kwargs: Any) -> None:
             assert standin.capture is None
-            standin.capture = Capture(f"{standin.phase} {len(standin.captures)}")
+            standin.capture = Capture(f"{standin.phase} {len(standin.captures)}", weakref.ref(self))
 
         def capture_end(self) -> None:
             assert standin.capture is not None
@@ -261,16 +264,16 @@ def installed(*, number: float | None = None) -> Iterator[Standin]:
     }  # fmt: skip
     for name, answer in answers.items():
         setattr(cuda, name, lambda *args, answer=answer, **kwargs: answer)
-    cuda.Stream = cuda.Event = _Nothing  # type: ignore[assignment,misc]
-    cuda.current_stream = _Nothing  # type: ignore[assignment]
-    cuda.stream = lambda stream: contextlib.nullcontext()  # type: ignore[assignment]
-    cuda.CUDAGraph = _graphs(standin)  # type: ignore[assignment,misc]
-    torch.Tensor.pin_memory = lambda self, *args: self  # type: ignore[assignment]
-    torch.Tensor.data_ptr = lambda self: standin.address(self)  # type: ignore[method-assign]
-    JITFunction.run = run  # type: ignore[method-assign]
-    driver.set_active(_Driver())  # type: ignore[arg-type]
     import tokenmill.runner.runner as runner
 
-    runner.Readback = _Read  # type: ignore[assignment,misc]
+    patches: list[tuple[Any, str, Any]] = [
+        (cuda, "Stream", _Nothing), (cuda, "Event", _Nothing), (cuda, "current_stream", _Nothing),
+        (cuda, "stream", lambda stream: contextlib.nullcontext()), (cuda, "CUDAGraph", _graphs(standin)),
+        (torch.Tensor, "pin_memory", lambda self, *args: self), (JITFunction, "run", run),
+        (torch.Tensor, "data_ptr", lambda self: standin.address(self)), (runner, "Readback", _Read),
+    ]  # fmt: skip
+    for owner, name, made in patches:
+        setattr(owner, name, made)
+    driver.set_active(_Driver())
     with _Functions(number), _Operations(standin):
         yield standin
