@@ -96,7 +96,7 @@ def _refuse_large_structures(data: bytes) -> None:
         return  # what is wrong with it is said by who reads it
     for name in STRUCTURES.intersection(fields):
         value = memoryview(fields[name])
-        if len(value) > LARGE and (name != "text" or value[:1] == b"{"):
+        if len(value) > LARGE and (name != "text" or bytes(value[:1]) == b"{"):
             refuse(f"{name} is larger than {MAX_SPEC_BYTES >> 10} KiB.")
 
 
