@@ -50,7 +50,7 @@ DTYPES = {
 }
 CPU_CACHE_BYTES = 2 << 30
 MAX_DRAFTS = 16
-SHORT_STEPS = (8, 16, 32, 64, 256, 2400, 3000)
+SHORT_STEPS = (4, 8, 16, 32, 64, 256, 2400, 3000)
 """Tokens of steps that run once while loading on a GPU: of two rows, half as many and one."""
 GRAPH_BYTES = 1 << 30
 """Left for recorded steps, which keep their temporary tensors, and for what libraries take on first use."""

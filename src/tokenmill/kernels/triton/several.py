@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.core.forward import NormSpec, RouteSpec
-from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, wait
+from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, multiprocessors, pow2, wait
 from tokenmill.kernels.triton.meeting import arrive, meet
 from tokenmill.kernels.triton.route import NEAR_EXPERTS, _choose, _rank, bring, constants, near_lines
 
@@ -95,17 +95,25 @@ def _several_kernel(
 
 
 def splits(x: Tensor, weight: Tensor) -> bool:
-    """Are there tokens enough (measured on an H200), and does a program's part of the router fit its registers?"""
+    """Are there tokens enough (measured on an H200), does a program's part of the router fit its registers, and do all
+    programs fit on the chip at once?"""
     if INTERPRETED:
         return True
     if x.dtype != weight.dtype or weight.element_size() != 2 or x.shape[1] > 8192:
         return False
-    return x.shape[0] > 16 and pow2(weight.shape[0]) * _columns(x.shape[1]) <= 1 << 14
+    if x.shape[0] <= 16 or pow2(weight.shape[0]) * _columns(x.shape[1]) > 1 << 14:
+        return False
+    return _programs(x.shape[1]) <= multiprocessors()
 
 
 def _columns(inner: int) -> int:
     """Columns of one program."""
     return max(16, pow2(triton.cdiv(inner, 4 if INTERPRETED else 32 if inner <= 2048 else 128)))
+
+
+def _programs(inner: int) -> int:
+    """How many meet."""
+    return pow2(triton.cdiv(inner, _columns(inner)))
 
 
 def pick_several(
@@ -117,7 +125,7 @@ def pick_several(
     count: an int32 zero at first, this kernel's only, for one config. near: weights whose beginning is needed soon.
     config (programs, warps): programs a power of two."""
     tokens, inner = x.shape
-    split, warps = config or (pow2(triton.cdiv(inner, _columns(inner))), 4)
+    split, warps = config or (_programs(inner), 4)
     ids = torch.empty((tokens, spec.top_k), dtype=torch.int32, device=x.device)
     gates = torch.empty((tokens, spec.top_k), dtype=torch.float32, device=x.device)
     h = x if norm is None else torch.empty_like(x)
