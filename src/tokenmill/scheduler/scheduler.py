@@ -257,9 +257,21 @@ class Scheduler:
         return True
 
     def _admit(self, budget: int, flight: Flight) -> None:
-        """Start waiting sequences in rank order while budget, rows and blocks last."""
+        """Start waiting sequences. A batch that has begun takes in nobody but its own, whom beams wait for."""
         if self.limits.whole_batches and any(len(s.tokens) + s.pending > s.num_prompt for s in self.roster.running):
-            return
+            others = [entry for entry in self.roster.waiting if not entry[2].group.spawned]
+            if len(others) == len(self.roster.waiting):
+                return
+            self.roster.waiting = [entry for entry in self.roster.waiting if entry[2].group.spawned]
+            heapq.heapify(self.roster.waiting)
+            self._start(budget, flight)
+            self.roster.waiting += others
+            heapq.heapify(self.roster.waiting)
+        else:
+            self._start(budget, flight)
+
+    def _start(self, budget: int, flight: Flight) -> None:
+        """Start waiting sequences in rank order while budget, rows and blocks last."""
         if not self.policy.static and self.roster.waiting:
             self.roster.waiting = [(self.policy.rank(s), s.id, s) for _, _, s in self.roster.waiting]
             heapq.heapify(self.roster.waiting)

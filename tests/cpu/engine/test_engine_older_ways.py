@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from engines import greedy, open_llm, run
+import pytest
+from engines import check_nothing_left, exact, greedy, open_llm, run
 
 from tokenmill.measure.replay import PlanRecorder, grants_of
 
@@ -35,3 +36,16 @@ def test_nobody_joins_a_batch_that_has_begun(tiny):
     starts = [i for i, step in enumerate(alone) if any(before == 0 for _, before in step)]
     assert [len(alone[i]) for i in starts] == [2, 2]
     assert starts[1] == 12  # the longer answer of the first two had to end
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_beams_that_wait_for_a_row_join_their_own_batch(policy, tiny):
+    """All beams of a request step together: one that waited outside of a batch that had begun stopped it for ever."""
+    params = [greedy(6), greedy(9, use_beam_search=True, n=3), greedy(9)]
+    prompts = [[5, 6, 7], [1, 2], [8, 9, 1]]
+    with open_llm(tiny, max_num_seqs=3) as llm:
+        wanted = [exact(o) for o in run(llm, prompts, params)]
+    with open_llm(tiny, max_num_seqs=3, batching="static", scheduling_policy=policy) as llm:
+        found = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False, priority=[2, 1, 0])
+        assert [exact(o) for o in found] == wanted
+        check_nothing_left(llm.engine)
