@@ -5,6 +5,8 @@ This package is the only place that names cuda outside of Triton kernels.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import pathlib
 from collections.abc import Callable
 
@@ -72,9 +74,12 @@ def growth_bytes(device: str, work: Callable[[], object]) -> int:
 
 
 def release(device: str) -> None:
-    """Give memory that no tensor holds back to the device."""
+    """Give memory that no tensor holds back to the device, or to the system: loading leaves holes in glibc's heap."""
     if device.startswith("cuda"):
         torch.cuda.empty_cache()
+        return
+    with contextlib.suppress(OSError, TypeError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def describe(device: str) -> str:

@@ -141,7 +141,7 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
     peak = 0
     if device.startswith("cuda"):
         peak = _peak_step_bytes(config, (model, kernels, layout), device, min(wanted, step_tokens), step_tokens)
-        release(device)
+    release(device)
     blocks = _num_blocks(config, layout, device, wanted, step_tokens, peak, reasons)
     max_len = _max_model_len(config, layout, blocks, wanted, reasons)
     pool = KVPool(layout, blocks, device)
@@ -187,6 +187,7 @@ def _kernels(config: EngineConfig, device: str) -> Kernels:
 def build_engine(config: EngineConfig) -> Built:
     """Everything between a request and its token deltas."""
     source = find_model(config)
+    source.config()  # a folder without one is told so, before its tokenizer is looked for
     tokenizer = _tokenizer(config, source)
     generation = source.generation()
     executor, facts = _executor(config, source)
@@ -364,7 +365,10 @@ def _drafter(options: SpeculateOptions) -> tuple[HostDrafter, int]:
     known = {"method", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"}
     if not isinstance(spec, dict) or set(spec) - known:
         extra = ", ".join(sorted(set(spec) - known)) if isinstance(spec, dict) else "not an object"
-        raise ParameterError(f"speculative_config: unknown entries ({extra}).", param="speculative_config")
+        raise ParameterError(
+            f"speculative_config: unknown entries ({extra}); known are {', '.join(sorted(known))}.",
+            param="speculative_config",
+        )
     if spec.get("method") != "ngram":
         raise ParameterError(
             f"speculative_config: method {spec.get('method')!r} is not available; use 'ngram'.",

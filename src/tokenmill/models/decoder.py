@@ -62,15 +62,17 @@ class Decoder:
         if self.is_first or (self.is_last and sizes.tied):
             self.embedding = Embedding(body, ends.embed, (sizes.vocab, width), scale=ends.scale, tied=sizes.tied)
         self.before = ends.before(body) if ends.before is not None and self.is_first else None
+        self.head: Head | None = None
+        if self.is_last and sizes.tied:  # settled before there is much else: two copies of it are held meanwhile
+            self.head = Head(b, self._head_weight(b, sizes, ends, width))
         self.layers = [layer(body, i) for i in range(first, last)]
         self.softcap, self.logit_scale = ends.softcap, ends.logit_scale
         self.norm: NormSpec | None = None
         self.after: Weight | None = None
-        self.head: Head | None = None
         if self.is_last:
             self.norm = ends.norm(body) if ends.norm is not None else None
             self.after = ends.after(body) if ends.after is not None else None
-            self.head = Head(b, self._head_weight(b, sizes, ends, width))
+            self.head = self.head or Head(b, self._head_weight(b, sizes, ends, width))
             if sizes.tied and self.embedding is not None and not self.head.split:
                 self.embedding.weight = self.head.weight  # settled: the only form that is held
         self.spec = ModelSpec(

@@ -7,6 +7,7 @@ layers or of the cache that finds a tensor's packed form.
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
@@ -43,6 +44,7 @@ ALIGNMENT = 64
 HUGE_PAGE = 1 << 21
 _PIECE = 1 << 23
 """Bytes that are packed at a time."""
+_PRIVATE: dict[str, int] = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +173,14 @@ def group_size(k: int, groups: int) -> int:
 
 def _buffer(size: int) -> Tensor:
     """`size` bytes that begin on a cache line (a large page, if there are that many), with some to spare behind them:
-    kernels prefetch past the end. Memory that is never touched costs nothing."""
+    kernels prefetch past the end. Memory that is never touched costs nothing.
+
+    Large ones are asked of the system, not of the heap: between what loading allocates and frees they would keep holes
+    of its size, and a page of the heap that was touched before stays a small one."""
     align = HUGE_PAGE if size >= HUGE_PAGE else ALIGNMENT
-    whole = torch.empty(size + align + ALIGNMENT, dtype=torch.uint8)
+    room = size + align + ALIGNMENT
+    whole = torch.frombuffer(mmap.mmap(-1, room, **_PRIVATE), dtype=torch.uint8) if size >= HUGE_PAGE else None
+    whole = torch.empty(room, dtype=torch.uint8) if whole is None else whole
     skip = -whole.data_ptr() % align
     buffer = whole[skip : skip + size]
     if align == HUGE_PAGE:
