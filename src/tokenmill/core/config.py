@@ -93,7 +93,9 @@ class ExecuteOptions:
         False, "A request's tokens do not depend on the requests beside it (always so on a CPU; slower on a GPU)."
     )
     disable: str | None = option(
-        None, "Do without these on a GPU, to measure them: `fusion`, `cascade`, `dependent-launch` (comma separated)."
+        None,
+        "Do without these on a GPU, to measure them: `fusion`, `cascade`, `dependent-launch`, `many-rows` (comma "
+        "separated).",
     )
     disable_log_stats: bool = option(False, "Accepted for compatibility.")
 

@@ -11,7 +11,7 @@ from tokenmill.kernels.reference import ReferenceKernels
 __all__ = ["ReferenceKernels", "make_kernels"]
 
 
-OPTIONAL = ("fusion", "cascade", "dependent-launch")
+OPTIONAL = ("fusion", "cascade", "dependent-launch", "many-rows")
 """What kernels of a GPU can do without, to measure its worth."""
 
 

@@ -53,6 +53,7 @@ def switches(config: EngineConfig) -> list[Switch]:
         found.append(Switch("fused operations", {"disable": "fusion"}))
         found.append(Switch("shared prefix read once", {"disable": "cascade"}))
         found.append(Switch("dependent launch", {"disable": "dependent-launch"}))
+        found.append(Switch("own products of many rows", {"disable": "many-rows"}))
     if config.execute.pipeline_depth != 1 and (device.startswith("cuda") or config.execute.executor == "process"):
         found.append(Switch("overlapped planning", {"pipeline_depth": 1}))
     if config.speculate.speculative_config:

@@ -45,7 +45,7 @@ class TritonKernels(ReferenceKernels):
 
     device: becomes the current one. steady: a row's bytes depend neither on the rows beside it nor on how its prompt
     was cut (weights of 16 and 32 bits; latent attention's products per head excepted). without: "fusion", "cascade"
-    (reading a shared prefix once), "dependent-launch".
+    (reading a shared prefix once), "dependent-launch", "many-rows" (wide.py).
     """
 
     def __init__(self, device: str = "cuda", *, steady: bool = False, without: Collection[str] = ()) -> None:
@@ -156,8 +156,9 @@ class TritonKernels(ReferenceKernels):
         gated = act_parts(act)[1]
         found = self.ways.get(operation(rows, (out, inner), act, norm is not None), ())
         if rows > FEW:
-            copied = self.hopper and bias is None and act in (None, "silu_mul") and x.dtype == torch.bfloat16
-            if not copied or out % 16 or inner % 8 or not weight.is_contiguous() or weight.data_ptr() % 16:
+            own = self.hopper and "many-rows" not in self.without
+            own = own and bias is None and act in (None, "silu_mul") and x.dtype == torch.bfloat16
+            if not own or out % 16 or inner % 8 or not weight.is_contiguous() or weight.data_ptr() % 16:
                 return ("blas",)
             return found if rows <= 512 and found else wide_way(rows, out, multiprocessors(), fused=fused)
         if found:
