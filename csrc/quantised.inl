@@ -63,18 +63,35 @@ TM_INLINE Line quad_codes(const uint8_t* planes) {
 // Steps of a part's first plane, each read when one quad is multiplied.
 constexpr int64_t first_steps(const Coding& c) { return c.whole ? 8 : c.nibble ? 4 : 0; }
 
+// How far ahead one pass over the weights asks for them. Bytes of eight bits need so few instructions that the processor
+// looks far ahead by itself.
+constexpr int64_t ahead_of(const Coding& c) { return c.whole ? kAhead : 2 * kAhead; }
+
+template <Format kFormat>
+TM_INLINE I dot_codes(I acc, Line codes, Quad quad) {
+  return wide_codes(coding(kFormat)) ? dot8bit(acc, codes, quad) : dot4bit(acc, codes, quad);
+}
+
 template <Format kFormat, int kQuad, int R, int V>
 TM_INLINE void dot_quad(I (&sums)[R][V], const uint8_t* planes, const int8_t* x, int64_t stride) {
-  Line line[V];
-  for (int v = 0; v < V; ++v) {
-    line[v] = quad_codes<kFormat, kQuad>(planes + v * kLine);
-    // One at a time: a burst of them would wait for each other.
-    if (R <= 2 && kQuad < first_steps(coding(kFormat))) prefetch(planes + kQuad * kColumnLine + v * kLine + kAhead);
-  }
-  for (int r = 0; r < R; ++r) {
-    const Quad quad = splat_quad(x + r * stride + 4 * kQuad);
+  constexpr Coding kind = coding(kFormat);
+  if constexpr (R <= 2) {  // memory decides: one line is asked for whenever one is multiplied
+    Quad quad[R];
+    for (int r = 0; r < R; ++r) quad[r] = splat_quad(x + r * stride + 4 * kQuad);
     for (int v = 0; v < V; ++v) {
-      sums[r][v] = wide_codes(coding(kFormat)) ? dot8bit(sums[r][v], line[v], quad) : dot4bit(sums[r][v], line[v], quad);
+      const Line line = quad_codes<kFormat, kQuad>(planes + v * kLine);
+      for (int r = 0; r < R; ++r) {
+        sums[r][v] = dot_codes<kFormat>(sums[r][v], line, quad[r]);
+        hold(sums[r][v]);
+      }
+      if (kQuad < first_steps(kind)) prefetch(planes + kQuad * kColumnLine + v * kLine + ahead_of(kind));
+    }
+  } else {
+    Line line[V];
+    for (int v = 0; v < V; ++v) line[v] = quad_codes<kFormat, kQuad>(planes + v * kLine);
+    for (int r = 0; r < R; ++r) {
+      const Quad quad = splat_quad(x + r * stride + 4 * kQuad);
+      for (int v = 0; v < V; ++v) sums[r][v] = dot_codes<kFormat>(sums[r][v], line[v], quad);
     }
   }
 }
@@ -125,14 +142,15 @@ TM_INLINE void add_group(F (&acc)[R][V], const Group& at, const Activations& x) 
     for (int v = 0; v < V; ++v) sums[r][v] = start;
   }
   if constexpr (kHalf < 0) {
-    dot_quad<kFormat, 0>(sums, planes, q, x.width);
-    dot_quad<kFormat, 4>(sums, planes, q, x.width);
-    dot_quad<kFormat, 1>(sums, planes, q, x.width);
-    dot_quad<kFormat, 5>(sums, planes, q, x.width);
-    dot_quad<kFormat, 2>(sums, planes, q, x.width);
-    dot_quad<kFormat, 6>(sums, planes, q, x.width);
-    dot_quad<kFormat, 3>(sums, planes, q, x.width);
-    dot_quad<kFormat, 7>(sums, planes, q, x.width);
+    constexpr bool by_byte = kind.whole;  // the order of lines in memory, either way
+    dot_quad<kFormat, by_byte ? 0 : 0>(sums, planes, q, x.width);
+    dot_quad<kFormat, by_byte ? 1 : 4>(sums, planes, q, x.width);
+    dot_quad<kFormat, by_byte ? 2 : 1>(sums, planes, q, x.width);
+    dot_quad<kFormat, by_byte ? 3 : 5>(sums, planes, q, x.width);
+    dot_quad<kFormat, by_byte ? 4 : 2>(sums, planes, q, x.width);
+    dot_quad<kFormat, by_byte ? 5 : 6>(sums, planes, q, x.width);
+    dot_quad<kFormat, by_byte ? 6 : 3>(sums, planes, q, x.width);
+    dot_quad<kFormat, by_byte ? 7 : 7>(sums, planes, q, x.width);
   } else {
     dot_quad<kFormat, 4 * half + 0>(sums, planes, q, x.width);
     dot_quad<kFormat, 4 * half + 1>(sums, planes, q, x.width);
@@ -168,13 +186,13 @@ inline void quant_block(const uint8_t* tile, int group, int64_t begin, int64_t e
     const uint8_t* head = tile + unit * bytes;
     const uint8_t* at = head + unit_head(kind);
     if (R <= 2) {
-      for (int64_t ahead = 0; ahead < unit_head(kind); ahead += kLine) prefetch(head + kAhead + ahead);
+      for (int64_t ahead = 0; ahead < unit_head(kind); ahead += kLine) prefetch(head + ahead_of(kind) + ahead);
     }
     for (int64_t part = 0; part < parts && unit * parts + part < groups; ++part, at += part_bytes(kind)) {
       if (R <= 2) {
         constexpr int64_t scales = part_scales(kind), rest = scales + first_steps(kind) * kColumnLine;
-        for (int64_t ahead = 0; ahead < scales; ahead += kLine) prefetch(at + kAhead + ahead);
-        for (int64_t ahead = rest; ahead < part_bytes(kind); ahead += kLine) prefetch(at + kAhead + ahead);
+        for (int64_t ahead = 0; ahead < scales; ahead += kLine) prefetch(at + ahead_of(kind) + ahead);
+        for (int64_t ahead = rest; ahead < part_bytes(kind); ahead += kLine) prefetch(at + ahead_of(kind) + ahead);
       } else {
         next.step();
       }
