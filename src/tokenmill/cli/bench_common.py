@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from tokenmill.cli.errors import why
 from tokenmill.core.errors import ParameterError
 
 JSON = typer.Option(None, "--json", metavar="OUT", help="Write the results here.")
@@ -17,22 +19,47 @@ PLOT = typer.Option(None, "--plot", metavar="OUT.png", help="Draw the results he
 
 def check_outputs(json_path: Path | None, plot_path: Path | None) -> None:
     """Refuse before a long run what could not be written after it."""
-    if json_path is not None and not json_path.absolute().parent.is_dir():
-        raise ParameterError(f"--json {json_path}: there is no such folder.")
+    if json_path is not None:
+        check_place(json_path, "--json")
     if plot_path is not None:
         from tokenmill.measure.plots import check_plot
 
         check_plot(plot_path)
 
 
+def check_place(path: Path, flag: str) -> None:
+    """Refuse a file that could not be written here."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise ParameterError(f"{flag} {path}: there is no such folder.")
+    if path.is_dir():
+        raise ParameterError(f"{flag} {path} is a folder; name a file in it.")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise ParameterError(f"{flag} {path} cannot be written: no permission.")
+
+
 def save(result: dict[str, Any], json_path: Path | None, plot_path: Path | None) -> None:
     """Write and draw a result where that was asked for."""
     if json_path is not None:
-        json_path.write_text(json.dumps(result, indent=2) + "\n")
+        write_whole(json_path, json.dumps(result, indent=2) + "\n")
     if plot_path is not None:
         from tokenmill.measure.plots import plot
 
         plot(result, plot_path)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all: what was there stays until the new text is on the disk."""
+    if path.exists() and not path.is_file():  # a terminal, a pipe
+        path.write_text(text, encoding="utf-8")
+        return
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise ParameterError(f"{path} cannot be written: {why(error)}.") from error
 
 
 class BenchProgress:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import typer
 
@@ -15,15 +17,28 @@ from tokenmill.cli.flags import flag, with_flags
 from tokenmill.core.errors import ParameterError
 
 HERE = "http://127.0.0.1:8000"
+LOCAL = ("127.0.0.1", "localhost", "::1")
 Arrivals = Literal["closed", "constant", "poisson", "bursty", "trace"]
 TARGET = {
     "model": flag("model", str, "Name of the model (default: the first that the server lists)."),
     "key": flag("api_key", str, "Key of the server."),
     "chat": flag("chat", bool, "Use /v1/chat/completions; prompts are then text."),
     "plain": flag("plain", bool, "Send only standard fields; answers may then end early, tokens be counted by events."),
-    "respect_eos": flag("respect_eos", bool, "Let answers end where the model ends them."),
+    "ignore_eos": flag(
+        "ignore_eos",
+        bool,
+        "Answers have their full length, or end where the model ends them.",
+        spelled="--ignore-eos/--respect-eos",
+    ),
     "timeout": flag("timeout", float, "Seconds after which a request is given up (default: 600).", min=0.1),
-    "slo": flag("slo", str, "Count requests that meet this, like ttft=500ms,tpot=50ms."),
+    "slo": flag("slo", str, "Count requests that meet this, like ttft=500ms,tpot=50ms.", spelled="--slo --goodput"),
+    "percentiles": flag(
+        "percentiles",
+        str,
+        "Percentiles that are told (default: 50,90,95,99).",
+        spelled="--percentiles --metric-percentiles",
+    ),
+    "device": flag("device", str, "What the server runs on, for mbu and mfu: a device as `plan` takes it."),
     "warmup": flag("warmup", int, "Requests before the run, one after the other (default: 1).", min=0),
     "temperature": flag("temperature", float, "Sampling temperature (default: 0).", min=0.0),
 }
@@ -43,10 +58,15 @@ COMING = {
     "sweep": flag("sweep", bool, "Raise --rate until the server falls behind."),
     "duration": flag("duration", float, "Seconds of each rate of a --sweep (default: 10).", min=0.1),
     "users": flag("users", int, "Closed loop: this many users, each asking when its last answer has ended.", min=1),
-    "rate": flag("rate", float, "Open loop: requests per second; for traces, how many times their speed."),
-    "shape": flag("burstiness", float, "Shape of bursty arrivals; smaller is burstier (default: 0.25)."),
+    "rate": flag(
+        "rate",
+        float,
+        "Open loop: requests per second (inf: all at once); for traces, how many times their speed.",
+        spelled="--rate --request-rate",
+    ),
+    "shape": flag("burstiness", float, "Bursty arrivals; smaller is burstier, 1 is poisson (default: 0.25)."),
     "think": flag("think_time", float, "Seconds between an answer and the next question of its user.", min=0.0),
-    "max_open": flag("max_concurrency", int, "Open loop: no more requests than this at once.", min=1),
+    "max_open": flag("max_concurrency", int, "No more requests than this at once; alone, like --users.", min=1),
 }
 
 
@@ -57,7 +77,10 @@ def serve(
     url: str = typer.Argument(None, metavar="URL", help=f"The server (default: {HERE})."),
     base_url: str = typer.Option(None, "--base-url", help="The same as a flag."),
     workload: Path = typer.Option(
-        None, "--workload", help="A trace: JSON lines like those of bench throughput, ShareGPT's or Mooncake's format."
+        None,
+        "--workload",
+        "--dataset-path",
+        help="A trace: JSON lines like those of bench throughput, ShareGPT's or Mooncake's format.",
     ),
     json_path: Path = JSON,
     plot: Path = PLOT,
@@ -72,6 +95,7 @@ def serve(
         raise ParameterError(f"Two servers are named: {url} and --base-url {base_url}. Give one of them.")
     from tokenmill.measure import load as loads
     from tokenmill.measure.slo import read_slo
+    from tokenmill.measure.stats import PERCENTILES, read_percentiles
 
     chat, sweep = target.get("chat", False), coming.pop("sweep", False)
     duration = coming.pop("duration", None)
@@ -82,7 +106,9 @@ def serve(
     wanted = _target(url or base_url or HERE, target, want_ids=longest > 1 and not chat)
     objective = read_slo(target["slo"]) if "slo" in target else None
     allow_sockets()
-    shared: dict[str, Any] = {"slo": objective, "warmup": target.get("warmup", 1)}
+    told = read_percentiles(target["percentiles"]) if "percentiles" in target else PERCENTILES
+    device = _device(target["device"]) if "device" in target else None
+    shared: dict[str, Any] = {"slo": objective, "warmup": target.get("warmup", 1), "percentiles": told}
     with BenchProgress() as progress, asyncio.Runner(loop_factory=_loop()) as runner:
         if sweep:
             seconds = duration or loads.SWEEP_SECONDS
@@ -90,9 +116,9 @@ def serve(
         else:
             work = loads.serve_load(wanted, conversations, pattern, progress=progress, **shared)
         result = runner.run(work)
-    result["notes"] = notes
+    result["notes"] = [*notes, *_utilise(result, device)]
     save(result, json_path, plot)
-    _show(result)
+    _show(result, [f"p{p:g}" for p in told])
 
 
 def allow_sockets() -> None:
@@ -118,7 +144,18 @@ def _loop() -> Any:
 def _pattern(arrivals: str | None, coming: dict[str, Any], seed: int, sweep: bool) -> Any:
     from tokenmill.measure.load import Pattern
 
-    kind = arrivals or ("poisson" if "rate" in coming else "closed")
+    if "max_open" in coming and not {"rate", "users"} & coming.keys() and arrivals in (None, "closed") and not sweep:
+        coming = {**coming, "users": coming.pop("max_open")}
+    usual = "bursty" if "shape" in coming else "poisson"
+    kind = arrivals or (usual if "rate" in coming else "closed")
+    if "shape" in coming and (kind != "bursty" or not coming["shape"] > 0):
+        raise ParameterError("--burstiness is for open loops with --arrivals bursty, and must be above 0.")
+    if kind == "closed" and "max_open" in coming:
+        raise ParameterError("--users says how many requests there are at once: leave out --max-concurrency.")
+    if not coming.get("rate", 1.0) > 0:
+        raise ParameterError(f"--rate must be above 0, got {coming['rate']}.")
+    if sweep and math.isinf(coming.get("rate", 1.0)):
+        raise ParameterError("--sweep begins at a finite --rate.")
     if kind == "closed" and ("rate" in coming or sweep):
         raise ParameterError("A closed loop has no rate: leave out --rate and --sweep, or choose other --arrivals.")
     if kind in ("constant", "poisson", "bursty") and not coming.get("rate", 0) > 0:
@@ -167,13 +204,45 @@ def _target(base_url: str, given: dict[str, Any], *, want_ids: bool) -> Any:
         base_url=base_url.rstrip("/").removesuffix("/v1"),
         model=given.get("model", ""),
         extras=not given.get("plain", False),
-        ignore_eos=not given.get("respect_eos", False),
+        ignore_eos=given.get("ignore_eos", True),
         want_ids=want_ids,
         **kept,
     )
 
 
-def _show(result: dict[str, Any]) -> None:
+def _device(name: str) -> Any:
+    """An entry of the hardware table, or what `doctor --measure --json` wrote on the server's machine."""
+    from tokenmill.measure.ceilings import load_measured
+    from tokenmill.measure.devices import find_device
+
+    return load_measured(Path(name)) if name.endswith(".json") else find_device(name)
+
+
+def _utilise(result: dict[str, Any], device: Any) -> list[str]:
+    """Fill in mbu and mfu; -> what is to be said about them. This machine's own CPU is measured now, after the run."""
+    from tokenmill.measure import served
+    from tokenmill.measure.ceilings import measure_device
+    from tokenmill.measure.devices import products_in, recognise
+
+    if result["flops"] is None:
+        return [served.UNTOLD]
+    told = result["server_device"]
+    kind, dtype = told.get("device", "cuda"), told.get("dtype") or "bfloat16"
+    device = device or recognise(told.get("device_name", "") or "-")
+    if device is None and kind == "cpu" and urlsplit(result["base_url"]).hostname in LOCAL:
+        device = measure_device("cpu", tuple(dict.fromkeys((dtype, products_in("cpu", dtype, told["quantization"])))))
+    if device is None:
+        return ["mbu and mfu are null: what the server's device can do is not known here; name it with --device"]
+    wanted = products_in("cpu" if device.kind == "cpu" else "gpu", dtype, told.get("quantization"))
+    wanted = wanted if wanted in device.flops else dtype
+    served.fill_shares(result, device, wanted)
+    rate = device.flops_in(wanted)
+    shown = "" if rate is None else f", {rate / 1e12:.3g} TFLOP/s in {wanted}"
+    limits = f"ceilings of {device.title}: {device.bytes_per_s / 1e9:.1f} GB/s{shown} ({device.source})"
+    return [limits, "mbu and mfu: by the server's own estimate of what its steps moved and computed"]
+
+
+def _show(result: dict[str, Any], percentiles: list[str]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -183,14 +252,14 @@ def _show(result: dict[str, Any]) -> None:
         knee = result["knee_rate"]
         console.print(f"The knee: {knee:.3g} requests/s." if knee else "The server falls behind at the first rate.")
     table = Table(title=f"{result['model']} at {result['base_url']}, {result['workload']}", show_header=False)
-    for name, text in _rows(result):
+    for name, text in _rows(result, percentiles):
         table.add_row(name, text)
     console.print(table)
     for note in [*result["notes"], *_warnings(result)]:
         console.print(f"note: {note}")
 
 
-def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
+def _rows(result: dict[str, Any], percentiles: list[str]) -> list[tuple[str, str]]:
     rows = [
         ("requests", f"{result['completed']} of {result['requests']} in {result['seconds']:.2f} s"),
         ("errors", ", ".join(f"{kind}: {n}" for kind, n in result["errors"].items()) or "none"),
@@ -201,11 +270,13 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     for head, key in (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms"), ("ITL", "itl_ms"), ("end to end", "e2e_ms")):
         ms = result[key]
         if ms["mean"] is not None:
-            shown = ", ".join(f"{name} {ms[name]:.1f}" for name in ("p50", "p90", "p95", "p99", "mean"))
+            shown = ", ".join(f"{name} {ms[name]:.1f}" for name in (*percentiles, "mean"))
             rows.append((f"{head}, ms", shown))
     if result["goodput"] is not None:
         good = result["goodput"]
         rows.append(("goodput", f"{good['requests_per_s']:.2f} requests/s, {good['share']:.1%} meet the objective"))
+    if result["mbu"] is not None:
+        rows.append(("mbu, mfu", f"{result['mbu']:.3f}, " + ("-" if result["mfu"] is None else f"{result['mfu']:.3f}")))
     return rows
 
 

@@ -5,30 +5,66 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
+import os
+import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 import typer
 
 from tokenmill.core.errors import EngineDeadError, TokenmillError, UserError
 
 USER, DEAD, FAILED, INTERRUPTED = 2, 3, 1, 130
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of writing, which name no file."""
 
 
 def told(verb: Callable[..., None]) -> Callable[..., None]:
-    """The same verb, whose known failures become one red sentence and an exit code; others keep their traceback."""
+    """The same verb, whose known failures, of files and memory too, become one red sentence and an exit code.
+
+    Others keep their traceback: they are bugs."""
 
     @functools.wraps(verb)
     def run(*args: object, **given: object) -> None:
         try:
             verb(*args, **given)
+            sys.stdout.flush()
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:  # whoever read our output has enough of it, like `head`
+            _forget_output()
+            raise typer.Exit(FAILED) from None
+        except OSError as error:
+            if error.filename is None and error.errno not in FULL:
+                raise
+            _fail(f"{error.filename}: {why(error)}" if error.filename else why(error), USER)
+        except MemoryError:
+            _fail("There is not enough memory for this; ask for less of it.", USER)
         except TokenmillError as error:
-            typer.secho(f"tokenmill: {error}", fg="red", err=True)
-            raise typer.Exit(exit_code(error)) from None
+            _fail(str(error), exit_code(error))
 
     return run
+
+
+def why(error: OSError | UnicodeDecodeError) -> str:
+    """What is wrong with a file, without numbers of errors and positions of bytes."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8 text"
+    return error.strerror or str(error)
+
+
+def _fail(text: str, code: int) -> NoReturn:
+    typer.secho(f"tokenmill: {text}", fg="red", err=True)
+    raise typer.Exit(code) from None
+
+
+def _forget_output() -> None:
+    """Nothing more can be written, not even what the interpreter flushes at its end."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def exit_code(error: TokenmillError) -> int:

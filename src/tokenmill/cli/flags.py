@@ -61,9 +61,9 @@ def with_flags(into: str, flags: Mapping[str, inspect.Parameter]) -> Callable[[V
     return decorate
 
 
-def flag(name: str, kind: Any, help: str, **settings: Any) -> inspect.Parameter:
-    """One optional flag for `with_flags`."""
-    option = typer.Option(None, spelling(name), help=help, **settings)
+def flag(name: str, kind: Any, help: str, *, spelled: str = "", **settings: Any) -> inspect.Parameter:
+    """One optional flag for `with_flags`; spelled: its names, if it is not called as it is named."""
+    option = typer.Option(None, *(spelled.split() or [spelling(name)]), help=help, **settings)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from tokenmill.cli.errors import why
 from tokenmill.cli.flags import MODEL, engine_flags, flag, settle, with_flags
 from tokenmill.cli.loading import load
 from tokenmill.cli.terminal import Live
@@ -73,7 +74,7 @@ def _read_prompt(prompt: str | None, file: Path | None) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ParameterError(f"--prompt-file {file} cannot be read: {error}.") from error
+        raise ParameterError(f"--prompt-file {file} cannot be read: {why(error)}.") from error
 
 
 def _check(given: dict[str, Any]) -> None:

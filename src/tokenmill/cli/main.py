@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import typer
 
+from tokenmill import __version__
 from tokenmill.cli import bench, chat, doctor, generate, plan, quantize, serve, tune
 from tokenmill.cli.errors import told
 from tokenmill.core.config import calm_threads
 
 app = typer.Typer(
     name="tokenmill",
-    help="An LLM inference engine you can read. `tokenmill VERB --help` lists the flags of a verb.",
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"tokenmill {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: bool = typer.Option(False, "--version", is_eager=True, callback=_version, help="Print the version."),
+) -> None:
+    """An LLM inference engine you can read. `tokenmill VERB --help` lists the flags of a verb."""
+
+
 app.command("serve")(told(serve.serve))
 app.command("generate")(told(generate.generate))
 app.command("chat")(told(chat.chat))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
+from tokenmill.cli.errors import why
 from tokenmill.cli.loading import size, spinner
 from tokenmill.core.errors import ParameterError, UserError
 
@@ -84,7 +85,7 @@ def _read_text(path: Path) -> str:
             raise ParameterError(f"--perplexity {path}: the text is over the limit of {size(MAX_TEXT_BYTES)}.")
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ParameterError(f"--perplexity {path} cannot be read: {error}.") from error
+        raise ParameterError(f"--perplexity {path} cannot be read: {why(error)}.") from error
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from tokenmill.cli.errors import why
 from tokenmill.cli.flags import MODEL, engine_flags, option_flags, settle, with_flags
 from tokenmill.cli.loading import size, spinner
 from tokenmill.core.config import SERVER_GROUPS, all_options, make_server_config
@@ -98,8 +99,10 @@ def _read_file(path: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ParameterError(f"--config {path} is larger than {MAX_FILE_BYTES} bytes.")
         found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ParameterError(f"--config {path} cannot be read: {error}.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError(f"--config {path} cannot be read: {why(error)}.") from error
+    except yaml.YAMLError as error:
+        raise ParameterError(f"--config {path} is not YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise ParameterError(f"--config {path} must hold a mapping of option names to values.")
     named = {name.replace("-", "_"): value for name, value in found.items()}

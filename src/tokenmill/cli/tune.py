@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from tokenmill.cli.bench import MADE, WORKLOAD, workloads
-from tokenmill.cli.bench_common import JSON, BenchProgress, check_outputs, save
+from tokenmill.cli.bench_common import JSON, BenchProgress, check_outputs, check_place, save, write_whole
 from tokenmill.cli.flags import MODEL, engine_flags, flag, settle, with_flags
 from tokenmill.core.errors import ParameterError
 
@@ -39,8 +39,7 @@ def tune(
     config, keywords = settle(model, options)
     check_outputs(json_path, None)
     out = search.get("out", Path("tuned.yaml"))
-    if not out.absolute().parent.is_dir():
-        raise ParameterError(f"--out {out}: there is no such folder.")
+    check_place(out, "--out")
     plans = workloads(workload, made, config.model.seed)
     if len(plans) > 1:
         raise ParameterError("tune takes one --workload.")
@@ -60,7 +59,7 @@ def tune(
         setup = Setup(device=device, ranks=1, efficiency=efficiency_of(device))
         result = tuning.tune(keywords, plans[0], goal, setup, progress)
     save(result, json_path, None)
-    out.write_text(as_yaml(result), encoding="utf-8")
+    write_whole(out, as_yaml(result))
     _show(result, out)
 
 

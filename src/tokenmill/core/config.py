@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, replace
@@ -297,18 +298,27 @@ def _check(name: str, value: Any, item: Field, kind: Any) -> None:
             raise ParameterError(f"{name} must be a number, got {value!r}.", param=name)
         if int in numeric and float not in numeric and not isinstance(value, int):
             raise ParameterError(f"{name} must be an integer, got {value!r}.", param=name)
-        if value < 0 or (value == 0 and name in _POSITIVE):
-            raise ParameterError(f"{name} must be positive, got {value}.", param=name)
+        positive, most = name in _POSITIVE, _MOST.get(name)
+        if not (value > 0 if positive else value >= 0):
+            wanted = "be positive" if positive else "not be negative"
+            raise ParameterError(f"{name} must {wanted}, got {value}.", param=name)
+        if value == math.inf or (most is not None and value > most):
+            wanted = "finite" if most is None else f"at most {most}"
+            raise ParameterError(f"{name} must be {wanted}, got {value}.", param=name)
     if allowed == (bool,) and not isinstance(value, bool):
         raise ParameterError(f"{name} must be true or false, got {value!r}.", param=name)
     if str in allowed and not isinstance(value, (str, os.PathLike)) and (value is not None or len(allowed) == 1):
         raise ParameterError(f"{name} must be text, got {value!r}.", param=name)
+    if list[str] in allowed and value is not None:
+        if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
+            raise ParameterError(f"{name} must be text or a list of texts, got {value!r}.", param=name)
 
 
 _POSITIVE = frozenset(
     {
         "block_size",
         "max_num_seqs",
+        "max_waiting",
         "max_model_len",
         "max_num_batched_tokens",
         "pipeline_depth",
@@ -327,6 +337,19 @@ _POSITIVE = frozenset(
         "watchdog_timeout",
     }
 )
+
+
+_MOST: dict[str, int] = {
+    "gpu_memory_utilization": 1,
+    "max_num_seqs": 1 << 16,
+    "num_gpu_blocks_override": 1 << 27,
+    "block_size": 1 << 20,
+    "pipeline_depth": 64,
+    "threads": 1024,
+    "port": 65535,
+    "engines": 1024,
+}
+"""Ceilings of what would otherwise fill the memory or the process table before it fails."""
 
 
 def wanted_faults() -> str:

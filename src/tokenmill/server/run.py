@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -239,13 +240,23 @@ def _bind(server: ServerConfig) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((listen.host, listen.port))
     except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"Cannot listen on {where}: {reason}. Choose another with --port.", param="port") from error
+        reason = str(getattr(error, "strerror", None) or error).rstrip(".")
+        flag = "uds" if listen.uds is not None else "port" if _has_address(listen.host) else "host"
+        raise UserError(f"Cannot listen on {where}: {reason}. Choose another with --{flag}.", param=flag) from error
     return sock
 
 
+def _has_address(host: str) -> bool:
+    """Is this a host that exists?"""
+    with contextlib.suppress(OSError, UnicodeError):
+        return bool(socket.getaddrinfo(host, None))
+    return False
+
+
 def _is_stale(path: str) -> bool:
-    """A socket file that nobody listens on any more."""
+    """A socket file that nobody listens on any more; any other file is somebody's."""
+    if not stat.S_ISSOCK(os.stat(path).st_mode):
+        return False
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(path)

@@ -23,9 +23,10 @@ class NgramDrafter:
     """Longest match first, from `longest` down to `shortest` tokens."""
 
     def __init__(self, longest: int = 4, shortest: int = 2) -> None:
-        if not 1 <= shortest <= longest:
+        if type(shortest) is not int or type(longest) is not int or not 1 <= shortest <= longest:
             raise ParameterError(
-                f"prompt_lookup_min ({shortest}) must be at least 1 and at most prompt_lookup_max ({longest}).",
+                f"prompt_lookup_min ({shortest}) must be at least 1 and at most prompt_lookup_max ({longest}), "
+                "both whole numbers.",
                 param="speculative_config",
             )
         self.longest = longest

@@ -15,6 +15,9 @@ import httpx
 import pytest
 
 from tests.cpu.server.conftest import Running
+from tokenmill.core.config import ListenOptions, ServerConfig
+from tokenmill.core.errors import UserError
+from tokenmill.server.run import _bind
 
 Launch = Callable[..., Running]
 BODY = {"prompt": "The mill", "max_tokens": 3}
@@ -78,6 +81,19 @@ def test_a_unix_socket_is_for_its_owner_and_survives_a_stale_file(launch: Launch
         check=False,
     )
     assert again.returncode == 2 and "Cannot listen" in again.stderr
+
+
+def test_an_address_that_is_no_socket_stays_what_it_is(tmp_path: Path) -> None:
+    letter = tmp_path / "letter.txt"
+    letter.write_text("dear miller")
+    for listen, advice in (
+        (ListenOptions(uds=str(letter)), "--uds"),
+        (ListenOptions(uds=str(tmp_path / "no" / "where")), "--uds"),
+        (ListenOptions(host="999.1.1.1"), "--host"),
+    ):
+        with pytest.raises(UserError, match=f"another with {advice}"):
+            _bind(ServerConfig(listen=listen))
+    assert letter.read_text() == "dear miller"
 
 
 def test_behind_a_proxy_that_strips_a_prefix(launch: Launch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -10,6 +12,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import tokenmill
+from tokenmill.cli.bench_common import check_place, write_whole
 from tokenmill.cli.errors import told
 from tokenmill.cli.main import app
 from tokenmill.core.errors import EngineDeadError, ModelError, SequenceError, UserError
@@ -76,6 +80,15 @@ def test_a_model_that_does_not_load(monkeypatch: pytest.MonkeyPatch, arguments: 
         (["generate", "--prompt", "a", "--temperature", "0", "--n", "2"], "set temperature > 0"),
         (["generate", "here", "--model", "there", "--prompt", "a"], "Two models are named"),
         (["generate", "--prompt", "a", "--max-num-seqs", "0"], "max_num_seqs must be positive"),
+        (["generate", "--prompt", "a", "--seed", "-1"], "seed must not be negative"),
+        (["generate", "--prompt", "a", "--max-waiting", "0"], "max_waiting must be positive"),
+        (["generate", "--prompt", "a", "--threads", "100000"], "threads must be at most 1024"),
+        (["generate", "--prompt", "a", "--max-num-seqs", "100000000"], "max_num_seqs must be at most 65536"),
+        (["generate", "--prompt", "a", "--num-blocks", "100000000000"], "must be at most 134217728"),
+        (["generate", "--prompt", "a", "--gpu-memory-utilization", "90"], "must be at most 1, got 90"),
+        (["generate", "--prompt", "a", "--gpu-memory-utilization", "nan"], "must be positive, got nan"),
+        (["serve", "--request-timeout", "inf"], "request_timeout must be finite"),
+        (["serve", "--port", "99999"], "port must be at most 65535"),
         (["chat", "--temperature", "1000"], "/temp wants a number"),
         (["bench", "throughput"], "Give --workload"),
         (["bench", "throughput", "--input-len", "3"], "all of --input-len"),
@@ -97,3 +110,45 @@ def test_a_prompt_file_must_be_text(tmp_path: Path) -> None:
     file.write_bytes(b"\xff\xfe\x00")
     result = CliRunner().invoke(app, ["generate", "--prompt-file", str(file)])
     assert result.exit_code == 2 and str(file) in result.stderr
+
+
+def test_files_and_memory_are_told_and_bugs_are_not(tmp_path: Path) -> None:
+    full, missing = OSError(errno.ENOSPC, "No space left on device"), FileNotFoundError(2, "No such file", "here")
+    assert ending(full)[:2] == (2, "tokenmill: No space left on device\n")
+    assert ending(missing)[:2] == (2, "tokenmill: here: No such file\n")
+    assert "not enough memory" in ending(MemoryError())[1]
+    assert isinstance(ending(ConnectionResetError(104, "reset"))[2], ConnectionResetError)
+
+
+def test_files_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "out.json"
+    write_whole(file, "first")
+
+    def half(path: Path, text: str, **_: object) -> None:
+        path.write_bytes(text[:2].encode())
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(UserError, match="No space left"):
+        write_whole(file, "second")
+    assert file.read_text() == "first" and list(tmp_path.iterdir()) == [file]
+
+
+def test_places_that_cannot_be_written_are_told_before(tmp_path: Path) -> None:
+    for place, words in ((tmp_path, "is a folder"), (tmp_path / "no" / "x", "no such folder")):
+        with pytest.raises(UserError, match=words):
+            check_place(place, "--json")
+
+
+def test_a_pipe_that_closes_ends_quietly() -> None:
+    script = "from tokenmill.cli.main import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script, "serve", "--help"], stdout=subprocess.PIPE, stderr=-1
+    ) as child:
+        assert child.stdout is not None and child.stderr is not None
+        child.stdout.close()
+        assert child.stderr.read() == b""
+
+
+def test_the_version() -> None:
+    assert CliRunner().invoke(app, ["--version"]).stdout == f"tokenmill {tokenmill.__version__}\n"
