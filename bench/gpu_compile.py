@@ -170,8 +170,10 @@ def compiled(kernel: Kernel) -> dict[str, Any]:
     usage = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
     lowered = re.search(r"\.maxntid (\d+)|\.reqntid (\d+)", found.asm["ptx"])
     threads = int(next(filter(None, lowered.groups()))) if lowered else 32 * found.metadata.num_warps
-    return {"shared": found.metadata.shared, "registers": usage["REG"], "threads": threads,
-            "stack": usage["STACK"], "spilled": usage["LOCAL"]}  # fmt: skip
+    return {
+        "shared": found.metadata.shared, "registers": usage["REG"], "threads": threads,
+        "spilled": max(usage["STACK"], usage["LOCAL"]),
+    }  # fmt: skip
 
 
 def _tool() -> str:
@@ -195,7 +197,7 @@ def compile_all(standin: Standin, only: list[str], ready: set[tuple[Any, str]]) 
         if usage["shared"] > SHARED_MEMORY or usage["registers"] * usage["threads"] > 1 << 16:
             standin.problem(f"{kernel.name} does not fit: {usage} {kernel.known()}")
         made.append({"name": kernel.name, "grid": kernel.grid, "late": place not in ready, **usage})
-        spilled = f", {usage['spilled']} bytes spilled, stack {usage['stack']}" if usage["spilled"] else ""
+        spilled = f", {usage['spilled']} bytes spilled" if usage["spilled"] else ""
         print(f"  {kernel.name:28} {usage['shared']:6} bytes shared, {usage['registers']:3} registers x "
               f"{usage['threads']:3}{spilled}, {time.perf_counter() - start:.1f} s", flush=True)  # fmt: skip
     return made
