@@ -110,24 +110,31 @@ def cases(tokens: int) -> Iterator[Case]:
         )
         for r, up, down in zip(d.routers, d.ups, d.downs, strict=True)
     ]
+    layers = [layer for layer in whole if layer is not None]
     ctx = ForwardContext(d.kernels, d.x, d.x, d.x, 1, [], [])
-    yield "layer", lambda i: whole[i](d.x, ctx, norm=d.norm, residual=d.x), 3 * d.bytes, 3 * d.flops
+    yield "layer", lambda i: layers[i](d.x, ctx, norm=d.norm, residual=d.x), 3 * d.bytes, 3 * d.flops
     yield from one_cases(d) if tokens == 1 else several_cases(d)
 
 
 def one_cases(d: Data) -> Iterator[Case]:
     """One token: each launch in several cuts."""
-    x, norm, pdl = d.x, d.norm, d.pdl
-    for c in ((1, 4), (2, 4), (4, 4), (8, 8)):
-        call = partial(pick, x, add=None, norm=norm, spec=SPEC, scratch=d.scratch, pdl=pdl, config=c)
-        yield f"pick {c}", lambda i, call=call: call(weight=d.routers[i]), 2.0 * EXPERTS * HIDDEN, 0.0
+    x, norm, pdl, h = d.x, d.norm, d.pdl, rand(TOP, INNER)
+
+    def chosen(i: int, config: tuple[int, int]) -> object:
+        return pick(x, d.routers[i], None, norm, SPEC, scratch=d.scratch, pdl=pdl, config=config)
+
+    def up(i: int, config: tuple[int, int, int]) -> object:
+        return one_up(x, d.ups[i], None, d.picks[i][0], norm, "silu_mul", pdl=pdl, config=config)
+
+    def down(i: int, config: tuple[int, int, int]) -> object:
+        return one_down(h, d.downs[i], None, d.picks[i], x, pdl=pdl, early=True, config=config)
+
+    for pair in ((1, 4), (2, 4), (4, 4), (8, 8)):
+        yield f"pick {pair}", partial(chosen, config=pair), 2.0 * EXPERTS * HIDDEN, 0.0
     for c in ((2, 2048, 4), (1, 2048, 2), (1, 2048, 4), (4, 2048, 8), (2, 1024, 4), (1, 1024, 2)):
-        call = partial(one_up, x, bias=None, norm=norm, act="silu_mul", pdl=pdl, config=c)
-        yield f"one up {c}", lambda i, call=call: call(weight=d.ups[i], ids=d.picks[i][0]), 2 * d.bytes, 0.0
-    h = rand(TOP, INNER)
+        yield f"one up {c}", partial(up, config=c), 2 * d.bytes, 0.0
     for c in ((2, 1024, 8), (4, 256, 4), (2, 256, 4), (2, 256, 2), (1, 256, 2)):
-        call = partial(one_down, h, bias=None, residual=x, pdl=pdl, early=True, config=c)
-        yield f"one down {c}", lambda i, call=call: call(weight=d.downs[i], picked=d.picks[i]), d.bytes, 0.0
+        yield f"one down {c}", partial(down, config=c), d.bytes, 0.0
 
 
 def several_cases(d: Data) -> Iterator[Case]:
