@@ -56,6 +56,7 @@ class PromptReader:
     def chat(self, messages: Any, **options: Any) -> tuple[str, list[int]]:
         """Render messages with the model's chat template (or `chat_template`); typed control tokens stay text."""
         tokenizer = self._need_tokenizer("chat")
+        _check_parts(messages)
         source = options.pop("chat_template", None) or tokenizer.chat_template
         if source is None:
             raise UserError("This model has no chat template: give one with chat_template=, or use plain prompts.")
@@ -114,6 +115,16 @@ def check_chat_options(options: Mapping[str, Any]) -> None:
     tools = options.get("tools")
     if tools is not None and not (isinstance(tools, (list, tuple)) and all(isinstance(t, Mapping) for t in tools)):
         raise ParameterError("tools must be a list of dicts, one for each function.", param="tools")
+
+
+def _check_parts(messages: Any) -> None:
+    """Refuse what only looks like text to a template: it would drop a picture without a word."""
+    for message in messages if isinstance(messages, (list, tuple)) else ():
+        content = message.get("content") if isinstance(message, Mapping) else None
+        for part in content if isinstance(content, (list, tuple)) else ():
+            kind = str(part.get("type", "text")) if isinstance(part, Mapping) else "text"
+            if any(word in kind for word in ("image", "audio", "video", "file", "document")):
+                raise ParameterError(f"This engine reads text, not a content part of type {kind!r}.", param="messages")
 
 
 def default_params(generation: Mapping[str, Any]) -> SamplingParams:

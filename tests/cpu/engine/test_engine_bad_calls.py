@@ -51,6 +51,9 @@ def test_misspelt_options_of_chat_and_tools_of_no_use(tiny):
             with pytest.raises(ParameterError, match=words):
                 llm.chat(said, greedy(1), **given)
         assert llm.chat(said, greedy(2), mood="merry")[0].finished  # a template's own switch
+        picture = {"type": "image_url", "image_url": {"url": "data:,"}}
+        with pytest.raises(ParameterError, match="image_url"):
+            llm.chat([{"role": "user", "content": [{"type": "text", "text": "What is this?"}, picture]}], greedy(1))
 
 
 def test_a_model_is_named_by_text(tiny):
