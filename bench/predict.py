@@ -33,7 +33,7 @@ from geometry import GEOMETRY  # noqa: E402
 from tokenmill import LLM  # noqa: E402
 from tokenmill.device.memory import peak_bytes  # noqa: E402
 from tokenmill.measure.calibrate import measure_calibrated  # noqa: E402
-from tokenmill.measure.ceilings import load_measured  # noqa: E402
+from tokenmill.measure.ceilings import read_measured  # noqa: E402
 from tokenmill.measure.closed import closed_loop  # noqa: E402
 from tokenmill.measure.devices import efficiency_of  # noqa: E402
 from tokenmill.measure.plan import Setup, held_in_all, read_model, speed_types  # noqa: E402
@@ -53,6 +53,8 @@ LOADS = (
 """(users, prompt tokens, output tokens)"""
 FIGURES = ("seconds", "ttft_ms", "tpot_ms")
 SPENT, LONGEST, MOST = 1.5, 8.0, 7
+TRIES = 2
+"""Calibrations, until one is not disturbed."""
 CALM = 0.15
 """Cores that others may have in a run that counts."""
 
@@ -70,32 +72,41 @@ def options_of(model: str, folder: pathlib.Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run(model: str, ceilings: str, loads: list[int]) -> dict[str, Any]:
-    """Loads on one engine, each predicted first."""
-    device = load_measured(pathlib.Path(ceilings))
-    setup = Setup(device, 1, efficiency_of(device))
+def run(model: str, loads: list[int]) -> dict[str, Any]:
+    """Loads on one engine; nothing is predicted in this process, whose memory counts."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        options = options_of(model, pathlib.Path(folder))
-        planner = read_model(make_config({}, **options), device.kind)
-        with LLM(**options) as llm:
+        with LLM(**options_of(model, pathlib.Path(folder))) as llm:
             closed_loop(llm.engine, time.perf_counter, Uniform(4, 64, 8).jobs(None, 6000), 4)
             for users, inputs, outputs in (LOADS[i] for i in loads):
                 jobs = Uniform(users, inputs, outputs, seed=users).jobs(None, 6000)
-                hoped = predict(planner, setup, jobs, users)
                 found = measured(llm, jobs, users)
-                row: dict[str, Any] = {"users": users, "input": inputs, "output": outputs}
-                for name, value in figures(hoped).items():
-                    error = round(value / found[name] - 1, 4)
-                    row[name] = {"predicted": value, "measured": found[name], "error": error}
-                rows.append(row)
-                row["others"] = round(found["others"], 3)
-                print(model, json.dumps(row), file=sys.stderr, flush=True)
+                rows.append({"users": users, "input": inputs, "output": outputs, **found})
+                print(model, json.dumps(rows[-1]), file=sys.stderr, flush=True)
             for storage in llm.engine.executor.runner.pool.storage:  # type: ignore[attr-defined]
                 storage.zero_()
             peak = peak_bytes("cpu")
-        hoped_bytes = held_in_all(planner, device)
-    return {"model": model, "rows": rows, "memory": {"predicted": hoped_bytes, "measured": peak}}
+    return {"model": model, "rows": rows, "memory": {"measured": peak}}
+
+
+def compared(found: dict[str, Any], ceilings: dict[str, Any]) -> dict[str, Any]:
+    """What was measured, beside what a calibration predicts of it."""
+    device = read_measured(ceilings, "measured here")
+    setup = Setup(device, 1, efficiency_of(device))
+    with tempfile.TemporaryDirectory() as folder:
+        options = options_of(found["model"], pathlib.Path(folder))
+        planner = read_model(make_config({}, **options), device.kind)
+    rows = []
+    for run in found["rows"]:
+        users = run["users"]
+        jobs = Uniform(users, run["input"], run["output"], seed=users).jobs(None, 6000)
+        row = {name: run[name] for name in ("users", "input", "output", "others")}
+        for name, value in figures(predict(planner, setup, jobs, users)).items():
+            error = round(value / run[name] - 1, 4)
+            row[name] = {"predicted": value, "measured": run[name], "error": error}
+        rows.append(row)
+    memory = {"predicted": held_in_all(planner, device), **found["memory"]}
+    return {**found, "rows": rows, "memory": memory, "ceilings": ceilings}
 
 
 def measured(llm: LLM, jobs: list[Any], users: int) -> dict[str, float]:
@@ -135,12 +146,23 @@ def figures(found: dict[str, Any]) -> dict[str, float]:
     return {name: found[name] if name == "seconds" else found[name]["p50"] for name in FIGURES}
 
 
-def calibrate(model: str, path: pathlib.Path) -> None:
-    """What doctor measures, of the formats that this model holds."""
+def calibrate(model: str, path: pathlib.Path) -> float:
+    """What doctor measures, of the formats that this model holds; -> cores that other programs had meanwhile."""
     with tempfile.TemporaryDirectory() as folder:
         types = speed_types(make_config({}, **options_of(model, pathlib.Path(folder))))
     wanted = [t for t in dict.fromkeys((*types, *(("int8",) if "int4" in types else ()))) if t != "float32"]
-    path.write_text(json.dumps(measure_calibrated("cpu", tuple(wanted), mixture=False)))
+    before = time.perf_counter(), busy(), cpu_seconds()
+    found = measure_calibrated("cpu", tuple(wanted), mixture=False)
+    after = time.perf_counter(), busy(), cpu_seconds()
+    spent, every, mine = (b - a for a, b in zip(before, after, strict=True))
+    others = (every - mine) / spent
+    path.write_text(json.dumps({**found, "others": round(others, 3), "seconds": round(spent, 1)}))
+    return others
+
+
+def cpu_seconds() -> float:
+    """Seconds that this process and its children have worked."""
+    return sum(os.times()[:4])
 
 
 def child(*words: str) -> str:
@@ -179,15 +201,17 @@ def main() -> None:
     if args.verb == "join":
         print(json.dumps(summary([json.loads(pathlib.Path(name).read_text()) for name in args.names]), indent=1))
     elif args.verb == "child":
-        print(json.dumps(run(args.names[0], args.ceilings, loads)))
+        print(json.dumps(run(args.names[0], loads)))
     else:
         with tempfile.TemporaryDirectory() as folder:
             ceilings = args.ceilings or str(pathlib.Path(folder) / "ceilings.json")
-            if not args.ceilings:
+            for _ in range(TRIES if not args.ceilings else 0):
                 wait_for_calm()
-                calibrate(args.names[0], pathlib.Path(ceilings))
-            found = {**json.loads(child("child", args.names[0], "--ceilings", ceilings, "--loads", args.loads))}
-            found["ceilings"] = json.loads(pathlib.Path(ceilings).read_text())
+                if calibrate(args.names[0], pathlib.Path(ceilings)) < CALM:
+                    break
+            measured_here = json.loads(child("child", args.names[0], "--loads", args.loads))
+            machine = json.loads(pathlib.Path(ceilings).read_text())
+            found = compared(measured_here, machine.get("measured", machine))
         pathlib.Path(args.out or f"predict-{args.names[0]}.json").write_text(json.dumps(found) + "\n")
 
 

@@ -145,7 +145,8 @@ def _pattern(arrivals: str | None, coming: dict[str, Any], seed: int, sweep: boo
     from tokenmill.measure.load import Pattern
 
     if "max_open" in coming and not {"rate", "users"} & coming.keys() and arrivals in (None, "closed") and not sweep:
-        coming = {**coming, "users": coming.pop("max_open")}
+        coming = {**coming, "users": coming["max_open"]}
+        del coming["max_open"]
     usual = "bursty" if "shape" in coming else "poisson"
     kind = arrivals or (usual if "rate" in coming else "closed")
     if "shape" in coming and (kind != "bursty" or not coming["shape"] > 0):

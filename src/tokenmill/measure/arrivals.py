@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 from tokenmill.core.errors import ParameterError
@@ -15,10 +16,12 @@ def arrival_times(pattern: str, rate: float, count: int, *, seed: int = 0, shape
     """Seconds at which `count` requests come, `rate` per second on average; the first comes at 0.
 
     constant: equal gaps. poisson: exponential gaps (many independent users). bursty: gamma gaps, long pauses between
-    crowds; the smaller `shape`, the burstier (1 is Poisson).
+    crowds; the smaller `shape`, the burstier (1 is Poisson). An infinite rate: all at once.
     """
     if rate <= 0 or shape <= 0:
         raise ParameterError(f"The rate and the shape of arrivals must be positive, got {rate} and {shape}.")
+    if math.isinf(rate):
+        return [0.0] * count
     source = random.Random(seed)
     match pattern:
         case "constant":

@@ -34,6 +34,11 @@ def compare(old: dict[str, Any], new: dict[str, Any]) -> list[dict[str, Any]]:
     Where both files hold several runs of the load, these are resampled (basis "runs"). Else latencies are resampled
     over requests: that says nothing about how much one run differs from the next.
     """
+    kinds = [result.get("bench", "throughput") for result in (old, new)]
+    if kinds[0] != kinds[1]:
+        raise ParameterError(
+            f"These are results of `bench {kinds[0]}` and `bench {kinds[1]}`: their figures do not mean the same."
+        )
     rows = []
     for name in RATES:
         if old.get(name) and new.get(name):

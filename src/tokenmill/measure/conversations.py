@@ -129,9 +129,12 @@ class Reader:
 
     def read(self) -> list[Conversation]:
         """Every conversation of the file, in its order."""
-        found = [self._entry(place, entry) for place, entry in self._entries()]
+        every = [self._entry(place, entry) for place, entry in self._entries()]
+        found = [talk for talk in every if talk.turns]
         if not found:
             raise ParameterError(f"--workload {self.path} is empty: it needs at least one request.")
+        if len(every) > len(found):
+            self.notes.add(f"{len(every) - len(found)} conversations without a question and its answer are left out")
         start = min((c.at for c in found if c.at is not None), default=0.0)
         return [Conversation(c.turns, None if c.at is None else c.at - start) for c in found]
 
@@ -202,8 +205,6 @@ class Reader:
             elif asked:
                 turns.append(Turn(asked, max(1, round(len(part["value"]) / CHARACTERS_PER_TOKEN))))
                 asked = ""
-        if not turns:
-            raise ParameterError(f"{place}: nobody asks and gets an answer in this conversation.")
         self.notes.add(f"answers are as long as the trace's, at {CHARACTERS_PER_TOKEN} characters per token")
         return Conversation(turns)
 

@@ -119,6 +119,14 @@ def efficiency_of(device: Device, given: str | None = None) -> Efficiency:
     return replace(assumed, memory=shares[0], compute=shares[-1], source="given with --efficiency")
 
 
+def products_in(kind: str, dtype: str, quantization: str | None) -> str:
+    """The type whose speed limits the products: the weights' where activations are rounded to it, too."""
+    scheme = (quantization or "").split(",")[0].split("-")[0]
+    if kind == "cpu":
+        return "int8" if scheme in ("int8", "int4") else dtype
+    return scheme if scheme in ("int8", "fp8") else dtype
+
+
 def speeds(device: Device, dtype: str, efficiency: Efficiency = PERFECT) -> Speeds:
     """What an engine of this efficiency reaches on the device with products in `dtype`."""
     flops = device.flops_in(dtype)

@@ -19,6 +19,7 @@ from tokenmill.core.errors import UserError
 from tokenmill.measure.arrivals import BURSTINESS, arrival_times
 from tokenmill.measure.client import Answer, Target, ask, find_model
 from tokenmill.measure.conversations import Conversation
+from tokenmill.measure.served import ask_totals, spent_since
 from tokenmill.measure.stats import summary_ms, thin
 from tokenmill.measure.throughput import Progress, Silent
 
@@ -86,12 +87,13 @@ async def serve_load(
     slo: dict[str, float] | None = None,
     warmup: int = 1,
     progress: Progress | None = None,
+    percentiles: Sequence[float] = (),
 ) -> dict[str, Any]:
     """Put this load on the server and sum up what came of it."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
     async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
         target = await ready(session, target, conversations, warmup)
-        return await _run(session, target, conversations, pattern, slo or {}, progress or Silent())
+        return await _run(session, target, conversations, pattern, slo or {}, progress or Silent(), percentiles)
 
 
 async def ready(
@@ -118,6 +120,7 @@ async def sweep(
     slo: dict[str, float] | None = None,
     warmup: int = 1,
     progress: Progress | None = None,
+    percentiles: Sequence[float] = (),
 ) -> dict[str, Any]:
     """Raise the rate from pattern.rate until the server falls behind (the knee), then close in on it.
 
@@ -130,7 +133,7 @@ async def sweep(
         async def held(rate: float) -> bool:
             at = replace(pattern, rate=rate)
             load = conversations(max(_FEWEST, round(rate * seconds)), len(runs) + 1)
-            runs.append(await _run(session, target, load, at, slo or {}, progress or Silent()))
+            runs.append(await _run(session, target, load, at, slo or {}, progress or Silent(), percentiles))
             return keeps_up(runs[-1])
 
         good, bad = 0.0, 0.0
@@ -173,21 +176,24 @@ async def _run(
     pattern: Pattern,
     slo: dict[str, float],
     progress: Progress,
+    percentiles: Sequence[float] = (),
 ) -> dict[str, Any]:
     """One timed run."""
     progress.start(describe(pattern), len(conversations))
     gate = asyncio.Semaphore(pattern.max_open) if pattern.max_open else None
     drive = Drive(session, target, pattern, progress, [], gate)
+    before = await ask_totals(session, target)
     start = time.perf_counter()
     if pattern.kind == "closed":
         await _closed(drive, conversations)
         offered, span = None, float("inf")
     else:
         times = _times(conversations, pattern)
-        span = times[-1]
+        span = times[-1] or float("inf")
         await _open(drive, conversations, [start + at for at in times])
         offered = (len(times) - 1) / times[-1] if len(times) > 1 and times[-1] > 0 else None
-    found = sum_up(drive.answers, start, slo)
+    found = sum_up(drive.answers, start, slo, percentiles)
+    spent = await spent_since(session, target, before, found["output_tokens"])
     return {
         "bench": "serve",
         "base_url": target.base_url,
@@ -196,6 +202,9 @@ async def _run(
         **found,
         "offered_rate": offered,
         "piled_up": piled_up(drive.answers, start, span),
+        "mbu": None,
+        "mfu": None,
+        **(spent or {"flops": None, "bytes": None, "engines": None, "server_device": {}}),
     }
 
 
@@ -242,7 +251,9 @@ def describe(pattern: Pattern) -> str:
     return f"{pattern.kind}, {pattern.rate:.4g} requests/s"
 
 
-def sum_up(answers: Sequence[Answer], start: float, slo: dict[str, float]) -> dict[str, Any]:
+def sum_up(
+    answers: Sequence[Answer], start: float, slo: dict[str, float], percentiles: Sequence[float] = ()
+) -> dict[str, Any]:
     """Figures of one run; latencies are those of requests that ended well."""
     good = [a for a in answers if a.error is None]
     seconds = max((a.end for a in answers), default=start) - start
@@ -260,10 +271,10 @@ def sum_up(answers: Sequence[Answer], start: float, slo: dict[str, float]) -> di
         "requests_per_minute": _rate(60 * len(good), seconds),
         "output_tokens_per_s": _rate(outputs, seconds),
         "total_tokens_per_s": _rate(prompts + outputs, seconds),
-        "ttft_ms": summary_ms(times["ttft"]),
-        "tpot_ms": summary_ms(times["tpot"]),
-        "itl_ms": summary_ms(gaps),
-        "e2e_ms": summary_ms(times["e2e"]),
+        "ttft_ms": summary_ms(times["ttft"], percentiles),
+        "tpot_ms": summary_ms(times["tpot"], percentiles),
+        "itl_ms": summary_ms(gaps, percentiles),
+        "e2e_ms": summary_ms(times["e2e"], percentiles),
         "goodput": _goodput(answers, slo, seconds) if slo else None,
         "client_late_ms": summary_ms([a.sent - a.planned for a in answers]),
         "most_open": most_open(answers),

@@ -19,7 +19,7 @@ from tokenmill.kvcache.allocation import BlockTables
 from tokenmill.kvcache.pool import CacheLayout, buy_blocks, make_layout
 from tokenmill.measure.calibration import Speeds
 from tokenmill.measure.counting import Sheet, count_model
-from tokenmill.measure.devices import CONTEXT_BYTES, Device, Efficiency, speeds
+from tokenmill.measure.devices import CONTEXT_BYTES, Device, Efficiency, products_in, speeds
 from tokenmill.measure.roofline import Floor, Grant, step_cost
 from tokenmill.measure.spread import (
     Spread,
@@ -89,10 +89,7 @@ class Planner:
     @property
     def compute_type(self) -> str:
         """The type whose speed limits the products: the weights' where activations are rounded to it, too."""
-        scheme = (self.config.model.quantization or "").split(",")[0].split("-")[0]
-        if self.kind == "cpu":
-            return "int8" if scheme in ("int8", "int4") else self.dtype
-        return scheme if scheme in ("int8", "fp8") else self.dtype
+        return products_in(self.kind, self.dtype, self.config.model.quantization)
 
 
 def speed_types(config: EngineConfig) -> tuple[str, ...]:

@@ -15,21 +15,24 @@ from tokenmill.measure import plan as planning
 from tokenmill.measure.devices import efficiency_of, speeds, table
 
 METRICS = ("ttft", "tpot", "itl", "e2e")
-_TERM = re.compile(r"\s*(\w+)\s*=\s*(\d+(?:\.\d+)?)\s*(ms|s)\s*")
+_TERM = re.compile(r"(\w+)(?:\s*=\s*(\d+(?:\.\d+)?)\s*(ms|s)|:(\d+(?:\.\d+)?))")
 _RANKS = (1, 2, 4, 8)
 _SCHEMES = (None, "int8", "int4")
 
 
 def read_slo(text: str) -> dict[str, float]:
-    """`ttft=500ms,tpot=50ms` -> milliseconds by metric."""
+    """`ttft=500ms,tpot=50ms`, or as vLLM spells it (`ttft:500 tpot:50`) -> milliseconds by metric."""
     found = {}
-    for term in text.split(","):
-        match = _TERM.fullmatch(term)
-        if match is None or match[1] not in METRICS or float(match[2]) <= 0:
+    terms = text.split() if "=" not in text and "," not in text else text.split(",")
+    for term in terms or [""]:
+        match = _TERM.fullmatch(term.strip())
+        name = {"e2el": "e2e"}.get(match[1], match[1]) if match is not None else ""
+        value = 0.0 if match is None else float(match[2] or match[4])
+        if match is None or name not in METRICS or value <= 0:
             raise ParameterError(
                 f"--slo wants terms like ttft=500ms,tpot=50ms (of {', '.join(METRICS)}; ms or s), got {text!r}."
             )
-        found[match[1]] = float(match[2]) * (1000 if match[3] == "s" else 1)
+        found[name] = value * (1000 if match[3] == "s" else 1)
     return found
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from tokenmill.core.errors import ParameterError
+
 PERCENTILES = (50, 90, 95, 99)
 SAMPLES = 2000
 
@@ -17,12 +19,24 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def summary_ms(seconds: Sequence[float]) -> dict[str, float | None]:
-    """p50, p90, p95, p99 and mean in milliseconds; null where there is nothing to sum up."""
+def read_percentiles(text: str) -> tuple[float, ...]:
+    """`50,90,99.9`, ascending."""
+    try:
+        found = sorted({float(part) for part in text.split(",")})
+    except ValueError:
+        found = []
+    if not found or not all(0 <= percent <= 100 for percent in found):
+        raise ParameterError(f"--percentiles wants numbers from 0 to 100, like 50,90,99.9; got {text!r}.")
+    return tuple(found)
+
+
+def summary_ms(seconds: Sequence[float], more: Sequence[float] = ()) -> dict[str, float | None]:
+    """p50, p90, p95, p99, `more` percentiles and the mean in milliseconds; null where there is nothing to sum up."""
+    every = sorted({*map(float, PERCENTILES), *more})
     if not seconds:
-        return {**{f"p{p}": None for p in PERCENTILES}, "mean": None}
+        return {**{f"p{p:g}": None for p in every}, "mean": None}
     ordered = sorted(seconds)
-    found: dict[str, float | None] = {f"p{p}": round(1000 * percentile(ordered, p), 4) for p in PERCENTILES}
+    found: dict[str, float | None] = {f"p{p:g}": round(1000 * percentile(ordered, p), 4) for p in every}
     found["mean"] = round(1000 * sum(ordered) / len(ordered), 4)
     return found
 

@@ -93,6 +93,7 @@ class EngineSeries:
             yield made
         yield self._by_place(engines)
         yield self._cache_info(engines)
+        yield self._device_info()
         yield from self._shares(engines)
         for name, value in self.backend.counters().items():
             yield GaugeMetricFamily(f"tokenmill:{name}", name.replace("_", " "), value)
@@ -113,6 +114,13 @@ class EngineSeries:
         size = str(self.backend.info.details.get("block_size", ""))
         for number, stats in enumerate(engines):
             info.add_metric([str(number), size, str(stats.kv_blocks)], 1)
+        return info
+
+    def _device_info(self) -> Metric:
+        """What the engines run on, and the types that they compute in."""
+        names = ["device", "device_name", "dtype", "quantization"]
+        info = GaugeMetricFamily("tokenmill:device_info", "What the engines run on.", labels=names)
+        info.add_metric([str(self.backend.info.details.get(name, "")) for name in names], 1)
         return info
 
     def _shares(self, engines: list[EngineStats]) -> Iterator[Metric]:

@@ -28,6 +28,8 @@ class Fake:
     open: int = 0
     most_open: int = 0
     gate: asyncio.Semaphore | None = None
+    metrics: Any = None
+    """Gives the text of /metrics; None: there is no such page."""
 
     async def models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "fake"}, {"id": "other"}]})
@@ -91,6 +93,11 @@ async def running(fake: Fake):
     app = web.Application(client_max_size=1 << 26)
     app.router.add_get("/v1/models", fake.models)
     app.router.add_get("/health", fake.models)
+
+    async def metrics(request: web.Request) -> web.Response:
+        return web.Response(text=fake.metrics()) if fake.metrics else web.Response(status=404)
+
+    app.router.add_get("/metrics", metrics)
     app.router.add_post("/v1/completions", fake.complete)
     app.router.add_post("/v1/chat/completions", fake.complete)
     runner = web.AppRunner(app, handler_cancellation=True)

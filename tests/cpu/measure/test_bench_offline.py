@@ -161,6 +161,8 @@ def test_comparisons_say_what_they_rest_on():
     rows = {row["metric"]: row for row in compare(result(100.0, 1.0, 3), result(100.0, 1.0, 3))}
     assert rows["output_tokens_per_s"]["low"] == 1.0 and rows["ttft_ms p99"]["basis"] == "runs"
     assert rows["ttft_ms p50"]["sure"] is False
+    with pytest.raises(UserError, match="`bench throughput` and `bench serve`"):
+        compare(result(1.0, 1.0, 1), {**result(1.0, 1.0, 1), "bench": "serve"})
 
 
 def test_a_measured_machine_can_be_planned_for(tiny, tmp_path):

@@ -19,7 +19,9 @@ from tokenmill.cli.main import app
 from tokenmill.core.errors import UserError
 from tokenmill.measure.client import Answer, Target
 from tokenmill.measure.conversations import Conversation, Lengths, Made, Turn, make
+from tokenmill.measure.devices import recognise
 from tokenmill.measure.load import Pattern, serve_load, sum_up, sweep
+from tokenmill.measure.served import fill_shares, read_totals
 
 
 def talks(count, tokens=10, **made):
@@ -189,8 +191,49 @@ def test_the_command_writes_json_and_tells_the_figures(server, tmp_path):
     found = json.loads(out.read_text())
     assert found["model"] == "fake" and found["output_tokens"] == 48 and 280 <= found["prompt_tokens"] <= 312
     assert set(found["ttft_ms"]) == {"p50", "p90", "p95", "p99", "mean"}
+    assert found["mbu"] is None and any("does not tell" in note for note in found["notes"])
     done = CliRunner().invoke(app, ["bench", "compare", str(out), str(out)])
     assert done.exit_code == 0 and "1.000" in done.output
+
+
+METRICS = """# TYPE vllm:generation_tokens_total counter
+vllm:generation_tokens_total{{engine="0",model_name="m"}} {tokens}
+vllm:estimated_flops_per_gpu_total{{engine="0",model_name="m"}} {flops}
+vllm:estimated_read_bytes_per_gpu_total{{engine="0",model_name="m"}} {read}
+vllm:estimated_write_bytes_per_gpu_total{{engine="0",model_name="m"}} 0.0
+tokenmill:device_info{{device="cuda",device_name="NVIDIA H200",dtype="bfloat16",quantization="fp8"}} 1.0
+"""
+
+
+async def test_a_server_that_tells_what_it_moved_gets_mbu_and_mfu():
+    fake = Fake(first=0.05, gap=0.01)
+
+    def metrics():  # 16 tokens of 1e9 bytes and 1e12 operations each
+        asked = sum(body["max_tokens"] for body in fake.bodies)
+        return METRICS.format(tokens=asked, flops=asked * 1e12, read=asked * 1e9)
+
+    fake.metrics = metrics
+    result = await put(fake, talks(4, tokens=4), Pattern(users=2))
+    assert result["mbu"] is None and result["flops"] == 16e12 and result["bytes"] == {"read": 16e9, "written": 0.0}
+    device = recognise(result["server_device"]["device_name"])
+    fill_shares(result, device, "fp8")
+    assert result["mbu"] == pytest.approx(16e9 / result["seconds"] / device.bytes_per_s, rel=1e-3)
+    assert result["mfu"] == pytest.approx(16e12 / result["seconds"] / device.flops["fp8"], rel=1e-3, abs=1e-6)
+    assert read_totals("vllm:generation_tokens_total 5\n") is None
+
+
+def test_flags_that_users_of_other_tools_type(server, tmp_path):
+    out = tmp_path / "out.json"
+    few = ("--num-prompts", 6, "--input-len", 5, "--output-len", 3, "--json", out)
+    done = run(server, "--request-rate", "inf", "--burstiness", 1, "--ignore-eos", "--goodput", "ttft:5000 e2el:9000",
+               "--metric-percentiles", "25,99.9", *few)  # fmt: skip
+    assert done.exit_code == 0, done.output
+    found = json.loads(out.read_text())
+    assert found["most_open"] == 6 and found["piled_up"] is False and found["offered_rate"] is None
+    assert found["goodput"]["slo_ms"] == {"ttft": 5000.0, "e2e": 9000.0} and "p25 " in done.output
+    assert {"p25", "p50", "p99.9"} <= set(found["ttft_ms"])
+    done = run(server, "--max-concurrency", 2, *few)
+    assert done.exit_code == 0 and json.loads(out.read_text())["workload"] == "2 users"
 
 
 def test_bad_input_is_told_before_the_run(server, tmp_path):
@@ -206,6 +249,13 @@ def test_bad_input_is_told_before_the_run(server, tmp_path):
         (["--users", "3", "--rate", "2"], "--users is for closed loops"),
         (["--input-len", "9:5"], "--input-len wants a length"),
         (["--slo", "fast"], "--slo wants terms"),
+        (["--goodput", "ttft:-3"], "--slo wants terms"),
+        (["--percentiles", "50,101"], "--percentiles wants numbers"),
+        (["--rate", "-1", "--arrivals", "trace"], "--rate must be above 0"),
+        (["--rate", "2", "--arrivals", "constant", "--burstiness", "0.5"], "--burstiness is for open loops"),
+        (["--users", "2", "--max-concurrency", "2"], "leave out --max-concurrency"),
+        (["--sweep", "--rate", "inf"], "finite --rate"),
+        (["--device", "h20"], "Did you mean 'h200'"),
         (["--json", tmp_path / "no" / "x.json"], "no such folder"),
         (["--workload", trace, "--turns", 2], "brings its own prompts"),
     ):

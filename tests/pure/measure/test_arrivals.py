@@ -135,7 +135,7 @@ def test_sharegpt_traces_become_turns(tmp_path: Path) -> None:
             {"from": "human", "value": "unanswered"},
         ],
     }
-    (found,) = read(tmp_path, json.dumps([talk]))
+    (found,) = read(tmp_path, json.dumps([talk, {"conversations": []}]))  # the published files have such entries
     assert [(t.prompt, t.max_tokens) for t in found.turns] == [("Be brief. Hello", 10), ("More", 1)]
     assert read(tmp_path, json.dumps(talk))[0] == found, "JSON lines do as well"
 
@@ -155,7 +155,10 @@ def test_our_own_lines_may_carry_times(tmp_path: Path) -> None:
         ('{"prompt": "a", "max_tokens": 1, "at": -1}', "must be a time"),
         ('{"input_length": 5, "output_length": 0}', "output_length must be a positive integer"),
         ('{"input_length": 5, "output_length": 1, "hash_ids": ["a"]}', "hash_ids must be"),
-        ('{"conversations": [{"from": "gpt", "value": "a"}]}', "nobody asks"),
+        ('{"conversations": 5}', "must be a list of objects"),
+        ('{"conversations": [{"from": "human"}]}', "must be a list of objects"),
+        ('{"timestamp": "x", "input_length": 5, "output_length": 1}', "timestamp must be a time"),
+        ('{"timestamp": 0, "input_length": "5", "output_length": 1}', "input_length must be a positive integer"),
         ('{"conversations": [5]}', "must be a list of objects"),
         ('{"prompt_token_ids": [1, "2"], "max_tokens": 1}', "not empty"),
     ],
