@@ -6,16 +6,19 @@ python bench/structured/messages.py [--count 100]
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.pure.messages.test_formats import FORMATS, messages, read
-from tests.pure.messages.writing import TOOLS
-
 from tokenmill.text.messages.parser import MessageParser
+
+made: Any = importlib.import_module("tests.pure.messages.test_formats")
+FORMATS, messages, read = made.FORMATS, made.messages, made.read
+TOOLS: Any = importlib.import_module("tests.pure.messages.writing").TOOLS
 
 
 def splits(name: str, count: int) -> tuple[int, int]:

@@ -30,7 +30,7 @@ def _record(rng: random.Random, depth: int) -> dict[str, Any]:
 
 
 def _value(rng: random.Random, depth: int) -> dict[str, Any]:
-    plain = [
+    plain: list[dict[str, Any]] = [
         {"type": "string", "maxLength": rng.randint(3, 30)},
         {"type": "string", "enum": rng.sample(WORDS, 3)},
         {"type": "string", "format": rng.choice(["date", "uuid", "ipv4", "time"])},

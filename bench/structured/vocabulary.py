@@ -61,8 +61,8 @@ def train(size: int, folders: list[Path], characters: int) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(WORDS), "isolated")
     bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, bytewise])  # type: ignore[assignment]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, bytewise])
+    tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(texts(), trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet))
     return tokenizer
@@ -80,7 +80,7 @@ def from_file(path: Path) -> Vocabulary:
     tokenizer = Tokenizer.from_file(str(path))
     letters = byte_letters()
     size = tokenizer.get_vocab_size(with_added_tokens=False)
-    table = [bytes(letters[c] for c in tokenizer.id_to_token(i)) for i in range(size)]
+    table = [bytes(letters[c] for c in tokenizer.id_to_token(i) or "") for i in range(size)]
     return Vocabulary.of([*table, b""], {size}, (size,), lambda text: tokenizer.encode(text).ids)
 
 
