@@ -70,9 +70,46 @@ struct Fetched {
   int64_t lines[2] = {};
 };
 
+using Clock = std::chrono::steady_clock;
+
+int core() {
+#if defined(__linux__)
+  return sched_getcpu();
+#else
+  return -1;
+#endif
+}
+
+// Keeps a thread of the pool off the core of the thread it works for. With a stranger on another core the system may
+// put both of ours on one, where they take turns; it has no reason to part them again, since two against one is as even
+// as one against two.
+class Apart {
+ public:
+  // By the thread itself, while it holds no task. `threads`: nothing is done where they outnumber the cores.
+  void from(int other, int threads) {
+#if defined(__linux__)
+    if (core() != other || other < 0 || other >= CPU_SETSIZE || Clock::now() < next_) return;
+    next_ = Clock::now() + std::chrono::milliseconds(2);
+    cpu_set_t allowed;
+    if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;
+    if (CPU_COUNT(&allowed) < std::max(threads, 2)) return;
+    cpu_set_t elsewhere = allowed;
+    CPU_CLR(other, &elsewhere);
+    sched_setaffinity(0, sizeof(elsewhere), &elsewhere);  // the system moves it at once,
+    sched_setaffinity(0, sizeof(allowed), &allowed);      // and is free to move it again
+#else
+    (void)other, (void)threads;
+#endif
+  }
+
+ private:
+  Clock::time_point next_{};
+};
+
 class Pool {
  public:
-  explicit Pool(int count) : count_(count), queues_(static_cast<size_t>(count)) {
+  explicit Pool(int count)
+      : count_(count), crowded_(count > thread_limit()), queues_(static_cast<size_t>(count)) {
     for (int i = 1; i < count; ++i) workers_.emplace_back([this, i] { work(i); });
   }
 
@@ -94,6 +131,7 @@ class Pool {
   void run(int64_t count, Task task, void* context) {
     task_ = task;
     context_ = context;
+    caller_core_.store(core(), std::memory_order_relaxed);
     finished_.store(0, std::memory_order_relaxed);
     const uint64_t generation = generation_of(word(0).load(std::memory_order_relaxed)) + 1;
     for (int i = count_ - 1; i >= 0; --i) {
@@ -106,7 +144,8 @@ class Pool {
     while (claim_any(0)) {
     }
     for (int spins = 0; finished_.load(std::memory_order_acquire) < count; ++spins) {
-      if (spins < 2000) {
+      // To yield is to stand behind every stranger, though what one waits for runs elsewhere: only with too few cores.
+      if (spins < 2000 || !crowded_) {
         fetch_ahead(fetched_, 0);
         relax();
       } else {
@@ -171,17 +210,19 @@ class Pool {
 
   void work(int me) {
     Fetched fetched;
+    Apart apart;
     while (!stop_.load(std::memory_order_relaxed)) {
       const uint64_t seen = generation_of(word(me).load(std::memory_order_acquire));
-      while (claim_any(me)) {
-      }
-      const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(kSpinMicroseconds);
+      do {
+        apart.from(caller_core_.load(std::memory_order_relaxed), count_);
+      } while (claim_any(me));
+      const auto until = Clock::now() + std::chrono::microseconds(kSpinMicroseconds);
       bool news = false;
       for (int spins = 1; !news; ++spins) {
         fetch_ahead(fetched, me);
         relax();
         news = generation_of(word(me).load(std::memory_order_acquire)) != seen;
-        if (spins % 64 == 0 && std::chrono::steady_clock::now() > until) break;
+        if (spins % 64 == 0 && Clock::now() > until) break;
       }
       if (!news) sleep(me, seen);
     }
@@ -195,6 +236,7 @@ class Pool {
   }
 
   const int count_;
+  const bool crowded_;
   std::vector<Queue> queues_;
   std::vector<std::thread> workers_;
   std::mutex busy_;
@@ -207,6 +249,7 @@ class Pool {
   alignas(64) std::atomic<int64_t> finished_{0};
   alignas(64) std::atomic<int> sleeping_{0};
   std::atomic<bool> stop_{false};
+  std::atomic<int> caller_core_{-1};
   std::mutex sleep_;
   std::condition_variable wake_;
 };
