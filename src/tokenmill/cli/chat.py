@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -12,7 +11,7 @@ from tokenmill.cli.conversation import Conversation, Messages
 from tokenmill.cli.flags import MODEL, engine_flags, settle
 from tokenmill.cli.generate import check_output
 from tokenmill.cli.loading import describe, load
-from tokenmill.cli.reading import messages
+from tokenmill.cli.reading import at_terminal, messages
 from tokenmill.cli.terminal import Live
 from tokenmill.core.errors import EngineDeadError, ParameterError, TokenmillError
 
@@ -40,7 +39,7 @@ def chat(
         for line in describe(llm.service.built, seconds):
             _tell(line)
         _check_chats(llm)
-        if sys.stdin.isatty():
+        if at_terminal():
             _tell("/help lists what can be typed; Ctrl-C stops an answer, Ctrl-D leaves.\n")
         with asyncio.Runner() as runner:
             for text in messages():

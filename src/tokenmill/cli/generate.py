@@ -70,11 +70,20 @@ def _read_prompt(prompt: str | None, file: Path | None) -> str:
         raise ParameterError("Give the prompt with --prompt TEXT, --prompt - (standard input) or --prompt-file FILE.")
     if file is None:
         assert prompt is not None
-        return sys.stdin.read() if prompt == "-" else prompt
+        return _read_input() if prompt == "-" else prompt
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ParameterError(f"--prompt-file {file} cannot be read: {why(error)}.") from error
+
+
+def _read_input() -> str:
+    if sys.stdin is None:  # the shell's <&-
+        raise ParameterError("--prompt - reads standard input, which is closed.")
+    try:
+        return sys.stdin.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError(f"Standard input cannot be read: {why(error)}.") from error
 
 
 def _check(given: dict[str, Any]) -> None:

@@ -16,8 +16,8 @@ FIRST, NEXT = "> ", "… "
 
 def messages() -> Iterator[str]:
     """Messages until the end of input; from a pipe each line is one. Ctrl-C abandons what is being typed."""
-    if not sys.stdin.isatty():
-        for line in sys.stdin:
+    if not at_terminal():
+        for line in sys.stdin or ():
             yield line.rstrip("\n")
         return
     ask = _asker()
@@ -28,6 +28,11 @@ def messages() -> Iterator[str]:
             print("\n(Ctrl-D or /exit leaves)", file=sys.stderr)
         except EOFError:
             return
+
+
+def at_terminal() -> bool:
+    """Does a person type? Standard input may be closed, too."""
+    return sys.stdin is not None and sys.stdin.isatty()
 
 
 def read_message(ask: Callable[[str], str]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from typer.testing import CliRunner
 
 from tokenmill import LLM, SamplingParams
@@ -61,6 +62,34 @@ def test_the_verbs_that_the_readme_shows_exist() -> None:
         assert CliRunner().invoke(app, [*line.split(), "--help"]).exit_code == 0, line
     for verb in ("serve", "generate", "chat", "doctor", "bench"):
         assert any(line.split()[0] == verb for line in lines)
+
+
+def shown_commands(document: str) -> list[str]:
+    """Every command line of the engine in code blocks and in prose, long ones joined."""
+    text = (ROOT / document).read_text().replace("\\\n", " ")
+    lines = re.findall(r"^tokenmill .*$", text, re.MULTILINE) + re.findall(r"`(tokenmill [^`]+)`", text)
+    return [re.split(r"\s#|[|;&<>]", line)[0].replace("[", "").replace("]", "").strip() for line in lines]
+
+
+@pytest.mark.parametrize("document", [d for d in DOCUMENTS if shown_commands(d)])
+def test_commands_that_a_document_shows_are_understood(document: str) -> None:
+    """Verbs, flags and numbers of values, without running anything."""
+    for line in shown_commands(document):
+        words = [word for word in shlex.split(line)[1:] if word != "..."]
+        command = typer.main.get_command(app)
+        context = command.make_context("tokenmill", [], resilient_parsing=True)
+        while words and not words[0].startswith("-") and isinstance(command, typer.core.TyperGroup):
+            found = command.get_command(context, words[0].rstrip(","))
+            assert found is not None, line
+            command, words = found, words[1:]
+        if not words:
+            continue  # the verb alone, in prose
+        parser = command.make_parser(command.make_context("verb", [], resilient_parsing=True))
+        try:
+            _, left, _ = parser.parse_args(args=list(words))
+        except Exception as error:
+            raise AssertionError(f"{document}: {line}: {error}") from error
+        assert not left, f"{document}: {line}: {left}"
 
 
 def test_the_curl_line_of_the_readme_is_a_request() -> None:

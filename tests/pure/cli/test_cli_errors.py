@@ -15,7 +15,9 @@ from typer.testing import CliRunner
 import tokenmill
 from tokenmill.cli.bench_common import check_place, write_whole
 from tokenmill.cli.errors import told
+from tokenmill.cli.generate import _read_input
 from tokenmill.cli.main import app
+from tokenmill.cli.reading import messages
 from tokenmill.core.errors import EngineDeadError, ModelError, SequenceError, UserError
 
 
@@ -148,6 +150,15 @@ def test_a_pipe_that_closes_ends_quietly() -> None:
         assert child.stdout is not None and child.stderr is not None
         child.stdout.close()
         assert child.stderr.read() == b""
+
+
+def test_input_that_is_closed_or_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = CliRunner().invoke(app, ["generate", "--prompt", "-"], input=b"\xff\xfe")
+    assert bad.exit_code == 2 and "not UTF-8 text" in bad.stderr
+    monkeypatch.setattr(sys, "stdin", None)
+    assert list(messages()) == []
+    with pytest.raises(UserError, match="closed"):
+        _read_input()
 
 
 def test_the_version() -> None:
