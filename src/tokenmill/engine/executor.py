@@ -24,12 +24,16 @@ class InProcessTicket:
     late: LateInputs | None = None
 
     def wait(self) -> StepResult:
-        runner = self.executor.runner
-        if self.executor.lazy and self.running is None:
+        executor, runner = self.executor, self.executor.runner
+        if executor.interruption is not None:
+            error, executor.interruption = executor.interruption, None
+            raise error
+        if executor.lazy and self.running is None:
             self.running = runner.begin(self.plan)
             runner.sample(self.running, self.late)
+        executor.catch_up(self)
         assert self.running is not None, "what a plan waits for is supplied before its result is asked for"
-        self.executor.tickets.pop(self.plan.id, None)
+        executor.tickets.pop(self.plan.id, None)
         return runner.finish(self.running)
 
 
@@ -45,13 +49,17 @@ class InProcessExecutor:
     lazy: bool = True
     tickets: dict[int, InProcessTicket] = field(default_factory=dict)
     held: deque[InProcessTicket] = field(default_factory=deque)
+    interruption: BaseException | None = None
 
     def submit(self, plan: StepPlan) -> InProcessTicket:
         ticket = InProcessTicket(self, plan)
         self.tickets[plan.id] = ticket
         if not self.lazy:
             self.held.append(ticket)
-            self._enqueue()
+            try:
+                self._enqueue()
+            except BaseException as error:
+                self.interruption = error  # for the next wait: a plan that nobody holds would never be committed
         return ticket
 
     def supply(self, plan_id: int, inputs: LateInputs) -> None:
@@ -67,6 +75,12 @@ class InProcessExecutor:
             if ticket.plan.late and ticket.late is None:
                 return
             self.runner.sample(ticket.running, ticket.late)
+            self.held.popleft()
+
+    def catch_up(self, ticket: InProcessTicket) -> None:
+        """Go on where an interruption stopped; late inputs of this plan that have not come will not come any more."""
+        self._enqueue()
+        if self.held and self.held[0] is ticket:
             self.held.popleft()
 
     def control(self, message: dict[str, Any]) -> dict[str, Any]:
