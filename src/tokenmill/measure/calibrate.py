@@ -43,7 +43,8 @@ class Sizes:
     `layers`: (hidden, inner, bytes cycled through); small models have small layers, and stay in caches. `mixture`:
     experts, chosen, hidden, inner. `contexts`: (sequences, length). `prompts`: (sequences, new tokens). `heads`: of
     queries, of keys, and their size. calls: subtract what calling costs. round_s: work is repeated until a round takes
-    this long.
+    this long. passes: products are gone through so often, and the quickest counts: neighbours on a shared host slow
+    single points down to half.
     """
 
     layers: tuple[tuple[int, int, int], ...]
@@ -56,6 +57,7 @@ class Sizes:
     calls: bool = True
     rounds: int = 5
     round_s: float = 0.0
+    passes: int = 1
 
 
 SIZES = {
@@ -67,6 +69,7 @@ SIZES = {
         contexts=((4, 256), (8, 1024), (4, 8192)),
         prompts=((8, 64), (1, 256), (1, 2048)),
         heads=(32, 8, 64),
+        passes=2,
     ),
     "gpu": Sizes(
         layers=((4096, 14336, 1 << 30),),
@@ -146,17 +149,18 @@ class Bench:
             weights = 3 * hidden * inner
             layers = [first] + [self._layer(dtype, hidden, inner) for _ in range(max(1, -(-cycled // held)) - 1)]
             nothing = self._layer(dtype, *_NOTHING) if self.sizes.calls else None
-            points = []
-            for rows in self.sizes.rows:
+            best: dict[int, float] = {}
+            for rows in self.sizes.rows * self.sizes.passes:
                 some = layers if rows <= 64 else layers[:2]
                 call = self._pass(dtype, rows, [nothing] * len(some), _NOTHING[0]) / len(some) if nothing else 0.0
                 whole = self._pass(dtype, rows, some, hidden) / len(some)
-                points.append((rows, round(1e12 * max(whole - min(call, 0.5 * whole), 0.0) / weights, 6)))
+                taken = round(1e12 * max(whole - min(call, 0.5 * whole), 0.0) / weights, 6)
+                best[rows] = min(taken, best.get(rows, taken))
             yield {
                 "format": dtype,
                 "bytes_per_weight": round(held / weights, 4),
                 "set_bytes": held * len(layers),
-                "ps_per_weight": points,
+                "ps_per_weight": list(best.items()),
             }
             del layers, first
 
