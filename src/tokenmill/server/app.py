@@ -5,8 +5,6 @@ Must not know: paths (each API's `routes.py`), how tokens are made (Backend), so
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -16,6 +14,7 @@ from tokenmill.core.config import ServeOptions, ServerConfig
 from tokenmill.core.errors import UserError
 from tokenmill.server.anthropic.routes import ANTHROPIC
 from tokenmill.server.backend import Backend
+from tokenmill.server.before import read_template
 from tokenmill.server.context import Context, RequestLimits
 from tokenmill.server.errors import HttpError, describe_error, error_headers
 from tokenmill.server.gate import Gate, GateLimits
@@ -51,7 +50,7 @@ def make_context(backend: Backend, config: ServerConfig) -> Context:
         tokens_per_minute=limits.tokens_per_minute,
         tenants=max(1, len(config.listen.api_key or ())),
     )
-    template = _template(config.serve.chat_template)
+    template = read_template(config.serve.chat_template)
     own = None if info.tokenizer is None else info.tokenizer.chat_template
     return Context(
         backend=backend,
@@ -77,15 +76,6 @@ def _recorder(options: ServeOptions) -> Recorder | None:
 
 def _traces(options: ServeOptions, model: str) -> Traces | None:
     return Traces(options.otlp_traces_endpoint, model) if options.otlp_traces_endpoint else None
-
-
-def _template(path: str | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--chat-template {path} cannot be read: {error}.") from error
 
 
 def make_app(context: Context) -> Guard:

@@ -39,7 +39,7 @@ class Recorder:
         try:
             self._file: IO[str] = Path(path).open("a", encoding="utf-8", buffering=1)  # noqa: SIM115  (lives as long as the server)
         except OSError as error:
-            raise UserError(f"--record {path} cannot be written: {error}.") from error
+            raise UserError(f"--record {path} cannot be written: {error.strerror or error}.") from error
 
     def note(self, request: Request, arrival: float, output_tokens: int) -> None:
         """A request has ended; `arrival` is on the monotonic clock."""

@@ -24,6 +24,7 @@ from tokenmill.core.config import EngineConfig, ServerConfig, wanted_faults
 from tokenmill.core.errors import UserError
 from tokenmill.server.app import make_app, make_context
 from tokenmill.server.backend import ModelInfo
+from tokenmill.server.before import check_before_loading
 from tokenmill.server.context import Context
 from tokenmill.server.engines.fleet import Fleet
 from tokenmill.server.engines.links import Build, Link, ProcessLink, ThreadLink
@@ -60,6 +61,7 @@ def serve(engine: EngineConfig, server: ServerConfig, hooks: Hooks | None = None
     """Serve until a signal; -> the exit status."""
     import uvloop
 
+    check_before_loading(server)
     with contextlib.closing(_bind(server)) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(engine, server, hooks or Hooks(), build, sock))
 

@@ -18,30 +18,41 @@ PATH = "/v1/traces"
 FAILED = ("error", "abort")
 
 
+def check_endpoint(endpoint: str) -> None:
+    """Refuse what is no address of a collector, and any where OpenTelemetry is not installed."""
+    try:
+        parts = urlsplit(endpoint)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # half an IPv6 address, a port of 99999
+        usable = False
+    if not usable:
+        raise UserError(
+            f"--otlp-traces-endpoint must be an http(s) URL such as http://localhost:4318, got {endpoint!r}.",
+            param="otlp_traces_endpoint",
+        )
+    try:
+        import opentelemetry.exporter.otlp.proto.http.trace_exporter
+        import opentelemetry.sdk.trace  # noqa: F401  (is it here?)
+    except ImportError as error:
+        raise UserError(
+            "--otlp-traces-endpoint needs OpenTelemetry: pip install 'tokenmill[otel]'.", param="otlp_traces_endpoint"
+        ) from error
+
+
 class Traces:
     """Sends spans to `endpoint` in the background, over OTLP/HTTP."""
 
     def __init__(self, endpoint: str, model: str) -> None:
-        try:
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-            from opentelemetry.sdk.resources import Resource
-            from opentelemetry.sdk.trace import TracerProvider
-            from opentelemetry.sdk.trace.export import BatchSpanProcessor
-            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-        except ImportError as error:
-            raise UserError(
-                "--otlp-traces-endpoint needs OpenTelemetry: pip install 'tokenmill[otel]'.",
-                param="otlp_traces_endpoint",
-            ) from error
-        parts = urlsplit(endpoint)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise UserError(
-                f"--otlp-traces-endpoint must be an http(s) URL such as http://localhost:4318, got {endpoint!r}.",
-                param="otlp_traces_endpoint",
-            )
+        check_endpoint(endpoint)
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
         self.model = model
         self.provider = TracerProvider(resource=Resource.create({"service.name": "tokenmill"}))
-        url = endpoint if parts.path.strip("/") else endpoint.rstrip("/") + PATH
+        url = endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + PATH
         self.provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
         self.tracer = self.provider.get_tracer("tokenmill")
         self.propagator = TraceContextTextMapPropagator()

@@ -1,0 +1,121 @@
+"""What is checked before the model is loaded. Owns: options of the server that name files, formats and keys.
+
+A load may take minutes, so what can be refused without the model is refused first. Must not know: sockets (run.py),
+engines.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+
+from tokenmill.core.config import ListenOptions, ServeOptions, ServerConfig
+from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.server.access import MAX_KEY
+from tokenmill.server.traces import check_endpoint
+from tokenmill.text.messages.detect import choose_format
+
+
+def check_before_loading(server: ServerConfig) -> None:
+    """Refuse what would be refused after the load anyway."""
+    _check_keys(server.listen)
+    _check_tls(server.listen)
+    read_template(server.serve.chat_template)
+    _check_record(server.serve)
+    if server.serve.otlp_traces_endpoint:
+        check_endpoint(server.serve.otlp_traces_endpoint)
+    choose_format(None, server.messages.tool_call_parser, server.messages.reasoning_parser)
+
+
+def read_template(path: str | None) -> str | None:
+    """The text of --chat-template; None without one."""
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ParameterError(f"--chat-template {path} is not UTF-8 text.", param="chat_template") from error
+    except OSError as error:
+        raise ParameterError(f"--chat-template {path} cannot be read: {_why(error)}.", param="chat_template") from error
+
+
+def _check_keys(listen: ListenOptions) -> None:
+    for key in listen.api_key or ():
+        if not key.strip():
+            raise ParameterError(
+                "--api-key is empty, so anybody could send it: give a key, or leave the flag out.", param="api_key"
+            )
+        if key != key.strip() or len(key.encode()) > MAX_KEY:
+            raise ParameterError(
+                f"--api-key must not begin or end with a space or be longer than {MAX_KEY} bytes: no client could "
+                "send it.",
+                param="api_key",
+            )
+
+
+def _check_tls(listen: ListenOptions) -> None:
+    for flag, path in (
+        ("--ssl-certfile", listen.ssl_certfile),
+        ("--ssl-keyfile", listen.ssl_keyfile),
+        ("--ssl-ca-certs", listen.ssl_ca_certs),
+    ):
+        if path is None:
+            continue
+        if not listen.ssl_certfile:
+            raise ParameterError(f"{flag} needs --ssl-certfile FILE: without one nothing is encrypted.")
+        try:
+            with Path(path).open("rb"):
+                pass
+        except OSError as error:
+            raise ParameterError(f"{flag} {path} cannot be read: {_why(error)}.") from error
+    if listen.ssl_certfile:
+        _load_tls(listen.ssl_certfile, listen.ssl_keyfile, listen.ssl_ca_certs)
+
+
+def _load_tls(certificate: str, key: str | None, authority: str | None) -> None:
+    context, asked = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), False
+
+    def password() -> str:
+        nonlocal asked
+        asked = True
+        return ""
+
+    try:
+        context.load_cert_chain(certificate, key, password)
+    except (ssl.SSLError, ValueError) as error:
+        if not asked:  # a key under a password is tried when somebody has typed it
+            where = f"--ssl-certfile {certificate} and --ssl-keyfile {key}" if key else f"--ssl-certfile {certificate}"
+            more = "" if key else " (--ssl-keyfile names another file for the key)"
+            raise ParameterError(
+                f"{where}: there must be a certificate and the private key that belongs to it, in PEM format{more}.",
+                param="ssl_certfile",
+            ) from error
+    if authority:
+        try:
+            context.load_verify_locations(authority)
+        except ssl.SSLError as error:
+            raise ParameterError(
+                f"--ssl-ca-certs {authority} holds no certificate in PEM format.", param="ssl_ca_certs"
+            ) from error
+
+
+def _check_record(options: ServeOptions) -> None:
+    if options.record is None:
+        if options.record_content:
+            raise UserError("--record-content needs --record FILE.")
+        return
+    path = Path(options.record).absolute()
+    if not path.parent.is_dir():
+        why = "there is no such folder"
+    elif path.is_dir():
+        why = "it is a folder; name a file in it"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        why = "no permission"
+    else:
+        return
+    raise ParameterError(f"--record {options.record} cannot be written: {why}.", param="record")
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or str(error)
