@@ -7,7 +7,7 @@ import typer
 from tokenmill import __version__
 from tokenmill.cli import bench, chat, doctor, generate, plan, quantize, serve, tune
 from tokenmill.cli.errors import told
-from tokenmill.core.config import calm_threads
+from tokenmill.core.config import calm_threads, wants_no_colour
 
 app = typer.Typer(
     name="tokenmill",
@@ -25,9 +25,12 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def common(
+    context: typer.Context,
     version: bool = typer.Option(False, "--version", is_eager=True, callback=_version, help="Print the version."),
 ) -> None:
     """An LLM inference engine you can read. `tokenmill VERB --help` lists the flags of a verb."""
+    if wants_no_colour():
+        context.color = False  # the contexts of verbs inherit it
 
 
 app.command("serve")(told(serve.serve))

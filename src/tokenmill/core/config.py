@@ -234,7 +234,7 @@ def all_options(groups: Mapping[str, type] = GROUPS) -> dict[str, tuple[str, Fie
 
 def make_config(environment: Mapping[str, str] | None = None, **flat: Any) -> EngineConfig:
     """EngineConfig from flat names; unset ones come from TOKENMILL_* variables, then from the defaults."""
-    return EngineConfig(**_read_groups(GROUPS, environment, flat))
+    return EngineConfig(**_read_groups(GROUPS, environment, _without_spread(flat)))
 
 
 def make_server_config(environment: Mapping[str, str] | None = None, **flat: Any) -> ServerConfig:
@@ -264,6 +264,19 @@ def _read_groups(
         for name, value in values.items():
             _check(name, value, known[name][1], known[name][2])
     return {group: groups[group](**values) for group, values in chosen.items()}
+
+
+def _without_spread(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what vLLM's users often spell out and is the only thing done here: one device, one stage."""
+    kept = {name: value for name, value in flat.items() if name not in _SPREAD}
+    for name in _SPREAD & flat.keys():
+        if isinstance(flat[name], bool) or flat[name] != 1:
+            raise ParameterError(
+                f"{name} must be 1, got {flat[name]!r}: an engine runs a model on one device (--engines runs several "
+                "of the whole model; --quantization makes it smaller).",
+                param=name,
+            )
+    return kept
 
 
 def override(config: EngineConfig, group: str, **values: Any) -> EngineConfig:
@@ -339,6 +352,8 @@ _POSITIVE = frozenset(
 )
 
 
+_SPREAD = frozenset({"tensor_parallel_size", "pipeline_parallel_size"})
+
 _MOST: dict[str, int] = {
     "gpu_memory_utilization": 1,
     "max_num_seqs": 1 << 16,
@@ -355,6 +370,11 @@ _MOST: dict[str, int] = {
 def wanted_faults() -> str:
     """What TOKENMILL_FAULTS asks engines to suffer: for tests of reliability alone (engine/faults.py)."""
     return os.environ.get("TOKENMILL_FAULTS", "")
+
+
+def wants_no_colour() -> bool:
+    """Is NO_COLOR set to anything (https://no-color.org)?"""
+    return bool(os.environ.get("NO_COLOR"))
 
 
 def calm_threads() -> None:

@@ -22,7 +22,7 @@ class AsyncLLM:
 
     def __init__(self, model: str = "demo", **options: Any) -> None:
         self.service = Service(build_engine(make_config(model=model, **options)))
-        self.reader = PromptReader(self.service.built.tokenizer)
+        self.reader = PromptReader(self.service.built.tokenizer, self.service.built.facts.max_model_len)
         # Dropped without close(), it must not leave a thread that holds the model.
         self._end = weakref.finalize(self, _close, self.reader, self.service)
 
@@ -35,7 +35,7 @@ class AsyncLLM:
         priority: int = 0,
     ) -> AsyncIterator[RequestOutput]:
         """The output so far, after every step that added to it; leaving the loop aborts the request."""
-        text, ids = await asyncio.to_thread(self.reader.read, prompt)
+        text, ids = await asyncio.to_thread(self.reader.read, prompt, sampling_params)
         async for output in self._follow(self._request(text, ids, sampling_params, request_id, priority)):
             yield output
 
@@ -48,7 +48,7 @@ class AsyncLLM:
     ) -> AsyncIterator[RequestOutput]:
         """Answer a conversation; `template`: tools, chat_template, ..."""
         check_chat_options(template)
-        text, ids = await asyncio.to_thread(lambda: self.reader.chat(messages, **template))
+        text, ids = await asyncio.to_thread(lambda: self.reader.chat(messages, sampling_params, **template))
         params = sampling_params or default_params(self.service.built.generation)
         params = self.reader.with_reasoning(text, params)
         async for output in self._follow(self._request(text, ids, params, request_id, 0)):

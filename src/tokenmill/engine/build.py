@@ -28,7 +28,7 @@ from tokenmill.engine.workers import ProcessExecutor, start_worker
 from tokenmill.kernels import OPTIONAL, ReferenceKernels, make_kernels
 from tokenmill.kvcache.allocation import BlockTables, GroupLayout
 from tokenmill.kvcache.pool import CacheLayout, KVPool, buy_blocks, make_layout
-from tokenmill.models.registry import build_model
+from tokenmill.models.registry import build_model, check_length
 from tokenmill.runner.peak import peak_plan
 from tokenmill.runner.runner import Runner
 from tokenmill.scheduler.policy import make_policy
@@ -105,6 +105,13 @@ def find_model(config: EngineConfig) -> ModelSource:
     return find_source(config.model.model, config.model.revision)
 
 
+def read_config(config: EngineConfig, source: ModelSource) -> dict[str, Any]:
+    """What config.json says, with --hf-overrides; refuses a length that the model does not reach."""
+    raw = {**source.config(), **(config.model.hf_overrides or {})}
+    check_length(raw, config.model.max_model_len)
+    return raw
+
+
 def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tuple[Runner, dict[str, Any]]:
     """Load the model and its cache onto the device; -> runner and Facts as plain data."""
     reasons: list[str] = []
@@ -112,7 +119,7 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
     if config.execute.threads:
         torch.set_num_threads(config.execute.threads)
     source = source or find_model(config)
-    raw = {**source.config(), **(config.model.hf_overrides or {})}
+    raw = read_config(config, source)
     dtype = compute_dtype(config.model.dtype, raw, device, reasons)
     kernels = _kernels(config, device)
     checkpoint = CheckedCheckpoint(source.checkpoint(config.model.load_format, seed=config.model.seed, device=device))
@@ -187,7 +194,7 @@ def _kernels(config: EngineConfig, device: str) -> Kernels:
 def build_engine(config: EngineConfig) -> Built:
     """Everything between a request and its token deltas."""
     source = find_model(config)
-    source.config()  # a folder without one is told so, before its tokenizer is looked for
+    read_config(config, source)  # what is wrong with it is told before the tokenizer is looked for
     tokenizer = _tokenizer(config, source)
     generation = source.generation()
     executor, facts = _executor(config, source)

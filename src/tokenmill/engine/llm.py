@@ -15,7 +15,7 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tokenmill.core.config import make_config
-from tokenmill.core.errors import ParameterError, SequenceError
+from tokenmill.core.errors import ParameterError, SequenceError, UserError
 from tokenmill.core.request import EmbeddingOutput, Request, RequestOutput, SamplingParams
 from tokenmill.engine.build import Built, build_engine
 from tokenmill.engine.outputs import Accumulator, OutputProcessor
@@ -32,10 +32,11 @@ class LLM:
         self.built: Built = build_engine(make_config(model=model, **options))
         self.engine = self.built.engine
         self.processor = OutputProcessor(self.built.tokenizer)
-        self.reader = PromptReader(self.built.tokenizer)
+        self.reader = PromptReader(self.built.tokenizer, self.built.facts.max_model_len)
         self._names = itertools.count(1)
         self._turn = threading.RLock()
         self._busy = False
+        self._closed = False
 
     def generate(
         self,
@@ -46,13 +47,14 @@ class LLM:
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Continue each prompt; bad input raises before any work, failures of single prompts do not end others."""
+        self._check_open()
         many = _as_list(prompts)
         params = self._params(sampling_params, len(many))
         if priority is not None and len(priority) != len(many):
             raise ParameterError(f"{len(many)} prompts but {len(priority)} priorities.", param="priority")
         requests = []
         for i, prompt in enumerate(many):
-            text, ids = self.reader.read(prompt)
+            text, ids = self.reader.read(prompt, params[i])
             requests.append(self._request(text, ids, params[i], priority[i] if priority else 0))
         return self._run(requests, use_tqdm)
 
@@ -64,6 +66,7 @@ class LLM:
         **template: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of message dicts) or several; `template`: tools, chat_template, ..."""
+        self._check_open()
         if not isinstance(messages, (list, tuple)) or not messages:
             raise ParameterError(
                 "messages must be a list of at least one message, or of conversations.", param="messages"
@@ -73,7 +76,7 @@ class LLM:
         params = self._params(sampling_params, len(many))
         requests = []
         for conversation, each in zip(many, params, strict=True):
-            text, ids = self.reader.chat(conversation, **dict(template))
+            text, ids = self.reader.chat(conversation, each, **dict(template))
             requests.append(self._request(text, ids, self.reader.with_reasoning(text, each), 0))
         return self._run(requests, use_tqdm)
 
@@ -81,6 +84,7 @@ class LLM:
         self, prompts: Prompt | Sequence[Prompt], use_tqdm: bool = True, *, pooling: str = "last"
     ) -> list[EmbeddingOutput]:
         """Unit vectors: the last token's final hidden state, or the mean over the prompt."""
+        self._check_open()
         requests = []
         for prompt in _as_list(prompts):
             text, ids = self.reader.read(prompt)
@@ -110,6 +114,7 @@ class LLM:
 
     def close(self) -> None:
         """Free the model; the object cannot be used afterwards."""
+        self._closed = True
         self.reader.close()
         self.engine.close()
 
@@ -120,6 +125,10 @@ class LLM:
         self.close()
 
     # ------------------------------------------------------------ inside
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UserError("This LLM is closed: make another one, or close it later.")
 
     def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if given is None:

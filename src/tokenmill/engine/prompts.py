@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.core.errors import ParameterError, TooLargeError, UserError
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.text.chat_template import ChatTemplate, check_template_kwargs
 from tokenmill.text.guard import ControlGuard, render_and_encode
@@ -29,23 +29,24 @@ CHAT_OPTIONS = (
 
 
 class PromptReader:
-    """Reads prompts for one model."""
+    """Reads prompts for one model; texts that cannot fit into `max_model_len` tokens are refused unread."""
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, max_model_len: int | None = None) -> None:
         self.tokenizer = tokenizer
+        self.max_model_len = max_model_len
         self._templates: dict[str, ChatTemplate] = {}
         self._guard: ControlGuard | None = None
 
-    def read(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        """-> text (if there was one) and token ids."""
+    def read(self, prompt: Prompt, params: SamplingParams | None = None) -> tuple[str | None, list[int]]:
+        """-> text (if there was one) and token ids. `params` may ask for the end of a prompt of any length."""
         if isinstance(prompt, str):
-            return prompt, self._encode(prompt)
+            return prompt, self._encode(prompt, params)
         if isinstance(prompt, Mapping):
             if prompt.get("prompt_token_ids") is not None:
                 text = prompt.get("prompt")
                 return text if isinstance(text, str) else None, _ids(prompt["prompt_token_ids"])
             if isinstance(prompt.get("prompt"), str):
-                return prompt["prompt"], self._encode(prompt["prompt"])
+                return prompt["prompt"], self._encode(prompt["prompt"], params)
             raise ParameterError("A prompt dict needs 'prompt' (text) or 'prompt_token_ids'.", param="prompt")
         if isinstance(prompt, Sequence):
             return None, _ids(prompt)
@@ -53,10 +54,11 @@ class PromptReader:
             f"A prompt is text, token ids or a dict, not {type(prompt).__name__}.{_as_plain(prompt)}", param="prompt"
         )
 
-    def chat(self, messages: Any, **options: Any) -> tuple[str, list[int]]:
+    def chat(self, messages: Any, params: SamplingParams | None = None, **options: Any) -> tuple[str, list[int]]:
         """Render messages with the model's chat template (or `chat_template`); typed control tokens stay text."""
         tokenizer = self._need_tokenizer("chat")
         _check_parts(messages)
+        self._check_size(tokenizer, _chars(messages), params)
         source = options.pop("chat_template", None) or tokenizer.chat_template
         if source is None:
             raise UserError("This model has no chat template: give one with chat_template=, or use plain prompts.")
@@ -82,10 +84,17 @@ class PromptReader:
             template.close()
         self._templates.clear()
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode(self, text: str, params: SamplingParams | None) -> list[int]:
         if len(text) > MAX_PROMPT_CHARS:
             raise ParameterError(f"The prompt is longer than {MAX_PROMPT_CHARS} characters.", param="prompt")
-        return self._need_tokenizer("text prompts").encode(text)
+        tokenizer = self._need_tokenizer("text prompts")
+        self._check_size(tokenizer, len(text), params)
+        return tokenizer.encode(text)
+
+    def _check_size(self, tokenizer: Tokenizer, chars: int, params: SamplingParams | None) -> None:
+        cut = isinstance(params, SamplingParams) and params.truncate_prompt_tokens is not None
+        if self.max_model_len is not None and not cut:
+            check_size(tokenizer, chars, self.max_model_len)
 
     def _need_tokenizer(self, what: str) -> Tokenizer:
         if self.tokenizer is None:
@@ -93,6 +102,16 @@ class PromptReader:
                 f"{what} need a tokenizer, and this engine has none: pass prompt_token_ids.", param="prompt"
             )
         return self.tokenizer
+
+
+def check_size(tokenizer: Tokenizer, chars: int, max_model_len: int) -> None:
+    """Refuse a text that cannot fit however it is tokenised, before the work of tokenising it."""
+    if chars > max_model_len and chars > tokenizer.longest_token * max_model_len:
+        raise TooLargeError(
+            f"The prompt has {chars} characters, which cannot fit into the context of {max_model_len} tokens: "
+            "shorten it.",
+            param="prompt",
+        )
 
 
 def make_request(request_id: str, text: str | None, ids: list[int], params: SamplingParams, **fields: Any) -> Request:
@@ -125,6 +144,12 @@ def _check_parts(messages: Any) -> None:
             kind = str(part.get("type", "text")) if isinstance(part, Mapping) else "text"
             if any(word in kind for word in ("image", "audio", "video", "file", "document")):
                 raise ParameterError(f"This engine reads text, not a content part of type {kind!r}.", param="messages")
+
+
+def _chars(messages: Any) -> int:
+    """Characters of the plain texts in a conversation."""
+    contents = [m.get("content") for m in messages if isinstance(m, Mapping)] if isinstance(messages, list) else []
+    return sum(len(content) for content in contents if isinstance(content, str))
 
 
 def default_params(generation: Mapping[str, Any]) -> SamplingParams:

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from tokenmill.core.config import calm_threads
-from tokenmill.core.errors import EngineDeadError, ModelError
+from tokenmill.core.errors import EngineDeadError, ModelError, UserError
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
 from tokenmill.engine.executor import answer
 from tokenmill.runner.runner import Runner
@@ -31,6 +31,8 @@ INLINE = 64 << 10
 """Bytes of a result that a pipe takes at once, even when another one lies in it."""
 START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 5.0
+UNGUARDED_EXIT = 91
+"""How a worker ends that was about to start a worker, because the main script does not look who runs it."""
 
 
 @dataclass(slots=True)
@@ -108,13 +110,26 @@ def start_worker(load: Callable[..., tuple[Runner, dict[str, Any]]], config: Any
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_main, args=(theirs, load, config), daemon=True, name="tokenmill-worker")
-    process.start()
+    try:
+        process.start()
+    except RuntimeError as error:
+        if "bootstrapping phase" not in str(error):
+            raise
+        # This is such a process already, and runs the main script again: its parent is told by the exit status.
+        raise SystemExit(UNGUARDED_EXIT) from None
     theirs.close()
     try:
         if not ours.poll(START_TIMEOUT_S):
             raise EngineDeadError(f"the model was not loaded within {START_TIMEOUT_S:.0f} s")
         message = ours.recv_bytes()
     except EOFError as error:
+        process.join(STOP_TIMEOUT_S)
+        if process.exitcode == UNGUARDED_EXIT:
+            raise UserError(
+                "A process of its own runs the script again up to the line that makes the engine: put that line under "
+                'if __name__ == "__main__": (or leave executor="process" out).',
+                param="executor",
+            ) from None
         raise EngineDeadError("the model's process ended while loading") from error
     if message[:1] == FAILED:
         raise ModelError(msgspec.msgpack.decode(message[1:]))

@@ -104,7 +104,7 @@ def read_model(config: EngineConfig, kind: str, ranks: int = 1, source: ModelSou
     """Count the model that the options name; weight files are looked at only for their shapes."""
     notes: list[str] = []
     source = source or build.find_model(config)
-    raw = {**source.config(), **(config.model.hf_overrides or {})}
+    raw = build.read_config(config, source)
     dtype = build.compute_dtype(config.model.dtype, raw, "cpu" if kind == "cpu" else "cuda", notes)
     step_tokens = config.schedule.max_num_batched_tokens or _STEP_TOKENS[kind]
     checkpoint = None

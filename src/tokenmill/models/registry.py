@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.protocols import CausalLM, Checkpoint, Group, Kernels
 from tokenmill.layers.build import Build
+from tokenmill.layers.rope import rope_settings
 from tokenmill.models.config import ModelConfig
 from tokenmill.parallel.group import SoloGroup
 from tokenmill.quant.detect import check_config
@@ -35,6 +36,9 @@ _FAMILIES = {
 
 _DEFAULT_POSITIONS = 2048
 _MAX_POSITIONS = 1 << 22
+_POSITION_NAMES = ("max_position_embeddings", "n_positions", "seq_length")
+_STRETCHED = ("linear", "dynamic", "yarn")
+"""Rope scalings whose factor may reach beyond the positions that a config states; others state what they reach."""
 
 
 def architectures() -> list[str]:
@@ -59,7 +63,7 @@ def build_model(
     """
     c = ModelConfig(config)
     _family(c)
-    trained = c.first(("max_position_embeddings", "n_positions", "seq_length"), int, _DEFAULT_POSITIONS)
+    trained = c.first(_POSITION_NAMES, int, _DEFAULT_POSITIONS)
     b = Build(
         checkpoint=ckpt,
         dtype=dtype,
@@ -70,6 +74,37 @@ def build_model(
         kernels=kernels,
     )
     return build_stage(config, b)
+
+
+def check_length(config: dict[str, Any], wanted: int | None) -> None:
+    """Refuse a --max-model-len that this config.json does not reach: beyond it, answers are noise."""
+    if wanted is None:
+        return
+    name = next((name for name in _POSITION_NAMES if config.get(name) is not None), None)
+    longest = _MAX_POSITIONS if name is None else min(_longest(config, name), _MAX_POSITIONS)
+    if wanted <= longest:
+        return
+    if name is None or longest == _MAX_POSITIONS:
+        raise ParameterError(
+            f"--max-model-len {wanted} is more than {longest}, the longest context that any model is run with: lower "
+            "it, or leave it out.",
+            param="max_model_len",
+        )
+    raise ParameterError(
+        f"--max-model-len {wanted} is more than the {longest} tokens of this model's context: lower it, or leave it "
+        f"out. If the model does reach farther, say so: --hf-overrides '{{\"{name}\": {wanted}}}'.",
+        param="max_model_len",
+    )
+
+
+def _longest(config: dict[str, Any], name: str) -> int:
+    """The positions that a config states, or that its rope scaling stretches them to."""
+    stated = ModelConfig(config).need(name, int, low=1)
+    rope = rope_settings(config, head_dim=2)
+    if rope.kind not in _STRETCHED:
+        return stated
+    base = rope.original_positions if rope.kind == "yarn" else stated
+    return max(stated, int(base * rope.value("factor", 1.0)))
 
 
 def build_stage(config: dict[str, Any], b: Build) -> CausalLM:

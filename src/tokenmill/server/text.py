@@ -11,9 +11,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from tokenmill.core.errors import ParameterError, TooLargeError, UserError
+from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.engine.admission import BusyError
-from tokenmill.engine.prompts import PromptReader
+from tokenmill.engine.prompts import PromptReader, check_size
 from tokenmill.text.codec import Tokenizer
 
 T = TypeVar("T")
@@ -31,7 +31,6 @@ class TextWorkers:
         self.max_model_len = max_model_len
         self.budget_s = budget_s
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenmill-text")
-        self._longest: int | None = None
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run something in a thread; its result is thrown away when it takes too long. UserError says that the work is
@@ -92,14 +91,5 @@ class TextWorkers:
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def _check_size(self, chars: int) -> None:
-        """A text that cannot fit however it is tokenised is refused before the work of tokenising it."""
-        if self.tokenizer is None or chars < self.max_model_len:
-            return
-        if self._longest is None:
-            table = self.tokenizer
-            self._longest = max(len(table.token_bytes(i)) for i in range(table.vocab_size))
-        if chars > self._longest * self.max_model_len:
-            raise TooLargeError(
-                f"The prompt has {chars} characters, which cannot fit into the context of {self.max_model_len} tokens.",
-                param="prompt",
-            )
+        if self.tokenizer is not None:
+            check_size(self.tokenizer, chars, self.max_model_len)

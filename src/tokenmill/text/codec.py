@@ -71,6 +71,11 @@ class Tokenizer:
         return control_ids(self._inner)
 
     @cached_property
+    def longest_token(self) -> int:
+        """Bytes of the longest token, so that so many characters are at least one token."""
+        return max((len(self.token_bytes(index)) for index in range(self.vocab_size)), default=1)
+
+    @cached_property
     def _plain(self) -> tokenizers.Tokenizer:
         return plain_twin(self._inner)
 

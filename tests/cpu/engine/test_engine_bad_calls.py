@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 from engines import check_nothing_left, exact, greedy, open_llm, run
@@ -96,6 +99,56 @@ def test_a_processor_cannot_ask_its_own_engine(tiny):
         assert len(asked) == 2 and "answering already" in asked[0]
         assert len(output.outputs[0].token_ids) == 2
         check_nothing_left(llm.engine)
+
+
+def test_a_closed_engine_says_so(tiny):
+    llm = open_llm(tiny)
+    run(llm, [[5, 6]], greedy(1))
+    for _ in range(2):
+        llm.close()
+        for call in (
+            lambda: llm.generate("x", use_tqdm=False),
+            lambda: llm.chat([{"role": "user", "content": "x"}], use_tqdm=False),
+            lambda: llm.embed("x", use_tqdm=False),
+        ):
+            with pytest.raises(UserError, match="This LLM is closed"):
+                call()
+
+
+SCRIPT = """
+from tokenmill import {kind}
+OPTIONS = dict(max_model_len=64, kv_cache_memory_bytes=1 << 20, executor={executor!r})
+"""
+
+
+def end_of(tmp_path: Path, kind: str, executor: str, *lines: str) -> tuple[int, str]:
+    """Exit status and standard error of a script that makes an engine at its top."""
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT.format(kind=kind, executor=executor) + "\n".join(lines) + "\n")
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stderr
+
+
+def test_a_script_without_a_guard_is_told_of_it(tiny, tmp_path):
+    code, told = end_of(tmp_path, "LLM", "process", f"LLM({str(tiny)!r}, **OPTIONS)")
+    assert code == 1 and told.rstrip().endswith('(or leave executor="process" out).')
+    assert 'if __name__ == "__main__"' in told and "bootstrapping" not in told and told.count("Traceback") == 1
+
+
+@pytest.mark.parametrize("kind", ["LLM", "AsyncLLM"])
+def test_a_script_that_leaves_its_engine_open_ends_quietly(kind, tiny, tmp_path):
+    ask = {
+        "LLM": ["llm.generate('x', SamplingParams(max_tokens=2), use_tqdm=False)"],
+        "AsyncLLM": [
+            "import asyncio",
+            "async def ask():",
+            "    async for output in llm.generate('x', SamplingParams(max_tokens=2)):",
+            "        pass",
+            "asyncio.run(ask())",
+        ],
+    }[kind]
+    made = f"llm = {kind}({str(tiny)!r}, **OPTIONS)"
+    assert end_of(tmp_path, kind, "inprocess", "from tokenmill import SamplingParams", made, *ask) == (0, "")
 
 
 async def test_an_engine_that_is_dropped_ends_its_thread(tiny):

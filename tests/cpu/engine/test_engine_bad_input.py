@@ -12,7 +12,7 @@ from engines import BACKENDS, check_nothing_left, exact, greedy, open_llm, run
 from safetensors.torch import load_file, save_file
 
 from tokenmill import LLM, SamplingParams
-from tokenmill.core.errors import SequenceError, UserError
+from tokenmill.core.errors import SequenceError, TooLargeError, UserError
 from tokenmill.engine.admission import BusyError
 
 NAN, INF = math.nan, math.inf
@@ -119,6 +119,29 @@ def test_unusable_calls(llm):
     assert exact(run(llm, ["The mill"], greedy(8))[0]) == llm.before
 
 
+def test_texts_that_cannot_fit_are_refused_unread(llm, monkeypatch):
+    tokenizer = llm.get_tokenizer()
+    most = 64 * tokenizer.longest_token
+    cut = SamplingParams(max_tokens=2, truncate_prompt_tokens=5)
+    (output,) = llm.generate("a" * (most + 1), cut, use_tqdm=False)  # its end fits
+    assert len(output.prompt_token_ids) == 5
+    with pytest.raises(TooLargeError, match="tokens; with at least one"):
+        llm.generate("a" * most, use_tqdm=False)
+
+    def encode(*_, **__):
+        raise AssertionError("it was read")
+
+    monkeypatch.setattr(type(tokenizer), "encode_batch", encode)
+    for call in (
+        lambda text: llm.generate(text, use_tqdm=False),
+        lambda text: llm.generate({"prompt": text}, use_tqdm=False),
+        lambda text: llm.chat([{"role": "user", "content": text}], use_tqdm=False),
+        lambda text: llm.embed(text, use_tqdm=False),
+    ):
+        with pytest.raises(TooLargeError, match=f"{most + 1} characters, which cannot fit"):
+            call("a" * (most + 1))
+
+
 def test_without_a_tokenizer_text_is_refused(tiny):
     with open_llm(tiny, skip_tokenizer_init=True) as llm:
         for call in (
@@ -144,6 +167,9 @@ OPTIONS = [
     ({"kv_cache_memory_bytes": 10}, "KV cache"), ({"scheduling_policy": "lottery"}, "scheduling_policy"),
     ({"speculative_config": {"method": "magic"}}, "magic"), ({"speculative_config": {"metod": "ngram"}}, "metod"),
     ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 99}}, "num_speculative_tokens"),
+    ({"max_model_len": 99999999999}, "99999999999 is more than the 2048 tokens of this model's context"),
+    ({"max_model_len": 2049, "hf_overrides": {"max_position_embeddings": 2048}}, "2049 is more than the 2048"),
+    ({"tensor_parallel_size": 2}, "must be 1, got 2"), ({"swap_space": 4}, "swap_space"),
     ({"quantization": "int99"}, "int99"), ({"model": "/nowhere/at/all"}, "nowhere"),
 ]  # fmt: skip
 

@@ -11,11 +11,11 @@ from parity import DictCheckpoint, load, make, ours
 from test_families import CASES
 from transformers import GPT2Config, LlamaConfig
 
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.layers.build import Build
 from tokenmill.models.config import ModelConfig
-from tokenmill.models.registry import architectures, build_stage
+from tokenmill.models.registry import architectures, build_stage, check_length
 
 CONFIG = {"vocab_size": 67, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
 CONFIG |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
@@ -102,6 +102,30 @@ def test_spec(llama):
     assert len(spec.kv_specs) == 4 and len(set(spec.kv_specs)) == 1
     layers = sum(v.numel() for k, v in tensors.items() if "proj" in k)
     assert spec.flops_per_token == 2 * (layers + 67 * 32)
+
+
+@pytest.mark.parametrize(
+    ("config", "longest"),
+    [
+        ({"max_position_embeddings": 4096}, 4096),
+        ({"n_positions": 1024}, 1024),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 2.0}}, 8192),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "dynamic", "factor": 4.0}}, 16384),
+        ({"max_position_embeddings": 32768, "rope_parameters": {
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}, 131072),
+        ({"max_position_embeddings": 131072, "rope_parameters": {
+            "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}}, 131072),
+        ({"max_position_embeddings": 131072, "rope_scaling": {
+            "rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}}, 131072),
+        ({}, 1 << 22),
+        ({"max_position_embeddings": 1 << 24}, 1 << 22),
+    ],
+)  # fmt: skip
+def test_lengths_beyond_the_context_are_refused_with_both_numbers(config, longest):
+    check_length(config, None)
+    check_length(config, longest)
+    with pytest.raises(ParameterError, match=f"{longest + 1} is more than (the )?{longest}"):
+        check_length(config, longest + 1)
 
 
 def test_learned_positions_bound_the_context(tmp_path):

@@ -44,6 +44,17 @@ def test_known_failures_are_one_sentence(error: Exception, code: int) -> None:
     assert (got, text) == (code, "tokenmill: Do this.\n")
 
 
+@pytest.mark.parametrize(("wish", "coloured"), [({}, True), ({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False)])
+def test_colours_can_be_declined(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wish: dict[str, str], coloured: bool
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    terminal = CliRunner(env=wish)
+    for arguments in (["generate", "--prompt-file", str(tmp_path)], ["bench", "throughput"]):
+        told = terminal.invoke(app, arguments, color=True).stderr
+        assert "tokenmill: " in told and ("\x1b[" in told) == coloured
+
+
 def test_control_c_ends_quietly_with_130() -> None:
     code, text, _ = ending(KeyboardInterrupt())
     assert (code, text) == (130, "")
