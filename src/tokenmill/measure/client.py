@@ -6,7 +6,9 @@ Times are taken when bytes arrive, before they are parsed. Must not know: load p
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -175,9 +177,27 @@ async def find_model(session: aiohttp.ClientSession, target: Target) -> str:
                 raise UserError(f"{url} answers with HTTP {response.status}: is this an OpenAI-compatible server?")
             names = [entry["id"] for entry in (await response.json(content_type=None))["data"]]
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
-        raise UserError(f"{target.base_url} cannot be reached ({error or type(error).__name__}).") from error
+        raise UserError(f"{target.base_url} cannot be reached: {_why(error)}.") from error
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{url} does not list models: is this an OpenAI-compatible server?") from error
     if not names or (target.model and target.model not in names):
         raise UserError(f"{target.base_url} has no model {target.model!r}; it has: {', '.join(names) or 'none'}.")
     return str(target.model or names[0])
+
+
+def _why(error: Exception) -> str:
+    """What keeps us from a server, without a library's inner names."""
+    if isinstance(error, aiohttp.InvalidURL):
+        return "this is no address (http://HOST:PORT is one)"
+    if isinstance(error, TimeoutError):
+        return "it does not answer"
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return "no host of this name is found"
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return "its certificate is not trusted here"
+    if isinstance(error, aiohttp.ClientSSLError):
+        return "it does not speak TLS there (http:// instead of https://?)"
+    code = error.errno if isinstance(error, OSError) else None
+    if code == errno.ECONNREFUSED:
+        return "nothing listens there (is the server running?)"
+    return os.strerror(code).lower() if code else "the connection broke off before an answer"

@@ -167,7 +167,9 @@ class ServerBackend:
         except urllib.error.HTTPError as error:
             raise UserError(f"The server answered {error.code}: {_words(error.read())}") from None
         except OSError as error:
-            raise UserError(f"The server at {self.url} cannot be reached: {error}.") from error
+            inner = getattr(error, "reason", None)
+            known = inner if isinstance(inner, OSError) else error
+            raise UserError(f"The server at {self.url} cannot be reached: {known.strerror or known}.") from error
 
 
 def _words(body: bytes) -> str:

@@ -240,7 +240,9 @@ def test_bad_input_is_told_before_the_run(server, tmp_path):
     trace = tmp_path / "t.jsonl"
     trace.write_text('{"prompt": "a", "max_tokens": 1}\n{"prompt": "b"}\n')
     for arguments, part in (
-        (["--base-url", "http://127.0.0.1:1"], "cannot be reached"),
+        (["--base-url", "http://127.0.0.1:1"], "127.0.0.1:1 cannot be reached: nothing listens there"),
+        (["--base-url", server.replace("http:", "https:")], "does not speak TLS there"),
+        (["--base-url", "http://nowhere.invalid"], "no host of this name"),
         (["--base-url", "127.0.0.1:1"], "must begin with http"),
         (["--base-url", server, "--model", "nope"], "it has: fake, other"),
         (["--base-url", server, "--workload", trace], "line 2: max_tokens must be a positive integer"),
