@@ -194,7 +194,4 @@ def gen_params(options: dict[str, Any]) -> SamplingParams:
         given["json"] = model()
     if len(given) > 1:
         raise ParameterError(f"gen takes one of {', '.join(forms)}.", param="regex")
-    try:
-        return SamplingParams(**rest, structured_outputs=given or None)
-    except TypeError as error:
-        raise ParameterError(f"gen: {error}.", param="gen") from None
+    return SamplingParams(**rest, structured_outputs=given or None)

@@ -87,7 +87,7 @@ def test_generate_repeats_itself_with_a_seed_and_stops_at_a_text(tiny: str) -> N
 
 def test_generate_tells_what_is_wrong_with_a_model(tmp_path: Path) -> None:
     result = run("generate", str(tmp_path), "--prompt", "a", code=2)
-    assert result.stderr.startswith(f"tokenmill: {tmp_path}: no tokenizer found")
+    assert result.stderr.startswith(f"tokenmill: {tmp_path}/config.json: there is no such file")
     assert result.stdout == ""
 
 
