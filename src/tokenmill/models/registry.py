@@ -90,9 +90,11 @@ def check_length(config: dict[str, Any], wanted: int | None) -> None:
             "it, or leave it out.",
             param="max_model_len",
         )
+    overrides = f"'{{\"{name}\": {wanted}}}'"
+    more = f" If it does reach farther, say so: --hf-overrides {overrides}." if wanted <= _MAX_POSITIONS else ""
     raise ParameterError(
         f"--max-model-len {wanted} is more than the {longest} tokens of this model's context: lower it, or leave it "
-        f"out. If the model does reach farther, say so: --hf-overrides '{{\"{name}\": {wanted}}}'.",
+        f"out.{more}",
         param="max_model_len",
     )
 
