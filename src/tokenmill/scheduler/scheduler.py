@@ -301,6 +301,9 @@ class Scheduler:
                 self.tables.close(seq)
             victim = self.roster.running[-1] if self.roster.running else None
             if victim is None or victim.rank <= seq.rank:
+                stalled = not (flight.seqs or self.flying)
+                victim = self.roster.beam_to_wait(seq) if stalled else None
+            if victim is None:
                 return False
             if victim.inflight:  # in this plan, too: it leaves when that is committed
                 victim.leaving = True
