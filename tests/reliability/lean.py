@@ -15,12 +15,13 @@ from typing import Any
 
 
 @dataclass
-class Outcomes:
-    """What happened to many requests; times in seconds since each was sent."""
+class Tally:
+    """What happened to many requests, whichever client sent them; times in seconds since each was sent."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     refused_s: list[float] = field(default_factory=list)
     first_s: list[float] = field(default_factory=list)
+    tokens: int = 0
     broken: int = 0
     without_retry_after: int = 0
 
@@ -32,8 +33,8 @@ def stream_request(body: dict[str, Any]) -> bytes:
 
 
 class _Stream(asyncio.Protocol):
-    def __init__(self, request: bytes, outcomes: Outcomes, sent: float) -> None:
-        self.request, self.outcomes, self.sent = request, outcomes, sent
+    def __init__(self, request: bytes, tally: Tally, sent: float) -> None:
+        self.request, self.tally, self.sent = request, tally, sent
         self.status = 0
         self.head = self.tail = b""
         self.tokens, self.failed = 0, False
@@ -50,27 +51,27 @@ class _Stream(asyncio.Protocol):
             if not found:
                 return
             self.status = int(head.split(None, 2)[1])
-            self.outcomes.statuses[self.status] += 1
+            self.tally.statuses[self.status] += 1
             if self.status != 200:
-                self.outcomes.refused_s.append(time.monotonic() - self.sent)
-                self.outcomes.without_retry_after += b"\nretry-after:" not in head.lower()
+                self.tally.refused_s.append(time.monotonic() - self.sent)
+                self.tally.without_retry_after += b"\nretry-after:" not in head.lower()
             data = rest
         found_now = data.count(b"data: {")
         if found_now and not self.tokens:
-            self.outcomes.first_s.append(time.monotonic() - self.sent)
+            self.tally.first_s.append(time.monotonic() - self.sent)
         self.tokens += found_now
         self.failed = self.failed or b'{"error"' in data
         self.tail = (self.tail + data)[-64:]
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.status or (self.status == 200 and (self.failed or b"data: [DONE]" not in self.tail)):
-            self.outcomes.broken += 1
+            self.tally.broken += 1
         self.over.set_result(None)
 
 
-async def one_lean(port: int, request: bytes, outcomes: Outcomes) -> None:
+async def one_lean(port: int, request: bytes, tally: Tally) -> None:
     """Send one request on a connection of its own and wait for its end."""
     sent = time.monotonic()
     loop = asyncio.get_running_loop()
-    _, stream = await loop.create_connection(lambda: _Stream(request, outcomes, sent), "127.0.0.1", port)
+    _, stream = await loop.create_connection(lambda: _Stream(request, tally, sent), "127.0.0.1", port)
     await stream.over

@@ -19,7 +19,8 @@ import aiohttp
 import pytest
 
 from tests.cpu.server.conftest import Running
-from tests.reliability.test_rows import Tally, one, percentile, rss
+from tests.reliability.lean import Tally
+from tests.reliability.test_rows import one, percentile, rss
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 Launch = Callable[..., Running]

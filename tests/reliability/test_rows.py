@@ -9,9 +9,7 @@ import random
 import signal
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,23 +18,12 @@ import aiohttp
 import pytest
 
 from tests.cpu.server.conftest import Running
-from tests.reliability.lean import Outcomes, one_lean, stream_request
+from tests.reliability.lean import Tally, one_lean, stream_request
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 Launch = Callable[..., Running]
 SMALL_POOL = ("--num-gpu-blocks-override", "640")
 """K/V blocks that are all in use soon: memory that is touched for the first time must not look like a leak."""
-
-
-@dataclass
-class Tally:
-    """What happened to many requests."""
-
-    statuses: Counter[int] = field(default_factory=Counter)
-    refused_s: list[float] = field(default_factory=list)
-    first_s: list[float] = field(default_factory=list)
-    tokens: int = 0
-    broken: int = 0
 
 
 def rss(running: Running) -> int:
@@ -90,7 +77,7 @@ def test_row_1_burst_and_overload(launch: Launch, seconds: float, step_ms: int) 
     request = stream_request({"prompt": "The mill", "max_tokens": 32, "ignore_eos": True, "seed": 1})
 
     async def main() -> dict[str, Any]:
-        calm, full, burst, over, after = (Outcomes() for _ in range(5))
+        calm, full, burst, over, after = (Tally() for _ in range(5))
         for _ in range(20):
             await one_lean(port, request, calm)
 
