@@ -7,6 +7,7 @@ batch can be made while the step before it still runs.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -39,10 +40,32 @@ def make_batch(plan: StepPlan, rows: Rows, pool: KVPool, kernels: Kernels) -> Ba
     """Gather the rows that `plan` grants tokens to."""
     device, size = rows.device, pool.layout.block_size
     packed = send(torch.tensor([plan.rows, plan.counts], dtype=torch.int64), device)
+    longest = max(plan.counts)
+    kinds = []
+    for group, blocks in enumerate(rows.blocks):
+        kinds.append((max(len(blocks[row]) for row in plan.rows), not rows.shifted[group].isdisjoint(plan.rows)))
+    tokens, token_rows, ctx = lay_out(rows, pool, kernels, packed, (sum(plan.counts), longest), kinds)
+    for group, made in enumerate(ctx.groups):
+        made.shared = longest == 1 and share_prefix(rows, group, plan.rows)
+        made.reach = reach(plan, rows, group, size)
+    ends = list(accumulate(plan.counts))
+    if device.type == "cpu":
+        ctx.spans = [(e - c, c, n) for e, c, n in zip(ends, plan.counts, ctx.kv_len.tolist(), strict=True)]
+    return Batch(plan, tokens, packed[0], packed[1], token_rows, ends, ctx)
+
+
+def lay_out(
+    rows: Rows, pool: KVPool, kernels: Kernels, packed: Tensor, size: tuple[int, int], kinds: list[tuple[int, bool]]
+) -> tuple[Tensor, Tensor, ForwardContext]:
+    """Token ids [T], their rows [T] and the context of a step, from the rows' state on the device alone.
+
+    packed [2, S]: rows and how many tokens each computes; size: T and the longest of these; kinds: per KV group the
+    entries of the longest table, and whether some entry j does not begin at j * block size."""
+    device = rows.device
     row_ids, counts = packed[0], packed[1]
-    total, longest = sum(plan.counts), max(plan.counts)
+    total, longest = size
     start = rows.computed[row_ids]
-    query_start = torch.zeros(len(plan.rows) + 1, dtype=torch.int32, device=device)
+    query_start = torch.zeros(row_ids.shape[0] + 1, dtype=torch.int32, device=device)
     if longest == 1:
         positions, token_rows = start, row_ids
         query_start[1:] = torch.arange(1, total + 1, dtype=torch.int32, device=device)
@@ -53,34 +76,27 @@ def make_batch(plan: StepPlan, rows: Rows, pool: KVPool, kernels: Kernels) -> Ba
         positions = start[sequence] + torch.arange(total, device=device) - (ends - counts)[sequence]
         token_rows = row_ids[sequence]
     tokens = rows.tokens[token_rows, positions].long()
-    kv_len = (start + counts).to(torch.int32)
-    groups = []
-    for group in range(len(rows.tables)):
-        width = max(len(rows.blocks[group][row]) for row in plan.rows)
-        shifted = not rows.shifted[group].isdisjoint(plan.rows)
-        made = group_plan(rows, group, (row_ids, token_rows, positions), width, shifted=shifted)
-        made.shared = longest == 1 and share_prefix(rows, group, plan.rows)
-        blocks = rows.blocks[group]
-        made.reach = size * sum(len(blocks[row]) for row, n in zip(plan.rows, plan.counts, strict=True) if n > 1)
-        groups.append(made)
+    groups = [
+        group_plan(rows, group, (row_ids, token_rows, positions), width, shifted=shifted)
+        for group, (width, shifted) in enumerate(kinds)
+    ]
     ctx = ForwardContext(
         kernels=kernels,
         positions=positions,
         query_start=query_start,
-        kv_len=kv_len,
+        kv_len=(start + counts).to(torch.int32),
         max_query=longest,
         kv=pool.views,
         groups=groups,
-        block_size=size,
+        block_size=pool.layout.block_size,
     )
-    ends_at: list[int] = []
-    at = 0
-    for count in plan.counts:
-        at += count
-        ends_at.append(at)
-    if device.type == "cpu":
-        ctx.spans = [(e - c, c, n) for e, c, n in zip(ends_at, plan.counts, kv_len.tolist(), strict=True)]
-    return Batch(plan, tokens, row_ids, counts, token_rows, ends_at, ctx)
+    return tokens, token_rows, ctx
+
+
+def reach(plan: StepPlan, rows: Rows, group: int, block_size: int) -> int:
+    """At most so many positions are read by the plan's rows that compute several tokens."""
+    blocks = rows.blocks[group]
+    return block_size * sum(len(blocks[row]) for row, n in zip(plan.rows, plan.counts, strict=True) if n > 1)
 
 
 def group_plan(rows: Rows, group: int, ids: tuple[Tensor, Tensor, Tensor], width: int, *, shifted: bool) -> GroupPlan:

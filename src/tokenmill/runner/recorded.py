@@ -40,11 +40,11 @@ class _Made:
 
 @dataclass(slots=True)
 class Replayed:
-    """A step that has been enqueued: its batch, final hidden states [S, hidden] and logits [S, vocab]."""
+    """A step that has been enqueued: its batch, final hidden states [T, hidden] and, if it made them, logits."""
 
     batch: Batch
     hidden: Tensor
-    logits: Tensor
+    logits: Tensor | None
 
 
 class DecodeRecorder:

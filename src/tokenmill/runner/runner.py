@@ -1,7 +1,8 @@
 """Runs plans on one device. Owns: the order forward -> logits of the sampled lines -> sampling -> rows -> result.
 
 Must not know: requests, scheduling, text. `begin` and `sample` enqueue work without waiting for the device;
-`finish` reads the results. A failed plan fails every later plan of its epoch. On a GPU, decode steps are replayed.
+`finish` reads the results. A failed plan fails every later plan of its epoch. On a GPU, decode and short steps are
+replayed.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.batch import Batch, make_batch
 from tokenmill.runner.recorded import DecodeRecorder
 from tokenmill.runner.rows import Rows
+from tokenmill.runner.short import ShortRecorder
 from tokenmill.sampling import table as features
+from tokenmill.sampling.edits import line_masks
 from tokenmill.sampling.logprobs import token_logprobs
-from tokenmill.sampling.sampler import Lines, Pending, Sampled, sample
+from tokenmill.sampling.quick import choose_quickly
+from tokenmill.sampling.sampler import Lines, Sampled, sample
 from tokenmill.sampling.verify import accept
 
 LOGITS_SLICE = 256
@@ -43,7 +47,7 @@ class Running:
 
 
 class Runner:
-    """One model on one device; record: replay decode steps (CUDA only)."""
+    """One model on one device; record: replay decode and short steps (CUDA only)."""
 
     def __init__(
         self, model: CausalLM, kernels: Kernels, pool: KVPool, max_rows: int, max_len: int, *, record: bool = False
@@ -55,13 +59,15 @@ class Runner:
         scratch = [pool.num_blocks[group.pool] for group in pool.layout.groups]
         self.rows = Rows(max_rows, max_len, pool.layout, model.spec.vocab_size, str(device), scratch)
         self.recorder = DecodeRecorder(model, kernels, self.rows, pool) if record else None
+        self.short = ShortRecorder(model, kernels, self.rows, pool, self.recorder.recorder) if self.recorder else None
         self.failed_epoch = -1
 
     @torch.inference_mode()
     def warm(self) -> None:
         """Record what can be recorded ahead."""
-        if self.recorder is not None:
-            self.recorder.warm()
+        for recorder in (self.short, self.recorder):
+            if recorder is not None:
+                recorder.warm()
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan) -> Running:
@@ -117,11 +123,11 @@ class Runner:
             self.kernels.copy_blocks_(self.pool.group_views(group), [s for s, _ in pairs], [d for _, d in pairs])
         if plan.drafts:
             rows.write_drafts([plan.rows[i] for i in plan.drafts], list(plan.drafts.values()))
-        if self.recorder is not None and self.recorder.fits(plan):
-            replayed = self.recorder.run(plan)
-            if replayed is not None:
-                running.batch, running.hidden, running.logits = replayed.batch, replayed.hidden, replayed.logits
-                return
+        recorder = next((r for r in (self.recorder, self.short) if r is not None and r.fits(plan)), None)
+        replayed = recorder.run(plan) if recorder is not None else None
+        if replayed is not None:
+            running.batch, running.hidden, running.logits = replayed.batch, replayed.hidden, replayed.logits
+            return
         batch = make_batch(plan, rows, self.pool, self.kernels)
         running.batch = batch
         running.hidden = self.kernels.forward(self.model, batch.tokens, batch.ctx)
@@ -153,17 +159,20 @@ class Runner:
         batch, table = running.batch, self.rows.sampling
         assert batch is not None
         chosen = [running.plan.rows[i] for i in running.lines]
-        plain = features.CHOICES | features.LOGPROBS
-        if logits.is_cuda and not (late.masks or late.processors or any(table.bits[row] & plain for row in chosen)):
-            ids, marked, largest = self.kernels.greedy(logits)
-            return Sampled(ids, marked < 0, Pending(largest, largest)), marked
         positions = batch.ctx.positions[: batch.token_rows.shape[0]]
+        places = (batch.token_rows, positions) if at is None else (batch.token_rows[at], positions[at])
+        masks = _split_masks(late.masks, running.plan) if late.masks else {}
+        if logits.is_cuda and not late.processors:
+            packed = line_masks(chosen, masks) if masks else {}
+            quick = choose_quickly(logits, chosen, places, packed, table, self.kernels)
+            if quick is not None:
+                return quick
         lines = Lines(
             rows=chosen,
-            row_ids=batch.token_rows if at is None else batch.token_rows[at],
-            lengths=(positions if at is None else positions[at]) + 1,
+            row_ids=places[0],
+            lengths=places[1] + 1,
             tokens=self.rows.tokens,
-            masks=_split_masks(late.masks, running.plan),
+            masks=masks,
             processors=late.processors,
         )
         sampled = sample(logits, lines, table, consume=True)  # nobody reads them afterwards
