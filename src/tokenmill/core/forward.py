@@ -218,3 +218,19 @@ class ModelSpec:
     hidden_size: int
     flops_per_token: float = 0.0
     extras: dict[str, object] = field(default_factory=dict)
+
+
+DRAWN = 1 << 30
+"""In a line's word (Kernels.choose): the line is drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What lines of logits are drawn with: row_ids [n] and positions [n] (of their last known tokens) int64; by row
+    streams and num_prompt [R] int64, inverse_temperature [R] float32. sampling/noise.py has the formula."""
+
+    row_ids: Tensor
+    positions: Tensor
+    streams: Tensor
+    num_prompt: Tensor
+    inverse_temperature: Tensor

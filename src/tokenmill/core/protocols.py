@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tokenmill.core.forward import (
         Act,
         AttentionSpec,
+        Draws,
         ForwardContext,
         KVView,
         Mixture,
@@ -392,6 +393,15 @@ class Kernels(Protocol):
         """logits [n, V] -> lowest id of the largest logit [n] int64; the same, or ~id where that is not finite; it [n].
 
         NaN anywhere in a line counts as its largest logit."""
+        ...
+
+    def choose(
+        self, logits: Tensor, words: Tensor | None, masks: Tensor | None, draws: Draws | None
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """`greedy` among the tokens that masks allow, with the noise of `draws` where a line is drawn; None: the backend
+        cannot. words [n] int32: 1 + a line's mask, or 0, plus DRAWN (None: no masks, all lines are drawn); masks
+        [m, W] int32, the lowest bit first, 1 = allowed. -> ids, marked (no allowed token is finite: ~id, too), and the
+        largest logits, forbidden ones included."""
         ...
 
     def gather_rows(

@@ -12,7 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, KVView, Mixture, NormSpec, RopeSpec, RouteSpec
+from tokenmill.core.forward import (
+    Act,
+    AttentionSpec,
+    Draws,
+    ForwardContext,
+    KVView,
+    Mixture,
+    NormSpec,
+    RopeSpec,
+    RouteSpec,
+)
 from tokenmill.core.protocols import CausalLM, FusedMixture, Weight
 from tokenmill.kernels import fp8, grid, paged, rows, stored
 
@@ -207,6 +217,12 @@ class ReferenceKernels:
         ids = logits.argmax(-1)
         largest = logits.gather(1, ids[:, None])[:, 0].float()
         return ids, torch.where(largest.isfinite(), ids, ~ids), largest
+
+    def choose(
+        self, logits: Tensor, words: Tensor | None, masks: Tensor | None, draws: Draws | None
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Nothing: sampling/sampler.py does it with many operations, and is the specification."""
+        return None
 
     def gather_rows(
         self, row_ids: Tensor, tokens: Tensor, computed: Tensor, tables: list[Tensor], block_size: int

@@ -20,6 +20,7 @@ from tokenmill.device.graphs import Recorder, Recording
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.batch import Batch, group_plan, share_prefix
 from tokenmill.runner.rows import Rows
+from tokenmill.sampling.quick import compile_choices
 from tokenmill.sampling.table import send
 
 LADDER = (1, 2, 4, 8, 16, 24, 32, 48, *range(64, 257, 16), 288, 320, 384, 512, 640, 768, 896, 1024)
@@ -71,7 +72,8 @@ class DecodeRecorder:
         for rung in reversed(self.ladder):  # the largest first: its memory serves the others
             recording = self._find((rung, no, no))
             if recording is not None:
-                self.kernels.greedy(recording.made.logits)  # not recorded, but compiled by now
+                choices = recording.made.logits, self.row_ids[rung], self.rows.sampling
+                compile_choices(*choices, self.kernels)  # not recorded
             if rung in self.shared_ladder:
                 self._find((rung, no, shares))
         self._move_spare()

@@ -119,12 +119,12 @@ def _masks_(work: Work) -> None:
     _on_lines_(work, users, apply_)
 
 
-def line_masks(lines: Lines) -> dict[int, bytes]:
+def line_masks(rows: list[int], masks: Mapping[int, bytes | list[bytes]]) -> dict[int, bytes]:
     """The packed mask of each line that has one."""
     found: dict[int, bytes] = {}
     seen: dict[int, int] = {}
-    for number, row in enumerate(lines.rows):
-        mask = lines.masks.get(row)
+    for number, row in enumerate(rows):
+        mask = masks.get(row)
         if mask is not None and not isinstance(mask, bytes):
             seen[row] = seen.get(row, -1) + 1
             mask = mask[seen[row]]

@@ -8,6 +8,8 @@ Must not know: models, plans, requests. The order is vLLM's:
     filters.py  temperature, min-p, top-k, top-p, typical-p (last, and by transformers' definition; vLLM has none)
     noise.py    the choice; greedy rows take the most likely token after the edits, the lowest id of equal ones
 
+quick.py is the short way, where a backend does the usual all at once.
+
 Lines never influence each other, whatever their number and order: on a CPU the same line gives the same bits.
 Rows with neutral parameters pay for the maximum only. Nothing here waits for the device (Python processors excepted);
 `Sampled.collect` does.
@@ -93,7 +95,7 @@ def sample(logits: Tensor, lines: Lines, table: SamplingTable, *, consume: bool 
         before, ids = first_max(logits)
     pending = Pending(before, before)
     errors: dict[int, str] = {}
-    masks = line_masks(lines) if lines.masks else {}
+    masks = line_masks(lines.rows, lines.masks) if lines.masks else {}
     keys = None
     if any(b & features.SAMPLED for b in bits):
         keys = position_keys(table.stream[lines.row_ids], lines.lengths - table.num_prompt[lines.row_ids])
@@ -115,7 +117,7 @@ def sample(logits: Tensor, lines: Lines, table: SamplingTable, *, consume: bool 
         after, new = _work_out(work, take(before, picked), pending)
         pending.after = after if picked is None else pending.after.index_copy(0, picked, after)
         ids = new if picked is None else ids.index_copy_(0, picked, new)
-    _measure_logprobs(logits, ids, lines, table, pending)
+    measure_logprobs(logits, ids, lines.rows, table, pending)
     bad = ~(before.isfinite() & pending.after.isfinite())
     return Sampled(ids, bad, pending, errors=errors)
 
@@ -194,11 +196,10 @@ def _filter_(feature: int, scaled: Tensor, rows: Tensor, table: SamplingTable, t
         filters.typical_p_(scaled, table.typical_p[rows])
 
 
-def _measure_logprobs(logits: Tensor, ids: Tensor, lines: Lines, table: SamplingTable, pending: Pending) -> None:
-    wanted = {
-        i: table.params[row].num_logprobs for i, row in enumerate(lines.rows) if table.bits[row] & features.LOGPROBS
-    }
+def measure_logprobs(logits: Tensor, ids: Tensor, rows: list[int], table: SamplingTable, pending: Pending) -> None:
+    """Of the lines whose rows want it, from the logits as the model made them."""
+    wanted = {i: table.params[row].num_logprobs for i, row in enumerate(rows) if table.bits[row] & features.LOGPROBS}
     if wanted:
-        picked = pick(list(wanted), len(lines.rows), logits.device)
+        picked = pick(list(wanted), len(rows), logits.device)
         raw = take(logits, picked)
         pending.logprobs = measure(raw, max(wanted.values())), look_up(raw, take(ids, picked)), wanted

@@ -1,6 +1,7 @@
-"""The most likely token. Owns: argmax over a vocabulary in one launch. Must not know: sampling parameters.
+"""Choosing tokens. Owns: the most likely one in one launch, the most likely allowed one in one, a draw in one more.
 
-The vocabulary is cut into pieces; the program that finishes a line last looks at all pieces, in order.
+The vocabulary is cut into pieces; the program that finishes a line last looks at all pieces, in order. A draw needs
+the line's largest logit first, because its scores are rounded as those of all backends are. Must not know: filters.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra import libdevice
 
-from tokenmill.kernels.triton.common import Scratch, begin, wait
+from tokenmill.core.forward import Draws
+from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, wait
 
 
 @triton.jit(do_not_specialize=["per"])
@@ -74,3 +77,174 @@ def greedy(logits: Tensor, scratch: Scratch, *, pdl: bool) -> tuple[Tensor, Tens
         PIECES=pieces, BLOCK=block, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return ids, marked, largest
+
+
+@triton.jit
+def _allowed(words_ptr, masks_ptr, line, i, V, mask_words):
+    """Which of the tokens i this line may say."""
+    number = tl.load(words_ptr + line) & 0x3FFFFFFF
+    mask = masks_ptr + (number - 1).to(tl.int64) * mask_words
+    bits = tl.load(mask + (i >> 5), mask=(i < V) & (number > 0), other=-1)
+    return (i < V) & (((bits >> (i & 31)) & 1) > 0)
+
+
+@triton.jit(do_not_specialize=["per"], do_not_specialize_on_alignment=["words_ptr", "masks_ptr"])
+def _allowed_kernel(
+    x_ptr, words_ptr, masks_ptr, id_ptr, marked_ptr, before_ptr, largest_ptr, part_ptr, count_ptr, V, x_stride,
+    mask_words, per, PIECES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    line = tl.program_id(0)
+    piece = tl.program_id(1)
+    wait(PDL)
+    source = x_ptr + line.to(tl.int64) * x_stride
+    highest = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
+    best = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
+    best_id = tl.full((BLOCK,), 2147483647, dtype=tl.int32)
+    wrong = tl.zeros((BLOCK,), dtype=tl.int32)
+    for step in range(per):
+        i = (piece * per + step) * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(source + i, mask=i < V, other=float("-inf")).to(tl.float32)
+        wrong |= (x != x).to(tl.int32)
+        highest = tl.maximum(highest, x)
+        better = _allowed(words_ptr, masks_ptr, line, i, V, mask_words) & (x > best)
+        best = tl.where(better, x, best)
+        best_id = tl.where(better, i, best_id)
+    first = tl.max(highest)
+    if tl.max(wrong) > 0:
+        first = float("nan")
+    top = tl.max(best)
+    top_id = tl.min(tl.where(best == top, best_id, 2147483647))
+    mine = part_ptr + (line * PIECES + piece) * 3
+    tl.store(mine, first, cache_modifier=".cg")
+    tl.store(mine + 1, top, cache_modifier=".cg")
+    tl.store(mine + 2, top_id.to(tl.float32, bitcast=True), cache_modifier=".cg")
+    tl.debug_barrier()
+    if tl.atomic_add(count_ptr + line, 1, sem="acq_rel") == PIECES - 1:
+        tl.store(count_ptr + line, 0)
+        parts = part_ptr + (line * PIECES + tl.arange(0, PIECES)) * 3
+        firsts = tl.load(parts, cache_modifier=".cg")
+        tops = tl.load(parts + 1, cache_modifier=".cg")
+        ids = tl.load(parts + 2, cache_modifier=".cg").to(tl.int32, bitcast=True)
+        first = tl.max(firsts)
+        if tl.max((firsts != firsts).to(tl.int32)) > 0:
+            first = float("nan")
+        top = tl.max(tops)
+        top_id = tl.min(tl.where(tops == top, ids, 2147483647))
+        good = (tl.abs(first) < float("inf")) & (tl.abs(top) < float("inf"))
+        top_id = tl.where(good, top_id, 0)
+        tl.store(before_ptr + line, first)
+        tl.store(largest_ptr + line, tl.where(good, top, float("nan")))
+        tl.store(id_ptr + line, top_id.to(tl.int64))
+        tl.store(marked_ptr + line, tl.where(good, top_id, -1).to(tl.int64))
+
+
+@triton.jit
+def _mixed(z):
+    """The noise's 64-bit mixing (sampling/noise.py says what all backends compute)."""
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+    return z ^ (z >> 31)
+
+
+@triton.jit
+def _log_exponential(i, key, PRECISE: tl.constexpr):
+    """log(e) of tokens i for one line's key."""
+    h = (i.to(tl.uint32) * 0x9E3779B1) ^ (key & 0xFFFFFFFF).to(tl.uint32)
+    h = (h ^ (h >> 16)) * 0x7FEB352D
+    h = ((h ^ (h >> 15)) + (key >> 32).to(tl.uint32)) * 0x846CA68B
+    h = h ^ (h >> 16)
+    v = ((h & 0x7FFFFFFF).to(tl.int32).to(tl.float32) + 0.5) * 4.6566125955216364e-10
+    if PRECISE:
+        return libdevice.log(-libdevice.log1p(-v))
+    u = 1.0 - v  # the interpreter has no log1p
+    return tl.log(tl.where(u == 1.0, v, tl.log(u) * v / (u - 1.0)))
+
+
+@triton.jit(
+    do_not_specialize=["per", "has_words"],
+    do_not_specialize_on_alignment=["words_ptr", "masks_ptr", "row_ptr", "position_ptr", "prompt_ptr", "stream_ptr",
+                                    "scale_ptr"],
+)  # fmt: skip
+def _draw_kernel(
+    x_ptr, words_ptr, masks_ptr, row_ptr, position_ptr, stream_ptr, prompt_ptr, scale_ptr, largest_ptr, id_ptr,
+    marked_ptr, part_ptr, count_ptr, V, x_stride, mask_words, int_stride, scale_stride, has_words, per,
+    PIECES: tl.constexpr, BLOCK: tl.constexpr, PRECISE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    line = tl.program_id(0)
+    piece = tl.program_id(1)
+    wait(PDL)
+    drawn = has_words == 0
+    if has_words != 0:
+        drawn = tl.load(words_ptr + line) >= 1073741824
+    largest = tl.load(largest_ptr + line)
+    if drawn & (tl.abs(largest) < float("inf")):
+        row = tl.load(row_ptr + line)
+        index = tl.load(position_ptr + line) + 1 - tl.load(prompt_ptr + row * int_stride)
+        key = _mixed((tl.load(stream_ptr + row * int_stride) + (index + 1) * -7046029254386353131).to(tl.uint64))
+        scale = tl.load(scale_ptr + row * scale_stride)
+        source = x_ptr + line.to(tl.int64) * x_stride
+        best = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
+        best_id = tl.full((BLOCK,), 2147483647, dtype=tl.int32)
+        for step in range(per):
+            i = (piece * per + step) * BLOCK + tl.arange(0, BLOCK)
+            x = tl.load(source + i, mask=i < V, other=float("-inf")).to(tl.float32)
+            if has_words != 0:
+                x = tl.where(_allowed(words_ptr, masks_ptr, line, i, V, mask_words), x, float("-inf"))
+            score = (x - largest) * scale - _log_exponential(i, key, PRECISE)
+            better = score > best
+            best = tl.where(better, score, best)
+            best_id = tl.where(better, i, best_id)
+        top = tl.max(best)
+        top_id = tl.min(tl.where(best == top, best_id, 2147483647))
+        mine = part_ptr + (line * PIECES + piece) * 2
+        tl.store(mine, top, cache_modifier=".cg")
+        tl.store(mine + 1, top_id.to(tl.float32, bitcast=True), cache_modifier=".cg")
+        tl.debug_barrier()
+        if tl.atomic_add(count_ptr + line, 1, sem="acq_rel") == PIECES - 1:
+            tl.store(count_ptr + line, 0)
+            p = tl.arange(0, PIECES)
+            tops = tl.load(part_ptr + (line * PIECES + p) * 2, cache_modifier=".cg")
+            ids = tl.load(part_ptr + (line * PIECES + p) * 2 + 1, cache_modifier=".cg").to(tl.int32, bitcast=True)
+            top = tl.max(tops)
+            top_id = tl.min(tl.where(tops == top, ids, 2147483647)).to(tl.int64)
+            tl.store(id_ptr + line, top_id)
+            tl.store(marked_ptr + line, top_id)
+
+
+def choose(
+    logits: Tensor, words: Tensor | None, masks: Tensor | None, draws: Draws | None, scratch: Scratch, *, pdl: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See Kernels.choose: the most likely allowed token, then, with its logit at hand, the draw."""
+    lines, vocab = logits.shape
+    counters = scratch.counters(logits.device)
+    given = (words if words is not None else counters, masks if masks is not None else counters)
+    width = 0 if masks is None else masks.shape[1]
+    block = 1024
+    blocks = triton.cdiv(vocab, block)
+    # Two kinds only, so that all are compiled when steps are recorded.
+    pieces = 16 if lines >= 66 or blocks <= 16 else 64
+    common = {"PIECES": pieces, "BLOCK": block, "PDL": pdl, "num_warps": 4, "launch_pdl": pdl}
+    if masks is None:
+        ids, marked, before = greedy(logits, scratch, pdl=pdl)
+        largest = before
+    else:
+        ids = torch.empty(lines, dtype=torch.int64, device=logits.device)
+        marked = torch.empty_like(ids)
+        before = torch.empty(lines, dtype=torch.float32, device=logits.device)
+        largest = torch.empty_like(before)
+        _allowed_kernel[(lines, pieces)](
+            logits, *given, ids, marked, before, largest, scratch.partial(logits.device), counters,
+            vocab, logits.stride(0), width, triton.cdiv(blocks, pieces), **common,
+        )  # fmt: skip
+    if draws is not None:
+        # Without fused multiply-adds the scores are the bits that separate operations give.
+        _draw_kernel[(lines, pieces)](
+            logits, *given, draws.row_ids, draws.positions, draws.streams, draws.num_prompt,
+            draws.inverse_temperature, largest, ids, marked, scratch.partial(logits.device), counters,
+            vocab, logits.stride(0), width, draws.streams.stride(0), draws.inverse_temperature.stride(0),
+            int(words is not None), triton.cdiv(blocks, pieces), **common, PRECISE=not INTERPRETED,
+            enable_fp_fusion=False,
+        )  # fmt: skip
+    return ids, marked, before

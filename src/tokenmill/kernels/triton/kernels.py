@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.errors import UserError
-from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, GroupPlan, Mixture, NormSpec, RouteSpec
+from tokenmill.core.forward import Act, AttentionSpec, Draws, ForwardContext, GroupPlan, Mixture, NormSpec, RouteSpec
 from tokenmill.core.protocols import FusedMixture
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.triton import pointwise
-from tokenmill.kernels.triton.choose import greedy
+from tokenmill.kernels.triton.choose import choose, greedy
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, act_parts, multiprocessors, shared_memory
 from tokenmill.kernels.triton.decode import attend_one, decode_config, early_keys
 from tokenmill.kernels.triton.dense import arrange, attend_long, can_gather
@@ -221,6 +221,15 @@ class TritonKernels(ReferenceKernels):
             return super().greedy(logits)
         self.count("greedy")
         return greedy(logits, self.scratch, pdl=self.pdl)
+
+    def choose(
+        self, logits: Tensor, words: Tensor | None, masks: Tensor | None, draws: Draws | None
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """`greedy` among the tokens that masks allow, and draws."""
+        if logits.shape[0] == 0:
+            return None
+        self.count("choose")
+        return choose(logits, words, masks, draws, self.scratch, pdl=self.pdl)
 
     def gather_rows(
         self, row_ids: Tensor, tokens: Tensor, computed: Tensor, tables: list[Tensor], block_size: int

@@ -1,0 +1,92 @@
+"""Lines that a backend chooses by itself. Owns: telling when it can, and handing it masks and draws in one transfer.
+
+Masks, temperatures and nothing else are what most requests have: for those a backend has `Kernels.choose`, which gives
+what sampler.py's many operations give. Must not know: filters, plans, requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.forward import DRAWN, Draws
+from tokenmill.sampling import table as features
+from tokenmill.sampling.sampler import Pending, Sampled, measure_logprobs
+from tokenmill.sampling.table import SamplingTable
+
+if TYPE_CHECKING:
+    from tokenmill.core.protocols import Kernels
+
+PLAIN = features.SAMPLED | features.MASKED | features.LOGPROBS
+ALIGNED = 4
+
+
+def choose_quickly(
+    logits: Tensor, rows: list[int], at: tuple[Tensor, Tensor], masks: Mapping[int, bytes], table: SamplingTable,
+    kernels: Kernels,
+) -> tuple[Sampled, Tensor] | None:  # fmt: skip
+    """logits [n, V] of `rows` -> a token per line, and the same with ~ where it is bad; None: the backend cannot.
+
+    at: row ids and positions of the lines' last known tokens [n] int64, on the device; masks: packed bits by line."""
+    bits = [table.bits[row] for row in rows]
+    used = 0
+    for some in bits:
+        used |= some
+    if (used & (features.CHOICES | features.FILTERS)) & ~PLAIN:
+        return None
+    found: tuple[Tensor, Tensor, Tensor] | None
+    if not masks and not used & features.SAMPLED:
+        found = kernels.greedy(logits)
+    else:
+        draws = None
+        if used & features.SAMPLED:
+            draws = Draws(*at, table.stream, table.num_prompt, table.inverse_temperature)
+        all_drawn = not masks and all(some & features.SAMPLED for some in bits)
+        words, packed = (None, None) if all_drawn else _send(bits, masks, table.vocab_size, logits.device)
+        found = kernels.choose(logits, words, packed, draws)
+    if found is None:
+        return None
+    ids, marked, largest = found
+    pending = Pending(largest, largest)
+    if used & features.LOGPROBS:
+        measure_logprobs(logits, ids, rows, table, pending)
+    return Sampled(ids, marked < 0, pending), marked
+
+
+def _send(bits: list[int], masks: Mapping[int, bytes], size: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Words [n] and masks [m, W] on the device, as `Kernels.choose` wants them; equal masks travel once."""
+    width, padded = -(-size // 32), -(-len(bits) // ALIGNED) * ALIGNED
+    places: dict[int, int] = {}
+    lists: list[bytes] = []
+    words = [DRAWN if some & features.SAMPLED else 0 for some in bits]
+    for line, mask in masks.items():
+        place = places.get(id(mask))
+        if place is None:
+            lists.append(mask)
+            place = places[id(mask)] = len(lists)
+        words[line] += place
+    host = torch.empty(padded + width * len(lists), dtype=torch.int32, pin_memory=device.type == "cuda")
+    view = memoryview(host.numpy()).cast("B")
+    view[: 4 * len(words)] = torch.tensor(words, dtype=torch.int32).numpy().tobytes()
+    for i, mask in enumerate(lists):
+        start, end = 4 * (padded + width * i), 4 * (padded + width * (i + 1))
+        if len(mask) < 4 * width:  # ids past the end are forbidden
+            view[start + len(mask) : end] = bytes(4 * width - len(mask))
+            view[start : start + len(mask)] = mask
+        else:
+            view[start:end] = mask[: 4 * width]
+    sent = host.to(device, non_blocking=True)
+    return sent[: len(words)], sent[padded:].view(len(lists), width) if lists else None
+
+
+def compile_choices(logits: Tensor, row_ids: Tensor, table: SamplingTable, kernels: Kernels) -> None:
+    """Have all of the backend's ways of choosing ready for so many lines; what they choose means nothing."""
+    kernels.greedy(logits)
+    words = torch.ones_like(row_ids, dtype=torch.int32)
+    mask = words.new_zeros(1, -(-table.vocab_size // 32))
+    kernels.choose(
+        logits, words, mask, Draws(row_ids, row_ids, table.stream, table.num_prompt, table.inverse_temperature)
+    )
