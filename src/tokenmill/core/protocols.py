@@ -398,10 +398,11 @@ class Kernels(Protocol):
     def choose(
         self, logits: Tensor, words: Tensor | None, masks: Tensor | None, draws: Draws | None
     ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """`greedy` among the tokens that masks allow, with the noise of `draws` where a line is drawn; None: the backend
-        cannot. words [n] int32: 1 + a line's mask, or 0, plus DRAWN (None: no masks, all lines are drawn); masks
-        [m, W] int32, the lowest bit first, 1 = allowed. -> ids, marked (no allowed token is finite: ~id, too), and the
-        largest logits, forbidden ones included."""
+        """`greedy` among the tokens that masks allow, with the noise of `draws` where a line is drawn; None: it cannot.
+
+        words [n] int32: 1 + a line's mask, or 0, plus DRAWN (None: no masks, all lines are drawn); masks [m, W] int32,
+        the lowest bit first, 1 = allowed. -> ids, marked (~id as well if no allowed token is finite), and the largest
+        logits, forbidden ones included."""
         ...
 
     def gather_rows(

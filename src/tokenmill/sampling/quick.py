@@ -69,7 +69,7 @@ def _send(bits: list[int], masks: Mapping[int, bytes], size: int, device: torch.
             place = places[id(mask)] = len(lists)
         words[line] += place
     host = torch.empty(padded + width * len(lists), dtype=torch.int32, pin_memory=device.type == "cuda")
-    view = memoryview(host.numpy()).cast("B")
+    view = host.numpy().data.cast("B")
     view[: 4 * len(words)] = torch.tensor(words, dtype=torch.int32).numpy().tobytes()
     for i, mask in enumerate(lists):
         start, end = 4 * (padded + width * i), 4 * (padded + width * (i + 1))

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from tokenmill.core.step import RowSampling  # noqa: E402
-from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
-from tokenmill.sampling.edits import Lines, line_masks  # noqa: E402
-from tokenmill.sampling.noise import exponentials, position_keys  # noqa: E402
-from tokenmill.sampling.quick import choose_quickly  # noqa: E402
-from tokenmill.sampling.sampler import Sampled, sample  # noqa: E402
-from tokenmill.sampling.table import SamplingTable  # noqa: E402
+from tokenmill.core.step import RowSampling
+from tokenmill.kernels.triton.kernels import TritonKernels
+from tokenmill.sampling.edits import Lines, line_masks
+from tokenmill.sampling.noise import exponentials, position_keys
+from tokenmill.sampling.quick import choose_quickly
+from tokenmill.sampling.sampler import Sampled, sample
+from tokenmill.sampling.table import SamplingTable
 
 pytestmark = pytest.mark.filterwarnings("ignore:All-NaN", "ignore:overflow", "ignore:invalid value")
 KERNELS = TritonKernels()
@@ -108,7 +108,7 @@ def cases(draw):
 @settings(max_examples=25, deadline=None)
 @given(cases())
 def test_any_masks_and_draws(case):
-    logits, rows, params, masks, lengths = case
+    logits, rows, _, masks, lengths = case
     before = logits.clone()
     table, *found = both(*case)
     check(table, logits, rows, masks, lengths, *found)

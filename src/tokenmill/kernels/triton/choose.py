@@ -208,9 +208,9 @@ def _draw_kernel(
             tops = tl.load(part_ptr + (line * PIECES + p) * 2, cache_modifier=".cg")
             ids = tl.load(part_ptr + (line * PIECES + p) * 2 + 1, cache_modifier=".cg").to(tl.int32, bitcast=True)
             top = tl.max(tops)
-            top_id = tl.min(tl.where(tops == top, ids, 2147483647)).to(tl.int64)
-            tl.store(id_ptr + line, top_id)
-            tl.store(marked_ptr + line, top_id)
+            top_id = tl.min(tl.where(tops == top, ids, 2147483647))
+            tl.store(id_ptr + line, top_id.to(tl.int64))
+            tl.store(marked_ptr + line, top_id.to(tl.int64))
 
 
 def choose(
