@@ -25,7 +25,7 @@ from tokenmill.runner.recorded import Replayed
 from tokenmill.runner.rows import Rows
 from tokenmill.sampling.table import send
 
-TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
+TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Rungs of tokens. A step of more keeps the device busy for longer than the host needs to launch it."""
 MEMBERS = (8, 64, 1025)
 """Rungs of rows, the spare one included; kernels find by themselves which of them have what to do."""
