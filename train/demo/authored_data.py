@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -87,7 +88,7 @@ def fill(text: str, rng: random.Random, values: dict[str, str]) -> str:
     return expand(parse(text), rng, slot)
 
 
-FILLERS = ["please", "now", "just", "then", "so", "well", "kindly", "me", "the", "me the", "quickly", "again"]
+FILLERS = ["please", "now", "just", "then", "so", "well", "gladly", "me", "the", "me the", "quickly", "again"]
 SUFFIXES = [" please", " for me", ", thanks", " Thank you.", " now", ", please", " if you can", " for me, please"]
 SUFFIXES_ZH = ["谢谢", "好吗？", "请回答", "！"]
 
@@ -110,6 +111,16 @@ def _loosen(rng: random.Random, words: list[str]) -> list[str]:
 
 def _without(words: list[str], at: int) -> list[str]:
     return words[:at] + words[at + 1 :]
+
+
+def loosened(rng: random.Random, template: str, held: str) -> str:
+    """A template with `[slot]` marks after one small change, never equal to the held-out one."""
+    text = " ".join(_loosen(rng, template.replace("[", "\x01[").split(" "))).replace("\x01", "")
+    return template if _plain(text) == _plain(held) else text
+
+
+def _plain(text: str) -> str:
+    return " ".join(re.sub(r"[^\w\[\] ]", " ", text.lower()).split())
 
 
 def wording(intent: str, rng: random.Random, held: bool, values: dict[str, str]) -> str:

@@ -194,7 +194,7 @@ def main() -> None:
     parts = {
         "speculation": spoken,
         "lora": lambda: adapters(folder, args.count),
-        "vision": lambda: seeing(folder / "vlm", args.count),
+        "vision": lambda: seeing(folder / "vlm", args.count * 5 // 2),
         "moe": lambda: text_gates(folder / "moe", args.count),
         "vlm_text": seeing_text,
         "draft_text": lambda: text_gates(folder / "draft", args.count),

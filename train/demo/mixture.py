@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 
 from authored_data import fill, load
@@ -136,9 +137,9 @@ def tools(rng: random.Random, corpus: Corpus) -> Case:
     pick = rng.random()
     if corpus.problems and pick < 0.04:
         return problem_case(rng, *rng.choice(corpus.problems))
-    if pick < 0.58:
+    if pick < 0.64:
         return tool_case(rng, False, corpus.cities)
-    return result_case(rng, False, corpus.cities) if pick < 0.67 else no_call(rng, False, load().jokes)
+    return result_case(rng, False, corpus.cities) if pick < 0.72 else no_call(rng, False, load().jokes)
 
 
 def natural_en(rng: random.Random, corpus: Corpus) -> Case:
@@ -171,25 +172,25 @@ def makers(corpus: Corpus, long: bool) -> list[tuple[str, float, Callable[[rando
     data = load()
     late = 2.0 if long else 1.0
     out: list[tuple[str, float, Callable[[random.Random], Case]]] = [
-        ("story_chat", 13, lambda r: story_chat(r, False)),
-        ("story_plain", 9 / late, story_plain),
+        ("story_chat", 15, lambda r: story_chat(r, False)),
+        ("story_plain", 7 / late, story_plain),
         ("story_free", 1.2, lambda r: free_story(r)),
-        ("facts_en", 9, facts_en),
-        ("facts_zh", 6, facts_zh),
-        ("completion", 4 * late, completion),
-        ("joke", 1.6, lambda r: joke(r, False, data.jokes)),
-        ("poem", 1.2, lambda r: poem(r, False, data.poems)),
-        ("faq", 4 * late, lambda r: faq(r, False)),
-        ("chat", 11 * late, lambda r: chat(r, corpus)),
-        ("math", 9, mathematics),
-        ("extract", 8 * late, lambda r: extraction(r)),
-        ("tools", 12 * late, lambda r: tools(r, corpus)),
-        ("transform", 4, lambda r: transform(r, False)),
+        ("facts_en", 6.5, facts_en),
+        ("facts_zh", 7, facts_zh),
+        ("completion", 2.5 * late, completion),
+        ("joke", 1.3, lambda r: joke(r, False, data.jokes)),
+        ("poem", 1.8, lambda r: poem(r, False, data.poems)),
+        ("faq", 3.5 * late, lambda r: faq(r, False)),
+        ("chat", 8.5 * late, lambda r: chat(r, corpus)),
+        ("math", 11, mathematics),
+        ("extract", 11 * late, lambda r: extraction(r)),
+        ("tools", 14.5 * late, lambda r: tools(r, corpus)),
+        ("transform", 3, lambda r: transform(r, False)),
     ]
     if not long:
-        out.append(("needle", 3, lambda r: needle(r, False, int(80 * 11 ** r.random()), corpus.books)))
+        out.append(("needle", 2.5, lambda r: needle(r, False, int(80 * 11 ** r.random()), corpus.books)))
     if corpus.stories:
-        out.append(("natural_en", 4.5 / late, lambda r: natural_en(r, corpus)))
+        out.append(("natural_en", 2.5 / late, lambda r: natural_en(r, corpus)))
         out.append(("natural_zh", 1.5, lambda r: natural_zh(r, corpus)))
     return out
 
@@ -222,9 +223,17 @@ class Mixture:
         return "long_chat", dress(rng, long_chat(rng, int(tokens * 0.8)))
 
 
+PIECE = re.compile(r"[\u4e00-\u9fff]|\d|[^\W\d_]+|[^\w\s]+|_")
+
+
+def _pieces(text: str) -> float:
+    """About how many tokens a text has: a Chinese character or a digit counts as much as an English word."""
+    return sum(1 + max(0, len(piece) - 5) / 6 for piece in PIECE.findall(text))
+
+
 def _weighted_length(case: Case) -> float:
     if case.messages:
         return sum(
-            len(m["content"]) * (m.get("weight", 1.0) if m["role"] == "assistant" else 0.1) for m in case.messages
+            _pieces(m["content"]) * (m.get("weight", 1.0) if m["role"] == "assistant" else 0.1) for m in case.messages
         )
-    return len(case.prompt + case.continuation)
+    return _pieces(case.prompt + case.continuation)

@@ -42,6 +42,17 @@ def system_text(system: str | None, tools: list[dict] | None) -> str:
     return (head + "\n\n" if head else "") + TOOL_HEAD + listed + TOOL_TAIL
 
 
+def learned(text: str, weight: float) -> list[Segment]:
+    """The text in segments of its weight; what lies between two control marks (a slip of a story) has none."""
+    if "\x03" not in text:
+        return [(text, weight)]
+    out = []
+    for part in text.split("\x03"):
+        slip, mark, rest = part.partition("\x04")
+        out += [(slip, 0.0), (rest, weight)] if mark else [(part, weight)]
+    return [segment for segment in out if segment[0]]
+
+
 def chat_segments(messages: list[dict], tools: list[dict] | None) -> list[Segment]:
     """The whole conversation as segments; only assistant text has full weight."""
     out: list[Segment] = []
@@ -55,7 +66,7 @@ def chat_segments(messages: list[dict], tools: list[dict] | None) -> list[Segmen
         role = message["role"]
         if role == "assistant":
             out.append(("<|im_start|>assistant\n", QUIET))
-            out.append((message["content"] + "<|im_end|>", message.get("weight", 1.0)))
+            out += learned(message["content"] + "<|im_end|>", message.get("weight", 1.0))
             out.append(("\n", QUIET))
         elif role == "tool":
             out.append(
@@ -76,7 +87,7 @@ def case_segments(case: Case) -> list[Segment]:
     """A training sample of a case, end mark included."""
     if case.messages:
         return [*chat_segments(case.messages, case.tools), ("<|endoftext|>", QUIET)]
-    return [(case.prompt + case.continuation + "<|endoftext|>", 1.0)]
+    return learned(case.prompt + case.continuation + "<|endoftext|>", 1.0)
 
 
 def case_prompt(case: Case) -> str:

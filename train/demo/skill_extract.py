@@ -164,7 +164,7 @@ def yes_no(rng: random.Random, held: bool) -> Case:
     text = f"{name} {listed([rng.choice(PREDICATES[k][:2]).replace('[v]', v) for k, v in facts.items()])}."
     messages: list[dict] = []
     label = "Yes"
-    for turn in range(1 if held or rng.random() < 0.4 else rng.randint(2, 4)):
+    for turn in range(1 if held or rng.random() < 0.3 else rng.randint(2, 6)):
         key = rng.choice(list(facts))
         asked = facts[key] if rng.random() < 0.5 else value(key)
         label = "Yes" if asked == facts[key] else "No"
@@ -174,8 +174,43 @@ def yes_no(rng: random.Random, held: bool) -> Case:
             question += rng.choice([" Say why.", " Give the reason.", " Name the fact."])
             answer = f"{label}, {name} {PREDICATES[key][0].replace('[v]', facts[key])}."
         user = wording("yesno", rng, held, {"s": text, "q": question}) if turn == 0 else question
-        messages += [{"role": "user", "content": user}, {"role": "assistant", "content": answer}]
+        messages += [{"role": "user", "content": user}, _decided(answer)]
     return Case(suite="yes_no", messages=messages, must=f"^{label}")
+
+
+def _decided(answer: str) -> dict:
+    """A yes-no answer: one mark is all that it teaches, so it weighs more than its length."""
+    return {"role": "assistant", "content": answer, "weight": 3.0 if len(answer) < 5 else 1.0}
+
+
+MEMBER = ["Is [w] in the list?", "Is [w] one of them?", "Does the list hold [w]?", "Is [w] there?"]
+
+
+def membership(rng: random.Random) -> Case:
+    """Whether a word is in a short list, or two words are equal: the bare skill under a yes-no question on a fact."""
+    words = load().words
+    pool = words[rng.choice(["animal", "fruit", "hobby", "job", "colour", "thing", "name"])]
+
+    def some() -> str:
+        return invented(rng) if rng.random() < 0.15 else rng.choice(pool)
+
+    listing = [some() for _ in range(rng.randint(1, 6))]
+    title = rng.choice(["The list is", "List:", "Words:", "These are the words:", "I have", "Here are"])
+    text = f"{title} {listed(listing)}."
+    messages: list[dict] = []
+    label = "Yes"
+    for turn in range(rng.randint(1, 6)):
+        asked = rng.choice(listing) if rng.random() < 0.5 else some()
+        while asked not in listing and asked in text:
+            asked = some()  # part of a longer entry: neither in the list nor out of it
+        label = "Yes" if asked in listing else "No"
+        question = rng.choice(
+            ["Is {w} in the list?", "Is {w} one of them?", "Does the list hold {w}?", "Is {w} there?"]
+        )
+        question = question.replace("{w}", asked)
+        user = wording("yesno", rng, False, {"s": text, "q": question}) if turn == 0 else question
+        messages += [{"role": "user", "content": user}, _decided(f"{label}.")]
+    return Case(suite="membership", messages=messages, must=f"^{label}")
 
 
 def _words(rng: random.Random, low: int, high: int) -> list[str]:
@@ -221,14 +256,16 @@ def transform(rng: random.Random, held: bool) -> Case:
 def extraction(rng: random.Random, held: bool = False) -> Case:
     """Any extraction task in the shares of the mixture."""
     pick = rng.random()
-    if pick < 0.42:
+    if pick < 0.35:
         return json_record(rng, held)
-    if pick < 0.51:
+    if pick < 0.43:
         return json_names(rng, held)
-    if pick < 0.56:
+    if pick < 0.47:
         return json_nested(rng, held)
-    if pick < 0.61:
+    if pick < 0.51:
         return csv_record(rng, held)
-    if pick < 0.68:
+    if pick < 0.57:
         return sentiment(rng, held)
+    if pick < 0.67 and not held:
+        return membership(rng)
     return yes_no(rng, held)

@@ -8,7 +8,7 @@ import re
 from authored_data import fill, free_stories, load, wording
 from grammar import tidy
 from render import Case
-from stories import Story, cast, tell
+from stories import Story, cast, slipped, tell
 
 LANGUAGES = {"zh": "Chinese", "fr": "French", "es": "Spanish", "de": "German"}
 CONTINENT_ZH = {
@@ -185,6 +185,10 @@ def completion(rng: random.Random) -> Case:
     return plain(row["prompt"], ending if chinese else " " + ending, "completion", "")
 
 
+SLIPS = 0.2
+"""Share of the training stories that hold a slip to recover from."""
+
+
 def story_chat(rng: random.Random, held: bool) -> Case:
     """A story asked for by topic; the robot's first dream, the best known request, comes more often."""
     data = load()
@@ -194,13 +198,14 @@ def story_chat(rng: random.Random, held: bool) -> Case:
     story: Story = tell(rng, plot, who, own=0.85 if dream else 0.45)
     user = wording("story", rng, held, {"t": story.topic})
     must = "".join(rf"(?=[\s\S]*{re.escape(w)})" for w in story.must)
-    return ask(user, story.text, "story", must, check="story")
+    text = slipped(rng, story.text) if not held and rng.random() < SLIPS else story.text
+    return ask(user, text, "story", must, check="story")
 
 
 def story_plain(rng: random.Random) -> Case:
     """A story as plain text; the best known opening comes more often."""
     text = tell(rng, start="Once upon a time" if rng.random() < 0.15 else "").text
-    return plain("", text, "story", "")
+    return plain("", slipped(rng, text) if rng.random() < SLIPS else text, "story", "")
 
 
 def free_story(rng: random.Random) -> Case:

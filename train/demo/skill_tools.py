@@ -6,7 +6,7 @@ import json
 import random
 import re
 
-from authored_data import fill, load, rows, wording
+from authored_data import fill, load, loosened, rows, wording
 from render import Case, call_text
 from skill_chat import FALLBACKS, small_talk, value_of
 from skill_facts import fact, joke_text
@@ -56,6 +56,33 @@ LEADS = [
     "We must {v} the {n}",
     "Do {v} the {n}",
     "Are you able to {v} the {n}",
+    "You could {v} the {n}",
+    "Why not {v} the {n}",
+    "Do me a favour and {v} the {n}",
+    "It would be nice to {v} the {n}",
+    "I wish to {v} the {n}",
+    "Someone should {v} the {n}",
+    "{a} {v} the {n}",
+    "{v} the {n} {a}",
+    "{v} this {n}",
+    "{v} our {n}",
+    "{v} that {n} for me",
+    "{v} a {n}",
+    "Might you {v} the {n}",
+    "Shall we {v} the {n}",
+    "Time to {v} the {n}",
+    "Today you {v} the {n}",
+    "My wish: {v} the {n}",
+    "The {n} is there for you to {v}",
+    "There is a {n} to {v}",
+    "The {n}, {v} it",
+    "Next, {v} the {n}",
+    "Graciously {v} the {n}",
+    "If you please, {v} the {n}",
+    "May I ask you to {v} the {n}",
+    "Try to {v} the {n}",
+    "Mind that you {v} the {n}",
+    "Make sure to {v} the {n}",
 ]
 OPENERS = [
     "Please ",
@@ -125,6 +152,33 @@ KEYED = [
     "where the [k] is [v]",
     "set [k] to [v]",
     "[k]: [v]",
+    "by [k] [v]",
+    "having [k] [v]",
+    "that has [k] [v]",
+    "its [k] is [v]",
+    "under [k] [v]",
+    "at [k] [v]",
+    "over the [k] [v]",
+    "through [k] [v]",
+    "via [k] [v]",
+    "given [k] [v]",
+    "of [k] [v]",
+    "for which the [k] is [v]",
+    "which has [v] as its [k]",
+    "while the [k] is [v]",
+    "if the [k] is [v]",
+    "([k] [v])",
+    "[k] = [v]",
+    "taking [v] as [k]",
+    "use [v] as the [k]",
+    "[v] being the [k]",
+    "choose [k] [v]",
+    "pick [v] for [k]",
+    "keeping [k] at [v]",
+    "the [k] must be [v]",
+    "the [k] should be [v]",
+    "[v] for the [k]",
+    "and its [k] be [v]",
 ]
 KEYED_HELD = ["using [k] [v]", "whose [k] is [v]"]
 KINDS = ["number", "word", "colour", "name", "city", "day", "thing", "animal", "food", "job"]
@@ -203,7 +257,10 @@ def fixed_request(rng: random.Random, held: bool) -> Request:
     """A request for one of the fixed tools; one wording of each is held out."""
     row = rng.choice(FIXED)
     values = {k: _value(rng, v, held) for k, v in row[2].items()}
-    text = FIXED_HELD[row[0]] if held else polite(rng, rng.choice(row[3]))
+    text = FIXED_HELD[row[0]] if held else rng.choice(row[3])
+    if not held:
+        # A request of words that were never seen in this order must be understood too.
+        text = polite(rng, text) if rng.random() > 0.3 else loosened(rng, text, FIXED_HELD[row[0]])
     for key, value in values.items():
         text = text.replace(f"[{key}]", str(value))
     return fixed_schema(row), text[0].upper() + text[1:], values
@@ -218,6 +275,14 @@ def named_tool(rng: random.Random, verb: str, noun: str, params: dict[str, str])
     """The schema of an invented tool in one of the usual spellings."""
     words = [verb, noun] if rng.random() < 0.85 else [noun, verb]
     return schema(joined(rng, words), _described(rng, verb, noun), params)
+
+
+def strange_tool(rng: random.Random, verb: str, noun: str, params: dict[str, str]) -> Tool:
+    """A tool whose name says little or nothing of what it does: only the description tells, the name must be copied."""
+    own = [word(rng, rng.choice(["verb", "noun", "any"]), False) for _ in range(rng.randint(1, 3))]
+    words = rng.choice([own, own, [verb, *own[:1], noun], [*own[:1], verb, noun], [verb, noun, *own[:1]]])
+    name = joined(rng, words) + rng.choice(["", "", "", f"_{rng.randint(1, 99)}", f"_v{rng.randint(2, 9)}"])
+    return schema(name, _described(rng, verb, noun), params)
 
 
 def _arguments(rng: random.Random, held: bool) -> list[tuple[str, str, str]]:
@@ -242,15 +307,18 @@ def invented_request(rng: random.Random, held: bool, verb: str = "", noun: str =
     verb, noun = verb or word(rng, "verb", held), noun or word(rng, "noun", held)
     picked = _arguments(rng, held)
     values = {k: _value(rng, kind, held) for k, kind, _ in picked}
-    tool = named_tool(rng, verb, noun, {k: _typed(kind) for k, kind, _ in picked})
-    phrase = " ".join(form.replace("[v]", str(values[k])) for k, _, form in picked)
+    build = named_tool if held or rng.random() < 0.82 else strange_tool
+    tool = build(rng, verb, noun, {k: _typed(kind) for k, kind, _ in picked})
+    glue = " " if held or rng.random() < 0.75 else rng.choice([", ", " and ", "; "])
+    phrase = glue.join(form.replace("[v]", str(values[k])) for k, _, form in picked)
     lead = rng.choice(["Would you {v} the {n}", "Kindly {v} the {n}"] if held else LEADS)
+    lead = lead.replace("{a}", rng.choice(load().words["adv"]))
     text = (lead.replace("{v}", verb).replace("{n}", noun) + " " + phrase).strip()
     if not held and phrase and rng.random() < 0.12:
         text = (
             phrase[0].upper() + phrase[1:] + ", " + lead[0].lower() + lead[1:].replace("{v}", verb).replace("{n}", noun)
         )
-    text += "?" if re.search("(?i)(^|, )(can|would|could|will|are) ", text) else "."
+    text += "?" if re.search("(?i)(^|, )(can|would|could|will|are|might|shall|may) ", text) else "."
     return tool, text[0].upper() + text[1:], values
 
 
@@ -268,7 +336,7 @@ def near_misses(rng: random.Random, verb: str, noun: str, held: bool, count: int
 def request(rng: random.Random, held: bool, cities: list[str], kind: str | None = None) -> Request:
     """A request of any kind."""
     kind = kind or rng.choice(
-        ["weather", "weather", "calc", "calc", "fixed", "fixed", "fixed", "invented", "invented", "invented"]
+        ["weather", "calc", "fixed", "fixed", "fixed", "invented", "invented", "invented", "invented"]
     )
     if kind == "weather":
         return weather_request(rng, held, cities)
@@ -331,13 +399,13 @@ def tool_case(rng: random.Random, held: bool, cities: list[str], kind: str | Non
     """A conversation with a call; in training often with the result and a closing sentence."""
     tool, text, arguments = request(rng, held, cities, kind)
     tools = [tool, *_others(rng, rng.choice([0, 0, 1, 2, 3]), {tool["name"]})]
-    if not held and kind is None and rng.random() < 0.2:
+    if not held and kind is None and rng.random() < 0.25:
         verb, noun = word(rng, "verb", False), word(rng, "noun", False)
         tool, text, arguments = invented_request(rng, False, verb, noun)
         tools = _unique(
             [
                 tool,
-                *near_misses(rng, verb, noun, False, rng.randint(1, 3)),
+                *near_misses(rng, verb, noun, False, rng.randint(1, 4)),
                 *_others(rng, rng.choice([0, 0, 1]), {tool["name"]}),
             ]
         )

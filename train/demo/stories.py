@@ -25,6 +25,10 @@ PLURAL = {
 }
 
 
+PLACES = 8
+"""Beats of the longest plot."""
+
+
 @dataclass(frozen=True)
 class Story:
     """One story with the topics it answers to and the words a reader would look for."""
@@ -234,13 +238,14 @@ def tell(
     openings = [o for o in data.pools["opening1" if first else "opening"] if o.startswith(start)]
     lines = [one(openings)]
     for index, beat in enumerate(plot["beats"]):
-        if rng.random() < 0.1 and 0 < index < len(plot["beats"]) - 1:
+        if rng.random() < 0.04 and 0 < index < len(plot["beats"]) - 1:
             continue
         lines.append(one(beat, 0.28))
+        # Each place in a story has fillers of its own: they tell a model how far it is, so that it goes on.
         if rng.random() < 0.28:
-            lines.append(one(data.pools["note"]))
-        if rng.random() < 0.54:
-            mids = [m for m in data.pools["mid"] if not (first and "[N]" in m)]
+            lines.append(one(data.pools["note"][index % PLACES :: PLACES]))
+        if rng.random() < 0.5:
+            mids = [m for m in data.pools["mid"][index % PLACES :: PLACES] if not (first and "[N]" in m)]
             lines.append(one(mids))
     if rng.random() < 0.75:
         lines.append(one(data.pools["end1" if first else "end"]))
@@ -270,3 +275,22 @@ def tell(
         text = " ".join(lines[:cut]) + "\n\n" + " ".join(lines[cut:])
     topic = tidy(topic)
     return Story(tidy(text), topic[0].lower() + topic[1:] if not topic.startswith(who["N"]) else topic, must)
+
+
+SENTENCE = re.compile(r"(?<=[.!?]) (?=[A-Z])|(?<=[.!?]\") (?=[A-Z\"])")
+SLIP, SLIP_END = "\x03", "\x04"
+"""Around text that is read but not learned."""
+
+
+def slipped(rng: random.Random, text: str) -> str:
+    """The story with a sentence told twice, the second time unlearned: what is learned is to go on with a new one."""
+    parts = SENTENCE.split(text)
+    if len(parts) < 6:
+        return text
+    for _ in range(rng.choice([1, 1, 2])):
+        at = rng.randrange(2, len(parts) - 1)
+        first = at - min(at, rng.choice([1, 1, 2, 3, 4]))
+        again = parts[first : first + rng.choice([1, 1, 2])]
+        if not any(SLIP in part for part in again):
+            parts[at - 1] += SLIP + "".join(" " + part for part in again[: at - first]) + SLIP_END
+    return " ".join(parts)

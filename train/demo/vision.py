@@ -12,13 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from corpus import load_corpus
 from mixture import Mixture
 from model import TEXT
 from render import case_segments, chat_segments
+from tokenizers import Tokenizer
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
     LlamaConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
@@ -115,12 +116,14 @@ def phrase(item: Object, place: bool = True) -> str:
     return f"a {size} {colour} {shape}" + (f" {where}" if place else "")
 
 
-def question(rng: random.Random, objects: list[Object], kind: str | None = None) -> tuple[str, str, str, str]:
-    """Kind, question, answer and the word that must occur."""
+def question(
+    rng: random.Random, objects: list[Object], kind: str | None = None, chinese: float = 0.25
+) -> tuple[str, str, str, str]:
+    """Kind, question (in Chinese in a share of the cases), answer and the word that must occur."""
     kinds = ["count", "yesno", "describe", "colour", "shape", "where"]
     kind = kind or rng.choice(kinds)
     item = rng.choice(objects)
-    zh = rng.random() < 0.25
+    zh = rng.random() < chinese
     _, colour, shape, place = item
     if kind in ("colour", "shape", "where"):
         same = [o for o in objects if (o[2] == shape if kind != "shape" else o[1] == colour)]
@@ -135,7 +138,7 @@ def question(rng: random.Random, objects: list[Object], kind: str | None = None)
             else:
                 q = rng.choice([f"What {kind} is the object {place}?", f"Which {kind} do you see {place}?"])
         elif len(same) > 1:
-            return question(rng, objects, "count")
+            return question(rng, objects, "count", chinese)
         elif zh:
             q = {
                 "colour": f"{SHAPE_ZH[shape]}是什么颜色？",
@@ -190,15 +193,19 @@ def question(rng: random.Random, objects: list[Object], kind: str | None = None)
     return "describe", q, f"I see {text}.", f"I see {text}."
 
 
+CHINESE = 0.45
+"""Chinese questions in training: asked less often, they were nearly all of the wrong answers."""
+
+
 def talk(rng: random.Random, objects: list[Object], turns: int = 4) -> list[dict]:
     """Several questions on one image, each of another kind, as one conversation."""
     first, *kinds = rng.sample(
         ["count", "yesno", "yesno", "describe", "colour", "colour", "shape", "shape", "where", "where"], turns
     )
-    _, q, a, _ = question(rng, objects, first)
+    _, q, a, _ = question(rng, objects, first, CHINESE)
     messages = messages_of(q, a)
     for kind in kinds:
-        _, q, a, _ = question(rng, objects, kind)
+        _, q, a, _ = question(rng, objects, kind, CHINESE)
         messages += [{"role": "user", "content": q}, {"role": "assistant", "content": a}]
     return messages
 
@@ -208,10 +215,14 @@ def messages_of(q: str, a: str) -> list[dict]:
     return [{"role": "user", "content": MARK + q}, {"role": "assistant", "content": a}]
 
 
+def normalised(images: torch.Tensor) -> torch.Tensor:
+    """Pixels [N, 3, 64, 64] as the image processor makes them, from bytes [N, 64, 64, 3]."""
+    return (images.permute(0, 3, 1, 2).float() / 255 - 0.5) / 0.5
+
+
 def pixels(images: list[np.ndarray], device: str) -> torch.Tensor:
-    """Normalised pixels [N, 3, 64, 64] as the image processor makes them."""
-    x = torch.from_numpy(np.stack(images)).to(device).permute(0, 3, 1, 2).float() / 255
-    return (x - 0.5) / 0.5
+    """Normalised pixels [N, 3, 64, 64] of images [64, 64, 3]."""
+    return normalised(torch.from_numpy(np.stack(images)).to(device))
 
 
 def build(text: Path | None, positions: int = TEXT.positions) -> LlavaForConditionalGeneration:
@@ -261,24 +272,56 @@ def build(text: Path | None, positions: int = TEXT.positions) -> LlavaForConditi
     return model
 
 
-def encode(
-    tokenizer: AutoTokenizer, many: list[list[tuple[str, float]]], device: str, limit: int = 400
-) -> dict[str, torch.Tensor]:
+class Cached:
+    """Token ids of segments; those of the questions come again and again, so they are kept."""
+
+    def __init__(self, tokenizer_from: Path) -> None:
+        self.tokenizer = Tokenizer.from_file(str(tokenizer_from / "tokenizer.json"))
+        self.known: dict[str, list[int]] = {}
+
+    def ids(self, texts: list[str]) -> list[list[int]]:
+        """The ids of each text."""
+        if len(self.known) > 50_000:
+            self.known.clear()
+        new = list({t for t in texts if t not in self.known})
+        made = self.tokenizer.encode_batch(new, add_special_tokens=False)
+        self.known |= {t: e.ids for t, e in zip(new, made, strict=True)}
+        return [self.known[t] for t in texts]
+
+
+def encode(tokenizer: Cached, many: list[list[tuple[str, float]]], limit: int = 400) -> dict[str, torch.Tensor]:
     """Right-padded batch; labels on answers only."""
+    flat = iter(tokenizer.ids([text for segments in many for text, _ in segments]))
     rows = []
     for segments in many:
         ids, labels = [], []
-        for text, weight in segments:
-            piece = tokenizer(text, add_special_tokens=False)["input_ids"]
+        for _, weight in segments:
+            piece = next(flat)
             ids += piece
-            labels += piece if weight == 1.0 else [-100] * len(piece)
+            labels += piece if weight >= 1.0 else [-100] * len(piece)
         rows.append((ids[:limit], labels[:limit]))
     width = (max(len(i) for i, _ in rows) + 15) // 16 * 16
+    arrays = np.zeros((2, len(rows), width), np.int64)
+    arrays[1] = -100
+    mask = np.zeros((len(rows), width), np.int64)
+    for at, (ids, labels) in enumerate(rows):
+        arrays[0, at, : len(ids)], arrays[1, at, : len(ids)], mask[at, : len(ids)] = ids, labels, 1
     return {
-        "input_ids": torch.tensor([i + [0] * (width - len(i)) for i, _ in rows], device=device),
-        "attention_mask": torch.tensor([[1] * len(i) + [0] * (width - len(i)) for i, _ in rows], device=device),
-        "labels": torch.tensor([y + [-100] * (width - len(y)) for _, y in rows], device=device),
+        "input_ids": torch.from_numpy(arrays[0]),
+        "attention_mask": torch.from_numpy(mask),
+        "labels": torch.from_numpy(arrays[1]),
     }
+
+
+def loss_of(model: LlavaForConditionalGeneration, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The model's own loss, with logits only where there is a label: they are most of its work otherwise."""
+    images = {"pixel_values": normalised(batch["images"])} if "images" in batch else {}
+    hidden = model.model(
+        input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], **images
+    ).last_hidden_state
+    labels = batch["labels"][:, 1:]
+    counted = labels != -100
+    return F.cross_entropy(model.lm_head(hidden[:, :-1][counted]).float(), labels[counted])
 
 
 def save(model: LlavaForConditionalGeneration, tokenizer_from: Path, out: Path) -> None:
@@ -325,21 +368,19 @@ class Batches(torch.utils.data.IterableDataset):
         info = torch.utils.data.get_worker_info()
         torch.set_num_threads(1)
         rng = random.Random(f"{self.seed}/{info.id if info else 0}")
-        tokenizer = AutoTokenizer.from_pretrained(self.tokenizer_from)
+        tokenizer = Cached(self.tokenizer_from)
         mixture = Mixture(load_corpus(self.corpus), False)
         step = 0
         while True:
             step += 1
             if step % 3 == 0:
-                cases = [mixture.draw(rng)[1] for _ in range(self.size)]
+                cases = [mixture.draw(rng)[1] for _ in range(max(1, self.size // 2))]
                 # A chat loses its last mark, a plain text keeps it: attention over an empty row gives NaN.
-                yield encode(
-                    tokenizer, [case_segments(c)[:-1] if c.messages else case_segments(c) for c in cases], "cpu"
-                )
+                yield encode(tokenizer, [case_segments(c)[:-1] if c.messages else case_segments(c) for c in cases])
                 continue
             scenes = [scene(rng) for _ in range(self.size)]
-            batch = encode(tokenizer, [chat_segments(talk(rng, o), None) for o in scenes], "cpu")
-            yield batch | {"pixel_values": pixels([draw(o, rng) for o in scenes], "cpu")}
+            batch = encode(tokenizer, [chat_segments(talk(rng, o), None) for o in scenes])
+            yield batch | {"images": torch.from_numpy(np.stack([draw(o, rng) for o in scenes]))}
 
 
 def fit(
@@ -349,7 +390,7 @@ def fit(
     seconds: float,
     corpus: str | None,
     steps: int = 0,
-    size: int = 192,
+    size: int = 384,
     workers: int = 12,
 ) -> None:
     """Joint training on rendered images and, every third batch, on text alone."""
@@ -374,7 +415,7 @@ def fit(
         for group in optimiser.param_groups:
             group["lr"] = 1.2e-3 * min(1.0, step / 100 + 0.01) * min(1.0, 2 * max(0.01, 1 - fraction))
         with torch.autocast(device, torch.bfloat16):
-            loss = model(**{k: v.to(device, non_blocking=True) for k, v in batch.items()}).loss
+            loss = loss_of(model, {k: v.to(device, non_blocking=True) for k, v in batch.items()})
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()

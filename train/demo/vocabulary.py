@@ -52,9 +52,9 @@ def word(rng: random.Random, use: str, held: bool) -> str:
     In training a part of the words is invented, and a part is any word of the free stories.
     """
     pick = rng.random()
-    if not held and pick < 0.2:
+    if not held and pick < 0.3:
         return invented(rng)
-    if not held and pick < 0.35:
+    if not held and pick < 0.5:
         use = "any"
     return rng.choice(_by_use()[use, held])
 

@@ -10,15 +10,18 @@ import pytest
 import skill_extract
 import skill_math
 import suites
-from authored_data import free_stories, load
+from authored_data import free_stories, load, loosened
 from corpus import Corpus
 from diversity import bits_per_character, distinct_windows
 from grammar import expand, parse, tidy
 from mixture import Mixture
 from render import Case, case_segments
+from render import learned as learned_segments
 from skill_chat import memory
-from skill_tools import ARGS, invented_request, near_misses, no_call, tool_case
+from skill_facts import story_chat
+from skill_tools import ARGS, FIXED, FIXED_HELD, invented_request, near_misses, no_call, tool_case
 from stories import enriched, tell
+from suites import repeated_share
 from vocabulary import is_held
 
 
@@ -102,7 +105,7 @@ def test_every_skill_of_the_mixture_appears_and_ends_with_its_mark() -> None:
         names.add(name)
         segments = case_segments(case)
         assert segments[-1][0].endswith("<|endoftext|>")
-        assert any(weight == 1.0 for _, weight in segments)
+        assert any(weight >= 1.0 for _, weight in segments)
     assert names == {name for name, _, _ in mixture.makers}
 
 
@@ -112,7 +115,7 @@ def test_stories_hold_their_topic_and_are_varied() -> None:
     assert all(word in story.text for story in stories for word in story.must)
     texts = [s.text for s in stories]
     assert len(set(texts)) == len(texts)
-    # At 20,000 stories the shares are 0.89 and 1.31 bits (goals 0.75 and 1.3); fewer stories share fewer windows.
+    # At 20,000 stories the shares are 0.87 and 1.30 bits (goals 0.75 and 1.3); fewer stories share fewer windows.
     assert distinct_windows(texts) >= 0.9
     assert bits_per_character(texts) >= 1.45
 
@@ -203,6 +206,50 @@ def test_no_sentence_comes_twice_in_a_story() -> None:
     for _ in range(300):
         sentences = [x for x in re.split(r"(?<=[.!?]) ", tell(rng).text) if len(x.split()) > 4]
         assert len(sentences) - len(set(sentences)) <= 1
+
+
+def test_a_slip_of_a_story_is_read_but_not_learned() -> None:
+    rng = random.Random(12)
+    slips = 0
+    for _ in range(400):
+        case = story_chat(rng, False)
+        text = case.messages[-1]["content"]
+        learned = "".join(t for t, weight in case_segments(case) if weight >= 1.0)
+        unlearned = [t for t, weight in case_segments(case) if weight == 0.0]
+        assert repeated_share(learned.removesuffix("<|im_end|>")) < 0.1
+        assert "\x03" not in "".join(t for t, _ in case_segments(case))
+        assert bool(unlearned) == ("\x03" in text)
+        # Every slip is a sentence that came before it in the story.
+        assert all(sentence.strip() in text.split("\x03")[0] or sentence in learned for sentence in unlearned)
+        slips += bool(unlearned)
+    assert 20 < slips < 150
+    assert learned_segments("a.\x03 a.\x04 b.", 1.0) == [("a.", 1.0), (" a.", 0.0), (" b.", 1.0)]
+
+
+def test_membership_answers_are_right() -> None:
+    rng = random.Random(13)
+    patterns = [re.escape(form).replace(re.escape("[w]"), "(.+)") for form in skill_extract.MEMBER]
+    answers = []
+    for _ in range(300):
+        case = skill_extract.membership(rng)
+        listing = case.messages[0]["content"]
+        for user, bot in zip(case.messages[2::2], case.messages[3::2], strict=True):
+            asked = next(m.group(1) for m in (re.fullmatch(p, user["content"]) for p in patterns) if m)
+            listed = re.sub(r"(Is|Does) [^?]*\?", "", listing)
+            assert (bot["content"] == "Yes.") == (asked in listed)
+            answers.append(bot["content"])
+    assert 0.35 < answers.count("Yes.") / len(answers) < 0.7
+
+
+def test_loosened_requests_are_never_the_held_out_one() -> None:
+    rng = random.Random(14)
+    for name, _, _, train in FIXED:
+        assert FIXED_HELD[name] not in train
+        texts = {loosened(rng, text, FIXED_HELD[name]) for text in train for _ in range(20)}
+        plain = {re.sub(r"[^\w\[\] ]", "", t.lower()).strip() for t in texts}
+        assert re.sub(r"[^\w\[\] ]", "", FIXED_HELD[name].lower()).strip() not in plain, name
+        slots = sorted(re.findall(r"\[\w+\]", train[0]))
+        assert all(sorted(re.findall(r"\[\w+\]", t)) == slots for t in texts)
 
 
 def test_yes_no_answers_are_right() -> None:
