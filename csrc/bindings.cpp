@@ -139,9 +139,43 @@ void embed(Address data, Address ids, Address out, int64_t count, int64_t vocab,
   });
 }
 
-void argmax(Address x, Address out, int64_t rows, int64_t width, int64_t stride) {
-  const ArgmaxOp op{at<const float>(x), at<int64_t>(out), rows, width, stride};
-  submit(static_cast<double>(rows * width), [op] { table().argmax(op); });
+void greedy(Address x, int64_t rows, int64_t width, int64_t stride, int type, Address ids, Address marked,
+            Address largest) {
+  require(rows > 0 && width > 0, "a choice needs something to choose from");
+  const GreedyOp op{raw(x), at<int64_t>(ids), at<int64_t>(marked), at<float>(largest), rows, width, stride,
+                    static_cast<Type>(type)};
+  submit(static_cast<double>(rows * width), [op] { table().greedy(op); });
+}
+
+void widen(Address x, Address out, int64_t count) {
+  const WidenOp op{raw(x), at<float>(out), count};
+  submit(static_cast<double>(count), [op] { table().widen(op); });
+}
+
+// shape: rows of the state, and how many tokens each has room for; out: token ids, positions, kv_len.
+void gather_rows(Address row_ids, int64_t count, Address tokens, Address computed,
+                 const std::tuple<int64_t, int64_t>& shape, const std::tuple<Address, Address, Address>& out) {
+  const GatherOp op{at<const int64_t>(row_ids), count, std::get<0>(shape), at<const int32_t>(tokens), std::get<1>(shape),
+                    at<const int64_t>(computed), at<int64_t>(std::get<0>(out)), at<int64_t>(std::get<1>(out)),
+                    at<int32_t>(std::get<2>(out))};
+  submit(static_cast<double>(count), [op] { gather(op); });
+}
+
+// shape: rows and entries of the table; out: tables, entries, slots.
+void gather_tables(Address row_ids, Address positions, int64_t count, Address table, int64_t block_size,
+                   const std::tuple<int64_t, int64_t>& shape, const std::tuple<Address, Address, Address>& out) {
+  require(block_size > 0, "a block has room for a token");
+  const GatherTableOp op{at<const int64_t>(row_ids), at<const int64_t>(positions), count, std::get<0>(shape),
+                         at<const int32_t>(table), std::get<1>(shape), block_size, at<int32_t>(std::get<0>(out)),
+                         at<int32_t>(std::get<1>(out)), at<int64_t>(std::get<2>(out))};
+  submit(static_cast<double>(count), [op] { gather_table(op); });
+}
+
+void advance_rows(Address row_ids, Address ids, int64_t count, Address tokens,
+                  const std::tuple<int64_t, int64_t>& shape, Address length, Address computed) {
+  const AdvanceOp op{at<const int64_t>(row_ids), at<const int64_t>(ids), count, std::get<0>(shape),
+                     at<int32_t>(tokens), std::get<1>(shape), at<int64_t>(length), at<int64_t>(computed)};
+  submit(static_cast<double>(count), [op] { advance(op); });
 }
 
 bool grouped(Format format) {
@@ -483,7 +517,11 @@ NB_MODULE(_native, m) {
   m.def("act", &act);
   m.def("add", &add);
   m.def("embed", &embed);
-  m.def("argmax", &argmax);
+  m.def("greedy", &greedy);
+  m.def("widen", &widen);
+  m.def("gather_rows", &gather_rows);
+  m.def("gather_tables", &gather_tables);
+  m.def("advance_rows", &advance_rows);
 
   nb::class_<Matrix>(m, "Matrix")
       .def(nb::init<Address, int64_t, int64_t, int, int, Address>())

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <random>
 #include <string>
 #include <vector>
@@ -120,9 +121,15 @@ void elementwise(Random& random) {
   both("embed", type, 4 * width, near, [&](const Table& t, void* out) {
     t.embed({x.data(), ids.data(), out, 4, rows, width, width, 1.5f, type});
   });
-  if (type == Type::f32) {
-    both("argmax", Type::int8, rows * 8, 0.0f, [&](const Table& t, void* out) {
-      t.argmax({reinterpret_cast<const float*>(x.data()), static_cast<int64_t*>(out), rows, width, width});
+  both("greedy", Type::int8, rows * 20, 0.0f, [&](const Table& t, void* out) {
+    auto* ids = static_cast<int64_t*>(out);
+    std::vector<float> tops(static_cast<size_t>(rows));
+    t.greedy({x.data(), ids, ids + rows, tops.data(), rows, width, width, type});
+    std::memcpy(ids + 2 * rows, tops.data(), tops.size() * sizeof(float));
+  });
+  if (type == Type::bf16) {
+    both("widen", Type::f32, rows * width, 0.0f, [&](const Table& t, void* out) {
+      t.widen({x.data(), static_cast<float*>(out), rows * width});
     });
   }
 }

@@ -1,4 +1,4 @@
-// Norms, activations, sums, embedding rows, argmax: one pass over a row each.
+// Norms, activations, sums, embedding rows, the largest number: one pass over a row each.
 namespace tokenmill {
 namespace TM_NS {
 
@@ -113,18 +113,80 @@ void embed_typed(const EmbedOp& op) {
 }
 void embed(const EmbedOp& op) { op.type == Type::f32 ? embed_typed<float>(op) : embed_typed<bf16>(op); }
 
-TM_INLINE int64_t argmax_row(const float* x, int64_t width) {
-  F top = splat(-__builtin_inff());
-  for (int64_t i = 0; i < width; i += 16) top = max(load_part(x + i, width - i, -__builtin_inff()), top);
-  const float best = largest(top);
-  for (int64_t i = 0; i < width; ++i) {
-    if (x[i] == best) return i;
+// The largest of x [0, n), or NaN if there is one.
+template <class T>
+TM_INLINE float largest_of(const T* x, int64_t n) {
+  const int64_t whole = n & ~int64_t{31};
+  F top = splat(-__builtin_inff()), other = top, odd = zero(), odder = zero();
+  for (int64_t i = 0; i < whole; i += 32) {
+    const F a = load(x + i), b = load(x + i + 16);
+    top = max(a, top);
+    other = max(b, other);
+    odd = fma(a, zero(), odd);  // NaN from here on if a is not finite: rare, so what it is can be looked up slowly
+    odder = fma(b, zero(), odder);
+  }
+  for (int64_t i = whole; i < n; i += 16) {
+    const F a = load_part(x + i, n - i, -__builtin_inff());
+    top = max(a, top);
+    odd = fma(load_part(x + i, n - i), zero(), odd);
+  }
+  const float mark = sum(add(odd, odder));
+  if (mark != mark) {
+    for (int64_t i = 0; i < n; ++i) {
+      const float value = to_float(x[i]);
+      if (value != value) return value;
+    }
+  }
+  return largest(max(top, other));
+}
+
+// Where `value` comes first in x [0, n); it is there.
+template <class T>
+TM_INLINE int64_t first_of(const T* x, int64_t n, float value) {
+  constexpr int64_t kStride = 256;
+  int64_t begin = 0;
+  if (value == value) {
+    while (begin + kStride < n && largest_of(x + begin, kStride) != value) begin += kStride;
+  }
+  for (int64_t i = begin; i < n; ++i) {
+    const float found = to_float(x[i]);
+    if (found == value || (found != found && value != value)) return i;
   }
   return 0;
 }
-void argmax(const ArgmaxOp& op) {
-  parallel_rows(op.rows, op.width, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) op.out[row] = argmax_row(op.x + row * op.stride, op.width);
+
+template <class T>
+void greedy_typed(const GreedyOp& op) {
+  constexpr int64_t kPiece = 8192;
+  const int64_t pieces = divide_up(op.width, kPiece);
+  auto* tops = static_cast<float*>(scratch(Scratch::partials, static_cast<size_t>(op.rows * pieces) * sizeof(float)));
+  const auto* x = static_cast<const T*>(op.x);
+  auto task = [&](int64_t index) {
+    const int64_t row = index / pieces, begin = index % pieces * kPiece;
+    tops[index] = largest_of(x + row * op.stride + begin, at_most(kPiece, op.width - begin));
+  };
+  parallel_for(op.rows * pieces, task);
+  for (int64_t row = 0; row < op.rows; ++row) {
+    const float* mine = tops + row * pieces;
+    int64_t best = 0;
+    for (int64_t i = 1; i < pieces && mine[best] == mine[best]; ++i) {
+      if (mine[i] > mine[best] || mine[i] != mine[i]) best = i;
+    }
+    const int64_t begin = best * kPiece;
+    const int64_t id = begin + first_of(x + row * op.stride + begin, at_most(kPiece, op.width - begin), mine[best]);
+    op.ids[row] = id;
+    op.marked[row] = mine[best] - mine[best] == 0.0f ? id : ~id;
+    op.largest[row] = mine[best];
+  }
+}
+void greedy(const GreedyOp& op) { op.type == Type::f32 ? greedy_typed<float>(op) : greedy_typed<bf16>(op); }
+
+void widen(const WidenOp& op) {
+  const auto* x = static_cast<const bf16*>(op.x);
+  constexpr int64_t kPiece = 16384;
+  parallel_rows(divide_up(op.count, kPiece), kPiece, [&](int64_t begin, int64_t end) {
+    const int64_t stop = at_most(end * kPiece, op.count);
+    for (int64_t i = begin * kPiece; i < stop; i += 16) store_part(op.out + i, load_part(x + i, stop - i), stop - i);
   });
 }
 

@@ -67,10 +67,51 @@ struct EmbedOp {  // out[i] = table[ids[i]] * scale
   Type type;
 };
 
-struct ArgmaxOp {  // the first of equal maxima; a row of NaN gives 0
-  const float* x;
-  int64_t* out;
+struct GreedyOp {  // the first of the largest numbers of each row, where NaN counts as larger than all
+  const void* x;
+  int64_t* ids;
+  int64_t* marked;  // the same, or ~id where the largest is not finite
+  float* largest;
   int64_t rows, width, stride;
+  Type type;
+};
+
+struct WidenOp {  // bfloat16 as float32
+  const void* x;
+  float* out;
+  int64_t count;
+};
+
+struct GatherOp {  // what a step of one token per row needs of the rows' state: row ids[i] computes computed[ids[i]]
+  const int64_t* row_ids;
+  int64_t count, rows;
+  const int32_t* tokens;  // [rows, length]
+  int64_t length;
+  const int64_t* computed;  // [rows]
+  int64_t* ids;             // the tokens [count]
+  int64_t* positions;
+  int32_t* kv_len;
+};
+
+struct GatherTableOp {  // and of one block table, whose entry j begins at j * block_size
+  const int64_t* row_ids;
+  const int64_t* positions;  // [count]
+  int64_t count, rows;
+  const int32_t* table;  // [rows, width]
+  int64_t width, block_size;
+  int32_t* out;  // [count, width]; only counted entries are written
+  int32_t* entries;
+  int64_t* slots;
+};
+
+struct AdvanceOp {  // tokens[row, length[row]] = id; length and computed grow by one
+  const int64_t* row_ids;
+  const int64_t* ids;
+  int64_t count, rows;
+  int32_t* tokens;  // [rows, room]
+  int64_t room;
+  int64_t* length;
+  int64_t* computed;
 };
 
 // The first four and int4_zero are ours; the others hold what the GGUF types of these names hold (Q4_0 is int4, Q8_0 int8).
@@ -192,12 +233,18 @@ struct RouteOp {
 void experts(const ExpertsOp& op);
 void route(const RouteOp& op);
 
+// These throw where an index lies outside what it names, before they write anything.
+void gather(const GatherOp& op);
+void gather_table(const GatherTableOp& op);
+void advance(const AdvanceOp& op);
+
 struct Table {
   void (*norm)(const NormOp&);
   void (*act)(const ActOp&);
   void (*add)(const AddOp&);
   void (*embed)(const EmbedOp&);
-  void (*argmax)(const ArgmaxOp&);
+  void (*greedy)(const GreedyOp&);
+  void (*widen)(const WidenOp&);
   void (*linear)(const LinearOp&);
   void (*prepare)(const PrepareOp&);
   void (*attention)(const AttentionOp&);

@@ -6,7 +6,7 @@ these with a null object (NoDrafter, SoloGroup, Sampling, ...); a feature flag i
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from tokenmill.core.request import ReasoningSpan, Request, TextDelta
     from tokenmill.core.sequence import Sequence, SequenceGroup
     from tokenmill.core.step import LateInputs, StepPlan, StepResult
+
+T = TypeVar("T")
 
 
 # ------------------------------------------------------------------ serving
@@ -262,11 +264,11 @@ class Kernels(Protocol):
         """{op: {"calls": n, "fallbacks": m}} since the start."""
         ...
 
-    eager: bool
-    """Nothing is recorded: every operation is made when it is called."""
+    records: bool
+    """Can `record` succeed?"""
 
-    def forward(self, model: CausalLM, tokens: Tensor, ctx: ForwardContext) -> Tensor:
-        """model.forward(tokens, ctx) [T, hidden], which a backend may record and replay."""
+    def record(self, compute: Callable[[], T]) -> tuple[T, Callable[[], None] | None]:
+        """What `compute` makes, and what makes it again in the same tensors; None: it cannot be recorded."""
         ...
 
     def embed(self, table: Tensor, ids: Tensor, scale: float = 1.0) -> Tensor:

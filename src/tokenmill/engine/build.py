@@ -152,8 +152,7 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
     blocks = _num_blocks(config, layout, device, wanted, step_tokens, peak, reasons)
     max_len = _max_model_len(config, layout, blocks, wanted, reasons)
     pool = KVPool(layout, blocks, device)
-    record = device.startswith("cuda") and not config.execute.enforce_eager
-    kernels.eager = config.execute.enforce_eager
+    record = not config.execute.enforce_eager and (kernels.records or device.startswith("cuda"))
     runner = Runner(model, kernels, pool, config.schedule.max_num_seqs, max_len, record=record)
     runner.warm()
     facts = Facts(

@@ -7,7 +7,7 @@ bytes whatever other rows are in the call (see rows.py and paged.py for how). Kn
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,8 +23,10 @@ from tokenmill.core.forward import (
     RopeSpec,
     RouteSpec,
 )
-from tokenmill.core.protocols import CausalLM, FusedMixture, Weight
+from tokenmill.core.protocols import FusedMixture, Weight
 from tokenmill.kernels import fp8, grid, paged, rows, stored
+
+T = TypeVar("T")
 
 
 class ReferenceKernels:
@@ -33,7 +35,7 @@ class ReferenceKernels:
     def __init__(self) -> None:
         self._counters: dict[str, dict[str, int]] = {}
         self.waits = 0
-        self.eager = False
+        self.records = False
 
     def counters(self) -> dict[str, dict[str, int]]:
         """{op: {"calls": n, "fallbacks": m}} since the start."""
@@ -44,9 +46,9 @@ class ReferenceKernels:
         entry = self._counters.setdefault(op, {"calls": 0, "fallbacks": 0})
         entry["fallbacks" if fallback else "calls"] += 1
 
-    def forward(self, model: CausalLM, tokens: Tensor, ctx: ForwardContext) -> Tensor:
-        """The model's forward pass, one operation after the other."""
-        return model.forward(tokens, ctx)
+    def record(self, compute: Callable[[], T]) -> tuple[T, Callable[[], None] | None]:
+        """What `compute` makes; nothing is recorded."""
+        return compute(), None
 
     def embed(self, table: Tensor, ids: Tensor, scale: float = 1.0) -> Tensor:
         """table [V, hidden], ids [T] -> [T, hidden] * scale."""

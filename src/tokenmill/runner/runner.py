@@ -1,8 +1,8 @@
 """Runs plans on one device. Owns: the order forward -> logits of the sampled lines -> sampling -> rows -> result.
 
 Must not know: requests, scheduling, text. `begin` and `sample` enqueue work without waiting for the device;
-`finish` reads the results. A failed plan fails every later plan of its epoch. On a GPU, decode and short steps are
-replayed.
+`finish` reads the results. A failed plan fails every later plan of its epoch. Decode steps are replayed, on a GPU short
+ones, too.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tokenmill.core.step import LateInputs, StepPlan, StepResult
 from tokenmill.device.graphs import Readback
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.batch import Batch, make_batch
+from tokenmill.runner.direct import DirectSteps
 from tokenmill.runner.recorded import DecodeRecorder
 from tokenmill.runner.rows import Rows
 from tokenmill.runner.short import ShortRecorder
@@ -24,11 +25,14 @@ from tokenmill.sampling import table as features
 from tokenmill.sampling.edits import line_masks
 from tokenmill.sampling.logprobs import token_logprobs
 from tokenmill.sampling.quick import choose_quickly
-from tokenmill.sampling.sampler import Lines, Sampled, sample
+from tokenmill.sampling.sampler import Lines, Pending, Sampled, sample
 from tokenmill.sampling.verify import accept
 
 LOGITS_SLICE = 256
 """Prompt positions whose logits exist at one time: 256 lines of a 128k vocabulary are 128 MB in float32."""
+
+PLAIN = features.CHOICES | features.LOGPROBS
+"""A row that has none of these takes the largest logit, and nobody asks for more."""
 
 
 @dataclass(slots=True)
@@ -47,7 +51,7 @@ class Running:
 
 
 class Runner:
-    """One model on one device; record: replay decode and short steps (CUDA only)."""
+    """One model on one device; record: replay decode steps, and on a GPU short ones."""
 
     def __init__(
         self, model: CausalLM, kernels: Kernels, pool: KVPool, max_rows: int, max_len: int, *, record: bool = False
@@ -58,8 +62,13 @@ class Runner:
         device = pool.storage[0].device
         scratch = [pool.num_blocks[group.pool] for group in pool.layout.groups]
         self.rows = Rows(max_rows, max_len, pool.layout, model.spec.vocab_size, str(device), scratch)
-        self.recorder = DecodeRecorder(model, kernels, self.rows, pool) if record else None
-        self.short = ShortRecorder(model, kernels, self.rows, pool, self.recorder.recorder) if self.recorder else None
+        self.recorder: DecodeRecorder | DirectSteps | None = None
+        self.short: ShortRecorder | None = None
+        if record and kernels.records:
+            self.recorder = DirectSteps(model, kernels, self.rows, pool)
+        elif record:
+            self.recorder = DecodeRecorder(model, kernels, self.rows, pool)
+            self.short = ShortRecorder(model, kernels, self.rows, pool, self.recorder.recorder)
         self.failed_epoch = -1
 
     @torch.inference_mode()
@@ -130,7 +139,7 @@ class Runner:
             return
         batch = make_batch(plan, rows, self.pool, self.kernels)
         running.batch = batch
-        running.hidden = self.kernels.forward(self.model, batch.tokens, batch.ctx)
+        running.hidden = self.model.forward(batch.tokens, batch.ctx)
 
     def _sample(self, running: Running, late: LateInputs) -> None:
         plan, batch, rows = running.plan, running.batch, self.rows
@@ -159,6 +168,9 @@ class Runner:
         batch, table = running.batch, self.rows.sampling
         assert batch is not None
         chosen = [running.plan.rows[i] for i in running.lines]
+        if not (late.masks or late.processors or any(table.bits[row] & PLAIN for row in chosen)):
+            ids, marked, largest = self.kernels.greedy(logits)
+            return Sampled(ids, marked < 0, Pending(largest, largest)), marked
         positions = batch.ctx.positions[: batch.token_rows.shape[0]]
         places = (batch.token_rows, positions) if at is None else (batch.token_rows[at], positions[at])
         masks = _split_masks(late.masks, running.plan) if late.masks else {}

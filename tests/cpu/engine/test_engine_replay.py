@@ -16,8 +16,8 @@ from tokenmill import LLM, SamplingParams
 pytestmark = pytest.mark.skipif("auto" not in BACKENDS, reason="no native module")
 
 
-def replay(llm: LLM):
-    return llm.engine.executor.runner.kernels._replay
+def direct(llm: LLM):
+    return llm.engine.executor.runner.recorder
 
 
 @pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"quantization": "int4"}, {"kv_dtype": "int8"}])
@@ -28,24 +28,36 @@ def test_recorded_steps_change_no_byte(tiny, options):
         with open_llm(tiny, kernels="auto", enforce_eager=eager, **options) as llm:
             found.append(follow(llm, requests, None))
             if eager:
-                assert replay(llm) is None
+                assert direct(llm) is None
             else:
-                assert replay(llm).possible and replay(llm).made
+                assert direct(llm).possible and direct(llm).made
     for request in requests:
         assert exact(found[0][request.id]) == exact(found[1][request.id]), request
 
 
-def test_tables_outgrow_a_recording(tiny):
-    """16 positions a block, room for 64 at first: the recording is made again, and bytes stay."""
+def test_tables_grow_under_a_recording(tiny):
+    """16 positions a block: what a recording gathers follows the rows' tables, short and long in turn."""
     params = greedy(40)
-    prompts = [[5] * 20, [7] * 1100]
+    prompts = [[5] * 20, [7] * 1100, [9] * 30]
     found = []
     for eager in (True, False):
         with open_llm(tiny, kernels="auto", enforce_eager=eager, max_model_len=2048) as llm:
             found.append([run(llm, [prompt], params)[0].outputs[0].token_ids for prompt in prompts])
             if not eager:
-                (made,) = replay(llm).made.values()
-                assert made.ctx.groups[0].tables.shape[1] > 64
+                assert list(direct(llm).made) == [1]
+    assert found[0] == found[1]
+
+
+def test_more_rows_than_are_recorded(tiny, monkeypatch):
+    """Counts above the limit, and those for which no room is left, are gathered natively and computed call by call."""
+    monkeypatch.setattr("tokenmill.runner.direct.MOST_ROWS", 2)
+    prompts, params = [[i + 3] * (5 + i) for i in range(6)], [greedy(4 + 3 * i) for i in range(6)]
+    found = []
+    for eager in (True, False):
+        with open_llm(tiny, kernels="auto", enforce_eager=eager, max_num_seqs=8) as llm:
+            found.append([output.outputs[0].token_ids for output in run(llm, prompts, params)])
+            if not eager:
+                assert direct(llm).possible and set(direct(llm).made) <= {1, 2} and len(direct(llm).row_ids) > 2
     assert found[0] == found[1]
 
 
@@ -59,23 +71,39 @@ def test_families_with_and_without_recordings(family, tmp_path):
             outputs = run(llm, made.prompts[:1], params)
             found.append([exact(output) for output in outputs])
             if not eager and family == "qwen3":
-                assert replay(llm).made
+                assert direct(llm).made
             if not eager and family == "gpt-oss":  # experts are chosen by torch
-                assert not replay(llm).possible and not replay(llm).made
+                assert not direct(llm).possible and not direct(llm).made
+    assert found[0] == found[1]
+
+
+def test_logits_that_torch_caps_follow_a_recording(tiny):
+    found = []
+    for eager in (True, False):
+        with open_llm(tiny, kernels="auto", enforce_eager=eager) as llm:
+            llm.engine.executor.runner.model.softcap = 3.0
+            params = SamplingParams(max_tokens=12, temperature=0.0, logprobs=2, ignore_eos=True)
+            found.append([exact(output) for output in run(llm, [[1, 2, 3]], params)])
+            if not eager:
+                assert direct(llm).possible and direct(llm).made and not direct(llm).to_logits
     assert found[0] == found[1]
 
 
 def test_a_broken_input_is_still_refused(tiny):
     with open_llm(tiny, kernels="auto") as llm, torch.inference_mode():
         run(llm, [[1, 2, 3]], greedy(8))
-        made = replay(llm).made[1]
-        made.tokens.fill_(10**6)
+        made, replay = direct(llm).made[1]
+        rows = llm.engine.executor.runner.rows
+        rows.tokens.fill_(10**6)
         with pytest.raises(ValueError, match="out of range"):
-            made.tape.replay()
-        made.tokens.fill_(1)
-        made.ctx.groups[0].slots.fill_(2**40)
+            replay()
+        rows.tokens.fill_(1)
+        rows.tables[0].fill_(2**30)
         with pytest.raises(ValueError, match="outside the pages"):
-            made.tape.replay()
+            replay()
+        rows.computed.fill_(10**9)
+        with pytest.raises(ValueError, match="beyond the row"):
+            replay()
         assert torch.isfinite(made.hidden).all()
 
 

@@ -1,4 +1,4 @@
-"""Native norms, activations, sums, embeddings and argmax against float64 and against their own bytes elsewhere."""
+"""Native norms, activations, sums, embeddings and choices against float64 and against their own bytes elsewhere."""
 
 from __future__ import annotations
 
@@ -80,11 +80,65 @@ def test_embed(kernels, dtype, scale):
         kernels.embed(table, torch.tensor([31]))
 
 
-@pytest.mark.parametrize("width", [1, 15, 1000])
-def test_argmax_takes_the_first_of_equals(kernels, width):
-    logits = random(5, width).round()
-    assert kernels.argmax(logits).tolist() == [row.tolist().index(max(row.tolist())) for row in logits]
-    assert kernels.argmax(torch.full((2, width), float("-inf"))).tolist() == [0, 0]
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 15, 1000, 8192, 8193, 50000])
+def test_greedy_takes_the_first_of_equals(kernels, width, dtype):
+    logits = random(5, width, dtype=dtype).round()
+    ids, marked, largest = kernels.greedy(logits)
+    assert ids.tolist() == [row.tolist().index(max(row.tolist())) for row in logits]
+    assert torch.equal(ids, marked) and torch.equal(largest, logits.amax(-1).float())
+    ids, marked, _ = kernels.greedy(torch.full((2, width), float("-inf")))
+    assert ids.tolist() == [0, 0] and marked.tolist() == [~0, ~0]
+
+
+@FEW
+@given(st.data())
+def test_greedy_marks_what_is_not_finite(kernels, data):
+    """NaN counts as the largest, wherever it is; a line's verdict does not depend on the others."""
+    width = data.draw(st.sampled_from([3, 40, 9000, 20000]))
+    logits = random(4, width, seed=data.draw(st.integers(0, 99)))
+    odd = st.sampled_from([float("nan"), float("inf"), float("-inf"), -0.0, 0.0, 50.0])
+    for row in logits:
+        for place in data.draw(st.lists(st.integers(0, width - 1), max_size=4)):
+            row[place] = data.draw(odd)
+    found, wanted = kernels.greedy(logits), REFERENCE.greedy(logits)
+    for a, b in zip(found, wanted, strict=True):
+        assert torch.equal(a.nan_to_num(nan=7e9), b.nan_to_num(nan=7e9))
+    part = kernels.greedy(logits[1:, : max(2, width // 2)])
+    assert all(torch.equal(a[:1].nan_to_num(), b.nan_to_num()) for a, b in zip(
+        part, kernels.greedy(logits[1:2, : max(2, width // 2)]), strict=True
+    ))  # fmt: skip
+
+
+def test_the_ends_of_a_step(kernels):
+    """Rows gathered and moved on, as the reference does it; what lies outside is refused before anything is written."""
+    make = torch.Generator().manual_seed(3)
+    tokens = torch.randint(0, 1000, (6, 50), generator=make, dtype=torch.int32)
+    tables = [torch.randint(0, 99, (6, 13), generator=make, dtype=torch.int32) for _ in range(2)]
+    computed, row_ids = torch.tensor([0, 7, 48, 3, 4, 16]), torch.tensor([5, 0, 2])
+    ids, positions, kv_len, groups = kernels.gather_rows(row_ids, tokens, computed, tables, 4)
+    wanted = REFERENCE.gather_rows(row_ids, tokens, computed, tables, 4)
+    assert all(torch.equal(a, b) for a, b in zip((ids, positions, kv_len), wanted[:3], strict=True))
+    for (table, entries, slots), (full, counted, places) in zip(groups, wanted[3], strict=True):
+        assert torch.equal(entries, counted) and torch.equal(slots, places)
+        for row, count in enumerate(entries.tolist()):
+            assert torch.equal(table[row, :count], full[row, :count])
+    length = computed + 1
+    states = [(tokens.clone(), length.clone(), computed.clone()) for _ in range(2)]
+    for backend, state in zip((kernels, REFERENCE), states, strict=True):
+        backend.advance_(row_ids, torch.tensor([11, 12, 13]), *state)
+    assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
+    for row, message in ((6, "no such row"), (-1, "no such row"), (1, "beyond")):
+        computed[1] = 50
+        with pytest.raises(ValueError, match=message):
+            kernels.gather_rows(torch.tensor([0, row]), tokens, computed, tables, 4)
+    computed[1] = 49
+    with pytest.raises(ValueError, match="beyond the table"):
+        kernels.gather_rows(torch.tensor([1]), tokens, computed, [tables[0][:, :12].contiguous()], 4)
+    length[1], before = 50, tokens.clone()
+    with pytest.raises(ValueError, match="full"):
+        kernels.advance_(torch.tensor([0, 1]), torch.tensor([1, 2]), tokens, length, computed)
+    assert torch.equal(tokens, before) and computed[0] == 0
 
 
 def test_counters_tell_calls_from_fallbacks(kernels):

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from tokenmill import _native
 from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, NormSpec, RouteSpec
-from tokenmill.core.protocols import CausalLM, Weight
+from tokenmill.core.protocols import Weight
 from tokenmill.kernels.cpu.bound import BoundExperts, BoundLayer, BoundPlan
 from tokenmill.kernels.cpu.packed import TYPES, PackedMatrix, pack_blocks, pack_dense, pack_quantised, quantise
-from tokenmill.kernels.cpu.replay import DecodeReplay
+from tokenmill.kernels.cpu.replay import record
 from tokenmill.kernels.reference import ReferenceKernels
 
 ACTS: dict[str | None, int] = {
@@ -35,6 +35,8 @@ ACTS: dict[str | None, int] = {
     "relu2": 8,
     "oai_swiglu": 9,
 }
+T = TypeVar("T")
+
 _ORDERS = {"softmax_topk": 0, "topk_softmax": 1, "sigmoid": 2}
 GATED = frozenset({"silu_mul", "gelu_mul", "gelu_tanh_mul", "oai_swiglu"})
 _MOST_NORMS = 4096
@@ -49,6 +51,7 @@ class CpuKernels(ReferenceKernels):
 
     def __init__(self, threads: int = 0) -> None:
         super().__init__()
+        self.records = True
         _native.set_threads(threads or min(torch.get_num_threads(), _native.thread_limit()))
         self._calls: dict[str, list[int]] = {}
         self._packed: dict[int, tuple[weakref.ref[Tensor], int, Tensor | None, PackedMatrix]] = {}
@@ -56,19 +59,14 @@ class CpuKernels(ReferenceKernels):
         self._layers: dict[int, BoundLayer] = {}
         self._plans: dict[int, BoundPlan] = {}
         self._experts: dict[int, BoundExperts] = {}
-        self._replay: DecodeReplay | None = None
 
     def set_threads(self, threads: int) -> None:
         """Change the native pool; 0: every core that this process may run on."""
         _native.set_threads(threads)
 
-    def forward(self, model: CausalLM, tokens: Tensor, ctx: ForwardContext) -> Tensor:
-        """The model's forward pass [T, hidden]; decode steps of few rows are recorded and made again at once."""
-        if self.eager:
-            return model.forward(tokens, ctx)
-        if self._replay is None or self._replay.model is not model:
-            self._replay = DecodeReplay(model, self._bound)
-        return self._replay.forward(tokens, ctx)
+    def record(self, compute: Callable[[], T]) -> tuple[T, Callable[[], None] | None]:
+        """What `compute` makes, and a function that makes it again in the same tensors; None: it is not all native."""
+        return record(compute, self._bound)
 
     def _bound(self) -> list[object]:
         return [*self._layers.values(), *self._norms.values(), *self._packed.values(), *self._experts.values()]
@@ -261,16 +259,56 @@ class CpuKernels(ReferenceKernels):
         _native.add(x.data_ptr(), y.data_ptr(), out.data_ptr(), x.numel(), scale, kind)
         return out
 
-    def argmax(self, logits: Tensor) -> Tensor:
-        """logits [n, vocab] -> the first index of each row's maximum [n] (int64)."""
-        if logits.dtype != torch.float32 or logits.stride(1) != 1:
-            self.count("argmax", fallback=True)
-            return logits.argmax(-1)
-        self.count("argmax")
+    # ------------------------------------------------------------------ the ends of a step
+
+    def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """logits [n, V] -> lowest id of the largest logit [n]; the same, or ~id where that is not finite; it [n]."""
+        kind = TYPES.get(logits.dtype)
+        if kind is None or logits.stride(1) != 1 or 0 in logits.shape:
+            self.count("greedy", fallback=True)
+            return super().greedy(logits)
+        self.count("greedy")
         rows, width = logits.shape
-        out = torch.empty(rows, dtype=torch.int64)
-        _native.argmax(logits.data_ptr(), out.data_ptr(), rows, width, logits.stride(0))
-        return out
+        ids, marked = torch.empty((2, rows), dtype=torch.int64)
+        largest = torch.empty(rows, dtype=torch.float32)
+        _native.greedy(
+            logits.data_ptr(), rows, width, logits.stride(0), kind, ids.data_ptr(), marked.data_ptr(),
+            largest.data_ptr(),
+        )  # fmt: skip
+        return ids, marked, largest
+
+    def gather_rows(
+        self, row_ids: Tensor, tokens: Tensor, computed: Tensor, tables: list[Tensor], block_size: int
+    ) -> tuple[Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor, Tensor]]]:
+        """Token ids, positions and kv_len of one token per row, and per table its rows, counts and slots; of a table's
+        rows only the counted entries are written."""
+        self.count("gather_rows")
+        count = row_ids.shape[0]
+        ids = torch.empty(count, dtype=torch.int64)
+        positions, kv_len = torch.empty_like(ids), torch.empty(count, dtype=torch.int32)
+        at = row_ids.data_ptr()
+        _native.gather_rows(
+            at, count, tokens.data_ptr(), computed.data_ptr(), tuple(tokens.shape),
+            (ids.data_ptr(), positions.data_ptr(), kv_len.data_ptr()),
+        )  # fmt: skip
+        groups = []
+        for table in tables:
+            out = torch.empty((count, table.shape[1]), dtype=torch.int32)
+            entries, slots = torch.empty_like(kv_len), torch.empty_like(ids)
+            _native.gather_tables(
+                at, positions.data_ptr(), count, table.data_ptr(), block_size, tuple(table.shape),
+                (out.data_ptr(), entries.data_ptr(), slots.data_ptr()),
+            )  # fmt: skip
+            groups.append((out, entries, slots))
+        return ids, positions, kv_len, groups
+
+    def advance_(self, row_ids: Tensor, ids: Tensor, tokens: Tensor, length: Tensor, computed: Tensor) -> None:
+        """One token more in each of these rows: tokens[row, length[row]] = id; length and computed grow by one."""
+        self.count("advance_")
+        _native.advance_rows(
+            row_ids.data_ptr(), ids.data_ptr(), row_ids.shape[0], tokens.data_ptr(), tuple(tokens.shape),
+            length.data_ptr(), computed.data_ptr(),
+        )  # fmt: skip
 
     # ------------------------------------------------------------------ per head, per expert
 

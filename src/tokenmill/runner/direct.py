@@ -1,0 +1,128 @@
+"""Decode steps on a CPU, gathered and computed natively. Owns: which steps, and the recordings of them.
+
+After a forward pass that streamed a gigabyte, Python and torch have left the caches: each small operation costs ten
+times what it costs alone. So a step of one token per row is one call from row numbers to logits, where the model
+consists of native operations. Must not know: sampling, the scheduler, how the backend records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.forward import ForwardContext, GroupPlan
+from tokenmill.core.protocols import CausalLM, Kernels
+from tokenmill.core.step import StepPlan
+from tokenmill.kvcache.pool import KVPool
+from tokenmill.runner.batch import Batch
+from tokenmill.runner.recorded import Replayed
+from tokenmill.runner.rows import Rows
+
+MOST_ROWS = 32
+"""Above, products take longer than the way to them."""
+BUDGET = 64 << 20
+"""Bytes that the temporary tensors of all recordings may take."""
+
+
+@dataclass(slots=True)
+class _Made:
+    tokens: Tensor
+    hidden: Tensor
+    logits: Tensor | None
+    ctx: ForwardContext
+
+
+class DirectSteps:
+    """Runs decode steps of one model; records row counts that come again."""
+
+    def __init__(self, model: CausalLM, kernels: Kernels, rows: Rows, pool: KVPool) -> None:
+        self.model = model
+        self.kernels = kernels
+        self.rows = rows
+        self.pool = pool
+        self.made: dict[int, tuple[_Made, Callable[[], None]]] = {}
+        self.row_ids: dict[int, Tensor] = {}
+        self.filled: dict[int, list[int]] = {}
+        self.ones = torch.ones(rows.spare, dtype=torch.int64)
+        self.row_bytes = 6 * model.spec.vocab_size + 30 * model.spec.hidden_size * len(model.spec.kv_specs)
+        self.left = BUDGET
+        self.possible: bool | None = None
+        self.to_logits = True
+
+    def warm(self) -> None:
+        """Nothing: the first steps record themselves."""
+
+    def fits(self, plan: StepPlan) -> bool:
+        """One token for each row, sampled from each, contiguous tables, and nothing but logits is wanted."""
+        rows, params = self.rows, self.rows.sampling.params
+        return (
+            self.possible is not False
+            and len(plan.rows) == sum(plan.counts)
+            and not plan.drafts
+            and all(plan.samples)
+            and not rows.pools
+            and all(params[row].num_prompt_logprobs < 0 for row in plan.rows)
+            and all(shifted.isdisjoint(plan.rows) for shifted in rows.shifted)
+        )
+
+    def run(self, plan: StepPlan) -> Replayed | None:
+        """Compute the plan's logits; None: this model cannot be recorded."""
+        count = len(plan.rows)
+        row_ids = self.row_ids.get(count)
+        if row_ids is None:  # the first time, weights are packed and descriptors bound
+            self.row_ids[count], self.filled[count] = torch.tensor(plan.rows), list(plan.rows)
+            return None
+        if self.filled[count] != plan.rows:
+            self.filled[count] = list(plan.rows)
+            row_ids.copy_(torch.tensor(plan.rows))
+        found = self.made.get(count)
+        if found is not None:
+            made, replay = found
+            replay()
+        else:
+            made = self._make(row_ids)
+        ones = self.ones[:count]
+        batch = Batch(plan, made.tokens, row_ids, ones, row_ids, list(range(1, count + 1)), made.ctx)
+        logits = self.model.logits(made.hidden, made.ctx) if made.logits is None else made.logits
+        return Replayed(batch, made.hidden, logits)
+
+    def _make(self, row_ids: Tensor) -> _Made:
+        """Compute once, and keep a recording if one can be made and there is room for it."""
+        count = row_ids.shape[0]
+        spans = [(i, 1, position + 1) for i, position in enumerate(self.rows.computed[row_ids].tolist())]
+        start = torch.arange(count + 1, dtype=torch.int32)
+        room = self.row_bytes * count
+        kept = count <= MOST_ROWS and room <= self.left
+        if self.possible and not kept:
+            return self._compute(row_ids, start, spans)
+        made, replay = self.kernels.record(lambda: self._compute(row_ids, start, spans))
+        if replay is None and self.to_logits:
+            self.to_logits = False  # what lies between the head and the logits may be all that is in the way
+        else:
+            self.possible = replay is not None
+        if kept and replay is not None:
+            self.made[count] = made, replay
+            self.left -= room
+        return made
+
+    def _compute(self, row_ids: Tensor, query_start: Tensor, spans: list[tuple[int, int, int]]) -> _Made:
+        rows, size = self.rows, self.pool.layout.block_size
+        tokens, positions, kv_len, gathered = self.kernels.gather_rows(
+            row_ids, rows.tokens, rows.computed, rows.tables, size
+        )
+        ctx = ForwardContext(
+            kernels=self.kernels,
+            positions=positions,
+            query_start=query_start,
+            kv_len=kv_len,
+            max_query=1,
+            kv=self.pool.views,
+            groups=[GroupPlan(table, None, entries, slots) for table, entries, slots in gathered],
+            spans=spans,
+            block_size=size,
+        )
+        hidden = self.model.forward(tokens, ctx)
+        return _Made(tokens, hidden, self.model.logits(hidden, ctx) if self.to_logits else None, ctx)
