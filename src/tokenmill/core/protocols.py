@@ -264,6 +264,9 @@ class Kernels(Protocol):
         """{op: {"calls": n, "fallbacks": m}} since the start."""
         ...
 
+    narrow_logits: bool
+    """`greedy` and `choose` read logits as the head's product left them, so that nothing need widen them."""
+
     records: bool
     """Can `record` succeed?"""
 

@@ -35,6 +35,7 @@ class ReferenceKernels:
     def __init__(self) -> None:
         self._counters: dict[str, dict[str, int]] = {}
         self.waits = 0
+        self.narrow_logits = False
         self.records = False
 
     def counters(self) -> dict[str, dict[str, int]]:

@@ -47,6 +47,7 @@ class Head:
         self.weight = b.settled(weight.split(0, b.group.rank, b.group.size) if self.split else weight)
 
     def __call__(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
-        """[n, hidden] -> [n, vocab] in float32."""
-        logits = self.weight.matmul(hidden, ctx).float()
+        """[n, hidden] -> [n, vocab] in float32, or as multiplied where the backend reads that."""
+        logits = self.weight.matmul(hidden, ctx)
+        logits = logits if ctx.kernels.narrow_logits else logits.float()
         return self.group.all_gather(logits) if self.split else logits

@@ -109,11 +109,13 @@ class Decoder:
         return x
 
     def logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
-        """[n, hidden] -> [n, vocab] in float32, logit scale and soft-cap applied."""
+        """[n, hidden] -> [n, vocab], logit scale and soft-cap applied; in float32, or see Kernels.narrow_logits."""
         assert self.head is not None, "only the last pipeline stage has logits"
         if self.after is not None:
             hidden = self.after.matmul(hidden, ctx)
         logits = self.head(hidden, ctx)
+        if self.logit_scale != 1.0 or self.softcap:
+            logits = logits.float()
         if self.logit_scale != 1.0:
             logits = logits * self.logit_scale
         return self.softcap * torch.tanh(logits / self.softcap) if self.softcap else logits

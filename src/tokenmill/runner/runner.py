@@ -187,7 +187,7 @@ class Runner:
             masks=masks,
             processors=late.processors,
         )
-        sampled = sample(logits, lines, table, consume=True)  # nobody reads them afterwards
+        sampled = sample(logits.float(), lines, table, consume=True)  # nobody reads them afterwards
         return sampled, torch.where(sampled.bad, ~sampled.ids, sampled.ids)
 
     def _advance(self, running: Running) -> None:
@@ -273,7 +273,7 @@ class Runner:
                 end = min(at + LOGITS_SLICE, stop)
                 logits = self.model.logits(running.hidden[start + at - first : start + end - first], batch.ctx)
                 targets = rows.tokens[row, at + 1 : end + 1].long()
-                running.scores.setdefault(i, []).extend(token_logprobs(logits, targets, wanted))
+                running.scores.setdefault(i, []).extend(token_logprobs(logits.float(), targets, wanted))
 
     def _pool(self, running: Running, result: StepResult) -> None:
         """Pooled hidden states of embedding rows: the last token's, or the mean over the prompt."""

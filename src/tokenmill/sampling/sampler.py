@@ -201,5 +201,5 @@ def measure_logprobs(logits: Tensor, ids: Tensor, rows: list[int], table: Sampli
     wanted = {i: table.params[row].num_logprobs for i, row in enumerate(rows) if table.bits[row] & features.LOGPROBS}
     if wanted:
         picked = pick(list(wanted), len(rows), logits.device)
-        raw = take(logits, picked)
+        raw = take(logits, picked).float()
         pending.logprobs = measure(raw, max(wanted.values())), look_up(raw, take(ids, picked)), wanted

@@ -56,6 +56,7 @@ class TritonKernels(ReferenceKernels):
         self.pdl = "dependent-launch" not in without and not INTERPRETED and torch.cuda.get_device_capability()[0] >= 9
         self.hopper = not INTERPRETED and torch.cuda.get_device_capability()[0] == 9
         self.steady = steady
+        self.narrow_logits = True
         self.scratch = Scratch()
         self.ways: dict[str, Way] = {} if INTERPRETED else measured_ways(torch.cuda.get_device_name())
         self.narrow_ways: dict[str, Way] = {} if INTERPRETED else measured_narrow(torch.cuda.get_device_name())
