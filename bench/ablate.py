@@ -112,7 +112,7 @@ def joined(files: list[pathlib.Path]) -> dict[str, Any]:
 def of_gpu(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """What bench/gpu_ablate.py wrote: seconds by workload; here, how many times as long it takes without."""
     whole, *others = rows
-    loads = [name for name in whole if name not in ("without", "off", "start")]
+    loads = [name for name in whole if name not in ("without", "off", "start", "itl_p99_ms")]
     options = [
         {"name": f"{row['without']}, {pathlib.Path(load).stem}", "worth": round(row[load] / whole[load], 4)}
         for row in others

@@ -14,7 +14,10 @@ from tokenmill.measure.ablate import switches
 from tokenmill.measure.throughput import measure
 from tokenmill.measure.workloads import read
 
-WANTED = ("recorded steps", "overlapped planning", "fused operations", "dependent launch", "shared prefix read once")
+WANTED = (
+    "recorded steps", "overlapped planning", "fused operations", "dependent launch", "shared prefix read once",
+    "own products of many rows", "chunked prefill",
+)  # fmt: skip
 DETERMINISTIC = ("results that depend on company", {"deterministic": True})
 
 
@@ -39,6 +42,7 @@ def main() -> None:
         result = measure({**options, **off}, plans, roofline=False)
         row = {"without": name, "off": off, "start": result["startup_s"]}
         row |= {run["workload"]: round(run["seconds"], 4) for run in result["runs"]}
+        row["itl_p99_ms"] = {run["workload"]: run["itl_ms"]["p99"] for run in result["runs"]}
         rows.append(row)
         print(" ".join(f"{key}={value}" for key, value in row.items() if key != "off"), flush=True)
         if args.json:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
+from typing import Any
 
 import typer
 
-from tokenmill.cli.errors import FAILED
+from tokenmill.cli.errors import FAILED, INTERRUPTED
 from tokenmill.cli.loading import spinner
 
 _MARKS = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "bad": ("BAD ", "red")}
@@ -43,15 +46,34 @@ def doctor(
 
 
 def _measure(device: str, as_json: bool) -> None:
-    with spinner("Measuring ..."):
-        from tokenmill.device.memory import pick_device
-        from tokenmill.measure.calibrate import measure_calibrated
+    """Measure, telling on standard error what is done; stopped early, print what was measured until then."""
+    from tokenmill.device.memory import pick_device
+    from tokenmill.measure.calibrate import measure_calibrated
 
-        picked = pick_device(device)
-        found = measure_calibrated(picked, TYPES["cpu" if picked == "cpu" else "gpu"])
+    picked, found = pick_device(device), dict[str, Any]()
+    start, stopped = time.perf_counter(), False
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # a time limit is told like Ctrl-C
+    try:
+        measure_calibrated(picked, TYPES["cpu" if picked == "cpu" else "gpu"], told=_told, found=found)
+    except KeyboardInterrupt:
+        stopped = True
+    unfinished = ", ".join(found.get("calibration", {"unfinished": ["everything"]})["unfinished"])
+    _told(f"{'stopped' if stopped else 'done'} after {time.perf_counter() - start:.1f} s")
+    if unfinished:
+        _told(f"not measured: {unfinished}")
     if as_json:
         print(json.dumps({"measured": found}, indent=2))
-        return
+    elif "calibration" in found:
+        _show(found)
+    if stopped:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _told(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def _show(found: dict[str, Any]) -> None:
     typer.echo(f"{found['device']}: {found['title']}")
     typer.echo(f"  memory: read {found['read_gb_per_s']:.1f} GB/s, copy {found['copy_gb_per_s']:.1f} GB/s")
     for dtype, rate in found["tflops"].items():
@@ -64,11 +86,11 @@ def _measure(device: str, as_json: bool) -> None:
             parts = [f"{rows:g}: {2 * rows / ps:.2f}" for rows, ps in curve["ps_per_weight"] if ps]
             cycled = f"{curve['set_bytes'] / 2**20:.0f} MiB of them"
             typer.echo(f"  this engine's {curve['format']} {head}, {cycled}, TFLOP/s by rows: {', '.join(parts)}")
-    for size, rate in known["attention"]["decode_gb_per_s"]:
+    for size, rate in known.get("attention", {}).get("decode_gb_per_s", ()):
         typer.echo(f"  attention, decoding, {size / 2**20:.0f} MiB of K/V: {rate:.1f} GB/s")
-    for count, rate in known["attention"]["prefill_tflops"]:
+    for count, rate in known.get("attention", {}).get("prefill_tflops", ()):
         typer.echo(f"  attention, prompts of {count} tokens: {rate:.3f} TFLOP/s")
     for name, head in (("decoding", "single tokens"), ("prompting", "prompts")):
-        for point in known["host"][name]:
+        for point in known.get("host", {}).get(name, ()):
             step, layer = point["step_ms"], point["layer_ms"]
             typer.echo(f"  around a step of {point['rows']} rows, {head}: {step:.3f} ms, {layer:.4f} a layer")

@@ -1,21 +1,25 @@
 """What this engine's own kernels reach on this machine, measured in seconds. Owns: what is measured, in which sizes.
 
 A plain read and one large product (ceilings.py) bound what is possible; a prediction wants what is usual. Nothing here
-looks at a model that will be predicted. On a CPU, what calling a kernel costs is subtracted: whole steps of tiny
-models, measured with the engine itself (calibrate_host.py), have it as in earnest. On a GPU calls are replayed.
+looks at a model that will be predicted. What calling a kernel costs is subtracted: whole steps of tiny models, measured
+with the engine itself (calibrate_host.py), have it as in earnest. On a GPU calls are replayed, so that it is a kernel's
+latency, and what a GPU does for long it does at the clock that its power allows. Run as a module, DEVICE PART, this is
+a process that runs every kernel of a part once (calibrate_compile.py).
 """
 
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tokenmill.core.errors import TokenmillError
 from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan, KVSpec, KVView, NormSpec, RouteSpec
 from tokenmill.core.protocols import Kernels, Weight
 from tokenmill.device.graphs import Recorder
@@ -23,7 +27,8 @@ from tokenmill.device.memory import release
 from tokenmill.kernels import make_kernels
 from tokenmill.layers.build import Build
 from tokenmill.layers.experts import Experts
-from tokenmill.measure.calibrate_host import host, process_bytes
+from tokenmill.measure.calibrate_compile import Compiling
+from tokenmill.measure.calibrate_host import host, process_bytes, rehearse
 from tokenmill.measure.ceilings import measure, read_measured
 from tokenmill.measure.devices import Device
 from tokenmill.measure.shapes import ShapeCheckpoint
@@ -34,8 +39,8 @@ _COMPUTE = "bfloat16"
 _BLOCK = 16
 _DISTURBED = 0.8
 """A time that another pass undercuts by this much was somebody else's doing."""
-_NOTHING = (64, 64)
-"""Hidden and inner size of a layer whose arithmetic costs next to nothing."""
+Told = Callable[[str], None]
+"""Is told in a line what has been done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +49,11 @@ class Sizes:
 
     `layers`: (hidden, inner, bytes cycled through); small models have small layers, and stay in caches. `mixture`:
     experts, chosen, hidden, inner. `contexts`: (sequences, length). `prompts`: (sequences, new tokens). `heads`: of
-    queries, of keys, and their size. calls: subtract what calling costs. round_s: work is repeated until a round takes
-    this long. passes: products are gone through so often; a later time counts where it is much shorter: neighbours on
-    a shared host slow single points down to half.
+    queries, of keys, and their size. nothing: hidden and inner size of a layer whose arithmetic costs next to nothing.
+    round_s: work is repeated until a round takes this long. warm_s, lasting_s: it goes on for so long before it is
+    timed; the latter for what a model does for seconds on end, single rows and full steps. passes: products are gone
+    through so often; a later time counts where it is much shorter: neighbours on a shared host slow single points down
+    to half. rounds 0: everything once, nothing is timed.
     """
 
     layers: tuple[tuple[int, int, int], ...]
@@ -56,9 +63,11 @@ class Sizes:
     contexts: tuple[tuple[int, int], ...]
     prompts: tuple[tuple[int, int], ...]
     heads: tuple[int, int, int]
-    calls: bool = True
+    nothing: tuple[int, int] = (64, 64)
     rounds: int = 5
     round_s: float = 0.0
+    warm_s: float = 0.0
+    lasting_s: float = 0.0
     passes: int = 1
 
 
@@ -74,51 +83,85 @@ SIZES = {
         passes=2,
     ),
     "gpu": Sizes(
-        layers=((4096, 14336, 1 << 30),),
+        layers=((4096, 14336, 1 << 29),),
         rows=(1, 8, 32, 64, 128, 256, 1024, 8192),
         mixture=(64, 8, 2048, 1024),
         mixture_rows=(1, 4, 32, 256, 1024, 8192),
-        contexts=((32, 8192),),
-        prompts=((16, 512), (1, 8192)),
+        contexts=((256, 800), (16, 16384)),
+        prompts=((64, 128), (16, 512), (1, 8192)),
         heads=(32, 8, 128),
-        calls=False,
-        round_s=3e-3,
+        nothing=(128, 128),
+        round_s=5e-3,
+        warm_s=0.05,
+        lasting_s=0.3,
     ),
 }
 _SCHEMES = {"gpu": {"int4": "int4-g128"}, "cpu": {}}
+_LASTING_ROWS = 1024
+_LAUNCHES, _FEW = 8, 32
 
 
-def measure_calibrated(device: str, dtypes: tuple[str, ...], *, mixture: bool = True) -> dict[str, Any]:
-    """Everything that `doctor --measure --json` prints."""
-    plain = measure(device, tuple(t for t in dtypes if t != "fp8"))
-    found = calibrate(device, dtypes, mixture=mixture)
-    return {**plain, "calibration": {**found, "link_us": (plain["link"] or {"us": 0.0})["us"]}}
+def measure_calibrated(
+    device: str,
+    dtypes: tuple[str, ...],
+    *,
+    mixture: bool = True,
+    told: Told | None = None,
+    found: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Everything that `doctor --measure --json` prints; `found` is filled as it is measured, for those who stop it."""
+    found, told = {} if found is None else found, told or _silent
+    parts = parts_of(dtypes, mixture=mixture)
+    known: dict[str, Any] = {"linear": [], "experts": [], "unfinished": list(parts)}
+    with Compiling(device, parts if device != "cpu" else []) as compiling:
+        start = time.perf_counter()
+        found |= measure(device, tuple(t for t in dtypes if t != "fp8"))
+        found["calibration"] = known | {"link_us": (found["link"] or {"us": 0.0})["us"]}
+        told(f"ceilings: {time.perf_counter() - start:.1f} s")
+        _calibrate(device, parts, found["calibration"], compiling, told)
+    return found
 
 
-def calibrated(device: str, dtypes: tuple[str, ...]) -> Device:
+def calibrated(device: str, dtypes: tuple[str, ...], told: Told | None = None) -> Device:
     """This machine's device: its ceilings, and what this engine's kernels reach on it."""
-    return read_measured(measure_calibrated(device, dtypes), f"measured on {device}")
+    return read_measured(measure_calibrated(device, dtypes, told=told), f"measured on {device}")
 
 
-def calibrate(device: str, dtypes: tuple[str, ...], *, mixture: bool = True) -> dict[str, Any]:
-    """Plain JSON, as calibration.py reads it; types that this machine cannot multiply are left out."""
-    kind = "cpu" if device == "cpu" else "gpu"
-    parts = [*(dtype for dtype in dtypes if dtype in FORMATS), *(["experts"] if mixture else []), "attention", "host"]
-    found = {part: measure_part(device, SIZES[kind], part, mixture=mixture) for part in parts}
-    release(device)
-    return {
-        "linear": [curve for part in parts if part in FORMATS for curve in found[part]],
-        "experts": found.get("experts", []),
-        "attention": found["attention"],
-        "host": found["host"],
-        "process_bytes": process_bytes() if device == "cpu" else 0,
-    }
+def parts_of(dtypes: tuple[str, ...], *, mixture: bool = True) -> list[str]:
+    """What a calibration consists of, in the order in which it is measured."""
+    return [*(dtype for dtype in dtypes if dtype in FORMATS), "attention", *(["experts"] if mixture else []), "host"]
+
+
+def _silent(line: str) -> None:
+    """Nobody is told."""
+
+
+def _calibrate(device: str, parts: list[str], known: dict[str, Any], compiling: Compiling, told: Told) -> None:
+    """Measure one part after the other, as calibration.py reads it; types that cannot be multiplied are left out."""
+    sizes = SIZES["cpu" if device == "cpu" else "gpu"]
+    known["process_bytes"] = process_bytes() if device == "cpu" else 0
+    for part in parts:
+        compiling.wait([part] if part == "host" else [p for p in parts if p != "host"], told)
+        start = time.perf_counter()
+        try:
+            made = measure_part(device, sizes, part, mixture="experts" in parts)
+        except (RuntimeError, TokenmillError) as error:  # out of memory, say; the other parts are worth having
+            told(f"{part}: not measured ({str(error).strip()[:200] or type(error).__name__})")
+            continue
+        finally:
+            release(device)
+        if part in FORMATS:
+            known["linear"] += made
+        else:
+            known[part] = made
+        known["unfinished"].remove(part)
+        told(f"{part}: {time.perf_counter() - start:.1f} s")
 
 
 def measure_part(device: str, sizes: Sizes, part: str, *, mixture: bool = True) -> Any:
     """One part of the calibration: a format's products, experts, attention, or the host."""
     if part == "host":
-        return host(device, mixture=mixture)
+        return host(device, mixture=mixture) if sizes.rounds else rehearse(device)
     bench = Bench(device, "cpu" if device == "cpu" else "gpu", sizes, make_kernels(device))
     with torch.inference_mode():
         if part == "experts":
@@ -150,13 +193,17 @@ class Bench:
             held = sum(w.bytes() for w in first)
             weights = 3 * hidden * inner
             layers = [first] + [self._layer(dtype, hidden, inner) for _ in range(max(1, -(-cycled // held)) - 1)]
-            nothing = self._layer(dtype, *_NOTHING) if self.sizes.calls else None
+            nothing = self._layer(dtype, *self.sizes.nothing)
             best: dict[int, float] = {}
+            calls: dict[int, float] = {}
             for rows in self.sizes.rows * self.sizes.passes:
                 some = layers if rows <= 64 else layers[:2]
-                call = self._pass(dtype, rows, [nothing] * len(some), _NOTHING[0]) / len(some) if nothing else 0.0
-                whole = self._pass(dtype, rows, some, hidden) / len(some)
-                taken = round(1e12 * max(whole - min(call, 0.5 * whole), 0.0) / weights, 6)
+                like = self._like(rows)
+                if nothing is not None and (like not in calls or self.kind == "cpu"):
+                    small = [nothing] * len(some)
+                    calls[like] = self._pass(dtype, like, small, self.sizes.nothing[0], 0.0) / len(some)
+                each = self._pass(dtype, rows, some, hidden, self._warm(rows)) / len(some)
+                taken = round(1e12 * _beyond(each, calls.get(like, 0.0)) / weights, 6)
                 if rows not in best or taken < _DISTURBED * best[rows]:
                     best[rows] = taken
             yield {
@@ -164,8 +211,9 @@ class Bench:
                 "bytes_per_weight": round(held / weights, 4),
                 "set_bytes": held * len(layers),
                 "ps_per_weight": list(best.items()),
+                "launch_us": self._launch_us(self._work(dtype, [first], _LASTING_ROWS, hidden)),
             }
-            del layers, first
+            del layers, first, nothing
 
     def _layer(self, dtype: str, hidden: int, inner: int) -> tuple[Weight, Weight] | None:
         """gate and up, and down; None: there is no kernel for such weights here."""
@@ -180,8 +228,19 @@ class Bench:
             made.append(weight)
         return made[0], made[1]
 
-    def _pass(self, dtype: str, rows: int, layers: list[Any], hidden: int) -> float:
+    def _like(self, rows: int) -> int:
+        """Rows of the layer of nothing beside this one: on a GPU a kernel's latency hardly depends on them."""
+        return rows if self.kind == "cpu" else (_FEW if rows > 1 else 1)
+
+    def _warm(self, rows: int) -> float:
+        """Seconds of work before it is timed: single rows and full steps are what models do for long."""
+        return self.sizes.lasting_s if rows == 1 or rows >= _LASTING_ROWS else self.sizes.warm_s
+
+    def _pass(self, dtype: str, rows: int, layers: list[Any], hidden: int, warm_s: float) -> float:
         """Seconds of all these layers, one after the other."""
+        return self._seconds(self._work(dtype, layers, rows, hidden), warm_s)
+
+    def _work(self, dtype: str, layers: list[Any], rows: int, hidden: int) -> Callable[[], Tensor]:
         compute = getattr(torch, dtype) if dtype in ("float32", "float16", "bfloat16") else torch.bfloat16
         ctx = self._context()
         norm = NormSpec(torch.ones(hidden, dtype=compute, device=self.device), 1e-6)
@@ -193,22 +252,31 @@ class Bench:
                 y = down.matmul(up.matmul(y, ctx, norm=norm, act="silu_mul"), ctx, residual=y)
             return y
 
-        return self._seconds(work)
+        return work
 
     def experts(self, dtype: str) -> dict[str, Any]:
         """The same of mixtures of experts, per weight of the experts that are chosen, by rows of each of these."""
-        count, chosen, hidden, inner = self.sizes.mixture
-        mixture = self._mixture(dtype, hidden, inner)
-        nothing = self._mixture(dtype, *_NOTHING) if self.sizes.calls else None
-        weights, points = 3 * hidden * inner, []
+        (count, chosen, hidden, inner), nothing = self.sizes.mixture, self.sizes.nothing
+        mixture, small, dense = self._mixture(dtype, hidden, inner), self._mixture(dtype, *nothing), None
+        weights, points, more = 3 * hidden * inner, [], []
+        if self.device != "cpu":
+            dense = self._layer(dtype, *nothing)
         for rows in self.sizes.mixture_rows:
             touched = count * (1.0 - (1.0 - chosen / count) ** rows)
-            whole = self._route(dtype, mixture, rows, hidden)
-            call = min(self._route(dtype, nothing, rows, _NOTHING[0]), 0.5 * whole) if nothing else 0.0
-            points.append((round(chosen * rows / touched, 4), round(1e12 * (whole - call) / touched / weights, 6)))
+            call = self._seconds(self._route(dtype, small, self._like(rows), nothing[0]))
+            taken = _beyond(self._seconds(self._route(dtype, mixture, rows, hidden), self._warm(rows)), call)
+            points.append((round(chosen * rows / touched, 4), round(1e12 * taken / touched / weights, 6)))
+            if dense is not None and rows <= _FEW:
+                more.append((rows, round(1e3 * max(0.0, call - self._pass(dtype, rows, [dense], nothing[0], 0.0)), 6)))
         size = getattr(torch, dtype).itemsize
-        held = count * weights * size
-        return {"format": dtype, "bytes_per_weight": size, "set_bytes": held, "ps_per_weight": points}
+        return {
+            "format": dtype,
+            "bytes_per_weight": size,
+            "set_bytes": count * weights * size,
+            "ps_per_weight": points,
+            "launch_us": self._launch_us(self._route(dtype, mixture, _LASTING_ROWS, hidden)),
+            "more_ms": more,
+        }
 
     def _mixture(self, dtype: str, hidden: int, inner: int) -> Experts:
         compute, (count, chosen, _, _) = getattr(torch, dtype), self.sizes.mixture
@@ -220,28 +288,25 @@ class Bench:
         ups, downs = ([weight(*shape) for _ in range(count)] for shape in ((2 * inner, hidden), (hidden, inner)))
         return Experts(b, weight(count, hidden), RouteSpec(count, chosen), (ups, downs), "silu_mul")
 
-    def _route(self, dtype: str, mixture: Experts, rows: int, hidden: int) -> float:
+    def _route(self, dtype: str, mixture: Experts, rows: int, hidden: int) -> Callable[[], Tensor]:
         compute, ctx = getattr(torch, dtype), self._context()
         norm = NormSpec(torch.ones(hidden, dtype=compute, device=self.device), 1e-6)
         x = torch.randn(rows, hidden, device=self.device).to(compute)
-        return self._seconds(lambda: mixture(x, ctx, norm=norm, residual=x))
+        return lambda: mixture(x, ctx, norm=norm, residual=x)
 
     def decoding(self, dtype: str, seqs: int, length: int) -> tuple[int, float]:
         """(bytes read, GB/s) of one new token of each of these sequences."""
         _, kv_heads, dim = self.sizes.heads
         moved = 2 * seqs * length * kv_heads * dim * getattr(torch, dtype).itemsize
-        taken = self._attend(dtype, seqs, 1, length) - self._attend_nothing(dtype)
+        taken = _beyond(self._attend(dtype, seqs, 1, length), self._attend(dtype, 1, 1, 1))
         return moved, round(1e-9 * moved / taken, 3)
 
     def prompt(self, dtype: str, seqs: int, length: int) -> tuple[int, float]:
         """(new tokens, TFLOP/s) of these prompts at once."""
         heads, _, dim = self.sizes.heads
         computed = 4.0 * seqs * (length * (length + 1) // 2) * heads * dim
-        taken = self._attend(dtype, seqs, length, length) - self._attend_nothing(dtype)
+        taken = _beyond(self._attend(dtype, seqs, length, length), self._attend(dtype, 1, 1, 1))
         return length, round(1e-12 * computed / taken, 5)
-
-    def _attend_nothing(self, dtype: str) -> float:
-        return self._attend(dtype, 1, 1, 1) if self.sizes.calls else 0.0
 
     def _attend(self, dtype: str, seqs: int, queries: int, length: int) -> float:
         """Seconds of one call over made-up pages: `queries` new tokens of each of `seqs` sequences of `length`."""
@@ -266,24 +331,43 @@ class Bench:
             block_size=_BLOCK,
         )
         q = torch.randn(seqs * queries, heads, dim, device=on).to(compute)
-        return self._seconds(lambda: self.kernels.attention(q, spec, context))
+        return self._seconds(lambda: self.kernels.attention(q, spec, context), self._warm(seqs * queries))
 
     def _context(self) -> ForwardContext:
         """Enough for layers that look at no K/V."""
         nothing = torch.zeros(1, dtype=torch.int64, device=self.device)
         return ForwardContext(self.kernels, nothing, nothing, nothing, 1, [], [])
 
-    def _seconds(self, work: Callable[[], Any]) -> float:
+    def _seconds(self, work: Callable[[], Any], warm_s: float = 0.0) -> float:
         """The median of a few rounds; on a GPU of a recording, so that launching costs nothing."""
         work()
+        if not self.sizes.rounds:
+            return 1.0
         run, probe, count = work, torch.ones(1, device=self.device), 1
         if self.device != "cpu":
             run = Recorder().record(work).replay
-        if self.sizes.round_s:  # long enough for clocks that fell while kernels were compiled
+        if self.sizes.round_s:
             self._round(run, probe, 1)
             count = 1 + int(self.sizes.round_s / self._round(run, probe, 1))
-            self._round(run, probe, count)
+            begin = time.perf_counter()
+            while time.perf_counter() - begin < warm_s:
+                self._round(run, probe, count)
         return statistics.median(self._round(run, probe, count) for _ in range(self.sizes.rounds))
+
+    def _launch_us(self, work: Callable[[], Any]) -> float:
+        """Microseconds of the host to enqueue this on a GPU, which is not waited for."""
+        if self.device == "cpu":
+            return 0.0
+        work()
+        probe, times = torch.ones(1, device=self.device), []
+        for _ in range(self.sizes.rounds or 1):
+            probe.item()
+            start = time.perf_counter()
+            for _ in range(_LAUNCHES):
+                work()
+            times.append(time.perf_counter() - start)
+        probe.item()
+        return round(1e6 * statistics.median(times) / _LAUNCHES, 3)
 
     def _round(self, run: Callable[[], Any], probe: Tensor, count: int) -> float:
         """Seconds of one of so many runs."""
@@ -293,3 +377,19 @@ class Bench:
             run()
         probe.item()  # waits for everything before it
         return (time.perf_counter() - start) / count
+
+
+def _beyond(whole: float, call: float) -> float:
+    """What is left of a time without what calling costs, which is never more than half of it."""
+    return whole - min(call, 0.5 * whole)
+
+
+def _main(device: str, part: str) -> None:
+    """Run everything of a part once, small."""
+    sizes = SIZES["gpu"]
+    layers = tuple((hidden, inner, 0) for hidden, inner, _ in sizes.layers)
+    measure_part(device, replace(sizes, layers=layers, rounds=0), part)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

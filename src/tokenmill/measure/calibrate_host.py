@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from tokenmill.core.errors import TokenmillError
 from tokenmill.device.memory import peak_bytes
 from tokenmill.engine.llm import LLM
 from tokenmill.measure.closed import closed_loop
+from tokenmill.runner.short import TOKENS
 
 _TINY = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 64,
@@ -35,13 +36,19 @@ _MIXTURE = {
     "mlp_only_layers": [],
 }  # fmt: skip
 _PROMPT = 8
+_LONG = 100
+_MANY = (TOKENS[-1] // _LONG + 2, _LONG)
+"""Prompts and their tokens in a step that is too long to be recorded on a GPU."""
 _WORDS = 512
 _MANY_WORDS = 32768
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Two depths between which a layer's share is told; `shallow`: so few layers that a GPU waits for the host."""
+    """Two depths between which a layer's share is told; `shallow`: so few layers that a GPU waits for the host.
+
+    records: steps are recorded, those with prompts up to some length. words: a large vocabulary is measured, too.
+    """
 
     shallow: int
     few: int
@@ -50,11 +57,12 @@ class Sizes:
     tokens: int = 48
     rounds: int = 5
     words: bool = True
+    records: bool = False
 
 
-SIZES = {"cpu": Sizes(2, 2, 10, (1, 8, 9, 32)), "gpu": Sizes(2, 8, 32, (1, 32, 128), 32, 3, words=False)}
+SIZES = {"cpu": Sizes(2, 2, 10, (1, 8, 9, 32)), "gpu": Sizes(2, 4, 16, (1, 32, 128), 32, 3, words=False, records=True)}
 Found = dict[int, tuple[float, float]]
-"""Seconds between two tokens, and to the first one, by rows."""
+"""Seconds between two tokens, and to the first one, by rows; 0: to the first one of a step that is launched."""
 
 
 def host(device: str, *, mixture: bool = True) -> dict[str, Any]:
@@ -66,7 +74,10 @@ def host(device: str, *, mixture: bool = True) -> dict[str, Any]:
         name: [_point(sizes, rows, *(by[rows][i] for by in (shallow, few, many))) for rows in sizes.rows]
         for i, name in enumerate(("decoding", "prompting"))
     }
-    if mixture:
+    if sizes.records:
+        launched = _point(sizes, _MANY[0], *(by[0][1] for by in (shallow, few, many)))
+        found["launching"] = {"tokens": TOKENS[-1], **launched}
+    elif mixture:
         deep = _steps(device, sizes, _TINY | _MIXTURE, sizes.many)
         more = {rows: (deep[rows][0] - many[rows][0]) / sizes.many for rows in sizes.rows}
         found["mixture_ms"] = [(rows, _ms(max(1e-9, more[rows]))) for rows in sizes.rows]
@@ -76,6 +87,11 @@ def host(device: str, *, mixture: bool = True) -> dict[str, Any]:
         taken = _steps(device, sizes, _TINY, sizes.few, _MANY_WORDS)[most][0] - few[most][0]
         found["logit_ns"] = round(max(0.0, 1e9 * taken / most / (_MANY_WORDS - _WORDS)), 6)
     return found
+
+
+def rehearse(device: str) -> None:
+    """Run once what `host` will run on a GPU."""
+    _steps(device, replace(SIZES["gpu"], tokens=3, rounds=1), _TINY, 1)
 
 
 def _point(sizes: Sizes, rows: int, shallow: float, few: float, many: float) -> dict[str, float]:
@@ -113,14 +129,15 @@ def _steps(
         (Path(folder) / "config.json").write_text(json.dumps(config))
         options: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True, "device": device}
         with LLM(folder, kv_cache_memory_bytes=pool_bytes, max_num_seqs=sizes.rows[-1], **options) as llm:
-            for rows in sizes.rows:
-                jobs = [([1 + (i + rows) % 500] * _PROMPT, sizes.tokens) for i in range(rows)]
+            loads = {rows: (rows, min(_PROMPT, max(1, TOKENS[-1] // rows))) for rows in sizes.rows}
+            for name, (rows, length) in (loads | ({0: _MANY} if sizes.records else {})).items():
+                jobs = [([1 + (i + rows) % 500] * length, sizes.tokens if name else 2) for i in range(rows)]
                 times = []
                 for _ in range(sizes.rounds):
                     llm.reset_prefix_cache()
                     run = closed_loop(llm.engine, time.perf_counter, jobs, rows)
                     times.append((1e-3 * run["itl_ms"]["p50"], 1e-3 * run["ttft_ms"]["p50"]))
-                found[rows] = min(t for t, _ in times), statistics.median(t for _, t in times)
+                found[name] = min(t for t, _ in times), statistics.median(t for _, t in times)
     return found
 
 

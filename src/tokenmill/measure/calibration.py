@@ -31,11 +31,15 @@ def between(points: Points, at: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Seconds per weight of products with matrices of one format, by rows, when a step cycles through `set_bytes`."""
+    """Seconds per weight of products with matrices of one format, by rows, when a step cycles through `set_bytes`.
+
+    launch_s: what a host needs to launch a feed-forward layer of them on a GPU.
+    """
 
     bytes_per_weight: float
     points: Points
     set_bytes: float = math.inf
+    launch_s: float = 0.0
 
     def seconds(self, rows: float) -> float:
         """Between the points; beyond the last one in proportion to rows."""
@@ -54,12 +58,21 @@ class Hosted:
 
 
 @dataclass(frozen=True, slots=True)
+class Launched:
+    """Steps with prompts of more tokens than are recorded: around one, and what a host needs to launch a layer."""
+
+    tokens: int
+    step_s: float
+    layer_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Calibration:
     """Curves of one device. Rates are per second.
 
     `decode`: (bytes of the set, K/V bytes per second); `prompts`: (new tokens of a sequence, operations per second).
     `decoding`, `prompting`: steps of single tokens, and steps with prompts, by rows. `mixture_s`: per layer of experts
-    more than per other layer, by rows. `logit_s`: to choose from, per logit.
+    more than per other layer, by rows. `logit_s`: to choose from, per logit. `launched`: on a GPU.
     """
 
     linear: tuple[Curve, ...]
@@ -72,6 +85,12 @@ class Calibration:
     logit_s: float = 0.0
     process_bytes: int = 0
     link_s: float = 0.0
+    launched: Launched | None = None
+
+    def launch_s(self, bytes_per_weight: float, *, experts: bool = False) -> float:
+        """Seconds of a host to launch a feed-forward layer of the format nearest in size."""
+        curves = self.experts if experts and self.experts else self.linear
+        return min(curves, key=lambda c: abs(math.log(c.bytes_per_weight / bytes_per_weight))).launch_s
 
     def product_s(self, bytes_per_weight: float, rows: float, set_bytes: float, *, experts: bool = False) -> float:
         """Seconds per weight: the format nearest in size, corrected for the difference in bytes, by what is cycled."""
@@ -102,19 +121,23 @@ def read_calibration(found: Any) -> Calibration | None:
     """What `calibrate` gave, or None where a file has none."""
     if found is None:
         return None
+    missing = [part for part in ("attention", "host") if part in found.get("unfinished", ())]
+    if missing:
+        raise ParameterError(f"The calibration ended before {' and '.join(missing)} could be measured: measure again.")
     try:
-        attention, host = found["attention"], found["host"]
+        attention, host, experts = found["attention"], found["host"], found.get("experts") or []
         return Calibration(
             linear=_curves(found["linear"]),
-            experts=_curves(found.get("experts", [])) if found.get("experts") else (),
+            experts=_curves(experts) if experts else (),
             decode=_points(attention["decode_gb_per_s"], 1e9),
             prompts=_points(attention["prefill_tflops"], 1e12),
             decoding=_hosted(host["decoding"]),
             prompting=_hosted(host["prompting"]),
-            mixture_s=_points(host.get("mixture_ms") or [[1, 0.0]], 1e-3),
+            mixture_s=_points(host.get("mixture_ms") or (experts and experts[0].get("more_ms")) or [[1, 0.0]], 1e-3),
             logit_s=1e-9 * float(host["logit_ns"]),
             process_bytes=int(found.get("process_bytes", 0)),
             link_s=1e-6 * float(found.get("link_us", 0.0)),
+            launched=_launched(host.get("launching")),
         )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise ParameterError(
@@ -124,7 +147,13 @@ def read_calibration(found: Any) -> Calibration | None:
 
 def _curves(found: Sequence[Mapping[str, Any]]) -> tuple[Curve, ...]:
     curves = [
-        Curve(float(f["bytes_per_weight"]), _points(f["ps_per_weight"], 1e-12), float(f["set_bytes"])) for f in found
+        Curve(
+            float(f["bytes_per_weight"]),
+            _points(f["ps_per_weight"], 1e-12),
+            float(f["set_bytes"]),
+            1e-6 * float(f.get("launch_us", 0.0)),
+        )
+        for f in found
     ]
     if not curves:
         raise ValueError("no products")
@@ -142,6 +171,10 @@ def _hosted(found: Sequence[Mapping[str, float]]) -> tuple[Hosted, ...]:
     return tuple(
         Hosted(float(f["rows"]), 1e-3 * f["step_ms"], 1e-3 * f["layer_ms"], 1e-3 * f["least_ms"]) for f in found
     )
+
+
+def _launched(found: Mapping[str, float] | None) -> Launched | None:
+    return None if found is None else Launched(int(found["tokens"]), 1e-3 * found["step_ms"], 1e-3 * found["layer_ms"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,8 @@ def read_measured(found: Mapping[str, Any], source: str) -> Device:
             calibration=read_calibration(found.get("calibration")),
             source=source if source.startswith("measured") else f"measured, from {source}",
         )
+    except ParameterError as error:
+        raise ParameterError(f"{source}: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ParameterError(f"{source} is not what `tokenmill doctor --measure --json` prints ({error!r}).") from error
 

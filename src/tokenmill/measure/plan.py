@@ -225,6 +225,11 @@ def held_in_all(planner: Planner, device: Device) -> int:
     return planner.sheet.held_bytes + _step_bytes(planner) + layouts(planner, device).kv_bytes + _process_bytes(device)
 
 
+def peak_in_all(planner: Planner, device: Device) -> int:
+    """What `bench throughput` is to find as the peak: a GPU's allocator does not see what the context takes."""
+    return held_in_all(planner, device) - (_process_bytes(device) if planner.kind == "gpu" else 0)
+
+
 def _process_bytes(device: Device) -> int:
     """What the process takes before anything is loaded: measured, or what is usual."""
     known = 0 if device.calibration is None else device.calibration.process_bytes

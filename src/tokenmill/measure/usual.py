@@ -26,11 +26,26 @@ def _usual(cost: Cost, speeds: Speeds, known: Calibration) -> Floor:
         spent["sums over ranks"] = wire + cost.reductions * speeds.link_s
     work = cost.work
     host = known.host(work.rows, prompts=work.prompts > 0)
-    spent["launching a step"] = host.step_s + work.layers * host.layer_s + work.logits * known.logit_s
-    spent["launching a step"] += work.mixtures * between(known.mixture_s, work.rows)
-    least = max(0.0, host.least_s - sum(spent.values()))  # the host takes longer than the device
-    spent["launching a step"] += least
+    launching = work.layers * host.layer_s + work.logits * known.logit_s
+    launching += work.mixtures * between(known.mixture_s, work.rows)
+    spent["launching a step"] = launching
+    device = sum(spent.values())
+    if work.prompts and known.launched is not None and work.tokens > known.launched.tokens:
+        spent["launching a step"] += known.launched.step_s + max(0.0, _launch(cost, known) - device)
+    else:
+        spent["launching a step"] += host.step_s
+        spent["launching a step"] += max(0.0, host.least_s - device - host.step_s)  # the host takes longer
     return Floor(sum(spent.values()), max(spent, key=lambda name: spent[name]))
+
+
+def _launch(cost: Cost, known: Calibration) -> float:
+    """Seconds of a host to launch a step that is not recorded: a GPU computes meanwhile."""
+    assert known.launched is not None
+    work, usual = cost.work, known.launch_s(2.0)
+    size = 2 * work.tokens * cost.weight_bytes["matrices"] / cost.flops["matrices"]
+    pairs = 2 * work.layers * (known.launch_s(size) - usual)  # attention's two products, and two of the others
+    mixed = work.mixtures * (known.launch_s(2.0, experts=True) - usual)
+    return work.layers * known.launched.layer_s + max(0.0, pairs) + max(0.0, mixed)
 
 
 def _products(cost: Cost, known: Calibration, spent: dict[str, float]) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import ParameterError
-from tokenmill.measure import calibrate, calibrate_host
-from tokenmill.measure.calibration import Calibration, Curve, Hosted, Speeds, between, read_calibration
+from tokenmill.measure import calibrate, calibrate_compile, calibrate_host
+from tokenmill.measure.calibration import Calibration, Curve, Hosted, Launched, Speeds, between, read_calibration
 from tokenmill.measure.ceilings import read_measured
 from tokenmill.measure.devices import Device, Efficiency, efficiency_of, speeds
 from tokenmill.measure.plan import Setup, read_model
@@ -126,3 +128,63 @@ def test_broken_calibrations_are_named():
     for wrong in ({}, {"linear": 3}, {"linear": {}, "attention": {}, "host": {}}):
         with pytest.raises(ParameterError, match="doctor --measure"):
             read_calibration(wrong)
+
+
+def test_what_was_measured_until_the_end_of_patience_is_kept(monkeypatch):
+    def part(device, sizes, name, *, mixture):
+        if name == "attention":
+            raise KeyboardInterrupt
+        if name == "int8":
+            raise RuntimeError("out of memory")
+        return [{"format": name}]
+
+    monkeypatch.setattr(calibrate, "measure_part", part)
+    monkeypatch.setattr(calibrate, "process_bytes", lambda: 1)
+    monkeypatch.setattr(calibrate, "measure", lambda device, dtypes: {"title": "here", "link": None})
+    found, lines = {}, []
+    with pytest.raises(KeyboardInterrupt):
+        calibrate.measure_calibrated("cpu", ("float32", "int8"), told=lines.append, found=found)
+    known = found["calibration"]
+    assert found["title"] == "here" and known["linear"] == [{"format": "float32"}]
+    assert known["unfinished"] == ["int8", "attention", "experts", "host"]
+    assert lines[-1] == "int8: not measured (out of memory)"
+    with pytest.raises(ParameterError, match="ended before attention and host"):
+        read_calibration(known)
+
+
+def test_kernels_are_compiled_by_processes_that_may_fail(monkeypatch):
+    ways = {"good": "pass", "bad": "raise SystemExit(3)", "endless": "import time; time.sleep(1000)"}
+
+    def process(device, part):
+        return subprocess.Popen([sys.executable, "-S", "-c", ways[part]])
+
+    monkeypatch.setattr(calibrate_compile, "_process", process)
+    monkeypatch.setattr(calibrate_compile, "free_bytes", lambda device: 1 << 40)
+    monkeypatch.setattr(calibrate_compile.os, "cpu_count", lambda: 4)
+    lines = []
+    with calibrate_compile.Compiling("cuda", list(ways)) as compiling:
+        compiling.wait(["good", "bad", "unknown"], lines.append)
+        left = compiling.running["endless"]
+    assert lines[0] == "bad: kernels were not compiled beforehand (status 3)" and "good, bad" in lines[1]
+    assert left.poll() is not None
+    monkeypatch.setattr(calibrate_compile, "free_bytes", lambda device: 2 << 30)
+    assert not calibrate_compile.Compiling("cuda", list(ways)).running
+
+
+def test_a_gpu_computes_while_a_long_prompt_is_launched():
+    known = replace(
+        KNOWN,
+        linear=(Curve(2.0, ((1, 1e-9),), launch_s=0.1), Curve(1.0, ((1, 1e-9),), launch_s=0.3)),
+        prompting=(Hosted(1, 5.0, 0.01),),
+        launched=Launched(512, 0.5, 2.0),
+    )
+
+    def seconds(tokens, size=2.0):
+        cost = Cost(work=Work(tokens=tokens, rows=1, prompts=1, prompt_tokens=tokens, layers=3))
+        cost.flops["matrices"], cost.weight_bytes["matrices"] = 2.0 * 1e6 * tokens, size * 1e6
+        return step_time(cost, Speeds(1.0, 1.0, calibration=known)).seconds
+
+    assert seconds(512) == pytest.approx(512e-3 + 3 * 0.01 + 5.0)  # recorded
+    assert seconds(1000) == pytest.approx(0.5 + 3 * 2.0)  # the host takes longer
+    assert seconds(1000, 1.0) == pytest.approx(0.5 + 3 * (2.0 + 2 * 0.2))  # and longer where there is more to launch
+    assert seconds(100_000) == pytest.approx(100.0 + 3 * 0.01 + 0.5)  # hidden

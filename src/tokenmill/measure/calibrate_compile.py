@@ -1,0 +1,57 @@
+"""Kernels of a GPU's calibration are compiled before it is measured. Owns: the processes that do so side by side.
+
+Each runs one part of the calibration once and leaves what it compiled on the disk. If one fails, its part's kernels are
+compiled while they are measured, which takes longer. Must not know: what a part is.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tokenmill.device.memory import free_bytes
+
+_PART_BYTES = 4 << 30
+"""Memory on the device that a process may take."""
+_LONGEST_S = 90.0
+
+
+class Compiling:
+    """Processes for these parts, begun at once, ended on leaving."""
+
+    def __init__(self, device: str, parts: Sequence[str]) -> None:
+        self.started = time.perf_counter()
+        room = min((os.cpu_count() or 1) - 1, free_bytes(device) // _PART_BYTES) if parts else 0
+        wanted = list(parts)[-room:] if room > 1 else []  # the last takes longest
+        self.running = {part: _process(device, part) for part in wanted}
+
+    def __enter__(self) -> Compiling:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.running.values():
+            process.kill()
+            process.wait()
+
+    def wait(self, parts: Sequence[str], told: Callable[[str], None]) -> None:
+        """Until these parts' processes have ended."""
+        waited = [(part, self.running.pop(part)) for part in parts if part in self.running]
+        for part, process in waited:
+            try:
+                status = process.wait(max(0.0, self.started + _LONGEST_S - time.perf_counter()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                status = process.wait()
+            if status:
+                told(f"{part}: kernels were not compiled beforehand (status {status})")
+        if waited:
+            told(f"kernels of {', '.join(p for p, _ in waited)}: {time.perf_counter() - self.started:.1f} s")
+
+
+def _process(device: str, part: str) -> subprocess.Popen[Any]:
+    command = [sys.executable, "-m", "tokenmill.measure.calibrate", device, part]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
