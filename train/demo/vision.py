@@ -376,7 +376,9 @@ class Batches(torch.utils.data.IterableDataset):
             if step % 3 == 0:
                 cases = [mixture.draw(rng)[1] for _ in range(max(1, self.size // 2))]
                 # A chat loses its last mark, a plain text keeps it: attention over an empty row gives NaN.
-                yield encode(tokenizer, [case_segments(c)[:-1] if c.messages else case_segments(c) for c in cases])
+                # Longer than the questions: the answer of a case with tools is at its end.
+                chosen = [case_segments(c)[:-1] if c.messages else case_segments(c) for c in cases]
+                yield encode(tokenizer, chosen, 640)
                 continue
             scenes = [scene(rng) for _ in range(self.size)]
             batch = encode(tokenizer, [chat_segments(talk(rng, o), None) for o in scenes])
