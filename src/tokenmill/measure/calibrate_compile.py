@@ -17,7 +17,7 @@ from tokenmill.device.memory import free_bytes
 
 _PART_BYTES = 4 << 30
 """Memory on the device that a process may take."""
-_LONGEST_S = 90.0
+_LONGEST_S = 40.0
 
 
 class Compiling:
