@@ -353,6 +353,10 @@ def all_cases() -> Iterator[Case]:
         yield prefill_case("16x512", [512] * 16, [512] * 16, config)
         yield prefill_case("64x128 of 2176", [2176] * 64, [128] * 64, config)
     yield prefill_case("16x512", [512] * 16, [512] * 16, (128, 64, 8, 3), dense=True)
+    for name, length, new, count in (("8x1024", 1024, 1024, 8), ("16x512", 512, 512, 16), ("27x300", 300, 300, 27),
+                                     ("32x128", 128, 128, 32), ("28x128 of 2176", 2176, 128, 28)):  # fmt: skip
+        for dense in (True, False):
+            yield prefill_case(f"short {name}", [length] * count, [new] * count, dense=dense)
     yield sdpa_case("CUDNN_ATTENTION", 8192)
     yield sdpa_case("FLASH_ATTENTION", 8192)
     yield prepare_case(1)
@@ -377,6 +381,11 @@ def layer_cases() -> Iterator[Case]:
         yield layer_case(32, 300, qkv=("thin", *cut, 0))
     for cut in ((64, 128, 2, 4, 4, 4), (64, 128, 2, 4, 4, 0), (64, 128, 2, 3, 4, 4)):
         yield layer_case(32, 300, o=("thin", *cut, 0))
+    for cut in ((4, 2048, 8), *((2, 4096, 8, ahead) for ahead in (0, 512, 768, 1024))):
+        yield layer_case(1, 300, o=("gemv", *cut))  # while attention has little to read
+    for cut in ((64, 256, 2, 3, 4, 2), (64, 256, 2, 3, 4, 4), (64, 256, 2, 3, 4, 8), (64, 128, 4, 4, 4, 8)):
+        yield layer_case(32, 300, o=("thin", *cut, 0))
+    yield layer_case(32, 300, o=("thin", 64, 256, 2, 3, 4, 8, 0), qkv=("thin", 64, 128, 2, 4, 4, 8, 0))
     for cut in ((128, 64, 1, 4, 8, 8), (128, 64, 1, 4, 8, 2), (64, 64, 1, 5, 4, 4)):
         yield layer_case(32, 300, gate_up=("thin", *cut, 0))
 
