@@ -3,15 +3,17 @@
 python bench/predict.py run MODEL --out OUT.json [--loads 0,1,2] [--ceilings CEILINGS.json]
 python bench/predict.py join OUT.json ...             the errors' median and worst over all pieces, as JSON
 
-MODEL: demo, 1b-none, 1b-int8 or 1b-int4. A piece measures the machine first, as
-`tokenmill doctor --measure` does (or takes what that printed): the prediction knows nothing else. Memory bandwidth of a
-shared host changes within minutes, so each piece does it anew. Loads that take less than SPENT seconds are repeated;
-the median counts. Before memory is compared, the whole K/V pool is written: a CPU hands out pages at the first write.
+MODEL: demo, 1b-none, 1b-int8 or 1b-int4. A piece measures the machine first, as `tokenmill doctor --measure` does (or
+takes what that printed). What a shared host gives of its memory changes within minutes, so each piece does it anew, and
+plain reads are timed for 0.2 s before each load, as `tokenmill plan` does on the machine that was calibrated: nothing
+else is known ("before": predicted without these reads). Loads that take less than SPENT seconds are repeated; the
+median counts. Before memory is compared, the whole K/V pool is written: a CPU hands out pages at the first write.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -20,6 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from tokenmill.core.config import calm_threads, make_config
@@ -33,9 +37,9 @@ from geometry import GEOMETRY  # noqa: E402
 from tokenmill import LLM  # noqa: E402
 from tokenmill.device.memory import peak_bytes  # noqa: E402
 from tokenmill.measure.calibrate import measure_calibrated  # noqa: E402
-from tokenmill.measure.ceilings import read_measured  # noqa: E402
+from tokenmill.measure.ceilings import read_measured, reading  # noqa: E402
 from tokenmill.measure.closed import closed_loop  # noqa: E402
-from tokenmill.measure.devices import efficiency_of  # noqa: E402
+from tokenmill.measure.devices import efficiency_of, while_reading  # noqa: E402
 from tokenmill.measure.plan import Setup, held_in_all, read_model, speed_types  # noqa: E402
 from tokenmill.measure.simulate import predict  # noqa: E402
 from tokenmill.measure.workloads import Uniform  # noqa: E402
@@ -75,13 +79,14 @@ def options_of(model: str, folder: pathlib.Path) -> dict[str, Any]:
 def run(model: str, loads: list[int]) -> dict[str, Any]:
     """Loads on one engine; nothing is predicted in this process, whose memory counts."""
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, reader() as read:
         with LLM(**options_of(model, pathlib.Path(folder))) as llm:
             closed_loop(llm.engine, time.perf_counter, Uniform(4, 64, 8).jobs(None, 6000), 4)
             for users, inputs, outputs in (LOADS[i] for i in loads):
                 jobs = Uniform(users, inputs, outputs, seed=users).jobs(None, 6000)
+                rate = read()
                 found = measured(llm, jobs, users)
-                rows.append({"users": users, "input": inputs, "output": outputs, **found})
+                rows.append({"users": users, "input": inputs, "output": outputs, "read": rate, **found})
                 print(model, json.dumps(rows[-1]), file=sys.stderr, flush=True)
             for storage in llm.engine.executor.runner.pool.storage:  # type: ignore[attr-defined]
                 storage.zero_()
@@ -100,10 +105,12 @@ def compared(found: dict[str, Any], ceilings: dict[str, Any]) -> dict[str, Any]:
     for run in found["rows"]:
         users = run["users"]
         jobs = Uniform(users, run["input"], run["output"], seed=users).jobs(None, 6000)
-        row = {name: run[name] for name in ("users", "input", "output", "others")}
-        for name, value in figures(predict(planner, setup, jobs, users)).items():
+        row = {name: run[name] for name in ("users", "input", "output", "others", "read")}
+        now = replace(setup, device=while_reading(device, run["read"]))
+        before, hoped = (figures(predict(planner, one, jobs, users)) for one in (setup, now))
+        for name, value in hoped.items():
             error = round(value / run[name] - 1, 4)
-            row[name] = {"predicted": value, "measured": run[name], "error": error}
+            row[name] = {"predicted": value, "measured": run[name], "error": error, "before": before[name]}
         rows.append(row)
     memory = {"predicted": held_in_all(planner, device), **found["memory"]}
     return {**found, "rows": rows, "memory": memory, "ceilings": ceilings}
@@ -124,6 +131,21 @@ def measured(llm: LLM, jobs: list[Any], users: int) -> dict[str, float]:
             break
     calm = [one for one in runs if one["others"] < CALM] or [min(runs, key=lambda one: one["others"])]
     return {name: statistics.median(one[name] for one in calm) for name in (*FIGURES, "others")}
+
+
+@contextlib.contextmanager
+def reader() -> Iterator[Callable[[], float]]:
+    """Bytes per second that plain reads reach when it is called, in a process of its own, because they take memory."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, __file__, "read", "now"], stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+
+        def read() -> float:
+            print(file=process.stdin, flush=True)
+            return float(process.stdout.readline())  # type: ignore[union-attr]
+
+        yield read
+        process.stdin.close()
 
 
 def busy() -> float:
@@ -191,7 +213,7 @@ def summary(pieces: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("verb", choices=("run", "join", "child"))
+    parser.add_argument("verb", choices=("run", "join", "child", "read"))
     parser.add_argument("names", nargs="+")
     parser.add_argument("--loads", default=",".join(map(str, range(len(LOADS)))))
     parser.add_argument("--ceilings", default="")
@@ -200,6 +222,9 @@ def main() -> None:
     loads = [int(i) for i in args.loads.split(",")]
     if args.verb == "join":
         print(json.dumps(summary([json.loads(pathlib.Path(name).read_text()) for name in args.names]), indent=1))
+    elif args.verb == "read":
+        for _ in sys.stdin:
+            print(reading("cpu"), flush=True)
     elif args.verb == "child":
         print(json.dumps(run(args.names[0], loads)))
     else:

@@ -108,9 +108,9 @@ def _device(name: str, types: tuple[str, ...]) -> Any:
 
     if name not in ("auto", "cpu") and not name.startswith("cuda"):
         if name.endswith(".json"):
-            from tokenmill.measure.ceilings import load_measured
+            from tokenmill.measure.ceilings import load_measured, now_here
 
-            return load_measured(Path(name))
+            return now_here(load_measured(Path(name)))
         return find_device(name)
     from tokenmill.cli.loading import spinner
     from tokenmill.device.memory import pick_device

@@ -29,7 +29,7 @@ from tokenmill.layers.build import Build
 from tokenmill.layers.experts import Experts
 from tokenmill.measure.calibrate_compile import Compiling
 from tokenmill.measure.calibrate_host import host, process_bytes, rehearse
-from tokenmill.measure.ceilings import measure, read_measured
+from tokenmill.measure.ceilings import measure, read_measured, reading
 from tokenmill.measure.devices import Device
 from tokenmill.measure.shapes import ShapeCheckpoint
 from tokenmill.quant.detect import from_dense
@@ -99,6 +99,7 @@ SIZES = {
 _SCHEMES = {"gpu": {"int4": "int4-g128"}, "cpu": {}}
 _LASTING_ROWS = 1024
 _LAUNCHES, _FEW = 8, 32
+_READ_S = 0.03
 
 
 def measure_calibrated(
@@ -194,6 +195,7 @@ class Bench:
             weights = 3 * hidden * inner
             layers = [first] + [self._layer(dtype, hidden, inner) for _ in range(max(1, -(-cycled // held)) - 1)]
             nothing = self._layer(dtype, *self.sizes.nothing)
+            reads = [self._reading()]
             best: dict[int, float] = {}
             calls: dict[int, float] = {}
             for rows in self.sizes.rows * self.sizes.passes:
@@ -204,6 +206,8 @@ class Bench:
                     calls[like] = self._pass(dtype, like, small, self.sizes.nothing[0], 0.0) / len(some)
                 each = self._pass(dtype, rows, some, hidden, self._warm(rows)) / len(some)
                 taken = round(1e12 * _beyond(each, calls.get(like, 0.0)) / weights, 6)
+                if rows == self.sizes.rows[0]:
+                    reads.append(self._reading())
                 if rows not in best or taken < _DISTURBED * best[rows]:
                     best[rows] = taken
             yield {
@@ -211,6 +215,7 @@ class Bench:
                 "bytes_per_weight": round(held / weights, 4),
                 "set_bytes": held * len(layers),
                 "ps_per_weight": list(best.items()),
+                "read_gb_per_s": round(statistics.median([*reads, self._reading()]), 3),
                 "launch_us": self._launch_us(self._work(dtype, [first], _LASTING_ROWS, hidden)),
             }
             del layers, first, nothing
@@ -227,6 +232,10 @@ class Bench:
                 return None
             made.append(weight)
         return made[0], made[1]
+
+    def _reading(self) -> float:
+        """GB/s that plain reads reach meanwhile, on a CPU: nobody shares a GPU's memory."""
+        return 1e-9 * reading(self.device, _READ_S) if self.kind == "cpu" else 0.0
 
     def _like(self, rows: int) -> int:
         """Rows of the layer of nothing beside this one: on a GPU a kernel's latency hardly depends on them."""

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenmill.core.errors import ParameterError
 
+_SWING = 2.5
+"""What a machine's memory can be expected to change by."""
 Points = tuple[tuple[float, float], ...]
 """(where, how much), ascending."""
 
@@ -33,13 +35,28 @@ def between(points: Points, at: float) -> float:
 class Curve:
     """Seconds per weight of products with matrices of one format, by rows, when a step cycles through `set_bytes`.
 
-    launch_s: what a host needs to launch a feed-forward layer of them on a GPU.
+    launch_s: what a host needs to launch a feed-forward layer of them on a GPU. read: bytes per second that plain reads
+    reached at that time; 0: not known.
     """
 
     bytes_per_weight: float
     points: Points
     set_bytes: float = math.inf
     launch_s: float = 0.0
+    read: float = 0.0
+
+    def while_reading(self, rate: float) -> Curve:
+        """The curve while plain reads reach this many bytes per second: what waits for memory changes with them.
+
+        Sets that are read faster than plain reads come from caches, and rows that take twice the time of one compute.
+        """
+        if not self.read:
+            return self
+        one = self.points[0][1]
+        waits = min(1.0, max(0.0, 2.0 - self.bytes_per_weight / one / self.read)) if one else 0.0
+        more = one * waits * (min(_SWING, max(1 / _SWING, self.read / rate)) - 1.0)
+        points = tuple((rows, t + more * min(1.0, max(0.0, 2.0 - t / one))) for rows, t in self.points)
+        return replace(self, points=points, read=rate)
 
     def seconds(self, rows: float) -> float:
         """Between the points; beyond the last one in proportion to rows."""
@@ -86,6 +103,11 @@ class Calibration:
     process_bytes: int = 0
     link_s: float = 0.0
     launched: Launched | None = None
+
+    def while_reading(self, rate: float) -> Calibration:
+        """What is expected while plain reads reach this many bytes per second."""
+        linear, experts = (tuple(c.while_reading(rate) for c in curves) for curves in (self.linear, self.experts))
+        return replace(self, linear=linear, experts=experts)
 
     def launch_s(self, bytes_per_weight: float, *, experts: bool = False) -> float:
         """Seconds of a host to launch a feed-forward layer of the format nearest in size."""
@@ -152,6 +174,7 @@ def _curves(found: Sequence[Mapping[str, Any]]) -> tuple[Curve, ...]:
             _points(f["ps_per_weight"], 1e-12),
             float(f["set_bytes"]),
             1e-6 * float(f.get("launch_us", 0.0)),
+            1e9 * float(f.get("read_gb_per_s", 0.0)),
         )
         for f in found
     ]

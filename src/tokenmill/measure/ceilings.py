@@ -6,8 +6,10 @@ Must not know: models. On a GPU work is queued several times before it is waited
 from __future__ import annotations
 
 import json
+import statistics
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.device.memory import describe, devices_like, total_bytes
 from tokenmill.kernels import make_kernels
 from tokenmill.measure.calibration import read_calibration
-from tokenmill.measure.devices import Device, recognise
+from tokenmill.measure.devices import Device, recognise, while_reading
 
 _READ_BYTES = {"cpu": 256 << 20, "gpu": 2 << 30}
 _LINK_BYTES = 256 << 20
@@ -64,6 +66,19 @@ def measure(device: str, dtypes: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
+def reading(device: str, seconds: float = 0.2) -> float:
+    """Bytes per second that plain reads reach at this moment, the median over so many seconds; calibrations have it
+    beside every curve, because a shared host gives more or less of its memory within minutes."""
+    data = torch.ones(_READ_BYTES["cpu" if device == "cpu" else "gpu"] // 4, device=device)
+    times: list[float] = []
+    begin = time.perf_counter()
+    while len(times) < _ROUNDS or time.perf_counter() - begin < seconds:
+        start = time.perf_counter()
+        data.sum().item()
+        times.append(time.perf_counter() - start)
+    return data.nbytes / statistics.median(times)
+
+
 def link(here: str, there: str | None = None) -> dict[str, float] | None:
     """GB/s and microseconds of copies from one device to another; None: there is no other one."""
     if there is None:
@@ -102,6 +117,17 @@ def load_measured(path: Path) -> Device:
         raise ParameterError(f"{path} cannot be read: {error}.") from error
     found = found.get("measured", found) if isinstance(found, dict) else {}
     return read_measured(found, str(path))
+
+
+def now_here(device: Device) -> Device:
+    """A measured CPU that is this machine's, as its memory is read at this moment; others as they were."""
+    if device.kind != "cpu" or device.calibration is None or device.title != describe("cpu"):
+        return device
+    rate = reading("cpu")
+    found = while_reading(device, rate)
+    then = device.bytes_per_s
+    note = f"plain reads reach {rate / 1e9:.1f} GB/s now, {then / 1e9:.1f} when it was calibrated: predictions follow"
+    return replace(found, note=note)
 
 
 def _products(device: str, kind: str, dtype: str) -> float | None:

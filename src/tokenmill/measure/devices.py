@@ -119,6 +119,12 @@ def efficiency_of(device: Device, given: str | None = None) -> Efficiency:
     return replace(assumed, memory=shares[0], compute=shares[-1], source="given with --efficiency")
 
 
+def while_reading(device: Device, rate: float) -> Device:
+    """The device as it is while plain reads reach this many bytes per second."""
+    known = device.calibration
+    return replace(device, bytes_per_s=rate, calibration=None if known is None else known.while_reading(rate))
+
+
 def products_in(kind: str, dtype: str, quantization: str | None) -> str:
     """The type whose speed limits the products: the weights' where activations are rounded to it, too."""
     scheme = (quantization or "").split(",")[0].split("-")[0]

@@ -10,7 +10,8 @@ import pytest
 
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import ParameterError
-from tokenmill.measure import calibrate, calibrate_compile, calibrate_host
+from tokenmill.device.memory import describe
+from tokenmill.measure import calibrate, calibrate_compile, calibrate_host, ceilings
 from tokenmill.measure.calibration import Calibration, Curve, Hosted, Launched, Speeds, between, read_calibration
 from tokenmill.measure.ceilings import read_measured
 from tokenmill.measure.devices import Device, Efficiency, efficiency_of, speeds
@@ -188,3 +189,24 @@ def test_a_gpu_computes_while_a_long_prompt_is_launched():
     assert seconds(1000) == pytest.approx(0.5 + 3 * 2.0)  # the host takes longer
     assert seconds(1000, 1.0) == pytest.approx(0.5 + 3 * (2.0 + 2 * 0.2))  # and longer where there is more to launch
     assert seconds(100_000) == pytest.approx(100.0 + 3 * 0.01 + 0.5)  # hidden
+
+
+def test_what_waits_for_memory_follows_the_reads_of_this_moment():
+    memory = Curve(2.0, ((1, 40e-12), (16, 60e-12), (64, 140e-12)), 2e8, read=50e9)
+    slow = memory.while_reading(25e9)
+    assert [t * 1e12 for _, t in slow.points] == pytest.approx([80, 80, 140])  # all, half, nothing waits for memory
+    assert slow.read == 25e9 and slow.while_reading(50e9).points[0][1] == pytest.approx(40e-12)
+    cached = Curve(2.0, ((1, 20e-12), (64, 140e-12)), 1e6, read=50e9)  # 100 GB/s: not from memory
+    assert cached.while_reading(25e9).points == cached.points
+    assert Curve(2.0, ((1, 40e-12),)).while_reading(25e9).points == ((1, 40e-12),)  # not known then
+    assert memory.while_reading(1e9).points[0][1] == pytest.approx(100e-12)  # memory does not become 50 times slower
+
+
+def test_a_calibration_of_this_machine_is_read_as_the_machine_is_now(monkeypatch):
+    device = Device("this", describe("cpu"), "cpu", 1 << 30, 50e9, {}, 0.0, "measured here", calibration=KNOWN)
+    monkeypatch.setattr(ceilings, "reading", lambda where: 25e9)
+    assert "25.0 GB/s now, 50.0" in ceilings.now_here(device).note and ceilings.now_here(device).bytes_per_s == 25e9
+    for other in (replace(device, title="another"), replace(device, kind="gpu"), replace(device, calibration=None)):
+        assert ceilings.now_here(other) is other
+    monkeypatch.undo()
+    assert 1e9 < ceilings.reading("cpu", 0.0) < 1e13
