@@ -21,6 +21,7 @@ import torch
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan, KVSpec, KVView, NormSpec, RopeSpec
 from tokenmill.kernels.triton import decode
+from tokenmill.kernels.triton import kernels as choosing
 from tokenmill.kernels.triton.common import Scratch
 from tokenmill.kernels.triton.decode import attend_one
 from tokenmill.kernels.triton.dense import MOST, arrange, attend_dense, attend_long, gather
@@ -145,6 +146,15 @@ def paged(
     return spec, ctx, kernels
 
 
+def with_config(config: tuple, kernels: TritonKernels, q: torch.Tensor, spec: AttentionSpec, ctx: ForwardContext):
+    """Attention that decodes so."""
+    plain, choosing.decode_config = choosing.decode_config, lambda *_, **__: config
+    try:
+        return kernels.attention(q, spec, ctx)
+    finally:
+        choosing.decode_config = plain
+
+
 def decode_case(
     name: str, lengths: list[int], config: tuple | None = None, shared: int = 0, whole: bool = False,
     fresh: bool = True,
@@ -158,7 +168,9 @@ def decode_case(
         out = torch.empty(len(lengths), 4096, device="cuda", dtype=BF16)
         for layer in range(layers):
             spec = replace(first, layer=layer)
-            if whole:
+            if whole and config:
+                sets.append(lambda q=q, s=spec, c=ctx, k=kernels: with_config(config, k, q, s, c))
+            elif whole:
                 sets.append(lambda q=q, s=spec, c=ctx, k=kernels: k.attention(q, s, c))
             else:
                 sets.append(
@@ -338,6 +350,10 @@ def all_cases() -> Iterator[Case]:
     for config in ((8, 64, 4, 3, 1, 1), (4, 64, 4, 3, 1, 1), (4, 64, 4, 5, 1, 1), (8, 64, 4, 5, 1, 1)):
         yield decode_case("16x16000", [16000] * 16, config)
     yield decode_case("256x2208 shared 2048", [2208] * 256, shared=2048, whole=True)
+    for config in ((1, 64, 2, 5, 1, 1), (1, 32, 1, 5, 1, 1), (1, 32, 2, 3, 1, 1), (1, 64, 4, 3, 1, 1), (1, 64, 2, 3, 0, 1),
+                   (1, 32, 1, 3, 0, 1), (1, 64, 2, 3, 2, 1), (1, 16, 1, 5, 0, 1)):  # fmt: skip
+        yield decode_case("256x2208 shared 2048", [2208] * 256, config, shared=2048, whole=True)
+        yield decode_case("256x2208 shared 2192", [2208] * 256, config, shared=2192, whole=True)
     yield decode_case("256x2208 not shared", [2208] * 256, whole=True)
     for config in ((256, 64, 8, 3), (256, 64, 8, 5), (128, 128, 8, 5), (128, 64, 8, 5), (128, 64, 8, 7)):
         yield prefill_case("8192", [8192], [8192], config)
