@@ -350,8 +350,8 @@ def all_cases() -> Iterator[Case]:
     for config in ((8, 64, 4, 3, 1, 1), (4, 64, 4, 3, 1, 1), (4, 64, 4, 5, 1, 1), (8, 64, 4, 5, 1, 1)):
         yield decode_case("16x16000", [16000] * 16, config)
     yield decode_case("256x2208 shared 2048", [2208] * 256, shared=2048, whole=True)
-    for config in ((1, 64, 2, 5, 1, 1), (1, 32, 1, 5, 1, 1), (1, 32, 2, 3, 1, 1), (1, 64, 4, 3, 1, 1), (1, 64, 2, 3, 0, 1),
-                   (1, 32, 1, 3, 0, 1), (1, 64, 2, 3, 2, 1), (1, 16, 1, 5, 0, 1)):  # fmt: skip
+    for config in ((1, 64, 2, 5, 1, 1), (1, 32, 1, 5, 1, 1), (1, 32, 2, 3, 1, 1), (1, 64, 4, 3, 1, 1),
+                   (1, 64, 2, 3, 0, 1), (1, 32, 1, 3, 0, 1), (1, 64, 2, 3, 2, 1), (1, 16, 1, 5, 0, 1)):  # fmt: skip
         yield decode_case("256x2208 shared 2048", [2208] * 256, config, shared=2048, whole=True)
         yield decode_case("256x2208 shared 2192", [2208] * 256, config, shared=2192, whole=True)
     yield decode_case("256x2208 not shared", [2208] * 256, whole=True)
