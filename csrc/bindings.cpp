@@ -147,6 +147,38 @@ void greedy(Address x, int64_t rows, int64_t width, int64_t stride, int type, Ad
   submit(static_cast<double>(rows * width), [op] { table().greedy(op); });
 }
 
+// masks: words, masks, how many and of how many words; draws: rows, positions, then by row streams, prompts, scales, how
+// many rows and the two strides; out: ids, marked, largest. False: a draw is too close to call.
+bool choose_tokens(Address x, int64_t rows, int64_t width, int64_t stride, int type,
+                   const std::tuple<Address, Address, int64_t, int64_t>& masks, const std::vector<Address>& draws,
+                   const std::tuple<Address, Address, Address>& out) {
+  require(rows > 0 && width > 0, "a choice needs something to choose from");
+  require(draws.empty() || draws.size() == 8, "draws: eight numbers");
+  std::vector<float> largest(static_cast<size_t>(rows));
+  const auto [words, packed, count, mask_words] = masks;
+  ChooseOp op{};
+  op.x = raw(x), op.rows = rows, op.width = width, op.stride = stride, op.type = static_cast<Type>(type);
+  op.words = at<const int32_t>(words), op.masks = at<const uint32_t>(packed), op.mask_words = mask_words;
+  for (int64_t i = 0; op.words != nullptr && i < rows; ++i) {
+    require((op.words[i] & (kDrawn - 1)) <= count, "choose: no such mask");
+  }
+  require(count == 0 || mask_words * 32 >= width, "choose: masks are as wide as the logits");
+  if (!draws.empty()) {
+    op.row_ids = at<const int64_t>(draws[0]), op.positions = at<const int64_t>(draws[1]);
+    op.streams = at<const int64_t>(draws[2]), op.num_prompt = at<const int64_t>(draws[3]);
+    op.scales = at<const float>(draws[4]);
+    op.int_stride = static_cast<int64_t>(draws[6]), op.scale_stride = static_cast<int64_t>(draws[7]);
+    for (int64_t i = 0; i < rows; ++i) {
+      require(op.row_ids[i] >= 0 && op.row_ids[i] < static_cast<int64_t>(draws[5]), "choose: no such row");
+    }
+  }
+  op.ids = at<int64_t>(std::get<0>(out)), op.marked = at<int64_t>(std::get<1>(out));
+  op.before = at<float>(std::get<2>(out)), op.largest = largest.data();
+  bool certain = false;
+  run(static_cast<double>(rows * width), [&] { certain = table().choose(op); });
+  return certain;
+}
+
 void widen(Address x, Address out, int64_t count) {
   const WidenOp op{raw(x), at<float>(out), count};
   submit(static_cast<double>(count), [op] { table().widen(op); });
@@ -518,6 +550,7 @@ NB_MODULE(_native, m) {
   m.def("add", &add);
   m.def("embed", &embed);
   m.def("greedy", &greedy);
+  m.def("choose_tokens", &choose_tokens);
   m.def("widen", &widen);
   m.def("gather_rows", &gather_rows);
   m.def("gather_tables", &gather_tables);

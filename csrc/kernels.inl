@@ -1,6 +1,7 @@
 // All kernels, written once on the sixteen lanes of simd_*.h; included by each isa_*.cpp.
 #include "lanes.inl"
 #include "elementwise.inl"
+#include "choose.inl"
 #include "qkv.inl"
 #include "dense.inl"
 #include "attention.inl"
@@ -12,8 +13,8 @@ namespace tokenmill {
 #define TM_JOIN2(a, b) a##b
 #define TM_JOIN(a, b) TM_JOIN2(a, b)
 const Table TM_JOIN(table_, TM_NS) = {
-    TM_NS::norm, TM_NS::act, TM_NS::add_scaled, TM_NS::embed, TM_NS::greedy, TM_NS::widen, TM_NS::linear,
-    TM_NS::prepare, TM_NS::attention,
+    TM_NS::norm, TM_NS::act, TM_NS::add_scaled, TM_NS::embed, TM_NS::greedy, TM_NS::choose, TM_NS::widen,
+    TM_NS::linear, TM_NS::prepare, TM_NS::attention,
 };
 
 }  // namespace tokenmill

@@ -76,6 +76,27 @@ struct GreedyOp {  // the first of the largest numbers of each row, where NaN co
   Type type;
 };
 
+constexpr int32_t kDrawn = 1 << 30;
+
+struct ChooseOp {  // greedy among allowed tokens, or a draw among them
+  const void* x;
+  int64_t rows, width, stride;
+  Type type;
+  const int32_t* words;  // per row 1 + the number of its mask, or 0, plus kDrawn; nullptr: no masks, all are drawn
+  const uint32_t* masks;
+  int64_t mask_words;
+  const int64_t* row_ids;  // per line, into the following; streams may be nullptr: nothing is drawn
+  const int64_t* positions;
+  const int64_t* streams;
+  const int64_t* num_prompt;
+  const float* scales;
+  int64_t int_stride, scale_stride;
+  int64_t* ids;
+  int64_t* marked;
+  float* before;  // the largest logits, and the largest allowed ones
+  float* largest;
+};
+
 struct WidenOp {  // bfloat16 as float32
   const void* x;
   float* out;
@@ -244,6 +265,7 @@ struct Table {
   void (*add)(const AddOp&);
   void (*embed)(const EmbedOp&);
   void (*greedy)(const GreedyOp&);
+  bool (*choose)(const ChooseOp&);  // false: a draw is too close to call
   void (*widen)(const WidenOp&);
   void (*linear)(const LinearOp&);
   void (*prepare)(const PrepareOp&);

@@ -174,7 +174,7 @@ class Runner:
         positions = batch.ctx.positions[: batch.token_rows.shape[0]]
         places = (batch.token_rows, positions) if at is None else (batch.token_rows[at], positions[at])
         masks = _split_masks(late.masks, running.plan) if late.masks else {}
-        if logits.is_cuda and not late.processors:
+        if not late.processors:
             packed = line_masks(chosen, masks) if masks else {}
             quick = choose_quickly(logits, chosen, places, packed, table, self.kernels)
             if quick is not None:

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from tokenmill import _native
-from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, NormSpec, RouteSpec
+from tokenmill.core.forward import Act, AttentionSpec, Draws, ForwardContext, NormSpec, RouteSpec
 from tokenmill.core.protocols import Weight
 from tokenmill.kernels.cpu.bound import BoundExperts, BoundLayer, BoundPlan
+from tokenmill.kernels.cpu.choose import choose
 from tokenmill.kernels.cpu.packed import TYPES, PackedMatrix, pack_blocks, pack_dense, pack_quantised, quantise
 from tokenmill.kernels.cpu.replay import record
 from tokenmill.kernels.reference import ReferenceKernels
@@ -276,6 +277,16 @@ class CpuKernels(ReferenceKernels):
             largest.data_ptr(),
         )  # fmt: skip
         return ids, marked, largest
+
+    def choose(
+        self, logits: Tensor, words: Tensor | None, masks: Tensor | None, draws: Draws | None
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """`greedy` among the tokens that masks allow, and draws."""
+        kind = TYPES.get(logits.dtype)
+        if kind is None or logits.stride(1) != 1 or 0 in logits.shape:
+            return None
+        self.count("choose")
+        return choose(logits, kind, words, masks, draws)
 
     def gather_rows(
         self, row_ids: Tensor, tokens: Tensor, computed: Tensor, tables: list[Tensor], block_size: int
