@@ -28,10 +28,18 @@ BUDGET = 64 << 20
 
 
 @dataclass(slots=True)
+class Direct(Replayed):
+    """A step whose most likely tokens are chosen already, as `Kernels.greedy` does."""
+
+    best: tuple[Tensor, Tensor, Tensor] | None = None
+
+
+@dataclass(slots=True)
 class _Made:
     tokens: Tensor
     hidden: Tensor
     logits: Tensor | None
+    best: tuple[Tensor, Tensor, Tensor] | None
     ctx: ForwardContext
 
 
@@ -46,7 +54,7 @@ class DirectSteps:
         self.made: dict[int, tuple[_Made, Callable[[], None]]] = {}
         self.row_ids: dict[int, Tensor] = {}
         self.filled: dict[int, list[int]] = {}
-        self.ones = torch.ones(rows.spare, dtype=torch.int64)
+        self.fixed: dict[int, tuple[Tensor, list[int]]] = {}
         self.row_bytes = 6 * model.spec.vocab_size + 30 * model.spec.hidden_size * len(model.spec.kv_specs)
         self.left = BUDGET
         self.possible: bool | None = None
@@ -68,12 +76,13 @@ class DirectSteps:
             and all(shifted.isdisjoint(plan.rows) for shifted in rows.shifted)
         )
 
-    def run(self, plan: StepPlan) -> Replayed | None:
+    def run(self, plan: StepPlan) -> Direct | None:
         """Compute the plan's logits; None: this model cannot be recorded."""
         count = len(plan.rows)
         row_ids = self.row_ids.get(count)
         if row_ids is None:  # the first time, weights are packed and descriptors bound
             self.row_ids[count], self.filled[count] = torch.tensor(plan.rows), list(plan.rows)
+            self.fixed[count] = torch.ones(count, dtype=torch.int64), list(range(1, count + 1))
             return None
         if self.filled[count] != plan.rows:
             self.filled[count] = list(plan.rows)
@@ -84,10 +93,10 @@ class DirectSteps:
             replay()
         else:
             made = self._make(row_ids)
-        ones = self.ones[:count]
-        batch = Batch(plan, made.tokens, row_ids, ones, row_ids, list(range(1, count + 1)), made.ctx)
+        ones, ends = self.fixed[count]
+        batch = Batch(plan, made.tokens, row_ids, ones, row_ids, ends, made.ctx)
         logits = self.model.logits(made.hidden, made.ctx) if made.logits is None else made.logits
-        return Replayed(batch, made.hidden, logits)
+        return Direct(batch, made.hidden, logits, made.best)
 
     def _make(self, row_ids: Tensor) -> _Made:
         """Compute once, and keep a recording if one can be made and there is room for it."""
@@ -125,4 +134,7 @@ class DirectSteps:
             block_size=size,
         )
         hidden = self.model.forward(tokens, ctx)
-        return _Made(tokens, hidden, self.model.logits(hidden, ctx) if self.to_logits else None, ctx)
+        if not self.to_logits:
+            return _Made(tokens, hidden, None, None, ctx)
+        logits = self.model.logits(hidden, ctx)
+        return _Made(tokens, hidden, logits, self.kernels.greedy(logits), ctx)

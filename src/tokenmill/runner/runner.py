@@ -17,7 +17,7 @@ from tokenmill.core.step import LateInputs, StepPlan, StepResult
 from tokenmill.device.graphs import Readback
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.batch import Batch, make_batch
-from tokenmill.runner.direct import DirectSteps
+from tokenmill.runner.direct import Direct, DirectSteps
 from tokenmill.runner.recorded import DecodeRecorder
 from tokenmill.runner.rows import Rows
 from tokenmill.runner.short import ShortRecorder
@@ -31,8 +31,8 @@ from tokenmill.sampling.verify import accept
 LOGITS_SLICE = 256
 """Prompt positions whose logits exist at one time: 256 lines of a 128k vocabulary are 128 MB in float32."""
 
-PLAIN = features.CHOICES | features.LOGPROBS
-"""A row that has none of these takes the largest logit, and nobody asks for more."""
+MORE = features.CHOICES | features.LOGPROBS
+"""A row that has any of these wants more than the largest logit."""
 
 
 @dataclass(slots=True)
@@ -43,6 +43,7 @@ class Running:
     batch: Batch | None = None
     hidden: Tensor | None = None
     logits: Tensor | None = None
+    best: tuple[Tensor, Tensor, Tensor] | None = None
     lines: list[int] = field(default_factory=list)
     sampled: Sampled | None = None
     read: Readback | None = None
@@ -136,6 +137,7 @@ class Runner:
         replayed = recorder.run(plan) if recorder is not None else None
         if replayed is not None:
             running.batch, running.hidden, running.logits = replayed.batch, replayed.hidden, replayed.logits
+            running.best = replayed.best if isinstance(replayed, Direct) else None
             return
         batch = make_batch(plan, rows, self.pool, self.kernels)
         running.batch = batch
@@ -144,6 +146,9 @@ class Runner:
     def _sample(self, running: Running, late: LateInputs) -> None:
         plan, batch, rows = running.plan, running.batch, self.rows
         assert batch is not None and running.hidden is not None
+        if running.best is not None and self._plain(plan.rows, late):
+            self._take(running, running.best)
+            return
         self._score_prompts(running)
         places: list[int] = []
         for i, row in enumerate(plan.rows):
@@ -163,14 +168,27 @@ class Runner:
             running.read = Readback(marked)
         self._advance(running)
 
+    def _plain(self, rows: list[int], late: LateInputs) -> bool:
+        """Do all of these rows take the largest logit, and does nobody ask for more?"""
+        bits = self.rows.sampling.bits
+        return not (late.masks or late.processors or any(bits[row] & MORE for row in rows))
+
+    def _take(self, running: Running, best: tuple[Tensor, Tensor, Tensor]) -> None:
+        """The choice came with the logits: what `_sample` does in general, in a few operations (see direct.py)."""
+        batch, rows = running.batch, self.rows
+        assert batch is not None
+        running.lines = list(range(len(running.plan.rows)))
+        running.sampled, marked = _greedy(best)
+        running.read = Readback(marked)
+        self.kernels.advance_(batch.row_ids, running.sampled.ids, rows.tokens, rows.length, rows.computed)
+
     def _choose(self, running: Running, logits: Tensor, at: Tensor | None, late: LateInputs) -> tuple[Sampled, Tensor]:
         """A token per line; the same with ~ where it is bad. `at` [n]: the lines' tokens in the batch, None: all."""
         batch, table = running.batch, self.rows.sampling
         assert batch is not None
         chosen = [running.plan.rows[i] for i in running.lines]
-        if not (late.masks or late.processors or any(table.bits[row] & PLAIN for row in chosen)):
-            ids, marked, largest = self.kernels.greedy(logits)
-            return Sampled(ids, marked < 0, Pending(largest, largest)), marked
+        if self._plain(chosen, late):
+            return _greedy(self.kernels.greedy(logits))
         positions = batch.ctx.positions[: batch.token_rows.shape[0]]
         places = (batch.token_rows, positions) if at is None else (batch.token_rows[at], positions[at])
         masks = _split_masks(late.masks, running.plan) if late.masks else {}
@@ -230,8 +248,13 @@ class Runner:
             return result
         assert running.read is not None
         marked = running.read.wait().tolist()
+        bad = min(marked) < 0
+        if running.best is not None and not bad and not (sampled.pending.logprobs or sampled.pending.candidates):
+            result.tokens = [[n] for n in marked]
+            return result
         ids = [~n if n < 0 else n for n in marked]
-        if sampled.pending.logprobs is not None or sampled.pending.candidates is not None or min(marked) < 0:
+        if sampled.pending.logprobs is not None or sampled.pending.candidates is not None or bad:
+            sampled.bad = torch.tensor([n < 0 for n in marked])
             sampled.collect()
         by_grant: dict[int, list[int]] = {}
         for n, i in enumerate(running.lines):
@@ -294,6 +317,13 @@ class Runner:
                     result.pooled[i] = torch.nn.functional.normalize(pooled, dim=0).tolist()
                 else:
                     result.errors[i] = "The model's hidden state holds NaN or infinity, so there is no embedding."
+
+
+def _greedy(best: tuple[Tensor, Tensor, Tensor]) -> tuple[Sampled, Tensor]:
+    """What `Kernels.greedy` found, as the sampler's result; the same with ~ where it is bad, by which `_collect` knows
+    (a comparison on the device would cost more than all else of the choice)."""
+    ids, marked, largest = best
+    return Sampled(ids, marked, Pending(largest, largest)), marked
 
 
 def _split_masks(masks: dict[int, bytes], plan: StepPlan) -> dict[int, bytes | list[bytes]]:

@@ -30,7 +30,7 @@ def test_recorded_steps_change_no_byte(tiny, options):
             if eager:
                 assert direct(llm) is None
             else:
-                assert direct(llm).possible and direct(llm).made
+                assert direct(llm).possible and direct(llm).made and direct(llm).to_logits
     for request in requests:
         assert exact(found[0][request.id]) == exact(found[1][request.id]), request
 

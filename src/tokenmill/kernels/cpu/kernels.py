@@ -270,7 +270,8 @@ class CpuKernels(ReferenceKernels):
             return super().greedy(logits)
         self.count("greedy")
         rows, width = logits.shape
-        ids, marked = torch.empty((2, rows), dtype=torch.int64)
+        ids = torch.empty(rows, dtype=torch.int64)
+        marked = torch.empty_like(ids)
         largest = torch.empty(rows, dtype=torch.float32)
         _native.greedy(
             logits.data_ptr(), rows, width, logits.stride(0), kind, ids.data_ptr(), marked.data_ptr(),
