@@ -19,11 +19,12 @@ from tokenmill.structured.constraint import GrammarConstraint
 from tokenmill.structured.shelter import Sheltered
 from tokenmill.structured.thinking import ThinkingBudget
 
-FEWEST = 3
+FEWEST = 8
 """Fewer masks than this are sooner made one after the other than handed to threads."""
 SMALL = 24_000
 """Masks of fewer tokens take a few microseconds: waking threads takes longer."""
-MOST_THREADS = 16
+MOST_THREADS = 4
+"""More are woken one after the other for longer than they help: a mask mostly takes some ten microseconds."""
 
 
 class MaskPool:
