@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -104,10 +105,21 @@ class Calibration:
     link_s: float = 0.0
     launched: Launched | None = None
 
+    @property
+    def reads(self) -> list[float]:
+        """Bytes per second that plain reads reached meanwhile, ascending."""
+        return sorted(curve.read for curve in self.linear if curve.read)
+
     def while_reading(self, rate: float) -> Calibration:
-        """What is expected while plain reads reach this many bytes per second."""
-        linear, experts = (tuple(c.while_reading(rate) for c in curves) for curves in (self.linear, self.experts))
-        return replace(self, linear=linear, experts=experts)
+        """What is expected once plain reads have reached this many bytes per second.
+
+        A shared host's memory does not stay as it is seen for a moment: half of the way (of the ratio) it is expected
+        to go back to what it was while everything was calibrated.
+        """
+        if not self.reads:
+            return self
+        rate = math.sqrt(rate * statistics.median(self.reads))
+        return replace(self, linear=tuple(curve.while_reading(rate) for curve in self.linear))
 
     def launch_s(self, bytes_per_weight: float, *, experts: bool = False) -> float:
         """Seconds of a host to launch a feed-forward layer of the format nearest in size."""

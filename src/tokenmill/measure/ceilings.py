@@ -121,13 +121,14 @@ def load_measured(path: Path) -> Device:
 
 def now_here(device: Device) -> Device:
     """A measured CPU that is this machine's, as its memory is read at this moment; others as they were."""
-    if device.kind != "cpu" or device.calibration is None or device.title != describe("cpu"):
+    known = device.calibration
+    if device.kind != "cpu" or known is None or not known.reads or device.title != describe("cpu"):
         return device
     rate = reading("cpu")
-    found = while_reading(device, rate)
-    then = device.bytes_per_s
-    note = f"plain reads reach {rate / 1e9:.1f} GB/s now, {then / 1e9:.1f} when it was calibrated: predictions follow"
-    return replace(found, note=note)
+    least, most = (f"{1e-9 * end:.0f}" for end in (known.reads[0], known.reads[-1]))
+    then = f"{least} to {most}" if least != most else least
+    note = f"plain reads reach {1e-9 * rate:.0f} GB/s now, and {then} while this was calibrated: predictions follow"
+    return replace(while_reading(device, rate), note=note)
 
 
 def _products(device: str, kind: str, dtype: str) -> float | None:

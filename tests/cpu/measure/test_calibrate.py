@@ -200,12 +200,17 @@ def test_what_waits_for_memory_follows_the_reads_of_this_moment():
     assert cached.while_reading(25e9).points == cached.points
     assert Curve(2.0, ((1, 40e-12),)).while_reading(25e9).points == ((1, 40e-12),)  # not known then
     assert memory.while_reading(1e9).points[0][1] == pytest.approx(100e-12)  # memory does not become 50 times slower
+    known = replace(KNOWN, linear=(memory, replace(memory, read=100e9)))
+    assert known.reads == [50e9, 100e9] and KNOWN.while_reading(1.0) is KNOWN
+    assert known.while_reading(12e9).linear[0].read == pytest.approx(30e9)  # of 75 and 12, half of the way
 
 
 def test_a_calibration_of_this_machine_is_read_as_the_machine_is_now(monkeypatch):
-    device = Device("this", describe("cpu"), "cpu", 1 << 30, 50e9, {}, 0.0, "measured here", calibration=KNOWN)
+    known = replace(KNOWN, linear=tuple(replace(curve, read=50e9) for curve in KNOWN.linear))
+    device = Device("this", describe("cpu"), "cpu", 1 << 30, 60e9, {}, 0.0, "measured here", calibration=known)
     monkeypatch.setattr(ceilings, "reading", lambda where: 25e9)
-    assert "25.0 GB/s now, 50.0" in ceilings.now_here(device).note and ceilings.now_here(device).bytes_per_s == 25e9
+    found = ceilings.now_here(device)
+    assert found.bytes_per_s == 25e9 and "25 GB/s now, and 50 while" in found.note
     for other in (replace(device, title="another"), replace(device, kind="gpu"), replace(device, calibration=None)):
         assert ceilings.now_here(other) is other
     monkeypatch.undo()
