@@ -195,11 +195,13 @@ REASONS = ReasoningSpan(close="</think>", tokens={"</think>": 4})
 def test_the_demo_model_in_every_engine(title):
     """Greedy: the constrained answers do not depend on drafts, plans in flight or preemption."""
     ask = "<|im_start|>user\nWhat is 12 plus 5?<|im_end|>\n<|im_start|>assistant\n"
-    # Closed: a small model may fill a property of its own without end.
+    # Bounded and closed: a small model may write digits or a property of its own without end.
+    items = {"type": ["integer", "boolean"], "minimum": -9, "maximum": 99}
+    few = {"type": "array", "items": items, "minItems": 1, "maxItems": 4}
     closed = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
     closed["additionalProperties"] = False
     kinds = [
-        ({"json": SCHEMAS[1]}, None, None),
+        ({"json": few}, None, None),
         ({"json": closed}, None, None),
         ({"regex": "12 \\+ 5 = [0-9]+\\."}, None, None),
         ({"json": {"type": "integer"}}, REASONS, None),
