@@ -2,6 +2,7 @@
 
 Their products cost next to nothing, so what is left is planning, launching, waiting for one kernel after the other,
 choosing tokens. Two depths tell what a layer adds; mixtures of experts and large vocabularies are models of their own.
+On a GPU, where the host works meanwhile, the device's part is the time of a step's recording, replayed by itself.
 Run as a module this is a process that holds nothing but such a model, and prints how much memory it took.
 """
 
@@ -17,11 +18,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tokenmill.core.config import calm_threads
 from tokenmill.core.errors import TokenmillError
+from tokenmill.device.graphs import Recording
 from tokenmill.device.memory import peak_bytes
 from tokenmill.engine.llm import LLM
 from tokenmill.measure.closed import closed_loop
+from tokenmill.runner.recorded import DecodeRecorder
+from tokenmill.runner.runner import Runner
 from tokenmill.runner.short import TOKENS
 
 _TINY = {
@@ -45,12 +51,11 @@ _MANY_WORDS = 32768
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Two depths between which a layer's share is told; `shallow`: so few layers that a GPU waits for the host.
+    """Two depths between which a layer's share is told; the smaller one of so few layers that a GPU waits for the host.
 
     records: steps are recorded, those with prompts up to some length. words: a large vocabulary is measured, too.
     """
 
-    shallow: int
     few: int
     many: int
     rows: tuple[int, ...]
@@ -60,31 +65,39 @@ class Sizes:
     records: bool = False
 
 
-SIZES = {"cpu": Sizes(2, 2, 10, (1, 8, 9, 32)), "gpu": Sizes(2, 4, 16, (1, 32, 128), 32, 3, words=False, records=True)}
+SIZES = {"cpu": Sizes(2, 10, (1, 8, 9, 32)), "gpu": Sizes(4, 16, (1, 32, 128), 32, 3, words=False, records=True)}
+_REPLAYS = 30
 Found = dict[int, tuple[float, float]]
 """Seconds between two tokens, and to the first one, by rows; 0: to the first one of a step that is launched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Of one model: what steps take, and what the device takes for their recordings; single tokens, prompts."""
+
+    whole: Found
+    device: Found
 
 
 def host(device: str, *, mixture: bool = True) -> dict[str, Any]:
     """Plain JSON: milliseconds around a step and per layer, for steps of single tokens and steps with prompts."""
     sizes = SIZES["cpu" if device == "cpu" else "gpu"]
     few, many = (_steps(device, sizes, _TINY, depth) for depth in (sizes.few, sizes.many))
-    shallow = few if sizes.shallow == sizes.few else _steps(device, sizes, _TINY, sizes.shallow)
     found: dict[str, Any] = {
-        name: [_point(sizes, rows, *(by[rows][i] for by in (shallow, few, many))) for rows in sizes.rows]
+        name: [_point(sizes, rows, i, few, many) for rows in sizes.rows]
         for i, name in enumerate(("decoding", "prompting"))
     }
     if sizes.records:
-        launched = _point(sizes, _MANY[0], *(by[0][1] for by in (shallow, few, many)))
+        launched = _apart(sizes, few.whole[0][1], many.whole[0][1])
         found["launching"] = {"tokens": TOKENS[-1], **launched}
     elif mixture:
-        deep = _steps(device, sizes, _TINY | _MIXTURE, sizes.many)
-        more = {rows: (deep[rows][0] - many[rows][0]) / sizes.many for rows in sizes.rows}
+        deep = _steps(device, sizes, _TINY | _MIXTURE, sizes.many).whole
+        more = {rows: (deep[rows][0] - many.whole[rows][0]) / sizes.many for rows in sizes.rows}
         found["mixture_ms"] = [(rows, _ms(max(1e-9, more[rows]))) for rows in sizes.rows]
     found["logit_ns"] = 0.0
     if sizes.words:  # on a GPU this is little beside a step
         most = sizes.rows[-1]
-        taken = _steps(device, sizes, _TINY, sizes.few, _MANY_WORDS)[most][0] - few[most][0]
+        taken = _steps(device, sizes, _TINY, sizes.few, _MANY_WORDS).whole[most][0] - few.whole[most][0]
         found["logit_ns"] = round(max(0.0, 1e9 * taken / most / (_MANY_WORDS - _WORDS)), 6)
     return found
 
@@ -94,10 +107,21 @@ def rehearse(device: str) -> None:
     _steps(device, replace(SIZES["gpu"], tokens=3, rounds=1), _TINY, 1)
 
 
-def _point(sizes: Sizes, rows: int, shallow: float, few: float, many: float) -> dict[str, float]:
+def _point(sizes: Sizes, rows: int, which: int, few: Steps, many: Steps) -> dict[str, float]:
+    """Steps of single tokens (which: 0) or with prompts (1)."""
+    whole = few.whole[rows][which]
+    if not sizes.records:
+        return {"rows": rows, **_apart(sizes, whole, many.whole[rows][which]), "least_ms": _ms(whole)}
+    found = _apart(sizes, few.device[rows][which], many.device[rows][which])
+    if which:  # the host plans before, and reads afterwards
+        found["step_ms"] = max(0.0, _ms(whole) - sizes.few * found["layer_ms"])
+    return {"rows": rows, **found, "least_ms": _ms(whole)}
+
+
+def _apart(sizes: Sizes, few: float, many: float) -> dict[str, float]:
+    """A step's own part and each layer's, from two depths."""
     layer = max(0.0, (many - few) / (sizes.many - sizes.few))
-    step = max(0.0, few - sizes.few * layer)
-    return {"rows": rows, "step_ms": _ms(step), "layer_ms": _ms(layer), "least_ms": _ms(shallow)}
+    return {"step_ms": _ms(max(0.0, few - sizes.few * layer)), "layer_ms": _ms(layer)}
 
 
 def _ms(seconds: float) -> float:
@@ -115,21 +139,24 @@ def process_bytes() -> int:
 
 def _main() -> None:
     calm_threads()
-    _steps("cpu", Sizes(1, 1, 1, (1,), 4, 1), _TINY, 1, pool_bytes=1 << 20)
+    _steps("cpu", Sizes(1, 1, (1,), 4, 1), _TINY, 1, pool_bytes=1 << 20)
     sys.stdout.write(f"{peak_bytes('cpu')}\n")
 
 
 def _steps(
     device: str, sizes: Sizes, model: dict[str, Any], layers: int, words: int = _WORDS, pool_bytes: int = 1 << 28
-) -> Found:
+) -> Steps:
     """The usual times of this model."""
-    found: Found = {}
+    whole: Found = {}
+    recorded: Found = {}
     with tempfile.TemporaryDirectory() as folder:
         config = {**model, "num_hidden_layers": layers, "vocab_size": words}
+        if sizes.records:
+            config["max_position_embeddings"] = 2 * TOKENS[-1]  # or not all lengths of prompts are recorded
         (Path(folder) / "config.json").write_text(json.dumps(config))
         options: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True, "device": device}
         with LLM(folder, kv_cache_memory_bytes=pool_bytes, max_num_seqs=sizes.rows[-1], **options) as llm:
-            loads = {rows: (rows, min(_PROMPT, max(1, TOKENS[-1] // rows))) for rows in sizes.rows}
+            loads = {rows: (rows, min(_PROMPT, max(1, TOKENS[-1] // 4 // rows))) for rows in sizes.rows}
             for name, (rows, length) in (loads | ({0: _MANY} if sizes.records else {})).items():
                 jobs = [([1 + (i + rows) % 500] * length, sizes.tokens if name else 2) for i in range(rows)]
                 times = []
@@ -137,8 +164,34 @@ def _steps(
                     llm.reset_prefix_cache()
                     run = closed_loop(llm.engine, time.perf_counter, jobs, rows)
                     times.append((1e-3 * run["itl_ms"]["p50"], 1e-3 * run["ttft_ms"]["p50"]))
-                found[name] = min(t for t, _ in times), statistics.median(t for _, t in times)
-    return found
+                whole[name] = min(t for t, _ in times), statistics.median(t for _, t in times)
+                if name and sizes.records:
+                    recorded[rows] = _recorded(llm, rows, rows * length)
+    return Steps(whole, recorded)
+
+
+def _recorded(llm: LLM, rows: int, tokens: int) -> tuple[float, float]:
+    """Seconds of the device for the recorded steps of so many rows, and so many prompt tokens; 0: not recorded."""
+    runner: Runner = llm.engine.executor.runner  # type: ignore[attr-defined]
+    decoding = runner.recorder.made if isinstance(runner.recorder, DecodeRecorder) else {}
+    prompting = runner.short.made if runner.short is not None else {}
+    steps = sorted(key for key in decoding if key[0] >= rows)
+    prompts = sorted(key for key in prompting if key[0] >= tokens and key[1] > rows)
+    return _replayed(decoding[steps[0]]) if steps else 0.0, _replayed(prompting[prompts[0]]) if prompts else 0.0
+
+
+def _replayed(recording: Recording[Any]) -> float:
+    times = []
+    probe = torch.ones(1, device=recording.made.hidden.device)
+    for _ in range(3):
+        recording.replay()
+        probe.item()
+        start = time.perf_counter()
+        for _ in range(_REPLAYS):
+            recording.replay()
+        probe.item()  # waits for everything before it
+        times.append((time.perf_counter() - start) / _REPLAYS)
+    return statistics.median(times)
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def test_this_machine_is_measured_and_predicted_from(monkeypatch, tmp_path):
         rounds=2,
     )
     monkeypatch.setattr(calibrate, "SIZES", {"cpu": small})
-    monkeypatch.setattr(calibrate_host, "SIZES", {"cpu": calibrate_host.Sizes(1, 1, 2, (1, 2), 6, 1)})
+    monkeypatch.setattr(calibrate_host, "SIZES", {"cpu": calibrate_host.Sizes(1, 2, (1, 2), 6, 1)})
     found = calibrate.measure_calibrated("cpu", ("float32", "int8"))
     known = found["calibration"]
     assert {curve["format"] for curve in known["linear"]} <= {"float32", "int8"}
