@@ -372,10 +372,10 @@ def early_keys(units: int) -> bool:
 
 
 def decode_config(
-    units: int, longest: int, spec: AttentionSpec, *, mixed: bool = False, eight: bool = False
+    units: int, longest: int, spec: AttentionSpec, *, mixed: bool = False, eight: bool = False, beside: bool = False
 ) -> tuple[int, int, int, int, int, int]:
     """(most splits, BN, warps, stages, tiles to bring near, least tiles of a split) for `units` = sequences *
-    key/value heads: measured on an H200. eight: keys are stored in 8 bits.
+    key/value heads: measured on an H200. eight: keys are stored in 8 bits; beside: a shared prefix is read elsewhere.
 
     Powers of two keep the kernels few that must be compiled. Tables are looked up one pipeline stage before keys are
     loaded: five stages hold two tiles of keys."""
@@ -386,6 +386,8 @@ def decode_config(
     if eight and units > 128:
         # Unpacking is work: small tiles of few warps, of which many run at once.
         return (1, 32, 1, 5, 1, 1) if units >= 1024 else (1, block_n, 2 if units > 256 else 4, 5, 1, 1)
+    if units >= 1024 and beside:  # what is left is short: many small programs at once
+        return 1, min(block_n, 32), 2, 3, 1, 1
     if units >= 1024:
         return 1, block_n, 2, 5, 1, 1
     if 128 < units <= 256:

@@ -20,7 +20,7 @@ from tokenmill.kernels.triton.prepare import scale_strides
 
 ALIGN = 16 if INTERPRETED else 128
 """Sequences begin at multiples of this in the row, so that a tile of keys belongs to one of them."""
-LEAST = 32 if INTERPRETED else 512
+LEAST = 32 if INTERPRETED else 256
 """New tokens of one sequence from which gathering pays."""
 MOST = 1 << 16
 """Keys that are gathered at one time: 268 MB for 8 heads of 128 in 16 bits."""

@@ -13,15 +13,15 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.core.forward import NormSpec
-from tokenmill.kernels.triton.common import INTERPRETED, act_parts, begin, gated_act, plain_act, pow2, prefetch, wait
+from tokenmill.kernels.triton.common import act_parts, begin, gated_act, plain_act, wait
 
 
-@triton.jit(do_not_specialize=["ahead"])
+@triton.jit
 def _gemv_kernel(
-    x_ptr, w_ptr, bias_ptr, norm_ptr, residual_ptr, out_ptr, N, eps, ahead,
+    x_ptr, w_ptr, bias_ptr, norm_ptr, residual_ptr, out_ptr, N, eps,
     K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
-    RESIDUAL: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
+    RESIDUAL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -40,13 +40,6 @@ def _gemv_kernel(
             u = tl.load(partners, eviction_policy="evict_first")
         else:
             u = tl.load(partners, mask=k < K, other=0.0, eviction_policy="evict_first")
-    if LINES > 0:
-        # Programs that do not fit on the chip yet find theirs in L2.
-        later = tl.program_id(0) + ahead
-        if later < tl.num_programs(0):
-            line = tl.minimum(tl.arange(0, LINES) * 64, K - 1)
-            row = tl.minimum(later * BN + tl.arange(0, BN), N - 1)
-            prefetch(w_ptr + row[:, None].to(tl.int64) * K + line[None, :])
     wait(PDL)
     acc = tl.zeros((BN, BK), dtype=tl.float32)
     if GATED:
@@ -107,23 +100,20 @@ def _gemv_kernel(
 
 def gemv(
     x: Tensor, weight: Tensor, bias: Tensor | None, norm: NormSpec | None, act: str | None, residual: Tensor | None,
-    *, pdl: bool, config: tuple[int, ...],
+    *, pdl: bool, config: tuple[int, int, int],
 ) -> Tensor:  # fmt: skip
-    """x [1, K], weight [N, K] -> residual + act(norm(x) @ weight.T + bias).
-
-    config (BN, BK, warps, programs that run at once: the weights of as many others are brought near, 0: none)."""
+    """x [1, K], weight [N, K] -> residual + act(norm(x) @ weight.T + bias); config (BN, BK, warps)."""
     inner = x.shape[1]
     kind, gated = act_parts(act)
     width = weight.shape[0] // 2 if gated else weight.shape[0]
-    block_n, block_k, warps, ahead = (*config, 0)[:4]
+    block_n, block_k, warps = config
     out = torch.empty((1, width), dtype=x.dtype, device=x.device)
     _gemv_kernel[(triton.cdiv(width, block_n),)](
         x, weight, bias, None if norm is None else norm.weight, residual, out,
-        width, 0.0 if norm is None else norm.eps, ahead,
+        width, 0.0 if norm is None else norm.eps,
         K=inner, BN=block_n, BK=block_k,
         ACT=kind, GATED=gated, BIAS=bias is not None, NORM=norm is not None,
-        OFFSET=0.0 if norm is None else norm.offset, RESIDUAL=residual is not None,
-        LINES=pow2(inner) // 64 if ahead and not gated and not INTERPRETED else 0, PDL=pdl,
+        OFFSET=0.0 if norm is None else norm.offset, RESIDUAL=residual is not None, PDL=pdl,
         num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
     return out

@@ -336,7 +336,7 @@ class TritonKernels(ReferenceKernels):
             attend_one(q, out, spec, ctx, self.scratch, pdl=self.pdl)
             return
         before = shared_parts(seqs, spec)
-        splits, *rest = decode_config(seqs * spec.kv.heads, plan.tables.shape[1] * ctx.block_size, spec)
+        splits, *rest = decode_config(seqs * spec.kv.heads, plan.tables.shape[1] * ctx.block_size, spec, beside=True)
         room = self.scratch.floats // (seqs * spec.heads * (spec.kv.value_dim + 2))
         splits = max(1, min(splits, room - before))
         if room < before + splits:
