@@ -44,16 +44,30 @@ Told = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Timing:
+    """How long something is timed. rounds 0: everything once, nothing is timed.
+
+    round_s: work is repeated until a round takes this long. warm_s, lasting_s: it goes on for so long before it is
+    timed; the latter for what a model does for seconds on end, single rows and full steps. passes: products are gone
+    through so often; a later time counts where it is much shorter: neighbours on a shared host slow single points down
+    to half.
+    """
+
+    rounds: int = 5
+    round_s: float = 0.0
+    warm_s: float = 0.0
+    lasting_s: float = 0.0
+    passes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Sizes:
     """What is measured on one kind of device.
 
     `layers`: (hidden, inner, bytes cycled through); small models have small layers, and stay in caches. `mixture`:
-    experts, chosen, hidden, inner. `contexts`: (sequences, length). `prompts`: (sequences, new tokens). `heads`: of
-    queries, of keys, and their size. nothing: hidden and inner size of a layer whose arithmetic costs next to nothing.
-    round_s: work is repeated until a round takes this long. warm_s, lasting_s: it goes on for so long before it is
-    timed; the latter for what a model does for seconds on end, single rows and full steps. passes: products are gone
-    through so often; a later time counts where it is much shorter: neighbours on a shared host slow single points down
-    to half. rounds 0: everything once, nothing is timed.
+    experts, chosen, hidden, inner. `contexts`: (sequences, length). `prompts`: (sequences, new tokens). `behind`: with
+    as many tokens before them. `heads`: of queries, of keys, and their size. `nothing`: hidden and inner size of a
+    layer whose arithmetic costs next to nothing.
     """
 
     layers: tuple[tuple[int, int, int], ...]
@@ -63,12 +77,9 @@ class Sizes:
     contexts: tuple[tuple[int, int], ...]
     prompts: tuple[tuple[int, int], ...]
     heads: tuple[int, int, int]
+    behind: tuple[tuple[int, int, int], ...] = ()
     nothing: tuple[int, int] = (64, 64)
-    rounds: int = 5
-    round_s: float = 0.0
-    warm_s: float = 0.0
-    lasting_s: float = 0.0
-    passes: int = 1
+    timing: Timing = Timing()
 
 
 SIZES = {
@@ -80,7 +91,7 @@ SIZES = {
         contexts=((4, 256), (8, 1024), (4, 8192)),
         prompts=((8, 64), (1, 256), (1, 2048)),
         heads=(32, 8, 64),
-        passes=2,
+        timing=Timing(passes=2),
     ),
     "gpu": Sizes(
         layers=((4096, 14336, 1 << 29),),
@@ -90,10 +101,9 @@ SIZES = {
         contexts=((256, 800), (16, 16384)),
         prompts=((64, 128), (16, 512), (1, 8192)),
         heads=(32, 8, 128),
+        behind=((60, 128, 2048), (1, 8192, 8192)),
         nothing=(128, 128),
-        round_s=5e-3,
-        warm_s=0.05,
-        lasting_s=0.3,
+        timing=Timing(round_s=5e-3, warm_s=0.05, lasting_s=0.3),
     ),
 }
 _SCHEMES = {"gpu": {"int4": "int4-g128"}, "cpu": {}}
@@ -162,7 +172,7 @@ def _calibrate(device: str, parts: list[str], known: dict[str, Any], compiling: 
 def measure_part(device: str, sizes: Sizes, part: str, *, mixture: bool = True) -> Any:
     """One part of the calibration: a format's products, experts, attention, or the host."""
     if part == "host":
-        return host(device, mixture=mixture) if sizes.rounds else rehearse(device)
+        return host(device, mixture=mixture) if sizes.timing.rounds else rehearse(device)
     bench = Bench(device, "cpu" if device == "cpu" else "gpu", sizes, make_kernels(device))
     with torch.inference_mode():
         if part == "experts":
@@ -172,6 +182,7 @@ def measure_part(device: str, sizes: Sizes, part: str, *, mixture: bool = True) 
             return {
                 "decode_gb_per_s": contexts,
                 "prefill_tflops": sorted(bench.prompt(_COMPUTE, *size) for size in sizes.prompts),
+                "behind_tflops": sorted(bench.behind(_COMPUTE, *size) for size in sizes.behind),
             }
         return list(bench.products(part))
 
@@ -198,7 +209,7 @@ class Bench:
             reads = [self._reading()]
             best: dict[int, float] = {}
             calls: dict[int, float] = {}
-            for rows in self.sizes.rows * self.sizes.passes:
+            for rows in self.sizes.rows * self.sizes.timing.passes:
                 some = layers if rows <= 64 else layers[:2]
                 like = self._like(rows)
                 if nothing is not None and (like not in calls or self.kind == "cpu"):
@@ -243,7 +254,7 @@ class Bench:
 
     def _warm(self, rows: int) -> float:
         """Seconds of work before it is timed: single rows and full steps are what models do for long."""
-        return self.sizes.lasting_s if rows == 1 or rows >= _LASTING_ROWS else self.sizes.warm_s
+        return self.sizes.timing.lasting_s if rows == 1 or rows >= _LASTING_ROWS else self.sizes.timing.warm_s
 
     def _pass(self, dtype: str, rows: int, layers: list[Any], hidden: int, warm_s: float) -> float:
         """Seconds of all these layers, one after the other."""
@@ -317,6 +328,12 @@ class Bench:
         taken = _beyond(self._attend(dtype, seqs, length, length), self._attend(dtype, 1, 1, 1))
         return length, round(1e-12 * computed / taken, 5)
 
+    def behind(self, dtype: str, seqs: int, count: int, before: int) -> tuple[int, float]:
+        """(new tokens, TFLOP/s with the tokens before them) of these chunks at once."""
+        heads, _, dim = self.sizes.heads
+        taken = _beyond(self._attend(dtype, seqs, count, before + count), self._attend(dtype, seqs, count, count))
+        return count, round(1e-12 * 4.0 * seqs * count * before * heads * dim / taken, 5)
+
     def _attend(self, dtype: str, seqs: int, queries: int, length: int) -> float:
         """Seconds of one call over made-up pages: `queries` new tokens of each of `seqs` sequences of `length`."""
         (heads, kv_heads, dim), compute, on = self.sizes.heads, getattr(torch, dtype), self.device
@@ -350,18 +367,18 @@ class Bench:
     def _seconds(self, work: Callable[[], Any], warm_s: float = 0.0) -> float:
         """The median of a few rounds; on a GPU of a recording, so that launching costs nothing."""
         work()
-        if not self.sizes.rounds:
+        if not self.sizes.timing.rounds:
             return 1.0
         run, probe, count = work, torch.ones(1, device=self.device), 1
         if self.device != "cpu":
             run = Recorder().record(work).replay
-        if self.sizes.round_s:
+        if self.sizes.timing.round_s:
             self._round(run, probe, 1)
-            count = 1 + int(self.sizes.round_s / self._round(run, probe, 1))
+            count = 1 + int(self.sizes.timing.round_s / self._round(run, probe, 1))
             begin = time.perf_counter()
             while time.perf_counter() - begin < warm_s:
                 self._round(run, probe, count)
-        return statistics.median(self._round(run, probe, count) for _ in range(self.sizes.rounds))
+        return statistics.median(self._round(run, probe, count) for _ in range(self.sizes.timing.rounds))
 
     def _launch_us(self, work: Callable[[], Any]) -> float:
         """Microseconds of the host to enqueue this on a GPU, which is not waited for."""
@@ -369,7 +386,7 @@ class Bench:
             return 0.0
         work()
         probe, times = torch.ones(1, device=self.device), []
-        for _ in range(self.sizes.rounds or 1):
+        for _ in range(self.sizes.timing.rounds or 1):
             probe.item()
             start = time.perf_counter()
             for _ in range(_LAUNCHES):
@@ -397,7 +414,7 @@ def _main(device: str, part: str) -> None:
     """Run everything of a part once, small."""
     sizes = SIZES["gpu"]
     layers = tuple((hidden, inner, 0) for hidden, inner, _ in sizes.layers)
-    measure_part(device, replace(sizes, layers=layers, rounds=0), part)
+    measure_part(device, replace(sizes, layers=layers, timing=Timing(rounds=0)), part)
 
 
 if __name__ == "__main__":

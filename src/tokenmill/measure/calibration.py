@@ -88,7 +88,8 @@ class Launched:
 class Calibration:
     """Curves of one device. Rates are per second.
 
-    `decode`: (bytes of the set, K/V bytes per second); `prompts`: (new tokens of a sequence, operations per second).
+    `decode`: (bytes of the set, K/V bytes per second); `prompts`: (new tokens of a sequence, operations per second),
+    `behind`: the same with what was computed before them, where that is known.
     `decoding`, `prompting`: steps of single tokens, and steps with prompts, by rows. `mixture_s`: per layer of experts
     more than per other layer, by rows. `logit_s`: to choose from, per logit. `launched`: on a GPU.
     """
@@ -104,6 +105,7 @@ class Calibration:
     process_bytes: int = 0
     link_s: float = 0.0
     launched: Launched | None = None
+    behind: Points = ()
 
     @property
     def reads(self) -> list[float]:
@@ -172,6 +174,7 @@ def read_calibration(found: Any) -> Calibration | None:
             process_bytes=int(found.get("process_bytes", 0)),
             link_s=1e-6 * float(found.get("link_us", 0.0)),
             launched=_launched(host.get("launching")),
+            behind=_points(attention["behind_tflops"], 1e12) if attention.get("behind_tflops") else (),
         )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise ParameterError(

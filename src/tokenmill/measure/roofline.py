@@ -45,12 +45,16 @@ class Work:
 
 @dataclass(slots=True)
 class Seen:
-    """What attention reads and computes: rows with a single token, a prefix that all of them share, prompts."""
+    """What attention reads and computes: rows with a single token, a prefix that all of them share, prompts.
+
+    behind_flops: of prompts' tokens with those that were computed before.
+    """
 
     single_bytes: float = 0.0
     shared_flops: float = 0.0
     prompt_bytes: float = 0.0
     prompt_flops: float = 0.0
+    behind_flops: float = 0.0
 
 
 @dataclass(slots=True)
@@ -148,9 +152,15 @@ def _attend(cost: Cost, layer: Attended, times: int, grants: Sequence[Grant], kv
         if several:
             cost.seen.prompt_bytes += moved
             cost.seen.prompt_flops += computed
+            cost.seen.behind_flops += times * layer.flops * sum(r.count * _seen_before(layer.window, r) for r in rows)
         else:
             cost.seen.single_bytes += moved
             cost.seen.shared_flops += times * layer.flops * shared * len(rows) if once else 0.0
+
+
+def _seen_before(window: int, grant: Grant) -> float:
+    """Of how many earlier positions a token of this grant sees on average."""
+    return max(0.0, min(grant.before, window - (grant.count + 1) / 2)) if window else grant.before
 
 
 def experts_touched(experts: int, top_k: int, tokens: int) -> float:

@@ -69,6 +69,8 @@ def _attention(cost: Cost, known: Calibration, spent: dict[str, float]) -> None:
     spent["compute"] += seen.shared_flops / between(known.prompts, known.prompts[-1][0])
     if not cost.work.prompts:
         return
-    computed = seen.prompt_flops / between(known.prompts, cost.work.prompt_tokens / cost.work.prompts)
+    tokens = cost.work.prompt_tokens / cost.work.prompts
+    computed = (seen.prompt_flops - seen.behind_flops) / between(known.prompts, tokens)
+    computed += seen.behind_flops / between(known.behind or known.prompts, tokens)
     moved = seen.prompt_bytes / between(known.decode, cost.total_bytes)
     spent["compute" if computed >= moved else _KV] += max(computed, moved)

@@ -80,6 +80,9 @@ def test_prompts_compute_and_single_tokens_read(tmp_path):
     same = step_cost(planner.sheet, [Grant(1, 63)] * 4, planner.kv_format)
     shared = step_cost(planner.sheet, [Grant(1, 63)] * 4, planner.kv_format, 32)
     assert same.kv_bytes == 4 * alone.kv_bytes
+    chunk, own = (step_cost(planner.sheet, [Grant(16, before)], planner.kv_format).seen for before in (40, 0))
+    assert own.behind_flops == 0.0 < chunk.behind_flops
+    assert chunk.prompt_flops - chunk.behind_flops == pytest.approx(own.prompt_flops)
     assert shared.kv_bytes == pytest.approx(same.kv_bytes - 3 * 32 * alone.kv_bytes / 65)
     assert shared.seen.shared_flops > 0 == same.seen.shared_flops
 
@@ -105,7 +108,8 @@ def test_this_machine_is_measured_and_predicted_from(monkeypatch, tmp_path):
         contexts=((2, 64),),
         prompts=((1, 32),),
         heads=(4, 2, 16),
-        rounds=2,
+        behind=((2, 16, 32),),
+        timing=calibrate.Timing(rounds=2, round_s=1e-4, warm_s=1e-4, lasting_s=1e-4, passes=2),
     )
     monkeypatch.setattr(calibrate, "SIZES", {"cpu": small})
     monkeypatch.setattr(calibrate_host, "SIZES", {"cpu": calibrate_host.Sizes(1, 2, (1, 2), 6, 1)})
@@ -118,7 +122,7 @@ def test_this_machine_is_measured_and_predicted_from(monkeypatch, tmp_path):
     assert share.calibrated and speeds(device, "float32", share).calibration is device.calibration
     assert speeds(device, "float32").calibration is None  # a ceiling is a ceiling
     assert not efficiency_of(device, "0.5").calibrated
-    assert known["process_bytes"] > 50 << 20
+    assert known["process_bytes"] > 50 << 20 and known["attention"]["behind_tflops"][0][0] == 16
     planner = read_model(make_config({}, model=str(make_tiny(tmp_path / "m")), device="cpu"), "cpu")
     told = simulate(planner, Setup(device, 1, share), Uniform(3, 20, 5))
     assert told["output_tokens"] == 15 and told["seconds"] > 0
@@ -215,3 +219,14 @@ def test_a_calibration_of_this_machine_is_read_as_the_machine_is_now(monkeypatch
         assert ceilings.now_here(other) is other
     monkeypatch.undo()
     assert 1e9 < ceilings.reading("cpu", 0.0) < 1e13
+
+
+def test_tokens_before_a_chunk_are_attended_at_a_speed_of_their_own():
+    cost = Cost(
+        work=Work(tokens=16, rows=1, prompts=1, prompt_tokens=16), seen=Seen(prompt_flops=5e12, behind_flops=4e12)
+    )
+    seconds = [
+        step_time(cost, Speeds(1.0, 1.0, calibration=known)).seconds
+        for known in (KNOWN, replace(KNOWN, behind=((1.0, 4e12),)))
+    ]
+    assert seconds == pytest.approx([5.0 + 5.0, 2.0 + 5.0])
