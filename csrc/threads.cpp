@@ -24,6 +24,7 @@ namespace {
 
 constexpr int kMaxThreads = 256;
 constexpr int kSpinMicroseconds = 30;  // longer than the gap between two operations of one layer, far below a slice
+constexpr int kTurnMicroseconds = 1000;  // below any slice, so that it is ours to say when a turn ends
 constexpr int64_t kMaxTasks = (1 << 20) - 1;
 constexpr int64_t kAheadBytes = 96 << 10;  // of each range: the second-level cache holds them besides what is in use
 
@@ -104,6 +105,26 @@ class Apart {
 
  private:
   Clock::time_point next_{};
+};
+
+// Lets others on a core have their turn between two tasks, before the system gives it to them in the middle of one:
+// what is half done holds every thread up for as long as a stranger runs. For threads of the pool; the caller has
+// nobody to make the next job meanwhile.
+class Turns {
+ public:
+  void between_tasks() {
+    if (++tasks_ % every_ != 0) return;
+    const auto now = Clock::now();
+    every_ = now - looked_ > std::chrono::microseconds(100) ? 1 : 8;
+    looked_ = now;
+    if (now - began_ < std::chrono::microseconds(kTurnMicroseconds)) return;
+    std::this_thread::yield();  // comes back at once where nobody waits
+    began_ = looked_ = Clock::now();
+  }
+
+ private:
+  Clock::time_point began_ = Clock::now(), looked_ = began_;
+  unsigned tasks_ = 0, every_ = 8;
 };
 
 class Pool {
@@ -211,10 +232,12 @@ class Pool {
   void work(int me) {
     Fetched fetched;
     Apart apart;
+    Turns turns;
     while (!stop_.load(std::memory_order_relaxed)) {
       const uint64_t seen = generation_of(word(me).load(std::memory_order_acquire));
       do {
         apart.from(caller_core_.load(std::memory_order_relaxed), count_);
+        turns.between_tasks();
       } while (claim_any(me));
       const auto until = Clock::now() + std::chrono::microseconds(kSpinMicroseconds);
       bool news = false;
