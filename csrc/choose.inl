@@ -6,7 +6,6 @@ namespace TM_NS {
 constexpr int64_t kRun = 256;      // logits at a time: plain loops over so many become vector code
 constexpr int64_t kPiece = 8192;   // logits per task
 constexpr float kNear = 1e-4f;     // far more than approximate scores are off by
-constexpr float kMostNoise = 22.5f;
 
 struct Best {  // `second`: the best score of another token
   float top, second;
@@ -44,14 +43,14 @@ TM_INLINE bool allowed_run(const T* x, const uint32_t* mask, int64_t begin, int6
 }
 
 TM_INLINE float run_largest(const float* x) {
-  float lanes[16];
-  for (int j = 0; j < 16; ++j) lanes[j] = x[j];
-  for (int64_t i = 16; i < kRun; i += 16) {
-    for (int j = 0; j < 16; ++j) lanes[j] = lanes[j] > x[i + j] ? lanes[j] : x[i + j];
-  }
-  float top = lanes[0];
-  for (int j = 1; j < 16; ++j) top = lanes[j] > top ? lanes[j] : top;
-  return top;
+  F top = load(x);
+  for (int64_t i = 16; i < kRun; i += 16) top = max(load(x + i), top);
+  return largest(top);
+}
+TM_INLINE float run_smallest(const float* x) {
+  F low = load(x);
+  for (int64_t i = 16; i < kRun; i += 16) low = min(load(x + i), low);
+  return -largest(sub(zero(), low));
 }
 
 // Within 3e-7 of the logarithm of a positive, normal x.
@@ -76,14 +75,21 @@ TM_INLINE float log_of(float x) {
   return f + (p * f * z - 0.5f * z + n * -2.12194440e-4f) + n * 0.693359375f;
 }
 
-// scores[i] = scaled logit of token begin + i plus its noise, to about 1e-5.
-TM_INLINE void add_noise(float* scores, uint32_t begin, uint32_t low, uint32_t high) {
+// The noise's uniform numbers v of tokens [begin, begin + kRun), in (0, 1).
+TM_INLINE void uniforms(uint32_t begin, uint32_t low, uint32_t high, float* out) {
   for (uint32_t i = 0; i < kRun; ++i) {
     uint32_t h = ((begin + i) * 0x9E3779B1u) ^ low;
     h = (h ^ (h >> 16)) * 0x7FEB352Du;
     h = ((h ^ (h >> 15)) + high) * 0x846CA68Bu;
     h ^= h >> 16;
-    const float v = (static_cast<float>(static_cast<int32_t>(h & 0x7FFFFFFFu)) + 0.5f) * 0x1.fffffep-32f;
+    out[i] = (static_cast<float>(static_cast<int32_t>(h & 0x7FFFFFFFu)) + 0.5f) * 0x1.fffffep-32f;
+  }
+}
+
+// scores[i] -= log(-log1p(-v[i])), to about 1e-5.
+TM_INLINE void add_noise(float* scores, const float* uniform) {
+  for (int64_t i = 0; i < kRun; ++i) {
+    const float v = uniform[i];
     const float small = v * (1.0f + v * (0.5f + v * (1.0f / 3 + v * (0.25f + v * 0.2f))));
     const float large = -log_of(1.0f - v);
     scores[i] -= log_of(v < 0.0625f ? small : large);
@@ -126,7 +132,7 @@ struct Chooser {
 
   Best draw(int64_t i, int64_t begin, int64_t end, float largest) const {
     Best best{-__builtin_inff(), -__builtin_inff(), 0};
-    alignas(64) float run[kRun];
+    alignas(64) float run[kRun], noise[kRun];
     const int64_t row = op.row_ids[i], index = op.positions[i] + 1 - op.num_prompt[row * op.int_stride];
     const uint64_t key = mix64(static_cast<uint64_t>(op.streams[row * op.int_stride]) +
                                (static_cast<uint64_t>(index) + 1) * 0x9E3779B97F4A7C15u);
@@ -135,9 +141,12 @@ struct Chooser {
     for (int64_t at = begin; at < end; at += kRun) {
       if (!allowed_run(line(i), bits, at, at_most(kRun, end - at), run)) continue;
       for (int64_t j = 0; j < kRun; ++j) run[j] = (run[j] - largest) * scale;
-      if (!(run_largest(run) + kMostNoise > best.second)) continue;
-      add_noise(run, static_cast<uint32_t>(at), static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32));
-      if (!(run_largest(run) > best.second)) continue;
+      // Of a score above s, which is at most `top` without its noise, v < -log1p(-v) < exp(top - s).
+      const float room = run_largest(run) - best.second + 1e-3f;
+      if (!(room > -22.5f)) continue;
+      uniforms(static_cast<uint32_t>(at), static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32), noise);
+      if (room < 0.0f && !(run_smallest(noise) < __builtin_expf(room))) continue;
+      add_noise(run, noise);
       for (int64_t j = 0; j < kRun; ++j) take(best, run[j], at + j);
     }
     return best;
