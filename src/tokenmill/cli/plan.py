@@ -191,13 +191,20 @@ def _closing(found: dict[str, Any]) -> list[str]:
         lines += found["cheapest"]["sentences"]
     if found["flags"]:
         lines.append(f"Flags: {' '.join(found['flags'])}")
-    shares = found["efficiency"]
-    lines.append(
-        f"[dim]Assumed: {shares['memory']:.0%} of the memory bandwidth, {shares['compute']:.0%} of the products, "
-        f"{shares['step_ms']:g} ms around a step ({shares['source']}). Ceilings: {found['ceilings']['source']}.[/]"
-    )
+    lines.append(f"[dim]{_basis(found['efficiency'], found['ceilings']['source'])}[/]")
     lines += [f"[dim]note: {note}[/]" for note in found["notes"]]
     return lines
+
+
+def _basis(shares: dict[str, Any], ceilings: str) -> str:
+    """What the times are made of."""
+    if shares["calibrated"]:
+        where = ceilings.removeprefix("measured, ").removeprefix("measured ")
+        return f"Times: as this engine's kernels, attention and host were measured ({where})."
+    return (
+        f"Assumed: {shares['memory']:.0%} of the memory bandwidth, {shares['compute']:.0%} of the products, "
+        f"{shares['step_ms']:g} ms around a step ({shares['source']}). Ceilings: {ceilings}."
+    )
 
 
 def _gb(size: float) -> str:

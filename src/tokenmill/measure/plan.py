@@ -189,6 +189,7 @@ def plan(planner: Planner, setup: Setup) -> dict[str, Any]:
             "memory": setup.efficiency.memory,
             "compute": setup.efficiency.compute,
             "step_ms": round(1e3 * setup.efficiency.step_s, 4),
+            "calibrated": setup.efficiency.calibrated,
             "source": setup.efficiency.source,
         },
         "load": {"output_tokens": setup.output, "step_tokens": planner.step_tokens},
