@@ -13,6 +13,7 @@ from typing import Any
 from tokenmill.core.protocols import Executor, Ticket
 from tokenmill.core.step import LateInputs, StepPlan
 from tokenmill.measure.roofline import Grant
+from tokenmill.runner.batch import SHARED_ENTRIES
 
 
 @dataclass(slots=True)
@@ -63,3 +64,26 @@ def grants_of(plans: list[StepPlan], lengths: dict[int, int]) -> list[list[Grant
             lengths[row] = before + count
         steps.append(grants)
     return steps
+
+
+@dataclass(slots=True)
+class SharedPrefixes:
+    """Block tables of the first KV group by row, as plans change them."""
+
+    tables: dict[int, list[int]] = field(default_factory=dict)
+
+    def positions(self, plan: StepPlan, block_size: int) -> int:
+        """Leading positions that all rows of a step of single tokens share, as a GPU's attention finds them."""
+        for row in plan.ended:
+            self.tables.pop(row, None)
+        for edit in plan.edits:
+            if edit.group == 0:
+                table = self.tables.setdefault(edit.row, [])
+                del table[: edit.drop]
+                table[edit.at :] = edit.blocks
+        if len(plan.rows) < 2 or plan.num_tokens > len(plan.rows):
+            return 0
+        tables = [self.tables.get(row, []) for row in plan.rows]
+        pairs = enumerate(zip(min(tables), max(tables), strict=False))  # all others lie between these two
+        same = next((i for i, (a, b) in pairs if a != b), min(map(len, tables)))
+        return block_size * same if same >= SHARED_ENTRIES else 0

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokenmill.core.errors import ParameterError
-from tokenmill.core.step import LateInputs, StepPlan, StepResult, TableEdit
+from tokenmill.core.step import LateInputs, StepPlan, StepResult
 from tokenmill.engine.admission import Admission
 from tokenmill.engine.build import make_limits
 from tokenmill.engine.engine import Engine
@@ -19,11 +19,10 @@ from tokenmill.measure.calibration import Speeds
 from tokenmill.measure.closed import closed_loop
 from tokenmill.measure.devices import speeds
 from tokenmill.measure.plan import Planner, Setup, layouts, speed_type
-from tokenmill.measure.replay import grants_of
+from tokenmill.measure.replay import SharedPrefixes, grants_of
 from tokenmill.measure.roofline import step_cost
 from tokenmill.measure.usual import step_time
 from tokenmill.measure.workloads import Job, Workload
-from tokenmill.runner.batch import SHARED_ENTRIES
 from tokenmill.scheduler.policy import make_policy
 from tokenmill.scheduler.scheduler import Scheduler
 from tokenmill.speculate.none import NoDrafter
@@ -53,29 +52,16 @@ class ClockExecutor:
     chains: bool = True
     now: float = 0.0
     lengths: dict[int, int] = field(default_factory=dict)
-    tables: dict[int, list[int]] = field(default_factory=dict)
+    prefixes: SharedPrefixes = field(default_factory=SharedPrefixes)
 
     def submit(self, plan: StepPlan) -> ClockTicket:
         """Time the plan; every row that samples gets the same token."""
         (grants,) = grants_of([plan], self.lengths)
-        shared = self._shared(plan) if self.planner.kind == "gpu" else 0
-        cost = step_cost(self.planner.sheet, grants, self.planner.kv_format, shared)
+        planner = self.planner
+        shared = self.prefixes.positions(plan, planner.config.cache.block_size) if planner.kind == "gpu" else 0
+        cost = step_cost(planner.sheet, grants, planner.kv_format, shared)
         self.now += step_time(cost, self.reach).seconds
         return ClockTicket(StepResult(plan_id=plan.id, tokens=[[_TOKEN] if s else [] for s in plan.samples]))
-
-    def _shared(self, plan: StepPlan) -> int:
-        """Leading positions that all rows of a step of single tokens share, as a GPU's attention finds them."""
-        for row in plan.ended:
-            self.tables.pop(row, None)
-        for edit in plan.edits:
-            if edit.group == 0:
-                _edit(self.tables.setdefault(edit.row, []), edit)
-        if len(plan.rows) < 2 or plan.num_tokens > len(plan.rows):
-            return 0
-        tables = [self.tables.get(row, []) for row in plan.rows]
-        pairs = enumerate(zip(min(tables), max(tables), strict=False))  # all others lie between these two
-        same = next((i for i, (a, b) in pairs if a != b), min(map(len, tables)))
-        return self.planner.config.cache.block_size * same if same >= SHARED_ENTRIES else 0
 
     def supply(self, plan_id: int, inputs: LateInputs) -> None:
         """Nothing is sampled."""
@@ -86,11 +72,6 @@ class ClockExecutor:
 
     def close(self) -> None:
         """Nothing to close."""
-
-
-def _edit(table: list[int], edit: TableEdit) -> None:
-    del table[: edit.drop]
-    table[edit.at :] = edit.blocks
 
 
 def simulate(planner: Planner, setup: Setup, workload: Workload) -> dict[str, Any]:

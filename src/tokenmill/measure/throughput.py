@@ -23,7 +23,7 @@ from tokenmill.measure.calibration import Speeds
 from tokenmill.measure.ceilings import ceilings
 from tokenmill.measure.devices import speeds
 from tokenmill.measure.plan import Planner, read_model, speed_type
-from tokenmill.measure.replay import PlanRecorder, grants_of
+from tokenmill.measure.replay import PlanRecorder, SharedPrefixes, grants_of
 from tokenmill.measure.roofline import Cost, floor, step_cost
 from tokenmill.measure.stats import summary_ms, thin
 from tokenmill.measure.workloads import Job, Workload
@@ -284,9 +284,10 @@ def compare_run(planner: Planner, limits: Speeds, steps: Steps, seconds: float) 
     """mbu, mfu and roofline of one run, and what its steps were made of over time."""
     total, least = Cost(), 0.0
     lengths: dict[int, int] = {}
-    timeline = []
-    for (when, _), grants in zip(steps, grants_of([plan for _, plan in steps], lengths), strict=True):
-        cost = step_cost(planner.sheet, grants, planner.kv_format)
+    timeline, prefixes = [], SharedPrefixes()
+    for (when, plan), grants in zip(steps, grants_of([plan for _, plan in steps], lengths), strict=True):
+        shared = prefixes.positions(plan, planner.config.cache.block_size) if planner.kind == "gpu" else 0
+        cost = step_cost(planner.sheet, grants, planner.kv_format, shared)
         least += floor(cost, limits).seconds
         total.add(cost)
         ones = sum(grant.count == 1 for grant in grants)

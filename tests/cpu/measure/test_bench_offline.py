@@ -13,7 +13,7 @@ from tokenmill.cli.main import app
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import UserError
 from tokenmill.core.forward import KVFormat
-from tokenmill.core.step import RowSampling, RowStart, StepPlan
+from tokenmill.core.step import RowSampling, RowStart, StepPlan, TableEdit
 from tokenmill.measure import plots
 from tokenmill.measure.ablate import switches
 from tokenmill.measure.calibration import Speeds
@@ -21,7 +21,7 @@ from tokenmill.measure.ceilings import load_measured, measure
 from tokenmill.measure.compare import compare, ratio_interval
 from tokenmill.measure.devices import speeds
 from tokenmill.measure.plan import read_model
-from tokenmill.measure.replay import grants_of
+from tokenmill.measure.replay import SharedPrefixes, grants_of
 from tokenmill.measure.roofline import Grant, floor, step_cost
 from tokenmill.measure.throughput import compare_run, thinned
 from tokenmill.testing.tiny import make_tiny
@@ -118,6 +118,20 @@ def test_grants_follow_plans():
         [Grant(1, 10), Grant(8, 32)],
         [Grant(1, 40), Grant(3, 0)],
     ]
+
+
+def test_a_shared_prefix_is_read_once():
+    """Counted where every row has one new token and enough of the first blocks are the same."""
+
+    def edit(row, blocks, at=0):
+        return TableEdit(row, 0, 0, at, blocks, [16 * (at + i) for i in range(len(blocks))])
+
+    prefixes, common = SharedPrefixes(), list(range(10))
+    prompts = StepPlan(id=0, edits=[edit(0, [*common, 20]), edit(1, [*common, 30])], rows=[0, 1], counts=[9, 9])
+    single = StepPlan(id=1, rows=[0, 1], counts=[1, 1])
+    assert [prefixes.positions(plan, 16) for plan in (prompts, single)] == [0, 160]
+    assert prefixes.positions(StepPlan(id=2, edits=[edit(1, [7, 8], at=4)], rows=[0, 1], counts=[1, 1]), 16) == 0
+    assert prefixes.positions(StepPlan(id=3, ended=[1], rows=[0], counts=[1]), 16) == 0
 
 
 def test_mbu_and_mfu_sum_up_the_steps(tiny):
