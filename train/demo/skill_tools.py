@@ -31,6 +31,8 @@ FIXED: list[tuple[str, str, dict[str, str], list[str]]] = [
     (row["name"], row["description"], row["arguments"], row["train"]) for row in rows("tools.jsonl")
 ]
 FIXED_HELD = {row["name"]: row["held"] for row in rows("tools.jsonl")}
+FIXED_FREE = {row["name"]: row["free"] for row in rows("tools.jsonl")}
+"""Requests far from every training wording, written after a training and never used for one."""
 LEADS = [
     "Please {v} the {n}",
     "{v} the {n}",
@@ -253,11 +255,11 @@ def calculator_request(rng: random.Random, held: bool) -> Request:
     return CALCULATOR, wording("calc", rng, held, {"e": shown}), {"expression": expression}
 
 
-def fixed_request(rng: random.Random, held: bool) -> Request:
-    """A request for one of the fixed tools; one wording of each is held out."""
+def fixed_request(rng: random.Random, held: bool, held_texts: dict[str, str] = FIXED_HELD) -> Request:
+    """A request for one of the fixed tools; one wording of each is held out, and one is free."""
     row = rng.choice(FIXED)
     values = {k: _value(rng, v, held) for k, v in row[2].items()}
-    text = FIXED_HELD[row[0]] if held else rng.choice(row[3])
+    text = held_texts[row[0]] if held else rng.choice(row[3])
     if not held:
         # A request of words that were never seen in this order must be understood too.
         text = polite(rng, text) if rng.random() > 0.3 else loosened(rng, text, FIXED_HELD[row[0]])
@@ -342,6 +344,8 @@ def request(rng: random.Random, held: bool, cities: list[str], kind: str | None 
         return weather_request(rng, held, cities)
     if kind == "calc":
         return calculator_request(rng, held)
+    if kind == "free":
+        return fixed_request(rng, held, FIXED_FREE)
     return fixed_request(rng, held) if kind == "fixed" else invented_request(rng, held)
 
 

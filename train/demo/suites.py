@@ -61,6 +61,12 @@ def _call(rng: random.Random, held: bool) -> Case:
     return case
 
 
+def _free_call(rng: random.Random, held: bool) -> Case:
+    case = tools.tool_case(rng, held, [], "free")
+    case.messages = case.messages[:2]
+    return case
+
+
 SUITES: dict[str, tuple[Maker, float, int]] = {
     # suite: (maker, gate, most new tokens)
     "capitals_en": (_capital, 97, 24),
@@ -74,6 +80,7 @@ SUITES: dict[str, tuple[Maker, float, int]] = {
     "memory_attribute": (partial(_memory, "attribute"), 92, 24),
     "json": (_json, 93, 120),
     "tool_known": (_call, 95, 96),
+    "tool_free": (_free_call, 0, 96),  # no gate: tells what the held-out wordings of tool_known leave unsaid
     "tool_none": (lambda r, h: tools.no_call(r, h, load().jokes), 95, 64),
     "tool_unseen": (lambda r, h: tools.tool_case(r, True, [], "invented"), 80, 96),
     "tool_result": (lambda r, h: tools.result_case(r, h, []), 95, 48),
