@@ -5,6 +5,8 @@ Without a calibration a step takes its floor at the assumed shares of the ceilin
 
 from __future__ import annotations
 
+import math
+
 from tokenmill.measure.calibration import Calibration, Speeds, between
 from tokenmill.measure.roofline import Cost, Floor, floor
 
@@ -25,13 +27,15 @@ def _usual(cost: Cost, speeds: Speeds, known: Calibration) -> Floor:
         wire = cost.reduced_bytes / speeds.link_bytes_per_s if speeds.link_bytes_per_s else 0.0
         spent["sums over ranks"] = wire + cost.reductions * speeds.link_s
     work = cost.work
-    host = known.host(work.rows, prompts=work.prompts > 0)
+    launched = known.launched if work.prompts and known.launched and work.tokens > known.launched.tokens else None
+    # A launched step's layers wait for one kernel after the other as those of any step; what its host does is apart.
+    host = known.host(work.rows, prompts=work.prompts > 0 and launched is None)
     launching = work.layers * host.layer_s + work.logits * known.logit_s
     launching += work.mixtures * between(known.mixture_s, work.rows)
     spent["launching a step"] = launching
     device = sum(spent.values())
-    if work.prompts and known.launched is not None and work.tokens > known.launched.tokens:
-        spent["launching a step"] += known.launched.step_s + max(0.0, _launch(cost, known) - device)
+    if launched is not None:
+        spent["launching a step"] += launched.step_s + max(0.0, _launch(cost, known) - device)
     else:
         spent["launching a step"] += host.step_s
         spent["launching a step"] += max(0.0, host.least_s - device - host.step_s)  # the host takes longer
@@ -71,6 +75,10 @@ def _attention(cost: Cost, known: Calibration, spent: dict[str, float]) -> None:
         return
     tokens = cost.work.prompt_tokens / cost.work.prompts
     computed = (seen.prompt_flops - seen.behind_flops) / between(known.prompts, tokens)
-    computed += seen.behind_flops / between(known.behind or known.prompts, tokens)
+    if seen.behind_flops:
+        # Not measured: as a prompt with as many pairs of positions as a chunk has, because short ones lack work.
+        alike = tokens * math.sqrt(seen.prompt_flops / (seen.prompt_flops - seen.behind_flops))
+        rate = between(known.behind, tokens) if known.behind else between(known.prompts, alike)
+        computed += seen.behind_flops / rate
     moved = seen.prompt_bytes / between(known.decode, cost.total_bytes)
     spent["compute" if computed >= moved else _KV] += max(computed, moved)
