@@ -11,6 +11,7 @@ from render import Case, call_text
 from skill_chat import FALLBACKS, small_talk, value_of
 from skill_facts import fact, joke_text
 from skill_math import digits
+from tool_phrases import IMPERATIVE, KEYED, KEYED_HELD, LEADS, OPENERS
 from vocabulary import invented, joined, word
 
 Tool = dict
@@ -33,70 +34,6 @@ FIXED: list[tuple[str, str, dict[str, str], list[str]]] = [
 FIXED_HELD = {row["name"]: row["held"] for row in rows("tools.jsonl")}
 FIXED_FREE = {row["name"]: row["free"] for row in rows("tools.jsonl")}
 """Requests far from every training wording, written after a training and never used for one."""
-LEADS = [
-    "Please {v} the {n}",
-    "{v} the {n}",
-    "{v} the {n}",
-    "Can you {v} the {n}",
-    "I want you to {v} the {n}",
-    "{v} the {n} now",
-    "You should {v} the {n}",
-    "Go and {v} the {n}",
-    "Could you please {v} the {n}",
-    "Could you {v} the {n}",
-    "I need you to {v} the {n}",
-    "It is time to {v} the {n}",
-    "Help me {v} the {n}",
-    "{v} my {n}",
-    "Use the tool to {v} the {n}",
-    "Will you {v} the {n}",
-    "I would like you to {v} the {n}",
-    "Be so kind and {v} the {n}",
-    "Let us {v} the {n}",
-    "Now {v} the {n}",
-    "Hey, {v} the {n}",
-    "We must {v} the {n}",
-    "Do {v} the {n}",
-    "Are you able to {v} the {n}",
-    "You could {v} the {n}",
-    "Why not {v} the {n}",
-    "Do me a favour and {v} the {n}",
-    "It would be nice to {v} the {n}",
-    "I wish to {v} the {n}",
-    "Someone should {v} the {n}",
-    "{a} {v} the {n}",
-    "{v} the {n} {a}",
-    "{v} this {n}",
-    "{v} our {n}",
-    "{v} that {n} for me",
-    "{v} a {n}",
-    "Might you {v} the {n}",
-    "Shall we {v} the {n}",
-    "Time to {v} the {n}",
-    "Today you {v} the {n}",
-    "My wish: {v} the {n}",
-    "The {n} is there for you to {v}",
-    "There is a {n} to {v}",
-    "The {n}, {v} it",
-    "Next, {v} the {n}",
-    "Graciously {v} the {n}",
-    "If you please, {v} the {n}",
-    "May I ask you to {v} the {n}",
-    "Try to {v} the {n}",
-    "Mind that you {v} the {n}",
-    "Make sure to {v} the {n}",
-]
-OPENERS = [
-    "Please ",
-    "Could you ",
-    "Can you ",
-    "I want you to ",
-    "I need you to ",
-    "Hey, ",
-    "Now ",
-    "Will you ",
-    "I would like you to ",
-]
 
 
 def polite(rng: random.Random, text: str) -> str:
@@ -108,33 +45,6 @@ def polite(rng: random.Random, text: str) -> str:
     return body.rstrip(".") + "?" if opener in ("Could you ", "Can you ", "Will you ") else body
 
 
-IMPERATIVE = frozenset(
-    [
-        "Set",
-        "Start",
-        "Play",
-        "Put",
-        "Send",
-        "Tell",
-        "Order",
-        "Get",
-        "Book",
-        "Reserve",
-        "Convert",
-        "Change",
-        "Find",
-        "Look",
-        "Turn",
-        "Make",
-        "Add",
-        "Buy",
-        "Search",
-        "Plant",
-        "Heat",
-        "Note",
-        "Show",
-    ]
-)
 ARGS = [
     ("colour", "colour", "in [v]"),
     ("count", "number", "[v] times"),
@@ -145,44 +55,6 @@ ARGS = [
     ("speed", "number", "at speed [v]"),
     ("code", "word", "with code [v]"),
 ]
-# How a request names an argument that was made up on the spot.
-KEYED = [
-    "with [k] [v]",
-    "with the [k] [v]",
-    "[k] [v]",
-    "and [k] [v]",
-    "where the [k] is [v]",
-    "set [k] to [v]",
-    "[k]: [v]",
-    "by [k] [v]",
-    "having [k] [v]",
-    "that has [k] [v]",
-    "its [k] is [v]",
-    "under [k] [v]",
-    "at [k] [v]",
-    "over the [k] [v]",
-    "through [k] [v]",
-    "via [k] [v]",
-    "given [k] [v]",
-    "of [k] [v]",
-    "for which the [k] is [v]",
-    "which has [v] as its [k]",
-    "while the [k] is [v]",
-    "if the [k] is [v]",
-    "([k] [v])",
-    "[k] = [v]",
-    "taking [v] as [k]",
-    "use [v] as the [k]",
-    "[v] being the [k]",
-    "choose [k] [v]",
-    "pick [v] for [k]",
-    "keeping [k] at [v]",
-    "the [k] must be [v]",
-    "the [k] should be [v]",
-    "[v] for the [k]",
-    "and its [k] be [v]",
-]
-KEYED_HELD = ["using [k] [v]", "whose [k] is [v]"]
 KINDS = ["number", "word", "colour", "name", "city", "day", "thing", "animal", "food", "job"]
 
 
