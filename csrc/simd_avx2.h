@@ -178,7 +178,7 @@ TM_INLINE F odd_half(Line x) {
 }
 // Not the intrinsic: compilers gather a loop's prefetches in one place, and there they wait for each other. `hold` keeps
 // what comes before it, and what depends on x afterwards, where they are.
-TM_INLINE void prefetch(const void* p) { asm volatile("prefetcht0 %0" : : "m"(*static_cast<const char*>(p))); }
+TM_INLINE void prefetch(const void* p) { asm volatile("prefetcht0 (%0)" : : "r"(p)); }
 TM_INLINE void hold(I&) {}
 TM_INLINE void store_line(void* p, const Line& x) {
   _mm256_storeu_si256(static_cast<__m256i*>(p), x.a);

@@ -172,7 +172,7 @@ TM_INLINE F odd_half(Line x) {
 }
 // Not the intrinsic: compilers gather a loop's prefetches in one place, and there they wait for each other. `hold` keeps
 // what comes before it, and what depends on x afterwards, where they are.
-TM_INLINE void prefetch(const void* p) { asm volatile("prefetcht0 %0" : : "m"(*static_cast<const char*>(p))); }
+TM_INLINE void prefetch(const void* p) { asm volatile("prefetcht0 (%0)" : : "r"(p)); }
 TM_INLINE void hold(I& x) { asm volatile("" : "+v"(x)); }
 TM_INLINE void store_line(void* p, Line x) { _mm512_storeu_si512(p, x); }
 TM_INLINE Line as_line(F x) { return _mm512_castps_si512(x); }
