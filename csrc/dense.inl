@@ -17,8 +17,9 @@ struct Share {
   const uint8_t* stop;
   int64_t lines;  // at each step
 
+  template <bool kRead = false>
   TM_INLINE void step() {
-    for (int64_t i = 0; i < lines && at < stop; ++i, at += kLine) prefetch(at);
+    for (int64_t i = 0; i < lines && at < stop; ++i, at += kLine) kRead ? prefetch_read(at) : prefetch(at);
   }
 };
 

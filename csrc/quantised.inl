@@ -194,7 +194,7 @@ inline void quant_block(const uint8_t* tile, int group, int64_t begin, int64_t e
         for (int64_t ahead = 0; ahead < scales; ahead += kLine) prefetch(at + ahead_of(kind) + ahead);
         for (int64_t ahead = rest; ahead < part_bytes(kind); ahead += kLine) prefetch(at + ahead_of(kind) + ahead);
       } else {
-        next.step();
+        next.template step<!kind.whole>();
       }
       const Group here{head, at, first, row, unit * parts + part};
       if constexpr (kind.columns == 16) {

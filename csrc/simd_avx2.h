@@ -177,8 +177,10 @@ TM_INLINE F odd_half(Line x) {
   return {_mm256_castsi256_ps(_mm256_and_si256(x.a, mask)), _mm256_castsi256_ps(_mm256_and_si256(x.b, mask))};
 }
 // Not the intrinsic: compilers gather a loop's prefetches in one place, and there they wait for each other. `hold` keeps
-// what comes before it, and what depends on x afterwards, where they are.
+// what comes before it, and what depends on x afterwards, where they are. `prefetch_read` says that it reads, before
+// which compilers store every sum that lies in an array: ruin for float tiles, and a third faster for 4 bit ones.
 TM_INLINE void prefetch(const void* p) { asm volatile("prefetcht0 (%0)" : : "r"(p)); }
+TM_INLINE void prefetch_read(const void* p) { asm volatile("prefetcht0 %0" : : "m"(*static_cast<const char*>(p))); }
 TM_INLINE void hold(I&) {}
 TM_INLINE void store_line(void* p, const Line& x) {
   _mm256_storeu_si256(static_cast<__m256i*>(p), x.a);

@@ -171,8 +171,10 @@ TM_INLINE F odd_half(Line x) {
   return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
 }
 // Not the intrinsic: compilers gather a loop's prefetches in one place, and there they wait for each other. `hold` keeps
-// what comes before it, and what depends on x afterwards, where they are.
+// what comes before it, and what depends on x afterwards, where they are. `prefetch_read` says that it reads, before
+// which compilers store every sum that lies in an array: ruin for float tiles, and a third faster for 4 bit ones.
 TM_INLINE void prefetch(const void* p) { asm volatile("prefetcht0 (%0)" : : "r"(p)); }
+TM_INLINE void prefetch_read(const void* p) { asm volatile("prefetcht0 %0" : : "m"(*static_cast<const char*>(p))); }
 TM_INLINE void hold(I& x) { asm volatile("" : "+v"(x)); }
 TM_INLINE void store_line(void* p, Line x) { _mm512_storeu_si512(p, x); }
 TM_INLINE Line as_line(F x) { return _mm512_castps_si512(x); }

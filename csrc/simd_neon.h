@@ -217,6 +217,7 @@ TM_INLINE F odd_half(Line x) {
   return each<F>([&](int i) { return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_u8(x.v[i]), mask)); });
 }
 TM_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+TM_INLINE void prefetch_read(const void* p) { __builtin_prefetch(p); }
 TM_INLINE void hold(I&) {}
 // 16 rows of 16 dwords become 16 columns: out[c] lane r = rows[r][c]. Four by four at a time.
 TM_INLINE void transpose(const Line* rows, Line* out) {

@@ -141,6 +141,7 @@ TM_INLINE I dot4bit(I acc, Line w, Quad x) { return dot4(acc, w, x); }
 TM_INLINE F even_half(Line a) { return bits<F>(a << 16); }  // the first bf16 of each pair
 TM_INLINE F odd_half(Line a) { return bits<F>(a & 0xffff0000u); }
 TM_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+TM_INLINE void prefetch_read(const void* p) { __builtin_prefetch(p); }
 TM_INLINE void hold(I&) {}
 // 16 rows of 16 dwords become 16 columns: out[c] lane r = rows[r][c].
 TM_INLINE void transpose(const Line* rows, Line* out) {
