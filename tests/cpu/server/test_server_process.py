@@ -136,7 +136,7 @@ def test_a_killed_engine_costs_a_pause_and_nothing_else(served: Running) -> None
 
 
 def test_a_stopped_engine_is_noticed_and_replaced(served: Running) -> None:
-    body = {"prompt": "The mill", "max_tokens": 400, "ignore_eos": True, "temperature": 0}
+    body = {"prompt": "The mill", "max_tokens": 1500, "ignore_eos": True, "temperature": 0}
     calm = stream_text(served.url, body)
     count = 0
 
@@ -152,7 +152,7 @@ def test_a_stopped_engine_is_noticed_and_replaced(served: Running) -> None:
         noticed = wait_for(lambda: served.get("/health").status_code == 503, 30)
         assert future.result() == calm
     print(f"noticed after {noticed:.2f} s")
-    assert served.children() != [engine]
+    wait_for(lambda: served.children() not in ([engine], []), 30)  # it may have said all before it was stopped
 
 
 def test_a_client_that_leaves_frees_its_sequence(served: Running) -> None:
