@@ -182,7 +182,7 @@ def test_nothing_of_a_prompt_is_in_the_log(served: Running) -> None:
 
 
 def test_a_signal_lets_running_requests_finish(launch: Launch) -> None:
-    running = launch("--shutdown-timeout", "30")
+    running = launch("--shutdown-timeout", "30", "--kernels", "reference")  # slow enough to be interrupted
     body = {"prompt": "The mill", "max_tokens": 300, "ignore_eos": True, "temperature": 0}
     calm = stream_text(running.url, body)
     count = 0
