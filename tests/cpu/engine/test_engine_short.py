@@ -1,6 +1,6 @@
-"""Short steps with prompts or drafts, filled up to rungs with the spare row: the same tokens as steps of their own size.
+"""Short steps with prompts or drafts, filled up to rungs with the spare row: the tokens of steps of their own size.
 
-Recordings exist on a GPU only; here one is made again at each replay, which fills the same tensors from the same inputs.
+Recordings exist on a GPU only; here one is made again at each replay, which fills the same tensors from equal inputs.
 """
 
 from __future__ import annotations

@@ -27,7 +27,9 @@ def edit_rows(rows: Rows, logits: torch.Tensor, masks: dict[int, Any] | None = N
         table.set_row(row, params, len(prompt))
     lines = make_lines([(i, prompt + output) for i, (_, prompt, output) in enumerate(rows)], table, masks=masks or {})
     bits = [b | (MASKED if masks and i in masks else 0) for i, b in enumerate(table.bits)]
-    work = Work(logits.clone(), list(range(len(rows))), bits, lines, table, line_masks(lines.rows, lines.masks), None, {})
+    work = Work(
+        logits.clone(), list(range(len(rows))), bits, lines, table, line_masks(lines.rows, lines.masks), None, {}
+    )
     edit_(work)
     return work.x
 
