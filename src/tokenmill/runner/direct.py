@@ -18,7 +18,7 @@ from tokenmill.core.protocols import CausalLM, Kernels
 from tokenmill.core.step import StepPlan
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.batch import Batch
-from tokenmill.runner.recorded import Replayed
+from tokenmill.runner.recorded import Replayed, logits_suffice
 from tokenmill.runner.rows import Rows
 
 MOST_ROWS = 32
@@ -65,14 +65,13 @@ class DirectSteps:
 
     def fits(self, plan: StepPlan) -> bool:
         """One token for each row, sampled from each, contiguous tables, and nothing but logits is wanted."""
-        rows, params = self.rows, self.rows.sampling.params
+        rows = self.rows
         return (
             self.possible is not False
             and len(plan.rows) == sum(plan.counts)
             and not plan.drafts
             and all(plan.samples)
-            and not rows.pools
-            and all(params[row].num_prompt_logprobs < 0 for row in plan.rows)
+            and logits_suffice(rows, plan)
             and all(shifted.isdisjoint(plan.rows) for shifted in rows.shifted)
         )
 

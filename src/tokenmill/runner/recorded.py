@@ -48,6 +48,12 @@ class Replayed:
     logits: Tensor | None
 
 
+def logits_suffice(rows: Rows, plan: StepPlan) -> bool:
+    """Nothing but this moment's hidden states or logits is wanted: no embeddings, no logprobs of prompts."""
+    params = rows.sampling.params
+    return not rows.pools and all(params[row].num_prompt_logprobs < 0 for row in plan.rows)
+
+
 class DecodeRecorder:
     """Replays decode steps of one model; records those that it has not seen."""
 
@@ -104,8 +110,7 @@ class DecodeRecorder:
             and len(plan.rows) <= rows.spare
             and not plan.drafts
             and all(plan.samples)
-            and not rows.pools
-            and all(rows.sampling.params[row].num_prompt_logprobs < 0 for row in plan.rows)
+            and logits_suffice(rows, plan)
         )
 
     def run(self, plan: StepPlan) -> Replayed | None:

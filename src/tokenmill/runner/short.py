@@ -21,7 +21,7 @@ from tokenmill.core.step import StepPlan
 from tokenmill.device.graphs import Recorder, Recording
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.batch import Batch, lay_out, reach
-from tokenmill.runner.recorded import Replayed
+from tokenmill.runner.recorded import Replayed, logits_suffice
 from tokenmill.runner.rows import Rows
 from tokenmill.sampling.table import send
 
@@ -54,7 +54,7 @@ class ShortRecorder:
         self.tokens = [n for n in TOKENS if n < rows.tokens.shape[1]]  # the spare row may get them all
         most = rows.spare + 1
         self.members = [n for n in MEMBERS if n < most] + [most]
-        self.packed = {n: self._spare_only(n) for n in self.members}
+        self.packed = {n: torch.empty((2, n), dtype=torch.int64, device=rows.device) for n in self.members}
         self.possible = True
 
     def warm(self) -> None:
@@ -69,8 +69,7 @@ class ShortRecorder:
             self.possible
             and len(plan.rows) < total <= (self.tokens[-1] if self.tokens else 0)
             and len(plan.rows) < self.members[-1]
-            and not rows.pools
-            and all(rows.sampling.params[row].num_prompt_logprobs < 0 for row in plan.rows)
+            and logits_suffice(rows, plan)
             and all(shifted.isdisjoint(plan.rows) for shifted in rows.shifted)
             and all(total * reach(plan, rows, g, self.pool.layout.block_size) <= WORK for g in range(len(rows.tables)))
         )
@@ -78,17 +77,13 @@ class ShortRecorder:
     def run(self, plan: StepPlan) -> Replayed | None:
         """Enqueue the plan's forward pass; None: it cannot be recorded."""
         count, total = len(plan.rows), plan.num_tokens
-        tokens = self.tokens[bisect_left(self.tokens, total)]
         members = self.members[bisect_left(self.members, count + 1)]
-        recording = self._find((tokens, members))
+        key = self.tokens[bisect_left(self.tokens, total)], members
+        recording = self._find(key)
         if recording is None:
             return None
-        packed, spare = self.packed[members], members - count
-        wanted = [
-            plan.rows + [self.rows.spare] * spare,
-            plan.counts + [0] * (spare - 1) + [tokens - total],
-        ]
-        packed.copy_(send(torch.tensor(wanted, dtype=torch.int64), self.rows.device))
+        self._fill(key, plan.rows, plan.counts)
+        packed = self.packed[members]
         made = recording.replay()
         batch = Batch(
             plan, made.tokens[:total], packed[0, :count], packed[1, :count], made.token_rows[:total],
@@ -96,18 +91,17 @@ class ShortRecorder:
         )  # fmt: skip
         return Replayed(batch, made.hidden[:total], None)
 
-    def _spare_only(self, members: int) -> Tensor:
-        packed = torch.full((2, members), self.rows.spare, dtype=torch.int64, device=self.rows.device)
-        packed[1] = 0
-        return packed
+    def _fill(self, key: tuple[int, int], rows: list[int], counts: list[int]) -> None:
+        """Send these rows and how many tokens each computes; the spare row makes up what is missing of both."""
+        tokens, members = key
+        spare = members - len(rows)
+        wanted = [rows + [self.rows.spare] * spare, counts + [0] * (spare - 1) + [tokens - sum(counts)]]
+        self.packed[members].copy_(send(torch.tensor(wanted, dtype=torch.int64), self.rows.device))
 
     def _find(self, key: tuple[int, int]) -> Recording[_Made] | None:
         """The recording of this key, made if need be; None: an operation of this model waits for the device."""
         if key not in self.made and self.possible:
-            tokens, members = key
-            self.packed[members][0] = self.rows.spare
-            self.packed[members][1] = 0
-            self.packed[members][1, -1] = tokens
+            self._fill(key, [], [])
             before = self.kernels.waits
             self._compute(key)
             self.possible = self.kernels.waits == before
