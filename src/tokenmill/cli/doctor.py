@@ -86,8 +86,9 @@ def _show(found: dict[str, Any]) -> None:
             parts = [f"{rows:g}: {2 * rows / ps:.2f}" for rows, ps in curve["ps_per_weight"] if ps]
             cycled = f"{curve['set_bytes'] / 2**20:.0f} MiB of them"
             typer.echo(f"  this engine's {curve['format']} {head}, {cycled}, TFLOP/s by rows: {', '.join(parts)}")
-    for size, rate in known.get("attention", {}).get("decode_gb_per_s", ()):
-        typer.echo(f"  attention, decoding, {size / 2**20:.0f} MiB of K/V: {rate:.1f} GB/s")
+    for name, head in (("decode_gb_per_s", "K/V"), ("decode_8bit_gb_per_s", "8-bit K/V")):
+        for size, rate in known.get("attention", {}).get(name, ()):
+            typer.echo(f"  attention, decoding, {size / 2**20:.1f} MiB of {head}: {rate:.1f} GB/s")
     for count, rate in known.get("attention", {}).get("prefill_tflops", ()):
         typer.echo(f"  attention, prompts of {count} tokens: {rate:.3f} TFLOP/s")
     for name, head in (("decoding", "single tokens"), ("prompting", "prompts")):

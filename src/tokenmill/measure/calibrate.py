@@ -13,14 +13,23 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tokenmill.core.errors import TokenmillError
-from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan, KVSpec, KVView, NormSpec, RouteSpec
+from tokenmill.core.forward import (
+    AttentionSpec,
+    ForwardContext,
+    GroupPlan,
+    KVFormat,
+    KVSpec,
+    KVView,
+    NormSpec,
+    RouteSpec,
+)
 from tokenmill.core.protocols import Kernels, Weight
 from tokenmill.device.graphs import Recorder
 from tokenmill.device.memory import release
@@ -67,7 +76,8 @@ class Sizes:
     `layers`: (hidden, inner, bytes cycled through); small models have small layers, and stay in caches. `mixture`:
     experts, chosen, hidden, inner. `contexts`: (sequences, length). `prompts`: (sequences, new tokens). `behind`: with
     as many tokens before them. `heads`: of queries, of keys, and their size. `nothing`: hidden and inner size of a
-    layer whose arithmetic costs next to nothing.
+    layer whose arithmetic costs next to nothing. `stored`: the type of K/V in 8 bits. `kv_cycled`: as many bytes of K/V
+    are read in turn, because few would stay in a cache; 0: as many as they are, and predictions ask how many.
     """
 
     layers: tuple[tuple[int, int, int], ...]
@@ -79,6 +89,8 @@ class Sizes:
     heads: tuple[int, int, int]
     behind: tuple[tuple[int, int, int], ...] = ()
     nothing: tuple[int, int] = (64, 64)
+    stored: str = "int8"
+    kv_cycled: int = 0
     timing: Timing = Timing()
 
 
@@ -98,11 +110,13 @@ SIZES = {
         rows=(1, 8, 32, 64, 128, 256, 1024, 8192),
         mixture=(64, 8, 2048, 1024),
         mixture_rows=(1, 4, 32, 256, 1024, 8192),
-        contexts=((256, 800), (16, 16384)),
+        contexts=((1, 256), (1, 4096), (32, 256), (256, 800), (16, 16384)),
         prompts=((64, 128), (16, 512), (1, 8192)),
         heads=(32, 8, 128),
         behind=((60, 128, 2048), (1, 8192, 8192)),
         nothing=(128, 128),
+        stored="float8_e4m3fn",
+        kv_cycled=1 << 28,
         timing=Timing(round_s=5e-3, warm_s=0.05, lasting_s=0.3),
     ),
 }
@@ -125,11 +139,12 @@ def measure_calibrated(
     parts = parts_of(dtypes, mixture=mixture)
     known: dict[str, Any] = {"linear": [], "experts": [], "unfinished": list(parts)}
     with Compiling(device, parts if device != "cpu" else []) as compiling:
+        compiling.wait(told)  # to the end: another process on the device would slow what is timed
         start = time.perf_counter()
         found |= measure(device, tuple(t for t in dtypes if t != "fp8"))
         found["calibration"] = known | {"link_us": (found["link"] or {"us": 0.0})["us"]}
         told(f"ceilings: {time.perf_counter() - start:.1f} s")
-        _calibrate(device, parts, found["calibration"], compiling, told)
+        _calibrate(device, parts, found["calibration"], told)
     return found
 
 
@@ -147,12 +162,11 @@ def _silent(line: str) -> None:
     """Nobody is told."""
 
 
-def _calibrate(device: str, parts: list[str], known: dict[str, Any], compiling: Compiling, told: Told) -> None:
+def _calibrate(device: str, parts: list[str], known: dict[str, Any], told: Told) -> None:
     """Measure one part after the other, as calibration.py reads it; types that cannot be multiplied are left out."""
     sizes = SIZES["cpu" if device == "cpu" else "gpu"]
     known["process_bytes"] = process_bytes() if device == "cpu" else 0
     for part in parts:
-        compiling.wait([part] if part == "host" else [p for p in parts if p != "host"], told)
         start = time.perf_counter()
         try:
             made = measure_part(device, sizes, part, mixture="experts" in parts)
@@ -178,9 +192,11 @@ def measure_part(device: str, sizes: Sizes, part: str, *, mixture: bool = True) 
         if part == "experts":
             return [bench.experts(_COMPUTE)]
         if part == "attention":
-            contexts = sorted(bench.decoding(_COMPUTE, *size) for size in sizes.contexts)
+            eight = bench.stored()
             return {
-                "decode_gb_per_s": contexts,
+                "by_layer": sizes.kv_cycled > 0,
+                "decode_gb_per_s": sorted(bench.decoding(_COMPUTE, *size) for size in sizes.contexts),
+                "decode_8bit_gb_per_s": sorted(bench.decoding(eight, *size) for size in sizes.contexts),
                 "prefill_tflops": sorted(bench.prompt(_COMPUTE, *size) for size in sizes.prompts),
                 "behind_tflops": sorted(bench.behind(_COMPUTE, *size) for size in sizes.behind),
             }
@@ -195,6 +211,7 @@ class Bench:
     kind: str
     sizes: Sizes
     kernels: Kernels
+    calls: dict[tuple[str, int], float] = field(default_factory=dict)
 
     def products(self, dtype: str) -> Iterator[dict[str, Any]]:
         """Picoseconds per weight of feed-forward layers (norm, activation, residual), by rows, one curve per set."""
@@ -314,18 +331,25 @@ class Bench:
         x = torch.randn(rows, hidden, device=self.device).to(compute)
         return lambda: mixture(x, ctx, norm=norm, residual=x)
 
-    def decoding(self, dtype: str, seqs: int, length: int) -> tuple[int, float]:
-        """(bytes read, GB/s) of one new token of each of these sequences."""
+    def stored(self) -> str:
+        """The type of 8-bit K/V that this device's kernels read."""
+        wanted = self.sizes.stored
+        return wanted if wanted == "int8" or self._layer("fp8", *self.sizes.nothing) is not None else "int8"
+
+    def decoding(self, stored: str, seqs: int, length: int) -> tuple[int, float]:
+        """(bytes read, GB/s) of one new token of each of these sequences, over K/V of this type."""
         _, kv_heads, dim = self.sizes.heads
-        moved = 2 * seqs * length * kv_heads * dim * getattr(torch, dtype).itemsize
-        taken = _beyond(self._attend(dtype, seqs, 1, length), self._attend(dtype, 1, 1, 1))
+        moved = 2 * seqs * length * kv_heads * KVFormat(stored).head_bytes(dim)
+        layers = max(1, -(-self.sizes.kv_cycled // moved)) if self.sizes.timing.rounds else 1
+        like = seqs if self.sizes.kv_cycled else 1
+        taken = _beyond(self._attend(stored, seqs, 1, length, layers), self._call(stored, like))
         return moved, round(1e-9 * moved / taken, 3)
 
     def prompt(self, dtype: str, seqs: int, length: int) -> tuple[int, float]:
         """(new tokens, TFLOP/s) of these prompts at once."""
         heads, _, dim = self.sizes.heads
         computed = 4.0 * seqs * (length * (length + 1) // 2) * heads * dim
-        taken = _beyond(self._attend(dtype, seqs, length, length), self._attend(dtype, 1, 1, 1))
+        taken = _beyond(self._attend(dtype, seqs, length, length), self._call(dtype, 1))
         return length, round(1e-12 * computed / taken, 5)
 
     def behind(self, dtype: str, seqs: int, count: int, before: int) -> tuple[int, float]:
@@ -334,13 +358,21 @@ class Bench:
         taken = _beyond(self._attend(dtype, seqs, count, before + count), self._attend(dtype, seqs, count, count))
         return count, round(1e-12 * 4.0 * seqs * count * before * heads * dim / taken, 5)
 
-    def _attend(self, dtype: str, seqs: int, queries: int, length: int) -> float:
-        """Seconds of one call over made-up pages: `queries` new tokens of each of `seqs` sequences of `length`."""
-        (heads, kv_heads, dim), compute, on = self.sizes.heads, getattr(torch, dtype), self.device
-        spec = AttentionSpec(0, 0, heads, KVSpec("full", kv_heads, dim, dim), dim**-0.5)
+    def _call(self, stored: str, seqs: int) -> float:
+        """Seconds of a call for so many sequences that have nothing before them."""
+        if (stored, seqs) not in self.calls:
+            self.calls[stored, seqs] = self._attend(stored, seqs, 1, 1)
+        return self.calls[stored, seqs]
+
+    def _attend(self, stored: str, seqs: int, queries: int, length: int, layers: int = 1) -> float:
+        """Seconds of a call over made-up pages: `queries` new tokens of each of `seqs` sequences of `length`.
+
+        On so many layers in turn, each with K/V of its own."""
+        (heads, kv_heads, dim), on = self.sizes.heads, self.device
         used = -(-length // _BLOCK)
         blocks = seqs * used
-        view = KVView(*(torch.randn(blocks, kv_heads, _BLOCK, dim, device=on).to(compute) for _ in range(2)))
+        kv = KVSpec("full", kv_heads, dim, dim)
+        specs = [AttentionSpec(i, 0, heads, kv, dim**-0.5) for i in range(layers)]
         tables = torch.arange(blocks, dtype=torch.int32, device=on).view(seqs, used)
         entries = torch.full((seqs,), used, dtype=torch.int32, device=on)
         slots = torch.zeros(seqs * queries, dtype=torch.int64, device=on)
@@ -351,13 +383,27 @@ class Bench:
             torch.arange(seqs + 1, dtype=torch.int32, device=on) * queries,
             torch.full((seqs,), length, dtype=torch.int32, device=on),
             queries,
-            [view],
+            [self._pages(stored, blocks) for _ in specs],
             [GroupPlan(tables, None, entries, slots, reach=reach)],
             spans=[(i * queries, queries, length) for i in range(seqs)] if on == "cpu" else None,
             block_size=_BLOCK,
         )
-        q = torch.randn(seqs * queries, heads, dim, device=on).to(compute)
-        return self._seconds(lambda: self.kernels.attention(q, spec, context), self._warm(seqs * queries))
+        q = torch.randn(seqs * queries, heads, dim, device=on).to(getattr(torch, _COMPUTE))
+
+        def work() -> None:
+            for spec in specs:
+                self.kernels.attention(q, spec, context)
+
+        return self._seconds(work, self._warm(seqs * queries)) / layers
+
+    def _pages(self, stored: str, blocks: int) -> KVView:
+        """Made-up keys and values, in 8 bits with a scale per token and head."""
+        _, kv_heads, dim = self.sizes.heads
+        pages = [torch.randn(blocks, kv_heads, _BLOCK, dim, device=self.device) for _ in range(2)]
+        if not KVFormat(stored).scaled:
+            return KVView(*(numbers.to(getattr(torch, stored)) for numbers in pages))
+        scales = [torch.full((blocks, kv_heads, _BLOCK, 1), 0.03, device=self.device).bfloat16() for _ in pages]
+        return KVView(*((32 * numbers).to(getattr(torch, stored)) for numbers in pages), *scales)
 
     def _context(self) -> ForwardContext:
         """Enough for layers that look at no K/V."""

@@ -37,10 +37,11 @@ class Compiling:
             process.kill()
             process.wait()
 
-    def wait(self, parts: Sequence[str], told: Callable[[str], None]) -> None:
-        """Until these parts' processes have ended."""
-        waited = [(part, self.running.pop(part)) for part in parts if part in self.running]
-        for part, process in waited:
+    def wait(self, told: Callable[[str], None]) -> None:
+        """Until all of them have ended."""
+        waited = list(self.running)
+        for part in waited:
+            process = self.running.pop(part)
             try:
                 status = process.wait(max(0.0, self.started + _LONGEST_S - time.perf_counter()))
             except subprocess.TimeoutExpired:
@@ -49,7 +50,7 @@ class Compiling:
             if status:
                 told(f"{part}: kernels were not compiled beforehand (status {status})")
         if waited:
-            told(f"kernels of {', '.join(p for p, _ in waited)}: {time.perf_counter() - self.started:.1f} s")
+            told(f"kernels of {', '.join(waited)}: {time.perf_counter() - self.started:.1f} s")
 
 
 def _process(device: str, part: str) -> subprocess.Popen[Any]:

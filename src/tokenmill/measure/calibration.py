@@ -85,19 +85,37 @@ class Launched:
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
-    """Curves of one device. Rates are per second.
+class Attending:
+    """What attention reaches. Rates are per second.
 
-    `decode`: (bytes of the set, K/V bytes per second); `prompts`: (new tokens of a sequence, operations per second),
-    `behind`: the same with what was computed before them, where that is known.
+    `decode`: of single tokens, (bytes, K/V bytes per second), `eight`: of K/V in 8 bits, where that is known. by_layer:
+    these bytes are what one layer reads; else all that is cycled through. `prompts`: (new tokens of a sequence,
+    operations per second), `behind`: the same with what was computed before them, where that is known.
+    """
+
+    decode: Points
+    prompts: Points
+    behind: Points = ()
+    eight: Points = ()
+    by_layer: bool = False
+
+    def reading(self, number_bytes: int, step_bytes: float, layer_bytes: float) -> float:
+        """K/V bytes per second, of a step that cycles through so many bytes and of whose K/V a layer reads so many."""
+        points = self.eight if self.eight and number_bytes == 1 else self.decode
+        return between(points, layer_bytes if self.by_layer else step_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Curves of one device.
+
     `decoding`, `prompting`: steps of single tokens, and steps with prompts, by rows. `mixture_s`: per layer of experts
     more than per other layer, by rows. `logit_s`: to choose from, per logit. `launched`: on a GPU.
     """
 
     linear: tuple[Curve, ...]
     experts: tuple[Curve, ...]
-    decode: Points
-    prompts: Points
+    attention: Attending
     decoding: tuple[Hosted, ...]
     prompting: tuple[Hosted, ...]
     mixture_s: Points = ((1.0, 0.0),)
@@ -105,7 +123,6 @@ class Calibration:
     process_bytes: int = 0
     link_s: float = 0.0
     launched: Launched | None = None
-    behind: Points = ()
 
     @property
     def reads(self) -> list[float]:
@@ -161,12 +178,11 @@ def read_calibration(found: Any) -> Calibration | None:
     if missing:
         raise ParameterError(f"The calibration ended before {' and '.join(missing)} could be measured: measure again.")
     try:
-        attention, host, experts = found["attention"], found["host"], found.get("experts") or []
+        host, experts = found["host"], found.get("experts") or []
         return Calibration(
             linear=_curves(found["linear"]),
             experts=_curves(experts) if experts else (),
-            decode=_points(attention["decode_gb_per_s"], 1e9),
-            prompts=_points(attention["prefill_tflops"], 1e12),
+            attention=_attending(found["attention"]),
             decoding=_hosted(host["decoding"]),
             prompting=_hosted(host["prompting"]),
             mixture_s=_points(host.get("mixture_ms") or (experts and experts[0].get("more_ms")) or [[1, 0.0]], 1e-3),
@@ -174,7 +190,6 @@ def read_calibration(found: Any) -> Calibration | None:
             process_bytes=int(found.get("process_bytes", 0)),
             link_s=1e-6 * float(found.get("link_us", 0.0)),
             launched=_launched(host.get("launching")),
-            behind=_points(attention["behind_tflops"], 1e12) if attention.get("behind_tflops") else (),
         )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise ParameterError(
@@ -196,6 +211,17 @@ def _curves(found: Sequence[Mapping[str, Any]]) -> tuple[Curve, ...]:
     if not curves:
         raise ValueError("no products")
     return tuple(curves)
+
+
+def _attending(found: Mapping[str, Any]) -> Attending:
+    behind, eight = found.get("behind_tflops"), found.get("decode_8bit_gb_per_s")
+    return Attending(
+        decode=_points(found["decode_gb_per_s"], 1e9),
+        prompts=_points(found["prefill_tflops"], 1e12),
+        behind=_points(behind, 1e12) if behind else (),
+        eight=_points(eight, 1e9) if eight else (),
+        by_layer=bool(found.get("by_layer", False)),
+    )
 
 
 def _points(found: Sequence[Sequence[float]], scale: float) -> Points:

@@ -47,7 +47,7 @@ class Work:
 class Seen:
     """What attention reads and computes: rows with a single token, a prefix that all of them share, prompts.
 
-    behind_flops: of prompts' tokens with those that were computed before.
+    behind_flops: of prompts' tokens with those that were computed before. number_bytes: of one number of K/V.
     """
 
     single_bytes: float = 0.0
@@ -55,6 +55,7 @@ class Seen:
     prompt_bytes: float = 0.0
     prompt_flops: float = 0.0
     behind_flops: float = 0.0
+    number_bytes: int = 2
 
 
 @dataclass(slots=True)
@@ -103,6 +104,7 @@ def step_cost(sheet: Sheet, grants: Sequence[Grant], kv: KVFormat, shared: int =
     """What a step of these grants must do; the first `shared` positions of all are the same and are read once."""
     cost = Cost()
     work = cost.work = _work(sheet, grants)
+    cost.seen.number_bytes = kv.element_bytes
     tokens, lines = work.tokens, work.lines
     cost.activation_bytes = sheet.body.moved * tokens + sheet.head.moved * lines
     if not tokens:

@@ -68,17 +68,19 @@ def _products(cost: Cost, known: Calibration, spent: dict[str, float]) -> None:
 
 def _attention(cost: Cost, known: Calibration, spent: dict[str, float]) -> None:
     """Single tokens read their contexts, prompts compute; a prefix that all share is read once, used by all."""
-    seen = cost.seen
-    spent[_KV] += seen.single_bytes / between(known.decode, cost.total_bytes)
-    spent["compute"] += seen.shared_flops / between(known.prompts, known.prompts[-1][0])
+    seen, attention, layers = cost.seen, known.attention, max(1, cost.work.layers)
+    rate = attention.reading(seen.number_bytes, cost.total_bytes, seen.single_bytes / layers)
+    spent[_KV] += seen.single_bytes / rate
+    spent["compute"] += seen.shared_flops / between(attention.prompts, attention.prompts[-1][0])
     if not cost.work.prompts:
         return
     tokens = cost.work.prompt_tokens / cost.work.prompts
-    computed = (seen.prompt_flops - seen.behind_flops) / between(known.prompts, tokens)
+    computed = (seen.prompt_flops - seen.behind_flops) / between(attention.prompts, tokens)
     if seen.behind_flops:
         # Not measured: as a prompt with as many pairs of positions as a chunk has, because short ones lack work.
         alike = tokens * math.sqrt(seen.prompt_flops / (seen.prompt_flops - seen.behind_flops))
-        rate = between(known.behind, tokens) if known.behind else between(known.prompts, alike)
+        rate = between(attention.behind, tokens) if attention.behind else between(attention.prompts, alike)
         computed += seen.behind_flops / rate
-    moved = seen.prompt_bytes / between(known.decode, cost.total_bytes)
+    rate = attention.reading(seen.number_bytes, cost.total_bytes, seen.prompt_bytes / layers)
+    moved = seen.prompt_bytes / rate
     spent["compute" if computed >= moved else _KV] += max(computed, moved)

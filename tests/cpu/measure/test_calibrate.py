@@ -12,7 +12,16 @@ from tokenmill.core.config import make_config
 from tokenmill.core.errors import ParameterError
 from tokenmill.device.memory import describe
 from tokenmill.measure import calibrate, calibrate_compile, calibrate_host, ceilings
-from tokenmill.measure.calibration import Calibration, Curve, Hosted, Launched, Speeds, between, read_calibration
+from tokenmill.measure.calibration import (
+    Attending,
+    Calibration,
+    Curve,
+    Hosted,
+    Launched,
+    Speeds,
+    between,
+    read_calibration,
+)
 from tokenmill.measure.ceilings import read_measured
 from tokenmill.measure.devices import Device, Efficiency, efficiency_of, speeds
 from tokenmill.measure.plan import Setup, read_model
@@ -25,8 +34,7 @@ from tokenmill.testing.tiny import make_tiny
 KNOWN = Calibration(
     linear=(Curve(2.0, ((1, 1e-9), (10, 2e-9))), Curve(0.5, ((1, 5e-10),))),
     experts=(),
-    decode=((1.0, 1e9),),
-    prompts=((1.0, 1e12),),
+    attention=Attending(decode=((1.0, 1e9),), prompts=((1.0, 1e12),)),
     decoding=(Hosted(1, 0.5, 0.1), Hosted(3, 0.7, 0.3)),
     prompting=(Hosted(1, 5.0, 1.0),),
     mixture_s=((1.0, 0.25),),
@@ -87,6 +95,22 @@ def test_prompts_compute_and_single_tokens_read(tmp_path):
     assert shared.seen.shared_flops > 0 == same.seen.shared_flops
 
 
+def test_keys_in_eight_bits_are_read_at_a_speed_of_their_own():
+    attention = Attending(((1e3, 1e9), (1e6, 4e9)), ((1.0, 1e12),), eight=((1e3, 5e8),))
+    assert attention.reading(2, 1e6, 1e3) == 4e9 and attention.reading(1, 1e6, 1e3) == 5e8
+    assert replace(attention, eight=()).reading(1, 1e3, 1e6) == pytest.approx(1e9)  # an older calibration
+    assert replace(attention, by_layer=True).reading(2, 1e3, 1e6) == 4e9
+    cost = Cost(work=Work(tokens=2, rows=2, layers=2), seen=Seen(single_bytes=2e6))
+
+    def seconds(attention):
+        known = replace(KNOWN, attention=attention, decoding=(Hosted(1, 0.0, 0.0),))
+        return step_time(cost, Speeds(1.0, 1.0, calibration=known)).seconds
+
+    assert seconds(replace(attention, by_layer=True)) == pytest.approx(2e6 / 4e9)
+    cost.seen.number_bytes = 1
+    assert seconds(attention) == pytest.approx(2e6 / 5e8)
+
+
 def test_a_prefix_that_all_share_is_read_once_on_a_gpu(tmp_path):
     model = str(make_tiny(tmp_path / "m"))
     device = Device("this", "here", "gpu", 8 << 30, 1e6, {"float32": 1e12, "bfloat16": 1e12}, 0.0, "given")
@@ -123,6 +147,9 @@ def test_this_machine_is_measured_and_predicted_from(monkeypatch, tmp_path):
     assert speeds(device, "float32").calibration is None  # a ceiling is a ceiling
     assert not efficiency_of(device, "0.5").calibrated
     assert known["process_bytes"] > 50 << 20 and known["attention"]["behind_tflops"][0][0] == 16
+    moved = 2 * 2 * 64 * 2  # keys and values of two sequences and two heads
+    assert known["attention"]["decode_gb_per_s"][0][0] == moved * 16 * 2
+    assert known["attention"]["decode_8bit_gb_per_s"][0][0] == moved * (16 + 2)
     planner = read_model(make_config({}, model=str(make_tiny(tmp_path / "m")), device="cpu"), "cpu")
     told = simulate(planner, Setup(device, 1, share), Uniform(3, 20, 5))
     assert told["output_tokens"] == 15 and told["seconds"] > 0
@@ -166,11 +193,16 @@ def test_kernels_are_compiled_by_processes_that_may_fail(monkeypatch):
     monkeypatch.setattr(calibrate_compile, "_process", process)
     monkeypatch.setattr(calibrate_compile, "free_bytes", lambda device: 1 << 40)
     monkeypatch.setattr(calibrate_compile.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(calibrate_compile, "_LONGEST_S", 3.0)
     lines = []
     with calibrate_compile.Compiling("cuda", list(ways)) as compiling:
-        compiling.wait(["good", "bad", "unknown"], lines.append)
         left = compiling.running["endless"]
-    assert lines[0] == "bad: kernels were not compiled beforehand (status 3)" and "good, bad" in lines[1]
+        compiling.wait(lines.append)
+    assert lines[0] == "bad: kernels were not compiled beforehand (status 3)"
+    assert lines[1].startswith("endless: ") and "good, bad, endless" in lines[2]
+    assert left.poll() is not None
+    with calibrate_compile.Compiling("cuda", ["endless"]) as compiling:
+        left = compiling.running["endless"]
     assert left.poll() is not None
     monkeypatch.setattr(calibrate_compile, "free_bytes", lambda device: 2 << 30)
     assert not calibrate_compile.Compiling("cuda", list(ways)).running
@@ -229,6 +261,7 @@ def test_tokens_before_a_chunk_are_attended_at_a_speed_of_their_own():
         return step_time(cost, Speeds(1.0, 1.0, calibration=known)).seconds - 5.0
 
     assert seconds(KNOWN) == pytest.approx(4.0)
-    assert seconds(replace(KNOWN, behind=((1.0, 6e12),))) == pytest.approx(1.0 + 0.5)
-    grown = replace(KNOWN, prompts=((16.0, 1e12), (32.0, 3e12)))  # four times the pairs: twice as long
-    assert seconds(grown) == pytest.approx(1.0 + 1.0)
+    behind = replace(KNOWN.attention, behind=((1.0, 6e12),))
+    assert seconds(replace(KNOWN, attention=behind)) == pytest.approx(1.0 + 0.5)
+    grown = replace(KNOWN, attention=replace(behind, behind=(), prompts=((16.0, 1e12), (32.0, 3e12))))
+    assert seconds(grown) == pytest.approx(1.0 + 1.0)  # four times the pairs: twice as long
