@@ -1,33 +1,37 @@
 // Every kernel of every instruction set that this machine has, against the portable ones, on random numbers; and each row
 // alone against the same row in company, byte for byte. For machines (or emulators of them) where Python's tests, which
 // hold the portable kernels against torch, cannot run: `make test-neon`. Exit code 1 if anything differs.
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "coding.h"
+#include "compare.h"
 #include "ops.h"
 #include "pack.h"
 #include "threads.h"
 
 using namespace tokenmill;
+using namespace tokenmill::compare;
+
+namespace tokenmill::compare {
+
+Counts& counts() {
+  static Counts all;
+  return all;
+}
+
+void fail(const std::string& what, const std::string& why) {
+  if (++counts().failures <= 20) std::printf("%s, %s: %s\n", isa_name(current_isa()), what.c_str(), why.c_str());
+}
+
+}  // namespace tokenmill::compare
 
 namespace {
 
 using Bytes = std::vector<uint8_t>;
-
-struct Random {
-  std::mt19937 bits;
-  int64_t below(int64_t n) { return static_cast<int64_t>(bits() % static_cast<uint64_t>(n)); }
-  bool coin() { return bits() & 1; }
-  float value(float scale) { return std::normal_distribution<float>(0.0f, scale)(bits); }
-  template <class T>
-  T of(std::initializer_list<T> list) { return list.begin()[below(static_cast<int64_t>(list.size()))]; }
-};
 
 size_t size_of(Type type) { return type == Type::f32 ? 4 : type == Type::bf16 ? 2 : 1; }
 
@@ -48,15 +52,9 @@ float number(const Bytes& data, Type type, int64_t i) {
   return static_cast<float>(static_cast<int8_t>(data[static_cast<size_t>(i)]));
 }
 
-int failures = 0, checks = 0;
-
-void fail(const std::string& what, const std::string& why) {
-  if (++failures <= 20) std::printf("%s, %s: %s\n", isa_name(current_isa()), what.c_str(), why.c_str());
-}
-
 // Largest difference within `tolerance` of the largest magnitude; what is not finite must be so in both.
 void same(const std::string& what, const Bytes& expected, const Bytes& found, Type type, int64_t count, float tolerance) {
-  ++checks;
+  ++counts().checks;
   float most = 1e-6f, off = 0.0f;
   for (int64_t i = 0; i < count; ++i) {
     const float a = number(expected, type, i), b = number(found, type, i);
@@ -71,7 +69,7 @@ void same(const std::string& what, const Bytes& expected, const Bytes& found, Ty
 }
 
 void equal(const std::string& what, const void* a, const void* b, size_t bytes) {
-  ++checks;
+  ++counts().checks;
   if (std::memcmp(a, b, bytes) != 0) fail(what, "other bytes in company");
 }
 
@@ -357,15 +355,19 @@ int main(int argc, char** argv) {
   for (int isa = 1; isa <= static_cast<int>(best_isa()); ++isa) {
     set_isa(static_cast<Isa>(isa));
     Random random{std::mt19937(static_cast<uint32_t>(17 + isa))};
-    const int before = checks;
+    const int before = counts().checks;
     for (int round = 0; round < rounds; ++round) {
       elementwise(random);
       attention(random);
       prepare(random);
+      for (int i = 0; i < 10; ++i) {
+        choices(random);
+        steps(random);
+      }
       for (int format = 0; format < static_cast<int>(Format::count); ++format) linear(random, static_cast<Format>(format));
     }
-    std::printf("%s: %d comparisons\n", isa_name(current_isa()), checks - before);
+    std::printf("%s: %d comparisons\n", isa_name(current_isa()), counts().checks - before);
   }
-  std::printf("%d comparisons, %d differ\n", checks, failures);
-  return failures != 0 || checks == 0;
+  std::printf("%d comparisons, %d differ\n", counts().checks, counts().failures);
+  return counts().failures != 0 || counts().checks == 0;
 }
