@@ -11,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "cores.h"
+
 #if defined(__linux__)
 #include <pthread.h>
 #include <sched.h>
@@ -24,7 +26,8 @@ namespace {
 
 constexpr int kMaxThreads = 256;
 constexpr int kSpinMicroseconds = 30;  // longer than the gap between two operations of one layer, far below a slice
-constexpr int kTurnMicroseconds = 1000;  // below any slice, so that it is ours to say when a turn ends
+constexpr int kPatienceMicroseconds = 10;  // the last tasks of a job seldom end further apart than that
+constexpr int kLookMicroseconds = 10;      // a thread that runs has run for some of it
 constexpr int64_t kMaxTasks = (1 << 20) - 1;
 constexpr int64_t kAheadBytes = 96 << 10;  // of each range: the second-level cache holds them besides what is in use
 
@@ -64,67 +67,13 @@ int64_t end_of(uint64_t word) { return static_cast<int64_t>(word >> 20 & 0xfffff
 int64_t next_of(uint64_t word) { return static_cast<int64_t>(word & 0xfffff); }
 constexpr uint64_t kOneFromEnd = uint64_t{1} << 20;
 
+using Clock = std::chrono::steady_clock;
+
 // How far a thread is in what `announce` said.
 struct Fetched {
   uint64_t said = 0;
   const uint8_t* at[2] = {};
   int64_t lines[2] = {};
-};
-
-using Clock = std::chrono::steady_clock;
-
-int core() {
-#if defined(__linux__)
-  return sched_getcpu();
-#else
-  return -1;
-#endif
-}
-
-// Keeps a thread of the pool off the core of the thread it works for. With a stranger on another core the system may
-// put both of ours on one, where they take turns; it has no reason to part them again, since two against one is as even
-// as one against two.
-class Apart {
- public:
-  // By the thread itself, while it holds no task. `threads`: nothing is done where they outnumber the cores.
-  void from(int other, int threads) {
-#if defined(__linux__)
-    if (core() != other || other < 0 || other >= CPU_SETSIZE || Clock::now() < next_) return;
-    next_ = Clock::now() + std::chrono::milliseconds(2);
-    cpu_set_t allowed;
-    if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;
-    if (CPU_COUNT(&allowed) < std::max(threads, 2)) return;
-    cpu_set_t elsewhere = allowed;
-    CPU_CLR(other, &elsewhere);
-    sched_setaffinity(0, sizeof(elsewhere), &elsewhere);  // the system moves it at once,
-    sched_setaffinity(0, sizeof(allowed), &allowed);      // and is free to move it again
-#else
-    (void)other, (void)threads;
-#endif
-  }
-
- private:
-  Clock::time_point next_{};
-};
-
-// Lets others on a core have their turn between two tasks, before the system gives it to them in the middle of one:
-// what is half done holds every thread up for as long as a stranger runs. For threads of the pool; the caller has
-// nobody to make the next job meanwhile.
-class Turns {
- public:
-  void between_tasks() {
-    if (++tasks_ % every_ != 0) return;
-    const auto now = Clock::now();
-    every_ = now - looked_ > std::chrono::microseconds(100) ? 1 : 8;
-    looked_ = now;
-    if (now - began_ < std::chrono::microseconds(kTurnMicroseconds)) return;
-    std::this_thread::yield();  // comes back at once where nobody waits
-    began_ = looked_ = Clock::now();
-  }
-
- private:
-  Clock::time_point began_ = Clock::now(), looked_ = began_;
-  unsigned tasks_ = 0, every_ = 8;
 };
 
 class Pool {
@@ -164,15 +113,7 @@ class Pool {
     }
     while (claim_any(0)) {
     }
-    for (int spins = 0; finished_.load(std::memory_order_acquire) < count; ++spins) {
-      // To yield is to stand behind every stranger, though what one waits for runs elsewhere: only with too few cores.
-      if (spins < 2000 || !crowded_) {
-        fetch_ahead(fetched_, 0);
-        relax();
-      } else {
-        std::this_thread::yield();
-      }
-    }
+    wait_for(count);
   }
 
   void announce(const Ahead& ahead) {
@@ -185,19 +126,56 @@ class Pool {
  private:
   struct alignas(64) Queue {
     std::atomic<uint64_t> word{0};
+    alignas(64) Member member;
   };
 
   std::atomic<uint64_t>& word(int i) { return queues_[static_cast<size_t>(i)].word; }
+  Member& member(int i) { return queues_[static_cast<size_t>(i)].member; }
+
+  // By the caller, when nothing is left to claim. What a thread has begun and does not go on with is a thread that lost
+  // its core in the middle of a task, for as long as a stranger's turn lasts; this core has nothing to do meanwhile.
+  void wait_for(int64_t count) {
+    const auto done = [&] { return finished_.load(std::memory_order_seq_cst) >= count; };
+    if (done()) return;
+    auto look = Clock::now() + std::chrono::microseconds(kPatienceMicroseconds);
+    for (int spins = 1; !done(); ++spins) {
+      // To yield is to stand behind every stranger, though what one waits for runs elsewhere: only with too few cores.
+      if (crowded_ && spins > 2000) {
+        std::this_thread::yield();
+        continue;
+      }
+      fetch_ahead(fetched_, 0);
+      relax();
+      if (spins % 32 != 0 || crowded_ || Clock::now() < look) continue;
+      if (make_room()) {
+        std::unique_lock<std::mutex> hold(done_);
+        all_done_.wait(hold, done);
+      }
+      waiting_.store(false, std::memory_order_relaxed);
+      look = Clock::now() + std::chrono::microseconds(kLookMicroseconds);
+    }
+  }
+
+  // Brings those that stand still with a task to this core; true: there are some, and this thread has to sleep.
+  bool make_room() {
+    bool any = false;
+    for (int i = 1; i < count_; ++i) {
+      if (!member(i).stands_still()) continue;
+      waiting_.store(true, std::memory_order_seq_cst);
+      any |= member(i).bring_here();
+    }
+    return any;
+  }
 
   bool claim_any(int me) {
-    if (claim(me, false)) return true;
+    if (claim(me, me, false)) return true;
     for (int i = 1; i < count_; ++i) {
-      if (claim((me + i) % count_, true)) return true;
+      if (claim(me, (me + i) % count_, true)) return true;
     }
     return false;
   }
 
-  bool claim(int owner, bool last) {
+  bool claim(int me, int owner, bool last) {
     std::atomic<uint64_t>& queue = word(owner);
     uint64_t found = queue.load(std::memory_order_acquire), left;
     do {
@@ -205,8 +183,14 @@ class Pool {
       left = last ? found - kOneFromEnd : found + 1;
     } while (!queue.compare_exchange_weak(found, left, std::memory_order_acq_rel, std::memory_order_acquire));
     // The claimed task is unfinished, so run() is still waiting: task_ and context_ belong to this job.
+    member(me).begins();
     task_(context_, last ? end_of(left) : next_of(found));
-    finished_.fetch_add(1, std::memory_order_release);
+    member(me).ends();
+    finished_.fetch_add(1, std::memory_order_seq_cst);
+    if (waiting_.load(std::memory_order_seq_cst)) {
+      { std::lock_guard<std::mutex> hold(done_); }
+      all_done_.notify_one();
+    }
     return true;
   }
 
@@ -231,13 +215,11 @@ class Pool {
 
   void work(int me) {
     Fetched fetched;
-    Apart apart;
-    Turns turns;
+    member(me).is_me();
     while (!stop_.load(std::memory_order_relaxed)) {
       const uint64_t seen = generation_of(word(me).load(std::memory_order_acquire));
       do {
-        apart.from(caller_core_.load(std::memory_order_relaxed), count_);
-        turns.between_tasks();
+        member(me).leave(caller_core_.load(std::memory_order_relaxed), count_);
       } while (claim_any(me));
       const auto until = Clock::now() + std::chrono::microseconds(kSpinMicroseconds);
       bool news = false;
@@ -271,10 +253,13 @@ class Pool {
   std::atomic<uint64_t> said_{0};
   alignas(64) std::atomic<int64_t> finished_{0};
   alignas(64) std::atomic<int> sleeping_{0};
+  std::atomic<bool> waiting_{false};
   std::atomic<bool> stop_{false};
   std::atomic<int> caller_core_{-1};
   std::mutex sleep_;
   std::condition_variable wake_;
+  std::mutex done_;
+  std::condition_variable all_done_;
 };
 
 std::mutex pool_change;

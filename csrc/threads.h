@@ -2,8 +2,8 @@
 //
 // A job is `count` independent tasks, claimed one by one: each thread's own range first, then what others have left at
 // the end of theirs. So the split over threads never shows in a result.
-// The caller works too and waits only for tasks that somebody has begun: a worker that the system does not
-// schedule (a busy neighbour on its core) delays nothing.
+// The caller works too and waits only for tasks that somebody has begun: a worker that the system does not schedule (a
+// busy neighbour on its core) delays nothing. One that loses its core in the middle of a task gets the caller's.
 #pragma once
 #include <cstddef>
 #include <cstdint>
