@@ -184,12 +184,14 @@ void widen(Address x, Address out, int64_t count) {
   submit(static_cast<double>(count), [op] { table().widen(op); });
 }
 
-// shape: rows of the state, and how many tokens each has room for; out: token ids, positions, kv_len.
+// offsets: 0, or how far after its row's next token each lies; shape: rows of the state, and how many tokens each has
+// room for; out: token ids, positions, kv_len.
 void gather_rows(Address row_ids, int64_t count, Address tokens, Address computed,
-                 const std::tuple<int64_t, int64_t>& shape, const std::tuple<Address, Address, Address>& out) {
+                 const std::tuple<int64_t, int64_t>& shape, const std::tuple<Address, Address, Address>& out,
+                 Address offsets) {
   const GatherOp op{at<const int64_t>(row_ids), count, std::get<0>(shape), at<const int32_t>(tokens), std::get<1>(shape),
                     at<const int64_t>(computed), at<int64_t>(std::get<0>(out)), at<int64_t>(std::get<1>(out)),
-                    at<int32_t>(std::get<2>(out))};
+                    at<int32_t>(std::get<2>(out)), at<const int64_t>(offsets)};
   submit(static_cast<double>(count), [op] { gather(op); });
 }
 
@@ -552,7 +554,7 @@ NB_MODULE(_native, m) {
   m.def("greedy", &greedy);
   m.def("choose_tokens", &choose_tokens);
   m.def("widen", &widen);
-  m.def("gather_rows", &gather_rows);
+  m.def("gather_rows", &gather_rows, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg() = 0);
   m.def("gather_tables", &gather_tables);
   m.def("advance_rows", &advance_rows);
 

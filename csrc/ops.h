@@ -103,7 +103,7 @@ struct WidenOp {  // bfloat16 as float32
   int64_t count;
 };
 
-struct GatherOp {  // what a step of one token per row needs of the rows' state: row ids[i] computes computed[ids[i]]
+struct GatherOp {  // what a step's tokens need of the rows' state: of row ids[i] the token computed[ids[i]] + offsets[i]
   const int64_t* row_ids;
   int64_t count, rows;
   const int32_t* tokens;  // [rows, length]
@@ -112,6 +112,7 @@ struct GatherOp {  // what a step of one token per row needs of the rows' state:
   int64_t* ids;             // the tokens [count]
   int64_t* positions;
   int32_t* kv_len;
+  const int64_t* offsets = nullptr;  // [count]; null: all 0
 };
 
 struct GatherTableOp {  // and of one block table, whose entry j begins at j * block_size

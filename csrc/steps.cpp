@@ -12,16 +12,19 @@ void require(bool condition, const char* message) {
   if (!condition) throw std::invalid_argument(message);
 }
 
+int64_t offset_of(const GatherOp& op, int64_t i) { return op.offsets == nullptr ? 0 : op.offsets[i]; }
+
 }  // namespace
 
 void gather(const GatherOp& op) {
   for (int64_t i = 0; i < op.count; ++i) {
     const int64_t row = op.row_ids[i];
     require(row >= 0 && row < op.rows, "gather: no such row");
-    require(op.computed[row] >= 0 && op.computed[row] < op.length, "gather: a position beyond the row's tokens");
+    require(op.computed[row] >= 0 && offset_of(op, i) >= 0, "gather: a position before the row's tokens");
+    require(op.computed[row] < op.length - offset_of(op, i), "gather: a position beyond the row's tokens");
   }
   for (int64_t i = 0; i < op.count; ++i) {
-    const int64_t row = op.row_ids[i], position = op.computed[row];
+    const int64_t row = op.row_ids[i], position = op.computed[row] + offset_of(op, i);
     op.ids[i] = op.tokens[row * op.length + position];
     op.positions[i] = position;
     op.kv_len[i] = static_cast<int32_t>(position + 1);

@@ -270,8 +270,9 @@ class Kernels(Protocol):
     records: bool
     """Can `record` succeed?"""
 
-    def record(self, compute: Callable[[], T]) -> tuple[T, Callable[[], None] | None]:
-        """What `compute` makes, and what makes it again in the same tensors; None: it cannot be recorded."""
+    def record(self, compute: Callable[[], T], room: Tensor | None = None) -> tuple[T, Callable[[], None] | None]:
+        """What `compute` makes, and what makes it again in the same tensors; None: it cannot be recorded. room [bytes]:
+        where these tensors may lie, for recordings that are done with before another one in it begins."""
         ...
 
     def embed(self, table: Tensor, ids: Tensor, scale: float = 1.0) -> Tensor:
@@ -411,11 +412,17 @@ class Kernels(Protocol):
         ...
 
     def gather_rows(
-        self, row_ids: Tensor, tokens: Tensor, computed: Tensor, tables: list[Tensor], block_size: int
+        self,
+        row_ids: Tensor,
+        tokens: Tensor,
+        computed: Tensor,
+        tables: list[Tensor],
+        block_size: int,
+        offsets: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor, Tensor]]]:
-        """What a step of one token per row needs of the rows' state: row_ids [S], tokens [R, L], computed [R] and
-        tables [R, W] (entry j begins at j * block_size) -> token ids [S], positions [S], kv_len [S] int32, and per
-        table (tables [S, W], counted entries [S], slots [S])."""
+        """What a step needs of the rows' state for one token of each of row_ids [S], the next one or one `offsets` [S]
+        later: tokens [R, L], computed [R] and tables [R, W] (entry j begins at j * block_size) -> token ids [S],
+        positions [S], kv_len [S] int32, and per table (tables [S, W], counted entries [S], slots [S])."""
         ...
 
     def advance_(self, row_ids: Tensor, ids: Tensor, tokens: Tensor, length: Tensor, computed: Tensor) -> None:

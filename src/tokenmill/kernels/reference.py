@@ -47,7 +47,7 @@ class ReferenceKernels:
         entry = self._counters.setdefault(op, {"calls": 0, "fallbacks": 0})
         entry["fallbacks" if fallback else "calls"] += 1
 
-    def record(self, compute: Callable[[], T]) -> tuple[T, Callable[[], None] | None]:
+    def record(self, compute: Callable[[], T], room: Tensor | None = None) -> tuple[T, Callable[[], None] | None]:
         """What `compute` makes; nothing is recorded."""
         return compute(), None
 
@@ -228,13 +228,19 @@ class ReferenceKernels:
         return None
 
     def gather_rows(
-        self, row_ids: Tensor, tokens: Tensor, computed: Tensor, tables: list[Tensor], block_size: int
+        self,
+        row_ids: Tensor,
+        tokens: Tensor,
+        computed: Tensor,
+        tables: list[Tensor],
+        block_size: int,
+        offsets: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor, Tensor]]]:
-        """What a step of one token per row needs of the rows' state: row_ids [S], tokens [R, L], computed [R] and
-        tables [R, W] (entry j begins at j * block_size) -> token ids [S], positions [S], kv_len [S] int32, and per
-        table (tables [S, W], counted entries [S], slots [S])."""
+        """What a step needs of the rows' state for one token of each of row_ids [S], the next one or one `offsets` [S]
+        later: tokens [R, L], computed [R] and tables [R, W] (entry j begins at j * block_size) -> token ids [S],
+        positions [S], kv_len [S] int32, and per table (tables [S, W], counted entries [S], slots [S])."""
         self.count("gather_rows")
-        positions = computed[row_ids]
+        positions = computed[row_ids] if offsets is None else computed[row_ids] + offsets
         entry = positions // block_size
         groups = []
         for table in tables:

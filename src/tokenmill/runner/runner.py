@@ -1,8 +1,7 @@
 """Runs plans on one device. Owns: the order forward -> logits of the sampled lines -> sampling -> rows -> result.
 
 Must not know: requests, scheduling, text. `begin` and `sample` enqueue work without waiting for the device;
-`finish` reads the results. A failed plan fails every later plan of its epoch. Decode steps are replayed, on a GPU short
-ones, too.
+`finish` reads the results. A failed plan fails every later plan of its epoch. Decode steps and short ones are replayed.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from tokenmill.device.graphs import Readback
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.batch import Batch, make_batch
 from tokenmill.runner.direct import Direct, DirectSteps
+from tokenmill.runner.ragged import RaggedSteps
 from tokenmill.runner.recorded import DecodeRecorder
 from tokenmill.runner.rows import Rows
 from tokenmill.runner.short import ShortRecorder
@@ -52,7 +52,7 @@ class Running:
 
 
 class Runner:
-    """One model on one device; record: replay decode steps, and on a GPU short ones."""
+    """One model on one device; record: replay decode steps and short ones."""
 
     def __init__(
         self, model: CausalLM, kernels: Kernels, pool: KVPool, max_rows: int, max_len: int, *, record: bool = False
@@ -64,9 +64,10 @@ class Runner:
         scratch = [pool.num_blocks[group.pool] for group in pool.layout.groups]
         self.rows = Rows(max_rows, max_len, pool.layout, model.spec.vocab_size, str(device), scratch)
         self.recorder: DecodeRecorder | DirectSteps | None = None
-        self.short: ShortRecorder | None = None
+        self.short: ShortRecorder | RaggedSteps | None = None
         if record and kernels.records:
             self.recorder = DirectSteps(model, kernels, self.rows, pool)
+            self.short = RaggedSteps(model, kernels, self.rows, pool)
         elif record:
             self.recorder = DecodeRecorder(model, kernels, self.rows, pool)
             self.short = ShortRecorder(model, kernels, self.rows, pool, self.recorder.recorder)
@@ -212,10 +213,14 @@ class Runner:
         """Rows move on by what they computed; sampled tokens are appended where nothing is left to verify."""
         plan, batch, rows = running.plan, running.batch, self.rows
         assert batch is not None
-        if running.logits is not None and running.sampled is not None and not self._candidates(plan):
+        counts, ragged = batch.counts, running.logits is None
+        moves = not ragged or (rows.device.type == "cpu" and all(plan.samples) and not (plan.drafts or rows.pools))
+        if moves and running.sampled is not None and not self._candidates(plan):
+            if ragged:  # all but the last token of a row: sampling follows that one
+                rows.computed.index_add_(0, batch.row_ids, counts - 1)
             self.kernels.advance_(batch.row_ids, running.sampled.ids, rows.tokens, rows.length, rows.computed)
             return
-        rows.computed.index_add_(0, batch.row_ids, batch.counts)
+        rows.computed.index_add_(0, batch.row_ids, counts)
         if running.sampled is None:
             return
         plain = [

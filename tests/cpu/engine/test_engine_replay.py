@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from test_engine_families import Family
 from test_engine_same_bytes import stories
 
 from tokenmill import LLM, SamplingParams
+from tokenmill.engine.prompts import make_request
 
 pytestmark = pytest.mark.skipif("auto" not in BACKENDS, reason="no native module")
 
@@ -31,6 +33,36 @@ def test_recorded_steps_change_no_byte(tiny, options):
                 assert direct(llm) is None
             else:
                 assert direct(llm).possible and direct(llm).made and direct(llm).to_logits
+    for request in requests:
+        assert exact(found[0][request.id]) == exact(found[1][request.id]), request
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"dtype": "bfloat16", "kv_dtype": "int8"}, {"speculative_config": {"method": "ngram"}}],
+    ids=["plain", "bf16, int8 cache", "drafts"],
+)  # fmt: skip
+def test_ragged_steps_change_no_byte(tiny, options):
+    """Text that a grammar forces, drafts and short prompts: rows with several tokens beside rows with one."""
+    requests = [r for r in stories(24, 8) if r.params.prompt_logprobs is None]
+    for i in range(24):
+        pattern = ["((ab|cd)same[xy]){6}", "([a-c]{2}, and [xy]){5}", "(no [a-z]choice){4}"][i % 3]
+        params = SamplingParams(max_tokens=60, temperature=1.0, seed=i, structured_outputs={"regex": pattern})
+        requests.append(make_request(f"s{i}", None, [7 + i] * (2 + i), params, arrival=float(i)))
+    found, replays = [], 0
+    for eager in (True, False):
+        with open_llm(tiny, kernels="auto", enforce_eager=eager, max_num_seqs=6, **options) as llm:
+            runner = llm.engine.executor.runner
+            if not eager:
+                run_one = runner.short.run
+
+                def counted(plan, run_one=run_one, made=runner.short.made):
+                    nonlocal replays
+                    replays += plan.num_tokens in made
+                    return run_one(plan)
+
+                runner.short.run = counted
+            found.append(follow(llm, requests, random.Random(3)))
+    assert replays > 5
     for request in requests:
         assert exact(found[0][request.id]) == exact(found[1][request.id]), request
 

@@ -123,6 +123,15 @@ def test_the_ends_of_a_step(kernels):
         assert torch.equal(entries, counted) and torch.equal(slots, places)
         for row, count in enumerate(entries.tolist()):
             assert torch.equal(table[row, :count], full[row, :count])
+    later = [
+        backend.gather_rows(torch.tensor([5, 5, 1]), tokens, computed, tables, 4, torch.tensor([0, 2, 40]))
+        for backend in (kernels, REFERENCE)
+    ]
+    assert all(torch.equal(a, b) for a, b in zip(later[0][:3], later[1][:3], strict=True))
+    assert later[0][1].tolist() == [16, 18, 47]
+    for offset, message in ((43, "beyond"), (-8, "before")):
+        with pytest.raises(ValueError, match=message):
+            kernels.gather_rows(torch.tensor([1]), tokens, computed, tables, 4, torch.tensor([offset]))
     length = computed + 1
     states = [(tokens.clone(), length.clone(), computed.clone()) for _ in range(2)]
     for backend, state in zip((kernels, REFERENCE), states, strict=True):

@@ -65,9 +65,9 @@ class CpuKernels(ReferenceKernels):
         """Change the native pool; 0: every core that this process may run on."""
         _native.set_threads(threads)
 
-    def record(self, compute: Callable[[], T]) -> tuple[T, Callable[[], None] | None]:
+    def record(self, compute: Callable[[], T], room: Tensor | None = None) -> tuple[T, Callable[[], None] | None]:
         """What `compute` makes, and a function that makes it again in the same tensors; None: it is not all native."""
-        return record(compute, self._bound)
+        return record(compute, self._bound, room)
 
     def _bound(self) -> list[object]:
         return [*self._layers.values(), *self._norms.values(), *self._packed.values(), *self._experts.values()]
@@ -290,9 +290,15 @@ class CpuKernels(ReferenceKernels):
         return choose(logits, kind, words, masks, draws)
 
     def gather_rows(
-        self, row_ids: Tensor, tokens: Tensor, computed: Tensor, tables: list[Tensor], block_size: int
+        self,
+        row_ids: Tensor,
+        tokens: Tensor,
+        computed: Tensor,
+        tables: list[Tensor],
+        block_size: int,
+        offsets: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor, Tensor]]]:
-        """Token ids, positions and kv_len of one token per row, and per table its rows, counts and slots; of a table's
+        """Token ids, positions and kv_len of a token each, and per table its rows, counts and slots; of a table's
         rows only the counted entries are written."""
         self.count("gather_rows")
         count = row_ids.shape[0]
@@ -301,7 +307,7 @@ class CpuKernels(ReferenceKernels):
         at = row_ids.data_ptr()
         _native.gather_rows(
             at, count, tokens.data_ptr(), computed.data_ptr(), tuple(tokens.shape),
-            (ids.data_ptr(), positions.data_ptr(), kv_len.data_ptr()),
+            (ids.data_ptr(), positions.data_ptr(), kv_len.data_ptr()), 0 if offsets is None else offsets.data_ptr(),
         )  # fmt: skip
         groups = []
         for table in tables:

@@ -8,6 +8,7 @@ Must not know: what is computed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from tokenmill import _native
 
 T = TypeVar("T")
 
+_LINE = 64
 _MEMORY = frozenset({"aten::empty", "aten::empty_like"})
 _CONVERSIONS = frozenset({"aten::to", "aten::_to_copy"})
 
@@ -36,10 +38,12 @@ class Replay:
         self.tape.replay()
 
 
-def record(compute: Callable[[], T], bound: Callable[[], list[object]]) -> tuple[T, Replay | None]:
+def record(
+    compute: Callable[[], T], bound: Callable[[], list[object]], room: Tensor | None = None
+) -> tuple[T, Replay | None]:
     """What `compute` makes, and how to make it again in the same places; bound: what the backend has bound to
-    addresses so far."""
-    tape, watch = _native.Tape(), _Watch()
+    addresses so far; room [bytes]: where temporary tensors are made as long as it lasts."""
+    tape, watch = _native.Tape(), _Watch(room)
     tape.begin()
     try:
         with watch:
@@ -54,10 +58,11 @@ def record(compute: Callable[[], T], bound: Callable[[], list[object]]) -> tuple
 class _Watch(TorchDispatchMode):
     """Sees every operation of torch: keeps the memory that is taken, notes what computes."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: Tensor | None = None) -> None:
         super().__init__()
         self.kept: list[object] = []
         self.other: set[str] = set()
+        self.room, self.used = room, 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -65,14 +70,30 @@ class _Watch(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+        name, made = func._schema.name, None
+        if name in _MEMORY and self.room is not None:
+            made = self._take(args[0], kwargs or {})
+        if made is None:
+            made = func(*args, **(kwargs or {}))
         self.kept.append(made)
-        name = func._schema.name
         if name in _CONVERSIONS and _widened(made, args[0]):  # logits: once more, so that the tape has it
             _native.widen(args[0].data_ptr(), made.data_ptr(), made.numel())
         elif name not in _MEMORY and (func._schema.is_mutable or not _views(made, args)):
             self.other.add(name)
         return made
+
+    def _take(self, like: Any, options: dict[str, Any]) -> Tensor | None:
+        """The next part of the room, for a shape or as another tensor; None: it is too small, or not meant for this."""
+        dtype = options.get("dtype")
+        if isinstance(like, Tensor):
+            if not like.is_contiguous() or like.device.type != "cpu":
+                return None
+            like, dtype = list(like.shape), dtype or like.dtype
+        size = math.prod(like) * (dtype or torch.get_default_dtype()).itemsize
+        start, self.used = self.used, self.used + -(-size // _LINE) * _LINE
+        if self.room is None or self.used > self.room.numel() or str(options.get("device", "cpu")) != "cpu":
+            return None
+        return self.room[start : start + size].view(dtype or torch.get_default_dtype()).view(like)
 
 
 def _widened(made: Tensor, x: Tensor) -> bool:

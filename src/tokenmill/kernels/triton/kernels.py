@@ -233,9 +233,17 @@ class TritonKernels(ReferenceKernels):
         return choose(logits, words, masks, draws, self.scratch, pdl=self.pdl)
 
     def gather_rows(
-        self, row_ids: Tensor, tokens: Tensor, computed: Tensor, tables: list[Tensor], block_size: int
+        self,
+        row_ids: Tensor,
+        tokens: Tensor,
+        computed: Tensor,
+        tables: list[Tensor],
+        block_size: int,
+        offsets: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor, Tensor]]]:
-        """What a step of one token per row needs of the rows' state."""
+        """What a step needs of the rows' state for one token of each row."""
+        if offsets is not None:
+            return super().gather_rows(row_ids, tokens, computed, tables, block_size, offsets)
         self.count("gather_rows")
         return gather_rows(row_ids, tokens, computed, tables, block_size, pdl=self.pdl)
 

@@ -1,0 +1,120 @@
+"""Short steps on a CPU in which rows compute several tokens, as recordings. Owns: which steps, and the recordings.
+
+Text that a grammar forces, drafts and the ends of prompts make a step of a small batch ragged. Attention reads keys and
+values as they are stored, so each of a row's tokens may stand for a sequence of its own that ends with it: a recording
+knows but one number, how many tokens there are. It begins at rows and at how far each token lies behind its row's next
+one, and ends at hidden states. Must not know: sampling, the scheduler, how the backend records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.forward import ForwardContext, GroupPlan
+from tokenmill.core.protocols import CausalLM, Kernels
+from tokenmill.core.step import StepPlan
+from tokenmill.kvcache.pool import KVPool
+from tokenmill.runner.batch import Batch
+from tokenmill.runner.recorded import Replayed, logits_suffice
+from tokenmill.runner.rows import Rows
+
+MOST_TOKENS = 64
+"""Above, products take longer than the way to them."""
+MOST_OF_A_ROW = 16
+"""Above, keys that are laid out once for all of a row's tokens are worth more than a recording."""
+ROOM = 64 << 20
+"""Bytes that the temporary tensors of a recording may take. All recordings share them: they run one after the other."""
+
+
+@dataclass(slots=True)
+class _Made:
+    tokens: Tensor
+    hidden: Tensor
+    ctx: ForwardContext
+
+
+class RaggedSteps:
+    """Replays ragged steps of one model; records token counts that come again."""
+
+    def __init__(self, model: CausalLM, kernels: Kernels, rows: Rows, pool: KVPool) -> None:
+        self.model = model
+        self.kernels = kernels
+        self.rows = rows
+        self.pool = pool
+        self.packed: dict[int, Tensor] = {}
+        self.made: dict[int, tuple[_Made, Callable[[], None]]] = {}
+        row_bytes = 40 * model.spec.hidden_size * len(model.spec.kv_specs) + 4 * sum(t.shape[1] for t in rows.tables)
+        self.most = min(MOST_TOKENS, ROOM // row_bytes)
+        self.room_bytes = self.most * row_bytes
+        self.room: Tensor | None = None
+        self.possible = True
+
+    def warm(self) -> None:
+        """Nothing: the first steps record themselves."""
+
+    def fits(self, plan: StepPlan) -> bool:
+        """Few tokens, some row computes several, contiguous tables, and nothing but hidden states is wanted."""
+        rows, total = self.rows, plan.num_tokens
+        return (
+            self.possible
+            and len(plan.rows) < total <= self.most
+            and max(plan.counts) <= MOST_OF_A_ROW
+            and logits_suffice(rows, plan)
+            and all(shifted.isdisjoint(plan.rows) for shifted in rows.shifted)
+        )
+
+    def run(self, plan: StepPlan) -> Replayed | None:
+        """Compute the plan's hidden states; None: the first step of so many tokens, or it cannot be recorded."""
+        total = plan.num_tokens
+        packed = self.packed.get(total)
+        if packed is None:  # the first time, weights are packed and descriptors bound
+            self.packed[total] = torch.zeros((2, total), dtype=torch.int64)
+            return None
+        members = [row for row, n in zip(plan.rows, plan.counts, strict=True) for _ in range(n)]
+        packed.copy_(torch.tensor([members, [k for n in plan.counts for k in range(n)]]))
+        found = self.made.get(total)
+        if found is not None:
+            made, replay = found
+            replay()
+        else:
+            made = self._make(packed)
+        given = torch.tensor([plan.rows, plan.counts])
+        batch = Batch(plan, made.tokens, given[0], given[1], packed[0], list(accumulate(plan.counts)), made.ctx)
+        return Replayed(batch, made.hidden, None)
+
+    def _make(self, packed: Tensor) -> _Made:
+        """Compute once, and keep a recording if one can be made."""
+        if self.room is None:
+            self.room = torch.empty(self.room_bytes, dtype=torch.uint8)
+        count = packed.shape[1]
+        lengths = (self.rows.computed[packed[0]] + packed[1] + 1).tolist()
+        spans, start = [(i, 1, n) for i, n in enumerate(lengths)], torch.arange(count + 1, dtype=torch.int32)
+        made, replay = self.kernels.record(lambda: self._compute(packed, start, spans), self.room)
+        if replay is not None:
+            self.made[count] = made, replay
+        else:
+            self.possible, self.room = False, None
+        return made
+
+    def _compute(self, packed: Tensor, start: Tensor, spans: list[tuple[int, int, int]]) -> _Made:
+        rows, size = self.rows, self.pool.layout.block_size
+        tokens, positions, kv_len, gathered = self.kernels.gather_rows(
+            packed[0], rows.tokens, rows.computed, rows.tables, size, packed[1]
+        )
+        ctx = ForwardContext(
+            kernels=self.kernels,
+            positions=positions,
+            query_start=start,
+            kv_len=kv_len,
+            max_query=1,
+            kv=self.pool.views,
+            groups=[GroupPlan(table, None, entries, slots) for table, entries, slots in gathered],
+            spans=spans,
+            block_size=size,
+        )
+        return _Made(tokens, self.model.forward(tokens, ctx), ctx)
