@@ -23,10 +23,11 @@ def group() -> None:
 
 
 MADE = {
-    "inputs": flag("input_len", int, "Prompt tokens of a made-up workload.", min=1),
-    "outputs": flag("output_len", int, "Output tokens of a made-up workload.", min=1),
-    "requests": flag("num_prompts", int, "Requests of a made-up workload.", min=1),
+    "inputs": flag("input_len", int, "Prompt tokens of a made-up workload (default: 512).", min=1),
+    "outputs": flag("output_len", int, "Output tokens of a made-up workload (default: 128).", min=1),
+    "requests": flag("num_prompts", int, "Requests of a made-up workload (default: 32).", min=1),
 }
+USUAL = {"inputs": 512, "outputs": 128, "requests": 32}
 WORKLOAD = typer.Option(
     None,
     "--workload",
@@ -95,14 +96,15 @@ def startup(
     options: dict[str, Any],
 ) -> None:
     """How long from starting a process to the first token?"""
-    _, keywords = settle(model, options)
+    config, keywords = settle(model, options)
     check_outputs(json_path, None)
     from tokenmill.measure import startup as starting
 
     result = starting.startup(keywords, repeat=repeat)
     save(result, json_path, None)
-    for stage in starting.STAGES:
-        typer.echo(f"{stage.replace('_', ' '):>15}  {result['stages_s'][stage]:.2f} s")
+    typer.echo(f"{config.model.model}: seconds since the process was started, the median of {repeat}")
+    for stage, text in starting.STAGES.items():
+        typer.echo(f"  {text:>20}  {result['stages_s'][stage]:.2f}")
 
 
 @engine_flags
@@ -149,7 +151,7 @@ def compare(
     from rich.table import Table
 
     table = Table()
-    for head in ("", "old", "new", "new / old", "95 %", "", "over"):
+    for head in ("", "old", "new", "new / old", "95 %", "", "resampled"):
         table.add_column(head, justify="left" if not head else "right")
     for row in rows:
         span = "-" if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
@@ -172,12 +174,14 @@ app.command("serve")(told(bench_serve.serve))
 
 
 def workloads(files: list[Path] | None, made: dict[str, int], seed: int) -> list[Any]:
-    """What is to be run: files, or a made-up load."""
-    if bool(files) == bool(made) or (made and len(made) < len(MADE)):
-        raise ParameterError("Give --workload FILE, or all of --input-len, --output-len and --num-prompts.")
+    """What is to be run: files, or a made-up load; what was not said of it is USUAL."""
+    if files and made:
+        raise ParameterError(
+            "--workload brings its own lengths: leave out --input-len, --output-len and --num-prompts."
+        )
     from tokenmill.measure import workloads as loads
 
-    return [loads.Uniform(**made, seed=seed)] if made else [loads.read(path) for path in files or []]
+    return [loads.read(path) for path in files] if files else [loads.Uniform(**{**USUAL, **made}, seed=seed)]
 
 
 def _show_ablation(result: dict[str, Any]) -> None:

@@ -113,8 +113,10 @@ def load_measured(path: Path) -> Device:
     """A device from a file with the output of `tokenmill doctor --measure --json`."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ParameterError(f"{path} cannot be read: {error}.") from error
+    except OSError as error:
+        raise ParameterError(f"{path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise ParameterError(f"{path} is not JSON: {error}.") from error
     found = found.get("measured", found) if isinstance(found, dict) else {}
     return read_measured(found, str(path))
 

@@ -21,9 +21,11 @@ def read_result(path: Path) -> dict[str, Any]:
     """A result that `bench --json` wrote."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ParameterError(f"{path} cannot be read: {error}.") from error
-    if not isinstance(found, dict) or not any(name in found for name in RATES):
+    except OSError as error:
+        raise ParameterError(f"{path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise ParameterError(f"{path} is not JSON: {error}.") from error
+    if not isinstance(found, dict) or not (found.get("bench") == "startup" or any(name in found for name in RATES)):
         raise ParameterError(f"{path} is not a result of `tokenmill bench`.")
     return found
 
@@ -39,6 +41,8 @@ def compare(old: dict[str, Any], new: dict[str, Any]) -> list[dict[str, Any]]:
         raise ParameterError(
             f"These are results of `bench {kinds[0]}` and `bench {kinds[1]}`: their figures do not mean the same."
         )
+    if kinds[0] == "startup":
+        return _stages(old, new)
     rows = []
     for name in RATES:
         if old.get(name) and new.get(name):
@@ -55,6 +59,15 @@ def compare(old: dict[str, Any], new: dict[str, Any]) -> list[dict[str, Any]]:
                 a, b = (result.get("samples", {}).get(name) or [] for result in (old, new))
                 sure, basis = _interval(a, b, percent), "requests"
             rows.append(_row(f"{name} p{percent}", before, after, sure, basis))
+    return rows
+
+
+def _stages(old: dict[str, Any], new: dict[str, Any]) -> list[dict[str, Any]]:
+    """Seconds from starting a process to each stage, resampled over processes."""
+    rows = []
+    for stage, before in old["stages_s"].items():
+        a, b = ([float(run[stage]) for run in result["runs"]] for result in (old, new))
+        rows.append(_row(f"{stage} s", before, new["stages_s"][stage], _interval(a, b, 50), "runs"))
     return rows
 
 

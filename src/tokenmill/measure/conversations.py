@@ -144,8 +144,10 @@ class Reader:
             if self.path.stat().st_size > MAX_FILE_BYTES:
                 raise ParameterError(f"--workload {self.path} is larger than {MAX_FILE_BYTES >> 30} GiB.")
             text = self.path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ParameterError(f"--workload {self.path} cannot be read: {error}.") from error
+        except OSError as error:
+            raise ParameterError(f"--workload {self.path} cannot be read: {error.strerror}.") from error
+        except UnicodeDecodeError as error:
+            raise ParameterError(f"--workload {self.path} is not UTF-8 text.") from error
         if text.lstrip().startswith("["):
             try:
                 entries = json.loads(text)

@@ -33,18 +33,42 @@ def _figures() -> Any:
         raise UserError("--plot needs matplotlib: pip install 'tokenmill[bench]'.") from error
 
 
+def _title(result: dict[str, Any]) -> str:
+    """What was measured, and where."""
+    where = result.get("device_name") or result.get("base_url") or "this machine"
+    return f"{Path(str(result.get('model', ''))).name} on {where}: {result.get('workload', '')}"
+
+
+def _logarithmic(axes: Any, which: str) -> None:
+    """Powers of ten as plain numbers, and some between them where there are few."""
+    ticker = importlib.import_module("matplotlib.ticker")
+    axes.set(**{f"{which}scale": "log"})
+    axis = getattr(axes, f"{which}axis")
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(ticker.LogFormatter(minor_thresholds=(1.5, 0.6)))
+
+
+def _legend(axes: Any, columns: int = 4) -> None:
+    """Below the axes, where it covers nothing."""
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncol=columns, frameon=False, fontsize=9)
+
+
 def _run(result: dict[str, Any]) -> Any:
     """Latency distributions, and what steps were made of where that is known."""
     timeline = result.get("timeline") or []
-    figure = _figures()(figsize=(11 if timeline else 6, 4))
+    figure = _figures()(figsize=(11 if timeline else 6.5, 4.4))
     axes = figure.subplots(1, 2 if timeline else 1, squeeze=False)[0]
     _distributions(axes[0], result)
     if timeline:
         seconds, ones, prompts = zip(*timeline, strict=True)
-        axes[1].stackplot(seconds, ones, prompts, labels=("decoding rows", "prompt tokens"), step="post")
-        axes[1].set(xlabel="seconds", ylabel="tokens in the step", title="what steps were made of")
+        since = [second - seconds[0] for second in seconds]
+        axes[1].stackplot(since, ones, prompts, labels=("decoding rows", "prompt tokens"), step="post")
+        axes[1].set(xlabel="seconds since the first step", ylabel="tokens in a step", title="what steps were made of")
         axes[1].set_yscale("symlog", linthresh=16)
-        axes[1].legend(loc="upper right")
+        axes[1].yaxis.set_major_formatter("{x:g}")
+        _legend(axes[1])
+    figure.suptitle(_title(result), fontsize=11)
     return figure
 
 
@@ -53,49 +77,60 @@ def _distributions(axes: Any, result: dict[str, Any]) -> None:
     for name, label in names.items():
         values = [value for value in result.get("samples", {}).get(name, []) if value > 0]
         if values:
-            shares = [(i + 1) / len(values) for i in range(len(values))]
-            axes.step(values, shares, where="post", label=label)
-    axes.set(xscale="log", xlabel="ms", ylabel="share of requests", ylim=(0, 1.02), title=str(result["workload"]))
+            shares = [i / len(values) for i in range(len(values) + 1)]
+            axes.step([values[0], *values], shares, where="post", label=label)
+    axes.set(xlabel="ms", ylabel="share of requests (ITL: of gaps)", ylim=(0, 1.02), title="latencies")
+    _logarithmic(axes, "x")
     axes.grid(alpha=0.3)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend()
+    _legend(axes)
 
 
 def _sweep(result: dict[str, Any]) -> Any:
     """Throughput against latency, one point per rate."""
-    figure = _figures()(figsize=(11, 4))
+    figure = _figures()(figsize=(11, 4.4))
     left, right = figure.subplots(1, 2)
     runs = result["runs"]
     rates = [run["offered_rate"] for run in runs]
-    for name, label in (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT")):
+    for colour, (name, label) in enumerate((("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"))):
         for percent, style in (("p50", "-"), ("p99", "--")):
-            left.plot(rates, [run[name][percent] for run in runs], style, marker="o", label=f"{label} {percent}")
-    left.set(xlabel="requests/s offered", xscale="log", ylabel="ms", yscale="log", title="latency against load")
+            times = [run[name][percent] for run in runs]
+            left.plot(rates, times, style, color=f"C{colour}", marker="o", label=f"{label} {percent}")
+    left.set(xlabel="requests/s offered", ylabel="ms", title="latency against load")
     right.plot([run["output_tokens_per_s"] for run in runs], [run["e2e_ms"]["p50"] for run in runs], marker="o")
-    right.set(xlabel="output tokens/s", ylabel="end to end p50, ms", title="throughput against latency")
+    for run in runs:
+        at = run["output_tokens_per_s"], run["e2e_ms"]["p50"]
+        right.annotate(f"{run['offered_rate']:g}/s", at, xytext=(5, 4), textcoords="offset points", fontsize=8)
+    right.set(xlabel="output tokens/s", ylabel="end to end p50, ms", ylim=(0, None), title="throughput against latency")
+    right.margins(x=0.12)
     if result.get("knee_rate"):
         left.axvline(result["knee_rate"], color="grey", linestyle=":", label="knee")
-    left.legend()
+    for which in ("x", "y"):
+        _logarithmic(left, which)
+    _legend(left, 5)
     for axes in (left, right):
         axes.grid(alpha=0.3)
+    figure.suptitle(_title(result), fontsize=11)
     return figure
 
 
 def _plan(result: dict[str, Any]) -> Any:
     """Predicted speed by users at a time, one line per context."""
-    figure = _figures()(figsize=(11, 4))
+    figure = _figures()(figsize=(11, 4.4))
     left, right = figure.subplots(1, 2)
     for context in sorted({point["context"] for point in result["points"]}):
         points = [point for point in result["points"] if point["context"] == context]
         users = [point["batch"] for point in points]
         left.plot(users, [point["output_tokens_per_s"] for point in points], marker="o", label=f"{context} tokens in")
         right.plot(users, [point["tpot_ms"] for point in points], marker="o", label=f"{context} tokens in")
-    left.set(xlabel="users at a time", xscale="log", ylabel="output tokens/s", title="throughput, predicted")
-    right.set(xlabel="users at a time", xscale="log", ylabel="ms", ylim=(0, None), title="time per token, predicted")
-    figure.suptitle(f"{result['model']} on {result.get('devices', result['ranks'])} x {result['device_title']}")
+    left.set(xlabel="users at a time", ylabel="output tokens/s", ylim=(0, None), title="throughput, predicted")
+    right.set(xlabel="users at a time", ylabel="ms", ylim=(0, None), title="time per token (TPOT), predicted")
+    count = result.get("devices", result["ranks"])
+    where = f"{count} x {result['device_title']}" if count > 1 else result["device_title"]
+    figure.suptitle(f"{Path(result['model']).name} on {where}", fontsize=11)
     for axes in (left, right):
+        _logarithmic(axes, "x")
         axes.grid(alpha=0.3)
-        axes.legend()
+        _legend(axes)
     return figure
 
 
@@ -115,9 +150,9 @@ def _ablate(result: dict[str, Any]) -> Any:
             said = "-" if row.get(kind) is None else f"{row[kind]:.2f}"
             axes.annotate(said, (max(values[i], 1.0), i), xytext=(3, 0), textcoords="offset points", va="center")
         if values and (max(values) > 5 or min(values) < 0.2):
-            axes.set_xscale("log")
+            _logarithmic(axes, "x")
         axes.margins(x=0.18)
         axes.set(title=head, xlabel="times better with it")
     every[0].invert_yaxis()
-    figure.suptitle(f"{result.get('model', '')} on {result.get('device_name', '')}, {result['workload']}", fontsize=10)
+    figure.suptitle(_title(result), fontsize=10)
     return figure

@@ -74,8 +74,10 @@ def read(path: Path) -> FileWorkload:
             for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES), ""), 1):
                 if line.strip():
                     lines.append(_line(f"{path}, line {number}", line))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ParameterError(f"--workload {path} cannot be read: {error}.") from error
+    except OSError as error:
+        raise ParameterError(f"--workload {path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ParameterError(f"--workload {path} is not UTF-8 text.") from error
     if not lines:
         raise ParameterError(f"--workload {path} is empty: it needs at least one request.")
     return FileWorkload(path.name, lines)

@@ -50,7 +50,10 @@ def test_colours_can_be_declined(
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     terminal = CliRunner(env=wish)
-    for arguments in (["generate", "--prompt-file", str(tmp_path)], ["bench", "throughput"]):
+    for arguments in (
+        ["generate", "--prompt-file", str(tmp_path)],
+        ["bench", "throughput", "--workload", str(tmp_path)],
+    ):
         told = terminal.invoke(app, arguments, color=True).stderr
         assert "tokenmill: " in told and ("\x1b[" in told) == coloured
 
@@ -103,8 +106,7 @@ def test_a_model_that_does_not_load(monkeypatch: pytest.MonkeyPatch, arguments: 
         (["serve", "--request-timeout", "inf"], "request_timeout must be finite"),
         (["serve", "--port", "99999"], "port must be at most 65535"),
         (["chat", "--temperature", "1000"], "/temp wants a number"),
-        (["bench", "throughput"], "Give --workload"),
-        (["bench", "throughput", "--input-len", "3"], "all of --input-len"),
+        (["bench", "throughput", "--workload", "x", "--num-prompts", "3"], "brings its own lengths"),
         (["bench", "throughput", "--workload", "/no/such"], "cannot be read"),
         (["bench", "throughput", "--workload", "x", "--json", "/no/such/folder/out"], "no such folder"),
     ],
