@@ -16,6 +16,42 @@ from tokenmill.core.forward import Draws
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, wait
 
 
+@triton.jit
+def _first_best(values, ids):
+    """The largest value, and the lowest of the ids that have it."""
+    top = tl.max(values)
+    return top, tl.min(tl.where(values == top, ids, 2147483647))
+
+
+@triton.jit
+def _put(part_ptr, place, value, number):
+    """What one piece found."""
+    tl.store(part_ptr + place * 2, value, cache_modifier=".cg")
+    tl.store(part_ptr + place * 2 + 1, number.to(tl.float32, bitcast=True), cache_modifier=".cg")
+
+
+@triton.jit
+def _get(part_ptr, places):
+    """What all pieces of a line found."""
+    values = tl.load(part_ptr + places * 2, cache_modifier=".cg")
+    return values, tl.load(part_ptr + places * 2 + 1, cache_modifier=".cg").to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _is_last(count_ptr, line, PIECES: tl.constexpr):
+    """Have the other pieces of this line stored what they found? The counter is ready for the next launch then."""
+    tl.debug_barrier()
+    last = tl.atomic_add(count_ptr + line, 1, sem="acq_rel") == PIECES - 1
+    if last:
+        tl.store(count_ptr + line, 0)
+    return last
+
+
+@triton.jit
+def _any(flags):
+    return tl.max(flags.to(tl.int32)) > 0
+
+
 @triton.jit(do_not_specialize=["per"])
 def _greedy_kernel(
     x_ptr, id_ptr, marked_ptr, largest_ptr, part_ptr, count_ptr, V, x_stride,
@@ -36,23 +72,15 @@ def _greedy_kernel(
         better = (x > best) | ((best_id == 2147483647) & (i < V))
         best = tl.where(better, x, best)
         best_id = tl.where(better, i, best_id)
-    top = tl.max(best)
-    top_id = tl.min(tl.where(best == top, best_id, 2147483647))
-    if tl.max(wrong) > 0:
+    top, top_id = _first_best(best, best_id)
+    if _any(wrong):
         top = float("nan")
         top_id = 0
-    mine = part_ptr + (line * PIECES + piece) * 2
-    tl.store(mine, top, cache_modifier=".cg")
-    tl.store(mine + 1, top_id.to(tl.float32, bitcast=True), cache_modifier=".cg")
-    tl.debug_barrier()
-    if tl.atomic_add(count_ptr + line, 1, sem="acq_rel") == PIECES - 1:
-        tl.store(count_ptr + line, 0)
-        p = tl.arange(0, PIECES)
-        tops = tl.load(part_ptr + (line * PIECES + p) * 2, cache_modifier=".cg")
-        ids = tl.load(part_ptr + (line * PIECES + p) * 2 + 1, cache_modifier=".cg").to(tl.int32, bitcast=True)
-        top = tl.max(tops)
-        top_id = tl.min(tl.where(tops == top, ids, 2147483647))
-        if tl.max((tops != tops).to(tl.int32)) > 0:
+    _put(part_ptr, line * PIECES + piece, top, top_id)
+    if _is_last(count_ptr, line, PIECES):
+        tops, ids = _get(part_ptr, line * PIECES + tl.arange(0, PIECES))
+        top, top_id = _first_best(tops, ids)
+        if _any(tops != tops):
             top = float("nan")
             top_id = 0
         tl.store(largest_ptr + line, top)
@@ -111,26 +139,19 @@ def _allowed_kernel(
         best = tl.where(better, x, best)
         best_id = tl.where(better, i, best_id)
     first = tl.max(highest)
-    if tl.max(wrong) > 0:
+    if _any(wrong):
         first = float("nan")
-    top = tl.max(best)
-    top_id = tl.min(tl.where(best == top, best_id, 2147483647))
-    mine = part_ptr + (line * PIECES + piece) * 3
-    tl.store(mine, first, cache_modifier=".cg")
-    tl.store(mine + 1, top, cache_modifier=".cg")
-    tl.store(mine + 2, top_id.to(tl.float32, bitcast=True), cache_modifier=".cg")
-    tl.debug_barrier()
-    if tl.atomic_add(count_ptr + line, 1, sem="acq_rel") == PIECES - 1:
-        tl.store(count_ptr + line, 0)
-        parts = part_ptr + (line * PIECES + tl.arange(0, PIECES)) * 3
-        firsts = tl.load(parts, cache_modifier=".cg")
-        tops = tl.load(parts + 1, cache_modifier=".cg")
-        ids = tl.load(parts + 2, cache_modifier=".cg").to(tl.int32, bitcast=True)
+    top, top_id = _first_best(best, best_id)
+    firsts_ptr = part_ptr + tl.num_programs(0) * PIECES * 2 + line * PIECES
+    tl.store(firsts_ptr + piece, first, cache_modifier=".cg")
+    _put(part_ptr, line * PIECES + piece, top, top_id)
+    if _is_last(count_ptr, line, PIECES):
+        tops, ids = _get(part_ptr, line * PIECES + tl.arange(0, PIECES))
+        top, top_id = _first_best(tops, ids)
+        firsts = tl.load(firsts_ptr + tl.arange(0, PIECES), cache_modifier=".cg")
         first = tl.max(firsts)
-        if tl.max((firsts != firsts).to(tl.int32)) > 0:
+        if _any(firsts != firsts):
             first = float("nan")
-        top = tl.max(tops)
-        top_id = tl.min(tl.where(tops == top, ids, 2147483647))
         good = (tl.abs(first) < float("inf")) & (tl.abs(top) < float("inf"))
         top_id = tl.where(good, top_id, 0)
         tl.store(before_ptr + line, first)
@@ -196,19 +217,11 @@ def _draw_kernel(
             better = score > best
             best = tl.where(better, score, best)
             best_id = tl.where(better, i, best_id)
-        top = tl.max(best)
-        top_id = tl.min(tl.where(best == top, best_id, 2147483647))
-        mine = part_ptr + (line * PIECES + piece) * 2
-        tl.store(mine, top, cache_modifier=".cg")
-        tl.store(mine + 1, top_id.to(tl.float32, bitcast=True), cache_modifier=".cg")
-        tl.debug_barrier()
-        if tl.atomic_add(count_ptr + line, 1, sem="acq_rel") == PIECES - 1:
-            tl.store(count_ptr + line, 0)
-            p = tl.arange(0, PIECES)
-            tops = tl.load(part_ptr + (line * PIECES + p) * 2, cache_modifier=".cg")
-            ids = tl.load(part_ptr + (line * PIECES + p) * 2 + 1, cache_modifier=".cg").to(tl.int32, bitcast=True)
-            top = tl.max(tops)
-            top_id = tl.min(tl.where(tops == top, ids, 2147483647))
+        top, top_id = _first_best(best, best_id)
+        _put(part_ptr, line * PIECES + piece, top, top_id)
+        if _is_last(count_ptr, line, PIECES):
+            tops, ids = _get(part_ptr, line * PIECES + tl.arange(0, PIECES))
+            top, top_id = _first_best(tops, ids)
             tl.store(id_ptr + line, top_id.to(tl.int64))
             tl.store(marked_ptr + line, top_id.to(tl.int64))
 

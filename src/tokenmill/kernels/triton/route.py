@@ -66,14 +66,8 @@ def _within_groups(
 
 
 @triton.jit
-def _choose(
-    logits, bias_ptr, scale, E: tl.constexpr, BE: tl.constexpr, TOP: tl.constexpr, BT: tl.constexpr,
-    ORDER: tl.constexpr, NORMALISE: tl.constexpr, BIAS: tl.constexpr,
-    GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, SUM2: tl.constexpr, BG: tl.constexpr,
-):  # fmt: skip
-    """logits [BE] in float32, -inf beyond E -> ids [BT] and gates [BT] of the best TOP, best first."""
-    e = tl.arange(0, BE)
-    t = tl.arange(0, BT)
+def _scored(logits, bias_ptr, e, E: tl.constexpr, ORDER: tl.constexpr, BIAS: tl.constexpr):
+    """What gates are made of, and what experts are chosen by."""
     if ORDER == 0:
         scores = tl.exp(logits - tl.max(logits, axis=0))
         scores = scores / tl.sum(scores, axis=0)
@@ -86,6 +80,19 @@ def _choose(
         choice += tl.load(bias_ptr + e, mask=e < E, other=0.0).to(tl.float32)
     if ORDER == 1:
         scores = choice
+    return scores, choice
+
+
+@triton.jit
+def _choose(
+    logits, bias_ptr, scale, E: tl.constexpr, BE: tl.constexpr, TOP: tl.constexpr, BT: tl.constexpr,
+    ORDER: tl.constexpr, NORMALISE: tl.constexpr, BIAS: tl.constexpr,
+    GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, SUM2: tl.constexpr, BG: tl.constexpr,
+):  # fmt: skip
+    """logits [BE] in float32, -inf beyond E -> ids [BT] and gates [BT] of the best TOP, best first."""
+    e = tl.arange(0, BE)
+    t = tl.arange(0, BT)
+    scores, choice = _scored(logits, bias_ptr, e, E, ORDER, BIAS)
     if GROUPS > 1:
         choice = _within_groups(choice, e, E, GROUPS, TOP_GROUPS, SUM2, BG)
     free = e < E
@@ -113,18 +120,7 @@ def _rank(
 
     Gates of those at place TOP and beyond mean nothing."""
     e = tl.arange(0, BE)
-    if ORDER == 0:
-        scores = tl.exp(logits - tl.max(logits, axis=0))
-        scores = scores / tl.sum(scores, axis=0)
-    elif ORDER == 1:
-        scores = logits
-    else:
-        scores = sigmoid(logits)
-    choice = scores
-    if BIAS:
-        choice += tl.load(bias_ptr + e, mask=e < E, other=0.0).to(tl.float32)
-    if ORDER == 1:
-        scores = choice
+    scores, choice = _scored(logits, bias_ptr, e, E, ORDER, BIAS)
     key = tl.where(choice != choice, float("inf"), choice)
     ahead = (key[None, :] > key[:, None]) | ((key[None, :] == key[:, None]) & (e[None, :] < e[:, None]))
     place = tl.sum((ahead & (e < E)[None, :]).to(tl.int32), axis=1)
