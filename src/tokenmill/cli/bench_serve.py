@@ -251,7 +251,8 @@ def _show(result: dict[str, Any], percentiles: list[str]) -> None:
     if result["bench"] == "sweep":
         console.print(_sweep_table(result["runs"]))
         knee = result["knee_rate"]
-        console.print(f"The knee: {knee:.3g} requests/s." if knee else "The server falls behind at the first rate.")
+        found = f"The knee, and what users see there: {knee:.3g} requests/s." if knee else None
+        console.print(found or "The server falls behind at the first rate.")
     table = Table(title=f"{result['model']} at {result['base_url']}, {result['workload']}", show_header=False)
     for name, text in _rows(result, percentiles):
         table.add_row(name, text)
@@ -288,7 +289,7 @@ def _sweep_table(runs: list[dict[str, Any]]) -> Any:
     from tokenmill.measure.load import keeps_up
 
     table = Table(box=SIMPLE, pad_edge=False)
-    for head in ("rate", "output tok/s", "TTFT p50", "p99", "TPOT p50", "p99", "goodput", "kept up"):
+    for head in ("requests/s", "output tok/s", "TTFT p50", "p99 ms", "TPOT p50", "p99 ms", "goodput", "kept up"):
         table.add_column(head, justify="right")
     for run in runs:
         times = [run[key][p] for key in ("ttft_ms", "tpot_ms") for p in ("p50", "p99")]

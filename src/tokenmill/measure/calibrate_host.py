@@ -28,7 +28,7 @@ from tokenmill.engine.llm import LLM
 from tokenmill.measure.closed import closed_loop
 from tokenmill.runner.recorded import DecodeRecorder
 from tokenmill.runner.runner import Runner
-from tokenmill.runner.short import TOKENS
+from tokenmill.runner.short import TOKENS, ShortRecorder
 
 _TINY = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 64,
@@ -174,7 +174,7 @@ def _recorded(llm: LLM, rows: int, tokens: int) -> tuple[float, float]:
     """Seconds of the device for the recorded steps of so many rows, and so many prompt tokens; 0: not recorded."""
     runner: Runner = llm.engine.executor.runner  # type: ignore[attr-defined]
     decoding = runner.recorder.made if isinstance(runner.recorder, DecodeRecorder) else {}
-    prompting = runner.short.made if runner.short is not None else {}
+    prompting = runner.short.made if isinstance(runner.short, ShortRecorder) else {}
     steps = sorted(key for key in decoding if key[0] >= rows)
     prompts = sorted(key for key in prompting if key[0] >= tokens and key[1] > rows)
     return _replayed(decoding[steps[0]]) if steps else 0.0, _replayed(prompting[prompts[0]]) if prompts else 0.0

@@ -148,7 +148,7 @@ async def sweep(
             good, bad = (middle, bad) if await held(middle) else (good, middle)
     runs.sort(key=lambda run: run["offered_rate"])
     knee = max((run for run in runs if keeps_up(run)), key=lambda run: run["offered_rate"], default=runs[0])
-    return {**knee, "bench": "sweep", "knee_rate": good or None, "runs": runs}
+    return {**knee, "bench": "sweep", "knee_rate": knee["offered_rate"] if good else None, "runs": runs}
 
 
 def keeps_up(run: dict[str, Any]) -> bool:

@@ -97,19 +97,21 @@ def _sweep(result: dict[str, Any]) -> Any:
             left.plot(rates, times, style, color=f"C{colour}", marker="o", label=f"{label} {percent}")
     left.set(xlabel="requests/s offered", ylabel="ms", title="latency against load")
     right.plot([run["output_tokens_per_s"] for run in runs], [run["e2e_ms"]["p50"] for run in runs], marker="o")
+    knee = result.get("knee_rate")
     for run in runs:
-        at = run["output_tokens_per_s"], run["e2e_ms"]["p50"]
-        right.annotate(f"{run['offered_rate']:g}/s", at, xytext=(5, 4), textcoords="offset points", fontsize=8)
+        if run["offered_rate"] in (rates[0], rates[-1], knee):  # all of them would lie on each other
+            said, at = f"{run['offered_rate']:.3g} requests/s", (run["output_tokens_per_s"], run["e2e_ms"]["p50"])
+            right.annotate(said, at, xytext=(0, 8), textcoords="offset points", ha="center", fontsize=8)
     right.set(xlabel="output tokens/s", ylabel="end to end p50, ms", ylim=(0, None), title="throughput against latency")
-    right.margins(x=0.12)
-    if result.get("knee_rate"):
-        left.axvline(result["knee_rate"], color="grey", linestyle=":", label="knee")
+    right.margins(x=0.15, y=0.12)
+    if knee:
+        left.axvline(knee, color="grey", linestyle=":", label="knee")
     for which in ("x", "y"):
         _logarithmic(left, which)
-    _legend(left, 5)
+    _legend(left, 3)
     for axes in (left, right):
         axes.grid(alpha=0.3)
-    figure.suptitle(_title(result), fontsize=11)
+    figure.suptitle(f"{_title({**result, 'workload': ''}).removesuffix(': ')}, rate by rate", fontsize=11)
     return figure
 
 
