@@ -231,9 +231,13 @@ void steps(Random& random) {
   for (int64_t i = rows - 1; i > 0; --i) std::swap(all[static_cast<size_t>(i)], all[static_cast<size_t>(random.below(i + 1))]);
   std::vector<int64_t> ids(all.begin(), all.begin() + count);
   const auto n = static_cast<size_t>(count);
+  std::vector<int64_t> offsets;
+  for (int64_t row : ids) offsets.push_back(random.below(room - computed[static_cast<size_t>(row)]));
+  const bool several = random.coin();
   std::vector<int64_t> inputs(n), positions(n), slots(n);
   std::vector<int32_t> kv(n), entries(n), out(n * static_cast<size_t>(width), -7);
-  GatherOp read{ids.data(), count, rows, tokens.data(), room, computed.data(), inputs.data(), positions.data(), kv.data()};
+  GatherOp read{ids.data(), count, rows, tokens.data(), room, computed.data(), inputs.data(), positions.data(), kv.data(),
+                several ? offsets.data() : nullptr};
   gather(read);
   GatherTableOp blocks{ids.data(), positions.data(), count, rows, table.data(), width, size, out.data(), entries.data(), slots.data()};
   gather_table(blocks);
@@ -244,7 +248,7 @@ void steps(Random& random) {
   advance(move);
   for (size_t i = 0; i < n; ++i) {
     const auto row = static_cast<size_t>(ids[i]);
-    const int64_t position = computed[row], block = position / size;
+    const int64_t position = computed[row] + (several ? offsets[i] : 0), block = position / size;
     expect(inputs[i] == tokens[row * static_cast<size_t>(room) + static_cast<size_t>(position)] && positions[i] == position &&
                kv[i] == position + 1, "gather", "other inputs");
     const int32_t* line = table.data() + row * static_cast<size_t>(width);
@@ -261,8 +265,11 @@ void steps(Random& random) {
   length_after[first] = room;
   expect(refused([&] { advance(move); }) && after == tokens, "advance", "writes past a full row");
   computed[first] = room;
-  read.computed = computed.data();
   expect(refused([&] { gather(read); }), "gather", "reads past a row");
+  read.offsets = offsets.data();
+  computed[first] = 0;
+  offsets[0] = random.of<int64_t>({-1, room, std::numeric_limits<int64_t>::max()});
+  expect(refused([&] { gather(read); }), "gather", "reads an offset past a row");
   positions[0] = width * size;
   expect(refused([&] { gather_table(blocks); }), "gather", "reads past a table");
   ids[0] = rows;

@@ -7,12 +7,16 @@ FOLDER holds bf16.gguf, q8_0.gguf, q4_0.gguf, q4_k_m.gguf (one model in four typ
 `tokenmill quantize demo FOLDER/demo.gguf --format gguf-bf16`); rows whose file is not there are left out and named.
 Decode rates leave the prompt out on both sides. llama.cpp keeps K/V in f16 where ours is bf16, in q8_0 where ours is
 int8. Each row states which format the output head has in the file and in our memory, and the bytes of all weights.
-Wants a quiet machine: the load average is part of the output. All rows with --repeat 3 take about 11 minutes.
+Plain reads of memory with all threads are timed right before and after every run, because a shared host gives more or
+less of it within seconds: rows that decode one sequence of a large model say which share of it each engine took for its
+weights, and what ratio an engine would reach that took all of it.
+Wants a quiet machine: the load average is part of the output. All rows with --repeat 3 take about 12 minutes.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -32,6 +36,7 @@ import torch  # noqa: E402
 
 from tokenmill import LLM, SamplingParams  # noqa: E402
 from tokenmill.checkpoint.gguf_file import open_gguf  # noqa: E402
+from tokenmill.measure.ceilings import reading  # noqa: E402
 
 KV = {16: ("f16", "auto"), 8: ("q8_0", "int8")}
 """Bits of K/V: llama.cpp's name, ours."""
@@ -177,11 +182,17 @@ def measure(rows: list[Row], models: Path, theirs: Theirs, repeat: int) -> list[
         ours = loaded[1]
         assert ours is not None
         ours.rate(row)
-        pairs = [(rate, ours.rate(row)) for rate in theirs.rates(row, file, repeat)]
+        pairs, reads = [], [reading("cpu")]
+        for rate in theirs.rates(row, file, repeat):
+            reads.append(reading("cpu"))
+            pairs.append((rate, ours.rate(row)))
+            reads.append(reading("cpu"))
         a, b = (statistics.median(side) for side in zip(*pairs, strict=True))
+        facts = file_facts(file)
         found.append(
-            {**asdict(row), **file_facts(file), "our_bytes": ours.weight_bytes, "our_load_s": round(ours.load_s, 2),
+            {**asdict(row), **facts, "our_bytes": ours.weight_bytes, "our_load_s": round(ours.load_s, 2),
              "llama": round(a, 1), "tokenmill": round(b, 1), "ratio": round(b / a, 3), "runs": pairs,
+             "reads": reads, **memory(row, (facts["file_bytes"], ours.weight_bytes), pairs, reads),
              "load_average": os.getloadavg()[0]}
         )  # fmt: skip
         print(line(found[-1]), flush=True)
@@ -190,17 +201,41 @@ def measure(rows: list[Row], models: Path, theirs: Theirs, repeat: int) -> list[
     return found
 
 
-HEADER = """| work | llama.cpp | tokenmill | ratio | goal | head | weights read, GB: file / ours | KV: llama / ours |
-|---|---|---|---|---|---|---|---|"""
+def memory(
+    row: Row, sizes: tuple[int, int], pairs: list[tuple[float, float]], reads: list[float]
+) -> dict[str, float | None]:
+    """GB/s of the plain reads around each run (medians), the engines' shares of them, the ratio that all of them allow.
+
+    Reads lie around the runs: read, theirs, read, ours, read, theirs, ... None where a step reads more than weights, or
+    weights that fit into a cache.
+    """
+    if row.prefill or row.batch or row.depth or sizes[0] < 200e6:
+        return {"read": round(statistics.median(reads) / 1e9, 1), "llama_share": None, "our_share": None, "most": None}
+    around = [(a + b) / 2 for a, b in itertools.pairwise(reads)]
+    rates = [rate for pair in pairs for rate in pair]
+    shares = [rate * sizes[i % 2] / around[i] for i, rate in enumerate(rates)]
+    ours = statistics.median(around[1::2])
+    return {
+        "read": round(statistics.median(around) / 1e9, 1),
+        "llama_share": round(statistics.median(shares[::2]), 2),
+        "our_share": round(statistics.median(shares[1::2]), 2),
+        "most": round(ours / sizes[1] / statistics.median(rates[::2]), 2),
+    }
+
+
+HEADER = """| work | llama.cpp | tokenmill | ratio | goal | head | weights read, GB: file / ours | KV: llama / ours | \
+plain reads, GB/s | shares of them: llama / ours | ratio at most |
+|---|---|---|---|---|---|---|---|---|---|---|"""
 
 
 def line(found: dict[str, Any]) -> str:
     """One row of the table."""
     theirs, ours = KV[found["kv"]]
     sizes = f"{found['file_bytes'] / 1e9:.3f} / {found['our_bytes'] / 1e9:.3f}"
+    shares = f"{found['llama_share']} / {found['our_share']} | {found['most']}" if found["most"] else " | "
     return (
         f"| {found['name']} | {found['llama']} | {found['tokenmill']} | {found['ratio']:.2f} | {found['goal']} | "
-        f"{found['head']} | {sizes} | {theirs} / {'bf16' if ours == 'auto' else ours} |"
+        f"{found['head']} | {sizes} | {theirs} / {'bf16' if ours == 'auto' else ours} | {found['read']} | {shares} |"
     )
 
 
