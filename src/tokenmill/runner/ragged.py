@@ -3,7 +3,8 @@
 Text that a grammar forces, drafts and the ends of prompts make a step of a small batch ragged. Attention reads keys and
 values as they are stored, so each of a row's tokens may stand for a sequence of its own that ends with it: a recording
 knows but one number, how many tokens there are. It begins at rows and at how far each token lies behind its row's next
-one, and ends at hidden states. Must not know: sampling, the scheduler, how the backend records.
+one, and ends at hidden states; where each row is sampled once, a recording of so many lines' logits follows.
+Must not know: sampling, the scheduler, how the backend records.
 """
 
 from __future__ import annotations
@@ -52,6 +53,9 @@ class RaggedSteps:
         self.most = min(MOST_TOKENS, ROOM // row_bytes)
         self.room_bytes = self.most * row_bytes
         self.room: Tensor | None = None
+        self.heads: dict[int, tuple[Tensor, Tensor, Callable[[], None]] | None] = {}
+        self.line_bytes = 6 * model.spec.vocab_size
+        self.left = ROOM
         self.possible = True
 
     def warm(self) -> None:
@@ -83,9 +87,34 @@ class RaggedSteps:
             replay()
         else:
             made = self._make(packed)
+        ends = list(accumulate(plan.counts))
         given = torch.tensor([plan.rows, plan.counts])
-        batch = Batch(plan, made.tokens, given[0], given[1], packed[0], list(accumulate(plan.counts)), made.ctx)
-        return Replayed(batch, made.hidden, None)
+        batch = Batch(plan, made.tokens, given[0], given[1], packed[0], ends, made.ctx)
+        one_line_each = all(plan.samples) and not plan.drafts
+        return Replayed(batch, made.hidden, self._logits(made, ends) if one_line_each else None)
+
+    def _logits(self, made: _Made, ends: list[int]) -> Tensor | None:
+        """Of each row's last token [S, V]; None: so many lines are not recorded (yet)."""
+        count = len(ends)
+        if count not in self.heads:
+            self.heads[count] = None
+            return None
+        lines, found = torch.tensor([end - 1 for end in ends]), self.heads[count]
+        if found is not None:
+            given, logits, replay = found
+            torch.index_select(made.hidden, 0, lines, out=given)
+            replay()
+            return logits
+        if self.left < count * self.line_bytes:
+            return None
+        given = made.hidden[lines]
+        logits, again = self.kernels.record(lambda: self.model.logits(given, made.ctx))
+        if again is None:
+            self.left = 0
+        else:
+            self.heads[count] = given, logits, again
+            self.left -= count * self.line_bytes
+        return logits
 
     def _make(self, packed: Tensor) -> _Made:
         """Compute once, and keep a recording if one can be made."""

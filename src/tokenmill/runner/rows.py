@@ -82,6 +82,13 @@ class Rows:
         self.computed[row] = self.length[row] - 1
 
     def _append(self, appended: dict[int, list[int]]) -> None:
+        if self.device.type == "cpu":  # a slice each takes a fifth of what a scatter for all does
+            tokens, length = self.tokens.numpy(), self.length.numpy()
+            for row, new in appended.items():
+                start = int(length[row])
+                tokens[row, start : start + len(new)] = new
+                length[row] = start + len(new)
+            return
         row_ids, offsets, values = _flatten(list(appended), list(appended.values()), self.device)
         self.tokens[row_ids, self.length[row_ids] + offsets] = values
         self.length.index_add_(0, row_ids, torch.ones_like(row_ids))

@@ -213,10 +213,9 @@ class Runner:
         """Rows move on by what they computed; sampled tokens are appended where nothing is left to verify."""
         plan, batch, rows = running.plan, running.batch, self.rows
         assert batch is not None
-        counts, ragged = batch.counts, running.logits is None
-        moves = not ragged or (rows.device.type == "cpu" and all(plan.samples) and not (plan.drafts or rows.pools))
-        if moves and running.sampled is not None and not self._candidates(plan):
-            if ragged:  # all but the last token of a row: sampling follows that one
+        counts = batch.counts
+        if running.logits is not None and running.sampled is not None and not self._candidates(plan):
+            if plan.num_tokens > len(plan.rows):  # all but the last token of a row: sampling follows that one
                 rows.computed.index_add_(0, batch.row_ids, counts - 1)
             self.kernels.advance_(batch.row_ids, running.sampled.ids, rows.tokens, rows.length, rows.computed)
             return
