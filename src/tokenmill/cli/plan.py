@@ -178,10 +178,10 @@ def _closing(found: dict[str, Any]) -> list[str]:
         told = ", ".join(f"{text} {sent[name] / 1024:.1f} KiB" for name, text in parts.items() if sent[name])
         lines.append(f"Each rank sends per token: {told}, at {sent['link_bytes_per_s'] / 1e9:g} GB/s.")
     if found["usd_per_million_tokens"] is not None:
-        lines.append(
-            f"At {found['usd_per_hour']:g} dollars an hour: {found['usd_per_million_tokens']:.3f} dollars per million "
-            "output tokens at the best of these loads."
-        )
+        price = f"{found['usd_per_hour']:g} dollars an hour" + (" each" if found["devices"] > 1 else "")
+        when = f" (usual in {found['price_date']}; yours: --price)" if found["price_date"] else ""
+        cost = f"{found['usd_per_million_tokens']:.3f} dollars per million output tokens at the best of these loads."
+        lines.append(f"At {price}{when}: {cost}")
     for run in found.get("workloads", []):
         lines.append(
             f"{run['workload']} is predicted to take {run['seconds']:.2f} s: {run['output_tokens_per_s']:.1f} output "
@@ -203,7 +203,8 @@ def _basis(shares: dict[str, Any], ceilings: str) -> str:
         return f"Times: as this engine's kernels, attention and host were measured ({where})."
     return (
         f"Assumed: {shares['memory']:.0%} of the memory bandwidth, {shares['compute']:.0%} of the products, "
-        f"{shares['step_ms']:g} ms around a step ({shares['source']}). Ceilings: {ceilings}."
+        f"{shares['step_ms']:g} ms around a step ({shares['source']}). "
+        f"Ceilings: {ceilings.replace('datasheet', 'data sheet of the maker')}."
     )
 
 

@@ -161,7 +161,7 @@ class Reader:
                 try:
                     yield place, json.loads(line)
                 except ValueError as error:
-                    raise ParameterError(f"{place} is not JSON: {error}.") from error
+                    raise ParameterError(f"{place} is not JSON: {getattr(error, 'msg', error)}.") from error
 
     def _entry(self, place: str, entry: Any) -> Conversation:
         if not isinstance(entry, dict):

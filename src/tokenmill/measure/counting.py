@@ -7,7 +7,7 @@ operation that cannot be counted is refused, not guessed. Must not know: devices
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, KVSpec, M
 from tokenmill.core.protocols import CausalLM, Checkpoint, Weight
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.measure.holding import Live, held_bytes
-from tokenmill.measure.shapes import META, Packed, ShapeCheckpoint
+from tokenmill.measure.shapes import AS_STORED, META, Packed, ShapeCheckpoint
 from tokenmill.models.registry import build_model
 
 PROBE_TOKENS = 2
@@ -88,9 +88,10 @@ class Sheet:
 class CountingKernels(ReferenceKernels):
     """Every operation returns an empty result of the right shape, and notes what it costs in `tally`."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str = "gpu") -> None:
         super().__init__()
         self.tally = Tally()
+        self.kind = kind
 
     def count(self, op: str, *, fallback: bool = False) -> None:
         """Called by operations that are not overridden here: those cannot be counted."""
@@ -140,6 +141,19 @@ class CountingKernels(ReferenceKernels):
         """`bits` a number, and the scales."""
         size = -(-q.numel() * bits // 8) + scales.nbytes + (0 if bias is None else bias.nbytes)
         return Packed((q.shape[0], q.shape[1]), size)
+
+    def pack_blocks(
+        self,
+        pieces: list[tuple[str, Tensor]],
+        columns: int,
+        bias: Tensor | None = None,
+        done: Callable[[], None] | None = None,
+    ) -> Packed | None:
+        """On a CPU the bytes of the blocks; None: they become integers."""
+        if self.kind != "cpu" or any(name not in AS_STORED for name, _ in pieces):
+            return None
+        size = sum(raw.nbytes for _, raw in pieces) + (0 if bias is None else bias.nbytes)
+        return Packed((sum(len(raw) for _, raw in pieces), columns), size)
 
     def grid_linear(self, x: Tensor, q: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
         """[T, N]."""
@@ -253,13 +267,14 @@ def count_model(
     max_positions: int | None = None,
     ranks: int = 1,
     step: tuple[int, int] = (2048, 256),
+    kind: str = "gpu",
 ) -> Sheet:
     """Build the model of this config.json without data and see what a token costs on one of `ranks` ranks.
 
     `checkpoint`: open weight files, whose shapes and formats then count. `step`: tokens and sampling lines of the
-    largest step, for its temporary memory.
+    largest step, for its temporary memory. `kind`: cpu or gpu, which hold some formats differently.
     """
-    kernels = CountingKernels()
+    kernels = CountingKernels(kind)
     with torch.no_grad():
         model = build_model(
             dict(config),

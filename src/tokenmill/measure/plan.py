@@ -38,6 +38,8 @@ DEFAULT_OUTPUT = 256
 BATCHES = (1, 8, 32, 128, 256)
 USEFUL_TOKENS = 2048
 _STEP_TOKENS = {"cpu": 2048, "gpu": 8192}
+_INTEGER_BYTES = 1.5
+"""Bytes per weight below which weights are integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +91,16 @@ class Planner:
     @property
     def compute_type(self) -> str:
         """The type whose speed limits the products: the weights' where activations are rounded to it, too."""
-        return products_in(self.kind, self.dtype, self.config.model.quantization)
+        body = self.sheet.body
+        stored = self.kind == "cpu" and 0 < body.weight_bytes < _INTEGER_BYTES * body.flops / 2  # a file's own format
+        return products_in(self.kind, self.dtype, self.config.model.quantization or ("int8" if stored else None))
 
 
 def speed_types(config: EngineConfig) -> tuple[str, ...]:
     """The types whose speed a plan for this machine may ask for."""
-    integers = (config.model.quantization,) if config.model.quantization in ("int8", "int4") else ()
+    integers: tuple[str, ...] = (config.model.quantization,) if config.model.quantization in ("int8", "int4") else ()
+    if config.model.model.endswith(".gguf"):
+        integers = ("int8", "int4")
     wanted = config.model.dtype
     floats = ("float32", "bfloat16") if wanted == "auto" else (str(build.DTYPES[wanted]).removeprefix("torch."),)
     return (*floats, *integers)
@@ -127,6 +133,7 @@ def read_model(config: EngineConfig, kind: str, ranks: int = 1, source: ModelSou
             max_positions=config.model.max_model_len,
             ranks=ranks,
             step=(step_tokens, config.schedule.max_num_seqs),
+            kind=kind,
         )
     finally:
         if checkpoint is not None:
@@ -153,6 +160,8 @@ def plan(planner: Planner, setup: Setup) -> dict[str, Any]:
     price = device.usd_per_hour if setup.price is None else setup.price
     best = max((p["output_tokens_per_s"] for p in points), default=0.0)
     notes = list(planner.notes) + ([device.note] if device.note else [])
+    if setup.spread.devices > 1 and not {"tensor_parallel_size", "pipeline_parallel_size"} & all_options().keys():
+        notes.append("this version runs on one device: several are predicted only")
     return {
         "model": planner.config.model.model,
         "device": device.name,
@@ -177,6 +186,7 @@ def plan(planner: Planner, setup: Setup) -> dict[str, Any]:
         if price and best
         else None,
         "usd_per_hour": price,
+        "price_date": device.price_date if setup.price is None else "",
         "flags": _flags(planner, memory, setup, max_context),
         "per_token": _per_token(planner),
         "traffic": _traffic(planner, setup),

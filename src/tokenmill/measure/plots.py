@@ -102,8 +102,8 @@ def _sweep(result: dict[str, Any]) -> Any:
         if run["offered_rate"] in (rates[0], rates[-1], knee):  # all of them would lie on each other
             said, at = f"{run['offered_rate']:.3g} requests/s", (run["output_tokens_per_s"], run["e2e_ms"]["p50"])
             right.annotate(said, at, xytext=(0, 8), textcoords="offset points", ha="center", fontsize=8)
-    right.set(xlabel="output tokens/s", ylabel="end to end p50, ms", ylim=(0, None), title="throughput against latency")
     right.margins(x=0.15, y=0.12)
+    right.set(xlabel="output tokens/s", ylabel="end to end p50, ms", ylim=(0, None), title="throughput against latency")
     if knee:
         left.axvline(knee, color="grey", linestyle=":", label="knee")
     for which in ("x", "y"):

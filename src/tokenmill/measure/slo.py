@@ -9,7 +9,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from tokenmill.core.config import EngineConfig, override
+from tokenmill.core.config import EngineConfig, all_options, override
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.measure import plan as planning
 from tokenmill.measure.devices import efficiency_of, speeds, table
@@ -63,13 +63,25 @@ def cheapest(config: EngineConfig, slo: dict[str, float], users: int, setup: pla
                     offers.append({**offer, "quantization": scheme})
     if not offers:
         return {"device": None, "sentences": ["No set-up of the table is predicted to meet this objective."]}
-    best = min(offers, key=lambda offer: (offer["usd_per_hour"], _SCHEMES.index(offer["quantization"])))
-    scheme = f" with --quantization {best['quantization']}" if best["quantization"] else ""
-    sentence = (
-        f"Cheapest of the table for {users} users: {best['ranks']} x {best['device']}{scheme}, "
-        f"{best['usd_per_hour']:.2f} dollars an hour (TTFT {best['ttft_ms']:.0f} ms, TPOT {best['tpot_ms']:.1f} ms)."
-    )
-    return {**best, "sentences": [sentence]}
+    best = _lowest(offers)
+    sentences = [f"Cheapest of the table for {users} users: {_said(best)}. A prompt's wait for others is not counted."]
+    if best["ranks"] > 1 and "tensor_parallel_size" not in all_options():
+        alone = [offer for offer in offers if offer["ranks"] == 1]
+        one = f"there the cheapest is {_said(_lowest(alone))}" if alone else "no single one of the table is enough"
+        sentences.append(f"This version runs on one device: {one}.")
+    return {**best, "sentences": sentences}
+
+
+def _lowest(offers: list[dict[str, Any]]) -> dict[str, Any]:
+    """The lowest price, and of equal ones that which rounds least."""
+    order = {scheme: place for place, scheme in enumerate(_SCHEMES)}
+    return min(offers, key=lambda offer: (offer["usd_per_hour"], order.get(offer["quantization"], 0)))
+
+
+def _said(offer: dict[str, Any]) -> str:
+    scheme = f" with --quantization {offer['quantization']}" if offer["quantization"] else ""
+    times = f"TTFT {offer['ttft_ms']:.0f} ms, TPOT {offer['tpot_ms']:.1f} ms"
+    return f"{offer['ranks']} x {offer['device']}{scheme}, {offer['usd_per_hour']:.2f} dollars an hour ({times})"
 
 
 def _offer(

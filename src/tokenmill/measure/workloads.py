@@ -87,7 +87,7 @@ def _line(place: str, text: str) -> tuple[list[int] | str, int]:
     try:
         entry = json.loads(text)
     except ValueError as error:
-        raise ParameterError(f"{place} is not JSON: {error}.") from error
+        raise ParameterError(f"{place} is not JSON: {getattr(error, 'msg', error)}.") from error
     if not isinstance(entry, dict):
         raise ParameterError(f"{place} must be a JSON object.")
     ids, prompt, count = entry.get("prompt_token_ids"), entry.get("prompt"), entry.get("max_tokens")

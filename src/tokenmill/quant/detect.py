@@ -6,7 +6,7 @@ Formats that the tensors do not tell apart are told apart by `quantization_confi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -64,7 +64,7 @@ def load_weight(
         return grid if quantization is None else from_dense(grid.dense(), bias, quantization)
     blocks = _blocks(ckpt, f"{request.name}.weight", stored)
     if blocks is not None and not request.transposed:
-        quantised = BlockWeight([Blocks(blocks.type, blocks.raw.to(device), blocks.forget)], dtype, bias)
+        quantised = BlockWeight([replace(blocks, raw=blocks.raw.to(device))], dtype, bias)
         return quantised if quantization is None else from_dense(quantised.dense(), bias, quantization)
     weight = ckpt.tensor(f"{request.name}.weight", stored, dtype)
     return from_dense((weight.t() if request.transposed else weight).to(device), bias, quantization)

@@ -12,6 +12,7 @@ Must not know: files, names, layers.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -85,7 +86,7 @@ class BlockWeight(WeightBase):
         for part in self.parts:
             for piece in part.raw.split(max((_PIECE if device.type == "cpu" else _DEVICE_PIECE) // columns, 1)):
                 stop = at + len(piece)
-                q[at:stop], scales[at:stop], exact = _as_integers(Blocks(part.type, piece), kernels)
+                q[at:stop], scales[at:stop], exact = _as_integers(replace(part, raw=piece), kernels)
                 at = stop
                 if not exact:
                     changed.add(part.type.name)
