@@ -17,7 +17,7 @@ from tokenmill.core.protocols import Checkpoint
 
 META = torch.device("meta")
 AS_STORED = frozenset(
-    ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
+    "Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4".split()  # noqa: SIM905
 )
 """GGUF types that a CPU's kernels multiply in their own bits (kernels/cpu/packed.py)."""
 
