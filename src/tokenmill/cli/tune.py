@@ -85,7 +85,7 @@ def _show(result: dict[str, Any], out: Path) -> None:
 
     table = Table(title=f"{result['model']} on {result['device']}, {result['users']} users, {result['workload']}")
     for head in ("tried", "predicted tok/s", "measured tok/s", "within the objective", ""):
-        table.add_column(head, justify="left" if head in ("tried", "") else "right")
+        table.add_column(head, justify="left" if head in ("tried", "") else "right", overflow="fold")
     for trial in result["trials"]:
         changed = f"{trial['tried']} {_short(trial['options'][trial['tried']])}" if trial["tried"] else "(as given)"
         found, hoped = trial["measured"], trial["predicted"]
