@@ -9,6 +9,7 @@ a process that runs every kernel of a part once (calibrate_compile.py).
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 import time
@@ -194,7 +195,7 @@ def measure_part(device: str, sizes: Sizes, part: str, *, mixture: bool = True) 
         if part == "attention":
             eight = bench.stored()
             return {
-                "by_layer": sizes.kv_cycled > 0,
+                "decode_shapes": sorted(sizes.contexts, key=math.prod) if sizes.kv_cycled else [],
                 "decode_gb_per_s": sorted(bench.decoding(_COMPUTE, *size) for size in sizes.contexts),
                 "decode_8bit_gb_per_s": sorted(bench.decoding(eight, *size) for size in sizes.contexts),
                 "prefill_tflops": sorted(bench.prompt(_COMPUTE, *size) for size in sizes.prompts),

@@ -32,6 +32,11 @@ def between(points: Points, at: float) -> float:
     return before[1]
 
 
+def _near(square: float) -> float:
+    """How much a point at this squared distance counts."""
+    return 1.0 / (1e-9 + square * square)
+
+
 @dataclass(frozen=True, slots=True)
 class Curve:
     """Seconds per weight of products with matrices of one format, by rows, when a step cycles through `set_bytes`.
@@ -88,21 +93,31 @@ class Launched:
 class Attending:
     """What attention reaches. Rates are per second.
 
-    `decode`: of single tokens, (bytes, K/V bytes per second), `eight`: of K/V in 8 bits, where that is known. by_layer:
-    these bytes are what one layer reads; else all that is cycled through. `prompts`: (new tokens of a sequence,
-    operations per second), `behind`: the same with what was computed before them, where that is known.
+    `decode`: of single tokens, (bytes that are cycled through, K/V bytes per second), `eight`: of K/V in 8 bits, where
+    that is known. `shapes`: on a GPU, the (sequences, length) of each of these points: how many programs there are says
+    more than bytes. `prompts`: (new tokens of a sequence, operations per second), `behind`: the same with what was
+    computed before them, where that is known.
     """
 
     decode: Points
     prompts: Points
     behind: Points = ()
     eight: Points = ()
-    by_layer: bool = False
+    shapes: Points = ()
 
-    def reading(self, number_bytes: int, step_bytes: float, layer_bytes: float) -> float:
-        """K/V bytes per second, of a step that cycles through so many bytes and of whose K/V a layer reads so many."""
+    def reading(self, number_bytes: int, step_bytes: float, rows: float, length: float) -> float:
+        """K/V bytes per second, of so many sequences of this length in a step that cycles through so many bytes."""
         points = self.eight if self.eight and number_bytes == 1 else self.decode
-        return between(points, layer_bytes if self.by_layer else step_bytes)
+        if not self.shapes:
+            return between(points, step_bytes)
+        shares = [_near(math.log(rows / r) ** 2 + math.log(length / n) ** 2) for r, n in self.shapes]
+        rates = [math.log(rate) for _, rate in points]
+        return math.exp(sum(s * rate for s, rate in zip(shares, rates, strict=True)) / sum(shares))
+
+    def fastest(self, number_bytes: int, step_bytes: float) -> float:
+        """K/V bytes per second of prompts, which read in large tiles."""
+        points = self.eight if self.eight and number_bytes == 1 else self.decode
+        return max(rate for _, rate in points) if self.shapes else between(points, step_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +235,7 @@ def _attending(found: Mapping[str, Any]) -> Attending:
         prompts=_points(found["prefill_tflops"], 1e12),
         behind=_points(behind, 1e12) if behind else (),
         eight=_points(eight, 1e9) if eight else (),
-        by_layer=bool(found.get("by_layer", False)),
+        shapes=_points(found["decode_shapes"], 1.0) if found.get("decode_shapes") else (),
     )
 
 

@@ -48,9 +48,11 @@ class Seen:
     """What attention reads and computes: rows with a single token, a prefix that all of them share, prompts.
 
     behind_flops: of prompts' tokens with those that were computed before. number_bytes: of one number of K/V.
+    single_positions: how many are read, of all layers and rows together.
     """
 
     single_bytes: float = 0.0
+    single_positions: float = 0.0
     shared_flops: float = 0.0
     prompt_bytes: float = 0.0
     prompt_flops: float = 0.0
@@ -157,6 +159,7 @@ def _attend(cost: Cost, layer: Attended, times: int, grants: Sequence[Grant], kv
             cost.seen.behind_flops += times * layer.flops * sum(r.count * _seen_before(layer.window, r) for r in rows)
         else:
             cost.seen.single_bytes += moved
+            cost.seen.single_positions += times * (read - once)
             cost.seen.shared_flops += times * layer.flops * shared * len(rows) if once else 0.0
 
 

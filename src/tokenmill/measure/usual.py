@@ -68,9 +68,10 @@ def _products(cost: Cost, known: Calibration, spent: dict[str, float]) -> None:
 
 def _attention(cost: Cost, known: Calibration, spent: dict[str, float]) -> None:
     """Single tokens read their contexts, prompts compute; a prefix that all share is read once, used by all."""
-    seen, attention, layers = cost.seen, known.attention, max(1, cost.work.layers)
-    rate = attention.reading(seen.number_bytes, cost.total_bytes, seen.single_bytes / layers)
-    spent[_KV] += seen.single_bytes / rate
+    seen, attention = cost.seen, known.attention
+    if rows := cost.work.rows - cost.work.prompts:
+        length = max(1.0, seen.single_positions / max(1, cost.work.layers) / rows)
+        spent[_KV] += seen.single_bytes / attention.reading(seen.number_bytes, cost.total_bytes, rows, length)
     spent["compute"] += seen.shared_flops / between(attention.prompts, attention.prompts[-1][0])
     if not cost.work.prompts:
         return
@@ -81,6 +82,5 @@ def _attention(cost: Cost, known: Calibration, spent: dict[str, float]) -> None:
         alike = tokens * math.sqrt(seen.prompt_flops / (seen.prompt_flops - seen.behind_flops))
         rate = between(attention.behind, tokens) if attention.behind else between(attention.prompts, alike)
         computed += seen.behind_flops / rate
-    rate = attention.reading(seen.number_bytes, cost.total_bytes, seen.prompt_bytes / layers)
-    moved = seen.prompt_bytes / rate
+    moved = seen.prompt_bytes / attention.fastest(seen.number_bytes, cost.total_bytes)
     spent["compute" if computed >= moved else _KV] += max(computed, moved)

@@ -97,16 +97,19 @@ def test_prompts_compute_and_single_tokens_read(tmp_path):
 
 def test_keys_in_eight_bits_are_read_at_a_speed_of_their_own():
     attention = Attending(((1e3, 1e9), (1e6, 4e9)), ((1.0, 1e12),), eight=((1e3, 5e8),))
-    assert attention.reading(2, 1e6, 1e3) == 4e9 and attention.reading(1, 1e6, 1e3) == 5e8
-    assert replace(attention, eight=()).reading(1, 1e3, 1e6) == pytest.approx(1e9)  # an older calibration
-    assert replace(attention, by_layer=True).reading(2, 1e3, 1e6) == 4e9
-    cost = Cost(work=Work(tokens=2, rows=2, layers=2), seen=Seen(single_bytes=2e6))
+    assert attention.reading(2, 1e6, 1, 1) == 4e9 and attention.reading(1, 1e6, 1, 1) == 5e8
+    assert replace(attention, eight=()).reading(1, 1e3, 1, 1) == pytest.approx(1e9)  # an older calibration
+    shaped = replace(attention, shapes=((1, 100), (64, 100)), eight=())
+    assert shaped.reading(1, 1e3, 1, 100) == pytest.approx(1e9)
+    assert shaped.reading(2, 1e3, 64, 100) == pytest.approx(4e9) == shaped.fastest(2, 1e3)
+    assert shaped.reading(2, 1e3, 8, 100) == pytest.approx(2e9)
+    cost = Cost(work=Work(tokens=2, rows=2, layers=2), seen=Seen(single_bytes=2e6, single_positions=256))
 
     def seconds(attention):
         known = replace(KNOWN, attention=attention, decoding=(Hosted(1, 0.0, 0.0),))
         return step_time(cost, Speeds(1.0, 1.0, calibration=known)).seconds
 
-    assert seconds(replace(attention, by_layer=True)) == pytest.approx(2e6 / 4e9)
+    assert seconds(replace(shaped, shapes=((64, 100), (2, 64)))) == pytest.approx(2e6 / 4e9)
     cost.seen.number_bytes = 1
     assert seconds(attention) == pytest.approx(2e6 / 5e8)
 
