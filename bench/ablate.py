@@ -17,6 +17,7 @@ import pathlib
 import random
 import sys
 import tempfile
+from collections.abc import Iterable
 from typing import Any
 
 from tokenmill.core.config import calm_threads
@@ -33,6 +34,7 @@ from tokenmill.measure.workloads import FileWorkload, Uniform, Workload  # noqa:
 
 DEMO = {"model": "demo", "max_num_seqs": 8, "max_model_len": 2560, "kv_cache_memory_bytes": 32 << 20}
 PAGES = pathlib.Path(__file__).parents[1] / "docs"
+USUAL = ("worth", "worth_ttft", "worth_itl_p99")
 
 
 def mixed(count: int = 40, vocabulary: int = 6000) -> FileWorkload:
@@ -87,12 +89,10 @@ def run(name: str, out: pathlib.Path) -> None:
     show(found["options"], found["workload"])
 
 
-def show(rows: list[dict[str, Any]], workload: str) -> None:
+def show(rows: list[dict[str, Any]], workload: str, kinds: Iterable[str] = USUAL) -> None:
     """Lines of a table in Markdown."""
     for row in rows:
-        shown = " | ".join(
-            "-" if row.get(k) is None else f"{row[k]:.2f}" for k in ("worth", "worth_ttft", "worth_itl_p99")
-        )
+        shown = " | ".join("-" if row.get(k) is None else f"{row[k]:.2f}" for k in kinds)
         print(
             f"| {row['name']} | {row.get('load', workload)} | {shown} |"
             + (f" {row['error']}" if row.get("error") else "")
@@ -103,23 +103,25 @@ def joined(files: list[pathlib.Path]) -> dict[str, Any]:
     """One result with the rows of all."""
     results = [json.loads(path.read_text()) for path in files]
     if isinstance(results[0], list):
-        return of_gpu(results[0])
+        return of_gpu(results)
     rows = [{**row, "load": found["workload"]} for found in results for row in found["options"]]
     rows.sort(key=lambda row: row["worth"] or 0.0, reverse=True)
     return {**results[0], "workload": "workloads as in the table", "options": rows}
 
 
-def of_gpu(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What bench/gpu_ablate.py wrote: seconds by workload; here, how many times as long it takes without."""
-    whole, *others = rows
-    loads = [name for name in whole if name not in ("without", "off", "start", "itl_p99_ms")]
-    options = [
-        {"name": f"{row['without']}, {pathlib.Path(load).stem}", "worth": round(row[load] / whole[load], 4)}
-        for row in others
-        for load in loads
-        if load in row
-    ]
-    return {"bench": "ablate", "workload": "each load", "model": "8B", "device_name": "a GPU", "options": options}
+def of_gpu(files: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    """What bench/gpu_ablate.py wrote: seconds by workload; here, how many times as long it takes without.
+
+    Each file's rows are compared with its own first one: cards differ."""
+    options = []
+    for whole, *others in files:
+        loads = [name for name in whole if name not in ("without", "off", "start", "itl_p99_ms")]
+        for row in others:
+            worths = {load: round(row[load] / whole[load], 4) for load in loads if load in row}
+            options.append({"name": row["without"], "worth": worths[loads[0]], **worths})
+    kinds = {load: pathlib.Path(load).stem.removesuffix("-0") for load in loads}
+    head = {"bench": "ablate", "workload": "seconds", "model": "8B", "device_name": "NVIDIA H200"}
+    return {**head, "kinds": kinds, "options": options}
 
 
 def main() -> None:
@@ -134,7 +136,7 @@ def main() -> None:
             run(name, args.out)
     else:
         found = joined([pathlib.Path(name) for name in args.names])
-        show(found["options"], found["workload"])
+        show(found["options"], found["workload"], found.get("kinds", USUAL))
         plot(found, args.plot)
 
 

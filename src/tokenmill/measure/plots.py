@@ -137,9 +137,12 @@ def _plan(result: dict[str, Any]) -> Any:
 
 
 def _ablate(result: dict[str, Any]) -> Any:
-    """What each option is worth: throughput with it over throughput without, and latencies without it over with it."""
+    """What each option is worth: throughput with it over throughput without, and latencies without it over with it.
+
+    `kinds` of a result: what else its rows have instead, by name, with the headings."""
     rows = [row for row in result["options"] if row["worth"] is not None]
-    kinds = {"worth": "output tokens/s", "worth_ttft": "TTFT p50", "worth_itl_p99": "ITL p99"}
+    usual = {"worth": "output tokens/s", "worth_ttft": "TTFT p50", "worth_itl_p99": "ITL p99"}
+    kinds = result.get("kinds") or usual
     kinds = {kind: head for kind, head in kinds.items() if any(row.get(kind) for row in rows)}
     figure = _figures()(figsize=(3 + 3.2 * len(kinds), 1.6 + 0.4 * len(rows)))
     names = [row["name"] for row in rows]
