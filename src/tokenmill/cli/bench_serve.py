@@ -43,13 +43,9 @@ TARGET = {
     "temperature": flag("temperature", float, "Sampling temperature (default: 0).", min=0.0),
 }
 ASKED = {
-    "inputs": flag(
-        "input_len", str, "Prompt tokens: 512, 128:1024, normal:512:100 or lognormal:512:0.8 (default: 128)."
-    ),
+    "inputs": flag("input_len", str, "Prompt tokens: 512, 128:1024, normal:512:100 lognormal:512:0.8 (default: 128)."),
     "outputs": flag("output_len", str, "Output tokens, spelled alike (default: 128)."),
-    "count": flag(
-        "num_prompts", int, "Conversations of a made-up load (default: 64), or of a trace (default: all).", min=1
-    ),
+    "count": flag("num_prompts", int, "Conversations of a made-up load (default: 64) or of a trace (all).", min=1),
     "turns": flag("turns", int, "Questions per conversation, each with all before it.", min=1),
     "prefix": flag("prefix_len", int, "Tokens of a system prompt that users share.", min=0),
     "prefixes": flag("num_prefixes", int, "How many different system prompts there are.", min=1),
