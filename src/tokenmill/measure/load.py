@@ -122,7 +122,7 @@ async def sweep(
     progress: Progress | None = None,
     percentiles: Sequence[float] = (),
 ) -> dict[str, Any]:
-    """Raise the rate from pattern.rate until the server falls behind (the knee), then close in on it.
+    """Raise the rate from pattern.rate until the server falls behind twice (the knee), then close in on it.
 
     `conversations(count, number)` gives the load of one rate, which lasts about `seconds`.
     """
@@ -130,11 +130,14 @@ async def sweep(
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False) as session:
         target = await ready(session, target, conversations(warmup, 0) if warmup else (), warmup)
 
-        async def held(rate: float) -> bool:
+        async def once(rate: float) -> bool:
             at = replace(pattern, rate=rate)
             load = conversations(max(_FEWEST, round(rate * seconds)), len(runs) + 1)
             runs.append(await _run(session, target, load, at, slo or {}, progress or Silent(), percentiles))
             return keeps_up(runs[-1])
+
+        async def held(rate: float) -> bool:
+            return await once(rate) or await once(rate)  # a moment's pause of the machine is not the server's limit
 
         good, bad = 0.0, 0.0
         rate = pattern.rate
