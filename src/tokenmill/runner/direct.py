@@ -43,6 +43,12 @@ class _Made:
     ctx: ForwardContext
 
 
+def gathered_bytes(rows: Rows, count: int) -> int:
+    """More than what is gathered first for so many tokens takes, tables included. These bytes must be zeros as long as
+    nobody knows whether a model can be recorded: what a backend has torch do may read entries that do not count."""
+    return 4 * count * sum(table.shape[1] for table in rows.tables) + 64 * (count + 4) * (1 + len(rows.tables))
+
+
 class DirectSteps:
     """Runs decode steps of one model; records row counts that come again."""
 
@@ -106,7 +112,10 @@ class DirectSteps:
         kept = count <= MOST_ROWS and room <= self.left
         if self.possible and not kept:
             return self._compute(row_ids, start, spans)
-        made, replay = self.kernels.record(lambda: self._compute(row_ids, start, spans))
+        zeros = None
+        if self.possible is None:
+            zeros = torch.zeros(gathered_bytes(self.rows, count), dtype=torch.uint8)
+        made, replay = self.kernels.record(lambda: self._compute(row_ids, start, spans), zeros)
         if replay is None and self.to_logits:
             self.to_logits = False  # what lies between the head and the logits may be all that is in the way
         else:

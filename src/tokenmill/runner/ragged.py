@@ -21,6 +21,7 @@ from tokenmill.core.protocols import CausalLM, Kernels
 from tokenmill.core.step import StepPlan
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.batch import Batch
+from tokenmill.runner.direct import gathered_bytes
 from tokenmill.runner.recorded import Replayed, logits_suffice
 from tokenmill.runner.rows import Rows
 
@@ -120,6 +121,7 @@ class RaggedSteps:
         """Compute once, and keep a recording if one can be made."""
         if self.room is None:
             self.room = torch.empty(self.room_bytes, dtype=torch.uint8)
+            self.room[: gathered_bytes(self.rows, packed.shape[1])].zero_()
         count = packed.shape[1]
         lengths = (self.rows.computed[packed[0]] + packed[1] + 1).tolist()
         spans, start = [(i, 1, n) for i, n in enumerate(lengths)], torch.arange(count + 1, dtype=torch.int32)
