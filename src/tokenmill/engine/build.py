@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 from dataclasses import dataclass
 from functools import partial
@@ -48,6 +49,8 @@ DTYPES = {
     "float16": torch.float16,
     "half": torch.float16,
 }
+IMPORTED_IN = os.getpid()
+"""In a fork of this process the threads of torch's own operations do not exist, and it would wait for them forever."""
 CPU_CACHE_BYTES = 2 << 30
 MAX_DRAFTS = 16
 SHORT_STEPS = (4, 8, 16, 32, 64, 256, 2400, 3000)
@@ -116,7 +119,9 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
     """Load the model and its cache onto the device; -> runner and Facts as plain data."""
     reasons: list[str] = []
     device = pick_device(config.execute.device)
-    if config.execute.threads:
+    if os.getpid() != IMPORTED_IN:
+        torch.set_num_threads(1)
+    elif config.execute.threads:
         torch.set_num_threads(config.execute.threads)
     source = source or find_model(config)
     raw = read_config(config, source)

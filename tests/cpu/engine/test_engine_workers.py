@@ -1,9 +1,13 @@
-"""The pipe to a worker: large messages in both directions at once."""
+"""Engines in other processes: the pipe to a worker with large messages in both directions, and children after fork."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 
+import pytest
 from engines import check_nothing_left, follow, open_llm
 
 from tokenmill import SamplingParams
@@ -29,3 +33,30 @@ def test_large_plans_and_large_results_do_not_wait_for_each_other(tiny):
         assert not stuck, "engine and worker wait for each other"
         assert len(found["s1"].prompt_logprobs) == limit
         check_nothing_left(llm.engine)
+
+
+FORKED = """
+import os, signal, sys, torch
+from tokenmill import LLM, SamplingParams
+
+def said():
+    with LLM(model=sys.argv[1], kv_cache_memory_bytes=1 << 23, kernels="auto") as llm:
+        asked = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+        return llm.generate([{"prompt_token_ids": [1, 2, 3]}], asked, use_tqdm=False)[0].outputs[0].token_ids
+
+torch.ones(1 << 20).sum()  # torch's threads exist from now on
+wanted = said()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    os._exit(0 if torch.get_num_threads() > 1 and said() == wanted else 1)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_opens_an_engine_of_its_own(tiny):
+    """Torch would wait there for threads that only the parent has."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    done = subprocess.run([sys.executable, "-c", FORKED, str(tiny)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
