@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,9 @@ from tokenmill.core.request import EmbeddingOutput, Request, RequestOutput, Samp
 from tokenmill.engine.build import Built, build_engine
 from tokenmill.engine.outputs import Accumulator, OutputProcessor
 from tokenmill.engine.prompts import Prompt, PromptReader, check_chat_options, default_params, make_request
+
+EXIT_S = 10.0
+"""Seconds that an exit waits for a step of another thread."""
 
 
 class LLM:
@@ -37,6 +41,8 @@ class LLM:
         self._turn = threading.RLock()
         self._busy = False
         self._closed = False
+        self._ending = threading.Event()
+        weakref.finalize(self, _end, self._ending, self._turn)
 
     def generate(
         self,
@@ -177,6 +183,8 @@ class LLM:
                     else:
                         self.engine.scheduler.add(self.engine.admission.check_embedding(request, pooling))
                 while left:
+                    if self._ending.is_set():
+                        raise SystemExit  # of this thread, silently
                     for delta in self.processor.process(self.engine.step()):
                         accumulator = found[delta.request_id]
                         accumulator.add(delta)
@@ -200,6 +208,12 @@ class LLM:
         with contextlib.suppress(Exception):
             while self.engine.flying:
                 self.engine.step()
+
+
+def _end(ending: threading.Event, turn: Any) -> None:
+    """At the interpreter's exit: a daemon thread that is inside native code when Python goes down ends the process."""
+    ending.set()
+    turn.acquire(timeout=EXIT_S)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Any]:

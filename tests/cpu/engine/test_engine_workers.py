@@ -60,3 +60,21 @@ def test_a_forked_child_opens_an_engine_of_its_own(tiny):
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
     done = subprocess.run([sys.executable, "-c", FORKED, str(tiny)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+LEFT = """
+import sys, threading, time
+from tokenmill import LLM, SamplingParams
+
+llm = LLM(model=sys.argv[1], kv_cache_memory_bytes=1 << 25, kernels="auto")
+asked = SamplingParams(temperature=0.0, max_tokens=1500, ignore_eos=True)
+prompts = [{"prompt_token_ids": [i, 2, 3]} for i in range(16)]
+threading.Thread(target=lambda: llm.generate(prompts, asked, use_tqdm=False), daemon=True).start()
+while llm.engine.scheduler.counters.steps < 5:
+    time.sleep(0.001)
+"""
+
+
+def test_a_daemon_thread_that_generates_does_not_spoil_the_exit(tiny):
+    done = subprocess.run([sys.executable, "-c", LEFT, str(tiny)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
