@@ -19,6 +19,8 @@ from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.rows import Rows
 from tokenmill.sampling.table import send
 
+Spans = list[tuple[int, int, int]]
+"""(query_start, query count, kv_len) of each sequence, as in ForwardContext."""
 SHARED_ENTRIES = 8
 """Equal leading table entries from which it is worth telling the kernels that all rows share a prefix."""
 
@@ -91,6 +93,41 @@ def lay_out(
         block_size=pool.layout.block_size,
     )
     return tokens, token_rows, ctx
+
+
+def apart(lengths: Tensor) -> tuple[Tensor, Spans]:
+    """query_start and spans of tokens that each stand for a sequence of this length [S], which ends with it."""
+    spans = [(i, 1, length) for i, length in enumerate(lengths.tolist())]
+    return torch.arange(len(spans) + 1, dtype=torch.int32), spans
+
+
+def single_tokens(
+    kernels: Kernels,
+    rows: Rows,
+    pool: KVPool,
+    row_ids: Tensor,
+    start: Tensor,
+    spans: Spans,
+    offsets: Tensor | None = None,
+) -> tuple[Tensor, ForwardContext]:
+    """Token ids [S] and the context of a step for one token of each of row_ids [S], the next one or one `offsets` [S]
+    later; start, spans: as `apart` gives them. All but these is derived by one operation of the kernels."""
+    size = pool.layout.block_size
+    tokens, positions, kv_len, gathered = kernels.gather_rows(
+        row_ids, rows.tokens, rows.computed, rows.tables, size, offsets
+    )
+    ctx = ForwardContext(
+        kernels=kernels,
+        positions=positions,
+        query_start=start,
+        kv_len=kv_len,
+        max_query=1,
+        kv=pool.views,
+        groups=[GroupPlan(table, None, entries, slots) for table, entries, slots in gathered],
+        spans=spans,
+        block_size=size,
+    )
+    return tokens, ctx
 
 
 def reach(plan: StepPlan, rows: Rows, group: int, block_size: int) -> int:

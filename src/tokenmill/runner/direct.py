@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, GroupPlan
+from tokenmill.core.forward import ForwardContext
 from tokenmill.core.protocols import CausalLM, Kernels
 from tokenmill.core.step import StepPlan
 from tokenmill.kvcache.pool import KVPool
-from tokenmill.runner.batch import Batch
+from tokenmill.runner.batch import Batch, Spans, apart, single_tokens
 from tokenmill.runner.recorded import Replayed, logits_suffice
 from tokenmill.runner.rows import Rows
 
@@ -78,7 +78,7 @@ class DirectSteps:
             and not plan.drafts
             and all(plan.samples)
             and logits_suffice(rows, plan)
-            and all(shifted.isdisjoint(plan.rows) for shifted in rows.shifted)
+            and rows.contiguous(plan.rows)
         )
 
     def run(self, plan: StepPlan) -> Direct | None:
@@ -106,8 +106,7 @@ class DirectSteps:
     def _make(self, row_ids: Tensor) -> _Made:
         """Compute once, and keep a recording if one can be made and there is room for it."""
         count = row_ids.shape[0]
-        spans = [(i, 1, position + 1) for i, position in enumerate(self.rows.computed[row_ids].tolist())]
-        start = torch.arange(count + 1, dtype=torch.int32)
+        start, spans = apart(self.rows.computed[row_ids] + 1)
         room = self.row_bytes * count
         kept = count <= MOST_ROWS and room <= self.left
         if self.possible and not kept:
@@ -125,22 +124,8 @@ class DirectSteps:
             self.left -= room
         return made
 
-    def _compute(self, row_ids: Tensor, query_start: Tensor, spans: list[tuple[int, int, int]]) -> _Made:
-        rows, size = self.rows, self.pool.layout.block_size
-        tokens, positions, kv_len, gathered = self.kernels.gather_rows(
-            row_ids, rows.tokens, rows.computed, rows.tables, size
-        )
-        ctx = ForwardContext(
-            kernels=self.kernels,
-            positions=positions,
-            query_start=query_start,
-            kv_len=kv_len,
-            max_query=1,
-            kv=self.pool.views,
-            groups=[GroupPlan(table, None, entries, slots) for table, entries, slots in gathered],
-            spans=spans,
-            block_size=size,
-        )
+    def _compute(self, row_ids: Tensor, start: Tensor, spans: Spans) -> _Made:
+        tokens, ctx = single_tokens(self.kernels, self.rows, self.pool, row_ids, start, spans)
         hidden = self.model.forward(tokens, ctx)
         if not self.to_logits:
             return _Made(tokens, hidden, None, None, ctx)

@@ -16,11 +16,11 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, GroupPlan
+from tokenmill.core.forward import ForwardContext
 from tokenmill.core.protocols import CausalLM, Kernels
 from tokenmill.core.step import StepPlan
 from tokenmill.kvcache.pool import KVPool
-from tokenmill.runner.batch import Batch
+from tokenmill.runner.batch import Batch, Spans, apart, single_tokens
 from tokenmill.runner.direct import gathered_bytes
 from tokenmill.runner.recorded import Replayed, logits_suffice
 from tokenmill.runner.rows import Rows
@@ -70,7 +70,7 @@ class RaggedSteps:
             and len(plan.rows) < total <= self.most
             and max(plan.counts) <= MOST_OF_A_ROW
             and logits_suffice(rows, plan)
-            and all(shifted.isdisjoint(plan.rows) for shifted in rows.shifted)
+            and rows.contiguous(plan.rows)
         )
 
     def run(self, plan: StepPlan) -> Replayed | None:
@@ -123,8 +123,7 @@ class RaggedSteps:
             self.room = torch.empty(self.room_bytes, dtype=torch.uint8)
             self.room[: gathered_bytes(self.rows, packed.shape[1])].zero_()
         count = packed.shape[1]
-        lengths = (self.rows.computed[packed[0]] + packed[1] + 1).tolist()
-        spans, start = [(i, 1, n) for i, n in enumerate(lengths)], torch.arange(count + 1, dtype=torch.int32)
+        start, spans = apart(self.rows.computed[packed[0]] + packed[1] + 1)
         made, replay = self.kernels.record(lambda: self._compute(packed, start, spans), self.room)
         if replay is not None:
             self.made[count] = made, replay
@@ -132,20 +131,6 @@ class RaggedSteps:
             self.possible, self.room = False, None
         return made
 
-    def _compute(self, packed: Tensor, start: Tensor, spans: list[tuple[int, int, int]]) -> _Made:
-        rows, size = self.rows, self.pool.layout.block_size
-        tokens, positions, kv_len, gathered = self.kernels.gather_rows(
-            packed[0], rows.tokens, rows.computed, rows.tables, size, packed[1]
-        )
-        ctx = ForwardContext(
-            kernels=self.kernels,
-            positions=positions,
-            query_start=start,
-            kv_len=kv_len,
-            max_query=1,
-            kv=self.pool.views,
-            groups=[GroupPlan(table, None, entries, slots) for table, entries, slots in gathered],
-            spans=spans,
-            block_size=size,
-        )
+    def _compute(self, packed: Tensor, start: Tensor, spans: Spans) -> _Made:
+        tokens, ctx = single_tokens(self.kernels, self.rows, self.pool, packed[0], start, spans, packed[1])
         return _Made(tokens, self.model.forward(tokens, ctx), ctx)

@@ -71,6 +71,10 @@ class Rows:
         if plan.appended:
             self._append(plan.appended)
 
+    def contiguous(self, row_list: list[int]) -> bool:
+        """Does entry j of all these rows' tables begin at j * block size?"""
+        return all(shifted.isdisjoint(row_list) for shifted in self.shifted)
+
     def write_drafts(self, rows: list[int], drafts: list[list[int]]) -> None:
         """Put unverified tokens behind the known ones."""
         row_ids, offsets, values = _flatten(rows, drafts, self.device)

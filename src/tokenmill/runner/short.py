@@ -70,7 +70,7 @@ class ShortRecorder:
             and len(plan.rows) < total <= (self.tokens[-1] if self.tokens else 0)
             and len(plan.rows) < self.members[-1]
             and logits_suffice(rows, plan)
-            and all(shifted.isdisjoint(plan.rows) for shifted in rows.shifted)
+            and rows.contiguous(plan.rows)
             and all(total * reach(plan, rows, g, self.pool.layout.block_size) <= WORK for g in range(len(rows.tables)))
         )
 
