@@ -10,8 +10,7 @@ from typing import Any
 
 import typer
 
-from tokenmill.cli.errors import why
-from tokenmill.core.errors import ParameterError
+from tokenmill.core.errors import ParameterError, why
 
 JSON = typer.Option(None, "--json", metavar="OUT", help="Write the results here.")
 PLOT = typer.Option(None, "--plot", metavar="OUT.png", help="Draw the results here (needs tokenmill\\[bench]).")

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import typer
 
-from tokenmill.core.errors import EngineDeadError, TokenmillError, UserError
+from tokenmill.core.errors import EngineDeadError, TokenmillError, UserError, why
 
 USER, DEAD, FAILED, INTERRUPTED = 2, 3, 1, 130
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -47,13 +47,6 @@ def told(verb: Callable[..., None]) -> Callable[..., None]:
             _fail(str(error), exit_code(error))
 
     return run
-
-
-def why(error: OSError | UnicodeDecodeError) -> str:
-    """What is wrong with a file, without numbers of errors and positions of bytes."""
-    if isinstance(error, UnicodeDecodeError):
-        return "it is not UTF-8 text"
-    return error.strerror or str(error)
 
 
 def _fail(text: str, code: int) -> NoReturn:

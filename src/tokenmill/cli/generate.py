@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tokenmill.cli.errors import why
 from tokenmill.cli.flags import MODEL, engine_flags, flag, settle, with_flags
 from tokenmill.cli.loading import load
 from tokenmill.cli.terminal import Live
-from tokenmill.core.errors import EngineDeadError, ParameterError, SequenceError
+from tokenmill.core.errors import EngineDeadError, ParameterError, SequenceError, why
 
 if TYPE_CHECKING:
     from tokenmill.core.request import RequestOutput

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from tokenmill.cli.errors import why
 from tokenmill.cli.loading import size, spinner
-from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.core.errors import ParameterError, UserError, why
 
 if TYPE_CHECKING:
     from tokenmill.quant.convert import LayerError

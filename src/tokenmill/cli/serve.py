@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tokenmill.cli.errors import why
 from tokenmill.cli.flags import MODEL, engine_flags, option_flags, settle, with_flags
 from tokenmill.cli.loading import size, spinner
 from tokenmill.core.config import SERVER_GROUPS, all_options, make_server_config
-from tokenmill.core.errors import ParameterError
+from tokenmill.core.errors import ParameterError, why
 
 if TYPE_CHECKING:
     from tokenmill.server.backend import ModelInfo

@@ -42,3 +42,10 @@ class SequenceError(TokenmillError):
 
 class EngineDeadError(TokenmillError):
     """The engine stopped answering. Requests end with this instead of waiting for ever."""
+
+
+def why(error: OSError | UnicodeDecodeError) -> str:
+    """What is wrong with a file, without numbers of errors and positions of bytes."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8 text"
+    return error.strerror or str(error)

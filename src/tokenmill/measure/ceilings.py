@@ -5,7 +5,6 @@ Must not know: models. On a GPU work is queued several times before it is waited
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from tokenmill.device.memory import describe, devices_like, total_bytes
 from tokenmill.kernels import make_kernels
 from tokenmill.measure.calibration import read_calibration
 from tokenmill.measure.devices import Device, recognise, while_reading
+from tokenmill.measure.files import read_json
 
 _READ_BYTES = {"cpu": 256 << 20, "gpu": 2 << 30}
 _LINK_BYTES = 256 << 20
@@ -111,12 +111,7 @@ def read_measured(found: Mapping[str, Any], source: str) -> Device:
 
 def load_measured(path: Path) -> Device:
     """A device from a file with the output of `tokenmill doctor --measure --json`."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ParameterError(f"{path} cannot be read: {error.strerror}.") from error
-    except ValueError as error:
-        raise ParameterError(f"{path} is not JSON: {error}.") from error
+    found = read_json(path)
     found = found.get("measured", found) if isinstance(found, dict) else {}
     return read_measured(found, str(path))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tokenmill.core.errors import ParameterError
+from tokenmill.measure.files import read_json
 
 RATES = ("output_tokens_per_s", "total_tokens_per_s", "requests_per_s")
 TIMES = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
@@ -19,12 +19,7 @@ CONFIDENCE = 0.95
 
 def read_result(path: Path) -> dict[str, Any]:
     """A result that `bench --json` wrote."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ParameterError(f"{path} cannot be read: {error.strerror}.") from error
-    except ValueError as error:
-        raise ParameterError(f"{path} is not JSON: {error}.") from error
+    found = read_json(path)
     if not isinstance(found, dict) or not (found.get("bench") == "startup" or any(name in found for name in RATES)):
         raise ParameterError(f"{path} is not a result of `tokenmill bench`.")
     return found

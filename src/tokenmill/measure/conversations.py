@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenmill.core.errors import ParameterError
+from tokenmill.core.errors import ParameterError, why
 
 HASH_BLOCK = 512
 """Tokens that one hash of a Mooncake trace stands for."""
@@ -145,7 +145,7 @@ class Reader:
                 raise ParameterError(f"--workload {self.path} is larger than {MAX_FILE_BYTES >> 30} GiB.")
             text = self.path.read_text(encoding="utf-8")
         except OSError as error:
-            raise ParameterError(f"--workload {self.path} cannot be read: {error.strerror}.") from error
+            raise ParameterError(f"--workload {self.path} cannot be read: {why(error)}.") from error
         except UnicodeDecodeError as error:
             raise ParameterError(f"--workload {self.path} is not UTF-8 text.") from error
         if text.lstrip().startswith("["):

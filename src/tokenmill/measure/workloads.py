@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from tokenmill.core.errors import ParameterError
+from tokenmill.core.errors import ParameterError, why
 
 MAX_LINE_BYTES = 64 << 20
 Encode = Callable[[str], list[int]]
@@ -75,7 +75,7 @@ def read(path: Path) -> FileWorkload:
                 if line.strip():
                     lines.append(_line(f"{path}, line {number}", line))
     except OSError as error:
-        raise ParameterError(f"--workload {path} cannot be read: {error.strerror}.") from error
+        raise ParameterError(f"--workload {path} cannot be read: {why(error)}.") from error
     except UnicodeDecodeError as error:
         raise ParameterError(f"--workload {path} is not UTF-8 text.") from error
     if not lines:

@@ -11,7 +11,7 @@ import ssl
 from pathlib import Path
 
 from tokenmill.core.config import ListenOptions, ServeOptions, ServerConfig
-from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.core.errors import ParameterError, UserError, why
 from tokenmill.server.access import MAX_KEY
 from tokenmill.server.traces import check_endpoint
 from tokenmill.text.messages.detect import choose_format
@@ -37,7 +37,7 @@ def read_template(path: str | None) -> str | None:
     except UnicodeDecodeError as error:
         raise ParameterError(f"--chat-template {path} is not UTF-8 text.", param="chat_template") from error
     except OSError as error:
-        raise ParameterError(f"--chat-template {path} cannot be read: {_why(error)}.", param="chat_template") from error
+        raise ParameterError(f"--chat-template {path} cannot be read: {why(error)}.", param="chat_template") from error
 
 
 def _check_keys(listen: ListenOptions) -> None:
@@ -68,7 +68,7 @@ def _check_tls(listen: ListenOptions) -> None:
             with Path(path).open("rb"):
                 pass
         except OSError as error:
-            raise ParameterError(f"{flag} {path} cannot be read: {_why(error)}.") from error
+            raise ParameterError(f"{flag} {path} cannot be read: {why(error)}.") from error
     if listen.ssl_certfile:
         _load_tls(listen.ssl_certfile, listen.ssl_keyfile, listen.ssl_ca_certs)
 
@@ -107,15 +107,11 @@ def _check_record(options: ServeOptions) -> None:
         return
     path = Path(options.record).absolute()
     if not path.parent.is_dir():
-        why = "there is no such folder"
+        reason = "there is no such folder"
     elif path.is_dir():
-        why = "it is a folder; name a file in it"
+        reason = "it is a folder; name a file in it"
     elif not os.access(path if path.exists() else path.parent, os.W_OK):
-        why = "no permission"
+        reason = "no permission"
     else:
         return
-    raise ParameterError(f"--record {options.record} cannot be written: {why}.", param="record")
-
-
-def _why(error: OSError) -> str:
-    return error.strerror or str(error)
+    raise ParameterError(f"--record {options.record} cannot be written: {reason}.", param="record")
