@@ -10,7 +10,8 @@ NEON_CXX ?= aarch64-linux-gnu-g++
 NEON_RUN ?= qemu-aarch64
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-neon test-web test-clients test-reliability check bench setup clean
+.PHONY: help run test test-neon test-web test-clients test-reliability check fmt bench sanitize setup clean
+LINTED := src tests tools bench examples train
 
 help:
 	@echo "make run      set up, build the CPU kernels, start 'tokenmill $(RUN)' with the demo model (RUN='serve demo' ...)"
@@ -20,6 +21,7 @@ help:
 	@echo "make test-reliability  the long rows of the reliability table (about an hour; TOKENMILL_RELIABILITY_SECONDS shortens)"
 	@echo "make test-neon         the AArch64 kernels, cross-compiled and emulated (apt-get install g++-aarch64-linux-gnu qemu-user)"
 	@echo "make check    ruff, ruff format, mypy, import contracts, size ceilings"
+	@echo "make fmt      format, and mend what ruff can"
 	@echo "make bench    micro benchmarks of the CPU kernels -> out/bench-cpu.json (wants a quiet machine)"
 	@echo "make sanitize the CPU kernels' tests under AddressSanitizer and UBSan"
 	@echo "make setup    only .venv and the native module"
@@ -84,11 +86,15 @@ out/axe/package/axe.min.js:
 		echo "== NOTE: npm could not fetch axe-core, so its test is skipped"
 
 check: .venv/.native
-	@echo "== ruff";   $(BIN)/ruff check -q src tests tools bench
-	@echo "== format"; $(BIN)/ruff format -q --check src tests tools bench
+	@echo "== ruff";   $(BIN)/ruff check -q $(LINTED)
+	@echo "== format"; $(BIN)/ruff format -q --check $(LINTED)
 	@echo "== mypy";   $(BIN)/mypy
 	@echo "== import contracts"; $(BIN)/lint-imports
 	@echo "== size";   $(BIN)/python tools/size.py
+
+fmt: .venv/.native
+	$(BIN)/ruff check -q --fix-only $(LINTED)
+	$(BIN)/ruff format -q $(LINTED)
 
 bench: .venv/.native
 	@mkdir -p out

@@ -1,12 +1,14 @@
-"""Runs whole models on an H200 that is not there, and compiles every kernel that they launch there. Needs no GPU.
+"""Runs whole models on a GPU that is not there, and compiles every kernel that they launch there. Needs no GPU.
 
-python bench/gpu_compile.py [CASE ...] [--layers N] [--no-compile] [--only NAME,...] [--json OUT]
+python bench/gpu_compile.py [CASE ...] [--device sm_90] [--layers N] [--no-compile] [--only NAME,...] [--json OUT]
 
-CASEs are below (default: all). Each loads a model of real geometry without numbers, records its steps, serves the
-workloads of its case, and then compiles what was launched for sm_90 (compiler and ptxas come with Triton). Shown are
-shared memory, registers and spills of each kernel, what would be compiled only while requests wait ("late"), and
-problems (recordings that wait, compile, cross devices or read memory that is given back; grids that do not fit;
-operations that fell back to plain torch; kernels that do not compile or do not fit). Any problem: exit status 1.
+CASEs are below (default: all of them), or GEOMETRY:FORMAT with a name of geometries.py and one of FORMATS; ":FORMAT"
+and "GEOMETRY:" stand for all of the other. Each loads a model of real geometry without numbers, records its steps,
+serves the workloads of its case, and then compiles what was launched for the device (compiler and ptxas come with
+Triton). Shown are shared memory, registers and spills of each kernel, what would be compiled only while requests wait
+("late"), and problems (recordings that wait, compile, cross devices or read memory that is given back; grids that do
+not fit; operations that fell back to plain torch; kernels that do not compile or do not fit). Any problem: exit
+status 1.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpu_standin import SHARED_MEMORY, Kernel, Standin, installed
+from geometries import GEOMETRIES, few_layers
+from gpu_standin import DEVICES, Kernel, Standin, installed
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
@@ -104,8 +107,39 @@ CASES = {
         SMALL, {"single": SINGLE, "alone": ALONE[:-2], "odd": ODD}, {"max_model_len": 4096, "quantization": "int4"}
     ),
 }
+FORMATS: dict[str, dict[str, Any]] = {
+    "bf16": {}, "fp8": {"quantization": "fp8"}, "int8": {"quantization": "int8"}, "int4": {"quantization": "int4"},
+    "int4-g128": {"quantization": "int4-g128"}, "kv-fp8": {"kv_cache_dtype": "fp8"},
+    "kv-int8": {"kv_cache_dtype": "int8"}, "deterministic": {"deterministic": True},
+}  # fmt: skip
+"""Of weights, or of keys and values."""
+ANY: dict[str, Requests] = {
+    "alone": [(n, 0, 2) for n in (1, 3, 12, 60, 200, 513, 1025, 2100)], "choices": SOME, "batch32": SOME,
+    "prefix": [(700 + 3 * i, 600, 6) for i in range(70)], "mixed": [(128 + 97 * i % 897, 0, 4) for i in range(140)],
+}  # fmt: skip
+"""What every geometry serves."""
 MEASURE = "doctor"
 """What is measured instead of served: minutes."""
+
+
+def case_of(name: str) -> Case:
+    """By its name, or a geometry in a format."""
+    geometry, _, form = name.partition(":")
+    if not form:
+        return CASES[name]
+    return Case(GEOMETRIES[geometry], ANY, {"max_model_len": 4096, "max_num_seqs": 128, **FORMATS[form]})
+
+
+def named(given: list[str]) -> list[str]:
+    """Cases, with what is left out of GEOMETRY:FORMAT filled in."""
+    found = []
+    for name in given:
+        geometry, colon, form = name.partition(":")
+        if not colon:
+            found.append(name)
+            continue
+        found += [f"{g}:{f}" for g in ([geometry] if geometry else GEOMETRIES) for f in ([form] if form else FORMATS)]
+    return found
 
 
 def measure(standin: Standin) -> set[tuple[Any, str]]:
@@ -125,14 +159,18 @@ def serve(standin: Standin, case: Case, layers: int) -> set[tuple[Any, str]]:
     """Load and serve -> kernels that were there when loading was done."""
     from tokenmill import LLM, SamplingParams
 
-    config = case.config | ({"num_hidden_layers": layers} if layers else {})
+    config = few_layers(case.config, layers)
     options = {"max_model_len": 32768, "max_num_seqs": 512, **case.options}
+    options["max_model_len"] = min(
+        options["max_model_len"], config.get("n_positions", config["max_position_embeddings"])
+    )
     with tempfile.TemporaryDirectory() as folder:
         (pathlib.Path(folder) / "config.json").write_text(json.dumps(config))
         standin.phase = "load"
         llm = LLM(model=folder, load_format="dummy", skip_tokenizer_init=True, device="cuda", **options)
     ready = set(standin.kernels)
-    for name, requests in case.served.items():
+    for name, served in case.served.items():
+        requests = [one for one in served if one[0] + one[2] <= options["max_model_len"]]
         standin.phase = name
         prompts = [
             {"prompt_token_ids": [*range(shared), *((i * 31 + n) % 5000 for n in range(length - shared))]}
@@ -161,7 +199,7 @@ def serve(standin: Standin, case: Case, layers: int) -> set[tuple[Any, str]]:
 
 
 def compiled(kernel: Kernel) -> dict[str, Any]:
-    """Compile one kernel for sm_90: what it takes."""
+    """Compile one kernel for the device: what it takes."""
     found = kernel.function._do_compile(
         kernel.key, kernel.signature, 0, kernel.constants, kernel.options, kernel.attributes, True
     )
@@ -184,7 +222,7 @@ def _tool() -> str:
     return str(pathlib.Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump")
 
 
-def compile_all(standin: Standin, only: list[str], ready: set[tuple[Any, str]]) -> list[dict[str, Any]]:
+def compile_all(standin: Standin, room: int, only: list[str], ready: set[tuple[Any, str]]) -> list[dict[str, Any]]:
     """Every kernel, or those whose names begin so."""
     made = []
     for place, kernel in list(standin.kernels.items()):
@@ -196,7 +234,7 @@ def compile_all(standin: Standin, only: list[str], ready: set[tuple[Any, str]]) 
         except Exception as error:
             standin.problem(f"{kernel.name} does not compile: {str(error)[:300]} {kernel.known()}")
             continue
-        if usage["shared"] > SHARED_MEMORY or usage["registers"] * usage["threads"] > 1 << 16:
+        if usage["shared"] > room or usage["registers"] * usage["threads"] > 1 << 16:
             standin.problem(f"{kernel.name} does not fit: {usage} {kernel.known()}")
         made.append({"name": kernel.name, "grid": kernel.grid, "late": place not in ready, **usage})
         spilled = f", {usage['spilled']} bytes spilled" if usage["spilled"] else ""
@@ -212,48 +250,55 @@ def _cut(kernel: Kernel) -> str:
     )
 
 
-def run(name: str, layers: int, only: list[str], *, compiles: bool, quick: bool = False) -> dict[str, Any]:
+def run(name: str, device: str, layers: int, only: list[str], *, compiles: bool, quick: bool = False) -> dict[str, Any]:
     """One case, in this process."""
     start = time.perf_counter()
-    case = CASES.get(name, CASES["small"])
+    case = case_of("small" if name == MEASURE else name)
     if quick:
         served: dict[str, Requests] = {
             part: case.served[part] for part in ("alone", "choices", "batch32") if part in case.served
         }
         case = replace(case, served=served, options=case.options | {"max_num_seqs": 128})
-    with installed(number=1.0 if name == MEASURE else None) as standin:
+    with installed(device=DEVICES[device], number=1.0 if name == MEASURE else None) as standin:
         ready = measure(standin) if name == MEASURE else serve(standin, case, layers)
     late = sorted({f"{k.name} {_cut(k)} ({k.phase})" for place, k in standin.kernels.items() if place not in ready})
-    print(f"{name}: {standin.launches} launches of {len(standin.kernels)} kernels, {len(standin.captures)} recordings, "
-          f"{time.perf_counter() - start:.0f} s; late: {len(late)}", flush=True)  # fmt: skip
+    print(f"{name} {device}: {standin.launches} launches of {len(standin.kernels)} kernels, "
+          f"{len(standin.captures)} recordings, {time.perf_counter() - start:.0f} s; late: {len(late)}",
+          flush=True)  # fmt: skip
     for text in late:
         print("  late:", text)
-    made = compile_all(standin, only, ready) if compiles else []
+    made = compile_all(standin, DEVICES[device].shared_memory, only, ready) if compiles else []
     for problem in standin.problems:
         print("  PROBLEM", problem)
-    return {"case": name, "kernels": made, "late": late, "problems": standin.problems, "launches": standin.launches}
+    found = {"case": name, "device": device, "launches": standin.launches}
+    return found | {"kernels": made, "late": late, "problems": standin.problems}
 
 
 def main() -> None:
     """Each case in a process of its own, because the stand-in stays for the life of one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", choices=[*CASES, MEASURE, []], default=[])
+    parser.add_argument("cases", nargs="*", default=[], metavar="CASE")
+    parser.add_argument("--device", choices=DEVICES, default="sm_90")
     parser.add_argument("--layers", type=int, default=2, help="0: as many as the model has")
     parser.add_argument("--only", default="", help="compile kernels whose names begin so, e.g. wide.,decode.")
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--quick", action="store_true", help="serve one by one and all at once only, fewer sequences")
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
-    cases = options.cases or list(CASES)
+    cases = named(options.cases) or list(CASES)
     if len(cases) == 1:
         only = [part for part in options.only.split(",") if part]
-        found = [run(cases[0], options.layers, only, compiles=not options.no_compile, quick=options.quick)]
+        found = [
+            run(cases[0], options.device, options.layers, only, compiles=not options.no_compile, quick=options.quick)
+        ]
     else:
         found = []
         for name in cases:
             with tempfile.NamedTemporaryFile(suffix=".json") as file:
                 more = [f"--layers={options.layers}", f"--only={options.only}", f"--json={file.name}"]
-                more += ["--no-compile"] * options.no_compile + ["--quick"] * options.quick
+                more += (
+                    [f"--device={options.device}"] + ["--no-compile"] * options.no_compile + ["--quick"] * options.quick
+                )
                 subprocess.run([sys.executable, __file__, name, *more], check=False)
                 text = pathlib.Path(file.name).read_text()
                 found += json.loads(text) if text else [{"case": name, "problems": ["the case ended early"]}]

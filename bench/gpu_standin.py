@@ -1,4 +1,4 @@
-"""An H200 that is not there, to prove what can be proved without one. Owns: tensors without numbers, launches that are
+"""A GPU that is not there, to prove what can be proved without one. Owns: tensors without numbers, launches that are
 noted instead of made, recordings that are checked. For bench/gpu_compile.py.
 
 Everything between a request and a launch runs as on the device: the engine, plans in flight, recorded steps, which
@@ -26,7 +26,24 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction, compute_cache_key
 
-NAME, PROCESSORS, SHARED_MEMORY, MEMORY = "NVIDIA H200", 132, 227 << 10, 140 << 30
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What is asked of a device: its name, compute capability, processors, shared memory of a program, memory."""
+
+    name: str
+    capability: tuple[int, int]
+    processors: int
+    shared_memory: int
+    memory: int
+
+
+DEVICES = {
+    "sm_80": Device("NVIDIA A100-SXM4-80GB", (8, 0), 108, 163 << 10, 80 << 30),
+    "sm_89": Device("NVIDIA L40S", (8, 9), 142, 99 << 10, 46 << 30),
+    "sm_90": Device("NVIDIA H200", (9, 0), 132, 227 << 10, 140 << 30),
+    "sm_100": Device("NVIDIA B200", (10, 0), 148, 227 << 10, 180 << 30),
+}
 _META = torch.device("meta")
 _IS_CUDA = torch._C.TensorBase.__dict__["is_cuda"].__get__
 TOKEN = 7
@@ -198,8 +215,11 @@ class _Operations(TorchDispatchMode):
 
 
 class _Driver:
+    def __init__(self, device: Device) -> None:
+        self.target = GPUTarget("cuda", 10 * device.capability[0] + device.capability[1], 32)
+
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return self.target
 
     def get_current_device(self) -> int:
         return 0
@@ -245,7 +265,7 @@ class _Read:
 
 
 @contextlib.contextmanager
-def installed(*, number: float | None = None) -> Iterator[Standin]:
+def installed(*, device: Device = DEVICES["sm_90"], number: float | None = None) -> Iterator[Standin]:
     """For the rest of this process torch.cuda and Triton mean the stand-in; within, new tensors do, too."""
     standin, cuda = Standin(), torch.cuda
 
@@ -253,12 +273,13 @@ def installed(*, number: float | None = None) -> Iterator[Standin]:
         standin.launch(function, args, grid, options)
 
     properties = types.SimpleNamespace(
-        shared_memory_per_block_optin=SHARED_MEMORY, multi_processor_count=PROCESSORS, name=NAME,
-        L2_cache_size=50 << 20, total_memory=MEMORY,
+        shared_memory_per_block_optin=device.shared_memory, multi_processor_count=device.processors,
+        name=device.name, L2_cache_size=50 << 20, total_memory=device.memory,
     )  # fmt: skip
     answers = {
-        "is_available": True, "device_count": 1, "get_device_capability": (9, 0), "get_device_name": NAME,
-        "get_device_properties": properties, "mem_get_info": (MEMORY - (1 << 30), MEMORY), "graph_pool_handle": 1,
+        "is_available": True, "device_count": 1, "get_device_capability": device.capability,
+        "get_device_name": device.name, "get_device_properties": properties,
+        "mem_get_info": (device.memory - (1 << 30), device.memory), "graph_pool_handle": 1,
         "max_memory_allocated": 3 << 30, "memory_allocated": 1 << 30, "max_memory_reserved": 3 << 30,
         "set_device": None, "reset_peak_memory_stats": None, "synchronize": None, "empty_cache": None,
     }  # fmt: skip
@@ -274,6 +295,6 @@ def installed(*, number: float | None = None) -> Iterator[Standin]:
     ]  # fmt: skip
     for owner, name, made in patches:
         setattr(owner, name, made)
-    driver.set_active(_Driver())
+    driver.set_active(_Driver(device))
     with _Functions(number), _Operations(standin):
         yield standin

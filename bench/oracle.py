@@ -10,6 +10,7 @@ import pathlib
 import sys
 import time
 import traceback
+from dataclasses import asdict
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
@@ -28,8 +29,9 @@ def main(count: int, first: int) -> int:
             wrong.append(seed)
             traceback.print_exc()
             continue
-        for name in scheduler.counters.__slots__:
-            totals[name] = totals.get(name, 0) + getattr(scheduler.counters, name)
+        for name, value in asdict(scheduler.counters).items():
+            if isinstance(value, int):
+                totals[name] = totals.get(name, 0) + value
     seconds = round(time.perf_counter() - start, 1)
     print(json.dumps({"stories": count, "wrong": len(wrong), "wrong_seeds": wrong[:20], "seconds": seconds, **totals}))
     return len(wrong)

@@ -74,7 +74,10 @@ def run(folder: Path, optional: bool) -> tuple[Counter[str], list[str], Counter[
                 continue
             assert isinstance(constraint, GrammarConstraint)
             for test in group["tests"]:
-                found = any(says(constraint, t) for t in itertools.islice(spellings(test["data"]), MOST))
+                texts = spellings(test["data"])
+                if path.stem == "zeroTerminatedFloats":  # it is about the spelling
+                    texts = iter([json.dumps(test["data"])])
+                found = any(says(constraint, t) for t in itertools.islice(texts, MOST))
                 verdict = "passed" if found == test["valid"] else "false accept" if found else "false reject"
                 counts[verdict] += 1
                 if verdict != "passed":

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import json
+import os
+import signal
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -14,6 +18,7 @@ import pytest
 
 from tests.cpu.server.conftest import Running
 from tests.reliability.test_rows import Tally, one
+from tokenmill.testing.tiny import make_tiny
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 Launch = Callable[..., Running]
@@ -73,3 +78,37 @@ def test_row_11_a_thousand_rounds(launch: Launch) -> None:
     print(json.dumps(found, indent=2))
     assert found == {"rounds": 1000, "failed_with_500": 1000, "mismatches": 0}
     assert running.metric("tokenmill:engine_restarts") == 0
+
+
+def test_row_8_a_long_step_is_no_hang_and_a_stop_within_it_is(launch: Launch, tmp_path: Path) -> None:
+    """One step that takes many times the watchdog's patience, in operations that each take less."""
+    model = make_tiny(tmp_path / "wide", layers=24, hidden=512, heads=8, kv_heads=8)
+    long = ("--max-model-len", "4096", "--max-num-batched-tokens", "4096", "--no-enable-prefix-caching")
+    overrides = ("--hf-overrides", '{"max_position_embeddings": 4096}', "--kv-cache-memory-bytes", "536870912")
+    running = launch("--watchdog-timeout", "1.5", *long, *overrides, model=model)
+    body = {"prompt": [7 + i % 300 for i in range(4000)], "max_tokens": 2, "ignore_eos": True, "temperature": 0}
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+
+        def ask() -> tuple[str, float, int]:
+            """The text, how long it took, and how often /health said meanwhile that something was wrong."""
+            began, alarms = time.monotonic(), 0
+            future = pool.submit(running.post, "/v1/completions", body)
+            while not future.done():
+                alarms += running.get("/health").status_code != 200
+                time.sleep(0.05)
+            return future.result().json()["choices"][0]["text"], time.monotonic() - began, alarms
+
+        text, took, alarms = ask()
+        print(json.dumps({"step_s": took, "alarms": alarms}))
+        assert took > 3 and alarms == 0 and running.metric("tokenmill:engine_restarts") == 0
+        (engine,) = running.children()
+        future = pool.submit(running.post, "/v1/completions", body)
+        time.sleep(1)
+        os.kill(engine, signal.SIGSTOP)
+        stopped = time.monotonic()
+        while running.get("/health").status_code == 200:
+            time.sleep(0.02)
+        noticed = time.monotonic() - stopped
+        assert future.result().json()["choices"][0]["text"] == text
+    print(json.dumps({"noticed_s": noticed}))
+    assert noticed <= 1.5 + 1.5 and running.metric("tokenmill:engine_restarts") == 1

@@ -6,7 +6,8 @@ the order of reading, and its results are read once at the end, so that a GPU is
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,8 +19,10 @@ from tokenmill.core.protocols import Checkpoint
 class CheckedCheckpoint:
     """A Checkpoint around another one."""
 
-    def __init__(self, inner: Checkpoint) -> None:
+    def __init__(self, inner: Checkpoint, *, thorough: bool = False) -> None:
+        """thorough: numbers of one byte and quantised blocks are looked at too, which costs time."""
         self.inner = inner
+        self.thorough = thorough
         self.sums: dict[str, Tensor] = {}
 
     def names(self) -> Iterable[str]:
@@ -56,7 +59,15 @@ class CheckedCheckpoint:
 
     def __getattr__(self, name: str) -> Any:
         """What only some checkpoints have (blocks)."""
-        return getattr(self.inner, name)
+        found = getattr(self.inner, name)
+        return partial(self._blocks, found) if name == "blocks" and self.thorough else found
+
+    def _blocks(self, ask: Callable[..., Any], name: str, *args: Any) -> Any:
+        """Quantised blocks, whose numbers are noted."""
+        found = ask(name, *args)
+        if found is not None:
+            self._noted(name, self.inner.tensor(name))
+        return found
 
     def damaged(self) -> list[str]:
         """Tensors read so far that hold NaN or infinity."""
@@ -66,8 +77,9 @@ class CheckedCheckpoint:
         return [name for name, good in zip(self.sums, fine, strict=True) if not good]
 
     def _noted(self, name: str, found: Tensor) -> Tensor:
-        if found.is_floating_point() and found.element_size() > 1 and not found.is_meta:
-            total = _total(found)
+        if found.is_floating_point() and (found.element_size() > 1 or self.thorough) and not found.is_meta:
+            found_as = found if found.element_size() > 1 else found.float()
+            total = _total(found_as)
             self.sums[name] = self.sums[name] + total if name in self.sums else total
         return found
 

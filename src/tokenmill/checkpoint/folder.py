@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from tokenmill.checkpoint.dummy import DummyCheckpoint
-from tokenmill.checkpoint.json_file import read_object
 from tokenmill.checkpoint.safetensors import SafetensorsCheckpoint, open_safetensors
 from tokenmill.checkpoint.torch_bin import TorchBinCheckpoint, open_torch_bin
-from tokenmill.core.errors import ModelError, UserError
+from tokenmill.core.errors import ModelError, NoWeightsError, UserError
+from tokenmill.core.files import present, read_object
 
 FolderCheckpoint = SafetensorsCheckpoint | TorchBinCheckpoint | DummyCheckpoint
 LOAD_FORMATS = ("auto", "safetensors", "pt", "dummy")
-MAX_CONFIG_BYTES = 16 << 20
+MAX_CONFIG_BYTES = 4 << 20
 
 
 def open_checkpoint(
@@ -38,7 +38,7 @@ def open_checkpoint(
     if found is None:
         wanted = {"safetensors": "*.safetensors", "pt": "pytorch_model*.bin"}
         names = wanted.get(load_format, "*.safetensors or pytorch_model*.bin")
-        raise ModelError(
+        raise NoWeightsError(
             f"{folder}: no weights found ({names}); download them, or use --load-format dummy to try without"
         )
     return found
@@ -52,4 +52,4 @@ def read_config(path: Path | str) -> dict[str, Any]:
 def read_generation_config(path: Path | str) -> dict[str, Any]:
     """A folder's generation_config.json; {} when there is none."""
     file = Path(path) / "generation_config.json"
-    return read_object(file, MAX_CONFIG_BYTES) if file.exists() else {}
+    return read_object(file, MAX_CONFIG_BYTES) if present(file) else {}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.core.errors import ModelError
+from tokenmill.core.files import open_regular
 
 MAX_ENTRIES = 1 << 16
 MAX_ARRAY = 1 << 24
@@ -139,9 +140,11 @@ class GgufFile:
 def open_gguf(path: Path | str) -> GgufFile:
     """Read the header of a GGUF file (version 2 or 3, little-endian)."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             # A private map is writable without changing the file, so torch takes it without a copy or a warning.
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except ModelError:
+        raise
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: cannot be opened ({error}).") from error
     metadata, tensors = parse_gguf(data, str(path))

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from tokenmill.checkpoint.shards import check_part, check_shape, no_tensor, read_index
 from tokenmill.core.errors import ModelError
+from tokenmill.core.files import open_regular, present
 
-MAX_HEADER_BYTES = 100_000_000
+MAX_HEADER_BYTES = 16 << 20
 MAX_RANK = 16
 DTYPES = {
     "BOOL": torch.bool,
@@ -115,7 +116,7 @@ class SafetensorsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 size = file.seek(0, 2)
                 if size < 10:
                     raise ModelError("it is too short to be a safetensors file")
@@ -123,7 +124,8 @@ class SafetensorsFile:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             self._data, self.entries = _layout(self._map, size)
         except ModelError as error:
-            raise ModelError(f"{path}: {error}") from error
+            said = str(error)
+            raise ModelError(said if said.startswith(str(path)) else f"{path}: {said}") from error
         except OSError as error:
             raise ModelError(f"{path}: cannot be read ({error.strerror or error})") from error
 
@@ -215,10 +217,10 @@ class SafetensorsCheckpoint:
 
 def open_safetensors(folder: Path) -> SafetensorsCheckpoint | None:
     """The folder's safetensors weights; None when it has none."""
-    if (index := folder / "model.safetensors.index.json").exists():
+    if present(index := folder / "model.safetensors.index.json"):
         table = read_index(index)
         return SafetensorsCheckpoint(folder, sorted(set(table.values())), table)
-    if (single := folder / "model.safetensors").exists():
+    if present(single := folder / "model.safetensors"):
         return SafetensorsCheckpoint(folder, [single])
     # Some repositories keep a second copy of everything under this name.
     files = [path for path in sorted(folder.glob("*.safetensors")) if not path.name.startswith("consolidated")]

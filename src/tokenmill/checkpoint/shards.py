@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenmill.checkpoint.json_file import read_object
 from tokenmill.core.errors import ModelError
+from tokenmill.core.files import read_object
 
-MAX_INDEX_BYTES = 256 << 20
+MAX_INDEX_BYTES = 32 << 20
 
 
 def read_index(path: Path) -> dict[str, Path]:

@@ -12,14 +12,17 @@ from torch import Tensor
 
 from tokenmill.checkpoint.shards import check_part, check_shape, no_tensor, read_index
 from tokenmill.core.errors import ModelError
+from tokenmill.core.files import open_regular, present
 
 
 def _load(path: Path) -> dict[str, Tensor]:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             zipped = file.read(2) == b"PK"
         # Files from before torch 1.6 are no zip archives and cannot be mapped.
         table = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except ModelError:
+        raise
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror or error})") from error
     except pickle.UnpicklingError as error:
@@ -92,7 +95,7 @@ class TorchBinCheckpoint:
 
 def open_torch_bin(folder: Path) -> TorchBinCheckpoint | None:
     """The folder's .bin weights; None when it has none."""
-    if (index := folder / "pytorch_model.bin.index.json").exists():
+    if present(index := folder / "pytorch_model.bin.index.json"):
         table = read_index(index)
         found = TorchBinCheckpoint(folder, sorted(set(table.values())))
         for name in table:

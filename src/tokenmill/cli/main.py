@@ -7,6 +7,7 @@ import typer
 from tokenmill import __version__
 from tokenmill.cli import bench, chat, doctor, generate, plan, quantize, serve, tune
 from tokenmill.cli.errors import told
+from tokenmill.cli.streams import open_missing_streams
 from tokenmill.core.config import calm_threads, wants_no_colour
 
 app = typer.Typer(
@@ -45,5 +46,6 @@ app.add_typer(bench.app, name="bench")
 
 def main() -> None:
     """Run the command line; ends by SystemExit."""
+    open_missing_streams()
     calm_threads()
     app()

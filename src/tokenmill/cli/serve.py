@@ -147,4 +147,5 @@ def curl(url: str, model: str, *, keyed: bool) -> str:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # nobody reads it: the server runs all the same
+        print(text, file=sys.stderr, flush=True)

@@ -98,7 +98,13 @@ class ExecuteOptions:
         "Do without these on a GPU, to measure them: `fusion`, `cascade`, `dependent-launch`, `many-rows` (comma "
         "separated).",
     )
+    check_weights: bool = option(
+        False, "Look at every number of the weights while loading, and refuse a file that holds NaN or infinity."
+    )
     disable_log_stats: bool = option(False, "Accepted for compatibility.")
+    check_structured: float = option(
+        0.0, "Share of finished JSON answers (0 to 1) that are read against their schema once more; misfits are logged."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +145,9 @@ class LimitOptions:
     max_logprobs: int = option(20, "Most log-probabilities per token.")
     max_stop: int = option(16, "Most stop strings.")
     requests_per_minute: int = option(0, "Requests per minute and key (0: no limit).")
+    strict_fields: bool = option(
+        False, "Refuse requests that hold names which no API here knows (else: told in X-Tokenmill-Ignored)."
+    )
     tokens_per_minute: int = option(0, "Prompt and output tokens per minute and key (0: no limit).")
 
 
@@ -150,7 +159,9 @@ class PatienceOptions:
     read_timeout: float = option(30.0, "Seconds in which a client must have sent its request.")
     write_timeout: float = option(60.0, "Seconds after which a reader that takes nothing is dropped.")
     text_timeout: float = option(10.0, "Seconds for templating and tokenising one request.")
-    watchdog_timeout: float = option(300.0, "Seconds without progress after which an engine is restarted.")
+    watchdog_timeout: float = option(
+        15.0, "Seconds without progress (within a step, too) until an engine is restarted."
+    )
     max_restarts: int = option(5, "Engine deaths per minute after which the server gives up.")
     shutdown_timeout: float = option(30.0, "Seconds that running requests get to finish after SIGTERM.")
 
@@ -356,6 +367,7 @@ _SPREAD = frozenset({"tensor_parallel_size", "pipeline_parallel_size"})
 
 _MOST: dict[str, int] = {
     "gpu_memory_utilization": 1,
+    "check_structured": 1,
     "max_num_seqs": 1 << 16,
     "num_gpu_blocks_override": 1 << 27,
     "block_size": 1 << 20,

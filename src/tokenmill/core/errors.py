@@ -3,8 +3,9 @@
 TokenmillError
 ├── UserError          a person can fix it: the CLI prints the sentence, the server answers 4xx
 │   ├── ParameterError   a bad request field (`param` names it)
-│   ├── ModelError       a checkpoint or config that cannot be used
-│   └── TooLargeError    over a limit that is stated in the message
+│   ├── ModelError       a checkpoint or config that cannot be used (NoWeightsError: there are no weights)
+│   ├── TooLargeError    over a limit that is stated in the message
+│   └── BusyError        nothing is wrong with it: the same request may be accepted later
 ├── SequenceError      one sequence failed (NaN logits, a raising processor); others go on
 └── EngineDeadError    the engine process is gone or hung
 """
@@ -32,8 +33,16 @@ class ModelError(UserError):
     """A model folder, config, tokenizer or tensor that cannot be used."""
 
 
+class NoWeightsError(ModelError):
+    """A model folder without weight files: there is nothing wrong with what is there."""
+
+
 class TooLargeError(UserError):
     """The request is over a stated limit (context, pool, list length, ...)."""
+
+
+class BusyError(UserError):
+    """There is no room, time or process for it now; the same request may be accepted later."""
 
 
 class SequenceError(TokenmillError):

@@ -153,6 +153,8 @@ class ForwardContext:
 
     T tokens of S sequences lie one sequence after the other: query_start [S + 1] (int32) are their borders,
     kv_len [S] (int32) how many positions each may read (its own new tokens included), positions [T] (int64).
+    `rows` name the row of each sequence [S] and of each token [T] (int64): what belongs to a row (an adapter, a
+    recurrent state) is found by it, in recorded steps, too. The spare row fills up recorded steps.
     `spans` mirrors (query_start, query count, kv_len) as host integers where the device is the host, else None.
     `embeds` (rows [n] of this batch, values [n, hidden]) replace those rows' embeddings before the first layer.
     `taps`: the model fills taps[i] with layer i's output [T, hidden] for every i that is a key.
@@ -165,8 +167,8 @@ class ForwardContext:
     max_query: int
     kv: list[KVView]
     groups: list[GroupPlan]
+    rows: tuple[Tensor, Tensor] | None = None
     spans: list[tuple[int, int, int]] | None = None
-    adapters: Tensor | None = None
     taps: dict[int, Tensor] | None = None
     embeds: tuple[Tensor, Tensor] | None = None
     block_size: int = 16

@@ -112,6 +112,24 @@ class HostDrafter(Protocol):
     def forget(self, seq: Sequence) -> None: ...
 
 
+class RowState(Protocol):
+    """What a device knows of its rows: tokens [R, L] int32, the first length [R] of them known (int64)."""
+
+    tokens: Tensor
+    length: Tensor
+
+
+class DeviceDrafter(Protocol):
+    """Guesses the next tokens where the rows are, without waiting for the device. Runs right after sampling."""
+
+    most: int
+    """So many drafts may lie behind a row's known tokens."""
+
+    def propose(self, rows: RowState, row_ids: Tensor, longest: int) -> None:
+        """Leave `most` drafts behind the known tokens of each of row_ids [S], none of which has over `longest`."""
+        ...
+
+
 class Constraint(Protocol):
     """What a sequence may say next. Masks are packed little-endian bits, 1 = allowed, one bit per token id."""
 
@@ -129,6 +147,10 @@ class Constraint(Protocol):
         ...
 
     def finished(self) -> bool: ...
+    def failure(self) -> str | None:
+        """What went wrong inside if `mask` allows nothing any more; None: nothing did."""
+        ...
+
     def fork(self) -> Constraint: ...
 
 
@@ -143,6 +165,10 @@ class ConstraintCompiler(Protocol):
 
     def constraint(self, spec: Any, reasoning: ReasoningSpan | None = None, budget: int | None = None) -> Constraint:
         """The constraint at its start. With `reasoning` it begins after that, which `budget` tokens may take."""
+        ...
+
+    def close(self) -> None:
+        """Compile no more."""
         ...
 
 
@@ -427,6 +453,16 @@ class Kernels(Protocol):
 
     def advance_(self, row_ids: Tensor, ids: Tensor, tokens: Tensor, length: Tensor, computed: Tensor) -> None:
         """One token more in each of these rows: tokens[row, length[row]] = id; length and computed grow by one."""
+        ...
+
+    def accept_(
+        self, grants: Tensor, most: int, marked: Tensor, tokens: Tensor, length: Tensor, computed: Tensor
+    ) -> Tensor:
+        """grants [3, S] int64: rows, the first line of each, and how many drafts it tried (at most `most`), which lie
+        behind its known tokens. A row has a line more than drafts; marked [n]: each line's sample, ~id if it is bad.
+        Samples stand up to and including the first that is not its draft, and a bad one only if it is the row's
+        first: they become known tokens. Then computed = length - 1, length being the new one. -> how many stand [S].
+        """
         ...
 
     def copy_blocks_(self, kv: list[KVView], src: list[int], dst: list[int]) -> None:

@@ -148,6 +148,8 @@ def _flag(name: str, value: object) -> None:
 def _ids(name: str, value: object, most: int) -> None:
     if not isinstance(value, (list, tuple)) or len(value) > most:
         raise ParameterError(f"{name} must be a list of at most {most} token ids.", param=name)
+    if not value or (set(map(type, value)) == {int} and min(value) >= 0 and max(value) < 2**31):
+        return  # a vocabulary's worth of them must not hold up others
     for item in value:
         _integer(name, item, 0, 2**31 - 1)
 
@@ -250,7 +252,11 @@ def _check_contradictions(p: SamplingParams) -> None:
                 "beam search takes no sampling parameters: leave temperature, top_p, top_k, min_p and typical_p alone.",
                 param="use_beam_search",
             )
-    elif p.greedy and p.num_sequences > 1:
+        return
+    for name in ("length_penalty", "early_stopping"):
+        if getattr(p, name) != (1.0 if name == "length_penalty" else False):
+            raise ParameterError(f"{name} ranks beams: it needs use_beam_search=True.", param=name)
+    if p.greedy and p.num_sequences > 1:
         raise ParameterError(
             f"n = {p.num_sequences} greedy samples would all be equal: set temperature > 0 or n = 1.", param="n"
         )
@@ -261,12 +267,15 @@ class Request(msgspec.Struct, kw_only=True):
 
     A replayed request carries what an engine that died has already said: `emitted[i]` are the tokens of output i,
     `ended` the outputs that need nothing more. The border between prompt and output stays where it was.
+    `prompt_keys`: what the prefix cache knows the prompt's tokens by, where that is not their ids: all placeholders of
+    a picture have one id, and each stands for a part of that picture.
     """
 
     id: str
     prompt_ids: list[int]
     params: SamplingParams
     prompt: str | None = None
+    prompt_keys: list[int] | None = None
     priority: int = 0
     arrival: float = 0.0
     salt: str = ""

@@ -1,6 +1,7 @@
 """The scheduler's records. Owns: Sequence (one row's worth of text) and SequenceGroup (one request's sequences).
 
-The arithmetic of a step, in one picture (d drafts, grants in flight):
+The arithmetic of a step, in one picture (d drafts, grants in flight; pending and ahead count each draft in flight as
+if it were right, so they are upper bounds until the commit, and the row alone knows where it stands):
 
     tokens     0 ............... num_prompt ......... len(tokens)      + pending (to be sampled in flight)
     computed   |=================>|                                     committed: K/V is certain
@@ -61,7 +62,8 @@ class Sequence:
     """One continuation being decoded: tokens, what is computed, where its K/V lies.
 
     `fresh`: the devices must be told everything (RowStart) with the next grant. `leaving`: to be preempted when
-    its plans in flight are committed. `needs_host`: its next forward needs the last commit (drafts, beams).
+    its plans in flight are committed. `needs_host`: its next forward needs the last commit (host drafts, beams).
+    `most_guesses`: so many drafts of a DeviceDrafter may be granted at once.
     """
 
     id: int
@@ -82,6 +84,7 @@ class Sequence:
     jumped: bool = False
     leaving: bool = False
     needs_host: bool = False
+    most_guesses: int = 0
     tables: list[Table] = field(default_factory=list)
     capacity: int = 0
     published: int = 0
@@ -91,6 +94,12 @@ class Sequence:
     constraint: Constraint | None = None
     score: float = 0.0
     preemptions: int = 0
+
+    @property
+    def keys(self) -> list[int]:
+        """What the prefix cache knows the tokens by: their ids, unless the request says otherwise of its prompt."""
+        known = self.group.request.prompt_keys
+        return self.tokens if known is None else known + self.tokens[len(known) :]
 
     @property
     def num_output(self) -> int:

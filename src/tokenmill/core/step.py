@@ -79,7 +79,8 @@ class StepPlan(msgspec.Struct, kw_only=True):
     """One step: state changes, then for each i: compute `counts[i]` tokens of row `rows[i]`.
 
     A grant covers positions [computed, computed + count) of its row, where the row itself knows `computed`.
-    The last `len(drafts[i])` of them are unverified draft tokens; `appended[i]` are tokens that the host adds first.
+    The last `guesses[i]` of them are unverified drafts: `drafts[i]` if the host made them, otherwise what a
+    DeviceDrafter left behind the row's known tokens. `appended[row]` are tokens that the host adds first.
     `samples[i]` says whether the grant reaches the end of what is known, so that tokens are sampled.
     `jumps` are (row, computed): positions that the prefix cache gave a row in mid-prompt. `late`: rows with LateInputs.
     After a failed plan every later plan of the same epoch fails too; a new epoch ends every row.
@@ -93,6 +94,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
     copies: list[BlockCopy] = []
     jumps: list[tuple[int, int]] = []
     appended: dict[int, list[int]] = {}
+    guesses: dict[int, int] = {}
     drafts: dict[int, list[int]] = {}
     rows: list[int] = []
     counts: list[int] = []

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from tokenmill.core.errors import ParameterError, TooLargeError, UserError
+from tokenmill.core.errors import BusyError as BusyError
+from tokenmill.core.errors import ParameterError, TooLargeError
 from tokenmill.core.protocols import Constraint, ConstraintCompiler, Search
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.sequence import SequenceGroup
@@ -18,10 +19,6 @@ from tokenmill.scheduler.search import BeamSearch, Sampling
 from tokenmill.structured.shelter import Sheltered
 
 Encode = Callable[[str], list[int]]
-
-
-class BusyError(UserError):
-    """The queue is full; the same request may be accepted later."""
 
 
 @dataclass(slots=True)
@@ -36,6 +33,8 @@ class Admission:
     encode: Encode | None = None
     compiler: ConstraintCompiler | None = None
     in_process: bool = True
+    banned: list[list[int]] = field(default_factory=list)
+    """Token sequences that no answer of this model may hold."""
 
     def prepare(self, params: SamplingParams) -> Future[None] | None:
         """Start compiling what these parameters ask for, so that `check` need not; None: nothing to compile."""
@@ -160,7 +159,7 @@ class Admission:
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         """Each bad word as tokens, at the start of a text and after a space."""
-        words: list[list[int]] = []
+        words = list(self.banned)
         for word in params.bad_words or ():
             assert self.encode is not None
             for text in (word, " " + word.lstrip()):

@@ -13,7 +13,7 @@ from tokenmill.core.config import make_config
 from tokenmill.core.request import EmbeddingOutput, Request, RequestOutput, SamplingParams
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.outputs import Accumulator
-from tokenmill.engine.prompts import Prompt, PromptReader, check_chat_options, default_params, make_request
+from tokenmill.engine.prompts import Prompt, PromptReader, check_salt, default_params, make_request
 from tokenmill.engine.service import Service
 
 
@@ -35,8 +35,9 @@ class AsyncLLM:
         priority: int = 0,
     ) -> AsyncIterator[RequestOutput]:
         """The output so far, after every step that added to it; leaving the loop aborts the request."""
-        text, ids = await asyncio.to_thread(self.reader.read, prompt, sampling_params)
-        async for output in self._follow(self._request(text, ids, sampling_params, request_id, priority)):
+        text, ids, salt = await asyncio.to_thread(self.reader.read, prompt, sampling_params)
+        request = self._request(text, ids, sampling_params, request_id, priority=priority, salt=salt)
+        async for output in self._follow(request):
             yield output
 
     async def chat(
@@ -44,20 +45,23 @@ class AsyncLLM:
         messages: list[dict[str, Any]],
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
+        *,
+        cache_salt: str | None = None,
         **template: Any,
     ) -> AsyncIterator[RequestOutput]:
         """Answer a conversation; `template`: tools, chat_template, ..."""
-        check_chat_options(template)
+        self.reader.check_options(template)
+        salt = check_salt(cache_salt)
         text, ids = await asyncio.to_thread(lambda: self.reader.chat(messages, sampling_params, **template))
         params = sampling_params or default_params(self.service.built.generation)
         params = self.reader.with_reasoning(text, params)
-        async for output in self._follow(self._request(text, ids, params, request_id, 0)):
+        async for output in self._follow(self._request(text, ids, params, request_id, salt=salt)):
             yield output
 
     async def embed(self, prompt: Prompt, *, pooling: str = "last") -> EmbeddingOutput:
         """One prompt's unit vector."""
-        text, ids = await asyncio.to_thread(self.reader.read, prompt)
-        request = self._request(text, ids, SamplingParams(max_tokens=1), None, 0)
+        text, ids, salt = await asyncio.to_thread(self.reader.read, prompt)
+        request = self._request(text, ids, SamplingParams(max_tokens=1), None, salt=salt)
         vector = await self.service.embed(request, pooling)
         return EmbeddingOutput(request_id=request.id, prompt_token_ids=ids, embedding=vector)
 
@@ -76,11 +80,11 @@ class AsyncLLM:
         await asyncio.to_thread(self.close)
 
     def _request(
-        self, text: str | None, ids: list[int], params: SamplingParams | None, request_id: str | None, priority: int
+        self, text: str | None, ids: list[int], params: SamplingParams | None, request_id: str | None, **fields: Any
     ) -> Request:
         params = params or default_params(self.service.built.generation)
         name = request_id or uuid.uuid4().hex
-        return make_request(name, text, ids, params, priority=priority, arrival=time.perf_counter())
+        return make_request(name, text, ids, params, arrival=time.perf_counter(), **fields)
 
     async def _follow(self, request: Request) -> AsyncIterator[RequestOutput]:
         accumulator = Accumulator(request)

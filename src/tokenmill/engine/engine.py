@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from tokenmill.core.errors import EngineDeadError
 from tokenmill.core.protocols import Constraint, Executor, Ticket
 from tokenmill.core.request import Request, TokenDelta
 from tokenmill.core.step import LateInputs, StepPlan
 from tokenmill.engine.admission import Admission
+from tokenmill.engine.faults import ends_process
 from tokenmill.scheduler.scheduler import Scheduler
 
 Fill = Callable[[Sequence[Constraint]], None]
@@ -56,6 +58,8 @@ class Engine:
             return []
         result = self.flying[0][1].wait()  # an interrupted wait leaves the plan in flight
         self.flying.popleft()
+        if result.failure is not None and ends_process(result.failure):
+            raise EngineDeadError(f"the device is broken: {result.failure}")
         deltas = self.scheduler.commit(result)
         self._supply()
         return deltas
@@ -86,7 +90,9 @@ class Engine:
         return inputs
 
     def close(self) -> None:
-        """Stop the executor; requests that are still here end without another delta."""
+        """Stop the executor and the grammars' helper; requests that are still here end without another delta."""
+        if self.admission.compiler is not None:
+            self.admission.compiler.close()
         self.executor.close()
 
 

@@ -86,9 +86,32 @@ class InProcessExecutor:
     def control(self, message: dict[str, Any]) -> dict[str, Any]:
         return answer(self.runner, message)
 
+    def progress(self) -> int:
+        """Operations so far; they grow within a step, too."""
+        return operations(self.runner)
+
     def close(self) -> None:
         self.tickets.clear()
         self.held.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class FailedTicket:
+    """A plan that never reached the devices."""
+
+    plan_id: int
+    failure: str
+
+    def wait(self) -> StepResult:
+        return StepResult(plan_id=self.plan_id, failure=self.failure)
+
+
+def operations(runner: Runner) -> int:
+    """How many a runner's kernels have done; another thread may ask. They grow within a step, too."""
+    try:
+        return sum(op["calls"] + op["fallbacks"] for op in runner.kernels.counters().values())
+    except RuntimeError:  # the runner's thread has just met one for the first time
+        return 0
 
 
 def answer(runner: Runner, message: dict[str, Any]) -> dict[str, Any]:

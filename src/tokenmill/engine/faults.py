@@ -1,13 +1,16 @@
-"""Faults on purpose. Owns: an executor that kills, hangs, slows or breaks its engine's steps, as TOKENMILL_FAULTS asks.
+"""Faults: which failures of a step the process does not get over, and faults on purpose, as TOKENMILL_FAULTS asks.
 
-For tests of reliability, in engine processes and in threads. A line of faults, separated by `;`:
+Owns: telling a device that is broken from a step that failed; an executor that kills, hangs, slows or breaks its
+engine's steps, for tests of reliability, in engine processes and in threads. A line of faults, separated by `;`:
 
     kill@30          SIGKILL to this process at step 30
     hang@30          step 30 never ends
     raise@30         step 30 fails, as an allocation that did not fit would
+    spin@30          step 30 computes for ever
+    cuda@30          step 30 and all later ones fail as on a GPU whose context is broken
     raise:7,8        every step that computes a sequence whose prompt holds these tokens next to each other fails
     slow=0.05        every step takes that much longer
-    once=/some/file  kill and hang happen only while this file is absent; it is made then
+    once=/some/file  kill, hang, spin and cuda happen only while this file is absent; it is made then
 
 Must not know: servers, schedulers.
 """
@@ -17,14 +20,26 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenmill.core.protocols import Executor, Ticket
-from tokenmill.core.step import LateInputs, StepPlan, StepResult
+from tokenmill.core.step import LateInputs, StepPlan
+from tokenmill.engine.executor import FailedTicket
 
 FAILURE = "InjectedError: this step was told to fail"
+STICKY = "AcceleratorError: CUDA error: device-side assert triggered"
+_PASSING = ("out of memory", "alloc_failed", "invalid configuration", "invalid argument", "out of resource")
+
+
+def ends_process(failure: str) -> bool:
+    """Does a step's failure say that the device's context is broken? Every later step fails with it then, whoever
+    takes part, until a new process makes a new context. A lack of memory and a bad launch pass."""
+    text = failure.lower()
+    named = text.startswith("acceleratorerror") or "cuda error" in text or "triton error [cuda]" in text
+    return named and not any(word in text for word in _PASSING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +48,8 @@ class Faults:
 
     kill_at: int = 0
     hang_at: int = 0
+    spin_at: int = 0
+    cuda_at: int = 0
     raise_at: int = 0
     guilty: tuple[int, ...] = ()
     slow_s: float = 0.0
@@ -44,7 +61,7 @@ def read_faults(text: str) -> Faults:
     found: dict[str, Any] = {}
     for item in filter(None, (part.strip() for part in text.split(";"))):
         name, at, step = item.partition("@")
-        if at and name in ("kill", "hang", "raise"):
+        if at and name in ("kill", "hang", "spin", "cuda", "raise"):
             found[f"{name}_at"] = int(step)
         elif item.startswith("raise:"):
             found["guilty"] = tuple(int(token) for token in item.removeprefix("raise:").split(","))
@@ -57,16 +74,6 @@ def read_faults(text: str) -> Faults:
     return Faults(**found)
 
 
-@dataclass(slots=True)
-class FailedTicket:
-    """A plan that never reached the devices."""
-
-    plan: StepPlan
-
-    def wait(self) -> StepResult:
-        return StepResult(plan_id=self.plan.id, failure=FAILURE)
-
-
 class FaultyExecutor:
     """An Executor around another one."""
 
@@ -75,6 +82,7 @@ class FaultyExecutor:
         self.depth, self.chains, self.num_blocks = inner.depth, inner.chains, inner.num_blocks
         self.steps = 0
         self.failed_epoch = -1
+        self.broken = False
         self.guilty_rows: set[int] = set()
 
     def submit(self, plan: StepPlan) -> Ticket:
@@ -83,9 +91,11 @@ class FaultyExecutor:
         if self.faults.slow_s:
             time.sleep(self.faults.slow_s)
         self._end_or_hang()
+        if self.broken:
+            return FailedTicket(plan.id, STICKY)
         if plan.epoch == self.failed_epoch or self._fails(plan):
             self.failed_epoch = plan.epoch
-            return FailedTicket(plan)
+            return FailedTicket(plan.id, FAILURE)
         return self.inner.submit(plan)
 
     def supply(self, plan_id: int, inputs: LateInputs) -> None:
@@ -93,6 +103,10 @@ class FaultyExecutor:
 
     def control(self, message: dict[str, Any]) -> dict[str, Any]:
         return self.inner.control(message)
+
+    def progress(self) -> int:
+        progress: Callable[[], int] = getattr(self.inner, "progress", int)
+        return progress()
 
     def close(self) -> None:
         self.inner.close()
@@ -109,11 +123,15 @@ class FaultyExecutor:
         return self.steps == self.faults.raise_at or not self.guilty_rows.isdisjoint(plan.rows)
 
     def _end_or_hang(self) -> None:
-        if self.steps not in (self.faults.kill_at, self.faults.hang_at) or self._was_done():
+        faults = self.faults
+        if self.steps not in (faults.kill_at, faults.hang_at, faults.spin_at, faults.cuda_at) or self._was_done():
             return
-        if self.steps == self.faults.kill_at:
+        if self.steps == faults.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
-        while True:
+        self.broken = self.steps == faults.cuda_at
+        while self.steps == faults.spin_at:
+            pass
+        while self.steps == faults.hang_at:
             time.sleep(3600)
 
     def _was_done(self) -> bool:

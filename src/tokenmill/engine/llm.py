@@ -5,22 +5,22 @@ The API is vLLM's: `generate`, `chat` and `embed` take one or many prompts and r
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import ParameterError, SequenceError, UserError
-from tokenmill.core.request import EmbeddingOutput, Request, RequestOutput, SamplingParams
+from tokenmill.core.request import EmbeddingOutput, Request, RequestOutput, SamplingParams, TextDelta
 from tokenmill.engine.build import Built, build_engine
-from tokenmill.engine.outputs import Accumulator, OutputProcessor
-from tokenmill.engine.prompts import Prompt, PromptReader, check_chat_options, default_params, make_request
+from tokenmill.engine.driver import Driver
+from tokenmill.engine.outputs import Accumulator
+from tokenmill.engine.prompts import Prompt, PromptReader, check_salt, default_params, make_request
 
 EXIT_S = 10.0
 """Seconds that an exit waits for a step of another thread."""
@@ -35,14 +35,12 @@ class LLM:
     def __init__(self, model: str = "demo", **options: Any) -> None:
         self.built: Built = build_engine(make_config(model=model, **options))
         self.engine = self.built.engine
-        self.processor = OutputProcessor(self.built.tokenizer)
+        self.driver = Driver(self.engine, self.built.tokenizer)
         self.reader = PromptReader(self.built.tokenizer, self.built.facts.max_model_len)
         self._names = itertools.count(1)
-        self._turn = threading.RLock()
-        self._busy = False
         self._closed = False
         self._ending = threading.Event()
-        weakref.finalize(self, _end, self._ending, self._turn)
+        weakref.finalize(self, _end, self._ending, self.driver.turn)
 
     def generate(
         self,
@@ -60,8 +58,8 @@ class LLM:
             raise ParameterError(f"{len(many)} prompts but {len(priority)} priorities.", param="priority")
         requests = []
         for i, prompt in enumerate(many):
-            text, ids = self.reader.read(prompt, params[i])
-            requests.append(self._request(text, ids, params[i], priority[i] if priority else 0))
+            text, ids, salt = self.reader.read(prompt, params[i])
+            requests.append(self._request(text, ids, params[i], priority=priority[i] if priority else 0, salt=salt))
         return self._run(requests, use_tqdm)
 
     def chat(
@@ -69,6 +67,8 @@ class LLM:
         messages: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        *,
+        cache_salt: str | None = None,
         **template: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of message dicts) or several; `template`: tools, chat_template, ..."""
@@ -78,12 +78,13 @@ class LLM:
                 "messages must be a list of at least one message, or of conversations.", param="messages"
             )
         many = messages if isinstance(messages[0], (list, tuple)) else [messages]
-        check_chat_options(template)
+        self.reader.check_options(template)
+        salt = check_salt(cache_salt)
         params = self._params(sampling_params, len(many))
         requests = []
         for conversation, each in zip(many, params, strict=True):
             text, ids = self.reader.chat(conversation, each, **dict(template))
-            requests.append(self._request(text, ids, self.reader.with_reasoning(text, each), 0))
+            requests.append(self._request(text, ids, self.reader.with_reasoning(text, each), salt=salt))
         return self._run(requests, use_tqdm)
 
     def embed(
@@ -93,10 +94,8 @@ class LLM:
         self._check_open()
         requests = []
         for prompt in _as_list(prompts):
-            text, ids = self.reader.read(prompt)
-            requests.append(self._request(text, ids, SamplingParams(max_tokens=1), 0))
-        for request in requests:
-            self.engine.admission.check_embedding(request, pooling)
+            text, ids, salt = self.reader.read(prompt)
+            requests.append(self._request(text, ids, SamplingParams(max_tokens=1), salt=salt))
         found = []
         for place, done in enumerate(self._drive(requests, use_tqdm, pooling)):
             if done.pooled is None:
@@ -115,7 +114,8 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes."""
-        self.engine.scheduler.tables.cache.clear()
+        with self.driver.alone():
+            self.engine.scheduler.tables.cache.clear()
         return True
 
     def close(self) -> None:
@@ -149,65 +149,48 @@ class LLM:
             raise ParameterError(f"{count} prompts but {len(given)} sampling_params.", param="sampling_params")
         return list(given)
 
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """One thread at a time steps the engine; a call from inside a call (by a logits processor) is refused."""
-        with self._turn:
-            if self._busy:
-                raise ParameterError("This LLM is answering already: what it calls cannot ask it in between.")
-            self._busy = True
-            try:
-                yield
-            finally:
-                self._busy = False
-
-    def _request(self, text: str | None, ids: list[int], params: SamplingParams, priority: int) -> Request:
-        return make_request(str(next(self._names)), text, ids, params, priority=priority, arrival=time.perf_counter())
+    def _request(self, text: str | None, ids: list[int], params: SamplingParams, **fields: Any) -> Request:
+        return make_request(str(next(self._names)), text, ids, params, arrival=time.perf_counter(), **fields)
 
     def _run(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
-        for place, request in enumerate(requests):
-            self.engine.admission.check(request, place)
         return [accumulator.output() for accumulator in self._drive(requests, use_tqdm, None)]
 
     def _drive(self, requests: list[Request], use_tqdm: bool, pooling: str | None) -> list[Accumulator]:
-        """Add all, step until all have ended."""
+        """Add all, step until all have ended; other calls wait, programs that share the engine get on."""
         found = {request.id: Accumulator(request) for request in requests}
-        left = len(found)
-        with self._alone(), _progress(use_tqdm and len(requests) > 1) as progress:
-            task = progress.add_task("Generating", total=left)
+        driver = self.driver
+        with driver.alone(), _progress(use_tqdm and len(requests) > 1) as progress:
+            self._check_all(requests, pooling)
+            task = progress.add_task("Generating", total=len(found))
+            left = len(found)
+
+            def hear(delta: TextDelta) -> None:
+                nonlocal left
+                accumulator = found[delta.request_id]
+                accumulator.add(delta)
+                if delta.finish_reason is not None and accumulator.finished:
+                    left -= 1
+                    progress.advance(task)
+
             try:
                 for request in requests:
-                    self.processor.add(request)
-                    if pooling is None:
-                        self.engine.add(request)
-                    else:
-                        self.engine.scheduler.add(self.engine.admission.check_embedding(request, pooling))
+                    driver.add(request, hear, pooling)
                 while left:
                     if self._ending.is_set():
                         raise SystemExit  # of this thread, silently
-                    for delta in self.processor.process(self.engine.step()):
-                        accumulator = found[delta.request_id]
-                        accumulator.add(delta)
-                        if delta.finish_reason is not None and accumulator.finished:
-                            self.processor.drop(delta.request_id)
-                            left -= 1
-                            progress.advance(task)
-                    for request_id, index in self.processor.stopped:
-                        self.engine.abort(request_id, index)
-                    self.processor.stopped.clear()
+                    driver.step()
             finally:
-                self._leave_nothing([] if not left else requests)
+                driver.leave(found if left else ())
         return list(found.values())
 
-    def _leave_nothing(self, unfinished: list[Request]) -> None:
-        """Abort what an interruption left, and let plans in flight come in; what broke the run is told, not this."""
-        for request in unfinished:
-            self.engine.abort(request.id)
-            self.processor.drop(request.id)
-        self.processor.stopped.clear()
-        with contextlib.suppress(Exception):
-            while self.engine.flying:
-                self.engine.step()
+    def _check_all(self, requests: list[Request], pooling: str | None) -> None:
+        """What is wrong with one of them is told before any work begins."""
+        admission = self.engine.admission
+        for place, request in enumerate(requests):
+            if pooling is None:
+                admission.check(request, place)
+            else:
+                admission.check_embedding(request, pooling)
 
 
 def _end(ending: threading.Event, turn: Any) -> None:

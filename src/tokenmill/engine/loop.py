@@ -1,26 +1,27 @@
 """The loop around an engine that others talk to. Owns: taking commands, stepping, and one report per step.
 
 Runs in a process of its own (the server's engines) or in a thread (AsyncLLM). Must not know: how messages travel, HTTP,
-text.
+text. Our own mistakes in one request's handling end that request; a step that fails as a whole ends the loop.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 import msgspec
 
-from tokenmill.core.errors import UserError
+from tokenmill.core.errors import BusyError, UserError
 from tokenmill.core.request import TokenDelta
-from tokenmill.core.sequence import FINISHED, WAITING, Sequence, SequenceGroup
+from tokenmill.core.sequence import FINISHED, Sequence, SequenceGroup
 from tokenmill.engine.build import Built
 from tokenmill.engine.gauges import Gauges
-from tokenmill.engine.wire import Abort, Add, Command, News, Ready, Report
+from tokenmill.engine.wire import Abort, Add, Broken, Command, EngineStats, News, Ready, Refused, Report
 
+log = logging.getLogger("tokenmill.engine")
 BEAT_S = 0.25
 """An idle engine says that it lives this often; a busy one does so with every step."""
 COMPILING_BEAT_S = 0.005
@@ -54,17 +55,21 @@ class EngineLoop:
         self.engine = built.engine
         self.receive = receive
         self.send = send
-        self.queued: deque[SequenceGroup] = deque()
+        self.queued: dict[str, SequenceGroup] = {}
+        self.begun: list[SequenceGroup] = []
+        self.engine.scheduler.roster.on_begin = self._begin
         self.prefilling: dict[str, tuple[Sequence, int]] = {}
         self.compiling: list[tuple[Add, Future[None]]] = []
         self.gauges = Gauges(built)
         self.stats_at = 0.0
         self.tokens_before = 0
         self.preemptions_before = 0
+        self.turns = 0
 
     def run(self) -> None:
         """Until Stop, or until `receive` says that nobody listens any more."""
         while True:
+            self.turns += 1
             idle = COMPILING_BEAT_S if self.compiling else BEAT_S
             commands = self.receive(0.0 if self.engine.has_work else idle)
             if commands is None:
@@ -77,8 +82,15 @@ class EngineLoop:
                 report.deltas += self.engine.step()
             self._finish(report)
 
+    def done(self) -> int:
+        """Grows while a step gets on; another thread may ask."""
+        progress: Callable[[], int] = getattr(self.engine.executor, "progress", int)
+        return progress()
+
     def abort(self, request_id: str, index: int | None = None) -> list[TokenDelta]:
         """End a request or one of its outputs now; its terminal deltas."""
+        if index is None:
+            self.queued.pop(request_id, None)
         waiting = [add for add, _ in self.compiling if add.request.id == request_id]
         self.compiling = [(add, f) for add, f in self.compiling if add.request.id != request_id]
         ended = [TokenDelta(request_id, i, [], finish="abort") for a in waiting for i in range(a.num_outputs)]
@@ -86,9 +98,31 @@ class EngineLoop:
 
     def _take(self, command: Command, report: Report) -> None:
         if isinstance(command, Add):
-            self._prepare(command, report)
-        elif isinstance(command, Abort):
-            self.abort(command.request_id, command.index)  # its terminal deltas have no reader on the other side
+            try:
+                self._prepare(command, report)
+            except Exception as error:
+                self._fail(command.request.id, error, report)
+        elif isinstance(command, Abort | Broken):
+            self._end(command, report)
+
+    def _end(self, command: Abort | Broken, report: Report) -> None:
+        """Nobody reads this request or output any more; its terminal deltas have no reader on the other side."""
+        index = command.index if isinstance(command, Abort) else None
+        try:
+            self.abort(command.request_id, index)
+        except Exception as error:
+            self._fail(command.request_id, error, report)
+        if isinstance(command, Broken):
+            report.failed[command.request_id] = "the engine could not read what it was told"
+
+    def _fail(self, request_id: str, error: Exception, report: Report) -> None:
+        """A mistake of our own in what this request asked for: it ends, and nothing of it stays."""
+        log.exception("a request could not be handled", exc_info=error)
+        report.failed[request_id] = f"the engine could not handle it ({type(error).__name__})"
+        try:
+            self.abort(request_id)
+        except Exception as again:
+            log.exception("a request could not be ended", exc_info=again)
 
     def _prepare(self, command: Add, report: Report) -> None:
         """A grammar is compiled beside the loop; its request is added when that is done."""
@@ -107,16 +141,20 @@ class EngineLoop:
         for command, future in self.compiling:
             if not future.done():
                 still.append((command, future))
-            elif (error := future.exception()) is not None:
-                self._refuse(command, error, report)  # not compiled again: a bomb would stall the loop
-            else:
-                self._add(command, report)
+                continue
+            try:
+                if (error := future.exception()) is not None:
+                    self._refuse(command, error, report)  # not compiled again: a bomb would stall the loop
+                else:
+                    self._add(command, report)
+            except Exception as mistake:
+                self._fail(command.request.id, mistake, report)
         self.compiling = still
 
     def _refuse(self, command: Add, error: BaseException, report: Report) -> None:
         name = command.request.id
         if isinstance(error, UserError):
-            report.refused.append((name, str(error), error.param))
+            report.refused.append(Refused(name, str(error), error.param, isinstance(error, BusyError)))
             return
         text = f"the request could not be accepted ({type(error).__name__})"
         report.deltas += [TokenDelta(name, i, [], finish="error", error=text) for i in range(command.num_outputs)]
@@ -133,16 +171,20 @@ class EngineLoop:
         except Exception as error:  # one broken request must not end the others
             self._refuse(command, error, report)
         else:
-            self.queued.append(group)
+            self.queued[request.id] = group
             if command.ack:
                 report.accepted.append(request.id)
 
+    def _begin(self, group: SequenceGroup) -> None:
+        """Its first sequence has a row; the order is the scheduler's, not that of arrival."""
+        if self.queued.pop(group.request.id, None) is not None:
+            self.begun.append(group)
+
     def _finish(self, report: Report) -> None:
-        while self.queued and (not self.queued[0].sequences or self.queued[0].sequences[0].status != WAITING):
-            group = self.queued.popleft()
+        for group in self.begun:
             report.started.append(group.request.id)
-            if group.sequences:
-                self.prefilling[group.request.id] = (group.sequences[0], 0)
+            self.prefilling[group.request.id] = (group.sequences[0], 0)
+        self.begun.clear()
         if self.prefilling:
             report.prefilled = self._prefilled()
         counters = self.engine.scheduler.counters
@@ -156,8 +198,15 @@ class EngineLoop:
         now = time.monotonic()
         if now - self.stats_at > BEAT_S or not self.engine.has_work:
             self.stats_at = now
-            report.stats = self.gauges.read()
+            report.stats = self._stats()
         self.send(report)
+
+    def _stats(self) -> EngineStats | None:
+        try:
+            return self.gauges.read()
+        except Exception:  # numbers to look at must not end an engine
+            log.exception("the engine's gauges could not be read")
+            return None
 
     def _prefilled(self) -> dict[str, int]:
         """Prompts of which more is computed now; those that are whole are watched no longer."""

@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from tokenmill.core.request import (
     CompletionOutput,
     Request,
@@ -66,17 +68,17 @@ class OutputProcessor:
             if entry is None:
                 continue
             track = entry.tracks.get(delta.index)
-            if track is None:
-                track = entry.tracks[delta.index] = self._track(entry.request)
-            if not track.ended:
+            if track is None or not track.ended:
                 try:
+                    if track is None:
+                        track = entry.tracks[delta.index] = self._track(entry.request)
                     texts.append(self._text(entry.request, track, delta))
                 except Exception as error:  # whatever is wrong with one output's text, the others go on
-                    texts.append(self._broken(track, delta, error))
+                    entry.tracks[delta.index] = Track(None, None, ended=True)
+                    texts.append(self._broken(delta, error))
         return texts
 
-    def _broken(self, track: Track, delta: TokenDelta, error: Exception) -> TextDelta:
-        track.ended = True
+    def _broken(self, delta: TokenDelta, error: Exception) -> TextDelta:
         if delta.finish is None:
             self.stopped.append((delta.request_id, delta.index))
         text = f"its text could not be made ({type(error).__name__})"
@@ -223,7 +225,8 @@ class Accumulator:
             self.ended += 1
 
     def output(self) -> RequestOutput:
-        """Everything so far; with best_of, the n likeliest per token once all have ended."""
+        """Everything so far; with best_of, the n likeliest per token once all have ended. What is handed out while
+        more is to come stays as it is."""
         request, params = self.request, self.request.params
         outputs = [self.outputs[i] for i in sorted(self.outputs)]
         if params.best_of is not None and params.best_of > params.n and not params.use_beam_search:
@@ -234,6 +237,10 @@ class Accumulator:
                     out.index = index
             else:
                 outputs = []
+        metrics = self.metrics
+        if not self.finished:
+            outputs = [_as_it_is(out) for out in outputs]
+            metrics = msgspec.structs.replace(metrics)
         return RequestOutput(
             request_id=request.id,
             prompt=request.prompt,
@@ -242,5 +249,11 @@ class Accumulator:
             finished=self.finished,
             prompt_logprobs=self.prompt_logprobs,
             num_cached_tokens=self.metrics.num_cached_tokens,
-            metrics=self.metrics,
+            metrics=metrics,
         )
+
+
+def _as_it_is(out: CompletionOutput) -> CompletionOutput:
+    """A copy that does not grow."""
+    logprobs = None if out.logprobs is None else out.logprobs[:]
+    return msgspec.structs.replace(out, token_ids=out.token_ids[:], logprobs=logprobs)

@@ -6,6 +6,7 @@ Must not know: engines, threads. A prompt is a string, token ids, or a dict with
 from __future__ import annotations
 
 import difflib
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,9 +15,11 @@ import msgspec
 
 from tokenmill.core.errors import ParameterError, TooLargeError, UserError
 from tokenmill.core.request import Request, SamplingParams
+from tokenmill.engine.generation import default_params as default_params
 from tokenmill.text.chat_template import ChatTemplate, check_template_kwargs
 from tokenmill.text.guard import ControlGuard, render_and_encode
 from tokenmill.text.messages.span import span_after
+from tokenmill.text.template_process import template_pool
 from tokenmill.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -26,6 +29,16 @@ CHAT_OPTIONS = (
     *("continue_final_message", "enable_thinking", "reasoning_effort"),
 )
 """What `chat` and most templates know."""
+_OF_CHAT = ("chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+"""Those that `chat` itself acts on; the others are nothing but what a template makes of them."""
+_OF_PROMPTS = ("prompt", "prompt_token_ids", "cache_salt")
+_NOT_TEXT = (
+    *("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "prompt_embeds", "token_type_ids"),
+    *("encoder_prompt", "decoder_prompt"),
+)
+"""Keys of prompt dicts that other engines know: empty ones ask for nothing."""
+MAX_SALT_CHARS = 128
+_MEDIA = ("image", "audio", "video", "file", "document")
 
 
 class PromptReader:
@@ -34,22 +47,26 @@ class PromptReader:
     def __init__(self, tokenizer: Tokenizer | None, max_model_len: int | None = None) -> None:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
-        self._templates: dict[str, ChatTemplate] = {}
+        self._processes = template_pool()
         self._guard: ControlGuard | None = None
 
-    def read(self, prompt: Prompt, params: SamplingParams | None = None) -> tuple[str | None, list[int]]:
-        """-> text (if there was one) and token ids. `params` may ask for the end of a prompt of any length."""
+    def read(self, prompt: Prompt, params: SamplingParams | None = None) -> tuple[str | None, list[int], str]:
+        """-> text (if there was one), token ids, cache salt. `params` may ask for the end of a prompt of any length."""
+        _check_budget(params)
         if isinstance(prompt, str):
-            return prompt, self._encode(prompt, params)
+            return prompt, self._encode(prompt, params), ""
         if isinstance(prompt, Mapping):
+            _check_keys(prompt)
+            text, salt = prompt.get("prompt"), check_salt(prompt.get("cache_salt"))
+            if text is not None and not isinstance(text, str):
+                raise ParameterError(f"'prompt' of a prompt dict must be text.{_as_plain(text)}", param="prompt")
             if prompt.get("prompt_token_ids") is not None:
-                text = prompt.get("prompt")
-                return text if isinstance(text, str) else None, _ids(prompt["prompt_token_ids"])
-            if isinstance(prompt.get("prompt"), str):
-                return prompt["prompt"], self._encode(prompt["prompt"], params)
+                return text, _ids(prompt["prompt_token_ids"]), salt
+            if text is not None:
+                return text, self._encode(text, params), salt
             raise ParameterError("A prompt dict needs 'prompt' (text) or 'prompt_token_ids'.", param="prompt")
         if isinstance(prompt, Sequence):
-            return None, _ids(prompt)
+            return None, _ids(prompt), ""
         raise ParameterError(
             f"A prompt is text, token ids or a dict, not {type(prompt).__name__}.{_as_plain(prompt)}", param="prompt"
         )
@@ -64,12 +81,10 @@ class PromptReader:
             raise UserError("This model has no chat template: give one with chat_template=, or use plain prompts.")
         kwargs = options.pop("chat_template_kwargs", None) or {}
         check_template_kwargs(kwargs)
-        key = source if isinstance(source, str) else repr(sorted(source.items()))
-        if key not in self._templates:
-            self._templates[key] = ChatTemplate(source, tokenizer.special_strings)
         if self._guard is None:
             self._guard = ControlGuard(tokenizer)
-        return render_and_encode(self._templates[key], self._guard, messages, **options, **kwargs)
+        template = ChatTemplate(source, tokenizer.special_strings, pool=self._processes)
+        return render_and_encode(template, self._guard, messages, **options, **kwargs)
 
     def with_reasoning(self, text: str, params: SamplingParams) -> SamplingParams:
         """Parameters for the answer to a rendered chat: structures and budgets must know where reasoning ends."""
@@ -78,11 +93,25 @@ class PromptReader:
             return params
         return msgspec.structs.replace(params, reasoning=span_after(text, self.tokenizer))
 
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Refuse options of a chat that would do nothing: misspelt ones, and those the template never reads."""
+        _check_names(options)
+        source = options.get("chat_template") or (self.tokenizer and self.tokenizer.chat_template) or ""
+        text = source if isinstance(source, str) else "\n".join(map(str, source.values()))
+        given = {**options, **(options.get("chat_template_kwargs") or {})}
+        for name, value in given.items():
+            if name in _OF_CHAT or value is None or (name in ("tools", "documents") and not value):
+                continue
+            if text and re.search(rf"\b{re.escape(name)}\b", text) is None:
+                raise ParameterError(
+                    f"{name!r} would be lost: the chat template never reads it. Leave it out, or give a template that "
+                    "does with chat_template=.",
+                    param=name,
+                )
+
     def close(self) -> None:
         """End the template processes."""
-        for template in self._templates.values():
-            template.close()
-        self._templates.clear()
+        self._processes.close()
 
     def _encode(self, text: str, params: SamplingParams | None) -> list[int]:
         if len(text) > MAX_PROMPT_CHARS:
@@ -125,24 +154,66 @@ def make_request(request_id: str, text: str | None, ids: list[int], params: Samp
     return Request(id=request_id, prompt_ids=ids, params=params, prompt=text, seed=seed % (1 << 64), **fields)
 
 
-def check_chat_options(options: Mapping[str, Any]) -> None:
-    """Refuse misspelt names: what `chat` does not know goes to the template, which ignores what it does not know."""
+def check_salt(salt: Any) -> str:
+    """A prompt's `cache_salt`: prompts share cached prefixes only with those of the same one."""
+    if salt is None:
+        return ""
+    if not isinstance(salt, str) or not 1 <= len(salt) <= MAX_SALT_CHARS:
+        raise ParameterError(f"cache_salt must be text of 1 to {MAX_SALT_CHARS} characters.", param="cache_salt")
+    return salt
+
+
+def _check_keys(prompt: Mapping[str, Any]) -> None:
+    """Refuse every key of a prompt dict that would be dropped."""
+    for name, value in prompt.items():
+        if name in _OF_PROMPTS or (name in _NOT_TEXT and (value is None or value == {})):
+            continue
+        if name in _NOT_TEXT:
+            raise ParameterError(f"This engine reads text and token ids: {name!r} cannot be used.", param=name)
+        close = difflib.get_close_matches(str(name), _OF_PROMPTS, n=1)
+        hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(_OF_PROMPTS)}."
+        raise ParameterError(f"A prompt dict has no key {name!r}. {hint}", param=str(name))
+
+
+def _check_budget(params: SamplingParams | None) -> None:
+    """Refuse a budget for reasoning where nothing says what of a text is reasoning: only chats do."""
+    if not isinstance(params, SamplingParams) or params.reasoning is not None:
+        return
+    if params.thinking_token_budget is not None and params.thinking_token_budget >= 0:
+        raise ParameterError(
+            "thinking_token_budget needs to know where reasoning ends: use chat(), or give reasoning= too.",
+            param="thinking_token_budget",
+        )
+
+
+def _check_names(options: Mapping[str, Any]) -> None:
+    """Refuse misspelt names: what `chat` does not know goes to the template."""
     for name in options:
         close = difflib.get_close_matches(name, CHAT_OPTIONS, n=1, cutoff=0.8)
         if close and name not in CHAT_OPTIONS:
             raise ParameterError(f"chat has no option {name!r}. Did you mean {close[0]!r}?", param=name)
-    tools = options.get("tools")
+    tools, kwargs = options.get("tools"), options.get("chat_template_kwargs")
     if tools is not None and not (isinstance(tools, (list, tuple)) and all(isinstance(t, Mapping) for t in tools)):
         raise ParameterError("tools must be a list of dicts, one for each function.", param="tools")
+    if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)):
+        raise ParameterError(
+            "chat_template_kwargs must be a dict of the template's names.", param="chat_template_kwargs"
+        )
 
 
 def _check_parts(messages: Any) -> None:
     """Refuse what only looks like text to a template: it would drop a picture without a word."""
     for message in messages if isinstance(messages, (list, tuple)) else ():
-        content = message.get("content") if isinstance(message, Mapping) else None
+        if not isinstance(message, Mapping):
+            continue
+        for name in ("images", "audio", "audios", "videos"):
+            if message.get(name):
+                raise ParameterError(f"This engine reads text: {name!r} of a message cannot be used.", param="messages")
+        content = message.get("content")
         for part in content if isinstance(content, (list, tuple)) else ():
-            kind = str(part.get("type", "text")) if isinstance(part, Mapping) else "text"
-            if any(word in kind for word in ("image", "audio", "video", "file", "document")):
+            keys = [str(key) for key in part if part[key] is not None] if isinstance(part, Mapping) else []
+            names = [str(part.get("type", "text")), *keys] if keys else []
+            if kind := next((name for name in names if any(word in name for word in _MEDIA)), None):
                 raise ParameterError(f"This engine reads text, not a content part of type {kind!r}.", param="messages")
 
 
@@ -150,15 +221,6 @@ def _chars(messages: Any) -> int:
     """Characters of the plain texts in a conversation."""
     contents = [m.get("content") for m in messages if isinstance(m, Mapping)] if isinstance(messages, list) else []
     return sum(len(content) for content in contents if isinstance(content, str))
-
-
-def default_params(generation: Mapping[str, Any]) -> SamplingParams:
-    """Sampling defaults of generation_config.json (where it asks for sampling), else the neutral ones."""
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    kept = {n: generation[n] for n in names if isinstance(generation.get(n), (int, float))}
-    if generation.get("do_sample") is False:
-        kept = {"temperature": 0.0}
-    return SamplingParams(**kept)
 
 
 def _ids(value: Any) -> list[int]:

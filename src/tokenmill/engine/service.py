@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import queue
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.core.errors import EngineDeadError, ParameterError, SequenceError, UserError
+from tokenmill.core.errors import BusyError, EngineDeadError, ParameterError, SequenceError, UserError
 from tokenmill.core.request import Request, TextDelta, TokenDelta
 from tokenmill.engine.build import Built
+from tokenmill.engine.deliveries import Deliveries
 from tokenmill.engine.loop import EngineLoop
-from tokenmill.engine.outputs import OutputProcessor
-from tokenmill.engine.wire import Add, Command, News, Report
+from tokenmill.engine.wire import Add, Command, News, Refused, Report
 
+log = logging.getLogger("tokenmill.engine")
 Inbox = asyncio.Queue[TextDelta | UserError]
+ByLoop = dict[asyncio.AbstractEventLoop, list[tuple[Inbox, TextDelta | UserError]]]
 
 
 @dataclass(slots=True)
@@ -41,7 +45,12 @@ class Service:
     def __init__(self, built: Built) -> None:
         self.built = built
         self.engine = built.engine
-        self.processor = OutputProcessor(built.tokenizer)
+        self.deliveries = Deliveries(
+            built.tokenizer,
+            lambda name, index: self.engine.abort(name, index),
+            lambda name: self._mistake(name),
+        )
+        self.coming: ByLoop = {}
         self.callers: dict[str, Caller] = {}
         self.commands: queue.SimpleQueue[Add | Callable[[], None] | None] = queue.SimpleQueue()
         self.dead: str | None = None
@@ -138,43 +147,72 @@ class Service:
                 if item is None:
                     return None
                 if not isinstance(item, Add):
-                    item()
-                elif not self.callers[item.request.id].gone:  # else the caller left before the engine heard of it
-                    self.processor.add(item.request)
-                    found.append(item)
+                    self._call(item)
+                else:
+                    self.deliveries.safely(item.request.id, self._begin, item, found)
                 item = self.commands.get_nowait()
         return found
 
+    def _begin(self, command: Add, found: list[Command]) -> None:
+        caller = self.callers.get(command.request.id)
+        if caller is not None and not caller.gone:  # else the caller left before the engine heard of it
+            self.deliveries.add(command.request, self._sort)
+            found.append(command)
+
+    def _call(self, function: Callable[[], None]) -> None:
+        try:
+            function()
+        except Exception:
+            log.exception("a caller's wish could not be fulfilled")
+
+    def _mistake(self, request_id: str) -> None:
+        """To be called where an exception is handled: the request that it concerns ends, and nothing else."""
+        log.exception("what concerns one request could not be handled")
+        kind = type(sys.exception()).__name__
+        self._call(lambda: self._fail(request_id, f"it could not be handled ({kind})"))
+
     def _heard(self, news: News) -> None:
         assert isinstance(news, Report)
-        for name, message, param in news.refused:
-            self.processor.drop(name)
-            if name in self.callers:
-                caller = self.callers[name]
-                self._post({caller.loop: [(caller.inbox, UserError(message, param=param))]})
+        for refused in news.refused:
+            self.deliveries.safely(refused.request_id, self._refuse, refused)
+        for name, message in news.failed.items():
+            self.deliveries.safely(name, self._fail, name, message)
         self._deliver(news.deltas)
-        for name, index in self.processor.stopped:
-            self.engine.abort(name, index)
-        self.processor.stopped.clear()
+
+    def _refuse(self, refused: Refused) -> None:
+        self.deliveries.drop(refused.request_id)
+        caller = self.callers.get(refused.request_id)
+        if caller is not None:
+            kind = BusyError if refused.busy else UserError
+            self._post({caller.loop: [(caller.inbox, kind(refused.message, param=refused.param))]})
+
+    def _fail(self, request_id: str, message: str) -> None:
+        """Terminal deltas for every output that has none."""
+        self.deliveries.drop(request_id)
+        caller = self.callers.get(request_id)
+        if caller is not None:
+            self._post({caller.loop: [(caller.inbox, delta) for delta in _ends(request_id, caller, message)]})
+            caller.left = 0
+        self.loop.abort(request_id)
 
     def _leave(self, request_id: str) -> None:
         self.loop.abort(request_id)
-        self.processor.drop(request_id)
+        self.deliveries.drop(request_id)
         self.callers.pop(request_id, None)
 
     def _deliver(self, deltas: list[TokenDelta]) -> None:
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Inbox, TextDelta | UserError]]] = {}
-        for delta in self.processor.process(deltas):
-            caller = self.callers.get(delta.request_id)
-            if delta.finish_reason is not None and caller is not None:
-                caller.left -= 1
-            if caller is None or caller.left == 0:
-                self.processor.drop(delta.request_id)
-            if caller is not None:
-                by_loop.setdefault(caller.loop, []).append((caller.inbox, delta))
-        self._post(by_loop)
+        self.deliveries.deliver(deltas)
+        coming, self.coming = self.coming, {}
+        self._post(coming)
 
-    def _post(self, by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Inbox, TextDelta | UserError]]]) -> None:
+    def _sort(self, delta: TextDelta) -> None:
+        """Each event loop is woken once for all that a step brought."""
+        caller = self.callers.get(delta.request_id)
+        if caller is not None:
+            caller.left -= delta.finish_reason is not None
+            self.coming.setdefault(caller.loop, []).append((caller.inbox, delta))
+
+    def _post(self, by_loop: ByLoop) -> None:
         for loop, items in by_loop.items():
             with contextlib.suppress(RuntimeError):  # that loop is closed: nobody is left to tell
                 loop.call_soon_threadsafe(_put_all, items)
@@ -183,15 +221,17 @@ class Service:
         """Every open request ends with an error, whatever happened."""
         self.dead = self.dead or reason
         for name, caller in list(self.callers.items()):
-            ended = [
-                TextDelta(request_id=name, index=i, finish_reason="error", error=reason) for i in range(caller.left)
-            ]
-            self._post({caller.loop: [(caller.inbox, delta) for delta in ended]})
+            self._post({caller.loop: [(caller.inbox, delta) for delta in _ends(name, caller, reason)]})
         with contextlib.suppress(queue.Empty):
             while True:  # whoever waits for a call must hear of it
                 item = self.commands.get_nowait()
                 if callable(item):
-                    item()
+                    self._call(item)
+
+
+def _ends(name: str, caller: Caller, reason: str) -> list[TextDelta]:
+    """One error for each output that is still to end."""
+    return [TextDelta(request_id=name, index=i, finish_reason="error", error=reason) for i in range(caller.left)]
 
 
 def _put_all(items: list[tuple[Inbox, TextDelta | UserError]]) -> None:

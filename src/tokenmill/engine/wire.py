@@ -1,14 +1,17 @@
 """What crosses between an engine's loop and its users. Owns: message types; msgpack, never pickle. One report per step.
 
-Must not know: how messages travel.
+A report speaks of many requests: what cannot be encoded or read of it fails the request that it belongs to, and no
+other. Must not know: how messages travel.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import msgspec
 
+from tokenmill.core.errors import ParameterError
 from tokenmill.core.request import Request, TokenDelta
 
 
@@ -30,6 +33,12 @@ class Abort(msgspec.Struct, tag="abort"):
 
     request_id: str
     index: int | None = None
+
+
+class Broken(msgspec.Struct, tag="broken"):
+    """A command about this request came, and could not be read. Made where it arrives; never sent."""
+
+    request_id: str
 
 
 class Stop(msgspec.Struct, tag="stop"):
@@ -80,24 +89,111 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     open_files: int = 0
 
 
+class Beat(msgspec.Struct, tag="beat"):
+    """The engine works on one step for long; `done` grows while it gets on."""
+
+    done: int
+
+
+class Refused(msgspec.Struct):
+    """A request that was not accepted; `busy`: not its fault, it may come again."""
+
+    request_id: str
+    message: str
+    param: str | None = None
+    busy: bool = False
+
+
 class Report(msgspec.Struct, tag="report", omit_defaults=True):
-    """What one step brought. `refused` holds (request id, message, param); `prefilled` says how many prompt tokens of a
-    request are computed or were cached, when a step has brought more; `preempted` counts by request id, when new
-    preemptions have happened."""
+    """What one step brought. `failed` are requests that our own mistakes ended, with what to say; `prefilled` says how
+    many prompt tokens of a request are computed or were cached, when a step has brought more; `preempted` counts by
+    request id, when new preemptions have happened."""
 
     deltas: list[TokenDelta] = []
     started: list[str] = []
     accepted: list[str] = []
-    refused: list[tuple[str, str, str | None]] = []
+    refused: list[Refused] = []
+    failed: dict[str, str] = {}
     preempted: dict[str, int] = {}
     prefilled: dict[str, int] = {}
     tokens: int = 0
     stats: EngineStats | None = None
 
 
-Command = Add | Abort | Stop
-News = Ready | Failed | Report
+Command = Add | Abort | Broken | Stop
+News = Ready | Failed | Beat | Report
+T = TypeVar("T")
 
 encode = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode
 decode_news = msgspec.msgpack.Decoder(News).decode
+UNSENT = "what it said could not be sent"
+UNREAD = "what it said could not be read"
+
+
+def check_carried(command: Command) -> None:
+    """Refuse what an engine cannot be sent, such as integers beyond 64 bits, while its caller still waits."""
+    try:
+        encode(command)
+    except Exception as error:
+        what = "an integer beyond 64 bits" if isinstance(error, OverflowError) else type(error).__name__
+        raise ParameterError(f"The request cannot be sent to the engine: it holds {what}.") from error
+
+
+def encode_news(news: News) -> bytes:
+    """News as bytes; what cannot be encoded of a report fails its own requests."""
+    try:
+        return encode(news)
+    except Exception:
+        if not isinstance(news, Report):
+            raise
+        return encode(_split(msgspec.structs.asdict(news), _encodes, UNSENT))
+
+
+def read_news(data: bytes) -> News:
+    """News from bytes; what cannot be read of a report fails its own requests."""
+    try:
+        return decode_news(data)
+    except Exception:
+        found = msgspec.msgpack.decode(data, strict=False)
+        if not isinstance(found, dict) or found.get("type") != "report":
+            raise
+        return _split(found, msgspec.convert, UNREAD)
+
+
+def _encodes(value: Any, wanted: type[T]) -> T:
+    encode(value)
+    return value
+
+
+def _split(parts: dict[str, Any], take: Callable[[Any, Any], Any], why: str) -> Report:
+    """A report of all that `take` takes, one by one."""
+    made = Report()
+
+    def keep(items: Iterable[Any], kind: Any, name: Callable[[Any], Any]) -> list[Any]:
+        kept = []
+        for item in items:
+            try:
+                kept.append(take(item, kind))
+            except Exception:
+                made.failed[str(name(item)).encode(errors="replace").decode()] = why
+        return kept
+
+    made.deltas = keep(parts.get("deltas", ()), TokenDelta, _request_of)
+    made.refused = keep(parts.get("refused", ()), Refused, _request_of)
+    made.started = keep(parts.get("started", ()), str, str)
+    made.accepted = keep(parts.get("accepted", ()), str, str)
+    for field, kind in (("preempted", int), ("prefilled", int), ("failed", str)):
+        pairs = keep(parts.get(field, {}).items(), tuple[str, kind], lambda pair: pair[0])  # type: ignore[valid-type]
+        getattr(made, field).update(pairs)
+    made.stats = next(iter(keep([parts.get("stats")], EngineStats | None, _nobody)), None)
+    made.tokens = next(iter(keep([parts.get("tokens", 0)], int, _nobody)), 0)
+    return made
+
+
+def _nobody(item: Any) -> str:
+    return ""
+
+
+def _request_of(item: Any) -> Any:
+    return item.get("request_id") if isinstance(item, dict) else item.request_id

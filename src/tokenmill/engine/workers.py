@@ -11,6 +11,7 @@ import multiprocessing
 import queue
 import signal
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable
@@ -22,11 +23,15 @@ import msgspec
 
 from tokenmill.core.config import calm_threads
 from tokenmill.core.errors import EngineDeadError, ModelError, UserError
+from tokenmill.core.protocols import Ticket
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
-from tokenmill.engine.executor import answer
+from tokenmill.engine.executor import FailedTicket, answer, operations
+from tokenmill.process.parent import end_with_parent, starts_last
 from tokenmill.runner.runner import Runner
 
-PLAN, LATE, CONTROL, RESULT, FAILED = b"p", b"l", b"c", b"r", b"f"
+PLAN, LATE, CONTROL, RESULT, FAILED, BEAT = b"p", b"l", b"c", b"r", b"f", b"b"
+BEAT_S = 1.0
+"""How often a worker that is busy says how far it is."""
 INLINE = 64 << 10
 """Bytes of a result that a pipe takes at once, even when another one lies in it."""
 START_TIMEOUT_S = 600.0
@@ -59,10 +64,24 @@ class ProcessExecutor:
     chains: bool = True
     encoder: msgspec.msgpack.Encoder = field(default_factory=msgspec.msgpack.Encoder)
     early: deque[bytes] = field(default_factory=deque)
+    failed_epoch: int = -1
+    operations: int = 0
 
-    def submit(self, plan: StepPlan) -> ProcessTicket:
-        self._send(PLAN + self.encoder.encode(plan))
+    def submit(self, plan: StepPlan) -> Ticket:
+        """A plan that cannot be encoded fails as a step would: whose fault it is is found out by smaller steps."""
+        try:
+            if plan.epoch == self.failed_epoch:
+                return FailedTicket(plan.id, "an earlier step failed")
+            message = PLAN + self.encoder.encode(plan)
+        except Exception as error:
+            self.failed_epoch = plan.epoch
+            return FailedTicket(plan.id, f"the step could not be sent ({type(error).__name__})")
+        self._send(message)
         return ProcessTicket(self, plan.id)
+
+    def progress(self) -> int:
+        """Operations of the worker so far, as it last said."""
+        return self.operations
 
     def supply(self, plan_id: int, inputs: LateInputs) -> None:
         assert not inputs.processors, "admission keeps Python callables out of other processes"
@@ -87,7 +106,7 @@ class ProcessExecutor:
             self.pipe.close()
         self.process.join(STOP_TIMEOUT_S)
         if self.process.is_alive():
-            self.process.terminate()
+            self.process.kill()
             self.process.join(STOP_TIMEOUT_S)
 
     def _send(self, message: bytes) -> None:
@@ -97,11 +116,14 @@ class ProcessExecutor:
             raise EngineDeadError("the model's process is gone") from error
 
     def _read(self) -> tuple[bytes, bytes]:
-        try:
-            message = self.pipe.recv_bytes()
-        except (EOFError, OSError) as error:
-            raise EngineDeadError("the model's process is gone") from error
-        return message[:1], message[1:]
+        while True:
+            try:
+                message = self.pipe.recv_bytes()
+            except (EOFError, OSError) as error:
+                raise EngineDeadError("the model's process is gone") from error
+            if message[:1] != BEAT:
+                return message[:1], message[1:]
+            self.operations = msgspec.msgpack.decode(message[1:])
 
 
 def start_worker(load: Callable[..., tuple[Runner, dict[str, Any]]], config: Any) -> tuple[Any, Connection, dict]:
@@ -109,7 +131,9 @@ def start_worker(load: Callable[..., tuple[Runner, dict[str, Any]]], config: Any
     calm_threads()
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_main, args=(theirs, load, config), daemon=True, name="tokenmill-worker")
+    process = context.Process(
+        target=_main, args=(theirs, load, config, starts_last()), daemon=True, name="tokenmill-worker"
+    )
     try:
         process.start()
     except RuntimeError as error:
@@ -136,7 +160,8 @@ def start_worker(load: Callable[..., tuple[Runner, dict[str, Any]]], config: Any
     return process, ours, msgspec.msgpack.decode(message[1:])
 
 
-def _main(pipe: Connection, load: Callable[..., tuple[Runner, dict[str, Any]]], config: Any) -> None:
+def _main(pipe: Connection, load: Callable[..., tuple[Runner, dict[str, Any]]], config: Any, lasting: bool) -> None:
+    end_with_parent(lasting)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it may want to go on
     try:
         runner, facts = load(config)
@@ -159,10 +184,12 @@ class _Sender:
         self.pipe = pipe
         self.large: queue.Queue[bytes] = queue.Queue()
         self.thread: threading.Thread | None = None
+        self.turn = threading.Lock()
 
     def send(self, message: bytes) -> None:
         if len(message) <= INLINE and not self.large.unfinished_tasks:
-            self.pipe.send_bytes(message)
+            with self.turn:
+                self.pipe.send_bytes(message)
             return
         self.large.put(message)
         if self.thread is None:
@@ -172,7 +199,9 @@ class _Sender:
     def _run(self) -> None:
         with contextlib.suppress(OSError, ValueError):  # the parent is gone: the reader finds out
             while True:
-                self.pipe.send_bytes(self.large.get())
+                message = self.large.get()
+                with self.turn:
+                    self.pipe.send_bytes(message)
                 self.large.task_done()
 
 
@@ -182,21 +211,24 @@ def _serve(pipe: Connection, runner: Runner) -> None:
     late: dict[int, LateInputs] = {}
     read_plan = msgspec.msgpack.Decoder(StepPlan)
     read_late = msgspec.msgpack.Decoder(tuple[int, dict[int, bytes]])
-    encode = msgspec.msgpack.Encoder().encode
     send = _Sender(pipe).send
+    busy = threading.Event()
+    threading.Thread(target=_beat, args=(runner, send, busy), name="tokenmill-beat", daemon=True).start()
     begun = None
     while True:
         while plans and (begun is None or not plans[0].late or plans[0].id in late):
+            busy.set()
             if begun is None:
                 begun = runner.begin(plans[0])
             if plans[0].late and plans[0].id not in late:
                 break
             runner.sample(begun, late.pop(plans[0].id, None))
-            send(RESULT + encode(runner.finish(begun)))
+            send(RESULT + _encoded(runner.finish(begun)))
             plans.popleft()
             begun = None
             if pipe.poll(0):
                 break
+        busy.clear()
         message = pipe.recv_bytes()
         kind, body = message[:1], message[1:]
         if kind == PLAN:
@@ -205,4 +237,25 @@ def _serve(pipe: Connection, runner: Runner) -> None:
             plan_id, masks = read_late.decode(body)
             late[plan_id] = LateInputs(masks=masks)
         else:
-            send(CONTROL + encode(answer(runner, msgspec.msgpack.decode(body))))
+            send(CONTROL + msgspec.msgpack.encode(answer(runner, msgspec.msgpack.decode(body))))
+
+
+def _encoded(result: StepResult) -> bytes:
+    """A result that cannot be encoded fails as its step would."""
+    try:
+        return msgspec.msgpack.encode(result)
+    except Exception as error:
+        failure = f"the step's result could not be sent ({type(error).__name__})"
+        return msgspec.msgpack.encode(StepResult(plan_id=result.plan_id, failure=failure))
+
+
+def _beat(runner: Runner, send: Callable[[bytes], None], busy: threading.Event) -> None:
+    """While plans run, say how far they are: whoever waits for a result does not see it otherwise."""
+    said = -1
+    with contextlib.suppress(OSError, ValueError):  # the parent is gone
+        while busy.wait():
+            time.sleep(BEAT_S)
+            done = operations(runner)
+            if busy.is_set() and done != said:
+                send(BEAT + msgspec.msgpack.encode(done))
+                said = done

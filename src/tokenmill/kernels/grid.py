@@ -38,10 +38,15 @@ def grid_linear(x: Tensor, q: Tensor, scales: Tensor, bias: Tensor | None = None
     for start in range(0, columns, ACTIVATION_GROUP):
         part = x[:, start : start + ACTIVATION_GROUP].float()
         top = part.abs().amax(-1, keepdim=True)
-        rounded = torch.where(top > 0, part * (127.0 / top), 0.0).round()
+        rounded = torch.where(top > 0, part * _inverse_step(top), 0.0).round()
         dots = rounded @ q[:, start : start + ACTIVATION_GROUP].float().T
         y += dots * scales[:, start // group].float() * (top / 127.0)
     return (y if bias is None else y + bias.float()).to(x.dtype)
+
+
+def _inverse_step(top: Tensor) -> Tensor:
+    """127 / top, truly divided as the native kernels do; a number divided by a tensor is its reciprocal times it."""
+    return torch.full_like(top, 127.0) / top
 
 
 def affine_linear(x: Tensor, q: Tensor, scale: Tensor, offset: Tensor | None, bias: Tensor | None = None) -> Tensor:
@@ -56,7 +61,7 @@ def affine_linear(x: Tensor, q: Tensor, scale: Tensor, offset: Tensor | None, bi
     for start in range(0, q.shape[1], ACTIVATION_GROUP):
         part = x[:, start : start + ACTIVATION_GROUP].float()
         top = part.abs().amax(-1, keepdim=True)
-        rounded = torch.where(top > 0, part * (127.0 / top), 0.0).round()
+        rounded = torch.where(top > 0, part * _inverse_step(top), 0.0).round()
         step = top / 127.0
         for at in range(start, start + part.shape[1], group):
             some = rounded[:, at - start : at - start + group]

@@ -255,6 +255,30 @@ class ReferenceKernels:
         length.index_add_(0, row_ids, torch.ones_like(row_ids))
         computed.index_add_(0, row_ids, torch.ones_like(row_ids))
 
+    def accept_(
+        self, grants: Tensor, most: int, marked: Tensor, tokens: Tensor, length: Tensor, computed: Tensor
+    ) -> Tensor:
+        """grants [3, S] int64: rows, the first line of each, and how many drafts it tried (at most `most`), which lie
+        behind its known tokens. A row has a line more than drafts; marked [n]: each line's sample, ~id if it is bad.
+        Samples stand up to and including the first that is not its draft, and a bad one only if it is the row's
+        first: they become known tokens. Then computed = length - 1, length being the new one. -> how many stand [S].
+
+        (What follows a wrong draft is no part of the text; a bad line that is fails again, as its row's first.)"""
+        self.count("accept_")
+        row_ids, first, tried = grants
+        known = length[row_ids]
+        ahead = torch.arange(most, device=marked.device)
+        lines = (first[:, None] + ahead).clamp_(max=marked.shape[0] - 1)
+        places = (known[:, None] + ahead).clamp_(max=tokens.shape[1] - 1)
+        same = (marked[lines] == tokens[row_ids[:, None], places]) & (ahead < tried[:, None])
+        right = same.long().cumprod(1).sum(1)
+        last = marked[first + right]
+        tokens[row_ids, known + right] = torch.where(last < 0, ~last, last).to(torch.int32)
+        kept = right + ((last >= 0) | (right == 0))
+        length[row_ids] = known + kept
+        computed[row_ids] = known + kept - 1
+        return kept
+
     def copy_blocks_(self, kv: list[KVView], src: list[int], dst: list[int]) -> None:
         """Copy whole blocks in each of these layers' pages; every source is read before any is written."""
         self.count("copy_blocks_")

@@ -80,7 +80,7 @@ class BlockTables:
         assert isinstance(start, Node)
         if start.parent is not None and start.parent.children.get(start.key) is not start:
             return 0  # our own place in the tree was evicted or retracted
-        path = cache.walk(start, seq.tokens, position, limit)
+        path = cache.walk(start, seq.keys, position, limit)
         if not path:
             return 0
         before = _ancestors(start)
@@ -197,6 +197,9 @@ class BlockTables:
         """Make full blocks of known tokens in positions [published, upto) matchable; -> nodes that are new."""
         size = self.block_size
         new: list[object] = []
+        if seq.published + size > upto or seq.node is None:
+            return new
+        keys = seq.keys
         while seq.published + size <= upto and seq.node is not None:
             node = seq.node
             assert isinstance(node, Node)
@@ -205,7 +208,7 @@ class BlockTables:
                 break
             start = seq.published
             blocks = [self._block_at(table, start) for table in seq.tables]
-            seq.node, fresh = self.cache.add(node, tuple(seq.tokens[start : start + size]), blocks)
+            seq.node, fresh = self.cache.add(node, tuple(keys[start : start + size]), blocks)
             if fresh:
                 new.append(seq.node)
             seq.published += size

@@ -19,6 +19,15 @@ from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import RopeSpec
 from tokenmill.layers.build import Build
 
+_NAMES = frozenset(
+    {
+        *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"),
+        *("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+        *("short_factor", "long_factor", "low_freq_factor", "high_freq_factor", "finetuned"),
+    }
+)
+"""Every name in an object of rope settings."""
+
 
 @dataclass(frozen=True, slots=True)
 class RopeSettings:
@@ -49,12 +58,14 @@ class RopeSettings:
 def rope_settings(
     config: Mapping[str, Any], head_dim: int, *, layer_type: str | None = None, theta: float = 10000.0
 ) -> RopeSettings:
-    """Both spellings -> one. `theta` is the family's default base."""
-    given = _object(config, "rope_parameters")
-    if any(isinstance(value, dict) for value in given.values()):
-        given = _object(given, layer_type or "")
-    values = {**_object(config, "rope_scaling"), **given}
+    """Both spellings -> one; where a config has both, the older one counts. `theta` is the family's default base."""
+    values = _object(config, "rope_scaling") or _object(config, "rope_parameters")
+    if any(isinstance(value, dict) for value in values.values()):
+        if layer_type is None:
+            raise ModelError("config.json: rope parameters by kind of layer are not supported in this architecture.")
+        values = _object(values, layer_type)
     kind = str(values.get("rope_type") or values.get("type") or "default")
+    _check_names(kind, values)
     longest = _number("max_position_embeddings", config.get("max_position_embeddings") or 2048, low=1)
     name = "original_max_position_embeddings"
     partial = values.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
@@ -63,9 +74,18 @@ def rope_settings(
         theta=_number("rope_theta", values.get("rope_theta") or config.get("rope_theta") or theta, low=1.0),
         dim=int(head_dim * _number("partial_rotary_factor", partial, high=1.0)),
         max_positions=int(longest),
-        original_positions=int(_number(name, values.get(name) or config.get(name) or longest, low=2)),
+        original_positions=int(_number(name, config.get(name) or values.get(name) or longest, low=2)),
         values=tuple(sorted((k, _frozen(v)) for k, v in values.items())),
     )
+
+
+def _check_names(kind: str, values: Mapping[str, Any]) -> None:
+    """Refuse what would be dropped: nothing in this object is there for any other purpose."""
+    for name, value in values.items():
+        if name not in _NAMES and value is not None:
+            raise ModelError(f"config.json: {name!r} of the rope scaling is not supported.")
+    if kind == "default" and values.get("factor") not in (None, 1, 1.0):
+        raise ModelError("config.json: the rope scaling has a 'factor' but no 'rope_type'.")
 
 
 def _object(config: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -120,7 +140,7 @@ def frequencies(settings: RopeSettings, positions: int) -> tuple[Tensor, float]:
 def attention_gain(settings: RopeSettings) -> float:
     """The factor on the softmax scale that `mscale_all_dim` asks for (DeepSeek), else 1."""
     everywhere = settings.value("mscale_all_dim", 0.0)
-    if settings.kind != "yarn" or not everywhere:
+    if settings.kind == "default" or not everywhere:
         return 1.0
     return _mscale(_factor(settings), everywhere) ** 2
 

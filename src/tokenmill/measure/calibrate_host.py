@@ -26,9 +26,9 @@ from tokenmill.device.graphs import Recording
 from tokenmill.device.memory import peak_bytes
 from tokenmill.engine.llm import LLM
 from tokenmill.measure.closed import closed_loop
-from tokenmill.runner.recorded import DecodeRecorder
+from tokenmill.runner.ragged import TOKENS
+from tokenmill.runner.recorder import Graphs, RecordedSteps
 from tokenmill.runner.runner import Runner
-from tokenmill.runner.short import TOKENS, ShortRecorder
 
 _TINY = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 64,
@@ -173,8 +173,10 @@ def _steps(
 def _recorded(llm: LLM, rows: int, tokens: int) -> tuple[float, float]:
     """Seconds of the device for the recorded steps of so many rows, and so many prompt tokens; 0: not recorded."""
     runner: Runner = llm.engine.executor.runner  # type: ignore[attr-defined]
-    decoding = runner.recorder.made if isinstance(runner.recorder, DecodeRecorder) else {}
-    prompting = runner.short.made if isinstance(runner.short, ShortRecorder) else {}
+    graphs = [
+        r.recordings.made for r in runner.recorders if isinstance(r, RecordedSteps) if isinstance(r.recordings, Graphs)
+    ]
+    decoding, prompting = graphs or ({}, {})
     steps = sorted(key for key in decoding if key[0] >= rows)
     prompts = sorted(key for key in prompting if key[0] >= tokens and key[1] > rows)
     return _replayed(decoding[steps[0]]) if steps else 0.0, _replayed(prompting[prompts[0]]) if prompts else 0.0

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tokenmill.core.config import EngineConfig, all_options, override
-from tokenmill.core.errors import ModelError, UserError
+from tokenmill.core.errors import NoWeightsError, UserError
 from tokenmill.core.forward import KVFormat
 from tokenmill.engine import build
 from tokenmill.engine.source import ModelSource
@@ -117,7 +117,7 @@ def read_model(config: EngineConfig, kind: str, ranks: int = 1, source: ModelSou
     if config.model.load_format != "dummy":
         try:
             checkpoint = source.checkpoint(config.model.load_format, seed=0, device="cpu")
-        except (ModelError, UserError):
+        except NoWeightsError:
             notes.append("there are no weight files: shapes come from the configuration alone")
             if raw.get("quantization_config"):
                 raise UserError(

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from tokenmill import __version__
 from tokenmill.core.errors import ParameterError, TokenmillError
-from tokenmill.core.request import Request, SamplingParams
+from tokenmill.core.request import Request, SamplingParams, TextDelta
 from tokenmill.core.step import StepPlan
 from tokenmill.device.memory import describe, peak_bytes
 from tokenmill.engine.llm import LLM
@@ -180,30 +180,30 @@ def _run(llm: LLM, jobs: list[Job], detokenize: bool, progress: Progress) -> dic
 
 def _drive(llm: LLM, jobs: list[Job], detokenize: bool, progress: Progress) -> list[Trace]:
     """Submit all, step until all have ended; -> one trace per job."""
-    engine, processor = llm.engine, llm.processor
+    driver = llm.driver
     requests = [_request(number, ids, count, detokenize) for number, (ids, count) in enumerate(jobs)]
     traces = {request.id: Trace() for request in requests}
     left = len(requests)
     start = time.perf_counter()
+
+    def hear(delta: TextDelta) -> None:
+        nonlocal left
+        trace, now = traces[delta.request_id], time.perf_counter() - start
+        if delta.token_ids:
+            trace.marks.append((now, len(delta.token_ids)))
+        if delta.finish_reason is not None:
+            if delta.error is not None:
+                raise TokenmillError(f"Request {int(delta.request_id) + 1} failed: {delta.error}")
+            trace.end = now
+            progress.advance()
+            left -= 1
+
     for request in requests:
-        processor.add(request)
-        engine.add(request)
+        driver.add(request, hear)
     while left:
-        deltas = processor.process(engine.step())
-        now = time.perf_counter() - start
-        for delta in deltas:
-            trace = traces[delta.request_id]
-            if delta.token_ids:
-                trace.marks.append((now, len(delta.token_ids)))
-            if delta.finish_reason is not None:
-                if delta.error is not None:
-                    raise TokenmillError(f"Request {int(delta.request_id) + 1} failed: {delta.error}")
-                trace.end = now
-                processor.drop(delta.request_id)
-                progress.advance()
-                left -= 1
-    while engine.has_work:
-        engine.step()
+        driver.step()
+    while driver.engine.has_work:
+        driver.step()
     for (_, count), trace in zip(jobs, traces.values(), strict=True):
         assert trace.count == count, f"a request of {count} tokens gave {trace.count}"
     return list(traces.values())

@@ -23,8 +23,6 @@ def build(c: ModelConfig, b: Build) -> Decoder:
     sizes = Sizes(vocab=c.need("vocab_size", int), hidden=hidden, layers=depth, tied=tied)
     count = c.first(("n_head", "num_attention_heads"), int)
     heads = Heads(count, count, head_size(c, hidden, count))
-    if c.get("apply_residual_connection_post_layernorm", bool, False):
-        raise c.refuse("apply_residual_connection_post_layernorm", "is not supported.")
     norm = layer_norm(hidden, c.get("layer_norm_epsilon", float, 1e-5, low=0.0))
     slopes = local_heads(b, alibi_slopes(count)).to(b.device)
 

@@ -37,7 +37,7 @@ def read_heads(c: ModelConfig) -> Heads:
     heads = c.need("num_attention_heads", int)
     kv_heads = c.get("num_key_value_heads", int, heads)
     check_heads(heads, kv_heads)
-    dim = c.get("head_dim", int, 0, low=0) or c.need("hidden_size", int) // heads
+    dim = c.get("head_dim", int, 0) or c.need("hidden_size", int) // heads
     return Heads(heads, kv_heads, dim)
 
 
@@ -48,33 +48,45 @@ def head_size(c: ModelConfig, hidden: int, heads: int) -> int:
     return hidden // heads
 
 
-def read_rope(c: ModelConfig, dim: int, *, layer_type: str | None = None, theta: float = 10000.0) -> RopeSettings:
-    """Rotary settings of the whole model or of one layer type."""
-    return rope_settings(c.data, dim, layer_type=layer_type, theta=theta)
+def read_rope(c: ModelConfig, dim: int, *, partial: bool = False) -> RopeSettings:
+    """Rotary settings of the whole model; only some families rotate a part of each head."""
+    found = rope_settings(c.data, dim)
+    if found.dim != dim and not partial:
+        raise ModelError(f"config.json: 'partial_rotary_factor' is not supported in {c.architecture}.")
+    return found
 
 
-def read_act(c: ModelConfig, *, gated: bool, default: str | None = None) -> Act:
+def read_act(c: ModelConfig, *, gated: bool, default: str, key: str = "hidden_act") -> Act:
     """The feed-forward activation; gated ones must have a gated kernel."""
-    name = activation(c, ("hidden_activation", "hidden_act", "activation_function", "activation"), default)
+    name = activation(c, key, default)
     if gated and name not in ("silu", "gelu", "gelu_tanh"):
-        raise c.refuse("hidden_act", "is not supported in gated layers.")
+        raise c.refuse(key, "is not supported in gated layers.")
     return cast(Act, f"{name}_mul" if gated else name)
+
+
+def read_top_k(c: ModelConfig, count: int, default: int, *names: str) -> int:
+    """How many of `count` experts a token is sent to."""
+    top_k = c.first(("num_experts_per_tok", *names), int, default)
+    if top_k > count:
+        raise ModelError(f"config.json: 'num_experts_per_tok' = {top_k} is more than the {count} experts.")
+    return top_k
 
 
 def layer_type(c: ModelConfig, index: int, default: str) -> str:
     """ "full_attention" or "sliding_attention", from `layer_types` where the config has it."""
-    kinds = c.get("layer_types", list, [])
-    if not kinds:
+    if not c.has("layer_types"):
         return default
-    if index >= len(kinds) or kinds[index] not in ("full_attention", "sliding_attention"):
+    kinds = c.need("layer_types", list)
+    if len(kinds) != c.need("num_hidden_layers", int):
+        raise c.refuse("layer_types", "has not one entry for each of num_hidden_layers.")
+    if kinds[index] not in ("full_attention", "sliding_attention"):
         raise c.refuse("layer_types", f"says nothing usable about layer {index}.")
     return str(kinds[index])
 
 
-def read_window(c: ModelConfig, index: int, default: str) -> int:
-    """The window of one layer; 0: it sees everything."""
-    sliding = layer_type(c, index, default) == "sliding_attention"
-    return c.get("sliding_window", int, 0, low=0) if sliding else 0
+def read_window(c: ModelConfig) -> int:
+    """The window of layers that have one; 0: they see everything."""
+    return c.get("sliding_window", int, 0)
 
 
 def rms(c: ModelConfig, name: str, *, offset: float = 0.0) -> Callable[[Build], NormSpec]:

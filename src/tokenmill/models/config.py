@@ -1,6 +1,6 @@
 """Reading a model's config.json. Owns: presence, types and bounds of every value a model needs, told by name.
 
-Surplus keys are ignored, unusable values are refused before anything is allocated. Knows nothing of tensors.
+Unusable values are refused before anything is allocated. Knows nothing of tensors.
 """
 
 from __future__ import annotations
@@ -26,13 +26,17 @@ _WORDS = {
 
 
 class ModelConfig:
-    """A checked view of one JSON object; `path` is where it sits in the file ("" at the top)."""
+    """A checked view of one JSON object; `path` is where it sits in the file ("" at the top).
 
-    def __init__(self, data: Mapping[str, Any], path: str = "") -> None:
+    Absent keys have their defaults already (`models/fields.py`): the defaults of `get` are what null means.
+    """
+
+    def __init__(self, data: Mapping[str, Any], path: str = "", architecture: str = "") -> None:
         if not isinstance(data, Mapping):
             raise ModelError(f"config.json: {path or 'the file'} must hold an object, not {type(data).__name__}.")
         self.data = data
         self.path = path
+        self.architecture = architecture
 
     def has(self, name: str) -> bool:
         """True if the key exists and is not null."""
@@ -49,12 +53,15 @@ class ModelConfig:
         return self._check(name, self.data[name], kind, low, high) if self.has(name) else default
 
     def first(self, names: Iterable[str], kind: type[T], default: T | None = None) -> T:
-        """The value of the first of these keys that exists (one thing under several names)."""
+        """The value of the one of these keys that exists: one thing under several names, which must agree."""
         names = list(names)
-        for name in names:
-            if self.has(name):
-                return self.need(name, kind)
-        return self.need(names[0], kind) if default is None else default
+        found = [name for name in names if self.has(name)]
+        if not found:
+            return self.need(names[0], kind) if default is None else default
+        for other in found[1:]:
+            if self.data[other] != self.data[found[0]]:
+                raise self.refuse(other, f"contradicts '{found[0]}' = {self.data[found[0]]!r}.")
+        return self.need(found[0], kind)
 
     def choice(self, name: str, options: Mapping[str, T], default: str | None = None) -> T:
         """options[value]; a value outside is refused by name."""
@@ -98,10 +105,8 @@ ACTIVATIONS = {
 """Activation names of config files -> ours."""
 
 
-def activation(config: ModelConfig, names: Iterable[str], default: str | None = None) -> str:
-    """The activation under the first of these keys that exists."""
-    names = list(names)
-    name = next((n for n in names if config.has(n)), names[0])
+def activation(config: ModelConfig, name: str, default: str) -> str:
+    """The activation under this key."""
     return config.choice(name, ACTIVATIONS, default)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import ForwardContext, ModelSpec, NormSpec
-from tokenmill.core.protocols import Weight
+from tokenmill.core.protocols import Checkpoint, Weight
 from tokenmill.layers.build import Build
 from tokenmill.layers.embedding import Embedding, Head
 
@@ -59,6 +59,8 @@ class Decoder:
         self.is_first, self.is_last = first == 0, last == sizes.layers
         width = ends.width or sizes.hidden
         self.embedding: Embedding | None = None
+        if sizes.tied and self.is_last:
+            _check_tied(b.checkpoint, body.path(f"{ends.embed}.weight"), b.path(f"{ends.head}.weight"))
         if self.is_first or (self.is_last and sizes.tied):
             self.embedding = Embedding(body, ends.embed, (sizes.vocab, width), scale=ends.scale, tied=sizes.tied)
         self.before = ends.before(body) if ends.before is not None and self.is_first else None
@@ -127,6 +129,18 @@ class Decoder:
             rows, values = ctx.embeds
             x = x.index_copy(0, rows, values.to(x.dtype))
         return x if self.before is None else self.before(x, ctx)
+
+
+def _check_tied(checkpoint: Checkpoint, embedding: str, head: str) -> None:
+    """A checkpoint may hold a tied matrix twice; two different ones are no tied matrix."""
+    if not {embedding, head} <= set(checkpoint.names()):
+        return
+    one, other = checkpoint.tensor(embedding), checkpoint.tensor(head)
+    if not one.is_meta and not other.is_meta and not torch.equal(one, other):
+        raise ModelError(
+            f"config.json: 'tie_word_embeddings' is true, but {head} is not the matrix of {embedding}: one of the two "
+            "is damaged, or the head has a matrix of its own and it must be false."
+        )
 
 
 def check_heads(heads: int, kv_heads: int) -> None:

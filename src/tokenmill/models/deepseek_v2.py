@@ -15,7 +15,7 @@ from tokenmill.layers.experts import Experts, load_experts
 from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows
 from tokenmill.layers.mlp import MLP, gated_mlp
 from tokenmill.layers.rope import attention_gain, make_rope
-from tokenmill.models.common import PreNorm, read_act, read_rope, read_sizes, rms
+from tokenmill.models.common import PreNorm, read_act, read_rope, read_sizes, read_top_k, rms
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
 
@@ -37,6 +37,8 @@ class LatentAttention:
         self.kv_a = b.settled(b.weight("kv_a_proj_with_mqa", (self.latent + self.rotated, hidden), bias=bias))
         self.kv_norm = b.norm("kv_a_layernorm", self.latent, _EPS)
         rows = Rows(heads * (self.nope + value), heads)
+        if c.get("num_key_value_heads", int, heads) != heads:
+            raise c.refuse("num_key_value_heads", f"is not supported (only num_attention_heads = {heads}).")
         up = ColumnLinear(b, self.latent, {"kv_b_proj": rows}).weight.dense()
         up = up.view(-1, self.nope + value, self.latent)
         self.into = up[:, : self.nope].transpose(1, 2).contiguous()
@@ -76,17 +78,16 @@ def build(c: ModelConfig, b: Build) -> Decoder:
     """DeepSeek-V2 from its config."""
     sizes, act = read_sizes(c), read_act(c, gated=True, default="silu")
     first, second = rms(c, "input_layernorm"), rms(c, "post_attention_layernorm")
-    dense, every = c.get("first_k_dense_replace", int, 0, low=0), c.get("moe_layer_freq", int, 1)
+    dense, bias = c.get("first_k_dense_replace", int, 0, low=0), c.get("mlp_bias", bool, False)
 
     def layer(body: Build, index: int) -> PreNorm:
         at = body.at(f"layers.{index}")
         attention = LatentAttention(c, at.at("self_attn"), sizes.hidden)
-        routed = index >= dense and index % every == 0 and c.has("n_routed_experts")
         mlp: Experts | MLP
-        if routed:
+        if index >= dense:
             mlp = _experts(c, at.at("mlp"), sizes.hidden)
         else:
-            mlp = gated_mlp(at.at("mlp"), sizes.hidden, c.need("intermediate_size", int), act)
+            mlp = gated_mlp(at.at("mlp"), sizes.hidden, c.need("intermediate_size", int), act, bias=bias)
         return PreNorm(attention, mlp, (first(at), second(at)))
 
     return Decoder(b, b.under("model", "embed_tokens.weight"), sizes, Ends(norm=rms(c, "norm")), layer)
@@ -100,21 +101,23 @@ def _experts(c: ModelConfig, b: Build, hidden: int) -> Experts:
     router = b.exactly(torch.float32).weight("gate", (count, hidden), exact=True)
     weights = load_experts(b.at("experts"), route, hidden, inner)
     shared_count = c.get("n_shared_experts", int, 0, low=0)
-    shared = gated_mlp(b.at("shared_experts"), hidden, inner * shared_count, act) if shared_count else None
+    shared, bias = None, c.get("mlp_bias", bool, False)
+    if shared_count:
+        shared = gated_mlp(b.at("shared_experts"), hidden, inner * shared_count, act, bias=bias)
     return Experts(b, router, route, weights, act, shared=shared, wide_router=True)
 
 
 def _route(c: ModelConfig, count: int) -> RouteSpec:
-    if c.get("scoring_func", str, "softmax") != "softmax":
-        raise c.refuse("scoring_func", "is not supported (only softmax).")
     grouped = c.choice("topk_method", {"greedy": False, "group_limited_greedy": True}, "greedy")
     groups = c.get("n_group", int, 1) if grouped else 1
-    normalise = c.get("norm_topk_prob", bool, False)
+    top_groups, top_k = c.get("topk_group", int, 1, high=groups) if grouped else 1, read_top_k(c, count, count + 1)
+    if count % groups or top_k > count // groups * top_groups:
+        raise c.refuse("n_group", f"and topk_group do not share out {count} experts, {top_k} for a token.")
     return RouteSpec(
         experts=count,
-        top_k=c.get("num_experts_per_tok", int, 6, high=count),
-        normalise=normalise,
-        scale=1.0 if normalise else c.get("routed_scaling_factor", float, 1.0),
+        top_k=top_k,
+        normalise=False,
+        scale=c.get("routed_scaling_factor", float, 1.0),
         groups=groups,
-        top_groups=c.get("topk_group", int, 1, high=groups) if grouped else 1,
+        top_groups=top_groups,
     )

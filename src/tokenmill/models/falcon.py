@@ -21,9 +21,13 @@ def build(c: ModelConfig, b: Build) -> Decoder:
     sizes = read_sizes(c, tied=True)
     hidden, new = sizes.hidden, c.get("new_decoder_architecture", bool, False)
     heads, order = _heads(c, hidden, new)
-    inner, act = c.get("ffn_hidden_size", int, 4 * hidden), read_act(c, gated=False, default="gelu")
-    bias, parallel = c.get("bias", bool, False), new or c.get("parallel_attn", bool, True)
-    two_norms = new and c.get("num_ln_in_parallel_attn", int, 2) == 2
+    inner, act = c.get("ffn_hidden_size", int, 4 * hidden), read_act(c, gated=False, default="gelu", key="activation")
+    bias, parallel = c.get("bias", bool, False), c.get("parallel_attn", bool, True)
+    if new and not parallel:
+        raise c.refuse("parallel_attn", "is not supported with new_decoder_architecture.")
+    two_norms = c.get("num_ln_in_parallel_attn", int, 2 if new else 1, high=2) == 2
+    if two_norms and not new:
+        raise c.refuse("num_ln_in_parallel_attn", "is not supported without new_decoder_architecture.")
     norm = layer_norm(hidden, c.get("layer_norm_epsilon", float, 1e-5, low=0.0))
     alibi = c.get("alibi", bool, False)
     # Falcon scales the biases together with the scores.

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import ForwardContext, NormSpec
 from tokenmill.layers.attention import Attention, attention_spec, separate_qkv
 from tokenmill.layers.build import Build
@@ -41,16 +42,15 @@ class GemmaLayer:
 
 def build(c: ModelConfig, b: Build) -> Decoder:
     """Gemma 2 or Gemma 3 from its config."""
-    third = c.get("model_type", str, "gemma2").startswith("gemma3")
-    if c.get("use_bidirectional_attention", bool, False):
-        raise c.refuse("use_bidirectional_attention", "is not supported.")
-    sizes, heads, act = read_sizes(c, tied=True), read_heads(c), read_act(c, gated=True, default="gelu_pytorch_tanh")
+    third = c.architecture == "Gemma3ForCausalLM"
+    sizes, heads = read_sizes(c, tied=True), read_heads(c)
+    act = read_act(c, gated=True, default="gelu_pytorch_tanh", key="hidden_activation")
     inner, bias = c.need("intermediate_size", int), c.get("attention_bias", bool, False)
     eps, scale = c.get("rms_norm_eps", float, 1e-6, low=0.0), c.get("query_pre_attn_scalar", float, 256.0, low=1e-6)
-    softcap = c.get("attn_logit_softcapping", float, 0.0 if third else 50.0, low=0.0) if _set(c, "attn") else 0.0
-    final = c.get("final_logit_softcapping", float, 0.0 if third else 30.0, low=0.0) if _set(c, "final") else 0.0
-    pattern = c.first(("sliding_window_pattern", "_sliding_window_pattern"), int, 6 if third else 2)
-    window = c.get("sliding_window", int, 4096)
+    softcap = c.get("attn_logit_softcapping", float, 0.0, low=1e-6)
+    final = c.get("final_logit_softcapping", float, 0.0, low=1e-6)
+    pattern = c.get("sliding_window_pattern", int, 6 if third else 2)
+    window = c.need("sliding_window", int)
     around = [rms(c, name, offset=1.0) for name in _NORMS]
 
     def layer(body: Build, index: int) -> GemmaLayer:
@@ -77,17 +77,21 @@ def build(c: ModelConfig, b: Build) -> Decoder:
     return Decoder(b, b.under("model", "embed_tokens.weight"), sizes, ends, layer)
 
 
-def _set(c: ModelConfig, which: str) -> bool:
-    """False where the config says null: no cap. (An absent key means the family's default.)"""
-    name = f"{which}_logit_softcapping"
-    return name not in c.data or c.data[name] is not None
-
-
 def _rope(c: ModelConfig, dim: int, kind: str, third: bool) -> RopeSettings:
     """Gemma 3's local layers have their own base and no scaling, in either spelling."""
     config: dict[str, Any] = dict(c.data)
-    local = third and kind == "sliding_attention"
-    if local and not config.get("rope_parameters"):
-        config["rope_theta"] = c.get("rope_local_base_freq", float, 10000.0, low=1.0)
-        config["rope_scaling"] = None
-    return rope_settings(config, dim, layer_type=kind, theta=1e6 if third and not local else 10000.0)
+    if third:
+        local = kind == "sliding_attention"
+        nested = c.get("rope_parameters", dict, {})
+        if nested and not any(isinstance(value, dict) for value in nested.values()):
+            raise c.refuse("rope_parameters", "must say it for each kind of layer (full_attention, sliding_attention).")
+        if "rope_type" not in c.get("rope_scaling", dict, {"rope_type": ""}):
+            raise c.refuse("rope_scaling", "needs a 'rope_type'.")
+        base = c.get("rope_local_base_freq" if local else "rope_theta", float, 10000.0 if local else 1e6, low=1.0)
+        own = ModelConfig(nested, "rope_parameters").get(kind, dict, {})
+        scaled = {} if local else c.get("rope_scaling", dict, {})
+        config |= {"rope_theta": base, "rope_parameters": {**own, **scaled}, "rope_scaling": None}
+    found = rope_settings(config, dim)
+    if found.dim != dim:
+        raise ModelError("config.json: 'partial_rotary_factor' is not supported in Gemma.")
+    return found

@@ -20,7 +20,7 @@ def build(c: ModelConfig, b: Build) -> Decoder:
     sizes = Sizes(vocab=c.need("vocab_size", int), hidden=hidden, layers=depth, tied=tied)
     count = c.first(("n_head", "num_attention_heads"), int)
     heads, inner = Heads(count, count, head_size(c, hidden, count)), c.get("n_inner", int, 4 * hidden)
-    act = read_act(c, gated=False, default="gelu_new")
+    act = read_act(c, gated=False, default="gelu_new", key="activation_function")
     positions = c.first(("n_positions", "max_position_embeddings"), int)
     b = b.limited(positions)
     norm = layer_norm(hidden, c.get("layer_norm_epsilon", float, 1e-5, low=0.0))

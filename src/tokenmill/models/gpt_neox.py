@@ -20,9 +20,10 @@ def build(c: ModelConfig, b: Build) -> Decoder:
     inner, act = c.need("intermediate_size", int), read_act(c, gated=False, default="gelu")
     bias, parallel = c.get("attention_bias", bool, True), c.get("use_parallel_residual", bool, True)
     norm = layer_norm(hidden, c.get("layer_norm_eps", float, 1e-5, low=0.0))
-    # The older spelling has its own names for two of the rotary values.
-    defaults = {"partial_rotary_factor": c.data.get("rotary_pct", 0.25)}
-    rope = rope_settings({**defaults, **c.data}, heads.dim, theta=c.get("rotary_emb_base", float, 10000.0, low=1.0))
+    # This family has its own names for two of the rotary values.
+    names = {"partial_rotary_factor": c.get("rotary_pct", float, 0.25, low=0.0, high=1.0),
+             "rope_theta": c.get("rotary_emb_base", float, 10000.0, low=1.0)}  # fmt: skip
+    rope = rope_settings({**c.data, **names}, heads.dim)
 
     def layer(body: Build, index: int) -> Parallel | PreNorm:
         at = body.at(f"layers.{index}")

@@ -12,27 +12,31 @@ from tokenmill.layers.build import Build
 from tokenmill.layers.experts import Experts, ExpertWeights, count_visited, load_experts, split_experts
 from tokenmill.layers.linear import RowLinear
 from tokenmill.layers.rope import make_rope
-from tokenmill.models.common import PreNorm, read_heads, read_rope, read_sizes, read_window, rms
+from tokenmill.models.common import PreNorm, layer_type, read_heads, read_rope, read_sizes, read_top_k, rms
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
+
+_YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+         "original_max_position_embeddings": 4096}  # fmt: skip
+"""The scaling of a config that says nothing of rotation."""
 
 
 def build(c: ModelConfig, b: Build) -> Decoder:
     """gpt-oss from its config."""
     sizes, heads, inner = read_sizes(c), read_heads(c), c.need("intermediate_size", int)
-    for name, value in (("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)):
-        if c.get(name, float, value) != value:
-            raise c.refuse(name, f"is not supported (only {value}).")
-    rope, bias = read_rope(c, heads.dim, theta=150000.0), c.get("attention_bias", bool, True)
+    if not c.has("rope_parameters") and not c.has("rope_scaling"):
+        c = ModelConfig({**c.data, "rope_parameters": dict(_YARN)}, architecture=c.architecture)
+    rope, bias = read_rope(c, heads.dim), c.get("attention_bias", bool, True)
     count = c.first(("num_local_experts", "num_experts"), int)
-    top_k = c.first(("num_experts_per_tok", "experts_per_token"), int, 4)
-    route = RouteSpec(experts=count, top_k=min(top_k, count), order="topk_softmax")
+    route = RouteSpec(experts=count, top_k=read_top_k(c, count, 4, "experts_per_token"), order="topk_softmax")
+    sliding = c.need("sliding_window", int)
     first, second = rms(c, "input_layernorm"), rms(c, "post_attention_layernorm")
 
     def layer(body: Build, index: int) -> PreNorm:
         at = body.at(f"layers.{index}")
         inside, mlp = at.at("self_attn"), at.at("mlp")
-        window = read_window(c, index, "full_attention" if index % 2 else "sliding_attention")
+        kind = layer_type(c, index, "full_attention" if index % 2 else "sliding_attention")
+        window = sliding if kind == "sliding_attention" else 0
         spec = attention_spec(b, heads, rope=make_rope(b, rope), window=window)
         spec = replace(spec, sinks=local_heads(b, inside.tensor("sinks", (heads.heads,))))
         attention = Attention(

@@ -14,8 +14,7 @@ from tokenmill.models.decoder import Decoder, Ends
 
 def build(c: ModelConfig, b: Build) -> Decoder:
     """Llama or Mistral from its config."""
-    mistral = c.get("model_type", str, "llama") == "mistral"
-    kind = "sliding_attention" if mistral else "full_attention"
+    window = read_window(c) if c.architecture == "MistralForCausalLM" else 0
     sizes, heads, act = read_sizes(c), read_heads(c), read_act(c, gated=True, default="silu")
     rope, inner = read_rope(c, heads.dim), c.need("intermediate_size", int)
     attention_bias, mlp_bias = c.get("attention_bias", bool, False), c.get("mlp_bias", bool, False)
@@ -24,7 +23,7 @@ def build(c: ModelConfig, b: Build) -> Decoder:
     def layer(body: Build, index: int) -> PreNorm:
         at = body.at(f"layers.{index}")
         inside = at.at("self_attn")
-        spec = attention_spec(b, heads, rope=make_rope(b, rope), window=read_window(c, index, kind))
+        spec = attention_spec(b, heads, rope=make_rope(b, rope), window=window)
         attention = Attention(
             separate_qkv(inside, sizes.hidden, heads, bias=attention_bias),
             RowLinear(inside, heads.width, sizes.hidden, "o_proj", bias=attention_bias),

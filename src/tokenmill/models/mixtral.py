@@ -8,7 +8,7 @@ from tokenmill.layers.build import Build
 from tokenmill.layers.experts import Experts, load_experts
 from tokenmill.layers.linear import RowLinear
 from tokenmill.layers.rope import make_rope
-from tokenmill.models.common import PreNorm, read_act, read_heads, read_rope, read_sizes, read_window, rms
+from tokenmill.models.common import PreNorm, read_act, read_heads, read_rope, read_sizes, read_top_k, read_window, rms
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
 
@@ -16,16 +16,15 @@ from tokenmill.models.decoder import Decoder, Ends
 def build(c: ModelConfig, b: Build) -> Decoder:
     """Mixtral from its config."""
     sizes, heads, act = read_sizes(c), read_heads(c), read_act(c, gated=True, default="silu")
-    rope, inner = read_rope(c, heads.dim, theta=1e6), c.need("intermediate_size", int)
+    rope, inner = read_rope(c, heads.dim), c.need("intermediate_size", int)
     count = c.first(("num_local_experts", "num_experts"), int)
-    route = RouteSpec(experts=count, top_k=c.get("num_experts_per_tok", int, 2, high=count))
+    route = RouteSpec(experts=count, top_k=read_top_k(c, count, 2))
     first, second = rms(c, "input_layernorm"), rms(c, "post_attention_layernorm")
 
     def layer(body: Build, index: int) -> PreNorm:
         at = body.at(f"layers.{index}")
         inside = at.at("self_attn")
-        window = read_window(c, index, "sliding_attention")
-        spec = attention_spec(b, heads, rope=make_rope(b, rope), window=window)
+        spec = attention_spec(b, heads, rope=make_rope(b, rope), window=read_window(c))
         output = RowLinear(inside, heads.width, sizes.hidden, "o_proj")
         attention = Attention(separate_qkv(inside, sizes.hidden, heads), output, spec)
         moe = at.at("block_sparse_moe" if at.has("block_sparse_moe.gate.weight") else "mlp")

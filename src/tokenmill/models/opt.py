@@ -39,10 +39,8 @@ def build(c: ModelConfig, b: Build) -> Decoder:
     sizes = read_sizes(c, tied=True)
     hidden, count = sizes.hidden, c.need("num_attention_heads", int)
     heads = Heads(count, count, head_size(c, hidden, count))
-    inner, act = c.need("ffn_dim", int), read_act(c, gated=False, default="relu")
+    inner, act = c.need("ffn_dim", int), read_act(c, gated=False, default="relu", key="activation_function")
     bias, width = c.get("enable_bias", bool, True), c.get("word_embed_proj_dim", int, hidden)
-    if not c.get("layer_norm_elementwise_affine", bool, True):
-        raise c.refuse("layer_norm_elementwise_affine", "is not supported.")
     first_norm = c.get("do_layer_norm_before", bool, True)
     last_norm = first_norm and not c.get("_remove_final_layer_norm", bool, False)
     positions = c.need("max_position_embeddings", int)

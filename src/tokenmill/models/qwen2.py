@@ -7,17 +7,19 @@ from tokenmill.layers.build import Build
 from tokenmill.layers.linear import RowLinear
 from tokenmill.layers.mlp import gated_mlp
 from tokenmill.layers.rope import make_rope
-from tokenmill.models.common import PreNorm, read_act, read_heads, read_rope, read_sizes, read_window, rms
+from tokenmill.models.common import PreNorm, layer_type, read_act, read_heads, read_rope, read_sizes, read_window, rms
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
 
 
 def qwen_window(c: ModelConfig, index: int) -> int:
     """The window of one layer: only with `use_sliding_window`, and from `max_window_layers` on."""
-    if not c.get("use_sliding_window", bool, False):
-        return 0
-    upper = index >= c.get("max_window_layers", int, 28, low=0)
-    return read_window(c, index, "sliding_attention" if upper else "full_attention")
+    window = read_window(c) if c.get("use_sliding_window", bool, False) else 0
+    upper = bool(window) and index >= c.get("max_window_layers", int, 28, low=0)
+    kind = layer_type(c, index, "sliding_attention" if upper else "full_attention")
+    if kind == "sliding_attention" and not window:
+        raise c.refuse("layer_types", f"gives layer {index} a window, but use_sliding_window or sliding_window is off.")
+    return window if kind == "sliding_attention" else 0
 
 
 def build(c: ModelConfig, b: Build) -> Decoder:

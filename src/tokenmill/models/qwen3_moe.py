@@ -9,10 +9,9 @@ from tokenmill.layers.experts import Experts, load_experts
 from tokenmill.layers.linear import RowLinear
 from tokenmill.layers.mlp import MLP, gated_mlp
 from tokenmill.layers.rope import make_rope
-from tokenmill.models.common import PreNorm, read_act, read_heads, read_rope, read_sizes, rms
+from tokenmill.models.common import PreNorm, read_act, read_heads, read_rope, read_sizes, read_top_k, read_window, rms
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
-from tokenmill.models.qwen2 import qwen_window
 
 
 def build(c: ModelConfig, b: Build) -> Decoder:
@@ -20,9 +19,10 @@ def build(c: ModelConfig, b: Build) -> Decoder:
     sizes, heads, act = read_sizes(c), read_heads(c), read_act(c, gated=True, default="silu")
     rope, eps = read_rope(c, heads.dim), c.get("rms_norm_eps", float, 1e-6, low=0.0)
     bias = c.get("attention_bias", bool, False)
+    window = read_window(c) if c.get("use_sliding_window", bool, False) else 0
     count = c.first(("num_experts", "num_local_experts"), int)
-    top_k, normalise = c.get("num_experts_per_tok", int, 8, high=count), c.get("norm_topk_prob", bool, False)
-    route = RouteSpec(experts=count, top_k=top_k, normalise=normalise)
+    normalise = c.get("norm_topk_prob", bool, False)
+    route = RouteSpec(experts=count, top_k=read_top_k(c, count, 8), normalise=normalise)
     step, plain = c.get("decoder_sparse_step", int, 1), c.get("mlp_only_layers", list, [])
     first, second = rms(c, "input_layernorm"), rms(c, "post_attention_layernorm")
 
@@ -37,7 +37,7 @@ def build(c: ModelConfig, b: Build) -> Decoder:
         at = body.at(f"layers.{index}")
         inside = at.at("self_attn")
         norms = (inside.norm("q_norm", heads.dim, eps), inside.norm("k_norm", heads.dim, eps))
-        spec = attention_spec(b, heads, rope=make_rope(b, rope), window=qwen_window(c, index), norms=norms)
+        spec = attention_spec(b, heads, rope=make_rope(b, rope), window=window, norms=norms)
         attention = Attention(
             separate_qkv(inside, sizes.hidden, heads, bias=bias),
             RowLinear(inside, heads.width, sizes.hidden, "o_proj", bias=bias),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import Any
 
 import torch
@@ -12,8 +13,11 @@ from tokenmill.core.protocols import CausalLM, Checkpoint, Group, Kernels
 from tokenmill.layers.build import Build
 from tokenmill.layers.rope import rope_settings
 from tokenmill.models.config import ModelConfig
+from tokenmill.models.fields import check_fields, complete
 from tokenmill.parallel.group import SoloGroup
 from tokenmill.quant.detect import check_config
+
+log = logging.getLogger("tokenmill.models")
 
 _FAMILIES = {
     "BloomForCausalLM": "bloom",
@@ -61,9 +65,12 @@ def build_model(
 
     max_positions: the longest sequence of this run (default: what the config trained for).
     """
-    c = ModelConfig(config)
-    _family(c)
-    trained = c.first(_POSITION_NAMES, int, _DEFAULT_POSITIONS)
+    if unknown := check_keys(config):
+        shown = ", ".join(repr(name) for name in unknown[:12]) + (" ..." if len(unknown) > 12 else "")
+        log.warning("config.json: %s: not known here, and ignored; if one changes the model, answers suffer.", shown)
+    c = _read(config)
+    # Only the first name counts: some files have a training length beside it under another one.
+    trained = next((c.need(name, int) for name in _POSITION_NAMES if c.has(name)), _DEFAULT_POSITIONS)
     b = Build(
         checkpoint=ckpt,
         dtype=dtype,
@@ -74,6 +81,11 @@ def build_model(
         kernels=kernels,
     )
     return build_stage(config, b)
+
+
+def check_keys(config: dict[str, Any]) -> list[str]:
+    """Refuse a config.json that asks for what is not built; -> keys that are not known."""
+    return check_fields(config, _architecture(config))
 
 
 def check_length(config: dict[str, Any], wanted: int | None) -> None:
@@ -102,7 +114,8 @@ def check_length(config: dict[str, Any], wanted: int | None) -> None:
 def _longest(config: dict[str, Any], name: str) -> int:
     """The positions that a config states, or that its rope scaling stretches them to."""
     stated = ModelConfig(config).need(name, int, low=1)
-    rope = rope_settings(config, head_dim=2)
+    known = [one for one in config.get("architectures") or () if isinstance(one, str) and one in _FAMILIES]
+    rope = rope_settings(complete(config, known[0] if known else ""), head_dim=2, layer_type="full_attention")
     if rope.kind not in _STRETCHED:
         return stated
     base = rope.original_positions if rope.kind == "yarn" else stated
@@ -111,8 +124,9 @@ def _longest(config: dict[str, Any], name: str) -> int:
 
 def build_stage(config: dict[str, Any], b: Build) -> CausalLM:
     """The layers of `b.stage` (None: the whole model, which must use every tensor of the checkpoint)."""
-    c = ModelConfig(config)
-    family = importlib.import_module(f"tokenmill.models.{_family(c)}")
+    check_keys(config)
+    c = _read(config)
+    family = importlib.import_module(f"tokenmill.models.{_FAMILIES[c.architecture]}")
     check_config(config)
     model: CausalLM = family.build(c, b)
     if b.stage is None:
@@ -120,11 +134,18 @@ def build_stage(config: dict[str, Any], b: Build) -> CausalLM:
     return model
 
 
-def _family(c: ModelConfig) -> str:
+def _read(config: dict[str, Any]) -> ModelConfig:
+    """A view of the config with the family's defaults."""
+    architecture = _architecture(config)
+    return ModelConfig(complete(config, architecture), architecture=architecture)
+
+
+def _architecture(config: dict[str, Any]) -> str:
+    c = ModelConfig(config)
     names = [name for name in c.get("architectures", list, []) if isinstance(name, str)]
     for name in names:
         if name in _FAMILIES:
-            return _FAMILIES[name]
+            return name
     shown = ", ".join(names) or c.get("model_type", str, "none given")
     if c.has("auto_map"):
         raise ModelError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 import msgspec
 
 from tokenmill.core.errors import ParameterError, UserError
-from tokenmill.core.request import SamplingParams
+from tokenmill.core.request import SamplingParams, TextDelta
 from tokenmill.engine.llm import LLM
 from tokenmill.engine.outputs import Accumulator
 from tokenmill.engine.prompts import make_request
@@ -59,11 +60,12 @@ class Backend(Protocol):
 
 
 class EngineBackend:
-    """An LLM in this process: everything that was started shares its steps."""
+    """An LLM in this process: everything that was started, here or by others, shares its steps."""
 
     def __init__(self, llm: LLM) -> None:
         self.llm = llm
-        self.open: dict[str, tuple[Accumulator, Tell]] = {}
+        self.open = 0
+        self.ended: deque[tuple[Accumulator, Tell]] = deque()
         self.count = 0
 
     def render(self, messages: Sequence[Message], options: dict[str, Any]) -> list[int]:
@@ -80,30 +82,26 @@ class EngineBackend:
     def start(self, ids: list[int], params: SamplingParams, tell: Tell) -> None:
         self.count += 1
         request = make_request(f"program-{id(self)}-{self.count}", None, ids, params)
-        self.llm.engine.add(request)
-        self.llm.processor.add(request)
-        self.open[request.id] = Accumulator(request), tell
+        accumulator = Accumulator(request)
+
+        def hear(delta: TextDelta) -> None:
+            accumulator.add(delta)
+            if accumulator.finished:
+                self.open -= 1
+                self.ended.append((accumulator, tell))
+
+        self.llm.driver.add(request, hear)
+        self.open += 1
 
     @property
     def active(self) -> bool:
-        return bool(self.open)
+        return bool(self.open or self.ended)
 
     def drive(self) -> None:
-        engine, processor = self.llm.engine, self.llm.processor
-        told = []
-        for delta in processor.process(engine.step()):
-            if delta.request_id not in self.open:
-                continue  # of a session that was left
-            accumulator, tell = self.open[delta.request_id]
-            accumulator.add(delta)
-            if accumulator.finished:
-                processor.drop(delta.request_id)
-                del self.open[delta.request_id]
-                told.append((tell, accumulator))
-        for request_id, index in processor.stopped:
-            engine.abort(request_id, index)
-        processor.stopped.clear()
-        for tell, accumulator in told:
+        if not self.ended:
+            self.llm.driver.step()
+        while self.ended:
+            accumulator, tell = self.ended.popleft()
             out = accumulator.output().outputs[0]
             if out.finish_reason == "error":
                 raise UserError(f"A generation failed: {out.stop_reason}")

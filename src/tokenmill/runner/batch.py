@@ -21,6 +21,8 @@ from tokenmill.sampling.table import send
 
 Spans = list[tuple[int, int, int]]
 """(query_start, query count, kv_len) of each sequence, as in ForwardContext."""
+Flags = tuple[bool, ...]
+"""One for each KV group; () stands for none."""
 SHARED_ENTRIES = 8
 """Equal leading table entries from which it is worth telling the kernels that all rows share a prefix."""
 
@@ -90,15 +92,16 @@ def lay_out(
         max_query=longest,
         kv=pool.views,
         groups=groups,
+        rows=(row_ids, token_rows),
         block_size=pool.layout.block_size,
     )
     return tokens, token_rows, ctx
 
 
-def apart(lengths: Tensor) -> tuple[Tensor, Spans]:
+def apart(lengths: Tensor) -> tuple[Tensor, Spans | None]:
     """query_start and spans of tokens that each stand for a sequence of this length [S], which ends with it."""
-    spans = [(i, 1, length) for i, length in enumerate(lengths.tolist())]
-    return torch.arange(len(spans) + 1, dtype=torch.int32), spans
+    spans = [(i, 1, n) for i, n in enumerate(lengths.tolist())] if lengths.device.type == "cpu" else None
+    return torch.arange(lengths.shape[0] + 1, dtype=torch.int32, device=lengths.device), spans
 
 
 def single_tokens(
@@ -106,25 +109,35 @@ def single_tokens(
     rows: Rows,
     pool: KVPool,
     row_ids: Tensor,
-    start: Tensor,
-    spans: Spans,
+    apart: tuple[Tensor, Spans | None],
     offsets: Tensor | None = None,
+    *,
+    shifted: Flags = (),
+    shared: Flags = (),
 ) -> tuple[Tensor, ForwardContext]:
     """Token ids [S] and the context of a step for one token of each of row_ids [S], the next one or one `offsets` [S]
-    later; start, spans: as `apart` gives them. All but these is derived by one operation of the kernels."""
+    later; apart: as the function of this name gives it. All but that is derived by one operation of the kernels.
+    shifted, shared: the KV groups whose tables are shifted, or begin with the same entries."""
     size = pool.layout.block_size
     tokens, positions, kv_len, gathered = kernels.gather_rows(
         row_ids, rows.tokens, rows.computed, rows.tables, size, offsets
     )
+    groups = []
+    for g, (table, entries, slots) in enumerate(gathered):
+        if any(shifted) and shifted[g]:
+            groups.append(group_plan(rows, g, (row_ids, row_ids, positions), table.shape[1], shifted=True))
+        else:
+            groups.append(GroupPlan(table, None, entries, slots, any(shared) and shared[g]))
     ctx = ForwardContext(
         kernels=kernels,
         positions=positions,
-        query_start=start,
+        query_start=apart[0],
         kv_len=kv_len,
         max_query=1,
         kv=pool.views,
-        groups=[GroupPlan(table, None, entries, slots) for table, entries, slots in gathered],
-        spans=spans,
+        groups=groups,
+        rows=(row_ids, row_ids),
+        spans=apart[1],
         block_size=size,
     )
     return tokens, ctx

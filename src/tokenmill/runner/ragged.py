@@ -1,106 +1,174 @@
-"""Short steps on a CPU in which rows compute several tokens, as recordings. Owns: which steps, and the recordings.
+"""Short steps in which rows compute several tokens. Owns: two layouts of them, and what their recordings compute.
 
-Text that a grammar forces, drafts and the ends of prompts make a step of a small batch ragged. Attention reads keys and
-values as they are stored, so each of a row's tokens may stand for a sequence of its own that ends with it: a recording
-knows but one number, how many tokens there are. It begins at rows and at how far each token lies behind its row's next
-one, and ends at hidden states; where each row is sampled once, a recording of so many lines' logits follows.
-Must not know: sampling, the scheduler, how the backend records.
+Text that a grammar forces, drafts and short prompts make a step ragged. On a GPU (`RaggedMembers`) a recording begins
+at rows and how many tokens each computes; steps are filled up with the spare row: what is missing to a rung of tokens
+is its last member. On a CPU (`RaggedTokens`) attention reads keys and values as they are stored, so each token may
+stand for a sequence of its own that ends with it: a recording knows but one number, how many tokens there are.
+Must not know: sampling, the scheduler, how steps are recorded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext
 from tokenmill.core.protocols import CausalLM, Kernels
 from tokenmill.core.step import StepPlan
 from tokenmill.kvcache.pool import KVPool
-from tokenmill.runner.batch import Batch, Spans, apart, single_tokens
-from tokenmill.runner.direct import gathered_bytes
-from tokenmill.runner.recorded import Replayed, logits_suffice
+from tokenmill.runner.batch import Batch, apart, lay_out, reach, single_tokens
+from tokenmill.runner.recorder import Layout, Made, Step, logits_suffice
 from tokenmill.runner.rows import Rows
+from tokenmill.sampling.table import send
 
+TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+"""Rungs of tokens. A step of more keeps a GPU busy for longer than the host needs to launch it."""
+MEMBERS = (8, 64, 1025)
+"""Rungs of rows, the spare one included; kernels find by themselves which of them have what to do."""
+WORK = 1 << 20
+"""Tokens times positions that prompts read, from which attention by long chunks' kernels is worth their launches."""
 MOST_TOKENS = 64
-"""Above, products take longer than the way to them."""
+"""Of a native tape: above, products take longer than the way to them."""
 MOST_OF_A_ROW = 16
 """Above, keys that are laid out once for all of a row's tokens are worth more than a recording."""
 ROOM = 64 << 20
-"""Bytes that the temporary tensors of a recording may take. All recordings share them: they run one after the other."""
+"""Bytes that the temporary tensors of a native tape may take, and those of all recorded heads."""
 
 
-@dataclass(slots=True)
-class _Made:
-    tokens: Tensor
-    hidden: Tensor
-    ctx: ForwardContext
-
-
-class RaggedSteps:
-    """Replays ragged steps of one model; records token counts that come again."""
+class RaggedMembers(Layout[tuple[int, int]]):
+    """Layout for CUDA graphs: a key is (tokens, rows), both rungs."""
 
     def __init__(self, model: CausalLM, kernels: Kernels, rows: Rows, pool: KVPool) -> None:
-        self.model = model
-        self.kernels = kernels
-        self.rows = rows
-        self.pool = pool
+        super().__init__(model, kernels, rows, pool)
+        self.tokens = [n for n in TOKENS if n <= rows.max_len]  # the spare row may get them all
+        most = rows.spare + 1
+        self.members = [n for n in MEMBERS if n < most] + [most]
+        self.packed = {n: torch.empty((2, n), dtype=torch.int64, device=rows.device) for n in self.members}
+
+    def takes(self, plan: StepPlan) -> bool:
+        """Few tokens, some row computes several, and nothing but hidden states of this moment is wanted."""
+        rows, total, size = self.rows, plan.num_tokens, self.pool.layout.block_size
+        return (
+            len(plan.rows) < total <= (self.tokens[-1] if self.tokens else 0)
+            and len(plan.rows) < self.members[-1]
+            and logits_suffice(rows, plan)
+            and rows.contiguous(plan.rows)
+            and all(total * reach(plan, rows, g, size) <= WORK for g in range(len(rows.tables)))
+        )
+
+    def key(self, plan: StepPlan) -> tuple[int, int]:
+        """The rungs of tokens and rows."""
+        members = self.members[bisect_left(self.members, len(plan.rows) + 1)]
+        return self.tokens[bisect_left(self.tokens, plan.num_tokens)], members
+
+    def fill(self, key: tuple[int, int], plan: StepPlan | None) -> None:
+        """Rows and how many tokens each computes; the spare row makes up what is missing of both."""
+        tokens, members = key
+        rows, counts = (plan.rows, plan.counts) if plan is not None else ([], [])
+        spare = members - len(rows)
+        wanted = [rows + [self.rows.spare] * spare, counts + [0] * (spare - 1) + [tokens - sum(counts)]]
+        self.packed[members].copy_(send(torch.tensor(wanted, dtype=torch.int64), self.rows.device))
+
+    def computing(self, key: tuple[int, int]) -> Callable[[], Made]:
+        """From rows and counts to hidden states."""
+        rows, (tokens, members) = self.rows, key
+        kinds = [(table.shape[1], False) for table in rows.tables]
+
+        def compute() -> Made:
+            packed, size = self.packed[members], (tokens, tokens)
+            ids, token_rows, ctx = lay_out(rows, self.pool, self.kernels, packed, size, kinds)
+            return Made(ids, token_rows, self.model.forward(ids, ctx), ctx)
+
+        return compute
+
+    def step(self, key: tuple[int, int], plan: StepPlan, made: Made) -> Step:
+        """What was computed for the plan's rows."""
+        count, total, packed = len(plan.rows), plan.num_tokens, self.packed[key[1]]
+        batch = Batch(
+            plan, made.tokens[:total], packed[0, :count], packed[1, :count], made.token_rows[:total],
+            list(accumulate(plan.counts)), made.ctx,
+        )  # fmt: skip
+        return Step(batch, made.hidden[:total])
+
+    def ahead(self) -> Iterator[tuple[int, int]]:
+        """Steps of few rows."""
+        for tokens in reversed(self.tokens):
+            yield tokens, self.members[0]
+
+
+class RaggedTokens(Layout[int]):
+    """Layout for native tapes: a key is how many tokens there are, each given as its row and how far behind the row's
+    next token it lies. Where each row is sampled once, a recording of so many lines' logits follows."""
+
+    def __init__(self, model: CausalLM, kernels: Kernels, rows: Rows, pool: KVPool) -> None:
+        super().__init__(model, kernels, rows, pool)
         self.packed: dict[int, Tensor] = {}
-        self.made: dict[int, tuple[_Made, Callable[[], None]]] = {}
         row_bytes = 40 * model.spec.hidden_size * len(model.spec.kv_specs) + 4 * sum(t.shape[1] for t in rows.tables)
         self.most = min(MOST_TOKENS, ROOM // row_bytes)
         self.room_bytes = self.most * row_bytes
-        self.room: Tensor | None = None
-        self.heads: dict[int, tuple[Tensor, Tensor, Callable[[], None]] | None] = {}
-        self.line_bytes = 6 * model.spec.vocab_size
-        self.left = ROOM
-        self.possible = True
+        self.heads = Heads(model, kernels)
 
-    def warm(self) -> None:
-        """Nothing: the first steps record themselves."""
-
-    def fits(self, plan: StepPlan) -> bool:
+    def takes(self, plan: StepPlan) -> bool:
         """Few tokens, some row computes several, contiguous tables, and nothing but hidden states is wanted."""
-        rows, total = self.rows, plan.num_tokens
         return (
-            self.possible
-            and len(plan.rows) < total <= self.most
+            len(plan.rows) < plan.num_tokens <= self.most
             and max(plan.counts) <= MOST_OF_A_ROW
-            and logits_suffice(rows, plan)
-            and rows.contiguous(plan.rows)
+            and logits_suffice(self.rows, plan)
+            and self.rows.contiguous(plan.rows)
         )
 
-    def run(self, plan: StepPlan) -> Replayed | None:
-        """Compute the plan's hidden states; None: the first step of so many tokens, or it cannot be recorded."""
-        total = plan.num_tokens
-        packed = self.packed.get(total)
-        if packed is None:  # the first time, weights are packed and descriptors bound
-            self.packed[total] = torch.zeros((2, total), dtype=torch.int64)
-            return None
+    def key(self, plan: StepPlan) -> int:
+        """How many tokens there are."""
+        return plan.num_tokens
+
+    def fill(self, key: int, plan: StepPlan | None) -> None:
+        """Each token's row and place."""
+        assert plan is not None, "nothing is recorded ahead"
+        packed = self.packed.get(key)
+        if packed is None:
+            packed = self.packed[key] = torch.zeros((2, key), dtype=torch.int64)
         members = [row for row, n in zip(plan.rows, plan.counts, strict=True) for _ in range(n)]
         packed.copy_(torch.tensor([members, [k for n in plan.counts for k in range(n)]]))
-        found = self.made.get(total)
-        if found is not None:
-            made, replay = found
-            replay()
-        else:
-            made = self._make(packed)
-        ends = list(accumulate(plan.counts))
-        given = torch.tensor([plan.rows, plan.counts])
-        batch = Batch(plan, made.tokens, given[0], given[1], packed[0], ends, made.ctx)
-        one_line_each = all(plan.samples) and not plan.drafts
-        return Replayed(batch, made.hidden, self._logits(made, ends) if one_line_each else None)
 
-    def _logits(self, made: _Made, ends: list[int]) -> Tensor | None:
+    def computing(self, key: int) -> Callable[[], Made]:
+        """From tokens' places to hidden states."""
+        packed = self.packed[key]
+        starts = apart(self.rows.computed[packed[0]] + packed[1] + 1)
+
+        def compute() -> Made:
+            tokens, ctx = single_tokens(self.kernels, self.rows, self.pool, packed[0], starts, packed[1])
+            return Made(tokens, packed[0], self.model.forward(tokens, ctx), ctx)
+
+        return compute
+
+    def step(self, key: int, plan: StepPlan, made: Made) -> Step:
+        """The hidden states, with logits where each row is sampled once."""
+        ends, given = list(accumulate(plan.counts)), torch.tensor([plan.rows, plan.counts])
+        batch = Batch(plan, made.tokens, given[0], given[1], made.token_rows, ends, made.ctx)
+        one_line_each = all(plan.samples) and not plan.guesses
+        return Step(batch, made.hidden, self.heads.logits(made, ends) if one_line_each else None)
+
+
+class Heads:
+    """Native tapes of logits alone, by the number of lines."""
+
+    def __init__(self, model: CausalLM, kernels: Kernels) -> None:
+        self.model = model
+        self.kernels = kernels
+        self.made: dict[int, tuple[Tensor, Tensor, Callable[[], None]] | None] = {}
+        self.line_bytes = 6 * model.spec.vocab_size
+        self.left = ROOM
+
+    def logits(self, made: Made, ends: list[int]) -> Tensor | None:
         """Of each row's last token [S, V]; None: so many lines are not recorded (yet)."""
         count = len(ends)
-        if count not in self.heads:
-            self.heads[count] = None
+        if count not in self.made:
+            self.made[count] = None
             return None
-        lines, found = torch.tensor([end - 1 for end in ends]), self.heads[count]
+        lines, found = torch.tensor([end - 1 for end in ends]), self.made[count]
         if found is not None:
             given, logits, replay = found
             torch.index_select(made.hidden, 0, lines, out=given)
@@ -113,24 +181,6 @@ class RaggedSteps:
         if again is None:
             self.left = 0
         else:
-            self.heads[count] = given, logits, again
+            self.made[count] = given, logits, again
             self.left -= count * self.line_bytes
         return logits
-
-    def _make(self, packed: Tensor) -> _Made:
-        """Compute once, and keep a recording if one can be made."""
-        if self.room is None:
-            self.room = torch.empty(self.room_bytes, dtype=torch.uint8)
-            self.room[: gathered_bytes(self.rows, packed.shape[1])].zero_()
-        count = packed.shape[1]
-        start, spans = apart(self.rows.computed[packed[0]] + packed[1] + 1)
-        made, replay = self.kernels.record(lambda: self._compute(packed, start, spans), self.room)
-        if replay is not None:
-            self.made[count] = made, replay
-        else:
-            self.possible, self.room = False, None
-        return made
-
-    def _compute(self, packed: Tensor, start: Tensor, spans: Spans) -> _Made:
-        tokens, ctx = single_tokens(self.kernels, self.rows, self.pool, packed[0], start, spans, packed[1])
-        return _Made(tokens, self.model.forward(tokens, ctx), ctx)

@@ -22,8 +22,9 @@ FAR = 1 << 30
 class Rows:
     """Device tensors by row: tokens [R + 1, L]; length and computed [R + 1]; per KV group tables, first, held.
 
-    `length` counts known tokens (drafts excluded), `computed` those whose K/V is in the cache; held [R + 1] counts
-    table entries. The last row is nobody's: it fills up recorded steps, and its table names the scratch block.
+    `length` counts known tokens (not the drafts behind them, for which there is `room` at the end), `computed` those
+    whose K/V is in the cache; held [R + 1] counts table entries. The last row is nobody's: it fills up recorded steps,
+    and its table names the scratch block.
     `blocks[g][row]` and `starts[g][row]` are the host's copy of the tables.
     """
 
@@ -35,13 +36,15 @@ class Rows:
         vocab_size: int,
         device: str,
         scratch: list[int] | None = None,
+        room: int = 0,
     ) -> None:
         self.layout = layout
         self.device = torch.device(device)
         self.spare = max_rows
         self.sampling = SamplingTable(max_rows + 1, vocab_size, device)
         count, width = max_rows + 1, -(-max_len // layout.block_size) + 1
-        self.tokens = torch.zeros(count, max_len + 1, dtype=torch.int32, device=device)
+        self.max_len = max_len
+        self.tokens = torch.zeros(count, max_len + 1 + room, dtype=torch.int32, device=device)
         self.length = torch.zeros(count, dtype=torch.int64, device=device)
         self.computed = torch.zeros(count, dtype=torch.int64, device=device)
         self.tables = [torch.zeros(count, width, dtype=torch.int32, device=device) for _ in layout.groups]
@@ -71,19 +74,22 @@ class Rows:
         if plan.appended:
             self._append(plan.appended)
 
+    def state(self) -> tuple[Tensor, Tensor, Tensor]:
+        """tokens, length and computed: what operations move on."""
+        return self.tokens, self.length, self.computed
+
     def contiguous(self, row_list: list[int]) -> bool:
         """Does entry j of all these rows' tables begin at j * block size?"""
         return all(shifted.isdisjoint(row_list) for shifted in self.shifted)
+
+    def longest(self, row_list: list[int]) -> int:
+        """At least as many as any of these rows has tokens, the one to be sampled included."""
+        return max(self.starts[0][row][-1] for row in row_list) + self.layout.block_size + 1
 
     def write_drafts(self, rows: list[int], drafts: list[list[int]]) -> None:
         """Put unverified tokens behind the known ones."""
         row_ids, offsets, values = _flatten(rows, drafts, self.device)
         self.tokens[row_ids, self.length[row_ids] + offsets] = values
-
-    def accept(self, row: int, tokens: list[int]) -> None:
-        """Tokens that verification let stand, the corrected or extra one included."""
-        self._append({row: tokens})
-        self.computed[row] = self.length[row] - 1
 
     def _append(self, appended: dict[int, list[int]]) -> None:
         if self.device.type == "cpu":  # a slice each takes a fifth of what a scatter for all does

@@ -1,4 +1,5 @@
-"""Runs plans on one device. Owns: the order forward -> logits of the sampled lines -> sampling -> rows -> result.
+"""Runs plans on one device. Owns: the order forward -> logits of the sampled lines -> sampling -> verification
+of drafts -> rows -> new drafts -> result.
 
 Must not know: requests, scheduling, text. `begin` and `sample` enqueue work without waiting for the device;
 `finish` reads the results. A failed plan fails every later plan of its epoch. Decode steps and short ones are replayed.
@@ -11,22 +12,21 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tokenmill.core.protocols import CausalLM, Kernels
+from tokenmill.core.protocols import CausalLM, DeviceDrafter, Kernels
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
-from tokenmill.device.graphs import Readback
+from tokenmill.device.graphs import Readback, Recorder
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.batch import Batch, make_batch
-from tokenmill.runner.direct import Direct, DirectSteps
-from tokenmill.runner.ragged import RaggedSteps
-from tokenmill.runner.recorded import DecodeRecorder
+from tokenmill.runner.drafts import NoDeviceDrafter
+from tokenmill.runner.ragged import RaggedMembers, RaggedTokens
+from tokenmill.runner.recorder import Graphs, RecordedSteps, StepRecorder, Tapes
 from tokenmill.runner.rows import Rows
-from tokenmill.runner.short import ShortRecorder
+from tokenmill.runner.single import ROOM, SingleTokens
 from tokenmill.sampling import table as features
 from tokenmill.sampling.edits import line_masks
 from tokenmill.sampling.logprobs import token_logprobs
 from tokenmill.sampling.quick import choose_quickly
 from tokenmill.sampling.sampler import Lines, Pending, Sampled, sample
-from tokenmill.sampling.verify import accept
 
 LOGITS_SLICE = 256
 """Prompt positions whose logits exist at one time: 256 lines of a 128k vocabulary are 128 MB in float32."""
@@ -37,7 +37,8 @@ MORE = features.CHOICES | features.LOGPROBS
 
 @dataclass(slots=True)
 class Running:
-    """A plan on the device: its batch, hidden states, and per sampled line the grant it belongs to."""
+    """A plan on the device: its batch, hidden states, and per sampled line the grant it belongs to. `verified`: grants
+    whose counts of tokens that stand come back behind the sampled tokens, if any of them tried drafts."""
 
     plan: StepPlan
     batch: Batch | None = None
@@ -45,6 +46,7 @@ class Running:
     logits: Tensor | None = None
     best: tuple[Tensor, Tensor, Tensor] | None = None
     lines: list[int] = field(default_factory=list)
+    verified: list[int] = field(default_factory=list)
     sampled: Sampled | None = None
     read: Readback | None = None
     result: StepResult | None = None
@@ -52,33 +54,62 @@ class Running:
 
 
 class Runner:
-    """One model on one device; record: replay decode steps and short ones."""
+    """One model on one device; record: replay decode steps and short ones. drafter: guesses after each sampling."""
 
     def __init__(
-        self, model: CausalLM, kernels: Kernels, pool: KVPool, max_rows: int, max_len: int, *, record: bool = False
+        self,
+        model: CausalLM,
+        kernels: Kernels,
+        pool: KVPool,
+        max_rows: int,
+        max_len: int,
+        *,
+        record: bool = False,
+        drafter: DeviceDrafter | None = None,
     ) -> None:
         self.model = model
         self.kernels = kernels
         self.pool = pool
         device = pool.storage[0].device
         scratch = [pool.num_blocks[group.pool] for group in pool.layout.groups]
-        self.rows = Rows(max_rows, max_len, pool.layout, model.spec.vocab_size, str(device), scratch)
-        self.recorder: DecodeRecorder | DirectSteps | None = None
-        self.short: ShortRecorder | RaggedSteps | None = None
-        if record and kernels.records:
-            self.recorder = DirectSteps(model, kernels, self.rows, pool)
-            self.short = RaggedSteps(model, kernels, self.rows, pool)
-        elif record:
-            self.recorder = DecodeRecorder(model, kernels, self.rows, pool)
-            self.short = ShortRecorder(model, kernels, self.rows, pool, self.recorder.recorder)
+        self.drafter = drafter or NoDeviceDrafter()
+        self.rows = Rows(
+            max_rows, max_len, pool.layout, model.spec.vocab_size, str(device), scratch, room=self.drafter.most
+        )
+        self.recorders: list[StepRecorder] = self._recorders() if record else []
         self.failed_epoch = -1
+
+    def _recorders(self) -> list[StepRecorder]:
+        """Of steps of one token a row, and of short ones that are ragged."""
+        parts = self.model, self.kernels, self.rows, self.pool
+        if self.kernels.records:
+            ragged = RaggedTokens(*parts)
+            return [
+                RecordedSteps(SingleTokens(*parts, exact=True), Tapes(self.kernels, ROOM)),
+                RecordedSteps(ragged, Tapes(self.kernels, ragged.room_bytes)),
+            ]
+        recorder = Recorder()
+        return [
+            RecordedSteps(SingleTokens(*parts, exact=False), Graphs(self.kernels, recorder)),
+            RecordedSteps(RaggedMembers(*parts), Graphs(self.kernels, recorder)),
+        ]
 
     @torch.inference_mode()
     def warm(self) -> None:
-        """Record what can be recorded ahead."""
-        for recorder in (self.short, self.recorder):
-            if recorder is not None:
-                recorder.warm()
+        """Record what can be recorded ahead; the larger steps first, whose memory serves the others."""
+        for recorder in reversed(self.recorders):
+            recorder.warm()
+        if self.drafter.most:
+            self._compile_drafts()
+
+    def _compile_drafts(self) -> None:
+        """What follows sampling where there are drafts, with the row that is nobody's; it stays where it was."""
+        rows, device = self.rows, self.rows.device
+        grants = torch.tensor([[rows.spare], [0], [1]], device=device)
+        self.kernels.accept_(grants, 1, torch.zeros(2, dtype=torch.int64, device=device), *rows.state())
+        self.drafter.propose(rows, grants[0], 2)
+        rows.length[rows.spare] = 0
+        rows.computed[rows.spare] = 0
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan) -> Running:
@@ -134,11 +165,11 @@ class Runner:
             self.kernels.copy_blocks_(self.pool.group_views(group), [s for s, _ in pairs], [d for _, d in pairs])
         if plan.drafts:
             rows.write_drafts([plan.rows[i] for i in plan.drafts], list(plan.drafts.values()))
-        recorder = next((r for r in (self.recorder, self.short) if r is not None and r.fits(plan)), None)
-        replayed = recorder.run(plan) if recorder is not None else None
-        if replayed is not None:
-            running.batch, running.hidden, running.logits = replayed.batch, replayed.hidden, replayed.logits
-            running.best = replayed.best if isinstance(replayed, Direct) else None
+        recorder = next((r for r in self.recorders if r.fits(plan)), None)
+        step = recorder.run(plan) if recorder is not None else None
+        if step is not None:
+            running.batch, running.hidden = step.batch, step.hidden
+            running.logits, running.best = step.logits, step.best
             return
         batch = make_batch(plan, rows, self.pool, self.kernels)
         running.batch = batch
@@ -148,40 +179,48 @@ class Runner:
         plan, batch, rows = running.plan, running.batch, self.rows
         assert batch is not None and running.hidden is not None
         if running.best is not None and self._plain(plan.rows, late):
-            self._take(running, running.best)
+            self._propose(running, self._take(running, running.best))
             return
         self._score_prompts(running)
         places: list[int] = []
         for i, row in enumerate(plan.rows):
             if plan.samples[i] and row not in rows.pools:
-                tried = len(plan.drafts[i]) if i in plan.drafts else 0
+                tried = plan.guesses.get(i, 0)
                 end = batch.ends[i]
                 places += range(end - 1 - tried, end)
                 running.lines += [i] * (1 + tried)
-        if places:
-            at = None
-            if len(places) < batch.tokens.shape[0]:
-                at = features.to_device(places, torch.int64, rows.device)
-            logits = running.logits
-            if logits is None:
-                logits = self.model.logits(running.hidden if at is None else running.hidden[at], batch.ctx)
-            running.sampled, marked = self._choose(running, logits, at, late)
+        if not places:
+            rows.computed.index_add_(0, batch.row_ids, batch.counts)
+            return
+        at = None
+        if len(places) < batch.tokens.shape[0]:
+            at = features.to_device(places, torch.int64, rows.device)
+        logits = running.logits
+        if logits is None:
+            logits = self.model.logits(running.hidden if at is None else running.hidden[at], batch.ctx)
+        running.sampled, marked = self._choose(running, logits, at, late)
+        if plan.guesses:
+            row_ids, kept = self._verify(running, marked)
+            running.read = Readback(torch.cat((marked, kept)))
+            self._propose(running, row_ids)
+        else:
             running.read = Readback(marked)
-        self._advance(running)
+            self._propose(running, self._advance(running))
 
     def _plain(self, rows: list[int], late: LateInputs) -> bool:
         """Do all of these rows take the largest logit, and does nobody ask for more?"""
         bits = self.rows.sampling.bits
         return not (late.masks or late.processors or any(bits[row] & MORE for row in rows))
 
-    def _take(self, running: Running, best: tuple[Tensor, Tensor, Tensor]) -> None:
-        """The choice came with the logits: what `_sample` does in general, in a few operations (see direct.py)."""
+    def _take(self, running: Running, best: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """The choice came with the logits: what `_sample` does in general, in a few operations (see single.py)."""
         batch, rows = running.batch, self.rows
         assert batch is not None
         running.lines = list(range(len(running.plan.rows)))
         running.sampled, marked = _greedy(best)
         running.read = Readback(marked)
-        self.kernels.advance_(batch.row_ids, running.sampled.ids, rows.tokens, rows.length, rows.computed)
+        self.kernels.advance_(batch.row_ids, running.sampled.ids, *rows.state())
+        return batch.row_ids
 
     def _choose(self, running: Running, logits: Tensor, at: Tensor | None, late: LateInputs) -> tuple[Sampled, Tensor]:
         """A token per line; the same with ~ where it is bad. `at` [n]: the lines' tokens in the batch, None: all."""
@@ -205,38 +244,56 @@ class Runner:
             tokens=self.rows.tokens,
             masks=masks,
             processors=late.processors,
+            longest=self.rows.longest(chosen),
         )
         sampled = sample(logits.float(), lines, table, consume=True)  # nobody reads them afterwards
         return sampled, torch.where(sampled.bad, ~sampled.ids, sampled.ids)
 
-    def _advance(self, running: Running) -> None:
-        """Rows move on by what they computed; sampled tokens are appended where nothing is left to verify."""
+    def _advance(self, running: Running) -> Tensor | None:
+        """Rows move on by what they computed, and sampled tokens are appended; -> the rows that have been given one."""
         plan, batch, rows = running.plan, running.batch, self.rows
-        assert batch is not None
+        assert batch is not None and running.sampled is not None
         counts = batch.counts
-        if running.logits is not None and running.sampled is not None and not self._candidates(plan):
+        if running.logits is not None and not self._candidates(plan):
             if plan.num_tokens > len(plan.rows):  # all but the last token of a row: sampling follows that one
                 rows.computed.index_add_(0, batch.row_ids, counts - 1)
-            self.kernels.advance_(batch.row_ids, running.sampled.ids, rows.tokens, rows.length, rows.computed)
-            return
+            self.kernels.advance_(batch.row_ids, running.sampled.ids, *rows.state())
+            return batch.row_ids
         rows.computed.index_add_(0, batch.row_ids, counts)
-        if running.sampled is None:
-            return
-        plain = [
-            n
-            for n, i in enumerate(running.lines)
-            if i not in plan.drafts and not rows.sampling.params[plan.rows[i]].num_candidates
-        ]
-        if not plain:
-            return
-        if len(plain) == len(plan.rows):
+        chosen = [n for n, i in enumerate(running.lines) if not rows.sampling.params[plan.rows[i]].num_candidates]
+        if not chosen:
+            return None
+        if len(chosen) == len(plan.rows):
             row_ids, ids = batch.row_ids, running.sampled.ids
         else:
-            at = features.to_device(plain, torch.int64, rows.device)
-            row_ids = features.to_device([plan.rows[running.lines[n]] for n in plain], torch.int64, rows.device)
+            at = features.to_device(chosen, torch.int64, rows.device)
+            row_ids = features.to_device([plan.rows[running.lines[n]] for n in chosen], torch.int64, rows.device)
             ids = running.sampled.ids[at]
         rows.tokens[row_ids, rows.length[row_ids]] = ids.to(torch.int32)
         rows.length.index_add_(0, row_ids, torch.ones_like(row_ids))
+        return row_ids
+
+    def _verify(self, running: Running, marked: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows move on by the samples that stand; -> these rows, and how many samples that is for each of them.
+
+        Noise depends on the position alone, so the sample at a position is the token that plain decoding would have
+        taken there if the tokens before it are right: a draft is right if it equals the sample of its position."""
+        plan, batch, rows = running.plan, running.batch, self.rows
+        assert batch is not None
+        rows.computed.index_add_(0, batch.row_ids, batch.counts)
+        params = rows.sampling.params
+        firsts = {i: n for n, i in reversed(list(enumerate(running.lines))) if not params[plan.rows[i]].num_candidates}
+        running.verified = list(firsts)
+        tried = [plan.guesses.get(i, 0) for i in firsts]
+        grants = torch.tensor([[plan.rows[i] for i in firsts], list(firsts.values()), tried], dtype=torch.int64)
+        sent = features.send(grants, rows.device)
+        kept = self.kernels.accept_(sent, max(tried), marked, *rows.state())
+        return sent[0], kept
+
+    def _propose(self, running: Running, row_ids: Tensor | None) -> None:
+        """New drafts for rows that have new tokens; a later plan decides which of these are tried."""
+        if self.drafter.most and row_ids is not None:
+            self.drafter.propose(self.rows, row_ids, self.rows.longest(running.plan.rows))
 
     def _candidates(self, plan: StepPlan) -> bool:
         params = self.rows.sampling.params
@@ -251,7 +308,9 @@ class Runner:
         if sampled is None:
             return result
         assert running.read is not None
-        marked = running.read.wait().tolist()
+        read = running.read.wait().tolist()
+        marked = read[: len(running.lines)]
+        kept = dict(zip(running.verified, read[len(marked) :], strict=True))
         bad = min(marked) < 0
         if running.best is not None and not bad and not (sampled.pending.logprobs or sampled.pending.candidates):
             result.tokens = [[n] for n in marked]
@@ -264,11 +323,12 @@ class Runner:
         for n, i in enumerate(running.lines):
             by_grant.setdefault(i, []).append(n)
         for i, lines in by_grant.items():
-            self._collect_grant(i, lines, [ids[n] for n in lines], running, result)
+            stand = lines[: kept[i]] if i in kept else lines
+            self._collect_grant(i, stand, [ids[n] for n in stand], running, result)
         return result
 
     def _collect_grant(self, i: int, lines: list[int], ids: list[int], running: Running, result: StepResult) -> None:
-        plan, sampled, row = running.plan, running.sampled, running.plan.rows[i]
+        sampled, row = running.sampled, running.plan.rows[i]
         assert sampled is not None
         if lines[0] in sampled.errors:
             result.errors[i] = sampled.errors[lines[0]]
@@ -276,14 +336,9 @@ class Runner:
         if self.rows.sampling.params[row].num_candidates:
             result.candidates[i] = sampled.candidates[lines[0]]
             return
-        if i in plan.drafts:
-            ids = accept([ids], [plan.drafts[i]])[0]
-            # A line behind a draft that fails may be no part of the text; if it is, it fails again as a first line.
-            ids = ids[: next((n for n, line in enumerate(lines) if line in sampled.errors), len(ids))]
-            self.rows.accept(row, ids)
         result.tokens[i] = ids
         if sampled.logprobs and lines[0] in sampled.logprobs:
-            result.logprobs[i] = [sampled.logprobs[n] for n in lines[: len(ids)]]
+            result.logprobs[i] = [sampled.logprobs[n] for n in lines]
 
     def _score_prompts(self, running: Running) -> None:
         """Prompt logprobs of the positions in this step, in bounded slices of logits."""

@@ -20,6 +20,10 @@ from tokenmill.sampling import table as features
 from tokenmill.sampling.table import BadWords, SamplingTable
 
 CACHED_BYTES = 2 << 20
+PENALTY_BYTES = 64 << 20
+"""What penalties may take for their histories and counts at one time."""
+HISTORY_BYTES, COUNTS_BYTES = 28, 20
+"""Bytes per known token and per word of the vocabulary, of one line."""
 
 
 @dataclass(slots=True)
@@ -220,11 +224,21 @@ def _processed(processors: Any, prompt: list[int], output: list[int], logits: Te
 
 
 def _penalties_(work: Work) -> None:
-    users = work.users(features.PENALISED)
+    """A few lines at a time where histories are long or the vocabulary is large: what is made here is bounded so."""
+    users, lines = work.users(features.PENALISED), work.lines
+    longest = lines.longest
+    if not longest:
+        longest = int(lines.lengths.max()) if lines.lengths.device.type == "cpu" else lines.tokens.shape[1]
+    longest = min(longest, lines.tokens.shape[1])
+    together = max(1, PENALTY_BYTES // (HISTORY_BYTES * longest + COUNTS_BYTES * work.x.shape[1]))
+    for start in range(0, len(users), together):
+        _penalise_(work, users[start : start + together], longest)
+
+
+def _penalise_(work: Work, users: list[int], longest: int) -> None:
     lines, table = work.lines, work.table
     picked = pick([work.numbers[j] for j in users], len(lines.rows), work.x.device)
     rows, lengths = take(lines.row_ids, picked), take(lines.lengths, picked)
-    longest = lines.longest or (int(lengths.max()) if lengths.device.type == "cpu" else lines.tokens.shape[1])
     history = lines.tokens[:, :longest].index_select(0, rows)
     places = torch.arange(longest, device=rows.device)
     known = places < lengths[:, None]

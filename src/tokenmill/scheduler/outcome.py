@@ -24,7 +24,7 @@ class Outcome:
     def take(self, plan: StepPlan, seqs: list[Sequence], result: StepResult) -> list[TokenDelta]:
         """Commit one plan's result; `seqs` stand behind its grants. -> what each sequence gained."""
         deltas: list[TokenDelta] = []
-        counts, samples, drafts = plan.counts, plan.samples, plan.drafts
+        counts, samples, guesses = plan.counts, plan.samples, plan.guesses
         special = bool(result.errors or result.prompt_logprobs or result.candidates or result.pooled)
         for i, seq in enumerate(seqs):
             seq.inflight -= 1
@@ -36,15 +36,15 @@ class Outcome:
             new = result.tokens[i]
             seq.computed += counts[i]
             if samples[i]:
-                tried = drafts.get(i) if drafts else None
-                seq.pending -= 1 + (len(tried) if tried else 0)
+                tried = guesses.get(i, 0) if guesses else 0
+                seq.pending -= 1 + tried
             else:
-                tried = None
+                tried = 0
             if special and self._special(seq, i, result, deltas):
                 new = []
             if new:
-                if tried is not None:
-                    self._verified(seq, tried, new)
+                if tried:
+                    self._verified(seq, tried, len(new) - 1, by_host=i in plan.drafts)
                 deltas.append(self._extend(seq, new, result, i))
             elif self.tables.windowed and seq.status == RUNNING:
                 self.tables.trim(seq)
@@ -99,17 +99,19 @@ class Outcome:
             if constraint.finished():
                 delta.finish = "stop"
 
-    def _verified(self, seq: Sequence, tried: list[int], new: list[int]) -> None:
-        accepted = len(new) - 1
-        seq.computed -= len(tried) - accepted
-        self.counters.count_draft(len(tried), accepted)
-        self.roster.drafter.observe(seq, len(tried), accepted)
+    def _verified(self, seq: Sequence, tried: int, accepted: int, *, by_host: bool) -> None:
+        seq.computed -= tried - accepted
+        self.counters.count_draft(tried, accepted)
+        if by_host:
+            self.roster.drafter.observe(seq, tried, accepted)
 
     def _special(self, seq: Sequence, i: int, result: StepResult, deltas: list[TokenDelta]) -> bool:
         """Rare parts of a result; True: nothing else is to be done for this sequence."""
         group = seq.group
         error = result.errors.get(i)
         if error is not None:
+            if seq.constraint is not None:
+                error = seq.constraint.failure() or error  # why its mask was empty
             self.tables.forget(seq)
             deltas += self.roster.fail(seq, error)
             return True

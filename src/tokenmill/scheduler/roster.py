@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tokenmill.core.protocols import Constraint, HostDrafter, SchedulePolicy
@@ -20,6 +21,8 @@ from tokenmill.kvcache.allocation import BlockTables
 class Limits:
     """Ceilings of one engine. `max_chunk` bounds a prompt's share of one step (0: only the budget does).
 
+    max_drafts: of a HostDrafter, per sequence. max_guesses: of a DeviceDrafter, per sequence, and step_guesses: of all
+    sequences in one step; those that rank first get them.
     whole_prompts: a prompt is never cut, whatever the budget says. whole_batches: nobody joins a batch that has begun
     to answer. Both are how engines worked once, kept so that what came after can be measured.
     """
@@ -28,6 +31,8 @@ class Limits:
     max_step_tokens: int
     max_chunk: int = 0
     max_drafts: int = 0
+    max_guesses: int = 0
+    step_guesses: int = 0
     chains: bool = True
     whole_prompts: bool = False
     whole_batches: bool = False
@@ -72,6 +77,8 @@ class Roster:
         self.free_rows = list(range(limits.max_rows - 1, -1, -1))
         self.ended_rows: list[int] = []
         self.counters = Counters()
+        self.on_begin: Callable[[SequenceGroup], object] = lambda group: None
+        """Told when a sequence that has waited gets its row for the first time."""
         self._next_seq = 0
 
     # ------------------------------------------------------------ in
@@ -79,6 +86,7 @@ class Roster:
     def new_sequence(self, group: SequenceGroup, tokens: list[int], constraint: Constraint | None) -> Sequence:
         request = group.request
         index = len(group.sequences)
+        most_guesses = self._most_guesses(group, constraint)
         seq = Sequence(
             id=self._next_seq,
             index=index,
@@ -87,11 +95,17 @@ class Roster:
             num_prompt=len(request.prompt_ids),
             seed=derive_seed(request.seed, index),
             constraint=constraint,
-            needs_host=bool(group.search.width) or self.limits.max_drafts > 0,
+            needs_host=bool(group.search.width) or (self.limits.max_drafts > 0 and not most_guesses),
+            most_guesses=most_guesses,
         )
         self._next_seq += 1
         group.sequences.append(seq)
         return seq
+
+    def _most_guesses(self, group: SequenceGroup, constraint: Constraint | None) -> int:
+        """Drafts of the device that a sequence may be granted: none if the host decides what may come next."""
+        decides = group.search.width or constraint is not None or group.sampling.has_processors or group.embed
+        return 0 if decides else self.limits.max_guesses
 
     def wait(self, seq: Sequence) -> None:
         seq.status = WAITING

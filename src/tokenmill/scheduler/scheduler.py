@@ -1,7 +1,8 @@
 """plan() and commit(). Owns: which sequences compute how many tokens next, admission, preemption, what results mean.
 
-Must not know: tensors, text, HTTP, wall-clock limits, or any optional feature by name: drafts come from a HostDrafter,
-branching from a Search, masks from a Constraint, order from a SchedulePolicy, sharing from the prefix cache.
+Must not know: tensors, text, HTTP, wall-clock limits, or any optional feature by name: drafts come from a HostDrafter
+or lie on the device, branching from a Search, masks from a Constraint, order from a SchedulePolicy, sharing from the
+prefix cache.
 
 There are no phases: a grant lets `computed` catch up with the known tokens. Prefill chunks, decode, verification of
 drafts, prefix hits and recomputation after preemption are the same arithmetic (see core/sequence.py for the picture).
@@ -27,9 +28,12 @@ from tokenmill.scheduler.roster import Limits, Roster, by_rank
 
 @dataclass(slots=True)
 class Flight:
-    """A submitted plan with the sequences behind its grants and the cache nodes that it published."""
+    """A submitted plan with the sequences behind its grants and the cache nodes that it published.
+
+    guesses_left: of the step's drafts on the device, while it is planned."""
 
     plan: StepPlan
+    guesses_left: int = 0
     seqs: list[Sequence] = field(default_factory=list)
     nodes: list[object] = field(default_factory=list)
     spawning: list[Sequence] = field(default_factory=list)
@@ -83,7 +87,7 @@ class Scheduler:
         if self.flying and self._commit_first():
             return None
         plan = StepPlan(id=self._next_plan, epoch=self.epoch)
-        flight = Flight(plan)
+        flight = Flight(plan, self.limits.step_guesses)
         budget = self._decode(plan, flight)
         if budget > 0:
             self._admit(budget, flight)
@@ -106,7 +110,7 @@ class Scheduler:
             running.sort(key=by_rank)
         rows, counts, samples, seqs = plan.rows, plan.counts, plan.samples, flight.seqs
         plan_id, most = plan.id, self.careful or self.limits.max_rows
-        plain = self.limits.max_drafts == 0
+        plain = self.limits.max_guesses == 0
         i = 0
         while i < len(running) and budget > 0 and len(seqs) < most:
             seq = running[i]
@@ -117,7 +121,7 @@ class Scheduler:
                 position < seq.capacity
                 and known - position == 1
                 and known < seq.group.max_len
-                and plain
+                and (plain or not (seq.most_guesses and flight.guesses_left))
                 and seq.group.spawned
                 and not (seq.fresh or seq.leaving or seq.needs_host or seq.appended)
                 and not seq.group.sampling.has_processors
@@ -154,14 +158,19 @@ class Scheduler:
             return 0
         position += self._rematch(seq, position)
         drafts = self._drafts(seq) if known - position == 1 and not seq.pending else []
-        count = self._chunk(position, known + len(drafts), budget)
-        drafts = drafts[: max(0, position + count - known)]
+        guesses = len(drafts) or self._guesses(seq, known, position, flight)
+        count = self._chunk(position, known + guesses, budget)
+        guesses = min(guesses, max(0, position + count - known))
         if not self._make_room(seq, position, position + count, flight):
             return 0
         self._tell(seq, position, plan)
-        sample = position + count == known + len(drafts)
-        if drafts:
-            plan.drafts[len(plan.rows)] = drafts
+        sample = position + count == known + guesses
+        if guesses:
+            plan.guesses[len(plan.rows)] = guesses
+            if drafts:
+                plan.drafts[len(plan.rows)] = drafts[:guesses]
+            else:
+                flight.guesses_left -= guesses
         if seq.constraint is not None or group.sampling.has_processors:
             plan.late.append(seq.row)
         plan.rows.append(seq.row)
@@ -172,7 +181,7 @@ class Scheduler:
         seq.inflight += 1
         seq.last_plan = plan.id
         if sample:
-            seq.pending += 1 + len(drafts)
+            seq.pending += 1 + guesses
             if not group.spawned:
                 flight.spawning.append(seq)
         if position < seq.num_prompt:
@@ -205,12 +214,21 @@ class Scheduler:
 
     def _drafts(self, seq: Sequence) -> list[int]:
         most = min(self.limits.max_drafts, seq.group.max_len - len(seq.tokens) - 1)
-        if most <= 0 or seq.group.search.width or seq.group.embed:
+        if most <= 0 or seq.most_guesses or seq.group.search.width or seq.group.embed:
             return []
         drafts = self.roster.drafter.propose(seq, most)[:most]
         if drafts and seq.constraint is not None:
             drafts = drafts[: seq.constraint.validate(drafts)]
         return drafts
+
+    def _guesses(self, seq: Sequence, known: int, position: int, flight: Flight) -> int:
+        """How many drafts of the device to grant: none before the row was sampled, as none lie there yet; none that
+        would take somebody else's blocks."""
+        if not seq.most_guesses or known - position != 1 or seq.fresh or position < seq.num_prompt:
+            return 0
+        most = max(0, min(seq.most_guesses, flight.guesses_left, seq.group.max_len - known - 1))
+        end = known + most
+        return most if end <= seq.capacity or self.tables.has_room(seq, end) else 0
 
     def _tell(self, seq: Sequence, position: int, plan: StepPlan) -> None:
         """Put into the plan what the devices must know of this row before they compute from `position`."""
@@ -286,6 +304,8 @@ class Scheduler:
             heapq.heappop(self.roster.waiting)
             seq.row, seq.status, seq.fresh = self.roster.free_rows.pop(), RUNNING, True
             insort(self.roster.running, seq, key=by_rank)
+            if not seq.preemptions:
+                self.roster.on_begin(seq.group)
             budget -= self._grant(seq, budget, flight)
 
     def _room_for(self, seq: Sequence, flight: Flight) -> bool:

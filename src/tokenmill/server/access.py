@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 from tokenmill.core.config import ListenOptions
 from tokenmill.server.errors import HttpError
@@ -19,6 +19,10 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 CORS_METHODS = b"GET, POST, OPTIONS"
 CORS_HEADERS = b"authorization, content-type, x-api-key, x-request-id"
 MAX_KEY = 1024
+_HOST = re.compile(
+    r"(?:\[(?P<v6>[0-9A-Fa-f:.]{2,45})(?:%[A-Za-z0-9._~%-]{1,32})?\]|(?P<name>[A-Za-z0-9._~-]{0,255}))(?::[0-9]{0,5})?"
+)
+_ORIGIN = re.compile(r"null|[A-Za-z][A-Za-z0-9+.-]{0,31}://[\x21-\x7e]{0,300}")
 
 
 def digest(key: str | bytes) -> bytes:
@@ -55,10 +59,10 @@ class Access:
 
     def check_host(self, headers: Mapping[bytes, bytes]) -> None:
         """403 for a name that is not ours: a page that rebinds its own name to this address must not get through."""
-        if self.any_host:
-            return
         host = _host_name(headers.get(b"host", b"").decode("latin-1"))
-        if host not in _LOCAL and host not in self.hosts:
+        if host is None:
+            raise HttpError(400, "The Host header is malformed.")
+        if not self.any_host and host not in _LOCAL and host not in self.hosts:
             raise HttpError(403, "This Host is not served here (--allowed-hosts adds names).")
 
     def check_origin(self, headers: Mapping[bytes, bytes]) -> bytes | None:
@@ -67,9 +71,10 @@ class Access:
         if origin is None:
             return None
         text = origin.decode("latin-1")
-        if "*" in self.origins or text in self.origins:
+        if text in self.origins or ("*" in self.origins and _ORIGIN.fullmatch(text)):
             return origin
-        if urlsplit(text).netloc.lower() == headers.get(b"host", b"").decode("latin-1").lower():
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        if _ORIGIN.fullmatch(text) and text.partition("://")[2].lower() == host:
             return None  # our own page
         raise HttpError(403, "This Origin may not call the API (--allowed-origins adds origins).")
 
@@ -90,9 +95,7 @@ def _is_local(host: str) -> bool:
         return False
 
 
-def _host_name(value: str) -> str:
-    """The name in a Host header, without port and brackets."""
-    value = value.strip().lower()
-    if value.startswith("["):
-        return value[1:].partition("]")[0]
-    return value.rpartition(":")[0] if value.count(":") == 1 else value
+def _host_name(value: str) -> str | None:
+    """The name in a Host header, without port and brackets; None for what is no host."""
+    found = _HOST.fullmatch(value.strip())
+    return None if found is None else (found["v6"] or found["name"] or "").lower()

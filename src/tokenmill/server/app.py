@@ -15,15 +15,18 @@ from tokenmill.core.errors import UserError
 from tokenmill.server.anthropic.routes import ANTHROPIC
 from tokenmill.server.backend import Backend
 from tokenmill.server.before import read_template
+from tokenmill.server.bodies import Bodies
 from tokenmill.server.context import Context, RequestLimits
 from tokenmill.server.errors import HttpError, describe_error, error_headers
 from tokenmill.server.gate import Gate, GateLimits
 from tokenmill.server.guard import Guard
+from tokenmill.server.history import History
 from tokenmill.server.kserve.routes import KSERVE
 from tokenmill.server.metrics import Metrics
 from tokenmill.server.ollama.routes import OLLAMA
 from tokenmill.server.openai.routes import OPENAI
 from tokenmill.server.operations import OPERATIONS
+from tokenmill.server.plans import make_plans
 from tokenmill.server.record import Recorder
 from tokenmill.server.responses.routes import RESPONSES
 from tokenmill.server.routing import error_shape
@@ -58,9 +61,11 @@ def make_context(backend: Backend, config: ServerConfig) -> Context:
         gate=Gate(gate_limits, metrics.reject),
         metrics=metrics,
         text=TextWorkers(info.tokenizer, info.max_model_len, budget_s=config.patience.text_timeout),
+        bodies=Bodies(limits.max_body_bytes, make_plans()),
         limits=RequestLimits(limits.max_n, limits.max_logprobs, limits.max_stop),
         chat_template=template,
         form=choose_format(template or own, config.messages.tool_call_parser, config.messages.reasoning_parser),
+        history=History(owners=gate_limits.tenants),
         recorder=_recorder(config.serve),
         traces=_traces(config.serve, info.names[0]),
     )
@@ -81,6 +86,7 @@ def _traces(options: ServeOptions, model: str) -> Traces | None:
 def make_app(context: Context) -> Guard:
     """The whole ASGI application."""
     app = FastAPI(title="tokenmill", version=tokenmill.__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.context = context
     app.add_exception_handler(HTTPException, _routing_error)
     app.add_exception_handler(Exception, _any_error)
     for api in APIS:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from tokenmill.core.config import ServeOptions, ServerConfig
 from tokenmill.server.backend import Backend
+from tokenmill.server.bodies import Bodies
 from tokenmill.server.errors import HttpError
 from tokenmill.server.gate import Gate
 from tokenmill.server.history import History
@@ -34,6 +35,7 @@ class Context:
     gate: Gate
     metrics: Metrics
     text: TextWorkers
+    bodies: Bodies
     limits: RequestLimits
     chat_template: str | None = None
     history: History = field(default_factory=History)

@@ -33,7 +33,9 @@ TYPES = {
     504: "TimeoutError",
 }
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
-MAX_MESSAGE = 2000
+MAX_MESSAGE = 600
+"""Characters: what a client sent is not sent back to it."""
+MAX_PARAM = 200
 
 
 class HttpError(Exception):
@@ -42,17 +44,17 @@ class HttpError(Exception):
     def __init__(
         self, status: int, message: str, *, param: str | None = None, retry_after: float | None = None
     ) -> None:
-        super().__init__(message)
+        shown = message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + "..."
+        super().__init__(shown)
         self.status = status
-        self.message = message
-        self.param = param
+        self.message = _ADDRESS.sub("0x...", shown)
+        self.param = None if param is None else param[:MAX_PARAM]
         self.retry_after = retry_after
 
 
 def error_object(status: int, message: str, param: str | None = None, kind: str | None = None) -> dict[str, Any]:
     """OpenAI's error body."""
-    text = _ADDRESS.sub("0x...", message)[:MAX_MESSAGE]
-    return {"error": {"message": text, "type": kind or TYPES.get(status, "Error"), "param": param, "code": status}}
+    return {"error": {"message": message, "type": kind or TYPES.get(status, "Error"), "param": param, "code": status}}
 
 
 def describe_error(error: BaseException) -> HttpError:
@@ -77,10 +79,15 @@ def describe_error(error: BaseException) -> HttpError:
 def _validation(error: ValidationError) -> HttpError:
     """The first of pydantic's findings, without echoing the value."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    path = ".".join(str(part) for part in first["loc"] if not _is_branch(part))
-    rest = len(error.errors(include_url=False, include_context=False, include_input=False)) - 1
+    path = ".".join(str(part)[:MAX_PARAM] for part in first["loc"] if not _is_branch(part))[:MAX_PARAM]
+    rest = error.error_count() - 1
     more = f" (and {rest} more)" if rest > 0 else ""
-    return HttpError(400, f"{path or 'body'}: {first['msg']}{more}.", param=path or None)
+    return HttpError(400, f"{path or 'body'}: {first['msg'][:MAX_MESSAGE]}{more}.", param=path or None)
+
+
+def quoted(value: object) -> str:
+    """A value that a client sent, short enough for a message."""
+    return repr(value[:100]) if isinstance(value, str) else f"a {type(value).__name__}"
 
 
 def _is_branch(part: int | str) -> bool:

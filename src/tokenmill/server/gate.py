@@ -51,14 +51,20 @@ class Gate:
             self._full()
 
     def enter(self, name: str, count: int = 1) -> None:
-        """Take `count` places for a key, or raise what the client should be told."""
+        """A request comes in with `count` outputs, or raise what the client should be told."""
         if self.draining:
             self._refuse(503, "draining", "The server is shutting down.", 5)
+        tenant = self._tenant(name)
+        self._check_rates(tenant)
+        self.grow(name, count)
+        tenant.requests -= 1
+
+    def grow(self, name: str, count: int) -> None:
+        """Take `count` places for a key; its requests per minute are no fewer for that."""
         if count >= self.limits.capacity > 1:
             most = self.limits.capacity
             raise HttpError(400, f"The request asks for more outputs than the server takes at all ({most}).", param="n")
         tenant = self._tenant(name)
-        self._check_rates(tenant)
         share = self.limits.capacity
         if self.limits.tenants > 1:  # half is kept for everybody's guaranteed part, half is first come, first served
             own = max(1, share // (2 * self.limits.tenants))
@@ -69,7 +75,6 @@ class Gate:
         elif self.open + count > share:
             self._full()
         tenant.open += count
-        tenant.requests -= 1
         self.open += count
 
     def leave(self, name: str, count: int = 1, tokens: int = 0) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from tokenmill.server.access import CORS_HEADERS, CORS_METHODS, OPEN_PATHS, Access
+from tokenmill.server.bodies import Parcel
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, describe_error, error_headers
 from tokenmill.server.routing import Api, error_shape
@@ -26,6 +27,8 @@ log = logging.getLogger("tokenmill.access")
 _ID = re.compile(rb"^[\x21-\x7e]{1,128}$")
 _TYPES = (b"application/json", b"text/json", b"application/octet-stream", b"")
 Headers = dict[bytes, bytes]
+ONCE = frozenset({b"host", b"origin", b"authorization", b"x-api-key", b"content-type", b"content-encoding"})
+"""Headers that decide something: of two, nobody could say which one another server on the way has looked at."""
 
 
 class Guard:
@@ -37,12 +40,12 @@ class Guard:
         self.config = context.config
         self.metrics = context.metrics
         self.gate = context.gate
+        self.bodies = context.bodies
         self.routes = frozenset(getattr(route, "path", "") for route in app.routes)
         self.generating = frozenset[str]().union(*(api.generating for api in apis))
         self.keyless = frozenset[str]().union(*(api.keyless for api in apis))
         self.unlogged = OPEN_PATHS.union(*(api.unlogged for api in apis))
         self.access = Access(self.config.listen)
-        self.writing: dict[asyncio.Task[Any], float] = {}
         self.open = self._most = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -57,17 +60,6 @@ class Guard:
         most, self._most = self._most, self.open
         return most
 
-    async def drop_slow_readers(self) -> None:
-        """End streams whose reader has taken nothing for too long; runs for ever."""
-        limit = self.config.patience.write_timeout
-        while True:
-            await asyncio.sleep(min(5.0, limit / 4))
-            now = asyncio.get_running_loop().time()
-            for task, since in list(self.writing.items()):
-                if now - since > limit:
-                    self.metrics.reject("slow_reader")
-                    task.cancel()
-
 
 class _Visit:
     """One HTTP request on its way."""
@@ -75,6 +67,8 @@ class _Visit:
     def __init__(self, guard: Guard, scope: Any, receive: Any, send: Any) -> None:
         self.guard, self.scope, self.receive, self.send = guard, scope, receive, send
         self.headers: Headers = dict(scope["headers"])
+        names = [name for name, _ in scope["headers"]]
+        self.twice = {name for name in ONCE if names.count(name) > 1} if len(names) > len(self.headers) else set()
         given = self.headers.get(b"x-request-id", b"")
         self.id = given.decode() if _ID.match(given) else uuid.uuid4().hex
         self.path = scope["path"].removeprefix(guard.config.listen.root_path) or "/"
@@ -91,7 +85,6 @@ class _Visit:
         guard.metrics.load.set(guard.open)
         state = self.scope.setdefault("state", {})
         state["request_id"] = self.id
-        state["writing"] = guard.writing
         try:
             await self._serve(state)
         except Exception as error:
@@ -103,6 +96,8 @@ class _Visit:
 
     async def _serve(self, state: dict[str, Any]) -> None:
         access, path, method = self.guard.access, self.path, self.scope["method"]
+        if self.twice:
+            raise HttpError(400, f"The header {min(self.twice).decode()} came twice.")
         access.check_host(self.headers)
         self.origin = access.check_origin(self.headers)
         if method == "OPTIONS" and self.origin is not None and b"access-control-request-method" in self.headers:
@@ -117,10 +112,14 @@ class _Visit:
             return
         if path in self.guard.generating:
             self.guard.gate.peek()
-        body = await self._body()
-        await self._watched(body)
+        parcel = state["body"] = Parcel(self.guard.bodies)
+        try:
+            await self._gather(parcel)
+            await self._watched()
+        finally:
+            parcel.release()
 
-    async def _body(self) -> bytes:
+    async def _gather(self, parcel: Parcel) -> None:
         """The whole body, within its ceiling and its time."""
         limit = self.guard.config.limits.max_body_bytes
         if self.headers.get(b"content-encoding", b"identity").lower() != b"identity":
@@ -129,28 +128,25 @@ class _Visit:
         if kind not in _TYPES:
             raise HttpError(415, "The body must be JSON (Content-Type: application/json).")
         length = self.headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > limit:
+        if length.isdigit() and (len(length) > 18 or int(length) > limit):
             raise HttpError(413, f"The body is larger than {limit} bytes.")
-        parts: list[bytes] = []
-        size = 0
         try:
             async with asyncio.timeout(self.guard.config.patience.read_timeout):
                 while True:
                     message = await self.receive()
                     if message["type"] == "http.disconnect":
                         raise _GoneError
-                    parts.append(message.get("body", b""))
-                    size += len(parts[-1])
-                    if size > limit:
+                    parcel.add(message.get("body", b""))
+                    if parcel.size > limit:
                         raise HttpError(413, f"The body is larger than {limit} bytes.")
                     if not message.get("more_body"):
-                        self.received = size
-                        return b"".join(parts)
+                        self.received = parcel.size
+                        return
         except TimeoutError:
             raise HttpError(408, "The body did not arrive in time.") from None
 
-    async def _watched(self, body: bytes) -> None:
-        """Run the app; a client that leaves cancels it."""
+    async def _watched(self) -> None:
+        """Run the app; a client that leaves cancels it. The body lies in the parcel, not in messages."""
         task = asyncio.current_task()
         assert task is not None
         gone = False
@@ -162,10 +158,8 @@ class _Visit:
             gone = True
             task.cancel()
 
-        unread = [{"type": "http.request", "body": body, "more_body": False}]
-
         async def receive() -> dict[str, Any]:
-            return unread.pop() if unread else {"type": "http.disconnect"}
+            return {"type": "http.disconnect"}
 
         watcher = asyncio.get_running_loop().create_task(watch())
         try:
@@ -184,7 +178,10 @@ class _Visit:
             self.status = message["status"]
             headers = list(message.get("headers", ()))
             headers.append((b"x-request-id", self.id.encode()))
+            if self.scope["state"].get("sending", bool)():  # what is left of the body is not read
+                headers.append((b"connection", b"close"))
             headers += self._cors()
+            headers += self.scope["state"].get("warnings", ())
             message = {**message, "headers": headers}
         await self.send(message)
 

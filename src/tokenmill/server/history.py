@@ -6,7 +6,7 @@ Must not know: HTTP, engines.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -18,7 +18,9 @@ from tokenmill.server.ring import Ring
 
 MAX_RECORDS = 1000
 MAX_BYTES = 1 << 20
-"""Of ended records: twice what a thousand requests with short prompts take."""
+"""Of ended records of all keys: twice what a thousand requests with short prompts take."""
+LEAST_RECORDS, LEAST_BYTES = 100, 1 << 16
+"""Of each key, however many there are."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -46,45 +48,53 @@ class Record:
 
 
 class History:
-    """Open records, and ended ones in the form in which they are shown; the oldest are dropped first."""
+    """Open records, and ended ones in the form in which they are shown; a key's oldest are dropped first.
 
-    def __init__(self, most: int = MAX_RECORDS, size: int = MAX_BYTES) -> None:
-        self.most = most
-        self.open: dict[str, Record] = {}
-        self.ended = Ring(size, most)
+    Keys have rings of their own, so that none pushes out another's; an id is known together with its key, because two
+    clients may choose the same one.
+    """
+
+    def __init__(self, most: int = MAX_RECORDS, size: int = MAX_BYTES, *, owners: int = 1) -> None:
+        self.most = max(min(most, LEAST_RECORDS), most // owners)
+        self.size = max(min(size, LEAST_BYTES), size // owners)
+        self.open: dict[tuple[str, str], Record] = {}
+        self.rings: dict[str, Ring] = {}
 
     def __len__(self) -> int:
-        return len(self.open) + len(self.ended)
+        return len(self.open) + sum(map(len, self.rings.values()))
 
     def begin(self, request_id: str, owner: str, began: float) -> Record:
-        """A new record; an open one with the same id is replaced."""
-        record = Record(request_id, owner, time.time(), began)
-        self.open.pop(request_id, None)
-        self.open[request_id] = record
-        if len(self.open) > self.most:
-            self.open.pop(next(iter(self.open)))
+        """A new record; an open one of this key with the same id is replaced. The gate bounds how many are open."""
+        record = self.open[owner, request_id] = Record(request_id, owner, time.time(), began)
         return record
 
     def end(self, record: Record, now: float) -> None:
         """Nothing more happens to this request."""
         record.ended = now
-        if self.open.get(record.id) is record:
-            del self.open[record.id]
-        self.ended.add(_key(record.owner, record.id) + _encode(record.began) + _encode(_shown(record)))
+        if self.open.get((record.owner, record.id)) is record:
+            del self.open[record.owner, record.id]
+        ring = self.rings.get(record.owner)
+        if ring is None:
+            ring = self.rings[record.owner] = Ring(self.size, self.most)
+        ring.add(_key(record.owner, record.id) + _encode(record.began) + _encode(_shown(record)))
 
     def find(self, request_id: str, owner: str) -> dict[str, Any] | None:
         """A record as JSON; None for an unknown id, and for somebody else's."""
-        record = self.open.get(request_id)
+        record = self.open.get((owner, request_id))
         if record is not None:
-            return _shown(record) if record.owner == owner else None
-        return next((_decoded(data)[1] for data in self.ended.newest(_key(owner, request_id))), None)
+            return _shown(record)
+        return next((_decoded(data)[1] for data in self._ended(_key(owner, request_id), owner)), None)
 
     def recent(self, owner: str, most: int) -> list[dict[str, Any]]:
         """An owner's newest records as JSON, the newest first."""
-        found = [_decoded(data) for data in islice(self.ended.newest(_key(owner)), most)]
+        found = [_decoded(data) for data in islice(self._ended(_key(owner), owner), most)]
         found += [(record.began, _shown(record)) for record in self.open.values() if record.owner == owner]
         found.sort(key=lambda pair: pair[0], reverse=True)
         return [shown for _, shown in found[:most]]
+
+    def _ended(self, prefix: bytes, owner: str) -> Iterator[bytes]:
+        ring = self.rings.get(owner)
+        return ring.newest(prefix) if ring is not None else iter(())
 
 
 def _key(owner: str, request_id: str | None = None) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tokenmill.core.errors import EngineDeadError
+from tokenmill.core.errors import EngineDeadError, TooLargeError
 from tokenmill.core.request import CompletionOutput, Request, SamplingParams, TextDelta
 from tokenmill.engine.outputs import Accumulator
 from tokenmill.engine.prompts import make_request
@@ -29,6 +29,10 @@ from tokenmill.server.record import Recorder
 from tokenmill.server.traces import Traces
 
 log = logging.getLogger("tokenmill.server")
+MOST_COPIED = 16 << 20
+"""Bytes of parameters times prompts of one request."""
+BAD_WORD = 8192
+"""What the work for one bad word weighs."""
 
 
 class Parts(Protocol):
@@ -76,6 +80,8 @@ class Job:
         self.backend, self.gate, self.metrics, self.history = parts.backend, parts.gate, parts.metrics, parts.history
         self.recorder, self.traces = parts.recorder, parts.traces
         self.parent: dict[str, str] = {}
+        self.priority: int | None = None
+        """What a header says; it wins over the body."""
         self.tenant, self.count, self.scope = tenant, count, scope
         self.record: Record | None = None
         self.began = time.monotonic()
@@ -84,10 +90,12 @@ class Job:
         self.deadline: float | None = None
         self.closed = False
         self.failed = False
+        self.size = 0
+        """Bytes of the body that it came in."""
 
     def grow(self, count: int) -> None:
         """The job turned out to have more outputs than one."""
-        self.gate.enter(self.tenant, count)
+        self.gate.grow(self.tenant, count)
         self.count += count
 
     def set_deadline(self, seconds: float | None) -> None:
@@ -98,7 +106,9 @@ class Job:
         self, name: str, prompts: list[tuple[str | None, list[int]]], params: SamplingParams, **fields: Any
     ) -> None:
         """Open one engine request per prompt; what is wrong with any of them raises before a byte is sent."""
+        self._check_sizes(prompts, params)
         for index, (text, ids) in enumerate(prompts):
+            await asyncio.sleep(0)  # a thousand prompts are no reason for others to wait
             unique = f"{name}-{index}-{uuid.uuid4().hex[:8]}"
             request = make_request(unique, text, ids, params, arrival=self.began, **fields)
             await self._open(name, request, index)
@@ -107,7 +117,9 @@ class Job:
         self, name: str, prompts: list[tuple[str | None, list[int]]], pooling: str, **fields: Any
     ) -> list[list[float]]:
         """One vector per prompt."""
+        self._check_sizes(prompts, None)
         for index, (text, ids) in enumerate(prompts):
+            await asyncio.sleep(0)
             request = make_request(uuid.uuid4().hex, text, ids, SamplingParams(max_tokens=1), **fields)
             await self._open(name, request, index, pooling)
         vectors: dict[int, list[float]] = {}
@@ -116,6 +128,21 @@ class Job:
                 if delta.pooled is not None:
                     vectors[task.index] = delta.pooled
         return [vectors[i] for i in range(len(prompts))]
+
+    def _check_sizes(self, prompts: list[tuple[str | None, list[int]]], params: SamplingParams | None) -> None:
+        """Refuse early what admission would walk through before it refuses it."""
+        most = self.backend.info.max_model_len
+        for _, ids in prompts:
+            if len(ids) >= most:
+                raise TooLargeError(
+                    f"The prompt has {len(ids)} tokens; with at least one output token that is more than the context "
+                    f"of {most}. Shorten it, or raise --max-model-len.",
+                    param="prompt",
+                )
+        if params is not None and len(prompts) > 1:  # every prompt takes the parameters along
+            size = len(msgspec.msgpack.encode(params)) + BAD_WORD * len(params.bad_words or ())
+            if size * len(prompts) > MOST_COPIED:
+                raise TooLargeError("The parameters are too large for so many prompts in one request.", param="prompt")
 
     async def _open(self, name: str, request: Request, index: int, pooling: str | None = None) -> None:
         if self.scope:

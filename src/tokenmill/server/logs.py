@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 import time
 
 from tokenmill.core.config import ServeOptions
+from tokenmill.server.outlet import Outlet
 
 NAMES = ("tokenmill.server", "tokenmill.access")
 
@@ -48,7 +48,7 @@ class PlainFormatter(JsonFormatter):
 
 def set_up_logs(options: ServeOptions) -> None:
     """Send our log lines to standard error."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = Outlet()
     handler.setFormatter(JsonFormatter() if options.log_json else PlainFormatter())
     for name in NAMES:
         logger = logging.getLogger(name)

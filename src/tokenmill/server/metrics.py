@@ -15,6 +15,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from tokenmill.core.request import Request
 from tokenmill.server.backend import Backend, Timeline
 from tokenmill.server.engine_series import EngineSeries
+from tokenmill.server.logs import NAMES as LOGGERS
+from tokenmill.server.outlet import dropped_lines
 
 TTFT = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -28,6 +30,7 @@ LATENCY = (
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 RECENT = 4096
 """Latencies that are kept for whoever looks at the last seconds."""
+LAG = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 BODY = (1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 REASONS = ("stop", "length", "abort", "error", "repetition")
 
@@ -94,10 +97,25 @@ class Metrics:
             "http_request_size_bytes", "Bodies.", ["handler"], buckets=BODY, registry=self.registry
         )
         self.rejected = Counter("tokenmill:rejected", "Refused requests.", ["reason"], registry=self.registry)
+        self.ignored = Counter(
+            "tokenmill:ignored_fields",
+            "Names in bodies, queries and headers that have no effect.",
+            ["plan"],
+            registry=self.registry,
+        )
         names = ["model_name", "mode", "outcome", "request_type"]
         self.calls = Counter(
             "vllm:tool_call_parser_invocations", "Outputs read for tool calls.", names, registry=self.registry
         )
+        self.lag = Histogram(
+            "tokenmill:event_loop_lag_seconds", "How late the event loop was.", buckets=LAG, registry=self.registry
+        )
+        self.worst_lag = Gauge(
+            "tokenmill:event_loop_worst_lag_seconds", "The most since the last look.", registry=self.registry
+        )
+        self._worst = 0.0
+        dropped = Gauge("tokenmill:dropped_log_lines", "Log lines that nobody took.", registry=self.registry)
+        dropped.set_function(lambda: dropped_lines(LOGGERS))
         self.load = Gauge("tokenmill:open_http_requests", "HTTP requests being served.", registry=self.registry)
         self.registry.register(EngineSeries(backend, model))
         ProcessCollector(registry=self.registry)
@@ -114,6 +132,11 @@ class Metrics:
     def saw_first(self, seconds: float) -> None:
         """A first token came this long after its request; the histogram counts it when the request has ended."""
         self.recent_ttft.append(seconds)
+
+    def saw_lag(self, seconds: float) -> None:
+        """The event loop was late by so much."""
+        self.lag.observe(seconds)
+        self._worst = max(self._worst, seconds)
 
     def reject(self, reason: str) -> None:
         """A request was refused before any work."""
@@ -154,4 +177,6 @@ class Metrics:
 
     def render(self) -> bytes:
         """The text that Prometheus reads."""
+        self.worst_lag.set(self._worst)
+        self._worst = 0.0
         return generate_latest(self.registry)

@@ -1,35 +1,76 @@
-"""Sockets. Owns: ceilings on a request's head and its time, and a way for the app to drop a connection at once.
+"""Sockets. Owns: one rule for whatever is read or written (a deadline and a ceiling of bytes), and who may connect.
 
-uvicorn's httptools protocol has no such ceilings; this adds them. Must not know: endpoints.
+uvicorn's httptools protocol has neither; this adds them. A message is read in two parts, head and body; each has its
+deadline and its ceiling, whether a handler reads it or not. What is refused is answered, then the connection lingers
+for a moment, so that a client that is still sending can read the answer. Must not know: endpoints.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from tokenmill.server.access import OPEN_PATHS
 from tokenmill.server.errors import HttpError, error_bytes
+from tokenmill.server.transport import CountedTransport
 
 MAX_HEADERS = 200
+MAX_PIPELINED = 16
+RESERVE = 64
+"""Connections beyond the ceiling that may ask whether the server is up."""
+RESERVE_S = 2.0
+LINGER_BYTES = 1 << 20
+LINGER_S = 2.0
+GRACE_S = 1.0
+"""The guard's own deadline of a body comes first: it answers in the API's words."""
+FRAMING = 8
+"""Bytes around each byte of a chunked body: six are usual for the smallest chunks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What one connection may take: bytes, seconds, and how many there may be."""
+
+    head: int = 64 << 10
+    body: int = 16 << 20
+    read_timeout: float = 30.0
+    connections: int = 4096
+
+
+class Part(Enum):
+    """What of a message the client may be sending."""
+
+    NOTHING = 0
+    HEAD = 1
+    BODY = 2
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection; the ceilings are class attributes, because uvicorn makes the objects."""
+    """One connection; the bounds are a class attribute, because uvicorn makes the objects."""
 
-    max_head = 64 << 10
-    head_timeout = 30.0
-    max_connections = 4096
-    head_bytes = 0
-    refused = False
-    timer: asyncio.TimerHandle | None = None
+    bounds = Bounds()
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
+        self.part = Part.NOTHING
+        self.refused = False
+        self.wire = self.head = self.payload = 0
+        self.running: Any = None
+        self.timer: asyncio.TimerHandle | None = None
         self.on_gone: set[Callable[[], None]] = set()
-        self.timer = self.loop.call_later(self.head_timeout, self._late)
+        self.out = CountedTransport(transport, self._close_gently)
+        super().connection_made(cast(asyncio.Transport, self.out))
+        most = self.bounds.connections
+        if len(self.connections) > most + RESERVE:
+            self._refuse(503, f"{most} connections are open; the server takes no more.")
+            self.out.finish()
+            return
+        spare = len(self.connections) > most
+        self._set_timer(min(RESERVE_S, self.bounds.read_timeout) if spare else self.bounds.read_timeout)
 
     def eof_received(self) -> None:
         """The connection closes; engines need not wait until handlers have been cancelled."""
@@ -39,6 +80,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._tell_gone()
         self._stop_timer()
+        self.pipeline.clear()
+        self._forget_answer()
         super().connection_lost(exc)
 
     def _tell_gone(self) -> None:
@@ -46,21 +89,37 @@ class BoundedProtocol(HttpToolsProtocol):
             tell()
         self.on_gone.clear()
 
+    def _forget_answer(self) -> None:
+        """Whatever is still said to this client goes nowhere; its handler hears of it."""
+        for cycle in (self.running, self.cycle):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+
+    # ------------------------------------------------------------ reading
+
     def data_received(self, data: bytes) -> None:
+        self.wire += len(data)
+        if self.refused or self.transport.is_closing():
+            if self.wire > LINGER_BYTES:
+                self.transport.abort()
+            return
+        if self.part is Part.NOTHING and self.timer is None:  # blank lines are no message yet
+            self._set_timer(self.bounds.read_timeout)
+        super().data_received(data)
         if self.refused:
             return
-        self.head_bytes += len(data)
-        super().data_received(data)
-        # A head that never ends produces no callback before its line is complete.
-        if self.timer is not None and self.head_bytes > 2 * self.max_head and not self.refused:
-            self._refuse(431, f"The request's head is larger than {self.max_head} bytes.")
+        # A line that never ends produces no callback, nor do the extensions of chunks.
+        if self.part is not Part.BODY and self.wire > 2 * self.bounds.head + self.head:
+            self._refuse(431, f"The request's head is larger than {self.bounds.head} bytes.")
+        elif self.part is Part.BODY and self.wire > 4 * self.bounds.head + self.head + (1 + FRAMING) * self.payload:
+            self._refuse(400, "The body's chunks hold too little beside their framing.")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.seen = 0
-        if self.timer is None:
-            self.head_bytes = 0
-            self.timer = self.loop.call_later(self.head_timeout, self._late)
+        self.part = Part.HEAD
+        self.wire = self.head = self.payload = 0
+        self._set_timer(self.bounds.read_timeout)
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -68,51 +127,108 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count(len(name) + len(value) + 4)
-        if not self.refused:
+        if not self.refused and self.part is Part.HEAD:  # trailers are nobody's headers
             super().on_header(name, value)
 
+    def _count(self, size: int) -> None:
+        self.head += size
+        if not self.refused and (self.head > self.bounds.head or len(self.headers or ()) > MAX_HEADERS):
+            self._refuse(431, f"The request's head is larger than {self.bounds.head} bytes or {MAX_HEADERS} lines.")
+
     def on_headers_complete(self) -> None:
-        self._stop_timer()
         if self.refused:
             return
-        if len(self.connections) > self.max_connections:
-            self._refuse(503, f"{self.max_connections} connections are open; the server takes no more.")
+        path = self.url.partition(b"?")[0].decode("latin-1")
+        if len(self.connections) > self.bounds.connections and path not in OPEN_PATHS:
+            self._refuse(503, f"{self.bounds.connections} connections are open; the server takes no more.")
             return
-        self.scope["state"].update(abort=self.transport.abort, on_gone=self.on_gone)
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._refuse(429, "Too many requests on one connection wait for their answers.")
+            return
+        self.part = Part.BODY
+        self._set_timer(self.bounds.read_timeout + GRACE_S)
+        self.scope["state"].update(abort=self.transport.abort, on_gone=self.on_gone, sending=self._is_sending)
         super().on_headers_complete()
+        if self.parser.should_upgrade():  # nothing is spoken here but HTTP: what follows is not read
+            self.cycle.keep_alive = False
+
+    def _is_sending(self) -> bool:
+        """Is a body still on its way?"""
+        return self.part is Part.BODY
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self.running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
-        if not self.refused:
-            super().on_body(body)
+        self.payload += len(body)
+        if self.refused:
+            return
+        if self.payload > self.bounds.body + LINGER_BYTES:
+            self._refuse(413, f"The body is larger than {self.bounds.body} bytes.")
+            return
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self.part = Part.NOTHING
+        self.wire = self.head = 0
+        self._stop_timer()
         if not self.refused:
             super().on_message_complete()
 
-    def _count(self, size: int) -> None:
-        self.seen += size
-        if not self.refused and (self.seen > self.max_head or len(self.headers or ()) > MAX_HEADERS):
-            self._refuse(431, f"The request's head is larger than {self.max_head} bytes or {MAX_HEADERS} lines.")
+    # ------------------------------------------------------------ ends
 
     def _late(self) -> None:
+        """What should have come by now has not."""
         self.timer = None
-        if self.head_bytes:
+        if self.refused or self.transport.is_closing():
+            self.out.finish()
+        elif self.part is Part.BODY:
+            self._refuse(408, "The body did not arrive in time.")
+        elif self.part is Part.HEAD or self.wire:
             self._refuse(408, "The request's head did not arrive in time.")
         else:
             self.transport.close()
 
     def _refuse(self, status: int, message: str) -> None:
+        """Answer and close, unless earlier answers are on their way: then the last of them closes."""
         self.refused = True
         self._stop_timer()
+        cycle = self.cycle
+        own = self.part is Part.BODY  # the cycle is of the message that is refused
+        if cycle is not None and not cycle.response_complete and not own:
+            cycle.keep_alive = False
+            return
+        if own and cycle is not None:
+            if cycle.response_started or self.pipeline or self.running is not cycle:
+                self.transport.abort()
+                return
+            self._forget_answer()
         body = error_bytes(HttpError(status, message))
         head = f"HTTP/1.1 {status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        again = b"retry-after: 1\r\n" if status == 503 else b""
+        again = b"retry-after: 1\r\n" if status in (429, 503) else b""
         self.transport.write(head.encode() + again + b"connection: close\r\n\r\n" + body)
         self.transport.close()
+
+    def _close_gently(self) -> None:
+        """Nothing more is written. A client that may still be sending gets a moment, so that it can read the answer."""
+        self._unset_keepalive_if_required()
+        if self.part is Part.NOTHING and not self.refused:
+            self._stop_timer()
+            self.out.finish()
+            return
+        self.wire = 0
+        self.out.say_no_more()
+        self.flow.resume_reading()
+        self._set_timer(LINGER_S)
 
     def send_400_response(self, msg: str) -> None:
         if not self.refused:
             self._refuse(400, "The request is not valid HTTP.")
+
+    def _set_timer(self, seconds: float) -> None:
+        self._stop_timer()
+        self.timer = self.loop.call_later(seconds, self._late)
 
     def _stop_timer(self) -> None:
         if self.timer is not None:
@@ -120,7 +236,17 @@ class BoundedProtocol(HttpToolsProtocol):
             self.timer = None
 
 
-def make_protocol(max_head: int, head_timeout: float, max_connections: int) -> type[BoundedProtocol]:
-    """A protocol class with these ceilings."""
-    ceilings = {"max_head": max_head, "head_timeout": head_timeout, "max_connections": max_connections}
-    return type("Protocol", (BoundedProtocol,), ceilings)
+def make_protocol(bounds: Bounds) -> type[BoundedProtocol]:
+    """A protocol class with these bounds."""
+    return type("Protocol", (BoundedProtocol,), {"bounds": bounds})
+
+
+async def drop_stalled(connections: set[Any], patience: float, on_drop: Callable[[], None]) -> None:
+    """End connections whose reader takes nothing, be it a stream or a plain answer; runs for ever."""
+    while True:
+        await asyncio.sleep(min(5.0, patience / 4))
+        now = asyncio.get_running_loop().time()
+        for connection in list(connections):
+            if connection.out.stalled(now, patience):
+                on_drop()
+                connection.transport.abort()

@@ -1,5 +1,5 @@
-"""What every family of endpoints is made of. Owns: Api (routes and how they word errors), strict bodies, the frame of a
-job, JSON answers.
+"""What every family of endpoints is made of. Owns: Api (routes and how they word errors), the frame of a job, JSON
+answers.
 
 Must not know: any one API.
 """
@@ -9,35 +9,27 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial, wraps
+from typing import Any
 
 import msgspec
-import pydantic_core
 from fastapi import FastAPI, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from tokenmill.core.errors import ParameterError
+from tokenmill.server.bodies import B, Parcel, Schema, parse
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, error_bytes
+from tokenmill.server.inputs.around import judge_query, told_headers
+from tokenmill.server.inputs.look import Unknown, as_headers, look, refuse_unknown
+from tokenmill.server.inputs.plan import plan_name
 from tokenmill.server.job import Job
 from tokenmill.server.sse import EventStream, LineStream
-from tokenmill.structured.limits import MAX_SPEC_BYTES, refuse
 
-B = TypeVar("B", bound=BaseModel)
 Handler = Callable[[Request], Awaitable[Response]]
 MAX_SESSION = 256
-LARGE = 2 * MAX_SPEC_BYTES
-"""Bytes of a structure as it is written; the exact limit is looked at where it is worked out."""
-STRUCTURES = frozenset(
-    (
-        *("structured_outputs", "response_format", "structural_tag", "json_schema", "regex", "ebnf", "grammar"),
-        *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-        *("format", "text", "parameters", "output_format", "output_config"),
-    )
-)
-"""Fields of all APIs that hold a structure, and no text that a model reads (`text` does where it is no object)."""
 encode = msgspec.json.Encoder().encode
-_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,35 +66,53 @@ def json_answer(value: Any, status: int = 200) -> Response:
     return Response(encode(value), status, media_type="application/json")
 
 
-async def read_body(request: Request, schema: type[B]) -> tuple[B, dict[str, Any]]:
-    """The body, checked; -> model and raw object."""
-    data = await request.body()
-    if len(data) > LARGE:
-        _refuse_large_structures(data)
+async def read_body(context: Context, request: Request, schema: Schema[B]) -> B:
+    """The body, checked; it is let go before anything else happens."""
+    parcel: Parcel = request.scope["state"]["body"]
     try:
-        raw = pydantic_core.from_json(data, allow_inf_nan=False)
-    except ValueError as error:
-        raise HttpError(400, f"The body is not valid JSON: {error}.") from None
-    if not isinstance(raw, dict):
-        raise HttpError(400, "The body must be a JSON object.")
-    return schema.model_validate(raw), raw
+        judge_around(context, request)
+        return await context.bodies.run(parcel.size, partial(_parse, parcel, schema, context, request))
+    finally:
+        parcel.release()
 
 
-def _refuse_large_structures(data: bytes) -> None:
-    """Before it is read: all streams stand still while a hundred thousand values become objects."""
-    try:
-        fields = _fields(data)
-    except (msgspec.MsgspecError, RecursionError, ValueError):
-        return  # what is wrong with it is said by who reads it
-    for name in STRUCTURES.intersection(fields):
-        value = memoryview(fields[name])
-        if len(value) > LARGE and (name != "text" or bytes(value[:1]) == b"{"):
-            refuse(f"{name} is larger than {MAX_SPEC_BYTES >> 10} KiB.")
+def body_size(request: Request) -> int:
+    """Bytes of the body that came."""
+    size: int = request.scope["state"]["body"].size
+    return size
 
 
-def translated(schema: type[B], fields: Mapping[str, Any]) -> B:
-    """A request in another API's words; fields that are None count as absent."""
-    return schema.model_validate({name: value for name, value in fields.items() if value is not None})
+def _parse(parcel: Parcel, schema: Schema[B], context: Context, request: Request) -> B:
+    return parse(parcel.take(), schema, lambda chosen, raw: judge(context, request, plan_name(chosen), raw))
+
+
+def judge(context: Context, request: Request, plan: str, raw: dict[str, Any]) -> None:
+    """Refuse what is refused by name; unknown names are counted, and told in the answer's headers."""
+    unknown = Unknown()
+    look(raw, context.bodies.plans[plan], unknown)
+    _tell(context, request, plan, unknown)
+
+
+def judge_around(context: Context, request: Request) -> None:
+    """The same for the query's names, and for headers that ask for what is not done."""
+    if request.scope.get("query_string"):
+        unknown = Unknown()
+        judge_query(getattr(request.scope.get("route"), "path", ""), request.query_params, unknown)
+        _tell(context, request, "query", unknown)
+    unknown = Unknown()
+    for name in told_headers(request.headers):
+        unknown.tell(name)
+    _tell(context, request, "header", unknown)
+
+
+def _tell(context: Context, request: Request, plan: str, unknown: Unknown) -> None:
+    """Names that have no effect here; with --strict-fields they are refused."""
+    if not unknown.names:
+        return
+    context.metrics.ignored.labels(plan).inc(len(unknown.names))
+    if context.config.limits.strict_fields:
+        refuse_unknown(unknown)
+    request.scope["state"].setdefault("warnings", []).extend(as_headers(unknown))
 
 
 class Work:
@@ -133,22 +143,33 @@ class Work:
         self.job.close()
         self.on_gone.discard(self.job.abandon)
 
-    async def read(self, schema: type[B]) -> tuple[B, dict[str, Any]]:
+    async def read(self, schema: Schema[B]) -> B:
         """The body; its `timeout`, or the server's, begins to count."""
-        body, raw = await read_body(self.request, schema)
-        self._heed_headers(body)
-        self.job.set_deadline(getattr(body, "timeout", None) or self.context.config.patience.request_timeout)
-        return body, raw
+        self.job.size = body_size(self.request)
+        body = await read_body(self.context, self.request, schema)
+        self._heed_headers()
+        self.heed(body)
+        return body
 
-    def _heed_headers(self, body: BaseModel) -> None:
-        """Headers that say what fields say; a priority in a header wins over the body's, as it does in vLLM."""
-        headers, fields = self.request.headers, type(body).model_fields
-        priority = _integer_header(headers, "x-vllm-priority")
-        if priority is not None and "priority" in fields:
-            body.priority = priority  # type: ignore[attr-defined]
-        session = getattr(body, "session_id", None) or headers.get("x-session-id", "")[:MAX_SESSION]
+    def judge(self, plan: str, raw: dict[str, Any]) -> None:
+        """The names of fields that lie deeper in the body."""
+        judge(self.context, self.request, plan, raw)
+
+    def heed(self, body: BaseModel) -> None:
+        """Fields that concern the job: `timeout`, `session_id`; a priority in a header wins, as it does in vLLM."""
+        if self.job.priority is not None and "priority" in type(body).model_fields:
+            body.priority = self.job.priority  # type: ignore[attr-defined]
+        if getattr(body, "priority", 0) and not self.context.backend.info.priorities:
+            raise ParameterError("priority needs a server started with --scheduling-policy priority.", param="priority")
+        session = getattr(body, "session_id", None) or self.request.headers.get("x-session-id", "")[:MAX_SESSION]
         if session:  # a key's sessions are its own
             self.job.inbox.session = f"{self.job.tenant}/{session}"
+        self.job.set_deadline(getattr(body, "timeout", None) or self.context.config.patience.request_timeout)
+
+    def _heed_headers(self) -> None:
+        """Headers that say what fields say."""
+        headers = self.request.headers
+        self.job.priority = _integer_header(headers, "x-vllm-priority")
         self.job.inbox.rank = _integer_header(headers, "x-data-parallel-rank", least=0)
         self.job.parent = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
 
@@ -183,7 +204,14 @@ def tenant(request: Request) -> str:
 
 def get(app: FastAPI, path: str, handler: Handler, *, documented: bool = True) -> None:
     """A route without a body."""
-    app.add_api_route(path, handler, methods=["GET"], response_class=Response, include_in_schema=documented)
+
+    @wraps(handler)
+    async def judged(request: Request) -> Response:
+        if path.startswith("/v1/"):
+            judge_around(request.app.state.context, request)
+        return await handler(request)
+
+    app.add_api_route(path, judged, methods=["GET"], response_class=Response, include_in_schema=documented)
 
 
 def _described(schema: type[BaseModel]) -> dict[str, Any]:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
-import shutil
+import resource
 import signal
 import socket
 import stat
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,15 +26,20 @@ from tokenmill.server.app import make_app, make_context
 from tokenmill.server.backend import ModelInfo
 from tokenmill.server.before import check_before_loading
 from tokenmill.server.context import Context
+from tokenmill.server.engines.child import Build
 from tokenmill.server.engines.fleet import Fleet
-from tokenmill.server.engines.links import Build, Link, ProcessLink, ThreadLink
+from tokenmill.server.engines.links import Link, ProcessLink, ThreadLink
 from tokenmill.server.engines.state import FleetOptions
 from tokenmill.server.guard import Guard
 from tokenmill.server.heap import system_trim, trim_after_bursts
-from tokenmill.server.protocol import make_protocol
+from tokenmill.server.lag import watch_lag
+from tokenmill.server.protocol import RESERVE, Bounds, drop_stalled, make_protocol
 
 log = logging.getLogger("tokenmill.server")
 BROKEN_EXIT = 3
+BACKLOG = 4096
+OWN_FILES = 128
+"""Open files that the server keeps for itself: engines, helpers, logs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +77,11 @@ def served_names(engine: EngineConfig) -> tuple[str, ...]:
     return tuple(given) or (engine.model.model,)
 
 
-@contextlib.contextmanager
-def make_fleet(engine: EngineConfig, server: ServerConfig, build: Build) -> Iterator[Fleet]:
-    """Engines in processes (or a thread), with a private folder for their sockets."""
-    folder = tempfile.mkdtemp(prefix="tokenmill-")
-    os.chmod(folder, 0o700)
+def make_fleet(engine: EngineConfig, server: ServerConfig, build: Build) -> Fleet:
+    """Engines in processes, or one in a thread."""
 
     def link(number: int, life: int) -> Link:
-        if server.serve.engines == 0:
-            return ThreadLink(build, engine)
-        return ProcessLink(build, engine, f"ipc://{folder}/{number}-{life}")
+        return ThreadLink(build, engine) if server.serve.engines == 0 else ProcessLink(build, engine)
 
     options = FleetOptions(
         engines=max(1, server.serve.engines),
@@ -89,23 +89,20 @@ def make_fleet(engine: EngineConfig, server: ServerConfig, build: Build) -> Iter
         max_restarts_per_minute=server.patience.max_restarts,
         fair=len(server.listen.api_key or ()) > 1,
     )
-    try:
-        yield Fleet(link, served_names(engine), options)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    return Fleet(link, served_names(engine), options)
 
 
 async def _serve(engine: EngineConfig, server: ServerConfig, hooks: Hooks, build: Build, sock: socket.socket) -> int:
     life = Life(server.patience.shutdown_timeout)
     life.listen_to_signals()
-    with make_fleet(engine, server, build) as fleet:
-        fleet.on_broken = life.give_up
-        hooks.loading(engine.model.model)
-        try:
-            if await life.unless_ended(fleet.start()):
-                await _serve_loaded(fleet, server, hooks, life, sock)
-        finally:
-            await fleet.close()
+    fleet = make_fleet(engine, server, build)
+    fleet.on_broken = life.give_up
+    hooks.loading(engine.model.model)
+    try:
+        if await life.unless_ended(fleet.start()):
+            await _serve_loaded(fleet, server, hooks, life, sock)
+    finally:
+        await fleet.close()
     return life.status
 
 
@@ -113,6 +110,7 @@ async def _serve_loaded(fleet: Fleet, server: ServerConfig, hooks: Hooks, life: 
     context = make_context(fleet, server)
     http = HttpServer(make_app(context), server, sock)
     await http.start()
+    gc.freeze()  # what is there now stays: the collector need not look at it again, with the loop standing still
     hooks.serving(_url(server, sock), fleet.info)
     log.info("serving", extra={"data": {"model": fleet.info.names[0], "url": _url(server, sock)}})
     await life.wait(context)
@@ -181,11 +179,10 @@ class HttpServer:
         listen = server.listen
         self.guard = guard
         self.sock = sock
+        self.patience = server.patience.write_timeout
         config = uvicorn.Config(
             guard,
-            http=make_protocol(
-                server.limits.max_header_bytes, server.patience.read_timeout, server.limits.max_connections
-            ),
+            http=make_protocol(bounds_of(server)),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -193,7 +190,7 @@ class HttpServer:
             server_header=False,
             root_path=listen.root_path,
             timeout_keep_alive=60,
-            backlog=4096,
+            backlog=BACKLOG,
             ssl_keyfile=listen.ssl_keyfile,
             ssl_certfile=listen.ssl_certfile,
             ssl_ca_certs=listen.ssl_ca_certs,
@@ -204,9 +201,17 @@ class HttpServer:
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
+        allow_restart(self.sock)
         self.tasks = [
             loop.create_task(self.server._serve([self.sock])),
-            loop.create_task(self.guard.drop_slow_readers()),
+            loop.create_task(
+                drop_stalled(
+                    self.server.server_state.connections,
+                    self.patience,
+                    lambda: self.guard.metrics.reject("slow_reader"),
+                )
+            ),
+            loop.create_task(watch_lag(self.guard.metrics.saw_lag)),
             loop.create_task(trim_after_bursts(self.guard.most, lambda: self.guard.open, system_trim())),
         ]
         while not self.server.started and not self.tasks[0].done():
@@ -224,6 +229,21 @@ class HttpServer:
             await self.tasks[0]
 
 
+def bounds_of(server: ServerConfig) -> Bounds:
+    """What a connection may take; there are no more of them than open files, of which some are kept for the server."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    files = server.limits.max_connections if soft == resource.RLIM_INFINITY else soft - OWN_FILES - RESERVE
+    return Bounds(
+        head=server.limits.max_header_bytes,
+        body=server.limits.max_body_bytes,
+        read_timeout=server.patience.read_timeout,
+        connections=max(1, min(server.limits.max_connections, files)),
+    )
+
+
 def _bind(server: ServerConfig) -> socket.socket:
     """The listening address, taken before the model is loaded, so that a port in use is told at once."""
     listen = server.listen
@@ -236,16 +256,24 @@ def _bind(server: ServerConfig) -> socket.socket:
                     os.unlink(listen.uds)
             sock.bind(listen.uds)
             os.chmod(listen.uds, 0o600)
+            sock.listen(BACKLOG)  # a socket on which nobody listens looks like one that was left behind
             return sock
         family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
         sock = socket.socket(family)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((listen.host, listen.port))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # or a second server could bind while this one loads
     except (OSError, OverflowError) as error:
         reason = str(getattr(error, "strerror", None) or error).rstrip(".")
         flag = "uds" if listen.uds is not None else "port" if _has_address(listen.host) else "host"
         raise UserError(f"Cannot listen on {where}: {reason}. Choose another with --{flag}.", param=flag) from error
     return sock
+
+
+def allow_restart(sock: socket.socket) -> None:
+    """Connections that end from now on do not keep the next server from the port."""
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
 
 def _has_address(host: str) -> bool:

@@ -6,16 +6,16 @@ read here once. Must not know: any API's shapes.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from tokenmill.core.request import TokenLogprob
+from tokenmill.server.bodies import translated
 from tokenmill.server.context import Context
 from tokenmill.server.job import Job
 from tokenmill.server.openai.chat import Chat, open_chat, render
 from tokenmill.server.openai.schemas import ChatRequest
-from tokenmill.server.routing import translated
 from tokenmill.text.messages.message import Event, Message
 
 
@@ -30,16 +30,20 @@ class Heard:
     stop_reason: Any = None
 
 
-async def open_translated(context: Context, fields: dict[str, Any], job: Job, base: str) -> Chat:
-    """A chat from fields of OpenAI's request; those that are None count as absent."""
-    chat = await open_chat(context, translated(ChatRequest, fields), {}, job, base)
+Fields = Callable[[], dict[str, Any]]
+
+
+async def open_translated(context: Context, fields: Fields, job: Job, base: str) -> Chat:
+    """A chat from what `fields` makes: OpenAI's request; those that are None count as absent."""
+    body = await context.bodies.run(job.size, lambda: translated(ChatRequest, fields()))
+    chat = await open_chat(context, body, job, base)
     chat.kind = "other"
     return chat
 
 
-async def count_translated(context: Context, fields: dict[str, Any]) -> int:
-    """How many tokens the prompt of such a chat has."""
-    body = translated(ChatRequest, fields)
+async def count_translated(context: Context, fields: Fields, size: int) -> int:
+    """How many tokens the prompt of such a chat has; `size`: of the body that it came in."""
+    body = await context.bodies.run(size, lambda: translated(ChatRequest, fields()))
     context.check_model(body.model)
     return len((await render(context, body))[1])
 

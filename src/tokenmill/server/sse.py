@@ -5,7 +5,6 @@ Nothing here builds a model per token: a plain text chunk is prefix + JSON strin
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from typing import Any
 
@@ -45,11 +44,7 @@ LINES = [(b"content-type", b"application/x-ndjson"), *HEADERS[1:]]
 
 
 class EventStream(Response):
-    """A response over an iterator of ready bytes; `close` runs however it ends.
-
-    scope["state"]["writing"] says since when a send has been waiting for its reader, so that one that stopped reading
-    can be dropped.
-    """
+    """A response over an iterator of ready bytes; `close` runs however it ends."""
 
     kind = HEADERS
 
@@ -63,19 +58,12 @@ class EventStream(Response):
         self.raw_headers = self.kind + (headers or [])
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        writing: dict[asyncio.Task[Any], float] = scope["state"]["writing"]
-        task = asyncio.current_task()
-        assert task is not None
-        clock = asyncio.get_running_loop().time
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for data in self.chunks:
-                writing[task] = clock()
                 await send({"type": "http.response.body", "body": data, "more_body": True})
-                del writing[task]
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            writing.pop(task, None)
             self.close()
 
 

@@ -6,6 +6,7 @@ Must not know: HTTP, engines.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,8 @@ from tokenmill.engine.prompts import PromptReader, check_size
 from tokenmill.text.codec import Tokenizer
 
 T = TypeVar("T")
+Talk = tuple[list[dict[str, Any]], dict[str, Any]]
+"""Messages, and options of the template."""
 THREADS = 4
 SLICES = 8
 """Parts of the budget: a process that stands still for a while itself (stopped, swapped out) loses one of them."""
@@ -34,11 +37,12 @@ class TextWorkers:
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run something in a thread; its result is thrown away when it takes too long. UserError says that the work is
-        to blame, BusyError that it had to wait or that this process got no time itself."""
-        begun: list[float] = []
+        to blame, BusyError that it had to wait or that its thread got no time."""
+        begun: list[tuple[int, float]] = []
 
         def timed() -> T:
-            begun.append(time.process_time())
+            clock = _own_clock()
+            begun.append((clock, time.clock_gettime(clock)))
             return work()
 
         future = asyncio.get_running_loop().run_in_executor(self.threads, timed)
@@ -49,7 +53,7 @@ class TextWorkers:
                     return future.result()
         finally:
             future.cancel()
-        if not begun or time.process_time() - begun[0] < self.budget_s / 2:
+        if not begun or time.clock_gettime(begun[0][0]) - begun[0][1] < self.budget_s / 2:
             raise BusyError("The server is too busy to read the prompt now; try again.")
         raise UserError(f"The prompt could not be read within {self.budget_s:g} s; shorten it.")
 
@@ -59,12 +63,14 @@ class TextWorkers:
             return None, prompt
         return await self.run(lambda: (prompt, self._encode(prompt, add_special_tokens)))
 
-    async def chat(self, messages: list[dict[str, Any]], **options: Any) -> tuple[str, list[int]]:
-        """(text, ids) of a conversation; `add_special_tokens` frames the ids as a plain prompt would be."""
-        framed = options.pop("add_special_tokens", False)
+    async def chat(self, talk: Callable[[], Talk], *, add_special_tokens: bool = False) -> tuple[str, list[int]]:
+        """(text, ids) of a conversation, which is made in the thread, too; `add_special_tokens` frames the ids as a
+        plain prompt would be."""
+        framed = add_special_tokens
 
         def work() -> tuple[str, list[int]]:
-            self._check_size(sum(len(str(m.get("content") or "")) for m in messages))
+            messages, options = talk()
+            self._check_size(sum(_chars(message.get("content")) for message in messages))
             text, ids = self.reader.chat(messages, **options)
             if framed and self.tokenizer is not None:
                 before, after = self.tokenizer.frame
@@ -93,3 +99,17 @@ class TextWorkers:
     def _check_size(self, chars: int) -> None:
         if self.tokenizer is not None:
             check_size(self.tokenizer, chars, self.max_model_len)
+
+
+def _own_clock() -> int:
+    """The clock of this thread's work, that other threads can read; the process's where there is none."""
+    if hasattr(time, "pthread_getcpuclockid"):
+        return time.pthread_getcpuclockid(threading.get_ident())
+    return time.CLOCK_PROCESS_CPUTIME_ID
+
+
+def _chars(content: Any) -> int:
+    """Characters of a message's text, whole or in parts."""
+    if isinstance(content, list):
+        return sum(_chars(part.get("text") if isinstance(part, dict) else part) for part in content)
+    return len(content) if isinstance(content, str) else 0

@@ -15,6 +15,7 @@ import msgspec
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.request import SamplingParams
+from tokenmill.server.errors import quoted
 from tokenmill.text.codec import Tokenizer
 from tokenmill.text.messages.describe import MessageFormat, Thinking
 from tokenmill.text.messages.detect import closed_thinking, opens_thinking, thinks_by_itself
@@ -139,7 +140,7 @@ def plan_turn(
 
 def _check_names(wish: ToolWish) -> None:
     if wish.named is not None and wish.named not in wish.tools:
-        raise ParameterError(f"tool_choice names {wish.named!r}, which tools do not hold.", param="tool_choice")
+        raise ParameterError(f"tool_choice names {quoted(wish.named)}, which tools do not hold.", param="tool_choice")
     if wish.choice == "required" and not wish.tools:
         raise ParameterError("tool_choice needs tools.", param="tool_choice")
 

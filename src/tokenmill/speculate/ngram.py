@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.sequence import Sequence
 
+MOST_TOKENS = 64
+"""Of an n-gram: each length up to the longest is one more entry per token, or one more look at all of them."""
+
 
 @dataclass(slots=True)
 class Index:
@@ -23,10 +26,10 @@ class NgramDrafter:
     """Longest match first, from `longest` down to `shortest` tokens."""
 
     def __init__(self, longest: int = 4, shortest: int = 2) -> None:
-        if type(shortest) is not int or type(longest) is not int or not 1 <= shortest <= longest:
+        if type(shortest) is not int or type(longest) is not int or not 1 <= shortest <= longest <= MOST_TOKENS:
             raise ParameterError(
                 f"prompt_lookup_min ({shortest}) must be at least 1 and at most prompt_lookup_max ({longest}), "
-                "both whole numbers.",
+                f"which is at most {MOST_TOKENS}, both whole numbers.",
                 param="speculative_config",
             )
         self.longest = longest

@@ -10,26 +10,33 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
+import math
 import os
+import random
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import msgspec
-from llguidance import LLMatcher, LLParserLimits
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.protocols import Constraint
 from tokenmill.core.request import ReasoningSpan
+from tokenmill.structured.check import Checker
+from tokenmill.structured.compiled import Compiled
 from tokenmill.structured.constraint import GrammarConstraint
 from tokenmill.structured.helper import LoweringProcess
 from tokenmill.structured.limits import MAX_SPEC_BYTES, refuse
-from tokenmill.structured.lowering import lower_spec, plain_schema
+from tokenmill.structured.lowering import plain_schema
 from tokenmill.structured.thinking import Border, ThinkingBudget
 from tokenmill.structured.vocabulary import Vocabulary
 
+log = logging.getLogger("tokenmill.structured")
 CACHE_BYTES = 192 << 20
 GRAMMAR_BYTES = 256 << 10
 """What a compiled grammar takes beside what its text does, with use: its sequences share the states of its lexer, which
@@ -37,20 +44,22 @@ they find as they go (measured: 200 KB after a hundred tokens)."""
 TEXT_FACTOR = 112
 """Bytes of a compiled JSON grammar per byte of its text, measured on schemas of 1 to 9 KB; regexes and choices take a
 tenth."""
-MAX_GRAMMAR_BYTES = 1 << 20
-PROBE_STEPS = 3
+PROBES = (3, 12, 12)
+"""Steps of the walks that a new grammar must bear: the first says the lowest tokens, the others any."""
+HEAVY_S, LONG_PROBE, LONG_S = 0.02, 128, 0.15
+"""A grammar whose walks take so long must bear one of so many steps, or as far as it comes in this time."""
 NICE = 10
-Lower = Callable[[Any, "dict[str, Any] | None"], str]
 
 
 class Compiler:
     """Compiled grammars over one vocabulary; safe to use from several threads."""
 
-    def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
-        """vocabulary: called once, when the first grammar is compiled."""
+    def __init__(self, vocabulary: Callable[[], Vocabulary], check: float = 0.0) -> None:
+        """vocabulary: called once, when the first grammar is compiled. check: share of answers to judge again."""
+        self._check, self._made = check, 0
         self._make_vocabulary = vocabulary
         self._vocabulary: Vocabulary | None = None
-        self._cache: OrderedDict[bytes, tuple[GrammarConstraint, int]] = OrderedDict()
+        self._cache: OrderedDict[bytes, tuple[Compiled, int]] = OrderedDict()
         self._lock = threading.Lock()
         self._building = threading.Lock()
         self._worker: ThreadPoolExecutor | None = None
@@ -66,15 +75,22 @@ class Compiler:
 
     def _prepare(self, spec: Any, reasoning: ReasoningSpan | None) -> None:
         if spec is not None:
-            self._ready(spec, reasoning, self._helper.lower)
+            self._ready(spec, reasoning)
 
     def constraint(self, spec: Any, reasoning: ReasoningSpan | None = None, budget: int | None = None) -> Constraint:
         """The constraint at its start, compiled now if it is not known. `spec` may be None where there is a budget."""
-        inner = None if spec is None else self._ready(spec, reasoning, lower_spec).fork()
+        inner = None if spec is None else self._begun(self._ready(spec, reasoning))
         if reasoning is not None and budget is not None and budget >= 0:
             return ThinkingBudget(self._border(reasoning), budget, self.vocabulary, inner)
         assert inner is not None, "nothing to hold a sequence to"
         return inner
+
+    def _begun(self, compiled: Compiled) -> GrammarConstraint:
+        made = GrammarConstraint(compiled)
+        before, self._made = int(self._made * self._check), self._made + 1
+        if int(self._made * self._check) > before and (checker := Checker.of(compiled.text)) is not None:
+            made.check = partial(_report, checker)
+        return made
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -94,7 +110,7 @@ class Compiler:
         closing = (number,) if number is not None else tuple(self.vocabulary.encode(reasoning.close))
         return Border(reasoning.open.encode(), reasoning.close.encode(), closing)
 
-    def _ready(self, spec: Any, reasoning: ReasoningSpan | None, lower: Lower) -> GrammarConstraint:
+    def _ready(self, spec: Any, reasoning: ReasoningSpan | None) -> Compiled:
         plain = None if reasoning is None else msgspec.to_builtins(reasoning)
         key = _key([spec, plain] if plain else spec)
         found = self._find(key)
@@ -102,10 +118,11 @@ class Compiler:
             with self._building:  # several requests with one new schema compile it once
                 found = self._find(key)
                 if found is None:
-                    found = self._build(lower(spec, plain), key)
+                    found = self._build(self._helper.lower(spec, plain), key)
+        found.share()  # here, not in the engine's thread, if its lexer has died
         return found
 
-    def _find(self, key: bytes) -> GrammarConstraint | None:
+    def _find(self, key: bytes) -> Compiled | None:
         with self._lock:
             entry = self._cache.get(key)
             if entry is None:
@@ -113,9 +130,13 @@ class Compiler:
             self._cache.move_to_end(key)
             return entry[0]
 
-    def _build(self, text: str, key: bytes) -> GrammarConstraint:
-        made = GrammarConstraint(compile_grammar(text, self.vocabulary), self.vocabulary)
-        _probe(made.fork())
+    def _build(self, text: str, key: bytes) -> Compiled:
+        made = Compiled(text, self.vocabulary)
+        begun = time.thread_time()
+        for i, steps in enumerate(PROBES):
+            _probe(GrammarConstraint(made), steps, random.Random(i) if i else None)
+        if (now := time.thread_time()) - begun > HEAVY_S:
+            _probe(GrammarConstraint(made), LONG_PROBE, random.Random(0), now + LONG_S)
         size = GRAMMAR_BYTES + TEXT_FACTOR * len(text)
         with self._lock:
             self._cache[key] = made, size
@@ -125,48 +146,30 @@ class Compiler:
         return made
 
 
+def _report(checker: Checker, answer: bytes) -> None:
+    misfit = checker.misfit(answer)
+    if misfit is not None:
+        log.error("a finished answer does not fit its schema: %s", misfit)
+
+
 def _let_others_go_first() -> None:
     """This thread only: the engine's must not wait for it."""
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
-def compile_grammar(text: str, vocabulary: Vocabulary) -> LLMatcher:
-    """A matcher at its start, within the budgets."""
-    if len(text) > MAX_GRAMMAR_BYTES:
-        refuse("the grammar is too large once it is written out. Simplify it.")
-    matcher = LLMatcher(vocabulary.trie, text, log_level=0, limits=limits())
-    if matcher.is_error():
-        refuse(f"the grammar engine refuses it: {_reason(matcher.get_error())}")
-    return matcher
-
-
-def _probe(constraint: GrammarConstraint) -> None:
-    """Walk a little, so that what cannot be walked within the budget is refused and the first mask is warm."""
-    for _ in range(PROBE_STEPS):
-        if constraint.finished():
+def _probe(constraint: GrammarConstraint, steps: int, chance: random.Random | None, until: float = math.inf) -> None:
+    """Walk a little, so that what cannot be walked within the limits is refused and the first masks are warm."""
+    for _ in range(steps):
+        if constraint.finished() or time.thread_time() > until:
             return
         mask = int.from_bytes(constraint.mask(), "little")
         if not mask:
-            refuse("each token of this grammar would take more work than the budget allows. Simplify it.")
-        constraint.accept([(mask & -mask).bit_length() - 1])
-
-
-def limits() -> LLParserLimits:
-    """Budgets of compiling (fuel) and of each mask, in the engine's units: about 14,000 a millisecond."""
-    return LLParserLimits(
-        initial_lexer_fuel=1_000_000,
-        step_lexer_fuel=200_000,
-        max_items_in_row=5000,  # an object with 1000 optional properties has 4000
-        step_max_items=50_000,
-        max_lexer_states=20_000,
-        max_grammar_size=200_000,
-        verbose_errors=False,
-    )
-
-
-def _reason(error: str) -> str:
-    return error.split("<state>")[0].strip().replace("\n", " ")[:300]
+            why = constraint.why or "no token of this vocabulary may follow"
+            refuse(f"the grammar engine cannot walk its grammar within a limit ({why}). Simplify it.")
+        low = 0 if chance is None else chance.randrange(mask.bit_length())
+        high = mask >> low
+        constraint.accept([low + (high & -high).bit_length() - 1])
 
 
 def _key(spec: Any) -> bytes:

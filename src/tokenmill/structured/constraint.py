@@ -1,29 +1,50 @@
 """A grammar that a sequence is held to. Owns: the walk of one sequence through a compiled grammar.
 
 Text that the grammar forces is forced in its usual tokens: the mask allows just the next of them, so a sequence says
-the same whether such tokens were sampled one by one, drafted, or appended without a step. Must not know: schemas.
+the same whether such tokens were sampled one by one, drafted, or appended without a step. When a limit of the shared
+lexer was hit, by whomever, the walk goes on from the same place on another one. Must not know: schemas.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from llguidance import LLMatcher
 
+from tokenmill.structured.compiled import Compiled, reason
 from tokenmill.structured.vocabulary import Vocabulary
+
+FEWEST = 4
+"""A lexer of a sequence's own that does not last for so many tokens is not replaced by another one."""
+PIECE = 512
+"""So many tokens are said again between two masks: those give a lexer its fuel back."""
 
 
 class GrammarConstraint:
     """`pending`: tokens that must come next (None: not looked up yet); `broken`: nothing can be said any more;
-    `ready`: the next mask, if it has been worked out ahead."""
+    `ready`: the next mask, if it has been worked out ahead; `said`: all tokens so far; `root`: whose lexer is used
+    (None: one of its own, `since` so many tokens); `why` it is broken; `check`: is
+    shown the finished text, once."""
 
-    __slots__ = ("broken", "ended", "matcher", "pending", "ready", "vocabulary")
+    __slots__ = ("broken", "check", "compiled", "ended", "matcher", "pending", "ready", "root", "said", "since", "why")
 
-    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
-        self.matcher = matcher
-        self.vocabulary = vocabulary
+    def __init__(self, compiled: Compiled) -> None:
+        self.compiled = compiled
+        self.root: LLMatcher | None = compiled.share()
+        self.matcher: LLMatcher = self.root.deep_copy()
+        self.said: list[int] = []
+        self.since = 0
         self.pending: list[int] | None = None
         self.ready: bytes | None = None
         self.ended = False
         self.broken = False
+        self.why: str | None = None
+        self.check: Callable[[bytes], None] | None = None
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The token table."""
+        return self.compiled.vocabulary
 
     def wants_mask(self) -> bool:
         """Would `mask` have to walk the vocabulary?"""
@@ -35,34 +56,34 @@ class GrammarConstraint:
 
     def mask(self) -> bytes:
         """Allowed next tokens; none at all when the grammar's limits were hit, which ends the sequence as failed."""
-        if self.broken:
-            return self._bits([])
-        forced = self._forced()
-        if forced or self.ended:
-            return self._bits(forced[:1] or sorted(self.vocabulary.end_ids))
-        found: bytes = self.ready if self.ready is not None else self.matcher.compute_bitmask()
-        if self.matcher.is_error():  # its mask would allow the end
-            self.broken = True
-            return self._bits([])
-        return found[: self.vocabulary.mask_bytes]  # it may be a word longer
+        while not self.broken:
+            forced = self._forced()
+            if forced or self.ended:
+                return self._bits(forced[:1] or sorted(self.vocabulary.end_ids))
+            found: bytes = self.ready if self.ready is not None else self.matcher.compute_bitmask()
+            if not self.matcher.is_error():  # its mask would allow the end
+                found = found[: self.vocabulary.mask_bytes]  # it may be a word longer
+                return self.vocabulary.numerals.bounded(found, self.said) if self.compiled.has_json else found
+            self._mend()
+        return self._bits([])
 
     def accept(self, tokens: list[int]) -> None:
         """Tokens that were said."""
         self.ready = None
         pending = self.pending
         if pending is not None and not (self.broken or self.ended):  # the common cases, spelled out
-            if pending and tokens == pending[: len(tokens)]:
-                self.broken = self.matcher.try_consume_tokens(tokens) != len(tokens)
-                self.pending = pending[len(tokens) :] or None
-                return
-            if not pending and len(tokens) == 1 and tokens[0] not in self.vocabulary.end_ids:
-                self.broken = self.matcher.try_consume_tokens(tokens) != 1
-                self.pending = None
+            forced = bool(pending) and tokens == pending[: len(tokens)]
+            if forced or (not pending and len(tokens) == 1 and tokens[0] not in self.vocabulary.end_ids):
+                if self.matcher.try_consume_tokens(tokens) == len(tokens):
+                    self.said += tokens
+                    self.pending = pending[len(tokens) :] or None
+                    return
+                self._again(tokens)
                 return
         walk = _Walk(self)
-        for token in tokens:
+        for i, token in enumerate(tokens):
             if not self.ended and not walk.step(token):
-                self.broken = True
+                self._again(tokens[i:])
                 return
 
     def forced(self) -> list[int]:
@@ -80,14 +101,67 @@ class GrammarConstraint:
 
     def finished(self) -> bool:
         """Has the text ended, or can nothing follow?"""
-        return self.ended or (not self.broken and self.matcher.is_stopped() and self.matcher.is_accepting())
+        found = self.ended or (not self.broken and self.matcher.is_stopped() and self.matcher.is_accepting())
+        if found and self.check is not None:
+            check, self.check = self.check, None
+            check(b"".join(map(self.vocabulary.bytes_of, self.said)))
+        return found
+
+    def failure(self) -> str | None:
+        """Why nothing can be said any more; None: something can."""
+        if self.why is None:
+            return None
+        return (
+            f"The structure's grammar cannot be walked any further: {self.why}. This is a limit of the grammar engine; "
+            "other requests are not affected."
+        )
 
     def fork(self) -> GrammarConstraint:
         """The same place in a walk of its own."""
-        twin = GrammarConstraint(self.matcher.deep_copy(), self.vocabulary)
+        twin = GrammarConstraint.__new__(GrammarConstraint)
+        twin.compiled, twin.root, twin.since, twin.why = self.compiled, self.root, self.since, self.why
+        twin.matcher, twin.check = self.matcher.deep_copy(), self.check
+        twin.said = list(self.said)
         twin.pending = None if self.pending is None else list(self.pending)
         twin.ended, twin.broken, twin.ready = self.ended, self.broken, self.ready
         return twin
+
+    def _mend(self) -> None:
+        """Go on from here on another lexer, as this one is dead; `broken` if none can bear this grammar."""
+        why = reason(self.matcher)
+        self.ready = self.pending = None
+        if self.root is None and len(self.said) - self.since < FEWEST:
+            self._break(why)
+            return
+        if self.root is None or self.compiled.died(self.root):
+            self.root, fresh = None, self.compiled.alone()
+        else:
+            self.root = self.compiled.share()
+            fresh = self.root.deep_copy()
+        self.since = len(self.said)
+        for at in range(0, len(self.said), PIECE):
+            piece = self.said[at : at + PIECE]
+            if at:
+                fresh.compute_bitmask()
+            if fresh.try_consume_tokens(piece) != len(piece):
+                self._break(why)
+                return
+        self.matcher = fresh
+
+    def _again(self, tokens: list[int]) -> None:
+        """These were not taken: the lexer is dead, or they are not allowed."""
+        self.matcher.compute_bitmask()  # nothing else tells that a lexer is dead
+        if self.matcher.is_error():
+            self._mend()
+            walk = _Walk(self)
+            if all(self.ended or walk.step(token) for token in tokens):
+                return
+        if not self.broken:
+            self._break(reason(self.matcher))
+
+    def _break(self, why: str) -> None:
+        self.broken = True
+        self.why = why or "a token that it allowed was not taken"
 
     def _forced(self) -> list[int]:
         if self.pending is None:
@@ -125,6 +199,7 @@ class _Walk:
         if c.matcher.try_consume_tokens([token]) != 1:
             return False
         self.consumed += 1
+        c.said.append(token)
         c.pending = forced[1:] or None
         return True
 
@@ -134,4 +209,5 @@ class _Walk:
         c.ended, c.broken = False, self.broken
         if self.consumed:
             c.matcher.rollback(self.consumed)
+            del c.said[-self.consumed :]
             c.pending = self.pending

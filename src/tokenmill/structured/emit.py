@@ -10,11 +10,13 @@ from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from itertools import combinations
+from math import inf
 from typing import Any, NoReturn
 
 from tokenmill.structured import regex
 from tokenmill.structured.algebra import Algebra, item_at, pointer, tidy_array, tidy_object, value_of
 from tokenmill.structured.limits import MAX_COUNT, refuse
+from tokenmill.structured.prune import prune
 from tokenmill.structured.shapes import (
     ANY,
     BOOLEANS,
@@ -60,14 +62,15 @@ class Emitter:
         """The schema of `root`."""
         self.where = root
         found = self._sum(self.algebra.force(root))
-        if found is None:
-            refuse("no value fits the schema.")
         defs: dict[str, Any] = {}
         while self.queue:
             self.where = self.queue.pop()
             made = self._sum(self.algebra.force(self.where))
             defs[self.names[self.where]] = False if made is None else made
-        return {**found, "$defs": defs} if defs else found
+        pruned = None if found is None else prune({**found, "$defs": defs})
+        if pruned is None:
+            refuse("no value fits the schema.")
+        return pruned
 
     def _refuse(self, why: str) -> NoReturn:
         place = self.where.path if isinstance(self.where, At | Non) else ()
@@ -184,8 +187,8 @@ class Emitter:
     def _exact(self, value: Fraction) -> int | float:
         if value.denominator == 1 and abs(value) <= LARGEST:
             return int(value)
-        near = float(value)
-        if abs(near) > LARGEST or abs(near) < 1e-9 or Fraction(Decimal(repr(near))) != value:
+        near = float(value) if abs(value) <= LARGEST else inf
+        if near == inf or abs(near) < 1e-9 or Fraction(Decimal(repr(near))) != value:
             self._refuse("it holds a number that is too large or too long to be compared exactly")
         return near
 
@@ -200,11 +203,15 @@ class Emitter:
         if s.values is not None:
             # Characters that need hexadecimal escapes are never said: the engine would leave them out of a literal.
             s = replace(s, values=frozenset(v for v in s.values if _sayable(v)))
-            if not s.values or not s.formats:
+            if not s.values or not s.named:
                 listed += sorted(s.values or ())
                 return
         made: Plain = {"type": "string"}
         lo, hi = s.lo, s.hi
+        for low, high in map(regex.width, s.patterns):  # lengths that a pattern has anyway cost the engine much
+            if (high is not None and high < lo) or (hi is not None and low > hi):
+                return
+            lo, hi = 0 if low >= lo else lo, None if hi is None or (high is not None and high <= hi) else hi
         if lo > MAX_COUNT:
             self._refuse(f"strings longer than {MAX_COUNT} characters cannot be asked for")
         if lo:
@@ -216,7 +223,7 @@ class Emitter:
             patterns.append("|".join(regex.literal(v) for v in sorted(s.values)))
         if s.avoid:
             patterns.append(self._other_than(s.avoid))
-        more: list[Plain] = [{"pattern": f"^(?:{p})$"} for p in patterns] + [{"format": f} for f in sorted(s.formats)]
+        more: list[Plain] = [{"pattern": f"^(?:{p})$"} for p in patterns] + [{"format": f} for f in s.named]
         if len(more) == 1:
             made |= more[0]
         elif more:
@@ -302,9 +309,9 @@ class Emitter:
             point = n.lo is not None and n.lo == n.hi
             values += [self._exact(n.lo)] if point and n.lo is not None else self._integers(n)
         for s in found.strings:
-            if s.values is None or s.formats:
+            if s.values is None or s.named:
                 self._refuse("uniqueItems can only be enforced for short lists of scalars (give items an enum)")
-            values += sorted(s.values)
+            values += sorted(filter(_sayable, s.values))
         return values
 
     def _placed(self, a: Array) -> list[Array]:
@@ -412,7 +419,7 @@ class Emitter:
         listed: set[str] = set()
         patterns: list[str] = []
         for s in names.strings:
-            if s.values is not None and not s.formats:
+            if s.values is not None and not s.named:
                 listed |= s.values
             else:
                 patterns.append(self._name_pattern(s))
@@ -436,7 +443,7 @@ class Emitter:
         lengths = [f"{regex.ANY}{size}"] if s.lo or s.hi is not None else []
         avoid = [self._other_than(s.avoid)] if s.avoid else []
         every = [*sorted(s.patterns), *lengths, *avoid]
-        if s.formats or s.avoid_patterns or len(every) != 1:
+        if s.named or s.avoid_patterns or len(every) != 1:
             self._refuse("propertyNames can only be enforced for a list, one pattern, or one range of lengths")
         return every[0]
 

@@ -6,13 +6,16 @@ Must not know: schemas, tokens. What is not regular (look-around, back-reference
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tokenmill.structured.limits import MAX_REPEAT
 
 Ranges = tuple[tuple[int, int], ...]
 
 LAST = 0x10FFFF
+EVERY: Ranges = ((0, 0xD7FF), (0xE000, LAST))
 ANY = "(?s:.)"
 DIGIT: Ranges = ((48, 57),)
 WORD: Ranges = ((48, 57), (65, 90), (95, 95), (97, 122))
@@ -29,8 +32,11 @@ SPACE: Ranges = (
     (0xFEFF, 0xFEFF),
 )
 NEWLINE: Ranges = ((10, 10), (13, 13), (0x2028, 0x2029))
+UNSAID: Ranges = ((0, 7), (11, 11), (14, 31), (127, 127))
+"""Characters that JSON strings hold only as hexadecimal escapes, which are never said."""
 _CONTROL = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
 MAX_SIZE = 200_000
+_BEYOND = re.compile(r"\\U([0-9a-f]{8})")
 
 
 class RegexError(ValueError):
@@ -78,8 +84,12 @@ Item = Chars | Edge | Alt | Rep
 
 
 def search(pattern: str) -> str:
-    """The texts in which `pattern` occurs, as a portable expression for the whole text."""
-    return _write_alt(_Parser(pattern).parse(), True, True)
+    """The texts in which `pattern` occurs, as a portable expression for the whole text of a JSON string."""
+    found = _sayable(_Parser(pattern).parse())
+    if found is None:
+        raise RegexError("it needs characters that JSON spells as \\uXXXX alone, which are never said")
+    assert isinstance(found, Alt)
+    return _write_alt(found, True, True)
 
 
 def whole(pattern: str) -> str:
@@ -104,6 +114,31 @@ def other_than(values: frozenset[str]) -> str:
     return _outside(trie, ends)
 
 
+@lru_cache(maxsize=512)
+def width(portable: str) -> tuple[int, int | None]:
+    """Fewest and most characters of the texts that a written expression matches (None: no end)."""
+    known = _BEYOND.sub(lambda found: f"\\u{{{found[1]}}}", portable.replace(ANY, "[^]"))
+    return _width(_Parser(known).parse())
+
+
+def _width(node: Item | Seq) -> tuple[int, int | None]:
+    if isinstance(node, Chars):
+        return 1, 1
+    if isinstance(node, Rep):
+        low, high = _width(node.item)
+        endless = high is None or (node.high is None and high > 0)
+        return low * node.low, None if endless or high is None else high * (node.high or 0)
+    if isinstance(node, Alt):
+        found = [_width(o) for o in node.options]
+        highs = [h for _, h in found if h is not None]
+        return min(low for low, _ in found), max(highs) if len(highs) == len(found) else None
+    if isinstance(node, Seq):
+        found = [_width(i) for i in node.items]
+        highs = [h for _, h in found if h is not None]
+        return sum(low for low, _ in found), sum(highs) if len(highs) == len(found) else None
+    return 0, 0
+
+
 def only_chars(pattern: str, allowed: Ranges) -> bool:
     """Do all texts of `pattern` consist of these characters?"""
 
@@ -119,13 +154,21 @@ def only_chars(pattern: str, allowed: Ranges) -> bool:
     return check(_Parser(pattern).parse())
 
 
+def sayable(ranges: Ranges) -> Ranges:
+    """Those of the characters that a JSON string is let say.
+
+    The grammar engine takes a class that holds all control characters, or all but the line end, for one that holds the
+    quote and the backslash as well. No class that is written for it may be such a class."""
+    return ranges if ranges == EVERY else complement(normalise((*complement(ranges), *UNSAID)))
+
+
 def _outside(trie: dict[str, dict], ends: set[int]) -> str:
     """Texts that do not spell a path of the trie to one of its ends."""
     stops = "" if id(trie) in ends else "|"
     if not trie:
         return f"(?:{ANY}+{stops})"
     others = complement(normalise(tuple((ord(c), ord(c)) for c in trie)))
-    options = [f"{_class(others)}{ANY}*"] if others else []
+    options = [f"{_class(sayable(others))}{ANY}*"] if sayable(others) else []
     options += [_char(ord(c)) + _outside(child, ends) for c, child in trie.items()]
     return f"(?:{'|'.join(options)}{stops})"
 
@@ -344,6 +387,24 @@ def _is_count(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 9
 
 
+def _sayable(node: Item) -> Item | None:
+    """What a JSON string is let say of it; None: nothing."""
+    if isinstance(node, Chars):
+        ranges = sayable(node.ranges)
+        return Chars(ranges) if ranges or not node.ranges else None
+    if isinstance(node, Rep):
+        item = _sayable(node.item)
+        if item is None:
+            return None if node.low else Alt((Seq(()),))
+        assert isinstance(item, Chars | Alt)
+        return Rep(item, node.low, node.high)
+    if isinstance(node, Alt):
+        options = [tuple(_sayable(i) for i in o.items) for o in node.options]
+        kept = tuple(Seq(tuple(i for i in o if i is not None)) for o in options if None not in o)
+        return Alt(kept) if kept else None
+    return node
+
+
 def _has_edge(node: Item | Seq, start: bool | None = None) -> bool:
     if isinstance(node, Edge):
         return start is None or node.start is start
@@ -399,7 +460,7 @@ def _class(ranges: Ranges) -> str:
         raise RegexError("it holds a class that no character is in")
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
         return _char(ranges[0][0])
-    if ranges == ((0, 0xD7FF), (0xE000, LAST)):
+    if ranges == EVERY:
         return ANY
     return "[" + "".join(_char(a) + (f"-{_char(b)}" if b > a else "") for a, b in ranges) + "]"
 

@@ -28,6 +28,7 @@ from tokenmill.structured.shapes import (
     ANY,
     BOOLEANS,
     NEVER,
+    SPELT,
     WHOLE,
     Array,
     At,
@@ -48,15 +49,13 @@ FORMATS = {  # enforced by the grammar engine, the same or a narrower one
     **{f: f for f in ("duration", "email", "ipv6", "uri")},
     "idn-email": "email",
     "iri": "uri",
-    "iri-reference": "uri",
-    "uri-reference": "uri",
     "uri-template": "uri",
 }
-_POINTER = r"(?:\x2f(?:[^\x2f\x7e]|\x7e[01])*)*"
+_POINTER = r"(?:\x2f(?:[^\x00-\x07\x0b\x0e-\x1f\x2f\x7e\x7f]|\x7e[01])*)*"
 _YEAR_DAY = (
-    r"(?:[0-9]{4}\x2d(?:(?:0[13578]|1[02])\x2d(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)\x2d(?:0[1-9]|[12][0-9]|30)"
+    r"(?:(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])\x2d(?:(?:0[13578]|1[02])\x2d(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)\x2d(?:0[1-9]|[12][0-9]|30)"
     r"|02\x2d(?:0[1-9]|1[0-9]|2[0-8]))"
-    r"|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)\x2d02\x2d29)"
+    r"|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)\x2d02\x2d29)"
 )
 _CLOCK = r"(?:[01][0-9]|2[0-3])\x3a[0-5][0-9]"
 _TIME = rf"{_CLOCK}\x3a[0-5][0-9](?:\x2e[0-9]{{1,9}})?(?:[zZ]|[\x2b\x2d]{_CLOCK})"
@@ -74,7 +73,19 @@ def _hostname(labels: int, longest: int) -> str:
 
 _HOSTNAME = f"{_hostname(3, 63)}|{_hostname(7, 33)}"
 _BASE64 = r"(?:[0-9A-Za-z\x2b\x2f]{4})*(?:[0-9A-Za-z\x2b\x2f]{2}\x3d\x3d|[0-9A-Za-z\x2b\x2f]{3}\x3d)?"
+_SEGMENT = r"(?:[0-9A-Za-z\x21\x24\x26-\x2e\x3b\x3d\x40\x5f\x7e]|%[0-9a-fA-F]{2})"  # of a path, without a colon
+_PATH_CHAR = rf"(?:{_SEGMENT}|\x3a)"
+_HOST_CHAR = r"(?:[0-9A-Za-z\x21\x24\x26-\x2e\x3b\x3d\x5f\x7e]|%[0-9a-fA-F]{2})"
+_PATHS = rf"(?:\x2f{_PATH_CHAR}*)*"
+_AUTHORITY = rf"(?:(?:{_HOST_CHAR}|\x3a)*\x40)?{_HOST_CHAR}*(?:\x3a[0-9]*)?"
+_URI_REFERENCE = (  # a scheme or none; hosts in brackets are left out
+    rf"(?:[a-zA-Z][0-9A-Za-z\x2b\x2d\x2e]*\x3a)?"
+    rf"(?:\x2f\x2f{_AUTHORITY}{_PATHS}|\x2f(?:{_PATH_CHAR}+{_PATHS})?|{_SEGMENT}+{_PATHS})?"
+    rf"(?:\x3f(?:{_PATH_CHAR}|[\x2f\x3f])*)?(?:\x23(?:{_PATH_CHAR}|[\x2f\x3f])*)?"
+)
 FORMAT_PATTERNS = {
+    "uri-reference": _URI_REFERENCE,
+    "iri-reference": _URI_REFERENCE,
     "hostname": _HOSTNAME,
     "idn-hostname": _HOSTNAME,
     "date": _YEAR_DAY,
@@ -244,6 +255,7 @@ class SchemaReader:
             formats.add(FORMATS[name])
         elif name in FORMAT_PATTERNS:
             patterns.add(FORMAT_PATTERNS[name])
+            formats.add(SPELT + name)
         elif name == "regex":
             refuse_keyword((*path, "format"), "the texts that are regular expressions are not regular")
         if schema.get("contentEncoding") == "base64":

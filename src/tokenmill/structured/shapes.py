@@ -14,6 +14,7 @@ from math import ceil, floor, gcd, lcm
 from typing import Any
 
 Path = tuple[str, ...]
+SPELT = "~"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,10 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class String:
-    """`values`: nothing but these (then all else has been applied to them). Patterns are for whole texts."""
+    """`values`: nothing but these (then all else has been applied to them). Patterns are for whole texts.
+
+    Some readers assert a format, others take it for a remark, so its complement cannot be told; SPELT ones are among
+    the patterns, too."""
 
     values: frozenset[str] | None = None
     avoid: frozenset[str] = frozenset()
@@ -63,6 +67,11 @@ class String:
     patterns: frozenset[str] = frozenset()
     avoid_patterns: frozenset[str] = frozenset()
     formats: frozenset[str] = frozenset()
+
+    @property
+    def named(self) -> list[str]:
+        """Formats that the grammar engine has to know."""
+        return sorted(f for f in self.formats if not f.startswith(SPELT))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from tokenmill.core.protocols import Constraint
 
+FAILED = "The structure's grammar failed inside of this engine; the other requests are not affected."
+
 
 class Sheltered:
     """`size`: bytes of a mask, until the inner constraint has given one."""
@@ -65,6 +67,15 @@ class Sheltered:
             except Exception:
                 self.broken = True
         return False
+
+    def failure(self) -> str | None:
+        """What went wrong inside."""
+        if self.broken:
+            return FAILED
+        try:
+            return self.inner.failure()
+        except Exception:
+            return FAILED
 
     def fork(self) -> Sheltered:
         """The same place in a walk of its own."""

@@ -76,6 +76,10 @@ class ThinkingBudget:
         """Has the text ended?"""
         return self.inner is not None and not self.pending and self.inner.finished()
 
+    def failure(self) -> str | None:
+        """What went wrong in the grammar."""
+        return None if self.inner is None else self.inner.failure()
+
     def fork(self) -> ThinkingBudget:
         """The same place in a walk of its own."""
         inner = None if self.inner is None else self.inner.fork()

@@ -1,6 +1,7 @@
 """The token table that grammars are walked with. Owns: making the engine's trie from a vocabulary's exact bytes.
 
-Must not know: grammars, requests. Special tokens are never text; ids without bytes can never be said.
+Must not know: grammars, requests. Special tokens are never text; ids without bytes can never be said. The tokens of a
+text have exactly its bytes: where the tokenizer changes a text, the longest tokens that fit are taken instead.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from llguidance import LLTokenizer, TokenizerWrapper
+
+from tokenmill.structured.numerals import Numerals
 
 SLICE_LENGTHS = (5, 6, 7, 8, 10, 13, 20)
 """Measured on a trained vocabulary of 128k: no string with a maxLength takes a millisecond a mask. Each length is a
@@ -30,6 +33,7 @@ class Vocabulary:
     end_ids: frozenset[int]
     table: list[bytes]
     encode: Callable[[str], list[int]]
+    numerals: Numerals
 
     def bytes_of(self, token: int) -> bytes:
         """What a token adds to a text."""
@@ -52,9 +56,10 @@ class Vocabulary:
         hidden = sorted({*special, *ends})
         for token in hidden:
             table[token] = table[token] or b"<special>"
-        wrapper = TokenizerWrapper(_Source(table, hidden, ends[0], encode))
+        exact = _Exact(bytes_of, frozenset(hidden), encode)
+        wrapper = TokenizerWrapper(_Source(table, hidden, ends[0], exact))
         trie = LLTokenizer(wrapper, n_vocab=len(table), eos_token=ends, slices=_slices())
-        return cls(trie, size, frozenset(end_ids), bytes_of, encode)
+        return cls(trie, size, frozenset(end_ids), bytes_of, exact, Numerals(bytes_of, frozenset(ends)))
 
 
 def _slices() -> list[str]:
@@ -63,6 +68,37 @@ def _slices() -> list[str]:
     The engine's own list has ten and thirty; a string with a maxLength comes below that, and would walk all tokens."""
     blanks, *_, rest = LLTokenizer.json_slices()
     return [blanks, *(rest.removesuffix("+") + f"{{1,{n}}}" for n in SLICE_LENGTHS), rest]
+
+
+class _Exact:
+    """Encodes a text in tokens whose bytes are those of the text."""
+
+    def __init__(self, table: list[bytes], hidden: frozenset[int], encode: Callable[[str], list[int]]) -> None:
+        self.table = table
+        self.hidden = hidden
+        self.encode = encode
+        self.ids: dict[bytes, int] = {}
+
+    def __call__(self, text: str) -> list[int]:
+        data = text.encode("utf-8", "replace")
+        found = self.encode(text)
+        if b"".join(self.table[i] if i < len(self.table) else b"?" for i in found) == data:
+            return found
+        return self._longest(data)
+
+    def _longest(self, data: bytes) -> list[int]:
+        """The longest tokens from the left; nothing where a byte has none."""
+        if not self.ids:
+            self.ids = {piece: i for i, piece in enumerate(self.table) if piece and i not in self.hidden}
+        most, at, found = max(map(len, self.ids), default=0), 0, []
+        while at < len(data):
+            ends = range(min(len(data), at + most), at, -1)
+            end = next((e for e in ends if data[at:e] in self.ids), None)
+            if end is None:
+                return []
+            found.append(self.ids[data[at:end]])
+            at = end
+        return found
 
 
 class _Source:

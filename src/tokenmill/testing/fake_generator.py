@@ -17,9 +17,10 @@ from tokenizers import Tokenizer as Inner
 
 from tokenmill.core.request import Request, TokenDelta
 from tokenmill.core.step import RowLogprobs
-from tokenmill.engine.wire import Abort, Add, Command, News, Ready, Report
+from tokenmill.engine.wire import Abort, Add, Command, News, Ready, Refused, Report
 from tokenmill.server.backend import EngineStats
 from tokenmill.server.engines.fleet import Fleet
+from tokenmill.server.engines.links import Vitals
 from tokenmill.server.engines.state import FleetOptions
 from tokenmill.text.codec import Tokenizer, TokenizerSettings
 
@@ -85,6 +86,10 @@ class FakeLink:
 
     def send(self, command: Command) -> None:
         self.commands.append(command)
+
+    def vitals(self) -> Vitals | None:
+        """There is no process."""
+        return None
 
     def dump_stacks(self) -> None:
         """Nothing to show."""
@@ -157,7 +162,8 @@ class FakeLink:
         request = command.request
         wanted = request.params.structured_outputs
         if wanted is not None and not (set(wanted) == {"choice"} and wanted["choice"]):
-            report.refused.append((request.id, "this engine enforces choice only", "structured_outputs"))
+            text = "this engine enforces choice only"
+            report.refused.append(Refused(request.id, text, "structured_outputs"))
             return
         if command.ack:
             report.accepted.append(request.id)

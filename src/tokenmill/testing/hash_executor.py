@@ -1,25 +1,30 @@
 """An Executor over a HashModel. Owns: a device's view of plans (rows, tables, slots), simulated exactly.
 
-K/V slots store (group, position, token); the context is read back through the block table. It asserts what a real
+K/V slots store (group, position, content); the context is read back through the block table. It asserts what a real
 device cannot: that tables cover what is read, that nobody's slot was overwritten, and that grants meet known tokens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tokenmill.core.step import LateInputs, RowStart, StepPlan, StepResult
 from tokenmill.testing.hash_model import HashModel
 
+RUBBISH = 1
+"""A token that lies behind the known ones although nobody proposed it."""
+
 
 @dataclass(slots=True)
 class Row:
-    """What a device knows of one row."""
+    """What a device knows of one row; `guessed`: the drafts that it left behind the known tokens."""
 
     start: RowStart
     tokens: list[int]
     computed: int
     tables: list[list[tuple[int, int]]]
+    guessed: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -34,7 +39,8 @@ class HashTicket:
 
 @dataclass(slots=True)
 class HashExecutor:
-    """`pools[g]` names the block pool of group g; `fail` holds plan ids that go down half-written."""
+    """`pools[g]` names the block pool of group g; `fail` holds plan ids that go down half-written. `guess`: the
+    device's drafter, which sees a row's tokens and its seed and may leave fewer drafts than a plan grants."""
 
     model: HashModel
     pools: list[int]
@@ -42,12 +48,12 @@ class HashExecutor:
     block_size: int
     depth: int = 1
     chains: bool = True
+    guess: Callable[[list[int], int], list[int]] = lambda tokens, seed: []
     fail: set[int] = field(default_factory=set)
     rows: dict[int, Row] = field(default_factory=dict)
     memory: list[dict[int, tuple[int, int, int]]] = field(default_factory=list)
     epoch: int = 0
     failed_epoch: int = -1
-    computed_tokens: int = 0
 
     def __post_init__(self) -> None:
         self.memory = [{} for _ in self.num_blocks]
@@ -69,7 +75,7 @@ class HashExecutor:
 
     def _run(self, plan: StepPlan) -> StepResult:
         self._apply(plan)
-        drafts = [plan.drafts.get(i, []) for i in range(len(plan.rows))]
+        drafts = [self._drafts(plan, i) for i in range(len(plan.rows))]
         for i, row_id in enumerate(plan.rows):
             self._store(self.rows[row_id], drafts[i], plan.counts[i], plan.samples[i])
             if plan.id in self.fail and i >= len(plan.rows) // 2:
@@ -77,8 +83,18 @@ class HashExecutor:
                 return StepResult(plan_id=plan.id, failure="injected")
         result = StepResult(plan_id=plan.id)
         for i, row_id in enumerate(plan.rows):
-            result.tokens.append(self._sample(self.rows[row_id], drafts[i], plan.counts[i], plan.samples[i], i, result))
+            row = self.rows[row_id]
+            result.tokens.append(self._sample(row, drafts[i], plan.counts[i], plan.samples[i], i, result))
+            if plan.samples[i]:
+                row.guessed = self.guess(self._contents(row, row.tokens), row.start.sampling.seed)
         return result
+
+    def _drafts(self, plan: StepPlan, i: int) -> list[int]:
+        """What grant i verifies: the host's drafts, else what lies in the row, be it rubbish."""
+        tried, row = plan.guesses.get(i, 0), self.rows[plan.rows[i]]
+        drafts = plan.drafts.get(i, (row.guessed + [RUBBISH] * tried)[:tried])
+        assert len(drafts) == tried, "the host counts its own drafts"
+        return drafts
 
     def _apply(self, plan: StepPlan) -> None:
         if plan.epoch != self.epoch:
@@ -115,10 +131,15 @@ class HashExecutor:
         tokens = row.tokens + drafts
         assert sample == (row.computed + count == len(tokens)), "sampling must coincide with reaching the end"
         assert row.computed + count <= len(tokens), "granted more than is known"
-        self.computed_tokens += count
+        tokens = self._contents(row, tokens)
         for position in range(row.computed, row.computed + count):
             for group, pool in enumerate(self.pools):
                 self.memory[pool][self._slot(row, group, position)] = (group, position, tokens[position])
+
+    def _contents(self, row: Row, tokens: list[int]) -> list[int]:
+        """What the model sees of a row's tokens: a picture's placeholders have contents of their own."""
+        known = self.model.contents.get(row.start.sampling.seed, [])
+        return known + tokens[len(known) :]
 
     def _read(self, row: Row, group: int, position: int) -> list[int]:
         """Tokens that a query at `position` sees through the table."""

@@ -5,7 +5,7 @@ Nothing can be guessed: one wrong, stale or missing token in the context as read
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MASK = (1 << 64) - 1
 
@@ -19,11 +19,14 @@ def mix(value: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class HashModel:
-    """`windows[g]`: what KV group g can see (0: all). Token 0 ends the text, about once in `stop_every`."""
+    """`windows[g]`: what KV group g can see (0: all). Token 0 ends the text, about once in `stop_every`.
+
+    `contents`: what stands behind a prompt's tokens, by a row's seed, where several contents have one token id."""
 
     windows: tuple[int, ...] = (0,)
     vocab: int = 50
     stop_every: int = 20
+    contents: dict[int, list[int]] = field(default_factory=dict, hash=False)
 
     def digest(self, views: list[list[int]], seed: int) -> int:
         """`views[g]`: the tokens group g reads, oldest first, ending with the last known token."""

@@ -14,6 +14,8 @@ from tokenmill.core.errors import ModelError
 from tokenmill.text.pieces import SPACE_MARK, byte_alphabet
 from tokenmill.text.sentencepiece import ModelKind, Piece, PieceKind, SentencePieceModel
 
+MAX_WORK = 300_000_000
+"""Sum of the squared lengths of all tokens; real vocabularies of 256,000 tokens have 30 million."""
 _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -72,6 +74,7 @@ def _merges_by_score(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
     """Every pair of normal pieces that joins to a normal piece, best joined piece first."""
     # Control and user-defined pieces stay out: typed text must never merge into them.
     ids = {piece.text: index for index, piece in enumerate(pieces) if piece.kind is PieceKind.NORMAL}
+    _check_work(map(len, ids))
     found = []
     for text, index in ids.items():
         for cut in range(1, len(text)):
@@ -105,6 +108,12 @@ def from_merges(
         )
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def _check_work(lengths: Iterable[int]) -> None:
+    """Refuse vocabularies whose tokens are so long that taking them apart would never end."""
+    if sum(length * length for length in lengths) > MAX_WORK:
+        raise ModelError("its tokens are too long to be a vocabulary")
 
 
 def read_merges(text: str) -> list[tuple[str, str]]:
@@ -143,6 +152,7 @@ def from_ranks(ranks: Mapping[bytes, int], pattern: str = WORDS_DIGITS_3) -> Tok
     def spell(data: bytes) -> str:
         return "".join(map(shown.__getitem__, data))
 
+    _check_work(map(len, ranks))
     merges = []
     for word, rank in sorted(ranks.items(), key=lambda item: item[1]):
         if len(word) > 1:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.process.client import Pool
 from tokenmill.text.template_process import TemplateProcesses
 
 DEFAULT_BUDGET_S = 1.0
@@ -46,7 +47,9 @@ class ChatTemplate:
         *,
         budget_s: float = DEFAULT_BUDGET_S,
         max_chars: int = DEFAULT_MAX_CHARS,
+        pool: Pool | None = None,
     ) -> None:
+        """pool: processes that several templates share."""
         if not source:
             raise UserError(
                 "this model has no chat template, so messages cannot become a prompt; give one with "
@@ -55,7 +58,7 @@ class ChatTemplate:
         self._names = {"default"} if isinstance(source, str) else set(source)
         sources = {"default": source} if isinstance(source, str) else dict(source)
         self._special = dict(special_strings or {})
-        self._processes = TemplateProcesses(sources, budget_s=budget_s, max_chars=max_chars)
+        self._processes = TemplateProcesses(sources, budget_s=budget_s, max_chars=max_chars, pool=pool)
 
     def warm(self) -> None:
         """Start the template's process now; raises UserError when the template does not compile."""

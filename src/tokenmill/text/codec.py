@@ -12,6 +12,8 @@ from typing import Any, final
 
 import tokenizers
 
+from tokenmill.core.errors import UserError
+from tokenmill.text.inside import inside_twin
 from tokenmill.text.pieces import PieceTable, read_rules
 from tokenmill.text.plain import control_ids, plain_twin
 
@@ -79,6 +81,15 @@ class Tokenizer:
     def _plain(self) -> tokenizers.Tokenizer:
         return plain_twin(self._inner)
 
+    @cached_property
+    def _inside(self) -> tokenizers.Tokenizer:
+        return inside_twin(plain_twin(self._inner))
+
+    def encode_inside(self, text: str) -> list[int]:
+        """Ids of a text that follows another one: nothing is put before it. Control tokens stay ordinary text."""
+        row = self._inside.encode_batch_fast([_well_formed(text)], add_special_tokens=False)[0].ids
+        return self._without_controls(row, framed=False)
+
     def encode(self, text: str, *, add_special_tokens: bool = True, allow_special: bool = True) -> list[int]:
         """Token ids of a text; with allow_special=False, spelled-out control tokens stay ordinary text."""
         return self.encode_batch([text], add_special_tokens=add_special_tokens, allow_special=allow_special)[0]
@@ -89,9 +100,20 @@ class Tokenizer:
         """encode() for several texts at once, on several cores."""
         inner = self._inner if allow_special else self._plain
         # Only the batch call releases the interpreter lock, so one text goes through it as well.
-        found = inner.encode_batch_fast([_well_formed(text) for text in texts], add_special_tokens=add_special_tokens)
+        whole = [_well_formed(text) for text in texts]
+        try:
+            found = inner.encode_batch_fast(whole, add_special_tokens=add_special_tokens)
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":
+                raise
+            raise UserError("The model's tokenizer failed on this text: its files are damaged.") from error
         rows = [item.ids for item in found]
         return rows if allow_special else [self._without_controls(row, add_special_tokens) for row in rows]
+
+    def probe(self) -> None:
+        """Encode and decode a little text: what the library only finds out then is found out now."""
+        for text in ("", "a", "Plain text, 12 words.\n", "é 中 \U0001f600\u200d \x00"):
+            self.decode(self.encode(text))
 
     def _without_controls(self, ids: list[int], framed: bool) -> list[int]:
         if self.control_ids.isdisjoint(ids):

@@ -13,6 +13,7 @@ from tokenizers import AddedToken, normalizers
 from tokenmill.core.errors import ModelError
 from tokenmill.text import build
 from tokenmill.text.codec import Tokenizer, TokenizerSettings
+from tokenmill.text.patterns import check_patterns
 from tokenmill.text.sentencepiece import ModelKind, Piece, PieceKind, SentencePieceModel
 
 MAX_TOKENS = 1 << 22
@@ -72,7 +73,14 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], path: str) -> Tokenizer:
     strings = {name: tokens[index] for name, key in _IDS.items() if (index := read.id(key, len(tokens))) is not None}
     if not whole:
         _frame(read, inner, strings, kind)
-    made = Tokenizer(inner, TokenizerSettings(strings, _templates(metadata, read)))
+    settings = TokenizerSettings(strings, _templates(metadata, read))
+    try:
+        made = Tokenizer(inner, settings)
+        made.probe()
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        raise read.fail(f"its tokenizer cannot be used ({str(error)[:200]})") from error
     made.eos_ids = _end_ids(read, tokens, kinds)
     return made
 
@@ -134,6 +142,7 @@ class _Keys:
 
 
 def _whole(read: _Keys, tokens: list[str], kinds: list[int]) -> tokenizers.Tokenizer:
+    check_patterns(read.metadata[HUGGING_FACE])
     inner = tokenizers.Tokenizer.from_str(read.metadata[HUGGING_FACE])
     if inner.get_vocab_size() > len(tokens):
         raise ModelError(f"{HUGGING_FACE} has {inner.get_vocab_size()} tokens, the vocabulary {len(tokens)}")

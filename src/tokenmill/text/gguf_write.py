@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.core.errors import ModelError
+from tokenmill.core.files import read_regular
 from tokenmill.text.gguf import COMPOSED, HUGGING_FACE, PATTERNS, WHOLE_WORDS
 from tokenmill.text.sentencepiece import Piece, PieceKind, read_sentencepiece
-from tokenmill.text.tokenizer import Tokenizer, load_tokenizer
+from tokenmill.text.tokenizer import MAX_VOCABULARY_BYTES, Tokenizer, load_tokenizer
 
 _IDS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _NEAREST = "qwen2"
@@ -61,7 +62,9 @@ def _pieces(folder: Path, state: Mapping[str, Any], tokenizer: Tokenizer, size: 
     scores: dict[str, float] = {}
     if model.get("byte_fallback"):
         if path.exists():
-            scores = {piece.text: piece.score for piece in read_sentencepiece(path.read_bytes()).pieces}
+            scores = {
+                piece.text: piece.score for piece in read_sentencepiece(read_regular(path, MAX_VOCABULARY_BYTES)).pieces
+            }
         else:
             for rank, merge in enumerate(model["merges"]):
                 scores.setdefault("".join(merge.split(" ", 1) if isinstance(merge, str) else merge), -1.0 - rank)

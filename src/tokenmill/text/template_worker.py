@@ -1,21 +1,16 @@
 """The process that renders chat templates. Owns: the jinja2 sandbox, its helpers, and shaping messages for a template.
-Runs as a script of its own and imports nothing of this package: a template may loop for ever or fill the memory inside
-one native call, and only a process can be stopped then. Must not know: who asks, time budgets, tokens.
-
-Frames on stdin and stdout: 4 bytes of length (big-endian), then JSON. The first frame in is the set-up; it is answered
-by "ready" and then by "compiled". After that comes one answer for each request, until stdin ends."""
+A template may loop for ever or fill the memory inside one native call, and only a process can be stopped then.
+Must not know: who asks, fences, tokens."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import struct
-import sys
 from datetime import datetime
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
+
+from tokenmill.process.worker import Answer, Unusable, Work, serve
 
 Message = dict[str, Any]
-FRAME = struct.Struct(">I")
 _END = "\ufdd1"  # a code point that is never text: marks where an unfinished last message stops
 _TEXT_PARTS = {
     "text": "text",
@@ -31,49 +26,24 @@ class Refused(Exception):
     """The messages do not fit the template, in words for the person who sent them."""
 
 
-def read_frame(stream: BinaryIO) -> Any | None:
-    """The next frame's value; None at the end."""
-    head = stream.read(FRAME.size)
-    return json.loads(stream.read(FRAME.unpack(head)[0])) if len(head) == FRAME.size else None
-
-
-def frame(value: object) -> bytes:
-    """A value as a frame; non-ASCII characters travel escaped, so lone surrogates survive."""
-    body = json.dumps(value).encode()
-    return FRAME.pack(len(body)) + body
-
-
-def main(stdin: BinaryIO, stdout: BinaryIO) -> None:
-    """Serve one parent until it closes our stdin."""
-    setup = read_frame(stdin)
-    if setup is None:
-        return
-    sys.path[:] = setup["path"]
-    _warm()
-    _fence(setup["memory"])
-    _say(stdout, {"ready": True})
-    # Compiling comes after the fence and in an exchange of its own: constant folding runs parts of the template.
+def prepare(setup: dict[str, Any]) -> Answer:
+    """The answering function of a model's templates; compiling runs parts of them (constant folding)."""
     try:
         templates = {name: Compiled(source) for name, source in setup["sources"].items()}
-        _say(stdout, {"compiled": True})
     except Exception as error:
-        _say(stdout, {"error": f"the chat template cannot be compiled: {_words(error)}"})
-        return
-    while (request := read_frame(stdin)) is not None:
+        raise Unusable(f"the chat template cannot be compiled: {_words(error)}") from error
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
         try:
-            answer = {"text": templates[request["template"]].render(request, setup["max_chars"])}
+            return {"text": templates[request["template"]].render(request, setup["max_chars"])}
         except Refused as error:
-            answer = {"error": str(error)}
+            return {"error": str(error)}
         except MemoryError:
-            answer = {"error": "the chat template needs too much memory"}
+            return {"error": "the chat template needs too much memory"}
         except Exception as error:
-            answer = {"error": f"the chat template refused the messages: {_words(error)}"}
-        _say(stdout, answer)
+            return {"error": f"the chat template refused the messages: {_words(error)}"}
 
-
-def _say(stdout: BinaryIO, answer: dict[str, Any]) -> None:
-    stdout.write(frame(answer))
-    stdout.flush()
+    return answer
 
 
 def _words(error: Exception) -> str:
@@ -263,7 +233,7 @@ def content_shape(tree: Any) -> ContentShape:
 
 
 def _warm() -> None:
-    """Do everything once that opens files, because _fence() forbids it afterwards."""
+    """Do everything once that opens files, because the fence forbids it afterwards."""
     _now("%d %b %Y %A")
     probe = "{{ {'a': [1]}|tojson(indent=2) }}{% for x in [1] %}{% generation %}{{ x }}{% endgeneration %}{% endfor %}"
     list(_environment().from_string(probe).generate())
@@ -274,20 +244,6 @@ def _warm() -> None:
             _words(error)
 
 
-def _fence(memory: int) -> None:
-    """From here on: no new files or sockets, no writing to files, bounded memory."""
-    try:
-        import resource
-    except ImportError:  # not a POSIX system: the time budget alone must do
-        return
-    for name, value in (("AS", memory), ("FSIZE", 0), ("CORE", 0), ("NOFILE", 3)):
-        # Some systems know a limit but refuse to set it; the others still hold.
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
-
-
-if __name__ == "__main__":
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when we end
-    main(sys.stdin.buffer, sys.stdout.buffer)
+def run() -> None:
+    """As a process of its own: no new files or sockets."""
+    serve(Work(prepare, warm=_warm, files=3))

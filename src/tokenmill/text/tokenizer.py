@@ -3,8 +3,7 @@ settings files mean, and naming the file in every error. Must not know: how text
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,15 +11,19 @@ import tokenizers
 from tokenizers import AddedToken, normalizers
 
 from tokenmill.core.errors import ModelError
+from tokenmill.core.files import open_regular, present, read_object, read_regular
 from tokenmill.text import build
 from tokenmill.text.codec import Tokenizer, TokenizerSettings
+from tokenmill.text.patterns import check_patterns
 from tokenmill.text.sentencepiece import ModelKind, read_sentencepiece
 
 __all__ = ["Tokenizer", "load_tokenizer"]
 
 T = TypeVar("T")
-MAX_VOCABULARY_BYTES = 512 << 20
-MAX_SETTINGS_BYTES = 64 << 20
+MAX_TOKENIZER_BYTES = 64 << 20
+"""Of a tokenizer.json, which is read by native code; the other files are read line by line in Python."""
+MAX_VOCABULARY_BYTES = 16 << 20
+MAX_SETTINGS_BYTES = 16 << 20
 MAX_TEMPLATE_BYTES = 4 << 20
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -33,13 +36,21 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     config = _settings(folder / "tokenizer_config.json")
     strings = _special_strings(folder, config)
     inner = _vocabulary(folder, config, strings)
-    return Tokenizer(inner, TokenizerSettings(strings, _chat_template(folder, config)))
+    settings = TokenizerSettings(strings, _chat_template(folder, config))
+    try:
+        made = Tokenizer(inner, settings)
+        made.probe()
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # a panic of the native library is no Exception
+        raise ModelError(f"{folder}: its tokenizer cannot be used ({str(error)[:200]})") from error
+    return made
 
 
 def _vocabulary(folder: Path, config: dict[str, Any], strings: dict[str, str]) -> tokenizers.Tokenizer:
-    if (path := folder / "tokenizer.json").exists():
-        return _guarded(path, lambda data: tokenizers.Tokenizer.from_buffer(data))
-    if (path := folder / "tokenizer.model").exists():
+    if present(path := folder / "tokenizer.json"):
+        return _guarded(path, _native, MAX_TOKENIZER_BYTES)
+    if present(path := folder / "tokenizer.model"):
         if _is_rank_file(path):
             inner = _guarded(path, lambda data: build.from_ranks(build.read_ranks(data.decode())))
         else:
@@ -48,7 +59,7 @@ def _vocabulary(folder: Path, config: dict[str, Any], strings: dict[str, str]) -
         path = found[0]
         pattern = build.WORDS_DIGITS_1 if path.name.startswith("qwen") else build.WORDS_DIGITS_3
         inner = _guarded(path, lambda data: build.from_ranks(build.read_ranks(data.decode()), pattern))
-    elif (path := folder / "vocab.json").exists():
+    elif present(path := folder / "vocab.json"):
         inner = _vocab_and_merges(folder, config)
     else:
         raise ModelError(
@@ -58,6 +69,11 @@ def _vocabulary(folder: Path, config: dict[str, Any], strings: dict[str, str]) -
     _add_tokens(inner, folder, config, strings)
     _frame(inner, config, strings, bos=False)
     return inner
+
+
+def _native(data: bytes) -> tokenizers.Tokenizer:
+    check_patterns(data)
+    return tokenizers.Tokenizer.from_buffer(data)
 
 
 def _sentencepiece(path: Path, config: dict[str, Any], strings: dict[str, str]) -> tokenizers.Tokenizer:
@@ -134,12 +150,12 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | dict[str, str]
     found = _template_value(config.get("chat_template"), folder / "tokenizer_config.json")
     path = folder / "chat_template.json"
     found = _template_value(_settings(path).get("chat_template"), path) or found
-    if (path := folder / "chat_template.jinja").exists():
-        found = _read(path, MAX_TEMPLATE_BYTES).decode("utf-8", "replace")
+    if present(path := folder / "chat_template.jinja"):
+        found = read_regular(path, MAX_TEMPLATE_BYTES).decode("utf-8", "replace")
     extra = sorted((folder / "additional_chat_templates").glob("*.jinja"))
     if not extra:
         return found
-    named = {path.stem: _read(path, MAX_TEMPLATE_BYTES).decode("utf-8", "replace") for path in extra}
+    named = {path.stem: read_regular(path, MAX_TEMPLATE_BYTES).decode("utf-8", "replace") for path in extra}
     return {**(found if isinstance(found, dict) else {"default": found} if found else {}), **named}
 
 
@@ -157,7 +173,7 @@ def _template_value(value: object, path: Path) -> str | dict[str, str] | None:
 
 
 def _is_rank_file(path: Path) -> bool:
-    with path.open("rb") as file:
+    with open_regular(path, MAX_VOCABULARY_BYTES) as file:
         line = file.readline(512).strip()
     word, _, rank = line.partition(b" ")
     return rank.isdigit() and word.isascii() and all(byte > 32 for byte in word)
@@ -165,30 +181,12 @@ def _is_rank_file(path: Path) -> bool:
 
 def _settings(path: Path, limit: int = MAX_SETTINGS_BYTES) -> dict[str, Any]:
     """A JSON object from a file; {} when there is no such file."""
-    if not path.exists():
-        return {}
-    try:
-        value = json.loads(_read(path, limit))
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: not valid JSON ({error}); download the file again") from error
-    if not isinstance(value, Mapping):
-        raise ModelError(f"{path}: must hold a JSON object, not {type(value).__name__}")
-    return dict(value)
+    return read_object(path, limit) if present(path) else {}
 
 
-def _read(path: Path, limit: int) -> bytes:
-    try:
-        size = path.stat().st_size
-        if size > limit:
-            raise ModelError(f"{path}: {size} bytes is over the limit of {limit} for such a file")
-        return path.read_bytes()
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error.strerror or error})") from error
-
-
-def _guarded(path: Path, parse: Callable[[bytes], T]) -> T:
+def _guarded(path: Path, parse: Callable[[bytes], T], most: int = MAX_VOCABULARY_BYTES) -> T:
     """Run a parser over a file's bytes; whatever it raises becomes a ModelError that names the file."""
-    data = _read(path, MAX_VOCABULARY_BYTES)
+    data = read_regular(path, most)
     try:
         return parse(data)
     except ModelError as error:

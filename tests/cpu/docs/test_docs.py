@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tokenmill.core.forward import NormSpec
 from tokenmill.demo import demo_dir
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.models import registry
+from tokenmill.models.fields import FIELDS
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.server.openai.schemas import ChatRequest
 from tokenmill.testing.tiny import make_tiny
@@ -35,11 +37,11 @@ def blocks(document: str, language: str = "python") -> list[str]:
 
 
 def names(document: str, **given: Any) -> dict[str, Any]:
-    """The names that a document's only Python block defines."""
-    (code,) = blocks(document)
+    """The names that a document's Python blocks define."""
     module = types.ModuleType("example")
     module.__dict__.update(given)
-    exec(compile(code, document, "exec"), module.__dict__)
+    for code in blocks(document):
+        exec(compile(code, document, "exec"), module.__dict__)
     return module.__dict__
 
 
@@ -130,12 +132,14 @@ def test_the_model_of_the_recipe_answers_as_llama_does(tmp_path: Path, monkeypat
     example.__dict__.update(names("docs/add-a-model.md"))
     monkeypatch.setitem(sys.modules, "tokenmill.models.example", example)
     monkeypatch.setitem(registry._FAMILIES, "PlainForCausalLM", "example")
+    monkeypatch.setitem(FIELDS, "PlainForCausalLM", replace(FIELDS["LlamaForCausalLM"], model_type="plain"))
     folder = make_tiny(tmp_path, architecture="llama")
     config = json.loads((folder / "config.json").read_text())
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     answers = []
-    for architecture in ("LlamaForCausalLM", "PlainForCausalLM"):
-        (folder / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
+    for architecture, kind in (("LlamaForCausalLM", "llama"), ("PlainForCausalLM", "plain")):
+        named = {**config, "architectures": [architecture], "model_type": kind}
+        (folder / "config.json").write_text(json.dumps(named))
         with LLM(str(folder), num_blocks=64, max_num_seqs=4) as llm:
             answers.append(llm.generate(["The mill", [5, 6, 7]], params, use_tqdm=False))
     theirs, ours = ([out.outputs[0].token_ids for out in outs] for outs in answers)
@@ -177,7 +181,8 @@ def test_the_kernel_of_the_recipe_agrees_with_the_reference_and_counts() -> None
         assert quick.counters()["norm"]["fallbacks"] == fallbacks
 
 
-def test_the_drafter_of_the_recipe_is_right_often_and_changes_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_drafters_of_the_recipe_are_right_often_and_change_nothing(depth: int, tmp_path: Path) -> None:
     folder = str(make_tiny(tmp_path))
     greedy = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     wild = SamplingParams(temperature=1.0, seed=3, max_tokens=60, ignore_eos=True)
@@ -185,8 +190,11 @@ def test_the_drafter_of_the_recipe_is_right_often_and_changes_nothing(tmp_path: 
     with LLM(folder, num_blocks=256, max_num_seqs=8) as llm:
         plain = [llm.generate(prompts, params, use_tqdm=False) for params in (greedy, wild)]
     config = {"method": "ngram", "num_speculative_tokens": 4}
-    with LLM(folder, num_blocks=256, max_num_seqs=8, speculative_config=config) as llm:
-        llm.engine.scheduler.roster.drafter = names("docs/add-a-drafter.md")["PeriodDrafter"]()
+    with LLM(folder, num_blocks=256, max_num_seqs=8, speculative_config=config, pipeline_depth=depth) as llm:
+        if depth > 1:
+            llm.engine.executor.runner.drafter = names("docs/add-a-drafter.md")["PeriodOnDevice"](4)
+        else:
+            llm.engine.scheduler.roster.drafter = names("docs/add-a-drafter.md")["PeriodDrafter"]()
         guessed = [llm.generate(prompts, params, use_tqdm=False) for params in (greedy, wild)]
         counters = llm.engine.scheduler.counters
     assert [[o.outputs[0].token_ids for o in run] for run in guessed] == [

@@ -53,15 +53,8 @@ def follow(llm: LLM, requests: list[Request], rng: random.Random | None) -> dict
     coming = deque(requests)
     while coming or llm.engine.has_work:
         while coming and (rng is None or rng.random() < 0.4):
-            llm.processor.add(coming[0])
-            llm.engine.add(coming.popleft())
-        for delta in llm.processor.process(llm.engine.step()):
-            found[delta.request_id].add(delta)
-            if found[delta.request_id].finished:
-                llm.processor.drop(delta.request_id)
-        for request_id, index in llm.processor.stopped:
-            llm.engine.abort(request_id, index)
-        llm.processor.stopped.clear()
+            llm.driver.add(coming[0], found[coming.popleft().id].add)
+        llm.driver.step()
     assert all(accumulator.finished for accumulator in found.values())
     return {name: accumulator.output() for name, accumulator in found.items()}
 

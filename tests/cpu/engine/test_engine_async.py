@@ -23,11 +23,11 @@ async def nothing_left(llm):
     """After at most a few seconds nothing of any request is left."""
     service = llm.service
     for _ in range(500):
-        if not service.callers and not service.processor.open and not service.engine.has_work:
+        if not service.callers and not service.deliveries.asked and not service.engine.has_work:
             break
         await asyncio.sleep(0.01)
     await service.call(lambda: None)
-    assert not service.callers and not service.processor.open and not service.processor.stopped
+    assert not service.callers and not service.deliveries.asked and not service.deliveries.processor.stopped
     await service.call(lambda: check_nothing_left(service.engine))
     assert service.dead is None
 
@@ -47,6 +47,14 @@ async def test_streams_grow_and_equal_offline(engine, tiny):
     assert [exact(o) for o, _ in found] == wanted
     assert found[0][1] == 30 and all(o.finished for o, _ in found)
     await nothing_left(engine)
+
+
+async def test_what_a_stream_has_given_does_not_change(engine):
+    outputs = [output async for output in engine.generate([5, 6, 7], greedy(12, logprobs=1))]
+    lengths = [len(output.outputs[0].token_ids) for output in outputs]
+    assert lengths == sorted(set(lengths)) and lengths[-1] == 12
+    assert [len(output.outputs[0].logprobs) for output in outputs] == lengths
+    assert [output.outputs[0].finish_reason for output in outputs[:-1]] == [None] * (len(outputs) - 1)
 
 
 async def test_leaving_the_loop_aborts(engine):

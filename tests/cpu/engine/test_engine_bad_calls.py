@@ -53,7 +53,12 @@ def test_misspelt_options_of_chat_and_tools_of_no_use(tiny):
         ):
             with pytest.raises(ParameterError, match=words):
                 llm.chat(said, greedy(1), **given)
-        assert llm.chat(said, greedy(2), mood="merry")[0].finished  # a template's own switch
+        for lost in ({"mood": "merry"}, {"lora_request": 1}, {"chat_template_kwargs": {"mood": 1}},
+                     {"documents": [{"text": "x"}]}):  # fmt: skip
+            with pytest.raises(ParameterError, match="would be lost: the chat template never reads it"):
+                llm.chat(said, greedy(1), **lost)
+        moody = "{{ mood }}{% for m in messages %}{{ m.content }}{% endfor %}"
+        assert llm.chat(said, greedy(2), mood="merry", chat_template=moody)[0].prompt == "merryx"
         picture = {"type": "image_url", "image_url": {"url": "data:,"}}
         with pytest.raises(ParameterError, match="image_url"):
             llm.chat([{"role": "user", "content": [{"type": "text", "text": "What is this?"}, picture]}], greedy(1))

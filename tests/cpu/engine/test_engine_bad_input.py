@@ -167,6 +167,9 @@ OPTIONS = [
     ({"kv_cache_memory_bytes": 10}, "KV cache"), ({"scheduling_policy": "lottery"}, "scheduling_policy"),
     ({"speculative_config": {"method": "magic"}}, "magic"), ({"speculative_config": {"metod": "ngram"}}, "metod"),
     ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 99}}, "num_speculative_tokens"),
+    ({"speculative_config": {"method": "ngram", "prompt_lookup_max": 65}}, "at most 64"),
+    ({"speculative_config": {"method": "ngram", "prompt_lookup_min": 0}, "depth": 2}, "at least 1"),
+    ({"speculative_config": {"method": "ngram", "prompt_lookup_max": "4"}, "depth": 2}, "whole numbers"),
     ({"max_model_len": 99999999999}, "99999999999 is more than the 2048 tokens of this model's context"),
     ({"max_model_len": 2049, "hf_overrides": {"max_position_embeddings": 2048}}, "2049 is more than the 2048"),
     ({"tensor_parallel_size": 2}, "must be 1, got 2"), ({"swap_space": 4}, "swap_space"),
@@ -261,7 +264,8 @@ def poisoned(tiny, tmp_path_factory):
 
 
 ROUGH = [{}, {"depth": 2}, {"num_blocks": 14, "max_model_len": 128}, {"executor": "process"},
-         {"speculative_config": {"method": "ngram"}}]  # fmt: skip
+         {"speculative_config": {"method": "ngram"}},
+         {"speculative_config": {"method": "ngram", "prompt_lookup_min": 1}, "depth": 2}]  # fmt: skip
 SOUND = [[t % 250 + 8 for t in range(s, s + n)] for s, n in ((3, 40), (90, 5), (3, 70), (200, 33))]
 
 
@@ -285,6 +289,41 @@ def test_nan_in_one_sequence_stays_there(backend, options, poisoned):
             assert [exact(o) for o in run(llm, SOUND[::-1], params)][::-1] == wanted
         with pytest.raises(SequenceError, match="Prompt 0"):
             llm.embed([{"prompt_token_ids": [8, 7]}], use_tqdm=False)
+        check_nothing_left(llm.engine)
+
+
+class Reckless:
+    """Drafts the token whose embedding is NaN, on the host and on a device."""
+
+    most = 3
+
+    def propose(self, subject, what, longest=None):
+        if longest is None:
+            return [7] * what
+        places = subject.length[what][:, None] + torch.arange(self.most)
+        subject.tokens[what[:, None], places] = 7
+
+    def observe(self, seq, proposed, accepted):
+        assert accepted == 0
+
+    def forget(self, seq):
+        pass
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_nan_behind_a_wrong_draft_is_nobodys(backend, depth, poisoned):
+    params = greedy(20, logprobs=2)
+    with open_llm(poisoned, kernels=backend) as llm:
+        wanted = [exact(o) for o in run(llm, SOUND, params)]
+    drafts = {"method": "ngram", "num_speculative_tokens": 3}
+    with open_llm(poisoned, kernels=backend, depth=depth, speculative_config=drafts) as llm:
+        llm.engine.scheduler.roster.drafter = Reckless()
+        if depth > 1:
+            llm.engine.executor.runner.drafter = Reckless()
+        assert [exact(o) for o in run(llm, SOUND, params)] == wanted
+        counters = llm.engine.scheduler.counters
+        assert counters.drafted > 100 and counters.accepted == 0
         check_nothing_left(llm.engine)
 
 

@@ -9,16 +9,19 @@ from test_engine_families import ONE_OF_EACH, Family
 from tokenmill import SamplingParams
 
 DRAFTS = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}}
+DEPTHS = [1, 2, 3]
+"""With one plan in flight the host drafts, with more of them the device does."""
 
 
+@pytest.mark.parametrize("depth", DEPTHS[:2])
 @pytest.mark.parametrize("name", ONE_OF_EACH)
-def test_drafts_change_no_family(name, tmp_path):
+def test_drafts_change_no_family(name, depth, tmp_path):
     family = Family(name, tmp_path)
     prompts = [(p[:7] * 5)[:40] for p in family.prompts[:3]] + family.prompts[3:5]
     params = [greedy(48, logprobs=2), *[SamplingParams(seed=i, max_tokens=48, logprobs=0) for i in range(4)]]
     with family.open() as llm:
         wanted = run(llm, prompts, params)
-    with family.open(**DRAFTS, num_blocks=40) as llm:
+    with family.open(**DRAFTS, num_blocks=40, depth=depth) as llm:
         found = run(llm, prompts, params)
         counters = llm.engine.scheduler.counters
         assert counters.drafted > counters.accepted > 0
@@ -43,15 +46,35 @@ def parrot(tmp_path_factory):
     return folder
 
 
+@pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_repetitive_text_gives_more_than_one_and_a_half_tokens_per_step(backend, parrot):
+def test_repetitive_text_gives_more_than_one_and_a_half_tokens_per_step(backend, depth, parrot):
     with open_llm(parrot, kernels=backend) as llm:
         wanted = run(llm, [[5, 9, 200]], greedy(120))
-    with open_llm(parrot, kernels=backend, **DRAFTS) as llm:
+    with open_llm(parrot, kernels=backend, depth=depth, **DRAFTS) as llm:
         found = run(llm, [[5, 9, 200]], greedy(120))
         counters = llm.engine.scheduler.counters
         assert counters.output_tokens / counters.steps > 1.5
+        if depth > 1:
+            assert not llm.engine.scheduler.roster.drafter.indexes and llm.engine.executor.runner.drafter.most == 4
     assert [exact(o) for o in found] == [exact(o) for o in wanted]
+
+
+def test_a_row_with_drafts_of_the_device_is_in_two_plans_at_a_time(parrot):
+    with open_llm(parrot, depth=2, **DRAFTS) as llm:
+        scheduler, guesses = llm.engine.scheduler, []
+        honest = scheduler.plan
+
+        def plan():
+            made = honest()
+            if made is not None and len(scheduler.flying) == 2:
+                guesses.append(sorted(made.guesses.values()))
+            return made
+
+        scheduler.plan = plan
+        run(llm, [[5, 9, 200], [7, 3]], greedy(60))
+        assert len(guesses) > scheduler.counters.steps * 0.8
+        assert guesses.count([4, 4]) > len(guesses) / 2
 
 
 PARAMETERS = {
@@ -71,19 +94,66 @@ PARAMETERS = {
 }
 
 
+@pytest.mark.parametrize("depth", DEPTHS[:2])
 @pytest.mark.parametrize("title", PARAMETERS)
-def test_drafts_leave_every_feature_alone(title, tiny, parrot):
+def test_drafts_leave_every_feature_alone(title, depth, tiny, parrot):
     more = {"temperature": 0.0, "max_tokens": 60, "ignore_eos": True, **PARAMETERS[title]}
     params = SamplingParams(**more)
     prompts = [" mill mill mill mill mill", "flour becomes flour becomes flour becomes", "mill mill mill flour"]
-    for folder in (tiny, parrot):
+    for folder in (tiny, parrot)[depth - 1 :]:  # what the device drafts is the same, so the second half is enough
         with open_llm(folder) as llm:
             wanted = run(llm, prompts, params)
-        with open_llm(folder, **DRAFTS, num_blocks=60) as llm:
+        with open_llm(folder, **DRAFTS, num_blocks=60, depth=depth) as llm:
             found = run(llm, prompts, params)
+            while llm.engine.flying:  # planned before the last token was known to be the last
+                llm.engine.step()
             check_nothing_left(llm.engine)
         assert [exact(o) for o in found] == [exact(o) for o in wanted]
         for a, b in zip(found, wanted, strict=True):  # added up in other groups: the last bit may differ
             assert [o.cumulative_logprob for o in a.outputs] == [
                 o.cumulative_logprob and pytest.approx(o.cumulative_logprob, rel=1e-12) for o in b.outputs
             ]
+
+
+ENGINES = {
+    "chunks": {"max_num_batched_tokens": 16},
+    "a token at a time": {"max_num_batched_tokens": 1},
+    "preemption": {"num_blocks": 14},
+    "as short as can be": {"max_model_len": 50},
+    "few rows": {"max_num_seqs": 2},
+    "blocks of one token": {"block_size": 1, "num_blocks": 160},
+    "no prefix cache": {"enable_prefix_caching": False},
+    "eager": {"enforce_eager": True},
+    "native": {"kernels": "auto"},
+    "three plans in flight": {"depth": 3, "num_blocks": 14, "max_num_batched_tokens": 24},
+    "as on a GPU": {},
+    "another process": {"executor": "process", "depth": None},
+}
+
+
+@pytest.mark.parametrize("title", ENGINES)
+def test_drafts_of_the_device_in_every_engine(title, parrot):
+    """Prompts share a beginning and come twice, so that the second time is served by the prefix cache."""
+    stem = [5, 9, 200, 17, 5, 9, 200, 17, 33, 5, 9]
+    prompts = [stem + tail for tail in ([], [8], [1, 2, 3, 1, 2], [9] * 20)] * 2
+    params = [
+        greedy(20, logprobs=1),
+        greedy(25, repetition_penalty=1.3, frequency_penalty=0.4),
+        SamplingParams(temperature=0.9, seed=3, max_tokens=24, n=3, ignore_eos=True),
+        SamplingParams(temperature=0.4, top_k=8, seed=5, max_tokens=19, logprobs=2, ignore_eos=True),
+    ] * 2
+    options = {"max_model_len": 64, "block_size": 8, **ENGINES[title]}
+    plain = {k: v for k, v in options.items() if k in ("max_model_len", "kernels")}
+    with open_llm(parrot, **plain, enforce_eager=True, depth=1) as llm:
+        wanted = run(llm, prompts, params)
+    with open_llm(parrot, **{"depth": 2, **DRAFTS, **options}) as llm:
+        if "GPU" in title:
+            llm.engine.executor.lazy = False  # submitting computes
+        found = [run(llm, prompts, params) for _ in range(2)]
+        counters = llm.engine.scheduler.counters
+        assert counters.accepted > 0 or title == "a token at a time"
+        assert counters.preemptions > 0 or "num_blocks" not in options or title.startswith("blocks")
+        assert counters.cached_tokens > 0 or "cache" in title
+        check_nothing_left(llm.engine)
+    for outputs in found:
+        assert [exact(o) for o in outputs] == [exact(o) for o in wanted]

@@ -39,10 +39,10 @@ def break_forward(llm, guilty):
     return failures
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"depth": 2}, {"depth": 2, "speculative_config": {"method": "ngram"}}])
 @pytest.mark.parametrize("when", [{0}, {3}, {1, 2, 9}])
-def test_a_step_that_fails_once_is_done_again(when, depth, opened, wanted):
-    llm = opened(depth=depth)
+def test_a_step_that_fails_once_is_done_again(when, options, opened, wanted):
+    llm = opened(**options)
     calls = iter(range(10**6))
     failures = break_forward(llm, lambda tokens: next(calls) in when)
     assert [exact(o) for o in run(llm, PROMPTS, PARAMS)] == wanted
@@ -82,7 +82,15 @@ def test_two_guilty_ones_among_many(opened, tiny):
     check_nothing_left(llm.engine)
 
 
-@pytest.mark.parametrize("options", [{}, {"depth": 2}, {"speculative_config": {"method": "ngram"}}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"depth": 2},
+        {"speculative_config": {"method": "ngram"}},
+        {"speculative_config": {"method": "ngram"}, "depth": 2},
+    ],
+)
 def test_a_raising_processor_ends_its_request_only(options, opened, wanted):
     def raising(said, logits):
         if len(said) == 4:
@@ -101,7 +109,8 @@ def test_a_raising_processor_ends_its_request_only(options, opened, wanted):
 
 def test_processors_see_every_step_and_decide(opened):
     """In plain decoding as in drafts: called once per token with all that was said, and obeyed."""
-    for options in ({}, {"depth": 2}, {"speculative_config": {"method": "ngram"}}):
+    drafts = {"speculative_config": {"method": "ngram"}}
+    for options in ({}, {"depth": 2}, drafts, {**drafts, "depth": 2}):
         seen = []
 
         def only(prompt, said, logits):

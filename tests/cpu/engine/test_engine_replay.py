@@ -18,8 +18,14 @@ from tokenmill.engine.prompts import make_request
 pytestmark = pytest.mark.skipif("auto" not in BACKENDS, reason="no native module")
 
 
-def direct(llm: LLM):
-    return llm.engine.executor.runner.recorder
+def tapes(llm: LLM, kind: int = 0):
+    """Recordings of steps of one token a row (0) and of ragged ones (1)."""
+    recorders = llm.engine.executor.runner.recorders
+    return recorders[kind].recordings if recorders else None
+
+
+def to_logits(llm: LLM) -> bool:
+    return llm.engine.executor.runner.recorders[0].layout.to_logits
 
 
 @pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"quantization": "int4"}, {"kv_dtype": "int8"}])
@@ -30,16 +36,17 @@ def test_recorded_steps_change_no_byte(tiny, options):
         with open_llm(tiny, kernels="auto", enforce_eager=eager, **options) as llm:
             found.append(follow(llm, requests, None))
             if eager:
-                assert direct(llm) is None
+                assert tapes(llm) is None
             else:
-                assert direct(llm).possible and direct(llm).made and direct(llm).to_logits
+                assert tapes(llm).possible and tapes(llm).made and to_logits(llm)
     for request in requests:
         assert exact(found[0][request.id]) == exact(found[1][request.id]), request
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"dtype": "bfloat16", "kv_dtype": "int8"}, {"speculative_config": {"method": "ngram"}}],
-    ids=["plain", "bf16, int8 cache", "drafts"],
+    "options", [{}, {"dtype": "bfloat16", "kv_dtype": "int8"}, {"speculative_config": {"method": "ngram"}},
+    {"speculative_config": {"method": "ngram"}, "depth": 2}],
+    ids=["plain", "bf16, int8 cache", "drafts", "drafts of the device"],
 )  # fmt: skip
 def test_ragged_steps_change_no_byte(tiny, options):
     """Text that a grammar forces, drafts and short prompts: rows with several tokens beside rows with one."""
@@ -51,16 +58,15 @@ def test_ragged_steps_change_no_byte(tiny, options):
     found, replays = [], 0
     for eager in (True, False):
         with open_llm(tiny, kernels="auto", enforce_eager=eager, max_num_seqs=6, **options) as llm:
-            runner = llm.engine.executor.runner
             if not eager:
-                run_one = runner.short.run
+                ragged = tapes(llm, 1)
 
-                def counted(plan, run_one=run_one, made=runner.short.made):
+                def counted(key, layout, ragged=ragged, replay=ragged.replay):
                     nonlocal replays
-                    replays += plan.num_tokens in made
-                    return run_one(plan)
+                    replays += key in ragged.made
+                    return replay(key, layout)
 
-                runner.short.run = counted
+                ragged.replay = counted
             found.append(follow(llm, requests, random.Random(3)))
     assert replays > 5
     for request in requests:
@@ -76,20 +82,21 @@ def test_tables_grow_under_a_recording(tiny):
         with open_llm(tiny, kernels="auto", enforce_eager=eager, max_model_len=2048) as llm:
             found.append([run(llm, [prompt], params)[0].outputs[0].token_ids for prompt in prompts])
             if not eager:
-                assert list(direct(llm).made) == [1]
+                assert [key[0] for key in tapes(llm).made] == [1]
     assert found[0] == found[1]
 
 
 def test_more_rows_than_are_recorded(tiny, monkeypatch):
     """Counts above the limit, and those for which no room is left, are gathered natively and computed call by call."""
-    monkeypatch.setattr("tokenmill.runner.direct.MOST_ROWS", 2)
+    monkeypatch.setattr("tokenmill.runner.single.MOST_ROWS", 2)
     prompts, params = [[i + 3] * (5 + i) for i in range(6)], [greedy(4 + 3 * i) for i in range(6)]
     found = []
     for eager in (True, False):
         with open_llm(tiny, kernels="auto", enforce_eager=eager, max_num_seqs=8) as llm:
             found.append([output.outputs[0].token_ids for output in run(llm, prompts, params)])
             if not eager:
-                assert direct(llm).possible and set(direct(llm).made) <= {1, 2} and len(direct(llm).row_ids) > 2
+                assert tapes(llm).possible and {key[0] for key in tapes(llm).made} <= {1, 2}
+                assert len(tapes(llm).seen) > 2
     assert found[0] == found[1]
 
 
@@ -103,9 +110,9 @@ def test_families_with_and_without_recordings(family, tmp_path):
             outputs = run(llm, made.prompts[:1], params)
             found.append([exact(output) for output in outputs])
             if not eager and family == "qwen3":
-                assert direct(llm).made
+                assert tapes(llm).made
             if not eager and family == "gpt-oss":  # experts are chosen by torch
-                assert not direct(llm).possible and not direct(llm).made
+                assert not tapes(llm).possible and not tapes(llm).made
     assert found[0] == found[1]
 
 
@@ -117,14 +124,14 @@ def test_logits_that_torch_caps_follow_a_recording(tiny):
             params = SamplingParams(max_tokens=12, temperature=0.0, logprobs=2, ignore_eos=True)
             found.append([exact(output) for output in run(llm, [[1, 2, 3]], params)])
             if not eager:
-                assert direct(llm).possible and direct(llm).made and not direct(llm).to_logits
+                assert tapes(llm).possible and tapes(llm).made and not to_logits(llm)
     assert found[0] == found[1]
 
 
 def test_a_broken_input_is_still_refused(tiny):
     with open_llm(tiny, kernels="auto") as llm, torch.inference_mode():
         run(llm, [[1, 2, 3]], greedy(8))
-        made, replay = direct(llm).made[1]
+        ((made, replay),) = [v for key, v in tapes(llm).made.items() if key[0] == 1]
         rows = llm.engine.executor.runner.rows
         rows.tokens.fill_(10**6)
         with pytest.raises(ValueError, match="out of range"):

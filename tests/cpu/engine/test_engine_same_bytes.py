@@ -20,6 +20,13 @@ ROUGH = {
         "block_size": 256,
         "enable_prefix_caching": False,
     },
+    "drafts of the device, chunks and preemption": {
+        "speculative_config": {"method": "ngram", "prompt_lookup_min": 1},
+        "depth": 2,
+        "long_prefill_token_threshold": 7,
+        "num_blocks": 18,
+        "max_num_seqs": 12,
+    },
     "drafts, no cache": {"speculative_config": {"method": "ngram"}, "enable_prefix_caching": False},
 }
 

@@ -58,6 +58,8 @@ CHANGES_NOTHING: dict[str, tuple[Any, ...]] = {
     "threads": (None, 1, 2, 3),
     "enforce_eager": (False, True),
     "deterministic": (False, True),
+    "check_weights": (False, False, True),
+    "check_structured": (0.0, 1.0),
     "speculative_config": (None, None, DRAFTS, {"method": "ngram"}, {**DRAFTS, "num_speculative_tokens": 16}),
 }
 ELSEWHERE = {

@@ -108,8 +108,9 @@ def prompt() -> list[int]:
 def test_every_architecture(name: str, kind: str, tmp_path: Path) -> None:
     reference, path = written(name, tmp_path, kind)
     kernels = Unrounded()
-    error = (logits(build(path, kernels), prompt(), kernels) - theirs(reference, prompt())).abs().max()
-    assert error <= 1e-4
+    wanted = theirs(reference, prompt())
+    error = (logits(build(path, kernels), prompt(), kernels) - wanted).abs().max()
+    assert error <= 1e-4 * max(1.0, float(wanted.abs().max())), "libraries of two machines add up in different orders"
 
 
 MIXED = {"*": "Q4_K", "attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q6_K", "output": "Q6_K"}

@@ -127,7 +127,8 @@ def test_windows_and_latents_are_counted_by_layer():
     assert cost.kv_bytes == 2 * 2 * 16 * (2 * (16 + 1) + (100 + 1))
     latent = {"architectures": ["DeepseekV2ForCausalLM"], "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1,
               "intermediate_size": 48, "num_attention_heads": 4, "kv_lora_rank": 16, "qk_nope_head_dim": 8,
-              "qk_rope_head_dim": 6, "v_head_dim": 10, "q_lora_rank": None, "max_position_embeddings": 64}  # fmt: skip
+              "qk_rope_head_dim": 6, "v_head_dim": 10, "q_lora_rank": None, "first_k_dense_replace": 1,
+              "max_position_embeddings": 64}  # fmt: skip
     sheet = count(latent)
     assert [a.kv for a in sheet.body.attended] == [KVSpec("latent", 1, 22, 16)]
     cost = step_cost(sheet, [Grant(1, 9)], BF16)

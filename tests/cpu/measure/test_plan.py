@@ -15,6 +15,7 @@ from tokenmill.engine.llm import LLM
 from tokenmill.measure import plan as planning
 from tokenmill.measure.devices import Device, efficiency_of, find_device, recognise, speeds, table
 from tokenmill.measure.slo import cheapest, read_slo
+from tokenmill.models import fields
 from tokenmill.models.registry import architectures
 from tokenmill.testing.tiny import make_tiny
 
@@ -33,7 +34,12 @@ POINT = {"batch", "context", "ttft_ms", "tpot_ms", "output_tokens_per_s", "limit
 
 
 def write(folder, config):
+    """A config without the sizes in SMALL that its architecture does not know."""
     folder.mkdir(parents=True, exist_ok=True)
+    if row := fields.FIELDS.get(config.get("architectures", [""])[0]):
+        strange = {key for key in SMALL if not row.knows(key)} - {"torch_dtype"}
+        strange |= {"num_key_value_heads"} if row.model_type == "deepseek_v2" else set()
+        config = {key: value for key, value in config.items() if key not in strange}
     (folder / "config.json").write_text(json.dumps(config))
     return str(folder)
 

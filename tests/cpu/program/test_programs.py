@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import threading
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from pydantic import BaseModel
 
-from tokenmill import LLM
+from tokenmill import LLM, SamplingParams
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.program import Session
 
@@ -111,3 +112,47 @@ def test_the_document_runs(capsys):
     exec(compile(code, "structured.md", "exec"), found)
     found["session"].backend.llm.close()
     assert "13 + 5" not in capsys.readouterr().out and found["talk"]["city"] == " Paris"
+
+
+def test_a_generation_of_the_llm_comes_between(llm, session):
+    """What a session has begun and nobody has read is no concern of `generate`, and the other way round."""
+    talk = session.talk().user("What is 20 plus 5?").gen(max_tokens=30)
+    outputs = llm.generate(["Once upon a time"], SamplingParams(temperature=0.0, max_tokens=40), use_tqdm=False)
+    assert len(outputs[0].outputs[0].token_ids) == 40
+    assert llm.reset_prefix_cache()
+    assert talk["answer"] == "20 + 5 = 25."
+
+
+def test_two_sessions_on_one_llm(llm):
+    one, two = Session(llm), Session(llm)
+    talks = [s.talk().user(f"What is {n} plus 5?").gen(max_tokens=30) for n, s in ((10, one), (11, two), (12, one))]
+    assert talks[0]["answer"] == "10 + 5 = 15."
+    assert talks[2]["answer"] == "12 + 5 = 17.", "steps of one session get the other's on"
+    assert talks[1]["answer"] == "11 + 5 = 16."
+    assert not one.backend.active
+    assert not two.backend.active
+
+
+def test_a_generation_that_fails_leaves_the_others(llm, session):
+    def broken(tokens, logits):
+        raise ValueError("no")
+
+    bad = session.talk().user("What is 10 plus 5?").gen(max_tokens=30, logits_processors=[broken])
+    good = [session.talk().user(f"What is {n} plus 5?").gen(max_tokens=30) for n in (11, 12)]
+    with pytest.raises(UserError, match="failed"):
+        bad["answer"]
+    assert session.join(good) == ["11 + 5 = 16.", "12 + 5 = 17."]
+
+
+def test_sessions_in_two_threads(llm):
+    found: dict[int, str] = {}
+
+    def ask(number: int) -> None:
+        found[number] = Session(llm).talk().user(f"What is {number} plus 5?").gen(max_tokens=30)["answer"]
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(10, 14)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == {n: f"{n} + 5 = {n + 5}." for n in range(10, 14)}

@@ -6,12 +6,14 @@ import math
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_oracle import edited, make_lines, packed
 
 from tokenmill.core.step import RowSampling
+from tokenmill.sampling import edits
 from tokenmill.sampling.edits import Work, edit_, line_masks
 from tokenmill.sampling.table import MASKED, SamplingTable
 
@@ -64,6 +66,17 @@ def rows_of(params: st.SearchStrategy[RowSampling], history: Any = HISTORY) -> s
 @given(rows_of(PENALTY))
 def test_penalties(rows: Rows) -> None:
     agree(rows)
+
+
+def test_penalties_of_many_rows_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long histories and large vocabularies are worked off a few lines at a time, with the same result."""
+    made: list[int] = []
+    honest = edits._penalise_
+    monkeypatch.setattr(edits, "_penalise_", lambda work, users, n: (made.append(len(users)), honest(work, users, n)))
+    monkeypatch.setattr(edits, "PENALTY_BYTES", 2 * (edits.HISTORY_BYTES * 6 + edits.COUNTS_BYTES * SIZE))
+    punished = RowSampling(repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.5)
+    agree([(punished, [1, 2, i % SIZE], [3, i % 4, 3]) for i in range(5)])
+    assert sorted(made) == [1, 2, 2]
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)

@@ -39,9 +39,19 @@ class Running:
         """Engine processes (others, such as the resource tracker and template workers, are left out)."""
         found = []
         for pid in _descendants(self.process.pid):
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it has ended meanwhile
             if "spawn_main" in command:
                 found.append(pid)
+        return found
+
+    def family(self) -> list[int]:
+        """Every process below the server's, however far down."""
+        found = _descendants(self.process.pid)
+        for pid in found:
+            found += _descendants(pid)
         return found
 
     def metric(self, name: str) -> float:

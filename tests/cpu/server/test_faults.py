@@ -71,6 +71,20 @@ def test_rows_7_and_8_a_death_or_a_hang_at_a_step(launch: Launch, calm: list[str
         assert "faults.py" in running.log.read_text()
 
 
+def test_a_step_that_computes_for_ever_ends(launch: Launch, calm: list[str], tmp_path: Path) -> None:
+    running = launch("--watchdog-timeout", "1", faults=f"spin@15;once={tmp_path / 'done'}")
+    assert texts(running, BODIES) == calm
+    assert running.metric("tokenmill:engine_restarts") >= 1 and "no progress for" in running.log.read_text()
+
+
+def test_a_broken_device_ends_its_engine_at_once(launch: Launch, calm: list[str], tmp_path: Path) -> None:
+    """Every later step would fail too, and one request after another would be blamed."""
+    running = launch(faults=f"cuda@15;once={tmp_path / 'done'}")
+    assert texts(running, BODIES) == calm
+    assert running.metric("tokenmill:engine_restarts") == 1
+    assert "device-side assert" in running.log.read_text()
+
+
 @pytest.fixture(scope="module")
 def unsaid(launch: Launch) -> int:
     """A token that none of the requests says or holds."""

@@ -97,7 +97,7 @@ def test_chosen_outputs_can_be_streamed(served: Running, extra: dict[str, Any]) 
     body = {"prompt": "The mill", "max_tokens": 9, "temperature": 0, "ignore_eos": True, **extra}
     whole = served.post("/v1/completions", body).json()["choices"]
     assert stream_text(served.url, body) == "".join(choice["text"] for choice in whole)
-    chat = {**body, "messages": HELLO}
+    chat = {name: value for name, value in body.items() if name != "prompt"} | {"messages": HELLO}
     said = served.post("/v1/chat/completions", chat).json()["choices"]
     streamed = served.post("/v1/chat/completions", {**chat, "stream": True}).text
     assert streamed.count('"finish_reason":"length"') == len(said) == extra.get("n", 1)

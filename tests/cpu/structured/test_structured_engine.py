@@ -245,3 +245,37 @@ def test_pydantic_models_offline():
         params = SamplingParams(temperature=0.0, max_tokens=60, structured_outputs={"json": City})
         (output,) = llm.chat([{"role": "user", "content": "Tell me about Paris."}], params, use_tqdm=False)
     assert City.model_validate_json(output.outputs[0].text)
+
+
+@pytest.mark.parametrize("fuel", [None, 300])
+def test_a_grammar_that_runs_out_harms_nobody_else(tiny, monkeypatch, fuel):
+    """One sequence uses up the lexer that it shares: it goes on, or names the limit; the others say the same."""
+    from tokenmill.structured import compiled as lexers
+
+    spec = {"regex": "(?:x(.{1,30} ){5}.{1,30}x|y[a-d]{20})"}
+    with opened(tiny) as llm:
+        ids = {letter: llm.get_tokenizer().encode(letter)[-1] for letter in "xy"}
+        params = [
+            SamplingParams(
+                temperature=1.0, seed=i, max_tokens=60, structured_outputs=spec, logit_bias={ids[letter]: 100.0}
+            )
+            for i, letter in enumerate("yyyxyyy")
+        ]
+        others = [i for i in range(7) if i != 3]
+        expected = run(llm, ["a"] * 6, [params[i] for i in others])
+        compiler = llm.engine.admission.compiler
+        ((source, _),) = compiler._cache.values()
+        monkeypatch.setattr(lexers, "MOST_STATES", 400 if fuel is None else 20_000)
+        monkeypatch.setattr(lexers, "STEP_FUEL", lexers.STEP_FUEL if fuel is None else fuel)
+        first = source.root = source._fresh(1)
+        found = run(llm, ["a"] * 7, params)
+        assert source.root is not first, "nothing ran out: the test shows nothing"
+        check_nothing_left(llm.engine)
+    assert [exact(found[i]) for i in others] == [exact(o) for o in expected]
+    assert all(re.fullmatch("y[a-d]{20}", found[i].outputs[0].text) for i in others)
+    culprit = found[3].outputs[0]
+    if fuel is None:
+        assert culprit.finish_reason in ("stop", "length") and len(culprit.token_ids) > 20
+    else:
+        assert culprit.finish_reason == "error"
+        assert "too many expressions" in culprit.stop_reason and "limit of the grammar engine" in culprit.stop_reason

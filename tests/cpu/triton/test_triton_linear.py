@@ -165,3 +165,26 @@ def test_rows_are_gathered_and_moved_on():
     kernels.advance_(row_ids, ids, tokens, length, computed)
     REFERENCE.advance_(row_ids, ids, *state)
     assert all(torch.equal(a, b) for a, b in zip((tokens, length, computed), state, strict=True))
+
+
+def test_rows_move_on_by_the_samples_that_stand():
+    """As the reference has it, which tests/cpu/kernels/test_accept.py holds to its words."""
+    kernels, make = TritonKernels(), torch.Generator().manual_seed(6)
+    for most in (0, 1, 4, 16, 40):
+        tried = torch.randint(0, most + 1, (9,), generator=make)
+        tokens = torch.randint(0, 2, (20, 120), generator=make, dtype=torch.int32)
+        length = torch.randint(1, 60, (20,), generator=make)
+        computed, row_ids = torch.zeros_like(length), torch.randperm(20, generator=make)[:9]
+        first = (tried + 1).cumsum(0) - tried - 1
+        marked = torch.randint(-2, 2, (int(tried.sum()) + 9,), generator=make)
+        if most > 4:  # the first three rows are right all the way
+            for row, at, n in zip(row_ids[:3].tolist(), first[:3].tolist(), tried[:3].tolist(), strict=True):
+                marked[at : at + n] = tokens[row, int(length[row]) : int(length[row]) + n]
+        state = [t.clone() for t in (tokens, length, computed)]
+        grants = torch.stack([row_ids, first, tried])
+        kept = kernels.accept_(grants, most, marked, tokens, length, computed)
+        wanted = REFERENCE.accept_(grants, most, marked, *state)
+        assert torch.equal(kept, wanted) and torch.equal(length, state[1]) and torch.equal(computed, state[2])
+        for row in row_ids.tolist():
+            assert torch.equal(tokens[row, : length[row]], state[0][row, : length[row]])
+    assert kernels.counters()["accept_"] == {"calls": 5, "fallbacks": 0}

@@ -25,6 +25,10 @@ LAYOUTS = [
 ]
 
 
+PLACEHOLDER, PICTURE = 1, 1 << 40
+"""The token id of all pictures' parts, and the first of the keys that tell them apart."""
+
+
 @dataclass
 class NoisyDrafter:
     """Guesses right most of the time, so that acceptance, partial acceptance and rejection all happen."""
@@ -34,11 +38,14 @@ class NoisyDrafter:
     accepted: int = 0
 
     def propose(self, seq: Sequence, most: int) -> list[int]:
+        return self.guess(seq.keys, seq.seed, most)
+
+    def guess(self, known: list[int], seed: int, most: int) -> list[int]:
         if self.rng.random() < 0.3:
             return []
-        tokens, drafts = list(seq.tokens), []
+        tokens, drafts = list(known), []
         for _ in range(self.rng.randint(1, most)):
-            token = self.model.token(self.model.views(tokens), seq.seed)
+            token = self.model.token(self.model.views(tokens), seed)
             token = token if self.rng.random() < 0.8 else (token + 1) % self.model.vocab
             tokens.append(token)
             drafts.append(token)
@@ -79,6 +86,7 @@ class Story:
     ends: dict[tuple[str, int], str] = field(default_factory=dict)
     wanted: dict[tuple[str, int], list[int]] = field(default_factory=dict)
     outputs: dict[str, int] = field(default_factory=dict)
+    contents: dict[int, list[int]] = field(default_factory=dict)
 
     def take(self, deltas: list) -> None:
         for d in deltas:
@@ -113,16 +121,21 @@ def make_requests(rng: random.Random, model: HashModel, story: Story, max_len: i
         seed, name = rng.randrange(1 << 30), f"r{i}"
         kind = rng.random() if branching else 1.0
         salt = rng.choice(["", "", "a"])
+        keys = None
+        if rng.random() < 0.3:  # pictures: equal ids in a row, one of a few contents behind them
+            keys = [PICTURE + rng.randrange(3) if t % 3 == 0 else t for t in prompt]
+            story.contents |= {derive_seed(seed, index): keys for index in range(64)}
         request = Request(
             id=name,
-            prompt_ids=prompt,
+            prompt_ids=prompt if keys is None else [PLACEHOLDER if k >= PICTURE else k for k in keys],
+            prompt_keys=keys,
             params=SamplingParams(),
             priority=rng.randint(0, 2),
             arrival=i,
             seed=seed,
             salt=salt,
         )
-        limit = len(prompt) + most
+        limit, prompt = len(prompt) + most, keys or prompt
         if kind < 0.2:
             beams = rng.randint(2, 3)
             make = lambda: BeamSearch(beams, 1.0, False, frozenset({0}), most)  # noqa: B023, E731
@@ -143,8 +156,10 @@ def make_requests(rng: random.Random, model: HashModel, story: Story, max_len: i
     return groups
 
 
-def run_story(seed: int, *, sabotage=None, failures: bool = True) -> Scheduler:
-    """One random schedule from its seed; raises AssertionError on any wrong text, double end or leaked block."""
+def run_story(seed: int, *, sabotage=None, failures: bool = True, device_drafts: bool = False) -> Scheduler:
+    """One random schedule from its seed; raises AssertionError on any wrong text, double end or leaked block.
+
+    device_drafts: all drafts are the device's, and plans are in flight."""
     rng = random.Random(seed)
     layouts, windows = rng.choice(LAYOUTS)
     block_size = rng.choice([1, 2, 4, 8])
@@ -158,13 +173,21 @@ def run_story(seed: int, *, sabotage=None, failures: bool = True) -> Scheduler:
     executor = HashExecutor(model, [lay.pool for lay in layouts], blocks, block_size, depth, rng.random() < 0.7)
     if failures and rng.random() < 0.15:
         executor.fail = {rng.randrange(1, 30) for _ in range(rng.randint(1, 3))}
-    drafting = rng.random() < 0.4
+    drafting, guessing = rng.random() < 0.4, rng.random() < 0.4
     drafter = NoisyDrafter(model, rng)
+    if device_drafts:
+        drafting, guessing = False, True
+        executor.depth, executor.chains = rng.choice([2, 3]), True
+    most_guesses = rng.randint(1, 4) if guessing else 0
+    if guessing:
+        executor.guess = lambda tokens, seed: drafter.guess(tokens, seed, most_guesses)
     limits = Limits(
         max_rows=rng.choice([1, 2, 4, 16]),
         max_step_tokens=rng.choice([1, 3, 8, 64]),
         max_chunk=rng.choice([0, 0, 2, 5]),
         max_drafts=rng.randint(1, 4) if drafting else 0,
+        max_guesses=most_guesses,
+        step_guesses=rng.choice([1, 3, 64]),
         chains=executor.chains,
         whole_prompts=rng.random() < 0.1,
         whole_batches=rng.random() < 0.1,
@@ -175,6 +198,7 @@ def run_story(seed: int, *, sabotage=None, failures: bool = True) -> Scheduler:
         sabotage(scheduler)
     story = Story(rng)
     arrivals = deque(make_requests(rng, model, story, max_len, branching=True))
+    model.contents.update(story.contents)
     flying: deque = deque()
     for _ in range(6000):
         if not arrivals and not scheduler.has_work:
@@ -186,6 +210,8 @@ def run_story(seed: int, *, sabotage=None, failures: bool = True) -> Scheduler:
             story.take(scheduler.abort(name))
         plan = scheduler.plan()
         if plan is not None:
+            seqs = scheduler.flying[-1].seqs
+            assert all(s.computed + s.ahead < s.group.max_len for s in seqs), "granted what may lie behind the end"
             flying.append(executor.submit(plan))
             if len(flying) < executor.depth and rng.random() < 0.9:
                 continue

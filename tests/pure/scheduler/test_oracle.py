@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.pure.scheduler.oracle import run_story
+from tokenmill.core.request import TokenDelta
 from tokenmill.core.sequence import Sequence
-from tokenmill.core.step import StepResult
-from tokenmill.scheduler.scheduler import Scheduler
+from tokenmill.core.step import StepPlan, StepResult
+from tokenmill.scheduler.scheduler import Flight, Scheduler
 from tokenmill.testing.hash_executor import HashExecutor
 
 STORIES = 2500  # bench/oracle.py runs tens of thousands
@@ -20,12 +21,32 @@ def test_random_schedules(part: int) -> None:
         run_story(seed)
 
 
-def caught(sabotage, seeds: range = range(400)) -> int:
+def test_drafts_of_the_device_cost_no_plan_in_flight() -> None:
+    """Rows with drafts are in two plans at a time, and the drafts of both are tried."""
+    overlapped = accepted = 0
+
+    def watch(scheduler: Scheduler) -> None:
+        honest = scheduler._tell
+
+        def telling(seq: Sequence, position: int, plan: StepPlan) -> None:
+            nonlocal overlapped
+            before = [f.plan.guesses.get(f.seqs.index(seq), 0) for f in scheduler.flying if seq in f.seqs]
+            overlapped += any(before) and seq.pending > 1
+            honest(seq, position, plan)
+
+        scheduler._tell = telling  # type: ignore[method-assign]
+
+    for seed in range(150):
+        accepted += run_story(seed, sabotage=watch, device_drafts=True).counters.accepted
+    assert overlapped > 500 and accepted > 500
+
+
+def caught(sabotage, seeds: range = range(400), *, device_drafts: bool = False) -> int:
     """In how many stories a seeded bug was noticed."""
     found = 0
     for seed in seeds:
         try:
-            run_story(seed, sabotage=sabotage, failures=False)
+            run_story(seed, sabotage=sabotage, failures=False, device_drafts=device_drafts)
         except (AssertionError, IndexError, KeyError):
             found += 1
     return found
@@ -58,7 +79,8 @@ def test_over_registered_prefix_is_caught() -> None:
     assert caught(sabotage) > 5
 
 
-def test_unchecked_draft_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("device_drafts", [False, True])
+def test_unchecked_draft_is_caught(device_drafts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = HashExecutor._sample
 
     def gullible(self, row, drafts, count, sample, i, result: StepResult):  # type: ignore[no-untyped-def]
@@ -70,7 +92,85 @@ def test_unchecked_draft_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         return drafts + more
 
     monkeypatch.setattr(HashExecutor, "_sample", gullible)
-    assert caught(lambda scheduler: None) > 5
+    assert caught(lambda scheduler: None, range(100), device_drafts=device_drafts) > 5
+
+
+def test_acceptance_of_one_draft_too_many_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = HashExecutor._sample
+
+    def generous(self, row, drafts, count, sample, i, result: StepResult):  # type: ignore[no-untyped-def]
+        new = honest(self, row, drafts, count, sample, i, result)
+        if 0 < len(new) <= len(drafts):  # the last one is not its draft
+            row.tokens[-1] = new[-1] = drafts[len(new) - 1]
+        return new
+
+    monkeypatch.setattr(HashExecutor, "_sample", generous)
+    assert caught(lambda scheduler: None, range(100), device_drafts=True) > 5
+
+
+def test_a_row_that_moves_on_by_one_token_less_than_it_says_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = HashExecutor._sample
+
+    def timid(self, row, drafts, count, sample, i, result: StepResult):  # type: ignore[no-untyped-def]
+        new = honest(self, row, drafts, count, sample, i, result)
+        if len(new) > 1:
+            row.tokens.pop()
+            row.computed -= 1
+        return new
+
+    monkeypatch.setattr(HashExecutor, "_sample", timid)
+    assert caught(lambda scheduler: None, range(100), device_drafts=True) > 5
+
+
+def test_the_length_that_the_host_hopes_for_in_place_of_the_rows_is_caught() -> None:
+    def sabotage(scheduler: Scheduler) -> None:
+        honest = scheduler._tell
+
+        def knowing(seq: Sequence, position: int, plan: StepPlan) -> None:
+            honest(seq, position, plan)
+            if seq.pending:
+                plan.jumps.append((seq.row, position))
+
+        scheduler._tell = knowing  # type: ignore[method-assign]
+
+    assert caught(sabotage, range(100), device_drafts=True) > 5
+
+
+def test_drafts_in_flight_without_blocks_are_caught() -> None:
+    def sabotage(scheduler: Scheduler) -> None:
+        honest = scheduler.tables.grow
+
+        def stingy(seq: Sequence, start: int, end: int, plan: StepPlan) -> bool:
+            known = len(seq.tokens) + 1  # as if every draft in flight were wrong
+            return honest(seq, start, max(start + 1, min(end, known)) if seq.pending else end, plan)
+
+        scheduler.tables.grow = stingy  # type: ignore[method-assign]
+
+    assert caught(sabotage, range(100), device_drafts=True) > 5
+
+
+def test_drafts_that_are_not_counted_as_in_flight_are_caught() -> None:
+    def sabotage(scheduler: Scheduler) -> None:
+        honest = scheduler._grant
+
+        def forgetful(seq: Sequence, budget: int, flight: Flight) -> int:
+            before = len(flight.plan.rows)
+            count = honest(seq, budget, flight)
+            guesses = flight.plan.guesses.get(before, 0)
+            seq.ahead, seq.pending = seq.ahead - guesses, seq.pending - guesses
+            return count
+
+        def take(plan: StepPlan, seqs: list[Sequence], result: StepResult) -> list[TokenDelta]:
+            for i, seq in enumerate(seqs):
+                seq.ahead += plan.guesses.get(i, 0)
+                seq.pending += plan.guesses.get(i, 0)
+            return honest_take(plan, seqs, result)
+
+        honest_take = scheduler.outcome.take
+        scheduler._grant = forgetful  # type: ignore[method-assign]
+        scheduler.outcome.take = take  # type: ignore[method-assign]
+
+    assert caught(sabotage, range(100), device_drafts=True) > 5
 
 
 def test_missing_copy_on_write_is_caught() -> None:
@@ -78,3 +178,9 @@ def test_missing_copy_on_write_is_caught() -> None:
         scheduler.tables._copy_on_write = lambda *args: None  # type: ignore[method-assign]
 
     assert caught(sabotage) > 5
+
+
+def test_token_ids_in_place_of_keys_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two pictures have the same ids; what was computed for one must not serve the other."""
+    monkeypatch.setattr(Sequence, "keys", property(lambda seq: seq.tokens))
+    assert caught(lambda scheduler: None) > 5

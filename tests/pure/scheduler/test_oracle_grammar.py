@@ -67,6 +67,9 @@ class Rules:
     def finished(self) -> bool:
         return bool(self.said) and self.said[-1] == 0
 
+    def failure(self) -> str | None:
+        return None
+
     def fork(self) -> Rules:
         return Rules(self.seed, self.said)
 
@@ -202,11 +205,14 @@ def run_story(seed: int) -> Scheduler:
     blocks = [len(layouts) * (-(-max_len // block_size) + 1) + rng.choice([0, 3, 20, 80])]
     executor = MaskedExecutor(model, [0] * len(layouts), blocks, block_size, rng.choice([1, 2]), rng.random() < 0.7)
     drafter = ConstrainedDrafter(model, rng)
+    executor.guess = lambda tokens, seed: drafter.guess(tokens, seed, 2)
     limits = Limits(
         max_rows=rng.choice([2, 4, 16]),
         max_step_tokens=rng.choice([1, 8, 64]),
         max_chunk=rng.choice([0, 3]),
         max_drafts=rng.choice([0, 0, 3]),
+        max_guesses=rng.choice([0, 2]),
+        step_guesses=8,
         chains=executor.chains,
     )
     tables = BlockTables(layouts, blocks, block_size, prefix_cache=rng.random() < 0.8)

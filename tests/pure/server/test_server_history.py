@@ -65,3 +65,21 @@ def test_history_is_bounded_by_number_and_bytes() -> None:
         history.end(record, i + 1.0)
     assert 10 < len(history) < 100 and len(history.recent("ann", 1000)) == len(history)
     assert history.find("r299", "ann") and not history.find("r0", "ann")
+
+
+def test_two_keys_that_choose_the_same_id() -> None:
+    history = History(most=8)
+    ann, bob = history.begin("same", "ann", 1.0), history.begin("same", "bob", 2.0)
+    assert history.find("same", "ann")["state"] == history.find("same", "bob")["state"] == "open"
+    history.end(ann, 3.0)
+    assert history.find("same", "ann")["state"] == "ended" and history.find("same", "bob")["state"] == "open"
+    history.end(bob, 4.0)
+    assert history.find("same", "ann")["duration_ms"] == history.find("same", "bob")["duration_ms"] == 2000.0
+
+
+def test_a_busy_key_does_not_push_out_what_another_did() -> None:
+    history = History(owners=2)
+    history.end(history.begin("mine", "modest", 0.0), 1.0)
+    for i in range(3000):
+        history.end(history.begin(f"r{i}", "greedy", float(i)), i + 1.0)
+    assert history.find("mine", "modest") and len(history.recent("greedy", 5000)) == 500

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -77,6 +78,53 @@ async def test_rates_per_key(start: Starter) -> None:
     tokens = await start(api_key=["a"], tokens_per_minute=10)
     assert (await tokens.post(PATH, {"prompt": "abc", "max_tokens": 9}, **{"x-api-key": "a"})).status_code == 200
     assert (await tokens.post(PATH, {"prompt": "abc", "max_tokens": 1}, **{"x-api-key": "a"})).status_code == 429
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (PATH, {"prompt": "abc", "max_tokens": 1, "n": 4, "temperature": 1}),
+        (PATH, {"prompt": ["a", "b", "c"], "max_tokens": 1}),
+        (PATH, {"prompt": ["a", "b"], "max_tokens": 1, "n": 2, "best_of": 3, "temperature": 1}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "n": 2}),
+        ("/v1/embeddings", {"input": ["a", "b", "c"]}),
+        ("/api/embed", {"model": "fake", "input": ["a", "b", "c"]}),
+        ("/rerank", {"query": "a", "documents": ["b", "c"]}),
+        ("/classify", {"input": ["a", "b"], "labels": ["c", "d"]}),
+        ("/v2/models/fake/generate", {"text_input": "a", "parameters": {"max_tokens": 1}}),
+    ],
+)
+async def test_a_request_is_one_request_whatever_it_asks_for(start: Starter, path: str, body: dict[str, Any]) -> None:
+    served = await start(requests_per_minute=3)
+    body = {"temperature": 1, **body} if "n" in body else body
+    assert [(await served.post(path, body)).status_code for _ in range(4)] == [200, 200, 200, 429]
+    assert served.context.gate.open == 0
+
+
+async def test_two_keys_that_choose_the_same_request_id(start: Starter) -> None:
+    served = await start(FakeOptions(step_s=0.002), api_key=["a", "b"])
+    body = {"prompt": "abc", "max_tokens": 400, "seed": 1, "request_id": "same"}
+
+    async def ask(key: str, **more: Any) -> Any:
+        return await served.post(PATH, {**body, **more}, **{"x-api-key": key, "x-request-id": "same"})
+
+    leaver = asyncio.create_task(ask("a"))
+    await until(lambda: served.context.gate.open == 1)
+    stayer = asyncio.create_task(ask("b", seed=2))
+    await until(lambda: served.context.gate.open == 2)
+    for key in ("a", "b"):
+        for _ in range(1000):
+            found = await served.client.get("/v1/requests/cmpl-same", headers={"x-api-key": key})
+            if found.status_code == 200:
+                break
+            await asyncio.sleep(0.01)
+        assert found.status_code == 200 and found.json()["state"] == "open"
+    leaver.cancel()
+    answer = await stayer
+    alone = await ask("b", seed=2)
+    assert answer.json()["choices"][0]["text"] == alone.json()["choices"][0]["text"]
+    assert (await served.client.get("/v1/requests/cmpl-same", headers={"x-api-key": "b"})).json()["state"] == "ended"
+    await until(lambda: served.context.gate.open == 0)
 
 
 def test_a_greedy_key_leaves_room_for_the_others() -> None:

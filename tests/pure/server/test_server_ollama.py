@@ -67,7 +67,7 @@ async def test_options_mean_what_they_say(start):
 ])  # fmt: skip
 async def test_what_cannot_be_honoured_is_refused_in_its_shape(start, path, change, word):
     served = await start()
-    answer = await served.post(path, {**HI, **change})
+    answer = await served.post(path, {**(HI if path == "/api/chat" else {"model": "fake"}), **change})
     assert answer.status_code == 400 and word in answer.json()["error"]
     assert served.context.gate.open == 0
 
@@ -80,8 +80,8 @@ async def test_models_are_told_of(start):
     shown = (await served.post("/api/show", {"model": "fake:latest"})).json()
     assert "im_start" in shown["template"] and "completion" in shown["capabilities"]
     assert (await served.client.get("/api/version")).json()["version"]
-    for path in ("/api/show", "/api/chat", "/api/embed"):
-        missing = await served.post(path, {**HI, "model": "nope", "input": "x"})
+    for path, more in {"/api/show": {}, "/api/chat": HI, "/api/embed": {"input": "x"}}.items():
+        missing = await served.post(path, {**more, "model": "nope"})
         assert missing.status_code == 404 and "nope" in missing.json()["error"]
     assert (await served.post("/api/pull", {"model": "x"})).status_code == 501
     assert (await served.post("/api/chat", {"model": "fake", "messages": []})).json()["done_reason"] == "load"

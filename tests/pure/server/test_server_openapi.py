@@ -90,6 +90,8 @@ def test_the_document_holds(document: Any, method: str, path: str, mode: Generat
     def check(case: schemathesis.Case) -> None:
         response = case.call()
         assert not LEAK.search(response.text)
+        if response.status_code == 413:
+            return  # more items than are allowed, in more bytes than are read
         case.validate_response(response, checks=[not_a_server_error, negative_data_rejection, status_code_conformance])
         if response.status_code >= 400 and path not in OTHERS:
             assert set(response.json()["error"]) == {"message", "type", "param", "code"}

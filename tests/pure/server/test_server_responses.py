@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 
+import msgspec
 import pytest
 
+from tokenmill.core.errors import TooLargeError
 from tokenmill.server.errors import HttpError
 from tokenmill.server.responses.schemas import messages_of
 from tokenmill.server.responses.store import Kept, Store
@@ -130,17 +133,84 @@ def test_items_of_one_turn_become_one_message():
     assert assistant["content"] == "Well." and assistant["reasoning"] == "Hm." and len(assistant["tool_calls"]) == 1
 
 
+def kept(owner: str, name: str, *, text: int = 0, ended: bool = True) -> Kept:
+    return Kept(owner, name, False, b"[]", b"x" * text, lambda: b"{}", ended=ended)
+
+
+def names(store: Store, owner: str) -> list[str]:
+    return list(store.shelves[owner].kept) if owner in store.shelves else []
+
+
 def test_the_store_forgets_the_oldest_first():
     store = Store(most=3)
     for i in range(5):
-        store.add(Kept("me", {"id": str(i)}, [], [], ended=i != 1))
-    assert list(store.kept) == ["1", "3", "4"]  # 1 has not ended
+        store.add(kept("me", str(i), ended=i != 1))
+    assert names(store, "me") == ["1", "3", "4"]  # 1 has not ended
     with pytest.raises(HttpError):
         store.find("4", "you")
-    small = Store(most_bytes=1000)
+    small = Store(most_bytes=6000)
     for i in range(3):
-        small.add(Kept("me", {"id": str(i)}, [{"x": "y" * 700}], [], ended=True))
-    assert list(small.kept) == ["2"] and small.size < 1000
+        small.add(kept("me", str(i), text=2000))
+    assert names(small, "me") == ["2"] and small.size < 6000
+
+
+def test_a_key_pushes_out_only_its_own_responses():
+    store = Store(most_bytes=100_000)
+    store.add(kept("modest", "a", text=10_000))
+    for i in range(50):
+        store.add(kept("greedy", str(i), text=10_000))
+    assert names(store, "modest") == ["a"] and 5 <= len(names(store, "greedy")) <= 8
+    many = Store(most=10)
+    many.add(kept("modest", "a"))
+    for i in range(50):
+        many.add(kept("greedy", str(i)))
+    assert names(many, "modest") == ["a"] and len(many) == 10
+    assert sum(shelf.size for shelf in store.shelves.values()) == sum(store.weights.values())
+
+
+def test_what_runs_is_not_pushed_out_and_what_does_not_fit_is_refused():
+    store = Store(most_bytes=50_000)
+    for i in range(3):
+        store.add(kept("me", str(i), text=12_000, ended=False))
+    with pytest.raises(HttpError) as busy:
+        store.add(kept("you", "late", text=12_000, ended=False))
+    assert busy.value.status == 503 and len(store) == 3
+    with pytest.raises(TooLargeError):
+        store.add(kept("me", "large", text=60_000))
+
+
+async def test_what_is_kept_weighs_what_it_takes(start):
+    """The sum that is compared with the ceiling is the memory of the bytes that are kept."""
+    body = {**HI, "metadata": {f"k{i}": "v" * 500 for i in range(16)}, "instructions": "be brief " * 50}
+    store = Store(most_bytes=1 << 20)
+    served = await start()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        items = msgspec.json.encode([body["metadata"]])
+        for i in range(200):
+            one = Kept("me", str(i), False, bytes(bytearray(items)), bytes(bytearray(items)), lambda: b"{}")
+            store.add(one)
+            one.tell([bytes(bytearray(items)) for _ in range(4)])
+            one.end()
+            store.weigh(one)
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert store.size <= 1 << 20 and 10 < len(store) < 200
+    assert 0.5 * store.size < grown < 1.3 * store.size
+    assert (await served.post(PATH, body)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [{str(i): "x" for i in range(17)}, {"a": {}}, {"a": [1]}, {"x" * 65: "y"}, {"x": "y" * 513}, [], "x"],
+    ids=["seventeen", "an object", "a list", "a long name", "a long value", "no object", "a text"],
+)
+async def test_metadata_has_ceilings_of_its_own(start, metadata):
+    served = await start()
+    refused = await served.post(PATH, {**HI, "metadata": metadata})
+    assert refused.status_code == 400 and refused.json()["error"]["param"].startswith("metadata")
 
 
 async def test_what_broke_keeps_its_status_while_somebody_waits(start):

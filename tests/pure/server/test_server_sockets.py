@@ -6,79 +6,12 @@ import asyncio
 import contextlib
 import json
 import random
-import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from tests.pure.server.conftest import Served, Starter
-from tokenmill.core.config import make_server_config
-from tokenmill.server.run import HttpServer, _bind
+from tests.pure.server.listening import answer, message
 from tokenmill.testing.fake_generator import FakeOptions
-
-PATH = "/v1/completions"
-
-
-@dataclass
-class Listening:
-    """A served application behind a real port."""
-
-    served: Served
-    port: int
-    options: FakeOptions
-
-    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection("127.0.0.1", self.port)
-
-    async def ask(self, body: Any, path: str = PATH) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await self.connect()
-        writer.write(message(body, path))
-        await writer.drain()
-        return reader, writer
-
-    async def idle(self, seconds: float) -> float:
-        """Wait until nothing is left of any request; -> how long that took."""
-        began = time.monotonic()
-        while self.served.context.gate.open or self.served.fake.fleet.open_requests or self.served.fake.link().works:
-            assert time.monotonic() - began < seconds, "something was left behind"
-            await asyncio.sleep(0.005)
-        return time.monotonic() - began
-
-
-def message(body: Any, path: str = PATH) -> bytes:
-    data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    return head.encode() + b"content-length: %d\r\n\r\n" % len(data) + data
-
-
-@pytest.fixture
-async def listen(start: Starter) -> AsyncIterator[Any]:
-    made: list[HttpServer] = []
-
-    async def listening(options: FakeOptions | None = None, **flags: Any) -> Listening:
-        options = options or FakeOptions(step_s=0.002)
-        served = await start(options, **flags)
-        config = make_server_config({}, port=0, **flags)
-        sock = _bind(config)
-        server = HttpServer(served.app, config, sock)
-        await server.start()
-        made.append(server)
-        return Listening(served, sock.getsockname()[1], options)
-
-    yield listening
-    for server in made:
-        await server.stop()
-
-
-async def answer(reader: asyncio.StreamReader, seconds: float = 60) -> tuple[int, bytes]:
-    """Status and body until the connection closes or the body is complete."""
-    async with asyncio.timeout(seconds):
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")]
-        body = await reader.readexactly(int(length[0].split(b":")[1])) if length else b""
-        return int(head.split()[1]), body
 
 
 async def test_a_client_that_leaves_ends_its_request(listen: Any) -> None:

@@ -48,6 +48,26 @@ async def test_work_that_had_to_wait_is_not_to_blame() -> None:
     assert refusal.status == 503 and refusal.retry_after == 1
 
 
+async def test_others_work_is_not_counted() -> None:
+    """The rest of the process is busy; the thread that reads the prompt only waits."""
+    workers = TextWorkers(None, 100, budget_s=0.4)
+    ended = threading.Event()
+
+    def burn() -> None:
+        while not ended.is_set():
+            pass
+
+    other = threading.Thread(target=burn)
+    other.start()
+    try:
+        with pytest.raises(BusyError):
+            await workers.run(ended.wait)
+    finally:
+        ended.set()
+        other.join()
+        workers.close()
+
+
 async def test_an_overdue_prompt_is_told_to_come_again(start: Starter) -> None:
     served = await start(text_timeout=0.3)
     ended = threading.Event()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+LOOP = {"type": "object", "properties": {"next": {"$ref": "#/$defs/loop"}}, "required": ["next"]}
+ARRAY = {"type": "array"}
 TABLE: dict[str, list[tuple[Any, list[Any], list[Any]]]] = {
     "type": [
         ({"type": "null"}, [None], [0, False, "", [], {}]),
@@ -74,7 +76,72 @@ TABLE: dict[str, list[tuple[Any, list[Any], list[Any]]]] = {
         ({"format": "duration"}, ["P4DT12H30M5S", "PT1H"], ["P", "4D"]),
         ({"format": "json-pointer"}, ["", "/a/~0b/~1"], ["a", "/~", "/~2"]),
         ({"format": "relative-json-pointer"}, ["0", "1/a", "3#"], ["01", "/a", "-1"]),
+        (
+            {"format": "uri-reference"},
+            ["/a/b", "../c?d=e", "#f", "", "http://a.b:8/c", "//host/p", "mailto:x@y.z", "a%20b", "?q"],
+            ["\\\\a", "a b", "#a#b", "%zz", "http://[::1"],
+        ),
+        ({"format": "iri-reference"}, ["a/b;c", "x:/y"], ["a\\b", "<>"]),
         ({"format": "password"}, ["anything", ""], []),
+    ],
+    "dead branches": [
+        ({"type": "string", "pattern": "^[a-f]{4}$", "maxLength": 3}, [], ["abc"]),
+        ({"type": "string", "pattern": "^(a|bc)?$", "minLength": 3}, [], ["abc"]),
+        ({"type": "string", "pattern": "^(a|bc)?$", "minLength": 1, "maxLength": 2}, ["a", "bc"], ["", "b"]),
+        ({"type": "string", "pattern": "^a+b*$", "minLength": 1, "maxLength": 2}, ["a", "ab"], ["", "b", "aab"]),
+        (
+            {
+                "anyOf": [{"$ref": "#/$defs/a"}, {"type": "integer"}],
+                "$defs": {
+                    "a": {
+                        "type": "object",
+                        "properties": {"id": {"type": "string", "pattern": "^[0-9a-f]{8}$", "maxLength": 7}},
+                        "required": ["id"],
+                    }
+                },
+            },
+            [1],
+            [{"id": "0123456"}, {}],
+        ),
+        ({"enum": [[10], ["x"]], "items": {"type": "number"}}, [[10]], [["x"], []]),
+        (
+            {"type": ["string", "array"], "pattern": "^a", "enum": ["a", ["x"]], "items": {"type": "null"}},
+            ["a"],
+            [["x"]],
+        ),
+        (
+            {"anyOf": [{"$ref": "#/$defs/loop"}, {"type": "integer"}], "$defs": {"loop": LOOP}},
+            [1],
+            [{"next": {}}, {}],
+        ),
+        (
+            {"properties": {"a": {"$ref": "#/$defs/loop"}, "b": {"type": "null"}}, "$defs": {"loop": LOOP}},
+            [{"b": None}, {}, {"c": 1}],
+            [{"a": {}}, {"a": {"next": {}}}],
+        ),
+        ({"$ref": "#/$defs/loop", "$defs": {"loop": LOOP}}, [], [{}]),
+        (
+            {
+                "type": "array",
+                "prefixItems": [{"type": "null"}, {"allOf": [{"items": False}, {"minItems": 1}], **ARRAY}],
+            },
+            [[None], []],
+            [[None, []], [None, [1]]],
+        ),
+        (
+            {
+                "oneOf": [
+                    {
+                        "type": "object",
+                        "properties": {"a": {"type": "array", "items": {"const": 1}}},
+                        "required": ["a"],
+                    },
+                    {"type": "object", "properties": {"a": {"type": "array", "minItems": 1}}, "required": ["a"]},
+                ]
+            },
+            [{"a": []}, {"a": [2]}],
+            [{"a": [1]}, {}],
+        ),
     ],
     "enum and const": [
         ({"enum": [1, 2, 3]}, [1, 3], [4, "1"]),
@@ -353,6 +420,12 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"minProperties": 2}, "#", "minProperties"),
     ({"not": {"patternProperties": {"a": {}}}}, "#/not", "not"),
     ({"not": {"format": "email"}, "type": "string"}, "#/not", "format"),
+    ({"not": {"format": "date"}, "enum": ["2024-01-01", "x"]}, "#/not", "format"),
+    ({"if": {"format": "uuid"}, "then": {"maxLength": 3}}, "#/if", "format"),
+    ({"oneOf": [{"type": "string", "format": "time"}, {"type": "string", "maxLength": 9}]}, "#/oneOf", "format"),
+    ({"const": 1e300}, "#", "exactly"),
+    ({"enum": [-1e308, 1]}, "#", "exactly"),
+    ({"multipleOf": 1e-300}, "#", "exactly"),
     ({"patternProperties": {"^a": {"type": "null"}, "b$": {"type": "string"}}}, "", "not disjoint"),
     ({"type": "strin"}, "#/type", "one or several"),
     ({"minLength": -1}, "#/minLength", "integer"),

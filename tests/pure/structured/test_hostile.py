@@ -43,6 +43,8 @@ BOMBS = {
     },
     "many exclusions": {"json": {"not": {"enum": [f"v{i}{'x' * 20}" for i in range(5000)]}}},
     "many integer exclusions": {"json": {"type": "integer", "not": {"enum": list(range(0, 8000, 2))}}},
+    "beyond a double": {"json": '{"enum": [1e350, 1]}'},
+    "beyond a double, negative": {"json": '{"const": -1e310}'},
     "exponent": {"json": '{"minimum": 1e999999999}'},
     "digits": {"json": '{"minimum": ' + "9" * 5000 + "}"},
     "nested Lark": {"grammar": "start: " + "(" * 5000 + '"a"' + ")" * 5000},

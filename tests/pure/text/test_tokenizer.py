@@ -239,6 +239,39 @@ def test_metaspace_decoder(scheme: str) -> None:
             assert ours.decode(ids, skip_special_tokens=skip) == inner.decode(ids, skip_special_tokens=skip), ids
 
 
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_inside_of_a_text_nothing_is_put_before_it(kind: str, sentencepiece_files: dict[str, Path]) -> None:
+    ours = load_tokenizer(sentencepiece_files[kind])
+    for text in ("a", "{", " mill", "The mill", "mill turns", "</s>"):
+        assert b"".join(map(ours.token_bytes, ours.encode_inside(text))) == text.encode(), text
+        assert not ours.special_ids & {*ours.encode_inside(text)}
+
+
+def test_inside_of_a_text_in_every_spelling_of_the_prefix(byte_level: tokenizers.Tokenizer) -> None:
+    pre, norm = tokenizers.pre_tokenizers, tokenizers.normalizers
+    vocab = {"<unk>": 0, "▁": 1, "a": 2, "▁a": 3, "b": 4}
+    merges = [("▁", "a")]
+    for normalizer, splitter in (
+        (norm.Sequence([norm.Prepend("▁"), norm.Replace(" ", "▁")]), None),
+        (norm.Sequence([norm.Strip(), norm.Prepend("▁"), norm.Replace(" ", "▁")]), None),
+        (norm.Prepend("▁"), pre.Metaspace(prepend_scheme="never", split=False)),
+        (None, pre.Metaspace(prepend_scheme="first", split=False)),
+        (None, pre.Metaspace(prepend_scheme="always", split=True)),
+        (None, pre.Sequence([pre.Metaspace(prepend_scheme="always")])),
+        (norm.Replace(" ", "▁"), None),
+    ):
+        inner = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, merges, unk_token="<unk>"))
+        inner.normalizer, inner.pre_tokenizer = normalizer, splitter
+        before = inner.encode("a a").ids
+        ours = Tokenizer(inner)
+        assert ours.encode_inside("a a") == [2, 3] and ours.encode_inside(" ab") == [3, 4]
+        assert ours.encode("a a") == before == inner.encode("a a").ids, "the tokenizer itself is as it was"
+    spaced = tokenizers.Tokenizer.from_str(byte_level.to_str())
+    spaced.pre_tokenizer = pre.ByteLevel(add_prefix_space=True)
+    ours = Tokenizer(spaced)
+    assert b"".join(map(ours.token_bytes, ours.encode_inside("mill"))) == b"mill"
+
+
 def test_half_a_surrogate_pair_is_text(byte_level: tokenizers.Tokenizer) -> None:
     ours = Tokenizer(byte_level)
     assert ours.decode(ours.encode("a\ud83db")) == "a\ufffdb"

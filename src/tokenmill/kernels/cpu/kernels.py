@@ -18,6 +18,7 @@ from torch import Tensor
 from tokenmill import _native
 from tokenmill.core.forward import Act, AttentionSpec, Draws, ForwardContext, NormSpec, RouteSpec
 from tokenmill.core.protocols import Weight
+from tokenmill.kernels.cpu.accept import accept_
 from tokenmill.kernels.cpu.bound import BoundExperts, BoundLayer, BoundPlan
 from tokenmill.kernels.cpu.choose import choose
 from tokenmill.kernels.cpu.packed import TYPES, PackedMatrix, pack_blocks, pack_dense, pack_quantised, quantise
@@ -327,6 +328,13 @@ class CpuKernels(ReferenceKernels):
             row_ids.data_ptr(), ids.data_ptr(), row_ids.shape[0], tokens.data_ptr(), tuple(tokens.shape),
             length.data_ptr(), computed.data_ptr(),
         )  # fmt: skip
+
+    def accept_(
+        self, grants: Tensor, most: int, marked: Tensor, tokens: Tensor, length: Tensor, computed: Tensor
+    ) -> Tensor:
+        """Rows move on by the samples that stand; -> how many these are."""
+        self.count("accept_")
+        return accept_(grants, most, marked, tokens, length, computed)
 
     # ------------------------------------------------------------------ per head, per expert
 

@@ -30,9 +30,20 @@ from tokenmill.kernels.triton.prepare import can_prepare, prepare_qkv, whole_sca
 from tokenmill.kernels.triton.route import route
 from tokenmill.kernels.triton.shared import attend_shared, can_share, common_entries, shared_parts
 from tokenmill.kernels.triton.steady import steady
-from tokenmill.kernels.triton.stepping import advance_, gather_rows
+from tokenmill.kernels.triton.stepping import accept_, advance_, gather_rows
 from tokenmill.kernels.triton.thin import thin
-from tokenmill.kernels.triton.ways import FEW, Way, default_way, measured_ways, operation, wide_way
+from tokenmill.kernels.triton.unfit import UNFIT, else_reference, note_unfit
+from tokenmill.kernels.triton.ways import (
+    FEW,
+    Sample,
+    Way,
+    default_way,
+    measured_ways,
+    nearest_way,
+    operation,
+    samples,
+    wide_way,
+)
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _WIDEST = 1 << 15
@@ -57,8 +68,10 @@ class TritonKernels(ReferenceKernels):
         self.hopper = not INTERPRETED and torch.cuda.get_device_capability()[0] == 9
         self.steady = steady
         self.narrow_logits = True
+        self.unfit: set[str] = set()
         self.scratch = Scratch()
         self.ways: dict[str, Way] = {} if INTERPRETED else measured_ways(torch.cuda.get_device_name())
+        self.measured: list[Sample] = samples(self.ways)
         self.narrow_ways: dict[str, Way] = {} if INTERPRETED else measured_narrow(torch.cuda.get_device_name())
         self.small = not INTERPRETED and shared_memory() < _ROOMY
         self._common: tuple[GroupPlan, Tensor] | None = None
@@ -90,6 +103,26 @@ class TritonKernels(ReferenceKernels):
             self.ended = None
         if "fusion" in self.without and (norm or act or residual is not None):
             return super().fused_linear(x, weight, bias, norm=norm, act=act, residual=residual)
+        try:
+            return self._product(x, weight, bias, norm, act, residual)
+        except UNFIT as error:
+            note_unfit(self, "linear", error)
+        x = x if norm is None else self.norm(x, norm)
+        if isinstance(weight, NarrowMatrix):
+            every = torch.arange(weight.shape[0], device=x.device)
+            weight, bias = weight.rows(every, x.dtype), weight.bias
+        return self._library(x, weight, bias, act, residual)
+
+    def _product(
+        self,
+        x: Tensor,
+        weight: Any,
+        bias: Tensor | None,
+        norm: NormSpec | None,
+        act: Act | None,
+        residual: Tensor | None,
+    ) -> Tensor:
+        """The same by the kernel that serves this shape best."""
         if self.steady:
             return self._steady(x, weight, bias, norm, act, residual)
         if isinstance(weight, NarrowMatrix):
@@ -164,6 +197,11 @@ class TritonKernels(ReferenceKernels):
             return found if rows <= 512 and found else wide_way(rows, out, multiprocessors(), fused=fused)
         if found:
             return found
+        if x.dtype != torch.float32:  # tiles were measured in 16 bits: wider ones may not fit
+            near = nearest_way(self.measured, rows, (out, inner), gated=gated, normed=norm is not None)
+            if near is not None:
+                self.ways[operation(rows, (out, inner), act, norm is not None)] = near
+                return near
         return default_way(rows, out // 2 if gated else out, inner, gated=gated, small=self.small)
 
     def _wide_linear(
@@ -185,6 +223,12 @@ class TritonKernels(ReferenceKernels):
 
             residual = None if residual is None else residual.contiguous()
             return wide(x.contiguous(), weight, residual, gated=act is not None)
+        return self._library(x, weight, bias, act, residual)
+
+    def _library(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, act: Act | None, residual: Tensor | None
+    ) -> Tensor:
+        """residual + act(x @ weight.T + bias), the product by torch."""
         if act is None and bias is None and residual is not None:
             return torch.addmm(residual, x, weight.t())
         y = torch.nn.functional.linear(x, weight, bias)
@@ -200,6 +244,7 @@ class TritonKernels(ReferenceKernels):
         found = torch.index_select(table, 0, ids)
         return found if scale == 1.0 else found.mul_(scale)
 
+    @else_reference
     def norm(self, x: Tensor, spec: NormSpec) -> Tensor:
         """x [..., D] -> the same shape and dtype."""
         if x.shape[-1] > _WIDEST or x.numel() == 0:
@@ -208,6 +253,7 @@ class TritonKernels(ReferenceKernels):
         self.count("norm")
         return pointwise.norm(x, spec, pdl=self.pdl)
 
+    @else_reference
     def activate(self, x: Tensor, act: Act) -> Tensor:
         """x [T, D] -> [T, D], or [T, D / 2] for the gated kinds."""
         if x.ndim != 2 or x.numel() == 0:
@@ -216,6 +262,7 @@ class TritonKernels(ReferenceKernels):
         self.count("activate")
         return pointwise.activate(x, act, pdl=self.pdl)
 
+    @else_reference
     def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """logits [n, V] -> ids [n], ids with ~ where something is wrong [n], largest logits [n]."""
         if logits.shape[0] == 0:
@@ -223,6 +270,7 @@ class TritonKernels(ReferenceKernels):
         self.count("greedy")
         return greedy(logits, self.scratch, pdl=self.pdl)
 
+    @else_reference
     def choose(
         self, logits: Tensor, words: Tensor | None, masks: Tensor | None, draws: Draws | None
     ) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -232,6 +280,7 @@ class TritonKernels(ReferenceKernels):
         self.count("choose")
         return choose(logits, words, masks, draws, self.scratch, pdl=self.pdl)
 
+    @else_reference
     def gather_rows(
         self,
         row_ids: Tensor,
@@ -247,13 +296,23 @@ class TritonKernels(ReferenceKernels):
         self.count("gather_rows")
         return gather_rows(row_ids, tokens, computed, tables, block_size, pdl=self.pdl)
 
+    @else_reference
     def advance_(self, row_ids: Tensor, ids: Tensor, tokens: Tensor, length: Tensor, computed: Tensor) -> None:
         """One token more in each of these rows."""
         self.count("advance_")
         advance_(row_ids, ids, tokens, length, computed, pdl=self.pdl)
 
+    @else_reference
+    def accept_(
+        self, grants: Tensor, most: int, marked: Tensor, tokens: Tensor, length: Tensor, computed: Tensor
+    ) -> Tensor:
+        """Rows move on by the samples that stand, in one launch; -> how many these are."""
+        self.count("accept_")
+        return accept_(grants.contiguous(), most, marked, tokens, length, computed)
+
     # ------------------------------------------------------------ experts
 
+    @else_reference
     def route(self, logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
         """logits [T, E] -> expert ids [T, k] (int64) and gates [T, k] (float32)."""
         if logits.shape[0] == 0:
@@ -267,6 +326,7 @@ class TritonKernels(ReferenceKernels):
 
     # ------------------------------------------------------------ attention
 
+    @else_reference
     def prepare_qkv(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
         """qkv [T, all heads] -> q [T, H, Dk] normed and rotated; keys and values go to their slots."""
         if spec.kv.kind == "latent" and serves(spec, ctx) and qkv.shape[0] > 0 and qkv.stride(1) == 1:
@@ -278,6 +338,7 @@ class TritonKernels(ReferenceKernels):
         self.count("prepare_qkv")
         return prepare_qkv(qkv if qkv.stride(1) == 1 else qkv.contiguous(), spec, ctx, pdl=self.pdl)
 
+    @else_reference
     def attention(self, q: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
         """q [T, H, Dk] against the paged keys and values as stored -> [T, H * Dv]."""
         grouped = not whole_scales(ctx.kv[spec.layer])
@@ -312,6 +373,7 @@ class TritonKernels(ReferenceKernels):
             attend_one(q, out, spec, ctx, self.scratch, pdl=self.pdl, mixed=True)
         return out
 
+    @else_reference
     def attend_qkv(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
         """The same from the product [T, all heads]; where every sequence has one new token, in one launch."""
         if not self._fresh(qkv, spec, ctx):

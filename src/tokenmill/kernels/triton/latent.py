@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext
-from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, wait
+from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, shared_memory, wait
 from tokenmill.kernels.triton.paging import FLOOR, LOG2E, product
 
 
@@ -205,7 +205,7 @@ def attend_latent(
     seqs, latent = plan.tables.shape[0], spec.kv.value_dim
     longest = plan.tables.shape[1] * ctx.block_size
     one = ctx.max_query == 1 and not whole
-    rows, block_n, splits, warps, stages = config or latent_config(seqs, longest, spec, one=one)
+    rows, block_n, splits, warps, stages = config or latent_config(seqs, longest, spec, q.element_size(), one=one)
     block_h = max(16, min(rows, pow2(heads))) if one else min(rows // 2, pow2(heads))
     block_q = 1 if one else max(2, 16 // block_h, rows // block_h)
     if not one:
@@ -226,13 +226,22 @@ def attend_latent(
     )  # fmt: skip
 
 
-def latent_config(seqs: int, longest: int, spec: AttentionSpec, *, one: bool) -> tuple[int, int, int, int, int]:
-    """(rows, BN, splits, warps, stages); one: every sequence has one new token."""
+def latent_config(
+    seqs: int, longest: int, spec: AttentionSpec, size: int, *, one: bool
+) -> tuple[int, int, int, int, int]:
+    """(rows, BN, splits, warps, stages); one: every sequence has one new token; size: bytes of a number of q.
+
+    As many rows share a tile of vectors as fit beside it."""
     if INTERPRETED:
         return 16, 16, 2, 4, 1
-    rows = min(64, max(16, pow2(spec.heads))) if one else 64
+    width = pow2(spec.kv.value_dim) + pow2(spec.kv.key_dim - spec.kv.value_dim)
+    room, block_n, rows = shared_memory(), 32, 64
+    while rows > 16 and size * (rows * (width + block_n) + block_n * width) > room:
+        rows //= 2
+    if one:
+        rows = min(rows, max(16, pow2(spec.heads)))
     units = seqs * triton.cdiv(spec.heads, rows)
     splits = 1
     while splits < 32 and splits * 2 * units <= 264 and splits * 2 * 64 <= longest:
         splits *= 2
-    return rows, 32, splits, 8 if rows == 64 else 4, 2
+    return rows, block_n, splits, 8 if rows == 64 else 4, 2

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan
-from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, wait
+from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, shared_memory, wait
 from tokenmill.kernels.triton.paging import FLOOR, bend, product
 from tokenmill.kernels.triton.prepare import scale_strides
 
@@ -140,20 +140,36 @@ def attend_shared(
     packed = pow2(group)
     together = max(16 // packed, min(ROWS // packed, pow2(seqs)), 1)
     partial = scratch.partial(q.device)
+    block_n, stages = shared_config(together * packed, spec, q.element_size())
     _shared_kernel[(triton.cdiv(seqs, together), heads, before)](
         q, kv.key, kv.value, kv.key_scale, kv.value_scale, plan.tables, ctx.kv_len, common,
         partial, partial[seqs * spec.heads * parts * spec.kv.value_dim :],
         seqs, *kv.key.stride()[:3], *kv.value.stride()[:3], *scale_strides(kv), spec.scale, spec.softcap,
         H=spec.heads, GROUP=group, D=spec.kv.key_dim, DV=spec.kv.value_dim, SIZE=ctx.block_size,
-        BS=together, BG=packed, BN=32 if INTERPRETED else 64,
+        BS=together, BG=packed, BN=block_n,
         BD=max(16, pow2(spec.kv.key_dim)), BV=max(16, pow2(spec.kv.value_dim)),
         BEFORE=before, PARTS=parts, SOFTCAP=spec.softcap > 0, SCALED=kv.key_scale is not None,
-        WIDE=INTERPRETED or q.dtype == torch.float32, STAGES=1 if INTERPRETED else 5, PDL=pdl,
+        WIDE=INTERPRETED or q.dtype == torch.float32, STAGES=stages, PDL=pdl,
         num_warps=8, launch_pdl=pdl,
     )  # fmt: skip
 
 
 ROWS = 16 if INTERPRETED else 128
+
+
+def shared_config(rows: int, spec: AttentionSpec, size: int) -> tuple[int, int]:
+    """(BN, stages) for programs of so many rows: the largest tiles of keys and values that fit beside the queries.
+
+    Tables are looked up one stage before keys are loaded, so that five stages hold two tiles and three hold one."""
+    if INTERPRETED:
+        return 32, 1
+    width, values = pow2(spec.kv.key_dim), pow2(spec.kv.value_dim)
+    room = shared_memory()
+    for block_n, stages in ((64, 5), (64, 3), (32, 5), (32, 3)):
+        tiles = stages // 2 * block_n * (width + values)
+        if size * (tiles + rows * (2 * width + block_n)) <= room:
+            return block_n, stages
+    return 16, 1
 
 
 def shared_parts(seqs: int, spec: AttentionSpec) -> int:

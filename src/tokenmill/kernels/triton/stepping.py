@@ -1,4 +1,5 @@
-"""Between steps. Owns: gathering what a decode step needs from the rows' state, and moving rows on, in one launch each.
+"""Between steps. Owns: gathering what a decode step needs from the rows' state, and moving rows on (by a token each, or
+by those that verification lets stand), in one launch each.
 
 Must not know: what rows belong to, sampling.
 """
@@ -75,3 +76,34 @@ def advance_(row_ids: Tensor, ids: Tensor, tokens: Tensor, length: Tensor, compu
     _advance_kernel[(row_ids.shape[0],)](
         row_ids, ids, tokens, length, computed, tokens.stride(0), PDL=pdl, num_warps=1, launch_pdl=pdl
     )
+
+
+@triton.jit(do_not_specialize=["count"])
+def _accept_kernel(
+    grant_ptr, marked_ptr, tokens_ptr, length_ptr, computed_ptr, kept_ptr, count, tokens_stride, MOST: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0)
+    row, first, tried = tl.load(grant_ptr + i), tl.load(grant_ptr + count + i), tl.load(grant_ptr + 2 * count + i)
+    known = tl.load(length_ptr + row)
+    words, samples = tokens_ptr + row * tokens_stride + known, marked_ptr + first
+    place = tl.arange(0, MOST)
+    draft = tl.load(words + place, mask=place < tried, other=0).to(tl.int64)
+    wrong = (tl.load(samples + place, mask=place < tried, other=0) != draft) | (place >= tried)
+    right = tl.min(tl.where(wrong, place, MOST), axis=0)
+    last = tl.load(samples + right)
+    tl.store(words + right, tl.where(last < 0, -1 - last, last).to(tl.int32))
+    kept = right + tl.where((last >= 0) | (right == 0), 1, 0)
+    tl.store(length_ptr + row, known + kept)
+    tl.store(computed_ptr + row, known + kept - 1)
+    tl.store(kept_ptr + i, kept.to(tl.int64))
+
+
+def accept_(grants: Tensor, most: int, marked: Tensor, tokens: Tensor, length: Tensor, computed: Tensor) -> Tensor:
+    """See ReferenceKernels.accept_."""
+    count = grants.shape[1]
+    kept = torch.empty(count, dtype=torch.int64, device=grants.device)
+    most = max(32, triton.next_power_of_2(most + 1))  # one kernel for all that is usual
+    _accept_kernel[(count,)](
+        grants, marked, tokens, length, computed, kept, count, tokens.stride(0), MOST=most, num_warps=1
+    )
+    return kept

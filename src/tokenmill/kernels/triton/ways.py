@@ -1,7 +1,9 @@
-"""Which kernel multiplies which shape, and how it is cut. Owns: reading the measured table, and the rule for the rest.
+"""Which kernel multiplies which shape, and how it is cut. Owns: the measured table, and the rules for other shapes.
 
-`measured.json` is written by `bench/gpu_kernels.py --tune`: device -> operation -> way. An operation is named by the
-most rows it is meant for, the weight's shape, and what is fused. A way is one of
+A shape that was not measured takes the way of the nearest one that was. `bench/fit_ways.py` writes `measured.json` from
+what `bench/gpu_ways.py` timed, and prints what that rule loses against each shape's own best way; `bench/gpu_kernels.py
+--tune` writes it for the shapes of one model. The table: device -> operation -> way. An operation is named by the most
+rows it is meant for, the weight's shape, and what is fused. A way is one of
     ["gemv", BN, BK, warps]                                        one row
     ["thin", BN, BK, split, stages, warps, prefetch, norm inside]  up to 64 rows; norm inside: 0 norms beforehand
     ["wide"]                                                       more than 64 rows, on Hopper
@@ -11,13 +13,17 @@ most rows it is meant for, the weight's shape, and what is fused. A way is one o
 from __future__ import annotations
 
 import json
+import math
 import pathlib
+from dataclasses import dataclass
 
 from tokenmill.kernels.triton.common import INTERPRETED, pow2
 
 Way = tuple[str | int, ...]
 RUNGS = (1, 16, 32, 64, 128, 256, 384, 512)
 """Rows for which measured ways differ."""
+FAR = 4.0
+"""Distance from which a measured shape says nothing of another one."""
 FEW = 64
 """Rows up to which the weight's bytes are all that counts."""
 
@@ -36,10 +42,57 @@ def measured_ways(device: str) -> dict[str, Way]:
     return {name: tuple(way) for name, way in json.loads(path.read_text()).get(device, {}).items()}
 
 
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A measured operation: the most rows it is meant for, the weight's shape, what is fused, and its best way."""
+
+    rung: int
+    shape: tuple[int, int]
+    gated: bool
+    normed: bool
+    way: Way
+
+
+def samples(ways: dict[str, Way]) -> list[Sample]:
+    """The table's operations, taken apart."""
+    found = []
+    for name, way in ways.items():
+        rung, size, act, norm = name.split()
+        out, inner = (int(n) for n in size.split("x"))
+        found.append(Sample(int(rung), (out, inner), act != "-", norm == "norm", way))
+    return found
+
+
+def nearest_way(known: list[Sample], rows: int, shape: tuple[int, int], *, gated: bool, normed: bool) -> Way | None:
+    """The way of the closest operation for as many rows, cut to this shape; None: none is close."""
+    rung = next((r for r in RUNGS if rows <= r), 0)
+    close = [(_distance(s, shape, normed), s) for s in known if s.rung == rung and s.gated == gated]
+    distance, sample = min(close, key=lambda pair: pair[0], default=(math.inf, None))
+    if sample is None or distance > FAR:
+        return None
+    way = sample.way
+    if way[0] == "gemv":
+        return "gemv", way[1], min(int(way[2]), pow2(shape[1])), way[3]
+    if way[0] == "thin":
+        chunks = -(-shape[1] // int(way[2]))
+        return (*way[:3], max(1, min(int(way[3]), chunks // 3)), *way[4:])
+    return way
+
+
+def _distance(sample: Sample, shape: tuple[int, int], normed: bool) -> float:
+    """In doublings of rows and columns; how far columns can be halved says which blocks fill them."""
+    apart = sum(abs(math.log2(a / b)) for a, b in zip(sample.shape, shape, strict=True))
+    return apart + (sample.normed != normed) + 0.15 * abs(_halvings(sample.shape[1]) - _halvings(shape[1]))
+
+
+def _halvings(n: int) -> int:
+    return (n & -n).bit_length()
+
+
 def default_way(rows: int, width: int, inner: int, *, gated: bool, small: bool = False) -> Way:
     """A way for a shape that was not measured; width: output columns; small: little shared memory."""
     if INTERPRETED:
-        return ("gemv", 2, 64, 1) if rows == 1 else ("thin", 32, 64, 2, 1, 4, 0, rows % 2)
+        return ("gemv", 32, 64, 1) if rows == 1 else ("thin", 32, 64, 2, 1, 4, 0, rows % 2)
     if rows == 1:
         block_k = min(pow2(inner), 2048)
         return "gemv", 2, block_k, max(1, min(4, block_k // 512))

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from tokenmill.server.anthropic import answers
 from tokenmill.server.anthropic.schemas import CountRequest, MessagesRequest
 from tokenmill.server.context import Context
-from tokenmill.server.routing import Api, Work, json_answer, post, read_body
+from tokenmill.server.routing import Api, Work, body_size, json_answer, post, read_body
 from tokenmill.server.said import count_translated, open_translated
 
 
@@ -18,17 +18,18 @@ def add_routes(app: FastAPI, context: Context) -> None:
     async def messages(request: Request) -> Response:
         """Answer a conversation."""
         async with Work(context, request) as work:
-            body, _ = await work.read(MessagesRequest)
+            body = await work.read(MessagesRequest)
             name = f"msg_{work.base()}"
-            chat = await open_translated(context, body.fields(), work.job, work.base())
+            chat = await open_translated(context, body.fields, work.job, work.base())
             return (
                 work.stream(answers.events(chat, name)) if body.stream else json_answer(await answers.whole(chat, name))
             )
 
     async def count(request: Request) -> Response:
         """How many tokens a conversation has."""
-        body, _ = await read_body(request, CountRequest)
-        return json_answer({"input_tokens": await count_translated(context, body.prompt())})
+        size = body_size(request)
+        body = await read_body(context, request, CountRequest)
+        return json_answer({"input_tokens": await count_translated(context, body.prompt, size)})
 
     post(app, "/v1/messages", messages, MessagesRequest)
     post(app, "/v1/messages/count_tokens", count, CountRequest)

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tokenmill.core.errors import ParameterError
+from tokenmill.server.errors import quoted
+from tokenmill.server.fields import MOST_MESSAGES, MOST_METADATA, MOST_PARTS, MOST_TOOLS, Inside, Label, few
 
 LOOSE = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -23,11 +25,11 @@ class Block(BaseModel):
     type: str
     text: str | None = None
     thinking: str | None = None
-    id: str | None = None
-    name: str | None = None
+    id: Label | None = None
+    name: Label | None = None
     input: dict[str, Any] | None = None
-    tool_use_id: str | None = None
-    content: str | list[dict[str, Any]] | None = None
+    tool_use_id: Label | None = None
+    content: str | Annotated[list[dict[str, Any]], few(MOST_PARTS), Inside("anthropic.ResultPart")] | None = None
     is_error: bool | None = None
 
 
@@ -36,7 +38,7 @@ class Turn(BaseModel):
 
     model_config = LOOSE
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | Annotated[list[Block], few(MOST_PARTS)]
 
 
 class Tool(BaseModel):
@@ -72,9 +74,9 @@ class CountRequest(BaseModel):
 
     model_config = LOOSE
     model: Annotated[str, Field(min_length=1, max_length=1024)]
-    messages: Annotated[list[Turn], Field(min_length=1, max_length=65_536)]
-    system: str | list[Block] | None = None
-    tools: Annotated[list[Tool], Field(max_length=1024)] | None = None
+    messages: Annotated[list[Turn], few(MOST_MESSAGES, 1)]
+    system: str | Annotated[list[Block], few(MOST_PARTS)] | None = None
+    tools: Annotated[list[Tool], few(MOST_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
 
@@ -106,10 +108,9 @@ class MessagesRequest(CountRequest):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0)
-    stop_sequences: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=64)] | None = None
-    metadata: dict[str, Any] | None = None
-    service_tier: str | None = None
-    output_config: dict[str, Any] | None = None
+    stop_sequences: Annotated[list[Annotated[str, Field(min_length=1)]], few(64)] | None = None
+    metadata: Annotated[dict[str, Any], Field(max_length=MOST_METADATA)] | None = None
+    output_config: Annotated[dict[str, Any], Inside("anthropic.OutputConfig")] | None = None
 
     def fields(self) -> dict[str, Any]:
         """All of it as fields of OpenAI's request."""
@@ -159,7 +160,9 @@ def _messages(turn: Turn, place: str) -> list[dict[str, Any]]:
                 said = "" if block.content is None else _result(block.content, where)
                 results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": said})
             case _:
-                raise ParameterError(f"Content of type {block.type!r} is not supported in this version.", param=where)
+                raise ParameterError(
+                    f"Content of type {quoted(block.type)} is not supported in this version.", param=where
+                )
     found: dict[str, Any] = {"role": turn.role, "content": "".join(texts)}
     if calls:
         found["tool_calls"] = calls

@@ -1,7 +1,8 @@
-"""Several engines as one Backend. Owns: open requests, choosing an engine, watching progress, restarts, and replay.
+"""Several engines as one Backend. Owns: open requests, choosing an engine, what engines say, and replay.
 
 What a request has said is kept here, so an engine's death costs its readers a pause and nothing else: the request is
-sent again with its emitted tokens, and the text decoder on this side goes on where it was. Must not know: HTTP.
+sent again with its emitted tokens, and the text decoder on this side goes on where it was. A mistake of our own in
+handling what concerns one request ends that request. Must not know: HTTP, processes.
 """
 
 from __future__ import annotations
@@ -14,21 +15,19 @@ from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
-from tokenmill.core.errors import EngineDeadError, ParameterError, UserError
+from tokenmill.core.errors import BusyError, EngineDeadError, ParameterError, SequenceError, UserError
 from tokenmill.core.request import Request, TextDelta, TokenDelta
 from tokenmill.engine.admission import Admission
-from tokenmill.engine.outputs import OutputProcessor
-from tokenmill.engine.wire import Abort, Add, Failed, News, Ready, Report
+from tokenmill.engine.deliveries import Deliveries
+from tokenmill.engine.wire import Abort, Add, Beat, Failed, News, Ready, Refused, Report, check_carried
 from tokenmill.server.backend import MAX_CHUNKS, UNAVAILABLE, DeltaStream, EngineStats, ModelInfo, Timeline
-from tokenmill.server.engines.links import Link
+from tokenmill.server.engines.keeper import Keeper, MakeLink, Reports
 from tokenmill.server.engines.route import Router
 from tokenmill.server.engines.state import Engine, FleetOptions, Open
 from tokenmill.server.engines.turns import Turns
 from tokenmill.text.codec import Tokenizer
 
 log = logging.getLogger("tokenmill.server")
-MakeLink = Callable[[int, int], Link]
-"""(engine number, life number) -> a fresh link."""
 
 MAX_BACKLOG = 16_384
 """Deltas that may wait for a slow reader."""
@@ -38,57 +37,52 @@ class Fleet:
     """See the module's text."""
 
     def __init__(self, make_link: MakeLink, names: tuple[str, ...], options: FleetOptions) -> None:
-        self.make_link = make_link
         self.names = names
         self.options = options
-        self.engines = [Engine(i) for i in range(options.engines)]
+        self.keeper = Keeper(make_link, options, Reports(self._heard, self._lost, self._broken, self._hopeless))
+        self.engines = self.keeper.engines
         self.router = Router()
         self.turns = Turns()
         self.open_requests: dict[str, Open] = {}
         self.parked: deque[str] = deque()
-        self.deaths: deque[float] = deque()
-        self.restarts = 0
         self.replays = 0
-        self.broken: str | None = None
         self.on_broken: Callable[[str], None] = lambda reason: None
         self.observe: Callable[[int], None] = lambda tokens: None
         self.loaded: asyncio.Future[None] | None = None
-        self.watcher: asyncio.Task[None] | None = None
         self._info: ModelInfo | None = None
         self.admission: Admission | None = None
-        self.processor = OutputProcessor(None)
+        self.deliveries = self._deliveries(None)
 
     # ------------------------------------------------------------ life
 
     async def start(self) -> None:
         """Load all engines; raises what the first of them that fails reports."""
         self.loaded = asyncio.get_running_loop().create_future()
+        self.keeper.start()
         for engine in self.engines:
-            self._launch(engine)
+            if engine.trouble is not None:
+                raise UserError(f"Engine {engine.number}: {engine.trouble}.")
         await self.loaded
-        self.watcher = asyncio.get_running_loop().create_task(self._watch())
 
     async def close(self) -> None:
         """Stop all engines; whoever still waits gets an error."""
-        if self.watcher is not None:
-            self.watcher.cancel()
         self.end_all("the server is shutting down")
-        await asyncio.gather(*(e.link.stop() for e in self.engines if e.link is not None))
+        await self.keeper.close()
 
     def end_all(self, reason: str) -> None:
         """Every open request ends now, with an error that says why."""
-        self._end_all(f"{UNAVAILABLE}{reason}")
+        for entry in list(self.open_requests.values()):
+            self._fail(entry, f"{UNAVAILABLE}{reason}", "error")
 
-    def _launch(self, engine: Engine) -> None:
-        engine.life += 1
-        engine.ready = False
-        engine.heard = time.monotonic()
-        engine.link = self.make_link(engine.number, engine.life)
-        life = engine.life
-        engine.link.start(
-            lambda news: self._heard(engine, life, news),
-            lambda reason: self._died(engine, life, reason),
-        )
+    @property
+    def restarts(self) -> int:
+        """Lives that began because the one before had ended."""
+        return self.keeper.restarts
+
+    @property
+    def broken(self) -> str | None:
+        """Why there are no engines any more."""
+        return self.keeper.broken
 
     # ------------------------------------------------------------ Backend
 
@@ -99,8 +93,8 @@ class Fleet:
 
     async def open(self, request: Request, stream: DeltaStream, pooling: str | None = None) -> Timeline:
         """Check a request and send it to an engine."""
-        if self.broken is not None:
-            raise EngineDeadError(self.broken)
+        if (reason := self.broken or self.keeper.trouble()) is not None:
+            raise EngineDeadError(reason)
         if request.id in self.open_requests:
             raise ParameterError(f"The request id {request.id!r} is in use.", param="request_id")
         if (stream.rank or 0) >= len(self.engines):
@@ -117,21 +111,22 @@ class Fleet:
             outputs = 1
         else:
             outputs = admission.check(checked, 0).num_outputs
+        check_carried(Add(request, pooling))
         entry = Open(request, pooling, stream, Timeline(time.monotonic()), emitted=[[] for _ in range(outputs)])
         self.open_requests[request.id] = entry
-        self.processor.add(request)
+        self.deliveries.add(request, self._show)
         if late:
             entry.ack = asyncio.get_running_loop().create_future()
-        if self.turns.take(stream.owner, request.id, outputs, request.priority):
-            entry.sent = True
-            self._dispatch(entry)
-        if entry.ack is not None:
-            try:
+        try:
+            if self.turns.take(stream.owner, request.id, outputs, request.priority):
+                entry.sent = True
+                self._dispatch(entry)
+            if entry.ack is not None:
                 await entry.ack
-            except BaseException:
-                self.abandon(request.id)
-                raise
-            entry.ack = None
+        except BaseException:
+            self.abandon(request.id)
+            raise
+        entry.ack = None
         return entry.timeline
 
     async def generate(self, request: Request) -> AsyncIterator[TextDelta]:
@@ -157,11 +152,13 @@ class Fleet:
         entry = self.open_requests.get(request_id)
         if entry is None:
             return
-        self._tell(entry, Abort(request_id, index))
-        if index is None:
-            self._forget(entry)
-        elif index not in entry.ended:
-            self._ended(entry, index)
+        try:
+            self._tell(entry, Abort(request_id, index))
+        finally:
+            if index is None:
+                self._forget(entry)
+            elif index not in entry.ended:
+                self._ended(entry, index)
 
     def health(self) -> str | None:
         if self.broken is not None:
@@ -169,7 +166,7 @@ class Fleet:
         now = time.monotonic()
         for engine in self.engines:
             if not engine.ready:
-                return f"engine {engine.number} is starting"
+                return f"engine {engine.number}: {engine.trouble or 'it is starting'}"
             if now - engine.heard > self.options.watchdog_s:
                 return f"engine {engine.number} has made no progress for {now - engine.heard:.1f} s"
         return None
@@ -182,12 +179,18 @@ class Fleet:
     def counters(self) -> dict[str, float]:
         now = time.monotonic()
         age = max((now - e.heard for e in self.engines), default=0.0)
-        return {"engine_restarts": self.restarts, "replayed_requests": self.replays, "last_step_age_seconds": age}
+        return {
+            "engine_restarts": self.restarts,
+            "engine_failed_starts": self.keeper.failed_starts,
+            "replayed_requests": self.replays,
+            "last_step_age_seconds": age,
+        }
 
     # ------------------------------------------------------------ news
 
-    def _heard(self, engine: Engine, life: int, news: News) -> None:
-        if life != engine.life:
+    def _heard(self, engine: Engine, news: News) -> None:
+        if isinstance(news, Beat):
+            engine.beat(news.done)
             return
         engine.heard = time.monotonic()
         if isinstance(news, Report):
@@ -197,23 +200,36 @@ class Fleet:
         else:
             self._start_failed(engine, news)
 
+    def _mistake(self, request_id: str) -> None:
+        """To be called where an exception is handled: the request that it concerns ends, and nothing else."""
+        log.exception("what an engine said of a request could not be handled")
+        entry = self.open_requests.get(request_id)
+        if entry is None:
+            return
+        try:
+            self._fail(entry, "what the engine said could not be handled", "error")
+        except Exception:
+            log.exception("a request could not be ended in an orderly way")
+            self._end_stream(entry, "it could not be handled", "error")
+            self._forget(entry)
+
     def _loaded(self, engine: Engine, ready: Ready) -> None:
         if self._info is None:
             self._learn(ready)
-        engine.ready = True
+        engine.serves()
         if all(e.ready for e in self.engines) and self.loaded is not None and not self.loaded.done():
             self.loaded.set_result(None)
         while self.parked:
             entry = self.open_requests.get(self.parked.popleft())
             if entry is not None:
-                self._dispatch(entry)
+                self.deliveries.safely(entry.request.id, self._dispatch, entry)
 
     def _start_failed(self, engine: Engine, failed: Failed) -> None:
         error = UserError(failed.message) if failed.user else EngineDeadError(failed.message)
         if self.loaded is not None and not self.loaded.done():
             self.loaded.set_exception(error)
-        else:
-            log.error("engine %d did not come back: %s", engine.number, failed.message)
+        else:  # the model was loaded before: what is missing now (memory, files) may be there again later
+            self.keeper.failed_to_load(engine, failed.message)
 
     def _learn(self, ready: Ready) -> None:
         facts = ready.facts
@@ -239,69 +255,102 @@ class Fleet:
         )
         if tokenizer is not None:
             self.admission.encode = lambda text: tokenizer.encode(text, add_special_tokens=False, allow_special=False)
-        self.processor = OutputProcessor(tokenizer)
+        self.deliveries = self._deliveries(tokenizer)
         if self.options.fair:
             self.turns.limit = max(1, facts["max_rows"] * len(self.engines) * 5 // 4)
 
     def _report(self, engine: Engine, report: Report) -> None:
+        safely = self.deliveries.safely
         for request_id in report.accepted:
-            self._answer(request_id, None)
-        for request_id, message, param in report.refused:
-            self._refused(request_id, message, param)
+            safely(request_id, self._answer, request_id, None)
+        for refused in report.refused:
+            safely(refused.request_id, self._refused, refused)
+        for request_id, message in report.failed.items():
+            safely(request_id, self._failed, request_id, message)
         for request_id in report.started:
-            entry = self.open_requests.get(request_id)
-            if entry is not None and entry.timeline.started is None:
-                entry.timeline.started = engine.heard
+            safely(request_id, self._started, request_id, engine.heard)
         for request_id, count in report.preempted.items():
             if request_id in self.open_requests:
                 self.open_requests[request_id].timeline.preemptions = count
         for request_id, tokens in report.prefilled.items():
-            entry = self.open_requests.get(request_id)
-            if entry is not None and len(entry.timeline.prefill) < MAX_CHUNKS:
-                entry.timeline.prefill.append((engine.heard, tokens))
-        if report.deltas:
+            safely(request_id, self._prefilled, request_id, engine.heard, tokens)
+        try:
             self._deliver(report.deltas)
+        except Exception:
+            log.exception("what a step brought could not be handled together")
+            for delta in report.deltas:
+                safely(delta.request_id, self._deliver, [delta])
         if report.stats is not None:
             engine.stats = report.stats
-        self.observe(report.tokens)
+        try:
+            self.observe(report.tokens)
+        except Exception:
+            log.exception("a step could not be counted")
+
+    def _started(self, request_id: str, now: float) -> None:
+        entry = self.open_requests.get(request_id)
+        if entry is not None and entry.timeline.started is None:
+            entry.timeline.started = now
+
+    def _prefilled(self, request_id: str, now: float, tokens: int) -> None:
+        entry = self.open_requests.get(request_id)
+        if entry is not None and len(entry.timeline.prefill) < MAX_CHUNKS:
+            entry.timeline.prefill.append((now, tokens))
+
+    def _failed(self, request_id: str, message: str) -> None:
+        entry = self.open_requests.get(request_id)
+        if entry is not None:
+            self._fail(entry, message, "error")
 
     def _answer(self, request_id: str, error: Exception | None) -> None:
         entry = self.open_requests.get(request_id)
         if entry is not None and entry.ack is not None and not entry.ack.done():
             entry.ack.set_exception(error) if error is not None else entry.ack.set_result(None)
 
-    def _refused(self, request_id: str, message: str, param: str | None) -> None:
-        entry = self.open_requests.get(request_id)
+    def _refused(self, refused: Refused) -> None:
+        entry = self.open_requests.get(refused.request_id)
         if entry is None:
             return
         if entry.ack is not None and not entry.ack.done():
-            entry.ack.set_exception(UserError(message, param=param))
+            kind = BusyError if refused.busy else UserError
+            entry.ack.set_exception(kind(refused.message, param=refused.param))
         else:
-            self._fail(entry, message, "error")
+            self._fail(entry, f"{UNAVAILABLE}{refused.message}" if refused.busy else refused.message, "error")
+
+    def _deliveries(self, tokenizer: Tokenizer | None) -> Deliveries:
+        return Deliveries(tokenizer, lambda name, index: self._stop(name, index), lambda name: self._mistake(name))
 
     def _deliver(self, deltas: list[TokenDelta]) -> None:
-        opens = self.open_requests
         for delta in deltas:
-            entry = opens.get(delta.request_id)
-            if entry is None:
-                continue
-            if entry.deaths and delta.prompt_logprobs is not None:
-                self._drop_seen_rows(entry, delta)
-            entry.emitted[delta.index] += delta.tokens
-            entry.prompt_rows += len(delta.prompt_logprobs or ())
-        texts = self.processor.process(deltas)
-        for request_id, index in self.processor.stopped:  # stop strings are found on this side
-            self._tell(opens[request_id], Abort(request_id, index))
-        self.processor.stopped.clear()
-        for text in texts:
-            entry = opens.get(text.request_id)
-            if entry is None:
-                continue
-            entry.stream.put(text)
-            if text.finish_reason is not None:
-                self._ended(entry, text.index)
-            elif len(entry.stream) > MAX_BACKLOG:
-                self._fail(entry, "the client reads more slowly than the server may wait for", "error")
+            try:
+                self._note(delta)
+            except Exception:
+                self._mistake(delta.request_id)
+        self.deliveries.deliver(deltas)  # stop strings are found on this side
+
+    def _note(self, delta: TokenDelta) -> None:
+        """Keep what was said, for another engine."""
+        entry = self.open_requests.get(delta.request_id)
+        if entry is None:
+            return
+        if entry.deaths and delta.prompt_logprobs is not None:
+            self._drop_seen_rows(entry, delta)
+        entry.emitted[delta.index] += delta.tokens
+        entry.prompt_rows += len(delta.prompt_logprobs or ())
+
+    def _stop(self, request_id: str, index: int) -> None:
+        if request_id in self.open_requests:
+            self._tell(self.open_requests[request_id], Abort(request_id, index))
+
+    def _show(self, text: TextDelta) -> None:
+        entry = self.open_requests.get(text.request_id)
+        if entry is None:
+            return
+        entry.stream.put(text)
+        if text.finish_reason is not None:
+            self._ended(entry, text.index)
+        elif len(entry.stream) > MAX_BACKLOG:
+            self._fail(entry, "the client reads more slowly than the server may wait for", "error")
 
     def _drop_seen_rows(self, entry: Open, delta: TokenDelta) -> None:
         rows = delta.prompt_logprobs or []
@@ -316,7 +365,7 @@ class Fleet:
 
     def _forget(self, entry: Open) -> None:
         self.open_requests.pop(entry.request.id, None)
-        self.processor.drop(entry.request.id)
+        self.deliveries.drop(entry.request.id)
         if entry.engine >= 0:
             self.engines[entry.engine].requests.discard(entry.request.id)
         entry.timeline.ended = time.monotonic()
@@ -328,20 +377,23 @@ class Fleet:
         while (waiting := self.turns.next()) is not None:
             following = self.open_requests[waiting]
             following.sent = True
-            self._dispatch(following)
+            self.deliveries.safely(waiting, self._dispatch, following)
 
     def _fail(self, entry: Open, error: str | None, reason: str) -> None:
+        """End a request everywhere."""
+        try:
+            self._tell(entry, Abort(entry.request.id))
+        finally:
+            self._end_stream(entry, error, reason)
+            self._forget(entry)
+
+    def _end_stream(self, entry: Open, error: str | None, reason: str) -> None:
         """Terminal deltas for every output that has none."""
-        self._tell(entry, Abort(entry.request.id))
         for index in range(entry.num_outputs):
             if index not in entry.ended:
                 entry.stream.put(TextDelta(request_id=entry.request.id, index=index, finish_reason=reason, error=error))
-        self._answer(entry.request.id, EngineDeadError(error or reason))
-        self._forget(entry)
-
-    def _end_all(self, reason: str) -> None:
-        for entry in list(self.open_requests.values()):
-            self._fail(entry, reason, "error")
+        missing = error is None or error.startswith(UNAVAILABLE)
+        self._answer(entry.request.id, (EngineDeadError if missing else SequenceError)(error or reason))
 
     # ------------------------------------------------------------ sending
 
@@ -362,41 +414,43 @@ class Fleet:
 
     def _tell(self, entry: Open, command: Add | Abort) -> None:
         link = self.engines[entry.engine].link if entry.engine >= 0 else None
-        if link is not None:
+        if link is None:
+            return
+        try:
             link.send(command)
+        except Exception:
+            log.exception("a command could not be sent")
+            if isinstance(command, Add):  # later: the caller may be in the middle of ending another one
+                asyncio.get_running_loop().call_soon(self._failed, entry.request.id, "it could not be sent")
 
     # ------------------------------------------------------------ death
 
-    def _died(self, engine: Engine, life: int, reason: str) -> None:
-        if life != engine.life or self.broken is not None:
-            return
+    def _lost(self, engine: Engine, reason: str) -> None:
+        """An engine has died: others, or its next life, go on with its requests."""
         if self.loaded is not None and not self.loaded.done():
-            self.loaded.set_exception(EngineDeadError(f"the engine ended while loading ({reason})"))
+            if not engine.hung:
+                self.loaded.set_exception(EngineDeadError(f"the engine ended while loading ({reason})"))
             return
-        log.error("engine %d died (%s) with %d requests", engine.number, reason, len(engine.requests))
-        now = time.monotonic()
-        self.deaths.append(now)
-        while self.deaths and now - self.deaths[0] > 60.0:
-            self.deaths.popleft()
-        engine.before, engine.stats = engine.totals(), EngineStats()
-        engine.ready, engine.link = False, None
-        self.router.forget(engine.number)
+        self.deliveries.safely("", self.router.forget, engine.number)
         orphans = [self.open_requests[i] for i in engine.requests if i in self.open_requests]
         engine.requests.clear()
-        if len(self.deaths) > self.options.max_restarts_per_minute:
-            self.broken = f"engines died {len(self.deaths)} times within a minute; giving up"
-            for entry in orphans:
-                entry.engine = -1
-            self._end_all(f"{UNAVAILABLE}{self.broken}")
-            self.on_broken(self.broken)
-            return
-        self.restarts += 1
-        self._launch(engine)
         for entry in sorted(orphans, key=lambda e: e.timeline.arrival):
-            self._replay(entry)
+            entry.engine = -1
+            if self.broken is None:
+                self.deliveries.safely(entry.request.id, self._replay, entry)
+
+    def _broken(self, reason: str) -> None:
+        if self.loaded is not None and not self.loaded.done():
+            self.loaded.set_exception(EngineDeadError(reason))
+        self.end_all(reason)
+        self.on_broken(reason)
+
+    def _hopeless(self, reason: str) -> None:
+        """No engine could be started for long: who waits for one is told."""
+        if not any(engine.ready for engine in self.engines):
+            self.end_all(reason)
 
     def _replay(self, entry: Open) -> None:
-        entry.engine = -1
         entry.deaths += 1
         entry.timeline.replays += 1
         if entry.deaths > self.options.max_deaths_per_request:
@@ -404,28 +458,3 @@ class Fleet:
             return
         self.replays += 1
         self._dispatch(entry)
-
-    async def _watch(self) -> None:
-        """Kill engines that stopped talking; their death does the rest."""
-        limit = self.options.watchdog_s
-        period = min(1.0, limit / 4)
-        while True:
-            began = time.monotonic()
-            await asyncio.sleep(period)
-            late = time.monotonic() - began - period
-            if late > period:  # this process stood still itself, so nobody could be heard
-                for engine in self.engines:
-                    engine.heard += late
-            silent = [e for e in self.engines if self._silent(e)]
-            if silent:
-                await asyncio.sleep(0.05)  # it may be us who were late to listen
-            for engine in silent:
-                if self._silent(engine) and engine.link is not None:
-                    log.error("engine %d is hung: no progress for %.1f s", engine.number, limit)
-                    engine.link.dump_stacks()
-                    await asyncio.sleep(0.2)
-                    engine.ready = False
-                    await engine.link.kill()
-
-    def _silent(self, engine: Engine) -> bool:
-        return engine.ready and time.monotonic() - engine.heard > self.options.watchdog_s

@@ -1,7 +1,7 @@
 """Ways to an engine. Owns: starting it in a process or a thread, carrying messages, noticing its death, ending it.
 
 Must not know: requests, restarts policy, HTTP. A link serves one life of one engine; a restart makes a new link.
-All callbacks run in the event loop's thread.
+All callbacks run in the event loop's thread and must not raise.
 """
 
 from __future__ import annotations
@@ -13,66 +13,120 @@ import multiprocessing
 import os
 import queue
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
-import zmq
-import zmq.asyncio
-
 from tokenmill.core.config import EngineConfig, calm_threads
-from tokenmill.core.errors import UserError
-from tokenmill.engine.wire import Command, Failed, News, Stop, decode_command, decode_news, encode
+from tokenmill.engine.wire import Command, News, Stop, encode, read_news
+from tokenmill.process.client import work_of
+from tokenmill.process.parent import starts_last
+from tokenmill.server.engines.channel import LoopEnd, frame
+from tokenmill.server.engines.child import Build, name_of, run_child, run_engine
 
 log = logging.getLogger("tokenmill.server")
-Build = Callable[[EngineConfig], Any]
 STOP_TIMEOUT_S = 4.0
+LAST_S = 1.0
+"""Until an engine that talks no more is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """What the system says of an engine's process: processor seconds, bytes read, and whether somebody stopped it."""
+
+    worked_s: float
+    read_bytes: int
+    stopped: bool
+
+
+def vitals_of(pid: int) -> Vitals:
+    """Of a process, with the work and reading of the workers that its main thread started. A system that says less
+    (no descriptor is left, no /proc) still tells the work."""
+    worked_s, read, stopped = work_of(pid), 0, False
+    folder = Path(f"/proc/{pid}")
+    try:
+        fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        stopped = fields[0] in "Tt"
+        read = int(fields[9]) + _bytes_read(pid)  # major faults: mapped files are read by them
+        workers = [int(worker) for worker in (folder / f"task/{pid}/children").read_text().split()]
+    except (OSError, IndexError, ValueError):
+        workers = []
+    for worker in workers:
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            read += _bytes_read(worker)
+            worked_s += work_of(worker)
+    return Vitals(worked_s, read, stopped)
+
+
+def _bytes_read(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/io").read_text().split("rchar:")[1].split()[0])
 
 
 class Link(Protocol):
     """One life of one engine."""
 
     def start(self, on_news: Callable[[News], None], on_death: Callable[[str], None]) -> None: ...
-    def send(self, command: Command) -> None: ...
+    def send(self, command: Command) -> None:
+        """Raises when the command cannot be encoded; then nothing of it was sent."""
+        ...
+
+    def vitals(self) -> Vitals | None:
+        """None: the system cannot tell."""
+        ...
+
     def dump_stacks(self) -> None: ...
     async def kill(self) -> None: ...
     async def stop(self) -> None: ...
 
 
 class ProcessLink:
-    """An engine in a process of its own, over a zmq pair in a folder that only this user can enter."""
+    """An engine in a process of its own, over a pair of sockets that it inherits.
 
-    def __init__(self, build: Build, config: EngineConfig, address: str) -> None:
-        self.setup = (build, config, address)
-        self.context = zmq.asyncio.Context()
-        self.socket = self.context.socket(zmq.PAIR)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.setsockopt(zmq.SNDHWM, 0)
-        self.socket.setsockopt(zmq.RCVHWM, 0)
-        self.socket.bind(address)
+    No file, no listening socket: a full disk or a lack of descriptors between start and load does not matter.
+    """
+
+    def __init__(self, build: Build, config: EngineConfig) -> None:
+        self.setup = (build, config)
         self.process: Any = None
-        self.reader: asyncio.Task[None] | None = None
+        self.wire: LoopEnd | None = None
         self.end: asyncio.Task[None] | None = None
-        self.closed = False
 
     def start(self, on_news: Callable[[News], None], on_death: Callable[[str], None]) -> None:
         calm_threads()
-        context = multiprocessing.get_context("spawn")
-        self.process = context.Process(target=run_child, args=self.setup, name="tokenmill-engine")
-        self.process.start()
-        loop = asyncio.get_running_loop()
-        loop.add_reader(self.process.sentinel, self._died, on_death)
-        self.reader = loop.create_task(self._read(on_news))
+        ours, theirs = socket.socketpair()
+        try:
+            context = multiprocessing.get_context("spawn")
+            args = (*self.setup, theirs, starts_last())
+            process = context.Process(target=run_child, args=args, name="tokenmill-engine")
+            process.start()
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        try:
+            self.wire = LoopEnd(ours, lambda name, body: self._take(on_news, body), self._silent)
+            asyncio.get_running_loop().add_reader(process.sentinel, self._died, on_death)
+        except BaseException:
+            ours.close()
+            process.kill()
+            raise
+        self.process = process
 
-    async def _read(self, on_news: Callable[[News], None]) -> None:
-        while True:
-            data = await self.socket.recv()
-            try:
-                on_news(decode_news(data))
-            except Exception:  # lost news would leave requests waiting for ever; a new engine takes them over
-                log.exception("an engine's news could not be taken in")
-                await self.kill()
+    def _take(self, on_news: Callable[[News], None], body: bytes) -> None:
+        try:
+            on_news(read_news(body))
+        except Exception:  # whose news these were is unknown: they would wait for ever; a new engine takes them over
+            log.exception("an engine's news could not be taken in")
+            self._kill()
+
+    def _silent(self) -> None:
+        """It has let go of its end: as a rule it is ending."""
+        asyncio.get_running_loop().call_later(LAST_S, self._kill)
 
     def _died(self, on_death: Callable[[str], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -87,15 +141,24 @@ class ProcessLink:
         on_death(f"signal {-code}" if code < 0 else f"exit status {code}")
 
     def send(self, command: Command) -> None:
-        if not self.closed:
-            self.socket.send(encode(command))  # a future that is done at once: there is no high-water mark
+        if self.wire is not None:
+            self.wire.send(frame(name_of(command), encode(command)))
+
+    def vitals(self) -> Vitals | None:
+        if self.process is None or self.process.pid is None:
+            return None
+        return vitals_of(self.process.pid)
 
     def dump_stacks(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):
-            os.kill(self.process.pid, signal.SIGUSR1)
+        if self.process is not None and hasattr(signal, "SIGUSR1"):
+            with contextlib.suppress(OSError):
+                os.kill(self.process.pid, signal.SIGUSR1)
 
     async def kill(self) -> None:
         """At once; `on_death` follows."""
+        self._kill()
+
+    def _kill(self) -> None:
         if self.process is not None and self.process.is_alive():
             self.process.kill()
 
@@ -108,8 +171,7 @@ class ProcessLink:
             return
         with contextlib.suppress(OSError, ValueError):
             asyncio.get_running_loop().remove_reader(self.process.sentinel)
-        with contextlib.suppress(zmq.ZMQError):
-            self.send(Stop())
+        self.send(Stop())
         until = time.monotonic() + STOP_TIMEOUT_S
         while self.process.is_alive() and time.monotonic() < until:
             await asyncio.sleep(0.02)
@@ -122,12 +184,8 @@ class ProcessLink:
         if self.process is not None and self.process.exitcode is not None:
             self.process.close()  # its pipes are this process's open files
             self.process = None
-        if not self.closed:
-            self.closed = True
-            if self.reader is not None:
-                self.reader.cancel()
-            self.socket.close(0)
-            self.context.destroy(0)
+        if self.wire is not None:
+            self.wire.close()
 
 
 class ThreadLink:
@@ -169,6 +227,10 @@ class ThreadLink:
     def send(self, command: Command) -> None:
         self.commands.put(command)
 
+    def vitals(self) -> Vitals | None:
+        """A thread's work is not told apart from this process's."""
+        return None
+
     def dump_stacks(self) -> None:
         import faulthandler
 
@@ -183,62 +245,3 @@ class ThreadLink:
         self.send(Stop())
         if self.thread is not None:
             await asyncio.to_thread(self.thread.join, STOP_TIMEOUT_S)
-
-
-def run_engine(
-    build: Build,
-    config: EngineConfig,
-    receive: Callable[[float], list[Command] | None],
-    send: Callable[[News], None],
-) -> None:
-    """Load the model, say what it is, and serve."""
-    from tokenmill.engine.loop import EngineLoop, describe
-
-    began = time.monotonic()
-    try:
-        built = build(config)
-    except (UserError, OSError, MemoryError) as error:
-        send(Failed(str(error), user=True))
-        return
-    except Exception as error:
-        send(Failed(f"{type(error).__name__}: {error}"))
-        raise
-    send(describe(built, time.monotonic() - began))
-    EngineLoop(built, receive, send).run()
-    built.engine.close()
-
-
-def run_child(build: Build, config: EngineConfig, address: str) -> None:
-    """The engine process's main function; it ends when its parent does."""
-    import faulthandler
-
-    for name in ("SIGINT", "SIGTERM"):  # the parent decides when we end: it may still have requests to finish
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    context = zmq.Context()
-    socket = context.socket(zmq.PAIR)
-    socket.setsockopt(zmq.LINGER, 1000)
-    socket.setsockopt(zmq.SNDHWM, 0)
-    socket.setsockopt(zmq.RCVHWM, 0)
-    socket.connect(address)
-
-    def receive(timeout: float) -> list[Command] | None:
-        found: list[Command] = []
-        if timeout and not socket.poll(int(timeout * 1000)):
-            return found
-        with contextlib.suppress(zmq.Again):
-            while True:
-                found.append(decode_command(socket.recv(zmq.NOBLOCK)))
-        return None if any(isinstance(c, Stop) for c in found) else found
-
-    run_engine(build, config, receive, lambda news: socket.send(encode(news)))
-    socket.close()
-    context.term()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,7 @@ import msgspec
 
 from tokenmill.core.request import Request
 from tokenmill.server.backend import DeltaStream, EngineStats, Timeline
-from tokenmill.server.engines.links import Link
+from tokenmill.server.engines.links import Link, Vitals
 
 _TOTALS = (
     *("prompt_tokens", "cached_tokens", "output_tokens", "preemptions", "failures", "steps"),
@@ -28,10 +29,12 @@ class FleetOptions:
     """When an engine counts as hung, and how often it may die. `fair`: several keys take turns."""
 
     engines: int = 1
-    watchdog_s: float = 120.0
+    watchdog_s: float = 15.0
     max_restarts_per_minute: int = 5
     max_deaths_per_request: int = 2
     fair: bool = False
+    hopeless_s: float = 60.0
+    """Requests wait so long for engines that cannot be started."""
 
 
 @dataclass(slots=True)
@@ -69,19 +72,62 @@ class Open:
         return msgspec.structs.replace(request, params=params, emitted=emitted, ended=sorted(self.ended))
 
 
-@dataclass(slots=True)
 class Engine:
-    """What the server knows of one engine."""
+    """What the server knows of one engine, and of its present life."""
 
-    number: int
-    life: int = 0
-    link: Link | None = None
-    ready: bool = False
-    requests: set[str] = field(default_factory=set)
-    heard: float = 0.0
-    stats: EngineStats = field(default_factory=EngineStats)
-    before: EngineStats = field(default_factory=EngineStats)
-    """Totals of earlier lives."""
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.life = 0
+        self.requests: set[str] = set()
+        self.before = EngineStats()
+        """Totals of earlier lives."""
+        self.stats = EngineStats()
+        self.link: Link | None = None
+        self.vain = 0
+        """Lives in a row that came to nothing."""
+        self.trouble: str | None = None
+        self.trouble_since: float | None = None
+        self._fresh()
+
+    def _fresh(self) -> None:
+        now = time.monotonic()
+        self.ready = self.loaded = self.hung = self.stopped = self.visible = False
+        self.unloaded: str | None = None
+        self.heard = self.moved = now
+        """When it last got on, by its own word; when its process last did anything."""
+        self.done = -1
+        self.worked_s, self.read_bytes = 0.0, 0
+
+    def begin(self) -> None:
+        """A new life."""
+        self.life += 1
+        self._fresh()
+
+    def serves(self) -> None:
+        """It has loaded."""
+        self.ready = self.loaded = True
+        self.vain, self.trouble, self.trouble_since = 0, None, None
+
+    def beat(self, done: int) -> None:
+        """It is in a long step; that is progress when more is done than at the last beat."""
+        if done != self.done:
+            self.done, self.heard = done, time.monotonic()
+
+    def look(self, vitals: Vitals | None, least_s: float) -> None:
+        """What its process did since the last look; less work than `least_s` is none. Without a word on that, none is
+        assumed."""
+        self.visible = vitals is not None
+        if vitals is None:
+            self.moved = 0.0
+            return
+        if vitals.worked_s - self.worked_s > least_s or vitals.read_bytes != self.read_bytes:
+            self.moved = time.monotonic()
+        self.worked_s, self.read_bytes, self.stopped = vitals.worked_s, vitals.read_bytes, vitals.stopped
+
+    def forgive(self, seconds: float) -> None:
+        """So long nobody could be heard."""
+        self.heard += seconds
+        self.moved += seconds
 
     def totals(self) -> EngineStats:
         """Gauges of now with the totals of all lives."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -11,12 +11,13 @@ from starlette.responses import Response
 
 import tokenmill
 from tokenmill.core.errors import ParameterError
+from tokenmill.server.bodies import translated
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, describe_error
-from tokenmill.server.kserve.schemas import TEXT, GenerateRequest, InferRequest, fields
+from tokenmill.server.kserve.schemas import TEXT, GenerateRequest, InferRequest
 from tokenmill.server.openai.completions import Completion, open_completion
 from tokenmill.server.openai.schemas import CompletionRequest
-from tokenmill.server.routing import Api, Work, get, json_answer, post, translated
+from tokenmill.server.routing import Api, Work, get, json_answer, post
 
 encode = msgspec.json.Encoder().encode
 OUT = "text_output"
@@ -60,15 +61,14 @@ def add_routes(app: FastAPI, context: Context) -> None:
     async def infer(request: Request) -> Response:
         """Texts in, texts out."""
         async with Work(context, request) as work:
-            body, _ = await work.read(InferRequest)
+            body = await work.read(InferRequest)
             name = context.check_model(request.path_params["model"])
-            prompts, parameters = body.read()
-            opened = await _open(context, work, fields(prompts, parameters))
+            opened = await _open(context, work, body.read, several=True)
             found = [result.output().outputs for _, result in await opened.job.gather()]
             texts = [out.text for outputs in found for out in outputs]
             reasons = [out.finish_reason for outputs in found for out in outputs]
             outputs = [_tensor(OUT, texts), _tensor("finish_reason", reasons)]
-            wanted = {each.get("name") for each in body.outputs or ()}
+            wanted = {each.name for each in body.outputs or ()}
             kept = [each for each in outputs if not wanted or each["name"] in wanted]
             return json_answer(
                 {"model_name": name, "model_version": "1", "id": body.id or work.base(), "outputs": kept}
@@ -77,9 +77,9 @@ def add_routes(app: FastAPI, context: Context) -> None:
     async def generate(request: Request) -> Response:
         """One text in, one out."""
         async with Work(context, request) as work:
-            body, _ = await work.read(GenerateRequest)
+            body = await work.read(GenerateRequest)
             name = context.check_model(request.path_params["model"])
-            opened = await _open(context, work, fields(body.text_input, body.parameters))
+            opened = await _open(context, work, body.read)
             ((_, result),) = await opened.job.gather()
             (out, *_rest) = result.output().outputs
             found = {"model_name": name, "model_version": "1", OUT: out.text, "finish_reason": out.finish_reason}
@@ -88,9 +88,9 @@ def add_routes(app: FastAPI, context: Context) -> None:
     async def generate_stream(request: Request) -> Response:
         """The same, piece by piece."""
         async with Work(context, request) as work:
-            body, _ = await work.read(GenerateRequest)
+            body = await work.read(GenerateRequest)
             name = context.check_model(request.path_params["model"])
-            opened = await _open(context, work, fields(body.text_input, body.parameters))
+            opened = await _open(context, work, body.read, stream=True)
             return work.stream(
                 _pieces(opened, {"model_name": name, "model_version": "1", "id": body.id or work.base()})
             )
@@ -107,11 +107,27 @@ def add_routes(app: FastAPI, context: Context) -> None:
 KSERVE = Api(add_routes, prefixes=("/v2/models", "/v2/health"), error=error_body)
 
 
-async def _open(context: Context, work: Work, given: dict[str, Any]) -> Completion:
-    body = translated(CompletionRequest, given)
-    if body.logprobs is not None or body.prompt_logprobs is not None:
-        raise ParameterError("This API's answers have no place for logprobs.", param="parameters")
-    return await open_completion(context, body, given, work.job, work.base())
+Asked = Callable[[], tuple[str | list[str], dict[str, Any]]]
+
+
+async def _open(
+    context: Context, work: Work, asked: Asked, *, stream: bool = False, several: bool = False
+) -> Completion:
+    """A completion of these prompts and parameters. `several`: the answer has room for more than one text."""
+
+    def read() -> CompletionRequest:
+        prompts, parameters = asked()
+        work.judge("kserve.Parameters", parameters)
+        if parameters.pop("stream", None) and not stream:
+            raise ParameterError("stream is for generate_stream.", param="stream")
+        body = translated(CompletionRequest, {**parameters, "prompt": prompts})
+        if (body.n or 1) > 1 and not several:
+            raise ParameterError("n must be 1 here: the answer has room for one text (infer has more).", param="n")
+        return body
+
+    body = await context.bodies.run(work.job.size, read)
+    work.heed(body)
+    return await open_completion(context, body, work.job, work.base())
 
 
 async def _pieces(opened: Completion, head: dict[str, Any]) -> AsyncIterator[bytes]:

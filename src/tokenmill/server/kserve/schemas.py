@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from tokenmill.core.errors import ParameterError
+from tokenmill.server.fields import MOST_TEXTS, Inside, Label, few
 
 LOOSE = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 TEXT = "text_input"
@@ -17,10 +20,16 @@ class Tensor(BaseModel):
 
     model_config = LOOSE
     name: Annotated[str, Field(min_length=1, max_length=256)]
-    shape: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=8)]
-    datatype: str
-    data: list[Any]
-    parameters: dict[str, Any] | None = None
+    shape: Annotated[list[Annotated[int, Field(ge=0)]], few(8)]
+    datatype: Label
+    data: Annotated[list[Any], few(MOST_TEXTS)]
+
+
+class Wanted(BaseModel):
+    """One output that is asked for."""
+
+    model_config = LOOSE
+    name: Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class InferRequest(BaseModel):
@@ -28,16 +37,18 @@ class InferRequest(BaseModel):
 
     model_config = LOOSE
     id: str | None = Field(None, max_length=256)
-    inputs: Annotated[list[Tensor], Field(min_length=1, max_length=64)]
+    inputs: Annotated[list[Tensor], few(64, 1)]
     parameters: dict[str, Any] = Field(default_factory=dict)
-    outputs: list[dict[str, Any]] | None = None
+    outputs: Annotated[list[Wanted], few(64), Inside("kserve.Output")] | None = None
 
     def read(self) -> tuple[list[str], dict[str, Any]]:
         """-> prompts, and parameters."""
         prompts: list[str] | None = None
         parameters = dict(self.parameters)
         for number, tensor in enumerate(self.inputs):
-            values = _flat(tensor.data)
+            values = list(islice(_flat(tensor.data), MOST_TEXTS + 1))
+            if len(values) > MOST_TEXTS:
+                raise ParameterError(f"{tensor.name} holds more than {MOST_TEXTS} values.", param=f"inputs.{number}")
             if tensor.name == TEXT:
                 if tensor.datatype != "BYTES" or not values or not all(isinstance(v, str) and v for v in values):
                     raise ParameterError(f"{TEXT} must be of datatype BYTES, with texts.", param=f"inputs.{number}")
@@ -59,16 +70,19 @@ class GenerateRequest(BaseModel):
     text_input: Annotated[str, Field(min_length=1)]
     parameters: dict[str, Any] = Field(default_factory=dict)
 
-
-def fields(prompts: str | list[str], parameters: dict[str, Any]) -> dict[str, Any]:
-    """As fields of a completion."""
-    kept = {name: value for name, value in parameters.items() if name not in ("stream", "prompt", "model", "echo")}
-    for theirs in ("max_new_tokens", "max_output_tokens"):
-        if theirs in kept:
-            kept.setdefault("max_tokens", kept.pop(theirs))
-    return {"prompt": prompts, **kept}
+    def read(self) -> tuple[str, dict[str, Any]]:
+        """-> prompt, and parameters."""
+        return self.text_input, dict(self.parameters)
 
 
-def _flat(data: list[Any]) -> list[Any]:
+def _flat(data: list[Any]) -> Iterator[Any]:
     """Nested lists are allowed for higher ranks."""
-    return [value for part in data for value in (_flat(part) if isinstance(part, list) else [part])]
+    open_lists = [iter(data)]
+    while open_lists:
+        for part in open_lists[-1]:
+            if isinstance(part, list):
+                open_lists.append(iter(part))
+                break
+            yield part
+        else:
+            open_lists.pop()

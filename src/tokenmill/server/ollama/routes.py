@@ -23,8 +23,8 @@ from tokenmill.server.ollama.schemas import (
     EmbeddingsRequest,
     EmbedRequest,
     GenerateRequest,
+    Options,
     ShowRequest,
-    usual_order,
 )
 from tokenmill.server.openai import embeddings
 from tokenmill.server.openai.schemas import EmbeddingRequest
@@ -43,37 +43,31 @@ def add_routes(app: FastAPI, context: Context) -> None:
     async def generate(request: Request) -> Response:
         """Answer one prompt."""
         async with Work(context, request) as work:
-            body, _ = await work.read(GenerateRequest)
-            body.check()
+            body = await work.read(GenerateRequest)
+            check_room(context, body.options)
             if not body.prompt:
                 return json_answer(loaded(context, body.model, {"response": ""}))
-            messages = [{"role": "user", "content": body.prompt}]
-            if body.system:
-                messages.insert(0, {"role": "system", "content": body.system})
-            fields = {**body.fields(), "messages": messages}
-            if body.raw or not has_template(context):
-                chat = await open_translated(untouched(context), fields, work.job, work.base())
-            else:
-                chat = await open_translated(context, fields, work.job, work.base())
+            plain = body.raw or not has_template(context)
+            chat = await open_translated(untouched(context) if plain else context, body.as_chat, work.job, work.base())
             answer = Answer(chat, body.model, generate=True)
             return work.lines(answer.lines()) if body.stream else json_answer(await answer.whole())
 
     async def chat(request: Request) -> Response:
         """Answer a conversation."""
         async with Work(context, request) as work:
-            body, _ = await work.read(ChatRequest)
+            body = await work.read(ChatRequest)
+            check_room(context, body.options)
             if not body.messages:
                 return json_answer(loaded(context, body.model, {"message": {"role": "assistant", "content": ""}}))
-            fields = {**body.fields(), "messages": [m.translated(i) for i, m in enumerate(body.messages)]}
-            fields["tools"] = [usual_order(tool) for tool in body.tools or ()] or None
-            opened = await open_translated(context, fields, work.job, work.base())
+            opened = await open_translated(context, body.as_chat, work.job, work.base())
             answer = Answer(opened, body.model, generate=False)
             return work.lines(answer.lines()) if body.stream else json_answer(await answer.whole())
 
     async def embed(request: Request) -> Response:
         """Unit vectors of texts."""
         async with Work(context, request) as work:
-            body, _ = await work.read(EmbedRequest)
+            body = await work.read(EmbedRequest)
+            check_room(context, body.options)
             found = await vectors(context, work, body.model, body.input, body)
             return json_answer(
                 {
@@ -88,7 +82,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
     async def old_embeddings(request: Request) -> Response:
         """One vector, in the older form."""
         async with Work(context, request) as work:
-            body, _ = await work.read(EmbeddingsRequest)
+            body = await work.read(EmbeddingsRequest)
             found = await vectors(context, work, body.model, body.prompt, None)
             return json_answer({"embedding": found["data"][0]["embedding"]})
 
@@ -115,7 +109,7 @@ def _add_telling(app: FastAPI, context: Context) -> None:
 
     async def show(request: Request) -> Response:
         """What is known about a model."""
-        body, _ = await read_body(request, ShowRequest)
+        body = await read_body(context, request, ShowRequest)
         name = body.model or body.name
         if not name:
             raise ParameterError("model is missing.", param="model")
@@ -151,6 +145,16 @@ def served(context: Context, name: str) -> str:
     return context.check_model(name.removesuffix(":latest"))
 
 
+def check_room(context: Context, options: Options | None) -> None:
+    """num_ctx up to the context is there already; more is not."""
+    most = context.backend.info.max_model_len
+    if options is not None and options.num_ctx is not None and options.num_ctx > most:
+        raise ParameterError(
+            f"num_ctx is {options.num_ctx}, and the context here is {most} tokens (--max-model-len).",
+            param="options.num_ctx",
+        )
+
+
 def has_template(context: Context) -> bool:
     """Can this model chat?"""
     tokenizer = context.backend.info.tokenizer
@@ -174,8 +178,8 @@ async def vectors(context: Context, work: Work, model: str, texts: Any, more: Em
     if more is not None:
         fields["dimensions"] = more.dimensions
         fields["truncate_prompt_tokens"] = -1 if more.truncate else None
-    body = EmbeddingRequest.model_validate(fields)
-    return await embeddings.embed(context, body, {}, work.job, work.base())
+    body = await context.bodies.run(work.job.size, lambda: EmbeddingRequest.model_validate(fields))
+    return await embeddings.embed(context, body, work.job, work.base())
 
 
 def entry(context: Context, name: str) -> dict[str, Any]:

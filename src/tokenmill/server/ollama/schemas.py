@@ -1,6 +1,5 @@
 """Ollama's requests. Owns: their fields and bounds, and what they mean in OpenAI's words.
 
-Unknown options are ignored, as Ollama does; those that ask for something that is missing here are refused by name.
 Must not know: engines, HTTP.
 """
 
@@ -12,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tokenmill.core.errors import ParameterError
+from tokenmill.server.fields import MOST_MESSAGES, MOST_PARTS, MOST_TEXTS, MOST_TOOLS, Inside, Label, few
 
 LOOSE = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 Name = Annotated[str, Field(min_length=1, max_length=1024)]
@@ -33,13 +33,11 @@ class Options(BaseModel):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     seed: int | None = None
-    stop: list[str] | str | None = None
-    mirostat: int | None = None
+    stop: Annotated[list[str], few(64)] | str | None = None
+    num_ctx: int | None = Field(None, ge=1, le=2**31 - 1)
 
     def translated(self) -> dict[str, Any]:
         """The same as fields of OpenAI's requests (vLLM's names where OpenAI has none)."""
-        if self.mirostat:
-            raise ParameterError("mirostat sampling is not supported in this version.", param="options.mirostat")
         most = self.num_predict
         if most == 0:
             raise ParameterError("num_predict must be positive, or -1 for no limit.", param="options.num_predict")
@@ -66,15 +64,18 @@ class Asked(BaseModel):
     stream: bool = True
     format: Literal["", "json"] | dict[str, Any] | None = None
     options: Options | None = None
-    keep_alive: float | str | None = None
+    keep_alive: float | Label | None = None
     think: Think = None
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
+    truncate: bool | None = None
 
     def fields(self) -> dict[str, Any]:
         """As fields of OpenAI's requests."""
         found: dict[str, Any] = (self.options or Options.model_validate({})).translated()
         found["model"] = self.model.removesuffix(":latest")
+        if self.truncate:
+            found["truncate_prompt_tokens"] = -1
         if self.format == "json":
             found["response_format"] = {"type": "json_object"}
         elif isinstance(self.format, dict):
@@ -92,24 +93,13 @@ class GenerateRequest(Asked):
     """POST /api/generate."""
 
     prompt: str = ""
-    suffix: str | None = None
     system: str | None = None
-    template: str | None = None
-    images: list[Any] | None = None
     raw: bool = False
-    context: list[int] | None = None
 
-    def check(self) -> None:
-        """Refuse what cannot be honoured."""
-        refused = {
-            "suffix": "fills in the middle, which this model's format does not have",
-            "template": "is not accepted from requests",
-            "images": "need a model that sees",
-            "context": "is not kept: send the conversation to /api/chat",
-        }
-        for name, reason in refused.items():
-            if getattr(self, name):
-                raise ParameterError(f"{name} {reason}.", param=name)
+    def as_chat(self) -> dict[str, Any]:
+        """As fields of a chat of one question."""
+        messages = [{"role": "system", "content": self.system}] if self.system else []
+        return {**self.fields(), "messages": [*messages, {"role": "user", "content": self.prompt}]}
 
 
 class Function(BaseModel):
@@ -134,15 +124,12 @@ class Message(BaseModel):
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: str | None = ""
     thinking: str | None = None
-    images: list[Any] | None = None
-    tool_calls: list[Call] | None = None
-    tool_name: str | None = None
-    tool_call_id: str | None = None
+    tool_calls: Annotated[list[Call], few(MOST_PARTS)] | None = None
+    tool_name: Label | None = None
+    tool_call_id: Label | None = None
 
     def translated(self, number: int) -> dict[str, Any]:
         """As OpenAI's message; `number` makes ids of calls."""
-        if self.images:
-            raise ParameterError("images need a model that sees.", param=f"messages.{number}.images")
         found: dict[str, Any] = {"role": self.role, "content": self.content or ""}
         if self.thinking:
             found["reasoning"] = self.thinking
@@ -176,8 +163,14 @@ def usual_order(tool: dict[str, Any]) -> dict[str, Any]:
 class ChatRequest(Asked):
     """POST /api/chat."""
 
-    messages: Annotated[list[Message], Field(max_length=65_536)] = Field(default_factory=list)
-    tools: list[dict[str, Any]] | None = None
+    messages: Annotated[list[Message], few(MOST_MESSAGES)] = Field(default_factory=list)
+    tools: Annotated[list[dict[str, Any]], few(MOST_TOOLS), Inside("ollama.Tool")] | None = None
+
+    def as_chat(self) -> dict[str, Any]:
+        """As fields of OpenAI's chat."""
+        messages = [message.translated(number) for number, message in enumerate(self.messages)]
+        tools = [usual_order(tool) for tool in self.tools or ()]
+        return {**self.fields(), "messages": messages, "tools": tools or None}
 
 
 class EmbedRequest(BaseModel):
@@ -185,11 +178,11 @@ class EmbedRequest(BaseModel):
 
     model_config = LOOSE
     model: Name
-    input: str | Annotated[list[str], Field(max_length=2048)]
+    input: str | Annotated[list[str], few(MOST_TEXTS)]
     truncate: bool = True
     dimensions: int | None = Field(None, ge=1)
-    options: Options | None = None
-    keep_alive: float | str | None = None
+    options: Annotated[Options, Inside("ollama.EmbedOptions")] | None = None
+    keep_alive: float | Label | None = None
 
 
 class EmbeddingsRequest(BaseModel):
@@ -204,6 +197,6 @@ class ShowRequest(BaseModel):
     """POST /api/show."""
 
     model_config = LOOSE
-    model: str | None = None
-    name: str | None = None
+    model: Label | None = None
+    name: Label | None = None
     verbose: bool = False

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from tokenmill.core.errors import ParameterError
@@ -16,7 +17,6 @@ from tokenmill.server.openai.logprobs import TokenNames, chat_logprobs, prompt_r
 from tokenmill.server.openai.sampling import sampling_params, truncate
 from tokenmill.server.openai.schemas import ChatRequest, Message
 from tokenmill.server.openai.tools import call_objects, tool_wish
-from tokenmill.server.openai.unbuilt import CHAT, refuse_unbuilt
 from tokenmill.server.turn import Turn, plan_turn
 from tokenmill.text.messages.message import Message as Said
 
@@ -75,11 +75,14 @@ class Chat:
         return TokenNames(self.context.backend.info.tokenizer, bool(self.body.return_tokens_as_token_ids))
 
 
-async def open_chat(context: Context, body: ChatRequest, raw: dict[str, Any], job: Job, base: str) -> Chat:
+async def open_chat(context: Context, body: ChatRequest, job: Job, base: str) -> Chat:
     """Render, tokenise, check and send; raises before anything is answered."""
-    refuse_unbuilt(raw, CHAT)
     model = context.check_model(body.model)
+    if job.priority is not None:
+        body.priority = job.priority
     _check(context, body)
+    if body.max_tokens not in (None, body.max_completion_tokens) and body.max_completion_tokens is not None:
+        raise ParameterError("Give max_completion_tokens or max_tokens, not both.", param="max_tokens")
     most = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     if most is None:
         limit = context.backend.info.generation.get("max_new_tokens")
@@ -96,7 +99,8 @@ async def open_chat(context: Context, body: ChatRequest, raw: dict[str, Any], jo
     if params.num_sequences > 1:
         job.grow(params.num_sequences - 1)
     text, ids = await render(context, body)
-    turn, params = plan_turn(
+    planned = partial(
+        plan_turn,
         context.form,
         wish,
         params,
@@ -105,6 +109,7 @@ async def open_chat(context: Context, body: ChatRequest, raw: dict[str, Any], jo
         template=_template(context, body),
         separate=body.separate_reasoning,
     )
+    turn, params = await context.bodies.run(job.size, planned)
     ids = truncate(ids, body, context.backend.info.max_model_len, most)
     await job.start(f"chatcmpl-{base}", [(text, ids)], params, priority=body.priority, salt=body.cache_salt or "")
     return Chat(context, body, job, f"chatcmpl-{base}", model, text, turn)
@@ -112,7 +117,10 @@ async def open_chat(context: Context, body: ChatRequest, raw: dict[str, Any], jo
 
 async def render(context: Context, body: ChatRequest) -> tuple[str, list[int]]:
     """The prompt that a conversation becomes, as text and ids."""
-    return await context.text.chat([template_message(m) for m in body.messages], **_template_options(context, body))
+    return await context.text.chat(
+        lambda: ([template_message(m) for m in body.messages], _template_options(context, body)),
+        add_special_tokens=body.add_special_tokens,
+    )
 
 
 def _check(context: Context, body: ChatRequest) -> None:
@@ -145,7 +153,6 @@ def _template_options(context: Context, body: ChatRequest) -> dict[str, Any]:
         "documents": body.documents,
         "add_generation_prompt": body.add_generation_prompt,
         "continue_final_message": body.continue_final_message,
-        "add_special_tokens": body.add_special_tokens,
     }
 
 
@@ -155,6 +162,9 @@ def template_message(message: Message) -> dict[str, Any]:
     if message.reasoning_content is not None:
         found.setdefault("reasoning", message.reasoning_content)
     if isinstance(message.content, list):
+        thoughts = "".join(p.thinking or "" for p in message.content if not isinstance(p, str) and p.type == "thinking")
+        if thoughts:
+            found["reasoning"] = found.get("reasoning", "") + thoughts
         found["content"] = [
             {"type": "text", "text": part if isinstance(part, str) else part.text or part.refusal or ""}
             for part in message.content

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from tokenmill.core.errors import ParameterError
@@ -18,7 +19,6 @@ from tokenmill.server.job import Job, Task
 from tokenmill.server.openai.logprobs import CompletionColumns, Row, TokenNames, prompt_rows
 from tokenmill.server.openai.sampling import sampling_params, truncate
 from tokenmill.server.openai.schemas import CompletionRequest
-from tokenmill.server.openai.unbuilt import COMPLETION, refuse_unbuilt
 from tokenmill.server.sse import DONE, PlainChunks, event
 
 _SLOT = "\u0000"
@@ -42,8 +42,7 @@ class Completion:
 
     def echo_text(self, task: Task) -> str:
         """The prompt as text."""
-        request = task.request
-        return request.prompt if request.prompt is not None else self.context.text.decode(request.prompt_ids) or ""
+        return task.request.prompt or ""
 
     def place(self, task: Task, index: int) -> int:
         """The choice's index among all prompts' choices."""
@@ -55,13 +54,12 @@ class Completion:
         return self.body.max_tokens == 0
 
 
-async def open_completion(
-    context: Context, body: CompletionRequest, raw: dict[str, Any], job: Job, base: str
-) -> Completion:
+async def open_completion(context: Context, body: CompletionRequest, job: Job, base: str) -> Completion:
     """Tokenise, check and send all prompts; raises before anything is answered."""
-    refuse_unbuilt(raw, COMPLETION)
     model = context.check_model(body.model)
     prompts = _prompts(body.prompt)
+    if job.priority is not None:
+        body.priority = job.priority
     _check(context, body)
     params = sampling_params(
         body,
@@ -78,7 +76,10 @@ async def open_completion(
     for prompt in prompts:
         text, ids = await context.text.read(prompt, add_special_tokens=body.add_special_tokens)
         cut = truncate(ids, body, context.backend.info.max_model_len, body.max_tokens)
-        read.append((text if len(cut) == len(ids) else None, cut))
+        said = text if len(cut) == len(ids) else None
+        if said is None and body.echo:
+            said = await context.text.run(partial(context.text.decode, cut))
+        read.append((said, cut))
     await job.start(f"cmpl-{base}", read, params, priority=body.priority, salt=body.cache_salt or "")
     return Completion(context, body, job, f"cmpl-{base}", model)
 

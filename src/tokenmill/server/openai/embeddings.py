@@ -13,12 +13,10 @@ from tokenmill.server.context import Context
 from tokenmill.server.job import Job
 from tokenmill.server.openai.sampling import truncate
 from tokenmill.server.openai.schemas import EmbeddingRequest
-from tokenmill.server.openai.unbuilt import EMBEDDING, refuse_unbuilt
 
 
-async def embed(context: Context, body: EmbeddingRequest, raw: dict[str, Any], job: Job, base: str) -> dict[str, Any]:
+async def embed(context: Context, body: EmbeddingRequest, job: Job, base: str) -> dict[str, Any]:
     """One vector per input, in order."""
-    refuse_unbuilt(raw, EMBEDDING)
     model = context.check_model(body.model)
     given = body.input
     inputs: Any = [given] if isinstance(given, str) or isinstance(given[0], int) else given

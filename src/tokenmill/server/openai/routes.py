@@ -27,8 +27,8 @@ def add_routes(app: FastAPI, context: Context) -> None:
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
         async with Work(context, request) as work:
-            body, raw = await work.read(ChatRequest)
-            opened = await chat.open_chat(context, body, raw, work.job, work.base(body.request_id))
+            body = await work.read(ChatRequest)
+            opened = await chat.open_chat(context, body, work.job, work.base(body.request_id))
             if body.stream:
                 return work.stream(chat_stream.ChatStream(opened).chunks())
             return json_answer(await chat.whole_answer(opened))
@@ -36,8 +36,8 @@ def add_routes(app: FastAPI, context: Context) -> None:
     async def text_completions(request: Request) -> Response:
         """Continue one or several prompts."""
         async with Work(context, request) as work:
-            body, raw = await work.read(CompletionRequest)
-            opened = await completions.open_completion(context, body, raw, work.job, work.base(body.request_id))
+            body = await work.read(CompletionRequest)
+            opened = await completions.open_completion(context, body, work.job, work.base(body.request_id))
             if body.stream:
                 return work.stream(completions.CompletionStream(opened).chunks())
             return json_answer(await completions.whole_answer(opened))
@@ -45,8 +45,8 @@ def add_routes(app: FastAPI, context: Context) -> None:
     async def make_embeddings(request: Request) -> Response:
         """Unit vectors of texts."""
         async with Work(context, request) as work:
-            body, raw = await work.read(EmbeddingRequest)
-            return json_answer(await embeddings.embed(context, body, raw, work.job, work.base(body.request_id)))
+            body = await work.read(EmbeddingRequest)
+            return json_answer(await embeddings.embed(context, body, work.job, work.base(body.request_id)))
 
     async def models(request: Request) -> Response:
         """The served models."""
@@ -66,12 +66,12 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
     async def tokenize(request: Request) -> Response:
         """Token ids of a prompt or a conversation."""
-        body, _ = await read_body(request, TokenizeRequest)
+        body = await read_body(context, request, TokenizeRequest)
         return json_answer(await tokens.tokenize(context, body))
 
     async def detokenize(request: Request) -> Response:
         """Text of token ids."""
-        body, _ = await read_body(request, DetokenizeRequest)
+        body = await read_body(context, request, DetokenizeRequest)
         return json_answer(await tokens.detokenize(context, body))
 
     get(app, "/v1/requests/{id}", timeline)

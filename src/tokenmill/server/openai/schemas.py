@@ -1,6 +1,6 @@
-"""OpenAI's requests as pydantic models. Owns: field types and bounds; what is not built yet is refused by name.
+"""OpenAI's requests as pydantic models. Owns: field types and bounds.
 
-Values are strict (a boolean is no number, a string is no number, NaN is refused); unknown fields are ignored.
+Values are strict (a boolean is no number, a string is no number, NaN is refused); `inputs/` judges other names.
 Must not know: engines, HTTP.
 """
 
@@ -11,12 +11,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from tokenmill.core.request import MAX_LOGPROBS, MAX_N, MAX_STOP, MAX_STOP_CHARS
+from tokenmill.server.fields import MOST_IDS, MOST_MESSAGES, MOST_PARTS, MOST_TEXTS, MOST_TOOLS, Label, few
+from tokenmill.structured.limits import MAX_ENUM
 
 STRICT = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARS)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+MOST_ALLOWED = 1 << 18
+MOST_BAD_WORDS = 512
 
 
 class StreamOptions(BaseModel):
@@ -45,8 +49,8 @@ class ResponseFormat(BaseModel):
     json_schema: JsonSchemaFormat | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     format: dict[str, Any] | None = None
-    structures: list[dict[str, Any]] | None = None
-    triggers: list[str] | None = None
+    structures: Annotated[list[dict[str, Any]], few(MOST_TOOLS)] | None = None
+    triggers: Annotated[list[str], few(MOST_TOOLS)] | None = None
 
 
 class SamplingFields(BaseModel):
@@ -67,8 +71,8 @@ class SamplingFields(BaseModel):
     use_beam_search: bool = False
     length_penalty: float = Field(1.0, ge=-100, le=100)
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = None
+    stop: StopString | Annotated[list[StopString], few(MAX_STOP)] | None = None
+    stop_token_ids: Annotated[list[TokenId], few(256)] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     min_tokens: int = Field(0, ge=0, le=2**31 - 1)
@@ -77,8 +81,8 @@ class SamplingFields(BaseModel):
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=2**31 - 1)
     truncation_side: Literal["left", "right"] | None = None
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=1 << 20)] | None = None
-    bad_words: Annotated[list[StopString], Field(max_length=1024)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], few(MOST_ALLOWED, 1)] | None = None
+    bad_words: Annotated[list[StopString], few(MOST_BAD_WORDS)] | None = None
     logit_bias: dict[Annotated[str, StringConstraints(pattern=r"^[0-9]{1,10}$")], float] | None = Field(
         None, max_length=4096
     )
@@ -89,7 +93,7 @@ class SamplingFields(BaseModel):
     structured_outputs: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Annotated[list[str], few(MAX_ENUM)] | None = None
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
     json_schema: dict[str, Any] | str | None = None
@@ -104,7 +108,7 @@ class SamplingFields(BaseModel):
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
     timeout: float | None = Field(None, gt=0, le=86_400, description="Seconds after which the request is ended.")
-    user: str | None = None
+    user: Label | None = None
 
 
 class TextPart(BaseModel):
@@ -129,7 +133,7 @@ class ToolCall(BaseModel):
     """One of an assistant message's tool calls."""
 
     model_config = STRICT
-    id: str | None = None
+    id: Label | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
 
@@ -139,10 +143,10 @@ class Message(BaseModel):
 
     model_config = STRICT
     role: str = Field(min_length=1, max_length=64)
-    content: str | list[str | TextPart] | None = None
-    name: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
+    content: str | Annotated[list[str | TextPart], few(MOST_PARTS)] | None = None
+    name: Label | None = None
+    tool_calls: Annotated[list[ToolCall], few(MOST_PARTS)] | None = None
+    tool_call_id: Label | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
 
@@ -168,12 +172,12 @@ class Tool(BaseModel):
 class ChatRequest(SamplingFields):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=65_536)]
+    messages: Annotated[list[Message], few(MOST_MESSAGES, 1)]
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     max_tokens: Positive | None = None
     max_completion_tokens: Positive | None = None
-    tools: Annotated[list[Tool], Field(max_length=1024)] | None = None
+    tools: Annotated[list[Tool], few(MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
@@ -181,7 +185,7 @@ class ChatRequest(SamplingFields):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     add_special_tokens: bool = False
-    documents: list[dict[str, Any]] | None = None
+    documents: Annotated[list[dict[str, Any]], few(MOST_TEXTS)] | None = None
     chat_template: str | None = Field(None, max_length=1 << 20)
     chat_template_kwargs: dict[str, Any] | None = None
     include_reasoning: bool = True
@@ -190,14 +194,14 @@ class ChatRequest(SamplingFields):
     return_prompt_text: bool | None = None
 
 
-TokenPrompt = Annotated[list[TokenId], Field(min_length=1)]
+TokenPrompt = Annotated[list[TokenId], few(MOST_IDS, 1)]
 TextPrompt = Annotated[str, StringConstraints(min_length=1)]
 
 
 class CompletionRequest(SamplingFields):
     """POST /v1/completions."""
 
-    prompt: TextPrompt | TokenPrompt | Annotated[list[TextPrompt | TokenPrompt], Field(min_length=1, max_length=1024)]
+    prompt: TextPrompt | TokenPrompt | Annotated[list[TextPrompt | TokenPrompt], few(1024, 1)]
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     max_tokens: int | None = Field(16, ge=0, le=2**31 - 1)
     echo: bool | None = False
@@ -209,7 +213,7 @@ class EmbeddingRequest(BaseModel):
 
     model_config = STRICT
     model: str | None = Field(None, max_length=1024)
-    input: TextPrompt | TokenPrompt | Annotated[list[TextPrompt | TokenPrompt], Field(min_length=1, max_length=2048)]
+    input: TextPrompt | TokenPrompt | Annotated[list[TextPrompt | TokenPrompt], few(MOST_TEXTS, 1)]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1, le=1 << 20)
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=2**31 - 1)
@@ -218,7 +222,7 @@ class EmbeddingRequest(BaseModel):
     priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
     timeout: float | None = Field(None, gt=0, le=86_400)
     request_id: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")
-    user: str | None = None
+    user: Label | None = None
 
 
 class TokenizeRequest(BaseModel):
@@ -227,13 +231,13 @@ class TokenizeRequest(BaseModel):
     model_config = STRICT
     model: str | None = Field(None, max_length=1024)
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[list[Message], few(MOST_MESSAGES, 1)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     return_token_strs: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], few(MOST_TOOLS)] | None = None
 
 
 class DetokenizeRequest(BaseModel):
@@ -241,4 +245,4 @@ class DetokenizeRequest(BaseModel):
 
     model_config = STRICT
     model: str | None = Field(None, max_length=1024)
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], few(MOST_IDS)]

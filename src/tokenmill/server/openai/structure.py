@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from tokenmill.core.errors import ParameterError
+from tokenmill.server.ceilings import check_ceilings
 from tokenmill.server.openai.schemas import ResponseFormat, SamplingFields
 from tokenmill.structured.limits import MAX_SPEC_BYTES, refuse
 
@@ -64,6 +65,8 @@ def _check_size(given: dict[str, Any]) -> None:
 def _plain_json(name: str, value: Any) -> Any:
     if not isinstance(value, str):
         return value
+    _check_size({name: value})
+    check_ceilings(value.encode("utf-8", "replace"))
     try:
         return json.loads(value)
     except (ValueError, RecursionError):

@@ -9,6 +9,7 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.server.context import Context
 from tokenmill.server.openai.chat import template_message
 from tokenmill.server.openai.schemas import DetokenizeRequest, TokenizeRequest
+from tokenmill.server.text import Talk
 
 
 async def tokenize(context: Context, body: TokenizeRequest) -> dict[str, Any]:
@@ -17,26 +18,31 @@ async def tokenize(context: Context, body: TokenizeRequest) -> dict[str, Any]:
     if (body.prompt is None) == (body.messages is None):
         raise ParameterError("Give prompt or messages, one of the two.", param="prompt")
     if body.messages is not None:
-        _, ids = await context.text.chat(
-            [template_message(m) for m in body.messages],
-            chat_template=context.chat_template,
-            chat_template_kwargs=body.chat_template_kwargs,
-            tools=[t.model_dump(exclude_none=True) for t in body.tools] if body.tools else None,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            add_special_tokens=bool(body.add_special_tokens),
-        )
+        _, ids = await context.text.chat(lambda: _talk(context, body), add_special_tokens=bool(body.add_special_tokens))
     else:
         framed = True if body.add_special_tokens is None else body.add_special_tokens
         _, ids = await context.text.read(body.prompt or "", add_special_tokens=framed)
     tokenizer = context.backend.info.tokenizer
-    strings = [tokenizer.id_to_token(i) for i in ids] if body.return_token_strs and tokenizer is not None else None
+    strings = None
+    if body.return_token_strs and tokenizer is not None:
+        strings = await context.text.run(lambda: [tokenizer.id_to_token(i) for i in ids])
     return {
         "count": len(ids),
         "max_model_len": context.backend.info.max_model_len,
         "tokens": ids,
         "token_strs": strings,
     }
+
+
+def _talk(context: Context, body: TokenizeRequest) -> Talk:
+    options = {
+        "chat_template": context.chat_template,
+        "chat_template_kwargs": body.chat_template_kwargs,
+        "tools": [t.model_dump(exclude_none=True) for t in body.tools] if body.tools else None,
+        "add_generation_prompt": body.add_generation_prompt,
+        "continue_final_message": body.continue_final_message,
+    }
+    return [template_message(m) for m in body.messages or ()], options
 
 
 async def detokenize(context: Context, body: DetokenizeRequest) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from tokenmill.core.errors import ParameterError
+from tokenmill.server.errors import quoted
 from tokenmill.server.openai.schemas import ChatRequest
 from tokenmill.server.turn import ToolWish, Turn
 from tokenmill.text.messages.message import Message
@@ -31,7 +32,9 @@ def tool_wish(body: ChatRequest) -> ToolWish:
         return ToolWish()
     if allowed is not None:
         if missing := sorted(set(allowed) - set(tools)):
-            raise ParameterError(f"tool_choice allows {missing[0]!r}, which tools do not hold.", param="tool_choice")
+            raise ParameterError(
+                f"tool_choice allows {quoted(missing[0])}, which tools do not hold.", param="tool_choice"
+            )
         tools = {name: tools[name] for name in tools if name in allowed}
     parallel = body.parallel_tool_calls is not False
     return ToolWish(tools, frozenset(strict & set(tools)), choice, named, parallel)

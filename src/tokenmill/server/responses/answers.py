@@ -8,6 +8,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import msgspec
+
 from tokenmill.server.errors import HttpError
 from tokenmill.server.openai.chat import Chat
 from tokenmill.server.openai.logprobs import chat_logprobs
@@ -166,7 +168,7 @@ class Growing:
         return self._snapshot("response.incomplete" if short else "response.completed")
 
     def _snapshot(self, kind: str) -> dict[str, Any]:
-        return self._event(kind, response=copy.deepcopy(self.response))
+        return self._event(kind, response=self.response)  # encoded before anything else happens to it
 
     def _of_item(self, kind: str, **more: Any) -> dict[str, Any]:
         return self._event(kind, item_id=self._item["id"], output_index=self._place, **more)
@@ -209,7 +211,7 @@ def _head(chat: Chat, body: ResponsesRequest, response_id: str) -> dict[str, Any
         "background": bool(body.background),
         "error": None,
         "incomplete_details": None,
-        "instructions": body.instructions,
+        "instructions": _fixed(body.instructions),
         "max_output_tokens": body.max_output_tokens,
         "model": chat.model,
         "output": [],
@@ -219,9 +221,9 @@ def _head(chat: Chat, body: ResponsesRequest, response_id: str) -> dict[str, Any
         "service_tier": "default",
         "store": body.store is not False,
         "temperature": params.temperature,
-        "text": {"format": (body.text.format if body.text else None) or {"type": "text"}},
-        "tool_choice": body.tool_choice or "auto",
-        "tools": body.tools or [],
+        "text": _fixed({"format": (body.text.format if body.text else None) or {"type": "text"}}),
+        "tool_choice": _fixed(body.tool_choice or "auto"),
+        "tools": _fixed(body.tools or []),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": params.top_p,
         "truncation": body.truncation or "disabled",
@@ -229,3 +231,8 @@ def _head(chat: Chat, body: ResponsesRequest, response_id: str) -> dict[str, Any
         "user": body.user,
         "metadata": body.metadata or {},
     }
+
+
+def _fixed(value: Any) -> msgspec.Raw:
+    """What was asked stays as it is, so it is encoded once."""
+    return msgspec.Raw(msgspec.json.encode(value))

@@ -6,8 +6,10 @@ Must not know: how answers are made.
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,8 +19,8 @@ from starlette.responses import Response
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, describe_error
 from tokenmill.server.job import Job
-from tokenmill.server.responses.answers import Growing
-from tokenmill.server.responses.schemas import ResponsesRequest, messages_of
+from tokenmill.server.responses.answers import Events, Growing
+from tokenmill.server.responses.schemas import ResponsesRequest, joined, read_talk
 from tokenmill.server.responses.store import Kept, Store
 from tokenmill.server.routing import Api, Work, get, json_answer, post, tenant
 from tokenmill.server.said import listen, open_translated
@@ -35,16 +37,18 @@ def add_routes(app: FastAPI, context: Context) -> None:
     async def create(request: Request) -> Response:
         """Answer, now or in the background."""
         async with Work(context, request) as work:
-            body, _ = await work.read(ResponsesRequest)
+            body = await work.read(ResponsesRequest)
             body.check()
-            before = (
-                store.find(body.previous_response_id, tenant(request)).messages if body.previous_response_id else []
-            )
-            messages = before + messages_of(body.items())
-            chat = await open_translated(context, body.fields(messages), work.job, work.base())
+            name, before = f"resp_{uuid.uuid4().hex}", b"[]"
+            if body.previous_response_id:
+                before = store.find(body.previous_response_id, tenant(request)).messages
+            work.job.size += len(before)
+            talk = await context.bodies.run(work.job.size, lambda: read_talk(body, before))
+            chat = await open_translated(context, lambda: body.fields(talk.messages), work.job, work.base())
             chat.kind = "responses"
-            growing = Growing(chat, body, f"resp_{uuid.uuid4().hex}")
-            kept = Kept(tenant(request), growing.response, body.items(), messages)
+            growing = Growing(chat, body, name)
+            show = partial(encode, growing.response)
+            kept = Kept(tenant(request), name, bool(body.background), talk.items, talk.encoded, show)
             if body.store is not False:
                 store.add(kept)
             if body.background:
@@ -53,7 +57,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
                 tasks.add(kept.task)  # the loop itself keeps weak references only
                 kept.task.add_done_callback(tasks.discard)
                 kept.task.add_done_callback(lambda _: _settle(work.job, growing, kept))
-                return EventStream(_bytes(kept.follow()), _nothing) if body.stream else json_answer(growing.response)
+                return EventStream(kept.follow(), _nothing) if body.stream else json_answer(growing.response)
             if body.stream:
                 return work.stream(_foreground(store, growing, kept))
             await _run(store, growing, kept)
@@ -63,21 +67,21 @@ def add_routes(app: FastAPI, context: Context) -> None:
         """A kept response, or with `stream=true` its events after `starting_after`."""
         kept = store.find(request.path_params["response_id"], tenant(request))
         if request.query_params.get("stream") != "true":
-            return json_answer(kept.response)
-        after = request.query_params.get("starting_after", "-1")
-        if not after.lstrip("-").isdigit():
+            return _shown(kept)
+        after = request.query_params.get("starting_after")
+        if after is not None and not re.fullmatch("[0-9]{1,9}", after):
             raise HttpError(400, "starting_after must be an event's number.", param="starting_after")
-        return EventStream(_bytes(kept.follow(int(after))), _nothing)
+        return EventStream(kept.follow(-1 if after is None else int(after)), _nothing)
 
     async def cancel(request: Request) -> Response:
         """End a background response."""
         kept = store.find(request.path_params["response_id"], tenant(request))
-        if not kept.response["background"]:
+        if not kept.background:
             raise HttpError(400, "Only responses with background = true can be cancelled.", param="response_id")
         if kept.task is not None and not kept.ended:
             kept.task.cancel()
             await asyncio.wait([kept.task])
-        return json_answer(kept.response)
+        return _shown(kept)
 
     async def delete(request: Request) -> Response:
         """Forget a response."""
@@ -88,7 +92,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
     async def items(request: Request) -> Response:
         """What a response was asked."""
         kept = store.find(request.path_params["response_id"], tenant(request))
-        found = [{"id": f"item_{i}", **item} for i, item in enumerate(kept.items)]
+        found = [{"id": f"item_{i}", **item} for i, item in enumerate(msgspec.json.decode(kept.items))]
         edges = {"first_id": found[0]["id"], "last_id": found[-1]["id"]}
         return json_answer({"object": "list", "data": found, "has_more": False, **edges})
 
@@ -111,29 +115,36 @@ async def _run(store: Store, growing: Growing, kept: Kept) -> None:
 async def _foreground(store: Store, growing: Growing, kept: Kept) -> AsyncIterator[bytes]:
     async for events in _events(store, growing, kept):
         if events:
-            yield b"".join([_event(event) for event in events])
+            yield b"".join(events)
 
 
-async def _events(store: Store, growing: Growing, kept: Kept) -> AsyncIterator[list[dict[str, Any]]]:
+async def _events(store: Store, growing: Growing, kept: Kept) -> AsyncIterator[list[bytes]]:
     """What happens, step by step; whatever happens, the kept response ends with it."""
+    whole: bytes | None = None
     try:
-        kept.tell(begun := growing.begin())
-        yield begun
+        yield _tell(store, kept, growing.begin())
         async for heard in listen(growing.chat):
-            kept.tell(found := growing.take(heard))
-            yield found
-        kept.messages = [*kept.messages, growing.message()]
+            yield _tell(store, kept, growing.take(heard))
+        whole = joined(kept.messages, growing.message())
     except asyncio.CancelledError:
         growing.cancel()
         raise
     except Exception as error:
-        kept.tell(found := growing.fail(describe_error(error)))
-        yield found
+        yield _tell(store, kept, growing.fail(describe_error(error)))
     finally:
         if growing.response["status"] == "in_progress":
             growing.cancel()
-        kept.end()
+        kept.end(whole)
         store.weigh(kept)
+
+
+def _tell(store: Store, kept: Kept, events: Events) -> list[bytes]:
+    """What has happened, encoded once for everybody who reads it."""
+    told = [_event(event) for event in events]
+    if store.holds(kept):
+        kept.tell(told)
+        store.weigh(kept)
+    return told
 
 
 def _settle(job: Job, growing: Growing, kept: Kept) -> None:
@@ -151,9 +162,8 @@ def _answer(growing: Growing) -> Response:
     return json_answer(growing.response)
 
 
-async def _bytes(events: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
-    async for event in events:
-        yield _event(event)
+def _shown(kept: Kept) -> Response:
+    return Response(kept.show(), media_type="application/json")
 
 
 def _event(event: dict[str, Any]) -> bytes:

@@ -5,15 +5,22 @@ Must not know: engines, HTTP, what is stored.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 from tokenmill.core.errors import ParameterError
+from tokenmill.server.errors import quoted
+from tokenmill.server.fields import MOST_MESSAGES, MOST_METADATA, MOST_TOOLS, Inside, Label, few
 
 LOOSE = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Messages = list[dict[str, Any]]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=MOST_METADATA)
+]
 _TEXTS = ("input_text", "output_text", "text", "refusal")
 
 
@@ -22,15 +29,13 @@ class Reasoning(BaseModel):
 
     model_config = LOOSE
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    summary: str | None = None
 
 
 class Text(BaseModel):
     """What the text must be."""
 
     model_config = LOOSE
-    format: dict[str, Any] | None = None
-    verbosity: str | None = None
+    format: Annotated[dict[str, Any], Inside("responses.Format")] | None = None
 
 
 class ResponsesRequest(BaseModel):
@@ -38,47 +43,37 @@ class ResponsesRequest(BaseModel):
 
     model_config = LOOSE
     model: str | None = Field(None, max_length=1024)
-    input: str | Annotated[list[dict[str, Any]], Field(min_length=1, max_length=65_536)]
+    input: str | Annotated[list[dict[str, Any]], few(MOST_MESSAGES, 1), Inside("responses.Item")]
     instructions: str | None = None
     previous_response_id: str | None = Field(None, max_length=256)
     store: bool | None = True
     background: bool | None = False
     stream: bool | None = False
     max_output_tokens: Positive | None = None
-    max_tool_calls: int | None = None
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1)
-    seed: int | None = None
+    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    include: list[str] | None = None
+    include: Annotated[list[str], few(16)] | None = None
     reasoning: Reasoning | None = None
     text: Text | None = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=1024)] | None = None
+    tools: Annotated[list[dict[str, Any]], few(MOST_TOOLS), Inside("responses.Tool")] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    metadata: dict[str, Any] | None = None
-    prompt: Any = None
-    conversation: Any = None
-    user: str | None = None
+    metadata: Metadata | None = None
+    stream_options: Annotated[dict[str, Any], Inside("responses.StreamOptions")] | None = None
+    user: Label | None = None
     timeout: float | None = Field(None, gt=0, le=86_400)
 
     def check(self) -> None:
         """Refuse what cannot be honoured."""
-        if self.prompt:
-            raise ParameterError(
-                "prompt names a template that is kept elsewhere: send the input itself.", param="prompt"
-            )
-        if self.conversation:
-            raise ParameterError("conversation is not kept here: use previous_response_id.", param="conversation")
-        if self.max_tool_calls is not None:
-            raise ParameterError("max_tool_calls is for tools that run on the server.", param="max_tool_calls")
         if self.background and self.store is False:
             raise ParameterError("background needs store = true.", param="background")
         known = {"message.output_text.logprobs", "reasoning.encrypted_content"}
         if unknown := sorted(set(self.include or ()) - known):
-            raise ParameterError(f"include does not know {unknown[0]!r} in this version.", param="include")
+            raise ParameterError(f"include does not know {quoted(unknown[0])} in this version.", param="include")
 
     @property
     def logprobs(self) -> bool:
@@ -116,6 +111,28 @@ class ResponsesRequest(BaseModel):
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """A conversation: all its messages, the same encoded, and what was asked just now, encoded."""
+
+    messages: Messages
+    encoded: bytes
+    items: bytes
+
+
+def read_talk(body: ResponsesRequest, before: bytes) -> Talk:
+    """The conversation that a request goes on with."""
+    items = body.items()
+    messages = msgspec.json.decode(before) + messages_of(items)
+    return Talk(messages, msgspec.json.encode(messages), msgspec.json.encode(items))
+
+
+def joined(messages: bytes, more: dict[str, Any]) -> bytes:
+    """An encoded list with one more entry."""
+    comma = b"," if len(messages) > len(b"[]") else b""
+    return messages[:-1] + comma + msgspec.json.encode(more) + b"]"
+
+
 def messages_of(items: list[dict[str, Any]]) -> Messages:
     """Input items as messages of a chat; calls and thoughts join the assistant's message that they belong to."""
     found: Messages = []
@@ -133,10 +150,10 @@ def messages_of(items: list[dict[str, Any]]) -> Messages:
                 said = _content(item.get("output"), where)
                 found.append({"role": "tool", "tool_call_id": _string(item, "call_id", where), "content": said})
             case "reasoning":
-                thought = "".join(str(part.get("text", "")) for part in item.get("content") or ())
+                thought = "".join(str(part.get("text", "")) for part in _objects(item, "content", where))
                 _join(found, {"role": "assistant", "content": "", "reasoning": thought})
             case kind:
-                raise ParameterError(f"Items of type {kind!r} are not supported in this version.", param=where)
+                raise ParameterError(f"Items of type {quoted(kind)} are not supported in this version.", param=where)
     return found
 
 
@@ -163,8 +180,20 @@ def _content(content: Any, where: str) -> str:
         raise ParameterError(f"{where}: content must be text or a list of parts.", param=where)
     for part in content:
         if part.get("type") not in _TEXTS:
-            raise ParameterError(f"Content of type {part.get('type')!r} is not supported in this version.", param=where)
+            raise ParameterError(
+                f"Content of type {quoted(part.get('type'))} is not supported in this version.", param=where
+            )
     return "".join(str(part.get("text") or part.get("refusal") or "") for part in content)
+
+
+def _objects(item: dict[str, Any], name: str, where: str) -> list[dict[str, Any]]:
+    """A list that may be absent."""
+    found = item.get(name)
+    if found is None:
+        return []
+    if not isinstance(found, list) or not all(isinstance(part, dict) for part in found):
+        raise ParameterError(f"{where}.{name} must be a list of objects.", param=f"{where}.{name}")
+    return found
 
 
 def _string(item: dict[str, Any], name: str, where: str) -> str:
@@ -188,7 +217,8 @@ def _format(text: Text | None) -> dict[str, Any] | None:
 def _tool(tool: dict[str, Any], number: int) -> dict[str, Any]:
     if tool.get("type") != "function":
         raise ParameterError(
-            f"Tools of type {tool.get('type')!r} run on the server, and there are none here.", param=f"tools.{number}"
+            f"Tools of type {quoted(tool.get('type'))} run on the server, and there are none here.",
+            param=f"tools.{number}",
         )
     return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
 
@@ -199,6 +229,7 @@ def _choice(given: Any) -> Any:
     if given.get("type") == "function":
         return {"type": "function", "function": {"name": given.get("name")}}
     if given.get("type") == "allowed_tools":
-        tools = [{"type": "function", "function": {"name": tool.get("name")}} for tool in given.get("tools") or ()]
+        allowed = _objects(given, "tools", "tool_choice")
+        tools = [{"type": "function", "function": {"name": tool.get("name")}} for tool in allowed]
         return {"type": "allowed_tools", "allowed_tools": {"mode": given.get("mode"), "tools": tools}}
     return given

@@ -26,7 +26,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
     async def rerank(request: Request) -> Response:
         """Documents by relevance to a query."""
         async with Work(context, request) as work:
-            body, _ = await work.read(RerankRequest)
+            body = await work.read(RerankRequest)
             model = context.check_model(body.model)
             documents = [text_of(document) for document in body.documents]
             found = await _scores(
@@ -45,7 +45,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
     async def score(request: Request) -> Response:
         """How well texts go together."""
         async with Work(context, request) as work:
-            body, _ = await work.read(ScoreRequest)
+            body = await work.read(ScoreRequest)
             model = context.check_model(body.model)
             found = await _scores(context, work.job, f"score-{work.base()}", _pairs(body), body)
             data = [{"index": i, "object": "score", "score": value} for i, value in enumerate(found)]
@@ -54,7 +54,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
     async def classify(request: Request) -> Response:
         """The likeliest label of each text."""
         async with Work(context, request) as work:
-            body, _ = await work.read(ClassifyRequest)
+            body = await work.read(ClassifyRequest)
             model = context.check_model(body.model)
             if len(set(body.labels)) < len(body.labels):
                 raise ParameterError("labels must differ.", param="labels")
@@ -81,6 +81,12 @@ SCORING = Api(add_routes, generating=frozenset({*RERANK, *SCORE, "/classify"}))
 
 
 async def _scores(context: Context, job: Job, base: str, pairs: Sequence[tuple[str, str]], body: Scored) -> list[float]:
+    if body.method == "embedding" and body.instruction is not None:
+        raise ParameterError(
+            'instruction needs method = "likelihood": texts are compared as they are.', param="instruction"
+        )
+    if body.method == "likelihood" and body.truncate_prompt_tokens is not None:
+        raise ParameterError('truncate_prompt_tokens needs method = "embedding".', param="truncate_prompt_tokens")
     compute = scores.cosines if body.method == "embedding" else scores.relevance
     return [round(value, 8) for value in await compute(context, job, base, pairs, body)]
 

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
+from tokenmill.server.fields import Label, few
+
 LOOSE = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)
 Words = Annotated[str, Field(min_length=1)]
 Method = Literal["embedding", "likelihood"]
@@ -19,7 +21,7 @@ class Document(BaseModel):
     text: Words
 
 
-Documents = Annotated[list[Words | Document], Field(min_length=1, max_length=MOST_TEXTS)]
+Documents = Annotated[list[Words | Document], few(MOST_TEXTS, 1)]
 
 
 class Scored(BaseModel):
@@ -32,7 +34,7 @@ class Scored(BaseModel):
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=2**31 - 1)
     priority: int = 0
     timeout: float | None = Field(None, gt=0, le=86_400)
-    user: str | None = None
+    user: Label | None = None
 
 
 class RerankRequest(Scored):
@@ -47,7 +49,7 @@ class RerankRequest(Scored):
 class ScoreRequest(Scored):
     """POST /score and /v1/score: one text against many, or pairs."""
 
-    first: Words | Annotated[list[Words], Field(min_length=1, max_length=MOST_TEXTS)] = Field(
+    first: Words | Annotated[list[Words], few(MOST_TEXTS, 1)] = Field(
         validation_alias=AliasChoices("text_1", "queries", "query")
     )
     second: Words | Documents = Field(validation_alias=AliasChoices("text_2", "documents", "items"))
@@ -58,12 +60,12 @@ class ClassifyRequest(BaseModel):
 
     model_config = LOOSE
     model: str | None = Field(None, max_length=1024)
-    input: Words | Annotated[list[Words], Field(min_length=1, max_length=MOST_TEXTS)]
-    labels: Annotated[list[Words], Field(min_length=2, max_length=256)]
+    input: Words | Annotated[list[Words], few(MOST_TEXTS, 1)]
+    labels: Annotated[list[Words], few(256, 2)]
     instruction: str | None = Field(None, max_length=1 << 16)
     priority: int = 0
     timeout: float | None = Field(None, gt=0, le=86_400)
-    user: str | None = None
+    user: Label | None = None
 
 
 def text_of(document: Any) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from tokenmill.core.errors import ParameterError
@@ -15,6 +16,7 @@ from tokenmill.core.request import SamplingParams
 from tokenmill.server.context import Context
 from tokenmill.server.job import Job
 from tokenmill.server.openai.sampling import truncate
+from tokenmill.server.text import Talk
 
 MOST_REQUESTS = 4096
 RELEVANCE = "Given a query, find the documents that answer it."
@@ -65,10 +67,9 @@ async def likelihoods(
         raise ParameterError("This server has no tokenizer, so answers cannot be scored.", param="labels")
     ends = [tokenizer.encode(answer, add_special_tokens=False) for answer in answers]
     prompts: list[tuple[str | None, list[int]]] = []
+    options = {"chat_template": context.chat_template, "chat_template_kwargs": {"enable_thinking": False}}
     for messages in questions:
-        _, ids = await context.text.chat(
-            messages, chat_template=context.chat_template, chat_template_kwargs={"enable_thinking": False}
-        )
+        _, ids = await context.text.chat(partial(_talk, messages, options))
         prompts += [(None, ids + end) for end in ends]
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
     await job.start(base, prompts, params, priority=priority)
@@ -79,6 +80,10 @@ async def likelihoods(
         pairs = zip(rows[-len(tail) :], task.request.prompt_ids[-len(tail) :], strict=True)
         sums.append(sum(row[token].logprob for row, token in pairs if row is not None))
     return [_shares(sums[i : i + len(ends)]) for i in range(0, len(sums), len(ends))]
+
+
+def _talk(messages: list[dict[str, Any]], options: dict[str, Any]) -> Talk:
+    return messages, dict(options)
 
 
 def _shares(sums: Sequence[float]) -> list[float]:

@@ -10,14 +10,15 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 import tokenmill
+from tokenmill.server.bodies import translated
 from tokenmill.server.context import Context
 from tokenmill.server.errors import describe_error
 from tokenmill.server.openai.completions import Completion, open_completion
 from tokenmill.server.openai.schemas import CompletionRequest
-from tokenmill.server.routing import Api, Work, get, json_answer, post, translated
+from tokenmill.server.routing import Api, Work, get, json_answer, post
 from tokenmill.server.text import THREADS
 from tokenmill.server.tgi import answers
-from tokenmill.server.tgi.schemas import AnyRequest, TgiRequest, VllmRequest
+from tokenmill.server.tgi.schemas import AnyRequest, TgiRequest, VllmRequest, form_of
 
 encode = msgspec.json.Encoder().encode
 
@@ -28,21 +29,21 @@ def add_routes(app: FastAPI, context: Context) -> None:
     async def generate(request: Request) -> Response:
         """Continue a prompt, in TGI's form (`inputs`) or vLLM's first one (`prompt`)."""
         async with Work(context, request) as work:
-            given, raw = await work.read(AnyRequest)
-            if given.inputs is None and given.prompt is not None:
-                return await _vllm(context, work, VllmRequest.model_validate(raw))
-            return await _tgi(context, work, TgiRequest.model_validate(raw), stream=False)
+            body: TgiRequest | VllmRequest = await work.read(form_of)
+            if isinstance(body, VllmRequest):
+                return await _vllm(context, work, body)
+            return await _tgi(context, work, body, stream=False)
 
     async def generate_stream(request: Request) -> Response:
         """The same, token by token."""
         async with Work(context, request) as work:
-            body, _ = await work.read(TgiRequest)
+            body = await work.read(TgiRequest)
             return await _tgi(context, work, body, stream=True)
 
     async def root(request: Request) -> Response:
         """The same for clients that post to /: a list of one answer, or a stream."""
         async with Work(context, request) as work:
-            body, _ = await work.read(TgiRequest)
+            body = await work.read(TgiRequest)
             return await _tgi(context, work, body, stream=body.stream, listed=not body.stream)
 
     async def info(request: Request) -> Response:
@@ -73,14 +74,14 @@ async def _tgi(context: Context, work: Work, body: TgiRequest, *, stream: bool, 
 
 async def _open(context: Context, work: Work, fields: dict[str, Any]) -> Completion:
     """A completion of these fields; those that are None count as absent."""
-    return await open_completion(context, translated(CompletionRequest, fields), {}, work.job, work.base())
+    body = await context.bodies.run(work.job.size, lambda: translated(CompletionRequest, fields))
+    work.heed(body)
+    return await open_completion(context, body, work.job, work.base())
 
 
 async def _vllm(context: Context, work: Work, body: VllmRequest) -> Response:
     """{"text": [prompt + output, ...]}, or a line of that per step."""
-    extras = body.model_dump()
-    for name in ("echo", "logprobs", "stream"):
-        extras.pop(name, None)
+    extras = {"prompt": body.prompt, "use_beam_search": body.use_beam_search, **(body.model_extra or {})}
     opened = await _open(context, work, extras)
     if body.stream:
         return work.lines(_grown(opened, body.prompt))

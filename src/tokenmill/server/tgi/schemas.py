@@ -5,11 +5,13 @@ Must not know: engines, HTTP.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from tokenmill.core.errors import ParameterError
+from tokenmill.server.fields import few
 
 LOOSE = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -38,22 +40,16 @@ class Parameters(BaseModel):
     repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
     return_full_text: bool | None = None
     seed: Annotated[int, Field(ge=0, le=2**64 - 1)] | None = None
-    stop: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=64)] = Field(default_factory=list)
+    stop: Annotated[list[Annotated[str, Field(min_length=1)]], few(64)] = Field(default_factory=list)
     temperature: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
     top_k: Positive | None = None
     top_n_tokens: Annotated[int, Field(ge=0, le=20)] | None = None
     top_p: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     truncate: Positive | None = None
     typical_p: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
-    watermark: bool = False
-    adapter_id: str | None = None
 
     def fields(self, prompt: str, *, stream: bool) -> dict[str, Any]:
         """As fields of a completion; every token's probability is part of TGI's answers."""
-        if self.watermark:
-            raise ParameterError("watermark is not supported in this version.", param="watermark")
-        if self.adapter_id:
-            raise ParameterError("adapter_id: this server has no adapters.", param="adapter_id")
         if stream and (self.best_of or 1) > 1:
             raise ParameterError("best_of is not available in streams.", param="best_of")
         warped = any(x is not None for x in (self.temperature, self.top_k, self.top_p, self.typical_p))
@@ -103,6 +99,11 @@ class AnyRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
     inputs: str | None = None
     prompt: str | None = None
+
+
+def form_of(raw: Mapping[str, Any]) -> type[TgiRequest] | type[VllmRequest]:
+    """Which of the two a body of /generate is."""
+    return VllmRequest if raw.get("inputs") is None and raw.get("prompt") is not None else TgiRequest
 
 
 def _structure(grammar: Grammar | None) -> dict[str, Any] | None:

@@ -1,0 +1,22 @@
+"""Standard streams that were closed before the start. Owns: putting nothing in their place.
+
+A closed descriptor is given to the next file or socket that is opened, and whoever prints then writes into that.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+_STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
+
+
+def open_missing_streams() -> None:
+    """Every standard stream is there, if only as a hole."""
+    for number, (name, mode) in enumerate(_STREAMS):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115  (for as long as we live)

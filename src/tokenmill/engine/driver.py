@@ -1,0 +1,64 @@
+"""Driving an engine in the caller's thread. Owns: the engine's turn, and steps whose text goes to who asked.
+
+LLM, programs and benchmarks step it, and whoever does gets everybody's requests on. Must not know: prompts, HTTP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator
+
+from tokenmill.core.errors import ParameterError
+from tokenmill.core.request import Request
+from tokenmill.engine.deliveries import Deliveries, Hear
+from tokenmill.engine.engine import Engine
+from tokenmill.text.codec import Tokenizer
+
+
+class Driver:
+    """An engine that callers step by turns; `stepping` refuses a call from inside a step (by a logits processor)."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer | None) -> None:
+        self.engine = engine
+        self.deliveries = Deliveries(tokenizer, engine.abort)
+        self.turn = threading.RLock()
+        self.stepping = False
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """One thread at a time touches the engine."""
+        with self.turn:
+            if self.stepping:
+                raise ParameterError("This LLM is answering already: what it calls cannot ask it in between.")
+            yield
+
+    def add(self, request: Request, hear: Hear, pooling: str | None = None) -> None:
+        """Accept a request, or raise a UserError that says why not. pooling: for an embedding."""
+        with self.alone():
+            if pooling is None:
+                self.engine.add(request)
+            else:
+                self.engine.scheduler.add(self.engine.admission.check_embedding(request, pooling))
+            self.deliveries.add(request, hear)
+
+    def step(self) -> None:
+        """One step, of everything that has been added by anybody."""
+        with self.alone():
+            self.stepping = True
+            try:
+                deltas = self.engine.step()
+            finally:
+                self.stepping = False
+            self.deliveries.deliver(deltas)
+
+    def leave(self, request_ids: Iterable[str]) -> None:
+        """Nobody waits for these any more; plans in flight come in, or fail as well."""
+        names = list(request_ids)
+        with self.turn:
+            for name in names:
+                self.engine.abort(name)
+                self.deliveries.drop(name)
+            with contextlib.suppress(Exception):
+                for _ in range(len(self.engine.flying)):
+                    self.deliveries.deliver(self.engine.step())

@@ -1,0 +1,16 @@
+"""The null drafter of a device."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from tokenmill.core.protocols import RowState
+
+
+class NoDeviceDrafter:
+    """Leaves no drafts behind."""
+
+    most = 0
+
+    def propose(self, rows: RowState, row_ids: Tensor, longest: int) -> None:
+        """Nothing is proposed."""

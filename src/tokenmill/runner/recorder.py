@@ -1,0 +1,220 @@
+"""Steps that are replayed. Owns: the seam between plans and recordings, and the two kinds of recordings.
+
+Python between two native calls costs more than most of these calls take. A recording makes all calls of a step again,
+on the memory they were made on. A layout says which plans it takes, where their inputs lie and what is computed from
+them; recordings keep what was computed, by key. A CUDA graph is made ahead, of steps that are filled up to rungs; a
+native tape when a step comes again, of exactly its size.
+Must not know: sampling, the scheduler, what the keys mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tokenmill.core.forward import ForwardContext
+from tokenmill.core.protocols import CausalLM, Kernels
+from tokenmill.core.step import StepPlan
+from tokenmill.device.graphs import Recorder, Recording
+from tokenmill.kvcache.pool import KVPool
+from tokenmill.runner.batch import Batch
+from tokenmill.runner.rows import Rows
+
+K = TypeVar("K", bound=Hashable)
+Best = tuple[Tensor, Tensor, Tensor]
+"""What `Kernels.greedy` gives."""
+
+
+@dataclass(slots=True)
+class Made:
+    """What a recording computes, in tensors that each replay fills again; logits, best: None where it ends before."""
+
+    tokens: Tensor
+    token_rows: Tensor
+    hidden: Tensor
+    ctx: ForwardContext
+    logits: Tensor | None = None
+    best: Best | None = None
+
+
+@dataclass(slots=True)
+class Step:
+    """A step that has been enqueued: its batch and final hidden states [T, hidden]; of the lines that sample logits
+    and the most likely tokens, if they were made on the way."""
+
+    batch: Batch
+    hidden: Tensor
+    logits: Tensor | None = None
+    best: Best | None = None
+
+
+class StepRecorder(Protocol):
+    """Runs steps of some kind from recordings."""
+
+    def fits(self, plan: StepPlan) -> bool: ...
+    def warm(self) -> None:
+        """Record ahead what can be, so that no request waits for it."""
+        ...
+
+    def run(self, plan: StepPlan) -> Step | None:
+        """Enqueue the plan's step; None: it is not recorded (yet)."""
+        ...
+
+
+class Layout(Generic[K]):
+    """How steps of one kind lie in memory."""
+
+    def __init__(self, model: CausalLM, kernels: Kernels, rows: Rows, pool: KVPool) -> None:
+        self.model = model
+        self.kernels = kernels
+        self.rows = rows
+        self.pool = pool
+
+    def takes(self, plan: StepPlan) -> bool:
+        """Is this a step of the kind?"""
+        raise NotImplementedError
+
+    def key(self, plan: StepPlan) -> K:
+        """What tells recordings apart."""
+        raise NotImplementedError
+
+    def fill(self, key: K, plan: StepPlan | None) -> None:
+        """Put the plan where recordings of this key read it; None: the row that is nobody's."""
+        raise NotImplementedError
+
+    def computing(self, key: K) -> Callable[[], Made]:
+        """What is computed from there."""
+        raise NotImplementedError
+
+    def step(self, key: K, plan: StepPlan, made: Made) -> Step:
+        """What was computed for the plan's rows."""
+        raise NotImplementedError
+
+    def keeps(self, key: K) -> bool:
+        """Is a recording worth its memory?"""
+        return True
+
+    def ahead(self) -> Iterable[K]:
+        """Keys to record before they are asked for, largest first: its memory serves the others."""
+        return ()
+
+    def follow(self, key: K, made: Made) -> None:
+        """Compile what comes after such a step and is not recorded."""
+
+    def simplify(self) -> bool:
+        """Compute less from now on; False: there is nothing to leave out."""
+        return False
+
+
+class Recordings(Protocol[K]):
+    """Recordings of one layout's steps. possible: False once it is known that this model cannot be recorded."""
+
+    possible: bool
+
+    def warm(self, layout: Layout[K]) -> None: ...
+    def replay(self, key: K, layout: Layout[K]) -> Made | None:
+        """Compute from the filled inputs; None: not recorded, and nothing was computed."""
+        ...
+
+
+class RecordedSteps(Generic[K]):
+    """The one StepRecorder: a layout over recordings."""
+
+    def __init__(self, layout: Layout[K], recordings: Recordings[K]) -> None:
+        self.layout = layout
+        self.recordings = recordings
+
+    def fits(self, plan: StepPlan) -> bool:
+        return self.recordings.possible and self.layout.takes(plan)
+
+    def warm(self) -> None:
+        self.recordings.warm(self.layout)
+
+    def run(self, plan: StepPlan) -> Step | None:
+        key = self.layout.key(plan)
+        self.layout.fill(key, plan)
+        made = self.recordings.replay(key, self.layout)
+        return None if made is None else self.layout.step(key, plan, made)
+
+
+class Graphs(Generic[K]):
+    """CUDA graphs; `recorder` may be shared, as one step runs after the other."""
+
+    def __init__(self, kernels: Kernels, recorder: Recorder) -> None:
+        self.kernels = kernels
+        self.recorder = recorder
+        self.made: dict[K, Recording[Made]] = {}
+        self.possible = True
+
+    def warm(self, layout: Layout[K]) -> None:
+        """Record the layout's keys."""
+        for key in layout.ahead():
+            layout.fill(key, None)
+            recording = self._find(key, layout)
+            if recording is not None:
+                layout.follow(key, recording.made)
+
+    def replay(self, key: K, layout: Layout[K]) -> Made | None:
+        """Enqueue the recording of this key, made if need be."""
+        recording = self._find(key, layout)
+        return None if recording is None else recording.replay()
+
+    def _find(self, key: K, layout: Layout[K]) -> Recording[Made] | None:
+        """None: an operation of this model waits for the device."""
+        if key not in self.made and self.possible:
+            before, compute = self.kernels.waits, layout.computing(key)
+            compute()  # kernels are compiled and scratch is taken
+            self.possible = self.kernels.waits == before
+            if self.possible:
+                self.made[key] = self.recorder.record(compute)
+        return self.made.get(key)
+
+
+class Tapes(Generic[K]):
+    """Native tapes. All share one room for their temporary tensors: they run one after the other.
+
+    The room begins as zeros, because a model that turns out not to be recordable has torch read entries of gathered
+    tables that do not count."""
+
+    def __init__(self, kernels: Kernels, room_bytes: int) -> None:
+        self.kernels = kernels
+        self.room_bytes = room_bytes
+        self.room: Tensor | None = None
+        self.made: dict[K, tuple[Made, Callable[[], None]]] = {}
+        self.seen: set[K] = set()
+        self.possible = True
+
+    def warm(self, layout: Layout[K]) -> None:
+        """Nothing: the first steps pack weights and bind descriptors, the next ones record themselves."""
+
+    def replay(self, key: K, layout: Layout[K]) -> Made | None:
+        """Compute the step, and keep a recording where one can be made."""
+        found = self.made.get(key)
+        if found is not None:
+            found[1]()
+            return found[0]
+        if key not in self.seen:
+            self.seen.add(key)
+            return None
+        keeps = layout.keeps(key)
+        if self.made and not keeps:
+            return layout.computing(key)()
+        if self.room is None:  # numpy's zeros take memory when they are first used
+            self.room = torch.from_numpy(np.zeros(self.room_bytes, dtype=np.uint8))
+        made, again = self.kernels.record(layout.computing(key), self.room)
+        if again is None:
+            self.possible = layout.simplify()
+        elif keeps:
+            self.made[key] = made, again
+        return made
+
+
+def logits_suffice(rows: Rows, plan: StepPlan) -> bool:
+    """Nothing but this moment's hidden states or logits is wanted: no embeddings, no logprobs of prompts."""
+    params = rows.sampling.params
+    return not rows.pools and all(params[row].num_prompt_logprobs < 0 for row in plan.rows)

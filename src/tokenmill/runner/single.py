@@ -1,0 +1,144 @@
+"""Steps of one token a row. Owns: which steps these are, their inputs, and what a recording of them computes.
+
+It begins at row numbers and ends at logits: tokens, positions and slots are derived inside from the rows' state, so a
+replay needs no other input. On a GPU steps are filled up to the next rung with the spare row. On a CPU any count is a
+key of its own, and the most likely tokens are chosen within the recording.
+Must not know: sampling, the scheduler, how steps are recorded.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.protocols import CausalLM, Kernels
+from tokenmill.core.step import StepPlan
+from tokenmill.kvcache.pool import KVPool
+from tokenmill.runner.batch import Batch, apart, share_prefix, single_tokens
+from tokenmill.runner.recorder import Layout, Made, Step, logits_suffice
+from tokenmill.runner.rows import Rows
+from tokenmill.sampling.quick import compile_choices
+from tokenmill.sampling.table import send
+
+LADDER = (1, 2, 4, 8, 16, 24, 32, 48, *range(64, 257, 16), 288, 320, 384, 512, 640, 768, 896, 1024)
+"""Row counts that steps are filled up to. The large ones are few: 512 rows were multiplied sooner than 416 or 448."""
+SHARED_LADDER = (8, 16, 32, *range(64, 1025, 64))
+"""Rungs of steps whose rows share a prefix: fewer, because they are recorded beside the others."""
+MOST_ROWS = 32
+"""Of a native tape: above, products take longer than the way to them."""
+ROOM = 64 << 20
+"""Bytes that the temporary tensors of a native tape may take."""
+Key = tuple[int, tuple[bool, ...], tuple[bool, ...]]
+"""Row count, which KV groups have shifted tables, which share a prefix."""
+
+
+class SingleTokens(Layout[Key]):
+    """Layout of steps in which each row computes one token, all of them sampled. exact: no rungs, for native tapes."""
+
+    def __init__(self, model: CausalLM, kernels: Kernels, rows: Rows, pool: KVPool, *, exact: bool) -> None:
+        super().__init__(model, kernels, rows, pool)
+        self.exact = exact
+        self.ladder = [n for n in LADDER if n < rows.spare] + [rows.spare]
+        self.shared_ladder = [n for n in self.ladder if n in SHARED_LADDER or n == rows.spare]
+        self.row_bytes = 6 * model.spec.vocab_size + 30 * model.spec.hidden_size * len(model.spec.kv_specs)
+        self.to_logits = True
+        self.row_ids: dict[int, Tensor] = {}
+        self.filled: dict[int, list[int]] = {}
+        self.ones = torch.ones(rows.spare, dtype=torch.int64, device=rows.device)
+        self.ends: dict[int, list[int]] = {}
+
+    def takes(self, plan: StepPlan) -> bool:
+        """One token for each row, sampled from each, and nothing but logits is wanted."""
+        rows = self.rows
+        return (
+            len(plan.rows) == plan.num_tokens
+            and len(plan.rows) <= rows.spare
+            and all(plan.samples)
+            and logits_suffice(rows, plan)
+            and (not self.exact or rows.contiguous(plan.rows))
+        )
+
+    def key(self, plan: StepPlan) -> Key:
+        """The rung, and how the tables are."""
+        groups = range(len(self.rows.tables))
+        shifted = tuple(not self.rows.shifted[g].isdisjoint(plan.rows) for g in groups)
+        shared = tuple(share_prefix(self.rows, g, plan.rows) for g in groups)
+        count = len(plan.rows)
+        if not self.exact:
+            rungs = self.shared_ladder if any(shared) else self.ladder
+            count = rungs[bisect_left(rungs, count)]
+        return count, shifted, shared
+
+    def fill(self, key: Key, plan: StepPlan | None) -> None:
+        """The rows' numbers, the spare row's behind them."""
+        rung, wanted = key[0], plan.rows if plan is not None else []
+        row_ids = self.row_ids.get(rung)
+        if row_ids is None:
+            row_ids = self.row_ids[rung] = torch.full((rung,), self.rows.spare, device=self.rows.device)
+        if self.filled.get(rung) != wanted:
+            self.filled[rung] = list(wanted)
+            padded = wanted + [self.rows.spare] * (rung - len(wanted))
+            row_ids.copy_(send(torch.tensor(padded, dtype=torch.int64), self.rows.device))
+
+    def computing(self, key: Key) -> Callable[[], Made]:
+        """From row numbers to logits, or to hidden states where what follows cannot be recorded."""
+        row_ids = self.row_ids[key[0]]
+        starts = apart(self.rows.computed[row_ids] + 1)
+
+        def compute() -> Made:
+            tokens, ctx = single_tokens(
+                self.kernels, self.rows, self.pool, row_ids, starts, shifted=key[1], shared=key[2]
+            )
+            made = Made(tokens, row_ids, self.model.forward(tokens, ctx), ctx)
+            if self.to_logits:
+                made.logits = self.model.logits(made.hidden, ctx)
+                if self.exact:
+                    made.best = self.kernels.greedy(made.logits)
+            return made
+
+        return compute
+
+    def step(self, key: Key, plan: StepPlan, made: Made) -> Step:
+        """What was computed for the plan's rows."""
+        count, row_ids, tokens, hidden, logits = len(plan.rows), made.token_rows, made.tokens, made.hidden, made.logits
+        if logits is None:
+            logits = self.model.logits(hidden, made.ctx)
+        if count < key[0]:
+            row_ids, tokens, hidden, logits = row_ids[:count], tokens[:count], hidden[:count], logits[:count]
+        ends = self.ends.get(count)
+        if ends is None:
+            ends = self.ends[count] = list(range(1, count + 1))
+        batch = Batch(plan, tokens, row_ids, self.ones[:count], row_ids, ends, made.ctx)
+        return Step(batch, hidden, logits, made.best)
+
+    def keeps(self, key: Key) -> bool:
+        """Few rows whose tensors fit into the room."""
+        return key[0] <= MOST_ROWS and key[0] * self.row_bytes <= ROOM
+
+    def ahead(self) -> Iterator[Key]:
+        """Every rung, as long as steps are plain."""
+        no, shares = (False,) * len(self.rows.tables), (True,) * len(self.rows.tables)
+        for rung in reversed(self.ladder):
+            yield rung, no, no
+            if rung in self.shared_ladder:
+                yield rung, no, shares
+
+    def follow(self, key: Key, made: Made) -> None:
+        """The ways of choosing, and what moves rows on, with the row that is nobody's; it stays where it was."""
+        if any(key[2]) or made.logits is None:
+            return
+        rows, row_ids = self.rows, self.row_ids[key[0]]
+        compile_choices(made.logits, row_ids, rows.sampling, self.kernels)
+        if key[0] == self.ladder[0]:
+            one = row_ids[:1]
+            self.kernels.advance_(one, torch.zeros_like(one), rows.tokens, rows.length, rows.computed)
+            rows.length[rows.spare] = 0
+            rows.computed[rows.spare] = 0
+
+    def simplify(self) -> bool:
+        """What lies between the head and the logits may be all that is in the way."""
+        could, self.to_logits = self.to_logits, False
+        return could

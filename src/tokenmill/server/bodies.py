@@ -1,0 +1,148 @@
+"""From a body's bytes to a checked request. Owns: decoding and validation, in a thread where they take long, and how
+many bytes of bodies are held at once.
+
+Ceilings come first (ceilings.py), and every list of a schema gives up at its first finding (fields.py), so the work is
+bounded by what one request may hold. Must not know: any one API, sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import msgspec
+from pydantic import BaseModel
+
+from tokenmill.core.errors import TooLargeError
+from tokenmill.server.ceilings import MOST_FIELDS, check_ceilings
+from tokenmill.server.errors import HttpError
+from tokenmill.server.inputs.plan import Plan
+from tokenmill.structured.limits import MAX_SPEC_BYTES, refuse
+
+B = TypeVar("B", bound=BaseModel)
+T = TypeVar("T")
+THREADS = 2
+PIECE = 256 << 10
+"""What comes in single bytes is not kept in single bytes."""
+SMALL = 32 << 10
+"""Bytes that are read on the event loop: a few milliseconds at the very most."""
+BODIES_AT_ONCE = 16
+"""So many of the largest bodies are held at a time; smaller ones than SMALL always find room."""
+LARGE = 2 * MAX_SPEC_BYTES
+"""Bytes of a structure as it is written; the exact limit is looked at where it is worked out."""
+STRUCTURES = frozenset(
+    (
+        *("structured_outputs", "response_format", "structural_tag", "json_schema", "regex", "ebnf", "grammar"),
+        *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+        *("format", "text", "parameters", "output_format", "output_config"),
+    )
+)
+"""Fields of all APIs that hold a structure, and no text that a model reads (`text` does where it is no object)."""
+Raw = Mapping[str, Any]
+Schema = type[B] | Callable[[Raw], type[B]]
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode = msgspec.json.Decoder().decode
+
+
+class Bodies:
+    """The threads of one server, and the bytes that it holds."""
+
+    def __init__(self, max_body_bytes: int, plans: Mapping[str, Plan]) -> None:
+        self.plans = plans
+        """What becomes of the names in every kind of body."""
+        self.room = BODIES_AT_ONCE * max(max_body_bytes, SMALL)
+        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenmill-body")
+
+    async def run(self, size: int, work: Callable[[], T]) -> T:
+        """Do what takes time in proportion to a body of this size."""
+        if size <= SMALL:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self.threads, work)
+
+    def close(self) -> None:
+        """End the threads."""
+        self.threads.shutdown(wait=False, cancel_futures=True)
+
+
+class Parcel:
+    """One request's body while it is held. `release` may be called twice."""
+
+    def __init__(self, bodies: Bodies) -> None:
+        self.bodies = bodies
+        self.parts: list[bytearray] = []
+        self.size = 0
+        self._held = 0
+
+    def add(self, part: bytes) -> None:
+        """More has come; 503 when the server holds as much as it will."""
+        if not self.parts or len(self.parts[-1]) > PIECE:
+            self.parts.append(bytearray())
+        self.parts[-1] += part
+        self.size += len(part)
+        self._held += len(part)
+        self.bodies.room -= len(part)
+        if self.bodies.room < 0 and self.size > SMALL:
+            raise HttpError(503, "The server is reading many large bodies now; try again.", retry_after=1)
+
+    def take(self) -> bytes:
+        """All of it; the parcel is empty then, but counts until `release`."""
+        data = b"".join(self.parts)
+        self.parts.clear()
+        return data
+
+    def release(self) -> None:
+        """It is held no longer."""
+        self.parts.clear()
+        self.bodies.room += self._held
+        self._held = 0
+
+
+def parse(data: bytes, schema: Schema[B], look: Callable[[type[B], dict[str, Any]], None] | None = None) -> B:
+    """The request that these bytes hold, or the first thing that is wrong with it. `look`: sees all fields first, and
+    may change them."""
+    check_ceilings(data)
+    if len(data) > LARGE:
+        _refuse_large_structures(data)
+    try:
+        raw = _decoded(data)
+    except UnicodeDecodeError as error:
+        raise HttpError(400, f"The body is not UTF-8 text (byte {error.start} of a string).") from None
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise HttpError(400, f"The body is not valid JSON: {error}.") from None
+    if not isinstance(raw, dict):
+        raise HttpError(400, "The body must be a JSON object.")
+    if len(raw) > MOST_FIELDS:
+        raise TooLargeError(f"The body has {len(raw)} fields; {MOST_FIELDS} is the most.")
+    chosen: type[B] = schema if isinstance(schema, type) else schema(raw)
+    if look is not None:
+        look(chosen, raw)
+    return chosen.model_validate(raw)
+
+
+def _decoded(data: bytes) -> Any:
+    """Python's collector would look at all there is a hundred times while the values are made, and find nothing."""
+    gc.disable()
+    try:
+        return _decode(data)
+    finally:
+        gc.enable()
+
+
+def _refuse_large_structures(data: bytes) -> None:
+    """Before they are read: compiling them is refused anyway."""
+    try:
+        fields = _fields(data)
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        return  # what is wrong with it is said by who reads it
+    for name in STRUCTURES.intersection(fields):
+        value = memoryview(fields[name])
+        if len(value) > LARGE and (name != "text" or bytes(value[:1]) == b"{"):
+            refuse(f"{name} is larger than {MAX_SPEC_BYTES >> 10} KiB.")
+
+
+def translated(schema: type[B], fields: Mapping[str, Any]) -> B:
+    """A request in another API's words; fields that are None count as absent."""
+    return schema.model_validate({name: value for name, value in fields.items() if value is not None})

@@ -1,0 +1,127 @@
+"""What runs where the engine is: in a process of its own or in a thread. Owns: loading, the loop's two ends, its beat.
+
+Must not know: restarts, HTTP.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.errors import UserError
+from tokenmill.engine.wire import (
+    Abort,
+    Add,
+    Beat,
+    Broken,
+    Command,
+    Failed,
+    News,
+    Stop,
+    decode_command,
+    encode_news,
+)
+from tokenmill.process.parent import end_with_parent
+from tokenmill.server.engines.channel import BlockingEnd, frame
+
+Build = Callable[[EngineConfig], Any]
+LONG_STEP_S = 0.25
+"""How often a step that takes longer says how far it is."""
+FAILED_EXIT = 70
+
+
+def name_of(command: Command) -> str:
+    """The request that a command is about."""
+    if isinstance(command, Add):
+        return command.request.id
+    return command.request_id if isinstance(command, Abort | Broken) else ""
+
+
+def read_command(name: str, body: bytes) -> Command:
+    """A command from its bytes; one that cannot be read is known by its request."""
+    try:
+        return decode_command(body)
+    except Exception:
+        return Broken(name)
+
+
+def run_engine(
+    build: Build,
+    config: EngineConfig,
+    receive: Callable[[float], list[Command] | None],
+    send: Callable[[News], None],
+) -> None:
+    """Load the model, say what it is, and serve."""
+    from tokenmill.engine.loop import EngineLoop, describe
+
+    began = time.monotonic()
+    try:
+        built = build(config)
+    except (UserError, OSError, MemoryError) as error:
+        send(Failed(str(error), user=True))
+        return
+    except Exception as error:
+        send(Failed(f"{type(error).__name__}: {error}"))
+        raise
+    send(describe(built, time.monotonic() - began))
+    loop = EngineLoop(built, receive, send)
+    ended = threading.Event()
+    threading.Thread(target=_beat, args=(loop, send, ended), name="tokenmill-beat", daemon=True).start()
+    try:
+        loop.run()
+    finally:
+        ended.set()
+    built.engine.close()
+
+
+def _beat(loop: Any, send: Callable[[News], None], ended: threading.Event) -> None:
+    """While a step is long, say how much of it is done: the server takes an engine that says nothing new as hung."""
+    turns = said = -1
+    while not ended.wait(LONG_STEP_S):
+        if loop.turns == turns and (done := loop.done()) != said:
+            said = done
+            send(Beat(done))
+        turns = loop.turns
+
+
+def run_child(build: Build, config: EngineConfig, sock: socket.socket, lasting: bool) -> None:
+    """The engine process's main function; it ends when its parent does."""
+    wire = BlockingEnd(sock)
+
+    def receive(timeout: float) -> list[Command] | None:
+        frames = wire.receive(timeout)
+        found = None if frames is None else [read_command(name, body) for name, body in frames]
+        return None if found is None or any(isinstance(c, Stop) for c in found) else found
+
+    def send(news: News) -> None:
+        wire.send(frame("", encode_news(news)))
+
+    try:
+        _settle_in(lasting, send)
+        run_engine(build, config, receive, send)
+    except Exception:  # a device that is broken may not let Python go down in an orderly way
+        traceback.print_exc()
+        wire.flush(1.0)
+        os._exit(FAILED_EXIT)
+    wire.flush(1.0)
+
+
+def _settle_in(lasting: bool, send: Callable[[News], None]) -> None:
+    """What a child is to its parent: it ends with it, leaves signals to it, and shows where it stands when asked."""
+    import faulthandler
+
+    try:
+        for name in ("SIGINT", "SIGTERM"):  # the parent decides when we end: it may still have requests to finish
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        end_with_parent(lasting)
+    except Exception as error:  # such as a lack of threads
+        send(Failed(f"{type(error).__name__}: {error}"))
+        raise

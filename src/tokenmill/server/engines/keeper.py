@@ -1,0 +1,202 @@
+"""Keeps engines alive. Owns: starting them, watching whether they get on, counting deaths, and starting again.
+
+Whatever goes wrong here is told and tried again: a server without engines that has given up silently helps nobody.
+Must not know: requests, HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tokenmill.engine.wire import EngineStats, News
+from tokenmill.server.engines.links import Link
+from tokenmill.server.engines.reserve import Reserve
+from tokenmill.server.engines.state import Engine, FleetOptions
+
+log = logging.getLogger("tokenmill.server")
+MakeLink = Callable[[int, int], Link]
+"""(engine number, life number) -> a fresh link."""
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
+"""Before an engine is started again that could not be started or did not load."""
+PATIENCE = 4
+"""So many times the watchdog's time may an engine that computes say nothing new; one that does nothing, only once."""
+LEAST_WORK = 0.02
+"""Share of a core that tells one that computes from one that waits: its own beats take far less."""
+
+
+@dataclass(slots=True)
+class Reports:
+    """Who is told what."""
+
+    news: Callable[[Engine, News], None]
+    loss: Callable[[Engine, str], None]
+    """An engine has died; another life of it begins after this call."""
+    broken: Callable[[str], None]
+    """Too many deaths: it is over."""
+    hopeless: Callable[[str], None]
+    """None could be started for long. It is tried on and on."""
+
+
+class Keeper:
+    """See the module's text."""
+
+    def __init__(self, make_link: MakeLink, options: FleetOptions, reports: Reports) -> None:
+        self.make_link = make_link
+        self.options = options
+        self.reports = reports
+        self.engines = [Engine(i) for i in range(options.engines)]
+        self.reserve = Reserve()
+        self.deaths: deque[float] = deque()
+        self.restarts = 0
+        self.failed_starts = 0
+        self.broken: str | None = None
+        self.watcher: asyncio.Task[None] | None = None
+        self.closed = False
+
+    def start(self) -> None:
+        """Begin all first lives, and the watch."""
+        for engine in self.engines:
+            self.launch(engine)
+        self.watcher = asyncio.get_running_loop().create_task(self._watch())
+
+    async def close(self) -> None:
+        """End all engines."""
+        self.closed = True
+        if self.watcher is not None:
+            self.watcher.cancel()
+        await asyncio.gather(*(e.link.stop() for e in self.engines if e.link is not None), return_exceptions=True)
+        self.reserve.close()
+
+    def launch(self, engine: Engine) -> None:
+        """A new life; one that cannot begin is tried again after a pause."""
+        if self.closed or self.broken is not None or engine.link is not None:
+            return
+        engine.begin()
+        life = engine.life
+        try:
+            with self.reserve.lent():
+                engine.link = self.make_link(engine.number, life)
+                engine.link.start(
+                    lambda news: self._heard(engine, life, news), lambda reason: self._died(engine, life, reason)
+                )
+        except Exception as error:
+            engine.link = None
+            self.failed_starts += 1
+            self._again(engine, f"it cannot be started ({getattr(error, 'strerror', None) or error})")
+
+    def failed_to_load(self, engine: Engine, message: str) -> None:
+        """The life that is ending says why it could not load; its death follows."""
+        engine.unloaded = message
+
+    def trouble(self) -> str | None:
+        """Why there is no engine and soon will be none; None: there is one, or one is about to be."""
+        before = time.monotonic() - self.options.hopeless_s
+        since = [e.trouble_since for e in self.engines]
+        gone = all(at is not None and at < before for at in since)
+        return f"no engine could be started: {self.engines[0].trouble}" if gone else None
+
+    # ------------------------------------------------------------ news and deaths
+
+    def _heard(self, engine: Engine, life: int, news: News) -> None:
+        if life == engine.life:
+            self.reports.news(engine, news)
+
+    def _died(self, engine: Engine, life: int, reason: str) -> None:
+        if life != engine.life or self.broken is not None or self.closed:
+            return
+        engine.ready, engine.link = False, None
+        try:
+            self._bury(engine, reason)
+        except Exception:
+            log.exception("a death could not be handled")
+            self._again(engine, "its last life ended in confusion")
+        try:
+            self.reports.loss(engine, reason)
+        except Exception:
+            log.exception("what a death means for requests could not be handled")
+        if self.broken is not None:
+            self.reports.broken(self.broken)
+
+    def _bury(self, engine: Engine, reason: str) -> None:
+        log.error("engine %d died (%s) with %d requests", engine.number, reason, len(engine.requests))
+        unloaded, was_ready = engine.unloaded, engine.loaded
+        engine.before, engine.stats = engine.totals(), EngineStats()
+        if unloaded is None:
+            self._count_death()
+        if self.broken is None:
+            self.restarts += 1
+            if was_ready:  # at once, and before its requests look for another engine
+                self.launch(engine)
+            else:
+                self._again(engine, f"it did not load ({unloaded or reason})")
+
+    def _count_death(self) -> None:
+        now = time.monotonic()
+        self.deaths.append(now)
+        while now - self.deaths[0] > 60.0:
+            self.deaths.popleft()
+        if len(self.deaths) > self.options.max_restarts_per_minute:
+            self.broken = f"engines died {len(self.deaths)} times within a minute; giving up"
+
+    def _again(self, engine: Engine, why: str) -> None:
+        """Later: what is missing now (descriptors, memory, disk) may be there then."""
+        pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**engine.vain)
+        engine.vain += 1
+        engine.trouble = why
+        engine.trouble_since = engine.trouble_since or time.monotonic()
+        log.error("engine %d: %s; the next try follows in %g s", engine.number, why, pause)
+        asyncio.get_running_loop().call_later(pause, self.launch, engine)
+        if (reason := self.trouble()) is not None:
+            self.reports.hopeless(reason)
+
+    # ------------------------------------------------------------ the watch
+
+    async def _watch(self) -> None:
+        """Kill engines that do not get on; their death does the rest."""
+        period = min(1.0, self.options.watchdog_s / 4)
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(period)
+            try:
+                late = time.monotonic() - began - period
+                if late > period:  # this process stood still itself, so nobody could be heard
+                    for engine in self.engines:
+                        engine.forgive(late)
+                self.reserve.refill()
+                await self._look(period)
+            except Exception:
+                log.exception("the watch of the engines failed once; it goes on")
+
+    async def _look(self, period: float) -> None:
+        for engine in self.engines:
+            if engine.link is not None:
+                engine.look(engine.link.vitals(), LEAST_WORK * period)
+        stuck = [e for e in self.engines if self._stuck(e)]
+        if stuck:
+            await asyncio.sleep(0.05)  # it may be us who were late to listen
+        for engine in stuck:
+            if self._stuck(engine) and engine.link is not None:
+                now = time.monotonic()
+                log.error("engine %d is hung: no progress for %.1f s", engine.number, now - engine.heard)
+                engine.link.dump_stacks()
+                await asyncio.sleep(0.2)
+                engine.ready, engine.hung = False, True
+                if engine.link is not None:
+                    await engine.link.kill()
+
+    def _stuck(self, engine: Engine) -> bool:
+        now, limit = time.monotonic(), self.options.watchdog_s
+        if engine.link is None or engine.hung:  # it was told already
+            return False
+        if engine.loaded:
+            quiet = now - engine.heard
+            return quiet > PATIENCE * limit or (quiet > limit and now - engine.moved > limit / 2)
+        if not engine.visible:  # nobody can tell how far its load is
+            return False
+        return now - engine.moved > (limit if engine.stopped else PATIENCE * limit)

@@ -1,0 +1,45 @@
+"""What schemas are made of. Owns: ceilings of lists and names of every API; a list ends at its first finding.
+
+Pydantic builds a finding for each bad item of each branch of a union, at a thousand times the size of the item; with
+`few` it stops at the first. Must not know: any one API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import GroupedMetadata, MaxLen, MinLen
+from pydantic import FailFast, Field
+
+MOST_MESSAGES = 8192
+MOST_PARTS = 8192
+"""Pieces of one message's content, or calls in it."""
+MOST_TOOLS = 1024
+MOST_IDS = 1 << 19
+MOST_TEXTS = 2048
+MOST_METADATA = 16
+"""OpenAI's ceiling."""
+Label = Annotated[str, Field(max_length=4096)]
+"""Ids and names that a request keeps as long as it lives."""
+
+
+class few(GroupedMetadata):
+    """`Annotated[list[Item], few(10)]`: at most so many, and the first bad one ends it."""
+
+    def __init__(self, most: int, least: int = 0) -> None:
+        self.most, self.least = most, least
+
+    def __iter__(self) -> Iterator[object]:
+        yield FailFast()
+        if self.least:
+            yield MinLen(self.least)
+        yield MaxLen(self.most)
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """`Annotated[dict[str, Any], Inside("responses.Item")]`: an object whose names `inputs/` lists."""
+
+    plan: str

@@ -1,0 +1,91 @@
+"""What stands around a body: request headers and query parameters. Owns: what becomes of each that clients rely on.
+
+Other headers pass in silence: browsers and proxies add them. Must not know: bodies, endpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from tokenmill.core.errors import ParameterError
+from tokenmill.server.inputs.look import Unknown, plain
+
+DONE_HEADERS: Mapping[str, str] = {
+    "authorization": "the key",
+    "x-api-key": "the key",
+    "content-type": "must be JSON",
+    "content-encoding": "refused unless `identity`",
+    "host": "must be a name of this server",
+    "origin": "must be allowed",
+    "x-request-id": "the id of the answer",
+    "x-session-id": "as the field `session_id`",
+    "x-vllm-priority": "as the field `priority`, and wins over it",
+    "x-data-parallel-rank": "which engine",
+    "traceparent": "the trace that the request's span belongs to",
+    "tracestate": "goes along with `traceparent`",
+}
+TOLD_HEADERS: Mapping[str, str] = {
+    "idempotency-key": "a request that is sent twice is answered twice",
+    "x-idempotency-key": "a request that is sent twice is answered twice",
+    "endpoint-load-metrics-format": "answers carry no load report: see /load and /metrics",
+    "prefer": "`background` says it in /v1/responses",
+    "x-priority": "`X-Vllm-Priority` says it",
+    "x-request-timeout": "the field `timeout` says it",
+    "x-request-timeout-ms": "the field `timeout` says it",
+    "x-smg-routing-key": "`X-Session-ID` says it",
+    "x-smg-target-worker": "`X-data-parallel-rank` says it",
+}
+"""Headers that ask for something that is not done."""
+HARMLESS_HEADERS: Mapping[str, str] = {
+    "accept": "the body's `stream` decides",
+    "user-agent": "nobody is treated differently",
+    "x-stainless-*": "what the client's library says of itself",
+    "openai-organization": "whose account it is: there are none",
+    "openai-project": "whose account it is: there are none",
+    "openai-beta": "what a beta adds is a path or a field, which is judged by itself",
+    "anthropic-version": "there is one version",
+    "anthropic-beta": "what a beta adds is a field or a block, which is judged by itself",
+    "anthropic-dangerous-direct-browser-access": "`--allowed-origins` decides",
+    "x-client-request-id": "a label of the client's own",
+    "x-app": "a label of the client's own",
+    "http-referer": "a label of the client's own",
+    "x-title": "a label of the client's own",
+    "x-use-cache": "answers are never cached",
+    "x-wait-for-model": "the model stays loaded",
+    "x-use-gpu": "the model stays where it is",
+    "x-compute-type": "the model stays where it is",
+    "baggage": "goes along with `traceparent`",
+}
+QUERIES: Mapping[str, frozenset[str]] = {
+    "/v1/responses/{response_id}": frozenset({"stream", "starting_after"}),
+    "/v1/engine": frozenset({"since"}),
+    "/v1/requests": frozenset({"limit"}),
+}
+"""Query parameters that are done, by path."""
+HARMLESS_QUERIES: Mapping[str, str] = {
+    "api-version": "there is one version",
+    "beta": "what a beta adds is a field or a block, which is judged by itself",
+}
+REFUSED_QUERIES: Mapping[tuple[str, str], tuple[str, str]] = {
+    ("/v1/responses/{response_id}/input_items", name): ("the list comes whole, oldest first", neutral)
+    for name, neutral in {"limit": "", "order": "asc", "after": "", "before": ""}.items()
+}
+"""(path, name) -> why it is refused, and the value that asks for nothing."""
+
+
+def told_headers(headers: Mapping[str, str]) -> Iterator[str]:
+    """Headers of this request that ask for what is not done."""
+    present = set(headers)
+    return (name for name in TOLD_HEADERS if name in present)
+
+
+def judge_query(path: str, given: Mapping[str, str], unknown: Unknown) -> None:
+    """Refuse what is refused by name, and collect what has no effect."""
+    for name in given:
+        if name in QUERIES.get(path, ()) or name in HARMLESS_QUERIES:
+            continue
+        refused = REFUSED_QUERIES.get((path, name))
+        if refused is None:
+            unknown.tell(plain(name))
+        elif given[name] != refused[1]:
+            raise ParameterError(f"{name} is not supported in this version: {refused[0]}.", param=plain(name))

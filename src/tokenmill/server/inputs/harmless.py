@@ -1,0 +1,169 @@
+"""Names that are taken and have no effect, because none is missing: the one list of them, each with its reason.
+
+Keys are names of plans, as in `refused.py`. Must not know: schemas, HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Reasons = Mapping[str, str]
+
+
+def _say(why: str, *names: str) -> dict[str, str]:
+    return dict.fromkeys(names, why)
+
+
+ANYWHERE: Reasons = {
+    **_say("a label for whoever keeps accounts", "user", "metadata", "safety_identifier"),
+    **_say(
+        "a wish about speed: equal beginnings are found in the prefix cache by themselves",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "cache_prompt",
+        "cache_control",
+        "id_slot",
+        "n_cache_reuse",
+    ),
+    **_say("a wish about speed: the model stays loaded", "keep_alive"),
+}
+"""In every request."""
+
+_COMPANIONS: Reasons = {
+    **_say("read with mirostat alone, which is refused", "mirostat_tau", "mirostat_eta"),
+    **_say("read with xtc_probability alone, which is refused", "xtc_threshold"),
+    **_say(
+        "read with dry_multiplier alone, which is refused",
+        "dry_base",
+        "dry_allowed_length",
+        "dry_penalty_last_n",
+        "dry_sequence_breakers",
+    ),
+    **_say("read with dynatemp_range alone, which is refused", "dynatemp_exponent"),
+    **_say("read with smoothing_factor alone, which is refused", "smoothing_curve"),
+    **_say("read with adaptive_target alone, which is refused", "adaptive_decay"),
+    **_say("read with guidance_scale alone, which is refused", "negative_prompt"),
+}
+GENERATING: Reasons = {
+    **ANYWHERE,
+    **_COMPANIONS,
+    **_say("nothing is shifted out of a full context", "n_keep", "n_discard"),
+    **_say(
+        "guessing ahead changes no token",
+        "speculative.n_max",
+        "speculative.n_min",
+        "speculative.p_min",
+        "draft_num_predict",
+    ),
+    **_say("all backends enforce the same", "guided_decoding_backend"),
+}
+"""In every request that makes text."""
+
+_ENFORCED = "a schema is enforced in any case"
+_KIND = "there is one kind, and others are refused"
+_ECHO = "part of what the server said earlier, and of no use in a prompt"
+
+_OLLAMA_LOADING: Reasons = _say(
+    "it says how to load the model, which is loaded",
+    "num_batch",
+    "num_gpu",
+    "num_gqa",
+    "main_gpu",
+    "low_vram",
+    "f16_kv",
+    "use_mmap",
+    "use_mlock",
+    "num_thread",
+    "numa",
+)
+
+HARMLESS: dict[str, Reasons] = {
+    "openai.ChatRequest": GENERATING,
+    "openai.CompletionRequest": GENERATING,
+    "openai.EmbeddingRequest": ANYWHERE,
+    "openai.TokenizeRequest": ANYWHERE,
+    "openai.DetokenizeRequest": ANYWHERE,
+    "openai.JsonSchemaFormat": {
+        **_say("a name for people", "name", "description"),
+        **_say(_ENFORCED, "strict"),
+    },
+    "openai.Message": {
+        **_say(_ECHO, "annotations", "id", "status"),
+        **_say("a wish about speed: equal beginnings are found by themselves", "cache_control"),
+    },
+    "openai.TextPart": {
+        **_say(_ECHO, "annotations", "logprobs"),
+        **_say("a wish about speed: equal beginnings are found by themselves", "cache_control"),
+    },
+    "openai.ToolCall": _say(_ECHO, "index"),
+    "openai.Tool": _say("a wish about speed: equal beginnings are found by themselves", "cache_control"),
+    "responses.ResponsesRequest": {**GENERATING, **_say("what lies in it is judged by itself", "stream_options")},
+    "responses.Item": _say(_ECHO, "id", "status", "summary", "encrypted_content", "phase"),
+    "responses.Part": _say(_ECHO, "annotations", "logprobs"),
+    "responses.Format": {**_say("a name for people", "name", "description"), **_say(_ENFORCED, "strict")},
+    "anthropic.MessagesRequest": {**GENERATING, **_say(_KIND, "anthropic_version", "anthropic_beta", "betas")},
+    "anthropic.CountRequest": {
+        **GENERATING,
+        **_say(_KIND, "anthropic_version", "anthropic_beta", "betas"),
+        **_say("the count does not depend on it", "tool_choice", "output_config", "max_tokens", "stream"),
+    },
+    "anthropic.Turn": _say(_ECHO, "id", "type", "model", "stop_reason", "stop_sequence", "usage"),
+    "anthropic.Block": {
+        **_say("a wish about speed: equal beginnings are found by themselves", "cache_control"),
+        **_say("signatures are not verified", "signature"),
+        **_say("thoughts that were hidden stay hidden", "data"),
+        **_say("the result's text says what went wrong", "is_error"),
+        **_say(_ECHO, "caller"),
+    },
+    "anthropic.ResultPart": _say("a wish about speed: equal beginnings are found by themselves", "cache_control"),
+    "anthropic.Tool": {
+        **_say("a wish about speed: equal beginnings are found by themselves", "cache_control"),
+        **_say("arguments are always sent as they come", "eager_input_streaming"),
+        **_say(_KIND, "type"),
+    },
+    "ollama.GenerateRequest": GENERATING,
+    "ollama.ChatRequest": GENERATING,
+    "ollama.EmbedRequest": ANYWHERE,
+    "ollama.EmbeddingsRequest": ANYWHERE,
+    "ollama.ShowRequest": {**ANYWHERE, **_say("what is known is told in any case", "verbose")},
+    "ollama.Options": {
+        **_COMPANIONS,
+        **_say("guessing ahead changes no token", "draft_num_predict"),
+        **_say("nothing is shifted out of a full context", "num_keep"),
+        **_OLLAMA_LOADING,
+    },
+    "ollama.EmbedOptions": {
+        **_OLLAMA_LOADING,
+        **_say(
+            "vectors are not sampled",
+            "num_predict",
+            "temperature",
+            "top_k",
+            "top_p",
+            "min_p",
+            "typical_p",
+            "repeat_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+            "seed",
+            "stop",
+        ),
+    },
+    "ollama.Call": _say(_ECHO, "id", "type"),
+    "ollama.Function": _say(_ECHO, "index", "description"),
+    "tgi.TgiRequest": {
+        **ANYWHERE,
+        **_say("the model stays loaded, and answers are never cached", "options"),
+        **_say("one model is served", "model"),
+    },
+    "tgi.Parameters": GENERATING,
+    "tgi.VllmRequest": GENERATING,
+    "scoring.RerankRequest": ANYWHERE,
+    "scoring.ScoreRequest": ANYWHERE,
+    "scoring.ClassifyRequest": ANYWHERE,
+    "kserve.InferRequest": ANYWHERE,
+    "kserve.Tensor": _say("the values are counted", "shape"),
+    "kserve.Output": {},
+    "kserve.GenerateRequest": ANYWHERE,
+    "kserve.Parameters": GENERATING,
+}

@@ -1,0 +1,111 @@
+"""What a body says beside what is read. Owns: refusing names, moving other spellings, and finding unknown names.
+
+One walk over the objects before they are validated; its cost is that of the names. Must not know: HTTP, any one API.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenmill.core.errors import ParameterError
+from tokenmill.server.inputs.plan import Plan
+
+MOST_TOLD = 16
+"""Unknown names that are told; there may be many more."""
+MOST_CHARS = 64
+_ODD = re.compile(r"[^\x21-\x7e]|[,]")
+_NO_LIMIT = {"n_predict": (-1, -2)}
+
+
+@dataclass(slots=True)
+class Unknown:
+    """Names that no schema has, in the order of the body, with what may have been meant."""
+
+    names: dict[str, str | None] = field(default_factory=dict)
+    more: bool = False
+
+    def add(self, path: str, name: str, plan: Plan) -> None:
+        """One more, if there is room."""
+        if path + name in self.names or (shown := plain(path + name)) in self.names:
+            return
+        self.tell(shown, lambda: _hint(name, plan))
+
+    def tell(self, shown: str, hint: Callable[[], str | None] = lambda: None) -> None:
+        """One more name, as it is shown."""
+        if len(self.names) == MOST_TOLD:
+            self.more = True
+        else:
+            self.names[shown] = hint()
+
+
+def plain(name: str) -> str:
+    """A name as a header may carry it: short, and of printable ASCII."""
+    shown = _ODD.sub("?", name[:MOST_CHARS])
+    return shown + "..." if len(name) > MOST_CHARS else shown
+
+
+def look(raw: MutableMapping[str, Any], plan: Plan, unknown: Unknown, path: str = "") -> None:
+    """Refuse what is refused by name, give other spellings their field's name, collect what nobody knows."""
+    for name in [name for name in raw if name not in plan.fields]:
+        if name in plan.aliases:
+            _move(raw, name, plan.aliases[name], path)
+        elif (refusal := plan.refused.get(name)) is not None:
+            if refusal.asks(raw[name]):
+                text = f"{path}{name} is not supported in this version: {refusal.why}."
+                raise ParameterError(text, param=f"{path}{name}")
+        elif name not in plan.harmless and not unknown.more:
+            unknown.add(path, name, plan)
+    for name, under in plan.inside.items():
+        value = raw.get(name)
+        if isinstance(value, dict):
+            look(value, under, unknown, f"{path}{name}.")
+        elif isinstance(value, list):
+            for part in value:
+                if isinstance(part, dict):
+                    look(part, under, unknown, f"{path}{name}.")
+
+
+def _move(raw: MutableMapping[str, Any], name: str, field_name: str, path: str) -> None:
+    value = raw.pop(name)
+    if value in _NO_LIMIT.get(name, ()) and not isinstance(value, bool):
+        value = None
+    elif value is None:
+        return
+    if raw.get(field_name) is not None and raw[field_name] != value:
+        raise ParameterError(f"Give {path}{field_name} or {path}{name}, not both.", param=f"{path}{name}")
+    raw[field_name] = value
+
+
+def _hint(name: str, plan: Plan) -> str | None:
+    """The field that was probably meant."""
+    known = sorted(plan.fields | plan.aliases.keys())
+    bare = _bare(name[:MOST_CHARS])
+    for each in known:
+        if _bare(each) == bare:
+            return each
+    close = difflib.get_close_matches(name[:MOST_CHARS], known, n=1, cutoff=0.8)
+    return close[0] if close else None
+
+
+def _bare(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")
+
+
+def refuse_unknown(unknown: Unknown) -> None:
+    """--strict-fields: the first name that nobody knows ends the request."""
+    for name, hint in unknown.names.items():
+        more = f" Did you mean {hint}?" if hint is not None else ""
+        raise ParameterError(f"{name} is no field of this request.{more}", param=name)
+
+
+def as_headers(unknown: Unknown) -> Iterator[tuple[bytes, bytes]]:
+    """The warning headers of an answer."""
+    if unknown.names:
+        more = ", ..." if unknown.more else ""
+        yield b"x-tokenmill-ignored", (", ".join(unknown.names) + more).encode()
+    if hints := dict.fromkeys(hint for hint in unknown.names.values() if hint is not None):
+        yield b"x-tokenmill-did-you-mean", ", ".join(hints).encode()

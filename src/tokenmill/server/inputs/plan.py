@@ -1,0 +1,95 @@
+"""How one JSON object's names are judged. Owns: Refusal, Plan, and the names that a pydantic schema takes.
+
+A name is in the schema or on the list of harmless ones, is refused by name, or is unknown. Must not know: any one API.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from pydantic import AliasChoices, BaseModel
+from pydantic.fields import FieldInfo
+
+from tokenmill.server.fields import Inside
+
+_NOTHING: tuple[Any, ...] = (None, False, [], {}, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a name is refused, and the values that ask for nothing and pass. `loud`: only null passes besides those."""
+
+    why: str
+    neutral: tuple[Any, ...] = ()
+    loud: bool = False
+
+    def asks(self, value: Any) -> bool:
+        """Would this value have an effect?"""
+        silent = (None,) if self.loud else _NOTHING
+        return not any(_same(value, each) for each in (*silent, *self.neutral))
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Equal, and both of one kind: 0 is 0.0, and neither is false."""
+    numbers = isinstance(value, (int, float)) and isinstance(other, (int, float))
+    if numbers and isinstance(value, bool) == isinstance(other, bool):
+        return value == other
+    return type(value) is type(other) and bool(value == other)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The names of one kind of object. `fields`: read here; `aliases`: other spellings of fields; `inside`: plans of
+    the objects (or lists of objects) that lie under a name."""
+
+    name: str
+    fields: frozenset[str]
+    harmless: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, Refusal] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    inside: Mapping[str, Plan] = field(default_factory=dict)
+
+    @property
+    def done(self) -> frozenset[str]:
+        """Fields that have an effect."""
+        return self.fields - self.harmless.keys()
+
+
+def plan_name(schema: type[BaseModel]) -> str:
+    """`openai.ChatRequest`: the API's folder and the class."""
+    return f"{schema.__module__.split('.')[-2]}.{schema.__name__}"
+
+
+def spellings(schema: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Every name that a schema reads, with its field."""
+    found: dict[str, FieldInfo] = {}
+    for name, info in schema.model_fields.items():
+        alias = info.validation_alias or info.alias
+        names = [name] if alias is None or schema.model_config.get("populate_by_name") else []
+        if isinstance(alias, AliasChoices):
+            names += [choice for choice in alias.choices if isinstance(choice, str)]
+        elif isinstance(alias, str):
+            names.append(alias)
+        found |= dict.fromkeys(names, info)
+    return found
+
+
+def parts(info: FieldInfo) -> Iterator[type[BaseModel] | str]:
+    """The kinds of objects that lie under a field: schemas, or names of plans that `Inside` gives."""
+    marks = [mark.plan for mark in info.metadata if isinstance(mark, Inside)]
+    yield from marks or _models(info.annotation)
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel] | str]:
+    if typing.get_origin(annotation) is Annotated:
+        marks = [mark.plan for mark in annotation.__metadata__ if isinstance(mark, Inside)]
+        if marks:
+            yield from marks
+            return
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in typing.get_args(annotation):
+        yield from _models(part)

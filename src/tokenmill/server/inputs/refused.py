@@ -1,0 +1,283 @@
+"""Names that are refused when their value would have an effect. Owns: the lists, with reasons and neutral values.
+
+Keys of REFUSED are names of plans: an API's folder and a schema, or an object that has no schema (`objects.py`).
+Must not know: schemas, HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tokenmill.server.inputs.plan import Refusal
+
+Refusals = Mapping[str, Refusal]
+
+
+def _refuse(why: str, *names: str, **neutral: tuple[Any, ...]) -> dict[str, Refusal]:
+    """Names, the latter with values that ask for nothing."""
+    return {name: Refusal(why, neutral.get(name, ())) for name in (*names, *neutral)}
+
+
+def _loud(why: str, *names: str, **neutral: tuple[Any, ...]) -> dict[str, Refusal]:
+    """Names whose every value asks for something (false, too), but null and the neutral ones."""
+    return {name: Refusal(why, neutral.get(name, ()), loud=True) for name in (*names, *neutral)}
+
+
+SAMPLERS: Refusals = {
+    **_refuse(
+        "this way of choosing tokens is not built",
+        "samplers",
+        "sampler_priority",
+        "sampler_order",
+        "sampler_seq",
+        "dynamic_temperature",
+        "temperature_last",
+        "logits_processors",
+        mirostat=(0,),
+        mirostat_mode=(0,),
+        tfs_z=(1,),
+        tfs=(1,),
+        top_a=(0,),
+        top_n_sigma=(-1, 0),
+        nsigma=(-1, 0),
+        xtc_probability=(0,),
+        dry_multiplier=(0,),
+        dynatemp_range=(0,),
+        smoothing_factor=(0,),
+        no_repeat_ngram_size=(0,),
+        encoder_no_repeat_ngram_size=(0,),
+        epsilon_cutoff=(0,),
+        eta_cutoff=(0,),
+        penalty_alpha=(0,),
+        guidance_scale=(1,),
+        cfg_scale=(1,),
+        encoder_repetition_penalty=(1,),
+        adaptive_target=(-1,),
+        min_keep=(0, 1),
+    ),
+    **_refuse(
+        "penalties look at the whole prompt and answer here",
+        repeat_last_n=(-1,),
+        repetition_penalty_range=(0, -1),
+        rep_pen_range=(0, -1),
+        repetition_context_size=(),
+        penalty_prompt=(),
+    ),
+    **_loud("all tokens are penalised alike", penalize_nl=(True,), penalize_newline=(True,)),
+}
+
+ENGINES: Refusals = {
+    **_refuse(
+        "it is a feature of another engine",
+        "logprob_token_ids",
+        "repetition_detection",
+        "watermarking",
+        "return_token_offsets",
+        "return_mm_kwargs",
+        "routed_experts_prompt_start",
+        "kv_transfer_params",
+        "ec_transfer_params",
+        "vllm_xargs",
+        "stop_regex",
+        "no_stop_trim",
+        "session_params",
+        "custom_logit_processor",
+        "custom_params",
+        "extra_key",
+        "return_hidden_states",
+        "return_routed_experts",
+        "return_cached_tokens_details",
+        "return_meta_info",
+        "bootstrap_host",
+        "bootstrap_room",
+        "response_fields",
+        "return_progress",
+        "post_sampling_probs",
+        "grammar_lazy",
+        "grammar_triggers",
+        "preserved_tokens",
+        "input_extra",
+        "input_prefix",
+        "input_suffix",
+        "image_data",
+        "multimodal_data",
+        early_stopping=(),
+        min_length=(0,),
+        n_indent=(0,),
+    ),
+    **_loud("it is a feature of another engine", detokenize=(True,), parse_tool_calls=(True,)),
+    **_refuse("this server has no adapters", "lora_path", "lora", "adapter_id", "adapter"),
+    **_refuse("the header X-data-parallel-rank says it", "data_parallel_rank"),
+    **_refuse("request_id says it", "rid"),
+    **_refuse("prompt says it at /v1/completions", "input_ids"),
+    **_refuse("logprobs says it", n_probs=(0,)),
+    **_refuse("return_token_ids says it", "return_tokens"),
+    **_refuse("timeout says it", "max_time", t_max_predict_ms=(0, -1)),
+    **_refuse("--enable-per-request-metrics gives times", "timings_per_token"),
+    **_refuse("max_tokens says it", "max_length"),
+    **_refuse("response_format says it", "guided_json_object"),
+    **_refuse("separate_reasoning says it", "reasoning_in_content", reasoning_format=("auto", "deepseek")),
+    **_refuse("thinking_token_budget says it", "thinking_budget", "thinking_budget_tokens", reasoning_budget=(-1,)),
+    **_loud("chat_template_kwargs says it", "enable_thinking"),
+    **_refuse("clients send what lies in it as fields of their own", "extra_body", "extra_headers", "extra_query"),
+    **_refuse(
+        "another provider's router reads it",
+        "transforms",
+        "models",
+        "route",
+        "provider",
+        "plugins",
+        "preset",
+        "fallbacks",
+    ),
+    **_refuse("the chat's own system message says it", "system_prompt", "safe_prompt"),
+}
+GENERATING: Refusals = {**SAMPLERS, **ENGINES}
+"""Refused by every endpoint that makes text."""
+
+_TIER = _refuse("there is one tier", service_tier=("auto", "default", "standard_only"))
+_IMAGES = "this model reads text alone"
+_NO_PLACE = _refuse(
+    "this API's answers have no place for it",
+    "logprobs",
+    "prompt_logprobs",
+    "echo",
+    "return_tokens_as_token_ids",
+    "return_token_ids",
+    "stream_options",
+    "stream_interval",
+    "request_id",
+)
+_SUFFIX = _refuse("this model's format has no place for text after a gap", "suffix")
+_PARTIAL = _refuse("continue_final_message says it", "prefix", "partial")
+_SERVER_TOOLS = _refuse(
+    "there are no tools that run on the server", "web_search_options", "mcp_servers", "container", "max_tool_calls"
+)
+_TOOL = _refuse("every tool is shown to the model at once", "defer_loading")
+
+REFUSED: dict[str, Refusals] = {
+    "openai.ChatRequest": {
+        **GENERATING,
+        **_TIER,
+        **_SERVER_TOOLS,
+        **_SUFFIX,
+        **_refuse(_IMAGES, "media_io_kwargs", "mm_processor_kwargs", "audio", modalities=(["text"],)),
+        **_refuse("tools says it", "functions", function_call=("none",)),
+        **_refuse("this model cannot be told what to expect", "prediction"),
+        **_refuse("conversations are kept by /v1/responses alone", "store"),
+        **_refuse("no model here was taught to heed it", verbosity=("medium",)),
+        **_refuse("it is a feature of another engine", "return_assistant_tokens_mask", stream_reasoning=(True,)),
+    },
+    "openai.CompletionRequest": {
+        **GENERATING,
+        **_SUFFIX,
+        **_TIER,
+        **_refuse("this model reads token ids or text", "prompt_embeds"),
+        **_refuse("completions have no reasoning", thinking_token_budget=(-1,)),
+    },
+    "openai.StreamOptions": _refuse("streams are not padded", "include_obfuscation"),
+    "openai.Message": {
+        **_PARTIAL,
+        **_refuse(_IMAGES, "audio", "images"),
+        **_refuse("tool_calls says it", "function_call"),
+        **_refuse("send it as a part of content", "refusal", "thinking", "thinking_blocks", "reasoning_details"),
+    },
+    "openai.TextPart": _refuse(_IMAGES, "image_url", "input_audio", "file", "video_url", "audio_url"),
+    "openai.ToolCall": _refuse("tools are functions here", "custom"),
+    "openai.Tool": {**_TOOL, **_refuse("tools are functions here", "custom")},
+    "openai.FunctionDefinition": _TOOL,
+    "openai.EmbeddingRequest": {
+        **_refuse("vectors are float32", embed_dtype=("float32",), output_dtype=("float", "float32")),
+        **_refuse("this model reads text alone", "messages", "images", "mm_processor_kwargs", "media_io_kwargs"),
+        **_refuse("this server has no adapters", "lora_path"),
+        **_refuse("the header X-data-parallel-rank says it", "data_parallel_rank"),
+        **_refuse("the text is read as it is: put it there", "task", "input_type", "prompt_name", "late_chunking"),
+        **_refuse("truncate_prompt_tokens says it", "truncate", "truncation_side"),
+        **_loud("vectors have length one", normalize=(True,), normalized=(True,)),
+    },
+    "openai.TokenizeRequest": {
+        **_refuse("the server's template is used", "chat_template", "documents"),
+        **_refuse("chat_template_kwargs says it", "reasoning_effort"),
+        **_loud("chat_template_kwargs says it", "enable_thinking"),
+        **_refuse(_IMAGES, "media_io_kwargs", "mm_processor_kwargs"),
+    },
+    "responses.ResponsesRequest": {
+        **GENERATING,
+        **_TIER,
+        **_SERVER_TOOLS,
+        **_refuse("it names a template that is kept elsewhere: send the input itself", "prompt"),
+        **_refuse("it is not kept here: use previous_response_id", "conversation"),
+        **_refuse("truncation says it", "context_management"),
+        **_refuse(_IMAGES, "modalities", "audio"),
+    },
+    "responses.Reasoning": _refuse("reasoning is given whole", summary=("auto",), generate_summary=("auto",)),
+    "responses.Text": _refuse("no model here was taught to heed it", verbosity=("medium",)),
+    "responses.Tool": _TOOL,
+    "responses.StreamOptions": _refuse("streams are not padded", "include_obfuscation"),
+    "responses.Part": _refuse(_IMAGES, "image_url", "file_id", "file_data", "file_url", "input_audio"),
+    "anthropic.MessagesRequest": {
+        **GENERATING,
+        **_TIER,
+        **_SERVER_TOOLS,
+        **_refuse("the prompt is never edited", "context_management"),
+        **_refuse("output_config.format says it", "output_format"),
+        **_refuse("the server stands where it stands", "inference_geo"),
+        **_refuse("there is one speed", speed=("standard",)),
+    },
+    "anthropic.CountRequest": {
+        **_SERVER_TOOLS,
+        **_refuse("the prompt is never edited", "context_management"),
+    },
+    "anthropic.Turn": _refuse("end with a message of the assistant instead", "prefix"),
+    "anthropic.Block": _refuse(_IMAGES, "source", "citations", "file_id"),
+    "anthropic.Tool": {
+        **_TOOL,
+        **_refuse("put examples into the description", "input_examples"),
+        **_refuse("tools are called by the model alone", allowed_callers=(["direct"],)),
+    },
+    "anthropic.Thinking": _refuse("thoughts are shown whole", display=("summarized",)),
+    "anthropic.OutputConfig": _refuse("max_tokens says it", "task_budget"),
+    "anthropic.ResultPart": _refuse(_IMAGES, "source"),
+    "ollama.GenerateRequest": {
+        **GENERATING,
+        **_SUFFIX,
+        **_refuse("it is not accepted from requests", "template"),
+        **_refuse("they need a model that sees", "images"),
+        **_refuse("it is not kept: send the conversation to /api/chat", "context"),
+        **_refuse("an answer ends where the context ends", "shift"),
+        **_refuse("this model writes text", "width", "height", "steps"),
+    },
+    "ollama.ChatRequest": {
+        **GENERATING,
+        **_refuse("an answer ends where the context ends", "shift"),
+        **_refuse("it is not accepted from requests", "template"),
+    },
+    "ollama.Options": {
+        **GENERATING,
+        **_refuse("the model is loaded with what its files say", rope_frequency_base=(), rope_frequency_scale=()),
+        **_refuse("the model is loaded to write text", "vocab_only", "logits_all", "embedding_only"),
+    },
+    "ollama.Message": _refuse("they need a model that sees", "images"),
+    "tgi.Parameters": {
+        **GENERATING,
+        **_refuse("texts carry no marks", "watermark"),
+        **_refuse("max_new_tokens says it", "max_tokens", "max_length"),
+    },
+    "scoring.RerankRequest": {
+        **_refuse("truncate_prompt_tokens says it", "max_tokens_per_doc", "max_chunks_per_doc", "truncation"),
+        **_refuse("a document's text is read alone", "rank_fields"),
+        **_refuse(_IMAGES, "mm_processor_kwargs"),
+    },
+    "scoring.ScoreRequest": _refuse(_IMAGES, "mm_processor_kwargs"),
+    "scoring.Document": _refuse(_IMAGES, "image", "image_url", "content"),
+    "kserve.Tensor": _refuse("values come as JSON in data", "parameters"),
+    "kserve.Output": _refuse("values go as JSON in data", "parameters"),
+}
+REFUSED["tgi.VllmRequest"] = {**REFUSED["openai.CompletionRequest"], **_NO_PLACE}
+REFUSED["kserve.Parameters"] = {
+    **REFUSED["tgi.VllmRequest"],
+    **_refuse("the path says it", "model"),
+    **_refuse("text_input says it", "prompt"),
+    **_refuse("sequences are not kept here", "sequence_start", "sequence_end", sequence_id=(0,)),
+}

@@ -1,0 +1,17 @@
+"""How late the event loop is. Owns: one sleeper that looks at the clock when it wakes. Must not know: metrics, HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+PERIOD_S = 0.05
+
+
+async def watch_lag(saw: Callable[[float], None], period: float = PERIOD_S) -> None:
+    """Tell `saw` by how many seconds each nap was too long; runs for ever."""
+    clock = asyncio.get_running_loop().time
+    while True:
+        wanted = clock() + period
+        await asyncio.sleep(period)
+        saw(max(0.0, clock() - wanted))

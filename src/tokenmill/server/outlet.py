@@ -1,0 +1,64 @@
+"""Lines on their way to standard error. Owns: a thread that writes, so that nobody who logs ever waits for a reader.
+
+When whoever reads the pipe stops, a bounded number of lines waits and the rest is counted instead. Must not know: what
+lines say.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+
+MOST_LINES = 1024
+MOST_CHARS = 8192
+"""Of one line."""
+FLUSH_S = 1.0
+
+
+class Outlet(logging.Handler):
+    """Writes to a file descriptor. `dropped` counts lines that found no room or no reader."""
+
+    def __init__(self, descriptor: int = 2, most: int = MOST_LINES) -> None:
+        super().__init__()
+        self.descriptor = descriptor
+        self.dropped = 0
+        self._lines: queue.Queue[bytes] = queue.Queue(most)
+        self._thread = threading.Thread(target=self._write, name="tokenmill-log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Never waits."""
+        try:
+            line = self.format(record)[:MOST_CHARS] + "\n"
+            self._lines.put_nowait(line.encode("utf-8", "replace"))
+        except queue.Full:
+            self.dropped += 1
+        except Exception:
+            self.handleError(record)
+
+    def flush(self) -> None:
+        """Wait a moment for what is on its way."""
+        waited = threading.Event()
+        for _ in range(int(FLUSH_S / 0.01)):
+            if not self._lines.unfinished_tasks:
+                return
+            waited.wait(0.01)
+
+    def _write(self) -> None:
+        while True:
+            line = self._lines.get()
+            try:
+                while line:
+                    line = line[os.write(self.descriptor, line) :]
+            except OSError:  # nobody reads any more, or somebody made the pipe one that does not wait
+                self.dropped += 1
+            finally:
+                self._lines.task_done()
+
+
+def dropped_lines(names: tuple[str, ...]) -> int:
+    """Of all outlets of these loggers."""
+    handlers = {handler for name in names for handler in logging.getLogger(name).handlers}
+    return sum(handler.dropped for handler in handlers if isinstance(handler, Outlet))

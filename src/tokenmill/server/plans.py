@@ -1,0 +1,199 @@
+"""The plans of all requests. Owns: which schemas there are, names of objects without a schema, other spellings, and
+names that belong to another API. Must not know: HTTP, how requests are answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pydantic import BaseModel
+
+from tokenmill.server.anthropic.schemas import CountRequest, MessagesRequest
+from tokenmill.server.inputs.harmless import HARMLESS
+from tokenmill.server.inputs.plan import Plan, Refusal, parts, plan_name, spellings
+from tokenmill.server.inputs.refused import REFUSED
+from tokenmill.server.kserve import schemas as kserve
+from tokenmill.server.ollama import schemas as ollama
+from tokenmill.server.openai import schemas as openai
+from tokenmill.server.responses.schemas import ResponsesRequest
+from tokenmill.server.scoring.schemas import ClassifyRequest, RerankRequest, ScoreRequest
+from tokenmill.server.tgi import schemas as tgi
+
+OBJECTS: dict[str, tuple[str, dict[str, str]]] = {
+    "responses.Item": (
+        "type role content name arguments call_id output",
+        {"content": "responses.Part", "output": "responses.Part"},
+    ),
+    "responses.Part": ("type text refusal", {}),
+    "responses.Tool": ("type name description parameters strict", {}),
+    "responses.Format": ("type name description schema strict", {}),
+    "responses.StreamOptions": ("", {}),
+    "anthropic.OutputConfig": ("effort format", {"format": "anthropic.OutputFormat"}),
+    "anthropic.OutputFormat": ("type schema", {}),
+    "anthropic.ResultPart": ("type text", {}),
+    "ollama.Tool": ("type function", {"function": "ollama.FunctionDefinition"}),
+    "ollama.FunctionDefinition": ("name description parameters strict", {}),
+    "ollama.EmbedOptions": ("num_ctx", {}),
+    "kserve.Output": ("name", {}),
+}
+"""Objects that handlers read by hand: the names that they read, and what lies under them."""
+
+_COMMON = {"repeat_penalty": "repetition_penalty", "random_seed": "seed", "typ_p": "typical_p"}
+_LONGEST = dict.fromkeys(("n_predict", "max_new_tokens", "max_output_tokens"), "max_tokens")
+_OPENAI = {**_COMMON, **_LONGEST, "stop_sequences": "stop"}
+ALIASES: dict[str, Mapping[str, str]] = {
+    "openai.ChatRequest": _OPENAI,
+    "openai.CompletionRequest": {**_OPENAI, "max_completion_tokens": "max_tokens"},
+    "tgi.VllmRequest": {**_OPENAI, "max_completion_tokens": "max_tokens"},
+    "kserve.Parameters": {**_OPENAI, "max_completion_tokens": "max_tokens"},
+}
+"""Other engines' spellings of fields that are done."""
+
+ENDPOINTS: dict[str, tuple[type[BaseModel], ...]] = {
+    "/v1/chat/completions": (openai.ChatRequest,),
+    "/v1/completions": (openai.CompletionRequest,),
+    "/v1/embeddings": (openai.EmbeddingRequest,),
+    "/tokenize": (openai.TokenizeRequest,),
+    "/detokenize": (openai.DetokenizeRequest,),
+    "/v1/responses": (ResponsesRequest,),
+    "/v1/messages": (MessagesRequest,),
+    "/v1/messages/count_tokens": (CountRequest,),
+    "/api/generate": (ollama.GenerateRequest,),
+    "/api/chat": (ollama.ChatRequest,),
+    "/api/embed": (ollama.EmbedRequest,),
+    "/api/embeddings": (ollama.EmbeddingsRequest,),
+    "/api/show": (ollama.ShowRequest,),
+    "/generate": (tgi.TgiRequest, tgi.VllmRequest),
+    "/generate_stream": (tgi.TgiRequest,),
+    "/": (tgi.TgiRequest,),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), (RerankRequest,)),
+    **dict.fromkeys(("/score", "/v1/score"), (ScoreRequest,)),
+    "/classify": (ClassifyRequest,),
+    "/v2/models/{model}/infer": (kserve.InferRequest,),
+    "/v2/models/{model}/generate": (kserve.GenerateRequest,),
+    "/v2/models/{model}/generate_stream": (kserve.GenerateRequest,),
+}
+"""Every path that takes a body, and the forms that the body may have."""
+
+_WRITERS = {
+    "openai.ChatRequest": "/v1/chat/completions",
+    "openai.CompletionRequest": "/v1/completions",
+    "responses.ResponsesRequest": "/v1/responses",
+    "anthropic.MessagesRequest": "/v1/messages",
+    "ollama.ChatRequest": "/api/chat",
+    "ollama.GenerateRequest": "/api/generate",
+    "ollama.Options": "the options of /api/chat",
+    "tgi.Parameters": "the parameters of /generate",
+}
+_ALSO = ("tgi.VllmRequest", "kserve.Parameters", "tgi.TgiRequest", "kserve.GenerateRequest", "kserve.InferRequest")
+"""Plans of requests that make text: a field of one of them is refused where another does not read it."""
+_INTO = {
+    "ollama.ChatRequest": ("ollama.Options", "options"),
+    "ollama.GenerateRequest": ("ollama.Options", "options"),
+    "tgi.TgiRequest": ("tgi.Parameters", "parameters"),
+    "kserve.GenerateRequest": ("kserve.Parameters", "parameters"),
+    "kserve.InferRequest": ("kserve.Parameters", "parameters"),
+}
+"""Requests whose fields for sampling lie in an object of their own."""
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "do_sample": (True,),
+    "n": (1,),
+    "best_of": (1,),
+    "temperature": (1,),
+    "top_p": (1,),
+    "typical_p": (1,),
+    "min_p": (0,),
+    "top_k": (0, -1),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "repeat_penalty": (1,),
+    "thinking_token_budget": (-1,),
+    "num_predict": (-1,),
+}
+_LOUD = frozenset({"prompt", "inputs", "think", "do_sample", "parallel_tool_calls", "add_generation_prompt"})
+"""Fields whose default is null and whose false asks for something."""
+
+
+def make_plans() -> dict[str, Plan]:
+    """Every plan by its name."""
+    made: dict[str, Plan] = {}
+    for schemas in ENDPOINTS.values():
+        for schema in schemas:
+            _add(schema, made)
+    completion = made["openai.CompletionRequest"]
+    made["tgi.VllmRequest"] = _completion_like("tgi.VllmRequest", completion, made["tgi.VllmRequest"].fields)
+    made["kserve.Parameters"] = _completion_like("kserve.Parameters", completion, frozenset({"stream"}))
+    for name in (*_WRITERS, *_ALSO):
+        plan = made[name]
+        known = plan.fields | plan.harmless.keys() | plan.aliases.keys()
+        more = {given: why for given, why in _foreign(made, name).items() if given not in known}
+        if name in _INTO:
+            made_of, where = _INTO[name]
+            for given in (made[made_of].done | made[made_of].aliases.keys()) - known:
+                old = more.get(given, Refusal("", _NEUTRAL.get(given, ()), given in _LOUD))
+                more[given] = replace(old, why=f"it belongs into {where}")
+        made[name] = replace(plan, refused={**more, **plan.refused})
+    return _relinked(made)
+
+
+def _add(part: type[BaseModel] | str, made: dict[str, Plan]) -> Plan:
+    """The plan of a schema, or of an object without one, and of all that lies in it."""
+    name = part if isinstance(part, str) else plan_name(part)
+    if name in made:
+        return made[name]
+    inside: dict[str, Plan] = {}
+    if isinstance(part, str):
+        words, within = OBJECTS[part]
+        fields = frozenset(words.split())
+        inside = {each: _add(plan, made) for each, plan in within.items()}
+    else:
+        found = spellings(part)
+        fields = frozenset(found)
+        for each, info in found.items():
+            for under in parts(info):
+                inside[each] = _add(under, made)
+    made[name] = Plan(name, fields, HARMLESS.get(name, {}), REFUSED.get(name, {}), ALIASES.get(name, {}), inside)
+    return made[name]
+
+
+def _completion_like(name: str, completion: Plan, own: frozenset[str]) -> Plan:
+    """A body whose fields are those of a completion, but those that its answers have no place for."""
+    fields = (completion.fields | own) - REFUSED[name].keys()
+    inside = {each: plan for each, plan in completion.inside.items() if each in fields}
+    return Plan(name, fields, HARMLESS[name], REFUSED[name], ALIASES[name], inside)
+
+
+def _foreign(made: Mapping[str, Plan], asked: str) -> dict[str, Refusal]:
+    """Fields that some request reads, and why another refuses them: a client that sends them believes in them."""
+    defaults: dict[str, Any] = {}
+    for schemas in ENDPOINTS.values():
+        for schema in schemas:
+            defaults |= {name: info.default for name, info in spellings(schema).items()}
+    found: dict[str, Refusal] = {}
+    family = asked.split(".")[0]
+    for plan, where in sorted(_WRITERS.items(), key=lambda item: not item[0].startswith(family)):
+        for name in sorted(made[plan].done | made[plan].aliases.keys()):
+            neutral = (*_NEUTRAL.get(name, ()), *([True] if defaults.get(name) is True else []))
+            loud = name in _LOUD or defaults.get(name) is True
+            found.setdefault(name, Refusal(f"it belongs to {where}", neutral, loud))
+    return found
+
+
+def _relinked(made: dict[str, Plan]) -> dict[str, Plan]:
+    """Plans lie inside others: each of those gets the last form of what lies in it."""
+    done: dict[str, Plan] = {}
+
+    def link(plan: Plan) -> Plan:
+        if plan.name not in done:
+            plan = made[plan.name]
+            inside = {name: link(under) for name, under in plan.inside.items()}
+            done[plan.name] = replace(plan, inside=inside)
+        return done[plan.name]
+
+    for plan in made.values():
+        link(plan)
+    return done

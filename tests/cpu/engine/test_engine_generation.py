@@ -1,0 +1,119 @@
+"""generation_config.json: every field is done, harmless or named; bad values are refused at load."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from engines import open_llm, run
+from transformers import GenerationConfig
+
+from tokenmill import SamplingParams
+from tokenmill.core.errors import ModelError
+from tokenmill.engine.generation import DONE, HARMLESS, NAMED, banned, check_generation, default_params
+
+FIELDS = sorted(vars(GenerationConfig()))
+OTHERS = {"stop_strings": ["x"], "forced_bos_token_id": 3, "forced_eos_token_id": 3, "begin_suppress_tokens": [1],
+          "exponential_decay_length_penalty": [1, 1.1], "sequence_bias": [[[1], 2.0]], "watermarking_config": {"a": 1},
+          "dola_layers": "high", "constraints": [{}], "force_words_ids": [[1]]}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_field_of_transformers_is_on_exactly_one_list(name):
+    assert [name in one for one in (DONE, HARMLESS, NAMED)].count(True) == 1
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_field_that_is_not_applied_is_named_unless_it_asks_for_nothing(name):
+    value = OTHERS.get(name, 0.5)
+    (said,) = check_generation({name: value}, "here.json")
+    assert said.startswith(f"here.json: '{name}' = ")
+    for neutral in (*NAMED[name], None):
+        assert check_generation({name: neutral}, "here.json") == []
+
+
+def test_unknown_fields_are_named_and_harmless_ones_are_not():
+    assert check_generation(dict.fromkeys(HARMLESS, 7), "x") == []
+    assert check_generation({"temperatur": 1}, "x") == ["x: 'temperatur' is not known here, and ignored."]
+
+
+BAD = [
+    *[(name, value) for name in ("temperature", "top_p", "min_p", "repetition_penalty")
+      for value in ("1", True, [], -3.0, float("nan"), float("inf"), 1e9)],
+    *[("top_k", value) for value in (1.5, "50", -7, True, 2**40)],
+    *[("max_new_tokens", value) for value in (0, -1, 1.5, "9", True)],
+    *[("do_sample", value) for value in ("false", 0, 1, [], 2.5)],
+    *[("eos_token_id", value) for value in (-1, "2", 1.5, True, [1, "x"], [[1]], {"a": 1}, 2**40)],
+    *[("suppress_tokens", value) for value in ("1", [-1], [1.5], [True], {"a": 1}, list(range(5000)), 7)],
+    *[("bad_words_ids", value) for value in ([1], [[]], [["a"]], [[-1]], "x", [[1]] * 5000, [[1] * 300], 7)],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), BAD, ids=lambda v: repr(v)[:20])
+def test_unusable_values_are_refused_with_file_and_field(name, value):
+    with pytest.raises(ModelError, match=f"^a/generation_config.json: '{name}' = ") as caught:
+        check_generation({name: value}, "a/generation_config.json")
+    assert len(str(caught.value)) < 300
+
+
+def test_defaults():
+    assert default_params({}) == SamplingParams()
+    full = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "repetition_penalty": 1.05}
+    assert default_params(full) == SamplingParams(**full)
+    assert default_params({**full, "do_sample": False}) == SamplingParams(temperature=0.0, repetition_penalty=1.05)
+    assert default_params({"max_new_tokens": 77}).max_tokens == 77
+    assert default_params(dict.fromkeys(full)) == SamplingParams()
+    assert banned({"suppress_tokens": [4, 5], "bad_words_ids": [[1, 2], [9]], "eos_token_id": [9]}) == [
+        [4],
+        [5],
+        [1, 2],
+    ]
+
+
+def test_the_docs_hold_these_lists():
+    page = (Path(__file__).parents[3] / "docs/model-folders.md").read_text()
+    done, rest = page.split("## generation_config.json")[1].split("Not applied, and named")
+    named, harmless = rest.split("##")[0].split("Of no effect here")
+    assert re.findall(r"^\| `(\w+)` \| (.+) \|$", done, re.MULTILINE) == list(DONE.items())
+    assert re.findall(r"`(\w+)`", named) == sorted(NAMED)
+    assert re.findall(r"`(\w+)`", harmless) == sorted(HARMLESS)
+
+
+@pytest.fixture
+def folder(tiny, tmp_path):
+    return Path(shutil.copytree(tiny, tmp_path / "model"))
+
+
+def test_suppressed_tokens_and_bad_words_are_never_said(folder, caplog):
+    file = folder / "generation_config.json"
+    said = json.loads(file.read_text())
+    prompts, params = [[5, 6, 7], [9, 8]], SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    with open_llm(folder) as llm:
+        free = [out.outputs[0].token_ids for out in run(llm, prompts, params)]
+    more = {"suppress_tokens": free[0][:1], "bad_words_ids": [free[1][1:3]], "typical_p": 0.9, "max_new_tokens": 5}
+    file.write_text(json.dumps({**said, **more, "repetition_penalty": 1.5}))
+    with caplog.at_level(logging.WARNING), open_llm(folder) as llm:
+        bound = [out.outputs[0].token_ids for out in run(llm, prompts, params)]
+        defaults = llm.get_default_sampling_params()
+        assert len(llm.generate([[5, 6, 7]], use_tqdm=False)[0].outputs[0].token_ids) <= 5
+    assert all(free[0][0] not in row for row in bound)
+    pair = free[1][1:3]
+    assert all(row[i : i + 2] != pair for row in bound for i in range(len(row)))
+    assert defaults == SamplingParams(temperature=0.0, repetition_penalty=1.5, max_tokens=5)
+    named = [text for text in caplog.messages if "generation_config.json" in text]
+    assert len(named) == 1 and "'typical_p' = 0.9 is not applied here" in named[0]
+
+
+def test_loading_refuses_what_cannot_be_meant(folder):
+    file = folder / "generation_config.json"
+    for value, words in (
+        ({"temperature": -1.0}, "'temperature' = -1.0"),
+        ({"suppress_tokens": [999]}, "vocabulary of 320"),
+    ):
+        file.write_text(json.dumps(value))
+        with pytest.raises(ModelError, match=f"generation_config.json: .*{words}"):
+            open_llm(folder)

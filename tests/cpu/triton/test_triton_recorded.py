@@ -1,0 +1,102 @@
+"""Steps that are filled up to rungs and replayed as graphs give the tokens of steps that are not."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "engine"))
+
+from engines import greedy, open_llm, run
+from fake_graph import FakeRecorder
+
+from tokenmill import SamplingParams
+from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.kernels.triton.kernels import TritonKernels
+from tokenmill.runner.ragged import RaggedMembers
+from tokenmill.runner.recorder import Graphs, Layout, RecordedSteps
+from tokenmill.runner.single import SingleTokens
+from tokenmill.testing.tiny import make_tiny
+
+PROMPTS = [[5, 6, 7], [9] * 11, [1, 2, 3] * 3]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return make_tiny(tmp_path_factory.mktemp("tiny"), hidden=16, heads=2, kv_heads=1, layers=1)
+
+
+def tokens(folder: pathlib.Path, options: dict, *, recorded: bool, warm: bool = False) -> tuple[list, list[Graphs]]:
+    """What the Triton kernels answer -> tokens, recordings."""
+    made = {"max_num_seqs": 3, "max_model_len": 32, "kv_cache_memory_bytes": 1 << 20, "enforce_eager": True}
+    with open_llm(folder, **made, **options) as llm:
+        runner = llm.engine.executor.runner
+        kernels = runner.kernels = TritonKernels()
+        layouts: list[Layout] = [
+            SingleTokens(runner.model, kernels, runner.rows, runner.pool, exact=False),
+            RaggedMembers(runner.model, kernels, runner.rows, runner.pool),
+        ]
+        graphs = [Graphs(kernels, FakeRecorder()) for _ in layouts]
+        if recorded:
+            runner.recorders = [RecordedSteps(*pair) for pair in zip(layouts, graphs, strict=True)]
+        if warm:
+            layouts[1].tokens = layouts[1].tokens[:1]
+            layouts[0].ladder = [1, 3]
+            runner.warm()
+            assert len(graphs[0].made) == 3, "and rows that share a prefix"
+            assert len(graphs[1].made) == 1
+        found = [o.outputs[0].token_ids for o in run(llm, PROMPTS, [greedy(2 + 2 * i) for i in range(3)])]
+        sampled = SamplingParams(temperature=1.0, seed=4, max_tokens=3, ignore_eos=True, logprobs=1)
+        found += [o.outputs[0].token_ids for o in run(llm, PROMPTS[:1], sampled)]
+        return found, graphs
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_num_batched_tokens": 8},
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}, "depth": 2},
+    ],
+    ids=["chunks", "drafts", "drafts of the device"],
+)
+def test_the_same_tokens(tiny: pathlib.Path, options: dict) -> None:
+    expected, _ = tokens(tiny, options, recorded=False)
+    found, (single, ragged) = tokens(tiny, options, recorded=True)
+    assert found == expected
+    assert ragged.made
+    assert single.made or "speculative_config" in options
+
+
+def test_recorded_ahead(tiny: pathlib.Path) -> None:
+    expected, _ = tokens(tiny, {}, recorded=False)
+    assert tokens(tiny, {}, recorded=True, warm=True)[0] == expected
+
+
+def test_a_model_that_waits_for_its_device_is_not_recorded(tiny: pathlib.Path) -> None:
+    with open_llm(tiny, enforce_eager=True) as llm:
+        runner = llm.engine.executor.runner
+        kernels = ReferenceKernels()
+        layout = RaggedMembers(runner.model, kernels, runner.rows, runner.pool)
+        steps = RecordedSteps(layout, Graphs(kernels, FakeRecorder()))
+        with torch.inference_mode():
+            steps.warm()
+        assert not steps.recordings.possible
+        assert not steps.recordings.made
+
+
+def test_what_is_read_while_recording_stays(tiny: pathlib.Path) -> None:
+    """The fake graph must not hide a number that a real graph would have baked in."""
+    state, seen = torch.tensor([1, 2, 3]), torch.zeros(3, dtype=torch.int64)
+
+    def compute() -> torch.Tensor:
+        seen.copy_(state * 2)
+        return seen + int(state[0])  # read by the host
+
+    recording = FakeRecorder().record(compute)
+    state.copy_(torch.tensor([10, 20, 30]))
+    assert recording.replay().tolist() == [21, 41, 61]

@@ -1,0 +1,324 @@
+"""For every field that is done: two bodies that differ in it alone and have different effects.
+
+PROBES[plan][field] = (base, before, after): `base` is what both bodies hold besides; a value of ABSENT leaves the field
+out. `base` and values of objects without an endpoint of their own are whole bodies (see `test_server_fields_done.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+ABSENT = object()
+Probe = tuple[dict[str, Any], Any, Any]
+LOUD: dict[str, Any] = {"temperature": 1.0}
+STREAM: dict[str, Any] = {"stream": True}
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": SCHEMA}}
+OTHER: dict[str, Any] = {"type": "function", "function": {"name": "hear", "parameters": SCHEMA}}
+THOUGHT = "<think>\nhm\n</think>\n\nyes"
+"""What the engine says in every probe."""
+USER: dict[str, Any] = {"role": "user", "content": "Hi"}
+BEGUN: list[dict[str, Any]] = [USER, {"role": "assistant", "content": "Well"}]
+
+
+def _given(value: Any, base: dict[str, Any] | None = None) -> Probe:
+    return (base or {}, ABSENT, value)
+
+
+SAMPLING: dict[str, Probe] = {
+    "model": _given("other"),
+    "frequency_penalty": _given(0.5),
+    "presence_penalty": _given(0.5),
+    "repetition_penalty": _given(1.5),
+    "temperature": _given(0.5),
+    "top_p": _given(0.5),
+    "top_k": _given(5),
+    "min_p": _given(0.1),
+    "typical_p": _given(0.5),
+    "n": _given(2, LOUD),
+    "best_of": _given(2, LOUD),
+    "use_beam_search": ({"temperature": 0.0}, False, True),
+    "length_penalty": _given(2.0, {"temperature": 0.0, "use_beam_search": True}),
+    "seed": ({}, 3, 4),
+    "stop": _given("h"),
+    "stop_token_ids": _given([97]),
+    "include_stop_str_in_output": ({"stop": "h"}, False, True),
+    "ignore_eos": _given(True),
+    "min_tokens": _given(2),
+    "skip_special_tokens": _given(False),
+    "spaces_between_special_tokens": _given(False),
+    "truncate_prompt_tokens": _given(2),
+    "truncation_side": ({"truncate_prompt_tokens": 2}, "left", "right"),
+    "prompt_logprobs": _given(1),
+    "allowed_token_ids": _given([97]),
+    "bad_words": _given(["b"]),
+    "logit_bias": _given({"97": 1.0}),
+    "stream": _given(True),
+    "stream_options": _given({"include_usage": True}, STREAM),
+    "stream_interval": ({**STREAM, "max_tokens": 6}, ABSENT, 4),
+    "response_format": _given({"type": "json_object"}),
+    "structured_outputs": _given({"choice": ["a"]}),
+    "guided_json": _given(SCHEMA),
+    "guided_regex": _given("[a-c]"),
+    "guided_choice": _given(["a"]),
+    "guided_grammar": _given('root ::= "a"'),
+    "guided_whitespace_pattern": _given("[ ]?", {"guided_json": SCHEMA}),
+    "json_schema": _given(SCHEMA),
+    "regex": _given("[a-c]"),
+    "ebnf": _given('root ::= "a"'),
+    "grammar": _given('root ::= "a"'),
+    "structural_tag": _given({"structures": [], "triggers": []}),
+    "priority": _given(1),
+    "request_id": _given("mine"),
+    "session_id": _given("talk"),
+    "cache_salt": _given("salt"),
+    "return_tokens_as_token_ids": ({"logprobs": 1}, False, True),
+    "return_token_ids": _given(True),
+    "timeout": _given(5.0),
+}
+CHAT: dict[str, Probe] = {
+    **SAMPLING,
+    "return_tokens_as_token_ids": ({"logprobs": True}, False, True),
+    "messages": ({}, [USER], BEGUN),
+    "logprobs": _given(True),
+    "top_logprobs": ({"logprobs": True}, ABSENT, 2),
+    "max_tokens": ({"max_completion_tokens": ABSENT}, 3, 4),
+    "max_completion_tokens": ({}, 3, 4),
+    "tools": _given([TOOL]),
+    "tool_choice": ({"tools": [TOOL]}, "none", "required"),
+    "parallel_tool_calls": ({"tools": [TOOL], "tool_choice": "required"}, True, False),
+    "reasoning_effort": ({}, ABSENT, "low"),
+    "echo": ({"messages": BEGUN, "continue_final_message": True, "add_generation_prompt": False}, False, True),
+    "add_generation_prompt": ({}, True, False),
+    "continue_final_message": ({"messages": BEGUN, "add_generation_prompt": False}, False, True),
+    "add_special_tokens": ({}, False, True),
+    "documents": _given([{"text": "a"}]),
+    "chat_template": _given("{{ messages[0].content }}"),
+    "chat_template_kwargs": _given({"mood": "good"}),
+    "include_reasoning": ({"max_completion_tokens": 40}, True, False),
+    "separate_reasoning": ({"max_completion_tokens": 40}, True, False),
+    "thinking_token_budget": _given(3),
+    "return_prompt_text": _given(True),
+}
+COMPLETION: dict[str, Probe] = {
+    **SAMPLING,
+    "prompt": ({}, "Hi", "Ho"),
+    "logprobs": _given(1),
+    "max_tokens": ({}, 3, 4),
+    "echo": ({}, False, True),
+    "add_special_tokens": ({}, True, False),
+}
+OPTIONS: dict[str, Probe] = {
+    "num_predict": ({}, 3, 4),
+    "num_ctx": ({}, 64, 1 << 20),
+    "repeat_penalty": _given(1.5),
+    "seed": ({}, 3, 4),
+    "stop": _given("h"),
+    **{name: SAMPLING[name] for name in ("temperature", "top_k", "top_p", "min_p", "typical_p")},
+    **{name: SAMPLING[name] for name in ("presence_penalty", "frequency_penalty")},
+}
+_OLLAMA: dict[str, Probe] = {
+    "model": ({}, "fake", "other"),
+    "stream": ({}, False, True),
+    "format": _given("json"),
+    "options": _given({"top_k": 3}),
+    "think": ({}, False, True),
+    "logprobs": ({}, False, True),
+    "top_logprobs": ({"logprobs": True}, ABSENT, 2),
+    "truncate": ({"_long": True}, False, True),
+}
+_SCORED: dict[str, Probe] = {
+    "model": _given("other"),
+    "method": ({}, "embedding", "likelihood"),
+    "instruction": ({"method": "likelihood"}, ABSENT, "Be strict."),
+    "truncate_prompt_tokens": _given(1),
+    "priority": _given(1),
+    "timeout": _given(5.0),
+}
+_NOT_IN_ANSWERS = {
+    *("logprobs", "prompt_logprobs", "echo", "return_tokens_as_token_ids", "return_token_ids", "stream_options"),
+    *("request_id", "stream_interval"),
+}
+_VLLM = {name: probe for name, probe in COMPLETION.items() if name not in _NOT_IN_ANSWERS} | {"model": _given("nope")}
+_IN_CHAT = {"messages": [USER]}
+
+
+def _tensor(text: str) -> dict[str, Any]:
+    return {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [text]}
+
+
+PROBES: dict[str, dict[str, Probe]] = {
+    "openai.ChatRequest": CHAT,
+    "openai.CompletionRequest": COMPLETION,
+    "openai.EmbeddingRequest": {
+        "model": _given("other"),
+        "input": ({}, "Hi", "Ho"),
+        "encoding_format": ({}, "float", "base64"),
+        "dimensions": _given(2),
+        "truncate_prompt_tokens": _given(1),
+        "add_special_tokens": ({}, True, False),
+        "pooling": ({}, "last", "mean"),
+        "priority": _given(1),
+        "timeout": _given(5.0),
+        "request_id": _given("mine"),
+    },
+    "openai.TokenizeRequest": {
+        "model": _given("nope"),
+        "prompt": ({}, "Hi", "Ho"),
+        "messages": ({"prompt": ABSENT}, [USER], BEGUN),
+        "add_special_tokens": ({}, True, False),
+        "add_generation_prompt": ({"prompt": ABSENT, **_IN_CHAT}, True, False),
+        "continue_final_message": (
+            {"prompt": ABSENT, "messages": BEGUN, "add_generation_prompt": False},
+            False,
+            True,
+        ),
+        "return_token_strs": ({}, False, True),
+        "chat_template_kwargs": _given({"mood": "good"}, {"prompt": ABSENT, **_IN_CHAT}),
+        "tools": _given([TOOL], {"prompt": ABSENT, **_IN_CHAT}),
+    },
+    "openai.DetokenizeRequest": {"model": _given("nope"), "tokens": ({}, [70], [71])},
+    "responses.ResponsesRequest": {
+        "model": _given("other"),
+        "input": ({}, "Hi", "Ho"),
+        "instructions": _given("Be brief."),
+        "previous_response_id": _given("resp_none"),
+        "store": ({}, True, False),
+        "background": ({}, False, True),
+        "stream": ({}, False, True),
+        "max_output_tokens": ({}, 3, 4),
+        "temperature": _given(0.5),
+        "top_p": _given(0.5),
+        "top_k": _given(5),
+        "seed": ({}, 3, 4),
+        "top_logprobs": ({}, ABSENT, 2),
+        "include": _given(["message.output_text.logprobs"]),
+        "reasoning": _given({"effort": "low"}),
+        "text": _given({"format": {"type": "json_object"}}),
+        "tools": _given([{"type": "function", **TOOL["function"]}]),
+        "tool_choice": (
+            {"tools": [{"type": "function", **TOOL["function"]}]},
+            "none",
+            "required",
+        ),
+        "parallel_tool_calls": (
+            {"tools": [{"type": "function", **TOOL["function"]}], "tool_choice": "required"},
+            True,
+            False,
+        ),
+        "truncation": ({"_long": True}, "disabled", "auto"),
+        "timeout": _given(5.0),
+    },
+    "anthropic.CountRequest": {
+        "model": ({}, "fake", "nope"),
+        "messages": ({}, [USER], BEGUN),
+        "system": _given("Be brief."),
+        "tools": _given([{"name": "look", "input_schema": SCHEMA}]),
+        "thinking": _given({"type": "enabled", "budget_tokens": 3}),
+    },
+    "anthropic.MessagesRequest": {
+        "model": ({}, "fake", "other"),
+        "messages": ({}, [USER], BEGUN),
+        "system": _given("Be brief."),
+        "tools": _given([{"name": "look", "input_schema": SCHEMA}]),
+        "tool_choice": ({"tools": [{"name": "look", "input_schema": SCHEMA}]}, {"type": "none"}, {"type": "any"}),
+        "thinking": _given({"type": "enabled", "budget_tokens": 3}),
+        "max_tokens": ({}, 3, 4),
+        "stream": ({}, False, True),
+        "temperature": _given(0.5),
+        "top_p": _given(0.5),
+        "top_k": _given(5),
+        "stop_sequences": _given(["h"]),
+        "output_config": _given({"effort": "low"}),
+    },
+    "ollama.GenerateRequest": {
+        **_OLLAMA,
+        "prompt": ({}, "Hi", "Ho"),
+        "system": _given("Be brief."),
+        "raw": ({}, False, True),
+    },
+    "ollama.ChatRequest": {**_OLLAMA, "messages": ({}, [USER], BEGUN), "tools": _given([TOOL])},
+    "ollama.Options": OPTIONS,
+    "ollama.EmbedOptions": {"num_ctx": OPTIONS["num_ctx"]},
+    "ollama.EmbedRequest": {
+        "model": ({}, "fake", "nope"),
+        "input": ({}, "Hi", "Ho"),
+        "truncate": ({"_long": True}, False, True),
+        "dimensions": _given(2),
+        "options": _given({"num_ctx": 1 << 20}),
+    },
+    "ollama.EmbeddingsRequest": {"model": ({}, "fake", "nope"), "prompt": ({}, "Hi", "Ho")},
+    "ollama.ShowRequest": {"model": ({}, "fake", "nope"), "name": ({"model": ABSENT}, "fake", "nope")},
+    "tgi.TgiRequest": {
+        "inputs": ({}, "Hi", "Ho"),
+        "parameters": _given({"top_k": 3}),
+        "stream": ({}, False, True),
+    },
+    "tgi.Parameters": {
+        "best_of": _given(2),
+        "decoder_input_details": ({}, False, True),
+        "details": ({}, False, True),
+        "do_sample": ({}, False, True),
+        "frequency_penalty": _given(0.5),
+        "grammar": _given({"type": "regex", "value": "[a-c]"}),
+        "max_new_tokens": ({}, 3, 4),
+        "repetition_penalty": _given(1.5),
+        "return_full_text": ({}, False, True),
+        "seed": ({}, 3, 4),
+        "stop": _given(["h"]),
+        "temperature": _given(0.5),
+        "top_k": _given(5),
+        "top_n_tokens": ({"details": True}, ABSENT, 2),
+        "top_p": _given(0.5),
+        "truncate": _given(2),
+        "typical_p": _given(0.5),
+    },
+    "tgi.VllmRequest": _VLLM,
+    "scoring.RerankRequest": {
+        **_SCORED,
+        "query": ({}, "a", "b"),
+        "documents": ({}, ["a"], ["b"]),
+        "top_n": _given(1),
+        "return_documents": ({}, True, False),
+    },
+    "scoring.ScoreRequest": {
+        **_SCORED,
+        **{name: ({"text_1": ABSENT}, "a", "b") for name in ("text_1", "queries", "query", "first")},
+        **{name: ({"text_2": ABSENT}, "a", "b") for name in ("text_2", "documents", "items", "second")},
+    },
+    "scoring.ClassifyRequest": {
+        "model": _given("other"),
+        "input": ({}, "Hi", "Ho"),
+        "labels": ({}, ["a", "b"], ["a", "c"]),
+        "instruction": _given("Which one?"),
+        "priority": _given(1),
+        "timeout": _given(5.0),
+    },
+    "kserve.InferRequest": {
+        "id": _given("mine"),
+        "inputs": ({}, [_tensor("Hi")], [_tensor("Ho")]),
+        "parameters": _given({"max_tokens": 2}),
+        "outputs": _given([{"name": "finish_reason"}]),
+    },
+    "kserve.GenerateRequest": {
+        "id": _given("mine"),
+        "text_input": ({}, "Hi", "Ho"),
+        "parameters": _given({"max_tokens": 2}),
+    },
+    "kserve.Parameters": {
+        **{name: probe for name, probe in _VLLM.items() if name not in ("model", "prompt")},
+    },
+}
+REFUSAL_IS_THE_EFFECT = {
+    ("priority", "--scheduling-policy"),
+    ("num_ctx", "--max-model-len"),
+    ("options", "--max-model-len"),
+    ("n", "room for one text"),
+    ("stream", "generate_stream"),
+    ("model", "nope"),
+    ("name", "nope"),
+    ("previous_response_id", "resp_none"),
+    ("truncate", "context"),
+    ("truncation", "context"),
+}
+"""Fields of which one value is refused, and a word of that refusal."""

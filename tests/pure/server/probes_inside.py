@@ -1,0 +1,332 @@
+"""Probes of objects that lie in a body: for every field that is done, a path and two bodies that differ in it alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.pure.server.probes import OTHER, SCHEMA, TOOL, USER
+
+Bodies = tuple[str, dict[str, Any], dict[str, Any]]
+CHAT, RESPONSES, ANTHROPIC = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+CALL: dict[str, Any] = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+ITEM_CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
+USE = {"type": "tool_use", "id": "c1", "name": "look", "input": {"a": 1}}
+RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": "x"}
+DEFINITION = {"name": "look", "description": "Look.", "parameters": SCHEMA, "strict": False}
+
+
+def _chat(before: dict[str, Any], after: dict[str, Any], **more: Any) -> Bodies:
+    """Two messages."""
+    return CHAT, {"messages": [before], **more}, {"messages": [after], **more}
+
+
+def _form(before: dict[str, Any], after: dict[str, Any]) -> Bodies:
+    base = {"messages": [USER]}
+    return CHAT, {**base, "response_format": before}, {**base, "response_format": after}
+
+
+def _call(before: dict[str, Any], after: dict[str, Any]) -> Bodies:
+    first, second = ({"role": "assistant", "tool_calls": [{**CALL, **each}]} for each in (before, after))
+    return _chat(first, second)
+
+
+def _tool(before: dict[str, Any], after: dict[str, Any], choice: str = "auto") -> Bodies:
+    first, second = ({"messages": [USER], "tools": [each], "tool_choice": choice} for each in (before, after))
+    return CHAT, first, second
+
+
+def _item(before: dict[str, Any], after: dict[str, Any]) -> Bodies:
+    return RESPONSES, {"input": [before]}, {"input": [after]}
+
+
+def _part(before: dict[str, Any], after: dict[str, Any]) -> Bodies:
+    first, second = ({"input": [{"role": "user", "content": [each]}]} for each in (before, after))
+    return RESPONSES, first, second
+
+
+def _said(before: dict[str, Any], after: dict[str, Any], role: str = "user") -> Bodies:
+    first, second = (
+        {"model": "fake", "max_tokens": 4, "messages": [USER, {"role": role, "content": [each]}, USER]}
+        for each in (before, after)
+    )
+    return ANTHROPIC, first, second
+
+
+def _asked(before: dict[str, Any], after: dict[str, Any]) -> Bodies:
+    base = {"model": "fake", "max_tokens": 4, "messages": [USER]}
+    return ANTHROPIC, {**base, **before}, {**base, **after}
+
+
+def _ollama(before: dict[str, Any], after: dict[str, Any], **more: Any) -> Bodies:
+    first, second = ({"model": "fake", "stream": False, "messages": [each], **more} for each in (before, after))
+    return "/api/chat", first, second
+
+
+def _infer(before: dict[str, Any], after: dict[str, Any]) -> Bodies:
+    text = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["Hi"]}
+    first, second = ({"inputs": [{**text, **each}]} for each in (before, after))
+    return "/v2/models/fake/infer", first, second
+
+
+def _function(name: str, before: Any, after: Any, choice: str = "auto") -> Bodies:
+    tools = ({"type": "function", "function": {**DEFINITION, name: value}} for value in (before, after))
+    return _tool(next(tools), next(tools), choice)
+
+
+STREAMED: dict[str, Any] = {"messages": [USER], "stream": True}
+SPANS: dict[str, Any] = {"type": "structural_tag", "structures": [], "triggers": []}
+SPAN = {"begin": "<a>", "schema": SCHEMA, "end": "</a>"}
+LONGER = {**SCHEMA, "required": []}
+ANY = {"type": "any", "disable_parallel_tool_use": False}
+ANTHROPIC_TOOL: dict[str, Any] = {"name": "look", "description": "Look.", "input_schema": SCHEMA}
+OLLAMA_CALL: dict[str, Any] = {"function": {"name": "look", "arguments": {"a": 1}}}
+RESPONSES_TOOL: dict[str, Any] = {"type": "function", **DEFINITION}
+JSON: dict[str, Any] = {"type": "json_schema", "name": "a", "schema": SCHEMA}
+
+
+def _responses_tool(**change: Any) -> Bodies:
+    base = {"input": "Hi", "tool_choice": "required" if "strict" in change else "auto"}
+    return RESPONSES, {**base, "tools": [RESPONSES_TOOL]}, {**base, "tools": [{**RESPONSES_TOOL, **change}]}
+
+
+def _ollama_tool(change: dict[str, Any]) -> Bodies:
+    tools = ([{"type": "function", "function": {**DEFINITION, **each}}] for each in ({}, change))
+    base = {"model": "fake", "stream": False, "messages": [USER]}
+    return "/api/chat", {**base, "tools": next(tools)}, {**base, "tools": next(tools)}
+
+
+INSIDE: dict[str, dict[str, Bodies]] = {
+    "openai.StreamOptions": {
+        "include_usage": (CHAT, STREAMED, {**STREAMED, "stream_options": {"include_usage": True}}),
+        "continuous_usage_stats": (
+            CHAT,
+            {**STREAMED, "stream_options": {"include_usage": True}},
+            {**STREAMED, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+        ),
+    },
+    "openai.ResponseFormat": {
+        "type": _form({"type": "text"}, {"type": "json_object"}),
+        "json_schema": _form(
+            {"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}
+        ),
+        "schema": _form({"type": "json_object"}, {"type": "json_object", "schema": SCHEMA}),
+        "schema_": _form({"type": "json_object"}, {"type": "json_object", "schema_": SCHEMA}),
+        "format": _form(SPANS, {**SPANS, "format": {"type": "json_schema", "json_schema": SCHEMA}}),
+        "structures": _form(SPANS, {**SPANS, "structures": [SPAN]}),
+        "triggers": _form(SPANS, {**SPANS, "triggers": ["<a"]}),
+    },
+    "openai.JsonSchemaFormat": {
+        name: _form(
+            {"type": "json_schema", "json_schema": {"name": "a", name: SCHEMA}},
+            {"type": "json_schema", "json_schema": {"name": "a", name: LONGER}},
+        )
+        for name in ("schema", "schema_")
+    },
+    "openai.Message": {
+        "role": _chat(USER, {**USER, "role": "system"}),
+        "content": _chat(USER, {**USER, "content": "Ho"}),
+        "name": _chat(USER, {**USER, "name": "Ann"}),
+        "tool_calls": _chat(
+            {"role": "assistant", "content": ""}, {"role": "assistant", "content": "", "tool_calls": [CALL]}
+        ),
+        "tool_call_id": _chat({"role": "tool", "content": "x"}, {"role": "tool", "content": "x", "tool_call_id": "c1"}),
+        "reasoning": _chat(USER, {**USER, "reasoning": "hm"}),
+        "reasoning_content": _chat(USER, {**USER, "reasoning_content": "hm"}),
+    },
+    "openai.TextPart": {
+        "type": _chat(
+            {"role": "user", "content": [{"type": "text", "text": "a"}]},
+            {"role": "user", "content": [{"type": "thinking", "text": "a"}]},
+        ),
+        "text": _chat(
+            {"role": "user", "content": [{"type": "text", "text": "a"}]},
+            {"role": "user", "content": [{"type": "text", "text": "b"}]},
+        ),
+        "thinking": _chat(
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "a"}]},
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "b"}]},
+        ),
+        "refusal": _chat(
+            {"role": "user", "content": [{"type": "refusal", "refusal": "a"}]},
+            {"role": "user", "content": [{"type": "refusal", "refusal": "b"}]},
+        ),
+    },
+    "openai.ToolCall": {
+        "id": _call({"id": "c1"}, {"id": "c2"}),
+        "type": _call({"type": "function"}, {"type": "custom"}),
+        "function": _call({}, {"function": {"name": "hear", "arguments": "{}"}}),
+    },
+    "openai.FunctionCall": {
+        "name": _call({}, {"function": {"name": "hear", "arguments": "{}"}}),
+        "arguments": _call({}, {"function": {"name": "look", "arguments": '{"a":1}'}}),
+    },
+    "openai.Tool": {"type": _tool(TOOL, {**TOOL, "type": "custom"}), "function": _tool(TOOL, OTHER)},
+    "openai.FunctionDefinition": {
+        "name": _function("name", "look", "hear"),
+        "description": _function("description", "a", "b"),
+        "parameters": _function("parameters", SCHEMA, LONGER),
+        "strict": _function("strict", False, True),
+    },
+    "responses.Item": {
+        "type": _item({"type": "message", **USER}, {"type": "reasoning", **USER, "content": []}),
+        "role": _item(USER, {**USER, "role": "system"}),
+        "content": _item(USER, {**USER, "content": "Ho"}),
+        "name": _item(ITEM_CALL, {**ITEM_CALL, "name": "hear"}),
+        "arguments": _item(ITEM_CALL, {**ITEM_CALL, "arguments": '{"a":1}'}),
+        "call_id": _item(ITEM_CALL, {**ITEM_CALL, "call_id": "c2"}),
+        "output": _item(
+            {"type": "function_call_output", "call_id": "c1", "output": "a"},
+            {"type": "function_call_output", "call_id": "c1", "output": "b"},
+        ),
+    },
+    "responses.Part": {
+        "type": _part({"type": "input_text", "text": "a"}, {"type": "input_image", "text": "a"}),
+        "text": _part({"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}),
+        "refusal": _part({"type": "refusal", "refusal": "a"}, {"type": "refusal", "refusal": "b"}),
+    },
+    "responses.Reasoning": {
+        "effort": (RESPONSES, {"input": "Hi", "reasoning": {}}, {"input": "Hi", "reasoning": {"effort": "low"}})
+    },
+    "responses.Text": {"format": (RESPONSES, {"input": "Hi", "text": {}}, {"input": "Hi", "text": {"format": JSON}})},
+    "responses.Format": {
+        "type": (
+            RESPONSES,
+            {"input": "Hi", "text": {"format": {"type": "text"}}},
+            {"input": "Hi", "text": {"format": {"type": "json_object"}}},
+        ),
+        "schema": (
+            RESPONSES,
+            {"input": "Hi", "text": {"format": JSON}},
+            {"input": "Hi", "text": {"format": {**JSON, "schema": LONGER}}},
+        ),
+    },
+    "responses.Tool": {
+        "type": _responses_tool(type="web_search"),
+        "name": _responses_tool(name="hear"),
+        "description": _responses_tool(description="b"),
+        "parameters": _responses_tool(parameters=LONGER),
+        "strict": _responses_tool(strict=True),
+    },
+    "anthropic.Turn": {
+        "role": _asked({}, {"messages": [{**USER, "role": "assistant"}]}),
+        "content": _asked({}, {"messages": [{**USER, "content": "Ho"}]}),
+    },
+    "anthropic.Block": {
+        "type": _said({"type": "text", "text": "a"}, {"type": "thinking", "text": "a"}),
+        "text": _said({"type": "text", "text": "a"}, {"type": "text", "text": "b"}),
+        "thinking": _said({"type": "thinking", "thinking": "a"}, {"type": "thinking", "thinking": "b"}, "assistant"),
+        "id": _said(USE, {**USE, "id": "c2"}, "assistant"),
+        "name": _said(USE, {**USE, "name": "hear"}, "assistant"),
+        "input": _said(USE, {**USE, "input": {"a": 2}}, "assistant"),
+        "tool_use_id": _said(RESULT, {**RESULT, "tool_use_id": "c2"}),
+        "content": _said(RESULT, {**RESULT, "content": "y"}),
+    },
+    "anthropic.ResultPart": {
+        "type": _said(
+            {**RESULT, "content": [{"type": "text", "text": "a"}]},
+            {**RESULT, "content": [{"type": "image", "text": "a"}]},
+        ),
+        "text": _said(
+            {**RESULT, "content": [{"type": "text", "text": "a"}]},
+            {**RESULT, "content": [{"type": "text", "text": "b"}]},
+        ),
+    },
+    "anthropic.Tool": {
+        name: _asked({"tools": [ANTHROPIC_TOOL]}, {"tools": [{**ANTHROPIC_TOOL, name: value}]})
+        for name, value in {"name": "hear", "description": "b", "input_schema": LONGER, "strict": True}.items()
+    },
+    "anthropic.ToolChoice": {
+        "type": _asked(
+            {"tools": [ANTHROPIC_TOOL], "tool_choice": ANY},
+            {"tools": [ANTHROPIC_TOOL], "tool_choice": {"type": "auto"}},
+        ),
+        "name": _asked(
+            {
+                "tools": [ANTHROPIC_TOOL, {**ANTHROPIC_TOOL, "name": "hear"}],
+                "tool_choice": {"type": "tool", "name": "look"},
+            },
+            {
+                "tools": [ANTHROPIC_TOOL, {**ANTHROPIC_TOOL, "name": "hear"}],
+                "tool_choice": {"type": "tool", "name": "hear"},
+            },
+        ),
+        "disable_parallel_tool_use": _asked(
+            {"tools": [ANTHROPIC_TOOL], "tool_choice": ANY},
+            {"tools": [ANTHROPIC_TOOL], "tool_choice": {**ANY, "disable_parallel_tool_use": True}},
+        ),
+    },
+    "anthropic.Thinking": {
+        "type": _asked({"thinking": {"type": "enabled"}}, {"thinking": {"type": "disabled"}}),
+        "budget_tokens": _asked(
+            {"thinking": {"type": "enabled"}}, {"thinking": {"type": "enabled", "budget_tokens": 3}}
+        ),
+    },
+    "anthropic.OutputConfig": {
+        "effort": _asked({"output_config": {"effort": "low"}}, {"output_config": {"effort": "high"}}),
+        "format": _asked({}, {"output_config": {"format": JSON}}),
+    },
+    "anthropic.OutputFormat": {
+        "type": _asked({"output_config": {"format": JSON}}, {"output_config": {"format": {**JSON, "type": "regex"}}}),
+        "schema": _asked(
+            {"output_config": {"format": JSON}}, {"output_config": {"format": {**JSON, "schema": LONGER}}}
+        ),
+    },
+    "ollama.Message": {
+        "role": _ollama(USER, {**USER, "role": "system"}),
+        "content": _ollama(USER, {**USER, "content": "Ho"}),
+        "thinking": _ollama(USER, {**USER, "thinking": "hm"}),
+        "tool_calls": _ollama(USER, {**USER, "tool_calls": [OLLAMA_CALL]}),
+        "tool_name": _ollama(USER, {**USER, "tool_name": "look"}),
+        "tool_call_id": _ollama(USER, {**USER, "tool_call_id": "c1"}),
+    },
+    "ollama.Call": {
+        "function": _ollama(
+            {**USER, "tool_calls": [OLLAMA_CALL]}, {**USER, "tool_calls": [{"function": {"name": "hear"}}]}
+        )
+    },
+    "ollama.Function": {
+        "name": _ollama(
+            {**USER, "tool_calls": [{"function": {"name": "look"}}]},
+            {**USER, "tool_calls": [{"function": {"name": "hear"}}]},
+        ),
+        "arguments": _ollama(
+            {**USER, "tool_calls": [OLLAMA_CALL]}, {**USER, "tool_calls": [{"function": {"name": "look"}}]}
+        ),
+    },
+    "ollama.Tool": {
+        "type": _ollama(USER, USER, tools=[TOOL])[:1]
+        + (
+            {"model": "fake", "stream": False, "messages": [USER], "tools": [TOOL]},
+            {"model": "fake", "stream": False, "messages": [USER], "tools": [{**TOOL, "type": "custom"}]},
+        ),
+        "function": _ollama_tool({"name": "hear"}),
+    },
+    "ollama.FunctionDefinition": {
+        name: _ollama_tool({name: value})
+        for name, value in {"name": "hear", "description": "b", "parameters": LONGER, "strict": True}.items()
+    },
+    "tgi.Grammar": {
+        name: (
+            "/generate",
+            {"inputs": "Hi", "parameters": {"grammar": {"type": "regex", "value": "a"}}},
+            {"inputs": "Hi", "parameters": {"grammar": {"type": "regex", "value": "a", name: value}}},
+        )
+        for name, value in {"type": "json", "value": "b"}.items()
+    },
+    "scoring.Document": {
+        "text": ("/rerank", {"query": "a", "documents": [{"text": "a"}]}, {"query": "a", "documents": [{"text": "b"}]})
+    },
+    "kserve.Tensor": {
+        "name": _infer({}, {"name": "seed"}),
+        "datatype": _infer({}, {"datatype": "INT32"}),
+        "data": _infer({}, {"data": ["Ho"]}),
+    },
+    "kserve.Output": {
+        "name": (
+            "/v2/models/fake/infer",
+            _infer({}, {})[1],
+            {**_infer({}, {})[1], "outputs": [{"name": "finish_reason"}]},
+        )
+    },
+    "responses.StreamOptions": {},
+}

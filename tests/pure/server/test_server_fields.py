@@ -1,0 +1,379 @@
+"""Every name in a request is done, refused by name, harmless, or told: the lists, the headers and --strict-fields."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from pydantic import BaseModel
+
+from tests.pure.server.conftest import Served, Starter
+from tests.pure.server.test_server_fields_done import BASES, UNDER
+from tokenmill.core.errors import ParameterError
+from tokenmill.server.inputs.around import DONE_HEADERS, HARMLESS_HEADERS, QUERIES, TOLD_HEADERS
+from tokenmill.server.inputs.harmless import HARMLESS
+from tokenmill.server.inputs.look import MOST_CHARS, MOST_TOLD, Unknown, look
+from tokenmill.server.inputs.plan import Refusal, parts, plan_name, spellings
+from tokenmill.server.inputs.refused import GENERATING, REFUSED
+from tokenmill.server.plans import ALIASES, ENDPOINTS, OBJECTS, make_plans
+from tokenmill.testing.fake_generator import FakeOptions
+
+PLANS = make_plans()
+TOP = {plan_name(schema): path for path, schemas in ENDPOINTS.items() for schema in schemas}
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "fields.md"
+FOREIGN = {
+    "dry_multiplier": 0.8,
+    "xtc_probability": 0.5,
+    "mirostat": 2,
+    "top_n_sigma": 1.5,
+    "tfs_z": 0.5,
+    "repeat_last_n": 32,
+    "dynatemp_range": 0.5,
+    "samplers": ["top_k"],
+    "smoothing_factor": 0.3,
+    "no_repeat_ngram_size": 3,
+    "guidance_scale": 2.0,
+    "stop_regex": "a+",
+    "kv_transfer_params": {"a": 1},
+    "logits_processors": ["a"],
+    "n_probs": 3,
+    "extra_body": {"top_k": 3},
+    "enable_thinking": False,
+    "lora_path": "a",
+    "rid": "a",
+}
+"""What users of other engines send, with values that have an effect there."""
+WRITERS = [name for name in BASES if GENERATING.keys() <= PLANS[name].refused.keys()]
+
+
+def wrapped(plan: str, change: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A path, and a body with these names added where the plan's object lies."""
+    path, body = BASES[plan]
+    return path, {**body, UNDER[plan]: change} if plan in UNDER else {**body, **change}
+
+
+async def ignored(served: Served) -> dict[str, float]:
+    """tokenmill:ignored_fields by plan."""
+    text = (await served.client.get("/metrics")).text
+    families = [f for f in text_string_to_metric_families(text) if f.name == "tokenmill:ignored_fields"]
+    return {s.labels["plan"]: s.value for f in families for s in f.samples if s.name.endswith("_total")}
+
+
+def test_every_path_that_takes_a_body_is_listed(start: Starter) -> None:
+    from fastapi import FastAPI
+
+    from tokenmill.server.app import APIS
+
+    app = FastAPI()
+    for api in APIS:
+        if api.generating or api.prefixes:
+            api.add(app, Any)  # type: ignore[arg-type]
+    found = {
+        route.path: route.openapi_extra["requestBody"]["content"]["application/json"]["schema"]["title"]
+        for route in app.routes
+        if getattr(route, "openapi_extra", None)
+    }
+    assert found.keys() == ENDPOINTS.keys()
+    for path, title in found.items():
+        assert title in ("AnyRequest", *(schema.__name__ for schema in ENDPOINTS[path])), path
+
+
+def test_no_name_is_in_two_states() -> None:
+    for plan in PLANS.values():
+        lists = (plan.fields, plan.harmless.keys() - plan.fields, plan.refused.keys(), plan.aliases.keys())
+        assert sum(map(len, lists)) == len(set().union(*lists)), plan.name
+        assert set(plan.aliases.values()) <= plan.done, plan.name
+        assert plan.inside.keys() <= plan.fields, plan.name
+
+
+def test_every_list_belongs_to_a_plan() -> None:
+    assert (REFUSED.keys() | HARMLESS.keys() | ALIASES.keys() | OBJECTS.keys()) <= PLANS.keys()
+
+
+def test_every_reason_is_a_sentence_s_end() -> None:
+    for plan in PLANS.values():
+        for why in (*plan.harmless.values(), *(refusal.why for refusal in plan.refused.values())):
+            assert why and not why.endswith(".") and len(why) < 120, why
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_refused_name_is_refused_unless_it_asks_for_nothing(name: str) -> None:
+    plan = PLANS[name]
+    for field, refusal in plan.refused.items():
+        for quiet in (None, *refusal.neutral):
+            unknown = Unknown()
+            look({field: quiet}, plan, unknown)
+            assert not unknown.names
+        for loud in ("zz", 77, ["zz"], {"zz": 1}):
+            with pytest.raises(ParameterError, match="is not supported in this version") as caught:
+                look({field: loud}, plan, Unknown())
+            assert caught.value.param == field
+
+
+def test_neutral_values_are_of_one_kind() -> None:
+    assert Refusal("", (0,)).asks(True) and not Refusal("", (0,)).asks(0.0) and not Refusal("", (0,)).asks(False)
+    assert Refusal("", (1,)).asks(True) and not Refusal("", (1,)).asks(1.0)
+    assert Refusal("", (True,), loud=True).asks(False) and not Refusal("", (True,), loud=True).asks(True)
+    assert Refusal("", ([],)).asks([0]) and Refusal("").asks(0)
+
+
+@pytest.mark.parametrize("plan", WRITERS)
+async def test_what_other_engines_do_is_refused_by_name_in_every_api(start: Starter, plan: str) -> None:
+    served = await start()
+    for name, value in FOREIGN.items():
+        path, body = wrapped(plan, {name: value})
+        answer = await served.post(path, body)
+        assert answer.status_code == 400 and f"{name} is not supported" in answer.text, (path, answer.text)
+    assert served.context.gate.open == 0 and not served.fake.fleet.open_requests
+
+
+def test_all_apis_that_make_text_are_among_them() -> None:
+    assert set(WRITERS) == {
+        *("openai.ChatRequest", "openai.CompletionRequest", "responses.ResponsesRequest", "anthropic.MessagesRequest"),
+        *("ollama.GenerateRequest", "ollama.ChatRequest", "ollama.Options", "tgi.Parameters", "tgi.VllmRequest"),
+        "kserve.Parameters",
+    }
+
+
+@pytest.mark.parametrize("plan", BASES)
+async def test_a_name_that_nobody_knows_is_told_or_refused(start: Starter, plan: str) -> None:
+    served, strict = await start(FakeOptions(max_model_len=512)), await start(strict_fields=True)
+    path, body = wrapped(plan, {"zzz": 1})
+    answer = await served.post(path, body)
+    assert answer.status_code == 200, answer.text
+    told = answer.headers["x-tokenmill-ignored"]
+    assert told == "zzz" or told.endswith(".zzz")
+    refused = await strict.post(path, body)
+    assert refused.status_code == 400 and "zzz is no field of this request" in refused.text
+    usual = {**body, UNDER[plan]: {}} if plan in UNDER else {k: v for k, v in body.items() if k != "zzz"}
+    for each in (served, strict):
+        fine = await each.post(path, usual)
+        assert fine.status_code == 200 and "x-tokenmill-ignored" not in fine.headers
+    assert sum((await ignored(served)).values()) == 1
+    assert strict.context.gate.open == 0
+
+
+NESTED = {
+    "messages.zzz": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x", "zzz": 1}]}),
+    "messages.content.zzz": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "zzz": 1}]}]},
+    ),
+    "stream_options.zzz": (
+        "/v1/completions",
+        {"prompt": "x", "max_tokens": 2, "stream": True, "stream_options": {"zzz": 1}},
+    ),
+    "input.content.zzz": (
+        "/v1/responses",
+        {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x", "zzz": 1}]}]},
+    ),
+    "tools.function.zzz": (
+        "/api/chat",
+        {
+            "model": "fake",
+            "messages": [{"role": "user", "content": "x"}],
+            "tools": [{"type": "function", "function": {"name": "a", "zzz": 1}}],
+        },
+    ),
+    "system.zzz": (
+        "/v1/messages",
+        {
+            "model": "fake",
+            "max_tokens": 2,
+            "system": [{"type": "text", "text": "x", "zzz": 1}],
+            "messages": [{"role": "user", "content": "x"}],
+        },
+    ),
+    "documents.zzz": ("/rerank", {"query": "x", "documents": [{"text": "a", "zzz": 1}]}),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+async def test_names_in_nested_objects_are_told_with_their_place(start: Starter, name: str) -> None:
+    served = await start(tool_call_parser="hermes")
+    answer = await served.post(*NESTED[name])
+    assert answer.status_code == 200 and answer.headers["x-tokenmill-ignored"] == name
+
+
+@pytest.mark.parametrize(("wrote", "meant"), [
+    ("maxTokens", "max_tokens"), ("Temperature", "temperature"), ("max_token", "max_tokens"), ("top-p", "top_p"),
+    ("frequency_penality", "frequency_penalty"), ("repetitionPenalty", "repetition_penalty"), ("strem", "stream"),
+])  # fmt: skip
+async def test_a_field_that_is_spelled_almost_so_is_hinted_at(start: Starter, wrote: str, meant: str) -> None:
+    served, strict = await start(), await start(strict_fields=True)
+    path, body = wrapped("openai.ChatRequest", {wrote: 1})
+    answer = await served.post(path, body)
+    assert answer.headers["x-tokenmill-did-you-mean"] == meant
+    assert f"Did you mean {meant}?" in (await strict.post(path, body)).json()["error"]["message"]
+
+
+async def test_what_is_told_is_short_and_of_plain_characters(start: Starter) -> None:
+    served = await start()
+    names = {f"é\r\nx-evil: 1,{i}" + "y" * 500: 1 for i in range(100)}
+    path, body = wrapped("openai.ChatRequest", names)
+    answer = await served.post(path, body)
+    told = answer.headers["x-tokenmill-ignored"]
+    assert answer.status_code == 200 and "x-evil" not in answer.headers
+    assert told.isascii() and told.isprintable() and told.endswith(", ...")
+    assert len(told.split(", ")) == MOST_TOLD + 1 and len(told) < (MOST_TOLD + 1) * (MOST_CHARS + 6)
+
+
+def test_looking_at_many_objects_is_cheap() -> None:
+    import time
+
+    body = {"messages": [{"role": "user", "content": "", f"k{i}": 1} for i in range(60_000)]}
+    began = time.process_time()
+    unknown = Unknown()
+    look(body, PLANS["openai.ChatRequest"], unknown)
+    assert time.process_time() - began < 1.0 and len(unknown.names) == MOST_TOLD and unknown.more
+
+
+# ---------------------------------------------------------------- other spellings
+
+
+@pytest.mark.parametrize("plan", ALIASES)
+def test_other_spellings_become_the_field_s_name(plan: str) -> None:
+    for name, field in ALIASES[plan].items():
+        for raw in ({name: 7}, {name: 7, field: 7}):
+            look(raw, PLANS[plan], Unknown())
+            assert raw == {field: 7}
+        with pytest.raises(ParameterError, match="not both"):
+            look({name: 7, field: 8}, PLANS[plan], Unknown())
+        nothing = {name: None, field: 8}
+        look(nothing, PLANS[plan], Unknown())
+        assert nothing == {field: 8}
+
+
+async def test_other_spellings_have_the_field_s_effect(start: Starter) -> None:
+    served = await start()
+    base = {"messages": [{"role": "user", "content": "x"}], "seed": 1}
+    for name in ("n_predict", "max_new_tokens", "max_output_tokens"):
+        answer = (await served.post("/v1/chat/completions", {**base, name: 3})).json()
+        assert answer["usage"]["completion_tokens"] == 3
+    raw: dict[str, Any] = {"n_predict": -1}
+    look(raw, PLANS["openai.CompletionRequest"], Unknown())
+    assert raw == {"max_tokens": None}
+    for value in (0, -3, "3", True):
+        answer = await served.post("/v1/chat/completions", {**base, "n_predict": value})
+        assert answer.status_code == 400, answer.text
+
+
+# ---------------------------------------------------------------- what stands around a body
+
+
+async def test_headers_that_are_not_done_are_told(start: Starter) -> None:
+    served, strict = await start(), await start(strict_fields=True)
+    for plan, (path, body) in BASES.items():
+        if plan in UNDER:
+            continue
+        answer = await served.post(path, body, **dict.fromkeys(TOLD_HEADERS, "1"))
+        assert answer.status_code == 200 and answer.headers["x-tokenmill-ignored"] == ", ".join(TOLD_HEADERS), path
+        refused = await strict.post(path, body, **{"idempotency-key": "1"})
+        assert refused.status_code == 400 and "idempotency-key" in refused.text
+        fine = await strict.post(path, body, **{name.replace("*", "lang"): "1" for name in HARMLESS_HEADERS})
+        assert fine.status_code == 200 and "x-tokenmill-ignored" not in fine.headers, path
+
+
+def test_no_header_is_on_two_lists() -> None:
+    lists = (DONE_HEADERS, HARMLESS_HEADERS, TOLD_HEADERS)
+    assert sum(map(len, lists)) == len(set().union(*lists))
+    assert all(name == name.lower() for each in lists for name in each)
+
+
+async def test_a_priority_in_a_header_is_heeded_by_every_api(start: Starter) -> None:
+    served = await start()
+    for plan in WRITERS:
+        path, body = BASES[plan]
+        answer = await served.post(path, body, **{"x-vllm-priority": "3"})
+        assert answer.status_code == 400 and "--scheduling-policy" in answer.text, path
+
+
+async def test_query_parameters_are_told_or_refused(start: Starter) -> None:
+    served, strict = await start(), await start(strict_fields=True)
+    path, body = BASES["openai.ChatRequest"]
+    assert (await served.post(f"{path}?zzz=1", body)).headers["x-tokenmill-ignored"] == "zzz"
+    assert (await strict.post(f"{path}?zzz=1", body)).status_code == 400
+    assert "x-tokenmill-ignored" not in (await strict.post(f"{path}?api-version=1&beta=true", body)).headers
+    assert (await served.client.get("/v1/models?zzz=1")).headers["x-tokenmill-ignored"] == "zzz"
+    assert (await strict.client.get("/v1/models?zzz=1")).status_code == 400
+    assert (await strict.client.get("/health?zzz=1")).status_code == 200
+    for known in QUERIES["/v1/engine"] | QUERIES["/v1/requests"]:
+        answer = await strict.client.get(f"/v1/{'engine' if known == 'since' else 'requests'}?{known}=1")
+        assert answer.status_code == 200
+    made = (await served.post(*BASES["responses.ResponsesRequest"])).json()["id"]
+    items = f"/v1/responses/{made}/input_items"
+    assert (await served.client.get(f"{items}?order=asc")).status_code == 200
+    for query in ("order=desc", "limit=3", "after=x"):
+        answer = await served.client.get(f"{items}?{query}")
+        assert answer.status_code == 400 and query.split("=")[0] in answer.json()["error"]["message"]
+
+
+# ---------------------------------------------------------------- single fields
+
+
+async def test_num_ctx_is_taken_up_to_the_context(start: Starter) -> None:
+    served = await start(FakeOptions(max_model_len=512))
+    bodies = {
+        "/api/chat": {"model": "fake", "stream": False, "messages": [{"role": "user", "content": "x"}]},
+        "/api/generate": {"model": "fake", "stream": False, "prompt": "x"},
+        "/api/embed": {"model": "fake", "input": "x"},
+    }
+    for path, body in bodies.items():
+        for value, status in {1: 200, 512: 200, 513: 400, 0: 400}.items():
+            answer = await served.post(path, {**body, "options": {"num_ctx": value, "num_predict": 2}})
+            assert answer.status_code == status, (path, value, answer.text)
+            assert status == 200 or "num_ctx" in answer.json()["error"]
+
+
+async def test_deadlines_and_sessions_of_parameters_are_heeded(start: Starter) -> None:
+    served = await start(FakeOptions(step_s=0.05))
+    bodies = {
+        "/v2/models/fake/generate": {"text_input": "x", "parameters": {"max_tokens": 1000, "timeout": 0.3}},
+        "/generate": {"prompt": "x", "max_tokens": 1000, "timeout": 0.3},
+    }
+    for path, body in bodies.items():
+        assert (await served.post(path, body)).status_code == 408, path
+
+
+def test_the_page_is_up_to_date() -> None:
+    spec = importlib.util.spec_from_file_location("fields_page", PAGE.parent.parent / "tools" / "fields.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert PAGE.read_text(encoding="utf-8") == module.page(), "run python tools/fields.py"
+
+
+OPEN = {
+    **dict.fromkeys(("structured_outputs", "guided_json", "json_schema", "structural_tag"), "the grammar's compiler"),
+    **dict.fromkeys(("schema", "schema_", "format", "structures", "parameters", "input_schema"), "a schema is free"),
+    **dict.fromkeys(
+        ("documents", "chat_template_kwargs", "arguments", "input", "value"), "templates and tools read it"
+    ),
+    **dict.fromkeys(("tool_choice", "metadata", "logit_bias"), "its own reader refuses what it does not know"),
+    "data": "a tensor's values",
+}
+"""Objects whose names are not judged here, and who judges them."""
+
+
+def test_every_object_without_a_schema_is_judged_or_known_to_be_open() -> None:
+    for name, schema in schemas_of_all_plans().items():
+        for field, info in spellings(schema).items():
+            free = "dict[" in str(info.annotation) or "Any" in str(info.annotation)
+            if free and not list(parts(info)):
+                assert field in OPEN, (name, field)
+
+
+def schemas_of_all_plans() -> dict[str, type[BaseModel]]:
+    """Every schema, those inside others, too."""
+    found: dict[str, type[BaseModel]] = {}
+    waiting = [schema for schemas in ENDPOINTS.values() for schema in schemas]
+    while waiting:
+        schema = waiting.pop()
+        if plan_name(schema) not in found:
+            found[plan_name(schema)] = schema
+            for info in schema.model_fields.values():
+                waiting += [part for part in parts(info) if not isinstance(part, str)]
+    return found

@@ -1,0 +1,178 @@
+"""A field that counts as done has an effect: two bodies that differ in it alone do not have the same one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tokenizers import processors
+
+from tests.pure.server.conftest import Served, Starter
+from tests.pure.server.probes import ABSENT, PROBES, REFUSAL_IS_THE_EFFECT, THOUGHT, USER
+from tests.pure.server.probes_inside import INSIDE
+from tokenmill.server.job import Job
+from tokenmill.server.plans import make_plans
+from tokenmill.testing.fake_generator import FakeOptions, byte_tokenizer
+
+TEMPLATE = (
+    "{% for message in messages %}{{ message | tojson }}{% endfor %}{{ tools | tojson if tools else '' }}"
+    "{{ documents | tojson if documents else '' }}{{ mood }}{{ reasoning_effort }}{{ enable_thinking }}"
+    "{% if add_generation_prompt %}>{% endif %}"
+)
+LONG = "word " * 400
+SPOKEN: dict[str, dict[str, Any]] = {"messages": [USER]}
+BASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "openai.ChatRequest": ("/v1/chat/completions", {"messages": [USER], "seed": 3, "max_completion_tokens": 6}),
+    "openai.CompletionRequest": ("/v1/completions", {"prompt": "Hi", "seed": 3, "max_tokens": 6}),
+    "openai.EmbeddingRequest": ("/v1/embeddings", {"input": "Hi"}),
+    "openai.TokenizeRequest": ("/tokenize", {"prompt": "Hi"}),
+    "openai.DetokenizeRequest": ("/detokenize", {"tokens": [70]}),
+    "responses.ResponsesRequest": ("/v1/responses", {"input": "Hi", "seed": 3, "max_output_tokens": 6}),
+    "anthropic.CountRequest": ("/v1/messages/count_tokens", {"model": "fake", **SPOKEN}),
+    "anthropic.MessagesRequest": ("/v1/messages", {"model": "fake", "max_tokens": 6, **SPOKEN}),
+    "ollama.GenerateRequest": ("/api/generate", {"model": "fake", "prompt": "Hi", "stream": False}),
+    "ollama.ChatRequest": ("/api/chat", {"model": "fake", "stream": False, **SPOKEN}),
+    "ollama.Options": ("/api/chat", {"model": "fake", "stream": False, **SPOKEN}),
+    "ollama.EmbedOptions": ("/api/embed", {"model": "fake", "input": "Hi"}),
+    "ollama.EmbedRequest": ("/api/embed", {"model": "fake", "input": "Hi"}),
+    "ollama.EmbeddingsRequest": ("/api/embeddings", {"model": "fake", "prompt": "Hi"}),
+    "ollama.ShowRequest": ("/api/show", {"model": "fake"}),
+    "tgi.TgiRequest": ("/", {"inputs": "Hi"}),
+    "tgi.Parameters": ("/generate", {"inputs": "Hi"}),
+    "tgi.VllmRequest": ("/generate", {"prompt": "Hi", "seed": 3, "max_tokens": 6}),
+    "scoring.RerankRequest": ("/rerank", {"query": "a", "documents": ["b", "c"]}),
+    "scoring.ScoreRequest": ("/score", {"text_1": "a", "text_2": "b"}),
+    "scoring.ClassifyRequest": ("/classify", {"input": "Hi", "labels": ["a", "b"]}),
+    "kserve.InferRequest": (
+        "/v2/models/fake/infer",
+        {"inputs": [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["Hi"]}]},
+    ),
+    "kserve.GenerateRequest": ("/v2/models/fake/generate", {"text_input": "Hi"}),
+    "kserve.Parameters": ("/v2/models/fake/generate", {"text_input": "Hi"}),
+}
+UNDER = {
+    "ollama.Options": "options",
+    "ollama.EmbedOptions": "options",
+    "tgi.Parameters": "parameters",
+    "kserve.Parameters": "parameters",
+}
+"""Objects that lie under a name of their base."""
+VOLATILE = re.compile(
+    r'"(created|created_at|modified_at|id|item_id|[a-z_]*duration|[a-z]*_time)": ?'
+    r'("(?![a-z]*-?mine)[^"]*"|[0-9.]+)'
+    r"|(chatcmpl|cmpl|embd|msg|resp|rerank|score|classify|fc|call)[-_][0-9a-f]{32}|call_[0-9a-f]+"
+)
+
+
+class Bench:
+    """A server, and what reaches its engine."""
+
+    def __init__(self, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.served = served
+        self.seen: list[Any] = []
+        inner, deadline = served.fake.fleet.open, Job.set_deadline
+
+        async def opened(request: Any, stream: Any, pooling: str | None = None) -> Any:
+            plain = msgspec.to_builtins(request, str_keys=True)
+            unstable = ("id", "arrival", "deadline", *(() if request.params.seed is not None else ("seed",)))
+            kept = {name: value for name, value in plain.items() if name not in unstable}
+            self.seen.append((kept, pooling, stream.session))
+            return await inner(request, stream, pooling)
+
+        def dated(job: Job, seconds: float | None) -> None:
+            self.seen.append(seconds)
+            deadline(job, seconds)
+
+        monkeypatch.setattr(served.fake.fleet, "open", opened)
+        monkeypatch.setattr(Job, "set_deadline", dated)
+
+    async def effect(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        """-> status, and all that can be seen of it."""
+        self.seen.clear()
+        answer = await self.served.post(path, body)
+        assert answer.status_code in (200, 400, 404), (path, body, answer.text)
+        return answer.status_code, (list(self.seen), answer.status_code, VOLATILE.sub("", answer.text))
+
+
+@pytest.fixture
+async def bench(start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    template = tmp_path / "template.jinja"
+    template.write_text(TEMPLATE)
+    tokenizer = byte_tokenizer()
+    first = tokenizer.special_strings["eos_token"]
+    number = tokenizer.encode(first, add_special_tokens=False)[0]
+    tokenizer._inner.post_processor = processors.TemplateProcessing(f"{first} $A", special_tokens=[(first, number)])
+    served = await start(
+        FakeOptions(script=THOUGHT, tokenizer=tokenizer, max_model_len=1024),
+        chat_template=str(template),
+        trust_request_chat_template=True,
+        reasoning_parser="qwen3",
+        tool_call_parser="hermes",
+    )
+    return Bench(served, monkeypatch)
+
+
+def body_of(plan: str, field: str, value: Any, base: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The path, and a body whose field has this value."""
+    path, body = BASES[plan]
+    base = dict(base)
+    if base.pop("_long", False):
+        body = {
+            **body,
+            **{name: _long(given) for name, given in body.items() if name in ("messages", "prompt", "input")},
+        }
+    given = {name: each for name, each in {**base, field: value}.items() if each is not ABSENT}
+    gone = {name for name, each in {**base, field: value}.items() if each is ABSENT}
+    if plan in UNDER:
+        return path, {**body, UNDER[plan]: given}
+    return path, {**{name: each for name, each in body.items() if name not in gone}, **given}
+
+
+def _long(given: Any) -> Any:
+    return LONG if isinstance(given, str) else [{**USER, "content": LONG}]
+
+
+def test_every_field_that_is_done_has_a_probe() -> None:
+    plans = make_plans()
+    assert plans.keys() == PROBES.keys() | INSIDE.keys()
+    for name, plan in plans.items():
+        assert set({**PROBES, **INSIDE}[name]) == plan.done, name
+
+
+@pytest.mark.parametrize("plan", PROBES)
+async def test_every_field_of_a_body_has_its_effect(bench: Bench, plan: str) -> None:
+    for field, (base, before, after) in PROBES[plan].items():
+        path, first = body_of(plan, field, before, base)
+        _, second = body_of(plan, field, after, base)
+        was, found = await bench.effect(path, first)
+        again, same = await bench.effect(path, first)
+        now, other = await bench.effect(path, second)
+        assert found == same and was == again, (plan, field, "is not the same twice")
+        assert found != other, (plan, field, "has no effect", found)
+        for status, seen in ((was, found), (now, other)):
+            if status != 200 and not any(isinstance(each, tuple) for each in seen[0]):
+                assert any(name == field and word in seen[2] for name, word in REFUSAL_IS_THE_EFFECT), (
+                    plan,
+                    field,
+                    seen,
+                )
+
+
+@pytest.mark.parametrize("plan", INSIDE)
+async def test_every_field_of_what_lies_in_a_body_has_its_effect(bench: Bench, plan: str) -> None:
+    for field, (path, first, second) in INSIDE[plan].items():
+        was, found = await bench.effect(path, first)
+        _, same = await bench.effect(path, first)
+        now, other = await bench.effect(path, second)
+        assert found == same, (plan, field, "is not the same twice")
+        assert found != other, (plan, field, "has no effect", found)
+        reached = any(isinstance(each, tuple) for each in found[0])
+        assert was == 200 or reached, (plan, field, found)
+        assert (
+            now == 200
+            or field in ("type", "name", "datatype", "schema", "schema_", "value")
+            or any(isinstance(each, tuple) for each in other[0])
+        ), (plan, field, other)

@@ -1,0 +1,115 @@
+"""Structures that take long are judged by their work, in a process that may be ended; offline as in the server."""
+
+from __future__ import annotations
+
+import resource
+import time
+
+import pytest
+from bytewise import byte_vocabulary, says
+
+from tokenmill.core.errors import BusyError, ParameterError
+from tokenmill.structured.compile import Compiler
+
+MOST_S = 3.0
+"""Twice what is promised: other work on the same core makes work dearer."""
+
+
+def patterns(count):
+    return {
+        "json": {"type": "object", "patternProperties": {f"^p{i}[a-z]+$": {"type": "string"} for i in range(count)}}
+    }
+
+
+def tools(count):
+    schema = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"enum": ["x", "y"]}}, "required": ["a"]}
+    tags = [
+        {"type": "tag", "begin": f"<f{i}>", "content": {"type": "json_schema", "json_schema": schema}, "end": "</f>"}
+        for i in range(count)
+    ]
+    return {
+        "structural_tag": {
+            "type": "structural_tag",
+            "format": {"type": "triggered_tags", "triggers": ["<f"], "tags": tags},
+        }
+    }
+
+
+def deep_any_of(depth):
+    schema = {"type": "integer"}
+    for i in range(depth):
+        schema = {"anyOf": [schema, {"type": "string", "pattern": f"^x{i}"}]}
+    return {"json": schema}
+
+
+def wide_any_of(count):
+    keys = range(10)
+    branches = [
+        {"properties": {f"k{j}": {"enum": [f"v{i}{j}{n}" for n in range(20)]} for j in keys}, "required": ["k1"]}
+        for i in range(count)
+    ]
+    return {"json": {"anyOf": branches}}
+
+
+REFUSED = {
+    "200 patternProperties": patterns(200),
+    "900 patternProperties": patterns(900),
+    "a regex of 20,000 long branches": {"regex": "|".join(f"branch{i}x" for i in range(20_000))},
+    "a regex of 20,000 classes": {"regex": "|".join(f"[a-z]{i}" for i in range(20_000))},
+    "a deep anyOf": deep_any_of(200),
+}
+EITHER = {
+    "a regex of 20,000 branches": {"regex": "|".join(map(str, range(20_000)))},
+    "a pattern of 20,000 branches": {"json": {"pattern": f"^({'|'.join(f'b{i}' for i in range(20_000))})$"}},
+    "1,000 tools": tools(1000),
+    "a wide enum": {"json": {"enum": [f"value number {i}" for i in range(9_999)]}},
+    "a wide choice": {"choice": [f"value number {i}" for i in range(9_999)]},
+    "numbers": {"json": {"enum": list(range(9_999))}},
+    "a wide anyOf": wide_any_of(60),
+    "1,000 properties": {"json": {"properties": {f"k{i}": {"pattern": "^[a-z]{1,40}$"} for i in range(1000)}}},
+    "a oneOf of 200": {"json": {"oneOf": [{"properties": {"t": {"const": i}}, "required": ["t"]} for i in range(200)]}},
+}
+
+
+def work() -> float:
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + ended.ru_utime + ended.ru_stime
+
+
+def through(compiler, spec, way):
+    """Prepared as a server does, or made at once as LLM.generate does; a busy machine is asked again."""
+    until = time.monotonic() + 120
+    while True:
+        try:
+            return compiler.prepare(spec).result() if way == "prepare" else compiler.constraint(spec)
+        except BusyError:
+            assert time.monotonic() < until
+
+
+WAYS = [*(("prepare", name) for name in (*REFUSED, *EITHER)), *(("constraint", name) for name in list(REFUSED)[:2])]
+
+
+@pytest.mark.parametrize(("way", "name"), WAYS)
+def test_no_structure_takes_long(way, name):
+    compiler = Compiler(byte_vocabulary)
+    began = work()
+    error = None
+    try:
+        through(compiler, {**REFUSED, **EITHER}[name], way)
+    except ParameterError as found:
+        error = found
+    compiler.close()
+    used = work() - began
+    assert used <= MOST_S, f"{used:.2f} s of work"
+    assert name in EITHER or error is not None
+
+
+def test_usual_structures_are_not_slow():
+    compiler = Compiler(byte_vocabulary)
+    for spec, text in (
+        (patterns(40), '{"p3a": "x"}'),
+        (tools(100), '<f7>{"a":"x"}</f>'),
+        ({"choice": [f"word{i}" for i in range(2000)]}, "word1999"),
+    ):
+        assert says(compiler.constraint(spec), text)
+    compiler.close()
