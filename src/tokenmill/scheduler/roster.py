@@ -157,14 +157,6 @@ class Roster:
         self.give_back(seq)
         self.wait(seq)
 
-    def beam_to_wait(self, seq: Sequence) -> Sequence | None:
-        """A running beam that has its candidates while `seq`, a sibling, has none: all of them wait for `seq`. Where
-        there is no room for both, that beam gives way and is computed again."""
-        ready = seq.group.candidates
-        if not ready or seq.id in ready:
-            return None
-        return next((s for s in reversed(self.running) if s.group is seq.group and s.id in ready), None)
-
     def give_back(self, seq: Sequence) -> None:
         self.tables.close(seq)
         if seq.row >= 0:
@@ -182,8 +174,8 @@ class Roster:
         return [TokenDelta(seq.group.request.id, seq.index, [], None, reason, None, error)]
 
     def fail(self, seq: Sequence, error: str) -> list[TokenDelta]:
-        """One sequence cannot go on; beams stand or fall together."""
-        if seq.group.search.width:
+        """One sequence cannot go on; beams stand or fall together, and a prompt takes the samples that wait for it."""
+        if seq.group.search.width or not seq.group.spawned:
             return self.end_group(seq.group, "error", error)
         return self.end(seq, "error", error)
 

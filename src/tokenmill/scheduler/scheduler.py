@@ -293,20 +293,25 @@ class Scheduler:
         if not self.policy.static and self.roster.waiting:
             self.roster.waiting = [(self.policy.rank(s), s.id, s) for _, _, s in self.roster.waiting]
             heapq.heapify(self.roster.waiting)
+        aside: list[Sequence] = []
         while budget > 0 and self.roster.waiting and not 0 < self.careful <= len(flight.seqs):
-            seq = self.roster.waiting[0][2]
+            rank, _, seq = heapq.heappop(self.roster.waiting)
             if seq.status != WAITING:
-                heapq.heappop(self.roster.waiting)
                 continue
-            seq.rank = self.roster.waiting[0][0]
+            seq.rank = rank
+            if seq.id in seq.group.candidates:  # computed, then put aside: its siblings must catch up first
+                aside.append(seq)
+                continue
             if not self._room_for(seq, flight):
-                return
-            heapq.heappop(self.roster.waiting)
+                aside.append(seq)
+                break
             seq.row, seq.status, seq.fresh = self.roster.free_rows.pop(), RUNNING, True
             insort(self.roster.running, seq, key=by_rank)
             if not seq.preemptions:
                 self.roster.on_begin(seq.group)
             budget -= self._grant(seq, budget, flight)
+        for seq in aside:
+            heapq.heappush(self.roster.waiting, (seq.rank, seq.id, seq))
 
     def _room_for(self, seq: Sequence, flight: Flight) -> bool:
         """Match the prefix cache and check rows and blocks; lower-ranked running sequences give way."""
@@ -320,10 +325,9 @@ class Scheduler:
                     return True
                 self.tables.close(seq)
             victim = self.roster.running[-1] if self.roster.running else None
-            if victim is None or victim.rank <= seq.rank:
-                stalled = not (flight.seqs or self.flying)
-                victim = self.roster.beam_to_wait(seq) if stalled else None
-            if victim is None:
+            # Where nothing at all goes on, all that run are beams whose siblings still wait: they give way to anybody.
+            stalled = not (flight.seqs or self.flying)
+            if victim is None or (victim.rank <= seq.rank and not stalled):
                 return False
             if victim.inflight:  # in this plan, too: it leaves when that is committed
                 victim.leaving = True

@@ -109,7 +109,9 @@ class Story:
                     assert text == want[: len(text)], f"{name}/{index} (aborted): {text} is no prefix of {want}"
 
 
-def make_requests(rng: random.Random, model: HashModel, story: Story, max_len: int, *, branching: bool) -> list:
+def make_requests(
+    rng: random.Random, model: HashModel, story: Story, max_len: int, *, branching: bool, beams_share: float = 0.2
+) -> list:
     """Random requests with shared prefixes; their right answers go into the story."""
     stems = [[rng.randrange(1, model.vocab) for _ in range(rng.randint(1, max_len // 2))] for _ in range(3)]
     groups = []
@@ -136,7 +138,7 @@ def make_requests(rng: random.Random, model: HashModel, story: Story, max_len: i
             salt=salt,
         )
         limit, prompt = len(prompt) + most, keys or prompt
-        if kind < 0.2:
+        if kind < beams_share:
             beams = rng.randint(2, 3)
             make = lambda: BeamSearch(beams, 1.0, False, frozenset({0}), most)  # noqa: B023, E731
             sampling = RowSampling(end_ids=[0], num_candidates=make().width)
@@ -156,10 +158,13 @@ def make_requests(rng: random.Random, model: HashModel, story: Story, max_len: i
     return groups
 
 
-def run_story(seed: int, *, sabotage=None, failures: bool = True, device_drafts: bool = False) -> Scheduler:
+def run_story(
+    seed: int, *, sabotage=None, failures: bool = True, device_drafts: bool = False, crowded_beams: bool = False
+) -> Scheduler:
     """One random schedule from its seed; raises AssertionError on any wrong text, double end or leaked block.
 
-    device_drafts: all drafts are the device's, and plans are in flight."""
+    device_drafts: all drafts are the device's, and plans are in flight. crowded_beams: nearly all requests are beams,
+    for fewer rows than they have together."""
     rng = random.Random(seed)
     layouts, windows = rng.choice(LAYOUTS)
     block_size = rng.choice([1, 2, 4, 8])
@@ -182,7 +187,7 @@ def run_story(seed: int, *, sabotage=None, failures: bool = True, device_drafts:
     if guessing:
         executor.guess = lambda tokens, seed: drafter.guess(tokens, seed, most_guesses)
     limits = Limits(
-        max_rows=rng.choice([1, 2, 4, 16]),
+        max_rows=rng.choice([1, 2, 3] if crowded_beams else [1, 2, 4, 16]),
         max_step_tokens=rng.choice([1, 3, 8, 64]),
         max_chunk=rng.choice([0, 0, 2, 5]),
         max_drafts=rng.randint(1, 4) if drafting else 0,
@@ -197,18 +202,24 @@ def run_story(seed: int, *, sabotage=None, failures: bool = True, device_drafts:
     if sabotage is not None:
         sabotage(scheduler)
     story = Story(rng)
-    arrivals = deque(make_requests(rng, model, story, max_len, branching=True))
+    arrivals = deque(
+        make_requests(rng, model, story, max_len, branching=True, beams_share=0.8 if crowded_beams else 0.2)
+    )
     model.contents.update(story.contents)
     flying: deque = deque()
-    for _ in range(6000):
+    aborts, idle = rng.choice([0, 0, 1, 3]), 0  # few, because an abort ends a livelock
+    for _ in range(60_000):
         if not arrivals and not scheduler.has_work:
             break
         while arrivals and rng.random() < 0.5:
             scheduler.add(arrivals.popleft())
-        if rng.random() < 0.02 and story.outputs:
+        if aborts and rng.random() < 0.02 and story.outputs:
+            aborts -= 1
             name = rng.choice(list(story.outputs))
             story.take(scheduler.abort(name))
         plan = scheduler.plan()
+        idle = 0 if plan or flying or not scheduler.has_work else idle + 1
+        assert idle < 3, "livelock: there is work, and nothing is planned"
         if plan is not None:
             seqs = scheduler.flying[-1].seqs
             assert all(s.computed + s.ahead < s.group.max_len for s in seqs), "granted what may lie behind the end"
@@ -218,7 +229,7 @@ def run_story(seed: int, *, sabotage=None, failures: bool = True, device_drafts:
         if flying:
             story.take(scheduler.commit(flying.popleft().wait()))
     else:
-        raise AssertionError("no end after 6000 steps: livelock")
+        raise AssertionError("no end after 60,000 steps: livelock")
     story.check(allow_errors=bool(executor.fail))
     for pool in tables.pools:
         assert pool.held == 0, f"{pool.held} blocks leaked"

@@ -21,6 +21,12 @@ def test_random_schedules(part: int) -> None:
         run_story(seed)
 
 
+def test_beams_of_many_requests_share_few_rows() -> None:
+    """Siblings wait for one another, and rows for siblings: somebody always goes on."""
+    for seed in range(500):
+        run_story(seed, crowded_beams=True)
+
+
 def test_drafts_of_the_device_cost_no_plan_in_flight() -> None:
     """Rows with drafts are in two plans at a time, and the drafts of both are tried."""
     overlapped = accepted = 0
