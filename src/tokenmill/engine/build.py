@@ -17,9 +17,11 @@ import torch
 
 from tokenmill.checkpoint.checked import CheckedCheckpoint
 from tokenmill.core.config import CacheOptions, EngineConfig, ScheduleOptions, SpeculateOptions
+from tokenmill.core.drafting import DeviceDrafter
 from tokenmill.core.errors import ModelError, ParameterError, UserError
-from tokenmill.core.forward import KVFormat
-from tokenmill.core.protocols import CausalLM, DeviceDrafter, Executor, Kernels
+from tokenmill.core.execution import Executor
+from tokenmill.core.forward import Kernels, KVFormat
+from tokenmill.core.model import CausalLM
 from tokenmill.core.step import StepPlan, StepResult
 from tokenmill.device.memory import describe, free_bytes, growth_bytes, pick_device, release, total_bytes
 from tokenmill.engine.admission import Admission

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenmill.core.protocols import Executor, Ticket
+from tokenmill.core.execution import Executor, Ticket
 from tokenmill.core.step import LateInputs, StepPlan
 from tokenmill.engine.executor import FailedTicket
 

@@ -23,7 +23,7 @@ import msgspec
 
 from tokenmill.core.config import calm_threads
 from tokenmill.core.errors import EngineDeadError, ModelError, UserError
-from tokenmill.core.protocols import Ticket
+from tokenmill.core.execution import Ticket
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
 from tokenmill.engine.executor import FailedTicket, answer, operations
 from tokenmill.process.parent import end_with_parent, starts_last

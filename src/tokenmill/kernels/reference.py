@@ -1,6 +1,6 @@
 """Every operation in plain torch: the specification that other backends are tested against and fall back to.
 
-Owns: the meaning of each operation of `core.protocols.Kernels`, on any device. On a CPU a row's result is the same
+Owns: the meaning of each operation of `core.forward.Kernels`, on any device. On a CPU a row's result is the same
 bytes whatever other rows are in the call (see rows.py and paged.py for how). Knows nothing of models or engines.
 """
 
@@ -17,13 +17,14 @@ from tokenmill.core.forward import (
     AttentionSpec,
     Draws,
     ForwardContext,
+    FusedMixture,
     KVView,
     Mixture,
     NormSpec,
     RopeSpec,
     RouteSpec,
+    Weight,
 )
-from tokenmill.core.protocols import FusedMixture, Weight
 from tokenmill.kernels import fp8, grid, paged, rows, stored
 
 T = TypeVar("T")

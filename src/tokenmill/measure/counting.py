@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, KVSpec, ModelSpec, NormSpec, RouteSpec
-from tokenmill.core.protocols import CausalLM, Checkpoint, Weight
+from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, KVSpec, ModelSpec, NormSpec, RouteSpec, Weight
+from tokenmill.core.model import CausalLM, Checkpoint
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.measure.holding import Live, held_bytes
 from tokenmill.measure.shapes import AS_STORED, META, Packed, ShapeCheckpoint

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenmill.core.protocols import Executor, Ticket
+from tokenmill.core.execution import Executor, Ticket
 from tokenmill.core.step import LateInputs, StepPlan
 from tokenmill.measure.roofline import Grant
 from tokenmill.runner.batch import SHARED_ENTRIES

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tokenmill.checkpoint.folder import open_checkpoint, read_config
 from tokenmill.core.errors import ModelError, UserError
-from tokenmill.core.protocols import Checkpoint
+from tokenmill.core.model import Checkpoint
 from tokenmill.kernels import fp8
 from tokenmill.quant import compressed
 from tokenmill.quant.rounding import round_best

@@ -12,8 +12,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, GroupPlan
-from tokenmill.core.protocols import Kernels
+from tokenmill.core.forward import ForwardContext, GroupPlan, Kernels
 from tokenmill.core.step import StepPlan
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.rows import Rows

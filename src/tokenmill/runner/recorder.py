@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext
-from tokenmill.core.protocols import CausalLM, Kernels
+from tokenmill.core.forward import ForwardContext, Kernels
+from tokenmill.core.model import CausalLM
 from tokenmill.core.step import StepPlan
 from tokenmill.device.graphs import Recorder, Recording
 from tokenmill.kvcache.pool import KVPool

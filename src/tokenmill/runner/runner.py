@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tokenmill.core.protocols import CausalLM, DeviceDrafter, Kernels
+from tokenmill.core.drafting import DeviceDrafter
+from tokenmill.core.forward import Kernels
+from tokenmill.core.model import CausalLM
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
 from tokenmill.device.graphs import Readback, Recorder
 from tokenmill.kvcache.pool import KVPool

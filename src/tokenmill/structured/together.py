@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from llguidance import LLExecutor
 
-from tokenmill.core.protocols import Constraint
+from tokenmill.core.constraint import Constraint
 from tokenmill.structured.constraint import GrammarConstraint
 from tokenmill.structured.shelter import Sheltered
 from tokenmill.structured.thinking import ThinkingBudget

@@ -12,8 +12,17 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.errors import UserError
-from tokenmill.core.forward import Act, AttentionSpec, Draws, ForwardContext, GroupPlan, Mixture, NormSpec, RouteSpec
-from tokenmill.core.protocols import FusedMixture
+from tokenmill.core.forward import (
+    Act,
+    AttentionSpec,
+    Draws,
+    ForwardContext,
+    FusedMixture,
+    GroupPlan,
+    Mixture,
+    NormSpec,
+    RouteSpec,
+)
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.triton import pointwise
 from tokenmill.kernels.triton.choose import choose, greedy

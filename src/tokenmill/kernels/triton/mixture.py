@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, Mixture, NormSpec
-from tokenmill.core.protocols import Weight
+from tokenmill.core.forward import ForwardContext, Mixture, NormSpec, Weight
 from tokenmill.kernels.triton.common import copy_engine
 from tokenmill.kernels.triton.experts import combine, one_down, one_up
 from tokenmill.kernels.triton.grouped import STEADY, grouped, looks, pairs_per_tile
