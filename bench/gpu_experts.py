@@ -91,7 +91,7 @@ class Data:
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
         self.kernels = TritonKernels()
-        self.scratch, self.pdl = self.kernels.scratch, self.kernels.pdl
+        self.scratch, self.pdl = self.kernels.launch.scratch, self.kernels.launch.pdl
         self.ups = [rand(EXPERTS, 2 * INNER, HIDDEN) * 0.02 for _ in range(LAYERS)]
         self.downs = [rand(EXPERTS, HIDDEN, INNER) * 0.02 for _ in range(LAYERS)]
         self.routers = [rand(EXPERTS, HIDDEN) for _ in range(LAYERS)]

@@ -171,7 +171,7 @@ def test_a_whole_layer(tokens, shared):
     if beside is not None:
         expected += REFERENCE.activate(h @ beside[0].table.T, "silu_mul") @ beside[1].table.T
     assert torch.allclose(found, expected, atol=1e-4)
-    assert kernels.waits == 0 and not kernels.scratch.counters(x.device).any()
+    assert kernels.waits == 0 and not kernels.launch.scratch.counters(x.device).any()
 
 
 def test_other_formats_are_left_alone():
