@@ -88,6 +88,8 @@ class TritonKernels(ReferenceKernels):
         self.unfit: set[str] = set()
         self.ways: dict[str, Way] = measured_ways(torch.cuda.get_device_name()) if real else {}
         self.measured: list[Sample] = samples(self.ways)
+        self.near: dict[str, Way | None] = {}
+        """Ways of operations that were not measured, by their nearest measured one; None: none is near."""
         self._common: tuple[GroupPlan, Tensor] | None = None
         self._arranged: tuple[GroupPlan, tuple[Tensor, Tensor]] | None = None
 
@@ -200,7 +202,8 @@ class TritonKernels(ReferenceKernels):
         if not rows or x.dtype != weight.dtype or x.dtype not in _FLOATS or weight.stride(1) != 1:
             return ("blas",)
         gated = act_parts(act)[1]
-        found = self.ways.get(operation(rows, (out, inner), act, norm is not None), ())
+        name = operation(rows, (out, inner), act, norm is not None)
+        found = self.ways.get(name, ())
         if rows > FEW:
             own = self.launch.hopper and "many-rows" not in self.without
             own = own and bias is None and act in (None, "silu_mul") and x.dtype == torch.bfloat16
@@ -210,9 +213,9 @@ class TritonKernels(ReferenceKernels):
         if found:
             return found
         if x.dtype != torch.float32:  # tiles were measured in 16 bits: wider ones may not fit
-            near = nearest_way(self.measured, rows, (out, inner), gated=gated, normed=norm is not None)
-            if near is not None:
-                self.ways[operation(rows, (out, inner), act, norm is not None)] = near
+            if name not in self.near:
+                self.near[name] = nearest_way(self.measured, rows, (out, inner), gated=gated, normed=norm is not None)
+            if (near := self.near[name]) is not None:
                 return near
         return default_way(rows, out // 2 if gated else out, inner, gated=gated, small=self.launch.small)
 
