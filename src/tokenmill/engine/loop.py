@@ -84,8 +84,7 @@ class EngineLoop:
 
     def done(self) -> int:
         """Grows while a step gets on; another thread may ask."""
-        progress: Callable[[], int] = getattr(self.engine.executor, "progress", int)
-        return progress()
+        return self.engine.executor.progress()
 
     def abort(self, request_id: str, index: int | None = None) -> list[TokenDelta]:
         """End a request or one of its outputs now; its terminal deltas."""

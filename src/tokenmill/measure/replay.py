@@ -42,6 +42,10 @@ class PlanRecorder:
         """Pass on."""
         return self.inner.control(message)
 
+    def progress(self) -> int:
+        """Pass on."""
+        return self.inner.progress()
+
     def close(self) -> None:
         """Pass on."""
         self.inner.close()

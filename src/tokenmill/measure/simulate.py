@@ -70,6 +70,10 @@ class ClockExecutor:
         """Nothing to control."""
         return {}
 
+    def progress(self) -> int:
+        """Nobody watches a clock."""
+        return 0
+
     def close(self) -> None:
         """Nothing to close."""
 
