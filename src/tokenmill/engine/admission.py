@@ -10,8 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from tokenmill.core.constraint import Constraint, ConstraintCompiler
-from tokenmill.core.errors import BusyError as BusyError
-from tokenmill.core.errors import ParameterError, TooLargeError
+from tokenmill.core.errors import BusyError, ParameterError, TooLargeError
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.sequence import Search, SequenceGroup
 from tokenmill.core.step import RowSampling
