@@ -41,7 +41,7 @@ class StackedMixture:
         router = mixture.router.pieces()
         plain = router is not None and router[0] == "dense" and router[1]["table"] is not None
         self.router = (router[1]["table"], router[1]["bias"]) if router is not None and plain else None
-        self.meetings = torch.zeros(1, dtype=torch.int32, device=self._stacked(ups).device)
+        self.barrier_count = torch.zeros(1, dtype=torch.int32, device=self._stacked(ups).device)
 
     def __call__(
         self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
@@ -77,7 +77,7 @@ class StackedMixture:
             x, norm = launch.operations.norm(x, norm), None
         if keep and splits(x, self.router[0]):
             return pick_several(
-                x, *self.router, norm, self.mixture.route, scratch=launch.scratch, count=self.meetings,
+                x, *self.router, norm, self.mixture.route, scratch=launch.scratch, count=self.barrier_count,
                 pdl=launch.pdl, near=near,
             )  # fmt: skip
         return pick(
