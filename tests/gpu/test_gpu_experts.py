@@ -132,7 +132,7 @@ def test_float32(tokens):
 @pytest.mark.parametrize("near", [False, True])
 def test_a_split_router_chooses_alike(tokens, near):
     from tokenmill.kernels.triton.route import pick
-    from tokenmill.kernels.triton.several import pick_several, splits
+    from tokenmill.kernels.triton.route_few import pick_few, splits
 
     kernels, spec, x = triton_kernels(), RouteSpec(128, 8), rand(tokens, 2048)
     router, norm = rand(128, 2048, scale=2048**-0.5), NormSpec(rand(2048).abs() + 0.5, 1e-6)
@@ -141,7 +141,7 @@ def test_a_split_router_chooses_alike(tokens, near):
     expected = pick(x, router, None, norm, spec, scratch=kernels.launch.scratch, pdl=kernels.launch.pdl, keep=True)
     count = torch.zeros(1, dtype=torch.int32, device="cuda")
     for _ in range(20):
-        found = pick_several(
+        found = pick_few(
             x, router, None, norm, spec, scratch=kernels.launch.scratch, count=count, pdl=kernels.launch.pdl, near=soon
         )
         assert float((found[0] == expected[0]).float().mean()) > 0.999  # near ties may fall either way

@@ -21,7 +21,7 @@ from tokenmill.kernels.triton.grouped import STEADY, grouped, looks, pairs_per_t
 from tokenmill.kernels.triton.launch import Experts, Launch
 from tokenmill.kernels.triton.narrow_grouped import NarrowStack, can_stack, narrow_grouped
 from tokenmill.kernels.triton.route import pick, route
-from tokenmill.kernels.triton.several import pick_several, splits
+from tokenmill.kernels.triton.route_few import pick_few, splits
 from tokenmill.kernels.triton.sorting import Sorted, sort_pairs
 
 FEW_TOKENS = 64
@@ -76,7 +76,7 @@ class StackedMixture:
         if norm is not None and (norm.kind != "rms" or norm.bias is not None):
             x, norm = launch.operations.norm(x, norm), None
         if keep and splits(x, self.router[0]):
-            return pick_several(
+            return pick_few(
                 x, *self.router, norm, self.mixture.route, scratch=launch.scratch, count=self.barrier_count,
                 pdl=launch.pdl, near=near,
             )  # fmt: skip
