@@ -24,7 +24,7 @@ from tokenmill.kernels.triton import decode
 from tokenmill.kernels.triton import kernels as choosing
 from tokenmill.kernels.triton.common import Scratch
 from tokenmill.kernels.triton.decode import attend_one
-from tokenmill.kernels.triton.dense import MOST, arrange, attend_dense, attend_long, gather
+from tokenmill.kernels.triton.gathered import MOST, arrange, attend_gathered, attend_long, gather
 from tokenmill.kernels.triton.kernels import TritonKernels
 from tokenmill.kernels.triton.prefill import attend_many
 from tokenmill.kernels.triton.ways import FEW, RUNGS, Way, operation
@@ -247,7 +247,7 @@ def prefill_case(
                 attend_long(q, out, spec, ctx, arranged, pdl=True, hopper=True)
             else:
                 gathered = gather(spec, ctx, arranged[0], q.dtype, pdl=True)
-                attend_dense(q, out, spec, ctx, arranged, gathered, pdl=True, config=config)
+                attend_gathered(q, out, spec, ctx, arranged, gathered, pdl=True, config=config)
 
         return [call], 0.0, pairs * 4 * 32 * 128
 

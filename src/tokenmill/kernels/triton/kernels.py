@@ -28,7 +28,7 @@ from tokenmill.kernels.triton import pointwise
 from tokenmill.kernels.triton.choose import choose, greedy
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts, multiprocessors, shared_memory
 from tokenmill.kernels.triton.decode import attend_one, decode_config, early_keys
-from tokenmill.kernels.triton.dense import arrange, attend_long, can_gather
+from tokenmill.kernels.triton.gathered import arrange, attend_long, can_gather
 from tokenmill.kernels.triton.gemv import gemv
 from tokenmill.kernels.triton.latent import attend_latent, prepare_latent, serves
 from tokenmill.kernels.triton.launch import Launch
