@@ -27,8 +27,8 @@ from tokenmill.core.step import RowLogprobs
 from tokenmill.sampling import filters
 from tokenmill.sampling import table as features
 from tokenmill.sampling.edits import Lines, Work, edit_, line_masks, pick, take
+from tokenmill.sampling.few_allowed import FewAllowed, choose_allowed_, find_few_allowed
 from tokenmill.sampling.logprobs import Chosen, Measured, look_up, measure, read
-from tokenmill.sampling.narrow import Narrow, choose_, find_narrow
 from tokenmill.sampling.noise import noisy_, position_keys
 from tokenmill.sampling.stable import first_max
 from tokenmill.sampling.table import SamplingTable
@@ -99,13 +99,13 @@ def sample(logits: Tensor, lines: Lines, table: SamplingTable, *, consume: bool 
     keys = None
     if any(b & features.SAMPLED for b in bits):
         keys = position_keys(table.stream[lines.row_ids], lines.lengths - table.num_prompt[lines.row_ids])
-    narrow = _narrow(bits, masks, table) if masks and logits.device.type == "cpu" else None
-    if narrow is not None:
+    allowed = _few_allowed(bits, masks, table) if masks and logits.device.type == "cpu" else None
+    if allowed is not None:
         pending.after = before.clone()
-        few = narrow.numbers
+        few = allowed.numbers
         rows = [lines.rows[i] for i in few]
         noise = None if keys is None else (keys, table.bases, [bool(bits[i] & features.SAMPLED) for i in few])
-        choose_(logits, narrow, table.inverse_temperature[rows], noise, (pending.after, ids))
+        choose_allowed_(logits, allowed, table.inverse_temperature[rows], noise, (pending.after, ids))
         numbers = sorted(set(numbers).difference(few))
     if numbers:
         picked = pick(numbers, len(bits), logits.device)
@@ -133,11 +133,11 @@ def _line_bits(lines: Lines, table: SamplingTable) -> list[int]:
     return bits
 
 
-def _narrow(bits: list[int], masks: dict[int, bytes], table: SamplingTable) -> Narrow | None:
+def _few_allowed(bits: list[int], masks: dict[int, bytes], table: SamplingTable) -> FewAllowed | None:
     """The lines that a mask alone leaves few tokens."""
     plain = features.CHOICES | features.FILTERS
     numbers = [i for i in masks if bits[i] & plain & ~features.SAMPLED == features.MASKED]
-    return find_narrow(numbers, [masks[i] for i in numbers], table.vocab_size) if numbers else None
+    return find_few_allowed(numbers, [masks[i] for i in numbers], table.vocab_size) if numbers else None
 
 
 def _work_out(work: Work, largest: Tensor, pending: Pending) -> tuple[Tensor, Tensor]:
