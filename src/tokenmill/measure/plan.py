@@ -299,7 +299,7 @@ def _step(planner: Planner, spread: Spread, reach: Speeds, grants: Sequence[Gran
     """One step through all stages."""
     cost = spread_cost(step_cost(planner.sheet, grants, planner.kv_format), planner.sheet, spread)
     found = step_time(cost, reach)
-    return replace(found, seconds=found.seconds + hop_seconds(planner.sheet, spread, cost.work.tokens, reach))
+    return replace(found, seconds=found.seconds + hop_seconds(planner.sheet, spread, cost.counts.tokens, reach))
 
 
 def prefill(planner: Planner, reach: Speeds, tokens: int, spread: Spread | None = None) -> tuple[float, str]:
