@@ -34,7 +34,7 @@ class Lines:
     before the sample, prompt + output, drafts up to here included. tokens [max_rows, max_len] int32: the rows' token
     buffer. masks: packed allowed bits by row (little-endian, 1 = allowed, ids past the end are forbidden), or a list
     of them, one per line of the row. processors: a callable, or a list of them, by row. longest: an upper bound
-    of `lengths` known to the host, 0 if there is none; it only saves changed.
+    of `lengths` known to the host, 0 if there is none; it only saves work.
     """
 
     rows: list[int]
