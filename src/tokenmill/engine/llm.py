@@ -40,7 +40,7 @@ class LLM:
         self._names = itertools.count(1)
         self._closed = False
         self._ending = threading.Event()
-        weakref.finalize(self, _end, self._ending, self.driver.turn)
+        weakref.finalize(self, _end, self._ending, self.driver.lock)
 
     def generate(
         self,

@@ -64,12 +64,12 @@ class EngineLoop:
         self.stats_at = 0.0
         self.tokens_before = 0
         self.preemptions_before = 0
-        self.turns = 0
+        self.rounds = 0
 
     def run(self) -> None:
         """Until Stop, or until `receive` says that nobody listens any more."""
         while True:
-            self.turns += 1
+            self.rounds += 1
             idle = COMPILING_BEAT_S if self.compiling else BEAT_S
             commands = self.receive(0.0 if self.engine.has_work else idle)
             if commands is None:

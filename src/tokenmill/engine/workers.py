@@ -184,11 +184,11 @@ class _Sender:
         self.pipe = pipe
         self.large: queue.Queue[bytes] = queue.Queue()
         self.thread: threading.Thread | None = None
-        self.turn = threading.Lock()
+        self.lock = threading.Lock()
 
     def send(self, message: bytes) -> None:
         if len(message) <= INLINE and not self.large.unfinished_tasks:
-            with self.turn:
+            with self.lock:
                 self.pipe.send_bytes(message)
             return
         self.large.put(message)
@@ -200,7 +200,7 @@ class _Sender:
         with contextlib.suppress(OSError, ValueError):  # the parent is gone: the reader finds out
             while True:
                 message = self.large.get()
-                with self.turn:
+                with self.lock:
                     self.pipe.send_bytes(message)
                 self.large.task_done()
 
