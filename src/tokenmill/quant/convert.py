@@ -67,7 +67,7 @@ def convert(
     config = _check(source, target, recipe)
     ckpt = open_checkpoint(source)
     try:
-        chosen = choose(ckpt, recipe)
+        chosen = names_to_round(ckpt, recipe)
         if target.exists():
             target.rmdir()  # it is empty
         partial = target.parent / f".{target.name}.partial-{os.getpid()}"
@@ -110,7 +110,7 @@ def _check(source: Path, target: Path, recipe: Recipe) -> dict[str, Any]:
     return config
 
 
-def choose(ckpt: Checkpoint, recipe: Recipe) -> set[str]:
+def names_to_round(ckpt: Checkpoint, recipe: Recipe) -> set[str]:
     """The weights to round; refused when a group does not divide one of them."""
     names = {name for name in _linear_names(ckpt) if not KEPT.search(name)}
     names = {name for name in names if recipe.skip is None or not recipe.skip.search(name)}

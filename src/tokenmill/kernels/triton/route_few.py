@@ -15,7 +15,7 @@ from torch import Tensor
 from tokenmill.core.forward import NormSpec, RouteSpec
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, multiprocessors, pow2, wait
 from tokenmill.kernels.triton.grid_barrier import arrive, meet
-from tokenmill.kernels.triton.route import NEAR_EXPERTS, _choose, _rank, bring, constants, near_lines
+from tokenmill.kernels.triton.route import NEAR_EXPERTS, _pick_experts, _rank, bring, constants, near_lines
 
 _PARTS, _CHOICE, _BOTH = 0, 1, 2
 
@@ -87,7 +87,7 @@ def _pick_few_kernel(
                 tl.store(id_ptr + token * TOP + spot, e, mask=spot < TOP)
                 tl.store(gate_ptr + token * TOP + spot, gates, mask=spot < TOP)
             else:
-                ids, chosen = _choose(
+                ids, chosen = _pick_experts(
                     logits, bias_ptr, scale, E, BE, TOP, BT, ORDER, NORMALISE, BIAS, GROUPS, TOP_GROUPS, SUM2, BG
                 )
                 tl.store(id_ptr + token * TOP + t, ids, mask=t < TOP)
