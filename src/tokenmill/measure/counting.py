@@ -18,7 +18,7 @@ from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, KVSpec, ModelSpec, NormSpec, RouteSpec, Weight
 from tokenmill.core.model import CausalLM, Checkpoint
 from tokenmill.kernels.reference import ReferenceKernels
-from tokenmill.measure.holding import Live, held_bytes
+from tokenmill.measure.live_memory import Live, held_bytes
 from tokenmill.measure.shapes import AS_STORED, META, Packed, ShapeCheckpoint
 from tokenmill.models.registry import build_model
 

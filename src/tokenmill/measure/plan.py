@@ -31,7 +31,7 @@ from tokenmill.measure.spread import (
     stage_of,
     state_bytes,
 )
-from tokenmill.measure.usual import step_time
+from tokenmill.measure.step_time import step_time
 
 DEFAULT_CONTEXTS = (1024, 8192, 32768, 131072)
 DEFAULT_OUTPUT = 256

@@ -27,7 +27,7 @@ from tokenmill.measure.devices import Device, Efficiency, efficiency_of, speeds
 from tokenmill.measure.plan import Setup, read_model
 from tokenmill.measure.roofline import Cost, Grant, Seen, StepCounts, step_cost
 from tokenmill.measure.simulate import predict, simulate
-from tokenmill.measure.usual import step_time
+from tokenmill.measure.step_time import step_time
 from tokenmill.measure.workloads import Uniform
 from tokenmill.testing.tiny import make_tiny
 
