@@ -15,7 +15,7 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.sequence import Search, SequenceGroup
 from tokenmill.core.step import RowSampling
 from tokenmill.scheduler.search import BeamSearch, Sampling
-from tokenmill.structured.shelter import Sheltered
+from tokenmill.structured.sheltered import Sheltered
 
 Encode = Callable[[str], list[int]]
 

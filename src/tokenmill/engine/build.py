@@ -27,7 +27,7 @@ from tokenmill.scheduler.roster import Limits
 from tokenmill.scheduler.scheduler import Scheduler
 from tokenmill.speculate.ngram import NgramDrafter
 from tokenmill.speculate.none import NoDrafter
-from tokenmill.structured.together import MaskPool
+from tokenmill.structured.mask_pool import MaskPool
 from tokenmill.text.tokenizer import Tokenizer
 
 log = logging.getLogger("tokenmill.engine")

@@ -16,7 +16,7 @@ from llguidance import LLExecutor
 
 from tokenmill.core.constraint import Constraint
 from tokenmill.structured.constraint import GrammarConstraint
-from tokenmill.structured.shelter import Sheltered
+from tokenmill.structured.sheltered import Sheltered
 from tokenmill.structured.thinking import ThinkingBudget
 
 FEWEST = 8
