@@ -84,7 +84,7 @@ def peak_step_bytes(
 
 
 def _note_result(runner: Runner, plan: StepPlan, results: list[StepResult]) -> None:
-    results.append(runner.run(plan))
+    results.append(runner.run_plan(plan))
 
 
 def fitting_length(
