@@ -66,7 +66,7 @@ class EngineLoop:
         self.preemptions_before = 0
         self.rounds = 0
 
-    def run(self) -> None:
+    def run_loop(self) -> None:
         """Until Stop, or until `receive` says that nobody listens any more."""
         while True:
             self.rounds += 1

@@ -51,11 +51,11 @@ class StackedMixture:
         if residual is not None and not residual.is_contiguous():
             residual = residual.contiguous()
         x = x if x.is_contiguous() else x.contiguous()
-        y = self._run(x, ctx, norm, residual)
+        y = self._compute(x, ctx, norm, residual)
         self.launch.ended = self.learnt
         return y
 
-    def _run(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None, residual: Tensor | None) -> Tensor:
+    def _compute(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None, residual: Tensor | None) -> Tensor:
         # Steady: a token takes the same way in any company.
         fuses = self.launch.fuses and not self.launch.steady
         if fuses and x.shape[0] == 1 and isinstance(self.ups, Stack) and isinstance(self.downs, Stack):

@@ -75,7 +75,7 @@ def run_engine(
     ended = threading.Event()
     threading.Thread(target=_beat, args=(loop, send, ended), name="tokenmill-beat", daemon=True).start()
     try:
-        loop.run()
+        loop.run_loop()
     finally:
         ended.set()
     built.engine.close()
