@@ -193,10 +193,10 @@ class _Sender:
             return
         self.large.put(message)
         if self.thread is None:
-            self.thread = threading.Thread(target=self._run, name="tokenmill-sender", daemon=True)
+            self.thread = threading.Thread(target=self._send_large, name="tokenmill-sender", daemon=True)
             self.thread.start()
 
-    def _run(self) -> None:
+    def _send_large(self) -> None:
         with contextlib.suppress(OSError, ValueError):  # the parent is gone: the reader finds out
             while True:
                 message = self.large.get()
