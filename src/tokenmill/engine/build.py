@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pathlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +42,6 @@ class Built:
     engine: Engine
     facts: Facts
     config: EngineConfig
-    model_dir: pathlib.Path
     tokenizer: Tokenizer | None
     generation: dict[str, Any]
 
@@ -103,7 +101,7 @@ def build_engine(config: EngineConfig) -> Built:
     masks = MaskPool()
     if tokenizer is not None:
         give_text(admission, tokenizer, config.execute.check_structured)
-    return Built(Engine(scheduler, executor, admission, masks.fill), facts, config, source.path, tokenizer, generation)
+    return Built(Engine(scheduler, executor, admission, masks.fill), facts, config, tokenizer, generation)
 
 
 def _executor(config: EngineConfig, source: ModelSource) -> tuple[Executor, Facts]:
