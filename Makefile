@@ -20,7 +20,7 @@ help:
 	@echo "make test-clients      published clients (openai 2.x and 3.x, Node, langchain-openai) against 'serve demo'"
 	@echo "make test-reliability  the long rows of the reliability table (about an hour; TOKENMILL_RELIABILITY_SECONDS shortens)"
 	@echo "make test-neon         the AArch64 kernels, cross-compiled and emulated (apt-get install g++-aarch64-linux-gnu qemu-user)"
-	@echo "make check    ruff, ruff format, mypy, import contracts, size ceilings"
+	@echo "make check    ruff, ruff format, mypy, import contracts and cycles, size ceilings"
 	@echo "make fmt      format, and mend what ruff can"
 	@echo "make bench    micro benchmarks of the CPU kernels -> out/bench-cpu.json (wants a quiet machine)"
 	@echo "make sanitize the CPU kernels' tests under AddressSanitizer and UBSan"
@@ -90,6 +90,7 @@ check: .venv/.native
 	@echo "== format"; $(BIN)/ruff format -q --check $(LINTED)
 	@echo "== mypy";   $(BIN)/mypy
 	@echo "== import contracts"; $(BIN)/lint-imports
+	@echo "== cycles"; $(BIN)/python tools/cycles.py
 	@echo "== size";   $(BIN)/python tools/size.py
 
 fmt: .venv/.native

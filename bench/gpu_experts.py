@@ -22,7 +22,7 @@ from tokenmill.kernels.triton.experts import combine, one_down, one_up
 from tokenmill.kernels.triton.grouped import Tiling, grouped, looks, pairs_per_tile
 from tokenmill.kernels.triton.kernels import TritonKernels
 from tokenmill.kernels.triton.route import pick, route
-from tokenmill.kernels.triton.several import pick_several
+from tokenmill.kernels.triton.route_few import pick_few
 from tokenmill.kernels.triton.sorting import sort_pairs
 from tokenmill.quant.dense import DenseWeight
 
@@ -91,7 +91,7 @@ class Data:
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
         self.kernels = TritonKernels()
-        self.scratch, self.pdl = self.kernels.scratch, self.kernels.pdl
+        self.scratch, self.pdl = self.kernels.launch.scratch, self.kernels.launch.pdl
         self.ups = [rand(EXPERTS, 2 * INNER, HIDDEN) * 0.02 for _ in range(LAYERS)]
         self.downs = [rand(EXPERTS, HIDDEN, INNER) * 0.02 for _ in range(LAYERS)]
         self.routers = [rand(EXPERTS, HIDDEN) for _ in range(LAYERS)]
@@ -176,7 +176,7 @@ def pick_cases(d: Data) -> Iterator[Case]:
         yield f"pick {near=}", run, 2.0 * EXPERTS * HIDDEN, 0.0
         for c in ((32, 4), (64, 4), (16, 8)):
             count = torch.zeros(1, dtype=torch.int32, device="cuda")
-            call = partial(pick_several, d.x, count=count, config=c, **common)
+            call = partial(pick_few, d.x, count=count, config=c, **common)
             run = lambda i, call=call, brought=brought: call(weight=d.routers[i], near=brought[i])  # noqa: E731
             yield f"pick several {c} {near=}", run, 2.0 * EXPERTS * HIDDEN, 0.0
 

@@ -24,7 +24,7 @@ from tokenmill.kernels.triton import decode
 from tokenmill.kernels.triton import kernels as choosing
 from tokenmill.kernels.triton.common import Scratch
 from tokenmill.kernels.triton.decode import attend_one
-from tokenmill.kernels.triton.dense import MOST, arrange, attend_dense, attend_long, gather
+from tokenmill.kernels.triton.gathered import MOST, arrange, attend_gathered, attend_long, gather
 from tokenmill.kernels.triton.kernels import TritonKernels
 from tokenmill.kernels.triton.prefill import attend_many
 from tokenmill.kernels.triton.ways import FEW, RUNGS, Way, operation
@@ -101,7 +101,7 @@ def way_case(name: str, rows: int, way: Way, pdl: bool = True) -> Case:
         norm = NormSpec(rand(inner), 1e-5) if has_norm else None
         residual = rand(rows, out) if has_residual else None
         kernels = TritonKernels(without=() if pdl else ("dependent-launch",))
-        kernels.scratch = SCRATCH
+        kernels.launch.scratch = SCRATCH
         kernels.ways = {operation(rows, (out, inner), act, has_norm): way}
         calls = [lambda w=w: kernels.fused_linear(x, w, norm=norm, act=act, residual=residual) for w in many]
         return calls, many[0].numel() * 2.0, 2.0 * rows * out * inner
@@ -189,8 +189,8 @@ def layer_case(rows: int, length: int, pdl: bool = True, **changes: Way) -> Case
 
     def make():
         first, ctx, kernels = paged([length] * rows, [1] * rows, layers=8)
-        kernels.pdl = pdl
-        kernels.scratch = SCRATCH
+        kernels.launch.pdl = pdl
+        kernels.launch.scratch = SCRATCH
         for name, way in changes.items():
             if name != "attend":
                 out, inner, normed, act, _ = SHAPES[name]
@@ -247,7 +247,7 @@ def prefill_case(
                 attend_long(q, out, spec, ctx, arranged, pdl=True, hopper=True)
             else:
                 gathered = gather(spec, ctx, arranged[0], q.dtype, pdl=True)
-                attend_dense(q, out, spec, ctx, arranged, gathered, pdl=True, config=config)
+                attend_gathered(q, out, spec, ctx, arranged, gathered, pdl=True, config=config)
 
         return [call], 0.0, pairs * 4 * 32 * 128
 

@@ -116,7 +116,7 @@ def calls(kind: str, name: str, rows: int, way: Way, most: int) -> tuple[list[Ca
     out, inner, has_norm, act, has_residual = SHAPES[name]
     many = weights(kind, name, most)
     kernels = TritonKernels()
-    kernels.narrow_ways = {narrow_operation(rungs(rows)[0], many[0], act): way}
+    kernels.launch.narrow_ways = {narrow_operation(rungs(rows)[0], many[0], act): way}
     x = rand(rows, inner)
     norm = NormSpec(rand(inner), 1e-5) if has_norm else None
     residual = rand(rows, out) if has_residual else None

@@ -91,7 +91,7 @@ def calls_of(shape: Shape, rows: int, way: Way, weights: list[torch.Tensor]) -> 
     norm = NormSpec(torch.rand(inner, device="cuda", dtype=torch.bfloat16), 1e-5) if normed else None
     residual = torch.randn(rows, out, device="cuda", dtype=torch.bfloat16) if added else None
     kernels = TritonKernels()
-    kernels.scratch = SCRATCH
+    kernels.launch.scratch = SCRATCH
     kernels.ways = {operation(rows, (out, inner), act, normed): way}
     return [lambda w=w: kernels.fused_linear(x, w, norm=norm, act=act, residual=residual) for w in weights]  # type: ignore[misc]
 

@@ -38,7 +38,7 @@ from tokenmill import LLM  # noqa: E402
 from tokenmill.device.memory import peak_bytes  # noqa: E402
 from tokenmill.measure.calibrate import measure_calibrated  # noqa: E402
 from tokenmill.measure.ceilings import read_measured, reading  # noqa: E402
-from tokenmill.measure.closed import closed_loop  # noqa: E402
+from tokenmill.measure.closed_loop import closed_loop  # noqa: E402
 from tokenmill.measure.devices import efficiency_of, while_reading  # noqa: E402
 from tokenmill.measure.plan import Setup, held_in_all, read_model, speed_types  # noqa: E402
 from tokenmill.measure.simulate import predict  # noqa: E402

@@ -94,12 +94,12 @@ def measure(rows: int, steps: int = 300) -> dict[str, float]:
         start.edits.append(TableEdit(row, 0, 0, 0, blocks, [16 * i for i in range(64)]))
     grants: dict[str, list] = {"rows": list(range(rows)), "counts": [1] * rows, "samples": [True] * rows}
     start.rows, start.counts, start.samples = grants["rows"], grants["counts"], grants["samples"]
-    runner.run(start)
+    runner.run_plan(start)
     whole, forward = [], []
     for step in range(1, steps):
         plan = StepPlan(id=step, **grants)
         begin = time.perf_counter()
-        runner.run(plan)
+        runner.run_plan(plan)
         whole.append((time.perf_counter() - begin) * 1e3)
     with torch.inference_mode():
         for step in range(steps):

@@ -23,7 +23,7 @@ from typing import Any
 import regex
 from jsonschema import Draft202012Validator, ValidationError, validators  # type: ignore[import-untyped]
 from lookalikes import lookalike
-from vocabulary import pieces
+from vocabulary import longest_pieces, pieces
 
 from tokenmill.core.errors import UserError
 from tokenmill.structured.compile import Compiler
@@ -145,17 +145,7 @@ def _refuse(name: str) -> None:
 def vocabulary(size: int) -> Vocabulary:
     """Bytes, pieces of this repository's texts, odd pieces, and an end."""
     table = list(dict.fromkeys([*pieces(size), *(o.encode() for o in ODD)]))
-    ids = {piece: i for i, piece in enumerate(table)}
-
-    def encode(text: str) -> list[int]:
-        data, at, out = text.encode(), 0, []
-        while at < len(data):
-            end = next(e for e in range(min(len(data), at + 24), at, -1) if data[at:e] in ids)
-            out.append(ids[data[at:end]])
-            at = end
-        return out
-
-    return Vocabulary.of([*table, b""], {len(table)}, (len(table),), encode)
+    return Vocabulary.of([*table, b""], {len(table)}, (len(table),), longest_pieces(table))
 
 
 def bits(vocabulary: Vocabulary, wanted: Sequence[bool]) -> int:

@@ -22,7 +22,7 @@ from vocabulary import from_file, made_up
 
 from tokenmill.structured.compile import Compiler
 from tokenmill.structured.constraint import GrammarConstraint
-from tokenmill.structured.together import MaskPool
+from tokenmill.structured.mask_pool import MaskPool
 
 
 def quantiles(seconds: list[float]) -> dict[str, float]:

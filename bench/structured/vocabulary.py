@@ -12,7 +12,7 @@ import argparse
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -84,9 +84,8 @@ def from_file(path: Path) -> Vocabulary:
     return Vocabulary.of([*table, b""], {size}, (size,), lambda text: tokenizer.encode(text).ids)
 
 
-def made_up(size: int) -> Vocabulary:
-    """The vocabulary, with one end token behind the pieces; texts are cut into the longest pieces."""
-    table = pieces(size - 1)
+def longest_pieces(table: Sequence[bytes]) -> Callable[[str], list[int]]:
+    """A tokenizer that cuts texts into the longest pieces of a table, which holds every byte."""
     ids = {piece: i for i, piece in enumerate(table)}
 
     def encode(text: str) -> list[int]:
@@ -97,7 +96,13 @@ def made_up(size: int) -> Vocabulary:
             at = end
         return out
 
-    return Vocabulary.of([*table, b""], {size - 1}, (size - 1,), encode)
+    return encode
+
+
+def made_up(size: int) -> Vocabulary:
+    """The vocabulary, with one end token behind the pieces; texts are cut into the longest pieces."""
+    table = pieces(size - 1)
+    return Vocabulary.of([*table, b""], {size - 1}, (size - 1,), longest_pieces(table))
 
 
 def main() -> None:

@@ -104,7 +104,7 @@ def test_mixture(tokens, shape, skew):
         error = (found.float() - expected).norm(dim=-1) / expected.norm(dim=-1)
         assert torch.isfinite(found).all()
         assert float(error.median()) < 1e-2 and float((error > 2e-2).float().mean()) <= max(0.04, 1.01 / tokens)
-    assert kernels.waits == 0 and not kernels.scratch.counters(x.device).any()
+    assert kernels.waits == 0 and not kernels.launch.scratch.counters(x.device).any()
 
 
 def test_steady_rows_ignore_their_company():
@@ -132,17 +132,17 @@ def test_float32(tokens):
 @pytest.mark.parametrize("near", [False, True])
 def test_a_split_router_chooses_alike(tokens, near):
     from tokenmill.kernels.triton.route import pick
-    from tokenmill.kernels.triton.several import pick_several, splits
+    from tokenmill.kernels.triton.route_few import pick_few, splits
 
     kernels, spec, x = triton_kernels(), RouteSpec(128, 8), rand(tokens, 2048)
     router, norm = rand(128, 2048, scale=2048**-0.5), NormSpec(rand(2048).abs() + 0.5, 1e-6)
     soon = rand(128, 1 << 14) if near else None
     assert splits(x, router)
-    expected = pick(x, router, None, norm, spec, scratch=kernels.scratch, pdl=kernels.pdl, keep=True)
+    expected = pick(x, router, None, norm, spec, scratch=kernels.launch.scratch, pdl=kernels.launch.pdl, keep=True)
     count = torch.zeros(1, dtype=torch.int32, device="cuda")
     for _ in range(20):
-        found = pick_several(
-            x, router, None, norm, spec, scratch=kernels.scratch, count=count, pdl=kernels.pdl, near=soon
+        found = pick_few(
+            x, router, None, norm, spec, scratch=kernels.launch.scratch, count=count, pdl=kernels.launch.pdl, near=soon
         )
         assert float((found[0] == expected[0]).float().mean()) > 0.999  # near ties may fall either way
         assert torch.allclose(found[1], expected[1], atol=1e-3) and relative(found[2], expected[2]) < 1e-2

@@ -54,7 +54,7 @@ def test_fused_linear(rows, width, inner, kind):
     for _ in range(3):
         found = kernels.fused_linear(x, w, bias, norm=norm, act=act, residual=residual)
         assert relative(found, exact) < 1e-2
-    assert not kernels.scratch.counters(x.device).any()
+    assert not kernels.launch.scratch.counters(x.device).any()
 
 
 @pytest.mark.parametrize("kind", ["plain", "gated", "all"])
@@ -150,7 +150,7 @@ def test_attention(name, steady):
             for pages in (a.kv[0].key, a.kv[0].value):
                 pages[slots // 16, :, slots % 16] = float("nan")
             assert relative(kernels.attend_qkv(x, spec, a), expected) < 1e-2
-    assert not kernels.scratch.counters(x.device).any()
+    assert not kernels.launch.scratch.counters(x.device).any()
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])

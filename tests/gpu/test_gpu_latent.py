@@ -46,4 +46,4 @@ def test_latent_attention(heads, latent, rotated, split):
         assert relative(q, REFERENCE.prepare_qkv(x.float(), spec, b)) < 1e-2
         for _ in range(2):
             assert relative(kernels.attention(q, spec, a), REFERENCE.attention(q.float(), spec, b)) < 1e-2
-    assert kernels.waits == 0 and not kernels.scratch.counters(x.device).any()
+    assert kernels.waits == 0 and not kernels.launch.scratch.counters(x.device).any()

@@ -74,7 +74,7 @@ def check(kind, rows, width, inner, fusion):
     for _ in range(2):
         found = kernels.fused_linear(x, weight, norm=norm, act=act, residual=residual)
         assert relative(found, exact) < max(0.02 if act else 0.012, limit)
-    assert not kernels.scratch.counters(x.device).any()
+    assert not kernels.launch.scratch.counters(x.device).any()
     counts = kernels.counters()
     assert counts["narrow_linear"]["calls"] == 2 and not any(c["fallbacks"] for c in counts.values())
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.core.protocols import Checkpoint
+from tokenmill.core.model import Checkpoint
 
 
 class CheckedCheckpoint:

@@ -28,7 +28,7 @@ def told(verb: Callable[..., None]) -> Callable[..., None]:
     Others keep their traceback: they are bugs."""
 
     @functools.wraps(verb)
-    def run(*args: object, **given: object) -> None:
+    def run_verb(*args: object, **given: object) -> None:
         try:
             verb(*args, **given)
             sys.stdout.flush()
@@ -46,7 +46,7 @@ def told(verb: Callable[..., None]) -> Callable[..., None]:
         except TokenmillError as error:
             _fail(str(error), exit_code(error))
 
-    return run
+    return run_verb
 
 
 def _fail(text: str, code: int) -> NoReturn:

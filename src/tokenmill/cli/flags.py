@@ -48,15 +48,15 @@ def with_flags(into: str, flags: Mapping[str, inspect.Parameter]) -> Callable[[V
         kept = [parameter for name, parameter in own.parameters.items() if name != into]
 
         @functools.wraps(verb)
-        def run(**given: Any) -> None:
+        def run_verb(**given: Any) -> None:
             typed = {name: given.pop(flag.name) for name, flag in flags.items()}
             verb(**given, **{into: {name: value for name, value in typed.items() if value not in (None, [])}})
 
-        run.__dict__.pop("__wrapped__", None)
+        run_verb.__dict__.pop("__wrapped__", None)
         every = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in [*kept, *flags.values()]]
-        run.__dict__["__signature__"] = own.replace(parameters=every)
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
-        return run
+        run_verb.__dict__["__signature__"] = own.replace(parameters=every)
+        run_verb.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
+        return run_verb
 
     return decorate
 

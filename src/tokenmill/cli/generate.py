@@ -55,7 +55,7 @@ def generate(
     live = not as_json and given.get("n", 1) == 1 and (sys.stdout.isatty() if stream is None else stream)
     llm, seconds = load(keywords)
     try:
-        output = asyncio.run(_run(llm, text, given, live))
+        output = asyncio.run(_generate_one(llm, text, given, live))
     finally:
         llm.close()
     if as_json:
@@ -92,7 +92,7 @@ def _check(given: dict[str, Any]) -> None:
     SamplingParams(**given)
 
 
-async def _run(llm: AsyncLLM, prompt: str, given: dict[str, Any], live: bool) -> RequestOutput:
+async def _generate_one(llm: AsyncLLM, prompt: str, given: dict[str, Any], live: bool) -> RequestOutput:
     """The finished output; with `live`, its text goes to the terminal on the way."""
     from tokenmill.core.request import SamplingParams
     from tokenmill.engine.prompts import default_params

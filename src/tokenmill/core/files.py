@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tokenmill.core.errors import ModelError, why
+from tokenmill.core.nesting import deeper_than
 
 MAX_DEPTH = 64
 _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
@@ -63,7 +64,7 @@ def read_object(path: Path | str, most: int) -> dict[str, Any]:
         raise ModelError(f"{path}: not valid JSON ({said}); download the file again") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path}: must hold a JSON object, not {type(value).__name__}")
-    if _deeper_than(value, MAX_DEPTH):
+    if deeper_than(value, MAX_DEPTH):
         raise ModelError(f"{path}: nested deeper than {MAX_DEPTH} levels")
     return value
 
@@ -74,17 +75,3 @@ def _check(path: Path | str, found: os.stat_result, most: int | None) -> None:
         raise ModelError(f"{path}: is {kind}, not a file; the model folder is damaged")
     if most is not None and found.st_size > most:
         raise ModelError(f"{path}: {found.st_size} bytes is over the limit of {most} for such a file")
-
-
-def _deeper_than(value: object, limit: int) -> bool:
-    level = [value]
-    for _ in range(limit):
-        level = [
-            child
-            for item in level
-            if isinstance(item, dict | list)
-            for child in (item.values() if isinstance(item, dict) else item)
-        ]
-        if not level:
-            return False
-    return any(isinstance(item, dict | list) for item in level)

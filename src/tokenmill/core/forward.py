@@ -1,150 +1,55 @@
-"""What a model computes with. Owns: the descriptors that layers hand to Kernels, and the per-step ForwardContext.
+"""What computes a forward pass: kernels, weights, and the context of a step. Owns: how these know one another.
 
-Plain records; tensors appear only as annotations, so this file needs no torch. Descriptors (NormSpec, RopeSpec,
-AttentionSpec, KVSpec) are made once when a model is built; a ForwardContext is made by `runner/batch.py` every step.
+One module, because each names the others: a context carries kernels, kernels read the context, weights multiply with
+both, and a mixture is made of weights. `runner/batch.py` makes a ForwardContext every step. Names are re-exported from
+`core/descriptors.py`, so that a layer imports all that it computes with from here. Needs no torch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+
+from tokenmill.core.descriptors import (
+    DRAWN,
+    Act,
+    AttentionSpec,
+    Draws,
+    GroupPlan,
+    KVFormat,
+    KVSpec,
+    KVView,
+    ModelSpec,
+    NormSpec,
+    RopeSpec,
+    RouteSpec,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tokenmill.core.protocols import Kernels, Weight
+__all__ = [
+    "Act",
+    "AttentionSpec",
+    "DRAWN",
+    "Draws",
+    "ForwardContext",
+    "FusedMixture",
+    "GroupPlan",
+    "KVFormat",
+    "KVSpec",
+    "KVView",
+    "Kernels",
+    "Mixture",
+    "ModelSpec",
+    "NormSpec",
+    "RopeSpec",
+    "RouteSpec",
+    "Weight",
+]
 
-Act = Literal["silu", "gelu", "gelu_tanh", "relu", "silu_mul", "gelu_mul", "gelu_tanh_mul", "relu2", "oai_swiglu"]
-"""`*_mul` and `oai_swiglu` take [gate | up] concatenated on the last dimension and halve it."""
-
-
-@dataclass(frozen=True, slots=True)
-class KVSpec:
-    """What one layer keeps per token. Layers with equal specs form a KV group (one block table per sequence).
-
-    kind: "full" every position; "window" only the last `window` positions are ever read; "latent" one shared
-    vector per token (MLA): `key_dim` wide, values are its first `value_dim` entries, nothing stored twice.
-    """
-
-    kind: Literal["full", "window", "latent"]
-    heads: int
-    key_dim: int
-    value_dim: int
-    window: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class KVFormat:
-    """How a cache stores numbers: plainly, or in 8 bits with one bfloat16 scale per token, head and `group` of them.
-
-    dtype is torch's name of the stored type; group 0 means that a whole head (of K, of V) shares a scale.
-    """
-
-    dtype: str
-    group: int = 0
-
-    @property
-    def element_bytes(self) -> int:
-        """Bytes of one stored number."""
-        return {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1}[self.dtype]
-
-    @property
-    def scaled(self) -> bool:
-        """Are there scales?"""
-        return self.element_bytes == 1
-
-    def scales(self, dim: int) -> int:
-        """Scales per head of `dim` numbers."""
-        return 0 if not self.scaled else dim // self.group if self.group else 1
-
-    def head_bytes(self, dim: int) -> int:
-        """Bytes of one head of one token, scales included."""
-        return dim * self.element_bytes + 2 * self.scales(dim)
-
-    def bytes_per_token(self, spec: KVSpec) -> int:
-        """Bytes that one layer stores per token."""
-        if spec.kind == "latent":
-            return self.head_bytes(spec.key_dim)
-        return spec.heads * (self.head_bytes(spec.key_dim) + self.head_bytes(spec.value_dim))
-
-
-@dataclass(frozen=True, slots=True)
-class KVView:
-    """One layer's pages: key [blocks, heads, block_size, key_dim], value alike (latent: a view into key).
-
-    With a scaled KVFormat also key_scale [blocks, heads, block_size, scales] and value_scale, bfloat16 (latent: the
-    same tensor): number i of a head is key[..., i] * key_scale[..., i // (key_dim / scales)].
-    """
-
-    key: Tensor
-    value: Tensor
-    key_scale: Tensor | None = None
-    value_scale: Tensor | None = None
-
-
-@dataclass(slots=True)
-class NormSpec:
-    """y = (x - mean if layer) / sqrt(var + eps) * (weight + offset) + bias, computed in float32."""
-
-    weight: Tensor
-    eps: float
-    kind: Literal["rms", "layer"] = "rms"
-    bias: Tensor | None = None
-    offset: float = 0.0
-
-
-@dataclass(slots=True)
-class RopeSpec:
-    """Rotary embedding: cos and sin [max_positions, dim / 2] in float32 (scaling already applied).
-
-    `dim` leading entries of each head rotate (`start` skips some). interleaved: pairs (0,1),(2,3),...; else halves.
-    """
-
-    cos: Tensor
-    sin: Tensor
-    dim: int
-    interleaved: bool = False
-    start: int = 0
-
-
-@dataclass(slots=True)
-class AttentionSpec:
-    """One attention layer. `layer` indexes ForwardContext.kv, `group` indexes ForwardContext.groups.
-
-    value head h of query head i is i // (heads / kv_heads). window w: a query at position p sees (p - w, p].
-    """
-
-    layer: int
-    group: int
-    heads: int
-    kv: KVSpec
-    scale: float
-    rope: RopeSpec | None = None
-    q_norm: NormSpec | None = None
-    k_norm: NormSpec | None = None
-    softcap: float = 0.0
-    sinks: Tensor | None = None
-    alibi: Tensor | None = None
-    window: int = 0
-
-
-@dataclass(slots=True)
-class GroupPlan:
-    """Block tables of one KV group for the sequences of this step, in batch order.
-
-    tables [S, max_entries] block ids; first [S, max_entries] first position of each entry, or None when entry j
-    starts at j * block_size everywhere (the contiguous case); entries [S] counts; slots [T] block * size + offset.
-    `first` ascends within each row's counted entries; positions that no entry covers are not attended to.
-    `shared` is a hint: all tables begin with the same entries, so a backend may read those once for all.
-    `reach` is one, too: at most so many positions are read by sequences with several new tokens (0: not known).
-    """
-
-    tables: Tensor
-    first: Tensor | None
-    entries: Tensor
-    slots: Tensor
-    shared: bool = False
-    reach: int = 0
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -175,26 +80,6 @@ class ForwardContext:
 
 
 @dataclass(slots=True)
-class RouteSpec:
-    """How tokens choose experts: `top_k` of `experts`, scored by softmax or sigmoid.
-
-    order "softmax_topk": softmax over all, then top-k (renormalised if `normalise`);
-    "topk_softmax": top-k logits, then softmax over them. groups > 1: only experts of the best `top_groups`
-    groups compete (group score: max, or sum of its two best if `group_sum2`). `bias` is added for choosing only.
-    """
-
-    experts: int
-    top_k: int
-    order: Literal["softmax_topk", "topk_softmax", "sigmoid"] = "softmax_topk"
-    normalise: bool = True
-    scale: float = 1.0
-    groups: int = 1
-    top_groups: int = 1
-    group_sum2: bool = False
-    bias: Tensor | None = None
-
-
-@dataclass(slots=True)
 class Mixture:
     """One mixture of experts: the router's matrix, one gate_up and one down per expert, and what lies beside them.
 
@@ -210,29 +95,251 @@ class Mixture:
     wide: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
-    """What the engine must know of a built model: vocabulary, context, and the KV spec of each of its layers."""
+class FusedMixture(Protocol):
+    """A mixture of experts as a backend runs it."""
 
-    vocab_size: int
-    max_positions: int
-    kv_specs: tuple[KVSpec, ...]
-    hidden_size: int
-    flops_per_token: float = 0.0
-    extras: dict[str, object] = field(default_factory=dict)
+    def __call__(
+        self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        """residual + experts(norm(x)) + shared experts; x [T, hidden] -> [T, hidden]."""
+        ...
 
 
-DRAWN = 1 << 30
-"""In a line's word (Kernels.choose): the line is drawn."""
+class Weight(Protocol):
+    """A matrix [out, in] in some format: loads, concatenates, splits and multiplies itself."""
+
+    shape: tuple[int, int]
+
+    def matmul(
+        self,
+        x: Tensor,
+        ctx: ForwardContext,
+        *,
+        norm: NormSpec | None = None,
+        act: Act | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """residual + act(norm(x) @ W.T + bias). The base composes; formats fuse what they can."""
+        ...
+
+    def concat(self, others: list[Any]) -> Weight:
+        """[self; others] along out; formats may differ (the result may multiply in parts)."""
+        ...
+
+    def take(self, index: Tensor) -> Self:
+        """The rows (of out) named by index [n], in that order: fused and interleaved checkpoints come apart so."""
+        ...
+
+    def split(self, dim: int, part: int, parts: int) -> Self: ...
+    def settle(self, kernels: Kernels) -> Weight:
+        """No concatenating or splitting follows: -> the weight in the form that the backend multiplies fastest."""
+        ...
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Dense rows [n, in], for embeddings."""
+        ...
+
+    def dense(self) -> Tensor:
+        """The whole matrix in the compute dtype, for MLA absorption."""
+        ...
+
+    def pieces(self) -> tuple[Any, dict[str, Tensor | None]] | None:
+        """What else must be known of the format ("dense": nothing) and its tensors by name, the numbers as "table",
+        for backends that stack many weights into one; None: cannot be stacked."""
+        ...
+
+    def bytes(self) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Draws:
-    """What lines of logits are drawn with: row_ids [n] and positions [n] (of their last known tokens) int64; by row
-    streams and num_prompt [R] int64, inverse_temperature [R] float32. sampling/noise.py has the formula."""
+class Kernels(Protocol):
+    """Coarse operations; built per engine. `kernels/reference.py` is the specification, backends override.
 
-    row_ids: Tensor
-    positions: Tensor
-    streams: Tensor
-    num_prompt: Tensor
-    inverse_temperature: Tensor
+    Shapes: T tokens, H query heads, D head dim. All outputs are new tensors unless the name ends in `_`.
+    On CPU every result of a row is the same bytes whatever other rows are in the call.
+    """
+
+    waits: int
+    """How often an operation has waited for the device so far: such steps cannot be recorded."""
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """{op: {"calls": n, "fallbacks": m}} since the start."""
+        ...
+
+    narrow_logits: bool
+    """`greedy` and `choose` read logits as the head's product left them, so that nothing need widen them."""
+
+    records: bool
+    """Can `record` succeed?"""
+
+    def record(self, compute: Callable[[], T], room: Tensor | None = None) -> tuple[T, Callable[[], None] | None]:
+        """What `compute` makes, and what makes it again in the same tensors; None: it cannot be recorded. room [bytes]:
+        where these tensors may lie, for recordings that are done with before another one in it begins."""
+        ...
+
+    def embed(self, table: Tensor, ids: Tensor, scale: float = 1.0) -> Tensor:
+        """table [V, hidden], ids [T] -> [T, hidden] * scale."""
+        ...
+
+    def norm(self, x: Tensor, spec: NormSpec) -> Tensor: ...
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x [T, K] @ weight [N, K].T + bias -> [T, N] in x's dtype, float32 accumulation."""
+        ...
+
+    def fused_linear(
+        self,
+        x: Tensor,
+        weight: Any,
+        bias: Tensor | None = None,
+        *,
+        norm: NormSpec | None = None,
+        act: Act | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """residual + act(norm(x) @ weight.T + bias); weight [N, K], or what pack_dense gave (bias within)."""
+        ...
+
+    def pack_dense(self, weight: Tensor, bias: Tensor | None = None) -> Any | None:
+        """The form in which `fused_linear` is fastest, with .rows(ids, dtype) and .bytes(); None: as it is."""
+        ...
+
+    def quantise(self, weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
+        """weight [N, K] -> q [N, K] int8 and scales [N, ceil(K / group)] float16, rounded to nearest (8 or 4 bits)."""
+        ...
+
+    def pack_grid(self, q: Tensor, scales: Tensor, bits: int, bias: Tensor | None = None) -> Any | None:
+        """As pack_dense, for integers q [N, K] with float16 scales [N, groups]; None: grid_linear takes them as are."""
+        ...
+
+    def natural_group(self, bits: int, columns: int) -> int:
+        """Columns that share a scale where weights are rounded at load and nobody asked for a group."""
+        ...
+
+    def pack_zeros(self, q: Tensor, scales: Tensor, zeros: Tensor, bias: Tensor | None = None) -> Any | None:
+        """As pack_grid, for 4 bit numbers (q - zeros) * scales with zeros [N, groups] int8; None: there is no form."""
+        ...
+
+    def pack_fp8(self, data: Tensor, scales: Tensor, bias: Tensor | None = None, *, blocks: bool = False) -> Any | None:
+        """As pack_dense, for float8 (e4m3) data [N, K] with float32 scales [N, 1], or one per 128 x 128 block."""
+        ...
+
+    def fp8_linear(self, x: Tensor, data: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x @ (data * scales).T + bias -> [T, N] in x's dtype; float32 scales [N, 1] or [N / 128, K / 128]."""
+        ...
+
+    def pack_blocks(
+        self,
+        pieces: list[tuple[str, Tensor]],
+        columns: int,
+        bias: Tensor | None = None,
+        done: Callable[[], None] | None = None,
+    ) -> Any | None:
+        """As pack_dense, for rows in GGUF blocks: (type, raw [rows, bytes]) one below the other, `columns` numbers in
+        each. done: called from time to time: what was read so far is not needed again. None: no form for these."""
+        ...
+
+    def grid_linear(self, x: Tensor, q: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x @ (q * scales).T + bias -> [T, N] in x's dtype. On a CPU the activations are rounded to int8 as well, in
+        groups of 32 with scale max|x| / 127: sums within a group are exact, groups add up ascending in float32."""
+        ...
+
+    def affine_linear(
+        self, x: Tensor, q: Tensor, scale: Tensor, offset: Tensor | None, bias: Tensor | None = None
+    ) -> Tensor:
+        """x @ (q * scale + offset).T + bias; scale and offset [N, groups] float32, group 16 or 32. Activations are
+        rounded as in grid_linear; an offset multiplies the sum of its group's rounded activations."""
+        ...
+
+    def activate(self, x: Tensor, act: Act) -> Tensor: ...
+    def add(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
+        """x + scale * y."""
+        ...
+
+    def prepare_qkv(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
+        """qkv [T, H*Dk + Hkv*Dk + Hkv*Dv] -> q [T, H, Dk] normed and rotated; k and v go to their slots.
+
+        Latent: qkv is [T, H*Dk + Dk] (queries already absorbed; then latent | rope key); the rotated part of
+        each query head and of the key is its last `rope.dim` entries (RopeSpec.start)."""
+        ...
+
+    def attention(self, q: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
+        """q [T, H, Dk] against the paged K/V as stored -> [T, H * Dv]. Causal by position."""
+        ...
+
+    def attend_qkv(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
+        """attention(prepare_qkv(qkv)), which a backend may do at once."""
+        ...
+
+    def head_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Per-head product: x [T, H, K], weight [H, N, K] -> [T, H, N] (MLA absorption)."""
+        ...
+
+    def route(self, logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
+        """logits [T, E] -> expert ids [T, k] (int64) and gates [T, k] (float32)."""
+        ...
+
+    def experts(
+        self,
+        x: Tensor,
+        weights: tuple[list[Weight], list[Weight]],
+        ids: Tensor,
+        gates: Tensor,
+        act: Act,
+        ctx: ForwardContext,
+    ) -> Tensor:
+        """weights (gate_up, down), one of each per expert: sum over j = 0..k-1, in this order and in float32, of
+        gates[t, j] * down[ids[t, j]](act(gate_up[ids[t, j]](x[t]))) -> [T, hidden] in x's dtype.
+
+        An id outside 0..len - 1 (an expert of another rank) adds nothing."""
+        ...
+
+    def pack_mixture(self, mixture: Mixture) -> FusedMixture | None:
+        """The whole layer as the backend runs it fastest, its lists of experts emptied; None: `route`, `experts`."""
+        ...
+
+    def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """logits [n, V] -> lowest id of the largest logit [n] int64; the same, or ~id where that is not finite; it [n].
+
+        NaN anywhere in a line counts as its largest logit."""
+        ...
+
+    def choose(
+        self, logits: Tensor, words: Tensor | None, masks: Tensor | None, draws: Draws | None
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """`greedy` among the tokens that masks allow, with the noise of `draws` where a line is drawn; None: it cannot.
+
+        words [n] int32: 1 + a line's mask, or 0, plus DRAWN (None: no masks, all lines are drawn); masks [m, W] int32,
+        the lowest bit first, 1 = allowed. -> ids, marked (~id as well if no allowed token is finite), and the largest
+        logits, forbidden ones included."""
+        ...
+
+    def gather_rows(
+        self,
+        row_ids: Tensor,
+        tokens: Tensor,
+        computed: Tensor,
+        tables: list[Tensor],
+        block_size: int,
+        offsets: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor, Tensor]]]:
+        """What a step needs of the rows' state for one token of each of row_ids [S], the next one or one `offsets` [S]
+        later: tokens [R, L], computed [R] and tables [R, W] (entry j begins at j * block_size) -> token ids [S],
+        positions [S], kv_len [S] int32, and per table (tables [S, W], counted entries [S], slots [S])."""
+        ...
+
+    def advance_(self, row_ids: Tensor, ids: Tensor, tokens: Tensor, length: Tensor, computed: Tensor) -> None:
+        """One token more in each of these rows: tokens[row, length[row]] = id; length and computed grow by one."""
+        ...
+
+    def accept_(
+        self, grants: Tensor, most: int, marked: Tensor, tokens: Tensor, length: Tensor, computed: Tensor
+    ) -> Tensor:
+        """grants [3, S] int64: rows, the first line of each, and how many drafts it tried (at most `most`), which lie
+        behind its known tokens. A row has a line more than drafts; marked [n]: each line's sample, ~id if it is bad.
+        Samples stand up to and including the first that is not its draft, and a bad one only if it is the row's
+        first: they become known tokens. Then computed = length - 1, length being the new one. -> how many stand [S].
+        """
+        ...
+
+    def copy_blocks_(self, kv: list[KVView], src: list[int], dst: list[int]) -> None:
+        """Copy whole blocks in each of these layers' pages."""
+        ...

@@ -17,7 +17,6 @@ import msgspec
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.step import RowLogprobs
 
-FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_STOP = 16

@@ -1,4 +1,5 @@
-"""The scheduler's records. Owns: Sequence (one row's worth of text) and SequenceGroup (one request's sequences).
+"""The scheduler's records. Owns: Sequence (one row's worth of text) and SequenceGroup (one request's sequences),
+and how these branch (Search).
 
 The arithmetic of a step, in one picture (d drafts, grants in flight; pending and ahead count each draft in flight as
 if it were right, so they are upper bounds until the commit, and the row alone knows where it stands):
@@ -11,13 +12,14 @@ if it were right, so they are upper bounds until the commit, and the row alone k
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from tokenmill.core.step import RowSampling
 
 if TYPE_CHECKING:
-    from tokenmill.core.protocols import Constraint, Search
+    from tokenmill.core.constraint import Constraint
     from tokenmill.core.request import Request
 
 WAITING, RUNNING, FINISHED = 0, 1, 2
@@ -116,3 +118,23 @@ class Sequence:
     def num_output(self) -> int:
         """Tokens generated so far."""
         return len(self.tokens) - self.num_prompt
+
+
+class Search(Protocol):
+    """How the sequences of one request branch: sampling n, best_of, or beams."""
+
+    @property
+    def width(self) -> int:
+        """Candidates wanted per row and step; 0: the sampler chooses and nothing branches."""
+        ...
+
+    def spawn(self, group: SequenceGroup) -> int:
+        """How many sequences share the prompt once it is planned."""
+        ...
+
+    def advance(
+        self, group: SequenceGroup, candidates: Mapping[int, list[tuple[int, float]]]
+    ) -> list[tuple[Sequence, list[tuple[int, float]]]]:
+        """Candidates by sequence id -> for each live sequence its (token, score) children: none drops it, the
+        first continues in place, further ones fork. Sequences that end are recorded by the search itself."""
+        ...

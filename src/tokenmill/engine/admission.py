@@ -9,14 +9,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from tokenmill.core.errors import BusyError as BusyError
-from tokenmill.core.errors import ParameterError, TooLargeError
-from tokenmill.core.protocols import Constraint, ConstraintCompiler, Search
+from tokenmill.core.constraint import Constraint, ConstraintCompiler
+from tokenmill.core.errors import BusyError, ParameterError, TooLargeError
 from tokenmill.core.request import Request, SamplingParams
-from tokenmill.core.sequence import SequenceGroup
+from tokenmill.core.sequence import Search, SequenceGroup
 from tokenmill.core.step import RowSampling
 from tokenmill.scheduler.search import BeamSearch, Sampling
-from tokenmill.structured.shelter import Sheltered
+from tokenmill.structured.sheltered import Sheltered
 
 Encode = Callable[[str], list[int]]
 

@@ -22,13 +22,13 @@ class Driver:
     def __init__(self, engine: Engine, tokenizer: Tokenizer | None) -> None:
         self.engine = engine
         self.deliveries = Deliveries(tokenizer, engine.abort)
-        self.turn = threading.RLock()
+        self.lock = threading.RLock()
         self.stepping = False
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """One thread at a time touches the engine."""
-        with self.turn:
+        with self.lock:
             if self.stepping:
                 raise ParameterError("This LLM is answering already: what it calls cannot ask it in between.")
             yield
@@ -55,7 +55,7 @@ class Driver:
     def leave(self, request_ids: Iterable[str]) -> None:
         """Nobody waits for these any more; plans in flight come in, or fail as well."""
         names = list(request_ids)
-        with self.turn:
+        with self.lock:
             for name in names:
                 self.engine.abort(name)
                 self.deliveries.drop(name)

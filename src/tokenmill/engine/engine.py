@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from tokenmill.core.constraint import Constraint
 from tokenmill.core.errors import EngineDeadError
-from tokenmill.core.protocols import Constraint, Executor, Ticket
+from tokenmill.core.execution import Executor, Ticket
 from tokenmill.core.request import Request, TokenDelta
 from tokenmill.core.step import LateInputs, StepPlan
 from tokenmill.engine.admission import Admission

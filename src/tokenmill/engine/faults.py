@@ -20,12 +20,11 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenmill.core.protocols import Executor, Ticket
+from tokenmill.core.execution import Executor, Ticket
 from tokenmill.core.step import LateInputs, StepPlan
 from tokenmill.engine.executor import FailedTicket
 
@@ -105,8 +104,7 @@ class FaultyExecutor:
         return self.inner.control(message)
 
     def progress(self) -> int:
-        progress: Callable[[], int] = getattr(self.inner, "progress", int)
-        return progress()
+        return self.inner.progress()
 
     def close(self) -> None:
         self.inner.close()

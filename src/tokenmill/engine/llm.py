@@ -40,7 +40,7 @@ class LLM:
         self._names = itertools.count(1)
         self._closed = False
         self._ending = threading.Event()
-        weakref.finalize(self, _end, self._ending, self.driver.turn)
+        weakref.finalize(self, _end, self._ending, self.driver.lock)
 
     def generate(
         self,
@@ -60,7 +60,7 @@ class LLM:
         for i, prompt in enumerate(many):
             text, ids, salt = self.reader.read(prompt, params[i])
             requests.append(self._request(text, ids, params[i], priority=priority[i] if priority else 0, salt=salt))
-        return self._run(requests, use_tqdm)
+        return self._run_requests(requests, use_tqdm)
 
     def chat(
         self,
@@ -85,7 +85,7 @@ class LLM:
         for conversation, each in zip(many, params, strict=True):
             text, ids = self.reader.chat(conversation, each, **dict(template))
             requests.append(self._request(text, ids, self.reader.with_reasoning(text, each), salt=salt))
-        return self._run(requests, use_tqdm)
+        return self._run_requests(requests, use_tqdm)
 
     def embed(
         self, prompts: Prompt | Sequence[Prompt], use_tqdm: bool = True, *, pooling: str = "last"
@@ -152,7 +152,7 @@ class LLM:
     def _request(self, text: str | None, ids: list[int], params: SamplingParams, **fields: Any) -> Request:
         return make_request(str(next(self._names)), text, ids, params, arrival=time.perf_counter(), **fields)
 
-    def _run(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
+    def _run_requests(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
         return [accumulator.output() for accumulator in self._drive(requests, use_tqdm, None)]
 
     def _drive(self, requests: list[Request], use_tqdm: bool, pooling: str | None) -> list[Accumulator]:

@@ -55,7 +55,7 @@ class EngineLoop:
         self.engine = built.engine
         self.receive = receive
         self.send = send
-        self.queued: dict[str, SequenceGroup] = {}
+        self.queued: set[str] = set()
         self.begun: list[SequenceGroup] = []
         self.engine.scheduler.roster.on_begin = self._begin
         self.prefilling: dict[str, tuple[Sequence, int]] = {}
@@ -64,12 +64,12 @@ class EngineLoop:
         self.stats_at = 0.0
         self.tokens_before = 0
         self.preemptions_before = 0
-        self.turns = 0
+        self.rounds = 0
 
-    def run(self) -> None:
+    def run_loop(self) -> None:
         """Until Stop, or until `receive` says that nobody listens any more."""
         while True:
-            self.turns += 1
+            self.rounds += 1
             idle = COMPILING_BEAT_S if self.compiling else BEAT_S
             commands = self.receive(0.0 if self.engine.has_work else idle)
             if commands is None:
@@ -84,17 +84,17 @@ class EngineLoop:
 
     def done(self) -> int:
         """Grows while a step gets on; another thread may ask."""
-        progress: Callable[[], int] = getattr(self.engine.executor, "progress", int)
-        return progress()
+        return self.engine.executor.progress()
 
     def abort(self, request_id: str, index: int | None = None) -> list[TokenDelta]:
         """End a request or one of its outputs now; its terminal deltas."""
-        if index is None:
-            self.queued.pop(request_id, None)
         waiting = [add for add, _ in self.compiling if add.request.id == request_id]
         self.compiling = [(add, f) for add, f in self.compiling if add.request.id != request_id]
         ended = [TokenDelta(request_id, i, [], finish="abort") for a in waiting for i in range(a.num_outputs)]
-        return ended + self.engine.abort(request_id, index)
+        ended += self.engine.abort(request_id, index)
+        if request_id not in self.engine.scheduler.roster.groups:
+            self.queued.discard(request_id)
+        return ended
 
     def _take(self, command: Command, report: Report) -> None:
         if isinstance(command, Add):
@@ -171,13 +171,14 @@ class EngineLoop:
         except Exception as error:  # one broken request must not end the others
             self._refuse(command, error, report)
         else:
-            self.queued[request.id] = group
+            self.queued.add(request.id)
             if command.ack:
                 report.accepted.append(request.id)
 
     def _begin(self, group: SequenceGroup) -> None:
         """Its first sequence has a row; the order is the scheduler's, not that of arrival."""
-        if self.queued.pop(group.request.id, None) is not None:
+        if group.request.id in self.queued:
+            self.queued.remove(group.request.id)
             self.begun.append(group)
 
     def _finish(self, report: Report) -> None:

@@ -37,7 +37,7 @@ class Track:
 
 
 @dataclass(slots=True)
-class Open:
+class OpenRequest:
     """A request that has outputs to come."""
 
     request: Request
@@ -49,12 +49,12 @@ class OutputProcessor:
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self.tokenizer = tokenizer
-        self.open: dict[str, Open] = {}
+        self.open: dict[str, OpenRequest] = {}
         self.stopped: list[tuple[str, int]] = []
 
     def add(self, request: Request) -> None:
         """Expect deltas of this request."""
-        self.open[request.id] = Open(request)
+        self.open[request.id] = OpenRequest(request)
 
     def drop(self, request_id: str) -> None:
         """Expect no more deltas of this request."""

@@ -55,7 +55,7 @@ class Service:
         self.commands: queue.SimpleQueue[Add | Callable[[], None] | None] = queue.SimpleQueue()
         self.dead: str | None = None
         self.loop = EngineLoop(built, self._receive, self._heard)
-        self.thread = threading.Thread(target=self._run, name="tokenmill-engine", daemon=True)
+        self.thread = threading.Thread(target=self._drive_loop, name="tokenmill-engine", daemon=True)
         self.thread.start()
 
     # ------------------------------------------------------------ callers' side
@@ -85,7 +85,7 @@ class Service:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Any] = loop.create_future()
 
-        def run() -> None:
+        def answer_caller() -> None:
             try:
                 result = function()
             except Exception as error:
@@ -93,7 +93,7 @@ class Service:
             else:
                 loop.call_soon_threadsafe(_settle, done, result, None)
 
-        self.commands.put(run)
+        self.commands.put(answer_caller)
         return await done
 
     def close(self) -> None:
@@ -131,9 +131,9 @@ class Service:
 
     # ------------------------------------------------------------ the engine's thread
 
-    def _run(self) -> None:
+    def _drive_loop(self) -> None:
         try:
-            self.loop.run()
+            self.loop.run_loop()
         except Exception as error:
             self.dead = f"the engine stopped: {type(error).__name__}: {error}"
         self._end_all(self.dead or "the engine was closed")

@@ -15,7 +15,7 @@ from tokenmill.checkpoint.folder import open_checkpoint, read_config, read_gener
 from tokenmill.checkpoint.gguf_model import GgufModel
 from tokenmill.checkpoint.hub import resolve_model
 from tokenmill.core.errors import UserError
-from tokenmill.core.protocols import Checkpoint
+from tokenmill.core.model import Checkpoint
 from tokenmill.demo import demo_dir
 from tokenmill.text.gguf import tokenizer_from_gguf
 from tokenmill.text.tokenizer import Tokenizer, load_tokenizer

@@ -23,7 +23,7 @@ import msgspec
 
 from tokenmill.core.config import calm_threads
 from tokenmill.core.errors import EngineDeadError, ModelError, UserError
-from tokenmill.core.protocols import Ticket
+from tokenmill.core.execution import Ticket
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
 from tokenmill.engine.executor import FailedTicket, answer, operations
 from tokenmill.process.parent import end_with_parent, starts_last
@@ -184,23 +184,23 @@ class _Sender:
         self.pipe = pipe
         self.large: queue.Queue[bytes] = queue.Queue()
         self.thread: threading.Thread | None = None
-        self.turn = threading.Lock()
+        self.lock = threading.Lock()
 
     def send(self, message: bytes) -> None:
         if len(message) <= INLINE and not self.large.unfinished_tasks:
-            with self.turn:
+            with self.lock:
                 self.pipe.send_bytes(message)
             return
         self.large.put(message)
         if self.thread is None:
-            self.thread = threading.Thread(target=self._run, name="tokenmill-sender", daemon=True)
+            self.thread = threading.Thread(target=self._send_large, name="tokenmill-sender", daemon=True)
             self.thread.start()
 
-    def _run(self) -> None:
+    def _send_large(self) -> None:
         with contextlib.suppress(OSError, ValueError):  # the parent is gone: the reader finds out
             while True:
                 message = self.large.get()
-                with self.turn:
+                with self.lock:
                     self.pipe.send_bytes(message)
                 self.large.task_done()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Collection
 
-from tokenmill.core.protocols import Kernels
+from tokenmill.core.forward import Kernels
 from tokenmill.kernels.reference import ReferenceKernels
 
 __all__ = ["ReferenceKernels", "make_kernels"]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan, KVView
-from tokenmill.kernels import rows, stored
-from tokenmill.kernels.rows import ROW_BLOCK
+from tokenmill.kernels import row_stable, stored
+from tokenmill.kernels.row_stable import ROW_BLOCK
 
 TILE = 64
 _ITEMS = 64
@@ -108,7 +108,7 @@ def _attend_items(q: Tensor, items: _Items, spec: AttentionSpec, ctx: ForwardCon
         new_top = torch.maximum(top, scores.amax(-1, keepdim=True))
         shrink = torch.exp(top - new_top)
         p = torch.exp(scores - new_top)
-        total = total * shrink + rows.sum_last(p)
+        total = total * shrink + row_stable.sum_last(p)
         acc = acc * shrink + _weighted(p, v, seen)
         top = new_top
     return acc / total
@@ -158,4 +158,4 @@ def _locate(pos: Tensor, seq: Tensor, plan: GroupPlan, ctx: ForwardContext) -> t
 
 def _batched(a: Tensor, b: Tensor) -> Tensor:
     """[I, H, R, K] @ [I, H, K, N], one product per (item, head)."""
-    return rows.batched(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, a.shape[:2])
+    return row_stable.batched(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, a.shape[:2])

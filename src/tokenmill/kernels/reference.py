@@ -1,7 +1,7 @@
 """Every operation in plain torch: the specification that other backends are tested against and fall back to.
 
-Owns: the meaning of each operation of `core.protocols.Kernels`, on any device. On a CPU a row's result is the same
-bytes whatever other rows are in the call (see rows.py and paged.py for how). Knows nothing of models or engines.
+Owns: the meaning of each operation of `core.forward.Kernels`, on any device. On a CPU a row's result is the same
+bytes whatever other rows are in the call (see row_stable.py and paged.py for how). Knows nothing of models or engines.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from tokenmill.core.forward import (
     AttentionSpec,
     Draws,
     ForwardContext,
+    FusedMixture,
     KVView,
     Mixture,
     NormSpec,
     RopeSpec,
     RouteSpec,
+    Weight,
 )
-from tokenmill.core.protocols import FusedMixture, Weight
-from tokenmill.kernels import fp8, grid, paged, rows, stored
+from tokenmill.kernels import fp8, grid, paged, row_stable, stored
 
 T = TypeVar("T")
 
@@ -65,7 +66,7 @@ class ReferenceKernels:
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x [T, K] @ weight [N, K].T + bias -> [T, N]."""
         self.count("linear")
-        return rows.linear(x, weight, bias)
+        return row_stable.linear(x, weight, bias)
 
     def fused_linear(
         self,
@@ -109,7 +110,7 @@ class ReferenceKernels:
     def fp8_linear(self, x: Tensor, data: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
         """x [T, K] @ (data * scales).T + bias, in float32."""
         self.count("fp8_linear")
-        y = rows.linear(x.float(), fp8.widen(data, scales), None if bias is None else bias.float())
+        y = row_stable.linear(x.float(), fp8.widen(data, scales), None if bias is None else bias.float())
         return y.to(x.dtype)
 
     def pack_blocks(
@@ -175,7 +176,7 @@ class ReferenceKernels:
         self.count("head_matmul")
         if x.device.type != "cpu":
             return torch.einsum("thk,hnk->thn", x, weight).contiguous()
-        blocks = [rows.batched(part.transpose(0, 1), weight.transpose(1, 2)) for part in rows.row_blocks(x)]
+        blocks = [row_stable.batched(part.transpose(0, 1), weight.transpose(1, 2)) for part in row_stable.row_blocks(x)]
         return torch.cat(blocks, dim=1)[:, : x.shape[0]].transpose(0, 1).contiguous()
 
     def route(self, logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
@@ -293,8 +294,8 @@ def _norm(x: Tensor, spec: NormSpec) -> Tensor:
     y = x.float()
     width = x.shape[-1]
     if spec.kind == "layer":
-        y = y - rows.sum_last(y) / width
-    y = y / torch.sqrt(rows.sum_last(y * y) / width + spec.eps)
+        y = y - row_stable.sum_last(y) / width
+    y = y / torch.sqrt(row_stable.sum_last(y * y) / width + spec.eps)
     weight = spec.weight.float()
     y = y * (weight + spec.offset if spec.offset else weight)
     return (y if spec.bias is None else y + spec.bias.float()).to(x.dtype)
@@ -304,7 +305,7 @@ def _activate(x: Tensor, act: Act) -> Tensor:
     if act == "oai_swiglu":
         gate, up = x.chunk(2, dim=-1)
         gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
-        return (up + 1.0) * (gate * rows.sigmoid(1.702 * gate))
+        return (up + 1.0) * (gate * row_stable.sigmoid(1.702 * gate))
     if act.endswith("_mul"):
         gate, up = x.chunk(2, dim=-1)
         return _plain_activation(gate, act.removesuffix("_mul")) * up
@@ -314,11 +315,11 @@ def _activate(x: Tensor, act: Act) -> Tensor:
 def _plain_activation(x: Tensor, act: str) -> Tensor:
     match act:
         case "silu":
-            return x * rows.sigmoid(x)
+            return x * row_stable.sigmoid(x)
         case "gelu":
-            return rows.gelu(x)
+            return row_stable.gelu(x)
         case "gelu_tanh":
-            return rows.gelu_tanh(x)
+            return row_stable.gelu_tanh(x)
         case "relu":
             return x.clamp(min=0.0)
         case "relu2":
@@ -351,15 +352,15 @@ def _rotate(x: Tensor, rope: RopeSpec, positions: Tensor) -> Tensor:
 def _route(logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
     if spec.order == "topk_softmax":
         best, ids = (logits if spec.bias is None else logits + spec.bias).topk(spec.top_k, dim=-1)
-        return ids, rows.softmax(best) * spec.scale
-    scores = rows.sigmoid(logits) if spec.order == "sigmoid" else rows.softmax(logits)
+        return ids, row_stable.softmax(best) * spec.scale
+    scores = row_stable.sigmoid(logits) if spec.order == "sigmoid" else row_stable.softmax(logits)
     choice = scores if spec.bias is None else scores + spec.bias
     if spec.groups > 1:
         choice = _best_groups(choice, spec)
     ids = choice.topk(spec.top_k, dim=-1).indices
     gates = scores.gather(-1, ids)
     if spec.normalise:
-        gates = gates / (rows.sum_last(gates) + 1e-20)
+        gates = gates / (row_stable.sum_last(gates) + 1e-20)
     return ids, gates * spec.scale
 
 

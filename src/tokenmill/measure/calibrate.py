@@ -25,13 +25,14 @@ from tokenmill.core.forward import (
     AttentionSpec,
     ForwardContext,
     GroupPlan,
+    Kernels,
     KVFormat,
     KVSpec,
     KVView,
     NormSpec,
     RouteSpec,
+    Weight,
 )
-from tokenmill.core.protocols import Kernels, Weight
 from tokenmill.device.graphs import Recorder
 from tokenmill.device.memory import release
 from tokenmill.kernels import make_kernels

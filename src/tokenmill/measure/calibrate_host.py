@@ -25,7 +25,7 @@ from tokenmill.core.errors import TokenmillError
 from tokenmill.device.graphs import Recording
 from tokenmill.device.memory import peak_bytes
 from tokenmill.engine.llm import LLM
-from tokenmill.measure.closed import closed_loop
+from tokenmill.measure.closed_loop import closed_loop
 from tokenmill.runner.ragged import TOKENS
 from tokenmill.runner.recorder import Graphs, RecordedSteps
 from tokenmill.runner.runner import Runner

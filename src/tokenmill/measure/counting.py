@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, KVSpec, ModelSpec, NormSpec, RouteSpec
-from tokenmill.core.protocols import CausalLM, Checkpoint, Weight
+from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, KVSpec, ModelSpec, NormSpec, RouteSpec, Weight
+from tokenmill.core.model import CausalLM, Checkpoint
 from tokenmill.kernels.reference import ReferenceKernels
-from tokenmill.measure.holding import Live, held_bytes
+from tokenmill.measure.live_memory import Live, held_bytes
 from tokenmill.measure.shapes import AS_STORED, META, Packed, ShapeCheckpoint
 from tokenmill.models.registry import build_model
 
@@ -286,13 +286,13 @@ def count_model(
             quantization=quantization,
             max_positions=max_positions,
         )
-        body, head = _run(model, kernels, PROBE_TOKENS, PROBE_TOKENS)
+        body, head = _count_step(model, kernels, PROBE_TOKENS, PROBE_TOKENS)
         peak = _peak(model, kernels, *step)
     notes: Any = model.spec.extras.get("notes", ())
     return Sheet(model.spec, body, head, held_bytes(model), peak, step[0], ranks, tuple(notes))
 
 
-def _run(model: CausalLM, kernels: CountingKernels, tokens: int, lines: int) -> tuple[Tally, Tally]:
+def _count_step(model: CausalLM, kernels: CountingKernels, tokens: int, lines: int) -> tuple[Tally, Tally]:
     """One step without data; -> costs of the layers and of the head."""
     kernels.tally = body = Tally()
     whole = torch.empty(tokens, dtype=torch.int64, device=META)
@@ -306,7 +306,7 @@ def _run(model: CausalLM, kernels: CountingKernels, tokens: int, lines: int) -> 
 def _peak(model: CausalLM, kernels: CountingKernels, tokens: int, lines: int) -> int:
     """Most temporary bytes of a step of this size, as the kernels allocate results."""
     with Live() as live:
-        _run(model, kernels, tokens, min(lines, tokens))
+        _count_step(model, kernels, tokens, min(lines, tokens))
     return live.most
 
 

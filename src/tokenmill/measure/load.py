@@ -93,7 +93,7 @@ async def serve_load(
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
     async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
         target = await ready(session, target, conversations, warmup)
-        return await _run(session, target, conversations, pattern, slo or {}, progress or Silent(), percentiles)
+        return await _run_load(session, target, conversations, pattern, slo or {}, progress or Silent(), percentiles)
 
 
 async def ready(
@@ -133,7 +133,7 @@ async def sweep(
         async def once(rate: float) -> bool:
             at = replace(pattern, rate=rate)
             load = conversations(max(_FEWEST, round(rate * seconds)), len(runs) + 1)
-            runs.append(await _run(session, target, load, at, slo or {}, progress or Silent(), percentiles))
+            runs.append(await _run_load(session, target, load, at, slo or {}, progress or Silent(), percentiles))
             return keeps_up(runs[-1])
 
         async def held(rate: float) -> bool:
@@ -172,7 +172,7 @@ def piled_up(answers: Sequence[Answer], start: float, span: float) -> bool:
     return drain > (1 / KNEE_SHARE - 1) * span + _CALM * calm
 
 
-async def _run(
+async def _run_load(
     session: aiohttp.ClientSession,
     target: Target,
     conversations: Sequence[Conversation],

@@ -13,7 +13,7 @@ from typing import Any
 from tokenmill.core.config import EngineConfig, all_options, override
 from tokenmill.core.errors import NoWeightsError, UserError
 from tokenmill.core.forward import KVFormat
-from tokenmill.engine import build
+from tokenmill.engine import loading, memory
 from tokenmill.engine.source import ModelSource
 from tokenmill.kvcache.allocation import BlockTables
 from tokenmill.kvcache.pool import CacheLayout, buy_blocks, make_layout
@@ -31,7 +31,7 @@ from tokenmill.measure.spread import (
     stage_of,
     state_bytes,
 )
-from tokenmill.measure.usual import step_time
+from tokenmill.measure.step_time import step_time
 
 DEFAULT_CONTEXTS = (1024, 8192, 32768, 131072)
 DEFAULT_OUTPUT = 256
@@ -86,7 +86,7 @@ class Planner:
     @property
     def kv_format(self) -> KVFormat:
         """How keys and values are stored."""
-        return build.kv_format(self.config.cache, build.DTYPES[self.dtype])
+        return memory.kv_format(self.config.cache, loading.DTYPES[self.dtype])
 
     @property
     def compute_type(self) -> str:
@@ -102,16 +102,16 @@ def speed_types(config: EngineConfig) -> tuple[str, ...]:
     if config.model.model.endswith(".gguf"):
         integers = ("int8", "int4")
     wanted = config.model.dtype
-    floats = ("float32", "bfloat16") if wanted == "auto" else (str(build.DTYPES[wanted]).removeprefix("torch."),)
+    floats = ("float32", "bfloat16") if wanted == "auto" else (str(loading.DTYPES[wanted]).removeprefix("torch."),)
     return (*floats, *integers)
 
 
 def read_model(config: EngineConfig, kind: str, ranks: int = 1, source: ModelSource | None = None) -> Planner:
     """Count the model that the options name; weight files are looked at only for their shapes."""
     notes: list[str] = []
-    source = source or build.find_model(config)
-    raw = build.read_config(config, source)
-    dtype = build.compute_dtype(config.model.dtype, raw, "cpu" if kind == "cpu" else "cuda", notes)
+    source = source or loading.find_model(config)
+    raw = loading.read_config(config, source)
+    dtype = loading.compute_dtype(config.model.dtype, raw, "cpu" if kind == "cpu" else "cuda", notes)
     step_tokens = config.schedule.max_num_batched_tokens or _STEP_TOKENS[kind]
     checkpoint = None
     if config.model.load_format != "dummy":
@@ -216,7 +216,7 @@ def layouts(planner: Planner, device: Device) -> Layouts:
     if config.cache.kv_cache_memory_bytes is not None:
         budget = config.cache.kv_cache_memory_bytes
     elif planner.kind == "cpu":
-        budget = min(build.CPU_CACHE_BYTES, max(0, device.memory_bytes - taken) // 2)
+        budget = min(memory.CPU_CACHE_BYTES, max(0, device.memory_bytes - taken) // 2)
     else:
         budget = int(device.memory_bytes * config.cache.gpu_memory_utilization) - taken
     blocks = [0] * len(cache.page_bytes)
@@ -249,7 +249,7 @@ def _process_bytes(device: Device) -> int:
 
 def _step_bytes(planner: Planner) -> int:
     """What a full step needs for a moment, and on a GPU the room that the engine leaves for recorded steps."""
-    return planner.sheet.activation_bytes + (build.GRAPH_BYTES if planner.kind == "gpu" else 0)
+    return planner.sheet.activation_bytes + (memory.GRAPH_BYTES if planner.kind == "gpu" else 0)
 
 
 def _max_context(memory: Layouts) -> int:
@@ -299,7 +299,7 @@ def _step(planner: Planner, spread: Spread, reach: Speeds, grants: Sequence[Gran
     """One step through all stages."""
     cost = spread_cost(step_cost(planner.sheet, grants, planner.kv_format), planner.sheet, spread)
     found = step_time(cost, reach)
-    return replace(found, seconds=found.seconds + hop_seconds(planner.sheet, spread, cost.work.tokens, reach))
+    return replace(found, seconds=found.seconds + hop_seconds(planner.sheet, spread, cost.counts.tokens, reach))
 
 
 def prefill(planner: Planner, reach: Speeds, tokens: int, spread: Spread | None = None) -> tuple[float, str]:

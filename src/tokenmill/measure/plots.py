@@ -20,7 +20,7 @@ def check_plot(path: Path) -> None:
 
 def plot(result: dict[str, Any], path: Path) -> None:
     """Draw a result of `bench` into a file."""
-    draw = {"sweep": _sweep, "ablate": _ablate, "plan": _plan}.get(result.get("bench", ""), _run)
+    draw = {"sweep": _sweep, "ablate": _ablate, "plan": _plan}.get(result.get("bench", ""), _draw_run)
     figure = draw(result)
     figure.tight_layout()
     figure.savefig(path, dpi=140)
@@ -54,7 +54,7 @@ def _legend(axes: Any, columns: int = 4) -> None:
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncol=columns, frameon=False, fontsize=9)
 
 
-def _run(result: dict[str, Any]) -> Any:
+def _draw_run(result: dict[str, Any]) -> Any:
     """Latency distributions, and what steps were made of where that is known."""
     timeline = result.get("timeline") or []
     figure = _figures()(figsize=(11 if timeline else 6.5, 4.4))

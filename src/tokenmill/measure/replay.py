@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenmill.core.protocols import Executor, Ticket
+from tokenmill.core.execution import Executor, Ticket
 from tokenmill.core.step import LateInputs, StepPlan
 from tokenmill.measure.roofline import Grant
 from tokenmill.runner.batch import SHARED_ENTRIES
@@ -41,6 +41,10 @@ class PlanRecorder:
     def control(self, message: dict[str, Any]) -> dict[str, Any]:
         """Pass on."""
         return self.inner.control(message)
+
+    def progress(self) -> int:
+        """Pass on."""
+        return self.inner.progress()
 
     def close(self) -> None:
         """Pass on."""

@@ -29,7 +29,7 @@ class Grant:
 
 
 @dataclass(slots=True)
-class Work:
+class StepCounts:
     """What a step consists of: tokens, lines that sample, rows (grants), and prompts among them."""
 
     tokens: int = 0
@@ -62,7 +62,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Cost:
-    """What one step, or several, must do on each rank; `work` and `seen` are those of one step."""
+    """What one step, or several, must do on each rank; `counts` and `seen` are those of one step."""
 
     flops: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     weight_bytes: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
@@ -70,7 +70,7 @@ class Cost:
     activation_bytes: float = 0.0
     reduced_bytes: float = 0.0
     reductions: int = 0
-    work: Work = field(default_factory=Work)
+    counts: StepCounts = field(default_factory=StepCounts)
     seen: Seen = field(default_factory=Seen)
 
     @property
@@ -105,9 +105,9 @@ class Floor:
 def step_cost(sheet: Sheet, grants: Sequence[Grant], kv: KVFormat, shared: int = 0) -> Cost:
     """What a step of these grants must do; the first `shared` positions of all are the same and are read once."""
     cost = Cost()
-    work = cost.work = _work(sheet, grants)
+    counts = cost.counts = _count(sheet, grants)
     cost.seen.number_bytes = kv.element_bytes
-    tokens, lines = work.tokens, work.lines
+    tokens, lines = counts.tokens, counts.lines
     cost.activation_bytes = sheet.body.moved * tokens + sheet.head.moved * lines
     if not tokens:
         return cost
@@ -117,7 +117,7 @@ def step_cost(sheet: Sheet, grants: Sequence[Grant], kv: KVFormat, shared: int =
         cost.flops["experts"] += mixture.flops * mixture.top_k * tokens
         touched = experts_touched(mixture.experts, mixture.top_k, tokens)
         cost.weight_bytes["experts"] += mixture.bytes * touched
-        work.rows_per_expert = mixture.top_k * tokens / touched
+        counts.rows_per_expert = mixture.top_k * tokens / touched
     if lines:
         cost.flops["head"] = sheet.head.flops * lines
         cost.weight_bytes["head"] = sheet.head.weight_bytes
@@ -128,10 +128,10 @@ def step_cost(sheet: Sheet, grants: Sequence[Grant], kv: KVFormat, shared: int =
     return cost
 
 
-def _work(sheet: Sheet, grants: Sequence[Grant]) -> Work:
+def _count(sheet: Sheet, grants: Sequence[Grant]) -> StepCounts:
     prompts = [grant.count for grant in grants if grant.count > 1]
     lines = sum(grant.samples for grant in grants)
-    return Work(
+    return StepCounts(
         tokens=sum(grant.count for grant in grants),
         lines=lines,
         rows=len(grants),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tokenmill.checkpoint.gguf_blocks import Blocks
 from tokenmill.core.errors import ModelError
-from tokenmill.core.protocols import Checkpoint
+from tokenmill.core.model import Checkpoint
 
 META = torch.device("meta")
 AS_STORED = frozenset(

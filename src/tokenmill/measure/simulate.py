@@ -16,12 +16,12 @@ from tokenmill.engine.build import make_limits
 from tokenmill.engine.engine import Engine
 from tokenmill.kvcache.allocation import BlockTables
 from tokenmill.measure.calibration import Speeds
-from tokenmill.measure.closed import closed_loop
+from tokenmill.measure.closed_loop import closed_loop
 from tokenmill.measure.devices import speeds
 from tokenmill.measure.plan import Planner, Setup, layouts, speed_type
 from tokenmill.measure.replay import SharedPrefixes, grants_of
 from tokenmill.measure.roofline import step_cost
-from tokenmill.measure.usual import step_time
+from tokenmill.measure.step_time import step_time
 from tokenmill.measure.workloads import Job, Workload
 from tokenmill.scheduler.policy import make_policy
 from tokenmill.scheduler.scheduler import Scheduler
@@ -69,6 +69,10 @@ class ClockExecutor:
     def control(self, message: dict[str, Any]) -> dict[str, Any]:
         """Nothing to control."""
         return {}
+
+    def progress(self) -> int:
+        """Nobody watches a clock."""
+        return 0
 
     def close(self) -> None:
         """Nothing to close."""

@@ -62,9 +62,9 @@ def stage_of(sheet: Sheet, stages: int) -> Sheet:
 
 def spread_cost(cost: Cost, sheet: Sheet, spread: Spread) -> Cost:
     """Whole experts: the busiest rank's work, and exchanged states instead of sums; else unchanged."""
-    if not spread.whole_experts or spread.ranks == 1 or not cost.work.tokens:
+    if not spread.whole_experts or spread.ranks == 1 or not cost.counts.tokens:
         return cost
-    mixture, tokens = sheet.body.mixtures[0], cost.work.tokens
+    mixture, tokens = sheet.body.mixtures[0], cost.counts.tokens
     worst = imbalance(tokens * mixture.top_k, spread.ranks)
     cost.flops["experts"] *= worst
     cost.weight_bytes["experts"] *= min(worst, mixture.experts / max(1.0, _touched(cost, mixture.bytes)))
@@ -76,7 +76,7 @@ def spread_cost(cost: Cost, sheet: Sheet, spread: Spread) -> Cost:
 
 def _touched(cost: Cost, each: float) -> float:
     """Experts read per layer."""
-    return cost.weight_bytes["experts"] / each / max(1, cost.work.mixtures)
+    return cost.weight_bytes["experts"] / each / max(1, cost.counts.mixtures)
 
 
 def imbalance(choices: float, ranks: int) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import UserError
-from tokenmill.engine.build import find_model
+from tokenmill.engine.loading import find_model
 from tokenmill.measure.stats import summary_ms
 
 STAGES = {

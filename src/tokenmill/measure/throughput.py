@@ -99,7 +99,7 @@ def measure(
             progress.start(workload.name, len(jobs))
             recorder.plans.clear()
             started = time.perf_counter()
-            runs.append({"workload": workload.name, **_run(llm, jobs, detokenize, progress)})
+            runs.append({"workload": workload.name, **_run_jobs(llm, jobs, detokenize, progress)})
             steps.append([(when - started, plan) for when, plan in recorder.plans])
             if sum(run["seconds"] for run in runs) > enough_s:
                 break
@@ -151,7 +151,7 @@ def _warm(llm: LLM, jobs: list[Job]) -> list[Job]:
     return [(ids[:share], min(count, WARM_TOKENS)) for ids, count in jobs[:rows]]
 
 
-def _run(llm: LLM, jobs: list[Job], detokenize: bool, progress: Progress) -> dict[str, Any]:
+def _run_jobs(llm: LLM, jobs: list[Job], detokenize: bool, progress: Progress) -> dict[str, Any]:
     """One timed run and its figures."""
     before, calls = _counters(llm), _calls(llm)
     gc.collect()

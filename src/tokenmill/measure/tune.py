@@ -14,7 +14,7 @@ from typing import Any
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import TokenmillError, UserError
 from tokenmill.engine.llm import LLM
-from tokenmill.measure.closed import closed_loop, share_within
+from tokenmill.measure.closed_loop import closed_loop, share_within
 from tokenmill.measure.plan import Planner, Setup, read_model
 from tokenmill.measure.simulate import predict
 from tokenmill.measure.throughput import WARM_TOKENS, Progress, Silent

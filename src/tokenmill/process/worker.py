@@ -34,7 +34,7 @@ class Unusable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Task:
     """What a helper does. `prepare` makes the answering function of a set-up; `warm` does everything once that opens
     files, which `files` forbids afterwards."""
 
@@ -57,7 +57,7 @@ def read_frame(stream: BinaryIO) -> Any | None:
     return json.loads(stream.read(FRAME.unpack(head)[0])) if len(head) == FRAME.size else None
 
 
-def serve(work: Work, stdin: BinaryIO | None = None, stdout: BinaryIO | None = None) -> None:
+def serve(task: Task, stdin: BinaryIO | None = None, stdout: BinaryIO | None = None) -> None:
     """Answer until the parent closes our stdin."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when we end
     stdin, stdout = stdin or sys.stdin.buffer, stdout or sys.stdout.buffer
@@ -66,30 +66,30 @@ def serve(work: Work, stdin: BinaryIO | None = None, stdout: BinaryIO | None = N
         return
     if setup["parent"] is not None:
         die_with(setup["parent"])
-    work.warm()
-    fence(setup["memory"], work)
+    task.warm()
+    fence(setup["memory"], task)
     _say(stdout, {"ready": True})
     try:
         _limit_work(setup["budget_s"])
-        answer = work.prepare(setup["setup"])
+        answer = task.prepare(setup["setup"])
     except Unusable as error:
         _say(stdout, {"error": str(error)})
         return
     _say(stdout, {"prepared": True})
     while (question := read_frame(stdin)) is not None:
         _limit_work(question["budget_s"])
-        with _rests() if work.rests else contextlib.nullcontext():
+        with _rests() if task.rests else contextlib.nullcontext():
             found = answer(question["ask"])
         _say(stdout, found)
 
 
-def fence(memory: int, work: Work) -> None:
+def fence(memory: int, task: Task) -> None:
     """From here on: no writing to files, bounded memory, no new files where that was asked; others go first."""
     with contextlib.suppress(OSError, AttributeError):
-        os.nice(work.nice)
+        os.nice(task.nice)
     limits = {"AS": memory, "FSIZE": 0, "CORE": 0}
-    if work.files is not None:
-        limits["NOFILE"] = work.files
+    if task.files is not None:
+        limits["NOFILE"] = task.files
     try:
         import resource
     except ImportError:  # not a POSIX system: the time budget alone must do

@@ -22,7 +22,7 @@ from tokenmill.engine.llm import LLM
 from tokenmill.engine.outputs import Accumulator
 from tokenmill.engine.prompts import make_request
 from tokenmill.text.messages.describe import MessageFormat
-from tokenmill.text.messages.detect import choose_format
+from tokenmill.text.messages.detect import find_format
 
 Message = dict[str, Any]
 MAX_CALLS = 64
@@ -77,7 +77,7 @@ class EngineBackend:
         return found
 
     def form(self) -> MessageFormat:
-        return choose_format(self.llm.get_tokenizer().chat_template)
+        return find_format(self.llm.get_tokenizer().chat_template)
 
     def start(self, ids: list[int], params: SamplingParams, tell: Tell) -> None:
         self.count += 1

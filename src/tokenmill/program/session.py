@@ -10,7 +10,7 @@ from tokenmill.engine.llm import LLM
 from tokenmill.program.backends import Backend, EngineBackend, ServerBackend
 from tokenmill.program.talk import Talk
 from tokenmill.text.messages.describe import MessageFormat
-from tokenmill.text.messages.detect import choose_format
+from tokenmill.text.messages.detect import find_format
 
 
 class Session:
@@ -29,7 +29,7 @@ class Session:
         self.backend: Backend = (
             ServerBackend(model, api_key, served_model) if isinstance(model, str) else EngineBackend(model)
         )
-        self._form = None if tool_call_parser is None else choose_format(None, tool_call_parser)
+        self._form = None if tool_call_parser is None else find_format(None, tool_call_parser)
 
     @property
     def form(self) -> MessageFormat:

@@ -1,6 +1,7 @@
 """A conversation or a plain text that grows. Owns: what was said, and steps that wait for their turn.
 
-A step begins when the one before it has ended; nothing blocks until a value is read. Must not know: engines, HTTP.
+A step begins when the one before it has ended; nothing blocks until a value is read. Must not know: engines, HTTP,
+sessions.
 """
 
 from __future__ import annotations
@@ -8,26 +9,36 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.request import SamplingParams
-from tokenmill.program.backends import Message, Said
+from tokenmill.program.backends import Backend, Message, Said
+from tokenmill.text.messages.describe import MessageFormat
 from tokenmill.text.messages.message import Call
 from tokenmill.text.messages.message import Message as Turn
 from tokenmill.text.messages.parser import parse_message
-
-if TYPE_CHECKING:
-    from tokenmill.program.session import Session
 
 Step = Callable[[], None]
 MAX_TOKENS = 256
 
 
+class Surroundings(Protocol):
+    """What a talk needs of whatever holds it: where generations run, and waiting while others get on."""
+
+    backend: Backend
+
+    @property
+    def form(self) -> MessageFormat: ...
+    def talk(self, **options: Any) -> Talk: ...
+    def wait(self, *talks: Talk) -> None: ...
+    def wait_for(self, talk: Talk, name: str) -> None: ...
+
+
 class Talk:
     """`values` holds what was generated, by name; read them as `talk["name"]`, which waits."""
 
-    def __init__(self, session: Session, options: Mapping[str, Any]) -> None:
+    def __init__(self, session: Surroundings, options: Mapping[str, Any]) -> None:
         self.session = session
         self.options = dict(options)
         self.messages: list[Message] = []

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import Act, ForwardContext, NormSpec
-from tokenmill.core.protocols import Kernels, Weight
+from tokenmill.core.forward import Act, ForwardContext, Kernels, NormSpec, Weight
 
 
 class WeightBase:

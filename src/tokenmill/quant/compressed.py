@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError
-from tokenmill.core.protocols import Checkpoint
+from tokenmill.core.model import Checkpoint
 from tokenmill.quant.grid import GridWeight
 
 METHOD = "compressed-tensors"

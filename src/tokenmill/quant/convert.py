@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tokenmill.checkpoint.folder import open_checkpoint, read_config
 from tokenmill.core.errors import ModelError, UserError
-from tokenmill.core.protocols import Checkpoint
+from tokenmill.core.model import Checkpoint
 from tokenmill.kernels import fp8
 from tokenmill.quant import compressed
 from tokenmill.quant.rounding import round_best
@@ -67,7 +67,7 @@ def convert(
     config = _check(source, target, recipe)
     ckpt = open_checkpoint(source)
     try:
-        chosen = choose(ckpt, recipe)
+        chosen = names_to_round(ckpt, recipe)
         if target.exists():
             target.rmdir()  # it is empty
         partial = target.parent / f".{target.name}.partial-{os.getpid()}"
@@ -110,7 +110,7 @@ def _check(source: Path, target: Path, recipe: Recipe) -> dict[str, Any]:
     return config
 
 
-def choose(ckpt: Checkpoint, recipe: Recipe) -> set[str]:
+def names_to_round(ckpt: Checkpoint, recipe: Recipe) -> set[str]:
     """The weights to round; refused when a group does not divide one of them."""
     names = {name for name in _linear_names(ckpt) if not KEPT.search(name)}
     names = {name for name in names if recipe.skip is None or not recipe.skip.search(name)}

@@ -10,8 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import Act, ForwardContext, NormSpec
-from tokenmill.core.protocols import Kernels, Weight
+from tokenmill.core.forward import Act, ForwardContext, Kernels, NormSpec, Weight
 from tokenmill.quant.base import WeightBase
 from tokenmill.quant.packed import joined_bias
 

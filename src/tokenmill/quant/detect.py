@@ -13,7 +13,8 @@ from torch import Tensor
 
 from tokenmill.checkpoint.gguf_blocks import Blocks
 from tokenmill.core.errors import ModelError
-from tokenmill.core.protocols import Checkpoint, Weight
+from tokenmill.core.forward import Weight
+from tokenmill.core.model import Checkpoint
 from tokenmill.quant import compressed, fp8, words
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.gguf_weight import BlockWeight

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import ForwardContext
-from tokenmill.core.protocols import Checkpoint, Kernels, Weight
+from tokenmill.core.forward import ForwardContext, Kernels, Weight
+from tokenmill.core.model import Checkpoint
 from tokenmill.kernels.fp8 import BLOCK, FP8, round_rows, widen
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.packed import PackedWeight, joined_bias

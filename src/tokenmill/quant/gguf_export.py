@@ -21,7 +21,7 @@ from tokenmill.checkpoint.gguf_metadata import Place, architecture, metadata_of,
 from tokenmill.checkpoint.gguf_model import unweave
 from tokenmill.checkpoint.gguf_write import IDS, Entry, write_gguf
 from tokenmill.core.errors import ModelError, UserError
-from tokenmill.core.protocols import Checkpoint
+from tokenmill.core.model import Checkpoint
 from tokenmill.quant.convert import LayerError, Tell
 from tokenmill.quant.gguf_rounding import ENCODERS
 from tokenmill.text.gguf_write import tokenizer_metadata

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from tokenmill.checkpoint.gguf_blocks import Blocks, Grid
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import Act, ForwardContext, NormSpec
-from tokenmill.core.protocols import Kernels, Weight
+from tokenmill.core.forward import Act, ForwardContext, Kernels, NormSpec, Weight
 from tokenmill.kernels.grid import widen_affine
 from tokenmill.quant.base import MixedWeight, WeightBase
 from tokenmill.quant.grid import GridWeight

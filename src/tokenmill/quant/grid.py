@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import ForwardContext
-from tokenmill.core.protocols import Kernels, Weight
+from tokenmill.core.forward import ForwardContext, Kernels, Weight
 from tokenmill.kernels.grid import widen
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.packed import PackedWeight, joined_bias

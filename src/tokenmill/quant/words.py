@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError
-from tokenmill.core.protocols import Checkpoint
+from tokenmill.core.model import Checkpoint
 from tokenmill.quant.grid import GridWeight
 
 _INTERLEAVED = (0, 4, 1, 5, 2, 6, 3, 7)

@@ -12,8 +12,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, GroupPlan
-from tokenmill.core.protocols import Kernels
+from tokenmill.core.forward import ForwardContext, GroupPlan, Kernels
 from tokenmill.core.step import StepPlan
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.rows import Rows
@@ -109,14 +108,14 @@ def single_tokens(
     rows: Rows,
     pool: KVPool,
     row_ids: Tensor,
-    apart: tuple[Tensor, Spans | None],
+    starts: tuple[Tensor, Spans | None],
     offsets: Tensor | None = None,
     *,
     shifted: Flags = (),
     shared: Flags = (),
 ) -> tuple[Tensor, ForwardContext]:
     """Token ids [S] and the context of a step for one token of each of row_ids [S], the next one or one `offsets` [S]
-    later; apart: as the function of this name gives it. All but that is derived by one operation of the kernels.
+    later; starts: what `apart` gives for them. All but that is derived by one operation of the kernels.
     shifted, shared: the KV groups whose tables are shifted, or begin with the same entries."""
     size = pool.layout.block_size
     tokens, positions, kv_len, gathered = kernels.gather_rows(
@@ -131,13 +130,13 @@ def single_tokens(
     ctx = ForwardContext(
         kernels=kernels,
         positions=positions,
-        query_start=apart[0],
+        query_start=starts[0],
         kv_len=kv_len,
         max_query=1,
         kv=pool.views,
         groups=groups,
         rows=(row_ids, row_ids),
-        spans=apart[1],
+        spans=starts[1],
         block_size=size,
     )
     return tokens, ctx

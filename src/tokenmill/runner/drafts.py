@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tokenmill.core.protocols import RowState
+from tokenmill.core.drafting import RowState
 
 
 class NoDeviceDrafter:

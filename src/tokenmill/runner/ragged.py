@@ -16,7 +16,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from tokenmill.core.protocols import CausalLM, Kernels
+from tokenmill.core.forward import Kernels
+from tokenmill.core.model import CausalLM
 from tokenmill.core.step import StepPlan
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.batch import Batch, apart, lay_out, reach, single_tokens

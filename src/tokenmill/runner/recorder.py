@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext
-from tokenmill.core.protocols import CausalLM, Kernels
+from tokenmill.core.forward import ForwardContext, Kernels
+from tokenmill.core.model import CausalLM
 from tokenmill.core.step import StepPlan
 from tokenmill.device.graphs import Recorder, Recording
 from tokenmill.kvcache.pool import KVPool
@@ -61,7 +61,7 @@ class StepRecorder(Protocol):
         """Record ahead what can be, so that no request waits for it."""
         ...
 
-    def run(self, plan: StepPlan) -> Step | None:
+    def replay_step(self, plan: StepPlan) -> Step | None:
         """Enqueue the plan's step; None: it is not recorded (yet)."""
         ...
 
@@ -135,7 +135,7 @@ class RecordedSteps(Generic[K]):
     def warm(self) -> None:
         self.recordings.warm(self.layout)
 
-    def run(self, plan: StepPlan) -> Step | None:
+    def replay_step(self, plan: StepPlan) -> Step | None:
         key = self.layout.key(plan)
         self.layout.fill(key, plan)
         made = self.recordings.replay(key, self.layout)

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tokenmill.core.protocols import CausalLM, DeviceDrafter, Kernels
+from tokenmill.core.drafting import DeviceDrafter
+from tokenmill.core.forward import Kernels
+from tokenmill.core.model import CausalLM
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
 from tokenmill.device.graphs import Readback, Recorder
 from tokenmill.kvcache.pool import KVPool
@@ -146,7 +148,7 @@ class Runner:
             assert running.result is not None
             return running.result
 
-    def run(self, plan: StepPlan, late: LateInputs | None = None) -> StepResult:
+    def run_plan(self, plan: StepPlan, late: LateInputs | None = None) -> StepResult:
         """All three at once."""
         running = self.begin(plan)
         self.sample(running, late)
@@ -166,7 +168,7 @@ class Runner:
         if plan.drafts:
             rows.write_drafts([plan.rows[i] for i in plan.drafts], list(plan.drafts.values()))
         recorder = next((r for r in self.recorders if r.fits(plan)), None)
-        step = recorder.run(plan) if recorder is not None else None
+        step = recorder.replay_step(plan) if recorder is not None else None
         if step is not None:
             running.batch, running.hidden = step.batch, step.hidden
             running.logits, running.best = step.logits, step.best

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from tokenmill.core.protocols import CausalLM, Kernels
+from tokenmill.core.forward import Kernels
+from tokenmill.core.model import CausalLM
 from tokenmill.core.step import StepPlan
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.batch import Batch, apart, share_prefix, single_tokens
@@ -62,15 +63,14 @@ class SingleTokens(Layout[Key]):
         )
 
     def key(self, plan: StepPlan) -> Key:
-        """The rung, and how the tables are."""
+        """The rung, and how the tables are; a tape takes only steps whose tables are plain, and shares nothing."""
+        if self.exact:
+            return len(plan.rows), (), ()
         groups = range(len(self.rows.tables))
         shifted = tuple(not self.rows.shifted[g].isdisjoint(plan.rows) for g in groups)
         shared = tuple(share_prefix(self.rows, g, plan.rows) for g in groups)
-        count = len(plan.rows)
-        if not self.exact:
-            rungs = self.shared_ladder if any(shared) else self.ladder
-            count = rungs[bisect_left(rungs, count)]
-        return count, shifted, shared
+        rungs = self.shared_ladder if any(shared) else self.ladder
+        return rungs[bisect_left(rungs, len(plan.rows))], shifted, shared
 
     def fill(self, key: Key, plan: StepPlan | None) -> None:
         """The rows' numbers, the spare row's behind them."""

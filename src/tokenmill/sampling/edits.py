@@ -47,7 +47,7 @@ class Lines:
 
 
 @dataclass(slots=True)
-class Work:
+class ChangedLines:
     """Logits lines that are being changed: `x` [m, V] is owned; line j of `x` is line `numbers[j]` of the call.
 
     masks: packed allowed bits by line of the call; keys [n] int64: of all its lines' noise, if any is sampled."""
@@ -80,38 +80,38 @@ def take(x: Tensor, picked: Tensor | None) -> Tensor:
     return x if picked is None else x.index_select(0, picked)
 
 
-def edit_(work: Work) -> None:
-    """Change `work.x` as its rows' parameters say; a failing processor leaves NaN and a sentence in `errors`."""
+def edit_(changed: ChangedLines) -> None:
+    """Change `changed.x` as its rows' parameters say; a failing processor leaves NaN and a sentence in `errors`."""
     used = 0
-    for bits in work.bits:
+    for bits in changed.bits:
         used |= bits
     if used & features.ALLOWED:
-        _allowed_ids_(work)
+        _allowed_ids_(changed)
     if used & features.MASKED:
-        _masks_(work)
+        _masks_(changed)
     if used & features.BAD_WORDS:
-        _bad_words_(work)
+        _bad_words_(changed)
     if used & features.MIN_TOKENS:
-        _min_tokens_(work)
+        _min_tokens_(changed)
     if used & features.BIASED:
-        _biases_(work)
+        _biases_(changed)
     if used & features.PROCESSED:
-        _processors_(work)
+        _processors_(changed)
     if used & features.PENALISED:
-        _penalties_(work)
+        _penalties_(changed)
 
 
-def _allowed_ids_(work: Work) -> None:
-    for j in work.users(features.ALLOWED):
-        forbidden = work.table.lists[work.row(j)].forbidden
+def _allowed_ids_(changed: ChangedLines) -> None:
+    for j in changed.users(features.ALLOWED):
+        forbidden = changed.table.lists[changed.row(j)].forbidden
         assert forbidden is not None
-        work.x[j].masked_fill_(forbidden, -math.inf)
+        changed.x[j].masked_fill_(forbidden, -math.inf)
 
 
-def _masks_(work: Work) -> None:
-    users = work.users(features.MASKED)
-    packed = [work.masks[work.numbers[j]] for j in users]
-    size, limits = work.x.shape[1], work.table.byte_limits
+def _masks_(changed: ChangedLines) -> None:
+    users = changed.users(features.MASKED)
+    packed = [changed.masks[changed.numbers[j]] for j in users]
+    size, limits = changed.x.shape[1], changed.table.byte_limits
 
     def apply_(x: Tensor) -> None:
         # On a CPU a few lines at a time: their limits stay in its cache, and no fresh memory is touched.
@@ -120,7 +120,7 @@ def _masks_(work: Work) -> None:
             part = x[i : i + lines]
             torch.minimum(part, mask_limits(packed[i : i + lines], size, limits), out=part)
 
-    _on_lines_(work, users, apply_)
+    _on_lines_(changed, users, apply_)
 
 
 def line_masks(rows: list[int], masks: Mapping[int, bytes | list[bytes]]) -> dict[int, bytes]:
@@ -149,15 +149,15 @@ def mask_limits(packed: list[bytes], size: int, byte_limits: Tensor) -> Tensor:
     return byte_limits.index_select(0, places).view(len(packed), num_bytes * 8)[:, :size]
 
 
-def _bad_words_(work: Work) -> None:
-    for j in work.users(features.BAD_WORDS):
-        words = work.table.lists[work.row(j)].bad_words
+def _bad_words_(changed: ChangedLines) -> None:
+    for j in changed.users(features.BAD_WORDS):
+        words = changed.table.lists[changed.row(j)].bad_words
         if words is None:
             continue
-        number = work.numbers[j]
-        row = work.lines.row_ids[number : number + 1]
-        bans = _bans(words, work.lines.tokens, row, work.lines.lengths[number], work.table.num_prompt[row])
-        work.x[j].scatter_reduce_(0, words.last, bans, "amin")
+        number = changed.numbers[j]
+        row = changed.lines.row_ids[number : number + 1]
+        bans = _bans(words, changed.lines.tokens, row, changed.lines.lengths[number], changed.table.num_prompt[row])
+        changed.x[j].scatter_reduce_(0, words.last, bans, "amin")
 
 
 def _bans(words: BadWords, tokens: Tensor, row: Tensor, length: Tensor, num_prompt: Tensor) -> Tensor:
@@ -170,45 +170,45 @@ def _bans(words: BadWords, tokens: Tensor, row: Tensor, length: Tensor, num_prom
     return torch.where(complete, -math.inf, math.inf)
 
 
-def _min_tokens_(work: Work) -> None:
-    users = work.users(features.MIN_TOKENS)
-    picked = pick([work.numbers[j] for j in users], len(work.lines.rows), work.x.device)
-    rows = take(work.lines.row_ids, picked)
-    table = work.table
-    young = take(work.lines.lengths, picked) - table.num_prompt[rows] < table.min_tokens[rows]
+def _min_tokens_(changed: ChangedLines) -> None:
+    users = changed.users(features.MIN_TOKENS)
+    picked = pick([changed.numbers[j] for j in users], len(changed.lines.rows), changed.x.device)
+    rows = take(changed.lines.row_ids, picked)
+    table = changed.table
+    young = take(changed.lines.lengths, picked) - table.num_prompt[rows] < table.min_tokens[rows]
     ids = table.end_ids[rows]
     bans = torch.where(young[:, None] & (ids >= 0), -math.inf, math.inf)
-    _on_lines_(work, users, lambda x: x.scatter_reduce_(1, ids.clamp(min=0), bans, "amin"))
+    _on_lines_(changed, users, lambda x: x.scatter_reduce_(1, ids.clamp(min=0), bans, "amin"))
 
 
-def _on_lines_(work: Work, users: list[int], change_: Callable[[Tensor], object]) -> None:
-    """Apply an in-place change to some lines of `work.x`."""
-    picked = pick(users, len(work.numbers), work.x.device)
-    part = take(work.x, picked)
+def _on_lines_(changed: ChangedLines, users: list[int], change_: Callable[[Tensor], object]) -> None:
+    """Apply an in-place change to some lines of `changed.x`."""
+    picked = pick(users, len(changed.numbers), changed.x.device)
+    part = take(changed.x, picked)
     change_(part)
     if picked is not None:
-        work.x.index_copy_(0, picked, part)
+        changed.x.index_copy_(0, picked, part)
 
 
-def _biases_(work: Work) -> None:
-    for j in work.users(features.BIASED):
-        lists = work.table.lists[work.row(j)]
+def _biases_(changed: ChangedLines) -> None:
+    for j in changed.users(features.BIASED):
+        lists = changed.table.lists[changed.row(j)]
         if lists.bias_ids is not None and lists.bias is not None:
-            work.x[j].index_add_(0, lists.bias_ids, lists.bias)
+            changed.x[j].index_add_(0, lists.bias_ids, lists.bias)
 
 
-def _processors_(work: Work) -> None:
-    lines = work.lines
-    for j in work.users(features.PROCESSED):
-        number = work.numbers[j]
+def _processors_(changed: ChangedLines) -> None:
+    lines = changed.lines
+    for j in changed.users(features.PROCESSED):
+        number = changed.numbers[j]
         row = lines.rows[number]
         known: list[int] = lines.tokens[row, : int(lines.lengths[number])].tolist()
-        border = int(work.table.num_prompt[row])
+        border = int(changed.table.num_prompt[row])
         try:
-            work.x[j] = _processed(lines.processors[row], known[:border], known[border:], work.x[j].clone())
+            changed.x[j] = _processed(lines.processors[row], known[:border], known[border:], changed.x[j].clone())
         except Exception as error:
-            work.errors[number] = f"A logits processor failed: {type(error).__name__}: {error}"
-            work.x[j] = math.nan
+            changed.errors[number] = f"A logits processor failed: {type(error).__name__}: {error}"
+            changed.x[j] = math.nan
 
 
 def _processed(processors: Any, prompt: list[int], output: list[int], logits: Tensor) -> Tensor:
@@ -223,21 +223,21 @@ def _processed(processors: Any, prompt: list[int], output: list[int], logits: Te
     return logits
 
 
-def _penalties_(work: Work) -> None:
+def _penalties_(changed: ChangedLines) -> None:
     """A few lines at a time where histories are long or the vocabulary is large: what is made here is bounded so."""
-    users, lines = work.users(features.PENALISED), work.lines
+    users, lines = changed.users(features.PENALISED), changed.lines
     longest = lines.longest
     if not longest:
         longest = int(lines.lengths.max()) if lines.lengths.device.type == "cpu" else lines.tokens.shape[1]
     longest = min(longest, lines.tokens.shape[1])
-    together = max(1, PENALTY_BYTES // (HISTORY_BYTES * longest + COUNTS_BYTES * work.x.shape[1]))
+    together = max(1, PENALTY_BYTES // (HISTORY_BYTES * longest + COUNTS_BYTES * changed.x.shape[1]))
     for start in range(0, len(users), together):
-        _penalise_(work, users[start : start + together], longest)
+        _penalise_(changed, users[start : start + together], longest)
 
 
-def _penalise_(work: Work, users: list[int], longest: int) -> None:
-    lines, table = work.lines, work.table
-    picked = pick([work.numbers[j] for j in users], len(lines.rows), work.x.device)
+def _penalise_(changed: ChangedLines, users: list[int], longest: int) -> None:
+    lines, table = changed.lines, changed.table
+    picked = pick([changed.numbers[j] for j in users], len(lines.rows), changed.x.device)
     rows, lengths = take(lines.row_ids, picked), take(lines.lengths, picked)
     history = lines.tokens[:, :longest].index_select(0, rows)
     places = torch.arange(longest, device=rows.device)
@@ -245,7 +245,7 @@ def _penalise_(work: Work, users: list[int], longest: int) -> None:
     # Entries past a length are stale and may hold anything: they count as zero times token 0.
     ids = torch.where(known, history, 0).long()
     new = known & (places >= table.num_prompt[rows][:, None])
-    shape = (len(users), work.x.shape[1])
+    shape = (len(users), changed.x.shape[1])
     seen = torch.zeros(shape, device=rows.device).scatter_add_(1, ids, known.float()) > 0
     counts = torch.zeros(shape, device=rows.device).scatter_add_(1, ids, new.float())
     repetition, frequency, presence = (t[rows][:, None] for t in (table.repetition, table.frequency, table.presence))
@@ -254,4 +254,4 @@ def _penalise_(work: Work, users: list[int], longest: int) -> None:
         x.copy_(torch.where(seen, torch.where(x > 0, x / repetition, x * repetition), x))
         x.sub_(frequency * counts).sub_(presence * (counts > 0))
 
-    _on_lines_(work, users, penalise_)
+    _on_lines_(changed, users, penalise_)

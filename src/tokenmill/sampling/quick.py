@@ -18,7 +18,7 @@ from tokenmill.sampling.sampler import Pending, Sampled, measure_logprobs
 from tokenmill.sampling.table import SamplingTable
 
 if TYPE_CHECKING:
-    from tokenmill.core.protocols import Kernels
+    from tokenmill.core.forward import Kernels
 
 PLAIN = features.SAMPLED | features.MASKED | features.LOGPROBS
 ALIGNED = 4

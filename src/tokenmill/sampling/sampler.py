@@ -27,9 +27,9 @@ from tokenmill.core.errors import OWN_FAULT
 from tokenmill.core.step import RowLogprobs
 from tokenmill.sampling import filters
 from tokenmill.sampling import table as features
-from tokenmill.sampling.edits import Lines, Work, edit_, line_masks, pick, take
+from tokenmill.sampling.edits import ChangedLines, Lines, edit_, line_masks, pick, take
+from tokenmill.sampling.few_allowed import FewAllowed, choose_allowed_, find_few_allowed
 from tokenmill.sampling.logprobs import Chosen, Measured, look_up, measure, read
-from tokenmill.sampling.narrow import Narrow, choose_, find_narrow
 from tokenmill.sampling.noise import noisy_, position_keys
 from tokenmill.sampling.stable import first_max
 from tokenmill.sampling.table import SamplingTable
@@ -100,13 +100,13 @@ def sample(logits: Tensor, lines: Lines, table: SamplingTable, *, consume: bool 
     keys = None
     if any(b & features.SAMPLED for b in bits):
         keys = position_keys(table.stream[lines.row_ids], lines.lengths - table.num_prompt[lines.row_ids])
-    narrow = _narrow(bits, masks, table) if masks and logits.device.type == "cpu" else None
-    if narrow is not None:
+    allowed = _few_allowed(bits, masks, table) if masks and logits.device.type == "cpu" else None
+    if allowed is not None:
         pending.after = before.clone()
-        few = narrow.numbers
+        few = allowed.numbers
         rows = [lines.rows[i] for i in few]
         noise = None if keys is None else (keys, table.bases, [bool(bits[i] & features.SAMPLED) for i in few])
-        choose_(logits, narrow, table.inverse_temperature[rows], noise, (pending.after, ids))
+        choose_allowed_(logits, allowed, table.inverse_temperature[rows], noise, (pending.after, ids))
         numbers = sorted(set(numbers).difference(few))
     if numbers:
         picked = pick(numbers, len(bits), logits.device)
@@ -114,8 +114,8 @@ def sample(logits: Tensor, lines: Lines, table: SamplingTable, *, consume: bool 
         kept = not consume or any(table.bits[row] & features.LOGPROBS for row in lines.rows)
         if picked is None and kept and any(b & features.EDITS for b in bits):
             x = x.clone()
-        work = Work(x, numbers, [bits[i] for i in numbers], lines, table, masks, keys, errors)
-        after, new = _work_out(work, take(before, picked), pending)
+        changed = ChangedLines(x, numbers, [bits[i] for i in numbers], lines, table, masks, keys, errors)
+        after, new = _work_out(changed, take(before, picked), pending)
         pending.after = after if picked is None else pending.after.index_copy(0, picked, after)
         ids = new if picked is None else ids.index_copy_(0, picked, new)
     measure_logprobs(logits, ids, lines.rows, table, pending)
@@ -134,30 +134,30 @@ def _line_bits(lines: Lines, table: SamplingTable) -> list[int]:
     return bits
 
 
-def _narrow(bits: list[int], masks: dict[int, bytes], table: SamplingTable) -> Narrow | None:
+def _few_allowed(bits: list[int], masks: dict[int, bytes], table: SamplingTable) -> FewAllowed | None:
     """The lines that a mask alone leaves few tokens."""
     plain = features.CHOICES | features.FILTERS
     numbers = [i for i in masks if bits[i] & plain & ~features.SAMPLED == features.MASKED]
-    return find_narrow(numbers, [masks[i] for i in numbers], table.vocab_size) if numbers else None
+    return find_few_allowed(numbers, [masks[i] for i in numbers], table.vocab_size) if numbers else None
 
 
-def _work_out(work: Work, largest: Tensor, pending: Pending) -> tuple[Tensor, Tensor]:
+def _work_out(changed: ChangedLines, largest: Tensor, pending: Pending) -> tuple[Tensor, Tensor]:
     """Edits, candidates and choice of these lines: largest logits after the edits [m] and ids [m]."""
-    if work.users(features.EDITS):
-        edit_(work)
-        largest = work.x.amax(-1)
-    wanted = {j: work.table.params[work.row(j)].num_candidates for j in work.users(features.CANDIDATES)}
+    if changed.users(features.EDITS):
+        edit_(changed)
+        largest = changed.x.amax(-1)
+    wanted = {j: changed.table.params[changed.row(j)].num_candidates for j in changed.users(features.CANDIDATES)}
     if wanted:
-        lines = take(work.x, pick(list(wanted), len(work.numbers), work.x.device))
-        by_number = {work.numbers[j]: k for j, k in wanted.items()}
+        lines = take(changed.x, pick(list(wanted), len(changed.numbers), changed.x.device))
+        by_number = {changed.numbers[j]: k for j, k in wanted.items()}
         pending.candidates = measure(lines, max(wanted.values())), by_number
-    sampled = work.users(features.SAMPLED)
-    if len(sampled) == len(work.numbers):
-        return largest, _draw(work, sampled, work.x, largest)
-    ids = first_max(work.x)[1]
+    sampled = changed.users(features.SAMPLED)
+    if len(sampled) == len(changed.numbers):
+        return largest, _draw(changed, sampled, changed.x, largest)
+    ids = first_max(changed.x)[1]
     if sampled:
-        picked = pick(sampled, len(work.numbers), work.x.device)
-        ids.index_copy_(0, _some(picked), _draw(work, sampled, take(work.x, picked), take(largest, picked)))
+        picked = pick(sampled, len(changed.numbers), changed.x.device)
+        ids.index_copy_(0, _some(picked), _draw(changed, sampled, take(changed.x, picked), take(largest, picked)))
     return largest, ids
 
 
@@ -166,24 +166,24 @@ def _some(picked: Tensor | None) -> Tensor:
     return picked
 
 
-def _draw(work: Work, sampled: list[int], x: Tensor, largest: Tensor) -> Tensor:
-    """Sample lines x [m, V], lines `sampled` of the work, at their rows' temperatures: ids [m]."""
-    table, lines = work.table, work.lines
-    numbers = pick([work.numbers[j] for j in sampled], len(lines.rows), x.device)
+def _draw(changed: ChangedLines, sampled: list[int], x: Tensor, largest: Tensor) -> Tensor:
+    """Sample lines x [m, V], lines `sampled` of the changed, at their rows' temperatures: ids [m]."""
+    table, lines = changed.table, changed.lines
+    numbers = pick([changed.numbers[j] for j in sampled], len(lines.rows), x.device)
     rows = take(lines.row_ids, numbers)
     scaled = (x - largest[:, None]).mul_(table.inverse_temperature[rows][:, None])
-    bits = [work.bits[j] for j in sampled]
+    bits = [changed.bits[j] for j in sampled]
     for feature in (features.MIN_P, features.TOP_K, features.TOP_P, features.TYPICAL_P):
         users = [i for i, b in enumerate(bits) if b & feature]
         if users:
             picked = pick(users, len(bits), x.device)
             part = take(scaled, picked)
             _filter_(
-                feature, part, take(rows, picked), table, [table.params[work.row(sampled[i])].top_k for i in users]
+                feature, part, take(rows, picked), table, [table.params[changed.row(sampled[i])].top_k for i in users]
             )
             if picked is not None:
                 scaled.index_copy_(0, picked, part)
-    return first_max(noisy_(scaled, take(_some(work.keys), numbers), table.bases))[1]
+    return first_max(noisy_(scaled, take(_some(changed.keys), numbers), table.bases))[1]
 
 
 def _filter_(feature: int, scaled: Tensor, rows: Tensor, table: SamplingTable, top_k: list[int]) -> None:

@@ -35,7 +35,7 @@ from tokenmill.server.text import TextWorkers
 from tokenmill.server.tgi.routes import TGI
 from tokenmill.server.traces import Traces
 from tokenmill.server.web.routes import WEB
-from tokenmill.text.messages.detect import choose_format
+from tokenmill.text.messages.detect import find_format
 
 APIS = (OPENAI, RESPONSES, ANTHROPIC, OLLAMA, TGI, KSERVE, SCORING, OPERATIONS, WEB)
 """Every family of endpoints: a new one is a folder with an `Api`, and its name here."""
@@ -64,7 +64,7 @@ def make_context(backend: Backend, config: ServerConfig) -> Context:
         bodies=Bodies(limits.max_body_bytes, make_plans()),
         limits=RequestLimits(limits.max_n, limits.max_logprobs, limits.max_stop),
         chat_template=template,
-        form=choose_format(template or own, config.messages.tool_call_parser, config.messages.reasoning_parser),
+        form=find_format(template or own, config.messages.tool_call_parser, config.messages.reasoning_parser),
         history=History(owners=gate_limits.tenants),
         recorder=_recorder(config.serve),
         traces=_traces(config.serve, info.names[0]),

@@ -14,7 +14,7 @@ from tokenmill.core.config import ListenOptions, ServeOptions, ServerConfig
 from tokenmill.core.errors import ParameterError, UserError, why
 from tokenmill.server.access import MAX_KEY
 from tokenmill.server.traces import check_endpoint
-from tokenmill.text.messages.detect import choose_format
+from tokenmill.text.messages.detect import find_format
 
 
 def check_before_loading(server: ServerConfig) -> None:
@@ -25,7 +25,7 @@ def check_before_loading(server: ServerConfig) -> None:
     _check_record(server.serve)
     if server.serve.otlp_traces_endpoint:
         check_endpoint(server.serve.otlp_traces_endpoint)
-    choose_format(None, server.messages.tool_call_parser, server.messages.reasoning_parser)
+    find_format(None, server.messages.tool_call_parser, server.messages.reasoning_parser)
 
 
 def read_template(path: str | None) -> str | None:

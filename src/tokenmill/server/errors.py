@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
-from tokenmill.core.errors import EngineDeadError, TooLargeError, UserError
-from tokenmill.engine.admission import BusyError
+from tokenmill.core.errors import BusyError, EngineDeadError, TooLargeError, UserError
 
 TYPES = {
     400: "BadRequestError",

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from tokenmill.core.errors import ParameterError, UserError
-from tokenmill.engine.admission import BusyError
+from tokenmill.core.errors import BusyError, ParameterError, UserError
 from tokenmill.engine.prompts import PromptReader, check_size
 from tokenmill.text.codec import Tokenizer
 

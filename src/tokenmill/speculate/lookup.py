@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokenmill.core.protocols import RowState
+from tokenmill.core.drafting import RowState
 
 CELLS = 1 << 21
 """Places that are compared at one time: what exists of them at once are 40 MB, however many rows there are."""

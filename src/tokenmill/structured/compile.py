@@ -24,8 +24,8 @@ from typing import Any
 
 import msgspec
 
+from tokenmill.core.constraint import Constraint
 from tokenmill.core.errors import ParameterError
-from tokenmill.core.protocols import Constraint
 from tokenmill.core.request import ReasoningSpan
 from tokenmill.structured.check import Checker
 from tokenmill.structured.compiled import Compiled

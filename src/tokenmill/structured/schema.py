@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
+from tokenmill.core.nesting import deeper_than
 from tokenmill.structured import regex
 from tokenmill.structured.algebra import Algebra, pointer, refuse_keyword, tidy_array, tidy_object, value_of
 from tokenmill.structured.limits import (
@@ -121,7 +122,8 @@ def parse(given: Any) -> Any:
         if hasattr(error, "param"):
             raise
         refuse(f"the schema is not JSON: {str(error)[:200]}")
-    _check_depth(document)
+    if deeper_than(document, MAX_DEPTH):
+        refuse(f"the schema is nested more than {MAX_DEPTH} deep.")
     return document
 
 
@@ -134,20 +136,6 @@ def _decimal(text: str) -> Decimal:
 
 def _no_constant(text: str) -> NoReturn:
     refuse(f"{text} is not a JSON number.")
-
-
-def _check_depth(document: Any) -> None:
-    level = [document]
-    for _ in range(MAX_DEPTH):
-        level = [
-            child
-            for item in level
-            if isinstance(item, dict | list)
-            for child in (item.values() if isinstance(item, dict) else item)
-        ]
-        if not level:
-            return
-    refuse(f"the schema is nested more than {MAX_DEPTH} deep.")
 
 
 class SchemaReader:

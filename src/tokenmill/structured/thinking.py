@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tokenmill.core.protocols import Constraint
+from tokenmill.core.constraint import Constraint
 from tokenmill.structured.vocabulary import Vocabulary
 
 State = Literal["before", "inside", "ending", "done"]

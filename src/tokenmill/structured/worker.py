@@ -10,7 +10,7 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 
 from tokenmill.core.errors import UserError
-from tokenmill.process.worker import Work, serve
+from tokenmill.process.worker import Task, serve
 from tokenmill.structured.compiled import limits
 from tokenmill.structured.limits import refuse
 from tokenmill.structured.lowering import lower_spec
@@ -46,4 +46,4 @@ def _compile(text: str) -> None:
 
 def run() -> None:
     """As a process of its own."""
-    serve(Work(lambda setup: answer, rests=True, nice=NICE))
+    serve(Task(lambda setup: answer, rests=True, nice=NICE))

@@ -82,7 +82,7 @@ class FakeLink:
 
     def start(self, on_news: Callable[[News], None], on_death: Callable[[str], None]) -> None:
         self.on_death = on_death
-        self.task = asyncio.get_running_loop().create_task(self._run(on_news))
+        self.task = asyncio.get_running_loop().create_task(self._take_steps(on_news))
 
     def send(self, command: Command) -> None:
         self.commands.append(command)
@@ -110,7 +110,7 @@ class FakeLink:
         self.works.clear()
         asyncio.get_running_loop().call_soon(self.on_death, reason)
 
-    async def _run(self, on_news: Callable[[News], None]) -> None:
+    async def _take_steps(self, on_news: Callable[[News], None]) -> None:
         on_news(self._ready())
         while True:
             await asyncio.sleep(self.options.step_s if self.works or self.commands else max(self.options.step_s, 0.001))

@@ -8,7 +8,7 @@ import json
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from tokenmill.process.worker import Answer, Unusable, Work, serve
+from tokenmill.process.worker import Answer, Task, Unusable, serve
 
 Message = dict[str, Any]
 _END = "\ufdd1"  # a code point that is never text: marks where an unfinished last message stops
@@ -246,4 +246,4 @@ def _warm() -> None:
 
 def run() -> None:
     """As a process of its own: no new files or sockets."""
-    serve(Work(prepare, warm=_warm, files=3))
+    serve(Task(prepare, warm=_warm, files=3))

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, GroupPlan, KVSpec, KVView
-from tokenmill.core.protocols import Kernels
+from tokenmill.core.forward import ForwardContext, GroupPlan, Kernels, KVSpec, KVView
 
 
 @dataclass

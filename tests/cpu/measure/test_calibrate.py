@@ -25,9 +25,9 @@ from tokenmill.measure.calibration import (
 from tokenmill.measure.ceilings import read_measured
 from tokenmill.measure.devices import Device, Efficiency, efficiency_of, speeds
 from tokenmill.measure.plan import Setup, read_model
-from tokenmill.measure.roofline import Cost, Grant, Seen, Work, step_cost
+from tokenmill.measure.roofline import Cost, Grant, Seen, StepCounts, step_cost
 from tokenmill.measure.simulate import predict, simulate
-from tokenmill.measure.usual import step_time
+from tokenmill.measure.step_time import step_time
 from tokenmill.measure.workloads import Uniform
 from tokenmill.testing.tiny import make_tiny
 
@@ -66,14 +66,14 @@ def test_around_a_step_more_rows_cost_more_and_prompts_something_else():
 
 
 def test_a_calibrated_step_is_the_sum_of_its_parts():
-    cost = Cost(work=Work(tokens=10, lines=2, rows=1, layers=3, logits=20), seen=Seen(single_bytes=2e9))
+    cost = Cost(counts=StepCounts(tokens=10, lines=2, rows=1, layers=3, logits=20), seen=Seen(single_bytes=2e9))
     cost.flops |= {"matrices": 2 * 1e9 * 10, "head": 2 * 1e8 * 2}
     cost.weight_bytes |= {"matrices": 2 * 1e9, "head": 0.5 * 1e8}
     found = step_time(cost, Speeds(1.0, 1.0, calibration=KNOWN))
     head = 2 * 5e-10 * 1e8  # two lines, beyond the curve's only point
     assert found.seconds == pytest.approx(2.0 + head + 2.0 + 0.5 + 0.3 + 0.02)
     assert found.limit == "memory bandwidth (weights)"
-    cost.work.mixtures = 2
+    cost.counts.mixtures = 2
     assert step_time(cost, Speeds(1.0, 1.0, calibration=KNOWN)).seconds == pytest.approx(found.seconds + 0.5)
     slow = replace(KNOWN, decoding=(Hosted(1, 0.5, 0.1, 60.0),))
     assert step_time(cost, Speeds(1.0, 1.0, calibration=slow)).seconds == pytest.approx(60.0)  # the host takes longer
@@ -84,7 +84,7 @@ def test_prompts_compute_and_single_tokens_read(tmp_path):
     alone = step_cost(planner.sheet, [Grant(1, 63)], planner.kv_format)
     both = step_cost(planner.sheet, [Grant(1, 63), Grant(16, 0)], planner.kv_format)
     assert both.seen.single_bytes == alone.seen.single_bytes > 0 and alone.seen.prompt_flops == 0
-    assert both.seen.prompt_flops > 0 and (both.work.rows, both.work.prompts) == (2, 1)
+    assert both.seen.prompt_flops > 0 and (both.counts.rows, both.counts.prompts) == (2, 1)
     same = step_cost(planner.sheet, [Grant(1, 63)] * 4, planner.kv_format)
     shared = step_cost(planner.sheet, [Grant(1, 63)] * 4, planner.kv_format, 32)
     assert same.kv_bytes == 4 * alone.kv_bytes
@@ -103,7 +103,7 @@ def test_keys_in_eight_bits_are_read_at_a_speed_of_their_own():
     assert shaped.reading(1, 1e3, 1, 100) == pytest.approx(1e9)
     assert shaped.reading(2, 1e3, 64, 100) == pytest.approx(4e9) == shaped.fastest(2, 1e3)
     assert shaped.reading(2, 1e3, 8, 100) == pytest.approx(2e9)
-    cost = Cost(work=Work(tokens=2, rows=2, layers=2), seen=Seen(single_bytes=2e6, single_positions=256))
+    cost = Cost(counts=StepCounts(tokens=2, rows=2, layers=2), seen=Seen(single_bytes=2e6, single_positions=256))
 
     def seconds(attention):
         known = replace(KNOWN, attention=attention, decoding=(Hosted(1, 0.0, 0.0),))
@@ -220,7 +220,7 @@ def test_a_gpu_computes_while_a_long_prompt_is_launched():
     )
 
     def seconds(tokens, size=2.0):
-        cost = Cost(work=Work(tokens=tokens, rows=1, prompts=1, prompt_tokens=tokens, layers=3))
+        cost = Cost(counts=StepCounts(tokens=tokens, rows=1, prompts=1, prompt_tokens=tokens, layers=3))
         cost.flops["matrices"], cost.weight_bytes["matrices"] = 2.0 * 1e6 * tokens, size * 1e6
         return step_time(cost, Speeds(1.0, 1.0, calibration=known)).seconds
 
@@ -258,7 +258,7 @@ def test_a_calibration_of_this_machine_is_read_as_the_machine_is_now(monkeypatch
 
 def test_tokens_before_a_chunk_are_attended_at_a_speed_of_their_own():
     seen = Seen(prompt_flops=4e12, behind_flops=3e12)
-    cost = Cost(work=Work(tokens=16, rows=1, prompts=1, prompt_tokens=16), seen=seen)
+    cost = Cost(counts=StepCounts(tokens=16, rows=1, prompts=1, prompt_tokens=16), seen=seen)
 
     def seconds(known):
         return step_time(cost, Speeds(1.0, 1.0, calibration=known)).seconds - 5.0

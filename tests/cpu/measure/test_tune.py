@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from tokenmill import LLM
 from tokenmill.cli.main import app
 from tokenmill.core.config import make_config
-from tokenmill.measure.closed import closed_loop, share_within
+from tokenmill.measure.closed_loop import closed_loop, share_within
 from tokenmill.measure.devices import Device, Efficiency
 from tokenmill.measure.plan import Setup, read_model
 from tokenmill.measure.simulate import predict

@@ -14,7 +14,7 @@ from sampling_oracle import edited, make_lines, packed
 
 from tokenmill.core.step import RowSampling
 from tokenmill.sampling import edits
-from tokenmill.sampling.edits import Work, edit_, line_masks
+from tokenmill.sampling.edits import ChangedLines, edit_, line_masks
 from tokenmill.sampling.table import MASKED, SamplingTable
 
 SIZE = 8
@@ -29,7 +29,7 @@ def edit_rows(rows: Rows, logits: torch.Tensor, masks: dict[int, Any] | None = N
         table.set_row(row, params, len(prompt))
     lines = make_lines([(i, prompt + output) for i, (_, prompt, output) in enumerate(rows)], table, masks=masks or {})
     bits = [b | (MASKED if masks and i in masks else 0) for i, b in enumerate(table.bits)]
-    work = Work(
+    work = ChangedLines(
         logits.clone(), list(range(len(rows))), bits, lines, table, line_masks(lines.rows, lines.masks), None, {}
     )
     edit_(work)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sampling_oracle import chosen, edited, exponential, filtered, logprobs, make_lines, packed
 
 from tokenmill.core.step import RowSampling
-from tokenmill.sampling import narrow
+from tokenmill.sampling import few_allowed
 from tokenmill.sampling.edits import mask_limits
 from tokenmill.sampling.sampler import Lines, Sampled, sample
 from tokenmill.sampling.table import SamplingTable
@@ -241,7 +241,7 @@ def test_few_allowed_tokens_are_chosen_as_from_the_whole_line(size: int, monkeyp
         other = RowSampling(temperature=1.0, top_p=0.9, seed=i) if i % 3 else RowSampling()
         cases.append((other, logits[2 * i + 1].tolist(), [1], [2], None if i % 2 else {*range(i, size), size}))
     found = run(cases)
-    monkeypatch.setattr(narrow, "MOST_WORDS", -1)
+    monkeypatch.setattr(few_allowed, "MOST_WORDS", -1)
     wanted = run(cases)
     assert torch.equal(found.bad, wanted.bad) and found.errors == wanted.errors
     good = ~found.bad

@@ -28,7 +28,7 @@ def test_every_step_of_a_prompt_is_reported_once(tiny: Path) -> None:
         reports.append(news)
 
     loop = EngineLoop(made, receive, send)
-    loop.run()
+    loop.run_loop()
     made.engine.close()
     seen = {i: [r.prefilled[i] for r in reports if i in r.prefilled] for i in prompts}
     assert seen["long"] == [16, 32, 48, 50]

@@ -198,6 +198,6 @@ def test_bad_input_is_refused_by_name(demo, fields, param, words):
 
 
 def test_bytes_have_no_tool_format():
-    from tokenmill.text.messages.detect import choose_format
+    from tokenmill.text.messages.detect import find_format
 
-    assert choose_format(byte_tokenizer().chat_template).calls is None
+    assert find_format(byte_tokenizer().chat_template).calls is None

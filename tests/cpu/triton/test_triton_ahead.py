@@ -29,5 +29,5 @@ def test_on_a_standin(case, only, tmp_path):
     assert case != "8b-fp8-kv8" or not found["late"], "while a request waits"
     assert found["launches"] > 500
     names = {kernel["name"] for kernel in found["kernels"]}
-    assert only == "none." or names == {"wide._wide_kernel", "several._several_kernel", "hopper._hopper_kernel"}
+    assert only == "none." or names == {"wide._wide_kernel", "several._pick_few_kernel", "hopper._hopper_kernel"}
     assert not any(kernel["spilled"] for kernel in found["kernels"])

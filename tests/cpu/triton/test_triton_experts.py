@@ -15,7 +15,7 @@ from tokenmill.kernels.triton.grouped import Tiling, grouped  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
 from tokenmill.kernels.triton.mixture import stack  # noqa: E402
 from tokenmill.kernels.triton.route import pick, route  # noqa: E402
-from tokenmill.kernels.triton.several import pick_several  # noqa: E402
+from tokenmill.kernels.triton.route_few import pick_few  # noqa: E402
 from tokenmill.kernels.triton.sorting import sort_pairs  # noqa: E402
 from tokenmill.quant.dense import DenseWeight  # noqa: E402
 
@@ -71,7 +71,7 @@ def test_several_pick_together(name, tokens, width):
     x, w, add = torch.randn(tokens, width), torch.randn(spec.experts, width) / 6, torch.randn(spec.experts)
     norm = NormSpec(torch.rand(width) + 0.5, 1e-6, offset=0.5)
     for norm, add in ((norm, add), (None, None)):  # noqa: B020
-        ids, gates, h = pick_several(x, w, add, norm, spec, scratch=Scratch(1 << 14, 8), count=None, pdl=False)
+        ids, gates, h = pick_few(x, w, add, norm, spec, scratch=Scratch(1 << 14, 8), count=None, pdl=False)
         normed = x if norm is None else REFERENCE.norm(x, norm)
         expected, weights = REFERENCE.route(REFERENCE.linear(normed, w, add), spec)
         assert torch.equal(ids.long(), expected) and torch.allclose(gates, weights, atol=1e-5)
@@ -171,7 +171,7 @@ def test_a_whole_layer(tokens, shared):
     if beside is not None:
         expected += REFERENCE.activate(h @ beside[0].table.T, "silu_mul") @ beside[1].table.T
     assert torch.allclose(found, expected, atol=1e-4)
-    assert kernels.waits == 0 and not kernels.scratch.counters(x.device).any()
+    assert kernels.waits == 0 and not kernels.launch.scratch.counters(x.device).any()
 
 
 def test_other_formats_are_left_alone():

@@ -37,7 +37,7 @@ def test_like_the_reference(heads, latent, rotated, interleaved, split):
         found, expected = kernels.attention(q, spec, a), REFERENCE.attention(expected_q, spec, b)
         assert torch.allclose(found, expected, atol=2e-5), (found - expected).abs().max()
     assert torch.allclose(ours.kv[0].key, theirs.kv[0].key, atol=1e-5, equal_nan=True)
-    assert kernels.waits == 0 and not kernels.scratch.counters(q.device).any()
+    assert kernels.waits == 0 and not kernels.launch.scratch.counters(q.device).any()
 
 
 def test_what_it_cannot_do_falls_back_and_says_so():

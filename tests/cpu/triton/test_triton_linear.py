@@ -126,7 +126,7 @@ def test_greedy_takes_the_lowest_of_equal_ids_and_shows_nan():
     assert ids[0] == 17 and ids[3] == x[3].argmax() and 0 <= ids[1] < 3000 and ids[2] == 0
     assert marked.tolist() == [17, ~int(ids[1]), ~0, int(ids[3])]
     assert largest[0] == 9.0 and torch.isnan(largest[1]) and largest[2] == float("-inf")
-    assert not kernels.scratch.counters(x.device).any()
+    assert not kernels.launch.scratch.counters(x.device).any()
 
 
 @pytest.mark.parametrize("lines", [3, 20, 70, 300])

@@ -92,12 +92,12 @@ def test_a_gated_row_is_spread_for_the_next_matrix(kind, width):
 
 def test_only_what_was_just_made_counts_as_spread():
     kernels, up, down = TritonKernels(), matrix("fp8", 64, 32), matrix("fp8", 16, 32)
-    kernels.narrow_ways = {narrow_operation(1, up, "silu_mul"): ("gemv", 4, 16, 1, 0)}
+    kernels.launch.narrow_ways = {narrow_operation(1, up, "silu_mul"): ("gemv", 4, 16, 1, 0)}
     x = torch.randn(1, 32)
     inner = kernels.fused_linear(x, up, act="silu_mul")
-    assert kernels.spread is not None and kernels.spread[0] is inner
+    assert kernels.launch.spread is not None and kernels.launch.spread[0] is inner
     first = kernels.fused_linear(inner, down)
-    assert kernels.spread is None and torch.equal(first, kernels.fused_linear(inner, down))
+    assert kernels.launch.spread is None and torch.equal(first, kernels.fused_linear(inner, down))
     kernels.fused_linear(x, up, act="silu_mul")
     other = torch.randn(1, 32)
     assert relative(kernels.fused_linear(other, down), exact(other, down, None, None, None)) < 2e-3

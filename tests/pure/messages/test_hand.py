@@ -9,7 +9,7 @@ import pytest
 from tests.pure.messages.writing import TOOLS
 from tokenmill.core.errors import ParameterError
 from tokenmill.text.messages.describe import MessageFormat
-from tokenmill.text.messages.detect import choose_format, opens_thinking, thinks_by_itself
+from tokenmill.text.messages.detect import find_format, opens_thinking, thinks_by_itself
 from tokenmill.text.messages.families import CALL_FORMATS, THINKING
 from tokenmill.text.messages.message import Message
 from tokenmill.text.messages.parser import MessageParser, parse_message
@@ -179,18 +179,18 @@ TEMPLATES = {
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_template_tells_the_format(name):
-    found = choose_format(TEMPLATES[name])
+    found = find_format(TEMPLATES[name])
     assert found.calls is CALL_FORMATS[name]
-    assert choose_format(TEMPLATES[name], calls="none").calls is None
-    assert choose_format(TEMPLATES[name], calls="qwen25").calls is CALL_FORMATS["hermes"]
+    assert find_format(TEMPLATES[name], calls="none").calls is None
+    assert find_format(TEMPLATES[name], calls="qwen25").calls is CALL_FORMATS["hermes"]
 
 
 def test_names_and_prompts():
     with pytest.raises(ParameterError, match="tool-call parser"):
-        choose_format("", calls="other")
+        find_format("", calls="other")
     with pytest.raises(ParameterError, match="reasoning parser"):
-        choose_format("", thinking="other")
-    assert choose_format("plain") == MessageFormat()
+        find_format("", thinking="other")
+    assert find_format("plain") == MessageFormat()
     think = THINKING["think"]
     assert opens_thinking("<|im_start|>assistant\n<think>\n", think) and not opens_thinking("a <think> b", think)
     assert thinks_by_itself("{% if add_generation_prompt %}assistant\n<think>\n\n</think>{% endif %}", think)

@@ -6,7 +6,7 @@ import os
 import signal
 from typing import Any
 
-from tokenmill.process.worker import Unusable, Work, serve
+from tokenmill.process.worker import Task, Unusable, serve
 
 
 def prepare(setup: Any) -> Any:
@@ -25,4 +25,4 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
 
 
 def run() -> None:
-    serve(Work(prepare))
+    serve(Task(prepare))

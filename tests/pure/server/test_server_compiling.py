@@ -80,3 +80,14 @@ def test_an_aborted_request_is_not_added_later() -> None:
     turn(loop, add("gone", grammar=True), Abort("gone"))
     admission.futures["gone"].set_result(None)
     assert turn(loop).accepted == [] and admission.checked == []
+
+
+def test_what_ends_before_it_began_is_not_awaited() -> None:
+    loop, _ = make_loop()
+    groups = loop.engine.scheduler.roster.groups
+    groups["one"] = groups["two"] = None  # type: ignore[assignment]
+    turn(loop, add("one", grammar=False), add("two", grammar=False), Abort("one", 0))
+    assert loop.queued == {"one", "two"}, "its other outputs may begin"
+    groups.clear()
+    turn(loop, Abort("one", 1), Abort("two"))
+    assert loop.queued == set()

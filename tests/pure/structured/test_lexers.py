@@ -11,9 +11,9 @@ from bytewise import END, allowed, byte_vocabulary
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.request import ReasoningSpan
-from tokenmill.structured import compiled, together
+from tokenmill.structured import compiled, mask_pool
 from tokenmill.structured.compile import Compiler
-from tokenmill.structured.shelter import Sheltered
+from tokenmill.structured.sheltered import Sheltered
 
 TWO_WORDS = {"json": {"type": "string", "pattern": "^.{1,100} .{1,100}$"}}
 
@@ -96,9 +96,9 @@ def test_every_question_to_a_dead_lexer_is_answered(compiler, monkeypatch):
 
 def test_masks_that_are_worked_out_together(compiler, monkeypatch):
     for name in ("FEWEST", "SMALL"):
-        monkeypatch.setattr(together, name, 1)
+        monkeypatch.setattr(mask_pool, name, 1)
     _, walks = dead(compiler, monkeypatch, {"regex": "(.{1,40} .{1,40}x|ab+)"}, *["ab"] * 5)
-    together.MaskPool().fill(walks)
+    mask_pool.MaskPool().fill(walks)
     for walk in walks:
         assert END in allowed(walk.mask()) and walk.failure() is None
 

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from tokenmill import _native
-from tokenmill.core.forward import Act, AttentionSpec, Draws, ForwardContext, NormSpec, RouteSpec
-from tokenmill.core.protocols import Weight
+from tokenmill.core.forward import Act, AttentionSpec, Draws, ForwardContext, NormSpec, RouteSpec, Weight
 from tokenmill.kernels.cpu.accept import accept_
 from tokenmill.kernels.cpu.bound import BoundExperts, BoundLayer, BoundPlan
 from tokenmill.kernels.cpu.choose import choose

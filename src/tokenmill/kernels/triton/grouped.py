@@ -172,7 +172,7 @@ def grouped(
     kind, gated = act_parts(act)
     count, rows, inner = weight.shape
     width, pairs = rows // 2 if gated else rows, ids.numel()
-    t = tiling or choose_tiling(pairs, count, gated=gated, modest=modest or x.dtype == torch.float32)
+    t = tiling or pick_tiling(pairs, count, gated=gated, modest=modest or x.dtype == torch.float32)
     out = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
     bulk = t.bulk and inner * x.element_size() % 16 == 0
     matrices = TensorDescriptor.from_tensor(weight.view(-1, inner), [t.columns, t.inner]) if bulk else weight
@@ -187,7 +187,7 @@ def grouped(
     return out
 
 
-def choose_tiling(pairs: int, experts: int, *, gated: bool, modest: bool = False) -> Tiling:
+def pick_tiling(pairs: int, experts: int, *, gated: bool, modest: bool = False) -> Tiling:
     """A tile for so many pairs over so many experts: measured on an H200."""
     if INTERPRETED:
         return Tiling(16, 32, 32, 1, 4)

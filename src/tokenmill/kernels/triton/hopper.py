@@ -2,7 +2,7 @@
 
 The copying warp fills a ring of key and value tiles through the copy engine. Each computing group owns 64 of 128
 (query, head) rows; while the tensor cores multiply the probabilities of one tile with its values, the group computes
-the probabilities of the next, and the two groups overlap as they drift apart. Keys lie in rows as `dense.py` gathers
+the probabilities of the next, and the two groups overlap as they drift apart. Keys lie in rows as `gathered.py` lays
 them; tiles run from the last key to the first. Must not know: tables, the gathering. Not for the interpreter.
 """
 
@@ -25,7 +25,7 @@ from tokenmill.kernels.triton.common import pow2
 
 ROWS = 128
 KEYS = 128
-"""Keys of a tile: what `dense.py` aligns sequences to."""
+"""Keys of a tile: what `gathered.py` aligns sequences to."""
 
 
 @gluon.jit

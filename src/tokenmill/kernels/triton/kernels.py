@@ -12,17 +12,27 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.errors import UserError
-from tokenmill.core.forward import Act, AttentionSpec, Draws, ForwardContext, GroupPlan, Mixture, NormSpec, RouteSpec
-from tokenmill.core.protocols import FusedMixture
+from tokenmill.core.forward import (
+    Act,
+    AttentionSpec,
+    Draws,
+    ForwardContext,
+    FusedMixture,
+    GroupPlan,
+    Mixture,
+    NormSpec,
+    RouteSpec,
+)
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.triton import pointwise
 from tokenmill.kernels.triton.choose import choose, greedy
-from tokenmill.kernels.triton.common import INTERPRETED, Scratch, act_parts, multiprocessors, shared_memory
+from tokenmill.kernels.triton.common import INTERPRETED, act_parts, multiprocessors, shared_memory
 from tokenmill.kernels.triton.decode import attend_one, decode_config, early_keys
-from tokenmill.kernels.triton.dense import arrange, attend_long, can_gather
+from tokenmill.kernels.triton.gathered import arrange, attend_long, can_gather
 from tokenmill.kernels.triton.gemv import gemv
 from tokenmill.kernels.triton.latent import attend_latent, prepare_latent, serves
-from tokenmill.kernels.triton.mixture import StackedMixture, pack_mixture
+from tokenmill.kernels.triton.launch import Launch
+from tokenmill.kernels.triton.mixture import pack_mixture
 from tokenmill.kernels.triton.narrow import NarrowMatrix, can_pack4, can_pack8, pack4, pack8
 from tokenmill.kernels.triton.narrow_linear import measured_narrow, narrow_linear
 from tokenmill.kernels.triton.prefill import attend_many
@@ -64,21 +74,23 @@ class TritonKernels(ReferenceKernels):
         if ":" in device:
             torch.cuda.set_device(device)  # Triton launches on the current device
         self.without = frozenset(without)
-        self.pdl = "dependent-launch" not in without and not INTERPRETED and torch.cuda.get_device_capability()[0] >= 9
-        self.hopper = not INTERPRETED and torch.cuda.get_device_capability()[0] == 9
-        self.steady = steady
+        real, capability = not INTERPRETED, (0, 0) if INTERPRETED else torch.cuda.get_device_capability()
+        self.launch = Launch(
+            operations=self,
+            pdl="dependent-launch" not in without and capability[0] >= 9,
+            hopper=capability[0] == 9,
+            small=real and shared_memory() < _ROOMY,
+            steady=steady,
+            fuses="fusion" not in without,
+            narrow_ways=measured_narrow(torch.cuda.get_device_name()) if real else {},
+        )
         self.narrow_logits = True
         self.unfit: set[str] = set()
-        self.scratch = Scratch()
-        self.ways: dict[str, Way] = {} if INTERPRETED else measured_ways(torch.cuda.get_device_name())
+        self.ways: dict[str, Way] = measured_ways(torch.cuda.get_device_name()) if real else {}
         self.measured: list[Sample] = samples(self.ways)
-        self.narrow_ways: dict[str, Way] = {} if INTERPRETED else measured_narrow(torch.cuda.get_device_name())
-        self.small = not INTERPRETED and shared_memory() < _ROOMY
+        self.near: dict[str, Way | None] = {}
+        """Ways of operations that were not measured, by their nearest measured one; None: none is near."""
         self._common: tuple[GroupPlan, Tensor] | None = None
-        self.ended: StackedMixture | None = None
-        """Experts that have just run: they want to know which weight follows."""
-        self.spread: tuple[Tensor, Tensor, torch.dtype] | None = None
-        """The row that a packed weight has just made, and the same as a next weight of that type will want it."""
         self._arranged: tuple[GroupPlan, tuple[Tensor, Tensor]] | None = None
 
     # ------------------------------------------------------------ matmuls
@@ -98,10 +110,10 @@ class TritonKernels(ReferenceKernels):
         residual: Tensor | None = None,
     ) -> Tensor:
         """residual + act(norm(x) @ weight.T + bias)."""
-        if self.ended is not None:
-            self.ended.following = weight.data if isinstance(weight, NarrowMatrix) else weight
-            self.ended = None
-        if "fusion" in self.without and (norm or act or residual is not None):
+        if self.launch.ended is not None:
+            self.launch.ended.following = weight.data if isinstance(weight, NarrowMatrix) else weight
+            self.launch.ended = None
+        if not self.launch.fuses and (norm or act or residual is not None):
             return super().fused_linear(x, weight, bias, norm=norm, act=act, residual=residual)
         try:
             return self._product(x, weight, bias, norm, act, residual)
@@ -123,11 +135,11 @@ class TritonKernels(ReferenceKernels):
         residual: Tensor | None,
     ) -> Tensor:
         """The same by the kernel that serves this shape best."""
-        if self.steady:
+        if self.launch.steady:
             return self._steady(x, weight, bias, norm, act, residual)
         if isinstance(weight, NarrowMatrix):
             self.count("narrow_linear")
-            return narrow_linear(self, x, weight, norm, act, residual)
+            return narrow_linear(self.launch, x, weight, norm, act, residual)
         way = self._way(x, weight, bias, norm, act, fused=act is not None or residual is not None)
         if way[0] in ("blas", "wide"):
             return self._wide_linear(x, weight, bias, norm, act, residual, way)
@@ -140,8 +152,10 @@ class TritonKernels(ReferenceKernels):
         if residual is not None and not residual.is_contiguous():
             residual = residual.contiguous()
         if way[0] == "gemv":
-            return gemv(x, weight, bias, norm, act, residual, pdl=self.pdl, config=way[1:])
-        return thin(x, weight, bias, norm, act, residual, scratch=self.scratch, pdl=self.pdl, config=way[1:7])
+            return gemv(x, weight, bias, norm, act, residual, pdl=self.launch.pdl, config=way[1:])
+        return thin(
+            x, weight, bias, norm, act, residual, scratch=self.launch.scratch, pdl=self.launch.pdl, config=way[1:7]
+        )
 
     def natural_group(self, bits: int, columns: int) -> int:
         """8 bits: the whole row, which is what tensor cores multiply; 4 bits: 32 columns, as the files have it."""
@@ -179,7 +193,7 @@ class TritonKernels(ReferenceKernels):
         self.count("linear")
         x = x if norm is None else self.norm(x, norm)
         residual = None if residual is None else residual.contiguous()
-        return steady(x.contiguous(), weight.contiguous(), bias, act, residual, pdl=self.pdl)
+        return steady(x.contiguous(), weight.contiguous(), bias, act, residual, pdl=self.launch.pdl)
 
     def _way(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: NormSpec | None, act: Act | None, *, fused: bool
@@ -188,9 +202,10 @@ class TritonKernels(ReferenceKernels):
         if not rows or x.dtype != weight.dtype or x.dtype not in _FLOATS or weight.stride(1) != 1:
             return ("blas",)
         gated = act_parts(act)[1]
-        found = self.ways.get(operation(rows, (out, inner), act, norm is not None), ())
+        name = operation(rows, (out, inner), act, norm is not None)
+        found = self.ways.get(name, ())
         if rows > FEW:
-            own = self.hopper and "many-rows" not in self.without
+            own = self.launch.hopper and "many-rows" not in self.without
             own = own and bias is None and act in (None, "silu_mul") and x.dtype == torch.bfloat16
             if not own or out % 16 or inner % 8 or not weight.is_contiguous() or weight.data_ptr() % 16:
                 return ("blas",)
@@ -198,11 +213,11 @@ class TritonKernels(ReferenceKernels):
         if found:
             return found
         if x.dtype != torch.float32:  # tiles were measured in 16 bits: wider ones may not fit
-            near = nearest_way(self.measured, rows, (out, inner), gated=gated, normed=norm is not None)
-            if near is not None:
-                self.ways[operation(rows, (out, inner), act, norm is not None)] = near
+            if name not in self.near:
+                self.near[name] = nearest_way(self.measured, rows, (out, inner), gated=gated, normed=norm is not None)
+            if (near := self.near[name]) is not None:
                 return near
-        return default_way(rows, out // 2 if gated else out, inner, gated=gated, small=self.small)
+        return default_way(rows, out // 2 if gated else out, inner, gated=gated, small=self.launch.small)
 
     def _wide_linear(
         self,
@@ -251,7 +266,7 @@ class TritonKernels(ReferenceKernels):
             self.count("norm", fallback=True)
             return super().norm(x, spec)
         self.count("norm")
-        return pointwise.norm(x, spec, pdl=self.pdl)
+        return pointwise.norm(x, spec, pdl=self.launch.pdl)
 
     @else_reference
     def activate(self, x: Tensor, act: Act) -> Tensor:
@@ -260,7 +275,7 @@ class TritonKernels(ReferenceKernels):
             self.count("activate", fallback=True)
             return super().activate(x, act)
         self.count("activate")
-        return pointwise.activate(x, act, pdl=self.pdl)
+        return pointwise.activate(x, act, pdl=self.launch.pdl)
 
     @else_reference
     def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -268,7 +283,7 @@ class TritonKernels(ReferenceKernels):
         if logits.shape[0] == 0:
             return super().greedy(logits)
         self.count("greedy")
-        return greedy(logits, self.scratch, pdl=self.pdl)
+        return greedy(logits, self.launch.scratch, pdl=self.launch.pdl)
 
     @else_reference
     def choose(
@@ -278,7 +293,7 @@ class TritonKernels(ReferenceKernels):
         if logits.shape[0] == 0:
             return None
         self.count("choose")
-        return choose(logits, words, masks, draws, self.scratch, pdl=self.pdl)
+        return choose(logits, words, masks, draws, self.launch.scratch, pdl=self.launch.pdl)
 
     @else_reference
     def gather_rows(
@@ -294,13 +309,13 @@ class TritonKernels(ReferenceKernels):
         if offsets is not None:
             return super().gather_rows(row_ids, tokens, computed, tables, block_size, offsets)
         self.count("gather_rows")
-        return gather_rows(row_ids, tokens, computed, tables, block_size, pdl=self.pdl)
+        return gather_rows(row_ids, tokens, computed, tables, block_size, pdl=self.launch.pdl)
 
     @else_reference
     def advance_(self, row_ids: Tensor, ids: Tensor, tokens: Tensor, length: Tensor, computed: Tensor) -> None:
         """One token more in each of these rows."""
         self.count("advance_")
-        advance_(row_ids, ids, tokens, length, computed, pdl=self.pdl)
+        advance_(row_ids, ids, tokens, length, computed, pdl=self.launch.pdl)
 
     @else_reference
     def accept_(
@@ -318,11 +333,11 @@ class TritonKernels(ReferenceKernels):
         if logits.shape[0] == 0:
             return super().route(logits, spec)
         self.count("route")
-        return route(logits, spec, pdl=self.pdl)
+        return route(logits, spec, pdl=self.launch.pdl)
 
     def pack_mixture(self, mixture: Mixture) -> FusedMixture | None:
         """The whole layer, if there are kernels for the format of its experts."""
-        return pack_mixture(self, mixture)
+        return pack_mixture(self.launch, mixture)
 
     # ------------------------------------------------------------ attention
 
@@ -331,12 +346,12 @@ class TritonKernels(ReferenceKernels):
         """qkv [T, all heads] -> q [T, H, Dk] normed and rotated; keys and values go to their slots."""
         if spec.kv.kind == "latent" and serves(spec, ctx) and qkv.shape[0] > 0 and qkv.stride(1) == 1:
             self.count("prepare_qkv")
-            return prepare_latent(qkv, spec, ctx, pdl=self.pdl)
+            return prepare_latent(qkv, spec, ctx, pdl=self.launch.pdl)
         if not can_prepare(spec) or qkv.shape[0] == 0 or not whole_scales(ctx.kv[spec.layer]):
             self.count("prepare_qkv", fallback=True)
             return super().prepare_qkv(qkv, spec, ctx)
         self.count("prepare_qkv")
-        return prepare_qkv(qkv if qkv.stride(1) == 1 else qkv.contiguous(), spec, ctx, pdl=self.pdl)
+        return prepare_qkv(qkv if qkv.stride(1) == 1 else qkv.contiguous(), spec, ctx, pdl=self.launch.pdl)
 
     @else_reference
     def attention(self, q: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
@@ -345,7 +360,9 @@ class TritonKernels(ReferenceKernels):
         if spec.kv.kind == "latent" and serves(spec, ctx) and q.shape[0] > 0:
             self.count("attention")
             out = torch.empty((q.shape[0], spec.heads * spec.kv.value_dim), dtype=q.dtype, device=q.device)
-            attend_latent(q.contiguous(), out, spec, ctx, self.scratch, pdl=self.pdl, whole=self.steady)
+            attend_latent(
+                q.contiguous(), out, spec, ctx, self.launch.scratch, pdl=self.launch.pdl, whole=self.launch.steady
+            )
             return out
         if spec.kv.kind == "latent" or grouped or q.shape[0] == 0 or max(spec.kv.key_dim, spec.kv.value_dim) > 256:
             self.count("attention", fallback=True)
@@ -354,8 +371,8 @@ class TritonKernels(ReferenceKernels):
         q = q.contiguous()
         out = torch.empty((q.shape[0], spec.heads * spec.kv.value_dim), dtype=q.dtype, device=q.device)
         seqs = ctx.kv_len.shape[0]
-        if self.steady:
-            attend_many(q, out, spec, ctx, pdl=self.pdl, steady=True)
+        if self.launch.steady:
+            attend_many(q, out, spec, ctx, pdl=self.launch.pdl, steady=True)
             return out
         if ctx.max_query == 1:
             self._attend_one(q, out, spec, ctx)
@@ -363,14 +380,16 @@ class TritonKernels(ReferenceKernels):
         # Some sequences may have one new token; each kernel leaves the other's alone.
         mixed = seqs > 1
         plan = ctx.groups[spec.group]
-        if can_gather(q, spec, plan, ctx.max_query) and not (self.small or self.steady):
+        if can_gather(q, spec, plan, ctx.max_query) and not (self.launch.small or self.launch.steady):
             if self._arranged is None or self._arranged[0] is not plan:
                 self._arranged = plan, arrange(spec, ctx, q.shape[0])
-            attend_long(q, out, spec, ctx, self._arranged[1], pdl=self.pdl, hopper=self.hopper)
+            attend_long(q, out, spec, ctx, self._arranged[1], pdl=self.launch.pdl, hopper=self.launch.hopper)
         else:
-            attend_many(q, out, spec, ctx, pdl=self.pdl, mixed=True, config=(64, 32, 4, 2) if self.small else None)
+            attend_many(
+                q, out, spec, ctx, pdl=self.launch.pdl, mixed=True, config=(64, 32, 4, 2) if self.launch.small else None
+            )
         if mixed:
-            attend_one(q, out, spec, ctx, self.scratch, pdl=self.pdl, mixed=True)
+            attend_one(q, out, spec, ctx, self.launch.scratch, pdl=self.launch.pdl, mixed=True)
         return out
 
     @else_reference
@@ -381,12 +400,12 @@ class TritonKernels(ReferenceKernels):
         self.count("attend_qkv")
         qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
         out = torch.empty((qkv.shape[0], spec.heads * spec.kv.value_dim), dtype=qkv.dtype, device=qkv.device)
-        attend_one(qkv, out, spec, ctx, self.scratch, pdl=self.pdl, fresh=True)
+        attend_one(qkv, out, spec, ctx, self.launch.scratch, pdl=self.launch.pdl, fresh=True)
         return out
 
     def _fresh(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> bool:
         plan, kv = ctx.groups[spec.group], ctx.kv[spec.layer]
-        if self.steady or "fusion" in self.without or ctx.max_query != 1 or qkv.shape[0] == 0:
+        if self.launch.steady or not self.launch.fuses or ctx.max_query != 1 or qkv.shape[0] == 0:
             return False
         if not can_prepare(spec) or not whole_scales(kv):
             return False
@@ -396,25 +415,29 @@ class TritonKernels(ReferenceKernels):
 
     def _shares(self, plan: GroupPlan, spec: AttentionSpec, ctx: ForwardContext) -> bool:
         """Is a common prefix to be read once?"""
-        if self.steady or self.small or "cascade" in self.without:
+        if self.launch.steady or self.launch.small or "cascade" in self.without:
             return False
         return plan.shared and can_share(spec, plan) and ctx.kv_len.shape[0] >= 2
 
     def _attend_one(self, q: Tensor, out: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> None:
         plan, seqs = ctx.groups[spec.group], ctx.kv_len.shape[0]
         if not self._shares(plan, spec, ctx):
-            attend_one(q, out, spec, ctx, self.scratch, pdl=self.pdl)
+            attend_one(q, out, spec, ctx, self.launch.scratch, pdl=self.launch.pdl)
             return
         before = shared_parts(seqs, spec)
         splits, *rest = decode_config(seqs * spec.kv.heads, plan.tables.shape[1] * ctx.block_size, spec, beside=True)
-        room = self.scratch.floats // (seqs * spec.heads * (spec.kv.value_dim + 2))
+        room = self.launch.scratch.floats // (seqs * spec.heads * (spec.kv.value_dim + 2))
         splits = max(1, min(splits, room - before))
         if room < before + splits:
-            attend_one(q, out, spec, ctx, self.scratch, pdl=self.pdl)
+            attend_one(q, out, spec, ctx, self.launch.scratch, pdl=self.launch.pdl)
             return
         if self._common is None or self._common[0] is not plan:
-            self._common = plan, common_entries(plan, ctx, pdl=self.pdl)
+            self._common = plan, common_entries(plan, ctx, pdl=self.launch.pdl)
         common = self._common[1]
-        attend_shared(q, spec, ctx, common, self.scratch, before=before, parts=before + splits, pdl=self.pdl)
+        attend_shared(
+            q, spec, ctx, common, self.launch.scratch, before=before, parts=before + splits, pdl=self.launch.pdl
+        )
         config = (splits, rest[0], rest[1], rest[2], rest[3], rest[4])
-        attend_one(q, out, spec, ctx, self.scratch, pdl=self.pdl, before=before, shared=common, config=config)
+        attend_one(
+            q, out, spec, ctx, self.launch.scratch, pdl=self.launch.pdl, before=before, shared=common, config=config
+        )

@@ -9,24 +9,20 @@ Nothing waits for the device, so that every step can be recorded. Must not know:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, Mixture, NormSpec
-from tokenmill.core.protocols import Weight
+from tokenmill.core.forward import ForwardContext, Mixture, NormSpec, Weight
 from tokenmill.kernels.triton.common import copy_engine
 from tokenmill.kernels.triton.experts import combine, one_down, one_up
 from tokenmill.kernels.triton.grouped import STEADY, grouped, looks, pairs_per_tile
+from tokenmill.kernels.triton.launch import Experts, Launch
 from tokenmill.kernels.triton.narrow_grouped import NarrowStack, can_stack, narrow_grouped
 from tokenmill.kernels.triton.route import pick, route
-from tokenmill.kernels.triton.several import pick_several, splits
+from tokenmill.kernels.triton.route_few import pick_few, splits
 from tokenmill.kernels.triton.sorting import Sorted, sort_pairs
-
-if TYPE_CHECKING:
-    from tokenmill.kernels.triton.kernels import TritonKernels
-
 
 FEW_TOKENS = 64
 """Tokens up to which every program of the router may read its rows again."""
@@ -35,40 +31,39 @@ FEW_TOKENS = 64
 class StackedMixture:
     """residual + experts(norm(x)) + shared experts; gate_up [E, 2N, hidden], down [E, hidden, N]."""
 
-    def __init__(self, kernels: TritonKernels, mixture: Mixture, ups: Stacked, downs: Stacked) -> None:
-        self.kernels = kernels
+    def __init__(self, launch: Launch, mixture: Mixture, ups: Stacked, downs: Stacked) -> None:
+        self.launch = launch
         self.mixture = mixture
         self.ups, self.downs = ups, downs
-        self.following: Tensor | None = None
-        """The weight that was multiplied after these experts the last time."""
-        self.modest = kernels.small or not copy_engine()
+        self.learnt = Experts()
+        self.modest = launch.small or not copy_engine()
         self.experts = self._stacked(ups).shape[0]
         router = mixture.router.pieces()
         plain = router is not None and router[0] == "dense" and router[1]["table"] is not None
         self.router = (router[1]["table"], router[1]["bias"]) if router is not None and plain else None
-        self.meetings = torch.zeros(1, dtype=torch.int32, device=self._stacked(ups).device)
+        self.barrier_count = torch.zeros(1, dtype=torch.int32, device=self._stacked(ups).device)
 
     def __call__(
         self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
     ) -> Tensor:
         """x [T, hidden] -> [T, hidden]."""
-        self.kernels.count("experts")
+        self.launch.operations.count("experts")
         if residual is not None and not residual.is_contiguous():
             residual = residual.contiguous()
         x = x if x.is_contiguous() else x.contiguous()
-        y = self._run(x, ctx, norm, residual)
-        self.kernels.ended = self
+        y = self._compute(x, ctx, norm, residual)
+        self.launch.ended = self.learnt
         return y
 
-    def _run(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None, residual: Tensor | None) -> Tensor:
+    def _compute(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None, residual: Tensor | None) -> Tensor:
         # Steady: a token takes the same way in any company.
-        fuses = not self.kernels.steady and "fusion" not in self.kernels.without
+        fuses = self.launch.fuses and not self.launch.steady
         if fuses and x.shape[0] == 1 and isinstance(self.ups, Stack) and isinstance(self.downs, Stack):
             return self._one(x, ctx, norm, residual, (self.ups, self.downs))
         if fuses and 0 < x.shape[0] <= FEW_TOKENS and self.router is not None:
             ids, gates, h = self._pick(x, norm, self._stacked(self.ups), keep=True)
         else:
-            h = x if norm is None else self.kernels.norm(x, norm)
+            h = x if norm is None else self.launch.operations.norm(x, norm)
             ids, gates = self._route(h, ctx)
         return self._several(h, ids, gates, self._shared(h, ctx, None, residual))
 
@@ -76,17 +71,17 @@ class StackedMixture:
         self, x: Tensor, norm: NormSpec | None, near: Tensor | None, *, keep: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Ids, gates, and norm(x) if it is to be kept."""
-        kernels = self.kernels
+        launch = self.launch
         assert self.router is not None
         if norm is not None and (norm.kind != "rms" or norm.bias is not None):
-            x, norm = kernels.norm(x, norm), None
+            x, norm = launch.operations.norm(x, norm), None
         if keep and splits(x, self.router[0]):
-            return pick_several(
-                x, *self.router, norm, self.mixture.route, scratch=kernels.scratch, count=self.meetings,
-                pdl=kernels.pdl, near=near,
+            return pick_few(
+                x, *self.router, norm, self.mixture.route, scratch=launch.scratch, count=self.barrier_count,
+                pdl=launch.pdl, near=near,
             )  # fmt: skip
         return pick(
-            x, *self.router, norm, self.mixture.route, scratch=kernels.scratch, pdl=kernels.pdl, keep=keep, near=near
+            x, *self.router, norm, self.mixture.route, scratch=launch.scratch, pdl=launch.pdl, keep=keep, near=near
         )
 
     def _one(
@@ -97,34 +92,34 @@ class StackedMixture:
         residual: Tensor | None,
         weights: tuple[Stack, Stack],
     ) -> Tensor:
-        kernels, m = self.kernels, self.mixture
+        launch, m = self.launch, self.mixture
         if norm is not None and (norm.kind != "rms" or norm.bias is not None):
-            x, norm = kernels.norm(x, norm), None
+            x, norm = launch.operations.norm(x, norm), None
         residual = self._shared(x, ctx, norm, residual)
         if self.router is None:
-            picked = self._route(x if norm is None else kernels.norm(x, norm), ctx)
+            picked = self._route(x if norm is None else launch.operations.norm(x, norm), ctx)
         else:
-            picked = self._pick(x, norm, self.following, keep=False)[:2]
+            picked = self._pick(x, norm, self.learnt.following, keep=False)[:2]
         ups, downs = weights
-        up = one_up(x, ups.table, ups.bias, picked[0], norm, m.act, pdl=kernels.pdl, near=downs.table)
-        return one_down(up, downs.table, downs.bias, picked, residual, pdl=kernels.pdl, early=True)
+        up = one_up(x, ups.table, ups.bias, picked[0], norm, m.act, pdl=launch.pdl, near=downs.table)
+        return one_down(up, downs.table, downs.bias, picked, residual, pdl=launch.pdl, early=True)
 
     @staticmethod
     def _stacked(weight: Stacked) -> Tensor:
         return weight.table if isinstance(weight, Stack) else weight.data
 
     def _several(self, h: Tensor, ids: Tensor, gates: Tensor, residual: Tensor | None) -> Tensor:
-        pdl, pairs, steady = self.kernels.pdl, ids.numel(), self.kernels.steady
+        pdl, pairs, steady = self.launch.pdl, ids.numel(), self.launch.steady
         order = None
         if steady or not looks(pairs, self.experts):
             per_tile = STEADY.pairs if steady else pairs_per_tile(pairs, self.experts)
-            order = sort_pairs(ids, self.experts, per_tile, self.kernels.scratch, pdl=pdl)
+            order = sort_pairs(ids, self.experts, per_tile, self.launch.scratch, pdl=pdl)
         inner = self._product(h, self.ups, ids, order, up=True)
         parts = self._product(inner, self.downs, ids, order, up=False)
         return combine(parts, ids, gates, residual, self.experts, h.dtype, pdl=pdl)
 
     def _product(self, x: Tensor, weight: Stacked, ids: Tensor, order: Sorted | None, *, up: bool) -> Tensor:
-        act, pdl, tiling = self.mixture.act if up else None, self.kernels.pdl, STEADY if self.kernels.steady else None
+        act, pdl, tiling = self.mixture.act if up else None, self.launch.pdl, STEADY if self.launch.steady else None
         if isinstance(weight, NarrowStack):
             return narrow_grouped(x, weight, ids, order, act, up=up, pdl=pdl, modest=self.modest, tiling=tiling)
         return grouped(x, weight.table, weight.bias, ids, order, act, up=up, pdl=pdl, modest=self.modest, tiling=tiling)
@@ -132,11 +127,11 @@ class StackedMixture:
     def _route(self, h: Tensor, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
         m = self.mixture
         logits = m.router.matmul(h.float() if m.wide else h, ctx)
-        self.kernels.count("route")
+        self.launch.operations.count("route")
         # Of many tokens some go to the first experts, too; a long chunk is not in want of memory.
         likely = self.experts <= h.shape[0] * m.route.top_k and h.shape[0] <= 1024
         return route(
-            logits, m.route, pdl=self.kernels.pdl, dtype=torch.int32, near=self._stacked(self.ups) if likely else None
+            logits, m.route, pdl=self.launch.pdl, dtype=torch.int32, near=self._stacked(self.ups) if likely else None
         )
 
     def _shared(self, h: Tensor, ctx: ForwardContext, norm: NormSpec | None, residual: Tensor | None) -> Tensor | None:
@@ -204,10 +199,10 @@ def _joined(tensors: list[Tensor]) -> Tensor:
     return out
 
 
-def pack_mixture(kernels: TritonKernels, mixture: Mixture) -> StackedMixture | None:
+def pack_mixture(launch: Launch, mixture: Mixture) -> StackedMixture | None:
     """The mixture ready to run, its lists of weights emptied; None: a format that has no kernel here."""
     if form_of(mixture.ups) is None or form_of(mixture.downs) is None:
         return None
     ups, downs = stack(mixture.ups), stack(mixture.downs)
     assert ups is not None and downs is not None
-    return StackedMixture(kernels, mixture, ups, downs)
+    return StackedMixture(launch, mixture, ups, downs)

@@ -15,22 +15,19 @@ from __future__ import annotations
 
 import json
 import pathlib
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from tokenmill.core.forward import Act, NormSpec
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts
+from tokenmill.kernels.triton.launch import Launch
 from tokenmill.kernels.triton.narrow import BLOCK, NarrowMatrix
 from tokenmill.kernels.triton.narrow_gemv import narrow_gemv
 from tokenmill.kernels.triton.narrow_round import round_rows, widened
 from tokenmill.kernels.triton.narrow_thin import narrow_thin
 from tokenmill.kernels.triton.narrow_wide import narrow_wide
 from tokenmill.kernels.triton.ways import Way
-
-if TYPE_CHECKING:
-    from tokenmill.kernels.triton.kernels import TritonKernels
 
 RUNGS = (1, 8, 16, 32, 64, 128, 256, 512)
 """Rows for which ways differ."""
@@ -96,7 +93,7 @@ def default_narrow(rows: int, weight: NarrowMatrix, *, gated: bool, library: boo
 
 
 def narrow_linear(
-    kernels: TritonKernels,
+    launch: Launch,
     x: Tensor,
     weight: NarrowMatrix,
     norm: NormSpec | None,
@@ -107,25 +104,27 @@ def narrow_linear(
     if x.shape[0] == 0:
         width = weight.shape[0] // (2 if act_parts(act)[1] else 1)
         return x.new_empty((0, width))
-    way = _way(kernels, x, weight, act)
+    way = _way(launch, x, weight, act)
     grouped = weight.group > 0 and not weight.blocks
     if residual is not None and not residual.is_contiguous():
         residual = residual.contiguous()
     inside = way[0] == "gemv" or (way[0] != "widen" and not grouped)  # the norm is done on the way
     if norm is not None and not (inside and norm.kind == "rms" and norm.bias is None):
-        x, norm = kernels.norm(x, norm), None
+        x, norm = launch.operations.norm(x, norm), None
     if x.stride(1) != 1:
         x = x.contiguous()
-    pdl, scratch = kernels.pdl, kernels.scratch
+    pdl, scratch = launch.pdl, launch.scratch
     if way[0] == "gemv":
-        before = kernels.spread
+        before = launch.spread
         kind = weight.data.dtype
         spread = before[1] if before is not None and before[0] is x and before[2] == kind and norm is None else None
         y, emitted = narrow_gemv(x, weight, norm, act, residual, pdl=pdl, config=way[1:], spread=spread)
-        kernels.spread = None if emitted is None else (y, emitted, kind)
+        launch.spread = None if emitted is None else (y, emitted, kind)
         return y
     if way[0] == "widen":
-        return kernels.fused_linear(x, widened(weight, x.dtype, pdl=pdl), weight.bias, act=act, residual=residual)
+        return launch.operations.fused_linear(
+            x, widened(weight, x.dtype, pdl=pdl), weight.bias, act=act, residual=residual
+        )
     if way[0] == "thin" and grouped:
         return narrow_thin(x, weight, act, residual, x.dtype, scratch=scratch, pdl=pdl, config=way[1:])
     rounded = round_rows(x, weight.data.dtype, norm, pdl=pdl)
@@ -133,10 +132,10 @@ def narrow_linear(
         return narrow_thin(rounded, weight, act, residual, x.dtype, scratch=scratch, pdl=pdl, config=way[1:])
     if way[0] == "wide":
         return narrow_wide(*rounded, weight, act, residual, x.dtype, pdl=pdl, config=way[1:])
-    return _library(kernels, rounded, weight, act, residual, x.dtype)
+    return _library(launch, rounded, weight, act, residual, x.dtype)
 
 
-def _way(kernels: TritonKernels, x: Tensor, weight: NarrowMatrix, act: Act | None) -> Way:
+def _way(launch: Launch, x: Tensor, weight: NarrowMatrix, act: Act | None) -> Way:
     gated = act_parts(act)[1]
     width = weight.shape[0] // 2 if gated else weight.shape[0]
     library = (
@@ -145,19 +144,19 @@ def _way(kernels: TritonKernels, x: Tensor, weight: NarrowMatrix, act: Act | Non
         and x.dtype == torch.bfloat16
         and weight.shape[0] % 16 == 0
         and weight.shape[1] % 16 == 0
-        and kernels.hopper
+        and launch.hopper
     )
     if x.shape[0] == 1 and x.shape[1] % 4:
         return ("widen",)
     if x.shape[1] > _WIDEST or (weight.blocks and gated and width % BLOCK):
         return ("widen",)  # a row that is not rounded in one pass; halves that share blocks of scales
-    found = _measured(kernels.narrow_ways, x.shape[0], weight, act)
-    way = found or default_narrow(x.shape[0], weight, gated=gated, library=library, small=kernels.small)
+    found = _measured(launch.narrow_ways, x.shape[0], weight, act)
+    way = found or default_narrow(x.shape[0], weight, gated=gated, library=library, small=launch.small)
     return way if way[0] != "library" or library else _WIDE
 
 
 def _library(
-    kernels: TritonKernels,
+    launch: Launch,
     rounded: tuple[Tensor, Tensor],
     weight: NarrowMatrix,
     act: Act | None,
@@ -169,5 +168,5 @@ def _library(
         q, weight.data.t(), steps[:, None], weight.scales[None], bias=weight.bias, out_dtype=dtype, use_fast_accum=True
     )
     if act is not None:
-        y = kernels.activate(y, act)
+        y = launch.operations.activate(y, act)
     return y if residual is None else y.add_(residual)

@@ -84,7 +84,7 @@ def _scored(logits, bias_ptr, e, E: tl.constexpr, ORDER: tl.constexpr, BIAS: tl.
 
 
 @triton.jit
-def _choose(
+def _pick_experts(
     logits, bias_ptr, scale, E: tl.constexpr, BE: tl.constexpr, TOP: tl.constexpr, BT: tl.constexpr,
     ORDER: tl.constexpr, NORMALISE: tl.constexpr, BIAS: tl.constexpr,
     GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, SUM2: tl.constexpr, BG: tl.constexpr,
@@ -153,7 +153,9 @@ def _route_kernel(
             return
     wait(PDL)
     logits = tl.load(logits_ptr + token * stride + e, mask=e < E, other=float("-inf")).to(tl.float32)
-    ids, gates = _choose(logits, bias_ptr, scale, E, BE, TOP, BT, ORDER, NORMALISE, BIAS, GROUPS, TOP_GROUPS, SUM2, BG)
+    ids, gates = _pick_experts(
+        logits, bias_ptr, scale, E, BE, TOP, BT, ORDER, NORMALISE, BIAS, GROUPS, TOP_GROUPS, SUM2, BG
+    )
     tl.store(id_ptr + token * TOP + t, ids.to(id_ptr.dtype.element_ty), mask=t < TOP)
     tl.store(gate_ptr + token * TOP + t, gates, mask=t < TOP)
 
@@ -258,7 +260,7 @@ def _pick_kernel(
             tl.store(id_ptr + token * TOP + place, e, mask=place < TOP)
             tl.store(gate_ptr + token * TOP + place, gates, mask=place < TOP)
         else:
-            ids, chosen = _choose(
+            ids, chosen = _pick_experts(
                 logits, bias_ptr, scale, E, BE, TOP, BT, ORDER, NORMALISE, BIAS, GROUPS, TOP_GROUPS, SUM2, BG
             )
             tl.store(id_ptr + token * TOP + t, ids, mask=t < TOP)

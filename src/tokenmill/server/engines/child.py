@@ -75,7 +75,7 @@ def run_engine(
     ended = threading.Event()
     threading.Thread(target=_beat, args=(loop, send, ended), name="tokenmill-beat", daemon=True).start()
     try:
-        loop.run()
+        loop.run_loop()
     finally:
         ended.set()
     built.engine.close()
@@ -83,12 +83,12 @@ def run_engine(
 
 def _beat(loop: Any, send: Callable[[News], None], ended: threading.Event) -> None:
     """While a step is long, say how much of it is done: the server takes an engine that says nothing new as hung."""
-    turns = said = -1
+    rounds = said = -1
     while not ended.wait(LONG_STEP_S):
-        if loop.turns == turns and (done := loop.done()) != said:
+        if loop.rounds == rounds and (done := loop.done()) != said:
             said = done
             send(Beat(done))
-        turns = loop.turns
+        rounds = loop.rounds
 
 
 def run_child(build: Build, config: EngineConfig, sock: socket.socket, lasting: bool) -> None:

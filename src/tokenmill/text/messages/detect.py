@@ -69,7 +69,7 @@ def thinking_names() -> list[str]:
     return [AUTO, NONE, *sorted({*THINKING, *THINKING_ALIASES})]
 
 
-def choose_format(template: str | Mapping[str, str] | None, calls: str = AUTO, thinking: str = AUTO) -> MessageFormat:
+def find_format(template: str | Mapping[str, str] | None, calls: str = AUTO, thinking: str = AUTO) -> MessageFormat:
     """The format by template, or by the names that were given."""
     text = "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
     found = MessageFormat(_thinking(text, thinking), _calls(text, calls))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from tokenmill.core.request import ReasoningSpan
 from tokenmill.text.codec import Tokenizer
 from tokenmill.text.messages.describe import Thinking
-from tokenmill.text.messages.detect import choose_format, closed_thinking, opens_thinking, thinks_by_itself
+from tokenmill.text.messages.detect import closed_thinking, find_format, opens_thinking, thinks_by_itself
 
 
 def control_marks(tokenizer: Tokenizer | None) -> dict[str, int]:
@@ -28,7 +28,7 @@ def reasoning_span(thinking: Thinking, inside: bool, marks: Mapping[str, int]) -
 def span_after(prompt: str, tokenizer: Tokenizer) -> ReasoningSpan | None:
     """The span of the answer to a rendered chat; None where the model will not reason."""
     template = tokenizer.chat_template
-    thinking = choose_format(template).thinking
+    thinking = find_format(template).thinking
     inside = opens_thinking(prompt, thinking)
     if thinking is None or thinking.answer:
         return None

@@ -124,7 +124,7 @@ def _step(
 
 
 @triton.jit(do_not_specialize=["total_keys"])
-def _dense_kernel(
+def _gathered_kernel(
     q_ptr, key_desc, value_desc, tile_ptr, at_ptr, start_ptr, len_ptr, sink_ptr, out_ptr, total_keys, scale, softcap,
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BQ: tl.constexpr, BG: tl.constexpr, BN: tl.constexpr,
     SOFTCAP: tl.constexpr, SINKS: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
@@ -217,10 +217,10 @@ def attend_long(
 
         attend_hopper(q, out, spec, ctx, arranged, gathered)
     else:
-        attend_dense(q, out, spec, ctx, arranged, gathered, pdl=pdl)
+        attend_gathered(q, out, spec, ctx, arranged, gathered, pdl=pdl)
 
 
-def attend_dense(
+def attend_gathered(
     q: Tensor, out: Tensor, spec: AttentionSpec, ctx: ForwardContext, arranged: tuple[Tensor, Tensor],
     gathered: tuple[Tensor, Tensor], *, pdl: bool, config: tuple[int, int, int, int] = CONFIG,
 ) -> None:  # fmt: skip
@@ -231,7 +231,7 @@ def attend_dense(
     group = spec.heads // heads
     rows, block_n, warps, stages = config
     shape = [block_n, width]
-    _dense_kernel[(heads, tiles.shape[0])](
+    _gathered_kernel[(heads, tiles.shape[0])](
         q, TensorDescriptor.from_tensor(keys.view(-1, width), shape),
         TensorDescriptor.from_tensor(values.view(-1, width), shape), tiles, at,
         ctx.query_start, ctx.kv_len, spec.sinks, out, total, spec.scale, spec.softcap,

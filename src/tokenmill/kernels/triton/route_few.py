@@ -14,14 +14,14 @@ from torch import Tensor
 
 from tokenmill.core.forward import NormSpec, RouteSpec
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, multiprocessors, pow2, wait
-from tokenmill.kernels.triton.meeting import arrive, meet
-from tokenmill.kernels.triton.route import NEAR_EXPERTS, _choose, _rank, bring, constants, near_lines
+from tokenmill.kernels.triton.grid_barrier import arrive, meet
+from tokenmill.kernels.triton.route import NEAR_EXPERTS, _pick_experts, _rank, bring, constants, near_lines
 
 _PARTS, _CHOICE, _BOTH = 0, 1, 2
 
 
 @triton.jit(do_not_specialize=["tokens", "lines"])
-def _several_kernel(
+def _pick_few_kernel(
     x_ptr, w_ptr, add_ptr, norm_ptr, bias_ptr, near_ptr, h_ptr, id_ptr, gate_ptr, part_ptr, square_ptr, count_ptr,
     tokens, lines, eps, scale,
     K: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, SPLIT: tl.constexpr,
@@ -87,7 +87,7 @@ def _several_kernel(
                 tl.store(id_ptr + token * TOP + spot, e, mask=spot < TOP)
                 tl.store(gate_ptr + token * TOP + spot, gates, mask=spot < TOP)
             else:
-                ids, chosen = _choose(
+                ids, chosen = _pick_experts(
                     logits, bias_ptr, scale, E, BE, TOP, BT, ORDER, NORMALISE, BIAS, GROUPS, TOP_GROUPS, SUM2, BG
                 )
                 tl.store(id_ptr + token * TOP + t, ids, mask=t < TOP)
@@ -116,7 +116,7 @@ def _programs(inner: int) -> int:
     return pow2(triton.cdiv(inner, _columns(inner)))
 
 
-def pick_several(
+def pick_few(
     x: Tensor, weight: Tensor, add: Tensor | None, norm: NormSpec | None, spec: RouteSpec, *,
     scratch: Scratch, count: Tensor, pdl: bool, near: Tensor | None = None, config: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -135,7 +135,7 @@ def pick_several(
     squares = partial[block_m * split * block_e :]
     wide = INTERPRETED or weight.dtype == torch.float32 or x.dtype == torch.float32
     for phase in (_PARTS, _CHOICE) if INTERPRETED else (_BOTH,):
-        _several_kernel[(split + parts,)](
+        _pick_few_kernel[(split + parts,)](
             x, weight, add, None if norm is None else norm.weight, spec.bias, soon, h, ids, gates, partial, squares,
             count, tokens, lines, 0.0 if norm is None else norm.eps, spec.scale,
             K=inner, BK=max(16, pow2(triton.cdiv(inner, split))), BM=block_m, BH=pow2(inner), SPLIT=split,

@@ -6,7 +6,7 @@ Must not know: grammars.
 
 from __future__ import annotations
 
-from tokenmill.core.protocols import Constraint
+from tokenmill.core.constraint import Constraint
 
 FAILED = "The structure's grammar failed inside of this engine; the other requests are not affected."
 

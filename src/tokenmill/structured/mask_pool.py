@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 from llguidance import LLExecutor
 
-from tokenmill.core.protocols import Constraint
+from tokenmill.core.constraint import Constraint
 from tokenmill.structured.constraint import GrammarConstraint
-from tokenmill.structured.shelter import Sheltered
+from tokenmill.structured.sheltered import Sheltered
 from tokenmill.structured.thinking import ThinkingBudget
 
 FEWEST = 8

@@ -26,12 +26,12 @@ def _usual(cost: Cost, speeds: Speeds, known: Calibration) -> Floor:
     if cost.reductions:
         wire = cost.reduced_bytes / speeds.link_bytes_per_s if speeds.link_bytes_per_s else 0.0
         spent["sums over ranks"] = wire + cost.reductions * speeds.link_s
-    work = cost.work
-    launched = known.launched if work.prompts and known.launched and work.tokens > known.launched.tokens else None
+    counts = cost.counts
+    launched = known.launched if counts.prompts and known.launched and counts.tokens > known.launched.tokens else None
     # A launched step's layers wait for one kernel after the other as those of any step; what its host does is apart.
-    host = known.host(work.rows, prompts=work.prompts > 0 and launched is None)
-    launching = work.layers * host.layer_s + work.logits * known.logit_s
-    launching += work.mixtures * between(known.mixture_s, work.rows)
+    host = known.host(counts.rows, prompts=counts.prompts > 0 and launched is None)
+    launching = counts.layers * host.layer_s + counts.logits * known.logit_s
+    launching += counts.mixtures * between(known.mixture_s, counts.rows)
     spent["launching a step"] = launching
     device = sum(spent.values())
     if launched is not None:
@@ -45,17 +45,17 @@ def _usual(cost: Cost, speeds: Speeds, known: Calibration) -> Floor:
 def _launch(cost: Cost, known: Calibration) -> float:
     """Seconds of a host to launch a step that is not recorded: a GPU computes meanwhile."""
     assert known.launched is not None
-    work, usual = cost.work, known.launch_s(2.0)
-    size = 2 * work.tokens * cost.weight_bytes["matrices"] / cost.flops["matrices"]
-    pairs = 2 * work.layers * (known.launch_s(size) - usual)  # attention's two products, and two of the others
-    mixed = work.mixtures * (known.launch_s(2.0, experts=True) - usual)
-    return work.layers * known.launched.layer_s + max(0.0, pairs) + max(0.0, mixed)
+    counts, usual = cost.counts, known.launch_s(2.0)
+    size = 2 * counts.tokens * cost.weight_bytes["matrices"] / cost.flops["matrices"]
+    pairs = 2 * counts.layers * (known.launch_s(size) - usual)  # attention's two products, and two of the others
+    mixed = counts.mixtures * (known.launch_s(2.0, experts=True) - usual)
+    return counts.layers * known.launched.layer_s + max(0.0, pairs) + max(0.0, mixed)
 
 
 def _products(cost: Cost, known: Calibration, spent: dict[str, float]) -> None:
     """Matrices, experts, head: those that take more than twice the time of a single row are limited by computing."""
     cycled = cost.total_bytes
-    rows = {"matrices": cost.work.tokens, "experts": cost.work.rows_per_expert, "head": cost.work.lines}
+    rows = {"matrices": cost.counts.tokens, "experts": cost.counts.rows_per_expert, "head": cost.counts.lines}
     for part, count in rows.items():
         if not cost.flops[part] or not count:
             continue
@@ -69,13 +69,13 @@ def _products(cost: Cost, known: Calibration, spent: dict[str, float]) -> None:
 def _attention(cost: Cost, known: Calibration, spent: dict[str, float]) -> None:
     """Single tokens read their contexts, prompts compute; a prefix that all share is read once, used by all."""
     seen, attention = cost.seen, known.attention
-    if rows := cost.work.rows - cost.work.prompts:
-        length = max(1.0, seen.single_positions / max(1, cost.work.layers) / rows)
+    if rows := cost.counts.rows - cost.counts.prompts:
+        length = max(1.0, seen.single_positions / max(1, cost.counts.layers) / rows)
         spent[_KV] += seen.single_bytes / attention.reading(seen.number_bytes, cost.total_bytes, rows, length)
     spent["compute"] += seen.shared_flops / between(attention.prompts, attention.prompts[-1][0])
-    if not cost.work.prompts:
+    if not cost.counts.prompts:
         return
-    tokens = cost.work.prompt_tokens / cost.work.prompts
+    tokens = cost.counts.prompt_tokens / cost.counts.prompts
     computed = (seen.prompt_flops - seen.behind_flops) / between(attention.prompts, tokens)
     if seen.behind_flops:
         # Not measured: as a prompt with as many pairs of positions as a chunk has, because short ones lack work.

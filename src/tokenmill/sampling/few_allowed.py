@@ -23,7 +23,7 @@ MOST_WORDS = 24
 
 
 @dataclass(slots=True)
-class Narrow:
+class FewAllowed:
     """`numbers` of the lines [m]; of all their allowed tokens the ids [k], ascending in a line, and which of the lines
     each belongs to [k]; where each line's begin [m]. No line is empty."""
 
@@ -33,7 +33,7 @@ class Narrow:
     starts: Array
 
 
-def find_narrow(numbers: Sequence[int], masks: Sequence[bytes], size: int) -> Narrow | None:
+def find_few_allowed(numbers: Sequence[int], masks: Sequence[bytes], size: int) -> FewAllowed | None:
     """Those of the lines `numbers` whose packed mask, over `size` tokens, leaves few but some; None: there are none."""
     used, whole = (size + 7) // 8, (size + 63) // 64 * 8
     data = np.frombuffer(bytearray().join([m[:used].ljust(whole, b"\0") for m in masks]), dtype=np.uint8)
@@ -44,26 +44,26 @@ def find_narrow(numbers: Sequence[int], masks: Sequence[bytes], size: int) -> Na
     few = np.flatnonzero((counts > 0) & (counts <= MOST_WORDS))
     if not len(few):
         return None
-    narrow = words[few]
-    at = np.flatnonzero(narrow)
-    found = np.flatnonzero(np.unpackbits(narrow.reshape(-1)[at].view(np.uint8), bitorder="little").view(np.bool_))
+    kept = words[few]
+    at = np.flatnonzero(kept)
+    found = np.flatnonzero(np.unpackbits(kept.reshape(-1)[at].view(np.uint8), bitorder="little").view(np.bool_))
     line, place = np.divmod(at, whole // 8)
     line, ids = line[found >> 6], (place[found >> 6] << 6) + (found & 63)
-    return Narrow([numbers[i] for i in few.tolist()], ids, line, np.searchsorted(line, np.arange(len(few))))
+    return FewAllowed([numbers[i] for i in few.tolist()], ids, line, np.searchsorted(line, np.arange(len(few))))
 
 
-def choose_(
+def choose_allowed_(
     logits: Tensor,
-    narrow: Narrow,
+    allowed: FewAllowed,
     inverse_temperature: Tensor,
     noise: tuple[Tensor, Tensor, list[bool]] | None,
     out: tuple[Tensor, Tensor],
 ) -> None:
-    """logits [n, V] -> of the narrow lines the largest allowed logits and the chosen ids, written into out [n], [n].
+    """logits [n, V] -> of the allowed lines the largest allowed logits and the chosen ids, written into out [n], [n].
 
     inverse_temperature [m]. noise: the lines' keys [n], the tokens' bases [V], and which lines are sampled [m]; the
     others take the most likely token."""
-    line, ids, starts, at = narrow.line, narrow.ids, narrow.starts, np.array(narrow.numbers)
+    line, ids, starts, at = allowed.line, allowed.ids, allowed.starts, np.array(allowed.numbers)
     number = at[line]
     x = logits.numpy()[number, ids]
     largest = np.maximum.reduceat(x, starts)

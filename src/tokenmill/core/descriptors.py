@@ -1,0 +1,193 @@
+"""What layers say to Kernels, and what is known of a model. Owns: the descriptors.
+
+Plain records; tensors appear only as annotations, so this file needs no torch. Most of them (NormSpec, RopeSpec,
+AttentionSpec, KVSpec) are made once when a model is built. Must not know: kernels, weights, steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Act = Literal["silu", "gelu", "gelu_tanh", "relu", "silu_mul", "gelu_mul", "gelu_tanh_mul", "relu2", "oai_swiglu"]
+"""`*_mul` and `oai_swiglu` take [gate | up] concatenated on the last dimension and halve it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """What one layer keeps per token. Layers with equal specs form a KV group (one block table per sequence).
+
+    kind: "full" every position; "window" only the last `window` positions are ever read; "latent" one shared
+    vector per token (MLA): `key_dim` wide, values are its first `value_dim` entries, nothing stored twice.
+    """
+
+    kind: Literal["full", "window", "latent"]
+    heads: int
+    key_dim: int
+    value_dim: int
+    window: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KVFormat:
+    """How a cache stores numbers: plainly, or in 8 bits with one bfloat16 scale per token, head and `group` of them.
+
+    dtype is torch's name of the stored type; group 0 means that a whole head (of K, of V) shares a scale.
+    """
+
+    dtype: str
+    group: int = 0
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one stored number."""
+        return {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1}[self.dtype]
+
+    @property
+    def scaled(self) -> bool:
+        """Are there scales?"""
+        return self.element_bytes == 1
+
+    def scales(self, dim: int) -> int:
+        """Scales per head of `dim` numbers."""
+        return 0 if not self.scaled else dim // self.group if self.group else 1
+
+    def head_bytes(self, dim: int) -> int:
+        """Bytes of one head of one token, scales included."""
+        return dim * self.element_bytes + 2 * self.scales(dim)
+
+    def bytes_per_token(self, spec: KVSpec) -> int:
+        """Bytes that one layer stores per token."""
+        if spec.kind == "latent":
+            return self.head_bytes(spec.key_dim)
+        return spec.heads * (self.head_bytes(spec.key_dim) + self.head_bytes(spec.value_dim))
+
+
+@dataclass(frozen=True, slots=True)
+class KVView:
+    """One layer's pages: key [blocks, heads, block_size, key_dim], value alike (latent: a view into key).
+
+    With a scaled KVFormat also key_scale [blocks, heads, block_size, scales] and value_scale, bfloat16 (latent: the
+    same tensor): number i of a head is key[..., i] * key_scale[..., i // (key_dim / scales)].
+    """
+
+    key: Tensor
+    value: Tensor
+    key_scale: Tensor | None = None
+    value_scale: Tensor | None = None
+
+
+@dataclass(slots=True)
+class NormSpec:
+    """y = (x - mean if layer) / sqrt(var + eps) * (weight + offset) + bias, computed in float32."""
+
+    weight: Tensor
+    eps: float
+    kind: Literal["rms", "layer"] = "rms"
+    bias: Tensor | None = None
+    offset: float = 0.0
+
+
+@dataclass(slots=True)
+class RopeSpec:
+    """Rotary embedding: cos and sin [max_positions, dim / 2] in float32 (scaling already applied).
+
+    `dim` leading entries of each head rotate (`start` skips some). interleaved: pairs (0,1),(2,3),...; else halves.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    dim: int
+    interleaved: bool = False
+    start: int = 0
+
+
+@dataclass(slots=True)
+class AttentionSpec:
+    """One attention layer. `layer` indexes ForwardContext.kv, `group` indexes ForwardContext.groups.
+
+    value head h of query head i is i // (heads / kv_heads). window w: a query at position p sees (p - w, p].
+    """
+
+    layer: int
+    group: int
+    heads: int
+    kv: KVSpec
+    scale: float
+    rope: RopeSpec | None = None
+    q_norm: NormSpec | None = None
+    k_norm: NormSpec | None = None
+    softcap: float = 0.0
+    sinks: Tensor | None = None
+    alibi: Tensor | None = None
+    window: int = 0
+
+
+@dataclass(slots=True)
+class GroupPlan:
+    """Block tables of one KV group for the sequences of this step, in batch order.
+
+    tables [S, max_entries] block ids; first [S, max_entries] first position of each entry, or None when entry j
+    starts at j * block_size everywhere (the contiguous case); entries [S] counts; slots [T] block * size + offset.
+    `first` ascends within each row's counted entries; positions that no entry covers are not attended to.
+    `shared` is a hint: all tables begin with the same entries, so a backend may read those once for all.
+    `reach` is one, too: at most so many positions are read by sequences with several new tokens (0: not known).
+    """
+
+    tables: Tensor
+    first: Tensor | None
+    entries: Tensor
+    slots: Tensor
+    shared: bool = False
+    reach: int = 0
+
+
+@dataclass(slots=True)
+class RouteSpec:
+    """How tokens choose experts: `top_k` of `experts`, scored by softmax or sigmoid.
+
+    order "softmax_topk": softmax over all, then top-k (renormalised if `normalise`);
+    "topk_softmax": top-k logits, then softmax over them. groups > 1: only experts of the best `top_groups`
+    groups compete (group score: max, or sum of its two best if `group_sum2`). `bias` is added for choosing only.
+    """
+
+    experts: int
+    top_k: int
+    order: Literal["softmax_topk", "topk_softmax", "sigmoid"] = "softmax_topk"
+    normalise: bool = True
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    group_sum2: bool = False
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What the engine must know of a built model: vocabulary, context, and the KV spec of each of its layers."""
+
+    vocab_size: int
+    max_positions: int
+    kv_specs: tuple[KVSpec, ...]
+    hidden_size: int
+    flops_per_token: float = 0.0
+    extras: dict[str, object] = field(default_factory=dict)
+
+
+DRAWN = 1 << 30
+"""In a line's word (Kernels.choose): the line is drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What lines of logits are drawn with: row_ids [n] and positions [n] (of their last known tokens) int64; by row
+    streams and num_prompt [R] int64, inverse_temperature [R] float32. sampling/noise.py has the formula."""
+
+    row_ids: Tensor
+    positions: Tensor
+    streams: Tensor
+    num_prompt: Tensor
+    inverse_temperature: Tensor

@@ -1,0 +1,40 @@
+"""Who runs plans, and who answers requests. Owns: the protocols of executors and generators."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from tokenmill.core.request import Request, TextDelta
+    from tokenmill.core.step import LateInputs, StepPlan, StepResult
+
+
+class Ticket(Protocol):
+    """A plan in flight."""
+
+    def wait(self) -> StepResult: ...
+
+
+class Executor(Protocol):
+    """Runs plans in order. `depth` plans may be in flight; `chains`: a row may be in two uncommitted plans."""
+
+    depth: int
+    chains: bool
+    num_blocks: list[int]
+
+    def submit(self, plan: StepPlan) -> Ticket: ...
+    def supply(self, plan_id: int, inputs: LateInputs) -> None: ...
+    def control(self, message: dict[str, Any]) -> dict[str, Any]: ...
+    def progress(self) -> int:
+        """Operations so far; they grow within a step, too. Another thread may ask."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class TextGenerator(Protocol):
+    """Engine service, semantic cache, router, FakeGenerator: wrap one in another freely."""
+
+    def generate(self, request: Request) -> AsyncIterator[TextDelta]: ...
+    async def abort(self, request_id: str) -> None: ...

@@ -1,0 +1,57 @@
+"""What the engine asks of a model's parts. Owns: the protocols of models, checkpoints and groups of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from tokenmill.core.forward import ForwardContext, ModelSpec
+
+
+class CausalLM(Protocol):
+    """A built model: tokens in, hidden states out, logits on demand (in bounded slices)."""
+
+    spec: ModelSpec
+
+    def forward(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
+        """tokens [T] -> final-norm hidden states [T, hidden]."""
+        ...
+
+    def logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+        """[n, hidden] -> [n, vocab] in float32, soft-cap and logit scale applied."""
+        ...
+
+
+class Checkpoint(Protocol):
+    """name -> tensor, nothing else.
+
+    One whose tensors are quantised in blocks also has `blocks(name, shape)`: the blocks of a matrix, or None."""
+
+    def names(self) -> Iterable[str]: ...
+    def has(self, name: str) -> bool: ...
+    def shape(self, name: str) -> tuple[int, ...] | None: ...
+    def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor: ...
+    def part(
+        self,
+        name: str,
+        dim: int,
+        start: int,
+        stop: int,
+        shape: tuple[int, ...] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor: ...
+    def close(self) -> None: ...
+
+
+class Group(Protocol):
+    """A set of ranks that compute one thing together. SoloGroup returns x unchanged."""
+
+    rank: int
+    size: int
+
+    def all_reduce(self, x: Tensor, residual: Tensor | None = None) -> Tensor: ...
+    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor: ...

@@ -1,0 +1,18 @@
+"""How deeply plain data is nested. Owns: the walk that tells it without recursion, as the data comes from strangers."""
+
+from __future__ import annotations
+
+
+def deeper_than(value: object, most: int) -> bool:
+    """Do more than `most` lists and objects lie within each other?"""
+    level = [value]
+    for _ in range(most):
+        level = [
+            child
+            for item in level
+            if isinstance(item, dict | list)
+            for child in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return False
+    return any(isinstance(item, dict | list) for item in level)

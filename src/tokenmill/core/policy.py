@@ -1,0 +1,28 @@
+"""Who goes first. Owns: the protocol of scheduling policies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from tokenmill.core.sequence import Sequence
+
+
+class SchedulePolicy(Protocol):
+    """Who goes first and who gives way. Lower rank goes first; ties are broken by arrival."""
+
+    static: bool
+    """True: a sequence's rank never changes while it lives."""
+
+    def rank(self, seq: Sequence) -> tuple: ...
+    def reserve(self, seq: Sequence) -> int:
+        """Tokens for which blocks must be free before a waiting sequence is admitted."""
+        ...
+
+    def evict(self, seq: Sequence) -> str:
+        """How to preempt: "recompute" or "swap"."""
+        ...
+
+    def observe(self, seq: Sequence, num_tokens: int) -> None:
+        """A commit gave `seq` that many tokens."""
+        ...

@@ -1,0 +1,164 @@
+"""Loading a model where it will run: this process or a worker. Owns: `load_runner`, and the Facts it gives back."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import msgspec
+import torch
+
+from tokenmill.checkpoint.checked import CheckedCheckpoint
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.errors import ModelError, ParameterError
+from tokenmill.core.forward import Kernels
+from tokenmill.device.memory import describe, pick_device, release
+from tokenmill.engine.drafting import device_drafter
+from tokenmill.engine.memory import count_blocks, fitting_length, kv_format, peak_step_bytes
+from tokenmill.engine.source import ModelSource, find_source
+from tokenmill.kernels import OPTIONAL, ReferenceKernels, make_kernels
+from tokenmill.kvcache.pool import KVPool, make_layout
+from tokenmill.models.registry import build_model, check_keys, check_length
+from tokenmill.runner.runner import Runner
+
+log = logging.getLogger("tokenmill.engine")
+DTYPES = {
+    "float32": torch.float32,
+    "float": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "half": torch.float16,
+}
+IMPORTED_IN = os.getpid()
+"""In a fork of this process the threads of torch's own operations do not exist, and it would wait for them forever."""
+
+
+class Facts(msgspec.Struct):
+    """What the engine must know of a loaded model; crosses from a worker."""
+
+    vocab_size: int
+    max_model_len: int
+    max_step_tokens: int
+    groups: list[tuple[int, int]]
+    num_blocks: list[int]
+    device: str
+    dtype: str
+    weight_bytes: int
+    flops_per_token: float
+    reasons: list[str]
+    device_name: str = ""
+    kv_block_bytes: float = 0.0
+    family: str = ""
+    quantization: str = ""
+
+
+def find_model(config: EngineConfig) -> ModelSource:
+    """Where the model comes from."""
+    return find_source(config.model.model, config.model.revision)
+
+
+def read_config(config: EngineConfig, source: ModelSource) -> dict[str, Any]:
+    """What config.json says, with --hf-overrides; refuses a length that the model does not reach."""
+    raw = {**source.config(), **(config.model.hf_overrides or {})}
+    check_length(raw, config.model.max_model_len)
+    check_keys(raw)
+    return raw
+
+
+def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tuple[Runner, dict[str, Any]]:
+    """Load the model and its cache onto the device; -> runner and Facts as plain data."""
+    reasons: list[str] = []
+    device = pick_device(config.execute.device)
+    if os.getpid() != IMPORTED_IN:
+        torch.set_num_threads(1)
+    elif config.execute.threads:
+        torch.set_num_threads(config.execute.threads)
+    source = source or find_model(config)
+    raw = read_config(config, source)
+    dtype = compute_dtype(config.model.dtype, raw, device, reasons)
+    kernels = _kernels(config, device)
+    raw_checkpoint = source.checkpoint(config.model.load_format, seed=config.model.seed, device=device)
+    checkpoint = CheckedCheckpoint(raw_checkpoint, thorough=config.execute.check_weights)
+    try:
+        model = build_model(
+            raw,
+            checkpoint,
+            dtype=dtype,
+            device=device,
+            kernels=kernels,
+            quantization=config.model.quantization,
+            max_positions=config.model.max_model_len,
+        )
+        if damaged := checkpoint.damaged():
+            more = f" (and {len(damaged) - 3} more)" if len(damaged) > 3 else ""
+            said = f"the file is damaged: {', '.join(damaged[:3])}{more} holds NaN or infinity"
+            if config.execute.check_weights:
+                raise ModelError(f"{source.path}: {said} (--check-weights).")
+            reasons.append(said)
+    finally:
+        checkpoint.close()
+    if changed := model.spec.extras.get("changed"):
+        reasons.append(f"{', '.join(changed)} weights are held as int8: no kernel reads them as stored")  # type: ignore[arg-type]
+    layout = make_layout(model.spec.kv_specs, config.cache.block_size, kv_format(config.cache, dtype))
+    step_tokens = config.schedule.max_num_batched_tokens or (2048 if device == "cpu" else 8192)
+    wanted = min(config.model.max_model_len or model.spec.max_positions, model.spec.max_positions)
+    if not config.schedule.enable_chunked_prefill:
+        step_tokens = max(step_tokens, wanted)
+    peak = 0
+    if device.startswith("cuda"):
+        peak = peak_step_bytes(config, (model, kernels, layout), device, min(wanted, step_tokens), step_tokens)
+    release(device)
+    blocks = count_blocks(config, layout, device, wanted, step_tokens, peak, reasons)
+    max_len = fitting_length(config, layout, blocks, wanted, reasons)
+    pool = KVPool(layout, blocks, device)
+    record = not config.execute.enforce_eager and (kernels.records or device.startswith("cuda"))
+    drafter = device_drafter(config, device)
+    runner = Runner(model, kernels, pool, config.schedule.max_num_seqs, max_len, record=record, drafter=drafter)
+    runner.warm()
+    facts = Facts(
+        vocab_size=model.spec.vocab_size,
+        max_model_len=max_len,
+        max_step_tokens=step_tokens,
+        groups=[(g.pool, g.window) for g in layout.groups],
+        num_blocks=blocks,
+        device=device,
+        dtype=str(dtype).removeprefix("torch."),
+        weight_bytes=int(model.spec.extras.get("weight_bytes", 0)),  # type: ignore[call-overload]
+        flops_per_token=model.spec.flops_per_token,
+        family=str(raw.get("model_type", "")),
+        quantization=config.model.quantization or "",
+        reasons=reasons,
+        device_name=describe(device),
+        kv_block_bytes=sum(part.nbytes for part in pool.storage) / max(1, sum(blocks)),
+    )
+    return runner, msgspec.to_builtins(facts)
+
+
+def _kernels(config: EngineConfig, device: str) -> Kernels:
+    execute = config.execute
+    without = [part.strip() for part in (execute.disable or "").split(",") if part.strip()]
+    if unknown := set(without) - set(OPTIONAL):
+        raise ParameterError(
+            f"--disable {', '.join(sorted(unknown))}: what can be left out is {', '.join(OPTIONAL)}.", param="disable"
+        )
+    if execute.kernels == "reference":
+        if execute.deterministic and device != "cpu":
+            raise ParameterError(
+                "--deterministic on a GPU needs its own kernels: leave --kernels reference out.", param="deterministic"
+            )
+        return ReferenceKernels()
+    return make_kernels(device, steady=execute.deterministic, without=without)
+
+
+def compute_dtype(wanted: str, raw: dict[str, Any], device: str, reasons: list[str]) -> torch.dtype:
+    """The type to compute in: what was asked for, else what the config says; `reasons` grows where that is changed."""
+    if wanted != "auto":
+        return DTYPES[wanted]
+    text = raw.get("text_config") if isinstance(raw.get("text_config"), dict) else {}
+    named = raw.get("dtype") or raw.get("torch_dtype") or (text or {}).get("dtype") or "float32"
+    dtype = DTYPES.get(str(named).removeprefix("torch."), torch.float32)
+    if dtype == torch.float16 and device == "cpu":
+        reasons.append("float32 instead of float16: CPUs compute float16 slowly")
+        return torch.float32
+    return dtype

@@ -1,0 +1,103 @@
+"""How much K/V cache a device gets. Owns: measuring the largest step, blocks, and the context that they hold."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from tokenmill.core.config import CacheOptions, EngineConfig
+from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.core.forward import Kernels, KVFormat
+from tokenmill.core.model import CausalLM
+from tokenmill.core.step import StepPlan, StepResult
+from tokenmill.device.memory import free_bytes, growth_bytes, total_bytes
+from tokenmill.kvcache.allocation import BlockTables
+from tokenmill.kvcache.pool import CacheLayout, KVPool, buy_blocks
+from tokenmill.runner.peak import peak_plan
+from tokenmill.runner.runner import Runner
+
+CPU_CACHE_BYTES = 2 << 30
+SHORT_STEPS = (4, 8, 16, 32, 64, 256, 2400, 3000)
+"""Tokens of steps that run once while loading on a GPU: of two rows, half as many and one."""
+GRAPH_BYTES = 1 << 30
+"""Left for recorded steps, which keep their temporary tensors, and for what libraries take on first use."""
+
+
+def kv_format(options: CacheOptions, dtype: torch.dtype) -> KVFormat:
+    """How K/V are stored when the model computes in `dtype`."""
+    named = {"auto": str(dtype).removeprefix("torch."), "fp8": "float8_e4m3fn"}
+    found = KVFormat(named.get(options.kv_cache_dtype, options.kv_cache_dtype))
+    if not options.kv_cache_group:
+        return found
+    if not found.scaled or options.kv_cache_group < 0:
+        raise ParameterError("--kv-cache-group needs --kv-cache-dtype fp8 or int8.", param="kv_cache_group")
+    return KVFormat(found.dtype, options.kv_cache_group)
+
+
+def count_blocks(
+    config: EngineConfig,
+    layout: CacheLayout,
+    device: str,
+    max_len: int,
+    step_tokens: int,
+    peak: int,
+    reasons: list[str],
+) -> list[int]:
+    if config.cache.num_gpu_blocks_override is not None:
+        return [config.cache.num_gpu_blocks_override] * len(layout.page_bytes)
+    budget = config.cache.kv_cache_memory_bytes
+    if budget is None:
+        free = free_bytes(device)
+        if device == "cpu":
+            budget = min(CPU_CACHE_BYTES, free // 2)
+            reasons.append(f"K/V cache of {budget >> 20} MiB: half of the free memory, at most 2 GiB")
+        else:
+            used = total_bytes(device) - free
+            budget = int(total_bytes(device) * config.cache.gpu_memory_utilization) - used - peak - GRAPH_BYTES
+            reasons.append(f"K/V cache of {budget >> 20} MiB: a full step was measured to need {peak >> 20} MiB")
+    blocks = buy_blocks(layout, budget, max_len, step_tokens)
+    most = config.schedule.max_num_seqs * (-(-max_len // layout.block_size) + 1) * len(layout.groups)
+    return [min(n, most) for n in blocks]
+
+
+def peak_step_bytes(
+    config: EngineConfig,
+    made: tuple[CausalLM, Kernels, CacheLayout],
+    device: str,
+    max_len: int,
+    step_tokens: int,
+) -> int:
+    """Run the largest step there can be, and see what it takes beside weights and cache."""
+    model, kernels, layout = made
+    peak, most = 0, config.schedule.max_num_seqs
+    # The most rows, ordinary prompts, the longest chunk, and short ones: they run, and compile, what a mixed step runs.
+    cuts = [(rows, step_tokens) for rows in sorted({min(n, most) for n in (most, 64, 2)})]
+    for rows, tokens in cuts + [(min(2, most), n) for n in SHORT_STEPS if n < step_tokens]:
+        plan, need, length = peak_plan(rows, tokens, max_len, layout)
+        runner = Runner(model, kernels, KVPool(layout, need, device), len(plan.rows), length + 1)
+        results: list[StepResult] = []
+        peak = max(peak, growth_bytes(device, partial(_note_result, runner, plan, results)))
+        if results[0].failure is not None:
+            raise UserError(f"A full step of {step_tokens} tokens cannot be computed: {results[0].failure}")
+    return peak
+
+
+def _note_result(runner: Runner, plan: StepPlan, results: list[StepResult]) -> None:
+    results.append(runner.run_plan(plan))
+
+
+def fitting_length(
+    config: EngineConfig, layout: CacheLayout, blocks: list[int], wanted: int, reasons: list[str]
+) -> int:
+    fits = BlockTables(list(layout.groups), blocks, layout.block_size).max_length()
+    if wanted <= fits:
+        return wanted
+    if config.model.max_model_len is not None:
+        raise UserError(
+            f"--max-model-len {wanted} needs more K/V cache than there is (room for {fits} tokens): "
+            "lower it, or give more with --kv-cache-memory-bytes.",
+            param="max_model_len",
+        )
+    reasons.append(f"context of {fits} tokens instead of {wanted}: what the K/V cache holds")
+    return fits

@@ -1,0 +1,53 @@
+"""What an engine knows of text. Owns: finding its tokenizer, its end tokens, and the vocabulary of constraints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.errors import ModelError
+from tokenmill.engine.admission import Admission
+from tokenmill.engine.source import ModelSource, find_source
+from tokenmill.structured.compile import Compiler
+from tokenmill.structured.vocabulary import Vocabulary
+from tokenmill.text.tokenizer import Tokenizer
+
+
+def load_tokenizer(config: EngineConfig, source: ModelSource) -> Tokenizer | None:
+    """The model's tokenizer, or another that was named; None: token ids in and out."""
+    if config.model.skip_tokenizer_init:
+        return None
+    if config.model.tokenizer is not None:
+        return find_source(config.model.tokenizer).tokenizer()
+    if config.model.load_format == "dummy":
+        try:
+            return source.tokenizer()
+        except ModelError:
+            return None  # a config alone
+    return source.tokenizer()
+
+
+def give_text(admission: Admission, tokenizer: Tokenizer, check: float) -> None:
+    """What needs the vocabulary: bad words, and constraints (whose table is made when first asked for)."""
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False, allow_special=False)
+
+    def vocabulary() -> Vocabulary:
+        size = min(admission.vocab_size, tokenizer.vocab_size)
+        texts = [tokenizer.token_bytes(i) for i in range(size)]
+        marks = {i for i in tokenizer.special_ids | tokenizer.control_ids if i < size}  # only grammars name them
+        return Vocabulary.of(texts, marks, tuple(admission.eos_ids), tokenizer.encode_inside)
+
+    admission.encode = encode
+    admission.compiler = Compiler(vocabulary, check)
+
+
+def eos_ids_of(raw: dict[str, Any], generation: dict[str, Any], tokenizer: Tokenizer | None) -> frozenset[int]:
+    """End tokens: generation_config.json's, config.json's and the tokenizer's."""
+    ids: set[int] = set(tokenizer.eos_ids) if tokenizer is not None else set()
+    for source in (raw, raw.get("text_config") or {}, generation):
+        value = source.get("eos_token_id")
+        found = value if isinstance(value, list) else [value]
+        ids.update(i for i in found if isinstance(i, int) and not isinstance(i, bool) and i >= 0)
+    return frozenset(ids)
