@@ -6,6 +6,7 @@ AttentionSpec, KVSpec) are made once when a model is built. Must not know: kerne
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -29,6 +30,21 @@ class KVSpec:
     key_dim: int
     value_dim: int
     window: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """What one recurrent layer keeps per row, however long the row is: parts of (dtype by torch's name, shape)."""
+
+    parts: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of one row's state."""
+        return sum(math.prod(shape) * _STATE_BYTES[dtype] for dtype, shape in self.parts)
+
+
+_STATE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +143,19 @@ class AttentionSpec:
 
 
 @dataclass(slots=True)
+class DeltaSpec:
+    """One layer with a gated delta rule: every key head serves value_heads / key_heads value heads; rate and shift
+    [Hv] in float32 say how fast a head forgets."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    rate: Tensor
+    shift: Tensor
+
+
+@dataclass(slots=True)
 class GroupPlan:
     """Block tables of one KV group for the sequences of this step, in batch order.
 
@@ -174,6 +203,7 @@ class ModelSpec:
     kv_specs: tuple[KVSpec, ...]
     hidden_size: int
     flops_per_token: float = 0.0
+    states: tuple[StateSpec, ...] = ()
     extras: dict[str, object] = field(default_factory=dict)
 
 

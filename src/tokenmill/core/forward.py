@@ -8,13 +8,14 @@ both, and a mixture is made of weights. `runner/batch.py` makes a ForwardContext
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from tokenmill.core.descriptors import (
     DRAWN,
     Act,
     AttentionSpec,
+    DeltaSpec,
     Draws,
     GroupPlan,
     KVFormat,
@@ -24,6 +25,7 @@ from tokenmill.core.descriptors import (
     NormSpec,
     RopeSpec,
     RouteSpec,
+    StateSpec,
 )
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Act",
     "AttentionSpec",
+    "DeltaSpec",
     "DRAWN",
     "Draws",
     "ForwardContext",
@@ -46,6 +49,7 @@ __all__ = [
     "NormSpec",
     "RopeSpec",
     "RouteSpec",
+    "StateSpec",
     "Weight",
 ]
 
@@ -62,6 +66,7 @@ class ForwardContext:
     recurrent state) is found by it, in recorded steps, too. The spare row fills up recorded steps.
     `spans` mirrors (query_start, query count, kv_len) as host integers where the device is the host, else None.
     `embeds` (rows [n] of this batch, values [n, hidden]) replace those rows' embeddings before the first layer.
+    `states[i]`: the parts of recurrent layer i's states by row [R + 1, ...]; layers overwrite them.
     `taps`: the model fills taps[i] with layer i's output [T, hidden] for every i that is a key.
     """
 
@@ -77,6 +82,7 @@ class ForwardContext:
     taps: dict[int, Tensor] | None = None
     embeds: tuple[Tensor, Tensor] | None = None
     block_size: int = 16
+    states: list[tuple[Tensor, ...]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -267,6 +273,15 @@ class Kernels(Protocol):
 
     def attend_qkv(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
         """attention(prepare_qkv(qkv)), which a backend may do at once."""
+        ...
+
+    def short_conv_(self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """x [T, C] -> silu(sum over the channel's last K inputs); weight [C, K], state [R + 1, K - 1, C]."""
+        ...
+
+    def delta_rule_(self, mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """The gated delta rule (kernels/states.py): mixed [T, (q | k | v)], gates [T, (beta | rate)] -> [T, Hv, Dv];
+        state [R + 1, Hv, Dk, Dv] in float32. Rows at position 0 begin with zeros."""
         ...
 
     def head_matmul(self, x: Tensor, weight: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ from tokenmill.engine.source import ModelSource
 from tokenmill.engine.text import eos_ids_of, give_text, load_tokenizer
 from tokenmill.engine.workers import ProcessExecutor, start_worker
 from tokenmill.kvcache.allocation import BlockTables, GroupLayout
+from tokenmill.kvcache.snapshots import Snapshots
 from tokenmill.scheduler.policy import make_policy
 from tokenmill.scheduler.roster import Limits
 from tokenmill.scheduler.scheduler import Scheduler
@@ -80,8 +81,10 @@ def build_engine(config: EngineConfig) -> Built:
         facts.num_blocks,
         config.cache.block_size,
         prefix_cache=config.cache.enable_prefix_caching,
+        snapshots=None if facts.snapshots is None else Snapshots(facts.snapshots, config.cache.block_size),
     )
     limits = make_limits(config.schedule, facts.max_step_tokens, most, most if on_device else 0, chains=executor.chains)
+    limits = replace(limits, max_rows=facts.max_rows)
     scheduler = Scheduler(limits, tables, make_policy(config.schedule.scheduling_policy), drafter)
     never = banned(generation)
     if outside := [word for word in never if max(word) >= facts.vocab_size]:
@@ -92,7 +95,7 @@ def build_engine(config: EngineConfig) -> Built:
     admission = Admission(
         vocab_size=facts.vocab_size,
         max_model_len=facts.max_model_len,
-        max_rows=config.schedule.max_num_seqs,
+        max_rows=facts.max_rows,
         max_waiting=config.schedule.max_waiting,
         eos_ids=eos_ids_of(source.config(), generation, tokenizer),
         in_process=config.execute.executor == "inprocess",

@@ -15,10 +15,18 @@ from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.forward import Kernels
 from tokenmill.device.memory import describe, pick_device, release
 from tokenmill.engine.drafting import device_drafter
-from tokenmill.engine.memory import count_blocks, fitting_length, kv_format, peak_step_bytes
+from tokenmill.engine.memory import (
+    cache_bytes,
+    count_blocks,
+    count_states,
+    fitting_length,
+    kv_format,
+    peak_step_bytes,
+)
 from tokenmill.engine.source import ModelSource, find_source
 from tokenmill.kernels import OPTIONAL, ReferenceKernels, make_kernels
 from tokenmill.kvcache.pool import KVPool, make_layout
+from tokenmill.kvcache.states import StatePool
 from tokenmill.models.registry import build_model, check_keys, check_length
 from tokenmill.runner.runner import Runner
 
@@ -51,6 +59,9 @@ class Facts(msgspec.Struct):
     kv_block_bytes: float = 0.0
     family: str = ""
     quantization: str = ""
+    max_rows: int = 0
+    snapshots: int | None = None
+    """Slots for kept states; None: this model's rows have none."""
 
 
 def find_model(config: EngineConfig) -> ModelSource:
@@ -100,6 +111,12 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
         checkpoint.close()
     if changed := model.spec.extras.get("changed"):
         reasons.append(f"{', '.join(changed)} weights are held as int8: no kernel reads them as stored")  # type: ignore[arg-type]
+    if model.spec.states and config.speculate.speculative_config:
+        raise ParameterError(
+            f"{raw.get('model_type')}: drafts for models with recurrent layers are not built yet: leave "
+            "--speculative-config out.",
+            param="speculative_config",
+        )
     layout = make_layout(model.spec.kv_specs, config.cache.block_size, kv_format(config.cache, dtype))
     step_tokens = config.schedule.max_num_batched_tokens or (2048 if device == "cpu" else 8192)
     wanted = min(config.model.max_model_len or model.spec.max_positions, model.spec.max_positions)
@@ -109,12 +126,16 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
     if device.startswith("cuda"):
         peak = peak_step_bytes(config, (model, kernels, layout), device, min(wanted, step_tokens), step_tokens)
     release(device)
-    blocks = count_blocks(config, layout, device, wanted, step_tokens, peak, reasons)
+    budget = cache_bytes(config, device, peak, reasons)
+    rows, slots = count_states(config, model.spec.states, budget, reasons)
+    states = StatePool(model.spec.states, rows, slots, device) if model.spec.states else None
+    taken = 0 if states is None else states.size_bytes
+    blocks = count_blocks(config, layout, budget - taken, wanted, step_tokens)
     max_len = fitting_length(config, layout, blocks, wanted, reasons)
-    pool = KVPool(layout, blocks, device)
+    pool = KVPool(layout, blocks, device, states)
     record = not config.execute.enforce_eager and (kernels.records or device.startswith("cuda"))
     drafter = device_drafter(config, device)
-    runner = Runner(model, kernels, pool, config.schedule.max_num_seqs, max_len, record=record, drafter=drafter)
+    runner = Runner(model, kernels, pool, rows, max_len, record=record, drafter=drafter)
     runner.warm()
     facts = Facts(
         vocab_size=model.spec.vocab_size,
@@ -128,6 +149,8 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
         flops_per_token=model.spec.flops_per_token,
         family=str(raw.get("model_type", "")),
         quantization=config.model.quantization or "",
+        max_rows=rows,
+        snapshots=slots if model.spec.states else None,
         reasons=reasons,
         device_name=describe(device),
         kv_block_bytes=sum(part.nbytes for part in pool.storage) / max(1, sum(blocks)),

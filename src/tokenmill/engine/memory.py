@@ -8,18 +8,24 @@ import torch
 
 from tokenmill.core.config import CacheOptions, EngineConfig
 from tokenmill.core.errors import ParameterError, UserError
-from tokenmill.core.forward import Kernels, KVFormat
+from tokenmill.core.forward import Kernels, KVFormat, StateSpec
 from tokenmill.core.model import CausalLM
 from tokenmill.core.step import StepPlan, StepResult
 from tokenmill.device.memory import free_bytes, growth_bytes, total_bytes
 from tokenmill.kvcache.allocation import BlockTables
 from tokenmill.kvcache.pool import CacheLayout, KVPool, buy_blocks
+from tokenmill.kvcache.states import StatePool, row_bytes
 from tokenmill.runner.peak import peak_plan
 from tokenmill.runner.runner import Runner
 
 CPU_CACHE_BYTES = 2 << 30
 SHORT_STEPS = (4, 8, 16, 32, 64, 256, 2400, 3000)
 """Tokens of steps that run once while loading on a GPU: of two rows, half as many and one."""
+STATES_SHARE = 0.5
+"""Of the cache's memory that the states of rows may take: rows need pages, too."""
+SNAPSHOTS_SHARE = 0.1
+"""Of the cache's memory for states that are kept for others with the same beginning."""
+MOST_SNAPSHOTS = 4096
 GRAPH_BYTES = 1 << 30
 """Left for recorded steps, which keep their temporary tensors, and for what libraries take on first use."""
 
@@ -35,18 +41,24 @@ def kv_format(options: CacheOptions, dtype: torch.dtype) -> KVFormat:
     return KVFormat(found.dtype, options.kv_cache_group)
 
 
-def count_blocks(
-    config: EngineConfig,
-    layout: CacheLayout,
-    device: str,
-    max_len: int,
-    step_tokens: int,
-    peak: int,
-    reasons: list[str],
-) -> list[int]:
-    if config.cache.num_gpu_blocks_override is not None:
-        return [config.cache.num_gpu_blocks_override] * len(layout.page_bytes)
+def count_states(
+    config: EngineConfig, specs: tuple[StateSpec, ...], budget: int, reasons: list[str]
+) -> tuple[int, int]:
+    """Rows that states leave room for, and slots for kept ones, in this many bytes of cache."""
+    rows, each = config.schedule.max_num_seqs, row_bytes(specs)
+    if not each:
+        return rows, 0
+    fits = max(1, int(budget * STATES_SHARE) // each - 1)
+    if fits < rows:
+        reasons.append(f"{fits} rows instead of {rows}: a row's states take {each / 2**20:.1f} MiB")
+    slots = int(budget * SNAPSHOTS_SHARE) // each if config.cache.enable_prefix_caching else 0
+    return min(rows, fits), min(slots, MOST_SNAPSHOTS)
+
+
+def cache_bytes(config: EngineConfig, device: str, peak: int, reasons: list[str]) -> int:
+    """Bytes for pages, states and what is kept of them."""
     budget = config.cache.kv_cache_memory_bytes
+    reasons = reasons if config.cache.num_gpu_blocks_override is None else []
     if budget is None:
         free = free_bytes(device)
         if device == "cpu":
@@ -56,6 +68,13 @@ def count_blocks(
             used = total_bytes(device) - free
             budget = int(total_bytes(device) * config.cache.gpu_memory_utilization) - used - peak - GRAPH_BYTES
             reasons.append(f"K/V cache of {budget >> 20} MiB: a full step was measured to need {peak >> 20} MiB")
+    return budget
+
+
+def count_blocks(config: EngineConfig, layout: CacheLayout, budget: int, max_len: int, step_tokens: int) -> list[int]:
+    """Blocks per pool."""
+    if config.cache.num_gpu_blocks_override is not None:
+        return [config.cache.num_gpu_blocks_override] * len(layout.page_bytes)
     blocks = buy_blocks(layout, budget, max_len, step_tokens)
     most = config.schedule.max_num_seqs * (-(-max_len // layout.block_size) + 1) * len(layout.groups)
     return [min(n, most) for n in blocks]
@@ -75,7 +94,8 @@ def peak_step_bytes(
     cuts = [(rows, step_tokens) for rows in sorted({min(n, most) for n in (most, 64, 2)})]
     for rows, tokens in cuts + [(min(2, most), n) for n in SHORT_STEPS if n < step_tokens]:
         plan, need, length = peak_plan(rows, tokens, max_len, layout)
-        runner = Runner(model, kernels, KVPool(layout, need, device), len(plan.rows), length + 1)
+        states = StatePool(model.spec.states, len(plan.rows), 0, device) if model.spec.states else None
+        runner = Runner(model, kernels, KVPool(layout, need, device, states), len(plan.rows), length + 1)
         results: list[StepResult] = []
         peak = max(peak, growth_bytes(device, partial(_note_result, runner, plan, results)))
         if results[0].failure is not None:

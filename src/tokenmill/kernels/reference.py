@@ -15,6 +15,7 @@ from torch import Tensor
 from tokenmill.core.forward import (
     Act,
     AttentionSpec,
+    DeltaSpec,
     Draws,
     ForwardContext,
     FusedMixture,
@@ -25,7 +26,7 @@ from tokenmill.core.forward import (
     RouteSpec,
     Weight,
 )
-from tokenmill.kernels import fp8, grid, paged, row_stable, stored
+from tokenmill.kernels import fp8, grid, paged, row_stable, states, stored
 
 T = TypeVar("T")
 
@@ -170,6 +171,16 @@ class ReferenceKernels:
     def attend_qkv(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
         """qkv [T, all heads] -> [T, H * Dv]: prepare_qkv, then attention."""
         return self.attention(self.prepare_qkv(qkv, spec, ctx), spec, ctx)
+
+    def short_conv_(self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """x [T, C] -> silu of a convolution over each channel's last inputs, which `state` keeps by row."""
+        self.count("short_conv")
+        return states.short_conv_(x, weight, bias, state, ctx)
+
+    def delta_rule_(self, mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """mixed [T, (q | k | v)] -> [T, Hv, Dv]; `state` keeps a matrix by row and head."""
+        self.count("delta_rule")
+        return states.delta_rule_(mixed, gates, spec, state, ctx)
 
     def head_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         """x [T, H, K], weight [H, N, K] -> [T, H, N]."""

@@ -71,6 +71,11 @@ def sigmoid(x: Tensor) -> Tensor:
     return 1.0 / (1.0 + torch.exp(-x))
 
 
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + exp(x)) from stable parts."""
+    return x.clamp(min=0.0) + torch.log(1.0 + torch.exp(-x.abs()))
+
+
 def gelu(x: Tensor) -> Tensor:
     """x times the normal distribution function."""
     return 0.5 * x * (1.0 + torch.erf(x * math.sqrt(0.5)))

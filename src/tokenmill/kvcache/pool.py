@@ -21,6 +21,7 @@ from torch import Tensor
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.core.forward import KVFormat, KVSpec, KVView
 from tokenmill.kvcache.allocation import GroupLayout
+from tokenmill.kvcache.states import StatePool
 
 ALIGN = 16
 """Bytes: shares begin at multiples of it, so that every part of one is aligned for its type."""
@@ -95,8 +96,12 @@ def buy_blocks(layout: CacheLayout, budget_bytes: int, max_length: int, slack: i
 class KVPool:
     """Zeroed pages on a device."""
 
-    def __init__(self, layout: CacheLayout, num_blocks: list[int], device: str) -> None:
+    def __init__(
+        self, layout: CacheLayout, num_blocks: list[int], device: str, states: StatePool | None = None
+    ) -> None:
+        """states: of a model whose rows have states besides their pages."""
         self.layout = layout
+        self.states = states
         self.num_blocks = num_blocks
         self.storage = [
             _zeros(blocks + 1, page, device) for blocks, page in zip(num_blocks, layout.page_bytes, strict=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import KVSpec, NormSpec, RopeSpec
+from tokenmill.core.forward import KVSpec, NormSpec, RopeSpec, StateSpec
 from tokenmill.core.protocols import Checkpoint, Group, Kernels, Weight
 from tokenmill.parallel.group import SoloGroup
 from tokenmill.quant.detect import WeightRequest, from_dense, head_scheme, load_weight
@@ -29,6 +29,7 @@ class Book:
 
     used: set[str] = field(default_factory=set)
     kv_specs: list[KVSpec] = field(default_factory=list)
+    states: list[StateSpec] = field(default_factory=list)
     ropes: dict[object, RopeSpec] = field(default_factory=dict)
     flops: float = 0.0
     """Multiply-adds times two that one token costs in the matrices built so far."""
@@ -138,6 +139,11 @@ class Build:
         Groups are the distinct specs in order of first appearance."""
         self.book.kv_specs.append(spec)
         return len(self.book.kv_specs) - 1, list(dict.fromkeys(self.book.kv_specs)).index(spec)
+
+    def add_state(self, spec: StateSpec) -> int:
+        """Register a recurrent layer: its index in ForwardContext.states."""
+        self.book.states.append(spec)
+        return len(self.book.states) - 1
 
     def check_leftovers(self) -> None:
         """Refuse a checkpoint with tensors that nobody asked for."""

@@ -86,6 +86,7 @@ class Decoder:
             max_positions=b.max_positions,
             kv_specs=tuple(b.book.kv_specs),
             hidden_size=sizes.hidden,
+            states=tuple(b.book.states),
             flops_per_token=b.book.flops,
             extras={"weight_bytes": b.book.weight_bytes, "changed": sorted(b.book.changed)},
         )

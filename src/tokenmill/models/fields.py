@@ -11,11 +11,31 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokenmill.core.errors import ModelError
-from tokenmill.models.keys import GATED, MOE, NO_BIAS, NO_MLP_BIAS, ROPE
+from tokenmill.models.keys import GATED, MOE, NO_BIAS, NO_MLP_BIAS, ROPE, without
 from tokenmill.models.row import SIZES, Fields
 from tokenmill.models.table import TABLE
 
+_HYBRID = {
+    **GATED, "head_dim": 256, "num_key_value_heads": 2, "max_position_embeddings": 32768, "attention_bias": False,
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32, "layer_types": None, "full_attention_interval": 4, "partial_rotary_factor": 0.25,
+}  # fmt: skip
+_HYBRID_MIX = {
+    **_HYBRID, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "num_experts_per_tok": 10,
+    "num_experts": 512, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": None,
+    "intermediate_size": 5632,
+}  # fmt: skip
 _FILES: dict[str, Fields] = {
+    "Qwen3NextForCausalLM": Fields("qwen3_next", needed=SIZES, defaults=_HYBRID_MIX, only=NO_MLP_BIAS, ignored=MOE),
+    "Qwen3_5ForCausalLM": Fields(
+        "qwen3_5_text", needed=SIZES, defaults={**_HYBRID, "num_key_value_heads": 4}, only=NO_MLP_BIAS
+    ),
+    "Qwen3_5MoeForCausalLM": Fields(
+        "qwen3_5_moe_text", needed=SIZES,
+        defaults={**without(_HYBRID_MIX, "decoder_sparse_step", "mlp_only_layers"),
+                  "num_experts_per_tok": 8, "num_experts": 256},
+        only={**NO_MLP_BIAS, "norm_topk_prob": (True,)}, ignored=MOE,
+    ),
     "GptOssForCausalLM": Fields(
         "gpt_oss",
         needed=(*SIZES, "num_local_experts", "num_experts"),

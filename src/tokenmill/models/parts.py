@@ -240,5 +240,3 @@ def _shared(
     b = (at if row.outside else inside).at(row.at)
     mlp = MLP(_up(b, row, hidden, inner, bias), RowLinear(b, inner, hidden, row.names[-1], bias=bias), act)
     return mlp, inside.weight(row.gate, (1, hidden), exact=True) if row.gate else None
-
-

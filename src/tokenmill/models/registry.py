@@ -26,6 +26,7 @@ _FAMILIES = {
     "GPT2LMHeadModel": "gpt2",
     "GptOssForCausalLM": "gpt_oss",
     "OPTForCausalLM": "opt",
+    **dict.fromkeys(("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"), "qwen3_next"),
     **dict.fromkeys(TABLE, "family"),
 }
 """Architecture -> the file that builds it: its own, or the builder of the table's rows."""

@@ -11,7 +11,6 @@ from dataclasses import replace
 from tokenmill.models import rules, table_mixtures, table_older
 from tokenmill.models.keys import GATED, NO_BIAS, NO_MLP_BIAS, ROPE, without
 from tokenmill.models.row import (
-
     Attend,
     Extra,
     Family,
@@ -440,4 +439,3 @@ _DENSE: dict[str, Family] = {
 
 TABLE: dict[str, Family] = {**_DENSE, **table_mixtures.ROWS, **table_older.ROWS}
 """Every family that one row describes, by what `architectures` in config.json says."""
-

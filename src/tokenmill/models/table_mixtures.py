@@ -306,4 +306,3 @@ ROWS: dict[str, Family] = {
         ),
     ),
 }  # fmt: skip
-

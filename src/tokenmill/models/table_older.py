@@ -206,4 +206,3 @@ ROWS: dict[str, Family] = {
         ),
     ),
 }  # fmt: skip
-

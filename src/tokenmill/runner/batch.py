@@ -93,6 +93,7 @@ def lay_out(
         groups=groups,
         rows=(row_ids, token_rows),
         block_size=pool.layout.block_size,
+        states=pool.states.views if pool.states is not None else [],
     )
     return tokens, token_rows, ctx
 

@@ -78,7 +78,7 @@ class Runner:
         self.rows = Rows(
             max_rows, max_len, pool.layout, model.spec.vocab_size, str(device), scratch, room=self.drafter.most
         )
-        self.recorders: list[StepRecorder] = self._recorders() if record else []
+        self.recorders: list[StepRecorder] = self._recorders() if record and pool.states is None else []
         self.failed_epoch = -1
 
     def _recorders(self) -> list[StepRecorder]:
@@ -165,6 +165,8 @@ class Runner:
         for group in {copy.group for copy in plan.copies}:
             pairs = [(c.src, c.dst) for c in plan.copies if c.group == group]
             self.kernels.copy_blocks_(self.pool.group_views(group), [s for s, _ in pairs], [d for _, d in pairs])
+        if plan.restores and self.pool.states is not None:
+            self.pool.states.restore(plan.restores)
         if plan.drafts:
             rows.write_drafts([plan.rows[i] for i in plan.drafts], list(plan.drafts.values()))
         recorder = next((r for r in self.recorders if r.fits(plan)), None)
@@ -176,6 +178,8 @@ class Runner:
         batch = make_batch(plan, rows, self.pool, self.kernels)
         running.batch = batch
         running.hidden = self.model.forward(batch.tokens, batch.ctx)
+        if plan.saves and self.pool.states is not None:  # no drafts are tried: the grant ends just there
+            self.pool.states.save([(save.row, save.slot) for save in plan.saves])
 
     def _sample(self, running: Running, late: LateInputs) -> None:
         plan, batch, rows = running.plan, running.batch, self.rows

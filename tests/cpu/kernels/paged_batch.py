@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, GroupPlan, Kernels, KVSpec, KVView
+from tokenmill.core.forward import ForwardContext, GroupPlan, Kernels, KVSpec, KVView, StateSpec
+from tokenmill.kvcache.states import StatePool
 
 
 @dataclass
@@ -24,13 +25,16 @@ class PagedBatch:
 
     def __init__(
         self, specs: tuple[KVSpec, ...], kernels: Kernels, *, dtype: torch.dtype = torch.float32, block_size: int = 16,
-        blocks: int = 64, drop: bool = True, device: str = "cpu",
+        blocks: int = 64, drop: bool = True, device: str = "cpu", states: tuple[StateSpec, ...] = (),
     ) -> None:  # fmt: skip
         self.kernels, self.block_size, self.drop, self.device = kernels, block_size, drop, device
         self.groups = list(dict.fromkeys(specs))
         self.kv = [self._view(spec, blocks, dtype) for spec in specs]
         self.free = [random.Random(i).sample(range(blocks), blocks) for i in range(len(self.groups))]
         self.seqs: dict[str, Tables] = {}
+        self.states = StatePool(states, 8, 0, device).views
+        for part in (part for layer in self.states for part in layer):
+            part.fill_(float("nan"))
 
     def _view(self, spec: KVSpec, blocks: int, dtype: torch.dtype) -> KVView:
         heads = 1 if spec.kind == "latent" else spec.heads
@@ -70,10 +74,19 @@ class PagedBatch:
             groups=[self._plan(i, grants) for i in range(len(self.groups))],
             spans=spans if self.device == "cpu" else None,
             block_size=self.block_size,
+            rows=self._rows(grants),
+            states=self.states,
         )
         for name, count in grants:
             self.seqs[name].computed += count
         return context
+
+    def _rows(self, grants: list[tuple[str, int]]) -> tuple[Tensor, Tensor]:
+        """Of each sequence and each token; a name keeps its row."""
+        rows = [list(self.seqs).index(name) for name, _ in grants]
+        return self._tensor(rows), self._tensor(
+            [row for row, (_, n) in zip(rows, grants, strict=True) for _ in range(n)]
+        )
 
     def _grow(self, seq: Tables, count: int) -> None:
         size = self.block_size

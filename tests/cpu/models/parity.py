@@ -82,7 +82,7 @@ def ours(
     **options: Any,
 ) -> dict[str, Tensor]:
     """Logits [T, vocab] of each sequence, computed in these steps of (name, count) grants."""
-    batch = PagedBatch(model.spec.kv_specs, kernels or ReferenceKernels(), **options)
+    batch = PagedBatch(model.spec.kv_specs, kernels or ReferenceKernels(), states=model.spec.states, **options)
     done = dict.fromkeys(prompts, 0)
     out: dict[str, list[Tensor]] = {name: [] for name in prompts}
     for grants in steps:

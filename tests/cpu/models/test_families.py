@@ -22,6 +22,10 @@ MLA = {**ONE, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 6, 
 MOE = {"n_routed_experts": 8, "n_shared_experts": 2, "moe_intermediate_size": 12, "num_experts_per_tok": 3,
        "first_k_dense_replace": 1, "routed_scaling_factor": 1.5}  # fmt: skip
 
+HYBRID = {**BASE, "num_hidden_layers": 4, "head_dim": 16, "rms_norm_eps": 1e-3,  # random states are small
+          "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"]}  # fmt: skip
+DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 6}
+
 
 @dataclass
 class Case:
@@ -75,6 +79,14 @@ def cases() -> dict[str, Case]:
         "deepseek-v2": Case(hf.DeepseekV2Config(**MLA, **MOE, q_lora_rank=20, n_group=4, topk_group=2,
                                                 topk_method="group_limited_greedy", rope_parameters=dict(YARN))),
         "deepseek-v2-lite": Case(hf.DeepseekV2Config(**MLA, **MOE, q_lora_rank=None)),
+        "qwen3-next": Case(hf.Qwen3NextConfig(**HYBRID, **DELTA, num_experts=6, num_experts_per_tok=2,
+                                              moe_intermediate_size=20, shared_expert_intermediate_size=24,
+                                              mlp_only_layers=[1])),
+        "qwen3-next-all-dense": Case(hf.Qwen3NextConfig(**HYBRID, **{**DELTA, "linear_num_value_heads": 2},
+                                                        num_experts=0, attention_bias=True)),
+        "qwen3.5": Case(hf.Qwen3_5TextConfig(**HYBRID, **DELTA)),
+        "qwen3.5-moe": Case(hf.Qwen3_5MoeTextConfig(**HYBRID, **DELTA, num_experts=6, num_experts_per_tok=2,
+                                                    moe_intermediate_size=20, shared_expert_intermediate_size=24)),
         "gpt-oss": Case(hf.GptOssConfig(**BASE, head_dim=16, num_local_experts=4, num_experts_per_tok=2,
                                         sliding_window=20)),
     }  # fmt: skip

@@ -1,0 +1,73 @@
+"""Recurrent layers in plain torch. Owns: what a short convolution and the gated delta rule do to a row's state.
+
+One sequence after the other, one token after the other: a result has the same bytes however a sequence is cut into
+steps and whatever else is computed with it. A row whose first token is at position 0 begins with a state of zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.forward import DeltaSpec, ForwardContext
+from tokenmill.kernels import row_stable
+
+
+def spans_of(ctx: ForwardContext) -> Iterator[tuple[int, slice, bool]]:
+    """(row, its tokens in the batch, does it begin?) of each sequence of the step."""
+    assert ctx.rows is not None, "recurrent layers find their states by row"
+    borders, rows = ctx.query_start.tolist(), ctx.rows[0].tolist()
+    begins = (ctx.positions[ctx.query_start[:-1].long()] == 0).tolist()
+    for i, row in enumerate(rows):
+        yield row, slice(borders[i], borders[i + 1]), begins[i]
+
+
+def short_conv_(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, ctx: ForwardContext) -> Tensor:
+    """x [T, C] -> silu of each channel's sum over its last K inputs [T, C]; weight [C, K]; state [R + 1, K - 1, C]."""
+    out = torch.empty_like(x)
+    taps = weight.float().t().contiguous()
+    for row, tokens, begins in spans_of(ctx):
+        before = torch.zeros_like(state[row]) if begins else state[row]
+        inputs = torch.cat((before, x[tokens].to(state.dtype)))
+        count = tokens.stop - tokens.start
+        y = torch.zeros(count, x.shape[1], device=x.device) if bias is None else bias.float().expand(count, -1).clone()
+        for k in range(len(taps)):
+            y += inputs[k : k + count].float() * taps[k]
+        out[tokens] = (y * row_stable.sigmoid(y)).to(x.dtype)
+        state[row] = inputs[count:]
+    return out
+
+
+def delta_rule_(mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
+    """The gated delta rule: mixed [T, (q | k | v)], gates [T, (beta | rate)] -> [T, Hv, Dv], computed in float32.
+
+    Of each value head's matrix S [Dk, Dv] (state [R + 1, Hv, Dk, Dv], float32), with k and q of length 1:
+    S = exp(-spec.rate softplus(rate + spec.shift)) S;  S += k (sigmoid(beta) (v - k S));  out = (q / sqrt(Dk)) S.
+    """
+    keys, values = spec.key_heads * spec.key_dim, spec.value_heads * spec.value_dim
+    q, k, v = (part.float() for part in mixed.split((keys, keys, values), dim=-1))
+    v = v.unflatten(-1, (spec.value_heads, spec.value_dim))
+    groups = spec.value_heads // spec.key_heads
+    q, k = (_unit(part.unflatten(-1, (spec.key_heads, -1))).repeat_interleave(groups, dim=1) for part in (q, k))
+    q = q * spec.key_dim**-0.5
+    beta, rate = (part.float().contiguous() for part in gates.chunk(2, dim=-1))
+    decay = torch.exp(-spec.rate * row_stable.softplus(rate + spec.shift))
+    beta = row_stable.sigmoid(beta)
+    out = torch.empty_like(v)
+    for row, tokens, begins in spans_of(ctx):
+        s = torch.zeros_like(state[row]) if begins else state[row].clone()
+        for t in range(tokens.start, tokens.stop):
+            s *= decay[t][:, None, None]
+            delta = (v[t] - (s * k[t][:, :, None]).sum(1)) * beta[t][:, None]
+            s += k[t][:, :, None] * delta[:, None, :]
+            out[t] = (s * q[t][:, :, None]).sum(1)
+        state[row] = s
+    return out.to(mixed.dtype)
+
+
+def _unit(x: Tensor) -> Tensor:
+    """Each head at length 1."""
+    x = x.contiguous()
+    return x / torch.sqrt(row_stable.sum_last(x * x) + 1e-6)

@@ -1,0 +1,54 @@
+"""The tensors of recurrent states. Owns: one state per row and layer, slots for kept ones, and copies between them.
+
+Must not know: sequences, the prefix cache, which slot is whose. The last row is nobody's: it fills up recorded steps.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.forward import StateSpec
+
+
+class StatePool:
+    """`views[i]`: the parts of layer i's states by row, [rows + 1, ...] each."""
+
+    def __init__(self, specs: tuple[StateSpec, ...], rows: int, slots: int, device: str) -> None:
+        self.views = [_zeros(spec, rows + 1, device) for spec in specs]
+        self.kept = [_zeros(spec, slots, device) for spec in specs]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all states, kept ones included."""
+        return sum(part.nbytes for layer in (*self.views, *self.kept) for part in layer)
+
+    def restore(self, pairs: list[tuple[int, int]]) -> None:
+        """Rows take up kept states: (row, slot) each."""
+        self._copy(self.kept, [slot for _, slot in pairs], self.views, [row for row, _ in pairs])
+
+    def save(self, pairs: list[tuple[int, int]]) -> None:
+        """The states of rows are kept: (row, slot) each."""
+        self._copy(self.views, [row for row, _ in pairs], self.kept, [slot for _, slot in pairs])
+
+    def _copy(
+        self,
+        source: list[tuple[Tensor, ...]],
+        froms: list[int],
+        target: list[tuple[Tensor, ...]],
+        tos: list[int],
+    ) -> None:
+        device = self.views[0][0].device
+        read, write = torch.tensor(froms, device=device), torch.tensor(tos, device=device)
+        for old, new in zip(source, target, strict=True):
+            for part, place in zip(old, new, strict=True):
+                place.index_copy_(0, write, part.index_select(0, read))
+
+
+def row_bytes(specs: tuple[StateSpec, ...]) -> int:
+    """Bytes of one row's states."""
+    return sum(spec.size_bytes for spec in specs)
+
+
+def _zeros(spec: StateSpec, count: int, device: str) -> tuple[Tensor, ...]:
+    return tuple(torch.zeros(count, *shape, dtype=getattr(torch, dtype), device=device) for dtype, shape in spec.parts)

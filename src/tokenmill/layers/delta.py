@@ -1,0 +1,106 @@
+"""Layers with a gated delta rule in place of attention. Owns: the way from hidden states over a row's state back.
+
+Knows nothing of families: they say how heads are shaped and how the product's rows are stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.errors import ModelError
+from tokenmill.core.forward import DeltaSpec, ForwardContext, NormSpec, StateSpec
+from tokenmill.layers.build import Build
+from tokenmill.layers.linear import ColumnLinear, FusedColumnLinear, RowLinear, Rows
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaHeads:
+    """How heads are shaped: every key head serves value_heads / key_heads value heads; `taps` of the convolution."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Entries of all keys, of all values."""
+        return self.key_heads * self.key_dim, self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """What the convolution sees: queries, keys and values."""
+        keys, values = self.widths
+        return 2 * keys + values
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """The shape of a row's matrices."""
+        return self.value_heads, self.key_dim, self.value_dim
+
+
+class GatedDelta:
+    """Product -> short convolution -> delta rule -> gated norm -> output projection (+ residual)."""
+
+    def __init__(self, b: Build, hidden: int, heads: DeltaHeads, eps: float) -> None:
+        """b: where the layer's tensors lie; products stored apart (in_proj_qkv, ...) or head by head (in_proj_qkvz)."""
+        if b.group.size > 1:
+            raise ModelError("Layers with a delta rule cannot be split over several devices yet.")
+        self.heads = heads
+        self.products = _joined(b, hidden, heads) if b.has("in_proj_qkvz.weight") else _apart(b, hidden, heads)
+        self.taps = b.tensor("conv1d.weight", (heads.channels, 1, heads.taps))[:, 0].contiguous()
+        rate = b.tensor("A_log", (heads.value_heads,), torch.float32).exp()
+        shift = b.tensor("dt_bias", (heads.value_heads,), torch.float32)
+        sizes = heads.key_heads, heads.value_heads, heads.key_dim, heads.value_dim
+        self.spec = DeltaSpec(*sizes, rate=rate, shift=shift)
+        self.norm: NormSpec = b.norm("norm", heads.value_dim, eps)
+        self.output = RowLinear(b, heads.widths[1], hidden, "out_proj")
+        kept = str(b.dtype).removeprefix("torch.")
+        parts = ((kept, (heads.taps - 1, heads.channels)), ("float32", heads.state))
+        self.state = b.add_state(StateSpec(parts))
+
+    def __call__(
+        self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        """residual + delta(norm(x)); x [T, hidden]."""
+        kernels, heads = ctx.kernels, self.heads
+        made = torch.cat([part.weight.matmul(x, ctx, norm=norm) for part in self.products], dim=-1)
+        mixed, z, gates = _cut(made, (heads.channels, heads.widths[1], 2 * heads.value_heads))
+        inputs, matrices = ctx.states[self.state]
+        mixed = kernels.short_conv_(mixed, self.taps, None, inputs, ctx)
+        found = kernels.delta_rule_(mixed, gates, self.spec, matrices, ctx)
+        normed = kernels.norm(found.reshape(-1, heads.value_dim), self.norm)
+        gated = kernels.activate(torch.cat((z.reshape(-1, heads.value_dim), normed), dim=-1), "silu_mul")
+        return self.output(gated.view(len(x), -1), ctx, residual=residual)
+
+
+def _cut(x: Tensor, widths: tuple[int, ...]) -> list[Tensor]:
+    """Parts of the last dimension, each in memory of its own."""
+    return [part.contiguous() for part in x.split(widths, dim=-1)]
+
+
+def _apart(b: Build, hidden: int, heads: DeltaHeads) -> list[ColumnLinear]:
+    values = heads.widths[1]
+    sizes = {"in_proj_qkv": heads.channels, "in_proj_z": values,
+             "in_proj_b": heads.value_heads, "in_proj_a": heads.value_heads}  # fmt: skip
+    return [ColumnLinear(b, hidden, {name: Rows(rows, rows) for name, rows in sizes.items()})]
+
+
+def _joined(b: Build, hidden: int, heads: DeltaHeads) -> list[ColumnLinear]:
+    """Stored key head by key head: (q, k, its values, their gates) and (its betas, their rates)."""
+    share = heads.value_heads // heads.key_heads
+    big = (heads.key_dim, heads.key_dim, share * heads.value_dim, share * heads.value_dim)
+    parts = [Rows(heads.key_heads * size, 1) for size in big]
+    wide = FusedColumnLinear(b, hidden, "in_proj_qkvz", parts, order=_by_part(heads.key_heads, big))
+    small = [Rows(heads.value_heads, 1)] * 2
+    return [wide, FusedColumnLinear(b, hidden, "in_proj_ba", small, order=_by_part(heads.key_heads, (share, share)))]
+
+
+def _by_part(heads: int, sizes: tuple[int, ...]) -> Tensor:
+    """Row order that takes [heads, (part, part, ...)] apart into [part of all heads | ...]."""
+    rows = torch.arange(heads * sum(sizes)).view(heads, sum(sizes))
+    return torch.cat([part.reshape(-1) for part in rows.split(sizes, dim=1)])

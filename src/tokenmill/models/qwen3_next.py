@@ -1,0 +1,77 @@
+"""Qwen3-Next and Qwen3.5: layers with a gated delta rule, every fourth one with gated attention; experts or not."""
+
+from __future__ import annotations
+
+from tokenmill.core.errors import ModelError
+from tokenmill.layers.attention import GatedAttention, attention_spec
+from tokenmill.layers.build import Build
+from tokenmill.layers.delta import DeltaHeads, GatedDelta
+from tokenmill.layers.rope import make_rope
+from tokenmill.models import rules
+from tokenmill.models.common import Block, PreNorm, read_heads, read_rope, read_sizes
+from tokenmill.models.config import ModelConfig
+from tokenmill.models.decoder import Decoder, Ends
+from tokenmill.models.parts import make_feed, make_mixture, norm
+from tokenmill.models.row import Feed, Mix, Norms, Route, Shared
+
+NORMS = Norms(offset=1.0)
+MIX = Mix(
+    route=Route(normalise="norm_topk_prob"),
+    shared=Shared("shared_expert", rules.value("shared_expert_intermediate_size"), gate="shared_expert_gate"),
+)
+
+
+def build(c: ModelConfig, b: Build) -> Decoder:
+    """A hybrid from its config."""
+    sizes, heads = read_sizes(c), read_heads(c)
+    delta = read_delta(c)
+    rope, bias = read_rope(c, heads.dim, partial=True), c.get("attention_bias", bool, False)
+    eps = c.get("rms_norm_eps", float, 1e-6, low=0.0)
+    kinds = layer_kinds(c, sizes.layers)
+
+    def layer(body: Build, index: int) -> PreNorm:
+        at = body.at(f"layers.{index}")
+        mixer: Block
+        if kinds[index] == "linear_attention":
+            mixer = GatedDelta(at.at("linear_attn"), sizes.hidden, delta, eps)
+        else:
+            inside = at.at("self_attn")
+            norms = tuple(inside.norm(name, heads.dim, eps, offset=1.0) for name in ("q_norm", "k_norm"))
+            spec = attention_spec(b, heads, rope=make_rope(b, rope), norms=(norms[0], norms[1]))
+            mixer = GatedAttention(inside, sizes.hidden, heads, spec, bias=bias)
+        dense = not c.get("num_experts", int, 0, low=0) or rules.sparse_step(c, index)
+        mlp: Block = make_feed(c, at, Feed(), NORMS) if dense else make_mixture(c, b, at, MIX, Feed())
+        first, second = (norm(c, at, NORMS, name, sizes.hidden) for name in NORMS.before)
+        return PreNorm(mixer, mlp, (first, second))
+
+    ends = Ends(norm=lambda body: norm(c, body, NORMS, NORMS.last, sizes.hidden))
+    b.book.used.update(name for name in b.checkpoint.names() if name.startswith("mtp."))  # for drafts of later tokens
+    return Decoder(b, b.under("model", "embed_tokens.weight"), sizes, ends, layer)
+
+
+def read_delta(c: ModelConfig) -> DeltaHeads:
+    """How the heads of recurrent layers are shaped."""
+    keys = c.get("linear_num_key_heads", int, 16)
+    values = c.get("linear_num_value_heads", int, 32)
+    if values % keys:
+        raise ModelError(f"config.json: {values} value heads cannot be shared by {keys} key heads.")
+    return DeltaHeads(
+        keys,
+        values,
+        c.get("linear_key_head_dim", int, 128),
+        c.get("linear_value_head_dim", int, 128),
+        c.get("linear_conv_kernel_dim", int, 4, low=2, high=64),
+    )
+
+
+def layer_kinds(c: ModelConfig, layers: int) -> list[str]:
+    """ "linear_attention" or "full_attention" of each layer."""
+    if not c.has("layer_types"):
+        every = c.get("full_attention_interval", int, 4)
+        return ["linear_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
+    kinds = [str(kind) for kind in c.need("layer_types", list)]
+    if len(kinds) != layers or set(kinds) - {"linear_attention", "full_attention"}:
+        raise c.refuse("layer_types", f"must name linear_attention or full_attention for each of {layers} layers.")
+    if "full_attention" not in kinds:
+        raise c.refuse("layer_types", "must name at least one layer of full attention.")
+    return kinds
