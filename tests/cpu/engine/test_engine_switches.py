@@ -35,7 +35,7 @@ LONGEST = 120
 BATCHES = 5
 """Tests among which the runs are shared out, so that several processes can take part."""
 
-MODELS = ("demo",) * 4 + ("moe", "gemma3", "gpt-oss", "deepseek-v2", "mixtral")
+MODELS = ("demo",) * 4 + ("moe", "gemma3", "gpt-oss", "deepseek-v2", "mixtral", "qwen3-next")
 COMPUTES: dict[str, tuple[Any, ...]] = {
     "dtype": ("auto", "auto", "float32", "bfloat16"),
     "quantization": (None, None, "int8", "int4", "fp8", "int4-g64", "int8,head=none"),
@@ -73,6 +73,7 @@ ELSEWHERE = {
 REFUSALS = (
     "--kv-cache-group needs --kv-cache-dtype fp8 or int8",
     "need the in-process executor",
+    "drafts for models with recurrent layers",
 )
 """How combinations that exclude each other are told."""
 

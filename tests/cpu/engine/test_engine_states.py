@@ -1,0 +1,116 @@
+"""Models whose rows have states: what is kept of them serves others with the same beginning, and changes no byte."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engines import exact, follow, greedy, ids, open_llm, run
+from parity import make
+from test_families import CASES, prompt
+
+from tokenmill import LLM, SamplingParams
+from tokenmill.core.errors import UserError
+from tokenmill.engine.prompts import make_request
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("hybrid")
+    model, _, _ = make(CASES["qwen3-next"].config, folder)
+    return folder, model
+
+
+def open_hybrid(folder: Path, **options: Any) -> LLM:
+    return open_llm(folder, **{"skip_tokenizer_init": True, "max_model_len": 128, "block_size": 4, **options})
+
+
+def test_says_what_transformers_says(hybrid: tuple[Path, Any]) -> None:
+    folder, reference = hybrid
+    tokens = prompt(30)
+    with open_hybrid(folder) as llm:
+        found = run(llm, [tokens], greedy(48))[0].outputs[0].token_ids
+    said = list(tokens)
+    with torch.no_grad():
+        for _ in range(48):
+            said.append(int(reference(torch.tensor([said]), use_cache=False).logits[0, -1].argmax()))
+    assert found == said[len(tokens) :]
+
+
+def counted(llm: LLM) -> tuple[int, int]:
+    counters = llm.engine.scheduler.counters
+    return counters.prompt_tokens, counters.cached_tokens
+
+
+def test_a_shared_beginning_is_computed_twice_and_then_found(hybrid: tuple[Path, Any]) -> None:
+    """The second request shows where prompts go different ways; from the third on, all of it is found."""
+    folder, _ = hybrid
+    stem = prompt(80, 3)
+    prompts = [stem + prompt(6, 10 + i) for i in range(8)]
+    with open_hybrid(folder, enable_prefix_caching=False) as plain:
+        expected = ids(run(plain, prompts, greedy(8)))
+    with open_hybrid(folder) as llm:
+        for i, one in enumerate(prompts):
+            assert ids(run(llm, [one], greedy(8))) == expected[i : i + 1]
+        computed, cached = counted(llm)
+        assert llm.engine.scheduler.tables.snapshots.hits == 6
+    assert cached == 6 * 80 and computed == 8 * 86 - cached
+
+
+def test_a_chat_computes_what_is_new(hybrid: tuple[Path, Any]) -> None:
+    folder, _ = hybrid
+    rng, said = random.Random(1), prompt(20, 5)
+    with open_hybrid(folder) as llm:
+        for _ in range(12):
+            before = counted(llm)[0]
+            answer = run(llm, [said], greedy(4))[0].outputs[0].token_ids
+            assert counted(llm)[0] - before <= 4 + 3 + 4 + 20 * (before == 0)  # a turn, and what fills no block
+            said += [*answer, *(rng.randrange(67) for _ in range(3))]
+
+
+KINDS = (
+    SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, logprobs=2),
+    SamplingParams(temperature=0.9, max_tokens=16, seed=3, n=3, logprobs=1),
+    SamplingParams(use_beam_search=True, n=3, max_tokens=9, temperature=0.0),
+    SamplingParams(temperature=0.0, max_tokens=12, prompt_logprobs=1),
+)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_company_preemption_and_kept_states_change_nothing(seed: int, hybrid: tuple[Path, Any]) -> None:
+    folder, _ = hybrid
+    rng = random.Random(seed)
+    stems = [prompt(rng.randrange(5, 50), 20 + i) for i in range(2)]
+    requests = []
+    for i in range(10):
+        tokens = rng.choice(stems) + prompt(rng.randrange(1, 9), 40 + i)
+        requests.append(make_request(f"r{i}", None, tokens, rng.choice(KINDS)))
+    expected = {}
+    with open_hybrid(folder, enable_prefix_caching=False, max_num_seqs=4, enforce_eager=True) as plain:
+        for request in requests:
+            expected[request.id] = exact(follow(plain, [request], None)[request.id])
+    tight = {"num_gpu_blocks_override": 40} if seed % 2 else {"kv_cache_memory_bytes": rng.choice([1 << 18, 1 << 22])}
+    options = {"max_num_seqs": 3 + seed, "max_num_batched_tokens": rng.choice([9, 33, 300]), **tight}
+    with open_hybrid(
+        folder, pipeline_depth=1 + seed % 3, executor="process" if seed == 3 else "inprocess", **options
+    ) as llm:
+        found = follow(llm, requests, rng)
+        assert not seed % 2 or llm.engine.scheduler.counters.preemptions
+    assert {name: exact(output) for name, output in found.items()} == expected
+
+
+def test_rows_follow_the_memory_of_states(hybrid: tuple[Path, Any]) -> None:
+    folder, _ = hybrid
+    with open_hybrid(folder, kv_cache_memory_bytes=1 << 17, max_num_seqs=256) as llm:
+        rows = llm.engine.scheduler.limits.max_rows
+        assert 1 <= rows < 64 and any("states take" in reason for reason in llm.built.facts.reasons)
+        prompts = [prompt(9, i) for i in range(80)]
+        assert len(run(llm, prompts, greedy(3))) == 80
+
+
+def test_drafts_are_refused(hybrid: tuple[Path, Any]) -> None:
+    with pytest.raises(UserError, match="recurrent layers"):
+        open_hybrid(hybrid[0], speculative_config={"method": "ngram"})
