@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import pytest
 import torch
 import transformers as hf
+from family_cases import Case
 from parity import load, make, ours, theirs
 
 SIZES = {"vocab_size": 67, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -21,15 +19,6 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 MLA = {**ONE, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 6, "v_head_dim": 10}
 MOE = {"n_routed_experts": 8, "n_shared_experts": 2, "moe_intermediate_size": 12, "num_experts_per_tok": 3,
        "first_k_dense_replace": 1, "routed_scaling_factor": 1.5}  # fmt: skip
-
-
-@dataclass
-class Case:
-    """A config, and the longest run where the result depends on it."""
-
-    config: Any
-    longest: int | None = None
-    attention: str = "eager"
 
 
 def cases() -> dict[str, Case]:
