@@ -6,6 +6,7 @@ Every rank holds a slice of every expert; one sum over the group serves routed a
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,6 +24,24 @@ ExpertWeights = tuple[list[Weight], list[Weight]]
 """gate_up and down, one of each per expert."""
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a RouteSpec does not say. wide: the router's logits in float32 whatever the compute dtype; by_hand: another
+    way to choose; inputs: gates multiply what goes into an expert, not what comes out."""
+
+    wide: bool = False
+    by_hand: Choose | None = None
+    inputs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Experts that every token visits; gate [1, hidden]: their share is the sigmoid of its product."""
+
+    mlp: MLP
+    gate: Weight | None = None
+
+
 class Experts:
     """Router -> top-k experts (+ shared experts) -> residual."""
 
@@ -34,13 +53,9 @@ class Experts:
         weights: ExpertWeights,
         act: Act,
         *,
-        shared: MLP | None = None,
-        shared_gate: Weight | None = None,
-        wide_router: bool = False,
-        choose: Choose | None = None,
+        shared: Shared | None = None,
+        choice: Choice | None = None,
     ) -> None:
-        """shared_gate [1, hidden]: the shared experts' share is the sigmoid of its product. choose: in place of what
-        `route` says of scores."""
         self.group = b.group
         self.router = b.settled(router)
         self.route = route
@@ -48,20 +63,20 @@ class Experts:
         for part in weights:
             part[:] = [b.settled(w) for w in part]
         self.act: Act = act
-        self.shared = shared
-        self.wide_router = wide_router
-        self.shared_gate = None if shared_gate is None else b.settled(shared_gate)
-        self.choose = choose
-        beside = None if shared is None or shared_gate is not None else (shared.up.weight, shared.down.weight)
-        mixture = Mixture(self.router, route, *weights, act, beside, wide_router)
+        self.choice = choice or Choice()
+        self.shared = None if shared is None else shared.mlp
+        self.shared_gate = None if shared is None or shared.gate is None else b.settled(shared.gate)
+        plain = None if self.shared_gate is not None else self.shared
+        beside = None if plain is None else (plain.up.weight, plain.down.weight)
+        mixture = Mixture(self.router, route, *weights, act, beside, self.choice.wide)
         # A backend that takes the whole layer empties the lists: nothing is held twice.
-        apart = choose is not None or (beside is not None and shared is not None and shared.act != act)
+        apart = self.choice.by_hand is not None or self.choice.inputs or (plain is not None and plain.act != act)
         self.fused = None if apart else b.kernels.pack_mixture(mixture)
 
     def __call__(
         self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
     ) -> Tensor:
-        """residual + experts(norm(x)); x [T, hidden]. wide_router: logits in float32 whatever the compute dtype."""
+        """residual + experts(norm(x)); x [T, hidden]."""
         if self.fused is not None and self.shared_gate is None:
             if self.group.size > 1:
                 return self.group.all_reduce(self.fused(x, ctx, norm=norm), residual)
@@ -81,9 +96,17 @@ class Experts:
 
     def _routed(self, h: Tensor, ctx: ForwardContext) -> Tensor:
         """The routed experts' part [T, hidden]."""
-        logits = self.router.matmul(h.float() if self.wide_router else h, ctx)
-        ids, gates = ctx.kernels.route(logits, self.route) if self.choose is None else self.choose(logits)
-        return ctx.kernels.experts(h, self.weights, ids, gates, self.act, ctx)
+        logits, by_hand = self.router.matmul(h.float() if self.choice.wide else h, ctx), self.choice.by_hand
+        ids, gates = ctx.kernels.route(logits, self.route) if by_hand is None else by_hand(logits)
+        if not self.choice.inputs:
+            return ctx.kernels.experts(h, self.weights, ids, gates, self.act, ctx)
+        each = (h[:, None].float() * gates[:, :, None]).to(h.dtype).flatten(0, 1)
+        ones = torch.ones_like(gates).view(-1, 1)
+        y = ctx.kernels.experts(each, self.weights, ids.view(-1, 1), ones, self.act, ctx).view(*ids.shape, -1)
+        total = y[:, 0]
+        for j in range(1, ids.shape[1]):
+            total = total + y[:, j]
+        return total.contiguous()
 
 
 def sparsemixer(jitter: float) -> Choose:
@@ -178,5 +201,17 @@ def load_stacked(
     gate, up, down = (b.tensor(name, (count * inner, hidden)).view(count, inner, hidden) for name in names)
     ups = [b.wrap(torch.cat(pair)) for pair in zip(gate, up, strict=True)]
     downs = [b.wrap(part.t().contiguous()) for part in down]
+    count_visited(b, before, route)
+    return split_experts(b, ups, downs)
+
+
+def load_transposed(
+    b: Build, route: RouteSpec, hidden: int, inner: int, names: tuple[str, str, str], *, bias: bool = False
+) -> ExpertWeights:
+    """Experts as gate_up_proj [E, hidden, 2 inner] and down_proj [E, inner, hidden]."""
+    before, count = b.book.flops, route.experts
+    gate_up = b.tensor(names[0], (count, hidden, 2 * inner))
+    down = b.tensor(names[1], (count, inner, hidden))
+    ups, downs = [b.wrap(part.t().contiguous()) for part in gate_up], [b.wrap(part.t().contiguous()) for part in down]
     count_visited(b, before, route)
     return split_experts(b, ups, downs)

@@ -1,4 +1,5 @@
-"""DeepSeek-V2: latent attention (one small vector per token is cached), shared and routed experts.
+"""DeepSeek V2 and V3, Kimi K2 and GLM-4.7-Flash: latent attention (one small vector per token is cached), shared and
+routed experts.
 
 The up-projections of keys and values are absorbed: queries are carried into the latent space, and attention's result
 is carried out of it, so that the cache is read as stored.
@@ -11,13 +12,17 @@ from torch import Tensor
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext, KVSpec, NormSpec, RouteSpec
 from tokenmill.layers.build import Build
-from tokenmill.layers.experts import Experts, load_experts
+from tokenmill.layers.experts import Choice, Experts, Shared, load_experts
 from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows
 from tokenmill.layers.mlp import MLP, gated_mlp
 from tokenmill.layers.rope import attention_gain, make_rope
 from tokenmill.models.common import PreNorm, read_act, read_rope, read_sizes, read_top_k, rms
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
+from tokenmill.models.parts import make_mixture, not_computed
+from tokenmill.models.row import Drafts, Feed
+from tokenmill.models.rules import first_dense, glm_dense
+from tokenmill.models.table_mixtures import DEEPSEEK_MIX
 
 _EPS = 1e-6
 """Of the norms inside attention, whatever the config's rms_norm_eps."""
@@ -53,7 +58,7 @@ class LatentAttention:
             heads=up.shape[0],
             kv=kv,
             scale=(self.nope + self.rotated) ** -0.5 * attention_gain(settings),
-            rope=make_rope(b, settings, interleaved=True, start=self.latent),
+            rope=make_rope(b, settings, interleaved=c.get("rope_interleave", bool, True), start=self.latent),
         )
 
     def __call__(
@@ -75,21 +80,25 @@ class LatentAttention:
 
 
 def build(c: ModelConfig, b: Build) -> Decoder:
-    """DeepSeek-V2 from its config."""
+    """One of these families from its config."""
     sizes, act = read_sizes(c), read_act(c, gated=True, default="silu")
     first, second = rms(c, "input_layernorm"), rms(c, "post_attention_layernorm")
-    dense, bias = c.get("first_k_dense_replace", int, 0, low=0), c.get("mlp_bias", bool, False)
+    bias, second_version = c.get("mlp_bias", bool, False), c.architecture == "DeepseekV2ForCausalLM"
+    dense = glm_dense if c.architecture == "Glm4MoeLiteForCausalLM" else first_dense
 
     def layer(body: Build, index: int) -> PreNorm:
         at = body.at(f"layers.{index}")
         attention = LatentAttention(c, at.at("self_attn"), sizes.hidden)
         mlp: Experts | MLP
-        if index >= dense:
+        if dense(c, index):
+            mlp = gated_mlp(at.at("mlp"), sizes.hidden, c.need("intermediate_size", int), act, bias=bias)
+        elif second_version:
             mlp = _experts(c, at.at("mlp"), sizes.hidden)
         else:
-            mlp = gated_mlp(at.at("mlp"), sizes.hidden, c.need("intermediate_size", int), act, bias=bias)
+            mlp = make_mixture(c, b, at, DEEPSEEK_MIX, Feed())
         return PreNorm(attention, mlp, (first(at), second(at)))
 
+    b.book.used.update(not_computed(c, b, Drafts(later="num_nextn_predict_layers"), sizes.layers))
     return Decoder(b, b.under("model", "embed_tokens.weight"), sizes, Ends(norm=rms(c, "norm")), layer)
 
 
@@ -103,8 +112,8 @@ def _experts(c: ModelConfig, b: Build, hidden: int) -> Experts:
     shared_count = c.get("n_shared_experts", int, 0, low=0)
     shared, bias = None, c.get("mlp_bias", bool, False)
     if shared_count:
-        shared = gated_mlp(b.at("shared_experts"), hidden, inner * shared_count, act, bias=bias)
-    return Experts(b, router, route, weights, act, shared=shared, wide_router=True)
+        shared = Shared(gated_mlp(b.at("shared_experts"), hidden, inner * shared_count, act, bias=bias))
+    return Experts(b, router, route, weights, act, shared=shared, choice=Choice(wide=True))
 
 
 def _route(c: ModelConfig, count: int) -> RouteSpec:

@@ -7,7 +7,6 @@ families there are.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 
 import torch
@@ -21,7 +20,7 @@ from tokenmill.models import table
 from tokenmill.models.common import Block, Parallel, PreNorm, Sandwich, read_heads, read_sizes
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends, Layer
-from tokenmill.models.parts import make_attention, make_feed, make_mixture, norm, on
+from tokenmill.models.parts import make_attention, make_feed, make_mixture, norm, not_computed, on
 from tokenmill.models.row import Outside, Shape
 from tokenmill.models.rules import Positions
 
@@ -33,21 +32,15 @@ def build(c: ModelConfig, b: Build) -> Decoder:
     sizes, heads, outside = read_sizes(c), read_heads(c), shape.outside
     if outside.positions is not None and outside.positions.name:
         b = b.limited(c.need(outside.positions.count, int))
+    if shape.limit is not None:
+        b = b.limited(shape.limit(c) or b.max_positions)
     body = b.under(outside.body, f"{outside.embed}.weight") if outside.body else b
 
     def layer(body: Build, index: int) -> Layer:
         return make_layer(c, b, body.at(f"{outside.layers}.{index}"), shape, heads, index)
 
-    b.book.used.update(_not_computed(c, b, shape.outside, sizes.layers))
+    b.book.used.update(not_computed(c, b, outside.drafts, sizes.layers, outside.layers))
     return Decoder(b, body, sizes, _ends(c, b, shape, sizes.hidden), layer)
-
-
-def _not_computed(c: ModelConfig, b: Build, outside: Outside, layers: int) -> list[str]:
-    """Tensors of layers for drafts of later tokens, which this model does not use."""
-    patterns = [outside.ignored] if outside.ignored else []
-    more = c.get(outside.later, int, 0, low=0, high=64) if outside.later else 0
-    patterns += [rf"(^|\.){outside.layers}\.{index}\." for index in range(layers, layers + more)]
-    return [name for name in b.checkpoint.names() if any(re.search(pattern, name) for pattern in patterns)]
 
 
 def make_layer(c: ModelConfig, b: Build, at: Build, shape: Shape, heads: Heads, index: int) -> Layer:

@@ -14,6 +14,9 @@ from tokenmill.core.errors import ModelError
 from tokenmill.models.keys import GATED, MOE, NO_BIAS, NO_MLP_BIAS, ROPE, without
 from tokenmill.models.row import SIZES, Fields
 from tokenmill.models.table import TABLE
+from tokenmill.models.table_mixtures import DEEPSEEK_KEYS, SIGMOID
+
+_LATENT = (*SIZES, "moe_intermediate_size", "n_routed_experts")
 
 _HYBRID = {
     **GATED, "head_dim": 256, "num_key_value_heads": 2, "max_position_embeddings": 32768, "attention_bias": False,
@@ -55,6 +58,31 @@ _FILES: dict[str, Fields] = {
         only={"lm_head_bias": (False,), "norm_topk_prob": (False,), "scoring_func": ("softmax",),
               "moe_layer_freq": (1,), "num_nextn_predict_layers": (0,)},
         ignored=(*MOE, "head_dim", "qk_head_dim", "aux_loss_alpha", "seq_aux", "ep_size", "num_experts"),
+        layers="full_attention",
+    ),
+    "DeepseekV3ForCausalLM": Fields(
+        "deepseek_v3",
+        needed=_LATENT,
+        defaults={**GATED, **DEEPSEEK_KEYS, "max_position_embeddings": 4096, "attention_bias": False,
+                  "num_key_value_heads": 128, "first_k_dense_replace": 3, "kv_lora_rank": 512, "q_lora_rank": 1536,
+                  "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_group": 8, "topk_group": 4,
+                  "routed_scaling_factor": 2.5, "rope_interleave": True, "num_experts_per_tok": 8,
+                  "num_nextn_predict_layers": None, "num_mtp_layers": None},
+        only={**NO_MLP_BIAS, **SIGMOID, "moe_layer_freq": (1,)},
+        ignored=(*MOE, "head_dim", "qk_head_dim", "aux_loss_alpha", "seq_aux", "ep_size"),
+        layers="full_attention",
+    ),
+    "Glm4MoeLiteForCausalLM": Fields(
+        "glm4_moe_lite",
+        needed=_LATENT,
+        defaults={**GATED, **DEEPSEEK_KEYS, "max_position_embeddings": 202752, "attention_bias": False,
+                  "num_key_value_heads": 20, "kv_lora_rank": 512, "q_lora_rank": 768, "rms_norm_eps": 1e-5,
+                  "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "rope_interleave": True,
+                  "routed_scaling_factor": 1.8, "num_experts_per_tok": 4, "mlp_layer_types": None,
+                  "num_nextn_predict_layers": None},
+        only={**NO_MLP_BIAS, **SIGMOID, "moe_layer_freq": (1,)},
+        # Transformers goes by mlp_layer_types, and by its own default, which this says, too.
+        ignored=(*MOE, "head_dim", "qk_head_dim", "first_k_dense_replace"),
         layers="full_attention",
     ),
     "FalconForCausalLM": Fields(

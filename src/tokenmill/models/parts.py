@@ -6,6 +6,7 @@ Must not know: which families there are, what lies around the layers.
 
 from __future__ import annotations
 
+import re
 from typing import cast
 
 import torch
@@ -13,17 +14,17 @@ from torch import Tensor
 
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import Act, NormSpec, RouteSpec
-from tokenmill.core.protocols import Weight
 from tokenmill.layers.attention import Attention, Heads, alibi_slopes, attention_spec, local_heads
 from tokenmill.layers.build import Build
-from tokenmill.layers.experts import Experts, load_experts, sparsemixer
+from tokenmill.layers.experts import Choice, Experts, Shared, load_experts, sparsemixer
 from tokenmill.layers.linear import ColumnLinear, FusedColumnLinear, RowLinear, Rows
 from tokenmill.layers.mlp import MLP, ByHand, gated_by, xielu
 from tokenmill.layers.rope import make_rope
 from tokenmill.layers.touch import Touch, clip, own_norms, row_norms, temper, temperatures, turn
 from tokenmill.models.common import read_act
 from tokenmill.models.config import ModelConfig, activation
-from tokenmill.models.row import Attend, Extra, Feed, HeadNorms, Mix, Norms, Scores, Shared, Switch
+from tokenmill.models.row import Attend, Drafts, Extra, Feed, HeadNorms, Mix, Norms, Scores, Switch
+from tokenmill.models.row import Shared as SharedRow
 from tokenmill.models.rules import Kind
 
 
@@ -47,6 +48,16 @@ def norm(c: ModelConfig, b: Build, norms: Norms, name: str, size: int) -> NormSp
     return b.norm(name, size, eps, layer=kind != "rms", bias=kind == "layer", offset=norms.offset)
 
 
+def not_computed(c: ModelConfig, b: Build, drafts: Drafts | None, layers: int, at: str = "layers") -> list[str]:
+    """Tensors of layers for drafts of later tokens, which this model does not use."""
+    if drafts is None:
+        return []
+    patterns = [drafts.pattern] if drafts.pattern else []
+    more = c.get(drafts.later, int, 0, low=0, high=64) if drafts.later else 0
+    patterns += [rf"(^|\.){at}\.{index}\." for index in range(layers, layers + more)]
+    return [name for name in b.checkpoint.names() if any(re.search(pattern, name) for pattern in patterns)]
+
+
 # ------------------------------------------------------------------ attention
 
 
@@ -60,6 +71,8 @@ def make_attention(
     if row.rope is not None and kind.rotates:
         rope = make_rope(b, row.rope(c, heads.dim, kind.name), interleaved=on(c, row.pairs))
     qk = row.norms if row.norms is not None and on(c, row.norms.present) else None
+    if qk is not None and qk.kind == "bare_rms" and not kind.rotates:
+        qk = None
     late = qk is not None and qk.rotated
     slopes = None
     if on(c, scores.alibi):
@@ -117,6 +130,9 @@ def _head_norms(
         _alone(b, "a norm over all heads together")
     sizes = (heads.width, heads.kv_heads * heads.dim) if whole else (heads.dim, heads.dim)
     eps, layer = read_eps(c, norms), qk.kind != "rms"
+    if qk.kind == "bare_rms":
+        ones = torch.ones(heads.dim, dtype=b.dtype, device=b.device)
+        return NormSpec(ones, eps), NormSpec(ones, eps)
     made = [
         b.norm(name, size, eps, layer=layer, bias=qk.kind == "layer", offset=norms.offset)
         for name, size in zip(qk.names, sizes, strict=True)
@@ -168,7 +184,7 @@ def make_feed(c: ModelConfig, at: Build, row: Feed, norms: Norms) -> MLP:
                by_hand=by_hand, within=within)  # fmt: skip
 
 
-def _up(b: Build, row: Feed | Shared, hidden: int, inner: int, bias: bool) -> ColumnLinear:
+def _up(b: Build, row: Feed | SharedRow, hidden: int, inner: int, bias: bool) -> ColumnLinear:
     part = Rows(inner, inner)
     if len(row.names) == 2 and getattr(row, "gated", True):
         return FusedColumnLinear(b, hidden, row.names[0], (part, part), bias=bias)
@@ -190,16 +206,14 @@ def make_mixture(c: ModelConfig, b: Build, at: Build, row: Mix, feed: Feed) -> E
     )
     place = inside.at(row.experts) if row.experts else inside
     weights = (row.load or load_experts)(place, route, hidden, inner, row.names)
-    shared, gate = _shared(c, inside, at, row.shared, feed, act)
+    shared = _shared(c, inside, at, row.shared, feed, act)
     choose = None
     if row.route.sparsemixer:
         if route.top_k != 2:
             raise ModelError(f"config.json: '{row.top_k[0]}' = {route.top_k} is not supported in {c.architecture}.")
         choose = sparsemixer(c.get("router_jitter_noise", float, 0.01, low=0.0))
-    return Experts(
-        b, router, route, weights, act,
-        shared=shared, shared_gate=gate, wide_router=row.route.wide, choose=choose,
-    )  # fmt: skip
+    choice = Choice(row.route.wide, choose, row.route.inputs)
+    return Experts(b, router, route, weights, act, shared=shared, choice=choice)
 
 
 def _route(c: ModelConfig, b: Build, row: Mix, count: int) -> RouteSpec:
@@ -230,13 +244,11 @@ def _flat(b: Build, name: str, count: int) -> Tensor:
     return b.tensor(name, (1, count) if shape == (1, count) else (count,), torch.float32).view(-1)
 
 
-def _shared(
-    c: ModelConfig, inside: Build, at: Build, row: Shared | None, feed: Feed, act: Act
-) -> tuple[MLP | None, Weight | None]:
+def _shared(c: ModelConfig, inside: Build, at: Build, row: SharedRow | None, feed: Feed, act: Act) -> Shared | None:
     inner = 0 if row is None else row.inner(c)
     if row is None or not inner:
-        return None, None
+        return None
     hidden, bias = c.need("hidden_size", int), on(c, feed.bias)
     b = (at if row.outside else inside).at(row.at)
     mlp = MLP(_up(b, row, hidden, inner, bias), RowLinear(b, inner, hidden, row.names[-1], bias=bias), act)
-    return mlp, inside.weight(row.gate, (1, hidden), exact=True) if row.gate else None
+    return Shared(mlp, inside.weight(row.gate, (1, hidden), exact=True) if row.gate else None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import logging
+import re
 from typing import Any
 
 import torch
@@ -22,7 +24,9 @@ log = logging.getLogger("tokenmill.models")
 
 _FAMILIES = {
     "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v2",
     "FalconForCausalLM": "falcon",
+    "Glm4MoeLiteForCausalLM": "deepseek_v2",
     "GPT2LMHeadModel": "gpt2",
     "GptOssForCausalLM": "gpt_oss",
     "OPTForCausalLM": "opt",
@@ -41,6 +45,11 @@ _STRETCHED = ("linear", "dynamic", "yarn")
 def architectures() -> list[str]:
     """Every architecture name that can be built."""
     return sorted(_FAMILIES)
+
+
+def file_of(architecture: str) -> str:
+    """The file of this folder that builds it."""
+    return _FAMILIES[architecture]
 
 
 def build_model(
@@ -145,4 +154,14 @@ def _architecture(config: dict[str, Any]) -> str:
             f"Architecture '{shown}' comes with its own Python code (auto_map in config.json), and remote code is "
             f"never run. Known architectures: {', '.join(architectures())}."
         )
-    raise ModelError(f"Architecture '{shown}' is not supported. Known: {', '.join(architectures())}.")
+    close = [near for name in names or [shown] if (near := nearest(name))]
+    hint = f" The nearest known one is {close[0]}." if close else ""
+    raise ModelError(f"Architecture '{shown}' is not supported.{hint} Known: {', '.join(architectures())}.")
+
+
+def nearest(name: str) -> str | None:
+    """The known architecture whose name is most like this one's, if any is."""
+    short = {known.removesuffix("ForCausalLM").lower(): known for known in _FAMILIES}
+    wanted = re.sub(r"(For\w+|LMHeadModel|Model)$", "", name).lower()
+    found = difflib.get_close_matches(wanted, short, n=1, cutoff=0.5)
+    return short[found[0]] if found else None

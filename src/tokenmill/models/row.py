@@ -61,7 +61,8 @@ class HeadNorms:
 
     over: Literal["head", "row", "own"] = "head"
     names: tuple[str, str] = ("q_norm", "k_norm")
-    kind: Literal["rms", "layer", "scale"] = "rms"
+    kind: Literal["rms", "layer", "scale", "bare_rms"] = "rms"
+    """See Norms; bare_rms has no weights, and is only there in layers that rotate."""
     present: Switch = True
     rotated: bool = False
     """They come after the rotation."""
@@ -144,6 +145,9 @@ class Route:
     wide: bool = False
     """The router's logits are made in float32, whatever the compute dtype."""
     sparsemixer: bool = False
+    """Two experts, chosen as `layers/experts.py: sparsemixer` says."""
+    inputs: bool = False
+    """Gates multiply what goes into an expert."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +183,15 @@ class Mix:
 
 
 @dataclass(frozen=True)
+class Drafts:
+    """Tensors for drafts of later tokens, which the model itself does not compute with: a pattern of their names, or
+    the config key that says how many layers of that kind follow the last one."""
+
+    pattern: str = ""
+    later: str = ""
+
+
+@dataclass(frozen=True)
 class Outside:
     """What lies around the layers."""
 
@@ -199,10 +212,7 @@ class Outside:
     """A norm on the embeddings."""
     positions: rules.Positions | None = None
     """A table of positions that is added to the embeddings."""
-    ignored: str = ""
-    """A pattern of tensors that this model does not compute with (layers for drafts of later tokens)."""
-    later: str = ""
-    """How many such layers follow the last one."""
+    drafts: Drafts | None = None
 
 
 @dataclass(frozen=True)
@@ -218,6 +228,8 @@ class Shape:
     """Both blocks read the same x."""
     residual: str = ""
     """What a block gives is multiplied by this before it is added."""
+    limit: Callable[[Any], int] | None = None
+    """How many positions can be computed (0: all)."""
     nested: Callable[[Any], dict[str, Any]] | None = None
     """What objects within the config say, under names of one level."""
     names: Mapping[str, str] = field(default_factory=dict)

@@ -211,6 +211,9 @@ def gemma3_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
     return whole_rope(ModelConfig(data, architecture=c.architecture), dim, kind)
 
 
+_OLMO3_THETA = 500000.0
+
+
 def typed_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
     """Each kind of layer has its own settings; the older spelling scales only layers that see everything."""
     nested, scaling = c.get("rope_parameters", dict, {}), c.get("rope_scaling", dict, {})
@@ -219,6 +222,8 @@ def typed_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
     own = ModelConfig(nested, "rope_parameters").get(kind, dict, {})
     if kind == "full_attention":
         own = {**own, **scaling}
+    if "rope_theta" not in own and c.get("rope_theta", float, _OLMO3_THETA) != _OLMO3_THETA:
+        raise c.refuse("rope_theta", "must be said in 'rope_parameters' for each kind of layer.")
     data = {**c.data, "rope_parameters": own, "rope_scaling": None}
     return whole_rope(ModelConfig(data, architecture=c.architecture), dim, kind)
 
@@ -460,3 +465,46 @@ def value(name: str, default: int | None = None) -> Callable[[ModelConfig], int]
 def even_heads(c: ModelConfig) -> dict[str, Any]:
     """The head size follows from the hidden size."""
     return {"head_dim": c.need("hidden_size", int) // c.need("num_attention_heads", int)}
+
+
+def glm_dense(c: ModelConfig, index: int) -> bool:
+    """`mlp_layer_types` names dense and sparse layers; without it only the first is dense."""
+    kinds = c.get("mlp_layer_types", list, [])
+    if kinds and (len(kinds) != c.need("num_hidden_layers", int) or not set(map(str, kinds)) <= {"dense", "sparse"}):
+        raise c.refuse("mlp_layer_types", "must name 'dense' or 'sparse' for each of num_hidden_layers.")
+    return str(kinds[index]) == "dense" if kinds else index == 0
+
+
+def llama4(c: ModelConfig, index: int) -> Kind:
+    """Every fourth layer does not rotate (`no_rope_layers` holds a 0 for it)."""
+    flags, layers = c.get("no_rope_layers", list, []), c.need("num_hidden_layers", int)
+    if flags and (len(flags) != layers or any(flag not in (0, 1) for flag in flags)):
+        raise c.refuse("no_rope_layers", "must hold a 0 or 1 for each of num_hidden_layers.")
+    return Kind(rotates=bool(flags[index]) if flags else (index + 1) % c.get("no_rope_layer_interval", int, 4) != 0)
+
+
+def llama4_chunk(c: ModelConfig) -> int:
+    """Layers with chunked attention see what others see as long as there is one chunk."""
+    kinds = c.get("layer_types", list, [])
+    if kinds and (
+        len(kinds) != c.need("num_hidden_layers", int)
+        or not set(map(str, kinds)) <= {"chunked_attention", "full_attention"}
+    ):
+        raise c.refuse("layer_types", "must name 'chunked_attention' or 'full_attention' for each of the layers.")
+    chunked = "chunked_attention" in kinds if kinds else True
+    return c.need("attention_chunk_size", int) if chunked else 0
+
+
+def llama4_dense(c: ModelConfig, index: int) -> bool:
+    """`moe_layers` lists the mixtures; without it every `interleave_moe_layer_step`-th layer is one."""
+    if c.has("moe_layers"):
+        return index not in c.need("moe_layers", list)
+    return (index + 1) % c.get("interleave_moe_layer_step", int, 1) != 0
+
+
+def llama4_temper(c: ModelConfig) -> Temper | None:
+    """Queries of layers that do not rotate are scaled by their position."""
+    if not c.get("attn_temperature_tuning", bool, True):
+        return None
+    scale, span = c.get("attn_scale", float, 0.1), c.get("floor_scale", int, 8192)
+    return Temper(scale, span, offset=1.0, rotated=False)

@@ -12,6 +12,7 @@ from tokenmill.models import rules, table_mixtures, table_older
 from tokenmill.models.keys import GATED, NO_BIAS, NO_MLP_BIAS, ROPE, without
 from tokenmill.models.row import (
     Attend,
+    Drafts,
     Extra,
     Family,
     Feed,
@@ -103,7 +104,7 @@ _DENSE: dict[str, Family] = {
             "ministral3",
             defaults={**GATED, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262144,
                       "rms_norm_eps": 1e-5, "sliding_window": None},
-            only=NO_BIAS,
+            only={**NO_BIAS, "original_max_position_embeddings": ()},
             layers="sliding_attention",
         ),
         Shape(attend=Attend(layer=rules.windowed, rope=rules.ministral3_rope,
@@ -128,7 +129,7 @@ _DENSE: dict[str, Family] = {
             ignored=("num_nextn_predict_layers",),
         ),
         Shape(attend=Attend(bias=True, out_bias=False, layer=rules.qwen),
-              outside=Outside(ignored=r"^model\.mtp_layers\.")),
+              outside=Outside(drafts=Drafts(r"^model\.mtp_layers\."))),
         "without its layers for drafts; compared with Qwen2, since Transformers does not have it",
     ),
     "Qwen3ForCausalLM": Family(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tokenmill.layers.experts import load_joined, load_stacked
+from tokenmill.layers.experts import load_joined, load_stacked, load_transposed
 from tokenmill.models import rules
 from tokenmill.models.keys import GATED, MOE, NO_BIAS, NO_MLP_BIAS
 from tokenmill.models.row import (
     SIZES,
     Attend,
+    Drafts,
     Extra,
     Family,
     Feed,
@@ -54,15 +55,15 @@ _QWEN_KEYS = {**GATED, "max_position_embeddings": 32768, "use_sliding_window": F
 _QWEN_MIX = Mix(dense=rules.sparse_step, route=Route(normalise="norm_topk_prob"))
 DEEPSEEK_ROUTE = Route("sigmoid", "norm_topk_prob", "routed_scaling_factor", "gate.e_score_correction_bias",
                        grouped=True, wide=True)  # fmt: skip
-_DEEPSEEK_MIX = Mix(
+DEEPSEEK_MIX = Mix(
     count=("n_routed_experts", "num_local_experts"),
     dense=rules.first_dense,
     route=DEEPSEEK_ROUTE,
     shared=Shared("shared_experts", rules.product("moe_intermediate_size", "n_shared_experts")),
 )
-_DEEPSEEK_KEYS = {"n_shared_experts": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
+DEEPSEEK_KEYS = {"n_shared_experts": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
                   "routed_scaling_factor": 1.0, "num_local_experts": None}  # fmt: skip
-_SIGMOID: dict[str, tuple[object, ...]] = {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)}
+SIGMOID: dict[str, tuple[object, ...]] = {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)}
 
 ROWS: dict[str, Family] = {
     "Qwen2MoeForCausalLM": Family(
@@ -169,19 +170,19 @@ ROWS: dict[str, Family] = {
         Fields(
             "glm4_moe",
             needed=(*SIZES, "moe_intermediate_size", "n_routed_experts"),
-            defaults={**GATED, **_DEEPSEEK_KEYS, "num_key_value_heads": 8, "head_dim": None, "rms_norm_eps": 1e-5,
+            defaults={**GATED, **DEEPSEEK_KEYS, "num_key_value_heads": 8, "head_dim": None, "rms_norm_eps": 1e-5,
                       "max_position_embeddings": 131072, "attention_bias": False, "num_experts_per_tok": 8,
                       "first_k_dense_replace": 1, "use_qk_norm": False, "partial_rotary_factor": 0.5,
                       "num_nextn_predict_layers": None, "num_mtp_layers": None},
-            only={**NO_MLP_BIAS, **_SIGMOID},
+            only={**NO_MLP_BIAS, **SIGMOID},
             ignored=MOE,
             layers="full_attention",
         ),
         Shape(
             attend=Attend(bias="attention_bias", out_bias=False, rope=rules.partial_rope,
                           norms=HeadNorms(present="use_qk_norm")),
-            mix=_DEEPSEEK_MIX,
-            outside=Outside(later="num_nextn_predict_layers"),
+            mix=DEEPSEEK_MIX,
+            outside=Outside(drafts=Drafts(later="num_nextn_predict_layers")),
         ),
         "GLM-4.5 to 4.7; without their layers for drafts",
     ),
@@ -189,14 +190,14 @@ ROWS: dict[str, Family] = {
         Fields(
             "dots1",
             needed=(*SIZES, "moe_intermediate_size", "n_routed_experts", "num_experts_per_tok"),
-            defaults={**GATED, **_DEEPSEEK_KEYS, "num_key_value_heads": 32, "head_dim": None,
+            defaults={**GATED, **DEEPSEEK_KEYS, "num_key_value_heads": 32, "head_dim": None,
                       "max_position_embeddings": 2048, "attention_bias": False, "n_shared_experts": None,
                       "norm_topk_prob": False, "first_k_dense_replace": 0, "sliding_window": 4096,
                       "max_window_layers": 62, "layer_types": None},
-            only={**NO_MLP_BIAS, **_SIGMOID, "moe_layer_freq": (1,)},
+            only={**NO_MLP_BIAS, **SIGMOID, "moe_layer_freq": (1,)},
             ignored=MOE,
         ),
-        Shape(attend=Attend(bias="attention_bias", norms=HeadNorms(), layer=rules.upper_windows), mix=_DEEPSEEK_MIX),
+        Shape(attend=Attend(bias="attention_bias", norms=HeadNorms(), layer=rules.upper_windows), mix=DEEPSEEK_MIX),
     ),
     "MiniMaxM2ForCausalLM": Family(
         Fields(
@@ -215,7 +216,7 @@ ROWS: dict[str, Family] = {
         Shape(
             attend=Attend(norms=HeadNorms("row"), rope=rules.minimax_rope),
             mix=replace(_MIXTRAL, route=Route("sigmoid", bias="e_score_correction_bias")),
-            outside=Outside(ignored=r"^model\.mtp\."),
+            outside=Outside(drafts=Drafts(r"^model\.mtp\.")),
         ),
         "without its layers for drafts",
     ),
@@ -242,7 +243,7 @@ ROWS: dict[str, Family] = {
                 route=Route(bias="moe_statics.e_score_correction_bias", wide=True),
                 shared=Shared("shared_experts", rules.product("moe_intermediate_size", "moe_num_shared_experts")),
             ),
-            outside=Outside(head_bias="use_bias", ignored=r"^model\.mtp_"),
+            outside=Outside(head_bias="use_bias", drafts=Drafts(r"^model\.mtp_")),
         ),
     ),
     "HunYuanMoEV1ForCausalLM": Family(
@@ -272,6 +273,38 @@ ROWS: dict[str, Family] = {
             ),
         ),
         "heads are normed after their rotation",
+    ),
+    "Llama4ForCausalLM": Family(
+        Fields(
+            "llama4_text",
+            needed=(*SIZES, "num_local_experts"),
+            defaults={**GATED, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072,
+                      "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "intermediate_size_mlp": 16384,
+                      "num_experts_per_tok": 1, "moe_layers": None, "interleave_moe_layer_step": 1,
+                      "use_qk_norm": True, "no_rope_layers": None, "no_rope_layer_interval": 4,
+                      "attention_chunk_size": 8192, "layer_types": None, "attn_temperature_tuning": True,
+                      "floor_scale": 8192, "attn_scale": 0.1, "attention_bias": False},
+            only=NO_MLP_BIAS,
+            ignored=(*MOE, "for_llm_compressor"),
+        ),
+        Shape(
+            attend=Attend(bias="attention_bias", pairs=True, layer=rules.llama4, norms=HeadNorms(
+                kind="bare_rms", present="use_qk_norm", rotated=True), extra=Extra(temper=rules.llama4_temper)),
+            feed=Feed("feed_forward", inner=rules.value("intermediate_size_mlp")),
+            mix=Mix(
+                at=("feed_forward",),
+                router="router",
+                names=("gate_up_proj", "down_proj", ""),
+                count=("num_local_experts",),
+                inner="intermediate_size",
+                dense=rules.llama4_dense,
+                route=Route("sigmoid", normalise=False, inputs=True),
+                shared=Shared("shared_expert", rules.intermediate),
+                load=load_transposed,
+            ),
+            limit=rules.llama4_chunk,
+        ),
+        "the text model, within its first chunk of attention (8192 tokens)",
     ),
     "DbrxForCausalLM": Family(
         Fields(

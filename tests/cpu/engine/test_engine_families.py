@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 from engines import BACKENDS, check_nothing_left, exact, greedy, open_llm, run
-from parity import make, theirs
-from test_families import CASES, Case
+from family_cases import Case
+from parity import theirs
+from test_families import CASES
 from test_llama import CONFIGS
 
 ALL = {**{name: Case(config) for name, config in CONFIGS.items()}, **CASES}
@@ -30,13 +31,12 @@ def prompts_for(vocab: int) -> list[list[int]]:
 class Family:
     """One saved model, its prompts and parameters."""
 
-    def __init__(self, name: str, folder: Any) -> None:
-        case = ALL[name]
+    def __init__(self, case: Case, folder: Any, new: int = NEW) -> None:
         self.folder = folder
-        self.reference, config, _ = make(case.config, folder, attention=case.attention)
+        self.reference, config, _ = case.make(folder)
         self.limit = case.longest or 128
         self.prompts = prompts_for(config["vocab_size"])
-        self.params = [greedy(min(NEW, self.limit - len(p)), logprobs=4, prompt_logprobs=2) for p in self.prompts]
+        self.params = [greedy(min(new, self.limit - len(p)), logprobs=4, prompt_logprobs=2) for p in self.prompts]
 
     def open(self, **options: Any) -> Any:
         return open_llm(self.folder, skip_tokenizer_init=True, max_model_len=self.limit, **options)
@@ -81,7 +81,11 @@ def without_prompt(outputs: list[Any]) -> list[Any]:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ALL)
 def test_family_in_five_modes_here(name, backend, tmp_path):
-    family = Family(name, tmp_path)
+    five_modes(Family(ALL[name], tmp_path), backend)
+
+
+def five_modes(family: Family, backend: str) -> None:
+    """One alone, a mixed batch, prefix hits; and chunks of seven tokens with preemption."""
     with family.open(kernels=backend) as llm:
         batch = run(llm, family.prompts, family.params)
         for prompt, output in zip(family.prompts, batch, strict=True):
@@ -101,7 +105,11 @@ def test_family_in_five_modes_here(name, backend, tmp_path):
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_family_in_a_process_of_its_own(name, tmp_path):
-    family = Family(name, tmp_path)
+    own_process(Family(ALL[name], tmp_path))
+
+
+def own_process(family: Family) -> None:
+    """The same bytes from a process of its own."""
     with family.open() as llm:
         batch = run(llm, family.prompts[:4], family.params[:4])
     with family.open(executor="process", threads=1, max_num_batched_tokens=40) as llm:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import transformers as hf
+from parity import make
+
+from tokenmill.models.table import TABLE
 
 BASE: dict[str, Any] = {
     "vocab_size": 67, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -40,9 +44,9 @@ class Case:
     architecture: str | None = None
     """What published files say where Transformers saves another name."""
 
-    def said(self, config: dict[str, Any]) -> dict[str, Any]:
-        """config.json as published files have it."""
-        return {**config, "architectures": [self.architecture]} if self.architecture else config
+    def make(self, folder: Path) -> tuple[Any, dict, dict[str, Any]]:
+        """Transformers' model, config.json and tensors."""
+        return make(self.config, folder, attention=self.attention, architecture=self.architecture)
 
 
 def several(kind: Any, base: dict[str, Any], *twists: dict[str, Any], **more: Any) -> list[Case]:
@@ -59,6 +63,7 @@ GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_m
 MIX = {"moe_intermediate_size": 20, "num_experts_per_tok": 2}
 GROUPED = {**MIX, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
            "routed_scaling_factor": 1.7, "norm_topk_prob": True, "first_k_dense_replace": 1}  # fmt: skip
+LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 6, "v_head_dim": 10}
 DBRX = {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128, "vocab_size": 67}
 
 
@@ -164,6 +169,21 @@ def families() -> dict[str, list[Case]]:
                                 {**DEEP, "moe_layer_start_index": 0, "moe_layer_end_index": 2, "moe_layer_interval": 2}),
         "hunyuan_v1_moe": several(hf.HunYuanMoEV1Config, {**small, "num_experts": 4, "moe_topk": 2}, {}, BIASED,
                                   {"moe_topk": 3, **TIED, **WIDE}),
+        "deepseek_v3": several(
+            hf.DeepseekV3Config, {**BASE, **LATENT, **GROUPED, "q_lora_rank": 20},
+            {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9}, "n_shared_experts": 2},
+            {"q_lora_rank": None, "rope_interleave": False, **BIASED},
+            {"norm_topk_prob": False, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, **TIED}),
+        "glm4_moe_lite": several(
+            hf.Glm4MoeLiteConfig, {**{k: v for k, v in {**BASE, **LATENT, **GROUPED}.items()
+                                      if k != "first_k_dense_replace"}, "q_lora_rank": 20},
+            {}, {**DEEP, "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"], **BIASED},
+            {"n_group": 1, "topk_group": 1, "rope_parameters": YARN, "q_lora_rank": None}),
+        "llama4": several(
+            hf.Llama4TextConfig, {**small, **DEEP, "num_local_experts": 4, "intermediate_size_mlp": 20},
+            {"num_experts_per_tok": 2, "interleave_moe_layer_step": 2, "attn_temperature_tuning": False},
+            {"floor_scale": 8, "attn_scale": 0.4, "no_rope_layers": [1, 0, 1, 1], **BIASED},
+            {"use_qk_norm": False, "moe_layers": [0, 3], "rope_parameters": LLAMA3, **TIED}),
         "dbrx": several(hf.DbrxConfig, DBRX, dbrx({"clip_qkv": 0.7}, {}), dbrx({"clip_qkv": 3.0}, {"moe_top_k": 1}),
                         dbrx({"clip_qkv": 2.0, "kv_n_heads": 4}, {"moe_normalize_expert_weights": None})),
         "gpt_neox": several(hf.GPTNeoXConfig, {k: v for k, v in BASE.items() if k != "num_key_value_heads"}, {},
@@ -197,3 +217,19 @@ def families() -> dict[str, list[Case]]:
 
 FAMILIES = families()
 ALL = {f"{name}-{i}": case for name, cases in FAMILIES.items() for i, case in enumerate(cases)}
+
+
+FILES = {"deepseek_v3": "DeepseekV3ForCausalLM", "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
+         "gemma4": "Gemma4ForCausalLM", }  # fmt: skip
+"""Families here that have a file of their own."""
+
+
+def first_of_each() -> dict[str, Case]:
+    """Architecture -> the first case of its family."""
+    kinds = {cases[0].config.model_type: cases[0] for cases in FAMILIES.values()} | {"mimo": FAMILIES["qwen2"][1]}
+    return {name: kinds[family.fields.model_type] for name, family in TABLE.items()} | {
+        FILES[name]: cases[0] for name, cases in FAMILIES.items() if name in FILES
+    }
+
+
+FIRST = first_of_each()

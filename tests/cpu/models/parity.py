@@ -43,8 +43,12 @@ class DictCheckpoint:
         self.tensors = {}
 
 
-def make(config: Any, folder: Path, *, attention: str = "eager") -> tuple[Any, dict, dict[str, Tensor]]:
-    """A random Transformers model of this config, saved and read back: (model, config.json, tensors)."""
+def make(
+    config: Any, folder: Path, *, attention: str = "eager", architecture: str | None = None
+) -> tuple[Any, dict, dict[str, Tensor]]:
+    """A random Transformers model of this config, saved and read back: (model, config.json, tensors).
+
+    architecture: what published files say, where Transformers saves another name."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
@@ -58,8 +62,11 @@ def make(config: Any, folder: Path, *, attention: str = "eager") -> tuple[Any, d
             if name.endswith("correction_bias"):
                 buffer.copy_(torch.randn_like(buffer) * 0.1)
     model.save_pretrained(folder)
+    path = folder / "config.json"
+    if architecture is not None:
+        path.write_text(json.dumps({**json.loads(path.read_text()), "architectures": [architecture]}))
     tensors = {k: v for file in sorted(folder.glob("*.safetensors")) for k, v in load_file(file).items()}
-    return model, json.loads((folder / "config.json").read_text()), tensors
+    return model, json.loads(path.read_text()), tensors
 
 
 def theirs(model: Any, tokens: list[int]) -> Tensor:

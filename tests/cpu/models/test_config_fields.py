@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from family_cases import FIRST
 from parity import load, make, ours, theirs
 from test_families import BASE, CASES, LONG, MLA, MOE, YARN, Case
 from transformers.initialization import no_init_weights
@@ -21,6 +22,7 @@ from tokenmill.models.registry import architectures
 
 FULL = os.environ.get("TOKENMILL_RELIABILITY") == "1"
 SMALL = {
+    **FIRST,
     "LlamaForCausalLM": Case(hf.LlamaConfig(**BASE)),
     "MistralForCausalLM": Case(hf.MistralConfig(**BASE, sliding_window=20)),
     "Qwen2ForCausalLM": CASES["qwen2-window"],
@@ -42,6 +44,9 @@ SMALL = {
     "GPTNeoXForCausalLM": CASES["gpt-neox"],
     "OPTForCausalLM": CASES["opt"],
     "BloomForCausalLM": CASES["bloom"],
+    "Qwen3NextForCausalLM": CASES["qwen3-next"],
+    "Qwen3_5ForCausalLM": CASES["qwen3.5"],
+    "Qwen3_5MoeForCausalLM": CASES["qwen3.5-moe"],
 }  # fmt: skip
 PROMPT = torch.randint(0, 67, (70,), generator=torch.Generator().manual_seed(5)).tolist()
 
@@ -52,7 +57,8 @@ def base(architecture: str, folder: str) -> tuple[Any, dict, dict]:
     case = SMALL[architecture]
     from pathlib import Path
 
-    return make(copy.deepcopy(case.config), Path(folder), attention=case.attention)
+    model, config, tensors = make(copy.deepcopy(case.config), Path(folder), attention=case.attention)
+    return model, {**config, "architectures": [architecture], "model_type": FIELDS[architecture].model_type}, tensors
 
 
 @pytest.fixture(scope="module")

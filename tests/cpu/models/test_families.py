@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import pytest
 import torch
 import transformers as hf
+from family_cases import Case
 from parity import load, make, ours, theirs
 
 SIZES = {"vocab_size": 67, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -25,15 +23,6 @@ MOE = {"n_routed_experts": 8, "n_shared_experts": 2, "moe_intermediate_size": 12
 HYBRID = {**BASE, "num_hidden_layers": 4, "head_dim": 16, "rms_norm_eps": 1e-3,  # random states are small
           "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"]}  # fmt: skip
 DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 6}
-
-
-@dataclass
-class Case:
-    """A config, and the longest run where the result depends on it."""
-
-    config: Any
-    longest: int | None = None
-    attention: str = "eager"
 
 
 def cases() -> dict[str, Case]:

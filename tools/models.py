@@ -1,0 +1,117 @@
+"""docs/models.md from the table of families. Owns: its words; `--write` writes it, else it is compared.
+
+Run as `python tools/models.py`; the tests compare, too. Knows the tests only by their text: a family is tested if a
+file of tests names it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from tokenmill.models.fields import FIELDS
+from tokenmill.models.registry import file_of
+from tokenmill.models.row import Shape
+from tokenmill.models.rules import everywhere
+from tokenmill.models.table import TABLE
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "models.md"
+TESTS = ("tests/cpu/models/family_cases.py", "tests/cpu/models/test_families.py", "tests/cpu/models/test_llama.py")
+HEAD = """# Models
+
+What `architectures` in a model's config.json may say. {count} architectures: {rows} are one row each of the table in
+`models/table.py` and its neighbours, read by one builder (`models/family.py`); the others have a file of their own.
+
+A known architecture with a config value that changes the computation and is not built is refused by the name of the
+value. **Tested**: a tiny random model gives the logits of Transformers in float32 within 1e-4, whole, in chunks and in
+company, and its greedy tokens through the whole engine (prefix hits, preemption). Every key of every config is deleted
+and changed in tests: the model is then equal to Transformers' or refused.
+
+This page is written by `tools/models.py`. `docs/add-a-model.md` says how to add a row.
+
+| architecture | model type | built by | layers | tested | note |
+|---|---|---|---|---|---|
+"""
+OWN_FILES = {
+    "DeepseekV2ForCausalLM": "latent attention, shared and routed experts",
+    "DeepseekV3ForCausalLM": "latent attention, shared and routed experts; also Kimi K2; without layers for drafts",
+    "Glm4MoeLiteForCausalLM": "latent attention, shared and routed experts; GLM-4.7-Flash",
+    "FalconForCausalLM": "three layouts of q/k/v, parallel blocks, rope or ALiBi",
+    "GPT2LMHeadModel": "learned positions, matrices stored transposed",
+    "GptOssForCausalLM": "sinks, alternating windows, experts with biases and a clamped gate; unquantised",
+    "OPTForCausalLM": "learned positions; norms before or after the blocks",
+    "Gemma4ForCausalLM": "the text model: heads of two sizes, shared keys and values, embeddings for each layer",
+    "Llama4ForCausalLM": "the text model, within its first chunk of attention",
+}
+
+
+def main() -> int:
+    """Write the page, or say that it is not up to date."""
+    text = page()
+    if "--write" in sys.argv[1:]:
+        PAGE.write_text(text, encoding="utf-8")
+        return 0
+    if PAGE.read_text(encoding="utf-8") != text:
+        print("docs/models.md is not up to date: python tools/models.py --write")
+        return 1
+    return 0
+
+
+def page() -> str:
+    """The whole page."""
+    tests = "".join((ROOT / name).read_text(encoding="utf-8") for name in TESTS)
+    lines = [HEAD.format(count=len(FIELDS), rows=len(TABLE))]
+    for name in sorted(FIELDS, key=str.lower):
+        kind, row = FIELDS[name].model_type, TABLE.get(name)
+        layers = describe(row.shape) if row else ""
+        note = row.note if row else OWN_FILES[name]
+        built = "a row" if row else f"`models/{file_of(name)}.py`"
+        tested = "yes" if is_tested(kind, tests) else "no"
+        lines.append(f"| `{name}` | `{kind}` | {built} | {layers} | {tested} | {note} |\n")
+    return "".join(lines)
+
+
+def is_tested(kind: str, tests: str) -> bool:
+    """Does a file of tests name a case of this family?"""
+    names = {kind.removesuffix("_text"), kind.removesuffix("_text").replace("_", "-")}
+    return any(re.search(rf'"{re.escape(name)}[-"]', tests) for name in names)
+
+
+def describe(shape: Shape) -> str:
+    """What differs from Llama's layers, in a few words."""
+    attend, norms, mix, said = shape.attend, shape.norms, shape.mix, []
+    if norms.kind != "rms":
+        said.append({"layer": "layer norms", "scale": "layer norms without bias", "bare": "norms without weights"}[norms.kind])
+    if norms.after:
+        said.append("norms around blocks" if norms.before else "norms after blocks")
+    if shape.parallel:
+        said.append("parallel blocks" + (" if the config says so" if isinstance(shape.parallel, str) else ""))
+    if attend.norms is not None:
+        over = {"head": "heads", "row": "rows of heads", "own": "each head by itself"}[attend.norms.over]
+        said.append(f"q/k norms of {over}" + (" after rope" if attend.norms.rotated else ""))
+    if attend.layer is not everywhere:
+        said.append("windows or layers without rope")
+    said += _positions(shape)
+    if not shape.feed.gated and mix is None:
+        said.append("plain feed-forward layer")
+    if shape.residual:
+        said.append("multipliers")
+    if mix is not None:
+        said.append("experts" + (" and shared ones" if mix.shared else "") + (
+            ", sigmoid scores" if mix.route.order == "sigmoid" else ""))
+    return ", ".join(said) or "Llama's"
+
+
+def _positions(shape: Shape) -> list[str]:
+    attend, outside = shape.attend, shape.outside
+    if outside.positions is not None:
+        return ["learned positions" if outside.positions.name else "sines for positions"]
+    if attend.scores is not None and attend.scores.alibi:
+        return ["ALiBi"]
+    return ["neighbours rotate in pairs"] if attend.pairs else []
+
+
+if __name__ == "__main__":
+    sys.exit(main())
