@@ -16,6 +16,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 from tests.pure.scheduler.oracle import run_story
 
+KINDS: tuple[dict[str, bool], ...] = ({}, {"device_drafts": True}, {"crowded_beams": True})
+"""What stories are told by turns."""
+
 
 def main(count: int, first: int) -> int:
     """Run `count` random stories; -> how many went wrong."""
@@ -24,7 +27,7 @@ def main(count: int, first: int) -> int:
     start = time.perf_counter()
     for seed in range(first, first + count):
         try:
-            scheduler = run_story(seed)
+            scheduler = run_story(seed, **KINDS[seed % len(KINDS)])
         except Exception:
             wrong.append(seed)
             traceback.print_exc()
@@ -32,6 +35,10 @@ def main(count: int, first: int) -> int:
         for name, value in asdict(scheduler.counters).items():
             if isinstance(value, int):
                 totals[name] = totals.get(name, 0) + value
+        snapshots = scheduler.tables.snapshots
+        if snapshots is not None:
+            for name in ("saved", "hits", "evicted"):
+                totals["states " + name] = totals.get("states " + name, 0) + getattr(snapshots, name)
     seconds = round(time.perf_counter() - start, 1)
     print(json.dumps({"stories": count, "wrong": len(wrong), "wrong_seeds": wrong[:20], "seconds": seconds, **totals}))
     return len(wrong)

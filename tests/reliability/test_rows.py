@@ -28,9 +28,17 @@ SMALL_POOL = ("--num-gpu-blocks-override", "640")
 
 def rss(running: Running) -> int:
     """Resident bytes of the server and its engines."""
+    return resident([running.process.pid, *running.children()])
+
+
+def resident(pids: list[int]) -> int:
+    """Resident bytes of these processes; those that have ended count nothing."""
     total = 0
-    for pid in (running.process.pid, *running.children()):
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    for pid in pids:
+        try:
+            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        except OSError:
+            continue
         total += pages * os.sysconf("SC_PAGE_SIZE")
     return total
 

@@ -12,6 +12,9 @@ TokenmillError
 
 from __future__ import annotations
 
+OWN_FAULT = "The request forbids every answer: "
+"""How the text of a sequence's error begins that its own request brought about: a person can fix it."""
+
 
 class TokenmillError(Exception):
     """Base of every error this package raises on purpose."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tokenmill.core.request import Request
 
 WAITING, RUNNING, FINISHED = 0, 1, 2
+NEVER = 1 << 60
+"""No position lies so far."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +68,10 @@ class Sequence:
     `fresh`: the devices must be told everything (RowStart) with the next grant. `leaving`: to be preempted when
     its plans in flight are committed. `needs_host`: its next forward needs the last commit (host drafts, beams).
     `most_guesses`: so many drafts of a DeviceDrafter may be granted at once.
+
+    Of a model whose rows have states (kvcache/snapshots.py): `save_at`: the next position whose state is kept, in
+    `save_slot` if it is an answer's; `restore`: the slot that devices shall restore; `diverges`: where others with
+    this beginning went another way; `rolled`: the node with the answer's last kept state.
     """
 
     id: int
@@ -96,6 +102,11 @@ class Sequence:
     constraint: Constraint | None = None
     score: float = 0.0
     preemptions: int = 0
+    save_at: int = NEVER
+    save_slot: int = -1
+    restore: int = -1
+    diverges: int = 0
+    rolled: object = None
 
     @property
     def keys(self) -> list[int]:

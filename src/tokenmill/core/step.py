@@ -4,7 +4,8 @@ Integers only, msgspec-serialisable; the same message serves one process, tensor
 A plan carries changes: every worker applies it, in order, to its own copy of the rows.
 
     a row's life:   start ──► grants ... ──► ended      (preempted = ended; resumed = started again)
-    within a plan:  ended → starts → table edits → jumps → copies → appended, drafts → grants → sampling
+    within a plan:  ended → starts → table edits → jumps → restores → copies → appended, drafts → grants → sampling
+                    → saves
 
 A fork (beams, n samples) is a start whose table shares blocks; a block that two rows would write is copied first.
 """
@@ -75,12 +76,21 @@ class BlockCopy(msgspec.Struct, gc=False):
     dst: int
 
 
+class StateSave(msgspec.Struct, gc=False):
+    """Keep the row's state at `position` in a snapshot slot, if this step takes the row there or past it."""
+
+    row: int
+    slot: int
+    position: int
+
+
 class StepPlan(msgspec.Struct, kw_only=True):
     """One step: state changes, then for each i: compute `counts[i]` tokens of row `rows[i]`.
 
     A grant covers positions [computed, computed + count) of its row, where the row itself knows `computed`.
     The last `guesses[i]` of them are unverified drafts: `drafts[i]` if the host made them, otherwise what a
     DeviceDrafter left behind the row's known tokens. `appended[row]` are tokens that the host adds first.
+    `restores` are (row, slot): the states of a row that starts or jumps come from a snapshot slot.
     `samples[i]` says whether the grant reaches the end of what is known, so that tokens are sampled.
     `jumps` are (row, computed): positions that the prefix cache gave a row in mid-prompt. `late`: rows with LateInputs.
     After a failed plan every later plan of the same epoch fails too; a new epoch ends every row.
@@ -93,6 +103,8 @@ class StepPlan(msgspec.Struct, kw_only=True):
     edits: list[TableEdit] = []
     copies: list[BlockCopy] = []
     jumps: list[tuple[int, int]] = []
+    restores: list[tuple[int, int]] = []
+    saves: list[StateSave] = []
     appended: dict[int, list[int]] = {}
     guesses: dict[int, int] = {}
     drafts: dict[int, list[int]] = {}

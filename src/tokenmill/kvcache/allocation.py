@@ -12,6 +12,7 @@ from tokenmill.core.sequence import Sequence, Table
 from tokenmill.core.step import BlockCopy, StepPlan, TableEdit
 from tokenmill.kvcache.blocks import BlockPool
 from tokenmill.kvcache.radix import Node, RadixCache
+from tokenmill.kvcache.snapshots import Snapshots
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,15 @@ class BlockTables:
     """Allocation for all sequences of one engine."""
 
     def __init__(
-        self, layouts: list[GroupLayout], num_blocks: list[int], block_size: int, *, prefix_cache: bool = True
+        self,
+        layouts: list[GroupLayout],
+        num_blocks: list[int],
+        block_size: int,
+        *,
+        prefix_cache: bool = True,
+        snapshots: Snapshots | None = None,
     ) -> None:
+        """snapshots: of a model whose rows have states besides their blocks."""
         self.layouts = layouts
         self.block_size = block_size
         self.pools = [BlockPool(n) for n in num_blocks]
@@ -35,6 +43,9 @@ class BlockTables:
         self.caching = prefix_cache
         self.cache = RadixCache(self.by_group, [layout.window for layout in layouts], block_size)
         self.windowed = [g for g, layout in enumerate(layouts) if layout.window]
+        self.snapshots = snapshots
+        if snapshots is not None:
+            self.cache.drop_snapshot = snapshots.drop
 
     # ------------------------------------------------------------ capacity
 
@@ -71,6 +82,8 @@ class BlockTables:
         seq.tables = [Table() for _ in self.layouts]
         seq.capacity = seq.published = 0
         seq.node = self.cache.root(self._salt(seq)) if self.caching else None
+        if self.snapshots is not None and self.caching:
+            self.snapshots.look_ahead(seq, 0)
 
     def match(self, seq: Sequence, position: int, limit: int) -> int:
         """Extend `seq`, planned up to block-aligned `position`, with cached blocks; -> tokens gained."""
@@ -78,13 +91,17 @@ class BlockTables:
             return 0
         cache, start = self.cache, seq.node
         assert isinstance(start, Node)
-        if start.parent is not None and start.parent.children.get(start.key) is not start:
+        if not start.alive:
             return 0  # our own place in the tree was evicted or retracted
         path = cache.walk(start, seq.keys, position, limit)
         if not path:
             return 0
         before = _ancestors(start)
         count = cache.usable(before, path)
+        if self.snapshots is not None and count:
+            seq.diverges = position + count * self.block_size
+            count = cache.usable(before, path, states=True)
+            self.snapshots.matched(seq, position + count * self.block_size)
         if not count:
             return 0
         nodes = before + path[:count]
@@ -92,6 +109,8 @@ class BlockTables:
         for group, layout in enumerate(self.layouts):
             self._adopt(seq, group, layout.window, nodes, end, position)
         seq.node = path[count - 1]
+        if self.snapshots is not None:
+            self.snapshots.restore(seq, path[count - 1])
         seq.published = end
         seq.capacity = min(t.end for t in seq.tables)
         return count * self.block_size
@@ -190,6 +209,8 @@ class BlockTables:
         seq.tables = []
         seq.capacity = seq.published = 0
         seq.node = None
+        if self.snapshots is not None:
+            self.snapshots.close(seq)
 
     # ------------------------------------------------------------ prefix cache
 
@@ -203,7 +224,7 @@ class BlockTables:
         while seq.published + size <= upto and seq.node is not None:
             node = seq.node
             assert isinstance(node, Node)
-            if node.parent is not None and node.parent.children.get(node.key) is not node:
+            if not node.alive:
                 seq.node = None  # our place in the tree is gone: publish no more
                 break
             start = seq.published

@@ -6,25 +6,33 @@ it names a block in every KV group (or -1 where that group's block is gone). Blo
 
 Where a hit of n tokens may end, per group:   full / latent: every block of [0, n) is there
                                               window w:      every block of [n - w + 1, n) is there
+                                              states:        the node that ends at n has a snapshot
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from tokenmill.kvcache.blocks import BlockPool
 
 
 class Node:
-    """One full block of tokens: `blocks[g]` holds its K/V in group g, or -1. A root's key is its salt."""
+    """One full block of tokens: `blocks[g]` holds its K/V in group g, or -1. A root's key is its salt. `snapshot`: the
+    slot that keeps a row's states behind the block's last token, or -1."""
 
-    __slots__ = ("blocks", "children", "key", "parent")
+    __slots__ = ("blocks", "children", "key", "parent", "snapshot")
 
     def __init__(self, key: tuple[int | str, ...], parent: Node | None, num_groups: int) -> None:
         self.key = key
         self.parent = parent
         self.children: dict[tuple[int | str, ...], Node] = {}
         self.blocks = [-1] * num_groups
+        self.snapshot = -1
+
+    @property
+    def alive(self) -> bool:
+        """Is it still in the tree? Roots always are."""
+        return self.parent is None or self.parent.children.get(self.key) is self
 
 
 class RadixCache:
@@ -38,6 +46,7 @@ class RadixCache:
         self.roots: dict[str, Node] = {}
         self.queries = 0
         self.hits = 0
+        self.drop_snapshot: Callable[[Node], object] = lambda node: None
         for pool in {id(p): p for p in pools}.values():
             pool.on_evict = lambda block, pool=pool: self._evicted(pool, block)
 
@@ -63,7 +72,7 @@ class RadixCache:
             position += size
         return path
 
-    def usable(self, before: list[Node], path: list[Node]) -> int:
+    def usable(self, before: list[Node], path: list[Node], *, states: bool = False) -> int:
         """How many nodes of `path` a hit may take, given the nodes `before` it that the sequence already shares."""
         nodes = before + path
         limit = len(nodes)
@@ -74,6 +83,8 @@ class RadixCache:
                         limit = i
                         break
         for end in range(limit, len(before), -1):
+            if states and nodes[end - 1].snapshot < 0:
+                continue
             if all(self._window_held(nodes, end, g, w) for g, w in enumerate(self.windows) if w):
                 return end - len(before)
         return 0
@@ -120,7 +131,7 @@ class RadixCache:
         self.roots.clear()
 
     def _drop(self, node: Node) -> None:
-        if node.parent is None or node.parent.children.get(node.key) is not node:
+        if node.parent is None or not node.alive:
             return
         del node.parent.children[node.key]
         stack = [node]
@@ -128,6 +139,7 @@ class RadixCache:
             gone = stack.pop()
             stack.extend(gone.children.values())
             gone.children = {}
+            self.drop_snapshot(gone)
             for group, block in enumerate(gone.blocks):
                 if block >= 0:
                     gone.blocks[group] = -1
@@ -149,8 +161,9 @@ class RadixCache:
     def _prune(self, node: Node) -> None:
         """Remove empty leaves upwards; roots stay only while they hold something."""
         while node.parent is not None and not node.children and all(b < 0 for b in node.blocks):
-            if node.parent.children.get(node.key) is node:
+            if node.alive:
                 del node.parent.children[node.key]
+            self.drop_snapshot(node)
             node = node.parent
         if node.parent is None and not node.children:
             self.roots.pop(str(node.key[0]), None)

@@ -5,14 +5,17 @@ Knows nothing of families: they say how heads are shaped, scaled, rotated and na
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import AttentionSpec, ForwardContext, KVSpec, NormSpec, RopeSpec
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows
+from tokenmill.layers.touch import Touch
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +87,48 @@ def per_head_order(heads: Heads) -> Tensor:
     return torch.arange(3 * heads.width).view(heads.heads, 3, heads.dim).transpose(0, 1).reshape(-1)
 
 
+def per_head_order_if_many(heads: Heads) -> Tensor | None:
+    """The same, where keys have as many heads as queries; else [q | k | v] already."""
+    return None if heads.kv_heads == 1 else per_head_order(heads)
+
+
+def codegen_order(heads: Heads) -> Tensor:
+    """Row order that takes a matrix fused in four parts, [4, (q, v, k), H / 4, D], apart into [q | k | v]."""
+    if heads.heads % 4:
+        raise ModelError(f"config.json: {heads.heads} attention heads cannot be shared out to the four parts of qkv.")
+    parts = torch.arange(3 * heads.width).view(4, 3, -1).transpose(0, 1)
+    return torch.cat([parts[0].reshape(-1), parts[2].reshape(-1), parts[1].reshape(-1)])
+
+
 class Attention:
     """qkv -> prepare -> attend -> output projection (+ residual)."""
 
-    def __init__(self, qkv: ColumnLinear, output: RowLinear, spec: AttentionSpec) -> None:
+    def __init__(
+        self,
+        qkv: ColumnLinear,
+        output: RowLinear,
+        spec: AttentionSpec,
+        *,
+        touches: Sequence[Touch] = (),
+        within: NormSpec | None = None,
+    ) -> None:
+        """touches: what is done to qkv before it is prepared; within: a norm before the output projection."""
         self.qkv = qkv
         self.output = output
         self.spec = spec
+        self.touches = tuple(touches)
+        self.within = within
 
     def __call__(
         self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
     ) -> Tensor:
         """residual + attention(norm(x)); x [T, hidden]."""
-        mixed = ctx.kernels.attend_qkv(self.qkv.weight.matmul(x, ctx, norm=norm), self.spec, ctx)
+        qkv = self.qkv.weight.matmul(x, ctx, norm=norm)
+        for touch in self.touches:
+            qkv = touch(qkv, ctx)
+        mixed = ctx.kernels.attend_qkv(qkv, self.spec, ctx)
+        if self.within is not None:
+            mixed = ctx.kernels.norm(mixed, self.within)
         return self.output(mixed, ctx, residual=residual)
 
 

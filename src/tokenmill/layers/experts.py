@@ -5,6 +5,8 @@ Every rank holds a slice of every expert; one sum over the group serves routed a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,9 @@ from tokenmill.core.protocols import Weight
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import Rows
 from tokenmill.layers.mlp import MLP
+
+Choose = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""logits [T, E] -> ids [T, k] and gates [T, k] in float32."""
 
 ExpertWeights = tuple[list[Weight], list[Weight]]
 """gate_up and down, one of each per expert."""
@@ -30,8 +35,12 @@ class Experts:
         act: Act,
         *,
         shared: MLP | None = None,
+        shared_gate: Weight | None = None,
         wide_router: bool = False,
+        choose: Choose | None = None,
     ) -> None:
+        """shared_gate [1, hidden]: the shared experts' share is the sigmoid of its product. choose: in place of what
+        `route` says of scores."""
         self.group = b.group
         self.router = b.settled(router)
         self.route = route
@@ -41,30 +50,60 @@ class Experts:
         self.act: Act = act
         self.shared = shared
         self.wide_router = wide_router
-        beside = None if shared is None else (shared.up.weight, shared.down.weight)
+        self.shared_gate = None if shared_gate is None else b.settled(shared_gate)
+        self.choose = choose
+        beside = None if shared is None or shared_gate is not None else (shared.up.weight, shared.down.weight)
         mixture = Mixture(self.router, route, *weights, act, beside, wide_router)
         # A backend that takes the whole layer empties the lists: nothing is held twice.
-        self.fused = None if shared is not None and shared.act != act else b.kernels.pack_mixture(mixture)
+        apart = choose is not None or (beside is not None and shared is not None and shared.act != act)
+        self.fused = None if apart else b.kernels.pack_mixture(mixture)
 
     def __call__(
         self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
     ) -> Tensor:
         """residual + experts(norm(x)); x [T, hidden]. wide_router: logits in float32 whatever the compute dtype."""
-        if self.fused is not None:
+        if self.fused is not None and self.shared_gate is None:
             if self.group.size > 1:
                 return self.group.all_reduce(self.fused(x, ctx, norm=norm), residual)
             return self.fused(x, ctx, norm=norm, residual=residual)
         kernels = ctx.kernels
         h = x if norm is None else kernels.norm(x, norm)
-        logits = self.router.matmul(h.float() if self.wide_router else h, ctx)
-        ids, gates = kernels.route(logits, self.route)
-        y = kernels.experts(h, self.weights, ids, gates, self.act, ctx)
-        if self.shared is not None:
-            inner = self.shared.up.weight.matmul(h, ctx, act=self.shared.act)
-            y = self.shared.down.weight.matmul(inner, ctx, residual=y)
+        y = self.fused(h, ctx) if self.fused is not None else self._routed(h, ctx)
+        if self.shared is not None and self.shared_gate is not None:
+            share = 1.0 / (1.0 + torch.exp(-self.shared_gate.matmul(h, ctx).float()))
+            beside = self.shared.down.weight.matmul(self.shared.inside(h, ctx), ctx)
+            y = kernels.add(y, (beside.float() * share).to(y.dtype))
+        elif self.shared is not None:
+            y = self.shared.down.weight.matmul(self.shared.inside(h, ctx), ctx, residual=y)
         if self.group.size > 1:
             return self.group.all_reduce(y, residual)
         return y if residual is None else kernels.add(residual, y)
+
+    def _routed(self, h: Tensor, ctx: ForwardContext) -> Tensor:
+        """The routed experts' part [T, hidden]."""
+        logits = self.router.matmul(h.float() if self.wide_router else h, ctx)
+        ids, gates = ctx.kernels.route(logits, self.route) if self.choose is None else self.choose(logits)
+        return ctx.kernels.experts(h, self.weights, ids, gates, self.act, ctx)
+
+
+def sparsemixer(jitter: float) -> Choose:
+    """Two experts, one after the other: each one's gate is its softmax among those whose logits come near it.
+
+    Near: (best - logit) / max(|logit|, best) is at most 2 * jitter. The first is out of reach of the second."""
+
+    def choose(logits: Tensor) -> tuple[Tensor, Tensor]:
+        logits = logits.float()
+        left, ids, gates = logits, [], []
+        for _ in range(2):
+            best, at = left.max(-1, keepdim=True)
+            far = (best - logits) / torch.maximum(logits.abs(), best) > 2.0 * jitter
+            near = torch.exp(left.masked_fill(far, float("-inf")) - best)
+            gates.append(near.gather(-1, at) / near.sum(-1, keepdim=True))
+            ids.append(at)
+            left = left.scatter(-1, at, float("-inf"))
+        return torch.cat(ids, -1), torch.cat(gates, -1)
+
+    return choose
 
 
 def load_experts(
@@ -117,3 +156,27 @@ def split_experts(b: Build, gate_up: list[Weight], down: list[Weight]) -> Expert
     rows = Rows(inner, inner)
     index = torch.cat([rows.index(0, b.group), rows.index(inner, b.group)]).to(b.device)
     return [weight.take(index) for weight in gate_up], [weight.split(1, *rows.share(b.group)) for weight in down]
+
+
+def load_joined(
+    b: Build, route: RouteSpec, hidden: int, inner: int, names: tuple[str, str, str], *, bias: bool = False
+) -> ExpertWeights:
+    """Experts as names[0] [E, 2 inner, hidden] and names[1] [E, hidden, inner]."""
+    before, count = b.book.flops, route.experts
+    gate_up = b.tensor(names[0], (count, 2 * inner, hidden))
+    down = b.tensor(names[1], (count, hidden, inner))
+    ups, downs = [b.wrap(part) for part in gate_up], [b.wrap(part) for part in down]
+    count_visited(b, before, route)
+    return split_experts(b, ups, downs)
+
+
+def load_stacked(
+    b: Build, route: RouteSpec, hidden: int, inner: int, names: tuple[str, str, str], *, bias: bool = False
+) -> ExpertWeights:
+    """Experts as three matrices [E * inner, hidden]: gate, up, and down transposed."""
+    before, count = b.book.flops, route.experts
+    gate, up, down = (b.tensor(name, (count * inner, hidden)).view(count, inner, hidden) for name in names)
+    ups = [b.wrap(torch.cat(pair)) for pair in zip(gate, up, strict=True)]
+    downs = [b.wrap(part.t().contiguous()) for part in down]
+    count_visited(b, before, route)
+    return split_experts(b, ups, downs)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tokenmill.core.forward import Act, ForwardContext, NormSpec
@@ -9,19 +13,42 @@ from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows
 
 
+ByHand = Callable[[Tensor, ForwardContext], Tensor]
+"""An activation that no kernel has: (x [T, D], context) -> [T, D], or [T, D / 2] for a gated one."""
+
+
 class MLP:
     """act(norm(x) @ up) @ down (+ residual)."""
 
-    def __init__(self, up: ColumnLinear, down: RowLinear, act: Act) -> None:
+    def __init__(
+        self,
+        up: ColumnLinear,
+        down: RowLinear,
+        act: Act,
+        *,
+        by_hand: ByHand | None = None,
+        within: NormSpec | None = None,
+    ) -> None:
+        """by_hand replaces `act`; within: a norm before the last matrix."""
         self.up = up
         self.down = down
         self.act: Act = act
+        self.by_hand = by_hand
+        self.within = within
 
     def __call__(
         self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
     ) -> Tensor:
         """x [T, hidden] -> [T, hidden]."""
-        return self.down(self.up.weight.matmul(x, ctx, norm=norm, act=self.act), ctx, residual=residual)
+        return self.down(self.inside(x, ctx, norm), ctx, residual=residual)
+
+    def inside(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
+        """What the last matrix multiplies [T, inner]."""
+        if self.by_hand is None:
+            y = self.up.weight.matmul(x, ctx, norm=norm, act=self.act)
+        else:
+            y = self.by_hand(self.up.weight.matmul(x, ctx, norm=norm), ctx)
+        return y if self.within is None else ctx.kernels.norm(y, self.within)
 
 
 def gated_mlp(b: Build, hidden: int, inner: int, act: Act, *, bias: bool = False) -> MLP:
@@ -37,3 +64,29 @@ def plain_mlp(
     """Two matrices with these names."""
     up = ColumnLinear(b, hidden, {names[0]: Rows(inner, inner)}, bias=bias, transposed=transposed)
     return MLP(up, RowLinear(b, inner, hidden, names[1], bias=bias, transposed=transposed), act)
+
+
+def gated_by(act: Act) -> ByHand:
+    """act(gate) * up for an activation that has no gated kernel."""
+
+    def activated(x: Tensor, ctx: ForwardContext) -> Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        return ctx.kernels.activate(gate.contiguous(), act) * up
+
+    return activated
+
+
+def xielu(b: Build) -> ByHand:
+    """The integral of the exponential linear unit; two learned numbers bend its halves, `beta` and `eps` are stored."""
+    raised, lowered, beta, eps = (
+        b.tensor(f"act_fn.{name}", shape, torch.float32)
+        for name, shape in (("alpha_p", (1,)), ("alpha_n", (1,)), ("beta", ()), ("eps", ()))
+    )
+    above, below = F.softplus(raised), beta + F.softplus(lowered)
+
+    def activated(x: Tensor, ctx: ForwardContext) -> Tensor:
+        y = x.float()
+        lower = (torch.expm1(torch.minimum(y, eps)) - y) * below
+        return (torch.where(y > 0, above * y * y, lower) + beta * y).to(x.dtype)
+
+    return activated

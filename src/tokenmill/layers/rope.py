@@ -56,16 +56,22 @@ class RopeSettings:
 
 
 def rope_settings(
-    config: Mapping[str, Any], head_dim: int, *, layer_type: str | None = None, theta: float = 10000.0
+    config: Mapping[str, Any],
+    head_dim: int,
+    *,
+    layer_type: str | None = None,
+    theta: float = 10000.0,
+    also: tuple[str, ...] = (),
 ) -> RopeSettings:
-    """Both spellings -> one; where a config has both, the older one counts. `theta` is the family's default base."""
+    """Both spellings -> one; where a config has both, the older one counts. `theta` is the family's default base,
+    `also` are names that only this family reads."""
     values = _object(config, "rope_scaling") or _object(config, "rope_parameters")
     if any(isinstance(value, dict) for value in values.values()):
         if layer_type is None:
             raise ModelError("config.json: rope parameters by kind of layer are not supported in this architecture.")
         values = _object(values, layer_type)
     kind = str(values.get("rope_type") or values.get("type") or "default")
-    _check_names(kind, values)
+    _check_names(kind, values, also)
     longest = _number("max_position_embeddings", config.get("max_position_embeddings") or 2048, low=1)
     name = "original_max_position_embeddings"
     partial = values.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
@@ -79,10 +85,10 @@ def rope_settings(
     )
 
 
-def _check_names(kind: str, values: Mapping[str, Any]) -> None:
+def _check_names(kind: str, values: Mapping[str, Any], also: tuple[str, ...]) -> None:
     """Refuse what would be dropped: nothing in this object is there for any other purpose."""
     for name, value in values.items():
-        if name not in _NAMES and value is not None:
+        if name not in _NAMES and name not in also and value is not None:
             raise ModelError(f"config.json: {name!r} of the rope scaling is not supported.")
     if kind == "default" and values.get("factor") not in (None, 1, 1.0):
         raise ModelError("config.json: the rope scaling has a 'factor' but no 'rope_type'.")
@@ -204,8 +210,9 @@ def _longrope(settings: RopeSettings, positions: int) -> tuple[Tensor, float]:
     gain = settings.value("attention_factor", 0.0)
     if not gain:
         gain = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(settings.original_positions))
-    which = "long_factor" if positions > settings.original_positions else "short_factor"
-    return _base(settings) / settings.factors(which), gain
+    which = "long" if positions > settings.original_positions else "short"
+    gain = settings.value(f"{which}_mscale", gain)
+    return _base(settings) / settings.factors(f"{which}_factor"), gain
 
 
 def _factor(settings: RopeSettings) -> float:

@@ -5,7 +5,7 @@ Knows no family: each passes its own defaults.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from torch import Tensor
@@ -126,3 +126,26 @@ class PreNorm:
         """x [T, hidden] -> [T, hidden]."""
         x = self.attention(x, ctx, norm=self.first, residual=x)
         return self.mlp(x, ctx, norm=self.second, residual=x)
+
+
+class Sandwich:
+    """x += scale * after(block(before(x))), for attention and then for the feed-forward layer; either norm may be
+    absent."""
+
+    def __init__(
+        self,
+        blocks: tuple[Block, Block],
+        before: Sequence[NormSpec | None],
+        after: Sequence[NormSpec | None],
+        scale: float = 1.0,
+    ) -> None:
+        self.attention, self.mlp = blocks
+        self.around = tuple(zip(blocks, before, after, strict=True))
+        self.scale = scale
+
+    def __call__(self, x: Tensor, ctx: ForwardContext) -> Tensor:
+        """x [T, hidden] -> [T, hidden]."""
+        for block, before, after in self.around:
+            y = block(x, ctx, norm=before)
+            x = ctx.kernels.add(x, y if after is None else ctx.kernels.norm(y, after), self.scale)
+        return x

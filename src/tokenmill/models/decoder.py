@@ -69,6 +69,10 @@ class Decoder:
             self.head = Head(b, self._head_weight(b, sizes, ends, width))
         self.layers = [layer(body, i) for i in range(first, last)]
         self.softcap, self.logit_scale = ends.softcap, ends.logit_scale
+        self.bias: Tensor | None = None
+        """Of a tied head: the embedding's matrix has none."""
+        if self.is_last and sizes.tied and ends.head_bias:
+            self.bias = b.tensor(f"{ends.head}.bias", (sizes.vocab,), torch.float32)
         self.norm: NormSpec | None = None
         self.after: Weight | None = None
         if self.is_last:
@@ -116,6 +120,8 @@ class Decoder:
         if self.after is not None:
             hidden = self.after.matmul(hidden, ctx)
         logits = self.head(hidden, ctx)
+        if self.bias is not None:
+            logits = logits.float() + self.bias
         if self.logit_scale != 1.0 or self.softcap:
             logits = logits.float()
         if self.logit_scale != 1.0:

@@ -8,138 +8,39 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from tokenmill.core.errors import ModelError
+from tokenmill.models.keys import GATED, MOE, NO_BIAS, NO_MLP_BIAS, ROPE
+from tokenmill.models.row import SIZES, Fields
+from tokenmill.models.table import TABLE
 
-_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-_ROPE = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
-_EVERYWHERE = ("max_position_embeddings", "n_positions", "seq_length", "tie_word_embeddings", "quantization_config")
-_NO_BIAS: dict[str, tuple[Any, ...]] = {"attention_bias": (False,), "mlp_bias": (False,), "lm_head_bias": (False,)}
-_GATED = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False, **dict.fromkeys(_ROPE)}
-
-
-@dataclass(frozen=True)
-class Fields:
-    """One architecture: `needed` keys have no default; `only` lists the values that are built; `ignored` do nothing."""
-
-    model_type: str
-    needed: tuple[str, ...] = _SIZES
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    ignored: tuple[str, ...] = ()
-    layers: str | None = None
-    """The one kind that `layer_types` may name where a family has no layers of several kinds."""
-
-    def knows(self, name: str) -> bool:
-        """Is this key read, or is it known to do nothing here?"""
-        return name in self.needed or name in self.defaults or name in self.ignored or name in _EVERYWHERE
-
-
-_QWEN = {**_GATED, "num_key_value_heads": 32, "max_position_embeddings": 32768, "use_sliding_window": False,
-         "sliding_window": 4096}  # fmt: skip
-_GEMMA = {
-    **{name: value for name, value in _GATED.items() if name != "hidden_act"},
-    **{"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "num_key_value_heads": 4},
-    **{"head_dim": 256, "attention_bias": False, "query_pre_attn_scalar": 256, "sliding_window": 4096},
-    **{"layer_types": None, "attn_logit_softcapping": None, "final_logit_softcapping": None},
-}
-_NO_MLP_BIAS = {"mlp_bias": (False,), "lm_head_bias": (False,)}
-_NOT_GEMMA = {**_NO_MLP_BIAS, "use_bidirectional_attention": (False,)}
-_MOE = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
-
-FIELDS: dict[str, Fields] = {
-    "LlamaForCausalLM": Fields(
-        "llama",
-        defaults={**_GATED, "num_key_value_heads": None, "head_dim": None, "max_position_embeddings": 2048,
-                  "attention_bias": False, "mlp_bias": False},
-        only={"lm_head_bias": (False,)},
-        layers="full_attention",
-    ),
-    "MistralForCausalLM": Fields(
-        "mistral",
-        defaults={**_GATED, "num_key_value_heads": 8, "head_dim": None, "max_position_embeddings": 131072,
-                  "sliding_window": 4096},
-        only=_NO_BIAS,
-        layers="sliding_attention",
-    ),
-    "Qwen2ForCausalLM": Fields(
-        "qwen2",
-        defaults={**_QWEN, "head_dim": None, "max_window_layers": 28, "layer_types": None},
-        only={**_NO_MLP_BIAS, "use_mrope": (False,)},
-        ignored=("attention_bias",),
-    ),
-    "Qwen3ForCausalLM": Fields(
-        "qwen3",
-        defaults={**_QWEN, "head_dim": 128, "max_window_layers": 28, "layer_types": None, "attention_bias": False},
-        only=_NO_MLP_BIAS,
-    ),
-    "Qwen3MoeForCausalLM": Fields(
-        "qwen3_moe",
-        needed=(*_SIZES, "moe_intermediate_size", "num_experts", "num_local_experts"),
-        defaults={**_QWEN, "num_key_value_heads": 4, "head_dim": None, "attention_bias": False,
-                  "decoder_sparse_step": 1, "num_experts_per_tok": 8, "norm_topk_prob": False, "mlp_only_layers": None},
-        only=_NO_MLP_BIAS,
-        # Transformers windows every layer of this family or none, whatever max_window_layers says.
-        ignored=(*_MOE, "max_window_layers"),
-        layers="full_attention",
-    ),
-    "MixtralForCausalLM": Fields(
-        "mixtral",
-        needed=(*_SIZES, "num_local_experts", "num_experts"),
-        defaults={**_GATED, "num_key_value_heads": 8, "head_dim": None, "rms_norm_eps": 1e-5, "rope_theta": 1e6,
-                  "max_position_embeddings": 131072, "sliding_window": None, "num_experts_per_tok": 2},
-        only=_NO_BIAS,
-        ignored=_MOE,
-        layers="sliding_attention",
-    ),
-    "Phi3ForCausalLM": Fields(
-        "phi3",
-        defaults={**_GATED, "num_key_value_heads": None, "head_dim": None, "rms_norm_eps": 1e-5,
-                  "max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "sliding_window": None},
-        only={**_NO_BIAS, "full_attn_mod": (1,), "interpolate_factor": (1,)},
-        layers="sliding_attention",
-    ),
+_FILES: dict[str, Fields] = {
     "GptOssForCausalLM": Fields(
         "gpt_oss",
-        needed=(*_SIZES, "num_local_experts", "num_experts"),
-        defaults={**_GATED, "num_key_value_heads": 8, "head_dim": 64, "rms_norm_eps": 1e-5, "rope_theta": 150000.0,
+        needed=(*SIZES, "num_local_experts", "num_experts"),
+        defaults={**GATED, "num_key_value_heads": 8, "head_dim": 64, "rms_norm_eps": 1e-5, "rope_theta": 150000.0,
                   "max_position_embeddings": 131072, "sliding_window": 128, "num_experts_per_tok": 4,
                   "experts_per_token": None, "attention_bias": True, "layer_types": None},
-        only={**_NO_MLP_BIAS, "hidden_act": ("silu",), "swiglu_limit": (7.0,), "swiglu_alpha": (1.702,)},
-        ignored=(*_MOE, "initial_context_length"),
-    ),
-    "Gemma2ForCausalLM": Fields(
-        "gemma2",
-        defaults={**_GEMMA, "max_position_embeddings": 8192, "attn_logit_softcapping": 50.0,
-                  "final_logit_softcapping": 30.0},
-        only={**_NOT_GEMMA, "sliding_window_pattern": (2,)},
-        ignored=("hidden_act", "sliding_window_size", "cache_implementation"),
-    ),
-    "Gemma3ForCausalLM": Fields(
-        "gemma3_text",
-        defaults={**_GEMMA, "max_position_embeddings": 131072, "sliding_window_pattern": 6,
-                  "rope_local_base_freq": None},
-        only={**_NOT_GEMMA, "attn_logit_softcapping": ()},
-        ignored=("hidden_act", "_sliding_window_pattern", "cache_implementation"),
+        only={**NO_MLP_BIAS, "hidden_act": ("silu",), "swiglu_limit": (7.0,), "swiglu_alpha": (1.702,)},
+        ignored=(*MOE, "initial_context_length"),
     ),
     "DeepseekV2ForCausalLM": Fields(
         "deepseek_v2",
-        needed=(*_SIZES, "moe_intermediate_size", "n_routed_experts", "num_experts_per_tok"),
-        defaults={**_GATED, "max_position_embeddings": 2048, "attention_bias": False, "mlp_bias": False,
+        needed=(*SIZES, "moe_intermediate_size", "n_routed_experts", "num_experts_per_tok"),
+        defaults={**GATED, "max_position_embeddings": 2048, "attention_bias": False, "mlp_bias": False,
                   "num_key_value_heads": None, "first_k_dense_replace": 0, "kv_lora_rank": 512, "q_lora_rank": 1536,
                   "n_group": None, "topk_group": None, "n_shared_experts": 2, "qk_nope_head_dim": 128,
                   "qk_rope_head_dim": 64, "v_head_dim": 128, "routed_scaling_factor": 1.0, "topk_method": "greedy"},
         only={"lm_head_bias": (False,), "norm_topk_prob": (False,), "scoring_func": ("softmax",),
               "moe_layer_freq": (1,), "num_nextn_predict_layers": (0,)},
-        ignored=(*_MOE, "head_dim", "qk_head_dim", "aux_loss_alpha", "seq_aux", "ep_size", "num_experts"),
+        ignored=(*MOE, "head_dim", "qk_head_dim", "aux_loss_alpha", "seq_aux", "ep_size", "num_experts"),
         layers="full_attention",
     ),
     "FalconForCausalLM": Fields(
         "falcon",
         needed=("vocab_size", "hidden_size", "num_hidden_layers", "n_layer", "num_attention_heads", "n_head"),
-        defaults={**dict.fromkeys(_ROPE), "num_ln_in_parallel_attn": None, "layer_norm_epsilon": 1e-5,
+        defaults={**dict.fromkeys(ROPE), "num_ln_in_parallel_attn": None, "layer_norm_epsilon": 1e-5,
                   "num_kv_heads": None, "n_head_kv": None, "alibi": False, "new_decoder_architecture": False,
                   "multi_query": True, "parallel_attn": True, "bias": False, "max_position_embeddings": 2048,
                   "ffn_hidden_size": None, "activation": "gelu", "tie_word_embeddings": True},
@@ -156,17 +57,6 @@ FIELDS: dict[str, Fields] = {
         ignored=("n_ctx", "reorder_and_upcast_attn"),
         layers="full_attention",
     ),
-    "GPTNeoXForCausalLM": Fields(
-        "gpt_neox",
-        defaults={"hidden_act": "gelu", "layer_norm_eps": 1e-5, "max_position_embeddings": 2048, "rotary_pct": 0.25,
-                  "rotary_emb_base": 10000.0, "use_parallel_residual": True, "attention_bias": True,
-                  "tie_word_embeddings": False, "rope_parameters": None, "rope_scaling": None,
-                  "original_max_position_embeddings": None},
-        only={"head_dim": ()},
-        # Transformers reads these two under the names of their own that this family has.
-        ignored=("rope_theta", "partial_rotary_factor"),
-        layers="full_attention",
-    ),
     "OPTForCausalLM": Fields(
         "opt",
         needed=("vocab_size", "hidden_size", "ffn_dim", "num_hidden_layers", "num_attention_heads",
@@ -176,17 +66,10 @@ FIELDS: dict[str, Fields] = {
         only={"layer_norm_elementwise_affine": (True,)},
         layers="full_attention",
     ),
-    "BloomForCausalLM": Fields(
-        "bloom",
-        needed=("vocab_size", "hidden_size", "n_embed", "n_layer", "n_head", "num_hidden_layers",
-                "num_attention_heads"),
-        defaults={"layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
-        only={"apply_residual_connection_post_layernorm": (False,)},
-        ignored=("slow_but_exact", "attention_softmax_in_fp32", "offset_alibi", "masked_softmax_fusion", "n_inner",
-                 "bias_dropout_fusion", "skip_bias_add", "skip_bias_add_qkv"),
-        layers="full_attention",
-    ),
 }  # fmt: skip
+"""Families with a file of their own."""
+
+FIELDS: dict[str, Fields] = {**_FILES, **{name: family.fields for name, family in TABLE.items()}}
 
 _ONLY: dict[str, tuple[Any, ...]] = {
     "is_causal": (True,),

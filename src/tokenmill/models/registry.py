@@ -14,33 +14,25 @@ from tokenmill.layers.build import Build
 from tokenmill.layers.rope import rope_settings
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.fields import check_fields, complete
+from tokenmill.models.table import TABLE
 from tokenmill.parallel.group import SoloGroup
 from tokenmill.quant.detect import check_config
 
 log = logging.getLogger("tokenmill.models")
 
 _FAMILIES = {
-    "BloomForCausalLM": "bloom",
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "FalconForCausalLM": "falcon",
     "GPT2LMHeadModel": "gpt2",
-    "GPTNeoXForCausalLM": "gpt_neox",
-    "Gemma2ForCausalLM": "gemma",
-    "Gemma3ForCausalLM": "gemma",
     "GptOssForCausalLM": "gpt_oss",
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "llama",
-    "MixtralForCausalLM": "mixtral",
     "OPTForCausalLM": "opt",
-    "Phi3ForCausalLM": "phi3",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "Qwen3MoeForCausalLM": "qwen3_moe",
+    **dict.fromkeys(TABLE, "family"),
 }
+"""Architecture -> the file that builds it: its own, or the builder of the table's rows."""
 
 _DEFAULT_POSITIONS = 2048
 _MAX_POSITIONS = 1 << 22
-_POSITION_NAMES = ("max_position_embeddings", "n_positions", "seq_length")
+_POSITION_NAMES = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
 _STRETCHED = ("linear", "dynamic", "yarn")
 """Rope scalings whose factor may reach beyond the positions that a config states; others state what they reach."""
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from tokenmill.core.errors import OWN_FAULT
 from tokenmill.core.step import RowLogprobs
 from tokenmill.sampling import filters
 from tokenmill.sampling import table as features
@@ -37,7 +38,7 @@ __all__ = ["Lines", "Sampled", "sample"]
 
 NOT_FINITE = "The model's logits hold NaN or infinity, so no token can be chosen; the other requests are not affected."
 NONE_LEFT = (
-    "No token can be chosen: all are forbidden (by allowed_token_ids, bad_words, min_tokens, a grammar or a logits "
+    f"{OWN_FAULT}no token is left to choose (by allowed_token_ids, bad_words, min_tokens, a grammar or a logits "
     "processor), or a logits processor returned NaN or infinity."
 )
 

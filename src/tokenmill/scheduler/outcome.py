@@ -48,6 +48,8 @@ class Outcome:
                 deltas.append(self._extend(seq, new, result, i))
             elif self.tables.windowed and seq.status == RUNNING:
                 self.tables.trim(seq)
+            if seq.computed >= seq.save_at and seq.status == RUNNING:
+                self._confirm(seq)
             if seq.leaving and seq.inflight == 0 and seq.status == RUNNING:
                 self.roster.preempt(seq)
         if special:
@@ -104,6 +106,12 @@ class Outcome:
         self.counters.count_draft(tried, accepted)
         if by_host:
             self.roster.drafter.observe(seq, tried, accepted)
+
+    def _confirm(self, seq: Sequence) -> None:
+        """The state that was kept on the way belongs to tokens which are known now."""
+        if self.tables.snapshots is not None:
+            self.tables.publish(seq, min(len(seq.tokens), seq.computed))
+            self.tables.snapshots.confirm(seq)
 
     def _special(self, seq: Sequence, i: int, result: StepResult, deltas: list[TokenDelta]) -> bool:
         """Rare parts of a result; True: nothing else is to be done for this sequence."""

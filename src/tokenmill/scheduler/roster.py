@@ -137,8 +137,9 @@ class Roster:
             self.attach(parent, child, parent.num_prompt - 1)
 
     def attach(self, parent: Sequence, child: Sequence, computed: int) -> None:
-        """Put a fork to work on shared blocks, or let it wait when no row is free."""
-        if not self.free_rows or not parent.tables:
+        """Put a fork to work on shared blocks; it waits when no row is free, and where rows have states: these are not
+        shared, so it begins behind the last one that was kept."""
+        if not self.free_rows or not parent.tables or self.tables.snapshots is not None:
             self.wait(child)
             return
         child.computed, child.cached = computed, computed

@@ -22,20 +22,21 @@ from tokenmill.core.request import TokenDelta
 from tokenmill.core.sequence import FINISHED, RUNNING, WAITING, Sequence, SequenceGroup
 from tokenmill.core.step import RowStart, StepPlan, StepResult
 from tokenmill.kvcache.allocation import BlockTables
+from tokenmill.kvcache.snapshots import Kept
 from tokenmill.scheduler.outcome import Outcome
 from tokenmill.scheduler.roster import Limits, Roster, by_rank
 
 
 @dataclass(slots=True)
 class Flight:
-    """A submitted plan with the sequences behind its grants and the cache nodes that it published.
-
-    guesses_left: of the step's drafts on the device, while it is planned."""
+    """A submitted plan with the sequences behind its grants, the cache nodes that it published and the states that it
+    keeps. guesses_left: of the step's drafts on the device, while it is planned."""
 
     plan: StepPlan
     guesses_left: int = 0
     seqs: list[Sequence] = field(default_factory=list)
     nodes: list[object] = field(default_factory=list)
+    kept: list[Kept] = field(default_factory=list)
     spawning: list[Sequence] = field(default_factory=list)
 
 
@@ -97,6 +98,8 @@ class Scheduler:
         self._next_plan += 1
         self.counters.steps += 1
         self.flying.append(flight)
+        if flight.kept and self.tables.snapshots is not None:
+            self.tables.snapshots.planned(flight.kept)
         for seq in flight.spawning:
             self.roster.spawn(seq)
         return plan
@@ -119,6 +122,7 @@ class Scheduler:
             position = seq.computed + seq.ahead
             if (
                 position < seq.capacity
+                and position + 1 < seq.save_at
                 and known - position == 1
                 and known < seq.group.max_len
                 and (plain or not (seq.most_guesses and flight.guesses_left))
@@ -160,6 +164,8 @@ class Scheduler:
         drafts = self._drafts(seq) if known - position == 1 and not seq.pending else []
         guesses = len(drafts) or self._guesses(seq, known, position, flight)
         count = self._chunk(position, known + guesses, budget)
+        if position < seq.save_at < min(known, position + count):
+            count = seq.save_at - position  # only the states at a grant's end can be kept
         guesses = min(guesses, max(0, position + count - known))
         if not self._make_room(seq, position, position + count, flight):
             return 0
@@ -173,6 +179,9 @@ class Scheduler:
                 flight.guesses_left -= guesses
         if seq.constraint is not None or group.sampling.has_processors:
             plan.late.append(seq.row)
+        flight.nodes += self.tables.publish(seq, min(len(seq.tokens), position + count))
+        if position + count >= seq.save_at:
+            self._save(seq, position, position + count, flight)
         plan.rows.append(seq.row)
         plan.counts.append(count)
         plan.samples.append(sample)
@@ -186,8 +195,14 @@ class Scheduler:
                 flight.spawning.append(seq)
         if position < seq.num_prompt:
             self.counters.prompt_tokens += min(seq.num_prompt, position + count) - position
-        flight.nodes += self.tables.publish(seq, min(len(seq.tokens), position + count))
         return count
+
+    def _save(self, seq: Sequence, position: int, end: int, flight: Flight) -> None:
+        """The grant of [position, end) may pass a position whose state is to be kept."""
+        if self.tables.snapshots is not None:
+            kept = self.tables.snapshots.save(seq, position, end, flight.plan)
+            if kept is not None:
+                flight.kept.append(kept)
 
     def _rematch(self, seq: Sequence, position: int) -> int:
         """Others may have computed this prompt's next blocks since the last grant: jump over them."""
@@ -253,6 +268,8 @@ class Scheduler:
                 plan.appended[seq.row] = seq.appended
         seq.jumped = False
         seq.appended = []
+        if seq.restore >= 0 and self.tables.snapshots is not None:
+            self.tables.snapshots.tell(seq, plan)
         self.tables.edits(seq, plan)
 
     # ------------------------------------------------------------ room
@@ -372,6 +389,8 @@ class Scheduler:
         self.suspect = alone.id if alone is not None else self.suspect
         for record in [flight, *self.flying]:
             self.tables.cache.retract(record.nodes)
+            if record.kept and self.tables.snapshots is not None:
+                self.tables.snapshots.failed(record.kept)
             for seq in record.seqs:
                 seq.inflight = 0
                 if seq.status == FINISHED and seq.row >= 0:

@@ -18,6 +18,7 @@ OPEN_PATHS = frozenset({"/health", "/ready"})
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 CORS_METHODS = b"GET, POST, OPTIONS"
 CORS_HEADERS = b"authorization, content-type, x-api-key, x-request-id"
+CORS_EXPOSED = b"x-request-id, retry-after, x-tokenmill-ignored, x-tokenmill-did-you-mean"
 MAX_KEY = 1024
 _HOST = re.compile(
     r"(?:\[(?P<v6>[0-9A-Fa-f:.]{2,45})(?:%[A-Za-z0-9._~%-]{1,32})?\]|(?P<name>[A-Za-z0-9._~-]{0,255}))(?::[0-9]{0,5})?"

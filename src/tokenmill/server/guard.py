@@ -17,10 +17,11 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from tokenmill.server.access import CORS_HEADERS, CORS_METHODS, OPEN_PATHS, Access
+from tokenmill.server.access import CORS_EXPOSED, CORS_HEADERS, CORS_METHODS, OPEN_PATHS, Access
 from tokenmill.server.bodies import Parcel
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, describe_error, error_headers
+from tokenmill.server.heap import Load
 from tokenmill.server.routing import Api, error_shape
 
 log = logging.getLogger("tokenmill.access")
@@ -46,7 +47,7 @@ class Guard:
         self.keyless = frozenset[str]().union(*(api.keyless for api in apis))
         self.unlogged = OPEN_PATHS.union(*(api.unlogged for api in apis))
         self.access = Access(self.config.listen)
-        self.open = self._most = 0
+        self.load = Load()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -54,11 +55,6 @@ class Guard:
                 await self.app(scope, receive, send)
             return
         await _Visit(self, scope, receive, send).run()
-
-    def most(self) -> int:
-        """The most requests that were open at once since this was last asked."""
-        most, self._most = self._most, self.open
-        return most
 
 
 class _Visit:
@@ -80,9 +76,8 @@ class _Visit:
 
     async def run(self) -> None:
         guard = self.guard
-        guard.open += 1
-        guard._most = max(guard._most, guard.open)
-        guard.metrics.load.set(guard.open)
+        guard.load.enter()
+        guard.metrics.load.set(guard.load.open)
         state = self.scope.setdefault("state", {})
         state["request_id"] = self.id
         try:
@@ -90,8 +85,8 @@ class _Visit:
         except Exception as error:
             await self._refuse(error)
         finally:
-            guard.open -= 1
-            guard.metrics.load.set(guard.open)
+            guard.load.leave(self.received)
+            guard.metrics.load.set(guard.load.open)
             self._note()
 
     async def _serve(self, state: dict[str, Any]) -> None:
@@ -186,7 +181,11 @@ class _Visit:
         await self.send(message)
 
     def _cors(self) -> list[tuple[bytes, bytes]]:
-        return [(b"access-control-allow-origin", self.origin), (b"vary", b"origin")] if self.origin else []
+        """A page reads only those headers of an answer that are named here."""
+        if not self.origin:
+            return []
+        exposed = (b"access-control-expose-headers", CORS_EXPOSED)
+        return [(b"access-control-allow-origin", self.origin), (b"vary", b"origin"), exposed]
 
     async def _preflight(self) -> None:
         headers = [(b"access-control-allow-methods", CORS_METHODS), (b"access-control-allow-headers", CORS_HEADERS)]

@@ -1,4 +1,4 @@
-"""A burst's memory goes back to the system when the burst is over. Owns: when, and how.
+"""The memory of a burst, or of large bodies, goes back to the system when they are over. Owns: when, and how.
 
 glibc keeps freed memory below the top of its heap for ever unless asked; without glibc nothing is done.
 Must not know: requests.
@@ -9,10 +9,15 @@ from __future__ import annotations
 import asyncio
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 
 PERIOD_S = 1.0
 LEAST = 64
 """Fewer open requests at once are no burst."""
+LEAST_BYTES = 8 << 20
+"""Of bodies: what was made of them and is free again lies among what is kept, and is not given back by itself."""
+PAUSE = 10
+"""Periods between two trims because of bodies: they may never end."""
 
 
 def system_trim() -> Callable[[], object] | None:
@@ -21,14 +26,35 @@ def system_trim() -> Callable[[], object] | None:
     return None if trim is None else lambda: trim(0)
 
 
-async def trim_after_bursts(
-    most_since: Callable[[], int], now: Callable[[], int], trim: Callable[[], object] | None, period: float = PERIOD_S
-) -> None:
-    """Runs for ever. most_since: the most requests open at once since this was last asked; now: those open now."""
-    highest = 0
+@dataclass(slots=True)
+class Load:
+    """What the server does. `most` and `taken` are counted by whoever knows: the most requests open at once, and the
+    bytes of their bodies, since somebody last looked."""
+
+    open: int = 0
+    most: int = 0
+    taken: int = 0
+
+    def enter(self) -> None:
+        """One more request is open."""
+        self.open += 1
+        self.most = max(self.most, self.open)
+
+    def leave(self, size: int) -> None:
+        """One has ended, whose body had this size."""
+        self.open -= 1
+        self.taken += size
+
+
+async def trim_after_bursts(load: Load, trim: Callable[[], object] | None, period: float = PERIOD_S) -> None:
+    """Runs for ever."""
+    highest = taken = since = 0
     while trim is not None:
         await asyncio.sleep(period)
-        highest = max(highest, most_since())
-        if highest >= LEAST and now() <= highest // 4:
-            highest = 0
+        highest, load.most = max(highest, load.most), load.open
+        taken, load.taken = taken + load.taken, 0
+        since += 1
+        over = highest >= LEAST and load.open <= highest // 4
+        if over or (taken >= LEAST_BYTES and since >= PAUSE):
+            highest = taken = since = 0
             await asyncio.to_thread(trim)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tokenmill.core.errors import EngineDeadError, TooLargeError
+from tokenmill.core.errors import OWN_FAULT, EngineDeadError, TooLargeError
 from tokenmill.core.request import CompletionOutput, Request, SamplingParams, TextDelta
 from tokenmill.engine.outputs import Accumulator
 from tokenmill.engine.prompts import make_request
@@ -296,7 +296,9 @@ def _whole(request_id: str, out: CompletionOutput) -> TextDelta:
 
 
 def _failure(error: str, request_id: str) -> Exception:
-    """What the client is told: try again, or that this request is at fault."""
+    """What the client is told: try again, that the request cannot be answered as it is, or that it has failed."""
     if error.startswith(UNAVAILABLE):
         return EngineDeadError(error)
+    if error.startswith(OWN_FAULT):
+        return HttpError(400, error)
     return HttpError(500, f"The request {request_id} could not be computed: {error}.")

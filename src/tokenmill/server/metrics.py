@@ -116,6 +116,7 @@ class Metrics:
         self._worst = 0.0
         dropped = Gauge("tokenmill:dropped_log_lines", "Log lines that nobody took.", registry=self.registry)
         dropped.set_function(lambda: dropped_lines(LOGGERS))
+        self.kept = Gauge("tokenmill:kept_responses_bytes", "Responses kept for later.", registry=self.registry)
         self.load = Gauge("tokenmill:open_http_requests", "HTTP requests being served.", registry=self.registry)
         self.registry.register(EngineSeries(backend, model))
         ProcessCollector(registry=self.registry)

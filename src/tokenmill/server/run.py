@@ -212,7 +212,7 @@ class HttpServer:
                 )
             ),
             loop.create_task(watch_lag(self.guard.metrics.saw_lag)),
-            loop.create_task(trim_after_bursts(self.guard.most, lambda: self.guard.open, system_trim())),
+            loop.create_task(trim_after_bursts(self.guard.load, system_trim())),
         ]
         while not self.server.started and not self.tasks[0].done():
             await asyncio.sleep(0.005)

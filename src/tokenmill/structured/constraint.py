@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from llguidance import LLMatcher
 
+from tokenmill.core.errors import OWN_FAULT
 from tokenmill.structured.compiled import Compiled, reason
 from tokenmill.structured.vocabulary import Vocabulary
 
@@ -112,8 +113,8 @@ class GrammarConstraint:
         if self.why is None:
             return None
         return (
-            f"The structure's grammar cannot be walked any further: {self.why}. This is a limit of the grammar engine; "
-            "other requests are not affected."
+            f"{OWN_FAULT}its structure's grammar cannot be walked any further: {self.why}. This is a limit of the "
+            "grammar engine; simplify the structure."
         )
 
     def fork(self) -> GrammarConstraint:

@@ -18,13 +18,23 @@ RUBBISH = 1
 
 @dataclass(slots=True)
 class Row:
-    """What a device knows of one row; `guessed`: the drafts that it left behind the known tokens."""
+    """What a device knows of one row; `guessed`: the drafts that it left behind the known tokens; `states`: the
+    recurrent state by position, behind the lines of the last grant that sampled, and no others."""
 
     start: RowStart
     tokens: list[int]
     computed: int
     tables: list[list[tuple[int, int]]]
     guessed: list[int] = field(default_factory=list)
+    states: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Memory:
+    """What is written down: by pool and slot (group, position, content), by snapshot slot (position, state)."""
+
+    slots: list[dict[int, tuple[int, int, int]]] = field(default_factory=list)
+    snapshots: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -51,12 +61,12 @@ class HashExecutor:
     guess: Callable[[list[int], int], list[int]] = lambda tokens, seed: []
     fail: set[int] = field(default_factory=set)
     rows: dict[int, Row] = field(default_factory=dict)
-    memory: list[dict[int, tuple[int, int, int]]] = field(default_factory=list)
+    memory: Memory = field(default_factory=Memory)
     epoch: int = 0
     failed_epoch: int = -1
 
     def __post_init__(self) -> None:
-        self.memory = [{} for _ in self.num_blocks]
+        self.memory.slots = [{} for _ in self.num_blocks]
 
     def submit(self, plan: StepPlan) -> HashTicket:
         if plan.epoch == self.failed_epoch:
@@ -82,11 +92,17 @@ class HashExecutor:
                 self.failed_epoch = plan.epoch
                 return StepResult(plan_id=plan.id, failure="injected")
         result = StepResult(plan_id=plan.id)
+        before: dict[int, int] = {}
         for i, row_id in enumerate(plan.rows):
             row = self.rows[row_id]
+            before[row_id] = row.computed
             result.tokens.append(self._sample(row, drafts[i], plan.counts[i], plan.samples[i], i, result))
             if plan.samples[i]:
                 row.guessed = self.guess(self._contents(row, row.tokens), row.start.sampling.seed)
+        for save in plan.saves:
+            row = self.rows[save.row]
+            if before[save.row] < save.position <= row.computed:
+                self.memory.snapshots[save.slot] = (save.position, row.states[save.position])
         return result
 
     def _drafts(self, plan: StepPlan, i: int) -> list[int]:
@@ -104,7 +120,9 @@ class HashExecutor:
             del self.rows[row_id]
         for start in plan.starts:
             assert start.row not in self.rows, "row is in use"
-            self.rows[start.row] = Row(start, list(start.tokens), start.computed, [[] for _ in self.pools])
+            tables: list[list[tuple[int, int]]] = [[] for _ in self.pools]
+            states = {0: self.model.state([])} if start.computed == 0 else {}
+            self.rows[start.row] = Row(start, list(start.tokens), start.computed, tables, states=states)
         for edit in plan.edits:
             table = self.rows[edit.row].tables[edit.group]
             assert edit.drop + edit.at <= len(table)
@@ -112,8 +130,13 @@ class HashExecutor:
             table[edit.at :] = list(zip(edit.blocks, edit.first, strict=True))
         for row_id, computed in plan.jumps:
             self.rows[row_id].computed = computed
+            self.rows[row_id].states = {}
+        for row_id, slot in plan.restores:
+            position, state = self.memory.snapshots[slot]
+            assert position == self.rows[row_id].computed, "this snapshot is of another position"
+            self.rows[row_id].states = {position: state}
         for copy in plan.copies:
-            memory = self.memory[self.pools[copy.group]]
+            memory = self.memory.slots[self.pools[copy.group]]
             for offset in range(self.block_size):
                 old = memory.get(copy.src * self.block_size + offset)
                 if old is not None:
@@ -134,7 +157,18 @@ class HashExecutor:
         tokens = self._contents(row, tokens)
         for position in range(row.computed, row.computed + count):
             for group, pool in enumerate(self.pools):
-                self.memory[pool][self._slot(row, group, position)] = (group, position, tokens[position])
+                self.memory.slots[pool][self._slot(row, group, position)] = (group, position, tokens[position])
+        if self.model.stateful:
+            self._recur(row, tokens, count, kept=1 + len(drafts))
+
+    def _recur(self, row: Row, tokens: list[int], count: int, kept: int) -> None:
+        """Take the state through the granted tokens; only those behind the last `kept` of them stay."""
+        state, end = row.states[row.computed], row.computed + count
+        row.states = {}
+        for position in range(row.computed, end):
+            state = self.model.advance(state, tokens[position])
+            if position >= end - kept:
+                row.states[position + 1] = state
 
     def _contents(self, row: Row, tokens: list[int]) -> list[int]:
         """What the model sees of a row's tokens: a picture's placeholders have contents of their own."""
@@ -145,7 +179,7 @@ class HashExecutor:
         """Tokens that a query at `position` sees through the table."""
         window = self.model.windows[group]
         first = max(0, position - window + 1) if window else 0
-        memory = self.memory[self.pools[group]]
+        memory = self.memory.slots[self.pools[group]]
         found: list[int] = []
         wanted = first
         for block, start in row.tables[group]:
@@ -157,6 +191,11 @@ class HashExecutor:
         assert wanted == position + 1, "the table does not cover what is read"
         return found
 
+    def _views(self, row: Row, position: int) -> list[list[int]]:
+        """All that the model sees at `position`."""
+        views = [self._read(row, g, position) for g in range(len(self.pools))]
+        return [*views, [row.states[position + 1]]] if self.model.stateful else views
+
     def _sample(self, row: Row, drafts: list[int], count: int, sample: bool, i: int, result: StepResult) -> list[int]:
         end = row.computed + count
         if not sample:
@@ -164,14 +203,14 @@ class HashExecutor:
             return []
         width = row.start.sampling.num_candidates
         if width:
-            views = [self._read(row, g, end - 1) for g in range(len(self.pools))]
+            views = self._views(row, end - 1)
             result.candidates[i] = self.model.candidates(views, width)
             row.computed = end
             return []
         new: list[int] = []
         for n in range(len(drafts) + 1):
             position = end - len(drafts) - 1 + n
-            views = [self._read(row, g, position) for g in range(len(self.pools))]
+            views = self._views(row, position)
             token = self.model.token(views, row.start.sampling.seed)
             new.append(token)
             if n < len(drafts) and token != drafts[n]:

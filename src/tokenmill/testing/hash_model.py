@@ -21,12 +21,14 @@ def mix(value: int) -> int:
 class HashModel:
     """`windows[g]`: what KV group g can see (0: all). Token 0 ends the text, about once in `stop_every`.
 
+    stateful: it also sees a digest of everything before, which is updated token by token and never written down.
     `contents`: what stands behind a prompt's tokens, by a row's seed, where several contents have one token id."""
 
     windows: tuple[int, ...] = (0,)
     vocab: int = 50
     stop_every: int = 20
     contents: dict[int, list[int]] = field(default_factory=dict, hash=False)
+    stateful: bool = False
 
     def digest(self, views: list[list[int]], seed: int) -> int:
         """`views[g]`: the tokens group g reads, oldest first, ending with the last known token."""
@@ -34,7 +36,19 @@ class HashModel:
 
     def views(self, tokens: list[int]) -> list[list[int]]:
         """What each group should read when `tokens` are the context."""
-        return [tokens[-w:] if w else tokens for w in self.windows]
+        views = [tokens[-w:] if w else tokens for w in self.windows]
+        return [*views, [self.state(tokens)]] if self.stateful else views
+
+    def state(self, tokens: list[int]) -> int:
+        """The recurrent state behind `tokens`."""
+        value = 0
+        for token in tokens:
+            value = self.advance(value, token)
+        return value
+
+    def advance(self, state: int, token: int) -> int:
+        """The state one token later."""
+        return mix(state ^ (token + 1) * 0x9E3779B97F4A7C15 & MASK)
 
     def token(self, views: list[list[int]], seed: int) -> int:
         """The next token."""

@@ -54,6 +54,9 @@ def make(config: Any, folder: Path, *, attention: str = "eager") -> tuple[Any, d
             # Initial norms are all ones and biases all zeros: random ones would show a missing or misplaced one.
             noise = torch.randn_like(parameter)
             parameter.copy_(parameter + 0.3 * noise if "norm" in name or parameter.ndim == 1 else noise * 0.15)
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer.copy_(torch.randn_like(buffer) * 0.1)
     model.save_pretrained(folder)
     tensors = {k: v for file in sorted(folder.glob("*.safetensors")) for k, v in load_file(file).items()}
     return model, json.loads((folder / "config.json").read_text()), tensors

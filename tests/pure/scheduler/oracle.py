@@ -5,17 +5,20 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import dataclass, field
+from functools import cache
 
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.sequence import Sequence, SequenceGroup
 from tokenmill.core.step import RowSampling
 from tokenmill.kvcache.allocation import BlockTables, GroupLayout
+from tokenmill.kvcache.snapshots import Snapshots
 from tokenmill.scheduler.policy import make_policy
 from tokenmill.scheduler.roster import Limits, derive_seed
 from tokenmill.scheduler.scheduler import Scheduler
 from tokenmill.scheduler.search import BeamSearch, Sampling
 from tokenmill.testing.hash_executor import HashExecutor
 from tokenmill.testing.hash_model import HashModel
+from tokenmill.testing.hash_ranks import HashRanks
 
 LAYOUTS = [
     ([GroupLayout(0)], (0,)),
@@ -112,11 +115,13 @@ class Story:
 def make_requests(
     rng: random.Random, model: HashModel, story: Story, max_len: int, *, branching: bool, beams_share: float = 0.2
 ) -> list:
-    """Random requests with shared prefixes; their right answers go into the story."""
+    """Random requests with shared prefixes, some of them the next turn of an earlier one; their right answers go into
+    the story."""
     stems = [[rng.randrange(1, model.vocab) for _ in range(rng.randint(1, max_len // 2))] for _ in range(3)]
     groups = []
+    turns: list[list[int]] = []
     for i in range(rng.randint(1, 12)):
-        stem = rng.choice(stems)
+        stem = rng.choice(turns if turns and rng.random() < 0.4 else stems)
         prompt = stem[: rng.randint(1, len(stem))] if rng.random() < 0.3 else list(stem)
         prompt += [rng.randrange(1, model.vocab) for _ in range(rng.randint(0, 4))]
         most = rng.randint(1, max(1, min(20, max_len - len(prompt))))
@@ -153,9 +158,23 @@ def make_requests(
             for index in range(n):
                 story.wanted[name, index] = model.generate(prompt, derive_seed(seed, index), most)
             story.outputs[name] = n
+            if keys is None:  # a later request may go on where this one ends
+                turns.append([*prompt, *story.wanted[name, 0]][: max_len - 6])
         group.reads_cache = rng.random() < 0.9
         groups.append(group)
     return groups
+
+
+def check_kept(snapshots: Snapshots, device: HashExecutor) -> None:
+    """What the cache believes to be kept is what the device kept."""
+    for slot, node in [*snapshots.fresh.items(), *snapshots.proven.items()]:
+        keys: list[int] = []
+        while node.parent is not None:
+            keys[:0] = [int(key) for key in node.key]
+            node = node.parent
+        assert device.memory.snapshots[slot] == (len(keys), device.model.state(keys)), (
+            f"slot {slot} holds another state"
+        )
 
 
 def run_story(
@@ -173,19 +192,28 @@ def run_story(
     groups_per_pool = max(sum(1 for lay in layouts if lay.pool == p) for p in (0, 1))
     pools = max(lay.pool for lay in layouts) + 1
     blocks = [groups_per_pool * per_group + rng.choice([0, 2, 10, 60]) for _ in range(pools)]
-    model = HashModel(windows=windows, stop_every=rng.choice([5, 20, 1000]))
+    stateful = rng.random() < 0.4
+    model = HashModel(windows=windows, stop_every=rng.choice([5, 20, 1000]), stateful=stateful)
     depth = rng.choice([1, 1, 2, 3])
-    executor = HashExecutor(model, [lay.pool for lay in layouts], blocks, block_size, depth, rng.random() < 0.7)
+    chains = rng.random() < 0.7
+    if device_drafts:
+        depth, chains = rng.choice([2, 3]), True
+    ranks = [
+        HashExecutor(model, [lay.pool for lay in layouts], blocks, block_size, depth, chains)
+        for _ in range(rng.choice([1, 1, 2]))
+    ]
     if failures and rng.random() < 0.15:
-        executor.fail = {rng.randrange(1, 30) for _ in range(rng.randint(1, 3))}
+        rng.choice(ranks).fail = {rng.randrange(1, 30) for _ in range(rng.randint(1, 3))}
+    executor = HashRanks(ranks) if len(ranks) > 1 else ranks[0]
     drafting, guessing = rng.random() < 0.4, rng.random() < 0.4
     drafter = NoisyDrafter(model, rng)
     if device_drafts:
         drafting, guessing = False, True
-        executor.depth, executor.chains = rng.choice([2, 3]), True
     most_guesses = rng.randint(1, 4) if guessing else 0
     if guessing:
-        executor.guess = lambda tokens, seed: drafter.guess(tokens, seed, most_guesses)
+        once = cache(lambda tokens, seed: drafter.guess(list(tokens), seed, most_guesses))
+        for rank in ranks:  # all of them guess alike
+            rank.guess = lambda tokens, seed: once(tuple(tokens), seed)
     limits = Limits(
         max_rows=rng.choice([1, 2, 3] if crowded_beams else [1, 2, 4, 16]),
         max_step_tokens=rng.choice([1, 3, 8, 64]),
@@ -197,7 +225,11 @@ def run_story(
         whole_prompts=rng.random() < 0.1,
         whole_batches=rng.random() < 0.1,
     )
-    tables = BlockTables(layouts, blocks, block_size, prefix_cache=rng.random() < 0.85)
+    snapshots = None
+    if stateful:
+        every, turn = rng.choice([1, 8, 24, 1000]), rng.choice([1, 4, 12, 1000])
+        snapshots = Snapshots(rng.choice([0, 1, 3, 12, 100]), block_size, every, turn)
+    tables = BlockTables(layouts, blocks, block_size, prefix_cache=rng.random() < 0.85, snapshots=snapshots)
     scheduler = Scheduler(limits, tables, make_policy(rng.choice(["fcfs", "priority"])), drafter)
     if sabotage is not None:
         sabotage(scheduler)
@@ -228,13 +260,17 @@ def run_story(
                 continue
         if flying:
             story.take(scheduler.commit(flying.popleft().wait()))
+            if snapshots is not None and rng.random() < 0.1 and not any(rank.fail for rank in ranks):
+                check_kept(snapshots, ranks[-1])
     else:
         raise AssertionError("no end after 60,000 steps: livelock")
-    story.check(allow_errors=bool(executor.fail))
+    story.check(allow_errors=any(rank.fail for rank in ranks))
     for pool in tables.pools:
         assert pool.held == 0, f"{pool.held} blocks leaked"
     assert len(scheduler.roster.free_rows) == limits.max_rows and not scheduler.roster.running
     tables.cache.clear()
+    if snapshots is not None:
+        assert sorted(snapshots.free) == list(range(snapshots.num_slots)) and not snapshots.readers, "slots lost"
     for pool in tables.pools:
         assert len(pool.stack) == pool.num_blocks, "blocks lost by the cache"
     return scheduler

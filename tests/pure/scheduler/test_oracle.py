@@ -8,6 +8,7 @@ from tests.pure.scheduler.oracle import run_story
 from tokenmill.core.request import TokenDelta
 from tokenmill.core.sequence import Sequence
 from tokenmill.core.step import StepPlan, StepResult
+from tokenmill.kvcache.snapshots import Kept
 from tokenmill.scheduler.scheduler import Flight, Scheduler
 from tokenmill.testing.hash_executor import HashExecutor
 
@@ -47,12 +48,12 @@ def test_drafts_of_the_device_cost_no_plan_in_flight() -> None:
     assert overlapped > 500 and accepted > 500
 
 
-def caught(sabotage, seeds: range = range(400), *, device_drafts: bool = False) -> int:
+def caught(sabotage, seeds: range = range(400), *, failures: bool = False, **kind: bool) -> int:
     """In how many stories a seeded bug was noticed."""
     found = 0
     for seed in seeds:
         try:
-            run_story(seed, sabotage=sabotage, failures=False, device_drafts=device_drafts)
+            run_story(seed, sabotage=sabotage, failures=failures, **kind)
         except (AssertionError, IndexError, KeyError):
             found += 1
     return found
@@ -190,3 +191,70 @@ def test_token_ids_in_place_of_keys_are_caught(monkeypatch: pytest.MonkeyPatch) 
     """Two pictures have the same ids; what was computed for one must not serve the other."""
     monkeypatch.setattr(Sequence, "keys", property(lambda seq: seq.tokens))
     assert caught(lambda scheduler: None) > 5
+
+
+def test_a_prefix_taken_up_where_no_state_was_kept_is_caught() -> None:
+    def sabotage(scheduler: Scheduler) -> None:
+        honest = scheduler.tables.cache.usable
+        scheduler.tables.cache.usable = lambda before, path, states=False: honest(before, path)  # type: ignore[method-assign]
+        if scheduler.tables.snapshots is not None:
+            scheduler.tables.snapshots.restore = lambda seq, node: None  # type: ignore[method-assign]
+
+    assert caught(sabotage) > 5
+
+
+def test_states_of_a_failed_plan_that_are_found_later_are_caught() -> None:
+    def sabotage(scheduler: Scheduler) -> None:
+        if scheduler.tables.snapshots is not None:
+            scheduler.tables.snapshots.failed = lambda kept: None  # type: ignore[method-assign]
+            scheduler.tables.cache.retract = lambda nodes: None  # type: ignore[method-assign]
+
+    assert caught(sabotage, range(1500), failures=True) > 0
+
+
+def test_a_state_that_is_kept_where_the_host_hopes_to_be_is_caught() -> None:
+    """How many drafts stood is known with the commit: a state beyond them is not there."""
+
+    def sabotage(scheduler: Scheduler) -> None:
+        if scheduler.tables.snapshots is not None:
+            honest = scheduler.tables.snapshots.save
+
+            def hopeful(seq: Sequence, position: int, end: int, plan: StepPlan) -> Kept | None:
+                asked, before = seq.save_slot >= 0, len(plan.saves)
+                kept = honest(seq, position, end, plan)
+                if asked:
+                    del plan.saves[before:]
+                return kept
+
+            scheduler.tables.snapshots.save = hopeful  # type: ignore[method-assign]
+
+    assert caught(sabotage, range(200), device_drafts=True) > 5
+
+
+def test_states_behind_a_grant_alone_are_caught_where_drafts_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = HashExecutor._recur
+
+    def last_only(self, row, tokens: list[int], count: int, kept: int) -> None:  # type: ignore[no-untyped-def]
+        honest(self, row, tokens, count, 1)
+
+    monkeypatch.setattr(HashExecutor, "_recur", last_only)
+    assert caught(lambda scheduler: None, range(100), device_drafts=True) > 5
+
+
+def test_states_restored_after_their_slots_were_written_again_are_caught() -> None:
+    """A plan's saves come behind its restores, and a save is not found before the next plan."""
+
+    def sabotage(scheduler: Scheduler) -> None:
+        snapshots = scheduler.tables.snapshots
+        if snapshots is not None:
+            honest = snapshots.save
+
+            def early(seq: Sequence, position: int, end: int, plan: StepPlan) -> Kept | None:
+                kept = honest(seq, position, end, plan)
+                if kept is not None:
+                    snapshots.planned([kept])
+                return None
+
+            snapshots.save = early  # type: ignore[method-assign]
+
+    assert caught(sabotage) > 0

@@ -217,8 +217,8 @@ def _scoring() -> list[Case]:
     rerank: dict[str, Any] = {"model": MODEL, "query": "a", "documents": ["b", {"text": "c"}], "top_n": 1}
     bodies: list[tuple[str, dict[str, Any]]] = [
         ("/rerank", {**rerank, "return_documents": True, "method": "likelihood"}),
-        ("/v1/rerank", {**rerank, "instruction": "Find it.", "truncate_prompt_tokens": 9}),
-        ("/v2/rerank", rerank),
+        ("/v1/rerank", {**rerank, "method": "likelihood", "instruction": "Find it."}),
+        ("/v2/rerank", {**rerank, "truncate_prompt_tokens": 9}),
         ("/score", {"text_1": "a", "text_2": ["b", "c"], "model": MODEL}),
         ("/v1/score", {"queries": ["a", "b"], "items": ["b", "c"], "method": "likelihood"}),
         ("/classify", {"input": ["a", "b"], "labels": ["x", "y"], "instruction": "Which?"}),

@@ -64,7 +64,7 @@ SHAPES: list[Callable[[random.Random], Any]] = [
     *(lambda _: [1, "a", None, {}], lambda _: ["a", ["b"]], lambda _: {"type": "object", "properties": []}),
     lambda rng: [1] * rng.choice([2, 65, 1025, 9000, 70_000]),
     lambda rng: ["a"] * rng.choice([2, 65, 1025, 9000, 70_000]),
-    lambda rng: [{}] * rng.choice([2, 65, 1025, 9000]),
+    lambda rng: [{} for _ in range(rng.choice([2, 65, 1025, 9000]))],  # each its own: a later change is of one of them
     lambda rng: {str(i): i for i in range(rng.choice([3, 17, 65, 600, 5000]))},
     lambda rng: rng.choice(NUMBERS),
     lambda rng: rng.choice(STRINGS),

@@ -180,6 +180,14 @@ async def send(port: int, sent: Sent, patience_s: float) -> Heard:
     """One connection, from its beginning to its end."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
     data = bytearray()
+
+    async def hear() -> None:
+        """An answer may come before all is sent, and the connection may be cut soon after it."""
+        with contextlib.suppress(ConnectionError):
+            while len(data) < MOST_ANSWER and (part := await reader.read(1 << 16)):
+                data.extend(part)
+
+    hearing = asyncio.ensure_future(hear())
     try:
         async with asyncio.timeout(patience_s):
             with contextlib.suppress(ConnectionError):
@@ -192,12 +200,11 @@ async def send(port: int, sent: Sent, patience_s: float) -> Heard:
             if sent.odd:
                 with contextlib.suppress(OSError):
                     writer.write_eof()
-            with contextlib.suppress(ConnectionError):
-                while len(data) < MOST_ANSWER and (part := await reader.read(1 << 16)):
-                    data += part
+            await hearing
     except TimeoutError:
         return Heard(_statuses(bytes(data)), bytes(data), False)
     finally:
+        hearing.cancel()
         writer.close()
     return Heard(_statuses(bytes(data)), bytes(data), True)
 

@@ -32,6 +32,7 @@ encode = msgspec.json.Encoder().encode
 def add_routes(app: FastAPI, context: Context) -> None:
     """Create, get, follow, cancel, delete, and list the input of responses."""
     store = Store()
+    context.metrics.kept.set_function(lambda: store.size)
     tasks: set[asyncio.Task[None]] = set()
 
     async def create(request: Request) -> Response:

@@ -1,0 +1,204 @@
+"""Kept states of rows. Owns: snapshot slots, which node of the prefix cache each belongs to, and where one is wanted.
+
+Must not know: tensors, policies, requests. A recurrent layer has one state per row, which every token overwrites: a
+prefix can be taken up again only where the state was kept. Devices keep and restore states as plans say.
+
+    where a state is kept:  where an earlier request with the same beginning went another way
+                            at the last block border of what is known when a row starts (a prompt, a turn)
+                            every `every` tokens of a long prompt, and every `turn` tokens of an answer
+
+A restore comes before its plan's forward and a save after it, and devices run in order: so a slot may be given away
+while plans that read it are in flight, and what a plan saves can be found from the next plan on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tokenmill.core.sequence import NEVER, Sequence
+from tokenmill.core.step import StateSave, StepPlan
+from tokenmill.kvcache.radix import Node
+
+PROTECTED = 0.8
+"""The share of slots that states which were used again may have for themselves."""
+
+
+@dataclass(slots=True)
+class Kept:
+    """A state that a planned step keeps for `node`."""
+
+    seq: Sequence
+    node: Node
+    slot: int
+    position: int
+
+
+class Snapshots:
+    """Slots 0 .. num_slots - 1, lent to nodes of the prefix cache."""
+
+    def __init__(self, num_slots: int, block_size: int, every: int = 1024, turn: int = 64) -> None:
+        """every, turn: rounded up to whole blocks."""
+        self.num_slots = num_slots
+        self.block_size = block_size
+        self.every = -(-every // block_size) * block_size
+        self.turn = -(-turn // block_size) * block_size
+        self.free = list(range(num_slots - 1, -1, -1))
+        self.fresh: dict[int, Node] = {}
+        self.proven: dict[int, Node] = {}
+        self.readers: dict[int, int] = {}
+        self.saved = self.hits = self.evicted = 0
+
+    # ------------------------------------------------------------ slots
+
+    def take(self) -> int:
+        """A slot to write to: a free one, else that of the state whose loss costs least; -1: all are being read."""
+        if self.free:
+            return self.free.pop()
+        for order in (self.fresh, self.proven):
+            for slot, node in order.items():
+                if slot not in self.readers:
+                    self.evicted += 1
+                    self.drop(node)
+                    return self.free.pop()
+        return -1
+
+    def attach(self, node: Node, slot: int) -> None:
+        """The state of this slot is the one behind `node`; where it has one, or is gone, the slot is free again."""
+        if node.snapshot >= 0 or not node.alive:
+            self.free.append(slot)
+            return
+        node.snapshot = slot
+        self.fresh[slot] = node
+        self.saved += 1
+
+    def drop(self, node: Node) -> None:
+        """Forget a node's state."""
+        slot, node.snapshot = node.snapshot, -1
+        if slot < 0:
+            return
+        self.fresh.pop(slot, None)
+        self.proven.pop(slot, None)
+        if slot not in self.readers:
+            self.free.append(slot)
+
+    def _let_go(self, slot: int) -> None:
+        self.readers[slot] -= 1
+        if not self.readers[slot]:
+            del self.readers[slot]
+            if slot not in self.fresh and slot not in self.proven:
+                self.free.append(slot)
+
+    def _used(self, slot: int) -> None:
+        """A state that was used again outlives those that were not; the oldest of too many is one of these again."""
+        node = self.fresh.pop(slot, None) or self.proven.pop(slot)
+        self.proven[slot] = node
+        self.hits += 1
+        if len(self.proven) > PROTECTED * self.num_slots:
+            oldest = next(iter(self.proven))
+            self.fresh[oldest] = self.proven.pop(oldest)
+
+    # ------------------------------------------------------------ reading
+
+    def matched(self, seq: Sequence, position: int) -> None:
+        """The prefix cache takes `seq` to `position`; what was to be kept on the way is not passed any more."""
+        if seq.save_slot >= 0:
+            self.free.append(seq.save_slot)
+            seq.save_slot = -1
+        self.look_ahead(seq, position)
+
+    def restore(self, seq: Sequence, node: Node) -> None:
+        """`seq` goes on behind `node`; its state stays where it is until the devices have been told."""
+        if seq.restore >= 0:
+            self._let_go(seq.restore)
+        seq.restore = node.snapshot
+        self.readers[seq.restore] = self.readers.get(seq.restore, 0) + 1
+        self._used(seq.restore)
+
+    def tell(self, seq: Sequence, plan: StepPlan) -> None:
+        """Put the restore that `seq` waits for into the plan."""
+        plan.restores.append((seq.row, seq.restore))
+        self._let_go(seq.restore)
+        seq.restore = -1
+
+    def close(self, seq: Sequence) -> None:
+        """`seq` gives its row back; none of its plans is in flight."""
+        if seq.restore >= 0:
+            self._let_go(seq.restore)
+        if seq.save_slot >= 0:
+            self.free.append(seq.save_slot)
+        seq.restore = seq.save_slot = -1
+        seq.save_at = NEVER
+
+    # ------------------------------------------------------------ keeping
+
+    def look_ahead(self, seq: Sequence, position: int) -> None:
+        """Where the state of a row that has reached `position` is to be kept next."""
+        size = self.block_size
+        last = (len(seq.tokens) - 1) // size * size
+        if position < last:
+            seq.save_at = min(last, (position // self.every + 1) * self.every)
+            if position < seq.diverges < seq.save_at:
+                seq.save_at = seq.diverges
+        else:
+            seq.save_at = (position // self.turn + 1) * self.turn
+
+    def save(self, seq: Sequence, position: int, end: int, plan: StepPlan) -> Kept | None:
+        """Have this grant, which lies in [position, end) at most, keep the row's state at `seq.save_at`.
+
+        What is kept behind known tokens is returned, to be attached once the plan is complete. An answer's tokens are
+        not known yet: its state waits in `seq.save_slot` for the commit, and is asked for by every plan that may get
+        there (how many drafts stand is known to the devices alone).
+        """
+        at = seq.save_at
+        if seq.published == at and position < at and seq.save_slot < 0:
+            node = seq.node
+            self.look_ahead(seq, end)
+            slot = -1 if not isinstance(node, Node) or node.snapshot >= 0 else self.take()
+            if slot < 0:
+                return None
+            plan.saves.append(StateSave(seq.row, slot, at))
+            assert isinstance(node, Node)
+            return Kept(seq, node, slot, at)
+        least = seq.computed + seq.inflight if seq.pending and seq.most_guesses else position
+        if least < at and seq.node is not None:
+            if seq.save_slot < 0:
+                seq.save_slot = self.take()
+            if seq.save_slot >= 0:
+                plan.saves.append(StateSave(seq.row, seq.save_slot, at))
+            else:
+                self.look_ahead(seq, end)  # a later plan may find a slot, but the row may have passed
+        return None
+
+    def planned(self, kept: list[Kept]) -> None:
+        """The plan is complete: from the next one on its states can be found."""
+        for one in kept:
+            self._keep(one.seq, one.node, one.slot, one.position)
+
+    def confirm(self, seq: Sequence) -> None:
+        """A commit took `seq` to `save_at` or beyond, and its tokens there are published."""
+        at, slot, node = seq.save_at, seq.save_slot, seq.node
+        seq.save_slot = -1
+        self.look_ahead(seq, max(at, seq.computed + seq.ahead))
+        if slot < 0:
+            return
+        for _ in range((seq.published - at) // self.block_size):
+            node = node.parent if isinstance(node, Node) else None
+        if isinstance(node, Node) and seq.published >= at:
+            self._keep(seq, node, slot, at)
+        else:
+            self.free.append(slot)
+
+    def failed(self, kept: list[Kept]) -> None:
+        """The plan failed, and with it what it should have kept."""
+        for one in kept:
+            if one.node.snapshot == one.slot:
+                self.drop(one.node)
+
+    def _keep(self, seq: Sequence, node: Node, slot: int, position: int) -> None:
+        """An answer's newest state takes the place of the one before it, if nobody has used that."""
+        self.attach(node, slot)
+        if position <= seq.num_prompt or node.snapshot != slot:
+            return
+        before, seq.rolled = seq.rolled, node
+        if isinstance(before, Node) and before is not node and before.snapshot in self.fresh:
+            self.drop(before)

@@ -1,0 +1,86 @@
+"""What few families do to queries, keys and values between their product and attention. Owns: those operations.
+
+Each takes and returns qkv [T, q | k | v] and leaves its other parts alone. Plain torch, element by element: a row's
+numbers do not depend on its company. Knows nothing of families.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.forward import AttentionSpec, ForwardContext, NormSpec, RopeSpec
+
+Touch = Callable[[Tensor, ForwardContext], Tensor]
+"""(qkv, context) -> qkv."""
+
+
+def clip(limit: float) -> Touch:
+    """Every entry is cut off at +-limit."""
+    return lambda qkv, ctx: qkv.clamp(-limit, limit)
+
+
+def temper(table: Tensor, width: int) -> Touch:
+    """Queries, the first `width` entries, are multiplied by table [positions]."""
+
+    def scaled(qkv: Tensor, ctx: ForwardContext) -> Tensor:
+        q = qkv[:, :width].float() * table[ctx.positions][:, None]
+        return torch.cat((q.to(qkv.dtype), qkv[:, width:]), dim=1)
+
+    return scaled
+
+
+def temperatures(count: int, beta: float, span: float, offset: float) -> Tensor:
+    """1 + beta * log(1 + floor((position + offset) / span)) [count] in float32."""
+    positions = torch.arange(count, dtype=torch.float64)
+    return (1.0 + beta * torch.log1p(torch.floor((positions + offset) / span))).float()
+
+
+def turn(rope: RopeSpec, spec: AttentionSpec) -> Touch:
+    """Queries and keys rotate (before norms that come after the rotation)."""
+    heads, width = spec.heads + spec.kv.heads, spec.kv.key_dim
+
+    def turned(qkv: Tensor, ctx: ForwardContext) -> Tensor:
+        part = qkv[:, : heads * width].view(-1, heads, width)
+        return torch.cat((rotate(part, rope, ctx.positions).flatten(1), qkv[:, heads * width :]), dim=1)
+
+    return turned
+
+
+def rotate(x: Tensor, rope: RopeSpec, positions: Tensor) -> Tensor:
+    """x [T, heads, width]: the first rope.dim entries of every head rotate."""
+    cos, sin = rope.cos[positions][:, None], rope.sin[positions][:, None]
+    part = x[..., : rope.dim].float()
+    if rope.interleaved:
+        a, b = part[..., 0::2], part[..., 1::2]
+        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+    else:
+        a, b = part.chunk(2, dim=-1)
+        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    return torch.cat((turned.to(x.dtype), x[..., rope.dim :]), dim=-1)
+
+
+def own_norms(norm: NormSpec, weights: Tensor) -> Touch:
+    """Query and key heads are normed, each with weights of its own [heads + kv heads, width]."""
+    heads, width = weights.shape
+
+    def normed(qkv: Tensor, ctx: ForwardContext) -> Tensor:
+        part = qkv[:, : heads * width].reshape(-1, width)
+        part = ctx.kernels.norm(part, norm).view(-1, heads, width) * weights
+        return torch.cat((part.flatten(1), qkv[:, heads * width :]), dim=1)
+
+    return normed
+
+
+def row_norms(q: NormSpec | None, k: NormSpec | None) -> Touch:
+    """Queries are normed together, and so are keys (before something that comes between norm and rotation)."""
+    assert q is not None and k is not None
+    first, second = q.weight.shape[0], k.weight.shape[0]
+
+    def normed(qkv: Tensor, ctx: ForwardContext) -> Tensor:
+        parts = qkv.split([first, second, qkv.shape[1] - first - second], dim=1)
+        return torch.cat((ctx.kernels.norm(parts[0], q), ctx.kernels.norm(parts[1], k), parts[2]), dim=1)
+
+    return normed

@@ -1,0 +1,244 @@
+"""Attention, feed-forward layers and mixtures as a row of the table describes them. Owns: reading a row's switches from
+the config, and pulling what they name.
+
+Must not know: which families there are, what lies around the layers.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.errors import ModelError
+from tokenmill.core.forward import Act, NormSpec, RouteSpec
+from tokenmill.core.protocols import Weight
+from tokenmill.layers.attention import Attention, Heads, alibi_slopes, attention_spec, local_heads
+from tokenmill.layers.build import Build
+from tokenmill.layers.experts import Experts, load_experts, sparsemixer
+from tokenmill.layers.linear import ColumnLinear, FusedColumnLinear, RowLinear, Rows
+from tokenmill.layers.mlp import MLP, ByHand, gated_by, xielu
+from tokenmill.layers.rope import make_rope
+from tokenmill.layers.touch import Touch, clip, own_norms, row_norms, temper, temperatures, turn
+from tokenmill.models.common import read_act
+from tokenmill.models.config import ModelConfig, activation
+from tokenmill.models.row import Attend, Extra, Feed, HeadNorms, Mix, Norms, Scores, Shared, Switch
+from tokenmill.models.rules import Kind
+
+
+def on(c: ModelConfig, switch: Switch) -> bool:
+    """What a switch says for this config."""
+    return c.get(switch, bool, False) if isinstance(switch, str) else switch
+
+
+def read_eps(c: ModelConfig, norms: Norms) -> float:
+    """The small number of every norm."""
+    return c.get(norms.eps, float, 1e-6, low=0.0) if isinstance(norms.eps, str) else norms.eps
+
+
+def norm(c: ModelConfig, b: Build, norms: Norms, name: str, size: int) -> NormSpec:
+    """One norm of the row's kind."""
+    eps = read_eps(c, norms)
+    if norms.kind == "bare":
+        ones = torch.ones(size, dtype=b.dtype, device=b.device)
+        return NormSpec(weight=ones, eps=eps, kind="layer")
+    kind = norms.kind
+    return b.norm(name, size, eps, layer=kind != "rms", bias=kind == "layer", offset=norms.offset)
+
+
+# ------------------------------------------------------------------ attention
+
+
+def make_attention(
+    c: ModelConfig, b: Build, at: Build, row: Attend, norms: Norms, heads: Heads, index: int
+) -> Attention:
+    """One layer's attention; `at` is where the layer's tensors lie."""
+    inside, hidden = at.at(row.at) if row.at else at, c.need("hidden_size", int)
+    kind, scores, extra = row.layer(c, index), row.scores or Scores(), row.extra or Extra()
+    rope = None
+    if row.rope is not None and kind.rotates:
+        rope = make_rope(b, row.rope(c, heads.dim, kind.name), interleaved=on(c, row.pairs))
+    qk = row.norms if row.norms is not None and on(c, row.norms.present) else None
+    late = qk is not None and qk.rotated
+    slopes = None
+    if on(c, scores.alibi):
+        slopes = local_heads(b, alibi_slopes(heads.heads)).to(b.device)
+    early = bool(extra.late and extra.clip and c.has(extra.clip))
+    head_norms = _head_norms(c, inside, qk, norms, heads)
+    spec = attention_spec(
+        b,
+        heads,
+        scale=None if scores.scale is None else scores.scale(c, index),
+        rope=None if late else rope,
+        window=kind.window,
+        softcap=c.get(scores.softcap, float, 0.0, low=1e-6) if scores.softcap else 0.0,
+        norms=(None, None) if early else head_norms,
+        alibi=slopes,
+    )
+    bias, out_bias = on(c, row.bias), on(c, row.bias if row.out_bias is None else row.out_bias)
+    qkv: ColumnLinear
+    if len(row.qkv) == 1:
+        order = None if extra.fused is None else extra.fused(heads)
+        qkv = FusedColumnLinear(inside, hidden, row.qkv[0], heads.parts, order=order, bias=bias)
+    else:
+        qkv = ColumnLinear(inside, hidden, dict(zip(row.qkv, heads.parts, strict=True)), bias=bias)
+    output = RowLinear(inside, heads.width, hidden, row.out, bias=out_bias)
+    touches: list[Touch] = [row_norms(*head_norms)] if early else []
+    if extra.clip and c.has(extra.clip):
+        touches.append(clip(c.need(extra.clip, float, low=1e-9)))
+    if qk is not None and qk.over == "own":
+        touches.append(_own_norms(c, inside, qk, norms, heads))
+    if late and rope is not None:
+        touches.append(turn(rope, spec))
+    touches += _temper(c, b, extra, kind, heads.width // b.group.size)
+    within = norm(c, inside, norms, extra.within, heads.width) if extra.within else None
+    if within is not None:
+        _alone(b, "a norm over all heads together")
+    return Attention(qkv, output, spec, touches=touches, within=within)
+
+
+def _temper(c: ModelConfig, b: Build, extra: Extra, kind: Kind, width: int) -> list[Touch]:
+    found = None if extra.temper is None else extra.temper(c)
+    if found is None or found.rotated != kind.rotates:
+        return []
+    table = temperatures(b.max_positions, found.beta, found.span, found.offset).to(b.device)
+    return [temper(table, width)]
+
+
+def _head_norms(
+    c: ModelConfig, b: Build, qk: HeadNorms | None, norms: Norms, heads: Heads
+) -> tuple[NormSpec | None, NormSpec | None]:
+    """Norms that attention itself applies."""
+    if qk is None or qk.over == "own":
+        return None, None
+    whole = qk.over == "row"
+    if whole:
+        _alone(b, "a norm over all heads together")
+    sizes = (heads.width, heads.kv_heads * heads.dim) if whole else (heads.dim, heads.dim)
+    eps, layer = read_eps(c, norms), qk.kind != "rms"
+    made = [
+        b.norm(name, size, eps, layer=layer, bias=qk.kind == "layer", offset=norms.offset)
+        for name, size in zip(qk.names, sizes, strict=True)
+    ]
+    return made[0], made[1]
+
+
+def _own_norms(c: ModelConfig, b: Build, qk: HeadNorms, norms: Norms, heads: Heads) -> Touch:
+    """Every head's own weights, stored as one matrix [heads, width] or one vector a head."""
+    _alone(b, "a norm with weights for each head")
+    rows = []
+    for name, count in zip(qk.names, (heads.heads, heads.kv_heads), strict=True):
+        if b.has(f"{name}.weight"):
+            rows.append(b.tensor(f"{name}.weight", (count, heads.dim)))
+        else:
+            rows += [b.tensor(f"{name}.norms.{i}.weight", (heads.dim,))[None] for i in range(count)]
+    ones = torch.ones(heads.dim, dtype=b.dtype, device=b.device)
+    plain = NormSpec(weight=ones, eps=read_eps(c, norms), kind="rms" if qk.kind == "rms" else "layer")
+    return own_norms(plain, torch.cat(rows))
+
+
+def _alone(b: Build, what: str) -> None:
+    if b.group.size > 1:
+        raise ModelError(f"This architecture has {what}, which cannot be split over {b.group.size} devices yet.")
+
+
+# ------------------------------------------------------------------ feed-forward layers
+
+
+def make_feed(c: ModelConfig, at: Build, row: Feed, norms: Norms) -> MLP:
+    """One layer's feed-forward part."""
+    hidden, inner, bias = c.need("hidden_size", int), row.inner(c), on(c, row.bias)
+    b = at.at(row.at) if row.at else at
+    by_hand: ByHand | None = None
+    act: Act = "relu2"
+    if row.fixed:
+        act = cast(Act, f"{row.fixed}_mul" if row.gated else row.fixed)
+    elif c.get(row.act, str, "") == "xielu" and not row.gated:
+        by_hand = xielu(b)
+    elif row.gated and activation(c, row.act, "silu") == "relu2":
+        by_hand = gated_by("relu2")
+    else:
+        act = read_act(c, gated=row.gated, default="silu", key=row.act)
+    within = None
+    if row.within:
+        _alone(b, "a norm within its feed-forward layer")
+        within = norm(c, b, norms, row.within, inner)
+    return MLP(_up(b, row, hidden, inner, bias), RowLinear(b, inner, hidden, row.names[-1], bias=bias), act,
+               by_hand=by_hand, within=within)  # fmt: skip
+
+
+def _up(b: Build, row: Feed | Shared, hidden: int, inner: int, bias: bool) -> ColumnLinear:
+    part = Rows(inner, inner)
+    if len(row.names) == 2 and getattr(row, "gated", True):
+        return FusedColumnLinear(b, hidden, row.names[0], (part, part), bias=bias)
+    return ColumnLinear(b, hidden, dict.fromkeys(row.names[:-1], part), bias=bias)
+
+
+# ------------------------------------------------------------------ mixtures
+
+
+def make_mixture(c: ModelConfig, b: Build, at: Build, row: Mix, feed: Feed) -> Experts:
+    """One layer's mixture of experts."""
+    places = [at.at(name) for name in row.at]
+    inside = next((place for place in places if place.has(f"{row.router}.weight")), places[0])
+    hidden, inner, count = c.need("hidden_size", int), c.need(row.inner, int), c.first(row.count, int)
+    act = read_act(c, gated=True, default="silu", key=feed.act)
+    route = _route(c, inside, row, count)
+    router = (inside.exactly(torch.float32) if row.route.wide else inside).weight(
+        row.router, (count, hidden), exact=True
+    )
+    place = inside.at(row.experts) if row.experts else inside
+    weights = (row.load or load_experts)(place, route, hidden, inner, row.names)
+    shared, gate = _shared(c, inside, at, row.shared, feed, act)
+    choose = None
+    if row.route.sparsemixer:
+        if route.top_k != 2:
+            raise ModelError(f"config.json: '{row.top_k[0]}' = {route.top_k} is not supported in {c.architecture}.")
+        choose = sparsemixer(c.get("router_jitter_noise", float, 0.01, low=0.0))
+    return Experts(
+        b, router, route, weights, act,
+        shared=shared, shared_gate=gate, wide_router=row.route.wide, choose=choose,
+    )  # fmt: skip
+
+
+def _route(c: ModelConfig, b: Build, row: Mix, count: int) -> RouteSpec:
+    said = row.route
+    top_k = c.first(row.top_k, int, 2)
+    if top_k > count:
+        raise ModelError(f"config.json: '{row.top_k[0]}' = {top_k} is more than the {count} experts.")
+    groups = c.get("n_group", int, 1) if said.grouped else 1
+    top_groups = c.get("topk_group", int, 1, high=groups) if said.grouped else 1
+    if count % groups or top_k > count // groups * top_groups or (said.grouped and count // groups < 2):
+        raise c.refuse("n_group", f"and topk_group do not share out {count} experts, {top_k} for a token.")
+    return RouteSpec(
+        experts=count,
+        top_k=top_k,
+        order=said.order,
+        normalise=on(c, said.normalise),
+        scale=c.get(said.scale, float, 1.0) if said.scale else 1.0,
+        groups=groups,
+        top_groups=top_groups,
+        group_sum2=said.grouped,
+        bias=_flat(b, said.bias, count) if said.bias else None,
+    )
+
+
+def _flat(b: Build, name: str, count: int) -> Tensor:
+    """A vector [count], which some checkpoints store as [1, count]."""
+    shape = b.checkpoint.shape(b.path(name)) if b.has(name) else None
+    return b.tensor(name, (1, count) if shape == (1, count) else (count,), torch.float32).view(-1)
+
+
+def _shared(
+    c: ModelConfig, inside: Build, at: Build, row: Shared | None, feed: Feed, act: Act
+) -> tuple[MLP | None, Weight | None]:
+    inner = 0 if row is None else row.inner(c)
+    if row is None or not inner:
+        return None, None
+    hidden, bias = c.need("hidden_size", int), on(c, feed.bias)
+    b = (at if row.outside else inside).at(row.at)
+    mlp = MLP(_up(b, row, hidden, inner, bias), RowLinear(b, inner, hidden, row.names[-1], bias=bias), act)
+    return mlp, inside.weight(row.gate, (1, hidden), exact=True) if row.gate else None
+
+

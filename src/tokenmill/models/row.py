@@ -1,0 +1,234 @@
+"""What one row of the table of families may say. Owns: the switches, their names and what they mean when absent.
+
+Plain records; a switch is a constant, or the name of the config key that holds it. Rules are small functions of the
+config (`models/rules.py`). Must not know: families, tensors, how a model is put together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tokenmill.models import rules
+from tokenmill.models.rules import Dense, LayerRule, Number, RopeRule
+
+Switch = bool | str
+"""True, False, or the config key that says which."""
+
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_EVERYWHERE = ("max_position_embeddings", "n_positions", "seq_length", "tie_word_embeddings", "quantization_config")
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The keys of one architecture: `needed` ones have no default; `only` lists the values that are built; `ignored`
+    ones do nothing."""
+
+    model_type: str
+    needed: tuple[str, ...] = SIZES
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    layers: str | None = None
+    """The one kind that `layer_types` may name where a family has no layers of several kinds."""
+
+    def knows(self, name: str) -> bool:
+        """Is this key read, or is it known to do nothing here?"""
+        return name in self.needed or name in self.defaults or name in self.ignored or name in _EVERYWHERE
+
+
+@dataclass(frozen=True)
+class Norms:
+    """rms, layer (weight and bias), scale (a layer norm without bias) or bare (a layer norm without either).
+
+    before: one name a block, or one for both of a parallel layer; after: on what a block gives, before it is added.
+    """
+
+    kind: Literal["rms", "layer", "scale", "bare"] = "rms"
+    eps: str | float = "rms_norm_eps"
+    offset: float = 0.0
+    before: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    after: tuple[str, ...] = ()
+    last: str = "norm"
+    one_if_parallel: bool = False
+    """A parallel layer has the first only, and both blocks read it."""
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """Norms of queries and keys: one for each head (head), one for all heads together (row), or each head's own."""
+
+    over: Literal["head", "row", "own"] = "head"
+    names: tuple[str, str] = ("q_norm", "k_norm")
+    kind: Literal["rms", "layer", "scale"] = "rms"
+    present: Switch = True
+    rotated: bool = False
+    """They come after the rotation."""
+
+
+@dataclass(frozen=True)
+class Attend:
+    """Attention: names, biases, rotation, and what else is done to queries, keys and scores."""
+
+    at: str = "self_attn"
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    """One name: fused, its rows in the order that `fused` says."""
+    out: str = "o_proj"
+    bias: Switch = False
+    out_bias: Switch | None = None
+    """None: as `bias`."""
+    norms: HeadNorms | None = None
+    rope: RopeRule | None = rules.whole_rope
+    pairs: Switch = False
+    """Neighbours rotate together (0, 1), (2, 3)...; else the halves of what rotates."""
+    layer: LayerRule = rules.everywhere
+    """The window of each layer, and whether it rotates."""
+    scores: Scores | None = None
+    extra: Extra | None = None
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What is done to attention's scores."""
+
+    scale: Number | None = None
+    """None: the inverse root of the head size."""
+    softcap: str = ""
+    alibi: Switch = False
+
+
+@dataclass(frozen=True)
+class Extra:
+    """What few families do between the product and attention, or behind it."""
+
+    fused: Callable[[Any], Any] | None = None
+    """The row order of a fused matrix: heads -> rows of [q | k | v]."""
+    clip: str = ""
+    """Queries, keys and values are cut off at this value."""
+    late: bool = False
+    """They are cut off after norms of whole rows."""
+    temper: Callable[[Any], rules.Temper | None] | None = None
+    """Queries are multiplied by a number for each position."""
+    within: str = ""
+    """A norm between attention and the output matrix."""
+
+
+@dataclass(frozen=True)
+class Feed:
+    """The feed-forward layer: three names (gate, up, down), two with a fused first one, or two plain ones."""
+
+    at: str = "mlp"
+    names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
+    gated: bool = True
+    bias: Switch = False
+    act: str = "hidden_act"
+    """The config key of the activation."""
+    fixed: str = ""
+    """The activation, whatever the config says."""
+    inner: Callable[[Any], int] = rules.intermediate
+    within: str = ""
+    """A norm before the last matrix."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """How tokens choose experts; see RouteSpec."""
+
+    order: Literal["softmax_topk", "topk_softmax", "sigmoid"] = "softmax_topk"
+    normalise: Switch = True
+    scale: str = ""
+    bias: str = ""
+    """The tensor that is added to scores for choosing only, below the mixture."""
+    grouped: bool = False
+    wide: bool = False
+    """The router's logits are made in float32, whatever the compute dtype."""
+    sparsemixer: bool = False
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Experts that every token visits."""
+
+    at: str
+    inner: Callable[[Any], int]
+    names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
+    gate: str = ""
+    """Its share is the sigmoid of this product."""
+    outside: bool = False
+    """Its tensors lie beside the mixture, not below it."""
+
+
+@dataclass(frozen=True)
+class Mix:
+    """A mixture of experts in place of the feed-forward layer; `dense` tells the layers that have none."""
+
+    at: tuple[str, ...] = ("mlp",)
+    """Where its tensors lie: the first of these that has the router."""
+    router: str = "gate"
+    experts: str = "experts"
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    count: tuple[str, ...] = ("num_experts", "num_local_experts")
+    top_k: tuple[str, ...] = ("num_experts_per_tok",)
+    inner: str = "moe_intermediate_size"
+    dense: Dense = rules.never
+    route: Route = field(default_factory=Route)
+    shared: Shared | None = None
+    load: Callable[..., Any] | None = None
+    """How this family stores its experts, where it is neither one by one nor as gate_up_proj and down_proj."""
+
+
+@dataclass(frozen=True)
+class Outside:
+    """What lies around the layers."""
+
+    body: str = "model"
+    embed: str = "embed_tokens"
+    layers: str = "layers"
+    head: str = "lm_head"
+    head_bias: Switch = False
+    scale: Number | None = None
+    """What embeddings are multiplied by."""
+    rounded: bool = False
+    """That factor is rounded to the compute dtype."""
+    logits: Number | None = None
+    """What logits are multiplied by."""
+    softcap: str = ""
+    """Logits are bent towards this bound."""
+    norm: str = ""
+    """A norm on the embeddings."""
+    positions: rules.Positions | None = None
+    """A table of positions that is added to the embeddings."""
+    ignored: str = ""
+    """A pattern of tensors that this model does not compute with (layers for drafts of later tokens)."""
+    later: str = ""
+    """How many such layers follow the last one."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a family's layers are made."""
+
+    attend: Attend = field(default_factory=Attend)
+    norms: Norms = field(default_factory=Norms)
+    feed: Feed = field(default_factory=Feed)
+    mix: Mix | None = None
+    outside: Outside = field(default_factory=Outside)
+    parallel: Switch = False
+    """Both blocks read the same x."""
+    residual: str = ""
+    """What a block gives is multiplied by this before it is added."""
+    nested: Callable[[Any], dict[str, Any]] | None = None
+    """What objects within the config say, under names of one level."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """The family's own names of the usual size keys: own -> usual."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One row of the table."""
+
+    fields: Fields
+    shape: Shape = field(default_factory=Shape)
+    note: str = ""
+    """What a reader of docs/models.md should know."""

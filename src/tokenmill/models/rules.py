@@ -1,0 +1,462 @@
+"""What differs from layer to layer or from config to config, as small functions. Owns: windows, layers without rotation,
+rope settings, scales, which layers are mixtures.
+
+Every rule is a function of the config; rows of the table name them. Must not know: tensors, families.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tokenmill.core.errors import ModelError
+from tokenmill.layers.rope import RopeSettings, rope_settings
+from tokenmill.models.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One layer's attention: its window (0: none), whether it rotates, and what `layer_types` calls it."""
+
+    window: int = 0
+    rotates: bool = True
+    name: str = "full_attention"
+
+
+@dataclass(frozen=True)
+class Temper:
+    """Queries at position p are multiplied by 1 + beta * log(1 + floor((p + offset) / span)), in layers that say so."""
+
+    beta: float
+    span: float
+    offset: float = 0.0
+    rotated: bool = True
+    """In layers that rotate; False: in those that do not."""
+
+
+LayerRule = Callable[[ModelConfig, int], Kind]
+RopeRule = Callable[[ModelConfig, int, str], RopeSettings]
+"""(config, head size, kind of layer) -> settings."""
+Number = Callable[[ModelConfig, int], float]
+"""(config, layer or 0) -> a factor."""
+Dense = Callable[[ModelConfig, int], bool]
+"""(config, layer) -> has this layer no mixture?"""
+
+
+@dataclass(frozen=True)
+class Positions:
+    """A table of positions: learned (a name), or made of sines. `shift` rows come before the first position."""
+
+    name: str = ""
+    count: str = "max_position_embeddings"
+    shift: int = 0
+
+
+# ------------------------------------------------------------------ windows, and layers that do not rotate
+
+
+def everywhere(c: ModelConfig, index: int) -> Kind:
+    """Every layer sees everything."""
+    return Kind()
+
+
+def windowed(c: ModelConfig, index: int) -> Kind:
+    """Every layer has the config's window."""
+    return Kind(c.get("sliding_window", int, 0))
+
+
+def layer_kind(c: ModelConfig, index: int, default: str) -> str:
+    """ "full_attention" or "sliding_attention", from `layer_types` where the config has it."""
+    if not c.has("layer_types"):
+        return default
+    kinds = c.need("layer_types", list)
+    if len(kinds) != c.need("num_hidden_layers", int):
+        raise c.refuse("layer_types", "has not one entry for each of num_hidden_layers.")
+    if kinds[index] not in ("full_attention", "sliding_attention"):
+        raise c.refuse("layer_types", f"says nothing usable about layer {index}.")
+    return str(kinds[index])
+
+
+def typed(pattern: int, key: str = "", *, rotates_all: bool = True) -> LayerRule:
+    """Every `pattern`-th layer (or config key `key`) sees everything, the others have the window, unless `layer_types`
+    says otherwise. rotates_all False: layers that see everything do not rotate."""
+
+    def rule(c: ModelConfig, index: int) -> Kind:
+        every = c.get(key, int, pattern) if key else pattern
+        name = layer_kind(c, index, "sliding_attention" if (index + 1) % every else "full_attention")
+        if name == "full_attention":
+            return Kind(rotates=rotates_all)
+        return Kind(c.need("sliding_window", int), True, name)
+
+    return rule
+
+
+def qwen(c: ModelConfig, index: int) -> Kind:
+    """Only with `use_sliding_window`, and from `max_window_layers` on."""
+    window = c.get("sliding_window", int, 0) if c.get("use_sliding_window", bool, False) else 0
+    upper = bool(window) and index >= c.get("max_window_layers", int, 28, low=0)
+    kind = layer_kind(c, index, "sliding_attention" if upper else "full_attention")
+    if kind == "sliding_attention" and not window:
+        raise c.refuse("layer_types", f"gives layer {index} a window, but use_sliding_window or sliding_window is off.")
+    return Kind(window, True, kind) if kind == "sliding_attention" else Kind()
+
+
+def qwen_all(c: ModelConfig, index: int) -> Kind:
+    """Every layer or none, by `use_sliding_window`."""
+    return Kind(c.get("sliding_window", int, 0) if c.get("use_sliding_window", bool, False) else 0)
+
+
+def qwen2_moe(c: ModelConfig, index: int) -> Kind:
+    """Every second layer below `max_window_layers` has the window, with `use_sliding_window`."""
+    window = c.get("sliding_window", int, 0) if c.get("use_sliding_window", bool, False) else 0
+    local = bool(window) and index % 2 == 0 and index < c.get("max_window_layers", int, 28, low=0)
+    kind = layer_kind(c, index, "sliding_attention" if local else "full_attention")
+    if kind == "sliding_attention" and not window:
+        raise c.refuse("layer_types", f"gives layer {index} a window, but use_sliding_window or sliding_window is off.")
+    return Kind(window, True, kind) if kind == "sliding_attention" else Kind()
+
+
+def upper_windows(c: ModelConfig, index: int) -> Kind:
+    """Layers from `max_window_layers` on have the window."""
+    window = c.get("sliding_window", int, 0)
+    local = bool(window) and index >= c.get("max_window_layers", int, 62, low=0)
+    kind = layer_kind(c, index, "sliding_attention" if local else "full_attention")
+    return Kind(window, True, kind) if kind == "sliding_attention" else Kind()
+
+
+def smollm3(c: ModelConfig, index: int) -> Kind:
+    """Every fourth layer does not rotate (`no_rope_layers` holds a 0 for it); those may have the window."""
+    every = c.get("no_rope_layer_interval", int, 4)
+    flags = c.get("no_rope_layers", list, [])
+    layers = c.need("num_hidden_layers", int)
+    if flags and (len(flags) != layers or any(flag not in (0, 1) for flag in flags)):
+        raise c.refuse("no_rope_layers", "must hold a 0 or 1 for each of num_hidden_layers.")
+    rotates = bool(flags[index]) if flags else bool((index + 1) % every)
+    window = c.get("sliding_window", int, 0) if c.get("use_sliding_window", bool, False) else 0
+    kind = layer_kind(c, index, "sliding_attention" if window and not rotates else "full_attention")
+    return Kind(window if kind == "sliding_attention" else 0, rotates, kind)
+
+
+def exaone4(c: ModelConfig, index: int) -> Kind:
+    """Without a window everything rotates; with one, only layers that have it do."""
+    if not c.has("sliding_window"):
+        if "sliding_attention" in c.get("layer_types", list, []):
+            raise c.refuse("layer_types", "gives layers a window, but sliding_window is off.")
+        return Kind()
+    return typed(4, "sliding_window_pattern", rotates_all=False)(c, index)
+
+
+def gpt_neo(c: ModelConfig, index: int) -> Kind:
+    """Global and local layers, as `attention_types` lists them."""
+    groups = c.get("attention_types", list, [[["global", "local"], 12]])
+    try:
+        kinds = [kind for pattern, times in groups for _ in range(times) for kind in pattern]
+    except (TypeError, ValueError):
+        raise c.refuse("attention_types", "must hold lists of kinds, each with a count.") from None
+    if len(kinds) != c.need("num_hidden_layers", int) or not set(kinds) <= {"global", "local"}:
+        raise c.refuse("attention_types", "must name 'global' or 'local' for each layer.")
+    return Kind(c.get("window_size", int, 256) if kinds[index] == "local" else 0)
+
+
+# ------------------------------------------------------------------ rotation
+
+
+def whole_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+    """The whole of each head rotates, the same way in every layer."""
+    found = rope_settings(c.data, dim)
+    if found.dim != dim:
+        raise ModelError(f"config.json: 'partial_rotary_factor' is not supported in {c.architecture}.")
+    return found
+
+
+def partial_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+    """A part of each head may rotate."""
+    return rope_settings(c.data, dim)
+
+
+def phi3_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+    """In this family "yarn" is an older name of longrope, and there is no other scaling."""
+    found = rope_settings(c.data, dim)
+    if found.kind not in ("default", "longrope", "yarn"):
+        raise ModelError(f"config.json: rope type '{found.kind}' is not supported in Phi-3 (only longrope).")
+    return replace(found, kind="longrope") if found.kind == "yarn" else found
+
+
+def default_rope(values: dict[str, Any], *, partial: bool = False) -> RopeRule:
+    """The family's own scaling for a config that says nothing of rotation."""
+
+    def rule(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+        if not c.has("rope_parameters") and not c.has("rope_scaling"):
+            c = ModelConfig({**c.data, "rope_parameters": dict(values)}, architecture=c.architecture)
+        return (partial_rope if partial else whole_rope)(c, dim, kind)
+
+    return rule
+
+
+def gemma3_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+    """Local layers have their own base and no scaling, in either spelling."""
+    local = kind == "sliding_attention"
+    nested = c.get("rope_parameters", dict, {})
+    if nested and not any(isinstance(value, dict) for value in nested.values()):
+        raise c.refuse("rope_parameters", "must say it for each kind of layer (full_attention, sliding_attention).")
+    if "rope_type" not in c.get("rope_scaling", dict, {"rope_type": ""}):
+        raise c.refuse("rope_scaling", "needs a 'rope_type'.")
+    base = c.get("rope_local_base_freq" if local else "rope_theta", float, 10000.0 if local else 1e6, low=1.0)
+    own = ModelConfig(nested, "rope_parameters").get(kind, dict, {})
+    scaled = {} if local else c.get("rope_scaling", dict, {})
+    data = {**c.data, "rope_theta": base, "rope_parameters": {**own, **scaled}, "rope_scaling": None}
+    return whole_rope(ModelConfig(data, architecture=c.architecture), dim, kind)
+
+
+def typed_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+    """Each kind of layer has its own settings; the older spelling scales only layers that see everything."""
+    nested, scaling = c.get("rope_parameters", dict, {}), c.get("rope_scaling", dict, {})
+    if nested and not any(isinstance(value, dict) for value in nested.values()):
+        raise c.refuse("rope_parameters", "must say it for each kind of layer (full_attention, sliding_attention).")
+    own = ModelConfig(nested, "rope_parameters").get(kind, dict, {})
+    if kind == "full_attention":
+        own = {**own, **scaling}
+    data = {**c.data, "rope_parameters": own, "rope_scaling": None}
+    return whole_rope(ModelConfig(data, architecture=c.architecture), dim, kind)
+
+
+def neox_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+    """This family has its own names for two of the rotary values."""
+    names = {"partial_rotary_factor": c.get("rotary_pct", float, 0.25, low=0.0, high=1.0),
+             "rope_theta": c.get("rotary_emb_base", float, 10000.0, low=1.0)}  # fmt: skip
+    return rope_settings({**c.data, **names}, dim)
+
+
+def rotary_dim(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+    """`rotary_dim` entries of each head rotate, with the usual base and no scaling."""
+    turning = c.need("rotary_dim", int, high=dim)
+    if turning % 2:
+        raise c.refuse("rotary_dim", "must be even.")
+    return replace(rope_settings({}, dim), dim=turning)
+
+
+# ------------------------------------------------------------------ factors
+
+
+def key(name: str, default: float = 1.0) -> Number:
+    """The value of one key."""
+    return lambda c, index: c.get(name, float, default)
+
+
+def inverse(name: str) -> Number:
+    """1 / the value of one key."""
+    return lambda c, index: 1.0 / c.get(name, float, 1.0, low=1e-9)
+
+
+def inverse_root(name: str, default: float) -> Number:
+    """1 / the root of the value of one key."""
+    return lambda c, index: c.get(name, float, default, low=1e-6) ** -0.5
+
+
+def root_of_hidden(c: ModelConfig, index: int) -> float:
+    """The root of the hidden size."""
+    return math.sqrt(c.need("hidden_size", int))
+
+
+def root_if_scaled(c: ModelConfig, index: int) -> float:
+    """The root of the hidden size where `scale_embedding` is on."""
+    return math.sqrt(c.need("hidden_size", int)) if c.get("scale_embedding", bool, True) else 1.0
+
+
+def one(c: ModelConfig, index: int) -> float:
+    """1: scores are not scaled."""
+    return 1.0
+
+
+# ------------------------------------------------------------------ sizes
+
+
+def intermediate(c: ModelConfig) -> int:
+    """`intermediate_size`."""
+    return c.need("intermediate_size", int)
+
+
+def four_times(name: str) -> Callable[[ModelConfig], int]:
+    """The value of a key, or four times the hidden size."""
+    return lambda c: c.get(name, int, 4 * c.need("hidden_size", int))
+
+
+def product(*names: str) -> Callable[[ModelConfig], int]:
+    """The product of these keys (0: there is none)."""
+    return lambda c: math.prod(c.get(name, int, 0, low=0) for name in names)
+
+
+# ------------------------------------------------------------------ which layers are mixtures
+
+
+def never(c: ModelConfig, index: int) -> bool:
+    """Every layer is a mixture."""
+    return False
+
+
+def sparse_step(c: ModelConfig, index: int) -> bool:
+    """Layers in `mlp_only_layers`, and all but every `decoder_sparse_step`-th."""
+    plain = c.get("mlp_only_layers", list, [])
+    return index in plain or (index + 1) % c.get("decoder_sparse_step", int, 1) != 0
+
+
+def first_dense(c: ModelConfig, index: int) -> bool:
+    """The first `first_k_dense_replace` layers."""
+    return index < c.get("first_k_dense_replace", int, 0, low=0)
+
+
+def ernie(c: ModelConfig, index: int) -> bool:
+    """Mixtures lie between two layers, at an interval."""
+    start, stop = c.get("moe_layer_start_index", int, 1, low=0), c.get("moe_layer_end_index", int, -1, low=-1)
+    stop = c.need("num_hidden_layers", int) - 1 if stop == -1 else stop
+    return bool((index + 1) % c.get("moe_layer_interval", int, 1)) or not start <= index <= stop
+
+
+# ------------------------------------------------------------------ what a few families say in their own way
+
+
+def ministral(c: ModelConfig, index: int) -> Kind:
+    """`layer_types` tells layers with the window; without it all have it."""
+    window = c.get("sliding_window", int, 0)
+    kind = layer_kind(c, index, "sliding_attention" if window else "full_attention")
+    return Kind(window, True, kind) if kind == "sliding_attention" else Kind()
+
+
+_MINISTRAL3 = {"rope_type": "yarn", "rope_theta": 1000000.0, "factor": 16.0, "original_max_position_embeddings": 16384,
+               "beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0,
+               "llama_4_scaling_beta": 0.1}  # fmt: skip
+
+
+def _ministral3(c: ModelConfig) -> dict[str, Any]:
+    return c.get("rope_scaling", dict, {}) or c.get("rope_parameters", dict, {}) or dict(_MINISTRAL3)
+
+
+def ministral3_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+    """Yarn, if the config says nothing else."""
+    own = {name: value for name, value in _ministral3(c).items()
+           if name not in ("llama_4_scaling_beta", "max_position_embeddings")}  # fmt: skip
+    data = {**c.data, "rope_parameters": own, "rope_scaling": None}
+    return whole_rope(ModelConfig(data, architecture=c.architecture), dim, kind)
+
+
+def ministral3_temper(c: ModelConfig) -> Temper | None:
+    """`llama_4_scaling_beta`, counted in spans of the positions before the stretching."""
+    own = ModelConfig(_ministral3(c), "rope_parameters")
+    return Temper(own.need("llama_4_scaling_beta", float, low=0.0),
+                  own.need("original_max_position_embeddings", int))  # fmt: skip
+
+
+def hunyuan_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+    """In this family "dynamic" with an `alpha` stretches the base once and for all."""
+    values = c.get("rope_scaling", dict, {}) or c.get("rope_parameters", dict, {})
+    named = values.get("rope_type") or values.get("type")
+    if named != "dynamic" or not values.get("alpha"):
+        return whole_rope(c, dim, kind)
+    own = ModelConfig(values, "rope_parameters")
+    theta = own.get("rope_theta", float, c.get("rope_theta", float, 10000.0, low=1.0), low=1.0)
+    stretched = theta * own.need("alpha", float, low=1e-6) ** (dim / (dim - 2))
+    plain = {"rope_type": "default", "rope_theta": min(stretched, 1e12)}
+    return whole_rope(ModelConfig({**c.data, "rope_parameters": plain, "rope_scaling": None}), dim, kind)
+
+
+def phimoe_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+    """Longrope whose gain on cos and sin is given for short and for long runs."""
+    found = rope_settings(c.data, dim, also=("short_mscale", "long_mscale"))
+    if found.dim != dim or found.kind not in ("default", "longrope"):
+        raise ModelError(f"config.json: rope type '{found.kind}' is not supported in PhiMoE (only longrope).")
+    if found.kind == "longrope":
+        found.value("short_mscale"), found.value("long_mscale")
+    return found
+
+
+def minimax_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+    """`rotary_dim` entries of each head rotate, if it is given."""
+    if not c.has("rotary_dim") or c.has("partial_rotary_factor"):
+        return partial_rope(c, dim, kind)
+    part = c.need("rotary_dim", int, high=dim) / dim
+    return partial_rope(ModelConfig({**c.data, "partial_rotary_factor": part}), dim, kind)
+
+
+def dbrx(c: ModelConfig) -> dict[str, Any]:
+    """What DBRX says in objects for attention and experts."""
+    attention, experts = c.sub("attn_config"), c.sub("ffn_config")
+    act = ModelConfig(experts.get("ffn_act_fn", dict, {"name": "silu"}), "ffn_config.ffn_act_fn")
+    if set(act.data) - {"name"}:
+        raise experts.refuse("ffn_act_fn", "is not supported (only a name).")
+    norm = experts.get("moe_normalize_expert_weights", float, 0.0, low=0.0)
+    if "moe_normalize_expert_weights" not in experts.data:
+        norm = 1.0
+    if norm not in (0.0, 1.0):
+        raise experts.refuse("moe_normalize_expert_weights", "is not supported (only 1 or null).")
+    known = {"clip_qkv", "kv_n_heads", "rope_theta"}, {
+        "ffn_act_fn", "ffn_hidden_size", "moe_num_experts", "moe_top_k", "moe_normalize_expert_weights", "hidden_size",
+    }  # fmt: skip
+    for part, names in zip((attention, experts), known, strict=True):
+        for name, value in part.data.items():
+            if name not in names and value and _OTHER.search(name):
+                raise part.refuse(name, "is not supported.")
+    return {
+        "num_key_value_heads": attention.get("kv_n_heads", int, 1),
+        "attn_config.clip_qkv": attention.data.get("clip_qkv"),
+        "attn_config.rope_theta": attention.get("rope_theta", float, 10000.0, low=1.0),
+        "ffn_config.ffn_act_fn.name": act.get("name", str, "silu"),
+        "ffn_config.moe_num_experts": experts.get("moe_num_experts", int, 4),
+        "ffn_config.moe_top_k": experts.get("moe_top_k", int, 1),
+        "ffn_config.ffn_hidden_size": experts.get("ffn_hidden_size", int, 3584),
+        "ffn_config.moe_normalize": norm == 1.0,
+    }
+
+
+_OTHER = re.compile("clip|scale|rope|norm|bias|window|alibi")
+
+
+def dbrx_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+    """The base lies within `attn_config`; the usual keys may say it, too."""
+    inner = c.need("attn_config.rope_theta", float)
+    nested = c.get("rope_scaling", dict, {}) or c.get("rope_parameters", dict, {})
+    said = nested.get("rope_theta") or c.get("rope_theta", float, inner)
+    if said != inner:
+        raise ModelError(f"config.json: 'rope_theta' = {said!r} contradicts 'attn_config.rope_theta' = {inner!r}.")
+    return whole_rope(ModelConfig({**c.data, "rope_theta": inner}, architecture=c.architecture), dim, kind)
+
+
+def mpt(c: ModelConfig) -> dict[str, Any]:
+    """What MPT says in an object for attention."""
+    attention = c.sub("attn_config")
+    only = {"alibi": (True,), "alibi_bias_max": (8,), "qk_ln": (False,), "prefix_lm": (False,), "rope": (False,),
+            "attn_type": ("multihead_attention",), "qk_gn": (False,), "sliding_window_size": (-1,)}  # fmt: skip
+    for name, value in attention.data.items():
+        if name in only and value is not None and value not in only[name]:
+            raise attention.refuse(name, f"is not supported (only {only[name][0]}).")
+    return {f"attn_config.{name}": attention.data.get(name) for name in ("clip_qkv", "softmax_scale")}
+
+
+def mpt_scale(c: ModelConfig, index: int) -> float:
+    """`softmax_scale`, or the inverse root of the head size."""
+    root = (c.need("hidden_size", int) / c.need("num_attention_heads", int)) ** -0.5
+    return c.get("attn_config.softmax_scale", float, root, low=1e-9)
+
+
+def bigcode(c: ModelConfig) -> dict[str, Any]:
+    """One key head with `multi_query`, else one for each query head."""
+    many = c.first(("n_head", "num_attention_heads"), int)
+    return {"num_key_value_heads": 1 if c.get("multi_query", bool, True) else many}
+
+
+def bigcode_scale(c: ModelConfig, index: int) -> float:
+    """1 with `scale_attn_weights` off."""
+    root = (c.need("hidden_size", int) / c.need("num_attention_heads", int)) ** -0.5
+    return root if c.get("scale_attn_weights", bool, True) else 1.0
+
+
+def value(name: str, default: int | None = None) -> Callable[[ModelConfig], int]:
+    """A size that is one key."""
+    return lambda c: c.need(name, int) if default is None else c.get(name, int, default, low=0)
+
+
+def even_heads(c: ModelConfig) -> dict[str, Any]:
+    """The head size follows from the hidden size."""
+    return {"head_dim": c.need("hidden_size", int) // c.need("num_attention_heads", int)}

@@ -1,0 +1,209 @@
+"""Rows of families from before root-mean-square norms were usual, and of their likes. Owns: one row a family."""
+
+from __future__ import annotations
+
+from tokenmill.layers.attention import codegen_order, per_head_order, per_head_order_if_many
+from tokenmill.models import rules
+from tokenmill.models.row import (
+    Attend,
+    Extra,
+    Family,
+    Feed,
+    Fields,
+    Norms,
+    Outside,
+    Scores,
+    Shape,
+)
+from tokenmill.models.rules import Positions
+
+_GPT_NAMES = {"n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
+              "n_positions": "max_position_embeddings"}  # fmt: skip
+_GPT_NEEDED = ("vocab_size", *_GPT_NAMES, "max_position_embeddings", "hidden_size", "num_hidden_layers",
+               "num_attention_heads")  # fmt: skip
+_GPT_KEYS = {"n_inner": None, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}
+_LN = ("ln_1", "ln_2")
+_BART_NORMS = Norms("layer", 1e-5, before=("self_attn_layer_norm", "final_layer_norm"), last="layer_norm")
+_GPTJ = Shape(
+    attend=Attend("attn", out="out_proj", rope=rules.rotary_dim, pairs=True),
+    norms=Norms("layer", "layer_norm_epsilon", before=("ln_1",), last="ln_f"),
+    feed=Feed(names=("fc_in", "fc_out"), gated=False, bias=True, act="activation_function",
+              inner=rules.four_times("n_inner")),
+    outside=Outside("transformer", "wte", "h", head_bias=True),
+    parallel=True,
+    names=_GPT_NAMES,
+)  # fmt: skip
+
+ROWS: dict[str, Family] = {
+    "GPTNeoXForCausalLM": Family(
+        Fields(
+            "gpt_neox",
+            defaults={"hidden_act": "gelu", "layer_norm_eps": 1e-5, "max_position_embeddings": 2048,
+                      "rotary_pct": 0.25, "rotary_emb_base": 10000.0, "use_parallel_residual": True,
+                      "attention_bias": True, "tie_word_embeddings": False, "rope_parameters": None,
+                      "rope_scaling": None, "original_max_position_embeddings": None},
+            only={"head_dim": ()},
+            # Transformers reads these two under the names of their own that this family has.
+            ignored=("rope_theta", "partial_rotary_factor"),
+            layers="full_attention",
+        ),
+        Shape(
+            attend=Attend("attention", ("query_key_value",), "dense", "attention_bias", rope=rules.neox_rope,
+                          extra=Extra(fused=per_head_order)),
+            norms=Norms("layer", "layer_norm_eps", last="final_layer_norm"),
+            feed=Feed(names=("dense_h_to_4h", "dense_4h_to_h"), gated=False, bias=True),
+            outside=Outside("gpt_neox", "embed_in", head="embed_out"),
+            parallel="use_parallel_residual",
+        ),
+        "GPT-NeoX and Pythia",
+    ),
+    "BloomForCausalLM": Family(
+        Fields(
+            "bloom",
+            needed=("vocab_size", "hidden_size", "n_embed", "n_layer", "n_head", "num_hidden_layers",
+                    "num_attention_heads"),
+            defaults={"layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
+            only={"apply_residual_connection_post_layernorm": (False,)},
+            ignored=("slow_but_exact", "attention_softmax_in_fp32", "offset_alibi", "masked_softmax_fusion",
+                     "n_inner", "bias_dropout_fusion", "skip_bias_add", "skip_bias_add_qkv"),
+            layers="full_attention",
+        ),
+        Shape(
+            attend=Attend("self_attention", ("query_key_value",), "dense", True, rope=None,
+                          scores=Scores(alibi=True), extra=Extra(fused=per_head_order)),
+            norms=Norms("layer", "layer_norm_epsilon", last="ln_f"),
+            feed=Feed(names=("dense_h_to_4h", "dense_4h_to_h"), gated=False, bias=True, fixed="gelu_tanh",
+                      inner=rules.four_times("ffn_hidden_size")),
+            outside=Outside("transformer", "word_embeddings", "h", norm="word_embeddings_layernorm"),
+            names={"n_embed": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads"},
+        ),
+    ),
+    "GPTJForCausalLM": Family(
+        Fields(
+            "gptj",
+            needed=(*_GPT_NEEDED, "rotary_dim"),
+            defaults={**_GPT_KEYS, "tie_word_embeddings": False},
+            only={"rotary": (True,), "scale_attn_weights": (True,)},
+            layers="full_attention",
+        ),
+        _GPTJ,
+    ),
+    "CodeGenForCausalLM": Family(
+        Fields(
+            "codegen",
+            needed=(*_GPT_NEEDED, "rotary_dim"),
+            defaults={**_GPT_KEYS, "tie_word_embeddings": False},
+            only={"scale_attn_weights": (True,)},
+            ignored=("n_ctx",),
+            layers="full_attention",
+        ),
+        Shape(
+            attend=Attend("attn", ("qkv_proj",), "out_proj", rope=rules.rotary_dim, pairs=True,
+                          extra=Extra(fused=codegen_order)),
+            norms=_GPTJ.norms, feed=_GPTJ.feed, outside=_GPTJ.outside, parallel=True, names=_GPT_NAMES,
+        ),
+    ),
+    "GPTBigCodeForCausalLM": Family(
+        Fields(
+            "gpt_bigcode",
+            needed=_GPT_NEEDED,
+            defaults={**_GPT_KEYS, "activation_function": "gelu_pytorch_tanh", "multi_query": True,
+                      "scale_attn_weights": True, "tie_word_embeddings": True},
+            only={"validate_runner_input": (True, False)},
+            ignored=("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "n_ctx", "num_key_value_heads", "inference_runner",
+                     "max_sequence_length", "max_batch_size", "pad_key_length", "pre_allocate_kv_cache"),
+            layers="full_attention",
+        ),
+        Shape(
+            attend=Attend("attn", ("c_attn",), "c_proj", True, rope=None, scores=Scores(rules.bigcode_scale),
+                          extra=Extra(fused=per_head_order_if_many)),
+            norms=Norms("layer", "layer_norm_epsilon", before=_LN, last="ln_f"),
+            feed=Feed(names=("c_fc", "c_proj"), gated=False, bias=True, act="activation_function",
+                      inner=rules.four_times("n_inner")),
+            outside=Outside("transformer", "wte", "h", positions=Positions("wpe")),
+            nested=rules.bigcode,
+            names=_GPT_NAMES,
+        ),
+        "StarCoder and SantaCoder",
+    ),
+    "GPTNeoForCausalLM": Family(
+        Fields(
+            "gpt_neo",
+            needed=("vocab_size", "hidden_size", "num_layers", "num_heads", "num_hidden_layers",
+                    "num_attention_heads", "max_position_embeddings"),
+            defaults={"attention_types": None, "intermediate_size": None, "window_size": 256,
+                      "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
+            ignored=("attention_layers",),
+            layers="full_attention",
+        ),
+        Shape(
+            attend=Attend("attn.attention", out="out_proj", out_bias=True, rope=None, layer=rules.gpt_neo,
+                          scores=Scores(rules.one)),
+            norms=Norms("layer", "layer_norm_epsilon", before=_LN, last="ln_f"),
+            feed=Feed(names=("c_fc", "c_proj"), gated=False, bias=True, act="activation_function",
+                      inner=rules.four_times("intermediate_size")),
+            outside=Outside("transformer", "wte", "h", positions=Positions("wpe")),
+            names={"num_layers": "num_hidden_layers", "num_heads": "num_attention_heads"},
+        ),
+    ),
+    "MptForCausalLM": Family(
+        Fields(
+            "mpt",
+            needed=("vocab_size", "d_model", "n_heads", "n_layers", "hidden_size", "num_attention_heads",
+                    "num_hidden_layers", "attn_config"),
+            defaults={"layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "max_seq_len": 2048},
+            only={"expansion_ratio": (4,), "no_bias": (True,), "logit_scale": (), "embedding_fraction": (1.0,),
+                  "fc_type": ("torch",), "ffn_config": ({},), "norm_type": ("low_precision_layernorm",)},
+            ignored=("learned_pos_emb", "verbose", "init_device", "init_config", "architectures"),
+            layers="full_attention",
+        ),
+        Shape(
+            attend=Attend("attn", ("Wqkv",), "out_proj", rope=None,
+                          scores=Scores(rules.mpt_scale, alibi=True), extra=Extra(clip="attn_config.clip_qkv")),
+            norms=Norms("scale", "layer_norm_epsilon", before=("norm_1", "norm_2"), last="norm_f"),
+            feed=Feed("ffn", ("up_proj", "down_proj"), gated=False, fixed="gelu",
+                      inner=rules.four_times("ffn_hidden_size")),
+            outside=Outside("transformer", "wte", "blocks"),
+            nested=rules.mpt,
+            names={"d_model": "hidden_size", "n_heads": "num_attention_heads", "n_layers": "num_hidden_layers",
+                   "max_seq_len": "max_position_embeddings"},
+        ),
+    ),
+    "XGLMForCausalLM": Family(
+        Fields(
+            "xglm",
+            needed=("vocab_size", "d_model", "ffn_dim", "num_layers", "attention_heads", "hidden_size",
+                    "num_hidden_layers", "num_attention_heads"),
+            defaults={"activation_function": "gelu", "scale_embedding": True, "tie_word_embeddings": True,
+                      "max_position_embeddings": 2048},
+            layers="full_attention",
+        ),
+        Shape(
+            attend=Attend(out="out_proj", bias=True, rope=None),
+            norms=_BART_NORMS,
+            feed=Feed("", ("fc1", "fc2"), gated=False, bias=True, act="activation_function",
+                      inner=rules.value("ffn_dim")),
+            outside=Outside(scale=rules.root_if_scaled, positions=Positions(shift=2)),
+            names={"d_model": "hidden_size", "num_layers": "num_hidden_layers",
+                   "attention_heads": "num_attention_heads"},
+        ),
+    ),
+    "BioGptForCausalLM": Family(
+        Fields(
+            "biogpt",
+            defaults={"hidden_act": "gelu", "scale_embedding": True, "tie_word_embeddings": True,
+                      "max_position_embeddings": 1024},
+            # Transformers norms with 1e-5 whatever this says.
+            ignored=("layer_norm_eps",),
+            layers="full_attention",
+        ),
+        Shape(
+            attend=Attend(out="out_proj", bias=True, rope=None),
+            norms=_BART_NORMS,
+            feed=Feed("", ("fc1", "fc2"), gated=False, bias=True),
+            outside=Outside("biogpt", head="output_projection", scale=rules.root_if_scaled,
+                            positions=Positions("embed_positions", shift=2)),
+        ),
+    ),
+}  # fmt: skip
+

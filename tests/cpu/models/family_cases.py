@@ -1,0 +1,199 @@
+"""Tiny configs of every family of the table: what real checkpoints switch on, one line each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import transformers as hf
+
+BASE: dict[str, Any] = {
+    "vocab_size": 67, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": None, "eos_token_id": None,
+    "pad_token_id": None,
+}  # fmt: skip
+GPT: dict[str, Any] = {"vocab_size": 67, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128,
+                       "bos_token_id": None, "eos_token_id": None}  # fmt: skip
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 32, "rope_theta": 1e5}  # fmt: skip
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
+MINISTRAL3 = {**YARN, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+              "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 16}  # fmt: skip
+PHIMOE = {"rope_type": "longrope", "short_factor": [1.0, 1.1, 1.3, 1.6], "long_factor": [1.5, 2.5, 6.0, 7.0],
+          "short_mscale": 1.2, "long_mscale": 1.3, "original_max_position_embeddings": 128, "rope_theta": 1e4}  # fmt: skip
+
+
+def part(share: float, **more: Any) -> dict[str, Any]:
+    """Rope settings that turn a share of each head."""
+    return {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": share, **more}
+
+
+@dataclass
+class Case:
+    """A config, and the longest run where the result depends on it."""
+
+    config: Any
+    longest: int | None = None
+    attention: str = "eager"
+    architecture: str | None = None
+    """What published files say where Transformers saves another name."""
+
+    def said(self, config: dict[str, Any]) -> dict[str, Any]:
+        """config.json as published files have it."""
+        return {**config, "architectures": [self.architecture]} if self.architecture else config
+
+
+def several(kind: Any, base: dict[str, Any], *twists: dict[str, Any], **more: Any) -> list[Case]:
+    """One case a twist, on the same base."""
+    return [Case(kind(**{**base, **twist}), **more) for twist in twists]
+
+
+WIDE = {"head_dim": 16}
+ODD = {"hidden_size": 42, "intermediate_size": 51, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 14}
+DEEP = {"num_hidden_layers": 4}
+TIED, LOOSE = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
+BIASED = {"attention_bias": True}
+GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0}
+MIX = {"moe_intermediate_size": 20, "num_experts_per_tok": 2}
+GROUPED = {**MIX, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
+           "routed_scaling_factor": 1.7, "norm_topk_prob": True, "first_k_dense_replace": 1}  # fmt: skip
+DBRX = {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128, "vocab_size": 67}
+
+
+def dbrx(attention: dict[str, Any], experts: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """DBRX says it in objects."""
+    inner = {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2, **experts}
+    return {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, **attention}, "ffn_config": inner, **more}
+
+
+def families() -> dict[str, list[Case]]:
+    """Family -> its cases. The first shows most of it and is compared on every backend."""
+    alternating = ["sliding_attention", "full_attention"] * 2
+    small = {**BASE, "head_dim": 8}
+    typed = {"full_attention": {**YARN}, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    return {
+        "llama": several(hf.LlamaConfig, BASE, {**BIASED, "mlp_bias": True, "rope_parameters": LLAMA3}, ODD,
+                         {**TIED, "rope_parameters": LINEAR}, {"rope_parameters": YARN}),
+        "mistral": several(hf.MistralConfig, BASE, {"sliding_window": 20}, {"sliding_window": None, **WIDE}, ODD),
+        "ministral": several(hf.MinistralConfig, small, {**DEEP, "sliding_window": 20, "layer_types": alternating},
+                             {"sliding_window": 50, **TIED}, {"sliding_window": 16, **WIDE}),
+        "ministral3": several(hf.Ministral3Config, small, {"rope_parameters": MINISTRAL3},
+                              {"rope_parameters": {**MINISTRAL3, "llama_4_scaling_beta": 0.5}, "sliding_window": 30},
+                              {"rope_parameters": {**MINISTRAL3, "factor": 2.0}, **TIED, **WIDE}),
+        "qwen2": several(hf.Qwen2Config, BASE, {**DEEP, "use_sliding_window": True, "sliding_window": 20,
+                                                "max_window_layers": 1}, TIED, {"rope_parameters": YARN}),
+        "qwen3": several(hf.Qwen3Config, small, {}, {**BIASED, **WIDE, **TIED}, {"rope_parameters": YARN}),
+        "phi3": several(hf.Phi3Config, BASE, {"sliding_window": 30}, {"rope_parameters": part(0.75)}, TIED),
+        "phi": several(hf.PhiConfig, BASE, {"qk_layernorm": True}, {"rope_parameters": part(0.25), **TIED},
+                       {"num_key_value_heads": 4, "hidden_act": "gelu"}),
+        "gemma": several(hf.GemmaConfig, BASE, WIDE, {"head_dim": 8, **BIASED}, {**LOOSE, "head_dim": 8}),
+        "gemma2": several(hf.Gemma2Config, {**small, "query_pre_attn_scalar": 16, "sliding_window": 20},
+                          {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0}, BIASED, DEEP),
+        "gemma3": several(hf.Gemma3TextConfig, {**small, "query_pre_attn_scalar": 16, "sliding_window": 20},
+                          {"num_hidden_layers": 3, "layer_types": alternating[:3]}, {**BIASED, **WIDE},
+                          {"final_logit_softcapping": 2.0}),
+        "olmo": several(hf.OlmoConfig, BASE, {"clip_qkv": 0.5}, {**BIASED, **TIED}, {"num_key_value_heads": 4}),
+        "olmo2": several(hf.Olmo2Config, BASE, {}, {**BIASED, "num_key_value_heads": 4}, {"rope_parameters": YARN}),
+        "olmo3": several(hf.Olmo3Config, BASE, {**DEEP, "sliding_window": 20, "rope_parameters": typed},
+                         {**DEEP, "sliding_window": 9, "layer_types": alternating}, {"num_key_value_heads": 4}),
+        "granite": several(hf.GraniteConfig, BASE, {**GRANITE, "mlp_bias": True}, {**GRANITE, **TIED, **BIASED}, {}),
+        "cohere": several(hf.CohereConfig, BASE, {"use_qk_norm": True}, BIASED, {**LOOSE, "logit_scale": 2.0}),
+        "cohere2": several(hf.Cohere2Config, {**BASE, **DEEP, "sliding_window": 20}, {},
+                           {"layer_types": alternating, **BIASED, "logit_scale": 0.25}, {**LOOSE, "logit_scale": 0.5}),
+        "starcoder2": several(hf.Starcoder2Config, BASE, {"sliding_window": 20}, {"use_bias": False, **LOOSE}, {}),
+        "stablelm": several(hf.StableLmConfig, BASE, {"use_qkv_bias": True, "qk_layernorm": True},
+                            {"use_parallel_residual": True}, {"rope_parameters": part(0.5), **TIED}),
+        "smollm3": several(hf.SmolLM3Config, {**BASE, **DEEP}, {}, {"no_rope_layers": [1, 0, 1, 1], **BIASED},
+                           {"use_sliding_window": True, "sliding_window": 20, "rope_parameters": YARN, **LOOSE}),
+        "exaone4": several(hf.Exaone4Config, {**BASE, **DEEP, **WIDE}, {"sliding_window": 20},
+                           {"sliding_window": None, "layer_types": ["full_attention"] * 4},
+                           {"sliding_window": 20, "layer_types": alternating, "rope_parameters": LLAMA3, **TIED}),
+        "glm": several(hf.GlmConfig, BASE, WIDE, {"head_dim": 8, "attention_bias": False},
+                       {"head_dim": 8, "rope_parameters": part(0.25), **TIED}),
+        "glm4": several(hf.Glm4Config, BASE, WIDE, {"head_dim": 8, "attention_bias": False},
+                        {"head_dim": 8, "rope_parameters": part(1.0), **TIED}),
+        "ernie4_5": several(hf.Ernie4_5Config, BASE, {**WIDE, "use_bias": True}, {"head_dim": 8, **LOOSE}, ODD),
+        "hunyuan_v1_dense": several(
+            hf.HunYuanDenseV1Config, small, {},
+            {"rope_parameters": {"rope_type": "dynamic", "alpha": 1000.0, "rope_theta": 1e4, "factor": 1.0,
+                                 "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}},
+            {**BIASED, **WIDE, **TIED}),
+        "seed_oss": several(hf.SeedOssConfig, BASE, WIDE, {"head_dim": 8, "attention_out_bias": True,
+                                                           "mlp_bias": True}, {"head_dim": 8, **TIED}),
+        "apertus": several(hf.ApertusConfig, BASE, {}, {**BIASED, "rope_parameters": LINEAR}, TIED),
+        "arcee": several(hf.ArceeConfig, BASE, {}, {**BIASED, "mlp_bias": True, **TIED}, {"rope_parameters": YARN}),
+        "nemotron": several(hf.NemotronConfig, BASE, {}, {**BIASED, "mlp_bias": True},
+                            {**WIDE, "rope_parameters": part(1.0), **TIED}),
+        "helium": several(hf.HeliumConfig, small, {}, {**BIASED, "mlp_bias": True}, {"num_key_value_heads": 4, **TIED}),
+        "jais2": several(hf.Jais2Config, BASE, {}, {"attention_bias": False, "mlp_bias": False}, {**WIDE, **TIED}),
+        "internlm3": several(hf.InternLM3Config, small, {}, {**BIASED, "mlp_bias": True},
+                             {"rope_parameters": DYNAMIC}, longest=128, architecture="InternLM3ForCausalLM"),
+        "bitnet": several(hf.BitNetConfig, BASE, {}, BIASED, {"hidden_act": "silu", **TIED}),
+        "qwen2_moe": several(hf.Qwen2MoeConfig, {**BASE, **MIX, "num_experts": 4, "shared_expert_intermediate_size": 24},
+                             {"norm_topk_prob": True}, {"decoder_sparse_step": 2, "qkv_bias": False},
+                             {**DEEP, "mlp_only_layers": [0], "use_sliding_window": True, "sliding_window": 20,
+                              "max_window_layers": 3}),
+        "qwen3_moe": several(hf.Qwen3MoeConfig, {**small, **MIX, "num_experts": 6},
+                             {"mlp_only_layers": [0], "norm_topk_prob": True}, {"decoder_sparse_step": 2, **WIDE},
+                             {**BIASED, "use_sliding_window": True, "sliding_window": 20}),
+        "mixtral": several(hf.MixtralConfig, {**BASE, "num_local_experts": 4}, {"sliding_window": 24}, WIDE,
+                           {"num_experts_per_tok": 3, **TIED}),
+        "phimoe": several(hf.PhimoeConfig, {**BASE, "num_local_experts": 4},
+                          {**BIASED, "lm_head_bias": True, "router_jitter_noise": 0.3}, {"sliding_window": 20},
+                          {"rope_parameters": PHIMOE}),
+        "olmoe": several(hf.OlmoeConfig, {**BASE, "num_experts": 4, "num_experts_per_tok": 2}, {"clip_qkv": 0.8},
+                         {"norm_topk_prob": True, "num_key_value_heads": 4}, BIASED),
+        "granitemoe": several(hf.GraniteMoeConfig, {**BASE, "num_local_experts": 4}, GRANITE, {**BIASED, **TIED},
+                              {"num_experts_per_tok": 3}),
+        "granitemoeshared": several(hf.GraniteMoeSharedConfig, {**BASE, "num_local_experts": 4},
+                                    {**GRANITE, "shared_intermediate_size": 24}, {"shared_intermediate_size": 0},
+                                    {**BIASED, **TIED, "shared_intermediate_size": 16}),
+        "glm4_moe": several(hf.Glm4MoeConfig, {**BASE, **GROUPED}, {"use_qk_norm": True, **BIASED},
+                            {"n_group": 1, "topk_group": 1, "n_shared_experts": 2},
+                            {"norm_topk_prob": False, "first_k_dense_replace": 0, **WIDE}),
+        "dots1": several(hf.Dots1Config, {**BASE, **GROUPED, "n_shared_experts": 2},
+                         {**DEEP, "sliding_window": 20, "max_window_layers": 2}, {"sliding_window": None, **BIASED},
+                         {"norm_topk_prob": False, "n_group": 1, "topk_group": 1}),
+        "minimax_m2": several(hf.MiniMaxM2Config, {**BASE, "num_local_experts": 6, "num_experts_per_tok": 3},
+                              {**WIDE, "rotary_dim": 8}, {"head_dim": 8}, {**WIDE, "rope_parameters": part(0.25)}),
+        "ernie4_5_moe": several(hf.Ernie4_5_MoeConfig, {**BASE, "moe_num_experts": 6, "moe_k": 3,
+                                                        "moe_intermediate_size": 20},
+                                {"use_bias": True}, {"moe_num_shared_experts": 0, **LOOSE},
+                                {**DEEP, "moe_layer_start_index": 0, "moe_layer_end_index": 2, "moe_layer_interval": 2}),
+        "hunyuan_v1_moe": several(hf.HunYuanMoEV1Config, {**small, "num_experts": 4, "moe_topk": 2}, {}, BIASED,
+                                  {"moe_topk": 3, **TIED, **WIDE}),
+        "dbrx": several(hf.DbrxConfig, DBRX, dbrx({"clip_qkv": 0.7}, {}), dbrx({"clip_qkv": 3.0}, {"moe_top_k": 1}),
+                        dbrx({"clip_qkv": 2.0, "kv_n_heads": 4}, {"moe_normalize_expert_weights": None})),
+        "gpt_neox": several(hf.GPTNeoXConfig, {k: v for k, v in BASE.items() if k != "num_key_value_heads"}, {},
+                            {"use_parallel_residual": False, "attention_bias": False},
+                            {"rope_parameters": part(0.5), **TIED}),
+        "bloom": several(hf.BloomConfig, {"vocab_size": 67, "n_layer": 2}, {"hidden_size": 48, "n_head": 6},
+                         {"hidden_size": 32, "n_head": 4}, {"hidden_size": 32, "n_head": 2, **LOOSE}),
+        "gptj": several(hf.GPTJConfig, GPT, {"rotary_dim": 4}, {"rotary_dim": 8, "n_inner": 50},
+                        {"rotary_dim": 2, "activation_function": "gelu"}),
+        "codegen": several(hf.CodeGenConfig, GPT, {"rotary_dim": 4}, {"n_head": 8, "rotary_dim": 4},
+                           {"rotary_dim": 8, "n_inner": 50}),
+        "gpt_bigcode": several(hf.GPTBigCodeConfig, GPT, {}, {"multi_query": False, "n_inner": 50},
+                               {"scale_attn_weights": False, **LOOSE}),
+        "gpt_neo": several(hf.GPTNeoConfig, {"vocab_size": 67, "hidden_size": 32, "num_layers": 2, "num_heads": 4,
+                                             "max_position_embeddings": 128, "bos_token_id": None,
+                                             "eos_token_id": None},
+                           {"attention_types": [[["global", "local"], 1]], "window_size": 20},
+                           {"attention_types": [[["global"], 2]], "intermediate_size": 50},
+                           {"attention_types": [[["local"], 2]], "window_size": 9, **LOOSE}),
+        "mpt": several(hf.MptConfig, {"vocab_size": 67, "d_model": 48, "n_heads": 6, "n_layers": 2, "max_seq_len": 128},
+                       {}, {"attn_config": {"clip_qkv": 0.6}, "d_model": 32, "n_heads": 4},
+                       {"attn_config": {"softmax_scale": 0.3}, **LOOSE}),
+        "xglm": several(hf.XGLMConfig, {"vocab_size": 67, "d_model": 32, "ffn_dim": 48, "num_layers": 2,
+                                        "attention_heads": 4, "max_position_embeddings": 128},
+                        {}, {"scale_embedding": False}, {"activation_function": "relu", **LOOSE}),
+        "biogpt": several(hf.BioGptConfig, {k: v for k, v in BASE.items() if k not in (
+            "num_key_value_heads", "pad_token_id")}, {}, {"scale_embedding": False},
+            {"hidden_act": "relu", **LOOSE}),
+    }  # fmt: skip
+
+
+FAMILIES = families()
+ALL = {f"{name}-{i}": case for name, cases in FAMILIES.items() for i, case in enumerate(cases)}
