@@ -21,7 +21,7 @@ from tokenmill.server.access import CORS_EXPOSED, CORS_HEADERS, CORS_METHODS, OP
 from tokenmill.server.bodies import Parcel
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, describe_error, error_headers
-from tokenmill.server.heap import Load
+from tokenmill.server.memory_trim import Load
 from tokenmill.server.routing import Api, error_shape
 
 log = logging.getLogger("tokenmill.access")

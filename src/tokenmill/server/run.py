@@ -31,8 +31,8 @@ from tokenmill.server.engines.fleet import Fleet
 from tokenmill.server.engines.links import Link, ProcessLink, ThreadLink
 from tokenmill.server.engines.state import FleetOptions
 from tokenmill.server.guard import Guard
-from tokenmill.server.heap import system_trim, trim_after_bursts
 from tokenmill.server.lag import watch_lag
+from tokenmill.server.memory_trim import system_trim, trim_after_bursts
 from tokenmill.server.protocol import RESERVE, Bounds, drop_stalled, make_protocol
 
 log = logging.getLogger("tokenmill.server")
