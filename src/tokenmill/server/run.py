@@ -24,7 +24,6 @@ from tokenmill.core.config import EngineConfig, ServerConfig, wanted_faults
 from tokenmill.core.errors import UserError
 from tokenmill.server.app import make_app, make_context
 from tokenmill.server.backend import ModelInfo
-from tokenmill.server.before import check_before_loading
 from tokenmill.server.context import Context
 from tokenmill.server.engines.child import Build
 from tokenmill.server.engines.fleet import Fleet
@@ -33,6 +32,7 @@ from tokenmill.server.engines.state import FleetOptions
 from tokenmill.server.guard import Guard
 from tokenmill.server.lag import watch_lag
 from tokenmill.server.memory_trim import system_trim, trim_after_bursts
+from tokenmill.server.preflight import check_before_loading
 from tokenmill.server.protocol import RESERVE, Bounds, drop_stalled, make_protocol
 
 log = logging.getLogger("tokenmill.server")
