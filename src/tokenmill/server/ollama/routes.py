@@ -29,7 +29,7 @@ from tokenmill.server.ollama.schemas import (
 from tokenmill.server.openai import embeddings
 from tokenmill.server.openai.schemas import EmbeddingRequest
 from tokenmill.server.routing import Api, Work, get, json_answer, post, read_body
-from tokenmill.server.said import open_translated
+from tokenmill.server.translated_chat import open_translated
 from tokenmill.text.messages.describe import MessageFormat
 
 RAW = "{% for message in messages %}{{ message.content }}{% endfor %}"

@@ -23,8 +23,8 @@ from tokenmill.server.responses.answers import Events, Growing
 from tokenmill.server.responses.schemas import ResponsesRequest, joined, read_talk
 from tokenmill.server.responses.store import Kept, Store
 from tokenmill.server.routing import Api, Work, get, json_answer, post, tenant
-from tokenmill.server.said import listen, open_translated
 from tokenmill.server.sse import EventStream
+from tokenmill.server.translated_chat import listen, open_translated
 
 encode = msgspec.json.Encoder().encode
 
