@@ -11,13 +11,13 @@ from functools import partial
 from typing import Any
 
 from tokenmill.core.errors import ParameterError
+from tokenmill.server.assistant_turn import Turn, plan_turn
 from tokenmill.server.context import Context
 from tokenmill.server.job import Job
 from tokenmill.server.openai.logprobs import TokenNames, chat_logprobs, prompt_rows
 from tokenmill.server.openai.sampling import sampling_params, truncate
 from tokenmill.server.openai.schemas import ChatRequest, Message
 from tokenmill.server.openai.tools import call_objects, tool_wish
-from tokenmill.server.turn import Turn, plan_turn
 from tokenmill.text.messages.message import Message as Said
 
 
