@@ -54,7 +54,7 @@ class Guard:
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return
-        await _Visit(self, scope, receive, send).run()
+        await _Visit(self, scope, receive, send).answer()
 
 
 class _Visit:
@@ -74,7 +74,7 @@ class _Visit:
         self.received = 0
         self.began = time.monotonic()
 
-    async def run(self) -> None:
+    async def answer(self) -> None:
         guard = self.guard
         guard.load.enter()
         guard.metrics.load.set(guard.load.open)

@@ -178,7 +178,7 @@ async def vectors(context: Context, work: Work, model: str, texts: Any, more: Em
     if more is not None:
         fields["dimensions"] = more.dimensions
         fields["truncate_prompt_tokens"] = -1 if more.truncate else None
-    body = await context.bodies.run(work.job.size, lambda: EmbeddingRequest.model_validate(fields))
+    body = await context.bodies.run_in_thread(work.job.size, lambda: EmbeddingRequest.model_validate(fields))
     return await embeddings.embed(context, body, work.job, work.base())
 
 

@@ -109,7 +109,7 @@ async def open_chat(context: Context, body: ChatRequest, job: Job, base: str) ->
         template=_template(context, body),
         separate=body.separate_reasoning,
     )
-    turn, params = await context.bodies.run(job.size, planned)
+    turn, params = await context.bodies.run_in_thread(job.size, planned)
     ids = truncate(ids, body, context.backend.info.max_model_len, most)
     await job.start(f"chatcmpl-{base}", [(text, ids)], params, priority=body.priority, salt=body.cache_salt or "")
     return Chat(context, body, job, f"chatcmpl-{base}", model, text, turn)
