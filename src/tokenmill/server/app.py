@@ -14,7 +14,6 @@ from tokenmill.core.config import ServeOptions, ServerConfig
 from tokenmill.core.errors import UserError
 from tokenmill.server.anthropic.routes import ANTHROPIC
 from tokenmill.server.backend import Backend
-from tokenmill.server.before import read_template
 from tokenmill.server.bodies import Bodies
 from tokenmill.server.context import Context, RequestLimits
 from tokenmill.server.errors import HttpError, describe_error, error_headers
@@ -27,6 +26,7 @@ from tokenmill.server.ollama.routes import OLLAMA
 from tokenmill.server.openai.routes import OPENAI
 from tokenmill.server.operations import OPERATIONS
 from tokenmill.server.plans import make_plans
+from tokenmill.server.preflight import read_template
 from tokenmill.server.record import Recorder
 from tokenmill.server.responses.routes import RESPONSES
 from tokenmill.server.routing import error_shape

@@ -56,7 +56,7 @@ class Bodies:
         self.room = BODIES_AT_ONCE * max(max_body_bytes, SMALL)
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenmill-body")
 
-    async def run(self, size: int, work: Callable[[], T]) -> T:
+    async def run_in_thread(self, size: int, work: Callable[[], T]) -> T:
         """Do what takes time in proportion to a body of this size."""
         if size <= SMALL:
             return work()

@@ -21,7 +21,7 @@ from tokenmill.server.access import CORS_EXPOSED, CORS_HEADERS, CORS_METHODS, OP
 from tokenmill.server.bodies import Parcel
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, describe_error, error_headers
-from tokenmill.server.heap import Load
+from tokenmill.server.memory_trim import Load
 from tokenmill.server.routing import Api, error_shape
 
 log = logging.getLogger("tokenmill.access")
@@ -54,7 +54,7 @@ class Guard:
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return
-        await _Visit(self, scope, receive, send).run()
+        await _Visit(self, scope, receive, send).answer()
 
 
 class _Visit:
@@ -74,7 +74,7 @@ class _Visit:
         self.received = 0
         self.began = time.monotonic()
 
-    async def run(self) -> None:
+    async def answer(self) -> None:
         guard = self.guard
         guard.load.enter()
         guard.metrics.load.set(guard.load.open)

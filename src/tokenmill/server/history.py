@@ -1,4 +1,4 @@
-"""The lives of recent requests, for GET /v1/requests/{id}. Owns: a bounded number of records without any text.
+"""What became of recent requests, for GET /v1/requests/{id}. Owns: a bounded number of records without any text.
 
 Must not know: HTTP, engines.
 """
@@ -25,7 +25,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(slots=True)
-class Life:
+class PromptFigures:
     """One prompt's figures within a record."""
 
     timeline: Timeline
@@ -43,7 +43,7 @@ class Record:
     owner: str
     created: float
     began: float
-    lives: list[Life] = field(default_factory=list)
+    prompts: list[PromptFigures] = field(default_factory=list)
     ended: float | None = None
 
 
@@ -114,12 +114,12 @@ def _shown(record: Record) -> dict[str, Any]:
         "created": int(record.created),
         "state": "ended" if record.ended is not None else "open",
         "duration_ms": _ms(record.began, record.ended or time.monotonic()),
-        "prompts": [_life(life, record.began) for life in record.lives],
+        "prompts": [_shown_prompt(figures, record.began) for figures in record.prompts],
     }
 
 
-def _life(life: Life, began: float) -> dict[str, Any]:
-    t = life.timeline
+def _shown_prompt(figures: PromptFigures, began: float) -> dict[str, Any]:
+    t = figures.timeline
     points = (
         ("accepted", t.arrival),
         ("started", t.started),
@@ -128,13 +128,13 @@ def _life(life: Life, began: float) -> dict[str, Any]:
     )
     return {
         "events": list(_events([*points, ("ended", t.ended)], began)),
-        "prompt_tokens": life.prompt_tokens,
-        "cached_tokens": life.cached_tokens,
-        "output_tokens": life.output_tokens,
+        "prompt_tokens": figures.prompt_tokens,
+        "cached_tokens": figures.cached_tokens,
+        "output_tokens": figures.output_tokens,
         "prefill": [{"at_ms": _ms(began, at), "tokens": tokens} for at, tokens in t.prefill],
         "preemptions": t.preemptions,
         "replays": t.replays,
-        "finish_reasons": list(life.reasons),
+        "finish_reasons": list(figures.reasons),
     }
 
 

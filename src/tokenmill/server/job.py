@@ -23,7 +23,7 @@ from tokenmill.engine.prompts import make_request
 from tokenmill.server.backend import UNAVAILABLE, Backend, DeltaStream
 from tokenmill.server.errors import HttpError
 from tokenmill.server.gate import Gate
-from tokenmill.server.history import History, Life, Record
+from tokenmill.server.history import History, PromptFigures, Record
 from tokenmill.server.metrics import Finished, Metrics
 from tokenmill.server.record import Recorder
 from tokenmill.server.traces import Traces
@@ -52,18 +52,18 @@ class Task:
 
     request: Request
     index: int
-    life: Life | None = None
+    figures: PromptFigures | None = None
     ended: int = 0
 
     @property
     def num_tokens(self) -> int:
         """Output tokens so far, of all outputs."""
-        return self.life.output_tokens if self.life is not None else 0
+        return self.figures.output_tokens if self.figures is not None else 0
 
     @property
     def cached(self) -> int:
         """Prompt tokens that were found in the cache."""
-        return self.life.cached_tokens if self.life is not None else 0
+        return self.figures.cached_tokens if self.figures is not None else 0
 
     @property
     def num_outputs(self) -> int:
@@ -149,10 +149,10 @@ class Job:
             request = msgspec.structs.replace(request, salt=f"{self.scope}/{request.salt}")
         task = self.tasks[request.id] = Task(request, index)
         timeline = await self.backend.open(request, self.inbox, pooling)
-        task.life = Life(timeline, len(request.prompt_ids))
+        task.figures = PromptFigures(timeline, len(request.prompt_ids))
         if self.record is None:
             self.record = self.history.begin(name, self.tenant, self.began)
-        self.record.lives.append(task.life)
+        self.record.prompts.append(task.figures)
 
     async def batches(self) -> AsyncIterator[list[tuple[Task, TextDelta]]]:
         """What to tell, as it comes, until each output has ended. An engine's error raises HttpError(500).
@@ -188,15 +188,15 @@ class Job:
             return await self.inbox.batch()
 
     def _note(self, task: Task, delta: TextDelta, now: float) -> None:
-        life = task.life
-        if life is None:
+        figures = task.figures
+        if figures is None:
             return
         if delta.error is not None:
             self.failed = True
-            life.reasons.append("error")
+            figures.reasons.append("error")
             log.warning("request failed", extra={"data": {"id": task.request.id, "reason": "error"}})
             raise _failure(delta.error, task.request.id)
-        timeline = life.timeline
+        timeline = figures.timeline
         if delta.token_ids:
             if timeline.first_token is None:
                 timeline.first_token = now
@@ -204,12 +204,12 @@ class Job:
             elif timeline.last_token is not None:
                 self.metrics.saw_gap(now - timeline.last_token)
             timeline.last_token = now
-            life.output_tokens += len(delta.token_ids)
-        if delta.num_cached_tokens > life.cached_tokens:
-            life.cached_tokens = delta.num_cached_tokens
+            figures.output_tokens += len(delta.token_ids)
+        if delta.num_cached_tokens > figures.cached_tokens:
+            figures.cached_tokens = delta.num_cached_tokens
         if delta.finish_reason is not None:
             task.ended += 1
-            life.reasons.append(delta.finish_reason)
+            figures.reasons.append(delta.finish_reason)
 
     async def gather(self) -> list[tuple[Task, Accumulator]]:
         """All prompts' outputs, in prompt order."""
@@ -234,19 +234,26 @@ class Job:
         now = time.monotonic()
         for task in self.tasks.values():
             used += task.num_tokens + len(task.request.prompt_ids)
-            life = task.life
-            if life is None:
+            figures = task.figures
+            if figures is None:
                 self.backend.abandon(task.request.id)
                 continue
             if task.ended < task.num_outputs:
                 self.backend.abandon(task.request.id)
-                life.reasons.append("error" if self.failed else "abort")
-            life.timeline.ended = now
+                figures.reasons.append("error" if self.failed else "abort")
+            figures.timeline.ended = now
             self.metrics.finished(
-                Finished(task.request, life.timeline, life.output_tokens, life.reasons[-1], now, life.cached_tokens)
+                Finished(
+                    task.request,
+                    figures.timeline,
+                    figures.output_tokens,
+                    figures.reasons[-1],
+                    now,
+                    figures.cached_tokens,
+                )
             )
             if self.recorder is not None:
-                self.recorder.note(task.request, self.began, life.output_tokens // task.num_outputs)
+                self.recorder.note(task.request, self.began, figures.output_tokens // task.num_outputs)
         if self.record is not None:
             self.history.end(self.record, now)
             if self.traces is not None:
@@ -267,9 +274,9 @@ class Job:
         }
 
     def timings(self) -> dict[str, float | None]:
-        """Milliseconds of the first prompt's life, as vLLM's per-request metrics name them."""
+        """Milliseconds of the first prompt's phases, as vLLM's per-request metrics name them."""
         task = next(iter(self.tasks.values()))
-        t = task.life.timeline if task.life is not None else None
+        t = task.figures.timeline if task.figures is not None else None
         if t is None or t.first_token is None or t.last_token is None:
             return {"time_to_first_token_ms": None}
         span = t.last_token - t.first_token

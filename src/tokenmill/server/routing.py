@@ -71,7 +71,7 @@ async def read_body(context: Context, request: Request, schema: Schema[B]) -> B:
     parcel: Parcel = request.scope["state"]["body"]
     try:
         judge_around(context, request)
-        return await context.bodies.run(parcel.size, partial(_parse, parcel, schema, context, request))
+        return await context.bodies.run_in_thread(parcel.size, partial(_parse, parcel, schema, context, request))
     finally:
         parcel.release()
 

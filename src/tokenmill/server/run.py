@@ -1,4 +1,4 @@
-"""A server's life. Owns: sockets, loading, signals, draining, and the order in which things end.
+"""A server from its start to its end. Owns: sockets, loading, signals, draining, and the order in which things end.
 
 Must not know: endpoints.
 """
@@ -24,15 +24,15 @@ from tokenmill.core.config import EngineConfig, ServerConfig, wanted_faults
 from tokenmill.core.errors import UserError
 from tokenmill.server.app import make_app, make_context
 from tokenmill.server.backend import ModelInfo
-from tokenmill.server.before import check_before_loading
 from tokenmill.server.context import Context
 from tokenmill.server.engines.child import Build
 from tokenmill.server.engines.fleet import Fleet
 from tokenmill.server.engines.links import Link, ProcessLink, ThreadLink
 from tokenmill.server.engines.state import FleetOptions
 from tokenmill.server.guard import Guard
-from tokenmill.server.heap import system_trim, trim_after_bursts
 from tokenmill.server.lag import watch_lag
+from tokenmill.server.memory_trim import system_trim, trim_after_bursts
+from tokenmill.server.preflight import check_before_loading
 from tokenmill.server.protocol import RESERVE, Bounds, drop_stalled, make_protocol
 
 log = logging.getLogger("tokenmill.server")
@@ -93,27 +93,29 @@ def make_fleet(engine: EngineConfig, server: ServerConfig, build: Build) -> Flee
 
 
 async def _serve(engine: EngineConfig, server: ServerConfig, hooks: Hooks, build: Build, sock: socket.socket) -> int:
-    life = Life(server.patience.shutdown_timeout)
-    life.listen_to_signals()
+    shutdown = Shutdown(server.patience.shutdown_timeout)
+    shutdown.listen_to_signals()
     fleet = make_fleet(engine, server, build)
-    fleet.on_broken = life.give_up
+    fleet.on_broken = shutdown.give_up
     hooks.loading(engine.model.model)
     try:
-        if await life.unless_ended(fleet.start()):
-            await _serve_loaded(fleet, server, hooks, life, sock)
+        if await shutdown.unless_ended(fleet.start()):
+            await _serve_loaded(fleet, server, hooks, shutdown, sock)
     finally:
         await fleet.close()
-    return life.status
+    return shutdown.status
 
 
-async def _serve_loaded(fleet: Fleet, server: ServerConfig, hooks: Hooks, life: Life, sock: socket.socket) -> None:
+async def _serve_loaded(
+    fleet: Fleet, server: ServerConfig, hooks: Hooks, shutdown: Shutdown, sock: socket.socket
+) -> None:
     context = make_context(fleet, server)
     http = HttpServer(make_app(context), server, sock)
     await http.start()
     gc.freeze()  # what is there now stays: the collector need not look at it again, with the loop standing still
     hooks.serving(_url(server, sock), fleet.info)
     log.info("serving", extra={"data": {"model": fleet.info.names[0], "url": _url(server, sock)}})
-    await life.wait(context)
+    await shutdown.wait(context)
     fleet.end_all("the server is shutting down")
     await http.stop()
     context.text.close()
@@ -121,7 +123,7 @@ async def _serve_loaded(fleet: Fleet, server: ServerConfig, hooks: Hooks, life: 
         await asyncio.to_thread(context.traces.close)
 
 
-class Life:
+class Shutdown:
     """From the first signal to the end: refuse new requests, let running ones finish, then stop."""
 
     def __init__(self, grace: float) -> None:

@@ -34,7 +34,7 @@ class TextWorkers:
         self.budget_s = budget_s
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenmill-text")
 
-    async def run(self, work: Callable[[], T]) -> T:
+    async def run_in_thread(self, work: Callable[[], T]) -> T:
         """Run something in a thread; its result is thrown away when it takes too long. UserError says that the work is
         to blame, BusyError that it had to wait or that its thread got no time."""
         begun: list[tuple[int, float]] = []
@@ -60,7 +60,7 @@ class TextWorkers:
         """(text, ids) of a prompt given as text or ids."""
         if isinstance(prompt, list):
             return None, prompt
-        return await self.run(lambda: (prompt, self._encode(prompt, add_special_tokens)))
+        return await self.run_in_thread(lambda: (prompt, self._encode(prompt, add_special_tokens)))
 
     async def chat(self, talk: Callable[[], Talk], *, add_special_tokens: bool = False) -> tuple[str, list[int]]:
         """(text, ids) of a conversation, which is made in the thread, too; `add_special_tokens` frames the ids as a
@@ -76,7 +76,7 @@ class TextWorkers:
                 ids = [*before, *ids, *after]
             return text, ids
 
-        return await self.run(work)
+        return await self.run_in_thread(work)
 
     def decode(self, ids: list[int]) -> str | None:
         """Text of some ids, control tokens included; None without a tokenizer."""

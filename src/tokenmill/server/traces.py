@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tokenmill.core.errors import UserError
-from tokenmill.server.history import Life, Record
+from tokenmill.server.history import PromptFigures, Record
 
 PATH = "/v1/traces"
 FAILED = ("error", "abort")
@@ -69,16 +69,16 @@ class Traces:
             context=context,
             kind=trace.SpanKind.SERVER,
             start_time=_ns(record.began, shift),
-            attributes=self._attributes(record.id, record.lives, record.began),
+            attributes=self._attributes(record.id, record.prompts, record.began),
         )
         inner = trace.set_span_in_context(span)
-        for index, life in enumerate(record.lives):
-            for name, start, end in _phases(life, ended):
+        for index, figures in enumerate(record.prompts):
+            for name, start, end in _phases(figures, ended):
                 child = self.tracer.start_span(
                     name, context=inner, start_time=_ns(start, shift), attributes={"tokenmill.prompt": index}
                 )
                 child.end(_ns(end, shift))
-        if any(reason in FAILED for life in record.lives for reason in life.reasons):
+        if any(reason in FAILED for figures in record.prompts for reason in figures.reasons):
             span.set_status(trace.StatusCode.ERROR)
         span.end(_ns(ended, shift))
 
@@ -86,26 +86,26 @@ class Traces:
         """Send what waits."""
         self.provider.shutdown()
 
-    def _attributes(self, name: str, lives: Sequence[Life], began: float) -> dict[str, Any]:
-        firsts = [life.timeline.first_token for life in lives if life.timeline.first_token is not None]
+    def _attributes(self, name: str, prompts: Sequence[PromptFigures], began: float) -> dict[str, Any]:
+        firsts = [figures.timeline.first_token for figures in prompts if figures.timeline.first_token is not None]
         found = {
             "gen_ai.request.id": name,
             "gen_ai.response.model": self.model,
-            "gen_ai.usage.prompt_tokens": sum(life.prompt_tokens for life in lives),
-            "gen_ai.usage.completion_tokens": sum(life.output_tokens for life in lives),
-            "gen_ai.response.finish_reasons": [reason for life in lives for reason in life.reasons],
-            "tokenmill.cached_tokens": sum(life.cached_tokens for life in lives),
-            "tokenmill.preemptions": sum(life.timeline.preemptions for life in lives),
-            "tokenmill.replays": sum(life.timeline.replays for life in lives),
+            "gen_ai.usage.prompt_tokens": sum(figures.prompt_tokens for figures in prompts),
+            "gen_ai.usage.completion_tokens": sum(figures.output_tokens for figures in prompts),
+            "gen_ai.response.finish_reasons": [reason for figures in prompts for reason in figures.reasons],
+            "tokenmill.cached_tokens": sum(figures.cached_tokens for figures in prompts),
+            "tokenmill.preemptions": sum(figures.timeline.preemptions for figures in prompts),
+            "tokenmill.replays": sum(figures.timeline.replays for figures in prompts),
         }
         if firsts:
             found["gen_ai.latency.time_to_first_token"] = min(firsts) - began
         return found
 
 
-def _phases(life: Life, ended: float) -> list[tuple[str, float, float]]:
+def _phases(figures: PromptFigures, ended: float) -> list[tuple[str, float, float]]:
     """(name, start, end) of what happened, as far as it came."""
-    t = life.timeline
+    t = figures.timeline
     end = t.ended if t.ended is not None else ended
     started = t.started if t.started is not None else t.first_token
     found = [("queue", t.arrival, started if started is not None else end)]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.server.backend import Timeline
-from tokenmill.server.history import History, Life
+from tokenmill.server.history import History, PromptFigures
 from tokenmill.server.ring import Ring
 
 
@@ -32,7 +32,9 @@ def test_a_ring_holds_the_newest(size: int, most: int, lengths: list[int]) -> No
 def test_ended_records_are_those_that_were_open() -> None:
     history = History(most=8)
     record = history.begin("one", "ann", 10.0)
-    record.lives.append(Life(Timeline(10.0, 10.5, 11.0, 12.0, 12.0, prefill=[(10.75, 3)]), 3, 2, 1, ["stop"]))
+    record.prompts.append(
+        PromptFigures(Timeline(10.0, 10.5, 11.0, 12.0, 12.0, prefill=[(10.75, 3)]), 3, 2, 1, ["stop"])
+    )
     assert history.find("one", "ann")["state"] == "open"
     history.end(record, 13.0)
     shown = history.find("one", "ann")
@@ -61,7 +63,7 @@ def test_history_is_bounded_by_number_and_bytes() -> None:
     history = History(most=100, size=20_000)
     for i in range(300):
         record = history.begin(f"r{i}", "ann", float(i))
-        record.lives.append(Life(Timeline(float(i), prefill=[(0.0, n) for n in range(i % 40)]), 1))
+        record.prompts.append(PromptFigures(Timeline(float(i), prefill=[(0.0, n) for n in range(i % 40)]), 1))
         history.end(record, i + 1.0)
     assert 10 < len(history) < 100 and len(history.recent("ann", 1000)) == len(history)
     assert history.find("r299", "ann") and not history.find("r0", "ann")

@@ -193,7 +193,7 @@ async def test_keys_take_turns_at_the_engine(start: Starter) -> None:
         order.append(key)
 
     served.options.hung = True  # until all have come
-    turns = served.fake.fleet.turns
+    turns = served.fake.fleet.queue
     many = [asyncio.create_task(one("greedy")) for _ in range(40)]
     await until(lambda: turns.num_waiting == 35)
     leaver = asyncio.create_task(one("modest", 4000))

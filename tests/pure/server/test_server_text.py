@@ -25,7 +25,7 @@ async def test_work_that_takes_too_long_is_refused() -> None:
 
     try:
         with pytest.raises(UserError, match="shorten it") as found:
-            await workers.run(burn)
+            await workers.run_in_thread(burn)
     finally:
         ended.set()
         workers.close()
@@ -35,11 +35,11 @@ async def test_work_that_takes_too_long_is_refused() -> None:
 async def test_work_that_had_to_wait_is_not_to_blame() -> None:
     workers = TextWorkers(None, 100, budget_s=0.3)
     ended = threading.Event()
-    before = [asyncio.create_task(workers.run(ended.wait)) for _ in range(THREADS)]
+    before = [asyncio.create_task(workers.run_in_thread(ended.wait)) for _ in range(THREADS)]
     await asyncio.sleep(0)  # they take the threads
     try:
         with pytest.raises(BusyError) as found:
-            await workers.run(time.monotonic)
+            await workers.run_in_thread(time.monotonic)
         assert all(isinstance(error, BusyError) for error in await asyncio.gather(*before, return_exceptions=True))
     finally:
         ended.set()
@@ -61,7 +61,7 @@ async def test_others_work_is_not_counted() -> None:
     other.start()
     try:
         with pytest.raises(BusyError):
-            await workers.run(ended.wait)
+            await workers.run_in_thread(ended.wait)
     finally:
         ended.set()
         other.join()

@@ -258,8 +258,8 @@ async def test_prompts_times_parameters_have_a_ceiling(start: Starter) -> None:
 
 async def test_what_takes_time_is_done_in_threads(start: Starter) -> None:
     bodies = (await start()).context.bodies
-    assert await bodies.run(SMALL, threading.current_thread) is threading.current_thread()
-    assert (await bodies.run(SMALL + 1, threading.current_thread)).name.startswith("tokenmill-body")
+    assert await bodies.run_in_thread(SMALL, threading.current_thread) is threading.current_thread()
+    assert (await bodies.run_in_thread(SMALL + 1, threading.current_thread)).name.startswith("tokenmill-body")
 
 
 async def test_the_lag_of_the_loop_is_seen(start: Starter) -> None:

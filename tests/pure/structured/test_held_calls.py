@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 from tests.pure.messages.writing import write_answer
 
 from tokenmill.core.request import SamplingParams
-from tokenmill.server.turn import ToolWish, plan_turn
+from tokenmill.server.assistant_turn import ToolWish, plan_turn
 from tokenmill.text.messages.describe import MessageFormat
 from tokenmill.text.messages.families import CALL_FORMATS, THINKING
 from tokenmill.text.messages.hold import held_calls, triggered_calls

@@ -13,7 +13,7 @@ import msgspec
 
 from tokenmill.server.errors import HttpError, describe_error
 from tokenmill.server.openai.chat import Chat
-from tokenmill.server.said import hear_all, listen
+from tokenmill.server.translated_chat import hear_all, listen
 from tokenmill.text.messages.message import Event
 
 encode = msgspec.json.Encoder().encode

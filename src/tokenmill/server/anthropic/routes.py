@@ -9,7 +9,7 @@ from tokenmill.server.anthropic import answers
 from tokenmill.server.anthropic.schemas import CountRequest, MessagesRequest
 from tokenmill.server.context import Context
 from tokenmill.server.routing import Api, Work, body_size, json_answer, post, read_body
-from tokenmill.server.said import count_translated, open_translated
+from tokenmill.server.translated_chat import count_translated, open_translated
 
 
 def add_routes(app: FastAPI, context: Context) -> None:

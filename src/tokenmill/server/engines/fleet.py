@@ -21,10 +21,10 @@ from tokenmill.engine.admission import Admission
 from tokenmill.engine.deliveries import Deliveries
 from tokenmill.engine.wire import Abort, Add, Beat, Failed, News, Ready, Refused, Report, check_carried
 from tokenmill.server.backend import MAX_CHUNKS, UNAVAILABLE, DeltaStream, EngineStats, ModelInfo, Timeline
+from tokenmill.server.engines.fair_queue import FairQueue
 from tokenmill.server.engines.keeper import Keeper, MakeLink, Reports
 from tokenmill.server.engines.route import Router
 from tokenmill.server.engines.state import Engine, FleetOptions, Open
-from tokenmill.server.engines.turns import Turns
 from tokenmill.text.codec import Tokenizer
 
 log = logging.getLogger("tokenmill.server")
@@ -42,7 +42,7 @@ class Fleet:
         self.keeper = Keeper(make_link, options, Reports(self._heard, self._lost, self._broken, self._hopeless))
         self.engines = self.keeper.engines
         self.router = Router()
-        self.turns = Turns()
+        self.queue = FairQueue()
         self.open_requests: dict[str, Open] = {}
         self.parked: deque[str] = deque()
         self.replays = 0
@@ -118,7 +118,7 @@ class Fleet:
         if late:
             entry.ack = asyncio.get_running_loop().create_future()
         try:
-            if self.turns.take(stream.owner, request.id, outputs, request.priority):
+            if self.queue.take(stream.owner, request.id, outputs, request.priority):
                 entry.sent = True
                 self._dispatch(entry)
             if entry.ack is not None:
@@ -173,7 +173,7 @@ class Fleet:
 
     def stats(self) -> list[EngineStats]:
         found = [engine.totals() for engine in self.engines]
-        found[0].waiting += self.turns.num_waiting
+        found[0].waiting += self.queue.num_waiting
         return found
 
     def counters(self) -> dict[str, float]:
@@ -257,7 +257,7 @@ class Fleet:
             self.admission.encode = lambda text: tokenizer.encode(text, add_special_tokens=False, allow_special=False)
         self.deliveries = self._deliveries(tokenizer)
         if self.options.fair:
-            self.turns.limit = max(1, facts["max_rows"] * len(self.engines) * 5 // 4)
+            self.queue.limit = max(1, facts["max_rows"] * len(self.engines) * 5 // 4)
 
     def _report(self, engine: Engine, report: Report) -> None:
         safely = self.deliveries.safely
@@ -371,10 +371,10 @@ class Fleet:
         entry.timeline.ended = time.monotonic()
         owner = entry.stream.owner
         if entry.sent:
-            self.turns.done(owner, entry.num_outputs)
+            self.queue.done(owner, entry.num_outputs)
         else:
-            self.turns.drop(owner, entry.request.id, entry.request.priority)
-        while (waiting := self.turns.next()) is not None:
+            self.queue.drop(owner, entry.request.id, entry.request.priority)
+        while (waiting := self.queue.next()) is not None:
             following = self.open_requests[waiting]
             following.sent = True
             self.deliveries.safely(waiting, self._dispatch, following)

@@ -125,7 +125,7 @@ async def _open(
             raise ParameterError("n must be 1 here: the answer has room for one text (infer has more).", param="n")
         return body
 
-    body = await context.bodies.run(work.job.size, read)
+    body = await context.bodies.run_in_thread(work.job.size, read)
     work.heed(body)
     return await open_completion(context, body, work.job, work.base())
 

@@ -15,7 +15,7 @@ import msgspec
 from tokenmill.server.errors import HttpError, describe_error
 from tokenmill.server.openai.chat import Chat
 from tokenmill.server.openai.logprobs import chat_logprobs
-from tokenmill.server.said import listen
+from tokenmill.server.translated_chat import listen
 from tokenmill.text.messages.message import Event, Message
 
 encode = msgspec.json.Encoder().encode

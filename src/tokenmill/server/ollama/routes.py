@@ -29,7 +29,7 @@ from tokenmill.server.ollama.schemas import (
 from tokenmill.server.openai import embeddings
 from tokenmill.server.openai.schemas import EmbeddingRequest
 from tokenmill.server.routing import Api, Work, get, json_answer, post, read_body
-from tokenmill.server.said import open_translated
+from tokenmill.server.translated_chat import open_translated
 from tokenmill.text.messages.describe import MessageFormat
 
 RAW = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -178,7 +178,7 @@ async def vectors(context: Context, work: Work, model: str, texts: Any, more: Em
     if more is not None:
         fields["dimensions"] = more.dimensions
         fields["truncate_prompt_tokens"] = -1 if more.truncate else None
-    body = await context.bodies.run(work.job.size, lambda: EmbeddingRequest.model_validate(fields))
+    body = await context.bodies.run_in_thread(work.job.size, lambda: EmbeddingRequest.model_validate(fields))
     return await embeddings.embed(context, body, work.job, work.base())
 
 

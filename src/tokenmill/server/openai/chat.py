@@ -11,13 +11,13 @@ from functools import partial
 from typing import Any
 
 from tokenmill.core.errors import ParameterError
+from tokenmill.server.assistant_turn import Turn, plan_turn
 from tokenmill.server.context import Context
 from tokenmill.server.job import Job
 from tokenmill.server.openai.logprobs import TokenNames, chat_logprobs, prompt_rows
 from tokenmill.server.openai.sampling import sampling_params, truncate
 from tokenmill.server.openai.schemas import ChatRequest, Message
 from tokenmill.server.openai.tools import call_objects, tool_wish
-from tokenmill.server.turn import Turn, plan_turn
 from tokenmill.text.messages.message import Message as Said
 
 
@@ -109,7 +109,7 @@ async def open_chat(context: Context, body: ChatRequest, job: Job, base: str) ->
         template=_template(context, body),
         separate=body.separate_reasoning,
     )
-    turn, params = await context.bodies.run(job.size, planned)
+    turn, params = await context.bodies.run_in_thread(job.size, planned)
     ids = truncate(ids, body, context.backend.info.max_model_len, most)
     await job.start(f"chatcmpl-{base}", [(text, ids)], params, priority=body.priority, salt=body.cache_salt or "")
     return Chat(context, body, job, f"chatcmpl-{base}", model, text, turn)

@@ -78,7 +78,7 @@ async def open_completion(context: Context, body: CompletionRequest, job: Job, b
         cut = truncate(ids, body, context.backend.info.max_model_len, body.max_tokens)
         said = text if len(cut) == len(ids) else None
         if said is None and body.echo:
-            said = await context.text.run(partial(context.text.decode, cut))
+            said = await context.text.run_in_thread(partial(context.text.decode, cut))
         read.append((said, cut))
     await job.start(f"cmpl-{base}", read, params, priority=body.priority, salt=body.cache_salt or "")
     return Completion(context, body, job, f"cmpl-{base}", model)

@@ -25,7 +25,7 @@ async def tokenize(context: Context, body: TokenizeRequest) -> dict[str, Any]:
     tokenizer = context.backend.info.tokenizer
     strings = None
     if body.return_token_strs and tokenizer is not None:
-        strings = await context.text.run(lambda: [tokenizer.id_to_token(i) for i in ids])
+        strings = await context.text.run_in_thread(lambda: [tokenizer.id_to_token(i) for i in ids])
     return {
         "count": len(ids),
         "max_model_len": context.backend.info.max_model_len,
@@ -50,7 +50,7 @@ async def detokenize(context: Context, body: DetokenizeRequest) -> dict[str, Any
     context.check_model(body.model)
     if context.backend.info.tokenizer is None:
         raise ParameterError("This server has no tokenizer.", param="tokens")
-    text = await context.text.run(lambda: context.text.decode(body.tokens))
+    text = await context.text.run_in_thread(lambda: context.text.decode(body.tokens))
     return {"prompt": text}
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from tokenmill.core.errors import ParameterError
+from tokenmill.server.assistant_turn import ToolWish, Turn
 from tokenmill.server.errors import quoted
 from tokenmill.server.openai.schemas import ChatRequest
-from tokenmill.server.turn import ToolWish, Turn
 from tokenmill.text.messages.message import Message
 
 

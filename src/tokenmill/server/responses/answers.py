@@ -14,7 +14,7 @@ from tokenmill.server.errors import HttpError
 from tokenmill.server.openai.chat import Chat
 from tokenmill.server.openai.logprobs import chat_logprobs
 from tokenmill.server.responses.schemas import ResponsesRequest
-from tokenmill.server.said import Heard
+from tokenmill.server.translated_chat import Heard
 from tokenmill.text.messages.message import Event, Message
 
 Events = list[dict[str, Any]]

@@ -23,8 +23,8 @@ from tokenmill.server.responses.answers import Events, Growing
 from tokenmill.server.responses.schemas import ResponsesRequest, joined, read_talk
 from tokenmill.server.responses.store import Kept, Store
 from tokenmill.server.routing import Api, Work, get, json_answer, post, tenant
-from tokenmill.server.said import listen, open_translated
 from tokenmill.server.sse import EventStream
+from tokenmill.server.translated_chat import listen, open_translated
 
 encode = msgspec.json.Encoder().encode
 
@@ -44,7 +44,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
             if body.previous_response_id:
                 before = store.find(body.previous_response_id, tenant(request)).messages
             work.job.size += len(before)
-            talk = await context.bodies.run(work.job.size, lambda: read_talk(body, before))
+            talk = await context.bodies.run_in_thread(work.job.size, lambda: read_talk(body, before))
             chat = await open_translated(context, lambda: body.fields(talk.messages), work.job, work.base())
             chat.kind = "responses"
             growing = Growing(chat, body, name)
@@ -54,14 +54,14 @@ def add_routes(app: FastAPI, context: Context) -> None:
                 store.add(kept)
             if body.background:
                 work.detach()
-                kept.task = asyncio.get_running_loop().create_task(_run(store, growing, kept))
+                kept.task = asyncio.get_running_loop().create_task(_write_answer(store, growing, kept))
                 tasks.add(kept.task)  # the loop itself keeps weak references only
                 kept.task.add_done_callback(tasks.discard)
                 kept.task.add_done_callback(lambda _: _settle(work.job, growing, kept))
                 return EventStream(kept.follow(), _nothing) if body.stream else json_answer(growing.response)
             if body.stream:
                 return work.stream(_foreground(store, growing, kept))
-            await _run(store, growing, kept)
+            await _write_answer(store, growing, kept)
             return _answer(growing)
 
     async def read(request: Request) -> Response:
@@ -107,7 +107,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
 RESPONSES = Api(add_routes, generating=frozenset({"/v1/responses"}))
 
 
-async def _run(store: Store, growing: Growing, kept: Kept) -> None:
+async def _write_answer(store: Store, growing: Growing, kept: Kept) -> None:
     """To the end, with every event kept."""
     async for _ in _events(store, growing, kept):
         pass

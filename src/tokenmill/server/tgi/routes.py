@@ -74,7 +74,7 @@ async def _tgi(context: Context, work: Work, body: TgiRequest, *, stream: bool, 
 
 async def _open(context: Context, work: Work, fields: dict[str, Any]) -> Completion:
     """A completion of these fields; those that are None count as absent."""
-    body = await context.bodies.run(work.job.size, lambda: translated(CompletionRequest, fields))
+    body = await context.bodies.run_in_thread(work.job.size, lambda: translated(CompletionRequest, fields))
     work.heed(body)
     return await open_completion(context, body, work.job, work.base())
 

@@ -35,7 +35,7 @@ Fields = Callable[[], dict[str, Any]]
 
 async def open_translated(context: Context, fields: Fields, job: Job, base: str) -> Chat:
     """A chat from what `fields` makes: OpenAI's request; those that are None count as absent."""
-    body = await context.bodies.run(job.size, lambda: translated(ChatRequest, fields()))
+    body = await context.bodies.run_in_thread(job.size, lambda: translated(ChatRequest, fields()))
     chat = await open_chat(context, body, job, base)
     chat.kind = "other"
     return chat
@@ -43,7 +43,7 @@ async def open_translated(context: Context, fields: Fields, job: Job, base: str)
 
 async def count_translated(context: Context, fields: Fields, size: int) -> int:
     """How many tokens the prompt of such a chat has; `size`: of the body that it came in."""
-    body = await context.bodies.run(size, lambda: translated(ChatRequest, fields()))
+    body = await context.bodies.run_in_thread(size, lambda: translated(ChatRequest, fields()))
     context.check_model(body.model)
     return len((await render(context, body))[1])
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Turns:
+class FairQueue:
     """`limit`: outputs that may be at the engines at once (0: no limit, nothing ever waits here)."""
 
     limit: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from tokenmill.server.heap import LEAST, LEAST_BYTES, PAUSE, Load, system_trim, trim_after_bursts
+from tokenmill.server.memory_trim import LEAST, LEAST_BYTES, PAUSE, Load, system_trim, trim_after_bursts
 
 
 def trims(looks: list[tuple[int, int, int]]) -> list[int]:

@@ -13,7 +13,7 @@ import tokenmill.server.run
 from tokenmill.cli.main import app
 from tokenmill.core.config import make_server_config
 from tokenmill.core.errors import UserError
-from tokenmill.server.before import check_before_loading
+from tokenmill.server.preflight import check_before_loading
 
 REFUSED = {
     "no certificate": (["--ssl-certfile", "nofile"], "--ssl-certfile nofile cannot be read: No such file"),
