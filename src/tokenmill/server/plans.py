@@ -156,7 +156,8 @@ def _add(part: type[BaseModel] | str, made: dict[str, Plan]) -> Plan:
         for each, info in found.items():
             for under in parts(info):
                 inside[each] = _add(under, made)
-    made[name] = Plan(name, fields, HARMLESS.get(name, {}), REFUSED.get(name, {}), ALIASES.get(name, {}), inside)
+    judged = (HARMLESS.get(name, {}), REFUSED.get(name, {}), ALIASES.get(name, {}))
+    made[name] = Plan(name, fields, *judged, inside, validated=not isinstance(part, str))
     return made[name]
 
 

@@ -6,11 +6,13 @@ import asyncio
 import random
 from typing import Any
 
-from tests.pure.server.conftest import Starter, kill, until
+import pytest
+
+from tests.pure.server.conftest import Served, Starter, kill, until
 from tests.pure.server.test_server_chat import events
 from tokenmill.core.request import SamplingParams
 from tokenmill.engine.prompts import make_request
-from tokenmill.server.engines.route import STRIDE, Router
+from tokenmill.server.engines.route import MAX_REMEMBERED, STRIDE, Router
 from tokenmill.server.engines.state import FleetOptions
 from tokenmill.testing.fake_generator import FakeOptions, fake_fleet
 
@@ -65,6 +67,83 @@ async def test_a_request_that_kills_engines_is_given_up(start: Starter) -> None:
         await kill(served, 3)
     assert (await task).status_code == 500
     assert (await served.post(PATH, {"prompt": "abc", "max_tokens": 3})).status_code == 200
+
+
+class Deadly:
+    """Engines that die three steps after they have begun to work on a prompt of these words."""
+
+    def __init__(self, served: Served, words: str, engines: int = 1) -> None:
+        self.fleet = served.fake.fleet
+        tokenizer = self.fleet.info.tokenizer
+        assert tokenizer is not None
+        self.words = tokenizer.encode(words, add_special_tokens=False)
+        self.task = asyncio.create_task(self._run(served, engines))
+
+    async def _run(self, served: Served, engines: int) -> None:
+        begun: dict[tuple[Any, str], int] = {}
+        while not self.fleet.broken:
+            await asyncio.sleep(0.001)
+            for link in [served.fake.link(number) for number in range(engines)]:
+                for name, work in list(link.works.items()):
+                    if work.request.prompt_ids[: len(self.words)] == self.words and work.started:
+                        if link.steps > begun.setdefault((link, name), link.steps) + 2:
+                            link.die()
+                            break
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+async def test_one_that_kills_engines_takes_nobody_with_it(start: Starter, engines: int) -> None:
+    """Three of 24 kill whatever engine works on them: they alone are given up, within the usual number of deaths."""
+    bodies = [{"prompt": "abc", "max_tokens": 300, "seed": i, "n": 1 + i % 2, "temperature": 1} for i in range(21)]
+    calm = await undisturbed(start, bodies)
+    served = await start(FakeOptions(step_s=0.003), FleetOptions(engines=engines))
+    deadly = Deadly(served, "kill", engines)
+    tasks = [asyncio.create_task(served.post(PATH, body)) for body in bodies]
+    await until(lambda: len(served.fake.fleet.open_requests) == len(bodies))
+    short = {"prompt": "abc", "max_tokens": 3}
+    assert (await served.post(PATH, short)).status_code == 200
+    killers = [
+        asyncio.create_task(served.post(PATH, {"prompt": f"kill {i}", "max_tokens": 300, "seed": i})) for i in range(3)
+    ]
+    assert [(await killer).status_code for killer in killers] == [500] * 3
+    for task, wanted in zip(tasks, calm, strict=True):
+        assert (await task).json()["choices"] == wanted["choices"]
+    trials = served.fake.fleet.trials
+    assert not served.fake.fleet.broken and trials.engine == -1 and trials.current is None and not trials.waiting
+    assert (await served.post(PATH, short)).status_code == 200 and not served.fake.fleet.parked
+    deadly.task.cancel()
+
+
+async def test_deaths_that_nobody_is_to_blame_for_cost_nobody_a_request(start: Starter) -> None:
+    """Whoever is tried apart passes; more deaths follow, and all requests come to their end."""
+    bodies = [{"prompt": "abc", "max_tokens": 400, "seed": i} for i in range(6)]
+    calm = await undisturbed(start, bodies)
+    served = await start(FakeOptions(step_s=0.002), FleetOptions(max_restarts_per_minute=99))
+    tasks = [asyncio.create_task(served.post(PATH, body)) for body in bodies]
+    await until(lambda: len(served.fake.fleet.open_requests) == len(bodies))
+    fleet = served.fake.fleet
+    for number in range(5):
+        await until(lambda: fleet.trials.engine == -1 and len(served.fake.link().works) == len(bodies))
+        await kill(served, 12)
+        assert bool(fleet.trials.waiting) == (number > 0)
+    for task, wanted in zip(tasks, calm, strict=True):
+        assert (await task).json()["choices"] == wanted["choices"]
+
+
+async def test_suspects_may_leave_while_they_wait(start: Starter) -> None:
+    served = await start(FakeOptions(step_s=0.003), FleetOptions(max_restarts_per_minute=99))
+    fleet = served.fake.fleet
+    tasks = [asyncio.create_task(served.post(PATH, {"prompt": "abc", "max_tokens": 3000})) for _ in range(6)]
+    await until(lambda: len(fleet.open_requests) == 6)
+    for _ in range(2):
+        await kill(served, 12)
+    await until(lambda: fleet.trials.current is not None)
+    fresh = asyncio.create_task(served.post(PATH, {"prompt": "abc", "max_tokens": 3}))
+    for task in tasks:
+        task.cancel()
+    assert (await fresh).status_code == 200  # it waited for the trials alone
+    await until(lambda: not fleet.open_requests)
+    assert fleet.trials.engine == -1 and not fleet.trials.waiting
 
 
 async def test_too_many_deaths_end_everything_with_an_error(start: Starter) -> None:
@@ -130,6 +209,21 @@ def test_the_router_balances_and_remembers_prefixes() -> None:
         engine = router.choose(counts, [random.randrange(1000) for _ in range(100)], "")
         counts[engine] += 1
     assert max(counts.values()) - min(counts.values()) <= 8
+
+
+def test_no_key_makes_the_router_forget_what_it_knows_of_another() -> None:
+    router, loads = Router(), {0: 0, 1: 0}
+    prompt = [7] * STRIDE * 3
+    stays = router.choose(loads, prompt, "a/", "talk", "a")
+    for number in range(2 * MAX_REMEMBERED):
+        router.sessions.put("b", (f"talk {number}",), number % 2)
+        router.seen[stays].put("b", (number, -number), stays)
+    assert router.sessions.count == router.seen[stays].count == MAX_REMEMBERED
+    busy = {stays: 3, 1 - stays: 0}
+    assert router.choose(busy, [1], "a/", "talk", "a") == stays
+    assert router.choose(busy, prompt, "a/", None, "a") == stays
+    router.sessions.put("a", [f"mine {number}" for number in range(2 * MAX_REMEMBERED)], 0)
+    assert router.sessions.count == MAX_REMEMBERED and len(router.sessions.owners["b"]) >= MAX_REMEMBERED // 2 - 1
 
 
 async def test_the_fleet_is_a_text_generator() -> None:

@@ -25,6 +25,7 @@ from tokenmill.server.engines.fair_queue import FairQueue
 from tokenmill.server.engines.keeper import Keeper, MakeLink, Reports
 from tokenmill.server.engines.route import Router
 from tokenmill.server.engines.state import Engine, FleetOptions, Open
+from tokenmill.server.engines.trials import Trials, Ways
 from tokenmill.text.codec import Tokenizer
 
 log = logging.getLogger("tokenmill.server")
@@ -43,9 +44,16 @@ class Fleet:
         self.engines = self.keeper.engines
         self.router = Router()
         self.queue = FairQueue()
+        self.trials = Trials(
+            self.engines,
+            options.max_deaths_per_request,
+            Ways(self._safely(self._send), self._safely(self._dispatch), self._unpark),
+        )
         self.open_requests: dict[str, Open] = {}
         self.parked: deque[str] = deque()
         self.replays = 0
+        self.ended_well = 0
+        """Outputs, since a death was last explained."""
         self.on_broken: Callable[[str], None] = lambda reason: None
         self.observe: Callable[[int], None] = lambda tokens: None
         self.loaded: asyncio.Future[None] | None = None
@@ -219,10 +227,16 @@ class Fleet:
         engine.serves()
         if all(e.ready for e in self.engines) and self.loaded is not None and not self.loaded.done():
             self.loaded.set_result(None)
-        while self.parked:
-            entry = self.open_requests.get(self.parked.popleft())
-            if entry is not None:
-                self.deliveries.safely(entry.request.id, self._dispatch, entry)
+        self.trials.go_on()
+        self._unpark()
+
+    def _unpark(self) -> None:
+        """Those that waited for an engine; some may have to wait on."""
+        waited = list(self.parked)
+        self.parked.clear()
+        for request_id in waited:
+            if (entry := self.open_requests.get(request_id)) is not None:
+                self.trials.ways.dispatch(entry)
 
     def _start_failed(self, engine: Engine, failed: Failed) -> None:
         error = UserError(failed.message) if failed.user else EngineDeadError(failed.message)
@@ -337,6 +351,7 @@ class Fleet:
             self._drop_seen_rows(entry, delta)
         entry.emitted[delta.index] += delta.tokens
         entry.prompt_rows += len(delta.prompt_logprobs or ())
+        self.trials.said(entry, len(delta.tokens))
 
     def _stop(self, request_id: str, index: int) -> None:
         if request_id in self.open_requests:
@@ -348,6 +363,7 @@ class Fleet:
             return
         entry.stream.put(text)
         if text.finish_reason is not None:
+            self.ended_well += text.finish_reason in ("stop", "length")
             self._ended(entry, text.index)
         elif len(entry.stream) > MAX_BACKLOG:
             self._fail(entry, "the client reads more slowly than the server may wait for", "error")
@@ -369,6 +385,7 @@ class Fleet:
         if entry.engine >= 0:
             self.engines[entry.engine].requests.discard(entry.request.id)
         entry.timeline.ended = time.monotonic()
+        self.trials.over(entry)
         owner = entry.stream.owner
         if entry.sent:
             self.queue.done(owner, entry.num_outputs)
@@ -398,15 +415,21 @@ class Fleet:
     # ------------------------------------------------------------ sending
 
     def _dispatch(self, entry: Open) -> None:
-        loads = {e.number: len(e.requests) for e in self.engines if e.ready}
-        request = entry.request
+        """To an engine that serves all."""
+        loads = {e.number: len(e.requests) for e in self.engines if e.ready and e.number != self.trials.engine}
+        request, stream = entry.request, entry.stream
         if not loads:
             self.parked.append(request.id)
             return
-        rank = entry.stream.rank
+        rank = stream.rank
         if rank is None or rank not in loads:
-            rank = self.router.choose(loads, request.prompt_ids, request.salt, entry.stream.session)
-        entry.engine = rank
+            rank = self.router.choose(loads, request.prompt_ids, request.salt, stream.session, stream.owner)
+        self._send(entry, rank)
+
+    def _send(self, entry: Open, number: int) -> None:
+        """To this engine."""
+        request = entry.request
+        entry.engine = number
         self.engines[entry.engine].requests.add(request.id)
         if entry.deaths:
             request = entry.replayed()
@@ -434,10 +457,14 @@ class Fleet:
         self.deliveries.safely("", self.router.forget, engine.number)
         orphans = [self.open_requests[i] for i in engine.requests if i in self.open_requests]
         engine.requests.clear()
+        tried = self.trials.current if engine.number == self.trials.engine else None
         for entry in sorted(orphans, key=lambda e: e.timeline.arrival):
             entry.engine = -1
+            entry.deaths += 1
+            entry.timeline.replays += 1
             if self.broken is None:
-                self.deliveries.safely(entry.request.id, self._replay, entry)
+                self.deliveries.safely(entry.request.id, self._blame if entry is tried else self._replay, entry)
+        self.trials.lost(engine, explained=tried in orphans)
 
     def _broken(self, reason: str) -> None:
         if self.loaded is not None and not self.loaded.done():
@@ -451,10 +478,16 @@ class Fleet:
             self.end_all(reason)
 
     def _replay(self, entry: Open) -> None:
-        entry.deaths += 1
-        entry.timeline.replays += 1
-        if entry.deaths > self.options.max_deaths_per_request:
-            self._fail(entry, "engines died repeatedly while they worked on this request", "error")
-            return
         self.replays += 1
-        self._dispatch(entry)
+        self.trials.replay(entry)
+
+    def _blame(self, entry: Open) -> None:
+        """An engine died under it alone. Others are served well: then this explains all those deaths."""
+        if self.ended_well + self.trials.passed:
+            self.keeper.pardon(entry.deaths)
+            self.ended_well = self.trials.passed = 0
+        self._fail(entry, "engines died repeatedly while they worked on this request", "error")
+
+    def _safely(self, work: Callable[..., object]) -> Callable[..., None]:
+        """What goes wrong ends the request that comes first in the call."""
+        return lambda entry, *more: self.deliveries.safely(entry.request.id, work, entry, *more)

@@ -144,6 +144,11 @@ class Keeper:
         if len(self.deaths) > self.options.max_restarts_per_minute:
             self.broken = f"engines died {len(self.deaths)} times within a minute; giving up"
 
+    def pardon(self, deaths: int) -> None:
+        """The last so many had a reason that is gone."""
+        for _ in range(min(deaths, len(self.deaths))):
+            self.deaths.pop()
+
     def _again(self, engine: Engine, why: str) -> None:
         """Later: what is missing now (descriptors, memory, disk) may be there then."""
         pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**engine.vain)

@@ -37,7 +37,7 @@ class FleetOptions:
     """Requests wait so long for engines that cannot be started."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Open:
     """A request that has outputs to come, with what it has said so far."""
 
@@ -58,6 +58,11 @@ class Open:
     def num_outputs(self) -> int:
         """Outputs that end one by one."""
         return len(self.emitted)
+
+    @property
+    def num_said(self) -> int:
+        """Tokens that have come."""
+        return sum(map(len, self.emitted))
 
     def replayed(self) -> Request:
         """The request as an engine must see it that knows nothing of what has been said."""

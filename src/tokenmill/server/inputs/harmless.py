@@ -77,12 +77,17 @@ _OLLAMA_LOADING: Reasons = _say(
     "numa",
 )
 
+_PADDING: Reasons = _say("streams are not padded; true is OpenAI's default", "include_obfuscation")
+_SHIFT: Reasons = _say("an answer ends where the context ends; true is the default of Ollama's clients", "shift")
+
 HARMLESS: dict[str, Reasons] = {
     "openai.ChatRequest": GENERATING,
     "openai.CompletionRequest": GENERATING,
     "openai.EmbeddingRequest": ANYWHERE,
     "openai.TokenizeRequest": ANYWHERE,
     "openai.DetokenizeRequest": ANYWHERE,
+    "openai.StreamOptions": _PADDING,
+    "responses.StreamOptions": _PADDING,
     "openai.JsonSchemaFormat": {
         **_say("a name for people", "name", "description"),
         **_say(_ENFORCED, "strict"),
@@ -121,8 +126,8 @@ HARMLESS: dict[str, Reasons] = {
         **_say("arguments are always sent as they come", "eager_input_streaming"),
         **_say(_KIND, "type"),
     },
-    "ollama.GenerateRequest": GENERATING,
-    "ollama.ChatRequest": GENERATING,
+    "ollama.GenerateRequest": {**GENERATING, **_SHIFT},
+    "ollama.ChatRequest": {**GENERATING, **_SHIFT},
     "ollama.EmbedRequest": ANYWHERE,
     "ollama.EmbeddingsRequest": ANYWHERE,
     "ollama.ShowRequest": {**ANYWHERE, **_say("what is known is told in any case", "verbose")},

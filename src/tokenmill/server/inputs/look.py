@@ -49,7 +49,11 @@ def plain(name: str) -> str:
 
 
 def look(raw: MutableMapping[str, Any], plan: Plan, unknown: Unknown, path: str = "") -> None:
-    """Refuse what is refused by name, give other spellings their field's name, collect what nobody knows."""
+    """Refuse what is refused by name, give other spellings their field's name, collect what nobody knows. A field that
+    is null says as much as one that is absent."""
+    if plan.validated:
+        for name in [name for name, value in raw.items() if value is None and name in plan.fields]:
+            del raw[name]
     for name in [name for name in raw if name not in plan.fields]:
         if name in plan.aliases:
             _move(raw, name, plan.aliases[name], path)

@@ -43,7 +43,7 @@ def _same(value: Any, other: Any) -> bool:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The names of one kind of object. `fields`: read here; `aliases`: other spellings of fields; `inside`: plans of
-    the objects (or lists of objects) that lie under a name."""
+    the objects (or lists of objects) that lie under a name; `validated`: a schema reads it, not a handler by hand."""
 
     name: str
     fields: frozenset[str]
@@ -51,6 +51,7 @@ class Plan:
     refused: Mapping[str, Refusal] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     inside: Mapping[str, Plan] = field(default_factory=dict)
+    validated: bool = True
 
     @property
     def done(self) -> frozenset[str]:

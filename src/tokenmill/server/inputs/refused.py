@@ -1,7 +1,8 @@
 """Names that are refused when their value would have an effect. Owns: the lists, with reasons and neutral values.
 
 Keys of REFUSED are names of plans: an API's folder and a schema, or an object that has no schema (`objects.py`).
-Must not know: schemas, HTTP.
+Neutral values are those that change nothing, and the defaults of the API that a name comes from: its clients write
+them into every request. Must not know: schemas, HTTP.
 """
 
 from __future__ import annotations
@@ -24,10 +25,18 @@ def _loud(why: str, *names: str, **neutral: tuple[Any, ...]) -> dict[str, Refusa
     return {name: Refusal(why, neutral.get(name, ()), loud=True) for name in (*names, *neutral)}
 
 
+_USUAL_ORDER = (
+    ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+    ["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+    "edskypmxt",
+    "edkypmxt",
+)
+"""llama.cpp's own, which its page writes into every request."""
+
 SAMPLERS: Refusals = {
+    **_refuse("filters come in one order here", samplers=_USUAL_ORDER),
     **_refuse(
         "this way of choosing tokens is not built",
-        "samplers",
         "sampler_priority",
         "sampler_order",
         "sampler_seq",
@@ -58,7 +67,7 @@ SAMPLERS: Refusals = {
     ),
     **_refuse(
         "penalties look at the whole prompt and answer here",
-        repeat_last_n=(-1,),
+        repeat_last_n=(-1, 64),
         repetition_penalty_range=(0, -1),
         rep_pen_range=(0, -1),
         repetition_context_size=(),
@@ -176,7 +185,6 @@ REFUSED: dict[str, Refusals] = {
         **_refuse("this model reads token ids or text", "prompt_embeds"),
         **_refuse("completions have no reasoning", thinking_token_budget=(-1,)),
     },
-    "openai.StreamOptions": _refuse("streams are not padded", "include_obfuscation"),
     "openai.Message": {
         **_PARTIAL,
         **_refuse(_IMAGES, "audio", "images"),
@@ -214,7 +222,6 @@ REFUSED: dict[str, Refusals] = {
     "responses.Reasoning": _refuse("reasoning is given whole", summary=("auto",), generate_summary=("auto",)),
     "responses.Text": _refuse("no model here was taught to heed it", verbosity=("medium",)),
     "responses.Tool": _TOOL,
-    "responses.StreamOptions": _refuse("streams are not padded", "include_obfuscation"),
     "responses.Part": _refuse(_IMAGES, "image_url", "file_id", "file_data", "file_url", "input_audio"),
     "anthropic.MessagesRequest": {
         **GENERATING,
@@ -245,12 +252,10 @@ REFUSED: dict[str, Refusals] = {
         **_refuse("it is not accepted from requests", "template"),
         **_refuse("they need a model that sees", "images"),
         **_refuse("it is not kept: send the conversation to /api/chat", "context"),
-        **_refuse("an answer ends where the context ends", "shift"),
-        **_refuse("this model writes text", "width", "height", "steps"),
+        **_refuse("this model writes text", width=(0,), height=(0,), steps=(0,)),
     },
     "ollama.ChatRequest": {
         **GENERATING,
-        **_refuse("an answer ends where the context ends", "shift"),
         **_refuse("it is not accepted from requests", "template"),
     },
     "ollama.Options": {
@@ -265,8 +270,13 @@ REFUSED: dict[str, Refusals] = {
         **_refuse("max_new_tokens says it", "max_tokens", "max_length"),
     },
     "scoring.RerankRequest": {
-        **_refuse("truncate_prompt_tokens says it", "max_tokens_per_doc", "max_chunks_per_doc", "truncation"),
-        **_refuse("a document's text is read alone", "rank_fields"),
+        **_refuse(
+            "truncate_prompt_tokens says it",
+            max_tokens_per_doc=(4096,),
+            max_chunks_per_doc=(10,),
+            truncation=(True,),
+        ),
+        **_refuse("a document's text is read alone", rank_fields=(["text"],)),
         **_refuse(_IMAGES, "mm_processor_kwargs"),
     },
     "scoring.ScoreRequest": _refuse(_IMAGES, "mm_processor_kwargs"),

@@ -51,7 +51,7 @@ class Options(BaseModel):
             "repetition_penalty": self.repeat_penalty,
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
-            "seed": self.seed,
+            "seed": None if self.seed == -1 else self.seed,  # its clients write -1 for any
             "stop": self.stop or None,
         }
 

@@ -32,7 +32,6 @@ encode = msgspec.json.Encoder().encode
 def add_routes(app: FastAPI, context: Context) -> None:
     """Create, get, follow, cancel, delete, and list the input of responses."""
     store = Store()
-    context.metrics.kept.set_function(lambda: store.size)
     tasks: set[asyncio.Task[None]] = set()
 
     async def create(request: Request) -> Response:
@@ -40,6 +39,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         async with Work(context, request) as work:
             body = await work.read(ResponsesRequest)
             body.check()
+            context.metrics.kept.set_function(lambda: store.size)
             name, before = f"resp_{uuid.uuid4().hex}", b"[]"
             if body.previous_response_id:
                 before = store.find(body.previous_response_id, tenant(request)).messages
