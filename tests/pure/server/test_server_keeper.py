@@ -316,7 +316,7 @@ async def test_another_life_that_cannot_load_counts_as_no_death(
 def test_a_long_step_says_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "LONG_STEP_S", 0.001)
     sent: list[News] = []
-    loop = SimpleNamespace(turns=1, done=lambda: counts[0])
+    loop = SimpleNamespace(rounds=1, done=lambda: counts[0])
     counts, ended = [5], threading.Event()
     thread = threading.Thread(target=child._beat, args=(loop, sent.append, ended))
     thread.start()
