@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tokenmill.server.inputs.around import (
+from tokenmill.server.inputs.harmless import GENERATING as GENERATING_HARMLESS
+from tokenmill.server.inputs.headers import (
     DONE_HEADERS,
     HARMLESS_HEADERS,
     HARMLESS_QUERIES,
@@ -18,7 +19,6 @@ from tokenmill.server.inputs.around import (
     REFUSED_QUERIES,
     TOLD_HEADERS,
 )
-from tokenmill.server.inputs.harmless import GENERATING as GENERATING_HARMLESS
 from tokenmill.server.inputs.plan import Plan, Refusal, plan_name
 from tokenmill.server.inputs.refused import GENERATING as GENERATING_REFUSED
 from tokenmill.server.plans import ENDPOINTS, make_plans

@@ -21,7 +21,7 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.server.bodies import B, Parcel, Schema, parse
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, error_bytes
-from tokenmill.server.inputs.around import judge_query, told_headers
+from tokenmill.server.inputs.headers import judge_query, told_headers
 from tokenmill.server.inputs.look import Unknown, as_headers, look, refuse_unknown
 from tokenmill.server.inputs.plan import plan_name
 from tokenmill.server.job import Job

@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).parents[3]
 pytest.importorskip("triton.backends.nvidia")
 
 
-@pytest.mark.parametrize(("case", "only"), [("8b-fp8-kv8", "none."), ("30b-a3b", "wide.,several.,hopper.")])
+@pytest.mark.parametrize(("case", "only"), [("8b-fp8-kv8", "none."), ("30b-a3b", "wide.,route_few.,hopper.")])
 def test_on_a_standin(case, only, tmp_path):
     """Without a GPU and without the interpreter, so in a process of its own."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
@@ -29,5 +29,5 @@ def test_on_a_standin(case, only, tmp_path):
     assert case != "8b-fp8-kv8" or not found["late"], "while a request waits"
     assert found["launches"] > 500
     names = {kernel["name"] for kernel in found["kernels"]}
-    assert only == "none." or names == {"wide._wide_kernel", "several._pick_few_kernel", "hopper._hopper_kernel"}
+    assert only == "none." or names == {"wide._wide_kernel", "route_few._pick_few_kernel", "hopper._hopper_kernel"}
     assert not any(kernel["spilled"] for kernel in found["kernels"])

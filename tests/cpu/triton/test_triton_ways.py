@@ -6,10 +6,11 @@ import json
 import pathlib
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
-from tokenmill.kernels.triton import ways
+from tokenmill.kernels.triton import kernels, ways
 from tokenmill.kernels.triton.common import pow2
 from tokenmill.kernels.triton.ways import nearest_way, operation, samples
 
@@ -56,3 +57,21 @@ def test_the_nearest_decides() -> None:
     assert nearest_way(known, 20, (4096, 4096), gated=True, normed=False) is None
     assert nearest_way(known, 1, (1 << 20, 64), gated=False, normed=False) is None, "too far away"
     assert nearest_way([], 1, (64, 64), gated=False, normed=False) is None
+
+
+@pytest.mark.parametrize("near", [("gemv", 2, 64, 1), None])
+def test_the_nearest_way_of_an_operation_is_looked_up_once(
+    near: ways.Way | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def look(known: object, rows: int, shape: object, *, gated: bool, normed: bool) -> ways.Way | None:
+        asked.append(rows)
+        return near
+
+    monkeypatch.setattr(kernels, "nearest_way", look)
+    backend, weight = kernels.TritonKernels(), torch.randn(64, 64, dtype=torch.float16)
+    for rows in (1, 1, 2, 2):
+        way = backend._way(torch.randn(rows, 64, dtype=torch.float16), weight, None, None, None, fused=False)
+        assert near is None or way == near
+    assert asked == [1, 2]

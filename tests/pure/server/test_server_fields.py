@@ -13,8 +13,8 @@ from pydantic import BaseModel
 from tests.pure.server.conftest import Served, Starter
 from tests.pure.server.test_server_fields_done import BASES, UNDER
 from tokenmill.core.errors import ParameterError
-from tokenmill.server.inputs.around import DONE_HEADERS, HARMLESS_HEADERS, QUERIES, TOLD_HEADERS
 from tokenmill.server.inputs.harmless import HARMLESS
+from tokenmill.server.inputs.headers import DONE_HEADERS, HARMLESS_HEADERS, QUERIES, TOLD_HEADERS
 from tokenmill.server.inputs.look import MOST_CHARS, MOST_TOLD, Unknown, look
 from tokenmill.server.inputs.plan import Refusal, parts, plan_name, spellings
 from tokenmill.server.inputs.refused import GENERATING, REFUSED
