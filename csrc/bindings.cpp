@@ -127,6 +127,40 @@ void add(Address x, Address y, Address out, int64_t count, float scale, int type
   submit(static_cast<double>(count), [op] { table().add(op); });
 }
 
+// rows, query_start, positions, how many sequences, of how many rows there are states.
+using Step = std::tuple<Address, Address, Address, int64_t, int64_t>;
+
+RowStep row_step(const Step& step) {
+  const RowStep made{at<const int64_t>(std::get<0>(step)), at<const int32_t>(std::get<1>(step)),
+                     at<const int64_t>(std::get<2>(step)), std::get<3>(step)};
+  for (int64_t i = 0; i < made.sequences; ++i) {
+    require(made.rows[i] >= 0 && made.rows[i] < std::get<4>(step), "a row that has no state");
+    require(made.query_start[i] < made.query_start[i + 1], "a sequence without a token");
+  }
+  return made;
+}
+
+void short_conv(Address x, Address out, Address weight, Address bias, Address state, int64_t channels, int64_t stride,
+                int taps, int type, const Step& step) {
+  require(taps >= 2 && taps <= kMostTaps && channels > 0, "short_conv: taps out of range");
+  const ConvOp op{raw(x), raw(out), at<const float>(weight), at<const float>(bias), raw(state), channels, stride, taps,
+                  static_cast<Type>(type), row_step(step)};
+  run(static_cast<double>(channels) * op.step.query_start[op.step.sequences] * taps, [&] { table().short_conv(op); });
+}
+
+void delta_rule(Address mixed, Address gates, Address out, Address state, Address rate, Address shift,
+                const std::tuple<int64_t, int64_t, int64_t, int64_t>& heads, int64_t stride, int64_t gates_stride,
+                int type, const Step& step) {
+  const auto [key_heads, value_heads, key_dim, value_dim] = heads;
+  require(key_heads > 0 && value_heads % key_heads == 0 && value_dim > 0, "delta_rule: heads");
+  require(key_dim > 0 && key_dim <= kMostKeys, "delta_rule: keys are too wide");
+  const DeltaOp op{raw(mixed), raw(gates), raw(out), at<float>(state), at<const float>(rate), at<const float>(shift),
+                   key_heads, value_heads, key_dim, value_dim, stride, gates_stride, static_cast<Type>(type),
+                   row_step(step)};
+  const double work = static_cast<double>(value_heads * key_dim * value_dim) * 4;
+  run(work * op.step.query_start[op.step.sequences], [&] { table().delta_rule(op); });
+}
+
 void embed(Address data, Address ids, Address out, int64_t count, int64_t vocab, int64_t width, int64_t stride,
            float scale, int type) {
   const EmbedOp op{raw(data), at<const int64_t>(ids), raw(out), count, vocab, width, stride, scale,
@@ -519,6 +553,8 @@ void register_packing(nb::module_& m) {
 
 NB_MODULE(_native, m) {
   m.doc() = "tokenmill's CPU kernels. Addresses are integers; nothing here keeps a tensor alive.";
+  m.attr("MOST_TAPS") = kMostTaps;
+  m.attr("MOST_KEYS") = kMostKeys;
   m.attr("TILE_COLUMNS") = kTileColumns;
   m.attr("GROUP") = kGroup;
   m.attr("MAX_HEAD_DIM") = kMaxHeadDim;
@@ -549,6 +585,8 @@ NB_MODULE(_native, m) {
   m.def("make_norm", &make_norm);
   m.def("norm", &norm);
   m.def("act", &act);
+  m.def("short_conv", &short_conv);
+  m.def("delta_rule", &delta_rule);
   m.def("add", &add);
   m.def("embed", &embed);
   m.def("greedy", &greedy);

@@ -7,6 +7,7 @@
 #include "attention.inl"
 #include "quantised.inl"
 #include "linear.inl"
+#include "recurrent.inl"
 
 namespace tokenmill {
 
@@ -14,7 +15,7 @@ namespace tokenmill {
 #define TM_JOIN(a, b) TM_JOIN2(a, b)
 const Table TM_JOIN(table_, TM_NS) = {
     TM_NS::norm, TM_NS::act, TM_NS::add_scaled, TM_NS::embed, TM_NS::greedy, TM_NS::choose, TM_NS::widen,
-    TM_NS::linear, TM_NS::prepare, TM_NS::attention,
+    TM_NS::linear, TM_NS::prepare, TM_NS::attention, TM_NS::short_conv, TM_NS::delta_rule,
 };
 
 }  // namespace tokenmill

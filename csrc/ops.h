@@ -238,6 +238,40 @@ struct ExpertsOp {  // out[t] = sum over j of gates[t, j] * downs[ids[t, j]](act
   Act act;
 };
 
+struct RowStep {  // of what a recurrent layer's sequences are: their rows, borders in the batch, positions of its tokens
+  const int64_t* rows;         // [sequences]
+  const int32_t* query_start;  // [sequences + 1]
+  const int64_t* positions;    // [T]; a sequence that begins at 0 has a state of zeros
+  int64_t sequences;
+};
+
+constexpr int kMostTaps = 16;
+constexpr int kMostKeys = 512;
+
+struct ConvOp {  // out[t, c] = silu(bias[c] + sum of weight[k, c] * the row's last inputs of channel c)
+  const void* x;  // [T, channels], row stride in elements
+  void* out;
+  const float* weight;  // [taps, channels]
+  const float* bias;    // [channels] or null
+  void* state;          // [rows, taps - 1, channels] in x's type, oldest first
+  int64_t channels, stride;
+  int taps;
+  Type type;
+  RowStep step;
+};
+
+struct DeltaOp {  // kernels/states.py says what it computes
+  const void* mixed;  // [T, (q | k | v)], row stride in elements
+  const void* gates;  // [T, (beta | rate)]
+  void* out;          // [T, value_heads, value_dim]
+  float* state;       // [rows, value_heads, key_dim, value_dim]
+  const float* rate;  // [value_heads], shift alike
+  const float* shift;
+  int64_t key_heads, value_heads, key_dim, value_dim, stride, gates_stride;
+  Type type;
+  RowStep step;
+};
+
 enum class RouteOrder : int { softmax_topk, topk_softmax, sigmoid };
 
 struct RouteOp {
@@ -271,6 +305,8 @@ struct Table {
   void (*linear)(const LinearOp&);
   void (*prepare)(const PrepareOp&);
   void (*attention)(const AttentionOp&);
+  void (*short_conv)(const ConvOp&);
+  void (*delta_rule)(const DeltaOp&);
 };
 
 extern const Table table_scalar, table_avx2, table_avx512, table_avx512_vnni, table_avx512_bf16, table_neon,

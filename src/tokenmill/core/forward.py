@@ -276,7 +276,8 @@ class Kernels(Protocol):
         ...
 
     def short_conv_(self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """x [T, C] -> silu(sum over the channel's last K inputs); weight [C, K], state [R + 1, K - 1, C]."""
+        """x [T, C] -> silu(sum over the channel's last K inputs); weight [K, C], bias [C] in float32, state
+        [R + 1, K - 1, C] in x's type."""
         ...
 
     def delta_rule_(self, mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:

@@ -25,16 +25,16 @@ def spans_of(ctx: ForwardContext) -> Iterator[tuple[int, slice, bool]]:
 
 
 def short_conv_(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, ctx: ForwardContext) -> Tensor:
-    """x [T, C] -> silu of each channel's sum over its last K inputs [T, C]; weight [C, K]; state [R + 1, K - 1, C]."""
+    """x [T, C] -> silu of each channel's sum over its last K inputs [T, C]; weight
+    [K, C] in float32; state [R + 1, K - 1, C]."""
     out = torch.empty_like(x)
-    taps = weight.float().t().contiguous()
     for row, tokens, begins in spans_of(ctx):
         before = torch.zeros_like(state[row]) if begins else state[row]
         inputs = torch.cat((before, x[tokens].to(state.dtype)))
         count = tokens.stop - tokens.start
-        y = torch.zeros(count, x.shape[1], device=x.device) if bias is None else bias.float().expand(count, -1).clone()
-        for k in range(len(taps)):
-            y += inputs[k : k + count].float() * taps[k]
+        y = torch.zeros(count, x.shape[1], device=x.device) if bias is None else bias.expand(count, -1).clone()
+        for k in range(len(weight)):
+            y += inputs[k : k + count].float() * weight[k]
         out[tokens] = (y * row_stable.sigmoid(y)).to(x.dtype)
         state[row] = inputs[count:]
     return out

@@ -52,7 +52,8 @@ class GatedDelta:
             raise ModelError("Layers with a delta rule cannot be split over several devices yet.")
         self.heads = heads
         self.products = _joined(b, hidden, heads) if b.has("in_proj_qkvz.weight") else _apart(b, hidden, heads)
-        self.taps = b.tensor("conv1d.weight", (heads.channels, 1, heads.taps))[:, 0].contiguous()
+        taps = b.tensor("conv1d.weight", (heads.channels, 1, heads.taps), torch.float32)
+        self.taps = taps[:, 0].t().contiguous()
         rate = b.tensor("A_log", (heads.value_heads,), torch.float32).exp()
         shift = b.tensor("dt_bias", (heads.value_heads,), torch.float32)
         sizes = heads.key_heads, heads.value_heads, heads.key_dim, heads.value_dim
@@ -68,8 +69,7 @@ class GatedDelta:
     ) -> Tensor:
         """residual + delta(norm(x)); x [T, hidden]."""
         kernels, heads = ctx.kernels, self.heads
-        made = torch.cat([part.weight.matmul(x, ctx, norm=norm) for part in self.products], dim=-1)
-        mixed, z, gates = _cut(made, (heads.channels, heads.widths[1], 2 * heads.value_heads))
+        mixed, z, gates = self._products(x, ctx, norm)
         inputs, matrices = ctx.states[self.state]
         mixed = kernels.short_conv_(mixed, self.taps, None, inputs, ctx)
         found = kernels.delta_rule_(mixed, gates, self.spec, matrices, ctx)
@@ -77,10 +77,13 @@ class GatedDelta:
         gated = kernels.activate(torch.cat((z.reshape(-1, heads.value_dim), normed), dim=-1), "silu_mul")
         return self.output(gated.view(len(x), -1), ctx, residual=residual)
 
-
-def _cut(x: Tensor, widths: tuple[int, ...]) -> list[Tensor]:
-    """Parts of the last dimension, each in memory of its own."""
-    return [part.contiguous() for part in x.split(widths, dim=-1)]
+    def _products(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None) -> list[Tensor]:
+        """(q | k | v), z and (beta | rate) of the layer's input."""
+        sizes = (self.heads.channels, self.heads.widths[1], 2 * self.heads.value_heads)
+        made = [part.weight.matmul(x, ctx, norm=norm) for part in self.products]
+        if len(made) == 1:
+            return list(made[0].split(sizes, dim=-1))
+        return [*made[0].split(sizes[:2], dim=-1), made[1]]
 
 
 def _apart(b: Build, hidden: int, heads: DeltaHeads) -> list[ColumnLinear]:

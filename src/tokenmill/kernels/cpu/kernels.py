@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from tokenmill import _native
-from tokenmill.core.forward import Act, AttentionSpec, Draws, ForwardContext, NormSpec, RouteSpec, Weight
+from tokenmill.core.forward import Act, AttentionSpec, DeltaSpec, Draws, ForwardContext, NormSpec, RouteSpec, Weight
+from tokenmill.kernels.cpu import states
 from tokenmill.kernels.cpu.accept import accept_
 from tokenmill.kernels.cpu.bound import BoundExperts, BoundLayer, BoundPlan
 from tokenmill.kernels.cpu.choose import choose
@@ -233,6 +234,18 @@ class CpuKernels(ReferenceKernels):
             raise ValueError(f"a norm of {spec.weight.shape[0]} cannot take rows of {width}")
         _native.norm(native, x.data_ptr(), out.data_ptr(), rows, stride, kind)
         return out
+
+    def short_conv_(self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """x [T, C] -> silu of a convolution over each channel's last inputs."""
+        found = states.short_conv_(x, weight, bias, state, ctx)
+        self.count("short_conv", fallback=found is None)
+        return super().short_conv_(x, weight, bias, state, ctx) if found is None else found
+
+    def delta_rule_(self, mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """mixed [T, (q | k | v)] -> [T, Hv, Dv]."""
+        found = states.delta_rule_(mixed, gates, spec, state, ctx)
+        self.count("delta_rule", fallback=found is None)
+        return super().delta_rule_(mixed, gates, spec, state, ctx) if found is None else found
 
     def activate(self, x: Tensor, act: Act) -> Tensor:
         """x [T, D] -> [T, D], or [T, D / 2] for the gated kinds."""

@@ -1,0 +1,89 @@
+// Recurrent layers: short convolutions and the gated delta rule. A row's state is read and written by one task only, one
+// token after the other, so a result has the same bytes however a sequence is cut into steps.
+namespace tokenmill {
+namespace TM_NS {
+
+template <class T>
+void short_conv_typed(const ConvOp& op) {
+  constexpr int64_t kPiece = 256;
+  const int64_t pieces = divide_up(op.channels, kPiece);
+  const int past = op.taps - 1;
+  auto task = [&](int64_t index) {
+    const int64_t sequence = index / pieces, first = index % pieces * kPiece;
+    const int64_t begin = op.step.query_start[sequence], end = op.step.query_start[sequence + 1];
+    T* state = static_cast<T*>(op.state) + op.step.rows[sequence] * past * op.channels;
+    const bool fresh = op.step.positions[begin] == 0;
+    for (int64_t c = first; c < at_most(op.channels, first + kPiece); c += 16) {
+      const int64_t n = op.channels - c;
+      F window[kMostTaps];
+      for (int k = 0; k < past; ++k) window[k] = fresh ? zero() : load_part(state + k * op.channels + c, n);
+      for (int64_t t = begin; t < end; ++t) {
+        window[past] = load_part(static_cast<const T*>(op.x) + t * op.stride + c, n);
+        F y = op.bias ? load_part(op.bias + c, n) : zero();
+        for (int k = 0; k < op.taps; ++k) y = fma(window[k], load_part(op.weight + k * op.channels + c, n), y);
+        store_part(static_cast<T*>(op.out) + t * op.channels + c, silu(y), n);
+        for (int k = 0; k < past; ++k) window[k] = window[k + 1];
+      }
+      for (int k = 0; k < past; ++k) store_part(state + k * op.channels + c, window[k], n);
+    }
+  };
+  parallel_for(op.step.sequences * pieces, task);
+}
+void short_conv(const ConvOp& op) { op.type == Type::f32 ? short_conv_typed<float>(op) : short_conv_typed<bf16>(op); }
+
+// x [n] as float32, at the length of `size`.
+template <class T>
+TM_INLINE void scaled_unit(const T* x, float* out, int64_t n, float size) {
+  F squares = zero();
+  for (int64_t i = 0; i < n; i += 16) {
+    const F v = load_part(x + i, n - i);
+    squares = fma(v, v, squares);
+  }
+  const F scale = splat(size / __builtin_sqrtf(sum(squares) + 1e-6f));
+  for (int64_t i = 0; i < n; i += 16) store_part(out + i, mul(load_part(x + i, n - i), scale), n - i);
+}
+
+template <class T>
+void delta_typed(const DeltaOp& op) {
+  const int64_t keys = op.key_heads * op.key_dim, share = op.value_heads / op.key_heads;
+  const float root = 1.0f / __builtin_sqrtf(static_cast<float>(op.key_dim));
+  auto task = [&](int64_t index) {
+    const int64_t sequence = index / op.value_heads, head = index % op.value_heads, dim = op.value_dim;
+    const int64_t begin = op.step.query_start[sequence], end = op.step.query_start[sequence + 1];
+    float* state = op.state + (op.step.rows[sequence] * op.value_heads + head) * op.key_dim * dim;
+    if (op.step.positions[begin] == 0) std::memset(state, 0, static_cast<size_t>(op.key_dim * dim) * sizeof(float));
+    alignas(64) float q[kMostKeys], k[kMostKeys];
+    for (int64_t t = begin; t < end; ++t) {
+      const T* mixed = static_cast<const T*>(op.mixed) + t * op.stride;
+      const T* gates = static_cast<const T*>(op.gates) + t * op.gates_stride;
+      scaled_unit(mixed + head / share * op.key_dim, q, op.key_dim, root);
+      scaled_unit(mixed + keys + head / share * op.key_dim, k, op.key_dim, 1.0f);
+      const float rate = to_float(gates[op.value_heads + head]) + op.shift[head];
+      const float soft = (rate > 0.0f ? rate : 0.0f) + __builtin_log1pf(__builtin_expf(rate > 0.0f ? -rate : rate));
+      const F decay = splat(__builtin_expf(-op.rate[head] * soft));
+      const F beta = splat(1.0f / (1.0f + __builtin_expf(-to_float(gates[head]))));
+      const T* values = mixed + 2 * keys + head * dim;
+      T* out = static_cast<T*>(op.out) + (t * op.value_heads + head) * dim;
+      for (int64_t j = 0; j < dim; j += 16) {
+        const int64_t n = dim - j;
+        F known = zero();
+        for (int64_t i = 0; i < op.key_dim; ++i) {
+          known = fma(splat(k[i]), mul(load_part(state + i * dim + j, n), decay), known);
+        }
+        const F delta = mul(sub(load_part(values + j, n), known), beta);
+        F y = zero();
+        for (int64_t i = 0; i < op.key_dim; ++i) {
+          const F s = fma(splat(k[i]), delta, mul(load_part(state + i * dim + j, n), decay));
+          store_part(state + i * dim + j, s, n);
+          y = fma(splat(q[i]), s, y);
+        }
+        store_part(out + j, y, n);
+      }
+    }
+  };
+  parallel_for(op.step.sequences * op.value_heads, task);
+}
+void delta_rule(const DeltaOp& op) { op.type == Type::f32 ? delta_typed<float>(op) : delta_typed<bf16>(op); }
+
+}  // namespace TM_NS
+}  // namespace tokenmill

@@ -1,0 +1,45 @@
+"""Recurrent layers on csrc. Owns: handing a step's rows and the addresses of their states over.
+
+Must not know: models. None: what csrc does not do (other types, very wide keys), which plain torch does.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tokenmill import _native
+from tokenmill.core.forward import DeltaSpec, ForwardContext
+from tokenmill.kernels.cpu.packed import TYPES
+
+
+def step_of(ctx: ForwardContext, states: int) -> tuple[int, int, int, int, int]:
+    """Addresses of rows, borders and positions, how many sequences, of how many rows there are states."""
+    assert ctx.rows is not None, "recurrent layers find their states by row"
+    rows = ctx.rows[0]
+    return rows.data_ptr(), ctx.query_start.data_ptr(), ctx.positions.data_ptr(), rows.shape[0], states
+
+
+def short_conv_(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, ctx: ForwardContext) -> Tensor | None:
+    """See kernels/states.py."""
+    taps, kind = weight.shape[0], TYPES.get(x.dtype)
+    if kind is None or state.dtype != x.dtype or not 2 <= taps <= _native.MOST_TAPS or x.stride(1) != 1:
+        return None
+    out = torch.empty(x.shape, dtype=x.dtype)
+    addresses = x.data_ptr(), out.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr()
+    step = step_of(ctx, state.shape[0])
+    _native.short_conv(*addresses, state.data_ptr(), x.shape[1], x.stride(0), taps, kind, step)
+    return out
+
+
+def delta_rule_(mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor | None:
+    """See kernels/states.py."""
+    kind = TYPES.get(mixed.dtype)
+    if kind is None or spec.key_dim > _native.MOST_KEYS or mixed.stride(1) != 1 or gates.stride(1) != 1:
+        return None
+    out = torch.empty(len(mixed), spec.value_heads, spec.value_dim, dtype=mixed.dtype)
+    heads = spec.key_heads, spec.value_heads, spec.key_dim, spec.value_dim
+    addresses = mixed.data_ptr(), gates.data_ptr(), out.data_ptr(), state.data_ptr()
+    fixed = spec.rate.data_ptr(), spec.shift.data_ptr(), heads
+    _native.delta_rule(*addresses, *fixed, mixed.stride(0), gates.stride(0), kind, step_of(ctx, state.shape[0]))
+    return out
