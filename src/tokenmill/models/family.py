@@ -21,7 +21,7 @@ from tokenmill.models.common import Block, Parallel, PreNorm, Sandwich, read_hea
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends, Layer
 from tokenmill.models.parts import make_attention, make_feed, make_mixture, norm, not_computed, on
-from tokenmill.models.row import Outside, Shape
+from tokenmill.models.row import Shape
 from tokenmill.models.rules import Positions
 
 

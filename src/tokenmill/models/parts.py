@@ -244,9 +244,7 @@ def _flat(b: Build, name: str, count: int) -> Tensor:
     return b.tensor(name, (1, count) if shape == (1, count) else (count,), torch.float32).view(-1)
 
 
-def _shared(
-    c: ModelConfig, inside: Build, at: Build, row: SharedRow | None, feed: Feed, act: Act
-) -> Shared | None:
+def _shared(c: ModelConfig, inside: Build, at: Build, row: SharedRow | None, feed: Feed, act: Act) -> Shared | None:
     inner = 0 if row is None else row.inner(c)
     if row is None or not inner:
         return None
@@ -254,5 +252,3 @@ def _shared(
     b = (at if row.outside else inside).at(row.at)
     mlp = MLP(_up(b, row, hidden, inner, bias), RowLinear(b, inner, hidden, row.names[-1], bias=bias), act)
     return Shared(mlp, inside.weight(row.gate, (1, hidden), exact=True) if row.gate else None)
-
-

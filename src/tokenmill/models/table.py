@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tokenmill.models import rules, table_mixtures, table_older
-from tokenmill.models.keys import GATED, NO_BIAS, NO_MLP_BIAS, ROPE, without
+from tokenmill.models import rules, table_mixtures, table_older, turns
+from tokenmill.models.keys import GATED, NO_BIAS, NO_MLP_BIAS, without
 from tokenmill.models.row import (
-
     Attend,
     Drafts,
     Extra,
@@ -43,7 +42,7 @@ _AROUND = Norms(
     after=_AFTER,
 )
 _GEMMA_SHAPE = Shape(
-    attend=Attend(bias="attention_bias", rope=rules.whole_rope, layer=rules.typed(2), scores=Scores(
+    attend=Attend(bias="attention_bias", rope=turns.whole_rope, layer=rules.typed(2), scores=Scores(
         rules.inverse_root("query_pre_attn_scalar", 256.0), "attn_logit_softcapping")),
     norms=_AROUND,
     feed=Feed(act="hidden_activation"),
@@ -53,7 +52,7 @@ _OLMO2 = Shape(
     attend=Attend(bias="attention_bias", norms=HeadNorms("row")),
     norms=Norms(before=(), after=_AFTER),
 )
-_GLM = Attend(bias="attention_bias", out_bias=False, rope=rules.partial_rope, pairs=True)
+_GLM = Attend(bias="attention_bias", out_bias=False, rope=turns.partial_rope, pairs=True)
 _GLM_KEYS = {**GATED, "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072,
              "rms_norm_eps": 1.5625e-07, "attention_bias": True, "partial_rotary_factor": 0.5}  # fmt: skip
 _FUSED = Feed(names=("gate_up_proj", "down_proj"))
@@ -108,8 +107,8 @@ _DENSE: dict[str, Family] = {
             only={**NO_BIAS, "original_max_position_embeddings": ()},
             layers="sliding_attention",
         ),
-        Shape(attend=Attend(layer=rules.windowed, rope=rules.ministral3_rope,
-                            extra=Extra(temper=rules.ministral3_temper))),
+        Shape(attend=Attend(layer=rules.windowed, rope=turns.ministral3_rope,
+                            extra=Extra(temper=turns.ministral3_temper))),
         "queries are scaled by their position",
     ),
     "Qwen2ForCausalLM": Family(
@@ -146,7 +145,7 @@ _DENSE: dict[str, Family] = {
             only={**NO_BIAS, "full_attn_mod": (1,), "interpolate_factor": (1,)},
             layers="sliding_attention",
         ),
-        Shape(attend=Attend(qkv=("qkv_proj",), rope=rules.phi3_rope, layer=rules.windowed), feed=_FUSED),
+        Shape(attend=Attend(qkv=("qkv_proj",), rope=turns.phi3_rope, layer=rules.windowed), feed=_FUSED),
         "Phi-3, Phi-3.5 and Phi-4",
     ),
     "PhiForCausalLM": Family(
@@ -158,7 +157,7 @@ _DENSE: dict[str, Family] = {
             layers="full_attention",
         ),
         Shape(
-            attend=Attend(out="dense", bias=True, rope=rules.partial_rope, norms=HeadNorms(
+            attend=Attend(out="dense", bias=True, rope=turns.partial_rope, norms=HeadNorms(
                 names=("q_layernorm", "k_layernorm"), kind="layer", present="qk_layernorm")),
             norms=Norms("layer", "layer_norm_eps", before=("input_layernorm",), last="final_layernorm"),
             feed=Feed(names=("fc1", "fc2"), gated=False, bias=True),
@@ -199,7 +198,7 @@ _DENSE: dict[str, Family] = {
             ignored=("hidden_act", "_sliding_window_pattern", "cache_implementation"),
         ),
         replace(_GEMMA_SHAPE, attend=replace(
-            _GEMMA_SHAPE.attend, rope=rules.gemma3_rope, layer=rules.typed(6, "sliding_window_pattern"),
+            _GEMMA_SHAPE.attend, rope=turns.gemma3_rope, layer=rules.typed(6, "sliding_window_pattern"),
             norms=HeadNorms())),
         "the text model",
     ),
@@ -230,9 +229,9 @@ _DENSE: dict[str, Family] = {
             defaults={**GATED, "num_key_value_heads": None, "head_dim": None, "max_position_embeddings": 2048,
                       "attention_bias": False, "rms_norm_eps": 1e-5, "sliding_window": 4096, "layer_types": None,
                       "rope_theta": 500000.0},
-            only=NO_MLP_BIAS,
+            only={**NO_MLP_BIAS, "original_max_position_embeddings": ()},
         ),
-        replace(_OLMO2, attend=replace(_OLMO2.attend, rope=rules.typed_rope, layer=rules.typed(4))),
+        replace(_OLMO2, attend=replace(_OLMO2.attend, rope=turns.typed_rope, layer=rules.typed(4))),
     ),
     "GraniteForCausalLM": Family(
         Fields(
@@ -286,7 +285,7 @@ _DENSE: dict[str, Family] = {
             layers="full_attention",
         ),
         Shape(
-            attend=Attend(bias="use_qkv_bias", out_bias=False, rope=rules.partial_rope, norms=HeadNorms(
+            attend=Attend(bias="use_qkv_bias", out_bias=False, rope=turns.partial_rope, norms=HeadNorms(
                 "own", ("q_layernorm", "k_layernorm"), "scale", "qk_layernorm")),
             norms=Norms("layer", "layer_norm_eps", one_if_parallel=True),
             parallel="use_parallel_residual",
@@ -341,7 +340,7 @@ _DENSE: dict[str, Family] = {
             ignored=("attention_head_dim", "cla_share_factor", "norm_type", "dense_list", "org_vocab_size"),
             layers="full_attention",
         ),
-        Shape(attend=replace(_OWN, rope=rules.hunyuan_rope, norms=HeadNorms(
+        Shape(attend=replace(_OWN, rope=turns.hunyuan_rope, norms=HeadNorms(
             names=("query_layernorm", "key_layernorm"), rotated=True))),
         "heads are normed after their rotation",
     ),
@@ -365,7 +364,7 @@ _DENSE: dict[str, Family] = {
             layers="full_attention",
         ),
         Shape(
-            attend=replace(_OWN, norms=HeadNorms(), rope=rules.default_rope({
+            attend=replace(_OWN, norms=HeadNorms(), rope=turns.default_rope({
                 "rope_type": "llama3", "rope_theta": 12000000.0, "factor": 8.0, "low_freq_factor": 1.0,
                 "high_freq_factor": 4.0, "original_max_position_embeddings": 8192})),
             norms=Norms(before=("attention_layernorm", "feedforward_layernorm")),
@@ -393,7 +392,7 @@ _DENSE: dict[str, Family] = {
             only={"lm_head_bias": (False,)},
             layers="full_attention",
         ),
-        Shape(attend=replace(_OWN, rope=rules.partial_rope), norms=Norms("layer", "norm_eps", 1.0), feed=_PLAIN),
+        Shape(attend=replace(_OWN, rope=turns.partial_rope), norms=Norms("layer", "norm_eps", 1.0), feed=_PLAIN),
         "Nemotron-4 and Minitron",
     ),
     "HeliumForCausalLM": Family(
@@ -441,4 +440,3 @@ _DENSE: dict[str, Family] = {
 
 TABLE: dict[str, Family] = {**_DENSE, **table_mixtures.ROWS, **table_older.ROWS}
 """Every family that one row describes, by what `architectures` in config.json says."""
-

@@ -26,7 +26,8 @@ LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
 MINISTRAL3 = {**YARN, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
               "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 16}  # fmt: skip
 PHIMOE = {"rope_type": "longrope", "short_factor": [1.0, 1.1, 1.3, 1.6], "long_factor": [1.5, 2.5, 6.0, 7.0],
-          "short_mscale": 1.2, "long_mscale": 1.3, "original_max_position_embeddings": 128, "rope_theta": 1e4}  # fmt: skip
+          "short_mscale": 1.2, "long_mscale": 1.3, "original_max_position_embeddings": 128,
+          "rope_theta": 1e4}  # fmt: skip
 
 
 def part(share: float, **more: Any) -> dict[str, Any]:
@@ -136,7 +137,8 @@ def families() -> dict[str, list[Case]]:
         "internlm3": several(hf.InternLM3Config, small, {}, {**BIASED, "mlp_bias": True},
                              {"rope_parameters": DYNAMIC}, longest=128, architecture="InternLM3ForCausalLM"),
         "bitnet": several(hf.BitNetConfig, BASE, {}, BIASED, {"hidden_act": "silu", **TIED}),
-        "qwen2_moe": several(hf.Qwen2MoeConfig, {**BASE, **MIX, "num_experts": 4, "shared_expert_intermediate_size": 24},
+        "qwen2_moe": several(hf.Qwen2MoeConfig, {**BASE, **MIX, "num_experts": 4,
+                                                    "shared_expert_intermediate_size": 24},
                              {"norm_topk_prob": True}, {"decoder_sparse_step": 2, "qkv_bias": False},
                              {**DEEP, "mlp_only_layers": [0], "use_sliding_window": True, "sliding_window": 20,
                               "max_window_layers": 3}),
@@ -166,7 +168,8 @@ def families() -> dict[str, list[Case]]:
         "ernie4_5_moe": several(hf.Ernie4_5_MoeConfig, {**BASE, "moe_num_experts": 6, "moe_k": 3,
                                                         "moe_intermediate_size": 20},
                                 {"use_bias": True}, {"moe_num_shared_experts": 0, **LOOSE},
-                                {**DEEP, "moe_layer_start_index": 0, "moe_layer_end_index": 2, "moe_layer_interval": 2}),
+                                {**DEEP, "moe_layer_start_index": 0, "moe_layer_end_index": 2,
+                                 "moe_layer_interval": 2}),
         "hunyuan_v1_moe": several(hf.HunYuanMoEV1Config, {**small, "num_experts": 4, "moe_topk": 2}, {}, BIASED,
                                   {"moe_topk": 3, **TIED, **WIDE}),
         "deepseek_v3": several(
@@ -228,7 +231,8 @@ def first_of_each() -> dict[str, Case]:
     """Architecture -> the first case of its family."""
     kinds = {cases[0].config.model_type: cases[0] for cases in FAMILIES.values()} | {"mimo": FAMILIES["qwen2"][1]}
     return {name: kinds[family.fields.model_type] for name, family in TABLE.items()} | {
-        FILES[name]: cases[0] for name, cases in FAMILIES.items() if name in FILES}
+        FILES[name]: cases[0] for name, cases in FAMILIES.items() if name in FILES
+    }
 
 
 FIRST = first_of_each()
