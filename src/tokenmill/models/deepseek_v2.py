@@ -95,7 +95,7 @@ def build(c: ModelConfig, b: Build) -> Decoder:
         elif second_version:
             mlp = _experts(c, at.at("mlp"), sizes.hidden)
         else:
-            mlp = make_mixture(c, b, at, DEEPSEEK_MIX, Feed())
+            mlp = make_mixture(c, b, at, DEEPSEEK_MIX, Feed(), index)
         return PreNorm(attention, mlp, (first(at), second(at)))
 
     b.book.used.update(not_computed(c, b, Drafts(later="num_nextn_predict_layers"), sizes.layers))

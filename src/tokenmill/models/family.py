@@ -51,7 +51,7 @@ def make_layer(c: ModelConfig, b: Build, at: Build, shape: Shape, heads: Heads, 
     if shape.mix is None or shape.mix.dense(c, index):
         mlp = make_feed(c, at, shape.feed, norms)
     else:
-        mlp = make_mixture(c, b, at, shape.mix, shape.feed)
+        mlp = make_mixture(c, b, at, shape.mix, shape.feed, index)
     parallel = on(c, shape.parallel)
     names = norms.before[:1] if parallel and norms.one_if_parallel else norms.before
     before = [norm(c, at, norms, name, hidden) for name in names]

@@ -70,7 +70,7 @@ def typed(pattern: int, key: str = "", *, rotates_all: bool = True) -> LayerRule
     says otherwise. rotates_all False: layers that see everything do not rotate."""
 
     def rule(c: ModelConfig, index: int) -> Kind:
-        every = c.get(key, int, pattern) if key else pattern
+        every = c.get(key, int, pattern) if key and not c.has("layer_types") else pattern
         name = layer_kind(c, index, "sliding_attention" if (index + 1) % every else "full_attention")
         if name == "full_attention":
             return Kind(rotates=rotates_all)

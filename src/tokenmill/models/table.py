@@ -244,7 +244,7 @@ _DENSE: dict[str, Family] = {
     ),
     "CohereForCausalLM": Family(
         Fields("cohere", defaults={**_COHERE_KEYS, "use_qk_norm": False, "rope_theta": 500000.0}, only=NO_MLP_BIAS,
-               layers="full_attention"),
+               ignored=("model_max_length",), layers="full_attention"),
         _COHERE,
         "Command R",
     ),
@@ -253,7 +253,7 @@ _DENSE: dict[str, Family] = {
                                     "sliding_window_pattern": 4},
                only={**NO_MLP_BIAS, "use_qk_norm": (False,)},
                # Transformers computes the head size, whatever the config says.
-               ignored=("head_dim", "_sliding_window_pattern", "cache_implementation", "order_of_interleaved_layers",
+               ignored=("head_dim", "_sliding_window_pattern", "cache_implementation", "order_of_interleaved_layers", "layer_switch",
                         "position_embedding_type", "rotary_pct", "use_embedding_sharing", "use_gated_activation",
                         "use_parallel_block", "use_parallel_embedding")),
         replace(_COHERE, nested=rules.even_heads, attend=replace(_COHERE.attend, norms=None, layer=rules.typed(
@@ -266,6 +266,7 @@ _DENSE: dict[str, Family] = {
             defaults={**_LAYERED, "hidden_act": "gelu_pytorch_tanh", "num_key_value_heads": 2, "head_dim": None,
                       "max_position_embeddings": 4096, "norm_epsilon": 1e-5, "sliding_window": None,
                       "use_bias": True, "tie_word_embeddings": True},
+            ignored=("activation_function",),
             only={"mlp_type": ("default",), "norm_type": ("layer_norm",), "lm_head_bias": (False,)},
             layers="sliding_attention",
         ),
@@ -327,6 +328,8 @@ _DENSE: dict[str, Family] = {
             "ernie4_5",
             defaults={**GATED, "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072,
                       "rms_norm_eps": 1e-5, "use_bias": False, "tie_word_embeddings": True, "rope_theta": 500000.0},
+            only={"use_rmsnorm": (True,), "compression_ratio": (1.0,)},
+            ignored=("use_flash_attention",),
             layers="full_attention",
         ),
         Shape(attend=Attend(bias="use_bias", pairs=True), feed=Feed(bias="use_bias")),

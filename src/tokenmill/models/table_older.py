@@ -112,7 +112,7 @@ ROWS: dict[str, Family] = {
             only={"validate_runner_input": (True, False)},
             ignored=("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "n_ctx",
                      "num_key_value_heads", "inference_runner", "max_sequence_length", "max_batch_size",
-                     "pad_key_length", "pre_allocate_kv_cache"),
+                     "pad_key_length", "pre_allocate_kv_cache", "runner_max_sequence_length"),
             layers="full_attention",
         ),
         Shape(

@@ -177,7 +177,9 @@ def dbrx_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
 
 def llama4_temper(c: ModelConfig) -> Temper | None:
     """Queries of layers that do not rotate are scaled by their position."""
-    if not c.get("attn_temperature_tuning", bool, True):
+    said = c.data.get("attn_temperature_tuning")
+    number = isinstance(said, int) and not isinstance(said, bool)  # some published files hold one here
+    if not (said if number else c.get("attn_temperature_tuning", bool, True)):
         return None
     scale, span = c.get("attn_scale", float, 0.1), c.get("floor_scale", int, 8192)
     return Temper(scale, span, offset=1.0, rotated=False)

@@ -100,6 +100,13 @@ def families() -> dict[str, list[Case]]:
         "gemma3": several(hf.Gemma3TextConfig, {**small, "query_pre_attn_scalar": 16, "sliding_window": 20},
                           {"num_hidden_layers": 3, "layer_types": alternating[:3]}, {**BIASED, **WIDE},
                           {"final_logit_softcapping": 2.0}),
+        "gemma4": several(
+            hf.Gemma4TextConfig, {**small, **DEEP, "global_head_dim": 16, "sliding_window": 20,
+                                  "layer_types": alternating, "vocab_size_per_layer_input": 67,
+                                  "hidden_size_per_layer_input": 6},
+            {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}, {"final_logit_softcapping": 2.0, **BIASED},
+            {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 20,
+             "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1}),
         "olmo": several(hf.OlmoConfig, BASE, {"clip_qkv": 0.5}, {**BIASED, **TIED}, {"num_key_value_heads": 4}),
         "olmo2": several(hf.Olmo2Config, BASE, {}, {**BIASED, "num_key_value_heads": 4}, {"rope_parameters": YARN}),
         "olmo3": several(hf.Olmo3Config, BASE, {**DEEP, "sliding_window": 20, "rope_parameters": typed},
@@ -171,7 +178,7 @@ def families() -> dict[str, list[Case]]:
                                 {**DEEP, "moe_layer_start_index": 0, "moe_layer_end_index": 2,
                                  "moe_layer_interval": 2}),
         "hunyuan_v1_moe": several(hf.HunYuanMoEV1Config, {**small, "num_experts": 4, "moe_topk": 2}, {}, BIASED,
-                                  {"moe_topk": 3, **TIED, **WIDE}),
+                                  {"moe_topk": [3, 2], **TIED, **WIDE}),
         "deepseek_v3": several(
             hf.DeepseekV3Config, {**BASE, **LATENT, **GROUPED, "q_lora_rank": 20},
             {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9}, "n_shared_experts": 2},
