@@ -1,7 +1,7 @@
 """Gemma 4 (text): heads of two sizes, normed values, upper layers that read the keys and values of lower ones, a
 mixture beside the feed-forward layer, and an embedding of its own for every layer.
 
-Its parts are put together here; reading them from config and checkpoint is `models/gemma4_parts.py`.
+Its parts are put together here; `models/gemma4_parts.py` and `models/gemma4_feed.py` read them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from tokenmill.layers.norm import add_normed
 from tokenmill.models.common import Block, read_sizes
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
-from tokenmill.models.gemma4_parts import Plan, make_attention, make_beside, make_feed, read_plan, rounded_root
+from tokenmill.models.gemma4_feed import make_beside, make_feed
+from tokenmill.models.gemma4_parts import Plan, make_attention, read_plan, rounded_root
 
 
 @dataclass(slots=True)

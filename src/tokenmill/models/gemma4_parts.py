@@ -1,25 +1,22 @@
-"""Gemma 4's attention, feed-forward layers and mixtures. Owns: which layers share keys and values, how heads are shaped.
+"""Gemma 4's attention, and the plan of its layers. Owns: which share keys and values, how heads are shaped.
 
 Must not know: what lies around the layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import AttentionSpec, ForwardContext, NormSpec, RouteSpec
+from tokenmill.core.forward import AttentionSpec, ForwardContext, NormSpec
 from tokenmill.layers.attention import Attention, Heads, attention_spec
 from tokenmill.layers.build import Build
-from tokenmill.layers.experts import load_experts
 from tokenmill.layers.linear import ColumnLinear, RowLinear
-from tokenmill.layers.mlp import MLP, gated_mlp
 from tokenmill.layers.rope import RopeSettings, make_rope, rope_settings
 from tokenmill.layers.touch import Touch, rotate
-from tokenmill.models.common import Block, read_act
+from tokenmill.models.common import Block
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import check_heads
 from tokenmill.models.rules import layer_kind
@@ -137,37 +134,3 @@ def _values(heads: Heads, norm: NormSpec, *, same: bool) -> Touch:
         return torch.cat((qkv[:, : start + width], normed), dim=1)
 
     return touched
-
-
-def make_feed(c: ModelConfig, at: Build, plan: Plan, index: int) -> MLP:
-    """One layer's feed-forward part: layers with borrowed keys may have it twice as wide."""
-    act = read_act(c, gated=True, default="gelu_pytorch_tanh", key="hidden_activation")
-    wide = 2 if c.get("use_double_wide_mlp", bool, False) and index >= plan.shared else 1
-    return gated_mlp(at.at("mlp"), c.need("hidden_size", int), wide * c.need("intermediate_size", int), act)
-
-
-def make_beside(
-    c: ModelConfig, at: Build, plan: Plan, hidden: int
-) -> Callable[[Tensor, ForwardContext, Tensor], Tensor] | None:
-    """The mixture beside the feed-forward layer: (x, context, what that layer gave) -> both, each normed."""
-    if not c.get("enable_moe_block", bool, False):
-        return None
-    count, inner = c.need("num_experts", int), c.need("moe_intermediate_size", int)
-    route = RouteSpec(experts=count, top_k=c.need("top_k_experts", int, high=count))
-    act = read_act(c, gated=True, default="gelu_pytorch_tanh", key="hidden_activation")
-    names = ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
-    plain, before, after = (at.norm(name, hidden, plan.eps) for name in names)
-    router = at.settled(at.weight("router.proj", (count, hidden), exact=True))
-    scaled = NormSpec(at.tensor("router.scale", (hidden,)).float() * hidden**-0.5, plan.eps)
-    each = at.tensor("router.per_expert_scale", (count,), torch.float32)
-    weights = load_experts(at.at("experts"), route, hidden, inner)
-    for part in weights:
-        part[:] = [at.settled(weight) for weight in part]
-
-    def beside(x: Tensor, ctx: ForwardContext, y: Tensor) -> Tensor:
-        kernels = ctx.kernels
-        ids, gates = kernels.route(router.matmul(kernels.norm(x, scaled), ctx), route)
-        found = kernels.experts(kernels.norm(x, before), weights, ids, gates * each[ids], act, ctx)
-        return kernels.add(kernels.norm(y, plain), kernels.norm(found, after))
-
-    return beside

@@ -253,7 +253,8 @@ _DENSE: dict[str, Family] = {
                                     "sliding_window_pattern": 4},
                only={**NO_MLP_BIAS, "use_qk_norm": (False,)},
                # Transformers computes the head size, whatever the config says.
-               ignored=("head_dim", "_sliding_window_pattern", "cache_implementation", "order_of_interleaved_layers", "layer_switch",
+               ignored=("head_dim", "_sliding_window_pattern", "cache_implementation", "layer_switch",
+                        "order_of_interleaved_layers",
                         "position_embedding_type", "rotary_pct", "use_embedding_sharing", "use_gated_activation",
                         "use_parallel_block", "use_parallel_embedding")),
         replace(_COHERE, nested=rules.even_heads, attend=replace(_COHERE.attend, norms=None, layer=rules.typed(

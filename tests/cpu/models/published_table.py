@@ -11,7 +11,8 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 GRANITE = {"attention_multiplier": 0.0078125, "embedding_multiplier": 12.0, "logits_scaling": 16.0,
            "residual_multiplier": 0.22, "attention_bias": False, "rope_scaling": None}  # fmt: skip
 GPT = {"activation_function": "gelu_new", "attn_pdrop": 0.0, "embd_pdrop": 0.0, "gradient_checkpointing": False,
-       "layer_norm_epsilon": 1e-5, "n_inner": None, "n_positions": 2048, "resid_pdrop": 0.0, "summary_type": "cls_index",
+       "layer_norm_epsilon": 1e-5, "n_inner": None, "n_positions": 2048, "resid_pdrop": 0.0,
+       "summary_type": "cls_index",
        "scale_attn_weights": True, "task_specific_params": {}, "tokenizer_class": "GPT2Tokenizer",
        "tie_word_embeddings": False}  # fmt: skip
 DEEPSEEK = {"aux_loss_alpha": 0.001, "ep_size": 1, "first_k_dense_replace": 3, "moe_layer_freq": 1, "n_group": 8,
@@ -129,8 +130,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
                               "type": "longrope", "short_factor": [1.0], "long_factor": [1.0], "short_mscale": 1.2,
                               "long_mscale": 1.2, "original_max_position_embeddings": 4096}},
     "Qwen2MoeForCausalLM": {"decoder_sparse_step": 1, "max_window_layers": 21, "moe_intermediate_size": 1408,
-                            "mlp_only_layers": [], "norm_topk_prob": False, "num_experts": 60, "use_sliding_window": False,
-                            "shared_expert_intermediate_size": 5632, "sliding_window": 32768},
+                            "mlp_only_layers": [], "norm_topk_prob": False, "num_experts": 60,
+                            "use_sliding_window": False, "shared_expert_intermediate_size": 5632,
+                            "sliding_window": 32768},
     "SeedOssForCausalLM": {"attention_bias": True, "attention_out_bias": False, "mlp_bias": False,
                            "residual_dropout": 0.1, "rope_scaling": {"rope_type": "default"}, "head_dim": 128},
     "SmolLM3ForCausalLM": {"max_window_layers": 28, "mlp_bias": False, "no_rope_layer_interval": 4,
