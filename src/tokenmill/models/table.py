@@ -202,6 +202,11 @@ _DENSE: dict[str, Family] = {
             norms=HeadNorms())),
         "the text model",
     ),
+    "VaultGemmaForCausalLM": Family(
+        Fields("vaultgemma", defaults={**_GEMMA, "max_position_embeddings": 8192, "attn_logit_softcapping": 50.0,
+                                       "final_logit_softcapping": 30.0}, only=_NOT_GEMMA),
+        replace(_GEMMA_SHAPE, norms=replace(_AROUND, after=())),
+    ),
     "OlmoForCausalLM": Family(
         Fields(
             "olmo",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from tokenmill.layers.attention import codegen_order, per_head_order, per_head_order_if_many
 from tokenmill.models import rules, turns
+from tokenmill.models.keys import GATED, without
 from tokenmill.models.row import (
     Attend,
     Extra,
     Family,
     Feed,
     Fields,
+    HeadNorms,
     Norms,
     Outside,
     Scores,
@@ -56,6 +58,18 @@ ROWS: dict[str, Family] = {
             parallel="use_parallel_residual",
         ),
         "GPT-NeoX and Pythia",
+    ),
+    "PersimmonForCausalLM": Family(
+        Fields("persimmon", defaults={**without(GATED, "rms_norm_eps"), "hidden_act": "relu2", "layer_norm_eps": 1e-5,
+                                      "max_position_embeddings": 16384, "qk_layernorm": True,
+                                      "partial_rotary_factor": 0.5}, only={"head_dim": ()}, layers="full_attention"),
+        Shape(
+            attend=Attend("self_attn", ("query_key_value",), "dense", True, rope=turns.partial_rope,
+                          norms=HeadNorms(names=("q_layernorm", "k_layernorm"), kind="layer", present="qk_layernorm"),
+                          extra=Extra(fused=per_head_order)),
+            norms=Norms("layer", "layer_norm_eps", last="final_layernorm"),
+            feed=Feed(names=("dense_h_to_4h", "dense_4h_to_h"), gated=False, bias=True),
+        ),
     ),
     "BloomForCausalLM": Family(
         Fields(

@@ -61,6 +61,7 @@ DEEP = {"num_hidden_layers": 4}
 TIED, LOOSE = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 BIASED = {"attention_bias": True}
 GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0}
+PLAIN = {k: v for k, v in BASE.items() if k != "num_key_value_heads"}
 MIX = {"moe_intermediate_size": 20, "num_experts_per_tok": 2}
 GROUPED = {**MIX, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
            "routed_scaling_factor": 1.7, "norm_topk_prob": True, "first_k_dense_replace": 1}  # fmt: skip
@@ -107,6 +108,9 @@ def families() -> dict[str, list[Case]]:
             {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}, {"final_logit_softcapping": 2.0, **BIASED},
             {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 20,
              "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+        "vaultgemma": several(hf.VaultGemmaConfig, {**small, "query_pre_attn_scalar": 16, "sliding_window": 20}, {},
+                              BIASED, {"attn_logit_softcapping": None, "layer_types": alternating[:2], **LOOSE}),
+        "persimmon": several(hf.PersimmonConfig, PLAIN, {}, {"qk_layernorm": False}, {"rope_parameters": part(1.0)}),
         "olmo": several(hf.OlmoConfig, BASE, {"clip_qkv": 0.5}, {**BIASED, **TIED}, {"num_key_value_heads": 4}),
         "olmo2": several(hf.Olmo2Config, BASE, {}, {**BIASED, "num_key_value_heads": 4}, {"rope_parameters": YARN}),
         "olmo3": several(hf.Olmo3Config, BASE, {**DEEP, "sliding_window": 20, "rope_parameters": typed},
@@ -196,7 +200,7 @@ def families() -> dict[str, list[Case]]:
             {"use_qk_norm": False, "moe_layers": [0, 3], "rope_parameters": LLAMA3, **TIED}),
         "dbrx": several(hf.DbrxConfig, DBRX, dbrx({"clip_qkv": 0.7}, {}), dbrx({"clip_qkv": 3.0}, {"moe_top_k": 1}),
                         dbrx({"clip_qkv": 2.0, "kv_n_heads": 4}, {"moe_normalize_expert_weights": None})),
-        "gpt_neox": several(hf.GPTNeoXConfig, {k: v for k, v in BASE.items() if k != "num_key_value_heads"}, {},
+        "gpt_neox": several(hf.GPTNeoXConfig, PLAIN, {},
                             {"use_parallel_residual": False, "attention_bias": False},
                             {"rope_parameters": part(0.5), **TIED}),
         "bloom": several(hf.BloomConfig, {"vocab_size": 67, "n_layer": 2}, {"hidden_size": 48, "n_head": 6},

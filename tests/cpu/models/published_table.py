@@ -142,6 +142,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "Starcoder2ForCausalLM": {"activation_function": "gelu", "embedding_dropout": 0.1, "mlp_type": "default",
                               "norm_epsilon": 1e-5, "norm_type": "layer_norm", "residual_dropout": 0.1,
                               "sliding_window": 4096, "use_bias": True},
+    "PersimmonForCausalLM": {"qk_layernorm": True, "partial_rotary_factor": 0.5, "hidden_dropout": 0.0},
+    "VaultGemmaForCausalLM": {"attn_logit_softcapping": None, "final_logit_softcapping": None, "sliding_window": 512},
     "XGLMForCausalLM": {"activation_dropout": 0, "add_cross_attention": False, "decoder_start_token_id": 2,
                         "init_std": 0.02, "layerdrop": 0.0, "scale_embedding": True, "ffn_dim": 1},
 }  # fmt: skip
