@@ -58,7 +58,7 @@ class LatentAttention:
             heads=up.shape[0],
             kv=kv,
             scale=(self.nope + self.rotated) ** -0.5 * attention_gain(settings),
-            rope=make_rope(b, settings, interleaved=c.get("rope_interleave", bool, True), start=self.latent),
+            rope=make_rope(b, settings, interleaved=_interleaved(c), start=self.latent),
         )
 
     def __call__(
@@ -77,6 +77,11 @@ class LatentAttention:
         mixed = kernels.attention(kernels.prepare_qkv(qkv, self.spec, ctx), self.spec, ctx)
         values = kernels.head_matmul(mixed.view(tokens, heads, self.latent), self.out_of)
         return self.output(values.view(tokens, -1), ctx, residual=residual)
+
+
+def _interleaved(c: ModelConfig) -> bool:
+    """Neighbours rotate together, unless a config of the third version says otherwise (null does)."""
+    return c.architecture == "DeepseekV2ForCausalLM" or c.get("rope_interleave", bool, False)
 
 
 def build(c: ModelConfig, b: Build) -> Decoder:
