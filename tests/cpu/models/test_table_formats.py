@@ -6,11 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from family_cases import ALL
-from parity import load, ours
+from family_cases import ALL, PHIMOE
+from parity import load, ours, theirs
 from test_families import prompt
 from test_ranks import Shared, ThreadGroup
 from torch import Tensor
+from transformers import PhimoeConfig
 
 from tokenmill.core.errors import ModelError
 
@@ -88,15 +89,12 @@ def test_mimo_is_qwen2_with_layers_for_drafts(tmp_path):
 
 def test_a_long_run_has_the_long_factors_of_phimoe(tmp_path):
     """Transformers always takes the short ones; given the long ones under that name it agrees with a long run."""
-    from family_cases import PHIMOE
-    from parity import theirs
-    from transformers import PhimoeConfig
-
     case = ALL["phimoe-2"]
     base = {**case.config.to_dict(), "architectures": None}
     long = {**PHIMOE, "short_factor": PHIMOE["long_factor"], "short_mscale": PHIMOE["long_mscale"]}
     reference, config, tensors = type(case)(PhimoeConfig(**{**base, "rope_parameters": long})).make(tmp_path)
     said = {**PHIMOE, "original_max_position_embeddings": 64}
-    model = load({**config, "rope_parameters": said}, tensors, max_positions=128)
+    said_above = {"original_max_position_embeddings": 64, "rope_parameters": said}
+    model = load({**config, **said_above}, tensors, max_positions=128)
     tokens = prompt(80)
     assert (ours(model, {"a": tokens}, [[("a", 80)]])["a"] - theirs(reference, tokens)).abs().max() <= 1e-4
