@@ -83,7 +83,9 @@ def describe(shape: Shape) -> str:
     """What differs from Llama's layers, in a few words."""
     attend, norms, mix, said = shape.attend, shape.norms, shape.mix, []
     if norms.kind != "rms":
-        said.append({"layer": "layer norms", "scale": "layer norms without bias", "bare": "norms without weights"}[norms.kind])
+        said.append(
+            {"layer": "layer norms", "scale": "layer norms without bias", "bare": "norms without weights"}[norms.kind]
+        )
     if norms.after:
         said.append("norms around blocks" if norms.before else "norms after blocks")
     if shape.parallel:
@@ -99,8 +101,11 @@ def describe(shape: Shape) -> str:
     if shape.residual:
         said.append("multipliers")
     if mix is not None:
-        said.append("experts" + (" and shared ones" if mix.shared else "") + (
-            ", sigmoid scores" if mix.route.order == "sigmoid" else ""))
+        said.append(
+            "experts"
+            + (" and shared ones" if mix.shared else "")
+            + (", sigmoid scores" if mix.route.order == "sigmoid" else "")
+        )
     return ", ".join(said) or "Llama's"
 
 

@@ -12,7 +12,6 @@ from tokenmill.core.forward import Act, ForwardContext, NormSpec
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows
 
-
 ByHand = Callable[[Tensor, ForwardContext], Tensor]
 """An activation that no kernel has: (x [T, D], context) -> [T, D], or [T, D / 2] for a gated one."""
 

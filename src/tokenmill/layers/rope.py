@@ -78,7 +78,7 @@ def rope_settings(
     return RopeSettings(
         kind={"su": "longrope"}.get(kind, kind),
         theta=_number("rope_theta", values.get("rope_theta") or config.get("rope_theta") or theta, low=1.0),
-        dim=int(head_dim * _number("partial_rotary_factor", partial, high=1.0)),
+        dim=head_dim if kind == "proportional" else int(head_dim * _number("partial_rotary_factor", partial, high=1.0)),
         max_positions=int(longest),
         original_positions=int(_number(name, config.get(name) or values.get(name) or longest, low=2)),
         values=tuple(sorted((k, _frozen(v)) for k, v in values.items())),
@@ -215,6 +215,15 @@ def _longrope(settings: RopeSettings, positions: int) -> tuple[Tensor, float]:
     return _base(settings) / settings.factors(f"{which}_factor"), gain
 
 
+def _proportional(settings: RopeSettings, positions: int) -> tuple[Tensor, float]:
+    """The slowest pairs of a head stand still."""
+    share = _number("partial_rotary_factor", settings.value("partial_rotary_factor", 1.0), high=1.0)
+    turning = int(share * settings.dim // 2)
+    inverse = _base(settings)
+    inverse[turning:] = 0.0
+    return inverse / settings.value("factor", 1.0), 1.0
+
+
 def _factor(settings: RopeSettings) -> float:
     return settings.value("factor", settings.max_positions / settings.original_positions)
 
@@ -230,4 +239,5 @@ _SCALINGS: dict[str, Callable[[RopeSettings, int], tuple[Tensor, float]]] = {
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
+    "proportional": _proportional,
 }

@@ -129,8 +129,7 @@ class PreNorm:
 
 
 class Sandwich:
-    """x += scale * after(block(before(x))), for attention and then for the feed-forward layer; either norm may be
-    absent."""
+    """x += scale * after(block(before(x))), for attention, then for the feed-forward layer; norms may be absent."""
 
     def __init__(
         self,

@@ -58,7 +58,7 @@ class LatentAttention:
             heads=up.shape[0],
             kv=kv,
             scale=(self.nope + self.rotated) ** -0.5 * attention_gain(settings),
-            rope=make_rope(b, settings, interleaved=c.get("rope_interleave", bool, True), start=self.latent),
+            rope=make_rope(b, settings, interleaved=_interleaved(c), start=self.latent),
         )
 
     def __call__(
@@ -79,6 +79,11 @@ class LatentAttention:
         return self.output(values.view(tokens, -1), ctx, residual=residual)
 
 
+def _interleaved(c: ModelConfig) -> bool:
+    """Neighbours rotate together, unless a config of the third version says otherwise (null does)."""
+    return c.architecture == "DeepseekV2ForCausalLM" or c.get("rope_interleave", bool, False)
+
+
 def build(c: ModelConfig, b: Build) -> Decoder:
     """One of these families from its config."""
     sizes, act = read_sizes(c), read_act(c, gated=True, default="silu")
@@ -95,7 +100,7 @@ def build(c: ModelConfig, b: Build) -> Decoder:
         elif second_version:
             mlp = _experts(c, at.at("mlp"), sizes.hidden)
         else:
-            mlp = make_mixture(c, b, at, DEEPSEEK_MIX, Feed())
+            mlp = make_mixture(c, b, at, DEEPSEEK_MIX, Feed(), index)
         return PreNorm(attention, mlp, (first(at), second(at)))
 
     b.book.used.update(not_computed(c, b, Drafts(later="num_nextn_predict_layers"), sizes.layers))

@@ -21,7 +21,7 @@ from tokenmill.models.common import Block, Parallel, PreNorm, Sandwich, read_hea
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends, Layer
 from tokenmill.models.parts import make_attention, make_feed, make_mixture, norm, not_computed, on
-from tokenmill.models.row import Outside, Shape
+from tokenmill.models.row import Shape
 from tokenmill.models.rules import Positions
 
 
@@ -51,7 +51,7 @@ def make_layer(c: ModelConfig, b: Build, at: Build, shape: Shape, heads: Heads, 
     if shape.mix is None or shape.mix.dense(c, index):
         mlp = make_feed(c, at, shape.feed, norms)
     else:
-        mlp = make_mixture(c, b, at, shape.mix, shape.feed)
+        mlp = make_mixture(c, b, at, shape.mix, shape.feed, index)
     parallel = on(c, shape.parallel)
     names = norms.before[:1] if parallel and norms.one_if_parallel else norms.before
     before = [norm(c, at, norms, name, hidden) for name in names]

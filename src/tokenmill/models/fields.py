@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokenmill.core.errors import ModelError
-from tokenmill.models.keys import GATED, MOE, NO_BIAS, NO_MLP_BIAS, ROPE, without
+from tokenmill.models.keys import GATED, MOE, NO_MLP_BIAS, ROPE, without
 from tokenmill.models.row import SIZES, Fields
 from tokenmill.models.table import TABLE
 from tokenmill.models.table_mixtures import DEEPSEEK_KEYS, SIGMOID
@@ -95,6 +95,21 @@ _FILES: dict[str, Fields] = {
         only={"apply_residual_connection_post_layernorm": (False,)},
         ignored=("head_dim", "rotary"),
         layers="full_attention",
+    ),
+    "Gemma4ForCausalLM": Fields(
+        "gemma4_text",
+        defaults={"hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
+                  "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512, "attention_bias": False,
+                  "num_global_key_value_heads": None, "per_layer_config": None, "sliding_window": 512,
+                  "layer_types": None, "final_logit_softcapping": None, "rope_parameters": None,
+                  "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256,
+                  "attention_k_eq_v": False, "num_kv_shared_layers": 0, "enable_moe_block": False,
+                  "use_double_wide_mlp": False, "num_experts": None, "top_k_experts": None,
+                  "moe_intermediate_size": None, "max_position_embeddings": 131072},
+        only={**NO_MLP_BIAS, "use_bidirectional_attention": (False, "vision"), "rope_theta": (), "rope_scaling": (),
+              "partial_rotary_factor": (), "original_max_position_embeddings": (),
+              "hidden_activation": ("gelu_pytorch_tanh",)},
+        ignored=("hidden_act",),
     ),
     "GPT2LMHeadModel": Fields(
         "gpt2",

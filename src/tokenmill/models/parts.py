@@ -194,8 +194,9 @@ def _up(b: Build, row: Feed | SharedRow, hidden: int, inner: int, bias: bool) ->
 # ------------------------------------------------------------------ mixtures
 
 
-def make_mixture(c: ModelConfig, b: Build, at: Build, row: Mix, feed: Feed) -> Experts:
+def make_mixture(c: ModelConfig, b: Build, at: Build, row: Mix, feed: Feed, index: int) -> Experts:
     """One layer's mixture of experts."""
+    c = _of_layer(c, (*row.count, *row.top_k), index)
     places = [at.at(name) for name in row.at]
     inside = next((place for place in places if place.has(f"{row.router}.weight")), places[0])
     hidden, inner, count = c.need("hidden_size", int), c.need(row.inner, int), c.first(row.count, int)
@@ -214,6 +215,17 @@ def make_mixture(c: ModelConfig, b: Build, at: Build, row: Mix, feed: Feed) -> E
         choose = sparsemixer(c.get("router_jitter_noise", float, 0.01, low=0.0))
     choice = Choice(row.route.wide, choose, row.route.inputs)
     return Experts(b, router, route, weights, act, shared=shared, choice=choice)
+
+
+def _of_layer(c: ModelConfig, names: tuple[str, ...], index: int) -> ModelConfig:
+    """The config with one number where these keys list one for each layer."""
+    data = dict(c.data)
+    for name in names:
+        if isinstance(data.get(name), list):
+            if len(data[name]) != c.need("num_hidden_layers", int):
+                raise c.refuse(name, "has not one entry for each of num_hidden_layers.")
+            data[name] = data[name][index]
+    return ModelConfig(data, architecture=c.architecture)
 
 
 def _route(c: ModelConfig, b: Build, row: Mix, count: int) -> RouteSpec:

@@ -28,6 +28,7 @@ _FAMILIES = {
     "FalconForCausalLM": "falcon",
     "Glm4MoeLiteForCausalLM": "deepseek_v2",
     "GPT2LMHeadModel": "gpt2",
+    "Gemma4ForCausalLM": "gemma4",
     "GptOssForCausalLM": "gpt_oss",
     "OPTForCausalLM": "opt",
     **dict.fromkeys(("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"), "qwen3_next"),

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tokenmill.models import rules, table_mixtures, table_older
-from tokenmill.models.keys import GATED, NO_BIAS, NO_MLP_BIAS, ROPE, without
+from tokenmill.models import rules, table_mixtures, table_older, turns
+from tokenmill.models.keys import GATED, NO_BIAS, NO_MLP_BIAS, without
 from tokenmill.models.row import (
     Attend,
     Drafts,
@@ -42,7 +42,7 @@ _AROUND = Norms(
     after=_AFTER,
 )
 _GEMMA_SHAPE = Shape(
-    attend=Attend(bias="attention_bias", rope=rules.whole_rope, layer=rules.typed(2), scores=Scores(
+    attend=Attend(bias="attention_bias", rope=turns.whole_rope, layer=rules.typed(2), scores=Scores(
         rules.inverse_root("query_pre_attn_scalar", 256.0), "attn_logit_softcapping")),
     norms=_AROUND,
     feed=Feed(act="hidden_activation"),
@@ -52,7 +52,7 @@ _OLMO2 = Shape(
     attend=Attend(bias="attention_bias", norms=HeadNorms("row")),
     norms=Norms(before=(), after=_AFTER),
 )
-_GLM = Attend(bias="attention_bias", out_bias=False, rope=rules.partial_rope, pairs=True)
+_GLM = Attend(bias="attention_bias", out_bias=False, rope=turns.partial_rope, pairs=True)
 _GLM_KEYS = {**GATED, "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072,
              "rms_norm_eps": 1.5625e-07, "attention_bias": True, "partial_rotary_factor": 0.5}  # fmt: skip
 _FUSED = Feed(names=("gate_up_proj", "down_proj"))
@@ -107,8 +107,8 @@ _DENSE: dict[str, Family] = {
             only={**NO_BIAS, "original_max_position_embeddings": ()},
             layers="sliding_attention",
         ),
-        Shape(attend=Attend(layer=rules.windowed, rope=rules.ministral3_rope,
-                            extra=Extra(temper=rules.ministral3_temper))),
+        Shape(attend=Attend(layer=rules.windowed, rope=turns.ministral3_rope,
+                            extra=Extra(temper=turns.ministral3_temper))),
         "queries are scaled by their position",
     ),
     "Qwen2ForCausalLM": Family(
@@ -145,7 +145,7 @@ _DENSE: dict[str, Family] = {
             only={**NO_BIAS, "full_attn_mod": (1,), "interpolate_factor": (1,)},
             layers="sliding_attention",
         ),
-        Shape(attend=Attend(qkv=("qkv_proj",), rope=rules.phi3_rope, layer=rules.windowed), feed=_FUSED),
+        Shape(attend=Attend(qkv=("qkv_proj",), rope=turns.phi3_rope, layer=rules.windowed), feed=_FUSED),
         "Phi-3, Phi-3.5 and Phi-4",
     ),
     "PhiForCausalLM": Family(
@@ -157,7 +157,7 @@ _DENSE: dict[str, Family] = {
             layers="full_attention",
         ),
         Shape(
-            attend=Attend(out="dense", bias=True, rope=rules.partial_rope, norms=HeadNorms(
+            attend=Attend(out="dense", bias=True, rope=turns.partial_rope, norms=HeadNorms(
                 names=("q_layernorm", "k_layernorm"), kind="layer", present="qk_layernorm")),
             norms=Norms("layer", "layer_norm_eps", before=("input_layernorm",), last="final_layernorm"),
             feed=Feed(names=("fc1", "fc2"), gated=False, bias=True),
@@ -198,9 +198,14 @@ _DENSE: dict[str, Family] = {
             ignored=("hidden_act", "_sliding_window_pattern", "cache_implementation"),
         ),
         replace(_GEMMA_SHAPE, attend=replace(
-            _GEMMA_SHAPE.attend, rope=rules.gemma3_rope, layer=rules.typed(6, "sliding_window_pattern"),
+            _GEMMA_SHAPE.attend, rope=turns.gemma3_rope, layer=rules.typed(6, "sliding_window_pattern"),
             norms=HeadNorms())),
         "the text model",
+    ),
+    "VaultGemmaForCausalLM": Family(
+        Fields("vaultgemma", defaults={**_GEMMA, "max_position_embeddings": 8192, "attn_logit_softcapping": 50.0,
+                                       "final_logit_softcapping": 30.0}, only=_NOT_GEMMA),
+        replace(_GEMMA_SHAPE, norms=replace(_AROUND, after=())),
     ),
     "OlmoForCausalLM": Family(
         Fields(
@@ -229,9 +234,9 @@ _DENSE: dict[str, Family] = {
             defaults={**GATED, "num_key_value_heads": None, "head_dim": None, "max_position_embeddings": 2048,
                       "attention_bias": False, "rms_norm_eps": 1e-5, "sliding_window": 4096, "layer_types": None,
                       "rope_theta": 500000.0},
-            only=NO_MLP_BIAS,
+            only={**NO_MLP_BIAS, "original_max_position_embeddings": ()},
         ),
-        replace(_OLMO2, attend=replace(_OLMO2.attend, rope=rules.typed_rope, layer=rules.typed(4))),
+        replace(_OLMO2, attend=replace(_OLMO2.attend, rope=turns.typed_rope, layer=rules.typed(4))),
     ),
     "GraniteForCausalLM": Family(
         Fields(
@@ -244,7 +249,7 @@ _DENSE: dict[str, Family] = {
     ),
     "CohereForCausalLM": Family(
         Fields("cohere", defaults={**_COHERE_KEYS, "use_qk_norm": False, "rope_theta": 500000.0}, only=NO_MLP_BIAS,
-               layers="full_attention"),
+               ignored=("model_max_length",), layers="full_attention"),
         _COHERE,
         "Command R",
     ),
@@ -253,7 +258,8 @@ _DENSE: dict[str, Family] = {
                                     "sliding_window_pattern": 4},
                only={**NO_MLP_BIAS, "use_qk_norm": (False,)},
                # Transformers computes the head size, whatever the config says.
-               ignored=("head_dim", "_sliding_window_pattern", "cache_implementation", "order_of_interleaved_layers",
+               ignored=("head_dim", "_sliding_window_pattern", "cache_implementation", "layer_switch",
+                        "order_of_interleaved_layers",
                         "position_embedding_type", "rotary_pct", "use_embedding_sharing", "use_gated_activation",
                         "use_parallel_block", "use_parallel_embedding")),
         replace(_COHERE, nested=rules.even_heads, attend=replace(_COHERE.attend, norms=None, layer=rules.typed(
@@ -266,6 +272,7 @@ _DENSE: dict[str, Family] = {
             defaults={**_LAYERED, "hidden_act": "gelu_pytorch_tanh", "num_key_value_heads": 2, "head_dim": None,
                       "max_position_embeddings": 4096, "norm_epsilon": 1e-5, "sliding_window": None,
                       "use_bias": True, "tie_word_embeddings": True},
+            ignored=("activation_function",),
             only={"mlp_type": ("default",), "norm_type": ("layer_norm",), "lm_head_bias": (False,)},
             layers="sliding_attention",
         ),
@@ -285,7 +292,7 @@ _DENSE: dict[str, Family] = {
             layers="full_attention",
         ),
         Shape(
-            attend=Attend(bias="use_qkv_bias", out_bias=False, rope=rules.partial_rope, norms=HeadNorms(
+            attend=Attend(bias="use_qkv_bias", out_bias=False, rope=turns.partial_rope, norms=HeadNorms(
                 "own", ("q_layernorm", "k_layernorm"), "scale", "qk_layernorm")),
             norms=Norms("layer", "layer_norm_eps", one_if_parallel=True),
             parallel="use_parallel_residual",
@@ -327,6 +334,8 @@ _DENSE: dict[str, Family] = {
             "ernie4_5",
             defaults={**GATED, "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072,
                       "rms_norm_eps": 1e-5, "use_bias": False, "tie_word_embeddings": True, "rope_theta": 500000.0},
+            only={"use_rmsnorm": (True,), "compression_ratio": (1.0,)},
+            ignored=("use_flash_attention",),
             layers="full_attention",
         ),
         Shape(attend=Attend(bias="use_bias", pairs=True), feed=Feed(bias="use_bias")),
@@ -340,7 +349,7 @@ _DENSE: dict[str, Family] = {
             ignored=("attention_head_dim", "cla_share_factor", "norm_type", "dense_list", "org_vocab_size"),
             layers="full_attention",
         ),
-        Shape(attend=replace(_OWN, rope=rules.hunyuan_rope, norms=HeadNorms(
+        Shape(attend=replace(_OWN, rope=turns.hunyuan_rope, norms=HeadNorms(
             names=("query_layernorm", "key_layernorm"), rotated=True))),
         "heads are normed after their rotation",
     ),
@@ -364,7 +373,7 @@ _DENSE: dict[str, Family] = {
             layers="full_attention",
         ),
         Shape(
-            attend=replace(_OWN, norms=HeadNorms(), rope=rules.default_rope({
+            attend=replace(_OWN, norms=HeadNorms(), rope=turns.default_rope({
                 "rope_type": "llama3", "rope_theta": 12000000.0, "factor": 8.0, "low_freq_factor": 1.0,
                 "high_freq_factor": 4.0, "original_max_position_embeddings": 8192})),
             norms=Norms(before=("attention_layernorm", "feedforward_layernorm")),
@@ -392,7 +401,7 @@ _DENSE: dict[str, Family] = {
             only={"lm_head_bias": (False,)},
             layers="full_attention",
         ),
-        Shape(attend=replace(_OWN, rope=rules.partial_rope), norms=Norms("layer", "norm_eps", 1.0), feed=_PLAIN),
+        Shape(attend=replace(_OWN, rope=turns.partial_rope), norms=Norms("layer", "norm_eps", 1.0), feed=_PLAIN),
         "Nemotron-4 and Minitron",
     ),
     "HeliumForCausalLM": Family(

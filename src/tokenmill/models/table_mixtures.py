@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tokenmill.layers.experts import load_joined, load_stacked, load_transposed
-from tokenmill.models import rules
+from tokenmill.models import rules, turns
 from tokenmill.models.keys import GATED, MOE, NO_BIAS, NO_MLP_BIAS
 from tokenmill.models.row import (
     SIZES,
@@ -119,7 +119,7 @@ ROWS: dict[str, Family] = {
             layers="sliding_attention",
         ),
         Shape(
-            attend=Attend(bias="attention_bias", layer=rules.windowed, rope=rules.phimoe_rope),
+            attend=Attend(bias="attention_bias", layer=rules.windowed, rope=turns.phimoe_rope),
             norms=Norms("layer", "rms_norm_eps"),
             mix=replace(_MIXTRAL, at=("block_sparse_moe", "mlp"), route=Route(sparsemixer=True)),
             outside=Outside(head_bias="lm_head_bias"),
@@ -179,7 +179,7 @@ ROWS: dict[str, Family] = {
             layers="full_attention",
         ),
         Shape(
-            attend=Attend(bias="attention_bias", out_bias=False, rope=rules.partial_rope,
+            attend=Attend(bias="attention_bias", out_bias=False, rope=turns.partial_rope,
                           norms=HeadNorms(present="use_qk_norm")),
             mix=DEEPSEEK_MIX,
             outside=Outside(drafts=Drafts(later="num_nextn_predict_layers")),
@@ -194,7 +194,7 @@ ROWS: dict[str, Family] = {
                       "max_position_embeddings": 2048, "attention_bias": False, "n_shared_experts": None,
                       "norm_topk_prob": False, "first_k_dense_replace": 0, "sliding_window": 4096,
                       "max_window_layers": 62, "layer_types": None},
-            only={**NO_MLP_BIAS, **SIGMOID, "moe_layer_freq": (1,)},
+            only={**NO_MLP_BIAS, **SIGMOID, "scoring_func": ("sigmoid", "noaux_tc"), "moe_layer_freq": (1,)},
             ignored=MOE,
         ),
         Shape(attend=Attend(bias="attention_bias", norms=HeadNorms(), layer=rules.upper_windows), mix=DEEPSEEK_MIX),
@@ -214,7 +214,7 @@ ROWS: dict[str, Family] = {
             layers="full_attention",
         ),
         Shape(
-            attend=Attend(norms=HeadNorms("row"), rope=rules.minimax_rope),
+            attend=Attend(norms=HeadNorms("row"), rope=turns.minimax_rope),
             mix=replace(_MIXTRAL, route=Route("sigmoid", bias="e_score_correction_bias")),
             outside=Outside(drafts=Drafts(r"^model\.mtp\.")),
         ),
@@ -228,9 +228,11 @@ ROWS: dict[str, Family] = {
                       "rms_norm_eps": 1e-5, "use_bias": False, "tie_word_embeddings": True, "rope_theta": 500000.0,
                       "moe_k": 6, "moe_num_shared_experts": 2, "moe_layer_start_index": 1, "moe_layer_end_index": -1,
                       "moe_layer_interval": 1, "num_experts": None, "num_experts_per_tok": None},
-            only={"moe_use_aux_free": (True,), "moe_gate": ("topk",), "fuse_rms_norm": (True, False)},
+            only={"moe_use_aux_free": (True,), "moe_gate": ("topk",), "use_rmsnorm": (True,),
+                  "compression_ratio": (1.0,)},
             ignored=(*MOE, "moe_norm_min", "moe_capacity", "num_nextn_predict_layers", "max_sequence_length",
-                     "compression_ratio", "rope_3d", "freq_allocation", "moe_multimodal_dispatch_use_allgather"),
+                     "use_flash_attention",
+                     "fuse_rms_norm", "rope_3d", "freq_allocation", "moe_multimodal_dispatch_use_allgather"),
             layers="full_attention",
         ),
         Shape(
@@ -261,7 +263,7 @@ ROWS: dict[str, Family] = {
             layers="full_attention",
         ),
         Shape(
-            attend=Attend(bias="attention_bias", rope=rules.hunyuan_rope, norms=HeadNorms(
+            attend=Attend(bias="attention_bias", rope=turns.hunyuan_rope, norms=HeadNorms(
                 names=("query_layernorm", "key_layernorm"), rotated=True)),
             mix=Mix(
                 router="gate.wg",
@@ -289,7 +291,7 @@ ROWS: dict[str, Family] = {
         ),
         Shape(
             attend=Attend(bias="attention_bias", pairs=True, layer=rules.llama4, norms=HeadNorms(
-                kind="bare_rms", present="use_qk_norm", rotated=True), extra=Extra(temper=rules.llama4_temper)),
+                kind="bare_rms", present="use_qk_norm", rotated=True), extra=Extra(temper=turns.llama4_temper)),
             feed=Feed("feed_forward", inner=rules.value("intermediate_size_mlp")),
             mix=Mix(
                 at=("feed_forward",),
@@ -317,7 +319,7 @@ ROWS: dict[str, Family] = {
             layers="full_attention",
         ),
         Shape(
-            attend=Attend("norm_attn_norm.attn", ("Wqkv",), "out_proj", rope=rules.dbrx_rope,
+            attend=Attend("norm_attn_norm.attn", ("Wqkv",), "out_proj", rope=turns.dbrx_rope,
                           extra=Extra(clip="attn_config.clip_qkv")),
             norms=Norms("scale", 1e-5, before=("norm_attn_norm.norm_1", "norm_attn_norm.norm_2"), last="norm_f"),
             feed=Feed(act="ffn_config.ffn_act_fn.name"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shlex
@@ -115,13 +116,14 @@ def test_files_that_a_document_names_exist(document: str) -> None:
         assert any((place / name).exists() for place in places), name
 
 
-def test_the_models_of_the_readme_are_those_of_the_registry() -> None:
+def test_the_page_of_models_is_that_of_the_registry() -> None:
+    spec = importlib.util.spec_from_file_location("models_page", ROOT / "tools" / "models.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (ROOT / "docs" / "models.md").read_text() == module.page(), "run python tools/models.py --write"
     row = next(line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| Models |"))
-    plain = re.sub(r"[^a-z0-9]", "", row.lower())
-    for architecture in registry.architectures():
-        family = architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel").lower()
-        family = {"gemma2": "gemma2and3", "gemma3": "gemma2and3", "qwen3moe": "qwen3moe"}.get(family, family)
-        assert family in plain, architecture
+    assert f"| {len(registry.architectures())} architectures" in row
 
 
 # ------------------------------------------------------------------ the recipes

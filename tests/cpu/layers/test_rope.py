@@ -24,6 +24,8 @@ SCALINGS = {
     "yarn-gain": {"factor": 4.0, "attention_factor": 1.25, **ORIGINAL},
     "longrope": {"short_factor": [1.0 + i / 8 for i in range(8)], "long_factor": [2.0 + i for i in range(8)],
                  "factor": 4.0, **ORIGINAL},
+    "proportional": {"partial_rotary_factor": 0.5},
+    "proportional-slower": {"partial_rotary_factor": 0.25, "factor": 2.0},
 }  # fmt: skip
 
 

@@ -25,10 +25,15 @@ SMALL = {
     "n_positions": 512, "ffn_dim": 96, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2,
     "moe_intermediate_size": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
     "hidden_act": "silu", "n_routed_experts": 4, "word_embed_proj_dim": 64, "sliding_window": 64,
-    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "alibi": False,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "alibi": False, "rotary_dim": 8, "moe_num_experts": 4,
+    "shared_expert_intermediate_size": 32, "moe_k": 2, "moe_topk": 2, "d_model": 64, "n_heads": 4, "n_layers": 2,
+    "max_seq_len": 512, "num_layers": 2, "num_heads": 4, "attention_heads": 4, "attention_types": [[["global"], 2]],
+    "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2}, "attn_config": {},
+    "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96, "global_head_dim": 16, "n_group": 1,
+    "topk_group": 1,
 }  # fmt: skip
 ACTS = {"GPT2LMHeadModel": "gelu", "BloomForCausalLM": "gelu", "FalconForCausalLM": "gelu", "OPTForCausalLM": "relu",
-        "GPTNeoXForCausalLM": "gelu"}  # fmt: skip
+        "GPTNeoXForCausalLM": "gelu", "GemmaForCausalLM": "gelu"}  # fmt: skip
 FIELDS = {"device", "fits", "memory", "max_context", "max_batch", "points", "usd_per_million_tokens", "flags"}
 POINT = {"batch", "context", "ttft_ms", "tpot_ms", "output_tokens_per_s", "limit"}
 
@@ -38,7 +43,11 @@ def write(folder, config):
     folder.mkdir(parents=True, exist_ok=True)
     if row := fields.FIELDS.get(config.get("architectures", [""])[0]):
         strange = {key for key in SMALL if not row.knows(key)} - {"torch_dtype"}
-        strange |= {"num_key_value_heads"} if row.model_type == "deepseek_v2" else set()
+        latent = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+        strange |= {"num_key_value_heads"} if row.model_type in latent else set()
+        if row.model_type in latent[1:]:
+            config = {**config, "num_key_value_heads": 4}
+            strange -= {"num_key_value_heads"}
         config = {key: value for key, value in config.items() if key not in strange}
     (folder / "config.json").write_text(json.dumps(config))
     return str(folder)

@@ -26,7 +26,8 @@ LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
 MINISTRAL3 = {**YARN, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
               "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 16}  # fmt: skip
 PHIMOE = {"rope_type": "longrope", "short_factor": [1.0, 1.1, 1.3, 1.6], "long_factor": [1.5, 2.5, 6.0, 7.0],
-          "short_mscale": 1.2, "long_mscale": 1.3, "original_max_position_embeddings": 128, "rope_theta": 1e4}  # fmt: skip
+          "short_mscale": 1.2, "long_mscale": 1.3, "original_max_position_embeddings": 128,
+          "rope_theta": 1e4}  # fmt: skip
 
 
 def part(share: float, **more: Any) -> dict[str, Any]:
@@ -60,6 +61,7 @@ DEEP = {"num_hidden_layers": 4}
 TIED, LOOSE = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 BIASED = {"attention_bias": True}
 GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0}
+PLAIN = {k: v for k, v in BASE.items() if k != "num_key_value_heads"}
 MIX = {"moe_intermediate_size": 20, "num_experts_per_tok": 2}
 GROUPED = {**MIX, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
            "routed_scaling_factor": 1.7, "norm_topk_prob": True, "first_k_dense_replace": 1}  # fmt: skip
@@ -99,6 +101,16 @@ def families() -> dict[str, list[Case]]:
         "gemma3": several(hf.Gemma3TextConfig, {**small, "query_pre_attn_scalar": 16, "sliding_window": 20},
                           {"num_hidden_layers": 3, "layer_types": alternating[:3]}, {**BIASED, **WIDE},
                           {"final_logit_softcapping": 2.0}),
+        "gemma4": several(
+            hf.Gemma4TextConfig, {**small, **DEEP, "global_head_dim": 16, "sliding_window": 20,
+                                  "layer_types": alternating, "vocab_size_per_layer_input": 67,
+                                  "hidden_size_per_layer_input": 6},
+            {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}, {"final_logit_softcapping": 2.0, **BIASED},
+            {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 20,
+             "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+        "vaultgemma": several(hf.VaultGemmaConfig, {**small, "query_pre_attn_scalar": 16, "sliding_window": 20}, {},
+                              BIASED, {"attn_logit_softcapping": None, "layer_types": alternating[:2], **LOOSE}),
+        "persimmon": several(hf.PersimmonConfig, PLAIN, {}, {"qk_layernorm": False}, {"rope_parameters": part(1.0)}),
         "olmo": several(hf.OlmoConfig, BASE, {"clip_qkv": 0.5}, {**BIASED, **TIED}, {"num_key_value_heads": 4}),
         "olmo2": several(hf.Olmo2Config, BASE, {}, {**BIASED, "num_key_value_heads": 4}, {"rope_parameters": YARN}),
         "olmo3": several(hf.Olmo3Config, BASE, {**DEEP, "sliding_window": 20, "rope_parameters": typed},
@@ -136,7 +148,8 @@ def families() -> dict[str, list[Case]]:
         "internlm3": several(hf.InternLM3Config, small, {}, {**BIASED, "mlp_bias": True},
                              {"rope_parameters": DYNAMIC}, longest=128, architecture="InternLM3ForCausalLM"),
         "bitnet": several(hf.BitNetConfig, BASE, {}, BIASED, {"hidden_act": "silu", **TIED}),
-        "qwen2_moe": several(hf.Qwen2MoeConfig, {**BASE, **MIX, "num_experts": 4, "shared_expert_intermediate_size": 24},
+        "qwen2_moe": several(hf.Qwen2MoeConfig, {**BASE, **MIX, "num_experts": 4,
+                                                    "shared_expert_intermediate_size": 24},
                              {"norm_topk_prob": True}, {"decoder_sparse_step": 2, "qkv_bias": False},
                              {**DEEP, "mlp_only_layers": [0], "use_sliding_window": True, "sliding_window": 20,
                               "max_window_layers": 3}),
@@ -166,9 +179,10 @@ def families() -> dict[str, list[Case]]:
         "ernie4_5_moe": several(hf.Ernie4_5_MoeConfig, {**BASE, "moe_num_experts": 6, "moe_k": 3,
                                                         "moe_intermediate_size": 20},
                                 {"use_bias": True}, {"moe_num_shared_experts": 0, **LOOSE},
-                                {**DEEP, "moe_layer_start_index": 0, "moe_layer_end_index": 2, "moe_layer_interval": 2}),
+                                {**DEEP, "moe_layer_start_index": 0, "moe_layer_end_index": 2,
+                                 "moe_layer_interval": 2}),
         "hunyuan_v1_moe": several(hf.HunYuanMoEV1Config, {**small, "num_experts": 4, "moe_topk": 2}, {}, BIASED,
-                                  {"moe_topk": 3, **TIED, **WIDE}),
+                                  {"moe_topk": [3, 2], **TIED, **WIDE}),
         "deepseek_v3": several(
             hf.DeepseekV3Config, {**BASE, **LATENT, **GROUPED, "q_lora_rank": 20},
             {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9}, "n_shared_experts": 2},
@@ -186,7 +200,7 @@ def families() -> dict[str, list[Case]]:
             {"use_qk_norm": False, "moe_layers": [0, 3], "rope_parameters": LLAMA3, **TIED}),
         "dbrx": several(hf.DbrxConfig, DBRX, dbrx({"clip_qkv": 0.7}, {}), dbrx({"clip_qkv": 3.0}, {"moe_top_k": 1}),
                         dbrx({"clip_qkv": 2.0, "kv_n_heads": 4}, {"moe_normalize_expert_weights": None})),
-        "gpt_neox": several(hf.GPTNeoXConfig, {k: v for k, v in BASE.items() if k != "num_key_value_heads"}, {},
+        "gpt_neox": several(hf.GPTNeoXConfig, PLAIN, {},
                             {"use_parallel_residual": False, "attention_bias": False},
                             {"rope_parameters": part(0.5), **TIED}),
         "bloom": several(hf.BloomConfig, {"vocab_size": 67, "n_layer": 2}, {"hidden_size": 48, "n_head": 6},

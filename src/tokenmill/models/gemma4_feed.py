@@ -1,0 +1,50 @@
+"""Gemma 4's feed-forward layers, and the mixtures beside them. Must not know: attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.forward import ForwardContext, NormSpec, RouteSpec
+from tokenmill.layers.build import Build
+from tokenmill.layers.experts import load_experts
+from tokenmill.layers.mlp import MLP, gated_mlp
+from tokenmill.models.common import read_act
+from tokenmill.models.config import ModelConfig
+from tokenmill.models.gemma4_parts import Plan
+
+
+def make_feed(c: ModelConfig, at: Build, plan: Plan, index: int) -> MLP:
+    """One layer's feed-forward part: layers with borrowed keys may have it twice as wide."""
+    act = read_act(c, gated=True, default="gelu_pytorch_tanh", key="hidden_activation")
+    wide = 2 if c.get("use_double_wide_mlp", bool, False) and index >= plan.shared else 1
+    return gated_mlp(at.at("mlp"), c.need("hidden_size", int), wide * c.need("intermediate_size", int), act)
+
+
+def make_beside(
+    c: ModelConfig, at: Build, plan: Plan, hidden: int
+) -> Callable[[Tensor, ForwardContext, Tensor], Tensor] | None:
+    """The mixture beside the feed-forward layer: (x, context, what that layer gave) -> both, each normed."""
+    if not c.get("enable_moe_block", bool, False):
+        return None
+    count, inner = c.need("num_experts", int), c.need("moe_intermediate_size", int)
+    route = RouteSpec(experts=count, top_k=c.need("top_k_experts", int, high=count))
+    act = read_act(c, gated=True, default="gelu_pytorch_tanh", key="hidden_activation")
+    names = ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
+    plain, before, after = (at.norm(name, hidden, plan.eps) for name in names)
+    router = at.settled(at.weight("router.proj", (count, hidden), exact=True))
+    scaled = NormSpec(at.tensor("router.scale", (hidden,)).float() * hidden**-0.5, plan.eps)
+    each = at.tensor("router.per_expert_scale", (count,), torch.float32)
+    weights = load_experts(at.at("experts"), route, hidden, inner)
+    for part in weights:
+        part[:] = [at.settled(weight) for weight in part]
+
+    def beside(x: Tensor, ctx: ForwardContext, y: Tensor) -> Tensor:
+        kernels = ctx.kernels
+        ids, gates = kernels.route(router.matmul(kernels.norm(x, scaled), ctx), route)
+        found = kernels.experts(kernels.norm(x, before), weights, ids, gates * each[ids], act, ctx)
+        return kernels.add(kernels.norm(y, plain), kernels.norm(found, after))
+
+    return beside

@@ -1,0 +1,136 @@
+"""Gemma 4's attention, and the plan of its layers. Owns: which share keys and values, how heads are shaped.
+
+Must not know: what lies around the layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.forward import AttentionSpec, ForwardContext, NormSpec
+from tokenmill.layers.attention import Attention, Heads, attention_spec
+from tokenmill.layers.build import Build
+from tokenmill.layers.linear import ColumnLinear, RowLinear
+from tokenmill.layers.rope import RopeSettings, make_rope, rope_settings
+from tokenmill.layers.touch import Touch, rotate
+from tokenmill.models.common import Block
+from tokenmill.models.config import ModelConfig
+from tokenmill.models.decoder import check_heads
+from tokenmill.models.rules import layer_kind
+
+_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
+}
+
+
+@dataclass(slots=True)
+class Plan:
+    """What the config says of all layers; `made` holds the attention of each so far."""
+
+    layers: int
+    kinds: list[str]
+    shared: int
+    """The first layer that reads the keys and values of a lower one."""
+    eps: float
+    layer_width: int
+    made: dict[int, AttentionSpec] = field(default_factory=dict)
+
+    def lends(self, index: int) -> int | None:
+        """The layer whose keys and values this one reads; None: its own."""
+        if index < self.shared:
+            return None
+        return max(i for i in range(self.shared) if self.kinds[i] == self.kinds[index])
+
+
+def read_plan(c: ModelConfig) -> Plan:
+    """The plan of the config; the last layer always sees everything."""
+    layers = c.need("num_hidden_layers", int)
+    kinds = [layer_kind(c, i, "sliding_attention" if (i + 1) % 6 else "full_attention") for i in range(layers)]
+    kinds[-1] = "full_attention"
+    shared = layers - c.get("num_kv_shared_layers", int, 0, low=0, high=layers - 1)
+    if set(kinds[:shared]) != set(kinds):
+        raise c.refuse("num_kv_shared_layers", "leaves no keys and values for some kind of layer.")
+    eps = c.get("rms_norm_eps", float, 1e-6, low=0.0)
+    return Plan(layers, kinds, shared, eps, c.get("hidden_size_per_layer_input", int, 256, low=0))
+
+
+def rounded_root(number: int, dtype: torch.dtype) -> float:
+    """Its root, rounded to the compute dtype, as these models were trained."""
+    return float(torch.tensor(number**0.5, dtype=dtype))
+
+
+def _heads(c: ModelConfig, plan: Plan, index: int) -> Heads:
+    """Heads of this layer: those that see everything may have another size and count."""
+    own: dict[str, int] = {}
+    if c.has("per_layer_config"):
+        every = ModelConfig(c.need("per_layer_config", dict), "per_layer_config")
+        own = every.get(str(index), dict, {})
+        if set(own) - {"head_dim", "num_key_value_heads"}:
+            raise every.refuse(str(index), "is not supported (only head_dim and num_key_value_heads).")
+    elif plan.kinds[index] == "full_attention":
+        own = {"head_dim": c.get("global_head_dim", int, 512)}
+        if c.get("attention_k_eq_v", bool, False) and c.has("num_global_key_value_heads"):
+            own["num_key_value_heads"] = c.need("num_global_key_value_heads", int)
+    said = ModelConfig({**c.data, **own})
+    heads, kv_heads = said.need("num_attention_heads", int), said.get("num_key_value_heads", int, 4)
+    check_heads(heads, kv_heads)
+    return Heads(heads, kv_heads, said.get("head_dim", int, 256))
+
+
+def _rope(c: ModelConfig, kind: str, dim: int) -> RopeSettings:
+    every = ModelConfig(c.get("rope_parameters", dict, dict(_ROPE)), "rope_parameters")
+    return rope_settings({**c.data, "rope_parameters": every.need(kind, dict), "rope_theta": None}, dim)
+
+
+class Borrowing:
+    """Attention over the keys and values of another layer."""
+
+    def __init__(self, query: ColumnLinear, output: RowLinear, spec: AttentionSpec, norm: NormSpec) -> None:
+        self.query, self.output, self.spec, self.norm = query, output, spec, norm
+
+    def __call__(
+        self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        """residual + attention(norm(x)); x [T, hidden]."""
+        q = self.query.weight.matmul(x, ctx, norm=norm).view(x.shape[0], self.spec.heads, -1)
+        q = ctx.kernels.norm(q, self.norm)
+        assert self.spec.rope is not None
+        mixed = ctx.kernels.attention(rotate(q, self.spec.rope, ctx.positions), self.spec, ctx)
+        return self.output(mixed, ctx, residual=residual)
+
+
+def make_attention(c: ModelConfig, b: Build, at: Build, plan: Plan, index: int) -> Block:
+    """One layer's attention."""
+    inside, hidden, kind = at.at("self_attn"), c.need("hidden_size", int), plan.kinds[index]
+    heads, bias = _heads(c, plan, index), c.get("attention_bias", bool, False)
+    window = c.need("sliding_window", int) if kind == "sliding_attention" else 0
+    rope, q_norm = make_rope(b, _rope(c, kind, heads.dim)), inside.norm("q_norm", heads.dim, plan.eps)
+    same = c.get("attention_k_eq_v", bool, False) and not window
+    names = ("q_proj", "k_proj") if same else ("q_proj", "k_proj", "v_proj")
+    lender = plan.lends(index)
+    output = RowLinear(inside, heads.width, hidden, "o_proj", bias=bias)
+    if lender is not None:
+        b.book.used.update(inside.path(f"{name}.weight") for name in ("k_proj", "v_proj", "k_norm", "v_norm"))
+        query = ColumnLinear(inside, hidden, {"q_proj": heads.parts[0]}, bias=bias)
+        return Borrowing(query, output, replace(plan.made[lender], rope=rope), q_norm)
+    norms = (q_norm, inside.norm("k_norm", heads.dim, plan.eps))
+    spec = plan.made[index] = attention_spec(b, heads, scale=1.0, rope=rope, window=window, norms=norms)
+    qkv = ColumnLinear(inside, hidden, dict(zip(names, heads.parts, strict=False)), bias=bias)
+    ones = NormSpec(torch.ones(heads.dim, dtype=b.dtype, device=b.device), plan.eps)
+    return Attention(qkv, output, spec, touches=[_values(heads, ones, same=same)])
+
+
+def _values(heads: Heads, norm: NormSpec, *, same: bool) -> Touch:
+    """Values are normed without weights; `same`: they are the keys, before those are normed."""
+    start, width = heads.width, heads.kv_heads * heads.dim
+
+    def touched(qkv: Tensor, ctx: ForwardContext) -> Tensor:
+        values = qkv[:, start : start + width] if same else qkv[:, start + width :]
+        normed = ctx.kernels.norm(values.reshape(-1, heads.dim), norm).view(values.shape)
+        return torch.cat((qkv[:, : start + width], normed), dim=1)
+
+    return touched

@@ -1,0 +1,185 @@
+"""How positions enter attention, family by family: rope settings from a config, and queries scaled by position.
+
+Owns: every family's own spelling. Every rule is a function of the config; rows of the table name them. Must not know:
+tensors, frequencies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tokenmill.core.errors import ModelError
+from tokenmill.layers.rope import RopeSettings, rope_settings
+from tokenmill.models.config import ModelConfig
+
+RopeRule = Callable[[ModelConfig, int, str], RopeSettings]
+"""(config, head size, kind of layer) -> settings."""
+
+
+@dataclass(frozen=True)
+class Temper:
+    """Queries at position p are multiplied by 1 + beta * log(1 + floor((p + offset) / span)), in layers that say so."""
+
+    beta: float
+    span: float
+    offset: float = 0.0
+    rotated: bool = True
+    """In layers that rotate; False: in those that do not."""
+
+
+def whole_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+    """The whole of each head rotates, the same way in every layer."""
+    found = rope_settings(c.data, dim)
+    if found.dim != dim:
+        raise ModelError(f"config.json: 'partial_rotary_factor' is not supported in {c.architecture}.")
+    return found
+
+
+def partial_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+    """A part of each head may rotate."""
+    return rope_settings(c.data, dim)
+
+
+def phi3_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+    """In this family "yarn" is an older name of longrope, and there is no other scaling."""
+    found = rope_settings(c.data, dim)
+    if found.kind not in ("default", "longrope", "yarn"):
+        raise ModelError(f"config.json: rope type '{found.kind}' is not supported in Phi-3 (only longrope).")
+    return replace(found, kind="longrope") if found.kind == "yarn" else found
+
+
+def default_rope(values: dict[str, Any], *, partial: bool = False) -> RopeRule:
+    """The family's own scaling for a config that says nothing of rotation."""
+
+    def rule(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+        if not c.has("rope_parameters") and not c.has("rope_scaling"):
+            c = ModelConfig({**c.data, "rope_parameters": dict(values)}, architecture=c.architecture)
+        return (partial_rope if partial else whole_rope)(c, dim, kind)
+
+    return rule
+
+
+def gemma3_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+    """Local layers have their own base and no scaling, in either spelling."""
+    local = kind == "sliding_attention"
+    nested = c.get("rope_parameters", dict, {})
+    if nested and not any(isinstance(value, dict) for value in nested.values()):
+        raise c.refuse("rope_parameters", "must say it for each kind of layer (full_attention, sliding_attention).")
+    if "rope_type" not in c.get("rope_scaling", dict, {"rope_type": ""}):
+        raise c.refuse("rope_scaling", "needs a 'rope_type'.")
+    base = c.get("rope_local_base_freq" if local else "rope_theta", float, 10000.0 if local else 1e6, low=1.0)
+    own = ModelConfig(nested, "rope_parameters").get(kind, dict, {})
+    scaled = {} if local else c.get("rope_scaling", dict, {})
+    data = {**c.data, "rope_theta": base, "rope_parameters": {**own, **scaled}, "rope_scaling": None}
+    return whole_rope(ModelConfig(data, architecture=c.architecture), dim, kind)
+
+
+_OLMO3_THETA = 500000.0
+
+
+def typed_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+    """Each kind of layer has its own settings; the older spelling scales only layers that see everything."""
+    nested, scaling = c.get("rope_parameters", dict, {}), c.get("rope_scaling", dict, {})
+    if nested and not any(isinstance(value, dict) for value in nested.values()):
+        raise c.refuse("rope_parameters", "must say it for each kind of layer (full_attention, sliding_attention).")
+    if scaling and "rope_type" not in scaling:
+        raise c.refuse("rope_scaling", "needs a 'rope_type'.")
+    own = ModelConfig(nested, "rope_parameters").get(kind, dict, {})
+    if kind == "full_attention":
+        own = {**own, **scaling}
+    if "rope_theta" not in own and c.get("rope_theta", float, _OLMO3_THETA) != _OLMO3_THETA:
+        raise c.refuse("rope_theta", "must be said in 'rope_parameters' for each kind of layer.")
+    data = {**c.data, "rope_parameters": own, "rope_scaling": None}
+    return whole_rope(ModelConfig(data, architecture=c.architecture), dim, kind)
+
+
+def neox_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+    """This family has its own names for two of the rotary values."""
+    names = {"partial_rotary_factor": c.get("rotary_pct", float, 0.25, low=0.0, high=1.0),
+             "rope_theta": c.get("rotary_emb_base", float, 10000.0, low=1.0)}  # fmt: skip
+    return rope_settings({**c.data, **names}, dim)
+
+
+def rotary_dim(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+    """`rotary_dim` entries of each head rotate, with the usual base and no scaling."""
+    turning = c.need("rotary_dim", int, high=dim)
+    if turning % 2:
+        raise c.refuse("rotary_dim", "must be even.")
+    return replace(rope_settings({}, dim), dim=turning)
+
+
+_MINISTRAL3 = {"rope_type": "yarn", "rope_theta": 1000000.0, "factor": 16.0, "original_max_position_embeddings": 16384,
+               "beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0,
+               "llama_4_scaling_beta": 0.1}  # fmt: skip
+
+
+def _ministral3(c: ModelConfig) -> dict[str, Any]:
+    return c.get("rope_scaling", dict, {}) or c.get("rope_parameters", dict, {}) or dict(_MINISTRAL3)
+
+
+def ministral3_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+    """Yarn, if the config says nothing else."""
+    own = {name: value for name, value in _ministral3(c).items()
+           if name not in ("llama_4_scaling_beta", "max_position_embeddings")}  # fmt: skip
+    data = {**c.data, "rope_parameters": own, "rope_scaling": None}
+    return whole_rope(ModelConfig(data, architecture=c.architecture), dim, kind)
+
+
+def ministral3_temper(c: ModelConfig) -> Temper | None:
+    """`llama_4_scaling_beta`, counted in spans of the positions before the stretching."""
+    own = ModelConfig(_ministral3(c), "rope_parameters")
+    return Temper(own.need("llama_4_scaling_beta", float, low=0.0),
+                  own.need("original_max_position_embeddings", int))  # fmt: skip
+
+
+def hunyuan_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+    """In this family "dynamic" with an `alpha` stretches the base once and for all."""
+    values = c.get("rope_scaling", dict, {}) or c.get("rope_parameters", dict, {})
+    named = values.get("rope_type") or values.get("type")
+    if named != "dynamic" or not values.get("alpha"):
+        return whole_rope(c, dim, kind)
+    own = ModelConfig(values, "rope_parameters")
+    theta = own.get("rope_theta", float, c.get("rope_theta", float, 10000.0, low=1.0), low=1.0)
+    stretched = theta * own.need("alpha", float, low=1e-6) ** (dim / (dim - 2))
+    plain = {"rope_type": "default", "rope_theta": min(stretched, 1e12)}
+    return whole_rope(ModelConfig({**c.data, "rope_parameters": plain, "rope_scaling": None}), dim, kind)
+
+
+def phimoe_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+    """Longrope whose gain on cos and sin is given for short and for long runs."""
+    found = rope_settings(c.data, dim, also=("short_mscale", "long_mscale"))
+    if found.dim != dim or found.kind not in ("default", "longrope"):
+        raise ModelError(f"config.json: rope type '{found.kind}' is not supported in PhiMoE (only longrope).")
+    if found.kind == "longrope":
+        found.value("short_mscale"), found.value("long_mscale")
+    return found
+
+
+def minimax_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+    """`rotary_dim` entries of each head rotate, if it is given."""
+    if not c.has("rotary_dim") or c.has("partial_rotary_factor"):
+        return partial_rope(c, dim, kind)
+    part = c.need("rotary_dim", int, high=dim) / dim
+    return partial_rope(ModelConfig({**c.data, "partial_rotary_factor": part}), dim, kind)
+
+
+def dbrx_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+    """The base lies within `attn_config`; the usual keys may say it, too."""
+    inner = c.need("attn_config.rope_theta", float)
+    nested = c.get("rope_scaling", dict, {}) or c.get("rope_parameters", dict, {})
+    said = nested.get("rope_theta") or c.get("rope_theta", float, inner)
+    if said != inner:
+        raise ModelError(f"config.json: 'rope_theta' = {said!r} contradicts 'attn_config.rope_theta' = {inner!r}.")
+    return whole_rope(ModelConfig({**c.data, "rope_theta": inner}, architecture=c.architecture), dim, kind)
+
+
+def llama4_temper(c: ModelConfig) -> Temper | None:
+    """Queries of layers that do not rotate are scaled by their position."""
+    said = c.data.get("attn_temperature_tuning")
+    number = isinstance(said, int) and not isinstance(said, bool)  # some published files hold one here
+    if not (said if number else c.get("attn_temperature_tuning", bool, True)):
+        return None
+    scale, span = c.get("attn_scale", float, 0.1), c.get("floor_scale", int, 8192)
+    return Temper(scale, span, offset=1.0, rotated=False)
