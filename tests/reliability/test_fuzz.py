@@ -26,7 +26,7 @@ from tests.cpu.server.conftest import Running
 from tests.reliability.fuzz.corpus import Case, corpus
 from tests.reliability.fuzz.mutate import Mutator
 from tests.reliability.fuzz.wire import Heard, Sent, body_of, framed, plain, send
-from tests.reliability.test_rows import SMALL_POOL, resident, rss
+from tests.reliability.test_rows import SMALL_POOL, percentile, resident, rss
 from tokenmill.server.ollama.routes import REFUSED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
@@ -37,6 +37,7 @@ PATIENCE_S = 120.0
 ROUND_S = 40.0
 CONTROL_SHARE = 0.25
 MOST_LAG_S, MOST_GROWTH = 0.1, 50 << 20
+MOST_GRAMMARS, FILL_AT_ONCE = 2000, 16
 MOST_FILES = 8
 """Pipes of helpers that are kept once several were needed; whatever leaks with requests is more."""
 FAULT = re.compile(rb'0x[0-9a-fA-F]{6,}|Traceback|File "|Internal error \(')
@@ -216,12 +217,33 @@ class Fuzzer:
             await self.one(f"{name}.{count}", hostile=hostile)
             count += 1
 
+    async def fill(self, session: aiohttp.ClientSession) -> None:
+        """Schemas that all differ, until one pushes out another: memory is judged with the cache of grammars full."""
+        seen = -1.0
+        for number in range(0, MOST_GRAMMARS, FILL_AT_ONCE):
+            bodies = [
+                {"prompt": "The mill", "max_tokens": 40, "structured_outputs": {"json": filling(number + i)}}
+                for i in range(FILL_AT_ONCE)
+            ]
+            answers = await asyncio.gather(*(self._status(session, body) for body in bodies))
+            assert set(answers) <= {200, 503}, answers
+            now = await asyncio.to_thread(self.running.metric, "tokenmill:grammar_cache_bytes")
+            if now <= seen:
+                return
+            seen = now
+
+    async def _status(self, session: aiohttp.ClientSession, body: dict[str, Any]) -> int:
+        async with session.post(self.running.url + "/v1/completions", json=body) as answer:
+            await answer.read()
+            return answer.status
+
     async def main(self, seconds: float) -> None:
         self.kind = "control"
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(PATIENCE_S)) as session:
             wanted = [await self.stream(session, number) for number in range(STREAMS)]
             for i in range(0, 2 * len(self.cases), WORKERS):  # what is made once is made now
                 await asyncio.gather(*(self.one(f"first.{i + k}", hostile=False) for k in range(WORKERS)))
+            await self.fill(session)
             before = figures(self.running)
             lags = {"fuzz": self.tally.fuzz_lag, "control": self.tally.control_lag}
             beside = [self.user(session, number, text or "") for number, text in enumerate(wanted)]
@@ -231,6 +253,13 @@ class Fuzzer:
             await asyncio.gather(*tasks)
             assert [await self.stream(session, number) for number in range(STREAMS)] == wanted
         self.before = before
+
+
+def filling(number: int) -> dict[str, Any]:
+    """A schema that no other number has."""
+    kinds = [{"type": "string", "maxLength": 9 + number % 20}, {"type": "integer"}, {"enum": ["a", number]}]
+    inner = {"type": "object", "properties": {f"p{i}": kinds[i % 3] for i in range(3 + number % 9)}}
+    return {"type": "object", "properties": {f"k{number}": inner, "list": {"type": "array", "items": inner}}}
 
 
 def _is_error(body: bytes) -> bool:
@@ -298,7 +327,7 @@ def test_fuzz(launch: Launch) -> None:
     seconds = float(os.environ.get("TOKENMILL_RELIABILITY_SECONDS", "1800"))
     seed = os.environ.get("TOKENMILL_FUZZ_SEED", str(random.randrange(10**6)))
     load = os.getloadavg()[0]
-    flags = ("--log-level", "warning", "--read-timeout", "3", "--request-timeout", "30", *SMALL_POOL)
+    flags: tuple[str, ...] = ("--log-level", "warning", "--read-timeout", "3", "--request-timeout", "30", *SMALL_POOL)
     flags += ("--tool-call-parser", "hermes", "--scheduling-policy", "priority")
     running = launch(*flags)
     fuzzer = Fuzzer(running, seed)
@@ -307,7 +336,8 @@ def test_fuzz(launch: Launch) -> None:
     tally, before = fuzzer.tally, fuzzer.before
     after = settled(running, before)
     half = tally.half or before
-    lag = {name: max(found) for name, found in (("fuzz", tally.fuzz_lag), ("control", tally.control_lag))}
+    lags = {"fuzz": sorted(tally.fuzz_lag), "control": sorted(tally.control_lag)}
+    lag = {name: max(found) for name, found in lags.items()}
     found = {
         "seed": seed,
         "requests": dict(tally.sent),
@@ -316,6 +346,10 @@ def test_fuzz(launch: Launch) -> None:
         "streams": tally.texts,
         "streams_busy": tally.busy,
         "worst_lag_ms": {name: round(worst * 1e3, 1) for name, worst in lag.items()},
+        "lag_ms_of_half_seconds": {
+            name: {share: round(percentile(found, share / 100) * 1e3, 1) for share in (50, 90, 99)}
+            for name, found in lags.items()
+        },
         "cpu_share": {kind: round(tally.cpu[kind] / max(1, tally.seconds[kind]), 2) for kind in lag},
         "memory_mib": tally.memory[:: max(1, len(tally.memory) // 8)],
         "grown_mib": round(grown(after, before) / 2**20, 1),

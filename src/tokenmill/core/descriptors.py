@@ -7,6 +7,7 @@ AttentionSpec, KVSpec) are made once when a model is built. Must not know: kerne
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -153,6 +154,17 @@ class DeltaSpec:
     value_dim: int
     rate: Tensor
     shift: Tensor
+
+
+@dataclass(slots=True)
+class StepRows:
+    """Whose a step's tokens are: the row of each sequence [S] and of each token [T] (int64). What belongs to a row (an
+    adapter, a recurrent state) is found by it, in recorded steps, too. The spare row fills up recorded steps.
+    `states[i]`: the parts of recurrent layer i's states by row [R + 1, ...]; layers overwrite them."""
+
+    sequences: Tensor
+    tokens: Tensor
+    states: Sequence[tuple[Tensor, ...]] = ()
 
 
 @dataclass(slots=True)

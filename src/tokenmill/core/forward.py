@@ -8,7 +8,7 @@ both, and a mixture is made of weights. `runner/batch.py` makes a ForwardContext
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from tokenmill.core.descriptors import (
@@ -26,6 +26,7 @@ from tokenmill.core.descriptors import (
     RopeSpec,
     RouteSpec,
     StateSpec,
+    StepRows,
 )
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ __all__ = [
     "RopeSpec",
     "RouteSpec",
     "StateSpec",
+    "StepRows",
     "Weight",
 ]
 
@@ -62,11 +64,8 @@ class ForwardContext:
 
     T tokens of S sequences lie one sequence after the other: query_start [S + 1] (int32) are their borders,
     kv_len [S] (int32) how many positions each may read (its own new tokens included), positions [T] (int64).
-    `rows` name the row of each sequence [S] and of each token [T] (int64): what belongs to a row (an adapter, a
-    recurrent state) is found by it, in recorded steps, too. The spare row fills up recorded steps.
     `spans` mirrors (query_start, query count, kv_len) as host integers where the device is the host, else None.
     `embeds` (rows [n] of this batch, values [n, hidden]) replace those rows' embeddings before the first layer.
-    `states[i]`: the parts of recurrent layer i's states by row [R + 1, ...]; layers overwrite them.
     `taps`: the model fills taps[i] with layer i's output [T, hidden] for every i that is a key.
     """
 
@@ -77,12 +76,11 @@ class ForwardContext:
     max_query: int
     kv: list[KVView]
     groups: list[GroupPlan]
-    rows: tuple[Tensor, Tensor] | None = None
+    rows: StepRows | None = None
     spans: list[tuple[int, int, int]] | None = None
     taps: dict[int, Tensor] | None = None
     embeds: tuple[Tensor, Tensor] | None = None
     block_size: int = 16
-    states: list[tuple[Tensor, ...]] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -18,6 +18,15 @@ from tokenmill.scheduler.search import BeamSearch, Sampling
 from tokenmill.structured.sheltered import Sheltered
 
 Encode = Callable[[str], list[int]]
+WORD = 64
+"""Ids that take as long to check as one bad word takes to tokenise."""
+
+
+def work_of(request: Request) -> int:
+    """How much there is to check in a request, in token ids."""
+    params = request.params
+    ids = (request.prompt_ids, params.allowed_token_ids, params.logit_bias, params.stop_token_ids)
+    return sum(len(each) for each in ids if each is not None) + WORD * len(params.bad_words or ())
 
 
 @dataclass(slots=True)
@@ -46,15 +55,15 @@ class Admission:
         params, ids = request.params, request.prompt_ids
         if num_open >= self.max_waiting:
             raise BusyError(f"{num_open} requests are open already; try again later.")
-        self._check_ids("prompt", ids)
         if not ids:
             raise ParameterError("The prompt is empty: give at least one token.", param="prompt")
-        if len(ids) >= self.max_model_len:
+        if len(ids) >= self.max_model_len:  # before any look at each of them
             raise TooLargeError(
                 f"The prompt has {len(ids)} tokens; with at least one output token that is more than the "
                 f"context of {self.max_model_len}. Shorten it, or raise --max-model-len.",
                 param="prompt",
             )
+        self._check_ids("prompt", ids)
         most = self.max_model_len - len(ids)
         new = most if params.max_tokens is None else params.max_tokens
         if new > most:
@@ -90,6 +99,8 @@ class Admission:
         return group
 
     def _check_ids(self, name: str, ids: list[int]) -> None:
+        if set(map(type, ids)) <= {int} and (not ids or (min(ids) >= 0 and max(ids) < self.vocab_size)):
+            return  # as a rule; a loop of Python's takes ten times as long
         for token in ids:
             if isinstance(token, bool) or not isinstance(token, int):
                 raise ParameterError(f"{name} must hold integer token ids, got {token!r}.", param=name)
@@ -158,14 +169,14 @@ class Admission:
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         """Each bad word as tokens, at the start of a text and after a space."""
-        words = list(self.banned)
+        words = {tuple(ids): ids for ids in self.banned}
         for word in params.bad_words or ():
             assert self.encode is not None
             for text in (word, " " + word.lstrip()):
                 ids = self.encode(text)
-                if ids and ids not in words:
-                    words.append(ids)
-        return words
+                if ids:
+                    words.setdefault(tuple(ids), ids)
+        return list(words.values())
 
     def _constraint(self, params: SamplingParams) -> Constraint | None:
         budget = params.thinking_token_budget if params.reasoning is not None else None

@@ -18,7 +18,7 @@ from tokenmill.kernels import row_stable
 def spans_of(ctx: ForwardContext) -> Iterator[tuple[int, slice, bool]]:
     """(row, its tokens in the batch, does it begin?) of each sequence of the step."""
     assert ctx.rows is not None, "recurrent layers find their states by row"
-    borders, rows = ctx.query_start.tolist(), ctx.rows[0].tolist()
+    borders, rows = ctx.query_start.tolist(), ctx.rows.sequences.tolist()
     begins = (ctx.positions[ctx.query_start[:-1].long()] == 0).tolist()
     for i, row in enumerate(rows):
         yield row, slice(borders[i], borders[i + 1]), begins[i]

@@ -101,7 +101,7 @@ def codegen_order(heads: Heads) -> Tensor:
 
 
 class GatedAttention:
-    """Attention whose output is multiplied by a sigmoid of the layer's input; q_proj holds (query, gate) of each head."""
+    """Attention whose output is multiplied by the sigmoid of a gate; q_proj holds (query, gate) of each head."""
 
     def __init__(self, b: Build, hidden: int, heads: Heads, spec: AttentionSpec, *, bias: bool = False) -> None:
         rows = torch.arange(2 * heads.width).view(heads.heads, 2, heads.dim).transpose(0, 1).reshape(-1)

@@ -141,7 +141,7 @@ class Build:
         return len(self.book.kv_specs) - 1, list(dict.fromkeys(self.book.kv_specs)).index(spec)
 
     def add_state(self, spec: StateSpec) -> int:
-        """Register a recurrent layer: its index in ForwardContext.states."""
+        """Register a recurrent layer: its index in the states of StepRows."""
         self.book.states.append(spec)
         return len(self.book.states) - 1
 

@@ -70,7 +70,8 @@ class GatedDelta:
         """residual + delta(norm(x)); x [T, hidden]."""
         kernels, heads = ctx.kernels, self.heads
         mixed, z, gates = self._products(x, ctx, norm)
-        inputs, matrices = ctx.states[self.state]
+        assert ctx.rows is not None, "states are found by row"
+        inputs, matrices = ctx.rows.states[self.state]
         mixed = kernels.short_conv_(mixed, self.taps, None, inputs, ctx)
         found = kernels.delta_rule_(mixed, gates, self.spec, matrices, ctx)
         normed = kernels.norm(found.reshape(-1, heads.value_dim), self.norm)

@@ -40,7 +40,7 @@ def build(c: ModelConfig, b: Build) -> Decoder:
             spec = attention_spec(b, heads, rope=make_rope(b, rope), norms=(norms[0], norms[1]))
             mixer = GatedAttention(inside, sizes.hidden, heads, spec, bias=bias)
         dense = not c.get("num_experts", int, 0, low=0) or rules.sparse_step(c, index)
-        mlp: Block = make_feed(c, at, Feed(), NORMS) if dense else make_mixture(c, b, at, MIX, Feed())
+        mlp: Block = make_feed(c, at, Feed(), NORMS) if dense else make_mixture(c, b, at, MIX, Feed(), index)
         first, second = (norm(c, at, NORMS, name, sizes.hidden) for name in NORMS.before)
         return PreNorm(mixer, mlp, (first, second))
 

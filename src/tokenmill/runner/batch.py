@@ -12,7 +12,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, GroupPlan, Kernels
+from tokenmill.core.forward import ForwardContext, GroupPlan, Kernels, StepRows
 from tokenmill.core.step import StepPlan
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.rows import Rows
@@ -91,9 +91,8 @@ def lay_out(
         max_query=longest,
         kv=pool.views,
         groups=groups,
-        rows=(row_ids, token_rows),
+        rows=StepRows(row_ids, token_rows, pool.states.views if pool.states is not None else ()),
         block_size=pool.layout.block_size,
-        states=pool.states.views if pool.states is not None else [],
     )
     return tokens, token_rows, ctx
 
@@ -136,7 +135,7 @@ def single_tokens(
         max_query=1,
         kv=pool.views,
         groups=groups,
-        rows=(row_ids, row_ids),
+        rows=StepRows(row_ids, row_ids, pool.states.views if pool.states is not None else ()),
         spans=starts[1],
         block_size=size,
     )

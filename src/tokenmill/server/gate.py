@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 
 from tokenmill.server.errors import HttpError
 
+MOST_HELD = 1 << 20
+"""Log-probabilities of all answers in progress, at about half a kilobyte each while they are written."""
+
 
 @dataclass(slots=True)
 class Tenant:
@@ -41,6 +44,8 @@ class Gate:
     clock: Callable[[], float] = time.monotonic
     open: int = 0
     draining: bool = False
+    held: int = 0
+    """Log-probabilities that answers in progress hold."""
     tenants: dict[str, Tenant] = field(default_factory=dict)
 
     def peek(self) -> None:
@@ -83,6 +88,16 @@ class Gate:
         tenant.open -= count
         tenant.tokens -= tokens
         self.open -= count
+
+    def hold(self, count: int) -> None:
+        """An answer holds so many more log-probabilities until `let_go`."""
+        self.held += count
+        if self.held > MOST_HELD:
+            self._refuse(503, "logprobs", "Answers in progress hold all log-probabilities that fit; try again.", 5)
+
+    def let_go(self, count: int) -> None:
+        """An answer is over."""
+        self.held -= count
 
     def _tenant(self, name: str) -> Tenant:
         tenant = self.tenants.get(name)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,6 +31,10 @@ from tokenmill.server.traces import Traces
 log = logging.getLogger("tokenmill.server")
 MOST_COPIED = 16 << 20
 """Bytes of parameters times prompts of one request."""
+MOST_LOGPROBS = 1 << 19
+"""Log-probabilities that one answer may hold until it is whole."""
+ENTRY = 64
+"""Bytes of one of them as it is written."""
 BAD_WORD = 8192
 """What the work for one bad word weighs."""
 
@@ -71,6 +75,10 @@ class Task:
         return self.request.params.num_outputs
 
 
+Gathered = list[tuple[Task, Accumulator]]
+"""Whole outputs, in the order of their prompts."""
+
+
 class Job:
     """`count`: outputs that count against the gate; entered on creation, left by `close`. `scope`: whose cached prompts
     it may use (empty: everybody's)."""
@@ -92,6 +100,8 @@ class Job:
         self.failed = False
         self.size = 0
         """Bytes of the body that it came in."""
+        self.held = 0
+        """Log-probabilities that wait for the answer to be whole."""
 
     def grow(self, count: int) -> None:
         """The job turned out to have more outputs than one."""
@@ -139,10 +149,27 @@ class Job:
                     f"of {most}. Shorten it, or raise --max-model-len.",
                     param="prompt",
                 )
+        if params is not None and params.prompt_logprobs is not None:
+            self._check_held((params.prompt_logprobs + 1) * sum(len(ids) for _, ids in prompts), "prompt_logprobs")
         if params is not None and len(prompts) > 1:  # every prompt takes the parameters along
             size = len(msgspec.msgpack.encode(params)) + BAD_WORD * len(params.bad_words or ())
             if size * len(prompts) > MOST_COPIED:
                 raise TooLargeError("The parameters are too large for so many prompts in one request.", param="prompt")
+
+    @staticmethod
+    def _check_held(count: int, param: str) -> None:
+        if count > MOST_LOGPROBS:
+            raise TooLargeError(
+                f"The answer would hold {count} log-probabilities or more; {MOST_LOGPROBS} is the most. Ask for fewer, "
+                "or for fewer or shorter texts.",
+                param=param,
+            )
+
+    def _hold(self, rows: Sequence[Mapping[int, Any] | None], param: str) -> None:
+        count = sum(len(row) for row in rows if row is not None)
+        self.held += count
+        self.gate.hold(count)
+        self._check_held(self.held, param)
 
     async def _open(self, name: str, request: Request, index: int, pooling: str | None = None) -> None:
         if self.scope:
@@ -205,17 +232,21 @@ class Job:
                 self.metrics.saw_gap(now - timeline.last_token)
             timeline.last_token = now
             figures.output_tokens += len(delta.token_ids)
+        if delta.prompt_logprobs is not None:
+            self._hold(delta.prompt_logprobs, "prompt_logprobs")
         if delta.num_cached_tokens > figures.cached_tokens:
             figures.cached_tokens = delta.num_cached_tokens
         if delta.finish_reason is not None:
             task.ended += 1
             figures.reasons.append(delta.finish_reason)
 
-    async def gather(self) -> list[tuple[Task, Accumulator]]:
+    async def gather(self) -> Gathered:
         """All prompts' outputs, in prompt order."""
         found = {task.request.id: (task, Accumulator(task.request)) for task in self.tasks.values()}
         async for batch in self._batches():
             for task, delta in batch:
+                if delta.logprobs is not None:
+                    self._hold(delta.logprobs, "logprobs")
                 found[task.request.id][1].add(delta)
         return sorted(found.values(), key=lambda pair: pair[0].index)
 
@@ -258,6 +289,7 @@ class Job:
             self.history.end(self.record, now)
             if self.traces is not None:
                 self.traces.note(self.record, self.parent)
+        self.gate.let_go(self.held)
         self.gate.leave(self.tenant, self.count, used)
 
     # ------------------------------------------------------------ figures

@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tokenmill.server.access import OPEN_PATHS
 from tokenmill.server.errors import HttpError, error_bytes
+from tokenmill.server.tls import Door, Handshakes
 from tokenmill.server.transport import CountedTransport
 
 MAX_HEADERS = 200
@@ -54,6 +55,18 @@ class BoundedProtocol(HttpToolsProtocol):
     """One connection; the bounds are a class attribute, because uvicorn makes the objects."""
 
     bounds = Bounds()
+    shakes = Handshakes()
+
+    def num_open(self) -> int:
+        """Connections, those that are not encrypted yet among them."""
+        return len(self.connections) + len(self.shakes)
+
+    def seconds(self) -> float | None:
+        """What a connection that has just been made has for its next part; None: it is one too many."""
+        most, patience = self.bounds.connections, self.bounds.read_timeout
+        if self.num_open() > most + RESERVE:
+            return None
+        return min(RESERVE_S, patience) if self.num_open() > most else patience
 
     def connection_made(self, transport: Any) -> None:
         self.part = Part.NOTHING
@@ -64,13 +77,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self.on_gone: set[Callable[[], None]] = set()
         self.out = CountedTransport(transport, self._close_gently)
         super().connection_made(cast(asyncio.Transport, self.out))
-        most = self.bounds.connections
-        if len(self.connections) > most + RESERVE:
-            self._refuse(503, f"{most} connections are open; the server takes no more.")
+        seconds = self.seconds()
+        if seconds is None:
+            self._refuse(503, f"{self.bounds.connections} connections are open; the server takes no more.")
             self.out.finish()
             return
-        spare = len(self.connections) > most
-        self._set_timer(min(RESERVE_S, self.bounds.read_timeout) if spare else self.bounds.read_timeout)
+        self._set_timer(seconds)
 
     def eof_received(self) -> None:
         """The connection closes; engines need not wait until handlers have been cancelled."""
@@ -139,7 +151,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.refused:
             return
         path = self.url.partition(b"?")[0].decode("latin-1")
-        if len(self.connections) > self.bounds.connections and path not in OPEN_PATHS:
+        if self.num_open() > self.bounds.connections and path not in OPEN_PATHS:
             self._refuse(503, f"{self.bounds.connections} connections are open; the server takes no more.")
             return
         if len(self.pipeline) >= MAX_PIPELINED:
@@ -236,9 +248,17 @@ class BoundedProtocol(HttpToolsProtocol):
             self.timer = None
 
 
-def make_protocol(bounds: Bounds) -> type[BoundedProtocol]:
-    """A protocol class with these bounds."""
-    return type("Protocol", (BoundedProtocol,), {"bounds": bounds})
+def make_protocol(bounds: Bounds, shakes: Handshakes) -> Any:
+    """What makes the protocol of a connection with these bounds."""
+    protocol = type("Protocol", (BoundedProtocol,), {"bounds": bounds, "shakes": shakes})
+    if shakes.context is None:
+        return protocol
+
+    def door(**settings: Any) -> Door:
+        inner = protocol(**settings)
+        return Door(inner, shakes, inner.seconds)
+
+    return door
 
 
 async def drop_stalled(connections: set[Any], patience: float, on_drop: Callable[[], None]) -> None:

@@ -34,6 +34,7 @@ from tokenmill.server.lag import watch_lag
 from tokenmill.server.memory_trim import system_trim, trim_after_bursts
 from tokenmill.server.preflight import check_before_loading
 from tokenmill.server.protocol import RESERVE, Bounds, drop_stalled, make_protocol
+from tokenmill.server.tls import Handshakes, context_of
 
 log = logging.getLogger("tokenmill.server")
 BROKEN_EXIT = 3
@@ -182,9 +183,10 @@ class HttpServer:
         self.guard = guard
         self.sock = sock
         self.patience = server.patience.write_timeout
+        self.shakes = Handshakes(context_of(listen))
         config = uvicorn.Config(
             guard,
-            http=make_protocol(bounds_of(server)),
+            http=make_protocol(bounds_of(server), self.shakes),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -193,10 +195,6 @@ class HttpServer:
             root_path=listen.root_path,
             timeout_keep_alive=60,
             backlog=BACKLOG,
-            ssl_keyfile=listen.ssl_keyfile,
-            ssl_certfile=listen.ssl_certfile,
-            ssl_ca_certs=listen.ssl_ca_certs,
-            ssl_cert_reqs=2 if listen.ssl_ca_certs else 0,
         )
         self.server = uvicorn.Server(config)
         self.tasks: list[asyncio.Task[Any]] = []
@@ -225,6 +223,7 @@ class HttpServer:
         """Close the listener; requests that still run are cancelled after a moment."""
         self.server.config.timeout_graceful_shutdown = 1
         self.server.should_exit = True
+        self.shakes.end()
         for task in self.tasks[1:]:
             task.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, GroupPlan, Kernels, KVSpec, KVView, StateSpec
+from tokenmill.core.forward import ForwardContext, GroupPlan, Kernels, KVSpec, KVView, StateSpec, StepRows
 from tokenmill.kvcache.states import StatePool
 
 
@@ -74,8 +74,7 @@ class PagedBatch:
             groups=[self._plan(i, grants) for i in range(len(self.groups))],
             spans=spans if self.device == "cpu" else None,
             block_size=self.block_size,
-            rows=self._rows(grants),
-            states=self.states,
+            rows=StepRows(*self._rows(grants), self.states),
         )
         for name, count in grants:
             self.seqs[name].computed += count

@@ -10,6 +10,7 @@ import stat
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -17,6 +18,7 @@ import pytest
 from tests.cpu.server.conftest import Running
 from tokenmill.core.config import ListenOptions, ServerConfig
 from tokenmill.core.errors import UserError
+from tokenmill.server.protocol import RESERVE
 from tokenmill.server.run import _bind
 
 Launch = Callable[..., Running]
@@ -50,6 +52,48 @@ def test_tls_answers_and_plain_http_does_not(launch: Launch, certificates: Path)
     with pytest.raises(httpx.TransportError):
         httpx.get(running.url.replace("https", "http") + "/health", timeout=5)
     assert running.process.poll() is None
+
+
+def test_handshakes_are_counted_and_have_a_deadline(launch: Launch, certificates: Path) -> None:
+    """Connections that never say a word of TLS are connections: no more than the ceiling stay, and none for long."""
+    most = 8
+    running = launch(*flags_of(certificates), "--max-connections", str(most), "--read-timeout", "3")
+    context = ssl.create_default_context(cafile=str(certificates / "cert.pem"))
+    address = ("127.0.0.1", urlsplit(running.url).port)
+    dumb = [socket.create_connection(address) for _ in range(most + RESERVE + 40)]
+    ended = 0
+    for sock in dumb:
+        sock.settimeout(60)
+        try:
+            ended += sock.recv(100) == b""
+        except ConnectionResetError:
+            ended += 1
+    assert ended == len(dumb)
+    with httpx.Client(verify=context, timeout=60) as client:
+        assert client.post(running.url + "/v1/completions", json=BODY).status_code == 200
+    slow = socket.create_connection(address)  # its first words come in pieces
+    slow.settimeout(60)
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    side = context.wrap_bio(incoming, outgoing, server_hostname="localhost")
+    while True:
+        try:
+            side.do_handshake()
+            break
+        except ssl.SSLWantReadError:
+            hello = outgoing.read()
+            for at in range(0, len(hello), 100):
+                slow.sendall(hello[at : at + 100])
+            heard = slow.recv(1 << 16)
+            assert heard, "the server has closed"
+            incoming.write(heard)
+    side.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+    slow.sendall(outgoing.read())
+    while data := slow.recv(1 << 16):
+        incoming.write(data)
+    assert side.read(1 << 16).startswith(b"HTTP/1.1 200")
+    assert running.process.poll() is None
+    for sock in (*dumb, slow):
+        sock.close()
 
 
 def test_clients_must_show_a_certificate_when_a_ca_is_given(launch: Launch, certificates: Path) -> None:

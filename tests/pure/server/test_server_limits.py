@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.pure.server.conftest import Starter, until
+from tokenmill.server import gate, job
 from tokenmill.server.engines.state import FleetOptions
 from tokenmill.server.errors import HttpError
 from tokenmill.server.gate import Gate, GateLimits
@@ -169,6 +170,42 @@ async def test_deadlines_end_requests(start: Starter) -> None:
     assert served.context.gate.open == 0 and not served.fake.fleet.open_requests
     short = await start(FakeOptions(step_s=0.02), request_timeout=0.2)
     assert (await short.post(PATH, {"prompt": "abc", "max_tokens": 1000})).status_code == 408
+
+
+ROWS = [
+    ({"logprobs": 1, "n": 4, "temperature": 1}, "logprobs"),
+    ({"logprobs": 1, "best_of": 4, "n": 1, "temperature": 1}, "logprobs"),
+    ({"prompt": ["abcdefgh"] * 30, "prompt_logprobs": 1, "max_tokens": 1}, "prompt_logprobs"),
+    ({"prompt": ["abcdefgh"] * 30, "logprobs": 1, "echo": True, "max_tokens": 1}, "prompt_logprobs"),
+]
+
+
+@pytest.mark.parametrize(("extra", "param"), ROWS, ids=range(len(ROWS)))
+async def test_an_answer_holds_so_many_log_probabilities(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, extra: dict[str, Any], param: str
+) -> None:
+    """Nothing else bounds them: prompts times tokens times the most likely ones of each."""
+    served = await start()
+    body = {"prompt": "abc", "max_tokens": 100, **extra}
+    assert (await served.post(PATH, body)).status_code == 200
+    monkeypatch.setattr(job, "MOST_LOGPROBS", 200)
+    answer = await served.post(PATH, body)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+    assert (await served.post(PATH, {"prompt": "abc", "max_tokens": 100, "logprobs": 1})).status_code == 200
+    assert served.context.gate.held == 0 and not served.fake.fleet.open_requests
+
+
+async def test_all_answers_together_hold_so_many(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = await start(FakeOptions(step_s=0.002))
+    monkeypatch.setattr(gate, "MOST_HELD", 300)
+    body = {"prompt": "abc", "max_tokens": 100, "logprobs": 1, "temperature": 1}
+    found = await asyncio.gather(*(served.post(PATH, body) for _ in range(8)))
+    assert {answer.status_code for answer in found} == {200, 503}
+    assert all("retry-after" in answer.headers for answer in found if answer.status_code == 503)
+    plain = await asyncio.gather(*(served.post(PATH, {"prompt": "abc", "max_tokens": 100}) for _ in range(8)))
+    assert {answer.status_code for answer in plain} == {200} and served.context.gate.held == 0
+    streamed = await asyncio.gather(*(served.post(PATH, {**body, "stream": True}) for _ in range(8)))
+    assert not any('"error"' in answer.text for answer in streamed)  # what is told at once is not held
 
 
 async def test_draining_refuses_new_requests(start: Starter) -> None:

@@ -16,7 +16,7 @@ from tokenmill.kernels.cpu.packed import TYPES
 def step_of(ctx: ForwardContext, states: int) -> tuple[int, int, int, int, int]:
     """Addresses of rows, borders and positions, how many sequences, of how many rows there are states."""
     assert ctx.rows is not None, "recurrent layers find their states by row"
-    rows = ctx.rows[0]
+    rows = ctx.rows.sequences
     return rows.data_ptr(), ctx.query_start.data_ptr(), ctx.positions.data_ptr(), rows.shape[0], states
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from tokenmill.core.errors import BusyError, EngineDeadError, ParameterError, SequenceError, UserError
 from tokenmill.core.request import Request, TextDelta, TokenDelta
-from tokenmill.engine.admission import Admission
+from tokenmill.engine.admission import Admission, work_of
 from tokenmill.engine.deliveries import Deliveries
 from tokenmill.engine.wire import Abort, Add, Beat, Failed, News, Ready, Refused, Report, check_carried
 from tokenmill.server.backend import MAX_CHUNKS, UNAVAILABLE, DeltaStream, EngineStats, ModelInfo, Timeline
@@ -32,6 +32,8 @@ log = logging.getLogger("tokenmill.server")
 
 MAX_BACKLOG = 16_384
 """Deltas that may wait for a slow reader."""
+QUICK = 8192
+"""Token ids whose check takes a fraction of a millisecond; more are checked in a thread."""
 
 
 class Fleet:
@@ -114,12 +116,17 @@ class Fleet:
         if late:  # compiled by the engine, which answers whether it could
             params = msgspec.structs.replace(request.params, structured_outputs=None)
             checked = msgspec.structs.replace(request, params=params)
-        if pooling is not None:
+
+        def check() -> int:
+            check_carried(Add(request, pooling))
+            if pooling is None:
+                return admission.check(checked, 0).num_outputs
             admission.check_embedding(checked, pooling)
-            outputs = 1
-        else:
-            outputs = admission.check(checked, 0).num_outputs
-        check_carried(Add(request, pooling))
+            return 1
+
+        outputs = check() if work_of(request) <= QUICK else await asyncio.to_thread(check)
+        if request.id in self.open_requests:  # another one came while this was checked
+            raise ParameterError(f"The request id {request.id!r} is in use.", param="request_id")
         entry = Open(request, pooling, stream, Timeline(time.monotonic()), emitted=[[] for _ in range(outputs)])
         self.open_requests[request.id] = entry
         self.deliveries.add(request, self._show)

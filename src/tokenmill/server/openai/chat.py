@@ -13,7 +13,7 @@ from typing import Any
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.assistant_turn import Turn, plan_turn
 from tokenmill.server.context import Context
-from tokenmill.server.job import Job
+from tokenmill.server.job import Gathered, Job
 from tokenmill.server.openai.logprobs import TokenNames, chat_logprobs, prompt_rows
 from tokenmill.server.openai.sampling import sampling_params, truncate
 from tokenmill.server.openai.schemas import ChatRequest, Message
@@ -178,9 +178,9 @@ def template_message(message: Message) -> dict[str, Any]:
 # ---------------------------------------------------------------- whole
 
 
-async def whole_answer(chat: Chat) -> dict[str, Any]:
+def whole_answer(chat: Chat, gathered: Gathered) -> dict[str, Any]:
     """chat.completion."""
-    (task, accumulator) = (await chat.job.gather())[0]
+    task, accumulator = gathered[0]
     result = accumulator.output()
     choices = []
     reasoning = ""

@@ -15,7 +15,7 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.core.request import CompletionOutput, RequestOutput, TextDelta
 from tokenmill.server.context import Context
 from tokenmill.server.errors import describe_error, error_object
-from tokenmill.server.job import Job, Task
+from tokenmill.server.job import Gathered, Job, Task
 from tokenmill.server.openai.logprobs import CompletionColumns, Row, TokenNames, prompt_rows
 from tokenmill.server.openai.sampling import sampling_params, truncate
 from tokenmill.server.openai.schemas import CompletionRequest
@@ -99,10 +99,10 @@ def _check(context: Context, body: CompletionRequest) -> None:
 # ---------------------------------------------------------------- whole
 
 
-async def whole_answer(completion: Completion) -> dict[str, Any]:
+def whole_answer(completion: Completion, gathered: Gathered) -> dict[str, Any]:
     """text_completion with all prompts' choices."""
     choices = []
-    for task, accumulator in await completion.job.gather():
+    for task, accumulator in gathered:
         result = accumulator.output()
         choices += [_choice(completion, task, result, out) for out in result.outputs]
     answer: dict[str, Any] = {

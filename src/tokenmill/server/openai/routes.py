@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
@@ -17,7 +18,7 @@ from tokenmill.server.openai.schemas import (
     EmbeddingRequest,
     TokenizeRequest,
 )
-from tokenmill.server.routing import Api, Work, get, json_answer, post, read_body, tenant
+from tokenmill.server.routing import Api, Work, get, json_answer, post, read_body, tenant, written_answer
 
 
 def add_routes(app: FastAPI, context: Context) -> None:
@@ -31,7 +32,8 @@ def add_routes(app: FastAPI, context: Context) -> None:
             opened = await chat.open_chat(context, body, work.job, work.base(body.request_id))
             if body.stream:
                 return work.stream(chat_stream.ChatStream(opened).chunks())
-            return json_answer(await chat.whole_answer(opened))
+            found = await opened.job.gather()
+            return await written_answer(context, work.job, partial(chat.whole_answer, opened, found))
 
     async def text_completions(request: Request) -> Response:
         """Continue one or several prompts."""
@@ -40,7 +42,8 @@ def add_routes(app: FastAPI, context: Context) -> None:
             opened = await completions.open_completion(context, body, work.job, work.base(body.request_id))
             if body.stream:
                 return work.stream(completions.CompletionStream(opened).chunks())
-            return json_answer(await completions.whole_answer(opened))
+            found = await opened.job.gather()
+            return await written_answer(context, work.job, partial(completions.whole_answer, opened, found))
 
     async def make_embeddings(request: Request) -> Response:
         """Unit vectors of texts."""

@@ -12,7 +12,7 @@ import msgspec
 
 from tokenmill.core.request import CompletionOutput, TextDelta, TokenLogprob
 from tokenmill.server.errors import HttpError, describe_error
-from tokenmill.server.job import Task
+from tokenmill.server.job import Gathered, Task
 from tokenmill.server.openai.completions import Completion
 from tokenmill.text.codec import Tokenizer
 
@@ -25,9 +25,9 @@ def error_body(found: HttpError) -> bytes:
     return encode({"error": found.message, "error_type": KINDS.get(found.status, "generation")})
 
 
-async def whole(completion: Completion, parameters: Any, prompt: str) -> dict[str, Any]:
+def whole(completion: Completion, gathered: Gathered, parameters: Any, prompt: str) -> dict[str, Any]:
     """The text, and with `details` its tokens; with best_of the likeliest candidate leads."""
-    ((task, accumulator),) = await completion.job.gather()
+    ((task, accumulator),) = gathered
     result = accumulator.output()
     outputs = sorted(result.outputs, key=lambda out: -_mean(out))
     head = prompt if parameters.return_full_text else ""

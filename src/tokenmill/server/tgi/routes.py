@@ -15,7 +15,7 @@ from tokenmill.server.context import Context
 from tokenmill.server.errors import describe_error
 from tokenmill.server.openai.completions import Completion, open_completion
 from tokenmill.server.openai.schemas import CompletionRequest
-from tokenmill.server.routing import Api, Work, get, json_answer, post
+from tokenmill.server.routing import Api, Work, get, json_answer, post, written_answer
 from tokenmill.server.text import THREADS
 from tokenmill.server.tgi import answers
 from tokenmill.server.tgi.schemas import AnyRequest, TgiRequest, VllmRequest, form_of
@@ -68,8 +68,13 @@ async def _tgi(context: Context, work: Work, body: TgiRequest, *, stream: bool, 
     opened = await _open(context, work, body.parameters.fields(body.inputs, stream=stream))
     if stream:
         return work.stream(answers.events(opened, body.parameters, body.inputs))
-    found = await answers.whole(opened, body.parameters, body.inputs)
-    return json_answer([found] if listed else found)
+    gathered = await opened.job.gather()
+
+    def make() -> Any:
+        found = answers.whole(opened, gathered, body.parameters, body.inputs)
+        return [found] if listed else found
+
+    return await written_answer(context, work.job, make)
 
 
 async def _open(context: Context, work: Work, fields: dict[str, Any]) -> Completion:

@@ -1,0 +1,92 @@
+"""The beginning of an encrypted connection. Owns: handshakes, which are counted and have a deadline as all else has.
+
+Event loops tell nobody of a connection before its handshake is over, so thousands could wait in it unseen. Here a
+connection is seen when it is accepted, and handed on when it is encrypted. Must not know: HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenmill.core.config import ListenOptions
+
+GOODBYE_S = 2.0
+"""Until a client has said that it has heard the end."""
+
+
+def context_of(listen: ListenOptions) -> ssl.SSLContext | None:
+    """What the certificate files say; None without any."""
+    if listen.ssl_certfile is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(listen.ssl_certfile, listen.ssl_keyfile)
+    if listen.ssl_ca_certs is not None:
+        context.load_verify_locations(listen.ssl_ca_certs)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+@dataclass(slots=True)
+class Handshakes:
+    """Those in progress. `context`: None where nothing is encrypted."""
+
+    context: ssl.SSLContext | None = None
+    open: set[Door] = field(default_factory=set)
+
+    def __len__(self) -> int:
+        return len(self.open)
+
+    def end(self) -> None:
+        """Nobody waits for the rest of them."""
+        for door in list(self.open):
+            door.give_up()
+
+
+class Door(asyncio.Protocol):
+    """One connection until it is encrypted. `allow`: seconds for the handshake, or None to send the client away."""
+
+    def __init__(self, inner: Any, shakes: Handshakes, allow: Callable[[], float | None]) -> None:
+        self.inner, self.shakes, self.allow = inner, shakes, allow
+        self.task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Nothing has been read yet: the socket goes on to the one who understands what comes."""
+        self.shakes.open.add(self)
+        seconds = self.allow()
+        sock = None
+        if seconds is not None:
+            with contextlib.suppress(OSError):  # no descriptor is left
+                sock = transport.get_extra_info("socket").dup()
+        transport.abort()
+        if sock is None or seconds is None:
+            self.shakes.open.discard(self)
+        else:
+            self.task = asyncio.get_running_loop().create_task(self._shake(sock, seconds))
+
+    def give_up(self) -> None:
+        """End it now."""
+        if self.task is not None:
+            self.task.cancel()
+
+    async def _shake(self, sock: socket.socket, seconds: float) -> None:
+        settings = {"ssl_handshake_timeout": seconds, "ssl_shutdown_timeout": GOODBYE_S}
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._encrypted, sock, ssl=self.shakes.context, **settings
+            )
+        except OSError:  # what TLS, the network and the deadline raise
+            sock.close()
+        except asyncio.CancelledError:
+            sock.close()
+            raise
+        finally:
+            self.shakes.open.discard(self)
+
+    def _encrypted(self) -> Any:
+        return self.inner
