@@ -35,6 +35,9 @@ This page is written by `tools/models.py`. `docs/add-a-model.md` says how to add
 |---|---|---|---|---|---|
 """
 OWN_FILES = {
+    "Qwen3NextForCausalLM": "gated delta layers, gated attention, experts; drafts are not built",
+    "Qwen3_5ForCausalLM": "text only; gated delta layers and gated attention",
+    "Qwen3_5MoeForCausalLM": "the same with experts",
     "DeepseekV2ForCausalLM": "latent attention, shared and routed experts",
     "DeepseekV3ForCausalLM": "latent attention, shared and routed experts; also Kimi K2; without layers for drafts",
     "Glm4MoeLiteForCausalLM": "latent attention, shared and routed experts; GLM-4.7-Flash",

@@ -45,8 +45,8 @@ SMALL = {
     "OPTForCausalLM": CASES["opt"],
     "BloomForCausalLM": CASES["bloom"],
     "Qwen3NextForCausalLM": CASES["qwen3-next"],
-    "Qwen3_5ForCausalLM": CASES["qwen3.5"],
-    "Qwen3_5MoeForCausalLM": CASES["qwen3.5-moe"],
+    "Qwen3_5ForCausalLM": CASES["qwen3-5"],
+    "Qwen3_5MoeForCausalLM": CASES["qwen3-5-moe"],
 }  # fmt: skip
 PROMPT = torch.randint(0, 67, (70,), generator=torch.Generator().manual_seed(5)).tolist()
 
