@@ -15,7 +15,18 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import Act, AttentionSpec, ForwardContext, KVSpec, ModelSpec, NormSpec, RouteSpec, Weight
+from tokenmill.core.forward import (
+    Act,
+    AttentionSpec,
+    DeltaSpec,
+    ForwardContext,
+    KVSpec,
+    ModelSpec,
+    NormSpec,
+    RouteSpec,
+    StepRows,
+    Weight,
+)
 from tokenmill.core.model import CausalLM, Checkpoint
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.measure.live_memory import Live, held_bytes
@@ -190,6 +201,18 @@ class CountingKernels(ReferenceKernels):
         out = q.new_empty(len(q), spec.heads * spec.kv.value_dim)
         return self._note(out, moved=q.nbytes + out.nbytes)
 
+    def short_conv_(self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """[T, C]; what it reads and writes of states is counted by row, not here."""
+        self.tally.flops += 2.0 * weight.numel()
+        out = x.new_empty(x.shape)
+        return self._note(out, moved=2 * out.nbytes)
+
+    def delta_rule_(self, mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """[T, Hv, Dv]: each number of a state is forgotten a little, asked, written and asked."""
+        self.tally.flops += 7.0 * spec.value_heads * spec.key_dim * spec.value_dim
+        out = mixed.new_empty(len(mixed), spec.value_heads, spec.value_dim)
+        return self._note(out, moved=mixed.shape[0] * mixed.shape[1] * mixed.element_size() + out.nbytes)
+
     def head_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         """[T, H, N]."""
         heads, outputs, inner = weight.shape
@@ -296,7 +319,11 @@ def _count_step(model: CausalLM, kernels: CountingKernels, tokens: int, lines: i
     """One step without data; -> costs of the layers and of the head."""
     kernels.tally = body = Tally()
     whole = torch.empty(tokens, dtype=torch.int64, device=META)
-    ctx = ForwardContext(kernels, whole, whole, whole, 1, [], [])
+    states = [
+        tuple(torch.empty(1, *shape, dtype=getattr(torch, dtype), device=META) for dtype, shape in spec.parts)
+        for spec in model.spec.states
+    ]
+    ctx = ForwardContext(kernels, whole, whole, whole, 1, [], [], StepRows(whole, whole, states))
     hidden = model.forward(whole, ctx)
     kernels.tally = head = Tally()
     model.logits(hidden[:lines], ctx)

@@ -123,6 +123,7 @@ def step_cost(sheet: Sheet, grants: Sequence[Grant], kv: KVFormat, shared: int =
         cost.weight_bytes["head"] = sheet.head.weight_bytes
     for layer, times in layer_counts(sheet):
         _attend(cost, layer, times, grants, kv, 0 if layer.window else shared)
+    _recur(cost, sheet, grants)
     cost.reduced_bytes = sheet.body.reduced * tokens + sheet.head.reduced * lines
     cost.reductions = sheet.body.reductions + (sheet.head.reductions if lines else 0)
     return cost
@@ -137,7 +138,7 @@ def _count(sheet: Sheet, grants: Sequence[Grant]) -> StepCounts:
         rows=len(grants),
         prompts=len(prompts),
         prompt_tokens=sum(prompts),
-        layers=len(sheet.spec.kv_specs),
+        layers=len(sheet.spec.kv_specs) + len(sheet.spec.states),
         mixtures=len(sheet.body.mixtures),
         logits=lines * sheet.spec.vocab_size,
     )
@@ -161,6 +162,15 @@ def _attend(cost: Cost, layer: Attended, times: int, grants: Sequence[Grant], kv
             cost.seen.single_bytes += moved
             cost.seen.single_positions += times * (read - once)
             cost.seen.shared_flops += times * layer.flops * shared * len(rows) if once else 0.0
+
+
+def _recur(cost: Cost, sheet: Sheet, grants: Sequence[Grant]) -> None:
+    """Add that recurrent layers read and write each row's states once, however many tokens it has."""
+    each = 2.0 * sum(spec.size_bytes for spec in sheet.spec.states)
+    prompts = sum(grant.count > 1 for grant in grants)
+    cost.kv_bytes += each * len(grants)
+    cost.seen.prompt_bytes += each * prompts
+    cost.seen.single_bytes += each * (len(grants) - prompts)
 
 
 def _seen_before(window: int, grant: Grant) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from engines import BACKENDS, check_nothing_left, exact, greedy, open_llm, run
-from test_engine_families import ONE_OF_EACH, Family
+from test_engine_families import ALL, ONE_OF_EACH, Family
 
 from tokenmill import SamplingParams
 
@@ -16,7 +16,7 @@ DEPTHS = [1, 2, 3]
 @pytest.mark.parametrize("depth", DEPTHS[:2])
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_drafts_change_no_family(name, depth, tmp_path):
-    family = Family(name, tmp_path)
+    family = Family(ALL[name], tmp_path)
     prompts = [(p[:7] * 5)[:40] for p in family.prompts[:3]] + family.prompts[3:5]
     params = [greedy(48, logprobs=2), *[SamplingParams(seed=i, max_tokens=48, logprobs=0) for i in range(4)]]
     with family.open() as llm:

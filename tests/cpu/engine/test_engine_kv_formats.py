@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 from engines import BACKENDS, check_nothing_left, exact, follow, greedy, open_llm, run
-from test_engine_families import Family
+from test_engine_families import ALL, Family
 from test_engine_same_bytes import stories
 
 from tokenmill import SamplingParams
@@ -41,7 +41,7 @@ def test_company_chunks_preemption_and_cached_prefixes_change_no_byte(name, back
 @pytest.mark.parametrize("family", ["llama", "gemma3", "deepseek-v2", "gpt-oss"])
 @pytest.mark.parametrize("name", ["int8", "fp8"])
 def test_probabilities_stay_close(name, family, tmp_path):
-    made = Family(family, tmp_path)
+    made = Family(ALL[family], tmp_path)
     params = greedy(1, prompt_logprobs=0)
     found = []
     for options in ({}, FORMATS[name]):

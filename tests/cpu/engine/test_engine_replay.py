@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 from engines import BACKENDS, exact, follow, greedy, open_llm, run
-from test_engine_families import Family
+from test_engine_families import ALL, Family
 from test_engine_same_bytes import stories
 
 from tokenmill import LLM, SamplingParams
@@ -102,7 +102,7 @@ def test_more_rows_than_are_recorded(tiny, monkeypatch):
 
 @pytest.mark.parametrize("family", ["gemma3", "gpt-oss", "deepseek-v2", "qwen3"])
 def test_families_with_and_without_recordings(family, tmp_path):
-    made = Family(family, tmp_path)
+    made = Family(ALL[family], tmp_path)
     found = []
     for eager in (True, False):
         with made.open(kernels="auto", enforce_eager=eager) as llm:
