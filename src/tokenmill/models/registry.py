@@ -17,6 +17,7 @@ from tokenmill.layers.rope import rope_settings
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.fields import check_fields, complete
 from tokenmill.models.table import TABLE
+from tokenmill.models.turns import OWN_NAMES
 from tokenmill.parallel.group import SoloGroup
 from tokenmill.quant.detect import check_config
 
@@ -118,7 +119,8 @@ def _longest(config: dict[str, Any], name: str) -> int:
     """The positions that a config states, or that its rope scaling stretches them to."""
     stated = ModelConfig(config).need(name, int, low=1)
     known = [one for one in config.get("architectures") or () if isinstance(one, str) and one in _FAMILIES]
-    rope = rope_settings(complete(config, known[0] if known else ""), head_dim=2, layer_type="full_attention")
+    whole = complete(config, known[0] if known else "")
+    rope = rope_settings(whole, head_dim=2, layer_type="full_attention", also=OWN_NAMES)
     if rope.kind not in _STRETCHED:
         return stated
     base = rope.original_positions if rope.kind == "yarn" else stated

@@ -14,6 +14,9 @@ from tokenmill.core.errors import ModelError
 from tokenmill.layers.rope import RopeSettings, rope_settings
 from tokenmill.models.config import ModelConfig
 
+OWN_NAMES = ("llama_4_scaling_beta", "max_position_embeddings", "alpha", "short_mscale", "long_mscale")
+"""Names in an object of rope settings that one family or another reads by itself."""
+
 RopeRule = Callable[[ModelConfig, int, str], RopeSettings]
 """(config, head size, kind of layer) -> settings."""
 

@@ -121,6 +121,10 @@ def test_spec(llama):
             "rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}}, 131072),
         ({}, 1 << 22),
         ({"max_position_embeddings": 1 << 24}, 1 << 22),
+        ({"max_position_embeddings": 262144, "rope_parameters": {
+            "rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16384,
+            "llama_4_scaling_beta": 0.1}}, 262144),
+        ({"max_position_embeddings": 32768, "rope_scaling": {"type": "dynamic", "alpha": 9.0, "factor": 1.0}}, 32768),
     ],
 )  # fmt: skip
 def test_lengths_beyond_the_context_are_refused_with_both_numbers(config, longest):
