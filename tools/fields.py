@@ -33,7 +33,8 @@ request is
 - **another spelling** of a field that is done;
 - **harmless**: taken without an effect, because none is missing;
 - **refused** with a 400 that names it and says why, unless its value asks for nothing (null, false, empty, or what is
-  given in brackets);
+  given in brackets: values that change nothing, and the default of the API that the name comes from, which its clients
+  write into every request and which is not applied);
 - or unknown: then it is counted (`tokenmill:ignored_fields`) and named in the answer's header `X-Tokenmill-Ignored`,
   with `X-Tokenmill-Did-You-Mean` where a field is spelled almost so. `--strict-fields` refuses it instead.
 """

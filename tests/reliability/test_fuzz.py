@@ -327,7 +327,7 @@ def test_fuzz(launch: Launch) -> None:
     seconds = float(os.environ.get("TOKENMILL_RELIABILITY_SECONDS", "1800"))
     seed = os.environ.get("TOKENMILL_FUZZ_SEED", str(random.randrange(10**6)))
     load = os.getloadavg()[0]
-    flags: tuple[str, ...] = ("--log-level", "warning", "--read-timeout", "3", "--request-timeout", "30", *SMALL_POOL)
+    flags: tuple[str, ...] = ("--log-level", "warning", "--read-timeout", "10", "--request-timeout", "30", *SMALL_POOL)
     flags += ("--tool-call-parser", "hermes", "--scheduling-policy", "priority")
     running = launch(*flags)
     fuzzer = Fuzzer(running, seed)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -22,7 +23,7 @@ from tokenmill.core.request import (
 )
 from tokenmill.core.step import RowLogprobs
 from tokenmill.text.codec import Tokenizer
-from tokenmill.text.stop import StopChecker
+from tokenmill.text.stop import StopChecker, Stops
 from tokenmill.text.stream_decoder import StreamDecoder
 
 
@@ -51,6 +52,8 @@ class OutputProcessor:
         self.tokenizer = tokenizer
         self.open: dict[str, OpenRequest] = {}
         self.stopped: list[tuple[str, int]] = []
+        self._stops: WeakValueDictionary[tuple[str, ...], Stops] = WeakValueDictionary()
+        """Of outputs in progress: those of one request have the same."""
 
     def add(self, request: Request) -> None:
         """Expect deltas of this request."""
@@ -91,8 +94,13 @@ class OutputProcessor:
         decoder = StreamDecoder(
             self.tokenizer, request.prompt_ids, params.skip_special_tokens, params.spaces_between_special_tokens
         )
-        stop = StopChecker(params.stops, params.include_stop_str_in_output) if params.stops else None
-        return Track(decoder, stop)
+        if not params.stops:
+            return Track(decoder, None)
+        words = tuple(params.stops)
+        stops = self._stops.get(words)
+        if stops is None:
+            stops = self._stops[words] = Stops(words)
+        return Track(decoder, StopChecker(stops, params.include_stop_str_in_output))
 
     def _text(self, request: Request, track: Track, delta: TokenDelta) -> TextDelta:
         out = TextDelta(

@@ -250,6 +250,12 @@ class Job:
                 found[task.request.id][1].add(delta)
         return sorted(found.values(), key=lambda pair: pair[0].index)
 
+    @property
+    def weight(self) -> int:
+        """Bytes that the answer may take as it is written, its text left out."""
+        prompts = sum(len(task.request.prompt_ids) * task.num_outputs for task in self.tasks.values())
+        return ENTRY * (self.held + prompts // 8)
+
     def abandon(self) -> None:
         """The client has left: the engines hear of it at once; `close` follows when its handler has been cancelled."""
         for task in self.tasks.values():

@@ -24,7 +24,7 @@ from tokenmill.server.errors import HttpError, error_bytes
 from tokenmill.server.inputs.headers import judge_query, told_headers
 from tokenmill.server.inputs.look import Unknown, as_headers, look, refuse_unknown
 from tokenmill.server.inputs.plan import plan_name
-from tokenmill.server.job import ENTRY, Job
+from tokenmill.server.job import Job
 from tokenmill.server.sse import EventStream, LineStream
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -68,7 +68,7 @@ def json_answer(value: Any, status: int = 200) -> Response:
 
 async def written_answer(context: Context, job: Job, make: Callable[[], Any]) -> Response:
     """A JSON body; where much lies in it, it is made and written off the loop."""
-    return await context.bodies.run_in_thread(ENTRY * job.held, lambda: json_answer(make()))
+    return await context.bodies.run_in_thread(job.weight, lambda: json_answer(make()))
 
 
 async def read_body(context: Context, request: Request, schema: Schema[B]) -> B:

@@ -3,20 +3,22 @@ pieces, and holding back only what may still become one. Must not know: tokens, 
 
 from __future__ import annotations
 
-from collections import deque
+from array import array
 from collections.abc import Sequence
 
 
-class _Node:
-    """One prefix of some stop strings (an Aho-Corasick state)."""
+class Stops:
+    """Stop strings, made ready once for all the texts that they may end.
 
-    __slots__ = ("depth", "fallback", "found", "next")
+    `falls[i][k]`: how much of string i still matches when k + 1 characters of it did and the next one did not. A few
+    bytes for every character: a request may bring thousands of them, for a hundred texts."""
 
-    def __init__(self, depth: int) -> None:
-        self.depth = depth
-        self.next: dict[str, _Node] = {}
-        self.fallback: _Node | None = None
-        self.found = ""  # the longest stop string that ends here
+    __slots__ = ("__weakref__", "falls", "firsts", "words")
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words = tuple(dict.fromkeys(filter(None, words)))
+        self.firsts = frozenset(word[0] for word in self.words)
+        self.falls = [_falls(word) for word in self.words]
 
 
 class StopChecker:
@@ -25,10 +27,10 @@ class StopChecker:
     The stop string that completes first wins; of those that complete together, the longest. So the answer never
     depends on how the text was cut, and no token is generated after a stop string is complete."""
 
-    def __init__(self, stop: Sequence[str], include_stop: bool = False) -> None:
+    def __init__(self, stop: Sequence[str] | Stops, include_stop: bool = False) -> None:
+        self._stops = stop if isinstance(stop, Stops) else Stops(stop)
         self._include = include_stop
-        self._root = _automaton(stop)
-        self._at = self._root
+        self._matched = [0] * len(self._stops.words)
         self._held = ""
         self._stopped: str | None = None
 
@@ -36,48 +38,53 @@ class StopChecker:
         """(text that may be shown, stop string that completed or None); after a stop, nothing more comes."""
         if self._stopped is not None:
             return "", self._stopped
-        at, root = self._at, self._root
-        if at is root and root.next.keys().isdisjoint(text):
+        if not self._held and self._stops.firsts.isdisjoint(text):
             return text, None
-        for index, char in enumerate(text, 1):
-            while char not in at.next and at.fallback is not None:
-                at = at.fallback
-            at = at.next.get(char, root)
-            if at.found:
-                return self._end(text[:index], at.found)
-        self._at = at
+        words = enumerate(self._stops.words)
+        ends = [(at, -len(word), word) for number, word in words if (at := self._walk(number, text))]
+        if ends:
+            at, _, found = min(ends)
+            return self._end(text[:at], found)
         whole = self._held + text
-        cut = len(whole) - at.depth
+        cut = len(whole) - max(self._matched)
         self._held = whole[cut:]
         return whole[:cut], None
 
     def flush(self) -> str:
         """What was held back, when the text has ended without a stop string."""
-        rest, self._held, self._at = self._held, "", self._root
+        rest, self._held = self._held, ""
+        self._matched = [0] * len(self._matched)
         return rest
+
+    def _walk(self, number: int, text: str) -> int:
+        """Where in the text this string is complete; 0: nowhere."""
+        word, matched = self._stops.words[number], self._matched[number]
+        if not matched and word[0] not in text:
+            return 0
+        falls = self._stops.falls[number]
+        for at, char in enumerate(text, 1):
+            while matched and word[matched] != char:
+                matched = falls[matched - 1]
+            if word[matched] == char:
+                matched += 1
+                if matched == len(word):
+                    return at
+        self._matched[number] = matched
+        return 0
 
     def _end(self, text: str, found: str) -> tuple[str, str]:
         self._stopped = found
         whole = self._held + text
-        self._held, self._at = "", self._root
+        self._held = ""
         return (whole if self._include else whole[: len(whole) - len(found)]), found
 
 
-def _automaton(words: Sequence[str]) -> _Node:
-    root = _Node(0)
-    for word in words:
-        node = root
-        for depth, char in enumerate(word, 1):
-            node = node.next.setdefault(char, _Node(depth))
-        node.found = word
-    waiting = deque([root])
-    while waiting:
-        node = waiting.popleft()
-        for char, child in node.next.items():
-            other = node.fallback
-            while other is not None and char not in other.next:
-                other = other.fallback
-            child.fallback = root if other is None else other.next[char]
-            child.found = child.found or child.fallback.found
-            waiting.append(child)
-    return root
+def _falls(word: str) -> array[int]:
+    falls = array("I", bytes(array("I").itemsize * len(word)))
+    matched = 0
+    for at in range(1, len(word)):
+        while matched and word[matched] != word[at]:
+            matched = falls[matched - 1]
+        matched += word[matched] == word[at]
+        falls[at] = matched
+    return falls

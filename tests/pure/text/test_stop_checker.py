@@ -6,7 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmill.text.stop import StopChecker
+from tokenmill.core.request import SamplingParams, TokenDelta
+from tokenmill.engine.outputs import OutputProcessor
+from tokenmill.engine.prompts import make_request
+from tokenmill.testing.fake_generator import byte_tokenizer
+from tokenmill.text.stop import StopChecker, Stops
 
 letters = st.text("ab\n", max_size=40)
 words = st.lists(st.text("ab\n", min_size=1, max_size=5), max_size=4)
@@ -60,3 +64,17 @@ def test_work_grows_with_the_text_only() -> None:
     for _ in range(1000):
         checker.push("a" * 300)
     assert len(checker.flush()) == 100_000
+
+
+def test_many_texts_share_what_is_worked_out_once() -> None:
+    """A request may bring 16 strings of 256 characters for 128 outputs of each of a thousand prompts."""
+    words = ["ab" * 127 + chr(99 + i) for i in range(16)]
+    stops = Stops(words)
+    assert sum(falls.itemsize * len(falls) for falls in stops.falls) <= 4 * sum(map(len, words))
+    processor = OutputProcessor(byte_tokenizer())
+    params = SamplingParams(n=8, max_tokens=9, temperature=1.0, stop=words)
+    for name in "ab":
+        processor.add(make_request(name, None, [5], params, arrival=0.0))
+        processor.process([TokenDelta(name, index, [70]) for index in range(8)])
+    made = {id(track.stop._stops) for entry in processor.open.values() for track in entry.tracks.values() if track.stop}
+    assert len(made) == 1

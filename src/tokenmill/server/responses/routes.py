@@ -93,9 +93,13 @@ def add_routes(app: FastAPI, context: Context) -> None:
     async def items(request: Request) -> Response:
         """What a response was asked."""
         kept = store.find(request.path_params["response_id"], tenant(request))
-        found = [{"id": f"item_{i}", **item} for i, item in enumerate(msgspec.json.decode(kept.items))]
-        edges = {"first_id": found[0]["id"], "last_id": found[-1]["id"]}
-        return json_answer({"object": "list", "data": found, "has_more": False, **edges})
+
+        def listed() -> Response:
+            found = [{"id": f"item_{i}", **item} for i, item in enumerate(msgspec.json.decode(kept.items))]
+            edges = {"first_id": found[0]["id"], "last_id": found[-1]["id"]} if found else {}
+            return json_answer({"object": "list", "data": found, "has_more": False, **edges})
+
+        return await context.bodies.run(len(kept.items), listed)
 
     post(app, "/v1/responses", create, ResponsesRequest)
     get(app, "/v1/responses/{response_id}", read)
