@@ -99,7 +99,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
             edges = {"first_id": found[0]["id"], "last_id": found[-1]["id"]} if found else {}
             return json_answer({"object": "list", "data": found, "has_more": False, **edges})
 
-        return await context.bodies.run(len(kept.items), listed)
+        return await context.bodies.run_in_thread(len(kept.items), listed)
 
     post(app, "/v1/responses", create, ResponsesRequest)
     get(app, "/v1/responses/{response_id}", read)
