@@ -15,6 +15,7 @@ from tokenmill.core.errors import UserError
 from tokenmill.core.forward import (
     Act,
     AttentionSpec,
+    DeltaSpec,
     Draws,
     ForwardContext,
     FusedMixture,
@@ -326,6 +327,16 @@ class TritonKernels(ReferenceKernels):
         return accept_(grants.contiguous(), most, marked, tokens, length, computed)
 
     # ------------------------------------------------------------ experts
+
+    def short_conv_(self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """Plain torch for now: recurrent layers have no kernel on GPUs yet."""
+        self.count("short_conv", fallback=True)
+        return super().short_conv_(x, weight, bias, state, ctx)
+
+    def delta_rule_(self, mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """Plain torch for now."""
+        self.count("delta_rule", fallback=True)
+        return super().delta_rule_(mixed, gates, spec, state, ctx)
 
     @else_reference
     def route(self, logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
