@@ -12,7 +12,6 @@ else page by page: what one layer reads then lies close together, which address 
 
 from __future__ import annotations
 
-import mmap
 from dataclasses import dataclass
 
 import torch
@@ -22,12 +21,10 @@ from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.core.forward import KVFormat, KVSpec, KVView
 from tokenmill.kvcache.allocation import GroupLayout
 from tokenmill.kvcache.states import StatePool
+from tokenmill.kvcache.zeros import zeros
 
 ALIGN = 16
 """Bytes: shares begin at multiples of it, so that every part of one is aligned for its type."""
-
-
-_PRIVATE: dict[str, int] = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +101,7 @@ class KVPool:
         self.states = states
         self.num_blocks = num_blocks
         self.storage = [
-            _zeros(blocks + 1, page, device) for blocks, page in zip(num_blocks, layout.page_bytes, strict=True)
+            zeros(blocks + 1, page, device) for blocks, page in zip(num_blocks, layout.page_bytes, strict=True)
         ]
         self.views = self._views()
 
@@ -137,17 +134,6 @@ class KVPool:
             return pages, offset
         share = shares.pop()
         return pages.view(-1, pages.shape[0], share)[offset // share], 0
-
-
-def _zeros(blocks: int, page: int, device: str) -> Tensor:
-    """Pages [blocks, page]. On a CPU the system hands memory out when a page is first used: a cache that nobody fills
-    costs neither time nor memory."""
-    if device != "cpu":
-        return torch.zeros(blocks, page, dtype=torch.uint8, device=device)
-    memory = mmap.mmap(-1, blocks * page, **_PRIVATE)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8).view(blocks, page)
 
 
 @dataclass(slots=True)

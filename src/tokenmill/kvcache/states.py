@@ -5,10 +5,13 @@ Must not know: sequences, the prefix cache, which slot is whose. The last row is
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from tokenmill.core.forward import StateSpec
+from tokenmill.kvcache.zeros import zeros
 
 
 class StatePool:
@@ -51,4 +54,8 @@ def row_bytes(specs: tuple[StateSpec, ...]) -> int:
 
 
 def _zeros(spec: StateSpec, count: int, device: str) -> tuple[Tensor, ...]:
-    return tuple(torch.zeros(count, *shape, dtype=getattr(torch, dtype), device=device) for dtype, shape in spec.parts)
+    made = []
+    for dtype, shape in spec.parts:
+        kind = getattr(torch, dtype)
+        made.append(zeros(count, math.prod(shape) * kind.itemsize, device).view(kind).view(count, *shape))
+    return tuple(made)
