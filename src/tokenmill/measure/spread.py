@@ -37,7 +37,7 @@ class Spread:
 
 def check_spread(sheet: Sheet, spread: Spread) -> None:
     """Refuse what cannot be dealt out."""
-    layers = len(sheet.spec.kv_specs)
+    layers = len(sheet.spec.kv_specs) + len(sheet.spec.states)
     if spread.stages > layers:
         raise ParameterError(f"{layers} layers cannot be dealt out to {spread.stages} stages; choose a smaller --pp.")
     if spread.whole_experts and not sheet.body.mixtures:
@@ -51,12 +51,13 @@ def stage_of(sheet: Sheet, stages: int) -> Sheet:
     """The largest stage's memory: its layers, and the embedding or the head, whichever is larger."""
     if stages == 1:
         return sheet
-    layers = len(sheet.spec.kv_specs)
+    layers = len(sheet.spec.kv_specs) + len(sheet.spec.states)
     share = -(-layers // stages)
     mixed = sum(mixture.experts * mixture.bytes for mixture in sheet.body.mixtures)
     body = sheet.body.weight_bytes + mixed
     ends = max(sheet.head.weight_bytes, sheet.held_bytes - body - sheet.head.weight_bytes)
-    spec = replace(sheet.spec, kv_specs=sheet.spec.kv_specs[:share])
+    paged, recurrent = (-(-len(each) // stages) for each in (sheet.spec.kv_specs, sheet.spec.states))
+    spec = replace(sheet.spec, kv_specs=sheet.spec.kv_specs[:paged], states=sheet.spec.states[:recurrent])
     return replace(sheet, spec=spec, held_bytes=int(body * share / layers + ends))
 
 

@@ -68,10 +68,11 @@ def layer_kinds(c: ModelConfig, layers: int) -> list[str]:
     """ "linear_attention" or "full_attention" of each layer."""
     if not c.has("layer_types"):
         every = c.get("full_attention_interval", int, 4)
-        return ["linear_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
-    kinds = [str(kind) for kind in c.need("layer_types", list)]
-    if len(kinds) != layers or set(kinds) - {"linear_attention", "full_attention"}:
-        raise c.refuse("layer_types", f"must name linear_attention or full_attention for each of {layers} layers.")
+        kinds = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
+    else:
+        kinds = [str(kind) for kind in c.need("layer_types", list)]
+        if len(kinds) != layers or set(kinds) - {"linear_attention", "full_attention"}:
+            raise c.refuse("layer_types", f"must name linear_attention or full_attention for each of {layers} layers.")
     if "full_attention" not in kinds:
-        raise c.refuse("layer_types", "must name at least one layer of full attention.")
+        raise ModelError("config.json: at least one layer must have full attention ('layer_types').")
     return kinds

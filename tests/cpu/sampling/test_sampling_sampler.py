@@ -107,7 +107,7 @@ def test_everything_against_the_oracle(cases: list[Case], rng: random.Random) ->
     for i, (params, logits, prompt, output, mask) in enumerate(cases):
         x = edited(torch.tensor(logits).tolist(), params, prompt, output, set(range(SIZE)) if mask is None else mask)
         if max(x) == -math.inf:
-            assert sampled.bad[i] and "forbidden" in sampled.errors[i]
+            assert sampled.bad[i] and "forbids every answer" in sampled.errors[i]
             assert i not in sampled.logprobs and i not in sampled.candidates
             continue
         assert not sampled.bad[i] and i not in sampled.errors
@@ -261,7 +261,11 @@ def test_masks_of_odd_sizes(size: int, num_bits: int) -> None:
 
 def test_all_tokens_masked() -> None:
     sampled = run([(RowSampling(temperature=1.0), [0.0] * 9, [1], [], {11}), (RowSampling(), [0.0] * 9, [1], [], None)])
-    assert sampled.bad.tolist() == [True, False] and "forbidden" in sampled.errors[0] and int(sampled.ids[1]) == 0
+    assert (
+        sampled.bad.tolist() == [True, False]
+        and "forbids every answer" in sampled.errors[0]
+        and int(sampled.ids[1]) == 0
+    )
 
 
 @pytest.mark.parametrize("temperature", [1e-5, 1e-4, 1e-3, 100.0])
