@@ -34,7 +34,7 @@ def llama(tmp_path_factory):
         ({"architectures": ["StrangeForCausalLM"]}, "StrangeForCausalLM.*LlamaForCausalLM"),
         ({"architectures": ["Odd"], "auto_map": {"AutoModel": "x.Odd"}}, "remote code is never run"),
         ({"architectures": None, "model_type": "odd"}, "odd"),
-        ({"architectures": ["Qwen3NextForCausalLM"]}, "not supported. The nearest known one is Qwen3ForCausalLM"),
+        ({"architectures": ["Qwen33ForCausalLM"]}, "not supported. The nearest known one is Qwen3ForCausalLM"),
         ({"architectures": ["Gemma3nForConditionalGeneration"]}, "The nearest known one is Gemma3ForCausalLM"),
         ({"hidden_size": None}, "'hidden_size' is missing"),
         ({"hidden_size": "32"}, "'hidden_size' must be a whole number"),
