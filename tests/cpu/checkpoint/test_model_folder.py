@@ -79,11 +79,13 @@ def test_existing_paths_are_taken_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./x", "a/b/c", "../x", "x.gguf", "", "a b", "a/..", "http://x/y"])
-def test_misspelt_paths_never_reach_the_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_misspelt_paths_never_reach_the_hub(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def reached(*args: Any, **options: Any) -> str:
         raise AssertionError("must not be called")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", reached)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(UserError, match="neither an existing"):
         resolve_model(name)
 
