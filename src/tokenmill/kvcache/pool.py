@@ -99,6 +99,7 @@ class KVPool:
         """states: of a model whose rows have states besides their pages."""
         self.layout = layout
         self.states = states
+        self.state_views = [] if states is None else states.views
         self.num_blocks = num_blocks
         self.storage = [
             zeros(blocks + 1, page, device) for blocks, page in zip(num_blocks, layout.page_bytes, strict=True)

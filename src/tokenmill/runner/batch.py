@@ -91,7 +91,7 @@ def lay_out(
         max_query=longest,
         kv=pool.views,
         groups=groups,
-        rows=StepRows(row_ids, token_rows, pool.states.views if pool.states is not None else ()),
+        rows=StepRows(row_ids, token_rows, pool.state_views),
         block_size=pool.layout.block_size,
     )
     return tokens, token_rows, ctx
@@ -135,7 +135,7 @@ def single_tokens(
         max_query=1,
         kv=pool.views,
         groups=groups,
-        rows=StepRows(row_ids, row_ids, pool.states.views if pool.states is not None else ()),
+        rows=StepRows(row_ids, row_ids, pool.state_views),
         spans=starts[1],
         block_size=size,
     )
