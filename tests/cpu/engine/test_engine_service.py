@@ -145,8 +145,9 @@ def test_a_broken_device_is_nobodys_fault_offline(tiny: Path, monkeypatch: pytes
 async def test_a_broken_device_ends_every_request_of_asyncllm_at_once(tiny: Path) -> None:
     async with AsyncLLM(str(tiny), **OPTIONS) as llm:
         llm.service.engine.executor = FaultyExecutor(llm.service.engine.executor, Faults(cuda_at=4))
-        found = await all_of(llm, "x")
-        assert set(found) == {"error"} and "device" in (llm.service.dead or "")
+        found = set(await all_of(llm, "x"))
+        # who asks after the break (a busy machine begins some of the 32 late) is told that nobody is there
+        assert "error" in found <= {"error", "raised EngineDeadError"} and "device" in (llm.service.dead or "")
         with pytest.raises(EngineDeadError):
             async for _ in llm.generate({"prompt_token_ids": [5]}, PARAMS):
                 raise AssertionError("it answers")
