@@ -210,14 +210,15 @@ def test_row_25_soak_with_faults(launch: Launch, seconds: float) -> None:
                 await asyncio.gather(*noise)
                 server_only = int(Path(f"/proc/{running.process.pid}/statm").read_text().split()[1])
                 samples.append((time.monotonic() - began, server_only * os.sysconf("SC_PAGE_SIZE")))
-        late = [s for s in samples if s[0] > seconds / 3]
-        slope = (late[-1][1] - late[0][1]) / max(1.0, late[-1][0] - late[0][0]) * 3600 / 2**20 if len(late) > 1 else 0.0
+        late = [(at / 3600, size / 2**20) for at, size in samples if at > seconds / 3]
+        slope = statistics.linear_regression(*zip(*late, strict=True)).slope if len(late) > 1 else 0.0
         return {
             "requests": sent,
             "mismatches": mismatches,
             "kills": kills,
             "broken": tally.broken,
             "statuses": dict(tally.statuses),
+            "server_rss_mib": [round(late[0][1], 1), round(late[-1][1], 1)] if late else [],
             "server_rss_mib_per_hour": slope,
             "fds": len(list(Path(f"/proc/{running.process.pid}/fd").iterdir())),
         }

@@ -18,6 +18,8 @@ LEAST_BYTES = 8 << 20
 """Of bodies: what was made of them and is free again lies among what is kept, and is not given back by itself."""
 PAUSE = 10
 """Periods between two trims because of bodies: they may never end."""
+SELDOM = 60
+"""Periods between two trims when there were requests at all."""
 
 
 def system_trim() -> Callable[[], object] | None:
@@ -47,7 +49,7 @@ class Load:
 
 
 async def trim_after_bursts(load: Load, trim: Callable[[], object] | None, period: float = PERIOD_S) -> None:
-    """Runs for ever."""
+    """Runs for ever. Small requests without bursts leave holes, too, only slowly."""
     highest = taken = since = 0
     while trim is not None:
         await asyncio.sleep(period)
@@ -55,6 +57,6 @@ async def trim_after_bursts(load: Load, trim: Callable[[], object] | None, perio
         taken, load.taken = taken + load.taken, 0
         since += 1
         over = highest >= LEAST and load.open <= highest // 4
-        if over or (taken >= LEAST_BYTES and since >= PAUSE):
+        if over or (taken >= LEAST_BYTES and since >= PAUSE) or (highest and since >= SELDOM):
             highest = taken = since = 0
             await asyncio.to_thread(trim)

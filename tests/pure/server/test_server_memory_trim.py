@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from tokenmill.server.memory_trim import LEAST, LEAST_BYTES, PAUSE, Load, system_trim, trim_after_bursts
+from tokenmill.server.memory_trim import LEAST, LEAST_BYTES, PAUSE, SELDOM, Load, system_trim, trim_after_bursts
 
 
 def trims(looks: list[tuple[int, int, int]]) -> list[int]:
@@ -40,6 +40,11 @@ def test_trimmed_while_large_bodies_come_and_after_the_last() -> None:
     assert trims(busy) == [PAUSE, 2 * PAUSE, 3 * PAUSE]
     assert trims([(1, 0, half), (1, 0, half), *[(0, 0, 0)] * (2 * PAUSE)]) == [PAUSE]
     assert trims([(20, 20, 100)] * (3 * PAUSE)) == []
+
+
+def test_trimmed_seldom_under_small_requests_and_never_when_idle() -> None:
+    assert trims([(3, 2, 100)] * (2 * SELDOM + 5)) == [SELDOM, 2 * SELDOM]
+    assert trims([(1, 0, 100)] + [(0, 0, 0)] * (3 * SELDOM)) == [SELDOM]
 
 
 def test_a_load_counts_what_it_is_told() -> None:
