@@ -22,7 +22,11 @@ TYPES = {"cpu": ("float32", "bfloat16", "int8", "int4"), "gpu": ("bfloat16", "fp
 def doctor(
     as_json: bool = typer.Option(False, "--json", help="Print the findings as JSON."),
     measure: bool = typer.Option(False, "--measure", help="Measure memory bandwidth and products instead (seconds)."),
-    device: str = typer.Option("auto", "--device", help="`cpu`, `cuda`, `cuda:1`, or `auto`; for --measure."),
+    device: str = typer.Option(
+        "auto",
+        "--device",
+        help="`cpu`, `cuda`, `cuda:1`, `mps`, `xpu`, or `auto`; for --measure.",
+    ),
 ) -> None:
     """Look at this machine: devices, memory, kernels, extras; each finding says what to do about it."""
     if measure:

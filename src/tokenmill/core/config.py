@@ -82,7 +82,7 @@ class ScheduleOptions:
 class ExecuteOptions:
     """Where and how steps run."""
 
-    device: str = option("auto", "`cpu`, `cuda`, `cuda:1`, or `auto`.")
+    device: str = option("auto", "`cpu`, `cuda`, `cuda:1`, another that torch knows (`mps`, `xpu`), or `auto`.")
     executor: str = option(
         "inprocess", "Run the model here or in a process of its own.", choices=("inprocess", "process")
     )

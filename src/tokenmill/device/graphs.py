@@ -60,6 +60,8 @@ class Readback:
             self.host.copy_(tensor, non_blocking=True)
             self.event = torch.cuda.Event()
             self.event.record()
+        elif not tensor.is_cpu:
+            self.host = tensor.cpu()  # waits
 
     def wait(self) -> Tensor:
         """The tensor on the host."""

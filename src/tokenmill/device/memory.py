@@ -1,6 +1,7 @@
-"""How much memory there is. Owns: the only questions about devices that the rest of the package asks.
+"""Which device, and how much memory it has. Owns: the only questions about devices that the rest of the package asks.
 
-This package is the only place that names cuda outside of Triton kernels.
+A device is what torch calls so: the CPU, NVIDIA's and AMD's GPUs (both named cuda), Apple's mps, Intel's xpu. This
+package is the only place that asks torch.cuda outside of Triton kernels.
 """
 
 from __future__ import annotations
@@ -9,55 +10,75 @@ import contextlib
 import ctypes
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from tokenmill.core.errors import UserError
+
+KNOWN = ("cuda", "mps", "xpu")
+"""Kinds that `others` looks for; any that torch has a module for can be asked for by name."""
 
 
 def pick_device(wanted: str) -> str:
     """`auto` becomes cuda where there is one; a device that is not there is a UserError."""
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    kind, _, index = wanted.partition(":")
+    kind, colon, index = wanted.partition(":")
     if kind == "cpu":
         return "cpu"
-    if kind != "cuda":
-        raise UserError(f"Unknown device {wanted!r}: use cpu, cuda, cuda:N or auto.", param="device")
-    if not torch.cuda.is_available():
-        raise UserError("No NVIDIA GPU can be used here (torch sees none); use --device cpu.", param="device")
-    if index and not (index.isdigit() and int(index) < torch.cuda.device_count()):
-        raise UserError(f"There is no device {wanted!r}: {torch.cuda.device_count()} GPUs are visible.", param="device")
-    return wanted
+    if kind in ("rocm", "hip") and torch.version.hip is not None:
+        kind = "cuda"
+    module = _module(kind)
+    if module is None:
+        known = f"cpu, cuda, cuda:N, {', '.join(KNOWN[1:])} or auto"
+        raise UserError(f"Unknown device {wanted!r}: use {known}.", param="device")
+    if not _there(module):
+        name = "NVIDIA or AMD GPU" if kind == "cuda" else f"device of kind {kind}"
+        raise UserError(f"No {name} can be used here (torch sees none); use --device cpu.", param="device")
+    if colon and not (index.isdigit() and int(index) < module.device_count()):
+        many = f"{module.device_count()} of this kind are visible"
+        raise UserError(f"There is no device {wanted!r}: {many}.", param="device")
+    return kind + colon + index
+
+
+def records(device: str) -> bool:
+    """Can steps be recorded on it, whatever the kernels?"""
+    return device.startswith("cuda") and torch.version.hip is None
+
+
+def others() -> list[str]:
+    """Devices that torch sees and `auto` does not take."""
+    picked = pick_device("auto")
+    found = [kind for kind in KNOWN if (module := _module(kind)) is not None and _there(module)]
+    return [kind for kind in found if kind != picked]
 
 
 def devices_like(device: str) -> list[str]:
     """All devices of this kind, this one first."""
-    if not device.startswith("cuda"):
+    kind = device.partition(":")[0]
+    module = _module(kind)
+    if module is None:
         return [device]
-    names = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-    own = device if ":" in device else "cuda:0"
+    names = [f"{kind}:{i}" for i in range(module.device_count())]
+    own = device if ":" in device else f"{kind}:0"
     return [own, *(name for name in names if name != own)]
 
 
 def free_bytes(device: str) -> int:
     """Memory that could be taken now, without swapping; cgroup limits count."""
-    if device.startswith("cuda"):
-        return int(torch.cuda.mem_get_info(device)[0])
-    return min(_meminfo("MemAvailable"), _cgroup_free())
+    return _memory(device)[0]
 
 
 def total_bytes(device: str) -> int:
     """Size of the device's memory."""
-    if device.startswith("cuda"):
-        return int(torch.cuda.mem_get_info(device)[1])
-    return _meminfo("MemTotal")
+    return _memory(device)[1]
 
 
 def peak_bytes(device: str) -> int:
     """Most memory that this process has held: what getrusage says counts the process that started it, too."""
-    if device.startswith("cuda"):
-        return int(torch.cuda.max_memory_reserved(device))
+    if counts_memory(device):
+        return int(_module(device).max_memory_reserved(device))
     with contextlib.suppress(OSError):
         for line in pathlib.Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -67,20 +88,29 @@ def peak_bytes(device: str) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def counts_memory(device: str) -> bool:
+    """Can it be asked for the most memory that tensors took?"""
+    module = _module(device)
+    names = ("mem_get_info", "max_memory_allocated", "max_memory_reserved", "reset_peak_memory_stats", "synchronize")
+    return module is not None and all(hasattr(module, name) for name in names)
+
+
 def growth_bytes(device: str, work: Callable[[], object]) -> int:
-    """Memory that `work` needs at its peak beyond what is held before it, on a GPU."""
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
+    """Memory that `work` needs at its peak beyond what is held before it, on a device that counts."""
+    module = _module(device)
+    module.synchronize(device)
+    module.reset_peak_memory_stats(device)
+    before = module.memory_allocated(device)
     work()
-    torch.cuda.synchronize(device)
-    return int(torch.cuda.max_memory_allocated(device)) - before
+    module.synchronize(device)
+    return int(module.max_memory_allocated(device)) - before
 
 
 def release(device: str) -> None:
     """Give memory that no tensor holds back to the device, or to the system: loading leaves holes in glibc's heap."""
-    if device.startswith("cuda"):
-        torch.cuda.empty_cache()
+    module = _module(device)
+    if module is not None:
+        getattr(module, "empty_cache", bool)()
         return
     with contextlib.suppress(OSError, TypeError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
@@ -88,9 +118,40 @@ def release(device: str) -> None:
 
 def describe(device: str) -> str:
     """The device in words."""
-    if device.startswith("cuda"):
-        return str(torch.cuda.get_device_name(device))
+    module = _module(device)
+    if module is not None:
+        named = getattr(module, "get_device_name", None)
+        return device if named is None else str(named(device))
     return f"CPU, {torch.get_num_threads()} threads"
+
+
+def _module(device: str) -> Any:
+    """torch's module for this kind of device; None: there is none, as for the CPU."""
+    kind = device.partition(":")[0]
+    if kind == "cpu":
+        return None
+    try:
+        module = torch.get_device_module(torch.device(kind))
+    except (RuntimeError, AttributeError):
+        return None
+    return module if hasattr(module, "device_count") else None
+
+
+def _there(module: Any) -> bool:
+    return bool(module.is_available()) if hasattr(module, "is_available") else module.device_count() > 0
+
+
+def _memory(device: str) -> tuple[int, int]:
+    """Free bytes and all of them."""
+    module = _module(device)
+    if hasattr(module, "mem_get_info"):
+        free, total = module.mem_get_info(device)
+        return int(free), int(total)
+    free, total = min(_meminfo("MemAvailable"), _cgroup_free()), _meminfo("MemTotal")
+    if hasattr(module, "recommended_max_memory"):  # Apple's: a part of the host's memory
+        total = int(module.recommended_max_memory())
+        free = min(free, total - int(module.driver_allocated_memory()))
+    return free, total
 
 
 def _meminfo(name: str) -> int:

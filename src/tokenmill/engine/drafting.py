@@ -51,6 +51,6 @@ def device_drafter(config: EngineConfig, device: str) -> DeviceDrafter | None:
     on an H200 the demo model made 727 tokens/s with the search and 4,261 with the index. (What the host must have a
     say in, grammars for one, gets the host's drafts in both cases.)"""
     ngram = read_ngram(config.speculate)
-    if ngram is None or (config.execute.pipeline_depth or 1) == 1 or device.startswith("cuda"):
+    if ngram is None or (config.execute.pipeline_depth or 1) == 1 or device != "cpu":
         return None
     return NgramLookup(ngram.most, ngram.longest, ngram.shortest)

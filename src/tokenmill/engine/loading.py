@@ -13,7 +13,7 @@ from tokenmill.checkpoint.checked import CheckedCheckpoint
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.forward import Kernels
-from tokenmill.device.memory import describe, pick_device, release
+from tokenmill.device.memory import counts_memory, describe, pick_device, records, release
 from tokenmill.engine.drafting import device_drafter
 from tokenmill.engine.memory import (
     cache_bytes,
@@ -24,7 +24,7 @@ from tokenmill.engine.memory import (
     peak_step_bytes,
 )
 from tokenmill.engine.source import ModelSource, find_source
-from tokenmill.kernels import OPTIONAL, ReferenceKernels, make_kernels
+from tokenmill.kernels import OPTIONAL, ReferenceKernels, has_kernels, make_kernels
 from tokenmill.kvcache.pool import KVPool, make_layout
 from tokenmill.kvcache.states import StatePool
 from tokenmill.models.registry import build_model, check_keys, check_length
@@ -88,7 +88,7 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
     source = source or find_model(config)
     raw = read_config(config, source)
     dtype = compute_dtype(config.model.dtype, raw, device, reasons)
-    kernels = _kernels(config, device)
+    kernels = _kernels(config, device, reasons)
     raw_checkpoint = source.checkpoint(config.model.load_format, seed=config.model.seed, device=device)
     checkpoint = CheckedCheckpoint(raw_checkpoint, thorough=config.execute.check_weights)
     try:
@@ -123,7 +123,7 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
     if not config.schedule.enable_chunked_prefill:
         step_tokens = max(step_tokens, wanted)
     peak = 0
-    if device.startswith("cuda"):
+    if counts_memory(device):
         peak = peak_step_bytes(config, (model, kernels, layout), device, min(wanted, step_tokens), step_tokens)
     release(device)
     budget = cache_bytes(config, device, peak, reasons)
@@ -133,7 +133,7 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
     blocks = count_blocks(config, layout, budget - taken, wanted, step_tokens)
     max_len = fitting_length(config, layout, blocks, wanted, reasons)
     pool = KVPool(layout, blocks, device, states)
-    record = not config.execute.enforce_eager and (kernels.records or device.startswith("cuda"))
+    record = not config.execute.enforce_eager and (kernels.records or records(device))
     drafter = device_drafter(config, device)
     runner = Runner(model, kernels, pool, rows, max_len, record=record, drafter=drafter)
     runner.warm()
@@ -158,8 +158,10 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
     return runner, msgspec.to_builtins(facts)
 
 
-def _kernels(config: EngineConfig, device: str) -> Kernels:
+def _kernels(config: EngineConfig, device: str, reasons: list[str]) -> Kernels:
     execute = config.execute
+    if not has_kernels(device):
+        reasons.append(f"plain torch computes on {device}: there are no kernels of our own for it, and it is slower")
     without = [part.strip() for part in (execute.disable or "").split(",") if part.strip()]
     if unknown := set(without) - set(OPTIONAL):
         raise ParameterError(

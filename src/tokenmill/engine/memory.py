@@ -11,7 +11,7 @@ from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.core.forward import Kernels, KVFormat, StateSpec
 from tokenmill.core.model import CausalLM
 from tokenmill.core.step import StepPlan, StepResult
-from tokenmill.device.memory import free_bytes, growth_bytes, total_bytes
+from tokenmill.device.memory import counts_memory, free_bytes, growth_bytes, total_bytes
 from tokenmill.kvcache.allocation import BlockTables
 from tokenmill.kvcache.pool import CacheLayout, KVPool, buy_blocks
 from tokenmill.kvcache.states import StatePool, row_bytes
@@ -61,7 +61,7 @@ def cache_bytes(config: EngineConfig, device: str, peak: int, reasons: list[str]
     reasons = reasons if config.cache.num_gpu_blocks_override is None else []
     if budget is None:
         free = free_bytes(device)
-        if device == "cpu":
+        if not counts_memory(device):
             budget = min(CPU_CACHE_BYTES, free // 2)
             reasons.append(f"K/V cache of {budget >> 20} MiB: half of the free memory, at most 2 GiB")
         else:

@@ -5,21 +5,35 @@ from __future__ import annotations
 import importlib
 from collections.abc import Collection
 
+import torch
+
+from tokenmill.core.errors import UserError
 from tokenmill.core.forward import Kernels
 from tokenmill.kernels.reference import ReferenceKernels
 
-__all__ = ["ReferenceKernels", "make_kernels"]
+__all__ = ["ReferenceKernels", "has_kernels", "make_kernels"]
 
 
 OPTIONAL = ("fusion", "cascade", "dependent-launch", "many-rows")
 """What kernels of a GPU can do without, to measure its worth."""
 
 
+def has_kernels(device: str) -> bool:
+    """Are there kernels of our own for it, beyond plain torch? AMD's GPUs are named cuda, too."""
+    return device.startswith("cpu") or (device.startswith("cuda") and torch.version.hip is None)
+
+
 def make_kernels(device: str, *, steady: bool = False, without: Collection[str] = ()) -> Kernels:
-    """A new set of kernels for "cpu" or "cuda...": native ones or Triton where they exist, else plain torch.
+    """A new set of kernels for a device: native ones on CPUs, Triton on NVIDIA's GPUs, plain torch on any other.
 
     steady: rows do not depend on their company (on a CPU they never do). without: some of OPTIONAL, GPU only.
     """
+    if not has_kernels(device):
+        if steady:
+            raise UserError(
+                f"--deterministic needs kernels of our own, and {device} has none: leave it out.", param="deterministic"
+            )
+        return ReferenceKernels(instead=True)
     if device.split(":")[0] == "cpu":
         try:
             native = importlib.import_module("tokenmill.kernels.cpu").CpuKernels

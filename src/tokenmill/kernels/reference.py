@@ -34,7 +34,9 @@ T = TypeVar("T")
 class ReferenceKernels:
     """Plain torch. Backends subclass this, override what they accelerate, and count when they call `super()`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, instead: bool = False) -> None:
+        """instead: nobody chose plain torch, the device has nothing else; then all calls count as fallbacks."""
+        self.instead = instead
         self._counters: dict[str, dict[str, int]] = {}
         self.waits = 0
         self.narrow_logits = False
@@ -47,7 +49,7 @@ class ReferenceKernels:
     def count(self, op: str, *, fallback: bool = False) -> None:
         """One call of `op`; fallback: the backend left this one to its base."""
         entry = self._counters.setdefault(op, {"calls": 0, "fallbacks": 0})
-        entry["fallbacks" if fallback else "calls"] += 1
+        entry["fallbacks" if fallback or self.instead else "calls"] += 1
 
     def record(self, compute: Callable[[], T], room: Tensor | None = None) -> tuple[T, Callable[[], None] | None]:
         """What `compute` makes; nothing is recorded."""

@@ -20,8 +20,9 @@ from tokenmill import __version__
 from tokenmill.core.errors import TokenmillError
 from tokenmill.core.request import SamplingParams
 from tokenmill.demo import demo_dir
-from tokenmill.device.memory import describe, free_bytes, pick_device, total_bytes
+from tokenmill.device.memory import describe, free_bytes, others, pick_device, total_bytes
 from tokenmill.engine.llm import LLM
+from tokenmill.kernels import has_kernels
 
 _EXTRAS = {
     "chat": ("prompt_toolkit", "line editing in tokenmill chat"),
@@ -67,6 +68,11 @@ def _software() -> Iterator[Finding]:
 def _machine(device: str) -> Iterator[Finding]:
     advice = "" if device != "cpu" else "Everything works on the CPU; a GPU needs torch with CUDA and its driver."
     yield Finding("device", "ok", f"{device}: {describe(device)}", advice)
+    if not has_kernels(device):
+        yield Finding("own kernels", "note", f"none for {device}: plain torch computes there", "It works, but slowly.")
+    for kind in others():
+        advice = f"`--device {kind}` computes there in plain torch; the CPU's own kernels may well be faster."
+        yield Finding("another device", "note", f"{kind}: {describe(kind)}", advice)
     present, quota = os.cpu_count() or 1, cpu_quota(Path("/sys/fs/cgroup"))
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else present
     limit = f", limited to {quota:g} by the container" if quota is not None else ""

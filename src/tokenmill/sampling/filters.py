@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenmill.sampling.stable import line_sums
+from tokenmill.sampling.stable import line_sums, wide, widest_float
 
 FIRST_LOOK = 1024
 
@@ -36,7 +36,7 @@ def top_k_(s: Tensor, k: Tensor, largest_k: int) -> None:
 
 def top_p_(s: Tensor, p: Tensor) -> None:
     """Keep the likeliest tokens that together reach probability p [n]."""
-    bound = p.double() * line_sums(s.exp()).double()
+    bound = wide(p) * wide(line_sums(s.exp()))
     size = s.shape[1]
     if s.device.type != "cpu" or size <= 2 * FIRST_LOOK:
         threshold, _ = _mass_threshold(_descending(s), bound)
@@ -66,7 +66,7 @@ def _ascending_order(x: Tensor) -> Tensor:
 
 def _mass_threshold(ordered: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
     """The smallest kept score of each line of `ordered` (descending), and whether its mass reaches the bound."""
-    mass = ordered.exp().cumsum(dim=1, dtype=torch.float64)
+    mass = ordered.exp().cumsum(dim=1, dtype=widest_float(ordered.device.type))
     last = (mass < bound[:, None]).sum(-1)
     threshold = ordered.gather(1, last.clamp(max=ordered.shape[1] - 1)[:, None])[:, 0]
     return threshold, last < ordered.shape[1]
@@ -75,14 +75,14 @@ def _mass_threshold(ordered: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
 def typical_p_(s: Tensor, p: Tensor) -> None:
     """Keep the tokens whose surprise is closest to the entropy, together of probability p [n]."""
     weights = s.exp()
-    total = line_sums(weights).double()
+    total = wide(line_sums(weights))
     log_total = total.log().float()[:, None]
     information = log_total - s
     weighted = torch.where(weights > 0, weights * information, 0.0)
-    entropy = (line_sums(weighted).double() / total).float()[:, None]
+    entropy = (wide(line_sums(weighted)) / total).float()[:, None]
     surprise = (information - entropy).abs_()
     order = _ascending_order(surprise)
-    mass = weights.gather(1, order).cumsum(dim=1, dtype=torch.float64)
-    last = (mass < (p.double() * total)[:, None]).sum(-1)
+    mass = weights.gather(1, order).cumsum(dim=1, dtype=widest_float(s.device.type))
+    last = (mass < (wide(p) * total)[:, None]).sum(-1)
     border = order.gather(1, last.clamp(max=s.shape[1] - 1)[:, None])
     s.masked_fill_(surprise > surprise.gather(1, border), -math.inf)

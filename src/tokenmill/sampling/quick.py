@@ -78,7 +78,7 @@ def _send(bits: list[int], masks: Mapping[int, bytes], size: int, device: torch.
             view[start : start + len(mask)] = mask
         else:
             view[start:end] = mask[: 4 * width]
-    sent = host.to(device, non_blocking=True)
+    sent = host.to(device, non_blocking=device.type == "cuda")
     return sent[: len(words)], sent[padded:].view(len(lists), width) if lists else None
 
 

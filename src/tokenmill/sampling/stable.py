@@ -1,4 +1,5 @@
-"""Reductions over the vocabulary whose result for a line depends on that line alone. Owns: sum, maximum, top-k.
+"""Reductions over the vocabulary whose result for a line depends on that line alone. Owns: sum, maximum, top-k,
+and which float is the widest there.
 
 Must not know: sampling. torch.sum splits its work by the shape of the whole call, so the sum of a line can change
 with the company; torch.topk returns any of several equal tokens. These do neither, and never wait for the device.
@@ -6,12 +7,29 @@ with the company; torch.topk returns any of several equal tokens. These do neith
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
 BLOCK = 64
 WIDE = 1 << 15
 """From this vocabulary on, the maximum is searched in blocks on a CPU: argmax there is not vectorised."""
+
+
+@cache
+def widest_float(kind: str) -> torch.dtype:
+    """What long sums are added up in on this kind of device: float64, which Apple's GPUs do not have."""
+    try:
+        torch.zeros(1, dtype=torch.float64, device=kind)
+    except (TypeError, RuntimeError):
+        return torch.float32
+    return torch.float64
+
+
+def wide(x: Tensor) -> Tensor:
+    """x in the widest float of its device."""
+    return x.to(widest_float(x.device.type))
 
 
 def line_sums(x: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ def send(host: Tensor, device: torch.device) -> Tensor:
     """A host tensor to the device; through pinned memory, because a plain copy to a GPU would wait for it."""
     if device.type == "cpu":
         return host
-    return (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 
 @dataclass(slots=True)
