@@ -239,6 +239,8 @@ def _rows(best: dict[str, Any]) -> list[tuple[str, str]]:
         ("total tokens/s", f"{best['total_tokens_per_s']:.1f}"),
         *((f"{head} p50, p99", f"{_number(ms['p50'])}, {_number(ms['p99'])} ms") for head, ms in times),
         ("mbu, mfu", f"{_number(best['mbu'], '{:.3f}')}, {_number(best['mfu'], '{:.3f}')}"),
+        ("watts", _number(best["watts"])),
+        ("joules per token out", _number(best["joules_per_output_token"], "{:.3g}")),
         ("share of the roofline", _number(best["roofline"], "{:.3f}")),
     ]
 

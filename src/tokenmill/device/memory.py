@@ -125,6 +125,13 @@ def describe(device: str) -> str:
     return f"CPU, {torch.get_num_threads()} threads"
 
 
+def uuid_of(device: str) -> str:
+    """By which NVIDIA's own tools know a GPU; nothing for any other device."""
+    if not records(device):
+        return ""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
+
 def _module(device: str) -> Any:
     """torch's module for this kind of device; None: there is none, as for the CPU."""
     kind = device.partition(":")[0]

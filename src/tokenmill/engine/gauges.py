@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from tokenmill.core.sequence import WAITING
+from tokenmill.device.energy import energy_reader
 from tokenmill.engine.build import Built
 from tokenmill.engine.wire import EngineStats
 
@@ -34,6 +35,8 @@ class Gauges:
         self.fallback_calls = 0
         self.rss_bytes = 0
         self.open_files = 0
+        self.energy = energy_reader(built.facts.device, built.facts.device_uuid)
+        self.measured_at, self.joules, self.watts = time.monotonic(), 0.0, 0.0
 
     def read(self) -> EngineStats:
         """Gauges and totals of now."""
@@ -46,6 +49,7 @@ class Gauges:
         if now - self.looked_at >= SLOW_S:
             self.looked_at = now
             self._look()
+            self._measure_energy(now)
         return EngineStats(
             running=len(roster.running),
             waiting=sum(1 for _, _, seq in roster.waiting if seq.status == WAITING),
@@ -69,6 +73,8 @@ class Gauges:
             grammar_bytes=compiler.bytes if compiler is not None else 0,
             rss_bytes=self.rss_bytes,
             open_files=self.open_files,
+            joules=self.joules,
+            watts=self.watts,
         )
 
     def _estimate(self, steps: int, tokens: int, held: int) -> None:
@@ -91,3 +97,11 @@ class Gauges:
         counted = self.engine.executor.control({"what": "counters"})["kernels"].values()
         self.kernel_calls = sum(op["calls"] for op in counted)
         self.fallback_calls = sum(op["fallbacks"] for op in counted)
+
+    def _measure_energy(self, now: float) -> None:
+        """Joules since this engine's start, and watts since the last look."""
+        if self.energy is None or now <= self.measured_at:
+            return
+        joules = self.energy()
+        self.watts = (joules - self.joules) / (now - self.measured_at)
+        self.measured_at, self.joules = now, joules

@@ -13,7 +13,7 @@ from tokenmill.checkpoint.checked import CheckedCheckpoint
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.forward import Kernels
-from tokenmill.device.memory import counts_memory, describe, pick_device, records, release
+from tokenmill.device.memory import counts_memory, describe, pick_device, records, release, uuid_of
 from tokenmill.engine.drafting import device_drafter
 from tokenmill.engine.memory import (
     cache_bytes,
@@ -56,6 +56,7 @@ class Facts(msgspec.Struct):
     flops_per_token: float
     reasons: list[str]
     device_name: str = ""
+    device_uuid: str = ""
     kv_block_bytes: float = 0.0
     family: str = ""
     quantization: str = ""
@@ -153,6 +154,7 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
         snapshots=slots if model.spec.states else None,
         reasons=reasons,
         device_name=describe(device),
+        device_uuid=uuid_of(device),
         kv_block_bytes=sum(part.nbytes for part in pool.storage) / max(1, sum(blocks)),
     )
     return runner, msgspec.to_builtins(facts)

@@ -87,6 +87,8 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     grammar_bytes: int = 0
     rss_bytes: int = 0
     open_files: int = 0
+    joules: float = 0.0
+    watts: float = 0.0
 
 
 class Beat(msgspec.Struct, tag="beat"):

@@ -17,6 +17,7 @@ from tokenmill import __version__
 from tokenmill.core.errors import ParameterError, TokenmillError
 from tokenmill.core.request import Request, SamplingParams, TextDelta
 from tokenmill.core.step import StepPlan
+from tokenmill.device.energy import energy_reader
 from tokenmill.device.memory import describe, peak_bytes
 from tokenmill.engine.llm import LLM
 from tokenmill.measure.calibration import Speeds
@@ -104,6 +105,8 @@ def measure(
             if sum(run["seconds"] for run in runs) > enough_s:
                 break
         notes: list[str] = []
+        if runs[-1]["joules"] is None:
+            notes.append("watts and joules are null: this device's energy counter (NVML, RAPL) cannot be read")
         memory = _peak_memory(llm, notes)  # before the ceilings: to measure them takes memory too
         if roofline:
             _compare(runs, steps, llm, notes)
@@ -155,7 +158,9 @@ def _run_jobs(llm: LLM, jobs: list[Job], detokenize: bool, progress: Progress) -
     """One timed run and its figures."""
     before, calls = _counters(llm), _calls(llm)
     gc.collect()
+    energy = energy_reader(llm.built.facts.device, llm.built.facts.device_uuid)
     traces = _drive(llm, jobs, detokenize, progress)
+    joules = energy() if energy is not None else None
     counted = {name: value - before[name] for name, value in _counters(llm).items()}
     kernels = {name: _difference(now, calls.get(name, {})) for name, now in _calls(llm).items()}
     seconds = max(trace.end for trace in traces)
@@ -167,6 +172,7 @@ def _run_jobs(llm: LLM, jobs: list[Job], detokenize: bool, progress: Progress) -
         "seconds": round(seconds, 6),
         "output_tokens_per_s": round(outputs / seconds, 4),
         "total_tokens_per_s": round((prompts + outputs) / seconds, 4),
+        **energy_figures(joules, seconds, prompts, outputs),
         **summaries(traces),
         "mbu": None,
         "mfu": None,
@@ -175,6 +181,18 @@ def _run_jobs(llm: LLM, jobs: list[Job], detokenize: bool, progress: Progress) -
         "computed_prompt_tokens": counted["prompt_tokens"],
         **{name: counted[name] for name in _COUNTED[2:]},
         "kernels": {name: n for name, n in kernels.items() if n["calls"]},
+    }
+
+
+def energy_figures(joules: float | None, seconds: float, prompts: int, outputs: int) -> dict[str, float | None]:
+    """Energy of a run, by its length and its tokens; null where the device does not tell."""
+    if joules is None:
+        return {"joules": None, "watts": None, "joules_per_output_token": None, "joules_per_token": None}
+    return {
+        "joules": round(joules, 3),
+        "watts": round(joules / seconds, 3),
+        "joules_per_output_token": round(joules / outputs, 6) if outputs else None,
+        "joules_per_token": round(joules / (prompts + outputs), 6),
     }
 
 

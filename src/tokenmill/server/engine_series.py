@@ -95,6 +95,7 @@ class EngineSeries:
         yield self._cache_info(engines)
         yield self._device_info()
         yield from self._shares(engines)
+        yield from self._energy(engines)
         for name, value in self.backend.counters().items():
             yield GaugeMetricFamily(f"tokenmill:{name}", name.replace("_", " "), value)
 
@@ -139,6 +140,21 @@ class EngineSeries:
             compute.add_metric([self.model, str(number)], computed)
         yield bandwidth
         yield compute
+
+    def _energy(self, engines: list[EngineStats]) -> Iterator[Metric]:
+        """Only where the device tells: a GPU's board, or all packages of the machine, idle times included."""
+        labels = ["model_name", "engine"]
+        told = [(str(number), stats) for number, stats in enumerate(engines) if stats.joules]
+        joules = CounterMetricFamily("tokenmill:energy_joules", "Energy that the device took.", labels=labels)
+        watts = GaugeMetricFamily("tokenmill:power_watts", "Power that the device takes.", labels=labels)
+        each = GaugeMetricFamily("tokenmill:joules_per_token", "Energy by generated tokens, in all.", labels=labels)
+        for number, stats in told:
+            joules.add_metric([self.model, number], stats.joules)
+            watts.add_metric([self.model, number], stats.watts)
+            if stats.output_tokens:
+                each.add_metric([self.model, number], stats.joules / stats.output_tokens)
+        if told:
+            yield from (joules, watts, each)
 
     def _dtype(self) -> str:
         return str(self.backend.info.details.get("dtype", "bfloat16"))

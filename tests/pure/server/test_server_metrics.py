@@ -78,6 +78,17 @@ async def test_drafts_count_by_place_over_all_lives(start: Starter) -> None:
     assert (total.drafts, total.accepted, total.accepted_at) == (3, 7, [3, 2, 1, 1])
 
 
+async def test_energy_is_told_where_the_device_tells_it(start: Starter) -> None:
+    served = await start()
+    assert "joules" not in (await served.client.get("/metrics")).text
+    engine = served.fake.fleet.engines[0]
+    engine.before = EngineStats(joules=40.0, output_tokens=10)
+    engine.stats = EngineStats(joules=60.0, watts=12.5, output_tokens=30)
+    text = (await served.client.get("/metrics")).text
+    told = [_value(text, f"tokenmill:{name}") for name in ("energy_joules_total", "power_watts", "joules_per_token")]
+    assert told == [100.0, 12.5, 2.5]
+
+
 async def test_calls_count_once_per_output(start: Starter) -> None:
     call = '<tool_call>\n{"name": "look", "arguments": {"at": "sky"}}\n</tool_call>'
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
