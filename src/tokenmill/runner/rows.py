@@ -13,7 +13,8 @@ from torch import Tensor
 
 from tokenmill.core.step import RowStart, StepPlan, TableEdit
 from tokenmill.kvcache.pool import CacheLayout
-from tokenmill.sampling.table import SamplingTable, send
+from tokenmill.sampling.arrays import send
+from tokenmill.sampling.table import SamplingTable
 
 FAR = 1 << 30
 """First position of an unused table entry: beyond every real one, so that a search never lands there."""

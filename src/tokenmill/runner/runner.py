@@ -25,6 +25,7 @@ from tokenmill.runner.recorder import Graphs, RecordedSteps, StepRecorder, Tapes
 from tokenmill.runner.rows import Rows
 from tokenmill.runner.single import ROOM, SingleTokens
 from tokenmill.sampling import table as features
+from tokenmill.sampling.arrays import send, to_device
 from tokenmill.sampling.edits import line_masks
 from tokenmill.sampling.logprobs import token_logprobs
 from tokenmill.sampling.quick import choose_quickly
@@ -200,7 +201,7 @@ class Runner:
             return
         at = None
         if len(places) < batch.tokens.shape[0]:
-            at = features.to_device(places, torch.int64, rows.device)
+            at = to_device(places, torch.int64, rows.device)
         logits = running.logits
         if logits is None:
             logits = self.model.logits(running.hidden if at is None else running.hidden[at], batch.ctx)
@@ -272,8 +273,8 @@ class Runner:
         if len(chosen) == len(plan.rows):
             row_ids, ids = batch.row_ids, running.sampled.ids
         else:
-            at = features.to_device(chosen, torch.int64, rows.device)
-            row_ids = features.to_device([plan.rows[running.lines[n]] for n in chosen], torch.int64, rows.device)
+            at = to_device(chosen, torch.int64, rows.device)
+            row_ids = to_device([plan.rows[running.lines[n]] for n in chosen], torch.int64, rows.device)
             ids = running.sampled.ids[at]
         rows.tokens[row_ids, rows.length[row_ids]] = ids.to(torch.int32)
         rows.length.index_add_(0, row_ids, torch.ones_like(row_ids))
@@ -292,7 +293,7 @@ class Runner:
         running.verified = list(firsts)
         tried = [plan.guesses.get(i, 0) for i in firsts]
         grants = torch.tensor([[plan.rows[i] for i in firsts], list(firsts.values()), tried], dtype=torch.int64)
-        sent = features.send(grants, rows.device)
+        sent = send(grants, rows.device)
         kept = self.kernels.accept_(sent, max(tried), marked, *rows.state())
         return sent[0], kept
 
