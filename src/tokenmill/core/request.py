@@ -265,9 +265,9 @@ class Request(msgspec.Struct, kw_only=True):
     """One accepted prompt with its parameters; `prompt_ids` are checked against the vocabulary by the engine.
 
     A replayed request carries what an engine that died has already said: `emitted[i]` are the tokens of output i,
-    `ended` the outputs that need nothing more. The border between prompt and output stays where it was.
-    `prompt_keys`: what the prefix cache knows the prompt's tokens by, where that is not their ids: all placeholders of
-    a picture have one id, and each stands for a part of that picture.
+    `ended` the outputs that need nothing more, `mus` what mirostat's state was behind them. The border between prompt
+    and output stays where it was. `prompt_keys`: what the prefix cache knows the prompt's tokens by, where that is not
+    their ids: all placeholders of a picture have one id, and each stands for a part of that picture.
     """
 
     id: str
@@ -283,6 +283,7 @@ class Request(msgspec.Struct, kw_only=True):
     deadline: float | None = None
     emitted: list[list[int]] = []
     ended: list[int] = []
+    mus: list[float | None] = []
 
 
 class TokenLogprob(msgspec.Struct, gc=False):
@@ -307,6 +308,7 @@ class TokenDelta(msgspec.Struct, gc=False):
     cached: int = 0
     score: float | None = None
     pooled: list[float] | None = None
+    mu: float | None = None
 
 
 class TextDelta(msgspec.Struct, kw_only=True):

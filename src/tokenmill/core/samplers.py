@@ -33,7 +33,8 @@ _SPELLINGS = {
 
 
 def read_samplers(given: str | Sequence[str]) -> list[str]:
-    """The names of `samplers`, spelled as in USUAL_ORDER and EDITS; ParameterError where one is unknown or misplaced."""
+    """The names of `samplers`, spelled as in USUAL_ORDER and EDITS; ParameterError where one is unknown or
+    misplaced."""
     if not isinstance(given, (str, list, tuple)) or len(given) > MOST_SAMPLERS:
         raise _wrong(f"must be a list of at most {MOST_SAMPLERS} names, or a string of their letters")
     known = _LETTERS if isinstance(given, str) else _SPELLINGS

@@ -136,7 +136,7 @@ class Rows:
     def _start(self, start: RowStart, dirty: dict[tuple[int, int], tuple[int, int]]) -> None:
         row = start.row
         self.num_prompt[row] = start.num_prompt
-        self.sampling.set_row(row, start.sampling, start.num_prompt)
+        self.sampling.set_row(row, start.sampling, start.num_prompt, start.mu)
         if start.pool is not None:
             self.pools[row] = start.pool
         for group in range(len(self.tables)):

@@ -1,8 +1,9 @@
 """What changes logits before temperature. Owns: forbidden tokens, biases, Python processors, penalties.
 
 Must not know: filters, noise, results. `edit_` applies them in this order: allowed ids, masks, bad words, min_tokens,
-logit_bias, processors, penalties (repetition, frequency, presence), repetitions (DRY, n-grams). Histories are read on the device, from the rows'
-token buffer, because the host may not know the latest tokens yet; only Python processors make the host wait.
+logit_bias, processors, penalties (repetition, frequency, presence), repetitions (DRY, n-grams). Histories are read on
+the device, from the rows' token buffer, because the host may not know the latest tokens yet; only Python processors
+make the host wait.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ Surprise is -log2 of a token's probability among those that were left. After eac
 
     mu <- mu - eta * (surprise - tau),   mu = 2 tau at first
 
-mu depends on logits that are gone, so it is state of the sequence: it lies in the row, a step's result carries it to the
-host, and a row that begins again is given it. A draft's line takes mu as the line before it leaves it. A line with one
-possible token leaves mu alone, so that tokens which a grammar forces count the same with and without a step of the model.
-Must not know: plans, rows' other parameters.
+mu depends on logits that are gone, so it is state of the sequence: it lies in the row, a step's result carries it to
+the host, and a row that begins again is given it. A draft's line takes mu as the line before it leaves it. A line with
+one possible token leaves mu alone, so that tokens which a grammar forces count the same with and without a step of the
+model. Must not know: plans, rows' other parameters.
 
     version 2   -log2 p <= mu
     version 1   the k likeliest, k = (e * 2^mu / (1 - V^-e))^(1 / s), e = s - 1; s: the slope of log p over log rank,

@@ -1,11 +1,11 @@
 """What continues a repetition. Owns: DRY and no-repeat n-grams, as limits of single tokens.
 
-Both ask of every earlier place how many tokens up to there equal the last tokens of the row; the token behind that place
-is the one that would repeat more. That is read from the rows' token buffer on the device, as penalties are: the host may
-not know the latest tokens, an index that it kept would have to wait for them, and nothing is left to carry over when a
-row is preempted, drafted for or replayed. The work is proportional to the tokens looked at, and to the longest repetition
-(on a GPU, which is not waited for, to the longest that counts).
-Must not know: filters, noise, results.
+Both ask of every earlier place how many tokens up to there equal the last tokens of the row; the token behind that
+place is the one that would repeat more. That is read from the rows' token buffer on the device, as penalties are: the
+host may not know the latest tokens, an index that it kept would have to wait for them, and nothing is left to carry
+over when a row is preempted, drafted for or replayed. The work is proportional to the tokens looked at, and to the
+longest repetition (on a GPU, which is not waited for, to the longest that counts). Must not know: filters, noise,
+results.
 
     DRY       logit -= multiplier * base ^ (length - allowed_length), where length >= allowed_length
     n-grams   logit = -inf, where length >= n - 1

@@ -7,7 +7,8 @@ Must not know: models, plans, requests. The order is vLLM's:
     candidates  (the most likely tokens now, for beams: after all edits, before temperature)
     steps.py    temperature, top-n-sigma, min-p, top-k, top-p, typical-p (transformers' definition), ..., or a row's own
                 order
-    noise.py    the choice (mirostat.py chooses for rows that ask for it); greedy rows take the most likely token after the edits, the lowest id of equal ones
+    noise.py    the choice (mirostat.py chooses for rows that ask for it); greedy rows take the most likely token after
+    the edits, the lowest id of equal ones
 
 choose.py picks between this and the short ways, where a backend does the usual all at once.
 

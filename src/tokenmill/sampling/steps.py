@@ -1,9 +1,9 @@
 """The steps from edited logits to the draw. Owns: STEPS, the table that a new sampler is one line of.
 
-A step changes scaled logits s [m, V] of m lines in place. The largest of each line is 0 when a step begins, and the step
-leaves it so. Its function takes a Part; `asked` tells whether a row's parameters want it; `numbers` are the fields of
-RowSampling that it reads, which lie on the device by row. Steps are taken in the order of this table, or in a row's own
-(RowSampling.order). Must not know: rows, plans, noise.
+A step changes scaled logits s [m, V] of m lines in place. The largest of each line is 0 when a step begins, and the
+step leaves it so. Its function takes a Part; `asked` tells whether a row's parameters want it; `numbers` are the fields
+of RowSampling that it reads, which lie on the device by row. Steps are taken in the order of this table, or in a row's
+own (RowSampling.order). Must not know: rows, plans, noise.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Exclude top choices. Owns: the coin of a position, and which tokens it takes away.
 
-If the coin says so, all tokens of at least the threshold's probability are dropped but the least likely of them (equally
-likely ones stay together). The coin is a hash of the noise's key, which is one of seed and output index: nothing is
-remembered. Must not know: rows, other filters.
+If the coin says so, all tokens of at least the threshold's probability are dropped but the least likely of them
+(equally likely ones stay together). The coin is a hash of the noise's key, which is one of seed and output index:
+nothing is remembered. Must not know: rows, other filters.
 
     coin = (mix64(key + 0xC2B2AE3D27D4EB4F) >>> 40) / 2^24, and the line is cut if coin < probability
 """
