@@ -19,6 +19,40 @@ LAST = ("temperature", "smoothing")
 """What `temperature_last` moves behind the others."""
 EDITS = ("penalties", "dry")
 MOST_SAMPLERS = 32
+MOST_BREAKERS, MOST_BREAKER_CHARS = 32, 40
+USUAL_BREAKERS = ("\n", ":", '"', "*")
+
+SAMPLER_RANGES: dict[str, tuple[float, float, bool]] = {
+    "top_n_sigma": (-1.0, 100.0, False),
+    "epsilon_cutoff": (0.0, 10_000.0, False),
+    "eta_cutoff": (0.0, 10_000.0, False),
+    "top_a": (0.0, 1.0, False),
+    "xtc_probability": (0.0, 1.0, False),
+    "xtc_threshold": (0.0, 1.0, False),
+    "dynatemp_range": (0.0, 100.0, False),
+    "dynatemp_exponent": (0.0, 100.0, False),
+    "smoothing_factor": (0.0, 100.0, False),
+    "smoothing_curve": (1.0, 10.0, False),
+    "mirostat_tau": (0.0, 100.0, False),
+    "mirostat_eta": (0.0, 100.0, False),
+    "dry_multiplier": (0.0, 100.0, False),
+    "dry_base": (1.0, 100.0, False),
+}
+"""Least, most, and whether the least itself is too little."""
+SAMPLER_COUNTS: dict[str, tuple[int, int]] = {
+    "repeat_last_n": (-1, 2**31 - 1),
+    "mirostat": (0, 2),
+    "dry_allowed_length": (0, 1024),
+    "dry_penalty_last_n": (-1, 2**31 - 1),
+    "no_repeat_ngram_size": (0, 1024),
+}
+SAMPLER_FIELDS = (*SAMPLER_RANGES, *SAMPLER_COUNTS)
+"""Numbers that rows are given as they are asked for."""
+NOT_OF_BEAMS = {
+    **dict.fromkeys(("top_n_sigma", "epsilon_cutoff", "eta_cutoff", "top_a", "xtc_probability"), 0),
+    **dict.fromkeys(("dynatemp_range", "smoothing_factor", "mirostat"), 0),
+}
+"""Fields that beam search refuses, and up to which value they ask for nothing."""
 
 _LETTERS = {
     **{"e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typical_p", "p": "top_p"},

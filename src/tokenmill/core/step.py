@@ -46,7 +46,7 @@ class RowSampling(msgspec.Struct, kw_only=True, omit_defaults=True):
     dry_base: float = 1.75
     dry_allowed_length: int = 2
     dry_penalty_last_n: int = -1
-    dry_breakers: list[list[int]] = []
+    dry_breakers: list[tuple[list[int], list[int]]] = []
     no_repeat_ngram_size: int = 0
     order: list[str] | None = None
     """The steps from temperature on, by name, if they are not in the usual order; those left out are not taken."""

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.step import RowSampling
-from tokenmill.sampling.arrays import to_device
+from tokenmill.sampling.arrays import send, to_device
 
 SATURATED = 64
 HEAVIEST = 1e30
@@ -44,17 +44,21 @@ class Known:
 
 @dataclass(slots=True)
 class Breakers:
-    """The sequence breakers of a row: alone [V] bool, single tokens; longer: lists of several tokens."""
+    """The sequence breakers of a row: alone [V] bool, single tokens; longer: tokens that one may begin with [k], and
+    the tokens that then follow."""
 
     alone: Tensor
-    longer: list[list[int]]
+    longer: list[tuple[Tensor, list[int]]]
 
     @classmethod
-    def of(cls, lists: Sequence[Sequence[int]], vocab_size: int, device: torch.device) -> Breakers:
-        """From lists of token ids."""
+    def of(cls, words: Sequence[tuple[list[int], list[int]]], vocab_size: int, device: torch.device) -> Breakers:
+        """From tokens that a breaker may begin with, and those that then follow, if any."""
         alone = torch.zeros(vocab_size, dtype=torch.bool)
-        alone[[ids[0] for ids in lists if len(ids) == 1 and 0 <= ids[0] < vocab_size]] = True
-        return cls(alone.to(device), [list(ids) for ids in lists if len(ids) > 1])
+        for heads, rest in words:
+            if not rest:
+                alone[[i for i in heads if 0 <= i < vocab_size]] = True
+        longer = [(to_device(heads, torch.int32, device), list(rest)) for heads, rest in words if heads and rest]
+        return cls(send(alone, device), longer)
 
 
 def limit_(x: Tensor, known: Known, params: list[RowSampling], breakers: list[Breakers | None]) -> None:
@@ -87,6 +91,9 @@ def no_repeat_(x: Tensor, known: Known, params: list[RowSampling]) -> None:
     reach = torch.full_like(size, known.history.shape[1])
     length = _repeated(known, reach, rounds)
     _lower_(x, known, torch.where((length >= size[:, None] - 1) & (size[:, None] > 0), math.inf, -math.inf))
+    if any(p.no_repeat_ngram_size == 1 for p in params):  # the first token stands behind no other one
+        bans = torch.where((size == 1) & (known.lengths > 0), -math.inf, math.inf)[:, None]
+        x.scatter_reduce_(1, known.history[:, :1].long(), bans, "amin")
 
 
 def _window(last_n: int) -> int:
@@ -120,13 +127,14 @@ def _unbroken(known: Known, breakers: list[Breakers | None]) -> Tensor:
         history = known.history[line]
         ids = history.long().clamp(0, len(found.alone) - 1)
         ends[line] = found.alone[ids]
-        for word in found.longer:
-            if len(word) > len(history):
+        for heads, rest in found.longer:
+            count = len(history) - len(rest)
+            if count <= 0:
                 continue
-            whole = torch.ones(len(history) - len(word) + 1, dtype=torch.bool, device=history.device)
-            for i, token in enumerate(word):
-                whole &= history[i : i + len(whole)] == token
-            ends[line, len(word) - 1 :] |= whole
+            whole = torch.isin(history[:count], heads)
+            for i, token in enumerate(rest, start=1):
+                whole &= history[i : i + count] == token
+            ends[line, len(rest) :] |= whole
     at = torch.where(ends & (known.places < known.lengths[:, None]), known.places, -1).amax(-1)
     return known.lengths - 1 - at
 
