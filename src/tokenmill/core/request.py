@@ -15,6 +15,14 @@ from typing import Any
 import msgspec
 
 from tokenmill.core.errors import ParameterError
+from tokenmill.core.samplers import (
+    MOST_BREAKER_CHARS,
+    MOST_BREAKERS,
+    NOT_OF_BEAMS,
+    SAMPLER_COUNTS,
+    SAMPLER_RANGES,
+    read_samplers,
+)
 from tokenmill.core.step import RowLogprobs
 
 MAX_N = 128
@@ -51,7 +59,8 @@ class Spelled(msgspec.StructMeta):
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass=Spelled):
-    """How to continue a prompt. Field names and meanings are vLLM's; neutral defaults switch a feature off."""
+    """How to continue a prompt. Field names and meanings are vLLM's, then llama.cpp's, then text-generation-webui's;
+    neutral defaults switch a feature off."""
 
     n: int = 1
     best_of: int | None = None
@@ -63,6 +72,28 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass
     top_k: int = 0
     min_p: float = 0.0
     typical_p: float = 1.0
+    repeat_last_n: int = -1
+    top_n_sigma: float = -1.0
+    epsilon_cutoff: float = 0.0
+    eta_cutoff: float = 0.0
+    top_a: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    smoothing_factor: float = 0.0
+    smoothing_curve: float = 1.0
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: list[str] | None = None
+    no_repeat_ngram_size: int = 0
+    samplers: str | list[str] | None = None
+    temperature_last: bool = False
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
@@ -170,6 +201,7 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "min_p": (0.0, 1.0, False),
     "typical_p": (0.0, 1.0, True),
     "length_penalty": (-100.0, 100.0, False),
+    **SAMPLER_RANGES,
 }
 _FLAGS = (
     "include_stop_str_in_output",
@@ -178,6 +210,7 @@ _FLAGS = (
     "skip_special_tokens",
     "spaces_between_special_tokens",
     "use_beam_search",
+    "temperature_last",
 )
 
 
@@ -199,6 +232,8 @@ def _check_counts(p: SamplingParams) -> None:
     if p.max_tokens is not None:
         _integer("max_tokens", p.max_tokens, 1, 2**31 - 1)
     _integer("min_tokens", p.min_tokens, 0, 2**31 - 1)
+    for name, (low, high) in SAMPLER_COUNTS.items():
+        _integer(name, getattr(p, name), low, high)
     if p.seed is not None:
         _integer("seed", p.seed, -(2**63), 2**SEED_BITS - 1)
     if p.thinking_token_budget is not None:
@@ -217,6 +252,10 @@ def _check_lists(p: SamplingParams) -> None:
         _ids("stop_token_ids", p.stop_token_ids, 256)
     if p.bad_words is not None:
         _strings("bad_words", p.bad_words, 1024, MAX_STOP_CHARS)
+    if p.dry_sequence_breakers is not None:
+        _strings("dry_sequence_breakers", p.dry_sequence_breakers, MOST_BREAKERS, MOST_BREAKER_CHARS)
+    if p.samplers is not None:
+        read_samplers(p.samplers)
     if p.allowed_token_ids is not None:
         _ids("allowed_token_ids", p.allowed_token_ids, 1 << 20)
         if not p.allowed_token_ids:
@@ -251,6 +290,9 @@ def _check_contradictions(p: SamplingParams) -> None:
                 "beam search takes no sampling parameters: leave temperature, top_p, top_k, min_p and typical_p alone.",
                 param="use_beam_search",
             )
+        for name, neutral in NOT_OF_BEAMS.items():
+            if getattr(p, name) > neutral:
+                raise ParameterError(f"beam search draws nothing: leave {name} alone.", param="use_beam_search")
         return
     for name in ("length_penalty", "early_stopping"):
         if getattr(p, name) != (1.0 if name == "length_penalty" else False):
@@ -265,9 +307,9 @@ class Request(msgspec.Struct, kw_only=True):
     """One accepted prompt with its parameters; `prompt_ids` are checked against the vocabulary by the engine.
 
     A replayed request carries what an engine that died has already said: `emitted[i]` are the tokens of output i,
-    `ended` the outputs that need nothing more. The border between prompt and output stays where it was.
-    `prompt_keys`: what the prefix cache knows the prompt's tokens by, where that is not their ids: all placeholders of
-    a picture have one id, and each stands for a part of that picture.
+    `ended` the outputs that need nothing more, `mus` what mirostat's state was behind them. The border between prompt
+    and output stays where it was. `prompt_keys`: what the prefix cache knows the prompt's tokens by, where that is not
+    their ids: all placeholders of a picture have one id, and each stands for a part of that picture.
     """
 
     id: str
@@ -283,6 +325,7 @@ class Request(msgspec.Struct, kw_only=True):
     deadline: float | None = None
     emitted: list[list[int]] = []
     ended: list[int] = []
+    mus: list[float | None] = []
 
 
 class TokenLogprob(msgspec.Struct, gc=False):
@@ -307,6 +350,7 @@ class TokenDelta(msgspec.Struct, gc=False):
     cached: int = 0
     score: float | None = None
     pooled: list[float] | None = None
+    mu: float | None = None
 
 
 class TextDelta(msgspec.Struct, kw_only=True):

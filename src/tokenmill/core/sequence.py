@@ -67,7 +67,7 @@ class Sequence:
 
     `fresh`: the devices must be told everything (RowStart) with the next grant. `leaving`: to be preempted when
     its plans in flight are committed. `needs_host`: its next forward needs the last commit (host drafts, beams).
-    `most_guesses`: so many drafts of a DeviceDrafter may be granted at once.
+    `most_guesses`: so many drafts of a DeviceDrafter may be granted at once. `mu`: mirostat's state behind `tokens`.
 
     Of a model whose rows have states (kvcache/snapshots.py): `save_at`: the next position whose state is kept, in
     `save_slot` if it is an answer's; `restore`: the slot that devices shall restore; `diverges`: where others with
@@ -102,6 +102,7 @@ class Sequence:
     constraint: Constraint | None = None
     score: float = 0.0
     preemptions: int = 0
+    mu: float | None = None
     save_at: int = NEVER
     save_slot: int = -1
     restore: int = -1

@@ -28,6 +28,28 @@ class RowSampling(msgspec.Struct, kw_only=True, omit_defaults=True):
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    repeat_last_n: int = -1
+    top_n_sigma: float = 0.0
+    epsilon_cutoff: float = 0.0
+    eta_cutoff: float = 0.0
+    top_a: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    smoothing_factor: float = 0.0
+    smoothing_curve: float = 1.0
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_breakers: list[tuple[list[int], list[int]]] = []
+    no_repeat_ngram_size: int = 0
+    order: list[str] | None = None
+    """The steps from temperature on, by name, if they are not in the usual order; those left out are not taken."""
     seed: int = 0
     min_tokens: int = 0
     end_ids: list[int] = []
@@ -66,6 +88,8 @@ class RowStart(msgspec.Struct, kw_only=True):
     adapter: int = 0
     pool: str | None = None
     key: int = 0
+    mu: float | None = None
+    """Mirostat's state behind these tokens; None: none has been sampled yet."""
 
 
 class BlockCopy(msgspec.Struct, gc=False):
@@ -150,5 +174,6 @@ class StepResult(msgspec.Struct, kw_only=True):
     prompt_logprobs: dict[int, list[RowLogprobs]] = {}
     candidates: dict[int, list[tuple[int, float]]] = {}
     pooled: dict[int, list[float]] = {}
+    mus: dict[int, float] = {}
     errors: dict[int, str] = {}
     failure: str | None = None

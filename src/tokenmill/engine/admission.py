@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from tokenmill.core.constraint import Constraint, ConstraintCompiler
 from tokenmill.core.errors import BusyError, ParameterError, TooLargeError
 from tokenmill.core.request import Request, SamplingParams
+from tokenmill.core.samplers import EDITS, SAMPLER_FIELDS, USUAL_BREAKERS, order_of, read_samplers
 from tokenmill.core.sequence import Search, SequenceGroup
 from tokenmill.core.step import RowSampling
 from tokenmill.scheduler.search import BeamSearch, Sampling
@@ -41,6 +42,8 @@ class Admission:
     encode: Encode | None = None
     compiler: ConstraintCompiler | None = None
     in_process: bool = True
+    breakers: Callable[[str], tuple[tuple[list[int], list[int]], ...]] | None = None
+    """All ways in which a text may lie in tokens: DRY asks for those that end a repetition."""
     banned: list[list[int]] = field(default_factory=list)
     """Token sequences that no answer of this model may hold."""
 
@@ -120,6 +123,8 @@ class Admission:
             raise ParameterError(
                 "logits_processors are Python callables and need the in-process executor.", param="logits_processors"
             )
+        if self.encode is None and params.dry_sequence_breakers:
+            raise ParameterError("dry_sequence_breakers need a tokenizer.", param="dry_sequence_breakers")
         if self.encode is None and (params.stops or params.bad_words or params.structured_outputs or params.reasoning):
             raise ParameterError("stop, bad_words and structured_outputs need a tokenizer.", param="stop")
 
@@ -145,6 +150,12 @@ class Admission:
         return [*eos, *(t for t in params.stop_token_ids or () if t not in eos)]
 
     def _row_sampling(self, params: SamplingParams, search: Search) -> RowSampling:
+        given = {name: getattr(params, name) for name in SAMPLER_FIELDS}
+        taken = EDITS if params.samplers is None else read_samplers(params.samplers)
+        if "penalties" not in taken:
+            given["repeat_last_n"] = 0
+        if "dry" not in taken:
+            given["dry_multiplier"] = 0.0
         ranked = params.best_of is not None and params.best_of > params.n
         wanted = params.logprobs if params.logprobs is not None else (0 if ranked else -1)
         return RowSampling(
@@ -156,6 +167,9 @@ class Admission:
             repetition_penalty=params.repetition_penalty,
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,
+            **given,
+            dry_breakers=self._breakers(params) if given["dry_multiplier"] > 0 else [],
+            order=order_of(params.samplers, params.temperature_last),
             min_tokens=params.min_tokens,
             end_ids=self._end_ids(params),
             logit_bias=params.logit_bias or {},
@@ -166,6 +180,13 @@ class Admission:
             num_candidates=search.width,
             has_processors=bool(params.logits_processors),
         )
+
+    def _breakers(self, params: SamplingParams) -> list[tuple[list[int], list[int]]]:
+        """DRY's sequence breakers as tokens."""
+        texts = USUAL_BREAKERS if params.dry_sequence_breakers is None else params.dry_sequence_breakers
+        if self.breakers is None:
+            return []
+        return [way for text in texts for way in self.breakers(text)]
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         """Each bad word as tokens, at the start of a text and after a space."""

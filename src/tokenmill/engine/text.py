@@ -7,6 +7,7 @@ from typing import Any
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ModelError
 from tokenmill.engine.admission import Admission
+from tokenmill.engine.breakers import BreakerIndex
 from tokenmill.engine.source import ModelSource, find_source
 from tokenmill.structured.compile import Compiler
 from tokenmill.structured.vocabulary import Vocabulary
@@ -33,13 +34,18 @@ def give_text(admission: Admission, tokenizer: Tokenizer, check: float) -> None:
     def encode(text: str) -> list[int]:
         return tokenizer.encode(text, add_special_tokens=False, allow_special=False)
 
-    def vocabulary() -> Vocabulary:
+    def token_texts() -> list[bytes]:
         size = min(admission.vocab_size, tokenizer.vocab_size)
-        texts = [tokenizer.token_bytes(i) for i in range(size)]
+        return [tokenizer.token_bytes(i) for i in range(size)]
+
+    def vocabulary() -> Vocabulary:
+        texts = token_texts()
+        size = len(texts)
         marks = {i for i in tokenizer.special_ids | tokenizer.control_ids if i < size}  # only grammars name them
         return Vocabulary.of(texts, marks, tuple(admission.eos_ids), tokenizer.encode_inside)
 
     admission.encode = encode
+    admission.breakers = BreakerIndex(token_texts, tokenizer.encode_inside).find
     admission.compiler = Compiler(vocabulary, check)
 
 

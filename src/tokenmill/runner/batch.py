@@ -16,7 +16,7 @@ from tokenmill.core.forward import ForwardContext, GroupPlan, Kernels, StepRows
 from tokenmill.core.step import StepPlan
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.rows import Rows
-from tokenmill.sampling.table import send
+from tokenmill.sampling.arrays import send
 
 Spans = list[tuple[int, int, int]]
 """(query_start, query count, kv_len) of each sequence, as in ForwardContext."""

@@ -23,7 +23,7 @@ from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.batch import Batch, apart, lay_out, reach, single_tokens
 from tokenmill.runner.recorder import Layout, Made, Step, logits_suffice
 from tokenmill.runner.rows import Rows
-from tokenmill.sampling.table import send
+from tokenmill.sampling.arrays import send
 
 TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Rungs of tokens. A step of more keeps a GPU busy for longer than the host needs to launch it."""

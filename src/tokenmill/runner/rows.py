@@ -13,7 +13,8 @@ from torch import Tensor
 
 from tokenmill.core.step import RowStart, StepPlan, TableEdit
 from tokenmill.kvcache.pool import CacheLayout
-from tokenmill.sampling.table import SamplingTable, send
+from tokenmill.sampling.arrays import send
+from tokenmill.sampling.table import SamplingTable
 
 FAR = 1 << 30
 """First position of an unused table entry: beyond every real one, so that a search never lands there."""
@@ -135,7 +136,7 @@ class Rows:
     def _start(self, start: RowStart, dirty: dict[tuple[int, int], tuple[int, int]]) -> None:
         row = start.row
         self.num_prompt[row] = start.num_prompt
-        self.sampling.set_row(row, start.sampling, start.num_prompt)
+        self.sampling.set_row(row, start.sampling, start.num_prompt, start.mu)
         if start.pool is not None:
             self.pools[row] = start.pool
         for group in range(len(self.tables)):

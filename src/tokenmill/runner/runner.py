@@ -24,17 +24,13 @@ from tokenmill.runner.ragged import RaggedMembers, RaggedTokens
 from tokenmill.runner.recorder import Graphs, RecordedSteps, StepRecorder, Tapes
 from tokenmill.runner.rows import Rows
 from tokenmill.runner.single import ROOM, SingleTokens
-from tokenmill.sampling import table as features
-from tokenmill.sampling.edits import line_masks
+from tokenmill.sampling.arrays import send, to_device
+from tokenmill.sampling.choose import Ask, Way, choose, take_largest, way
 from tokenmill.sampling.logprobs import token_logprobs
-from tokenmill.sampling.quick import choose_quickly
-from tokenmill.sampling.sampler import Lines, Pending, Sampled, sample
+from tokenmill.sampling.sampler import Sampled
 
 LOGITS_SLICE = 256
 """Prompt positions whose logits exist at one time: 256 lines of a 128k vocabulary are 128 MB in float32."""
-
-MORE = features.CHOICES | features.LOGPROBS
-"""A row that has any of these wants more than the largest logit."""
 
 
 @dataclass(slots=True)
@@ -51,6 +47,7 @@ class Running:
     verified: list[int] = field(default_factory=list)
     sampled: Sampled | None = None
     read: Readback | None = None
+    mus: tuple[list[int], Readback] | None = None
     result: StepResult | None = None
     scores: dict[int, list] = field(default_factory=dict)
 
@@ -184,7 +181,8 @@ class Runner:
     def _sample(self, running: Running, late: LateInputs) -> None:
         plan, batch, rows = running.plan, running.batch, self.rows
         assert batch is not None and running.hidden is not None
-        if running.best is not None and self._plain(plan.rows, late):
+        extra = late.masks, late.processors
+        if running.best is not None and way(plan.rows, extra, rows.sampling) is Way.LARGEST:
             self._propose(running, self._take(running, running.best))
             return
         self._score_prompts(running)
@@ -200,7 +198,7 @@ class Runner:
             return
         at = None
         if len(places) < batch.tokens.shape[0]:
-            at = features.to_device(places, torch.int64, rows.device)
+            at = to_device(places, torch.int64, rows.device)
         logits = running.logits
         if logits is None:
             logits = self.model.logits(running.hidden if at is None else running.hidden[at], batch.ctx)
@@ -208,22 +206,19 @@ class Runner:
         if plan.guesses:
             row_ids, kept = self._verify(running, marked)
             running.read = Readback(torch.cat((marked, kept)))
+            self._move_mus(running, kept)
             self._propose(running, row_ids)
         else:
             running.read = Readback(marked)
+            self._move_mus(running, None)
             self._propose(running, self._advance(running))
-
-    def _plain(self, rows: list[int], late: LateInputs) -> bool:
-        """Do all of these rows take the largest logit, and does nobody ask for more?"""
-        bits = self.rows.sampling.bits
-        return not (late.masks or late.processors or any(bits[row] & MORE for row in rows))
 
     def _take(self, running: Running, best: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         """The choice came with the logits: what `_sample` does in general, in a few operations (see single.py)."""
         batch, rows = running.batch, self.rows
         assert batch is not None
         running.lines = list(range(len(running.plan.rows)))
-        running.sampled, marked = _greedy(best)
+        running.sampled, marked = take_largest(best)
         running.read = Readback(marked)
         self.kernels.advance_(batch.row_ids, running.sampled.ids, *rows.state())
         return batch.row_ids
@@ -232,28 +227,17 @@ class Runner:
         """A token per line; the same with ~ where it is bad. `at` [n]: the lines' tokens in the batch, None: all."""
         batch, table = running.batch, self.rows.sampling
         assert batch is not None
+        row_ids, positions = batch.token_rows, batch.ctx.positions[: batch.token_rows.shape[0]]
         chosen = [running.plan.rows[i] for i in running.lines]
-        if self._plain(chosen, late):
-            return _greedy(self.kernels.greedy(logits))
-        positions = batch.ctx.positions[: batch.token_rows.shape[0]]
-        places = (batch.token_rows, positions) if at is None else (batch.token_rows[at], positions[at])
-        masks = _split_masks(late.masks, running.plan) if late.masks else {}
-        if not late.processors:
-            packed = line_masks(chosen, masks) if masks else {}
-            quick = choose_quickly(logits, chosen, places, packed, table, self.kernels)
-            if quick is not None:
-                return quick
-        lines = Lines(
-            rows=chosen,
-            row_ids=places[0],
-            lengths=places[1] + 1,
-            tokens=self.rows.tokens,
-            masks=masks,
-            processors=late.processors,
-            longest=self.rows.longest(chosen),
+        ask = Ask(
+            chosen,
+            self.rows.tokens,
+            lambda: (row_ids, positions) if at is None else (row_ids[at], positions[at]),
+            lambda: self.rows.longest(chosen),
+            _split_masks(late.masks, running.plan) if late.masks else {},
+            late.processors,
         )
-        sampled = sample(logits.float(), lines, table, consume=True)  # nobody reads them afterwards
-        return sampled, torch.where(sampled.bad, ~sampled.ids, sampled.ids)
+        return choose(logits, ask, table, self.kernels)
 
     def _advance(self, running: Running) -> Tensor | None:
         """Rows move on by what they computed, and sampled tokens are appended; -> the rows that have been given one."""
@@ -272,8 +256,8 @@ class Runner:
         if len(chosen) == len(plan.rows):
             row_ids, ids = batch.row_ids, running.sampled.ids
         else:
-            at = features.to_device(chosen, torch.int64, rows.device)
-            row_ids = features.to_device([plan.rows[running.lines[n]] for n in chosen], torch.int64, rows.device)
+            at = to_device(chosen, torch.int64, rows.device)
+            row_ids = to_device([plan.rows[running.lines[n]] for n in chosen], torch.int64, rows.device)
             ids = running.sampled.ids[at]
         rows.tokens[row_ids, rows.length[row_ids]] = ids.to(torch.int32)
         rows.length.index_add_(0, row_ids, torch.ones_like(row_ids))
@@ -292,9 +276,26 @@ class Runner:
         running.verified = list(firsts)
         tried = [plan.guesses.get(i, 0) for i in firsts]
         grants = torch.tensor([[plan.rows[i] for i in firsts], list(firsts.values()), tried], dtype=torch.int64)
-        sent = features.send(grants, rows.device)
+        sent = send(grants, rows.device)
         kept = self.kernels.accept_(sent, max(tried), marked, *rows.state())
         return sent[0], kept
+
+    def _move_mus(self, running: Running, kept: Tensor | None) -> None:
+        """Rows with mirostat go on with what their last token that stands has left. kept: how many stand, by grant."""
+        assert running.sampled is not None
+        if running.sampled.pending.mus is None:
+            return
+        mus, lines = running.sampled.pending.mus
+        grants: dict[int, int] = {}
+        for place, line in enumerate(lines):
+            grants.setdefault(running.lines[line], place)  # its first line; a grant's lines lie together
+        rows = to_device([running.plan.rows[i] for i in grants], torch.int64, mus.device)
+        at = to_device(list(grants.values()), torch.int64, mus.device)
+        if kept is not None:
+            at = at + kept[to_device([running.verified.index(i) for i in grants], torch.int64, mus.device)] - 1
+        left = mus[at]
+        self.rows.sampling.mu[rows] = left
+        running.mus = list(grants), Readback(left)
 
     def _propose(self, running: Running, row_ids: Tensor | None) -> None:
         """New drafts for rows that have new tokens; a later plan decides which of these are tried."""
@@ -318,7 +319,8 @@ class Runner:
         marked = read[: len(running.lines)]
         kept = dict(zip(running.verified, read[len(marked) :], strict=True))
         bad = min(marked) < 0
-        if running.best is not None and not bad and not (sampled.pending.logprobs or sampled.pending.candidates):
+        more = sampled.pending.logprobs or sampled.pending.candidates or running.mus
+        if running.best is not None and not bad and not more:
             result.tokens = [[n] for n in marked]
             return result
         ids = [~n if n < 0 else n for n in marked]
@@ -328,6 +330,8 @@ class Runner:
         by_grant: dict[int, list[int]] = {}
         for n, i in enumerate(running.lines):
             by_grant.setdefault(i, []).append(n)
+        if running.mus is not None:
+            result.mus = dict(zip(running.mus[0], running.mus[1].wait().tolist(), strict=True))
         for i, lines in by_grant.items():
             stand = lines[: kept[i]] if i in kept else lines
             self._collect_grant(i, stand, [ids[n] for n in stand], running, result)
@@ -382,13 +386,6 @@ class Runner:
                     result.pooled[i] = torch.nn.functional.normalize(pooled, dim=0).tolist()
                 else:
                     result.errors[i] = "The model's hidden state holds NaN or infinity, so there is no embedding."
-
-
-def _greedy(best: tuple[Tensor, Tensor, Tensor]) -> tuple[Sampled, Tensor]:
-    """What `Kernels.greedy` found, as the sampler's result; the same with ~ where it is bad, by which `_collect` knows
-    (a comparison on the device would cost more than all else of the choice)."""
-    ids, marked, largest = best
-    return Sampled(ids, marked, Pending(largest, largest)), marked
 
 
 def _split_masks(masks: dict[int, bytes], plan: StepPlan) -> dict[int, bytes | list[bytes]]:

@@ -21,8 +21,8 @@ from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.batch import Batch, apart, share_prefix, single_tokens
 from tokenmill.runner.recorder import Layout, Made, Step, logits_suffice
 from tokenmill.runner.rows import Rows
+from tokenmill.sampling.arrays import send
 from tokenmill.sampling.quick import compile_choices
-from tokenmill.sampling.table import send
 
 LADDER = (1, 2, 4, 8, 16, 24, 32, 48, *range(64, 257, 16), 288, 320, 384, 512, 640, 768, 896, 1024)
 """Row counts that steps are filled up to. The large ones are few: 512 rows were multiplied sooner than 416 or 448."""

@@ -1,8 +1,9 @@
 """What changes logits before temperature. Owns: forbidden tokens, biases, Python processors, penalties.
 
 Must not know: filters, noise, results. `edit_` applies them in this order: allowed ids, masks, bad words, min_tokens,
-logit_bias, processors, penalties (repetition, frequency, presence). Histories are read on the device, from the rows'
-token buffer, because the host may not know the latest tokens yet; only Python processors make the host wait.
+logit_bias, processors, penalties (repetition, frequency, presence), repetitions (DRY, n-grams). Histories are read on
+the device, from the rows' token buffer, because the host may not know the latest tokens yet; only Python processors
+make the host wait.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tokenmill.sampling import repeats
 from tokenmill.sampling import table as features
+from tokenmill.sampling.arrays import send, to_device
 from tokenmill.sampling.table import BadWords, SamplingTable
 
 CACHED_BYTES = 2 << 20
@@ -72,7 +76,7 @@ class ChangedLines:
 
 def pick(numbers: list[int], total: int, device: torch.device) -> Tensor | None:
     """Line numbers as a device tensor, or None if they are all `total` lines."""
-    return None if len(numbers) == total else features.to_device(numbers, torch.int64, device)
+    return None if len(numbers) == total else to_device(numbers, torch.int64, device)
 
 
 def take(x: Tensor, picked: Tensor | None) -> Tensor:
@@ -99,6 +103,8 @@ def edit_(changed: ChangedLines) -> None:
         _processors_(changed)
     if used & features.PENALISED:
         _penalties_(changed)
+    if used & features.REPEATS:
+        _repeats_(changed)
 
 
 def _allowed_ids_(changed: ChangedLines) -> None:
@@ -145,7 +151,7 @@ def mask_limits(packed: list[bytes], size: int, byte_limits: Tensor) -> Tensor:
     num_bytes = (size + 7) // 8
     data = bytearray(b"".join(p[:num_bytes].ljust(num_bytes, b"\0") for p in packed))
     host = torch.frombuffer(data, dtype=torch.uint8)
-    places = features.send(host, byte_limits.device).int()
+    places = send(host, byte_limits.device).int()
     return byte_limits.index_select(0, places).view(len(packed), num_bytes * 8)[:, :size]
 
 
@@ -223,16 +229,36 @@ def _processed(processors: Any, prompt: list[int], output: list[int], logits: Te
     return logits
 
 
-def _penalties_(changed: ChangedLines) -> None:
-    """A few lines at a time where histories are long or the vocabulary is large: what is made here is bounded so."""
-    users, lines = changed.users(features.PENALISED), changed.lines
+def _longest(lines: Lines) -> int:
+    """At least as many tokens as any of these lines knows."""
     longest = lines.longest
     if not longest:
         longest = int(lines.lengths.max()) if lines.lengths.device.type == "cpu" else lines.tokens.shape[1]
-    longest = min(longest, lines.tokens.shape[1])
+    return min(longest, lines.tokens.shape[1])
+
+
+def _penalties_(changed: ChangedLines) -> None:
+    """A few lines at a time where histories are long or the vocabulary is large: what is made here is bounded so."""
+    users, longest = changed.users(features.PENALISED), _longest(changed.lines)
     together = max(1, PENALTY_BYTES // (HISTORY_BYTES * longest + COUNTS_BYTES * changed.x.shape[1]))
     for start in range(0, len(users), together):
         _penalise_(changed, users[start : start + together], longest)
+
+
+def _repeats_(changed: ChangedLines) -> None:
+    """A few lines at a time, as with penalties."""
+    table, lines, longest = changed.table, changed.lines, _longest(changed.lines)
+    users = changed.users(features.REPEATS)
+    together = max(1, PENALTY_BYTES // (repeats.BYTES * longest))
+    for start in range(0, len(users), together):
+        some = users[start : start + together]
+        picked = pick([changed.numbers[j] for j in some], len(lines.rows), changed.x.device)
+        history = lines.tokens[:, :longest].index_select(0, take(lines.row_ids, picked))
+        places = torch.arange(longest, device=history.device)
+        known = repeats.Known(history, take(lines.lengths, picked), places)
+        params = [table.params[changed.row(j)] for j in some]
+        breakers = [table.lists[changed.row(j)].breakers for j in some]
+        _on_lines_(changed, some, partial(repeats.limit_, known=known, params=params, breakers=breakers))
 
 
 def _penalise_(changed: ChangedLines, users: list[int], longest: int) -> None:
@@ -241,7 +267,7 @@ def _penalise_(changed: ChangedLines, users: list[int], longest: int) -> None:
     rows, lengths = take(lines.row_ids, picked), take(lines.lengths, picked)
     history = lines.tokens[:, :longest].index_select(0, rows)
     places = torch.arange(longest, device=rows.device)
-    known = places < lengths[:, None]
+    known = (places < lengths[:, None]) & (places >= (lengths - table.window[rows])[:, None])
     # Entries past a length are stale and may hold anything: they count as zero times token 0.
     ids = torch.where(known, history, 0).long()
     new = known & (places >= table.num_prompt[rows][:, None])

@@ -13,6 +13,7 @@ all that tie with the last kept token are kept, so a result never depends on how
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -28,6 +29,11 @@ def min_p_(s: Tensor, log_min_p: Tensor) -> None:
     s.masked_fill_(s < log_min_p[:, None], -math.inf)
 
 
+def keep_at_least_(s: Tensor, least: Tensor) -> None:
+    """Drop what scores less than `least` [n]."""
+    s.masked_fill_(s < least[:, None], -math.inf)
+
+
 def top_k_(s: Tensor, k: Tensor, largest_k: int) -> None:
     """Keep the k [n] likeliest tokens of each line; `largest_k` bounds k on the host."""
     values = s.topk(min(largest_k, s.shape[1]), dim=1).values
@@ -39,18 +45,18 @@ def top_p_(s: Tensor, p: Tensor) -> None:
     bound = wide(p) * wide(line_sums(s.exp()))
     size = s.shape[1]
     if s.device.type != "cpu" or size <= 2 * FIRST_LOOK:
-        threshold, _ = _mass_threshold(_descending(s), bound)
+        threshold, _ = _mass_threshold(ordered(s), bound)
     else:
         # Most distributions reach p within few tokens: sort everything only for lines that do not. Prefix sums are
         # added one by one in float64, so both ways give the same threshold.
         threshold, reached = _mass_threshold(s.topk(FIRST_LOOK, dim=1).values, bound)
         rest = (~reached).nonzero()[:, 0]
         if rest.numel():
-            threshold[rest], _ = _mass_threshold(_descending(s[rest]), bound[rest])
+            threshold[rest], _ = _mass_threshold(ordered(s[rest]), bound[rest])
     s.masked_fill_(s < threshold[:, None], -math.inf)
 
 
-def _descending(s: Tensor) -> Tensor:
+def ordered(s: Tensor) -> Tensor:
     """s with each line sorted; numpy's sort is vectorised, torch's on a CPU takes ten times as long."""
     if s.device.type == "cpu":
         return torch.from_numpy(-np.sort(-s.numpy(), axis=1))
@@ -72,17 +78,31 @@ def _mass_threshold(ordered: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
     return threshold, last < ordered.shape[1]
 
 
-def typical_p_(s: Tensor, p: Tensor) -> None:
-    """Keep the tokens whose surprise is closest to the entropy, together of probability p [n]."""
+@dataclass(slots=True)
+class Spread:
+    """Of each line: weights exp(s) [n, V], their sum [n] float64, -log p [n, V], and the entropy [n], in nats."""
+
+    weights: Tensor
+    total: Tensor
+    information: Tensor
+    entropy: Tensor
+
+
+def spread_of(s: Tensor) -> Spread:
+    """How a line's probability is spread."""
     weights = s.exp()
     total = wide(line_sums(weights))
-    log_total = total.log().float()[:, None]
-    information = log_total - s
+    information = total.log().float()[:, None] - s
     weighted = torch.where(weights > 0, weights * information, 0.0)
-    entropy = (wide(line_sums(weighted)) / total).float()[:, None]
-    surprise = (information - entropy).abs_()
+    return Spread(weights, total, information, (wide(line_sums(weighted)) / total).float())
+
+
+def typical_p_(s: Tensor, p: Tensor) -> None:
+    """Keep the tokens whose surprise is closest to the entropy, together of probability p [n]."""
+    spread = spread_of(s)
+    surprise = (spread.information - spread.entropy[:, None]).abs_()
     order = _ascending_order(surprise)
-    mass = weights.gather(1, order).cumsum(dim=1, dtype=widest_float(s.device.type))
-    last = (mass < (wide(p) * total)[:, None]).sum(-1)
+    mass = spread.weights.gather(1, order).cumsum(dim=1, dtype=widest_float(s.device.type))
+    last = (mass < (wide(p) * spread.total)[:, None]).sum(-1)
     border = order.gather(1, last.clamp(max=s.shape[1] - 1)[:, None])
     s.masked_fill_(surprise > surprise.gather(1, border), -math.inf)

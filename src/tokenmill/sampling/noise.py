@@ -60,7 +60,11 @@ def _shift_xor(z: Tensor, shift: int, bits: int) -> Tensor:
 
 def position_keys(streams: Tensor, indexes: Tensor) -> Tensor:
     """streams [n] int64, output indexes [n] int64 -> keys [n] int64."""
-    z = streams + (indexes + 1) * _signed(GOLDEN64, 64)
+    return mix_keys(streams + (indexes + 1) * _signed(GOLDEN64, 64))
+
+
+def mix_keys(z: Tensor) -> Tensor:
+    """mix64 of int64s."""
     z = _shift_xor(z, 30, 64) * _signed(MULTIPLIERS64[0], 64)
     z = _shift_xor(z, 27, 64) * _signed(MULTIPLIERS64[1], 64)
     return _shift_xor(z, 31, 64)

@@ -5,10 +5,12 @@ Must not know: models, plans, requests. The order is vLLM's:
     raw logprobs (of the logits as the model made them)
     edits.py    allowed ids, masks, bad words, min_tokens, logit_bias, processors, penalties
     candidates  (the most likely tokens now, for beams: after all edits, before temperature)
-    filters.py  temperature, min-p, top-k, top-p, typical-p (last, and by transformers' definition; vLLM has none)
-    noise.py    the choice; greedy rows take the most likely token after the edits, the lowest id of equal ones
+    steps.py    temperature, top-n-sigma, min-p, top-k, top-p, typical-p (transformers' definition), ..., or a row's own
+                order
+    noise.py    the choice (mirostat.py chooses for rows that ask for it); greedy rows take the most likely token after
+    the edits, the lowest id of equal ones
 
-quick.py is the short way, where a backend does the usual all at once.
+choose.py picks between this and the short ways, where a backend does the usual all at once.
 
 Lines never influence each other, whatever their number and order: on a CPU the same line gives the same bits.
 Rows with neutral parameters pay for the maximum only. Nothing here waits for the device (Python processors excepted);
@@ -18,39 +20,44 @@ Rows with neutral parameters pay for the maximum only. Nothing here waits for th
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from tokenmill.core.errors import OWN_FAULT
-from tokenmill.core.step import RowLogprobs
-from tokenmill.sampling import filters
+from tokenmill.core.step import RowLogprobs, RowSampling
+from tokenmill.sampling import mirostat
 from tokenmill.sampling import table as features
+from tokenmill.sampling.arrays import to_device
 from tokenmill.sampling.edits import ChangedLines, Lines, edit_, line_masks, pick, take
 from tokenmill.sampling.few_allowed import FewAllowed, choose_allowed_, find_few_allowed
 from tokenmill.sampling.logprobs import Chosen, Measured, look_up, measure, read
 from tokenmill.sampling.noise import noisy_, position_keys
 from tokenmill.sampling.stable import first_max
+from tokenmill.sampling.steps import BY_NAME, STEPS, Part, Step, wanted_steps
 from tokenmill.sampling.table import SamplingTable
 
 __all__ = ["Lines", "Sampled", "sample"]
 
 NOT_FINITE = "The model's logits hold NaN or infinity, so no token can be chosen; the other requests are not affected."
 NONE_LEFT = (
-    f"{OWN_FAULT}no token is left to choose (by allowed_token_ids, bad_words, min_tokens, a grammar or a logits "
-    "processor), or a logits processor returned NaN or infinity."
+    f"{OWN_FAULT}no token is left to choose (by allowed_token_ids, bad_words, min_tokens, a grammar, "
+    "no_repeat_ngram_size or a logits processor), or a logits processor returned NaN or infinity."
 )
 
 
 @dataclass(slots=True)
 class Pending:
-    """What `collect` reads: largest logits before and after the edits [n]; measured lines with their line numbers."""
+    """What `collect` reads: largest logits before and after the edits [n]; measured lines with their line numbers.
+    mus: what lines of rows with mirostat leave [m], with their line numbers, for whoever moves the rows on."""
 
     before: Tensor
     after: Tensor
     logprobs: tuple[Measured, Chosen, dict[int, int]] | None = None
     candidates: tuple[Measured, dict[int, int]] | None = None
+    mus: tuple[Tensor, list[int]] | None = None
 
 
 @dataclass(slots=True)
@@ -153,11 +160,12 @@ def _work_out(changed: ChangedLines, largest: Tensor, pending: Pending) -> tuple
         pending.candidates = measure(lines, max(wanted.values())), by_number
     sampled = changed.users(features.SAMPLED)
     if len(sampled) == len(changed.numbers):
-        return largest, _draw(changed, sampled, changed.x, largest)
+        return largest, _draw(changed, sampled, changed.x, largest, pending)
     ids = first_max(changed.x)[1]
     if sampled:
         picked = pick(sampled, len(changed.numbers), changed.x.device)
-        ids.index_copy_(0, _some(picked), _draw(changed, sampled, take(changed.x, picked), take(largest, picked)))
+        drawn = _draw(changed, sampled, take(changed.x, picked), take(largest, picked), pending)
+        ids.index_copy_(0, _some(picked), drawn)
     return largest, ids
 
 
@@ -166,35 +174,80 @@ def _some(picked: Tensor | None) -> Tensor:
     return picked
 
 
-def _draw(changed: ChangedLines, sampled: list[int], x: Tensor, largest: Tensor) -> Tensor:
+def _draw(changed: ChangedLines, sampled: list[int], x: Tensor, largest: Tensor, pending: Pending) -> Tensor:
     """Sample lines x [m, V], lines `sampled` of the changed, at their rows' temperatures: ids [m]."""
     table, lines = changed.table, changed.lines
     numbers = pick([changed.numbers[j] for j in sampled], len(lines.rows), x.device)
-    rows = take(lines.row_ids, numbers)
+    rows, keys = take(lines.row_ids, numbers), take(_some(changed.keys), numbers)
     scaled = (x - largest[:, None]).mul_(table.inverse_temperature[rows][:, None])
+    params = [table.params[changed.row(j)] for j in sampled]
     bits = [changed.bits[j] for j in sampled]
-    for feature in (features.MIN_P, features.TOP_K, features.TOP_P, features.TYPICAL_P):
-        users = [i for i, b in enumerate(bits) if b & feature]
-        if users:
-            picked = pick(users, len(bits), x.device)
-            part = take(scaled, picked)
-            _filter_(
-                feature, part, take(rows, picked), table, [table.params[changed.row(sampled[i])].top_k for i in users]
-            )
-            if picked is not None:
-                scaled.index_copy_(0, picked, part)
-    return first_max(noisy_(scaled, take(_some(changed.keys), numbers), table.bases))[1]
+    for taken, users in steps_of(bits, params):
+        picked = pick(users, len(bits), x.device)
+        part = Part(
+            take(scaled, picked), take(rows, picked), [params[i] for i in users], take(keys, picked), table.columns
+        )
+        for step in taken:
+            step.apply_(part)
+        if picked is not None:
+            scaled.index_copy_(0, picked, part.s)
+    followers = [i for i, b in enumerate(bits) if b & features.MIROSTAT]
+    if len(followers) == len(bits):
+        return _follow(changed, [sampled[i] for i in followers], scaled, keys, pending)
+    if not followers:
+        return first_max(noisy_(scaled, keys, table.bases))[1]
+    picked = _some(pick(followers, len(bits), x.device))
+    part_of_it = scaled.index_select(0, picked)
+    ids = first_max(noisy_(scaled, keys, table.bases))[1]
+    found = _follow(changed, [sampled[i] for i in followers], part_of_it, keys.index_select(0, picked), pending)
+    return ids.index_copy_(0, picked, found)
 
 
-def _filter_(feature: int, scaled: Tensor, rows: Tensor, table: SamplingTable, top_k: list[int]) -> None:
-    if feature == features.MIN_P:
-        filters.min_p_(scaled, table.log_min_p[rows])
-    elif feature == features.TOP_K:
-        filters.top_k_(scaled, table.top_k[rows], max(top_k))
-    elif feature == features.TOP_P:
-        filters.top_p_(scaled, table.top_p[rows])
-    else:
-        filters.typical_p_(scaled, table.typical_p[rows])
+def steps_of(bits: list[int], params: list[RowSampling]) -> Iterator[tuple[list[Step], list[int]]]:
+    """Which steps which lines take, one after the other: the usual order, then lines with their own, alike together."""
+    used = 0
+    for some in bits:
+        used |= some
+    if not used & features.FILTERS:
+        return
+    for step in STEPS:
+        if used & step.bit:
+            users = [i for i, b in enumerate(bits) if b & step.bit and not b & features.ORDERED]
+            if users:
+                yield [step], users
+    if used & features.ORDERED:
+        alike: dict[tuple[str, ...], list[int]] = {}
+        for i, b in enumerate(bits):
+            if b & features.ORDERED:
+                alike.setdefault(tuple(step.name for step in wanted_steps(params[i])), []).append(i)
+        for names, users in alike.items():
+            yield [BY_NAME[name] for name in names], users
+
+
+def _follow(changed: ChangedLines, users: list[int], scaled: Tensor, keys: Tensor, pending: Pending) -> Tensor:
+    """Draw the lines of rows with mirostat: ids [m]. A row's lines follow one another."""
+    table, numbers = changed.table, [changed.numbers[j] for j in users]
+    rows = to_device([changed.lines.rows[i] for i in numbers], torch.int64, scaled.device)
+    columns = table.columns
+    targets = mirostat.Targets(
+        columns["mirostat"][rows], columns["mirostat_tau"][rows], columns["mirostat_eta"][rows], keys, table.bases
+    )
+    first = any(table.params[changed.row(j)].mirostat == 1 for j in users)
+    seen: dict[int, int] = {}
+    rounds: list[list[int]] = []
+    for i, number in enumerate(numbers):
+        row = changed.lines.rows[number]
+        depth = seen[row] = seen.get(row, -1) + 1
+        rounds += [[]] if depth == len(rounds) else []
+        rounds[depth].append(i)
+    state, ids, mus = table.mu.clone(), torch.empty_like(rows), torch.empty_like(targets.tau)
+    for members in rounds:
+        at = to_device(members, torch.int64, scaled.device)
+        some = rows[at]
+        ids[at], mus[at] = mirostat.draw(scaled.index_select(0, at), state[some], targets.of(at), first)
+        state[some] = mus[at]
+    pending.mus = mus, numbers
+    return ids
 
 
 def measure_logprobs(logits: Tensor, ids: Tensor, rows: list[int], table: SamplingTable, pending: Pending) -> None:

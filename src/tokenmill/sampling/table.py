@@ -15,9 +15,14 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.step import RowSampling
+from tokenmill.sampling import steps
+from tokenmill.sampling.arrays import send, to_device
 from tokenmill.sampling.noise import stream_of, token_bases
+from tokenmill.sampling.repeats import Breakers
 
 GREEDY_BELOW: Final = 1e-5
+STATE: Final = ("mirostat", "mirostat_tau", "mirostat_eta", "mu")
+"""Columns of rows with mirostat; the last one is no parameter."""
 
 SAMPLED: Final = 1 << 0
 ALLOWED: Final = 1 << 1
@@ -27,29 +32,19 @@ MIN_TOKENS: Final = 1 << 4
 BIASED: Final = 1 << 5
 PROCESSED: Final = 1 << 6
 PENALISED: Final = 1 << 7
-MIN_P: Final = 1 << 8
-TOP_K: Final = 1 << 9
-TOP_P: Final = 1 << 10
-TYPICAL_P: Final = 1 << 11
-CANDIDATES: Final = 1 << 12
-LOGPROBS: Final = 1 << 13
+REPEATS: Final = 1 << 8
+CANDIDATES: Final = 1 << 9
+LOGPROBS: Final = 1 << 10
+ORDERED: Final = 1 << 11
+"""The row's steps come in its own order."""
+MIROSTAT: Final = 1 << 12
 
-EDITS: Final = ALLOWED | MASKED | BAD_WORDS | MIN_TOKENS | BIASED | PROCESSED | PENALISED
-FILTERS: Final = MIN_P | TOP_K | TOP_P | TYPICAL_P
+TEMPERED: Final = steps.BY_NAME["temperature"].bit | ORDERED
+"""Temperature is a step of its own."""
+EDITS: Final = ALLOWED | MASKED | BAD_WORDS | MIN_TOKENS | BIASED | PROCESSED | PENALISED | REPEATS
+FILTERS: Final = steps.FILTERS | ORDERED | MIROSTAT
 CHOICES: Final = SAMPLED | EDITS | CANDIDATES
 """Any of these: the line is not a plain argmax over the model's logits."""
-
-
-def to_device(values: object, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A host list as a device tensor."""
-    return send(torch.tensor(values, dtype=dtype), device)
-
-
-def send(host: Tensor, device: torch.device) -> Tensor:
-    """A host tensor to the device; through pinned memory, because a plain copy to a GPU would wait for it."""
-    if device.type == "cpu":
-        return host
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 
 @dataclass(slots=True)
@@ -68,6 +63,7 @@ class RowLists:
     bad_words: BadWords | None = None
     bias_ids: Tensor | None = None
     bias: Tensor | None = None
+    breakers: Breakers | None = None
 
 
 class SamplingTable:
@@ -81,17 +77,26 @@ class SamplingTable:
         self.lists: dict[int, RowLists] = {}
         self.bases = send(token_bases(torch.arange(vocab_size)), self.device)
         self._floats = torch.zeros(max_rows, 7, dtype=torch.float32, device=self.device)
-        self._ints = torch.zeros(max_rows, 4, dtype=torch.int64, device=self.device)
+        self._ints = torch.zeros(max_rows, 5, dtype=torch.int64, device=self.device)
+        self._rare = torch.zeros(max_rows, len(steps.NUMBERS) + len(STATE), dtype=torch.float32, device=self.device)
         self.inverse_temperature, self.log_min_p, self.top_p, self.typical_p = self._floats[:, :4].unbind(1)
         self.repetition, self.frequency, self.presence = self._floats[:, 4:].unbind(1)
-        self.stream, self.num_prompt, self.min_tokens, self.top_k = self._ints.unbind(1)
+        self.stream, self.num_prompt, self.min_tokens, self.top_k, self.window = self._ints.unbind(1)
+        self.columns = dict(zip((*steps.NUMBERS, *STATE), self._rare.unbind(1), strict=True))
+        self.columns |= {"log_min_p": self.log_min_p, "top_p": self.top_p, "typical_p": self.typical_p}
+        self.columns["top_k"] = self.top_k
+        self.mu = self.columns["mu"]
         self.end_ids = torch.full((max_rows, 4), -1, dtype=torch.int64, device=self.device)
         self.byte_limits = _byte_limits().to(self.device)
 
-    def set_row(self, row: int, params: RowSampling, num_prompt: int) -> None:
-        """Row `row` samples with `params`; its first `num_prompt` tokens are the prompt."""
+    def set_row(self, row: int, params: RowSampling, num_prompt: int, mu: float | None = None) -> None:
+        """Row `row` samples with `params`; its first `num_prompt` tokens are the prompt. mu: where mirostat stands."""
         self.lists[row] = _row_lists(params, self.vocab_size, self.device)
         self._write(row, params, num_prompt)
+        if self.bits[row] & FILTERS:
+            state = {"mu": 2 * params.mirostat_tau if mu is None else mu}
+            values = [state.get(name, getattr(params, name, 0.0)) for name in (*steps.NUMBERS, *STATE)]
+            self._rare[row].copy_(to_device(values, torch.float32, self.device), non_blocking=True)
 
     def clear_row(self, row: int) -> None:
         """Row `row` is free: its lists are dropped and it uses no feature."""
@@ -103,7 +108,7 @@ class SamplingTable:
         self.params[row] = params
         self.bits[row] = _feature_bits(params, self.vocab_size)
         floats = [
-            1.0 / params.temperature if self.bits[row] & SAMPLED else 1.0,
+            1.0 / params.temperature if self.bits[row] & SAMPLED and not self.bits[row] & TEMPERED else 1.0,
             math.log(params.min_p) if params.min_p > 0.0 else -math.inf,
             params.top_p,
             params.typical_p,
@@ -112,7 +117,8 @@ class SamplingTable:
             params.presence_penalty,
         ]
         top_k = params.top_k if 0 < params.top_k < self.vocab_size else self.vocab_size
-        ints = [stream_of(params.seed), num_prompt, params.min_tokens, top_k]
+        window = params.repeat_last_n if params.repeat_last_n >= 0 else 1 << 40
+        ints = [stream_of(params.seed), num_prompt, params.min_tokens, top_k, window]
         self._floats[row].copy_(to_device(floats, torch.float32, self.device), non_blocking=True)
         self._ints[row].copy_(to_device(ints, torch.int64, self.device), non_blocking=True)
         if self.bits[row] & MIN_TOKENS:
@@ -139,18 +145,17 @@ def _feature_bits(p: RowSampling, vocab_size: int) -> int:
         BAD_WORDS: bool(p.bad_words),
         MIN_TOKENS: p.min_tokens > 0 and bool(p.end_ids),
         BIASED: bool(p.logit_bias),
-        PENALISED: p.repetition_penalty != 1.0 or p.frequency_penalty != 0.0 or p.presence_penalty != 0.0,
+        PENALISED: p.repeat_last_n != 0
+        and (p.repetition_penalty != 1.0 or p.frequency_penalty != 0.0 or p.presence_penalty != 0.0),
+        REPEATS: p.no_repeat_ngram_size > 0 or (p.dry_multiplier > 0.0 and p.dry_penalty_last_n != 0),
         CANDIDATES: p.num_candidates > 0,
         LOGPROBS: p.num_logprobs >= 0,
     }
     if p.temperature >= GREEDY_BELOW:
-        uses |= {
-            SAMPLED: True,
-            MIN_P: p.min_p > 0.0,
-            TOP_K: 0 < p.top_k < vocab_size,
-            TOP_P: p.top_p < 1.0,
-            TYPICAL_P: p.typical_p < 1.0,
-        }
+        uses |= {SAMPLED: True, ORDERED: p.order is not None, MIROSTAT: p.mirostat > 0}
+        uses |= {step.bit: True for step in steps.wanted_steps(p)}
+        if p.top_k >= vocab_size:
+            uses[steps.BY_NAME["top_k"].bit] = False
     return sum(bit for bit, used in uses.items() if used)
 
 
@@ -171,4 +176,6 @@ def _row_lists(p: RowSampling, vocab_size: int, device: torch.device) -> RowList
     if bias:
         lists.bias_ids = to_device(list(bias), torch.int64, device)
         lists.bias = to_device(list(bias.values()), torch.float32, device)
+    if p.dry_breakers and p.dry_multiplier > 0.0:
+        lists.breakers = Breakers.of(p.dry_breakers, vocab_size, device)
     return lists

@@ -79,6 +79,8 @@ class Outcome:
         cached = seq.cached if seq.num_output == len(new) else 0
         delta = TokenDelta(group.request.id, seq.index, new, logprobs and logprobs[: len(new)], finish, stop, None)
         delta.cached = cached
+        if result.mus:
+            seq.mu = delta.mu = result.mus.get(i, seq.mu)
         if constraint is not None and finish is None:
             self._force(seq, constraint, delta)
         if delta.finish is not None:

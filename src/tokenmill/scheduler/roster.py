@@ -122,6 +122,7 @@ class Roster:
             if constraint is not None and said:
                 constraint.accept(said)
             seq = self.new_sequence(group, [*request.prompt_ids, *said], constraint)
+            seq.mu = request.mus[index] if index < len(request.mus) else None
             if index in request.ended:
                 self.finish(seq)
             else:

@@ -258,6 +258,7 @@ class Scheduler:
                     sampling=msgspec.structs.replace(group.sampling, seed=seq.seed),
                     adapter=group.request.adapter,
                     pool=group.embed,
+                    mu=seq.mu,
                 )
             )
             seq.fresh = False

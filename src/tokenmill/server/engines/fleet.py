@@ -356,7 +356,7 @@ class Fleet:
             return
         if entry.deaths and delta.prompt_logprobs is not None:
             self._drop_seen_rows(entry, delta)
-        entry.emitted[delta.index] += delta.tokens
+        entry.say(delta)
         entry.prompt_rows += len(delta.prompt_logprobs or ())
         self.trials.said(entry, len(delta.tokens))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.core.request import Request
+from tokenmill.core.request import Request, TokenDelta
 from tokenmill.server.backend import DeltaStream, EngineStats, Timeline
 from tokenmill.server.engines.links import Link, Vitals
 
@@ -63,6 +63,13 @@ class Open:
     def num_said(self) -> int:
         """Tokens that have come."""
         return sum(map(len, self.emitted))
+
+    def say(self, delta: TokenDelta) -> None:
+        """Keep what an output has said, and the state that its next token depends on."""
+        self.emitted[delta.index] += delta.tokens
+        if delta.mu is not None:
+            self.request.mus = self.request.mus or [None] * self.num_outputs
+            self.request.mus[delta.index] = delta.mu
 
     def replayed(self) -> Request:
         """The request as an engine must see it that knows nothing of what has been said."""

@@ -1,0 +1,95 @@
+"""Names of the ways to choose tokens, as requests say them. Owns: the usual order of steps, and reading another one.
+
+llama.cpp's `samplers` is a list of names or a string of letters. What changes logits (penalties, dry) comes before
+what is done from temperature on; those two keep their place here. Must not know: tensors, what the steps compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenmill.core.errors import ParameterError
+
+USUAL_ORDER = (
+    *("temperature", "smoothing", "top_n_sigma", "min_p", "top_k", "top_p", "typical_p"),
+    *("epsilon_cutoff", "eta_cutoff", "top_a", "xtc"),
+)
+"""From temperature on."""
+LAST = ("temperature", "smoothing")
+"""What `temperature_last` moves behind the others."""
+EDITS = ("penalties", "dry")
+MOST_SAMPLERS = 32
+MOST_BREAKERS, MOST_BREAKER_CHARS = 32, 40
+USUAL_BREAKERS = ("\n", ":", '"', "*")
+
+SAMPLER_RANGES: dict[str, tuple[float, float, bool]] = {
+    "top_n_sigma": (-1.0, 100.0, False),
+    "epsilon_cutoff": (0.0, 10_000.0, False),
+    "eta_cutoff": (0.0, 10_000.0, False),
+    "top_a": (0.0, 1.0, False),
+    "xtc_probability": (0.0, 1.0, False),
+    "xtc_threshold": (0.0, 1.0, False),
+    "dynatemp_range": (0.0, 100.0, False),
+    "dynatemp_exponent": (0.0, 100.0, False),
+    "smoothing_factor": (0.0, 100.0, False),
+    "smoothing_curve": (1.0, 10.0, False),
+    "mirostat_tau": (0.0, 100.0, False),
+    "mirostat_eta": (0.0, 100.0, False),
+    "dry_multiplier": (0.0, 100.0, False),
+    "dry_base": (1.0, 100.0, False),
+}
+"""Least, most, and whether the least itself is too little."""
+SAMPLER_COUNTS: dict[str, tuple[int, int]] = {
+    "repeat_last_n": (-1, 2**31 - 1),
+    "mirostat": (0, 2),
+    "dry_allowed_length": (0, 1024),
+    "dry_penalty_last_n": (-1, 2**31 - 1),
+    "no_repeat_ngram_size": (0, 1024),
+}
+SAMPLER_FIELDS = (*SAMPLER_RANGES, *SAMPLER_COUNTS)
+"""Numbers that rows are given as they are asked for."""
+NOT_OF_BEAMS = {
+    **dict.fromkeys(("top_n_sigma", "epsilon_cutoff", "eta_cutoff", "top_a", "xtc_probability"), 0),
+    **dict.fromkeys(("dynatemp_range", "smoothing_factor", "mirostat"), 0),
+}
+"""Fields that beam search refuses, and up to which value they ask for nothing."""
+
+_LETTERS = {
+    **{"e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typical_p", "p": "top_p"},
+    **{"m": "min_p", "x": "xtc", "t": "temperature"},
+}
+_SPELLINGS = {
+    **{name: name for name in (*EDITS, *USUAL_ORDER)},
+    **{"top-k": "top_k", "top-p": "top_p", "nucleus": "top_p", "min-p": "min_p", "temp": "temperature"},
+    **{"typ_p": "typical_p", "typ-p": "typical_p", "typ": "typical_p", "typical": "typical_p"},
+    **{"typical-p": "typical_p", "top-n-sigma": "top_n_sigma"},
+}
+
+
+def read_samplers(given: str | Sequence[str]) -> list[str]:
+    """The names of `samplers`, spelled as in USUAL_ORDER and EDITS; ParameterError where one is unknown or
+    misplaced."""
+    if not isinstance(given, (str, list, tuple)) or len(given) > MOST_SAMPLERS:
+        raise _wrong(f"must be a list of at most {MOST_SAMPLERS} names, or a string of their letters")
+    known = _LETTERS if isinstance(given, str) else _SPELLINGS
+    names: list[str] = []
+    for each in given:
+        name = known.get(each) if isinstance(each, str) else None
+        if name is None:
+            raise _wrong(f"holds {each!r}; known are {', '.join(known)}")
+        if name in EDITS and (name in names or any(before not in EDITS for before in names)):
+            raise _wrong(f"has {name} in a place where it cannot be: penalties and dry come first, each once")
+        names.append(name)
+    return names
+
+
+def order_of(samplers: str | Sequence[str] | None, temperature_last: bool) -> list[str] | None:
+    """The steps from temperature on; None: the usual ones."""
+    names = [n for n in read_samplers(samplers) if n not in EDITS] if samplers is not None else list(USUAL_ORDER)
+    if temperature_last:
+        names = [n for n in names if n not in LAST] + [n for n in names if n in LAST]
+    return None if tuple(names) == USUAL_ORDER else names
+
+
+def _wrong(what: str) -> ParameterError:
+    return ParameterError(f"samplers {what}.", param="samplers")

@@ -1,0 +1,90 @@
+"""One way from logits to a token. Owns: which implementation chooses a call's lines, and that all give the same.
+
+What lines want is known from their rows' feature bits, masks and processors; `way` says who does it, in one
+place, and every way leaves ids, the same with ~ where a line is bad, and what is read later:
+
+    LARGEST  the largest logit and nothing else: the backend's `greedy`, which a recorded step has made already
+    BACKEND  masks, draws by temperature, logprobs: the backend's `choose` (quick.py), if it takes these lines
+    GENERAL  everything (sampler.py): edits, steps, draw; on a CPU it looks at few tokens where masks leave few
+
+Must not know: plans, requests, how steps are recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.forward import Kernels
+from tokenmill.sampling import table as features
+from tokenmill.sampling.edits import Lines, line_masks
+from tokenmill.sampling.quick import PLAIN, choose_quickly
+from tokenmill.sampling.sampler import Pending, Sampled, sample
+from tokenmill.sampling.table import SamplingTable
+
+Best = tuple[Tensor, Tensor, Tensor]
+"""What `Kernels.greedy` gives."""
+
+
+class Way(Enum):
+    """Who chooses."""
+
+    LARGEST = auto()
+    BACKEND = auto()
+    GENERAL = auto()
+
+
+@dataclass(slots=True)
+class Ask:
+    """What is to be chosen: a token per line, for `rows`, one per line. masks, processors: as in edits.Lines. places:
+    row ids and positions of the lines' last known tokens [n] int64, on the device; longest: as in edits.Lines; both are
+    asked for by ways that need them. tokens: the rows' token buffer."""
+
+    rows: list[int]
+    tokens: Tensor
+    places: Callable[[], tuple[Tensor, Tensor]]
+    longest: Callable[[], int]
+    masks: dict[int, bytes | list[bytes]] = field(default_factory=dict)
+    processors: dict[int, Any] = field(default_factory=dict)
+
+
+def way(rows: list[int], extra: tuple[Mapping[int, Any], Mapping[int, Any]], table: SamplingTable) -> Way:
+    """The quickest way that does all that lines of these rows want; extra: masks and processors by row."""
+    masks, processors = extra
+    used, bits = 0, table.bits
+    for row in rows:
+        used |= bits[row]
+    if not (masks or processors or used & (features.CHOICES | features.LOGPROBS)):
+        return Way.LARGEST
+    if processors or used & (features.CHOICES | features.FILTERS) & ~PLAIN:
+        return Way.GENERAL
+    return Way.BACKEND
+
+
+def take_largest(best: Best) -> tuple[Sampled, Tensor]:
+    """What `Kernels.greedy` found, as a choice. A bad line is told by its ~ alone: a comparison on the device would
+    cost more than all else of the choice."""
+    ids, marked, largest = best
+    return Sampled(ids, marked, Pending(largest, largest)), marked
+
+
+def choose(logits: Tensor, ask: Ask, table: SamplingTable, kernels: Kernels) -> tuple[Sampled, Tensor]:
+    """logits [n, V], which may be overwritten -> a token per line; the same with ~ where it is bad."""
+    found = way(ask.rows, (ask.masks, ask.processors), table)
+    if found is Way.LARGEST:
+        return take_largest(kernels.greedy(logits))
+    places = ask.places()
+    if found is Way.BACKEND:
+        masks = line_masks(ask.rows, ask.masks) if ask.masks else {}
+        quick = choose_quickly(logits, ask.rows, places, masks, table, kernels)
+        if quick is not None:
+            return quick
+    row_ids, positions = places
+    lines = Lines(ask.rows, row_ids, positions + 1, ask.tokens, ask.masks, ask.processors, ask.longest())
+    sampled = sample(logits.float(), lines, table, consume=True)
+    return sampled, torch.where(sampled.bad, ~sampled.ids, sampled.ids)

@@ -1,0 +1,146 @@
+"""What continues a repetition. Owns: DRY and no-repeat n-grams, as limits of single tokens.
+
+Both ask of every earlier place how many tokens up to there equal the last tokens of the row; the token behind that
+place is the one that would repeat more. That is read from the rows' token buffer on the device, as penalties are: the
+host may not know the latest tokens, an index that it kept would have to wait for them, and nothing is left to carry
+over when a row is preempted, drafted for or replayed. The work is proportional to the tokens looked at, and to the
+longest repetition (on a GPU, which is not waited for, to the longest that counts). Must not know: filters, noise,
+results.
+
+    DRY       logit -= multiplier * base ^ (length - allowed_length), where length >= allowed_length
+    n-grams   logit = -inf, where length >= n - 1
+
+Nothing repeats across a sequence breaker, which is a list of tokens. A repetition of SATURATED tokens more than allowed
+counts as that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.step import RowSampling
+from tokenmill.sampling.arrays import send, to_device
+
+SATURATED = 64
+HEAVIEST = 1e30
+"""A penalty that no logit makes up for, and that leaves a finite one."""
+BYTES = 40
+"""What is made here, per known token of a line."""
+
+
+@dataclass(slots=True)
+class Known:
+    """The tokens of n lines: history [n, L] int32, of which lengths [n] are known (what lies behind is stale)."""
+
+    history: Tensor
+    lengths: Tensor
+    places: Tensor
+
+
+@dataclass(slots=True)
+class Breakers:
+    """The sequence breakers of a row: alone [V] bool, single tokens; longer: tokens that one may begin with [k], and
+    the tokens that then follow."""
+
+    alone: Tensor
+    longer: list[tuple[Tensor, list[int]]]
+
+    @classmethod
+    def of(cls, words: Sequence[tuple[list[int], list[int]]], vocab_size: int, device: torch.device) -> Breakers:
+        """From tokens that a breaker may begin with, and those that then follow, if any."""
+        alone = torch.zeros(vocab_size, dtype=torch.bool)
+        for heads, rest in words:
+            if not rest:
+                alone[[i for i in heads if 0 <= i < vocab_size]] = True
+        longer = [(to_device(heads, torch.int32, device), list(rest)) for heads, rest in words if heads and rest]
+        return cls(send(alone, device), longer)
+
+
+def limit_(x: Tensor, known: Known, params: list[RowSampling], breakers: list[Breakers | None]) -> None:
+    """What the lines' parameters ask for, in x [n, V]."""
+    if any(p.dry_multiplier > 0.0 for p in params):
+        dry_(x, known, params, breakers)
+    if any(p.no_repeat_ngram_size > 0 for p in params):
+        no_repeat_(x, known, params)
+
+
+def dry_(x: Tensor, known: Known, params: list[RowSampling], breakers: list[Breakers | None]) -> None:
+    """Penalise in x [n, V] what would make a repetition longer."""
+    device = x.device
+    allowed = to_device([p.dry_allowed_length for p in params], torch.int64, device)
+    reach = to_device([_window(p.dry_penalty_last_n) for p in params], torch.int64, device)
+    multiplier = to_device([p.dry_multiplier for p in params], torch.float32, device)
+    base = to_device([p.dry_base for p in params], torch.float32, device)
+    most = torch.minimum(_unbroken(known, breakers), allowed + SATURATED)
+    rounds = max(p.dry_allowed_length for p in params) + SATURATED
+    length = torch.minimum(_repeated(known, reach, rounds), most[:, None])
+    over = (length - allowed[:, None]).clamp(min=0).float()
+    penalty = (multiplier[:, None] * base[:, None].pow(over)).clamp(max=HEAVIEST)
+    _lower_(x, known, torch.where((length >= allowed[:, None]) & (multiplier[:, None] > 0), penalty, -math.inf))
+
+
+def no_repeat_(x: Tensor, known: Known, params: list[RowSampling]) -> None:
+    """Forbid in x [n, V] the last tokens of n-grams that the row holds already."""
+    size = to_device([p.no_repeat_ngram_size for p in params], torch.int64, x.device)
+    rounds = max(p.no_repeat_ngram_size for p in params) - 1
+    reach = torch.full_like(size, known.history.shape[1])
+    length = _repeated(known, reach, rounds)
+    _lower_(x, known, torch.where((length >= size[:, None] - 1) & (size[:, None] > 0), math.inf, -math.inf))
+    if any(p.no_repeat_ngram_size == 1 for p in params):  # the first token stands behind no other one
+        bans = torch.where((size == 1) & (known.lengths > 0), -math.inf, math.inf)[:, None]
+        x.scatter_reduce_(1, known.history[:, :1].long(), bans, "amin")
+
+
+def _window(last_n: int) -> int:
+    return 1 << 40 if last_n < 0 else last_n
+
+
+def _repeated(known: Known, reach: Tensor, rounds: int) -> Tensor:
+    """lengths [n, L]: how many tokens up to each place equal the row's last tokens, at most `rounds`; -1 where no known
+    token follows, or the place lies before the last `reach` [n] tokens."""
+    history, places = known.history, known.places
+    last = known.lengths[:, None] - 1
+    first = (known.lengths - reach).clamp(min=0)[:, None]
+    alive = (places < last) & (places >= first)
+    length = torch.where(alive, 0, -1)
+    for k in range(min(rounds, history.shape[1])):
+        tail = history.gather(1, (last - k).clamp(min=0))
+        alive = alive[:, 1:] if k else alive  # place p is column p - k: earlier ones have nothing to compare
+        alive = alive & (history[:, : history.shape[1] - k] == tail) & (places[: history.shape[1] - k] >= first)
+        if alive.device.type == "cpu" and not bool(alive.any()):
+            break
+        length[:, k:] += alive
+    return length
+
+
+def _unbroken(known: Known, breakers: list[Breakers | None]) -> Tensor:
+    """How many tokens stand behind the last breaker of each line [n]."""
+    ends = torch.zeros_like(known.history, dtype=torch.bool)
+    for line, found in enumerate(breakers):
+        if found is None:
+            continue
+        history = known.history[line]
+        ids = history.long().clamp(0, len(found.alone) - 1)
+        ends[line] = found.alone[ids]
+        for heads, rest in found.longer:
+            count = len(history) - len(rest)
+            if count <= 0:
+                continue
+            whole = torch.isin(history[:count], heads)
+            for i, token in enumerate(rest, start=1):
+                whole &= history[i : i + count] == token
+            ends[line, len(rest) :] |= whole
+    at = torch.where(ends & (known.places < known.lengths[:, None]), known.places, -1).amax(-1)
+    return known.lengths - 1 - at
+
+
+def _lower_(x: Tensor, known: Known, penalty: Tensor) -> None:
+    """Lower the token behind each place by the penalty [n, L] there, once, by the largest; -inf: nothing."""
+    ids = torch.where(penalty > -math.inf, known.history.roll(-1, 1), 0).long()
+    lowered = torch.where(penalty > -math.inf, x.gather(1, ids) - penalty, math.inf)
+    x.scatter_reduce_(1, ids, lowered, "amin")

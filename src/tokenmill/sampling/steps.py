@@ -1,0 +1,108 @@
+"""The steps from edited logits to the draw. Owns: STEPS, the table that a new sampler is one line of.
+
+A step changes scaled logits s [m, V] of m lines in place. The largest of each line is 0 when a step begins, and the
+step leaves it so. Its function takes a Part; `asked` tells whether a row's parameters want it; `numbers` are the fields
+of RowSampling that it reads, which lie on the device by row. Steps are taken in the order of this table, or in a row's
+own (RowSampling.order). Must not know: rows, plans, noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from tokenmill.core.samplers import USUAL_ORDER
+from tokenmill.core.step import RowSampling
+from tokenmill.sampling import cutoffs, filters, temperature, xtc
+
+FIRST_BIT = 16
+
+
+@dataclass(slots=True)
+class Part:
+    """Lines that take a step: s [m, V]; their rows [m] and parameters; keys [m] of their positions' noise; columns:
+    the numbers of all rows by name."""
+
+    s: Tensor
+    rows: Tensor
+    params: list[RowSampling]
+    keys: Tensor
+    columns: Mapping[str, Tensor]
+
+    def number(self, name: str) -> Tensor:
+        """A parameter of each line [m]."""
+        return self.columns[name][self.rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One line of the table. shapes: it changes probabilities without dropping tokens, so it goes before mirostat."""
+
+    name: str
+    asked: Callable[[RowSampling], bool]
+    apply_: Callable[[Part], None]
+    numbers: tuple[str, ...] = ()
+    shapes: bool = False
+
+    @property
+    def bit(self) -> int:
+        """Which of a row's feature bits says that it takes this step."""
+        return 1 << (FIRST_BIT + USUAL_ORDER.index(self.name))
+
+
+def _top_k_(part: Part) -> None:
+    filters.top_k_(part.s, part.number("top_k"), max(p.top_k for p in part.params))
+
+
+def _by(change_: Callable[..., None], *names: str) -> Callable[[Part], None]:
+    """A step that needs s and these numbers, and nothing else."""
+    return lambda part: change_(part.s, *map(part.number, names))
+
+
+STEPS = (
+    Step(
+        "temperature",
+        lambda p: p.dynatemp_range > 0.0 or p.order is not None,
+        _by(temperature.temperature_, "temperature", "dynatemp_range", "dynatemp_exponent"),
+        ("temperature", "dynatemp_range", "dynatemp_exponent"),
+        shapes=True,
+    ),
+    Step(
+        "smoothing",
+        lambda p: p.smoothing_factor > 0.0,
+        _by(temperature.smoothing_, "smoothing_factor", "smoothing_curve"),
+        ("smoothing_factor", "smoothing_curve"),
+        shapes=True,
+    ),
+    Step("top_n_sigma", lambda p: p.top_n_sigma > 0.0, _by(cutoffs.top_n_sigma_, "top_n_sigma"), ("top_n_sigma",)),
+    Step("min_p", lambda p: p.min_p > 0.0, _by(filters.min_p_, "log_min_p")),
+    Step("top_k", lambda p: p.top_k > 0, _top_k_),
+    Step("top_p", lambda p: p.top_p < 1.0, _by(filters.top_p_, "top_p")),
+    Step("typical_p", lambda p: p.typical_p < 1.0, _by(filters.typical_p_, "typical_p")),
+    Step(
+        "epsilon_cutoff",
+        lambda p: p.epsilon_cutoff > 0.0,
+        _by(cutoffs.epsilon_cutoff_, "epsilon_cutoff"),
+        ("epsilon_cutoff",),
+    ),
+    Step("eta_cutoff", lambda p: p.eta_cutoff > 0.0, _by(cutoffs.eta_cutoff_, "eta_cutoff"), ("eta_cutoff",)),
+    Step("top_a", lambda p: p.top_a > 0.0, _by(cutoffs.top_a_, "top_a"), ("top_a",)),
+    Step(
+        "xtc",
+        lambda p: p.xtc_probability > 0.0,
+        lambda part: xtc.xtc_(part.s, part.number("xtc_probability"), part.number("xtc_threshold"), part.keys),
+        ("xtc_probability", "xtc_threshold"),
+    ),
+)
+BY_NAME = {step.name: step for step in STEPS}
+FILTERS = sum(step.bit for step in STEPS)
+NUMBERS = tuple(dict.fromkeys(name for step in STEPS for name in step.numbers))
+"""Columns that the table of rows keeps for these steps."""
+
+
+def wanted_steps(p: RowSampling) -> list[Step]:
+    """The steps that a sampled row takes, in its order."""
+    steps = STEPS if p.order is None else [BY_NAME[name] for name in p.order]
+    return [step for step in steps if step.asked(p) and (step.shapes or not p.mirostat)]
