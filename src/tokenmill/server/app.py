@@ -31,13 +31,14 @@ from tokenmill.server.record import Recorder
 from tokenmill.server.responses.routes import RESPONSES
 from tokenmill.server.routing import error_shape
 from tokenmill.server.scoring.routes import SCORING
+from tokenmill.server.stored_chats.routes import STORED_CHATS
 from tokenmill.server.text import TextWorkers
 from tokenmill.server.tgi.routes import TGI
 from tokenmill.server.traces import Traces
 from tokenmill.server.web.routes import WEB
 from tokenmill.text.messages.detect import find_format
 
-APIS = (OPENAI, RESPONSES, ANTHROPIC, OLLAMA, TGI, KSERVE, SCORING, OPERATIONS, WEB)
+APIS = (OPENAI, STORED_CHATS, RESPONSES, ANTHROPIC, OLLAMA, TGI, KSERVE, SCORING, OPERATIONS, WEB)
 """Every family of endpoints: a new one is a folder with an `Api`, and its name here."""
 
 
@@ -55,7 +56,7 @@ def make_context(backend: Backend, config: ServerConfig) -> Context:
     )
     template = read_template(config.serve.chat_template)
     own = None if info.tokenizer is None else info.tokenizer.chat_template
-    return Context(
+    made = Context(
         backend=backend,
         config=config,
         gate=Gate(gate_limits, metrics.reject),
@@ -69,6 +70,8 @@ def make_context(backend: Backend, config: ServerConfig) -> Context:
         recorder=_recorder(config.serve),
         traces=_traces(config.serve, info.names[0]),
     )
+    metrics.kept.set_function(lambda: made.store.size)
+    return made
 
 
 def _recorder(options: ServeOptions) -> Recorder | None:

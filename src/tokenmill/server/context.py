@@ -12,6 +12,7 @@ from tokenmill.server.gate import Gate
 from tokenmill.server.history import History
 from tokenmill.server.metrics import Metrics
 from tokenmill.server.record import Recorder
+from tokenmill.server.store import Store
 from tokenmill.server.text import TextWorkers
 from tokenmill.server.traces import Traces
 from tokenmill.text.messages.describe import MessageFormat
@@ -39,6 +40,7 @@ class Context:
     limits: RequestLimits
     chat_template: str | None = None
     history: History = field(default_factory=History)
+    store: Store = field(default_factory=Store)
     recorder: Recorder | None = None
     form: MessageFormat = field(default_factory=MessageFormat)
     traces: Traces | None = None

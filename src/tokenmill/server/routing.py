@@ -209,14 +209,24 @@ def tenant(request: Request) -> str:
 
 def get(app: FastAPI, path: str, handler: Handler, *, documented: bool = True) -> None:
     """A route without a body."""
+    app.add_api_route(
+        path, _judged(path, handler), methods=["GET"], response_class=Response, include_in_schema=documented
+    )
 
+
+def delete(app: FastAPI, path: str, handler: Handler) -> None:
+    """A route that forgets something; a body is not looked at."""
+    app.add_api_route(path, _judged(path, handler), methods=["DELETE"], response_class=Response)
+
+
+def _judged(path: str, handler: Handler) -> Handler:
     @wraps(handler)
     async def judged(request: Request) -> Response:
         if path.startswith("/v1/"):
             judge_around(request.app.state.context, request)
         return await handler(request)
 
-    app.add_api_route(path, judged, methods=["GET"], response_class=Response, include_in_schema=documented)
+    return judged
 
 
 def _described(schema: type[BaseModel]) -> dict[str, Any]:
