@@ -24,6 +24,7 @@ from tokenmill.server.kserve.routes import KSERVE
 from tokenmill.server.metrics import Metrics
 from tokenmill.server.ollama.routes import OLLAMA
 from tokenmill.server.openai.routes import OPENAI
+from tokenmill.server.openai.stored.routes import STORED_CHATS
 from tokenmill.server.operations import OPERATIONS
 from tokenmill.server.plans import make_plans
 from tokenmill.server.preflight import read_template
@@ -31,15 +32,14 @@ from tokenmill.server.record import Recorder
 from tokenmill.server.responses.routes import RESPONSES
 from tokenmill.server.routing import error_shape
 from tokenmill.server.scoring.routes import SCORING
-from tokenmill.server.stored_chats.routes import STORED_CHATS
 from tokenmill.server.text import TextWorkers
 from tokenmill.server.tgi.routes import TGI
 from tokenmill.server.traces import Traces
 from tokenmill.server.web.routes import WEB
 from tokenmill.text.messages.detect import find_format
 
-APIS = (OPENAI, STORED_CHATS, RESPONSES, ANTHROPIC, OLLAMA, TGI, KSERVE, SCORING, OPERATIONS, WEB)
-"""Every family of endpoints: a new one is a folder with an `Api`, and its name here."""
+APIS = (ANTHROPIC, OPENAI, STORED_CHATS, RESPONSES, OLLAMA, TGI, KSERVE, SCORING, OPERATIONS, WEB)
+"""Every family of endpoints; the first that knows a path answers. A new one is a folder with an `Api`, named here."""
 
 
 def make_context(backend: Backend, config: ServerConfig) -> Context:

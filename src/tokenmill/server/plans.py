@@ -17,9 +17,9 @@ from tokenmill.server.inputs.refused import REFUSED
 from tokenmill.server.kserve import schemas as kserve
 from tokenmill.server.ollama import schemas as ollama
 from tokenmill.server.openai import schemas as openai
+from tokenmill.server.openai.stored.schemas import UpdateRequest
 from tokenmill.server.responses import schemas as responses
 from tokenmill.server.scoring.schemas import ClassifyRequest, RerankRequest, ScoreRequest
-from tokenmill.server.stored_chats.schemas import UpdateRequest
 from tokenmill.server.tgi import schemas as tgi
 
 OBJECTS: dict[str, tuple[str, dict[str, str]]] = {

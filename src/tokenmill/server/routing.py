@@ -16,6 +16,7 @@ import msgspec
 from fastapi import FastAPI, Request
 from pydantic import BaseModel
 from starlette.responses import Response
+from starlette.routing import Match, Route
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.bodies import B, Parcel, Schema, parse
@@ -212,6 +213,22 @@ def get(app: FastAPI, path: str, handler: Handler, *, documented: bool = True) -
     app.add_api_route(
         path, _judged(path, handler), methods=["GET"], response_class=Response, include_in_schema=documented
     )
+
+
+def get_with_header(app: FastAPI, path: str, handler: Handler, header: bytes) -> None:
+    """The same for requests that carry this header alone; others look for a route further on."""
+    app.router.routes.append(_HeaderRoute(path, _judged(path, handler), header))
+
+
+class _HeaderRoute(Route):
+    def __init__(self, path: str, handler: Handler, header: bytes) -> None:
+        super().__init__(path, handler, methods=["GET"], include_in_schema=False)
+        self.header = header
+
+    def matches(self, scope: Any) -> Any:
+        if not any(name == self.header for name, _ in scope.get("headers", ())):
+            return Match.NONE, {}
+        return super().matches(scope)
 
 
 def delete(app: FastAPI, path: str, handler: Handler) -> None:

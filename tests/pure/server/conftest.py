@@ -14,9 +14,9 @@ from tokenmill.core.config import make_server_config
 from tokenmill.server.app import make_app, make_context
 from tokenmill.server.context import Context
 from tokenmill.server.engines.state import FleetOptions
+from tokenmill.server.openai.stored.kept import KeptChat
 from tokenmill.server.responses.conversation import Conversation
 from tokenmill.server.run import HttpServer, _bind
-from tokenmill.server.stored_chats.kept import KeptChat
 from tokenmill.testing.fake_generator import FakeFleet, FakeOptions, fake_fleet
 from tokenmill.testing.hostile import STANDING
 
@@ -41,7 +41,7 @@ def stand(context: Context) -> None:
     for kept in [kept for shelf in store.shelves.values() for kept in shelf.kept.values()]:
         store.drop(kept)
     talk, chat = Conversation("anonymous", STANDING["conversation_id"]), STANDING["completion_id"]
-    talk.add([(STANDING["item_id"], b"{}")])
+    talk.add([(STANDING["item_id"], b'{"type":"message","role":"user","content":"Hello"}')])
     for kept in (talk, KeptChat("anonymous", chat, "fake", b"[]", {}, b"{}")):
         store.add(kept)
 

@@ -189,7 +189,7 @@ PROBES: dict[str, dict[str, Probe]] = {
         "tools": _given([TOOL], {"prompt": ABSENT, **_IN_CHAT}),
     },
     "openai.DetokenizeRequest": {"model": _given("nope"), "tokens": ({}, [70], [71])},
-    "stored_chats.UpdateRequest": {"metadata": ({}, {"a": "b"}, {"a": "c"})},
+    "stored.UpdateRequest": {"metadata": ({}, {"a": "b"}, {"a": "c"})},
     "responses.TalkRequest": _TALK,
     "responses.CompactRequest": {
         **{name: _TALK[name] for name in ("model", "input", "instructions", "previous_response_id")},

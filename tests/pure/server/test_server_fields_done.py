@@ -14,9 +14,9 @@ from tests.pure.server.conftest import Served, Starter, stand
 from tests.pure.server.probes import ABSENT, PROBES, REFUSAL_IS_THE_EFFECT, THOUGHT, USER
 from tests.pure.server.probes_inside import INSIDE
 from tokenmill.server.job import Job
+from tokenmill.server.openai.stored.kept import KeptChat
 from tokenmill.server.plans import make_plans
 from tokenmill.server.responses.conversation import Conversation
-from tokenmill.server.stored_chats.kept import KeptChat
 from tokenmill.testing.fake_generator import FakeOptions, byte_tokenizer
 from tokenmill.testing.hostile import STANDING
 
@@ -30,7 +30,7 @@ LONG = "word " * 400
 SPOKEN: dict[str, dict[str, Any]] = {"messages": [USER]}
 BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "openai.ChatRequest": ("/v1/chat/completions", {"messages": [USER], "seed": 3, "max_completion_tokens": 6}),
-    "stored_chats.UpdateRequest": (f"/v1/chat/completions/{STANDING['completion_id']}", {"metadata": {}}),
+    "stored.UpdateRequest": (f"/v1/chat/completions/{STANDING['completion_id']}", {"metadata": {}}),
     "openai.CompletionRequest": ("/v1/completions", {"prompt": "Hi", "seed": 3, "max_tokens": 6}),
     "openai.EmbeddingRequest": ("/v1/embeddings", {"input": "Hi"}),
     "openai.TokenizeRequest": ("/tokenize", {"prompt": "Hi"}),

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.pure.server.conftest import Served, Starter, until
-from tokenmill.server.stored_chats.kept import KeptChat
-from tokenmill.server.stored_chats.streamed import completion_of
+from tokenmill.server.openai.stored.kept import KeptChat
+from tokenmill.server.openai.stored.streamed import completion_of
 from tokenmill.testing.fake_generator import FakeOptions
 
 PATH = "/v1/chat/completions"

@@ -126,7 +126,7 @@ HARMLESS: dict[str, Reasons] = {
         **_say("signatures are not verified", "signature"),
         **_say("thoughts that were hidden stay hidden", "data"),
         **_say("the result's text says what went wrong", "is_error"),
-        **_say(_ECHO, "caller"),
+        **_say(_ECHO, "caller", "toolset_name"),
     },
     "anthropic.ResultPart": _say("a wish about speed: equal beginnings are found by themselves", "cache_control"),
     "anthropic.Tool": {

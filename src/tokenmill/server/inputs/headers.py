@@ -20,6 +20,7 @@ DONE_HEADERS: Mapping[str, str] = {
     "host": "must be a name of this server",
     "origin": "must be allowed",
     "x-request-id": "the id of the answer",
+    "anthropic-version": "`/v1/models` answers as Anthropic does",
     "x-session-id": "as the field `session_id`",
     "x-vllm-priority": "as the field `priority`, and wins over it",
     "x-data-parallel-rank": "which engine",
@@ -45,7 +46,6 @@ HARMLESS_HEADERS: Mapping[str, str] = {
     "openai-organization": "whose account it is: there are none",
     "openai-project": "whose account it is: there are none",
     "openai-beta": "what a beta adds is a path or a field, which is judged by itself",
-    "anthropic-version": "there is one version",
     "anthropic-beta": "what a beta adds is a field or a block, which is judged by itself",
     "anthropic-dangerous-direct-browser-access": "`--allowed-origins` decides",
     "x-client-request-id": "a label of the client's own",
@@ -64,6 +64,7 @@ QUERIES: Mapping[str, frozenset[str]] = {
     "/v1/conversations/{conversation_id}/items": PAGED,
     "/v1/chat/completions": PAGED | {"model"},
     "/v1/chat/completions/{completion_id}/messages": PAGED,
+    "/v1/models": frozenset({"after_id", "before_id", "limit"}),
     "/v1/engine": frozenset({"since"}),
     "/v1/requests": frozenset({"limit"}),
 }

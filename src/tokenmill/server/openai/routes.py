@@ -18,8 +18,8 @@ from tokenmill.server.openai.schemas import (
     EmbeddingRequest,
     TokenizeRequest,
 )
+from tokenmill.server.openai.stored.keep import begin_keeping, kept_base
 from tokenmill.server.routing import Api, Work, get, json_answer, post, read_body, tenant, written_answer
-from tokenmill.server.stored_chats.keep import begin_keeping, kept_base
 
 
 def add_routes(app: FastAPI, context: Context) -> None:
