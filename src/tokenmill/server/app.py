@@ -15,7 +15,7 @@ from tokenmill.core.errors import UserError
 from tokenmill.server.anthropic.routes import ANTHROPIC
 from tokenmill.server.backend import Backend
 from tokenmill.server.bodies import Bodies
-from tokenmill.server.context import Context, RequestLimits
+from tokenmill.server.context import Context, Past, RequestLimits
 from tokenmill.server.errors import HttpError, describe_error, error_headers
 from tokenmill.server.gate import Gate, GateLimits
 from tokenmill.server.guard import Guard
@@ -66,7 +66,7 @@ def make_context(backend: Backend, config: ServerConfig) -> Context:
         limits=RequestLimits(limits.max_n, limits.max_logprobs, limits.max_stop),
         chat_template=template,
         form=find_format(template or own, config.messages.tool_call_parser, config.messages.reasoning_parser),
-        history=History(owners=gate_limits.tenants),
+        past=Past(History(owners=gate_limits.tenants)),
         recorder=_recorder(config.serve),
         traces=_traces(config.serve, info.names[0]),
     )

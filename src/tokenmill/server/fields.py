@@ -24,7 +24,8 @@ MOST_METADATA = 16
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=MOST_METADATA)
 ]
-Label = Annotated[str, Field(max_length=4096)]
+MOST_LABEL = 4096
+Label = Annotated[str, Field(max_length=MOST_LABEL)]
 """Ids and names that a request keeps as long as it lives."""
 
 

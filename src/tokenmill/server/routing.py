@@ -72,12 +72,17 @@ async def written_answer(context: Context, job: Job, make: Callable[[], Any]) ->
     return await context.bodies.run_in_thread(job.weight, lambda: json_answer(make()))
 
 
-async def read_body(context: Context, request: Request, schema: Schema[B]) -> B:
-    """The body, checked; it is let go before anything else happens."""
+Fields = dict[str, Any]
+
+
+async def read_body(
+    context: Context, request: Request, schema: Schema[B], first: Callable[[Fields], None] | None = None
+) -> B:
+    """The body, checked; it is let go before anything else happens. `first` sees its fields and may take some out."""
     parcel: Parcel = request.scope["state"]["body"]
     try:
         judge_around(context, request)
-        return await context.bodies.run_in_thread(parcel.size, partial(_parse, parcel, schema, context, request))
+        return await context.bodies.run_in_thread(parcel.size, partial(_parse, parcel, schema, context, request, first))
     finally:
         parcel.release()
 
@@ -88,8 +93,15 @@ def body_size(request: Request) -> int:
     return size
 
 
-def _parse(parcel: Parcel, schema: Schema[B], context: Context, request: Request) -> B:
-    return parse(parcel.take(), schema, lambda chosen, raw: judge(context, request, plan_name(chosen), raw))
+def _parse(
+    parcel: Parcel, schema: Schema[B], context: Context, request: Request, first: Callable[[Fields], None] | None
+) -> B:
+    def look_at(chosen: type[BaseModel], raw: Fields) -> None:
+        if first is not None:
+            first(raw)
+        judge(context, request, plan_name(chosen), raw)
+
+    return parse(parcel.take(), schema, look_at)
 
 
 def judge(context: Context, request: Request, plan: str, raw: dict[str, Any]) -> None:
@@ -149,10 +161,10 @@ class Work:
         self.job.close()
         self.on_gone.discard(self.job.abandon)
 
-    async def read(self, schema: Schema[B]) -> B:
-        """The body; its `timeout`, or the server's, begins to count."""
+    async def read(self, schema: Schema[B], first: Callable[[Fields], None] | None = None) -> B:
+        """The body; its `timeout`, or the server's, begins to count. `first` sees its fields before anybody."""
         self.job.size = body_size(self.request)
-        body = await read_body(self.context, self.request, schema)
+        body = await read_body(self.context, self.request, schema, first)
         self._heed_headers()
         self.heed(body)
         return body

@@ -209,6 +209,8 @@ async def test_the_other_endpoints_of_openai(served: Served) -> None:
     body = {"prompt": "Hi", "max_tokens": 5, "logprobs": 2}
     typed(openai.Completion, await asked(served, "POST", "/v1/completions", body))
     for event in await asked(served, "POST", "/v1/completions", {**body, "stream": True}):
+        for choice in event["choices"]:  # null until the end, whatever the type of whole answers says
+            choice["finish_reason"] = choice["finish_reason"] or "stop"
         typed(openai.Completion, event)
     typed(openai.CreateEmbeddingResponse, await asked(served, "POST", "/v1/embeddings", {"input": ["a", "b"]}))
     for model in (await asked(served, "GET", "/v1/models"))["data"]:

@@ -62,6 +62,10 @@ class Growing:
             found.append(self._end(heard.finish_reason))
         return found
 
+    def pass_over(self, heard: Heard) -> Events:
+        """What one step added is not told; the end is."""
+        return [] if heard.finish_reason is None else [self._end("stop")]
+
     def fail(self, error: HttpError) -> Events:
         """It broke."""
         self.failure = error

@@ -93,7 +93,7 @@ def _full(item: Item) -> Item:
 def _parts(content: Any, *, said: bool = False) -> list[dict[str, Any]]:
     """Content as parts; `said`: by the assistant."""
     given = [{"text": content or ""}] if content is None or isinstance(content, str) else content
-    found = []
+    found: list[dict[str, Any]] = []
     for part in given:
         text = str(part.get("text") or part.get("refusal") or "")
         if part.get("type") == "refusal" and said:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-import uuid
 from collections.abc import AsyncIterator
-from functools import partial
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -18,21 +16,23 @@ from starlette.responses import Response
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError
 from tokenmill.server.pages import listed, read_page
-from tokenmill.server.responses.compaction import compacted, fields_for_summary
 from tokenmill.server.responses.conversations import PATH as CONVERSATIONS
 from tokenmill.server.responses.conversations import add_conversations
 from tokenmill.server.responses.kept import KeptResponse
-from tokenmill.server.responses.runs import Run, events, find_earlier, open_run, settle, write
-from tokenmill.server.responses.schemas import CompactRequest, ResponsesRequest, TalkRequest, read_talk
-from tokenmill.server.routing import Api, Work, body_size, delete, get, json_answer, post, read_body, tenant
+from tokenmill.server.responses.readers import add_readers
+from tokenmill.server.responses.runs import Run, events, open_run, settle, write
+from tokenmill.server.responses.schemas import ResponsesRequest
+from tokenmill.server.responses.socket import Conversing
+from tokenmill.server.routing import Api, Work, delete, get, json_answer, post, tenant
 from tokenmill.server.sse import EventStream
-from tokenmill.server.translated_chat import count_translated, hear_all, open_translated
+from tokenmill.server.websockets.socket import Patience
+from tokenmill.server.websockets.upgrade import upgraded
 
 PATH = "/v1/responses"
 
 
 def add_routes(app: FastAPI, context: Context) -> None:
-    """Create, get, follow, cancel, delete, count, compact, and list the input of responses."""
+    """Create, get, follow, cancel, delete, and list the input of responses."""
     tasks: set[asyncio.Task[None]] = set()
 
     async def create(request: Request) -> Response:
@@ -48,33 +48,12 @@ def add_routes(app: FastAPI, context: Context) -> None:
             await write(run)
             return _answer(run)
 
-    async def count(request: Request) -> Response:
-        """How many tokens a response's input has."""
-        size = body_size(request)
-        body = await read_body(context, request, TalkRequest)
-        body.check()
-        earlier = find_earlier(context.store, body, tenant(request))
-        size += earlier.size
-        talk = await context.bodies.run_in_thread(size, lambda: read_talk(body, earlier.messages, earlier.items))
-        number = await count_translated(context, lambda: body.fields(talk.messages), size)
-        return json_answer({"object": "response.input_tokens", "input_tokens": number})
-
-    async def compact(request: Request) -> Response:
-        """A long conversation as a short one, to go on with."""
-        async with Work(context, request) as work:
-            given = await work.read(CompactRequest)
-            body = given.talk()
-            body.check()
-            earlier = find_earlier(context.store, body, tenant(request))
-            work.job.size += earlier.size
-            size = work.job.size
-            talk = await context.bodies.run_in_thread(size, lambda: read_talk(body, earlier.messages))
-            asked = partial(fields_for_summary, body, talk.messages)
-            room = context.backend.info.max_model_len - await count_translated(context, lambda: asked(1), size)
-            chat = await open_translated(context, lambda: asked(room), work.job, work.base())
-            said, _ = await hear_all(chat)
-            name = f"resp_{uuid.uuid4().hex}"
-            return json_answer(compacted(name, body.items(), said, chat.usage(said.reasoning)))
+    async def connect(request: Request) -> Response:
+        """The same over a WebSocket."""
+        context.gate.peek()
+        config = context.config
+        patience = Patience(config.limits.max_body_bytes, config.patience.read_timeout)
+        return upgraded(request, patience, context.bodies, Conversing(context, request))
 
     async def read(request: Request) -> Response:
         """A kept response, or with `stream=true` its events after `starting_after`."""
@@ -113,8 +92,8 @@ def add_routes(app: FastAPI, context: Context) -> None:
         return await context.bodies.run_in_thread(len(kept.items), shown)
 
     post(app, PATH, create, ResponsesRequest)
-    post(app, f"{PATH}/compact", compact, CompactRequest)
-    post(app, f"{PATH}/input_tokens", count, TalkRequest)
+    get(app, PATH, connect, documented=False)
+    add_readers(app, context)
     get(app, f"{PATH}/{{response_id}}", read)
     get(app, f"{PATH}/{{response_id}}/input_items", items)
     delete(app, f"{PATH}/{{response_id}}", forget)

@@ -51,6 +51,8 @@ class Run:
     growing: Growing
     kept: KeptResponse
     conversation: Conversation | None = None
+    silent: bool = False
+    """The input is read, and nothing is said."""
 
 
 def find_earlier(store: Store, body: TalkRequest, owner: str, recent: KeptResponse | None = None) -> Earlier:
@@ -66,9 +68,15 @@ def find_earlier(store: Store, body: TalkRequest, owner: str, recent: KeptRespon
 
 
 async def open_run(
-    context: Context, job: Job, body: ResponsesRequest, base: str, recent: KeptResponse | None = None
+    context: Context,
+    job: Job,
+    body: ResponsesRequest,
+    base: str,
+    recent: KeptResponse | None = None,
+    *,
+    silent: bool = False,
 ) -> Run:
-    """Read, check, keep and send; raises before anything is answered."""
+    """Read, check, keep and send; raises before anything is answered. `silent`: only the input is read."""
     body.check()
     store, owner, name = context.store, job.tenant, f"resp_{uuid.uuid4().hex}"
     earlier = find_earlier(store, body, owner, recent)
@@ -77,7 +85,8 @@ async def open_run(
     if earlier.conversation is not None:
         earlier.conversation.check_count(len(body.items()))
         store.check(earlier.conversation, len(talk.items))
-    chat = await open_translated(context, lambda: body.fields(talk.messages), job, base)
+    least = {"max_completion_tokens": 1} if silent else {}
+    chat = await open_translated(context, lambda: body.fields(talk.messages) | least, job, base)
     chat.kind = "responses"
     growing = Growing(chat, body, name)
     kept = KeptResponse(owner, name, bool(body.background), talk.items, talk.encoded, partial(encode, growing.response))
@@ -85,7 +94,7 @@ async def open_run(
         store.add(kept)
     if earlier.conversation is not None:
         earlier.conversation.writers += 1
-    return Run(store, job, growing, kept, earlier.conversation)
+    return Run(store, job, growing, kept, earlier.conversation, silent)
 
 
 async def _read(context: Context, job: Job, body: TalkRequest, earlier: Earlier) -> Talk:
@@ -105,8 +114,8 @@ async def events(run: Run) -> AsyncIterator[list[bytes]]:
     try:
         yield _tell(run, growing.begin())
         async for heard in listen(growing.chat):
-            yield _tell(run, growing.take(heard))
-        whole = joined(kept.messages, growing.message())
+            yield _tell(run, growing.take(heard) if not run.silent else growing.pass_over(heard))
+        whole = joined(kept.messages, growing.message()) if not run.silent else kept.messages
     except asyncio.CancelledError:
         growing.cancel()
         raise
