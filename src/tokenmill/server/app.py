@@ -15,7 +15,7 @@ from tokenmill.core.errors import UserError
 from tokenmill.server.anthropic.routes import ANTHROPIC
 from tokenmill.server.backend import Backend
 from tokenmill.server.bodies import Bodies
-from tokenmill.server.context import Context, RequestLimits
+from tokenmill.server.context import Context, Past, RequestLimits
 from tokenmill.server.errors import HttpError, describe_error, error_headers
 from tokenmill.server.gate import Gate, GateLimits
 from tokenmill.server.guard import Guard
@@ -24,6 +24,7 @@ from tokenmill.server.kserve.routes import KSERVE
 from tokenmill.server.metrics import Metrics
 from tokenmill.server.ollama.routes import OLLAMA
 from tokenmill.server.openai.routes import OPENAI
+from tokenmill.server.openai.stored.routes import STORED_CHATS
 from tokenmill.server.operations import OPERATIONS
 from tokenmill.server.plans import make_plans
 from tokenmill.server.preflight import read_template
@@ -37,8 +38,8 @@ from tokenmill.server.traces import Traces
 from tokenmill.server.web.routes import WEB
 from tokenmill.text.messages.detect import find_format
 
-APIS = (OPENAI, RESPONSES, ANTHROPIC, OLLAMA, TGI, KSERVE, SCORING, OPERATIONS, WEB)
-"""Every family of endpoints: a new one is a folder with an `Api`, and its name here."""
+APIS = (ANTHROPIC, OPENAI, STORED_CHATS, RESPONSES, OLLAMA, TGI, KSERVE, SCORING, OPERATIONS, WEB)
+"""Every family of endpoints; the first that knows a path answers. A new one is a folder with an `Api`, named here."""
 
 
 def make_context(backend: Backend, config: ServerConfig) -> Context:
@@ -55,7 +56,7 @@ def make_context(backend: Backend, config: ServerConfig) -> Context:
     )
     template = read_template(config.serve.chat_template)
     own = None if info.tokenizer is None else info.tokenizer.chat_template
-    return Context(
+    made = Context(
         backend=backend,
         config=config,
         gate=Gate(gate_limits, metrics.reject),
@@ -65,10 +66,12 @@ def make_context(backend: Backend, config: ServerConfig) -> Context:
         limits=RequestLimits(limits.max_n, limits.max_logprobs, limits.max_stop),
         chat_template=template,
         form=find_format(template or own, config.messages.tool_call_parser, config.messages.reasoning_parser),
-        history=History(owners=gate_limits.tenants),
+        past=Past(History(owners=gate_limits.tenants)),
         recorder=_recorder(config.serve),
         traces=_traces(config.serve, info.names[0]),
     )
+    metrics.kept.set_function(lambda: made.store.size)
+    return made
 
 
 def _recorder(options: ServeOptions) -> Recorder | None:

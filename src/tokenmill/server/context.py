@@ -12,6 +12,7 @@ from tokenmill.server.gate import Gate
 from tokenmill.server.history import History
 from tokenmill.server.metrics import Metrics
 from tokenmill.server.record import Recorder
+from tokenmill.server.store import Store
 from tokenmill.server.text import TextWorkers
 from tokenmill.server.traces import Traces
 from tokenmill.text.messages.describe import MessageFormat
@@ -26,6 +27,14 @@ class RequestLimits:
     stop: int = 16
 
 
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What is remembered of requests: figures of all, and what clients want kept."""
+
+    history: History = field(default_factory=History)
+    store: Store = field(default_factory=Store)
+
+
 @dataclass(slots=True)
 class Context:
     """One server's parts."""
@@ -38,10 +47,20 @@ class Context:
     bodies: Bodies
     limits: RequestLimits
     chat_template: str | None = None
-    history: History = field(default_factory=History)
+    past: Past = field(default_factory=Past)
     recorder: Recorder | None = None
     form: MessageFormat = field(default_factory=MessageFormat)
     traces: Traces | None = None
+
+    @property
+    def history(self) -> History:
+        """Figures of recent requests."""
+        return self.past.history
+
+    @property
+    def store(self) -> Store:
+        """What clients want kept."""
+        return self.past.store
 
     @property
     def options(self) -> ServeOptions:

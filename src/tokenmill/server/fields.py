@@ -21,7 +21,11 @@ MOST_IDS = 1 << 19
 MOST_TEXTS = 2048
 MOST_METADATA = 16
 """OpenAI's ceiling."""
-Label = Annotated[str, Field(max_length=4096)]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=MOST_METADATA)
+]
+MOST_LABEL = 4096
+Label = Annotated[str, Field(max_length=MOST_LABEL)]
 """Ids and names that a request keeps as long as it lives."""
 
 

@@ -178,6 +178,11 @@ class _Visit:
             headers += self._cors()
             headers += self.scope["state"].get("warnings", ())
             message = {**message, "headers": headers}
+            if "take" in message:  # the connection speaks another protocol from now on
+                head = b"".join([name + b": " + value + b"\r\n" for name, value in headers])
+                line = b"HTTP/1.1 101 Switching Protocols\r\n"
+                self.scope["state"]["taken"] = message["take"](line + head + b"\r\n")
+                return
         await self.send(message)
 
     def _cors(self) -> list[tuple[bytes, bytes]]:

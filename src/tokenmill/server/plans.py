@@ -17,13 +17,14 @@ from tokenmill.server.inputs.refused import REFUSED
 from tokenmill.server.kserve import schemas as kserve
 from tokenmill.server.ollama import schemas as ollama
 from tokenmill.server.openai import schemas as openai
-from tokenmill.server.responses.schemas import ResponsesRequest
+from tokenmill.server.openai.stored.schemas import UpdateRequest
+from tokenmill.server.responses import schemas as responses
 from tokenmill.server.scoring.schemas import ClassifyRequest, RerankRequest, ScoreRequest
 from tokenmill.server.tgi import schemas as tgi
 
 OBJECTS: dict[str, tuple[str, dict[str, str]]] = {
     "responses.Item": (
-        "type role content name arguments call_id output",
+        "type role content name arguments call_id output encrypted_content",
         {"content": "responses.Part", "output": "responses.Part"},
     ),
     "responses.Part": ("type text refusal", {}),
@@ -53,11 +54,17 @@ ALIASES: dict[str, Mapping[str, str]] = {
 
 ENDPOINTS: dict[str, tuple[type[BaseModel], ...]] = {
     "/v1/chat/completions": (openai.ChatRequest,),
+    "/v1/chat/completions/{completion_id}": (UpdateRequest,),
     "/v1/completions": (openai.CompletionRequest,),
     "/v1/embeddings": (openai.EmbeddingRequest,),
     "/tokenize": (openai.TokenizeRequest,),
     "/detokenize": (openai.DetokenizeRequest,),
-    "/v1/responses": (ResponsesRequest,),
+    "/v1/responses": (responses.ResponsesRequest,),
+    "/v1/responses/input_tokens": (responses.TalkRequest,),
+    "/v1/responses/compact": (responses.CompactRequest,),
+    "/v1/conversations": (responses.CreateConversation,),
+    "/v1/conversations/{conversation_id}": (responses.UpdateConversation,),
+    "/v1/conversations/{conversation_id}/items": (responses.CreateItems,),
     "/v1/messages": (MessagesRequest,),
     "/v1/messages/count_tokens": (CountRequest,),
     "/api/generate": (ollama.GenerateRequest,),

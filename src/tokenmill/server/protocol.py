@@ -11,8 +11,9 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tokenmill.server.access import OPEN_PATHS
@@ -51,6 +52,44 @@ class Part(Enum):
     BODY = 2
 
 
+class Taker(Protocol):
+    """Who speaks another protocol on a connection."""
+
+    def feed(self, data: bytes) -> None:
+        """More has come."""
+        ...
+
+    def gone(self) -> None:
+        """The connection ends."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """What a taker writes to."""
+
+    out: CountedTransport
+    flow: Any
+
+    def write(self, data: bytes) -> None:
+        """To the client, or to what waits for it."""
+        if not self.out.is_closing():
+            self.out.write(data)
+
+    def unread(self) -> int:
+        """Bytes that the client has not taken."""
+        size: int = self.out.get_write_buffer_size()
+        return size
+
+    async def drain(self) -> None:
+        """Until the client has taken enough."""
+        await self.flow.drain()
+
+    def end(self) -> None:
+        """Close, once all is written."""
+        self.out.finish()
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """One connection; the bounds are a class attribute, because uvicorn makes the objects."""
 
@@ -75,6 +114,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self.running: Any = None
         self.timer: asyncio.TimerHandle | None = None
         self.on_gone: set[Callable[[], None]] = set()
+        self.upgrading = False
+        self.early = bytearray()
+        self.taker: Taker | None = None
         self.out = CountedTransport(transport, self._close_gently)
         super().connection_made(cast(asyncio.Transport, self.out))
         seconds = self.seconds()
@@ -97,6 +139,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _tell_gone(self) -> None:
+        if self.taker is not None:
+            self.taker.gone()
         for tell in self.on_gone:
             tell()
         self.on_gone.clear()
@@ -111,6 +155,9 @@ class BoundedProtocol(HttpToolsProtocol):
     # ------------------------------------------------------------ reading
 
     def data_received(self, data: bytes) -> None:
+        if self.upgrading:
+            self._upgraded(data)
+            return
         self.wire += len(data)
         if self.refused or self.transport.is_closing():
             if self.wire > LINGER_BYTES:
@@ -118,7 +165,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if self.part is Part.NOTHING and self.timer is None:  # blank lines are no message yet
             self._set_timer(self.bounds.read_timeout)
-        super().data_received(data)
+        self._parse(data)
         if self.refused:
             return
         # A line that never ends produces no callback, nor do the extensions of chunks.
@@ -126,6 +173,37 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(431, f"The request's head is larger than {self.bounds.head} bytes.")
         elif self.part is Part.BODY and self.wire > 4 * self.bounds.head + self.head + (1 + FRAMING) * self.payload:
             self._refuse(400, "The body's chunks hold too little beside their framing.")
+
+    def _parse(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.send_400_response("")
+        except httptools.HttpParserUpgrade as upgrade:
+            self.upgrading = True
+            self._upgraded(data[upgrade.args[0] :])
+
+    def _upgraded(self, data: bytes) -> None:
+        """What is no HTTP any more: whoever took the connection reads it; until then little is kept."""
+        if self.taker is not None:
+            self.taker.feed(data)
+        elif len(self.early) + len(data) <= self.bounds.head:
+            self.early += data
+        else:
+            self.transport.abort()
+
+    def _upgrade(self, head: bytes, make: Callable[[Any], Taker]) -> Taker:
+        """Give the connection away, with this answer; `make` gets what can be written to."""
+        cycle = self.cycle
+        cycle.response_started = cycle.response_complete = True
+        self.transport.write(head)
+        self._stop_timer()
+        taker = self.taker = make(Wire(self.out, self.flow))
+        if self.early:
+            taker.feed(bytes(self.early))
+        self.early.clear()
+        return taker
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -161,8 +239,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._set_timer(self.bounds.read_timeout + GRACE_S)
         self.scope["state"].update(abort=self.transport.abort, on_gone=self.on_gone, sending=self._is_sending)
         super().on_headers_complete()
-        if self.parser.should_upgrade():  # nothing is spoken here but HTTP: what follows is not read
+        if self.parser.should_upgrade():  # either a handler takes the connection, or what follows is not read
             self.cycle.keep_alive = False
+            if self._get_upgrade() == b"websocket" and not self.pipeline and self.running is self.cycle:
+                self.scope["state"]["upgrade"] = self._upgrade
 
     def _is_sending(self) -> bool:
         """Is a body still on its way?"""

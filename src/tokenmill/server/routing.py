@@ -16,6 +16,7 @@ import msgspec
 from fastapi import FastAPI, Request
 from pydantic import BaseModel
 from starlette.responses import Response
+from starlette.routing import Match, Route
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.bodies import B, Parcel, Schema, parse
@@ -71,12 +72,17 @@ async def written_answer(context: Context, job: Job, make: Callable[[], Any]) ->
     return await context.bodies.run_in_thread(job.weight, lambda: json_answer(make()))
 
 
-async def read_body(context: Context, request: Request, schema: Schema[B]) -> B:
-    """The body, checked; it is let go before anything else happens."""
+Fields = dict[str, Any]
+
+
+async def read_body(
+    context: Context, request: Request, schema: Schema[B], first: Callable[[Fields], None] | None = None
+) -> B:
+    """The body, checked; it is let go before anything else happens. `first` sees its fields and may take some out."""
     parcel: Parcel = request.scope["state"]["body"]
     try:
         judge_around(context, request)
-        return await context.bodies.run_in_thread(parcel.size, partial(_parse, parcel, schema, context, request))
+        return await context.bodies.run_in_thread(parcel.size, partial(_parse, parcel, schema, context, request, first))
     finally:
         parcel.release()
 
@@ -87,8 +93,15 @@ def body_size(request: Request) -> int:
     return size
 
 
-def _parse(parcel: Parcel, schema: Schema[B], context: Context, request: Request) -> B:
-    return parse(parcel.take(), schema, lambda chosen, raw: judge(context, request, plan_name(chosen), raw))
+def _parse(
+    parcel: Parcel, schema: Schema[B], context: Context, request: Request, first: Callable[[Fields], None] | None
+) -> B:
+    def look_at(chosen: type[BaseModel], raw: Fields) -> None:
+        if first is not None:
+            first(raw)
+        judge(context, request, plan_name(chosen), raw)
+
+    return parse(parcel.take(), schema, look_at)
 
 
 def judge(context: Context, request: Request, plan: str, raw: dict[str, Any]) -> None:
@@ -148,10 +161,10 @@ class Work:
         self.job.close()
         self.on_gone.discard(self.job.abandon)
 
-    async def read(self, schema: Schema[B]) -> B:
-        """The body; its `timeout`, or the server's, begins to count."""
+    async def read(self, schema: Schema[B], first: Callable[[Fields], None] | None = None) -> B:
+        """The body; its `timeout`, or the server's, begins to count. `first` sees its fields before anybody."""
         self.job.size = body_size(self.request)
-        body = await read_body(self.context, self.request, schema)
+        body = await read_body(self.context, self.request, schema, first)
         self._heed_headers()
         self.heed(body)
         return body
@@ -209,14 +222,40 @@ def tenant(request: Request) -> str:
 
 def get(app: FastAPI, path: str, handler: Handler, *, documented: bool = True) -> None:
     """A route without a body."""
+    app.add_api_route(
+        path, _judged(path, handler), methods=["GET"], response_class=Response, include_in_schema=documented
+    )
 
+
+def get_with_header(app: FastAPI, path: str, handler: Handler, header: bytes) -> None:
+    """The same for requests that carry this header alone; others look for a route further on."""
+    app.router.routes.append(_HeaderRoute(path, _judged(path, handler), header))
+
+
+class _HeaderRoute(Route):
+    def __init__(self, path: str, handler: Handler, header: bytes) -> None:
+        super().__init__(path, handler, methods=["GET"], include_in_schema=False)
+        self.header = header
+
+    def matches(self, scope: Any) -> Any:
+        if not any(name == self.header for name, _ in scope.get("headers", ())):
+            return Match.NONE, {}
+        return super().matches(scope)
+
+
+def delete(app: FastAPI, path: str, handler: Handler) -> None:
+    """A route that forgets something; a body is not looked at."""
+    app.add_api_route(path, _judged(path, handler), methods=["DELETE"], response_class=Response)
+
+
+def _judged(path: str, handler: Handler) -> Handler:
     @wraps(handler)
     async def judged(request: Request) -> Response:
         if path.startswith("/v1/"):
             judge_around(request.app.state.context, request)
         return await handler(request)
 
-    app.add_api_route(path, judged, methods=["GET"], response_class=Response, include_in_schema=documented)
+    return judged
 
 
 def _described(schema: type[BaseModel]) -> dict[str, Any]:

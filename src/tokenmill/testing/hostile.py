@@ -12,15 +12,22 @@ from typing import Any
 Shape = Callable[[int], bytes]
 TALK: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
 CHAT: dict[str, Any] = {"model": "fake", "messages": TALK, "max_tokens": 2}
+ITEM: dict[str, Any] = {"type": "message", "role": "user", "content": "Hello"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 VALID: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "/v1/chat/completions": (CHAT, ("messages", "tools", "logit_bias", "stop", "chat_template_kwargs")),
+    "/v1/chat/completions/{completion_id}": ({"metadata": {"a": "b"}}, ("metadata",)),
     "/v1/completions": ({"prompt": "abc", "max_tokens": 2}, ("prompt", "logit_bias", "allowed_token_ids", "bad_words")),
     "/v1/embeddings": ({"input": "abc"}, ("input",)),
     "/tokenize": ({"prompt": "abc"}, ("prompt", "messages")),
     "/detokenize": ({"tokens": [1, 2]}, ("tokens",)),
     "/v1/responses": ({"input": "abc", "max_output_tokens": 2}, ("input", "metadata", "tools", "instructions")),
+    "/v1/responses/compact": ({"input": "abc"}, ("input", "instructions")),
+    "/v1/responses/input_tokens": ({"input": "abc"}, ("input", "tools", "instructions")),
+    "/v1/conversations": ({"items": [ITEM]}, ("items", "metadata")),
+    "/v1/conversations/{conversation_id}": ({"metadata": {"a": "b"}}, ("metadata",)),
+    "/v1/conversations/{conversation_id}/items": ({"items": [ITEM]}, ("items",)),
     "/v1/responses/{response_id}/cancel": ({}, ("unknown",)),
     "/v1/messages": (CHAT, ("messages", "system", "tools", "metadata")),
     "/v1/messages/count_tokens": ({"model": "fake", "messages": TALK}, ("messages", "system")),
@@ -59,10 +66,22 @@ VALID: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 }
 """Of each path: a body that is answered, and the fields that hold much."""
 
+STANDING = {
+    "model": "fake",
+    "response_id": "resp_x",
+    "conversation_id": "conv_x",
+    "item_id": "msg_x",
+    "completion_id": "chatcmpl-x",
+    "digest": "sha256:0",
+}
+"""What stands for the names in paths."""
+
 
 def path_of(route: str) -> str:
     """A path that a route takes."""
-    return route.replace("{model}", "fake").replace("{response_id}", "resp_x").replace("{digest}", "sha256:0")
+    for name, value in STANDING.items():
+        route = route.replace(f"{{{name}}}", value)
+    return route
 
 
 def filled(before: bytes, piece: bytes, after: bytes, size: int) -> bytes:

@@ -14,8 +14,11 @@ from tokenmill.core.config import make_server_config
 from tokenmill.server.app import make_app, make_context
 from tokenmill.server.context import Context
 from tokenmill.server.engines.state import FleetOptions
+from tokenmill.server.openai.stored.kept import KeptChat
+from tokenmill.server.responses.conversation import Conversation
 from tokenmill.server.run import HttpServer, _bind
 from tokenmill.testing.fake_generator import FakeFleet, FakeOptions, fake_fleet
+from tokenmill.testing.hostile import STANDING
 
 
 @dataclass
@@ -32,6 +35,17 @@ class Served:
         return await self.client.post(path, json=body, headers=headers)
 
 
+def stand(context: Context) -> None:
+    """What the names in paths stand for is there, and nothing else is kept."""
+    store = context.store
+    for kept in [kept for shelf in store.shelves.values() for kept in shelf.kept.values()]:
+        store.drop(kept)
+    talk, chat = Conversation("anonymous", STANDING["conversation_id"]), STANDING["completion_id"]
+    talk.add([(STANDING["item_id"], b'{"type":"message","role":"user","content":"Hello"}')])
+    for kept in (talk, KeptChat("anonymous", chat, "fake", b"[]", {}, b"{}")):
+        store.add(kept)
+
+
 class Starter:
     """Makes servers and ends them."""
 
@@ -44,6 +58,7 @@ class Starter:
         options = fake or FakeOptions()
         made = await fake_fleet(options, fleet)
         context = make_context(made.fleet, make_server_config({}, **server))
+        stand(context)
         app = make_app(context)
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
         client = httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=20)

@@ -99,6 +99,8 @@ CHAT: dict[str, Probe] = {
     "separate_reasoning": ({"max_completion_tokens": 40}, True, False),
     "thinking_token_budget": _given(3),
     "return_prompt_text": _given(True),
+    "store": ({}, False, True),
+    "metadata": _given({"a": "b"}, {"store": True}),
 }
 COMPLETION: dict[str, Probe] = {
     **SAMPLING,
@@ -147,6 +149,15 @@ def _tensor(text: str) -> dict[str, Any]:
     return {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [text]}
 
 
+_TALK: dict[str, Probe] = {
+    "model": _given("nope"),
+    "input": ({}, "Hi", "Ho!"),
+    "instructions": _given("Be brief."),
+    "previous_response_id": _given("resp_none"),
+    "conversation": _given("conv_none"),
+    "reasoning": _given({"effort": "low"}),
+    "tools": _given([{"type": "function", **TOOL["function"]}]),
+}
 PROBES: dict[str, dict[str, Probe]] = {
     "openai.ChatRequest": CHAT,
     "openai.CompletionRequest": COMPLETION,
@@ -178,7 +189,17 @@ PROBES: dict[str, dict[str, Probe]] = {
         "tools": _given([TOOL], {"prompt": ABSENT, **_IN_CHAT}),
     },
     "openai.DetokenizeRequest": {"model": _given("nope"), "tokens": ({}, [70], [71])},
+    "stored.UpdateRequest": {"metadata": ({}, {"a": "b"}, {"a": "c"})},
+    "responses.TalkRequest": _TALK,
+    "responses.CompactRequest": {
+        **{name: _TALK[name] for name in ("model", "input", "instructions", "previous_response_id")},
+        "timeout": _given(5.0),
+    },
+    "responses.CreateConversation": {"items": _given([USER]), "metadata": _given({"a": "b"})},
+    "responses.UpdateConversation": {"metadata": ({}, {"a": "b"}, {"a": "c"})},
+    "responses.CreateItems": {"items": ({}, [USER], [{**USER, "content": "Ho"}])},
     "responses.ResponsesRequest": {
+        "conversation": _given("conv_none"),
         "model": _given("other"),
         "input": ({}, "Hi", "Ho"),
         "instructions": _given("Be brief."),
@@ -318,6 +339,7 @@ REFUSAL_IS_THE_EFFECT = {
     ("model", "nope"),
     ("name", "nope"),
     ("previous_response_id", "resp_none"),
+    ("conversation", "conv_none"),
     ("truncate", "context"),
     ("truncation", "context"),
 }

@@ -178,6 +178,16 @@ INSIDE: dict[str, dict[str, Bodies]] = {
             {"type": "function_call_output", "call_id": "c1", "output": "a"},
             {"type": "function_call_output", "call_id": "c1", "output": "b"},
         ),
+        "encrypted_content": _item(
+            {"type": "compaction", "encrypted_content": "a"}, {"type": "compaction", "encrypted_content": "b"}
+        ),
+    },
+    "responses.ConversationName": {
+        "id": (
+            RESPONSES,
+            {"conversation": {"id": "conv_x"}, "input": "a"},
+            {"conversation": {"id": "no"}, "input": "a"},
+        )
     },
     "responses.Part": {
         "type": _part({"type": "input_text", "text": "a"}, {"type": "input_image", "text": "a"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -57,7 +58,7 @@ async def test_streams_and_wholes_have_the_same_blocks_in_anthropics_order(start
     block = ["content_block_start", "content_block_stop"]
     assert kinds == ["message_start", "ping", *block, *block, *block, "message_delta", "message_stop"]
     last = found[-2]
-    assert last["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    assert (last["delta"]["stop_reason"], last["delta"]["stop_sequence"]) == ("tool_use", None)
     assert last["usage"]["output_tokens"] == whole["usage"]["output_tokens"] > 0
 
 
@@ -93,7 +94,7 @@ async def test_conversations_with_tools_become_messages(start):
         ]},
     ]  # fmt: skip
     found = (await served.post("/v1/messages", {**HI, "messages": talk, "tools": [TOOL]})).json()
-    assert found["content"] == [{"type": "text", "text": "Blue."}]
+    assert found["content"] == [{"type": "text", "text": "Blue.", "citations": None}]
 
 
 @pytest.mark.parametrize(("change", "status", "kind"), [
@@ -118,3 +119,34 @@ async def test_keys_are_taken_from_its_header_and_refused_in_its_shape(start):
     refused = await served.post("/v1/messages", HI)
     assert refused.status_code == 401 and refused.json()["error"]["type"] == "authentication_error"
     assert (await served.client.post("/v1/messages", json=HI, headers={"x-api-key": "secret"})).status_code == 200
+
+
+ANTHROPIC = {"anthropic-version": "2023-06-01"}
+
+
+async def test_models_come_in_the_shape_of_whoever_asks(start):
+    served = await start()
+    served.fake.fleet._info = dataclasses.replace(served.fake.fleet.info, names=("a", "b", "c"))
+
+    async def asked(query, status=200, **headers):
+        answer = await served.client.get(f"/v1/models{query}", headers=headers)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    usual = await asked("")
+    assert usual["object"] == "list" and usual["data"][0]["object"] == "model"
+    all_ = await asked("", **ANTHROPIC)
+    assert [m["id"] for m in all_["data"]] == ["a", "b", "c"] and all_["data"][0]["type"] == "model"
+    assert (all_["first_id"], all_["last_id"], all_["has_more"]) == ("a", "c", False)
+    for query, names, more in (
+        ("?limit=2", "ab", True), ("?after_id=a", "bc", False), ("?after_id=a&limit=1", "b", True),
+        ("?before_id=c&limit=1", "b", True), ("?before_id=c", "ab", False), ("?after_id=c", "", False),
+    ):  # fmt: skip
+        found = await asked(query, **ANTHROPIC)
+        assert "".join(m["id"] for m in found["data"]) == names and found["has_more"] is more, query
+    assert await asked("/b", **ANTHROPIC) == all_["data"][1] and (await asked("/b"))["object"] == "model"
+    wrong = await asked("/nope", 404, **ANTHROPIC)
+    assert wrong["type"] == "error" and wrong["error"]["type"] == "not_found_error"
+    assert "code" in (await asked("/nope", 404))["error"]
+    for query in ("?limit=0", "?limit=1001", "?after_id=x", "?before_id=x", "?after_id=a&before_id=b"):
+        assert (await asked(query, 400, **ANTHROPIC))["error"]["type"] == "invalid_request_error"

@@ -305,10 +305,9 @@ async def test_query_parameters_are_told_or_refused(start: Starter) -> None:
         assert answer.status_code == 200
     made = (await served.post(*BASES["responses.ResponsesRequest"])).json()["id"]
     items = f"/v1/responses/{made}/input_items"
-    assert (await served.client.get(f"{items}?order=asc")).status_code == 200
-    for query in ("order=desc", "limit=3", "after=x"):
-        answer = await served.client.get(f"{items}?{query}")
-        assert answer.status_code == 400 and query.split("=")[0] in answer.json()["error"]["message"]
+    assert (await served.client.get(f"{items}?order=asc&limit=3&include[]=x")).status_code == 200
+    answer = await served.client.get(f"{items}?before=x")
+    assert answer.status_code == 400 and "before" in answer.json()["error"]["message"]
 
 
 # ---------------------------------------------------------------- single fields

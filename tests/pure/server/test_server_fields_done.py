@@ -10,26 +10,36 @@ import msgspec
 import pytest
 from tokenizers import processors
 
-from tests.pure.server.conftest import Served, Starter
+from tests.pure.server.conftest import Served, Starter, stand
 from tests.pure.server.probes import ABSENT, PROBES, REFUSAL_IS_THE_EFFECT, THOUGHT, USER
 from tests.pure.server.probes_inside import INSIDE
 from tokenmill.server.job import Job
+from tokenmill.server.openai.stored.kept import KeptChat
 from tokenmill.server.plans import make_plans
+from tokenmill.server.responses.conversation import Conversation
 from tokenmill.testing.fake_generator import FakeOptions, byte_tokenizer
+from tokenmill.testing.hostile import STANDING
 
 TEMPLATE = (
     "{% for message in messages %}{{ message | tojson }}{% endfor %}{{ tools | tojson if tools else '' }}"
     "{{ documents | tojson if documents else '' }}{{ mood }}{{ reasoning_effort }}{{ enable_thinking }}"
     "{% if add_generation_prompt %}>{% endif %}"
 )
+CONVERSATION = STANDING["conversation_id"]
 LONG = "word " * 400
 SPOKEN: dict[str, dict[str, Any]] = {"messages": [USER]}
 BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "openai.ChatRequest": ("/v1/chat/completions", {"messages": [USER], "seed": 3, "max_completion_tokens": 6}),
+    "stored.UpdateRequest": (f"/v1/chat/completions/{STANDING['completion_id']}", {"metadata": {}}),
     "openai.CompletionRequest": ("/v1/completions", {"prompt": "Hi", "seed": 3, "max_tokens": 6}),
     "openai.EmbeddingRequest": ("/v1/embeddings", {"input": "Hi"}),
     "openai.TokenizeRequest": ("/tokenize", {"prompt": "Hi"}),
     "openai.DetokenizeRequest": ("/detokenize", {"tokens": [70]}),
+    "responses.TalkRequest": ("/v1/responses/input_tokens", {"input": "Hi"}),
+    "responses.CompactRequest": ("/v1/responses/compact", {"input": "Hi"}),
+    "responses.CreateConversation": ("/v1/conversations", {}),
+    "responses.UpdateConversation": (f"/v1/conversations/{CONVERSATION}", {"metadata": {}}),
+    "responses.CreateItems": (f"/v1/conversations/{CONVERSATION}/items", {"items": [USER]}),
     "responses.ResponsesRequest": ("/v1/responses", {"input": "Hi", "seed": 3, "max_output_tokens": 6}),
     "anthropic.CountRequest": ("/v1/messages/count_tokens", {"model": "fake", **SPOKEN}),
     "anthropic.MessagesRequest": ("/v1/messages", {"model": "fake", "max_tokens": 6, **SPOKEN}),
@@ -63,7 +73,7 @@ UNDER = {
 VOLATILE = re.compile(
     r'"(created|created_at|modified_at|id|item_id|[a-z_]*duration|[a-z]*_time)": ?'
     r'("(?![a-z]*-?mine)[^"]*"|[0-9.]+)'
-    r"|(chatcmpl|cmpl|embd|msg|resp|rerank|score|classify|fc|call)[-_][0-9a-f]{32}|call_[0-9a-f]+"
+    r"|(chatcmpl|cmpl|embd|msg|resp|conv|cmp|rs|fco|rerank|score|classify|fc|call)[-_][0-9a-f]{32}|call_[0-9a-f]+"
 )
 
 
@@ -92,7 +102,12 @@ class Bench:
     async def effect(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         """-> status, and all that can be seen of it."""
         self.seen.clear()
+        stand(self.served.context)
         answer = await self.served.post(path, body)
+        for kind in (Conversation, KeptChat):
+            for kept in self.served.context.store.all(kind, "anonymous"):
+                said = kept.messages if isinstance(kept, KeptChat) else kept.encoded()
+                self.seen.append(VOLATILE.sub("", f"{kept.kind} {kept.metadata} {said.decode()}"))
         assert answer.status_code in (200, 400, 404), (path, body, answer.text)
         return answer.status_code, (list(self.seen), answer.status_code, VOLATILE.sub("", answer.text))
 
@@ -173,6 +188,6 @@ async def test_every_field_of_what_lies_in_a_body_has_its_effect(bench: Bench, p
         assert was == 200 or reached, (plan, field, found)
         assert (
             now == 200
-            or field in ("type", "name", "datatype", "schema", "schema_", "value")
+            or field in ("type", "id", "name", "datatype", "schema", "schema_", "value")
             or any(isinstance(each, tuple) for each in other[0])
         ), (plan, field, other)

@@ -19,6 +19,7 @@ from tokenmill.core.errors import UserError
 from tokenmill.server.logs import NAMES, JsonFormatter, set_up_logs
 from tokenmill.server.outlet import Outlet
 from tokenmill.server.run import _bind, allow_restart
+from tokenmill.testing.hostile import ITEM, STANDING
 
 HI = {"prompt": "abc", "max_tokens": 1}
 ODD = [
@@ -119,8 +120,11 @@ async def test_odd_values_in_queries_paths_and_headers(start: Starter, value: st
     served = await start(api_key=["k"])
     key = {"x-api-key": "k"}
     made = await served.client.post("/v1/responses", json={"input": "a", "max_output_tokens": 2}, headers=key)
-    known = {"response_id": made.json()["id"], "id": made.json()["id"], "model": "fake", "name": "fake", "digest": "x"}
-    names = ("starting_after", "stream", "since", "limit", "include", "after", "before", "order")
+    talk = (await served.client.post("/v1/conversations", json={"items": [ITEM]}, headers=key)).json()["id"]
+    item = (await served.client.get(f"/v1/conversations/{talk}/items", headers=key)).json()["last_id"]
+    known = {**STANDING, "response_id": made.json()["id"], "id": made.json()["id"], "name": "fake"}
+    known |= {"conversation_id": talk, "item_id": item}
+    names = ("starting_after", "stream", "since", "limit", "include", "after", "before", "order", "model")
     for route in served.app.app.routes:
         for method in route.methods & {"GET", "HEAD", "DELETE"}:
             right = re.sub(r"{(\w+)(:path)?}", lambda found: known[found[1]], route.path)

@@ -11,8 +11,9 @@ import pytest
 
 from tokenmill.core.errors import TooLargeError
 from tokenmill.server.errors import HttpError
-from tokenmill.server.responses.schemas import messages_of
-from tokenmill.server.responses.store import Kept, Store
+from tokenmill.server.responses.items import messages_of
+from tokenmill.server.responses.kept import KeptResponse as Kept
+from tokenmill.server.store import Store
 from tokenmill.testing.fake_generator import FakeOptions
 
 CALL = '<think>It asks.</think>Well.<tool_call>\n{"name": "look", "arguments": {"at": "sky"}}\n</tool_call>'
@@ -106,7 +107,8 @@ async def test_other_keys_see_nothing(start):
 
 
 @pytest.mark.parametrize(("change", "word"), [
-    ({"prompt": {"id": "x"}}, "prompt"), ({"conversation": "x"}, "conversation"), ({"max_tool_calls": 2}, "max_tool"),
+    ({"prompt": {"id": "x"}}, "prompt"), ({"conversation": "x", "previous_response_id": "y"}, "conversation"),
+    ({"max_tool_calls": 2}, "max_tool"),
     ({"background": True, "store": False}, "store"), ({"include": ["web_search_call.results"]}, "include"),
     ({"tools": [{"type": "web_search"}]}, "tools.0"), ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0"),
@@ -147,7 +149,7 @@ def test_the_store_forgets_the_oldest_first():
         store.add(kept("me", str(i), ended=i != 1))
     assert names(store, "me") == ["1", "3", "4"]  # 1 has not ended
     with pytest.raises(HttpError):
-        store.find("4", "you")
+        store.find(Kept, "4", "you")
     small = Store(most_bytes=6000)
     for i in range(3):
         small.add(kept("me", str(i), text=2000))
@@ -165,7 +167,9 @@ def test_a_key_pushes_out_only_its_own_responses():
     for i in range(50):
         many.add(kept("greedy", str(i)))
     assert names(many, "modest") == ["a"] and len(many) == 10
-    assert sum(shelf.size for shelf in store.shelves.values()) == sum(store.weights.values())
+    assert sum(shelf.size for shelf in store.shelves.values()) == sum(
+        k.weight or 0 for shelf in store.shelves.values() for k in shelf.kept.values()
+    )
 
 
 def test_what_runs_is_not_pushed_out_and_what_does_not_fit_is_refused():

@@ -14,7 +14,7 @@ import msgspec
 from tokenmill.server.errors import HttpError, describe_error
 from tokenmill.server.openai.chat import Chat
 from tokenmill.server.translated_chat import hear_all, listen
-from tokenmill.text.messages.message import Event
+from tokenmill.text.messages.message import Event, Message
 
 encode = msgspec.json.Encoder().encode
 ERRORS = {
@@ -33,7 +33,7 @@ _BLOCK = {"content": "text", "reasoning": "thinking", "call": "tool_use", "argum
 def error_object(found: HttpError) -> dict[str, Any]:
     """An error in Anthropic's shape."""
     kind = ERRORS.get(found.status, "invalid_request_error" if found.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": found.message}}
+    return {"type": "error", "error": {"type": kind, "message": found.message}, "request_id": None}
 
 
 def error_body(found: HttpError) -> bytes:
@@ -41,60 +41,76 @@ def error_body(found: HttpError) -> bytes:
     return encode(error_object(found))
 
 
-def usage(chat: Chat) -> dict[str, Any]:
-    """Tokens; cached ones are counted apart."""
-    found = chat.job.usage()
+def usage(chat: Chat, said: Message | None = None) -> dict[str, Any]:
+    """Tokens; cached ones are counted apart. `said`: the message, of which thoughts are counted."""
+    found = chat.usage(said.reasoning if said is not None else "")
     cached = found["prompt_tokens_details"]["cached_tokens"]
+    thinking = found.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
     return {
         "input_tokens": found["prompt_tokens"] - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
+        "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
         "output_tokens": found["completion_tokens"],
+        "output_tokens_details": {"thinking_tokens": thinking},
+        "server_tool_use": None,
+        "service_tier": "standard",
+        "inference_geo": None,
+        "speed": "standard",
     }
 
 
+_OF_DELTAS = (
+    *("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens"),
+    *("output_tokens_details", "server_tool_use"),
+)
+"""What of it a stream's last event says again."""
+
+
 def ending(reason: str | None, stop: Any) -> dict[str, Any]:
-    """stop_reason and stop_sequence."""
-    if reason == "tool_calls":
-        return {"stop_reason": "tool_use", "stop_sequence": None}
-    if reason == "length":
-        return {"stop_reason": "max_tokens", "stop_sequence": None}
-    if isinstance(stop, str):
-        return {"stop_reason": "stop_sequence", "stop_sequence": stop}
-    return {"stop_reason": "end_turn", "stop_sequence": None}
+    """Why it ended. There are no containers here, and refusals have no details."""
+    sequence = stop if isinstance(stop, str) and reason not in ("tool_calls", "length") else None
+    usual = "end_turn" if sequence is None else "stop_sequence"
+    kind = {"tool_calls": "tool_use", "length": "max_tokens"}.get(reason or "", usual)
+    return {"stop_reason": kind, "stop_sequence": sequence, "stop_details": None, "container": None}
 
 
 def head(chat: Chat, message_id: str) -> dict[str, Any]:
     """A message without content."""
-    return {"id": message_id, "type": "message", "role": "assistant", "model": chat.model, "content": []}
+    found = {"id": message_id, "type": "message", "role": "assistant", "model": chat.model, "content": []}
+    nothing = ("stop_reason", "stop_sequence", "stop_details", "container", "diagnostics")
+    return {**found, **dict.fromkeys(nothing)}
 
 
 async def whole(chat: Chat, message_id: str) -> dict[str, Any]:
     """The message with all its blocks."""
-    _, heard = await hear_all(chat)
+    said, heard = await hear_all(chat)
     blocks = Blocks(chat)
     blocks.take(heard.events)
     blocks.close()
     reason = heard.finish_reason if not blocks.called or heard.finish_reason == "length" else "tool_calls"
     done = {**head(chat, message_id), "content": blocks.whole(), **ending(reason, heard.stop_reason)}
-    return {**done, "usage": usage(chat)}
+    return {**done, "usage": usage(chat, said)}
 
 
 async def events(chat: Chat, message_id: str) -> AsyncIterator[bytes]:
     """message_start, blocks, message_delta, message_stop; an error ends the stream as an event."""
     try:
-        start = {**head(chat, message_id), "stop_reason": None, "stop_sequence": None, "usage": usage(chat)}
+        start, said = {**head(chat, message_id), "usage": usage(chat)}, Message()
         yield _event("message_start", {"message": start}) + _event("ping", {})
         blocks = Blocks(chat)
         async for heard in listen(chat):
             found = blocks.take(heard.events)
+            said.add(heard.events)
             if heard.finish_reason is not None:
                 found += blocks.close()
             if found:
                 yield b"".join(_event(item["type"], item) for item in found)
             if heard.finish_reason is not None:
                 reason = "tool_calls" if blocks.called and heard.finish_reason != "length" else heard.finish_reason
-                last = {"delta": ending(reason, heard.stop_reason), "usage": usage(chat)}
+                counted = usage(chat, said)
+                told = {name: counted[name] for name in _OF_DELTAS}
+                last = {"delta": ending(reason, heard.stop_reason), "usage": told}
                 yield _event("message_delta", last) + _event("message_stop", {})
     except Exception as error:
         yield _event("error", error_object(describe_error(error)))
@@ -147,10 +163,11 @@ class Blocks:
         if kind == "tool_use":
             self.called, self._arguments = True, ""
             block = {"type": kind, "id": self.chat.turn.call_id(event.id), "name": event.text, "input": {}}
+            block |= {"caller": {"type": "direct"}, "toolset_name": None}
         elif kind == "thinking":
             block = {"type": kind, "thinking": "", "signature": ""}
         else:
-            block = {"type": kind, "text": ""}
+            block = {"type": kind, "text": "", "citations": None}
         self._made.append(dict(block))
         return {"type": "content_block_start", "index": self.index, "content_block": block}
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import time
+
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from tokenmill.server.anthropic import answers
+from tokenmill.server.anthropic.models import models_answer
 from tokenmill.server.anthropic.schemas import CountRequest, MessagesRequest
 from tokenmill.server.context import Context
-from tokenmill.server.routing import Api, Work, body_size, json_answer, post, read_body
+from tokenmill.server.routing import Api, Work, body_size, get_with_header, json_answer, post, read_body
 from tokenmill.server.translated_chat import count_translated, open_translated
+
+HEADER = b"anthropic-version"
+"""Its clients send it with every request."""
 
 
 def add_routes(app: FastAPI, context: Context) -> None:
-    """/v1/messages and /v1/messages/count_tokens."""
+    """/v1/messages, /v1/messages/count_tokens, and /v1/models for Anthropic's clients."""
+    created = int(time.time())
 
     async def messages(request: Request) -> Response:
         """Answer a conversation."""
@@ -31,6 +38,12 @@ def add_routes(app: FastAPI, context: Context) -> None:
         body = await read_body(context, request, CountRequest)
         return json_answer({"input_tokens": await count_translated(context, body.prompt, size)})
 
+    async def models(request: Request) -> Response:
+        """The served models, or one of them."""
+        return models_answer(context, request, created)
+
+    for path in ("/v1/models", "/v1/models/{name:path}"):
+        get_with_header(app, path, models, HEADER)
     post(app, "/v1/messages", messages, MessagesRequest)
     post(app, "/v1/messages/count_tokens", count, CountRequest)
 

@@ -20,6 +20,7 @@ ANYWHERE: Reasons = {
         "a wish about speed: equal beginnings are found in the prefix cache by themselves",
         "prompt_cache_key",
         "prompt_cache_retention",
+        "prompt_cache_options",
         "cache_prompt",
         "cache_control",
         "id_slot",
@@ -59,6 +60,7 @@ GENERATING: Reasons = {
 }
 """In every request that makes text."""
 
+_COUNT = "the count does not depend on it"
 _ENFORCED = "a schema is enforced in any case"
 _KIND = "there is one kind, and others are refused"
 _ECHO = "part of what the server said earlier, and of no use in a prompt"
@@ -81,7 +83,7 @@ _PADDING: Reasons = _say("streams are not padded; true is OpenAI's default", "in
 _SHIFT: Reasons = _say("an answer ends where the context ends; true is the default of Ollama's clients", "shift")
 
 HARMLESS: dict[str, Reasons] = {
-    "openai.ChatRequest": GENERATING,
+    "openai.ChatRequest": {name: why for name, why in GENERATING.items() if name != "metadata"},
     "openai.CompletionRequest": GENERATING,
     "openai.EmbeddingRequest": ANYWHERE,
     "openai.TokenizeRequest": ANYWHERE,
@@ -103,14 +105,20 @@ HARMLESS: dict[str, Reasons] = {
     "openai.ToolCall": _say(_ECHO, "index"),
     "openai.Tool": _say("a wish about speed: equal beginnings are found by themselves", "cache_control"),
     "responses.ResponsesRequest": {**GENERATING, **_say("what lies in it is judged by itself", "stream_options")},
-    "responses.Item": _say(_ECHO, "id", "status", "summary", "encrypted_content", "phase"),
+    "responses.TalkRequest": {
+        **ANYWHERE,
+        **_say(_COUNT, "text", "tool_choice", "parallel_tool_calls", "truncation", "max_output_tokens", "temperature"),
+        **_say(_COUNT, "top_p", "store", "stream", "include", "background"),
+    },
+    "responses.CompactRequest": ANYWHERE,
+    "responses.Item": _say(_ECHO, "id", "status", "summary", "phase", "created_by", "caller", "namespace", "async"),
     "responses.Part": _say(_ECHO, "annotations", "logprobs"),
     "responses.Format": {**_say("a name for people", "name", "description"), **_say(_ENFORCED, "strict")},
     "anthropic.MessagesRequest": {**GENERATING, **_say(_KIND, "anthropic_version", "anthropic_beta", "betas")},
     "anthropic.CountRequest": {
         **GENERATING,
         **_say(_KIND, "anthropic_version", "anthropic_beta", "betas"),
-        **_say("the count does not depend on it", "tool_choice", "output_config", "max_tokens", "stream"),
+        **_say(_COUNT, "tool_choice", "output_config", "max_tokens", "stream"),
     },
     "anthropic.Turn": _say(_ECHO, "id", "type", "model", "stop_reason", "stop_sequence", "usage"),
     "anthropic.Block": {
@@ -118,7 +126,7 @@ HARMLESS: dict[str, Reasons] = {
         **_say("signatures are not verified", "signature"),
         **_say("thoughts that were hidden stay hidden", "data"),
         **_say("the result's text says what went wrong", "is_error"),
-        **_say(_ECHO, "caller"),
+        **_say(_ECHO, "caller", "toolset_name"),
     },
     "anthropic.ResultPart": _say("a wish about speed: equal beginnings are found by themselves", "cache_control"),
     "anthropic.Tool": {

@@ -5,10 +5,12 @@ Other headers pass in silence: browsers and proxies add them. Must not know: bod
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.inputs.look import Unknown, plain
+from tokenmill.server.pages import PAGED
 
 DONE_HEADERS: Mapping[str, str] = {
     "authorization": "the key",
@@ -18,6 +20,7 @@ DONE_HEADERS: Mapping[str, str] = {
     "host": "must be a name of this server",
     "origin": "must be allowed",
     "x-request-id": "the id of the answer",
+    "anthropic-version": "`/v1/models` answers as Anthropic does",
     "x-session-id": "as the field `session_id`",
     "x-vllm-priority": "as the field `priority`, and wins over it",
     "x-data-parallel-rank": "which engine",
@@ -43,7 +46,6 @@ HARMLESS_HEADERS: Mapping[str, str] = {
     "openai-organization": "whose account it is: there are none",
     "openai-project": "whose account it is: there are none",
     "openai-beta": "what a beta adds is a path or a field, which is judged by itself",
-    "anthropic-version": "there is one version",
     "anthropic-beta": "what a beta adds is a field or a block, which is judged by itself",
     "anthropic-dangerous-direct-browser-access": "`--allowed-origins` decides",
     "x-client-request-id": "a label of the client's own",
@@ -58,17 +60,25 @@ HARMLESS_HEADERS: Mapping[str, str] = {
 }
 QUERIES: Mapping[str, frozenset[str]] = {
     "/v1/responses/{response_id}": frozenset({"stream", "starting_after"}),
+    "/v1/responses/{response_id}/input_items": PAGED,
+    "/v1/conversations/{conversation_id}/items": PAGED,
+    "/v1/chat/completions": PAGED | {"model"},
+    "/v1/chat/completions/{completion_id}/messages": PAGED,
+    "/v1/models": frozenset({"after_id", "before_id", "limit"}),
     "/v1/engine": frozenset({"since"}),
     "/v1/requests": frozenset({"limit"}),
 }
 """Query parameters that are done, by path."""
+METADATA = re.compile(r"metadata\[(.{1,64})\]", re.DOTALL)
+"""Of lists of stored chats: only those with this entry."""
 HARMLESS_QUERIES: Mapping[str, str] = {
     "api-version": "there is one version",
     "beta": "what a beta adds is a field or a block, which is judged by itself",
+    "include": "what there is comes in any case",
+    "include[]": "what there is comes in any case",
 }
 REFUSED_QUERIES: Mapping[tuple[str, str], tuple[str, str]] = {
-    ("/v1/responses/{response_id}/input_items", name): ("the list comes whole, oldest first", neutral)
-    for name, neutral in {"limit": "", "order": "asc", "after": "", "before": ""}.items()
+    ("/v1/responses/{response_id}/input_items", "before"): ("lists go on after an entry, in either order", ""),
 }
 """(path, name) -> why it is refused, and the value that asks for nothing."""
 
@@ -82,6 +92,8 @@ def told_headers(headers: Mapping[str, str]) -> Iterator[str]:
 def judge_query(path: str, given: Mapping[str, str], unknown: Unknown) -> None:
     """Refuse what is refused by name, and collect what has no effect."""
     for name in given:
+        if path == "/v1/chat/completions" and METADATA.fullmatch(name):
+            continue
         if name in QUERIES.get(path, ()) or name in HARMLESS_QUERIES:
             continue
         refused = REFUSED_QUERIES.get((path, name))

@@ -18,6 +18,7 @@ from tokenmill.server.openai.schemas import (
     EmbeddingRequest,
     TokenizeRequest,
 )
+from tokenmill.server.openai.stored.keep import begin_keeping, kept_base
 from tokenmill.server.routing import Api, Work, get, json_answer, post, read_body, tenant, written_answer
 
 
@@ -29,11 +30,12 @@ def add_routes(app: FastAPI, context: Context) -> None:
         """Answer a conversation."""
         async with Work(context, request) as work:
             body = await work.read(ChatRequest)
-            opened = await chat.open_chat(context, body, work.job, work.base(body.request_id))
+            base = work.base(body.request_id)
+            opened = await chat.open_chat(context, body, work.job, kept_base(base) if body.store else base)
+            keeping = await begin_keeping(context, opened, body, tenant(request))
             if body.stream:
-                return work.stream(chat_stream.ChatStream(opened).chunks())
-            found = await opened.job.gather()
-            return await written_answer(context, work.job, partial(chat.whole_answer, opened, found))
+                return work.stream(keeping.stream(chat_stream.ChatStream(opened).chunks()))
+            return await keeping.whole(partial(chat.whole_answer, opened))
 
     async def text_completions(request: Request) -> Response:
         """Continue one or several prompts."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from tokenmill.core.request import MAX_LOGPROBS, MAX_N, MAX_STOP, MAX_STOP_CHARS
-from tokenmill.server.fields import MOST_IDS, MOST_MESSAGES, MOST_PARTS, MOST_TEXTS, MOST_TOOLS, Label, few
+from tokenmill.server.fields import MOST_IDS, MOST_MESSAGES, MOST_PARTS, MOST_TEXTS, MOST_TOOLS, Label, Metadata, few
 from tokenmill.structured.limits import MAX_ENUM
 
 STRICT = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
@@ -192,6 +192,8 @@ class ChatRequest(SamplingFields):
     separate_reasoning: bool = True
     thinking_token_budget: int | None = Field(None, ge=-1, le=2**31 - 1)
     return_prompt_text: bool | None = None
+    store: bool | None = None
+    metadata: Metadata | None = None
 
 
 TokenPrompt = Annotated[list[TokenId], few(MOST_IDS, 1)]

@@ -6,6 +6,7 @@ Must not know: engines, sockets, where responses are kept.
 from __future__ import annotations
 
 import copy
+import time
 from typing import Any
 
 import msgspec
@@ -19,6 +20,8 @@ from tokenmill.text.messages.message import Event, Message
 
 Events = list[dict[str, Any]]
 _ITEM = {"content": "message", "reasoning": "reasoning", "call": "function_call", "arguments": "function_call"}
+_FAILURES = {408: "server_error", 429: "rate_limit_exceeded"}
+"""The API knows few reasons why a response failed."""
 _PART = {"message": "output_text", "reasoning": "reasoning_text"}
 
 
@@ -59,10 +62,14 @@ class Growing:
             found.append(self._end(heard.finish_reason))
         return found
 
+    def pass_over(self, heard: Heard) -> Events:
+        """What one step added is not told; the end is."""
+        return [] if heard.finish_reason is None else [self._end("stop")]
+
     def fail(self, error: HttpError) -> Events:
         """It broke."""
         self.failure = error
-        kind = "server_error" if error.status >= 500 else "invalid_request"
+        kind = _FAILURES.get(error.status, "server_error" if error.status >= 500 else "invalid_prompt")
         self.response |= {"status": "failed", "error": {"code": kind, "message": error.message}}
         return [self._snapshot("response.failed")]
 
@@ -163,8 +170,9 @@ class Growing:
     def _end(self, reason: str) -> dict[str, Any]:
         short = reason == "length"
         self.response["status"] = "incomplete" if short else "completed"
+        self.response["completed_at"] = None if short else int(time.time())
         self.response["incomplete_details"] = {"reason": "max_output_tokens"} if short else None
-        self.response["usage"] = _usage(self.chat, self.said)
+        self.response["usage"] = usage_object(self.chat.usage(self.said.reasoning))
         return self._snapshot("response.incomplete" if short else "response.completed")
 
     def _snapshot(self, kind: str) -> dict[str, Any]:
@@ -187,28 +195,43 @@ def _part(kind: str) -> dict[str, Any]:
     return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
 
 
-def _usage(chat: Chat, said: Message) -> dict[str, Any]:
-    found = chat.usage(said.reasoning)
-    reasoning = found.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
+def usage_object(found: dict[str, Any]) -> dict[str, Any]:
+    """A chat's usage in this API's words. All of a prompt is written into the cache: nothing is counted for that."""
     return {
         "input_tokens": found["prompt_tokens"],
-        "input_tokens_details": {"cached_tokens": found["prompt_tokens_details"]["cached_tokens"]},
+        "input_tokens_details": {
+            "cached_tokens": found["prompt_tokens_details"]["cached_tokens"],
+            "cache_write_tokens": 0,
+        },
         "output_tokens": found["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": reasoning},
+        "output_tokens_details": {
+            "reasoning_tokens": found.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
+        },
         "total_tokens": found["total_tokens"],
     }
+
+
+ABSENT = (
+    *("access_programs", "image", "input_transformations", "max_tool_calls", "moderation", "prompt"),
+    *("prompt_cache_diagnostics", "prompt_cache_options", "tool_usage"),
+)
+"""Fields of the API's own response that stand for what is not here: they are null."""
 
 
 def _head(chat: Chat, body: ResponsesRequest, response_id: str) -> dict[str, Any]:
     """A response without output, with what was asked."""
     params = next(iter(chat.job.tasks.values())).request.params
-    thinking = body.reasoning
+    thinking, retention = body.reasoning, body.prompt_cache_retention
+    conversation = body.conversation_id
+    form = body.text.format if body.text else None
     return {
         "id": response_id,
         "object": "response",
         "created_at": chat.created,
         "status": "queued",
         "background": bool(body.background),
+        "completed_at": None,
+        "conversation": {"id": conversation} if conversation else None,
         "error": None,
         "incomplete_details": None,
         "instructions": _fixed(body.instructions),
@@ -217,20 +240,27 @@ def _head(chat: Chat, body: ResponsesRequest, response_id: str) -> dict[str, Any
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
+        "prompt_cache_retention": "in_memory" if retention == "in-memory" else retention,
         "reasoning": {"effort": thinking.effort if thinking else None, "summary": None},
+        "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         "store": body.store is not False,
         "temperature": params.temperature,
-        "text": _fixed({"format": (body.text.format if body.text else None) or {"type": "text"}}),
+        "text": _fixed({"format": form or {"type": "text"}, "verbosity": None}),
         "tool_choice": _fixed(body.tool_choice or "auto"),
-        "tools": _fixed(body.tools or []),
+        "tools": _fixed([{**_TOOL, **tool} for tool in body.tools or ()]),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": params.top_p,
         "truncation": body.truncation or "disabled",
         "usage": None,
         "user": body.user,
         "metadata": body.metadata or {},
+        **dict.fromkeys(ABSENT),
     }
+
+
+_TOOL: dict[str, Any] = {"description": None, "parameters": None, "strict": None}
 
 
 def _fixed(value: Any) -> msgspec.Raw:

@@ -7,66 +7,57 @@ from __future__ import annotations
 
 import asyncio
 import re
-import uuid
 from collections.abc import AsyncIterator
-from functools import partial
-from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from tokenmill.server.context import Context
-from tokenmill.server.errors import HttpError, describe_error
-from tokenmill.server.job import Job
-from tokenmill.server.responses.answers import Events, Growing
-from tokenmill.server.responses.schemas import ResponsesRequest, joined, read_talk
-from tokenmill.server.responses.store import Kept, Store
-from tokenmill.server.routing import Api, Work, get, json_answer, post, tenant
+from tokenmill.server.errors import HttpError
+from tokenmill.server.pages import listed, read_page
+from tokenmill.server.responses.conversations import PATH as CONVERSATIONS
+from tokenmill.server.responses.conversations import add_conversations
+from tokenmill.server.responses.kept import KeptResponse
+from tokenmill.server.responses.readers import add_readers
+from tokenmill.server.responses.runs import Run, events, open_run, settle, write
+from tokenmill.server.responses.schemas import ResponsesRequest
+from tokenmill.server.responses.socket import Conversing
+from tokenmill.server.routing import Api, Work, delete, get, json_answer, post, tenant
 from tokenmill.server.sse import EventStream
-from tokenmill.server.translated_chat import listen, open_translated
+from tokenmill.server.websockets.socket import Patience
+from tokenmill.server.websockets.upgrade import upgraded
 
-encode = msgspec.json.Encoder().encode
+PATH = "/v1/responses"
 
 
 def add_routes(app: FastAPI, context: Context) -> None:
     """Create, get, follow, cancel, delete, and list the input of responses."""
-    store = Store()
     tasks: set[asyncio.Task[None]] = set()
 
     async def create(request: Request) -> Response:
         """Answer, now or in the background."""
         async with Work(context, request) as work:
             body = await work.read(ResponsesRequest)
-            body.check()
-            context.metrics.kept.set_function(lambda: store.size)
-            name, before = f"resp_{uuid.uuid4().hex}", b"[]"
-            if body.previous_response_id:
-                before = store.find(body.previous_response_id, tenant(request)).messages
-            work.job.size += len(before)
-            talk = await context.bodies.run_in_thread(work.job.size, lambda: read_talk(body, before))
-            chat = await open_translated(context, lambda: body.fields(talk.messages), work.job, work.base())
-            chat.kind = "responses"
-            growing = Growing(chat, body, name)
-            show = partial(encode, growing.response)
-            kept = Kept(tenant(request), name, bool(body.background), talk.items, talk.encoded, show)
-            if body.store is not False:
-                store.add(kept)
+            run = await open_run(context, work.job, body, work.base())
             if body.background:
                 work.detach()
-                kept.task = asyncio.get_running_loop().create_task(_write_answer(store, growing, kept))
-                tasks.add(kept.task)  # the loop itself keeps weak references only
-                kept.task.add_done_callback(tasks.discard)
-                kept.task.add_done_callback(lambda _: _settle(work.job, growing, kept))
-                return EventStream(kept.follow(), _nothing) if body.stream else json_answer(growing.response)
+                return _detached(run, tasks, stream=bool(body.stream))
             if body.stream:
-                return work.stream(_foreground(store, growing, kept))
-            await _write_answer(store, growing, kept)
-            return _answer(growing)
+                return work.stream(_foreground(run))
+            await write(run)
+            return _answer(run)
+
+    async def connect(request: Request) -> Response:
+        """The same over a WebSocket."""
+        context.gate.peek()
+        config = context.config
+        patience = Patience(config.limits.max_body_bytes, config.patience.read_timeout)
+        return upgraded(request, patience, context.bodies, Conversing(context, request))
 
     async def read(request: Request) -> Response:
         """A kept response, or with `stream=true` its events after `starting_after`."""
-        kept = store.find(request.path_params["response_id"], tenant(request))
+        kept = context.store.find(KeptResponse, request.path_params["response_id"], tenant(request))
         if request.query_params.get("stream") != "true":
             return _shown(kept)
         after = request.query_params.get("starting_after")
@@ -76,7 +67,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
     async def cancel(request: Request) -> Response:
         """End a background response."""
-        kept = store.find(request.path_params["response_id"], tenant(request))
+        kept = context.store.find(KeptResponse, request.path_params["response_id"], tenant(request))
         if not kept.background:
             raise HttpError(400, "Only responses with background = true can be cancelled.", param="response_id")
         if kept.task is not None and not kept.ended:
@@ -84,95 +75,59 @@ def add_routes(app: FastAPI, context: Context) -> None:
             await asyncio.wait([kept.task])
         return _shown(kept)
 
-    async def delete(request: Request) -> Response:
+    async def forget(request: Request) -> Response:
         """Forget a response."""
         name = request.path_params["response_id"]
-        store.delete(name, tenant(request))
+        context.store.delete(KeptResponse, name, tenant(request))
         return json_answer({"id": name, "object": "response", "deleted": True})
 
     async def items(request: Request) -> Response:
-        """What a response was asked."""
-        kept = store.find(request.path_params["response_id"], tenant(request))
+        """What a response was asked, the newest first."""
+        kept = context.store.find(KeptResponse, request.path_params["response_id"], tenant(request))
+        page = read_page(request.query_params)
 
-        def listed() -> Response:
-            found = [{"id": f"item_{i}", **item} for i, item in enumerate(msgspec.json.decode(kept.items))]
-            edges = {"first_id": found[0]["id"], "last_id": found[-1]["id"]} if found else {}
-            return json_answer({"object": "list", "data": found, "has_more": False, **edges})
+        def shown() -> Response:
+            return json_answer(listed(msgspec.json.decode(kept.items), page, lambda item: str(item["id"]), dict))
 
-        return await context.bodies.run_in_thread(len(kept.items), listed)
+        return await context.bodies.run_in_thread(len(kept.items), shown)
 
-    post(app, "/v1/responses", create, ResponsesRequest)
-    get(app, "/v1/responses/{response_id}", read)
-    get(app, "/v1/responses/{response_id}/input_items", items)
-    app.add_api_route("/v1/responses/{response_id}", delete, methods=["DELETE"], response_class=Response)
-    app.add_api_route("/v1/responses/{response_id}/cancel", cancel, methods=["POST"], response_class=Response)
-
-
-RESPONSES = Api(add_routes, generating=frozenset({"/v1/responses"}))
-
-
-async def _write_answer(store: Store, growing: Growing, kept: Kept) -> None:
-    """To the end, with every event kept."""
-    async for _ in _events(store, growing, kept):
-        pass
+    post(app, PATH, create, ResponsesRequest)
+    get(app, PATH, connect, documented=False)
+    add_readers(app, context)
+    get(app, f"{PATH}/{{response_id}}", read)
+    get(app, f"{PATH}/{{response_id}}/input_items", items)
+    delete(app, f"{PATH}/{{response_id}}", forget)
+    app.add_api_route(f"{PATH}/{{response_id}}/cancel", cancel, methods=["POST"], response_class=Response)
+    add_conversations(app, context)
 
 
-async def _foreground(store: Store, growing: Growing, kept: Kept) -> AsyncIterator[bytes]:
-    async for events in _events(store, growing, kept):
-        if events:
-            yield b"".join(events)
+RESPONSES = Api(add_routes, generating=frozenset({PATH, f"{PATH}/compact"}), prefixes=(PATH, CONVERSATIONS))
 
 
-async def _events(store: Store, growing: Growing, kept: Kept) -> AsyncIterator[list[bytes]]:
-    """What happens, step by step; whatever happens, the kept response ends with it."""
-    whole: bytes | None = None
-    try:
-        yield _tell(store, kept, growing.begin())
-        async for heard in listen(growing.chat):
-            yield _tell(store, kept, growing.take(heard))
-        whole = joined(kept.messages, growing.message())
-    except asyncio.CancelledError:
-        growing.cancel()
-        raise
-    except Exception as error:
-        yield _tell(store, kept, growing.fail(describe_error(error)))
-    finally:
-        if growing.response["status"] == "in_progress":
-            growing.cancel()
-        kept.end(whole)
-        store.weigh(kept)
+def _detached(run: Run, tasks: set[asyncio.Task[None]], *, stream: bool) -> Response:
+    """The run goes on by itself."""
+    task = run.kept.task = asyncio.get_running_loop().create_task(write(run))
+    tasks.add(task)  # the loop itself keeps weak references only
+    task.add_done_callback(tasks.discard)
+    task.add_done_callback(lambda _: settle(run))
+    return EventStream(run.kept.follow(), _nothing) if stream else json_answer(run.growing.response)
 
 
-def _tell(store: Store, kept: Kept, events: Events) -> list[bytes]:
-    """What has happened, encoded once for everybody who reads it."""
-    told = [_event(event) for event in events]
-    if store.holds(kept):
-        kept.tell(told)
-        store.weigh(kept)
-    return told
+async def _foreground(run: Run) -> AsyncIterator[bytes]:
+    async for told in events(run):
+        if told:
+            yield b"".join(told)
 
 
-def _settle(job: Job, growing: Growing, kept: Kept) -> None:
-    """A background run is over, perhaps before it began."""
-    job.close()
-    if not kept.ended:
-        growing.cancel()
-        kept.end()
-
-
-def _answer(growing: Growing) -> Response:
+def _answer(run: Run) -> Response:
     """The whole response; a failure is an HTTP error while somebody waits."""
-    if growing.failure is not None:
-        raise growing.failure
-    return json_answer(growing.response)
+    if run.growing.failure is not None:
+        raise run.growing.failure
+    return json_answer(run.growing.response)
 
 
-def _shown(kept: Kept) -> Response:
+def _shown(kept: KeptResponse) -> Response:
     return Response(kept.show(), media_type="application/json")
-
-
-def _event(event: dict[str, Any]) -> bytes:
-    return b"event: " + event["type"].encode() + b"\ndata: " + encode(event) + b"\n\n"
 
 
 def _nothing() -> None:

@@ -1,0 +1,71 @@
+"""GET /v1/models as Anthropic answers it: for requests with its header. Owns: the shape of a model and of their list.
+
+Must not know: engines, how OpenAI words the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import Request
+from starlette.responses import Response
+
+from tokenmill.server.anthropic.answers import error_object
+from tokenmill.server.context import Context
+from tokenmill.server.errors import HttpError, quoted
+from tokenmill.server.pages import read_limit
+from tokenmill.server.routing import json_answer
+
+MOST = 1000
+
+
+def models_answer(context: Context, request: Request, created: int) -> Response:
+    """All models, or the one whose name the path has; what is wrong is worded as Anthropic does."""
+    try:
+        name = request.path_params.get("name")
+        if name is not None:
+            return json_answer(_card(context, context.check_model(name), created))
+        return json_answer(_listed(context, request.query_params, created))
+    except HttpError as error:
+        return json_answer(error_object(error), error.status)
+
+
+def _card(context: Context, name: str, created: int) -> dict[str, Any]:
+    longest = context.backend.info.max_model_len
+    return {
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+        "max_input_tokens": longest,
+        "max_tokens": longest,
+        "capabilities": None,
+        "line": None,
+        "deprecated_at": None,
+        "retires_at": None,
+    }
+
+
+def _listed(context: Context, query: Mapping[str, str], created: int) -> dict[str, Any]:
+    names, limit = list(context.backend.info.names), read_limit(query, MOST)
+    after, before = query.get("after_id"), query.get("before_id")
+    if after is not None and before is not None:
+        raise HttpError(400, "Give after_id or before_id, not both.", param="after_id")
+    left, more = names, False
+    if before is not None:
+        left = names[: _place(names, before)]
+        more, left = len(left) > limit, left[-limit:]
+    else:
+        left = names[_place(names, after) + 1 :] if after is not None else names
+        more, left = len(left) > limit, left[:limit]
+    ends = {"first_id": left[0], "last_id": left[-1]} if left else {"first_id": None, "last_id": None}
+    return {"data": [_card(context, name, created) for name in left], "has_more": more, **ends}
+
+
+def _place(names: list[str], name: str) -> int:
+    if name not in names:
+        raise HttpError(400, f"There is no model {quoted(name)} in this list to go on from.", param="after_id")
+    return names.index(name)

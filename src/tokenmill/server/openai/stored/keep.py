@@ -1,0 +1,97 @@
+"""A chat on its way into the store. Owns: its place there from the beginning, so that a full store refuses it before
+any work, and its end, whole or not.
+
+Must not know: paths, how answers are made.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from tokenmill.server.context import Context
+from tokenmill.server.job import Gathered
+from tokenmill.server.openai.chat import Chat
+from tokenmill.server.openai.schemas import ChatRequest
+from tokenmill.server.openai.stored.kept import KeptChat, stored_messages
+from tokenmill.server.openai.stored.streamed import completion_of
+from tokenmill.server.routing import written_answer
+from tokenmill.server.store import MOST_BYTES_EACH
+
+_PLAIN = re.compile(r"[A-Za-z0-9._~-]+")
+
+
+def kept_base(base: str) -> str:
+    """An id that can stand in a path."""
+    return base if _PLAIN.fullmatch(base) else uuid.uuid4().hex
+
+
+class Keeping:
+    """What becomes of one chat; without `store` nothing does."""
+
+    def __init__(self, context: Context, chat: Chat, kept: KeptChat | None) -> None:
+        self.context, self.chat, self.kept = context, chat, kept
+
+    def end(self, answer: bytes | None) -> None:
+        """It is whole, or (None) will never be."""
+        kept, store = self.kept, self.context.store
+        if kept is None:
+            return
+        if answer is None:
+            store.drop(kept)
+        else:
+            kept.answer = answer
+            store.weigh(kept)
+
+    async def whole(self, make: Callable[[Gathered], Any]) -> Response:
+        """The answer, when all of it is there."""
+        answer: bytes | None = None
+        try:
+            found = await self.chat.job.gather()
+            response = await written_answer(self.context, self.chat.job, lambda: make(found))
+            answer = bytes(response.body)
+            return response
+        finally:
+            self.end(answer)
+
+    async def stream(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The same chunks; when all have been taken, what they say is kept."""
+        if self.kept is None:
+            async for data in chunks:
+                yield data
+            return
+        said = bytearray()
+        answer: bytes | None = None
+        try:
+            async for data in chunks:
+                if len(said) <= MOST_BYTES_EACH:
+                    said += data
+                    self.kept.held = len(said)
+                    self.context.store.weigh(self.kept)
+                yield data
+            if len(said) <= MOST_BYTES_EACH:
+                answer = await self.context.bodies.run_in_thread(len(said), lambda: self._whole(bytes(said)))
+        finally:
+            self.end(answer)
+
+    def _whole(self, said: bytes) -> bytes | None:
+        found = completion_of(said)
+        if found is None:
+            return None
+        reasoning = "".join(choice["message"].get("reasoning", "") for choice in found["choices"])
+        return msgspec.json.encode({**found, "usage": found.get("usage") or self.chat.usage(reasoning)})
+
+
+async def begin_keeping(context: Context, chat: Chat, body: ChatRequest, owner: str) -> Keeping:
+    """Take a place in the store, if the request asks for it; refused when there is none."""
+    if not body.store:
+        return Keeping(context, chat, None)
+    messages = await context.bodies.run_in_thread(chat.job.size, lambda: stored_messages(body, chat.id))
+    kept = KeptChat(owner, chat.id, chat.model, messages, dict(body.metadata or {}))
+    context.store.add(kept)
+    return Keeping(context, chat, kept)

@@ -1,0 +1,76 @@
+"""Responses that are kept. Owns: their events, whoever follows them, and runs that go on without their client.
+
+Must not know: HTTP, shapes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from tokenmill.server.store import OBJECTS, Kept
+
+_EVENT = 160
+"""What the objects around an event's bytes weigh."""
+
+
+@dataclass(slots=True, eq=False)
+class KeptResponse(Kept):
+    """One response. `items`, `messages` (the conversation up to it) and `events` are encoded; `show` encodes what it
+    looks like now."""
+
+    kind: ClassVar[str] = "response"
+    param: ClassVar[str] = "response_id"
+    background: bool
+    items: bytes
+    messages: bytes
+    show: Callable[[], bytes]
+    events: list[bytes] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+    ended: bool = False
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    told: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return OBJECTS + len(self.items) + len(self.messages) + self.told
+
+    @property
+    def busy(self) -> bool:
+        """Does it still run?"""
+        return not self.ended
+
+    def dropped(self) -> None:
+        """A run in progress ends."""
+        if self.task is not None:
+            self.task.cancel()
+
+    def tell(self, events: list[bytes]) -> None:
+        """More has happened."""
+        self.events += events
+        self.told += sum(map(len, events)) + _EVENT * len(events)
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def end(self, messages: bytes | None = None) -> None:
+        """Nothing more will happen; `messages`: the conversation with its answer."""
+        shown = self.show()
+        self.show = lambda: shown
+        self.messages = messages or self.messages
+        self.told += len(shown)
+        self.ended = True
+        self.tell([])
+
+    async def follow(self, after: int = -1) -> AsyncIterator[bytes]:
+        """Events whose number is greater than `after`, until the end."""
+        place = after + 1
+        while True:
+            while place < len(self.events):
+                yield self.events[place]
+                place += 1
+            if self.ended:
+                return
+            await self.changed.wait()

@@ -1,0 +1,164 @@
+"""One response from its request to its end. Owns: what it goes on with, what is kept of it, and its events, whoever
+listens: a waiting client, a stream, a socket, or nobody.
+
+Must not know: paths, how answers are made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from tokenmill.server.context import Context
+from tokenmill.server.errors import describe_error
+from tokenmill.server.job import Job
+from tokenmill.server.responses.answers import Events, Growing
+from tokenmill.server.responses.conversation import Conversation, encoded_items
+from tokenmill.server.responses.kept import KeptResponse
+from tokenmill.server.responses.schemas import ResponsesRequest, Talk, TalkRequest, joined, read_talk
+from tokenmill.server.store import Store
+from tokenmill.server.translated_chat import listen, open_translated
+
+encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What a request goes on with: messages of a response, or items of a conversation, both encoded."""
+
+    messages: bytes = b"[]"
+    items: bytes = b"[]"
+    conversation: Conversation | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes that are read again."""
+        return len(self.messages) + len(self.items)
+
+
+@dataclass(slots=True)
+class Run:
+    """A response that has been sent to the engine."""
+
+    store: Store
+    job: Job
+    growing: Growing
+    kept: KeptResponse
+    conversation: Conversation | None = None
+    silent: bool = False
+    """The input is read, and nothing is said."""
+
+
+def find_earlier(store: Store, body: TalkRequest, owner: str, recent: KeptResponse | None = None) -> Earlier:
+    """What the request names; 404 for what is not there. `recent`: a response that is not kept, but still at hand."""
+    if body.previous_response_id:
+        if recent is not None and recent.id == body.previous_response_id:
+            return Earlier(recent.messages)
+        return Earlier(store.find(KeptResponse, body.previous_response_id, owner).messages)
+    if body.conversation_id:
+        conversation = store.find(Conversation, body.conversation_id, owner)
+        return Earlier(items=conversation.encoded(), conversation=conversation)
+    return Earlier()
+
+
+async def open_run(
+    context: Context,
+    job: Job,
+    body: ResponsesRequest,
+    base: str,
+    recent: KeptResponse | None = None,
+    *,
+    silent: bool = False,
+) -> Run:
+    """Read, check, keep and send; raises before anything is answered. `silent`: only the input is read."""
+    body.check()
+    store, owner, name = context.store, job.tenant, f"resp_{uuid.uuid4().hex}"
+    earlier = find_earlier(store, body, owner, recent)
+    job.size += earlier.size
+    talk = await _read(context, job, body, earlier)
+    if earlier.conversation is not None:
+        earlier.conversation.check_count(len(body.items()))
+        store.check(earlier.conversation, len(talk.items))
+    least = {"max_completion_tokens": 1} if silent else {}
+    chat = await open_translated(context, lambda: body.fields(talk.messages) | least, job, base)
+    chat.kind = "responses"
+    growing = Growing(chat, body, name)
+    kept = KeptResponse(owner, name, bool(body.background), talk.items, talk.encoded, partial(encode, growing.response))
+    if body.store is not False:
+        store.add(kept)
+    if earlier.conversation is not None:
+        earlier.conversation.writers += 1
+    return Run(store, job, growing, kept, earlier.conversation, silent)
+
+
+async def _read(context: Context, job: Job, body: TalkRequest, earlier: Earlier) -> Talk:
+    return await context.bodies.run_in_thread(job.size, lambda: read_talk(body, earlier.messages, earlier.items))
+
+
+async def write(run: Run) -> None:
+    """To the end, with every event kept."""
+    async for _ in events(run):
+        pass
+
+
+async def events(run: Run) -> AsyncIterator[list[bytes]]:
+    """What happens, step by step; whatever happens, the kept response ends with it."""
+    whole: bytes | None = None
+    growing, kept = run.growing, run.kept
+    try:
+        yield _tell(run, growing.begin())
+        async for heard in listen(growing.chat):
+            yield _tell(run, growing.take(heard) if not run.silent else growing.pass_over(heard))
+        whole = joined(kept.messages, growing.message()) if not run.silent else kept.messages
+    except asyncio.CancelledError:
+        growing.cancel()
+        raise
+    except Exception as error:
+        yield _tell(run, growing.fail(describe_error(error)))
+    finally:
+        if growing.response["status"] == "in_progress":
+            growing.cancel()
+        end(run, whole)
+
+
+def end(run: Run, messages: bytes | None = None) -> None:
+    """Nothing more happens; what was said joins the conversation if it is whole. May be called twice."""
+    kept, conversation = run.kept, run.conversation
+    if kept.ended:
+        return
+    kept.end(messages)
+    run.store.weigh(kept)
+    if conversation is None:
+        return
+    conversation.writers -= 1
+    if messages is not None and run.store.holds(conversation):
+        said = msgspec.json.decode(kept.items) + run.growing.response["output"]
+        conversation.add(encoded_items(said))
+        run.store.weigh(conversation)
+
+
+def settle(run: Run) -> None:
+    """A background run is over, perhaps before it began."""
+    run.job.close()
+    if not run.kept.ended:
+        run.growing.cancel()
+        end(run)
+
+
+def _tell(run: Run, found: Events) -> list[bytes]:
+    """What has happened, encoded once for everybody who reads it."""
+    told = [_event(event) for event in found]
+    if run.store.holds(run.kept):
+        run.kept.tell(told)
+        run.store.weigh(run.kept)
+    return told
+
+
+def _event(event: dict[str, Any]) -> bytes:
+    return b"event: " + event["type"].encode() + b"\ndata: " + encode(event) + b"\n\n"

@@ -1,0 +1,95 @@
+"""The Responses API over one WebSocket. Owns: its messages, one response after the other, and errors as events.
+
+`response.create` holds what a request holds; `generate: false` only reads the input, so that the next answer begins
+sooner. With `store: false` the last response can still be gone on with, on the same connection. Must not know: frames.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import Request
+
+from tokenmill.core.errors import ParameterError
+from tokenmill.server.bodies import Parcel
+from tokenmill.server.context import Context
+from tokenmill.server.errors import HttpError, describe_error, error_object, quoted
+from tokenmill.server.fields import MOST_LABEL
+from tokenmill.server.responses.kept import KeptResponse
+from tokenmill.server.responses.runs import events, open_run
+from tokenmill.server.responses.schemas import ResponsesRequest
+from tokenmill.server.routing import Work
+from tokenmill.server.websockets.socket import WebSocket
+
+encode = msgspec.json.Encoder().encode
+_DATA = b"\ndata: "
+
+
+class Conversing:
+    """One connection's talk."""
+
+    def __init__(self, context: Context, request: Request) -> None:
+        self.context, self.request = context, request
+        self.recent: KeptResponse | None = None
+        self.number = 0
+        self.stream_id: str | None = None
+        self.generate = True
+
+    async def __call__(self, socket: WebSocket) -> None:
+        """Answer messages until there are no more."""
+        while (parcel := await socket.receive()) is not None:
+            self.stream_id, self.generate = None, True
+            try:
+                await self._answer(socket, parcel)
+            except Exception as error:
+                await self._say(socket, encode(self._error(describe_error(error))))
+            finally:
+                parcel.release()
+
+    async def _answer(self, socket: WebSocket, parcel: Parcel) -> None:
+        message = self._as_request(parcel)
+        async with Work(self.context, message) as work:
+            body = await work.read(ResponsesRequest, self._envelope)
+            if body.background:
+                raise ParameterError("background runs begin with POST /v1/responses.", param="background")
+            silent = not self.generate
+            run = await open_run(self.context, work.job, body, work.base(), self.recent, silent=silent)
+            async for told in events(run):
+                for event in told:
+                    await self._say(socket, event[event.index(_DATA) + len(_DATA) : -2])
+            self.recent = run.kept
+
+    def _as_request(self, parcel: Parcel) -> Request:
+        """A message stands for a request of its own, with the headers of the handshake."""
+        state = self.request.scope["state"]
+        self.number += 1
+        own = {**state, "body": parcel, "request_id": f"{state['request_id']}-{self.number}", "warnings": []}
+        return Request({**self.request.scope, "state": own, "query_string": b""})
+
+    def _envelope(self, raw: dict[str, Any]) -> None:
+        """What a message has besides a request's fields."""
+        kind, stream_id, generate = raw.pop("type", None), raw.pop("stream_id", None), raw.pop("generate", None)
+        raw.pop("stream", None)  # there is nothing else here
+        if isinstance(stream_id, str) and len(stream_id) <= MOST_LABEL:
+            self.stream_id = stream_id
+        elif stream_id is not None:
+            raise ParameterError(f"stream_id must be a string of at most {MOST_LABEL} characters.", param="stream_id")
+        if kind != "response.create":
+            raise ParameterError(f"Messages are of type 'response.create' here, not {quoted(kind)}.", param="type")
+        if not isinstance(generate, bool | None):
+            raise ParameterError("generate must be true or false.", param="generate")
+        self.generate = generate is not False
+
+    async def _say(self, socket: WebSocket, text: bytes) -> None:
+        if self.stream_id is not None:
+            text = text[:-1] + b',"stream_id":' + encode(self.stream_id) + b"}"
+        await socket.send(text)
+
+    @staticmethod
+    def _error(found: HttpError) -> dict[str, Any]:
+        said = error_object(found.status, found.message, found.param)["error"]
+        code = said["code"] if isinstance(said["code"], str) else None
+        if found.status == 404 and found.param == KeptResponse.param:
+            code, said["param"] = "previous_response_not_found", "previous_response_id"
+        return {"type": "error", "status": found.status, "error": {**said, "code": code}}

@@ -1,0 +1,158 @@
+"""What is kept for later, of every API. Owns: who may see it, how much of it there is, and what makes room for more.
+
+What is kept is kept as encoded bytes and counts as such. When it is too much, the key that keeps most loses what it
+used least recently: no key can push out another's. Must not know: HTTP, what any API keeps.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import ClassVar, TypeVar
+
+from tokenmill.core.errors import TooLargeError
+from tokenmill.server.errors import HttpError
+
+MOST = 4096
+"""Things of all kinds and keys."""
+MOST_BYTES = 256 << 20
+MOST_BYTES_EACH = 32 << 20
+"""Of one thing when it begins or is added to; an answer comes on top."""
+OBJECTS = 2048
+"""What the objects around one thing's bytes weigh."""
+
+
+@dataclass(slots=True, eq=False)
+class Kept:
+    """One thing under its owner's key and id; the store alone changes `number` and `weight`."""
+
+    kind: ClassVar[str] = "thing"
+    param: ClassVar[str] = "id"
+    """What requests call its id."""
+    owner: str
+    id: str
+    number: int = field(default=0, init=False)
+    """Its place in the order of creation."""
+    weight: int | None = field(default=None, init=False)
+    """What the store counts for it; None: it is not in the store."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return OBJECTS
+
+    @property
+    def busy(self) -> bool:
+        """Is something still writing to it? Then it does not make room for others."""
+        return False
+
+    def dropped(self) -> None:
+        """It was deleted by its owner: whatever runs for it ends."""
+
+
+K = TypeVar("K", bound=Kept)
+
+
+@dataclass(slots=True)
+class Shelf:
+    """One key's things, the least recently used first."""
+
+    kept: OrderedDict[str, Kept] = field(default_factory=OrderedDict)
+    size: int = 0
+
+
+class Store:
+    """Things by key and id, bounded in number and size."""
+
+    def __init__(self, most: int = MOST, most_bytes: int = MOST_BYTES) -> None:
+        self.most, self.most_bytes = most, most_bytes
+        self.shelves: dict[str, Shelf] = {}
+        self._made = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of all."""
+        return sum(shelf.size for shelf in self.shelves.values())
+
+    def __len__(self) -> int:
+        return sum(len(shelf.kept) for shelf in self.shelves.values())
+
+    def add(self, kept: Kept) -> None:
+        """Keep one; others that nothing writes to make room. One of the same key and id is replaced."""
+        self.check(kept, 0)
+        shelf = self.shelves.setdefault(kept.owner, Shelf())
+        if kept.id in shelf.kept:
+            self.drop(shelf.kept[kept.id])
+            shelf = self.shelves.setdefault(kept.owner, Shelf())
+        self._made += 1
+        kept.number, kept.weight = self._made, 0
+        shelf.kept[kept.id] = kept
+        self.weigh(kept)
+        if self._over():
+            self.drop(kept)
+            raise HttpError(503, "All that fits is still being written; try again.", retry_after=5)
+
+    def check(self, kept: Kept, more: int) -> None:
+        """Refuse what would be too large with so many more bytes."""
+        size = kept.size + more
+        if size > min(MOST_BYTES_EACH, self.most_bytes):
+            raise TooLargeError(f"A {kept.kind} of {size >> 20} MiB is too large to be kept.", param=kept.param)
+
+    def weigh(self, kept: Kept) -> None:
+        """One has grown or shrunk."""
+        if kept.weight is None:
+            return
+        size = kept.size
+        self.shelves[kept.owner].size += size - kept.weight
+        kept.weight = size
+        while self._over():
+            victim = self._victim(kept)
+            if victim is None:
+                return
+            self.drop(victim)
+
+    def holds(self, kept: Kept) -> bool:
+        """May anybody ask for it?"""
+        return kept.weight is not None
+
+    def find(self, kind: type[K], name: str, owner: str) -> K:
+        """One that this key made; 404 otherwise."""
+        shelf = self.shelves.get(owner)
+        found = None if shelf is None else shelf.kept.get(name)
+        if shelf is None or not isinstance(found, kind):
+            text = f"There is no {kind.kind} {name[:100]!r} here, or it is too long ago."
+            raise HttpError(404, text, param=kind.param)
+        shelf.kept.move_to_end(name)
+        return found
+
+    def all(self, kind: type[K], owner: str) -> list[K]:
+        """All that this key keeps of a kind, the oldest first."""
+        shelf = self.shelves.get(owner, Shelf())
+        return sorted((k for k in shelf.kept.values() if isinstance(k, kind)), key=lambda kept: kept.number)
+
+    def delete(self, kind: type[K], name: str, owner: str) -> None:
+        """Forget one; what runs for it ends."""
+        kept = self.find(kind, name, owner)
+        kept.dropped()
+        self.drop(kept)
+
+    def drop(self, kept: Kept) -> None:
+        """Keep one no longer, if it is kept."""
+        if kept.weight is None:
+            return
+        shelf = self.shelves[kept.owner]
+        shelf.size -= kept.weight
+        kept.weight = None
+        del shelf.kept[kept.id]
+        if not shelf.kept:
+            del self.shelves[kept.owner]
+
+    def _over(self) -> bool:
+        return len(self) > self.most or self.size > self.most_bytes
+
+    def _victim(self, keep: Kept) -> Kept | None:
+        """The least recently used of the key that keeps most; what is still written to stays."""
+        crowded = len(self) > self.most
+        shelves = sorted(self.shelves.values(), key=lambda s: len(s.kept) if crowded else s.size, reverse=True)
+        idle = (kept for shelf in shelves for kept in shelf.kept.values() if not kept.busy and kept is not keep)
+        return next(idle, None)

@@ -1,0 +1,1 @@
+"""The WebSocket protocol (RFC 6455). Must not know: HTTP, any API."""
