@@ -14,6 +14,10 @@ from __future__ import annotations
 
 OWN_FAULT = "The request forbids every answer: "
 """How the text of a sequence's error begins that its own request brought about: a person can fix it."""
+OVER_LIMIT = "The request needs more than this engine grants: "
+"""The same where a limit of this program was hit: a simpler request fits."""
+OUR_FAULT = "An internal failure: "
+"""How the text of a sequence's error begins that is nobody's fault but this program's: a new try may succeed."""
 
 
 class TokenmillError(Exception):
