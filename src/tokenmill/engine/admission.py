@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from tokenmill.core.constraint import Constraint, ConstraintCompiler
-from tokenmill.core.errors import BusyError, ParameterError, TooLargeError
+from tokenmill.core.errors import BusyError, ContextError, ParameterError
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.sequence import Search, SequenceGroup
 from tokenmill.core.step import RowSampling
@@ -58,20 +58,12 @@ class Admission:
         if not ids:
             raise ParameterError("The prompt is empty: give at least one token.", param="prompt")
         if len(ids) >= self.max_model_len:  # before any look at each of them
-            raise TooLargeError(
-                f"The prompt has {len(ids)} tokens; with at least one output token that is more than the "
-                f"context of {self.max_model_len}. Shorten it, or raise --max-model-len.",
-                param="prompt",
-            )
+            raise ContextError(self.max_model_len, len(ids))
         self._check_ids("prompt", ids)
         most = self.max_model_len - len(ids)
         new = most if params.max_tokens is None else params.max_tokens
         if new > most:
-            raise TooLargeError(
-                f"The prompt's {len(ids)} tokens and max_tokens = {new} exceed the context of {self.max_model_len}; "
-                f"at most {most} new tokens fit.",
-                param="max_tokens",
-            )
+            raise ContextError(self.max_model_len, len(ids), new)
         if params.min_tokens > new:
             raise ParameterError(f"min_tokens ({params.min_tokens}) is more than fits ({new}).", param="min_tokens")
         self._check_lists(params)

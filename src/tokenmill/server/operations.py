@@ -90,7 +90,7 @@ _ERROR = {
                 "message": {"type": "string"},
                 "type": {"type": "string"},
                 "param": {"type": ["string", "null"]},
-                "code": {"type": "integer"},
+                "code": {"type": ["integer", "string"]},
             },
         }
     },

@@ -67,7 +67,7 @@ PROMPTS = {
     "bytes": (b"abc", None, "list of integers"),
     "an empty dict": ({}, None, "prompt_token_ids"),
     "a list with None": ([None], None, "NoneType"),
-    "over the context": ({"prompt_token_ids": [1] * 64}, None, "context of 64"),
+    "over the context": ({"prompt_token_ids": [1] * 64}, None, "context length is 64"),
     "over the context with its output": ({"prompt_token_ids": [1] * 60}, {"max_tokens": 10}, "at most 4"),
     "min_tokens over the context": (
         {"prompt_token_ids": [1] * 60}, {"max_tokens": None, "min_tokens": 5}, "min_tokens"),

@@ -13,6 +13,7 @@ from typing import Any
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.assistant_turn import Turn, plan_turn
 from tokenmill.server.context import Context
+from tokenmill.server.errors import asked_in
 from tokenmill.server.job import Gathered, Job
 from tokenmill.server.openai.logprobs import TokenNames, chat_logprobs, prompt_rows
 from tokenmill.server.openai.sampling import sampling_params, truncate
@@ -98,7 +99,8 @@ async def open_chat(context: Context, body: ChatRequest, job: Job, base: str) ->
     )
     if params.num_sequences > 1:
         job.grow(params.num_sequences - 1)
-    text, ids = await render(context, body)
+    with asked_in("messages"):
+        text, ids = await render(context, body)
     planned = partial(
         plan_turn,
         context.form,
@@ -111,15 +113,17 @@ async def open_chat(context: Context, body: ChatRequest, job: Job, base: str) ->
     )
     turn, params = await context.bodies.run_in_thread(job.size, planned)
     ids = truncate(ids, body, context.backend.info.max_model_len, most)
-    await job.start(f"chatcmpl-{base}", [(text, ids)], params, priority=body.priority, salt=body.cache_salt or "")
+    with asked_in("messages"):
+        await job.start(f"chatcmpl-{base}", [(text, ids)], params, priority=body.priority, salt=body.cache_salt or "")
     return Chat(context, body, job, f"chatcmpl-{base}", model, text, turn)
 
 
-async def render(context: Context, body: ChatRequest) -> tuple[str, list[int]]:
-    """The prompt that a conversation becomes, as text and ids."""
+async def render(context: Context, body: ChatRequest, *, counted: bool = False) -> tuple[str, list[int]]:
+    """The prompt that a conversation becomes, as text and ids. `counted`: they are not to be computed."""
     return await context.text.chat(
         lambda: ([template_message(m) for m in body.messages], _template_options(context, body)),
         add_special_tokens=body.add_special_tokens,
+        any_length=counted or body.truncate_prompt_tokens is not None,
     )
 
 

@@ -45,8 +45,7 @@ class ChatStream:
             if self.usage_at_end:
                 yield event(self._last())
         except Exception as error:
-            found = describe_error(error)
-            yield event(error_object(found.status, found.message, found.param))
+            yield event(error_object(describe_error(error)))
         yield DONE
 
     def _events(self, delta: TextDelta) -> bytes:

@@ -74,12 +74,13 @@ async def open_completion(context: Context, body: CompletionRequest, job: Job, b
         job.grow(len(prompts) * params.num_sequences - 1)
     read = []
     for prompt in prompts:
-        text, ids = await context.text.read(prompt, add_special_tokens=body.add_special_tokens)
-        cut = truncate(ids, body, context.backend.info.max_model_len, body.max_tokens)
-        said = text if len(cut) == len(ids) else None
+        cut = body.truncate_prompt_tokens is not None
+        text, ids = await context.text.read(prompt, add_special_tokens=body.add_special_tokens, any_length=cut)
+        kept = truncate(ids, body, context.backend.info.max_model_len, body.max_tokens)
+        said = text if len(kept) == len(ids) else None
         if said is None and body.echo:
-            said = await context.text.run_in_thread(partial(context.text.decode, cut))
-        read.append((said, cut))
+            said = await context.text.run_in_thread(partial(context.text.decode, kept))
+        read.append((said, kept))
     await job.start(f"cmpl-{base}", read, params, priority=body.priority, salt=body.cache_salt or "")
     return Completion(context, body, job, f"cmpl-{base}", model)
 
@@ -187,8 +188,7 @@ class CompletionStream:
                     last["metrics"] = self.completion.job.timings()
                 yield event(last)
         except Exception as error:
-            found = describe_error(error)
-            yield event(error_object(found.status, found.message, found.param))
+            yield event(error_object(describe_error(error)))
         yield DONE
 
     def _events(self, task: Task, delta: TextDelta) -> bytes:
