@@ -138,7 +138,7 @@ class Admission:
 
     def _row_sampling(self, params: SamplingParams, search: Search) -> RowSampling:
         ranked = params.best_of is not None and params.best_of > params.n
-        wanted = params.logprobs if params.logprobs is not None else (0 if ranked else -1)
+        wanted = 0 if params.logprobs is None and ranked else self._likely(params.logprobs)
         return RowSampling(
             temperature=params.temperature,
             top_k=max(params.top_k, 0),
@@ -154,10 +154,16 @@ class Admission:
             allowed_ids=params.allowed_token_ids,
             bad_words=self._bad_words(params),
             num_logprobs=-1 if search.width else wanted,
-            num_prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
+            num_prompt_logprobs=self._likely(params.prompt_logprobs),
             num_candidates=search.width,
             has_processors=bool(params.logits_processors),
         )
+
+    def _likely(self, wanted: int | None) -> int:
+        """How many of the likeliest tokens are told: -1 asks for all of them; nothing asked for is -1 in a row."""
+        if wanted is None:
+            return -1
+        return self.vocab_size if wanted < 0 else min(wanted, self.vocab_size)
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         """Each bad word as tokens, at the start of a text and after a space."""

@@ -299,10 +299,10 @@ class Job:
 
     # ------------------------------------------------------------ figures
 
-    def usage(self) -> dict[str, Any]:
-        """OpenAI's usage object for all prompts so far."""
+    def usage(self, said: int | None = None) -> dict[str, Any]:
+        """OpenAI's usage object for all prompts so far. `said`: output tokens to tell of, if not all that were made."""
         prompt = sum(len(task.request.prompt_ids) for task in self.tasks.values())
-        output = sum(task.num_tokens for task in self.tasks.values())
+        output = sum(task.num_tokens for task in self.tasks.values()) if said is None else said
         return {
             "prompt_tokens": prompt,
             "completion_tokens": output,

@@ -16,7 +16,7 @@ from tokenmill.server.context import Context
 from tokenmill.server.errors import asked_in
 from tokenmill.server.job import Gathered, Job
 from tokenmill.server.openai.logprobs import TokenNames, chat_logprobs, prompt_rows
-from tokenmill.server.openai.sampling import sampling_params, truncate
+from tokenmill.server.openai.sampling import all_of_them, sampling_params, truncate
 from tokenmill.server.openai.schemas import ChatRequest, Message
 from tokenmill.server.openai.tools import call_objects, tool_wish
 from tokenmill.text.messages.message import Message as Said
@@ -88,6 +88,7 @@ async def open_chat(context: Context, body: ChatRequest, job: Job, base: str) ->
     if most is None:
         limit = context.backend.info.generation.get("max_new_tokens")
         most = limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else None
+    all_of_them(body, ("top_logprobs", "prompt_logprobs"), context.backend.info.vocab_size)
     wish = tool_wish(body)
     params = sampling_params(
         body,
@@ -128,7 +129,7 @@ async def render(context: Context, body: ChatRequest, *, counted: bool = False) 
 
 
 def _check(context: Context, body: ChatRequest) -> None:
-    if body.top_logprobs is not None and body.top_logprobs > 0 and not body.logprobs:
+    if body.top_logprobs is not None and body.top_logprobs != 0 and not body.logprobs:
         raise ParameterError("top_logprobs needs logprobs = true.", param="top_logprobs")
     if body.chat_template is not None and not context.options.trust_request_chat_template:
         raise ParameterError(
@@ -208,7 +209,7 @@ def whole_answer(chat: Chat, gathered: Gathered) -> dict[str, Any]:
         "model": chat.model,
         "choices": choices,
         "service_tier": None,
-        "system_fingerprint": None,
+        "system_fingerprint": chat.context.fingerprint,
         "usage": chat.usage(reasoning),
         "prompt_logprobs": prompt_rows(result.prompt_logprobs),
     }
