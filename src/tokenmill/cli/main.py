@@ -34,7 +34,7 @@ def common(
         context.color = False  # the contexts of verbs inherit it
 
 
-app.command("serve")(told(serve.serve))
+app.command("serve", cls=serve.SeveralNames)(told(serve.serve))
 app.command("generate")(told(generate.generate))
 app.command("chat")(told(chat.chat))
 app.command("quantize")(told(quantize.quantize))

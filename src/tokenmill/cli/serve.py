@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from typer.core import TyperCommand
 
 from tokenmill.cli.flags import MODEL, engine_flags, option_flags, settle, with_flags
 from tokenmill.cli.loading import size, spinner
@@ -26,6 +27,29 @@ if TYPE_CHECKING:
 MAX_FILE_BYTES = 1 << 20
 
 SERVER_FLAGS = option_flags(SERVER_GROUPS)
+NAMES = "--served-model-name"
+
+
+class SeveralNames(TyperCommand):
+    """`serve MODEL --served-model-name a b`: words after that flag are names, as vLLM reads them."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The words as click takes them: the names are one word with commas."""
+        return super().parse_args(ctx, joined_names(args) if args and not args[0].startswith("-") else args)
+
+
+def joined_names(args: list[str]) -> list[str]:
+    """All words after the flag, wherever it stands, as one."""
+    names: list[str] = []
+    kept: list[str] = []
+    reading = False
+    for word in args:
+        reading = (reading and not word.startswith("-")) or word == NAMES
+        if not reading:
+            kept.append(word)
+        elif word != NAMES:
+            names.append(word)
+    return [*kept, NAMES, ",".join(names)] if names else args
 
 
 @engine_flags

@@ -124,7 +124,7 @@ class ListenOptions:
     port: int = option(8000, "Port to listen on (0: any free one).")
     uds: str | None = option(None, "Unix socket to listen on instead of host and port.")
     api_key: list[str] | None = option(None, "Key that clients must send (may be repeated).")
-    root_path: str = option("", "Path prefix that a proxy strips.")
+    root_path: str = option("", "Prefix of every path, whether a proxy strips it or not.")
     allowed_hosts: list[str] | None = option(None, "Further Host names to answer to (`*`: any).")
     allowed_origins: list[str] | None = option(None, "Origins of web pages that may call the API (`*`: any).")
     ssl_keyfile: str | None = option(None, "TLS key file.")
@@ -142,7 +142,7 @@ class LimitOptions:
     max_header_bytes: int = option(64 << 10, "Largest request head; larger ones get 431.")
     max_connections: int = option(4096, "Open connections; more get 503.")
     max_n: int = option(128, "Most outputs per prompt.")
-    max_logprobs: int = option(20, "Most log-probabilities per token.")
+    max_logprobs: int = option(20, "Most log-probabilities per token; -1: all of the vocabulary.")
     max_stop: int = option(16, "Most stop strings.")
     requests_per_minute: int = option(0, "Requests per minute and key (0: no limit).")
     strict_fields: bool = option(
@@ -323,7 +323,7 @@ def _check(name: str, value: Any, item: Field, kind: Any) -> None:
         if int in numeric and float not in numeric and not isinstance(value, int):
             raise ParameterError(f"{name} must be an integer, got {value!r}.", param=name)
         positive, most = name in _POSITIVE, _MOST.get(name)
-        if not (value > 0 if positive else value >= 0):
+        if not (value > 0 if positive else value >= 0) and value != _ALL.get(name):
             wanted = "be positive" if positive else "not be negative"
             raise ParameterError(f"{name} must {wanted}, got {value}.", param=name)
         if value == math.inf or (most is not None and value > most):
@@ -338,6 +338,8 @@ def _check(name: str, value: Any, item: Field, kind: Any) -> None:
             raise ParameterError(f"{name} must be text or a list of texts, got {value!r}.", param=name)
 
 
+_ALL = {"max_logprobs": -1}
+"""Values that stand for no limit."""
 _POSITIVE = frozenset(
     {
         "block_size",

@@ -4,7 +4,7 @@ TokenmillError
 ├── UserError          a person can fix it: the CLI prints the sentence, the server answers 4xx
 │   ├── ParameterError   a bad request field (`param` names it)
 │   ├── ModelError       a checkpoint or config that cannot be used (NoWeightsError: there are no weights)
-│   ├── TooLargeError    over a limit that is stated in the message
+│   ├── TooLargeError    over a limit that is stated in the message (ContextError: over the model's context)
 │   └── BusyError        nothing is wrong with it: the same request may be accepted later
 ├── SequenceError      one sequence failed (NaN logits, a raising processor); others go on
 └── EngineDeadError    the engine process is gone or hung
@@ -14,6 +14,10 @@ from __future__ import annotations
 
 OWN_FAULT = "The request forbids every answer: "
 """How the text of a sequence's error begins that its own request brought about: a person can fix it."""
+OVER_LIMIT = "The request needs more than this engine grants: "
+"""The same where a limit of this program was hit: a simpler request fits."""
+OUR_FAULT = "An internal failure: "
+"""How the text of a sequence's error begins that is nobody's fault but this program's: a new try may succeed."""
 
 
 class TokenmillError(Exception):
@@ -42,6 +46,26 @@ class NoWeightsError(ModelError):
 
 class TooLargeError(UserError):
     """The request is over a stated limit (context, pool, list length, ...)."""
+
+
+class ContextError(TooLargeError):
+    """A prompt, or a prompt and its answer, that the context cannot hold. Clients act on its first sentence."""
+
+    def __init__(self, context: int, prompt: int, new: int | None = None, *, exact: bool = True) -> None:
+        """`new`: tokens that were asked for, where the prompt alone would fit; `exact`: the prompt was tokenised."""
+        self.context, self.prompt, self.new = context, prompt, new
+        if new is None:
+            least = "" if exact else "at least "
+            why = f"the prompt has {least}{prompt} tokens, and its answer needs one: shorten it"
+        else:
+            why = (
+                f"{prompt + new} tokens were asked for ({prompt} in the prompt, {new} for the answer): shorten the "
+                f"prompt, or ask for at most {context - prompt} new ones"
+            )
+        super().__init__(
+            f"This model's maximum context length is {context} tokens. However, {why}, or raise --max-model-len.",
+            param="prompt" if new is None else "max_tokens",
+        )
 
 
 class BusyError(UserError):

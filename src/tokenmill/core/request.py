@@ -26,7 +26,8 @@ from tokenmill.core.samplers import (
 from tokenmill.core.step import RowLogprobs
 
 MAX_N = 128
-MAX_LOGPROBS = 20
+MAX_LOGPROBS = 1 << 20
+"""More than any vocabulary has; a server allows as many as `--max-logprobs` says."""
 MAX_STOP = 16
 MAX_STOP_CHARS = 256
 SEED_BITS = 64
@@ -240,7 +241,7 @@ def _check_counts(p: SamplingParams) -> None:
         _integer("thinking_token_budget", p.thinking_token_budget, -1, 2**31 - 1)
     for name in ("logprobs", "prompt_logprobs"):
         if getattr(p, name) is not None:
-            _integer(name, getattr(p, name), 0, MAX_LOGPROBS)
+            _integer(name, getattr(p, name), -1, MAX_LOGPROBS)
     if p.truncate_prompt_tokens is not None:
         _integer("truncate_prompt_tokens", p.truncate_prompt_tokens, 1, 2**31 - 1)
 

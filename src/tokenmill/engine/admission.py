@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from tokenmill.core.constraint import Constraint, ConstraintCompiler
-from tokenmill.core.errors import BusyError, ParameterError, TooLargeError
+from tokenmill.core.errors import BusyError, ContextError, ParameterError
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.samplers import EDITS, SAMPLER_FIELDS, USUAL_BREAKERS, order_of, read_samplers
 from tokenmill.core.sequence import Search, SequenceGroup
@@ -61,20 +61,12 @@ class Admission:
         if not ids:
             raise ParameterError("The prompt is empty: give at least one token.", param="prompt")
         if len(ids) >= self.max_model_len:  # before any look at each of them
-            raise TooLargeError(
-                f"The prompt has {len(ids)} tokens; with at least one output token that is more than the "
-                f"context of {self.max_model_len}. Shorten it, or raise --max-model-len.",
-                param="prompt",
-            )
+            raise ContextError(self.max_model_len, len(ids))
         self._check_ids("prompt", ids)
         most = self.max_model_len - len(ids)
         new = most if params.max_tokens is None else params.max_tokens
         if new > most:
-            raise TooLargeError(
-                f"The prompt's {len(ids)} tokens and max_tokens = {new} exceed the context of {self.max_model_len}; "
-                f"at most {most} new tokens fit.",
-                param="max_tokens",
-            )
+            raise ContextError(self.max_model_len, len(ids), new)
         if params.min_tokens > new:
             raise ParameterError(f"min_tokens ({params.min_tokens}) is more than fits ({new}).", param="min_tokens")
         self._check_lists(params)
@@ -157,7 +149,7 @@ class Admission:
         if "dry" not in taken:
             given["dry_multiplier"] = 0.0
         ranked = params.best_of is not None and params.best_of > params.n
-        wanted = params.logprobs if params.logprobs is not None else (0 if ranked else -1)
+        wanted = 0 if params.logprobs is None and ranked else self._likely(params.logprobs)
         return RowSampling(
             temperature=params.temperature,
             top_k=max(params.top_k, 0),
@@ -176,7 +168,7 @@ class Admission:
             allowed_ids=params.allowed_token_ids,
             bad_words=self._bad_words(params),
             num_logprobs=-1 if search.width else wanted,
-            num_prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
+            num_prompt_logprobs=self._likely(params.prompt_logprobs),
             num_candidates=search.width,
             has_processors=bool(params.logits_processors),
         )
@@ -187,6 +179,12 @@ class Admission:
         if self.breakers is None:
             return []
         return [way for text in texts for way in self.breakers(text)]
+
+    def _likely(self, wanted: int | None) -> int:
+        """How many of the likeliest tokens are told: -1 asks for all of them; nothing asked for is -1 in a row."""
+        if wanted is None:
+            return -1
+        return self.vocab_size if wanted < 0 else min(wanted, self.vocab_size)
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         """Each bad word as tokens, at the start of a text and after a space."""

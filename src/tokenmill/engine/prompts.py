@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.core.errors import ParameterError, TooLargeError, UserError
+from tokenmill.core.errors import ContextError, ParameterError, UserError
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.generation import default_params as default_params
 from tokenmill.text.chat_template import ChatTemplate, check_template_kwargs
@@ -136,11 +136,7 @@ class PromptReader:
 def check_size(tokenizer: Tokenizer, chars: int, max_model_len: int) -> None:
     """Refuse a text that cannot fit however it is tokenised, before the work of tokenising it."""
     if chars > max_model_len and chars > tokenizer.longest_token * max_model_len:
-        raise TooLargeError(
-            f"The prompt has {chars} characters, which cannot fit into the context of {max_model_len} tokens: "
-            "shorten it.",
-            param="prompt",
-        )
+        raise ContextError(max_model_len, -(-chars // tokenizer.longest_token), exact=False)
 
 
 def make_request(request_id: str, text: str | None, ids: list[int], params: SamplingParams, **fields: Any) -> Request:

@@ -63,7 +63,9 @@ def make_context(backend: Backend, config: ServerConfig) -> Context:
         metrics=metrics,
         text=TextWorkers(info.tokenizer, info.max_model_len, budget_s=config.patience.text_timeout),
         bodies=Bodies(limits.max_body_bytes, make_plans()),
-        limits=RequestLimits(limits.max_n, limits.max_logprobs, limits.max_stop),
+        limits=RequestLimits(
+            limits.max_n, info.vocab_size if limits.max_logprobs < 0 else limits.max_logprobs, limits.max_stop
+        ),
         chat_template=template,
         form=find_format(template or own, config.messages.tool_call_parser, config.messages.reasoning_parser),
         past=Past(History(owners=gate_limits.tenants)),

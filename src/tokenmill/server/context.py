@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, field
 
+import tokenmill
 from tokenmill.core.config import ServeOptions, ServerConfig
 from tokenmill.server.backend import Backend
 from tokenmill.server.bodies import Bodies
@@ -66,6 +68,13 @@ class Context:
     def options(self) -> ServeOptions:
         """How the server behaves."""
         return self.config.serve
+
+    @property
+    def fingerprint(self) -> str:
+        """What decides which text comes of equal requests: this program's version, the model, its type and device."""
+        info = self.backend.info
+        facts = {name: info.details.get(name) for name in ("family", "dtype", "quantization", "device")}
+        return f"fp_{zlib.crc32(repr((tokenmill.__version__, info.root, facts)).encode()):08x}"
 
     @property
     def scoped(self) -> bool:

@@ -6,13 +6,14 @@ Must not know: engines, endpoints.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 from pydantic import ValidationError
 
-from tokenmill.core.errors import BusyError, EngineDeadError, TooLargeError, UserError
+from tokenmill.core.errors import BusyError, ContextError, EngineDeadError, UserError
 
 TYPES = {
     400: "BadRequestError",
@@ -32,6 +33,8 @@ TYPES = {
     503: "ServiceUnavailableError",
     504: "TimeoutError",
 }
+OVERFLOW = "context_length_exceeded"
+"""The code that OpenAI's clients look for when a conversation has outgrown the context."""
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 MAX_MESSAGE = 600
 """Characters: what a client sent is not sent back to it."""
@@ -44,17 +47,21 @@ class HttpError(Exception):
     def __init__(
         self, status: int, message: str, *, param: str | None = None, retry_after: float | None = None
     ) -> None:
+        """`overflow`: the context cannot hold what was asked; clients act on its code."""
         shown = message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + "..."
         super().__init__(shown)
         self.status = status
         self.message = _ADDRESS.sub("0x...", shown)
         self.param = None if param is None else param[:MAX_PARAM]
         self.retry_after = retry_after
+        self.overflow: ContextError | None = None
 
 
-def error_object(status: int, message: str, param: str | None = None, kind: str | None = None) -> dict[str, Any]:
+def error_object(found: HttpError) -> dict[str, Any]:
     """OpenAI's error body."""
-    return {"error": {"message": message, "type": kind or TYPES.get(status, "Error"), "param": param, "code": status}}
+    kind = TYPES.get(found.status, "Error")
+    code = found.status if found.overflow is None else OVERFLOW
+    return {"error": {"message": found.message, "type": kind, "param": found.param, "code": code}}
 
 
 def describe_error(error: BaseException) -> HttpError:
@@ -65,8 +72,10 @@ def describe_error(error: BaseException) -> HttpError:
         return _validation(error)
     if isinstance(error, BusyError):
         return HttpError(503, str(error), param=error.param, retry_after=1)
-    if isinstance(error, TooLargeError):
-        return HttpError(400, str(error), param=error.param)
+    if isinstance(error, ContextError):
+        found = HttpError(400, str(error), param=error.param)
+        found.overflow = error
+        return found
     if isinstance(error, UserError):
         return HttpError(400, str(error), param=error.param)
     if isinstance(error, EngineDeadError):
@@ -74,6 +83,17 @@ def describe_error(error: BaseException) -> HttpError:
     if isinstance(error, TimeoutError):
         return HttpError(408, "The request took longer than its deadline.", param="timeout")
     return HttpError(500, f"Internal error ({type(error).__name__}); the request's id finds it in the log.")
+
+
+@contextmanager
+def asked_in(field: str) -> Iterator[None]:
+    """What is wrong with a prompt in here is said of the field that it came in."""
+    try:
+        yield
+    except UserError as error:
+        if error.param == "prompt":
+            error.param = field
+        raise
 
 
 def _validation(error: ValidationError) -> HttpError:
@@ -100,7 +120,7 @@ _BRANCHES = frozenset({"str", "list", "dict", "constrained-str", "TextPart", "in
 
 def error_bytes(found: HttpError) -> bytes:
     """The body."""
-    return msgspec.json.encode(error_object(found.status, found.message, found.param))
+    return msgspec.json.encode(error_object(found))
 
 
 def error_headers(found: HttpError) -> Mapping[str, str]:

@@ -48,6 +48,14 @@ class Guard:
         self.unlogged = OPEN_PATHS.union(*(api.unlogged for api in apis))
         self.access = Access(self.config.listen)
         self.load = Load()
+        self.root = "/" + self.config.listen.root_path.strip("/")
+        """What stands before every path, whether a proxy strips it or not; `/`: nothing does."""
+
+    def inner_path(self, path: str) -> str:
+        """A path without the prefix that --root-path names."""
+        if self.root != "/" and (path == self.root or path.startswith(self.root + "/")):
+            return path[len(self.root) :] or "/"
+        return path
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -61,13 +69,15 @@ class _Visit:
     """One HTTP request on its way."""
 
     def __init__(self, guard: Guard, scope: Any, receive: Any, send: Any) -> None:
+        self.path = guard.inner_path(scope["path"])
+        if self.path != scope["path"]:
+            scope = {**scope, "path": self.path}
         self.guard, self.scope, self.receive, self.send = guard, scope, receive, send
         self.headers: Headers = dict(scope["headers"])
         names = [name for name, _ in scope["headers"]]
         self.twice = {name for name in ONCE if names.count(name) > 1} if len(names) > len(self.headers) else set()
         given = self.headers.get(b"x-request-id", b"")
         self.id = given.decode() if _ID.match(given) else uuid.uuid4().hex
-        self.path = scope["path"].removeprefix(guard.config.listen.root_path) or "/"
         self.status = 0
         self.tenant = "anonymous"
         self.origin: bytes | None = None

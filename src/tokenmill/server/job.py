@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tokenmill.core.errors import OWN_FAULT, EngineDeadError, TooLargeError
+from tokenmill.core.errors import OUR_FAULT, OVER_LIMIT, OWN_FAULT, ContextError, EngineDeadError, TooLargeError
 from tokenmill.core.request import CompletionOutput, Request, SamplingParams, TextDelta
 from tokenmill.engine.outputs import Accumulator
 from tokenmill.engine.prompts import make_request
@@ -142,13 +142,12 @@ class Job:
     def _check_sizes(self, prompts: list[tuple[str | None, list[int]]], params: SamplingParams | None) -> None:
         """Refuse early what admission would walk through before it refuses it."""
         most = self.backend.info.max_model_len
+        new = 0 if params is None or params.max_tokens is None else params.max_tokens
         for _, ids in prompts:
             if len(ids) >= most:
-                raise TooLargeError(
-                    f"The prompt has {len(ids)} tokens; with at least one output token that is more than the context "
-                    f"of {most}. Shorten it, or raise --max-model-len.",
-                    param="prompt",
-                )
+                raise ContextError(most, len(ids))
+            if len(ids) + new > most:
+                raise ContextError(most, len(ids), new)
         if params is not None and params.prompt_logprobs is not None:
             self._check_held((params.prompt_logprobs + 1) * sum(len(ids) for _, ids in prompts), "prompt_logprobs")
         if params is not None and len(prompts) > 1:  # every prompt takes the parameters along
@@ -300,10 +299,10 @@ class Job:
 
     # ------------------------------------------------------------ figures
 
-    def usage(self) -> dict[str, Any]:
-        """OpenAI's usage object for all prompts so far."""
+    def usage(self, said: int | None = None) -> dict[str, Any]:
+        """OpenAI's usage object for all prompts so far. `said`: output tokens to tell of, if not all that were made."""
         prompt = sum(len(task.request.prompt_ids) for task in self.tasks.values())
-        output = sum(task.num_tokens for task in self.tasks.values())
+        output = sum(task.num_tokens for task in self.tasks.values()) if said is None else said
         return {
             "prompt_tokens": prompt,
             "completion_tokens": output,
@@ -344,6 +343,8 @@ def _failure(error: str, request_id: str) -> Exception:
     """What the client is told: try again, that the request cannot be answered as it is, or that it has failed."""
     if error.startswith(UNAVAILABLE):
         return EngineDeadError(error)
-    if error.startswith(OWN_FAULT):
+    if error.startswith((OWN_FAULT, OVER_LIMIT)):
         return HttpError(400, error)
+    if error.startswith(OUR_FAULT):
+        return HttpError(503, error, retry_after=1)
     return HttpError(500, f"The request {request_id} could not be computed: {error}.")

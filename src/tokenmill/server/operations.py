@@ -43,7 +43,8 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
     async def document(request: Request) -> Response:
         """This API as an OpenAPI document."""
-        return json_answer(openapi(app))
+        root = context.config.listen.root_path.strip("/")
+        return json_answer({**openapi(app), **({"servers": [{"url": f"/{root}"}]} if root else {})})
 
     plain = {"/health": health, "/ready": ready, "/ping": health, "/version": version, "/load": load}
     for path, handler in {**plain, "/metrics": metrics}.items():
@@ -90,7 +91,7 @@ _ERROR = {
                 "message": {"type": "string"},
                 "type": {"type": "string"},
                 "param": {"type": ["string", "null"]},
-                "code": {"type": "integer"},
+                "code": {"type": ["integer", "string"]},
             },
         }
     },

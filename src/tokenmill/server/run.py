@@ -192,7 +192,6 @@ class HttpServer:
             log_config=None,
             access_log=False,
             server_header=False,
-            root_path=listen.root_path,
             timeout_keep_alive=60,
             backlog=BACKLOG,
         )

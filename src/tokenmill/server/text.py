@@ -56,20 +56,25 @@ class TextWorkers:
             raise BusyError("The server is too busy to read the prompt now; try again.")
         raise UserError(f"The prompt could not be read within {self.budget_s:g} s; shorten it.")
 
-    async def read(self, prompt: str | list[int], *, add_special_tokens: bool = True) -> tuple[str | None, list[int]]:
-        """(text, ids) of a prompt given as text or ids."""
+    async def read(
+        self, prompt: str | list[int], *, add_special_tokens: bool = True, any_length: bool = False
+    ) -> tuple[str | None, list[int]]:
+        """(text, ids) of a prompt given as text or ids. `any_length`: it will be cut, or is only counted."""
         if isinstance(prompt, list):
             return None, prompt
-        return await self.run_in_thread(lambda: (prompt, self._encode(prompt, add_special_tokens)))
+        return await self.run_in_thread(lambda: (prompt, self._encode(prompt, add_special_tokens, any_length)))
 
-    async def chat(self, talk: Callable[[], Talk], *, add_special_tokens: bool = False) -> tuple[str, list[int]]:
+    async def chat(
+        self, talk: Callable[[], Talk], *, add_special_tokens: bool = False, any_length: bool = False
+    ) -> tuple[str, list[int]]:
         """(text, ids) of a conversation, which is made in the thread, too; `add_special_tokens` frames the ids as a
         plain prompt would be."""
         framed = add_special_tokens
 
         def work() -> tuple[str, list[int]]:
             messages, options = talk()
-            self._check_size(sum(_chars(message.get("content")) for message in messages))
+            if not any_length:
+                self._check_size(sum(_chars(message.get("content")) for message in messages))
             text, ids = self.reader.chat(messages, **options)
             if framed and self.tokenizer is not None:
                 before, after = self.tokenizer.frame
@@ -87,12 +92,13 @@ class TextWorkers:
         self.threads.shutdown(wait=False, cancel_futures=True)
         self.reader.close()
 
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+    def _encode(self, text: str, add_special_tokens: bool, any_length: bool) -> list[int]:
         if self.tokenizer is None:
             raise ParameterError(
                 "This server has no tokenizer, so a prompt must be a list of token ids.", param="prompt"
             )
-        self._check_size(len(text))
+        if not any_length:
+            self._check_size(len(text))
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def _check_size(self, chars: int) -> None:

@@ -45,7 +45,7 @@ async def count_translated(context: Context, fields: Fields, size: int) -> int:
     """How many tokens the prompt of such a chat has; `size`: of the body that it came in."""
     body = await context.bodies.run_in_thread(size, lambda: translated(ChatRequest, fields()))
     context.check_model(body.model)
-    return len((await render(context, body))[1])
+    return len((await render(context, body, counted=True))[1])
 
 
 async def listen(chat: Chat) -> AsyncIterator[Heard]:

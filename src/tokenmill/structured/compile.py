@@ -25,14 +25,15 @@ from typing import Any
 import msgspec
 
 from tokenmill.core.constraint import Constraint
-from tokenmill.core.errors import ParameterError
+from tokenmill.core.errors import BusyError, ParameterError, UserError
 from tokenmill.core.request import ReasoningSpan
 from tokenmill.structured.check import Checker
 from tokenmill.structured.compiled import Compiled
-from tokenmill.structured.constraint import GrammarConstraint
+from tokenmill.structured.constraint import REFUSED, GrammarConstraint
 from tokenmill.structured.helper import LoweringProcess
 from tokenmill.structured.limits import MAX_SPEC_BYTES, refuse
 from tokenmill.structured.lowering import plain_schema
+from tokenmill.structured.sheltered import FAILED
 from tokenmill.structured.thinking import Border, ThinkingBudget
 from tokenmill.structured.vocabulary import Vocabulary
 
@@ -118,7 +119,7 @@ class Compiler:
             with self._building:  # several requests with one new schema compile it once
                 found = self._find(key)
                 if found is None:
-                    found = self._build(self._helper.lower(spec, plain), key)
+                    found = self._built(self._helper.lower(spec, plain), key)
         found.share()  # here, not in the engine's thread, if its lexer has died
         return found
 
@@ -129,6 +130,18 @@ class Compiler:
                 return None
             self._cache.move_to_end(key)
             return entry[0]
+
+    def _built(self, text: str, key: bytes) -> Compiled:
+        """A new grammar; what only we can have done wrong is not the request's fault."""
+        try:
+            return self._build(text, key)
+        except UserError:
+            raise
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            log.exception("a grammar could not be compiled")
+            raise BusyError(FAILED) from None
 
     def _build(self, text: str, key: bytes) -> Compiled:
         made = Compiled(text, self.vocabulary)
@@ -165,8 +178,9 @@ def _probe(constraint: GrammarConstraint, steps: int, chance: random.Random | No
             return
         mask = int.from_bytes(constraint.mask(), "little")
         if not mask:
-            why = constraint.why or "no token of this vocabulary may follow"
-            refuse(f"the grammar engine cannot walk its grammar within a limit ({why}). Simplify it.")
+            if constraint.why == REFUSED:
+                raise BusyError(FAILED)
+            refuse(f"the grammar engine cannot walk its grammar within a limit ({constraint.why}). Simplify it.")
         low = 0 if chance is None else chance.randrange(mask.bit_length())
         high = mask >> low
         constraint.accept([low + (high & -high).bit_length() - 1])

@@ -21,6 +21,7 @@ ALONE = 3
 """A lexer of one's own may work so many times as long for a mask: it begins cold, where the shared one was warm."""
 MOST_STATES = 20_000
 """Of one lexer: about 14 MB."""
+NO_TOKEN = "no token of this model's vocabulary says what must follow"
 _JSON = re.compile(r'"json_schema":\s*\{|%json')
 
 
@@ -78,4 +79,5 @@ def limits(times: int = 1) -> LLParserLimits:
 
 def reason(matcher: LLMatcher) -> str:
     """What the engine says about its error, short."""
-    return str(matcher.get_error()).split("<")[0].strip().replace("\n", " ")[:300]
+    found = str(matcher.get_error()).split("<")[0].strip().replace("\n", " ")[:300]
+    return NO_TOKEN if found.startswith("NoExtension") else found

@@ -11,14 +11,16 @@ from collections.abc import Callable
 
 from llguidance import LLMatcher
 
-from tokenmill.core.errors import OWN_FAULT
-from tokenmill.structured.compiled import Compiled, reason
+from tokenmill.core.errors import OVER_LIMIT
+from tokenmill.structured.compiled import NO_TOKEN, Compiled, reason
+from tokenmill.structured.sheltered import FAILED
 from tokenmill.structured.vocabulary import Vocabulary
 
 FEWEST = 4
 """A lexer of a sequence's own that does not last for so many tokens is not replaced by another one."""
 PIECE = 512
 """So many tokens are said again between two masks: those give a lexer its fuel back."""
+REFUSED = "a token that it allowed was not taken"
 
 
 class GrammarConstraint:
@@ -64,7 +66,11 @@ class GrammarConstraint:
             found: bytes = self.ready if self.ready is not None else self.matcher.compute_bitmask()
             if not self.matcher.is_error():  # its mask would allow the end
                 found = found[: self.vocabulary.mask_bytes]  # it may be a word longer
-                return self.vocabulary.numerals.bounded(found, self.said) if self.compiled.has_json else found
+                found = self.vocabulary.numerals.bounded(found, self.said) if self.compiled.has_json else found
+                if found != bytes(len(found)):
+                    return found
+                self._break(NO_TOKEN)
+                break
             self._mend()
         return self._bits([])
 
@@ -112,10 +118,9 @@ class GrammarConstraint:
         """Why nothing can be said any more; None: something can."""
         if self.why is None:
             return None
-        return (
-            f"{OWN_FAULT}its structure's grammar cannot be walked any further: {self.why}. This is a limit of the "
-            "grammar engine; simplify the structure."
-        )
+        if self.why == REFUSED:
+            return FAILED
+        return f"{OVER_LIMIT}its structure cannot be followed any further ({self.why}). Simplify the structure."
 
     def fork(self) -> GrammarConstraint:
         """The same place in a walk of its own."""
@@ -162,7 +167,7 @@ class GrammarConstraint:
 
     def _break(self, why: str) -> None:
         self.broken = True
-        self.why = why or "a token that it allowed was not taken"
+        self.why = why or REFUSED
 
     def _forced(self) -> list[int]:
         if self.pending is None:

@@ -6,9 +6,14 @@ Must not know: grammars.
 
 from __future__ import annotations
 
-from tokenmill.core.constraint import Constraint
+from collections.abc import Callable
+from typing import TypeVar
 
-FAILED = "The structure's grammar failed inside of this engine; the other requests are not affected."
+from tokenmill.core.constraint import Constraint
+from tokenmill.core.errors import OUR_FAULT
+
+T = TypeVar("T")
+FAILED = f"{OUR_FAULT}the structure could not be followed. The other requests are not affected; try this one again."
 
 
 class Sheltered:
@@ -23,67 +28,50 @@ class Sheltered:
 
     def mask(self) -> bytes | None:
         """Allowed next tokens; none after an error."""
-        if not self.broken:
-            try:
-                found = self.inner.mask()
-            except Exception:
-                self.broken = True
-            else:
-                self.size = len(found) if found else self.size
-                return found
-        return bytes(self.size)
+        nothing: bytes | None = None
+        found = self._tried(lambda: self.inner.mask(), nothing)
+        if found:
+            self.size = len(found)
+        return bytes(self.size) if self.broken else found
 
     def accept(self, tokens: list[int]) -> None:
         """Tokens that were said."""
-        if not self.broken:
-            try:
-                self.inner.accept(tokens)
-            except Exception:
-                self.broken = True
+        self._tried(lambda: self.inner.accept(tokens), None)
 
     def forced(self) -> list[int]:
         """Tokens that must come next; none after an error."""
-        if not self.broken:
-            try:
-                return self.inner.forced()
-            except Exception:
-                self.broken = True
-        return []
+        return self._tried(lambda: self.inner.forced(), [])
 
     def validate(self, tokens: list[int]) -> int:
         """How many of these tokens are allowed in a row from here; none after an error."""
-        if not self.broken:
-            try:
-                return self.inner.validate(tokens)
-            except Exception:
-                self.broken = True
-        return 0
+        return self._tried(lambda: self.inner.validate(tokens), 0)
 
     def finished(self) -> bool:
         """Has the text ended?"""
-        if not self.broken:
-            try:
-                return self.inner.finished()
-            except Exception:
-                self.broken = True
-        return False
+        return self._tried(lambda: self.inner.finished(), False)
 
     def failure(self) -> str | None:
         """What went wrong inside."""
-        if self.broken:
-            return FAILED
-        try:
-            return self.inner.failure()
-        except Exception:
-            return FAILED
+        found = self._tried(lambda: self.inner.failure(), None)
+        return FAILED if self.broken else found
 
     def fork(self) -> Sheltered:
         """The same place in a walk of its own."""
-        twin = Sheltered(self.inner, self.size)
+        inner = self._tried(lambda: self.inner.fork(), self.inner)
+        twin = Sheltered(inner, self.size)
         twin.broken = self.broken
-        if not self.broken:
-            try:
-                twin.inner = self.inner.fork()
-            except Exception:
-                twin.broken = True
         return twin
+
+    def _tried(self, work: Callable[[], T], otherwise: T) -> T:
+        """What the inner constraint says; `otherwise` once it has failed."""
+        if self.broken:
+            return otherwise
+        try:
+            return work()
+        except Exception:
+            pass
+        except BaseException as error:  # a native library's own; a signal goes on
+            if type(error).__name__ != "PanicException":
+                raise
+        self.broken = True
+        return otherwise

@@ -26,7 +26,7 @@ PARAMETERS = [
                    "truncate_prompt_tokens") for value in (True, 1.5, "2", -(2**70))],
     *[({name: value}, name) for name in ("n", "best_of", "max_tokens", "truncate_prompt_tokens") for value in (0, -1)],
     *[({name: 1}, name) for name in ("ignore_eos", "detokenize", "use_beam_search", "include_stop_str_in_output")],
-    ({"top_p": 0.0}, "top_p"), ({"repetition_penalty": 0.0}, "repetition_penalty"), ({"logprobs": 21}, "logprobs"),
+    ({"top_p": 0.0}, "top_p"), ({"repetition_penalty": 0.0}, "repetition_penalty"), ({"logprobs": -2}, "logprobs"),
     ({"stop": [1]}, "stop"), ({"stop": ["x"] * 17}, "stop"), ({"stop": ""}, "stop"), ({"stop": "x" * 300}, "stop"),
     ({"stop_token_ids": [-1]}, "stop_token_ids"), ({"stop_token_ids": "12"}, "stop_token_ids"),
     ({"allowed_token_ids": []}, "allowed_token_ids"), ({"allowed_token_ids": [True]}, "allowed_token_ids"),
@@ -67,7 +67,7 @@ PROMPTS = {
     "bytes": (b"abc", None, "list of integers"),
     "an empty dict": ({}, None, "prompt_token_ids"),
     "a list with None": ([None], None, "NoneType"),
-    "over the context": ({"prompt_token_ids": [1] * 64}, None, "context of 64"),
+    "over the context": ({"prompt_token_ids": [1] * 64}, None, "context length is 64"),
     "over the context with its output": ({"prompt_token_ids": [1] * 60}, {"max_tokens": 10}, "at most 4"),
     "min_tokens over the context": (
         {"prompt_token_ids": [1] * 60}, {"max_tokens": None, "min_tokens": 5}, "min_tokens"),
@@ -125,7 +125,7 @@ def test_texts_that_cannot_fit_are_refused_unread(llm, monkeypatch):
     cut = SamplingParams(max_tokens=2, truncate_prompt_tokens=5)
     (output,) = llm.generate("a" * (most + 1), cut, use_tqdm=False)  # its end fits
     assert len(output.prompt_token_ids) == 5
-    with pytest.raises(TooLargeError, match="tokens; with at least one"):
+    with pytest.raises(TooLargeError, match="and its answer needs one"):
         llm.generate("a" * most, use_tqdm=False)
 
     def encode(*_, **__):
@@ -138,7 +138,7 @@ def test_texts_that_cannot_fit_are_refused_unread(llm, monkeypatch):
         lambda text: llm.chat([{"role": "user", "content": text}], use_tqdm=False),
         lambda text: llm.embed(text, use_tqdm=False),
     ):
-        with pytest.raises(TooLargeError, match=f"{most + 1} characters, which cannot fit"):
+        with pytest.raises(TooLargeError, match="at least 65 tokens"):
             call("a" * (most + 1))
 
 

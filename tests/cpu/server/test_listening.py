@@ -148,3 +148,18 @@ def test_behind_a_proxy_that_strips_a_prefix(launch: Launch) -> None:
     assert with_key.status_code == 200
     counted = httpx.get(running.url + "/metrics", headers={"x-api-key": "k"}, timeout=20).text
     assert 'http_requests_total{handler="/v1/completions",method="POST",status="2xx"} 1.0' in counted
+
+
+def test_a_proxy_that_keeps_the_prefix(launch: Launch) -> None:
+    running = launch("--root-path", "/llm/", "--api-key", "k")
+    headers = {"x-api-key": "k"}
+    for root in ("", "/llm"):
+        assert running.get(f"{root}/health").status_code == 200
+        assert running.post(f"{root}/v1/completions", BODY).status_code == 401
+        answer = httpx.post(f"{running.url}{root}/v1/completions", json=BODY, headers=headers, timeout=20)
+        assert answer.status_code == 200
+        error = httpx.post(f"{running.url}{root}/api/chat", json={}, headers=headers, timeout=20).json()["error"]
+        assert isinstance(error, str)
+    assert httpx.get(running.url + "/llmx/health", headers=headers, timeout=20).status_code == 404
+    document = httpx.get(running.url + "/llm/openapi.json", headers=headers, timeout=20).json()
+    assert document["servers"] == [{"url": "/llm"}]

@@ -1,4 +1,4 @@
-"""Structured output on six kinds of vocabulary: what ends is valid, and forced text is said in its usual tokens."""
+"""Structured output on seven kinds of vocabulary: what ends is valid, and forced text is said in its usual tokens."""
 
 from __future__ import annotations
 

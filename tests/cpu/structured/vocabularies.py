@@ -1,4 +1,4 @@
-"""Six kinds of vocabulary as models have them, trained on a few lines: where is a space put, how are bytes spelled."""
+"""Seven kinds of vocabulary as models have them, trained on a few lines: where is a space put, how are bytes spelled."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def _sentencepiece(prepend: str) -> Tokenizer:
     if prepend == "normalizer":  # Llama 2, TinyLlama, Phi-3
         made.normalizer = normalizers.Sequence([normalizers.Prepend(MARK), normalizers.Replace(" ", MARK)])
         made.decoder = decoders.Sequence([*fused, decoders.Strip(" ", 1, 0)])
-    elif prepend == "metaspace":  # Mistral
-        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    elif prepend in ("first", "always"):  # Mistral; T5-like conversions
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend, split=prepend == "always")
         made.decoder = decoders.Sequence([*fused, decoders.Strip(" ", 1, 0)])
     else:  # Gemma
         made.normalizer = normalizers.Replace(" ", MARK)
@@ -71,7 +71,8 @@ def _tiktoken() -> Tokenizer:
 
 VOCABULARIES: dict[str, Callable[[], Tokenizer]] = {
     "llama 2": lambda: _sentencepiece("normalizer"),
-    "mistral": lambda: _sentencepiece("metaspace"),
+    "mistral": lambda: _sentencepiece("first"),
+    "metaspace": lambda: _sentencepiece("always"),
     "phi 3": _phi3,
     "gemma": lambda: _sentencepiece("none"),
     "byte-level": lambda: _bytes(pre_tokenizers.ByteLevel(add_prefix_space=True)),

@@ -11,10 +11,11 @@ from typer.testing import CliRunner
 import tokenmill.server.logs
 import tokenmill.server.run
 from tokenmill.cli.main import app
-from tokenmill.cli.serve import banner, curl, still_loading
+from tokenmill.cli.serve import NAMES, banner, curl, still_loading
 from tokenmill.core.config import EngineConfig, ServerConfig, make_server_config
 from tokenmill.core.errors import UserError
 from tokenmill.server.backend import ModelInfo
+from tokenmill.server.run import served_names
 
 INFO = ModelInfo(
     names=("tiny",),
@@ -65,6 +66,15 @@ def test_flags_of_engine_and_server(asked: list[Any]) -> None:
     assert (server.listen.port, server.listen.api_key, server.serve.engines) == (9, ["a", "b"], 2)
     assert server.listen.host == "127.0.0.1" and server.listen.allowed_origins is None
     assert "listening on http://127.0.0.1:1/v1" in result.output and "curl " in result.output
+
+
+def test_several_names_of_one_model(asked: list[Any]) -> None:
+    for words in (("a", "b"), ("a,b",), ("a", NAMES, "b")):
+        assert run("folder", NAMES, *words, "--port", "9").exit_code == 0
+        engine, server = asked.pop()
+        assert served_names(engine) == ("a", "b") and engine.model.model == "folder" and server.listen.port == 9
+    assert run(NAMES, "a", "folder").exit_code == 0
+    assert served_names(asked[0][0]) == ("a",) and asked[0][0].model.model == "folder"
 
 
 def test_a_file_gives_defaults_that_flags_replace(asked: list[Any], tmp_path: Path) -> None:

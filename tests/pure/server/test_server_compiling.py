@@ -6,10 +6,12 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
-from tokenmill.core.errors import ParameterError
+from tokenmill.core.errors import OUR_FAULT, OVER_LIMIT, OWN_FAULT, ParameterError
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.loop import EngineLoop
 from tokenmill.engine.wire import Abort, Add, Refused, Report
+from tokenmill.server.errors import describe_error
+from tokenmill.server.job import _failure
 
 
 class Admission:
@@ -91,3 +93,9 @@ def test_what_ends_before_it_began_is_not_awaited() -> None:
     groups.clear()
     turn(loop, Abort("one", 1), Abort("two"))
     assert loop.queued == set()
+
+
+def test_what_failed_in_an_engine_is_worded_by_whose_fault_it_is() -> None:
+    for text, status in ((OWN_FAULT, 400), (OVER_LIMIT, 400), (OUR_FAULT, 503), ("the model's logits hold NaN", 500)):
+        found = describe_error(_failure(f"{text}x", "1"))
+        assert found.status == status and (found.retry_after is not None) == (status == 503)

@@ -82,7 +82,7 @@ async def test_prompts_that_do_not_fit_are_refused_with_counts(start: Starter) -
     assert much.status_code == 400 and "4000" in much.json()["error"]["message"]
     assert (await served.post(PATH, {"prompt": [5] * 96, "max_tokens": 4000, "stream": False})).status_code == 200
     text = await served.post(PATH, {"prompt": "x" * 100_000, "max_tokens": 1})
-    assert text.status_code == 400 and "100000 characters" in text.json()["error"]["message"]
+    assert text.status_code == 400 and "at least" in text.json()["error"]["message"]
     assert served.context.gate.open == 0
 
 

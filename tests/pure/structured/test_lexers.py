@@ -9,11 +9,12 @@ import re
 import pytest
 from bytewise import END, allowed, byte_vocabulary
 
-from tokenmill.core.errors import ParameterError
+from tokenmill.core.errors import OUR_FAULT, OVER_LIMIT, BusyError, ParameterError
 from tokenmill.core.request import ReasoningSpan
 from tokenmill.structured import compiled, mask_pool
 from tokenmill.structured.compile import Compiler
 from tokenmill.structured.sheltered import Sheltered
+from tokenmill.structured.vocabulary import Vocabulary
 
 TWO_WORDS = {"json": {"type": "string", "pattern": "^.{1,100} .{1,100}$"}}
 
@@ -125,7 +126,7 @@ def test_one_that_no_lexer_bears_says_which_limit_and_harms_nobody(compiler, mon
     culprit = compiler.constraint(spec)
     culprit.accept([ord("x")])
     assert allowed(culprit.mask()) == []
-    assert "too many expressions" in culprit.failure() and "limit" in culprit.failure()
+    assert "too many expressions" in culprit.failure() and culprit.failure().startswith(OVER_LIMIT)
     assert "No token" not in culprit.failure()
     monkeypatch.undo()
     assert ord("2") in allowed(safe.mask()) and safe.failure() is None
@@ -146,7 +147,7 @@ def test_reasoning_and_shelter_pass_the_reason_on(compiler, monkeypatch):
             raise RuntimeError
 
     wrong = Sheltered(Wrong(), 2)
-    assert wrong.mask() == b"\0\0" and "failed inside" in wrong.failure()
+    assert wrong.mask() == b"\0\0" and wrong.failure().startswith(OUR_FAULT)
 
 
 def test_a_grammar_that_dies_at_once_is_refused(compiler):
@@ -161,5 +162,37 @@ def test_a_token_that_is_not_allowed_is_no_dead_lexer(compiler):
     root = walk.root
     walk.accept([ord("a")])
     walk.accept([ord("x")])
-    assert allowed(walk.mask()) == [] and "was not taken" in walk.failure()
+    assert allowed(walk.mask()) == [] and walk.failure().startswith(OUR_FAULT)
     assert walk.compiled.root is root
+
+
+def test_what_is_our_own_fault_is_never_worded_as_the_request_s(compiler, monkeypatch):
+    class PanicException(BaseException):
+        """As native libraries raise it."""
+
+    for error in (RuntimeError, PanicException):
+        monkeypatch.setattr(
+            "tokenmill.structured.compile.Compiled", lambda *_, error=error: (_ for _ in ()).throw(error())
+        )
+        with pytest.raises(BusyError, match=OUR_FAULT):
+            compiler.constraint({"choice": [error.__name__]})
+    monkeypatch.undo()
+
+    class Panics:
+        def mask(self):
+            raise PanicException
+
+    walk = Sheltered(Panics(), 2)
+    assert walk.mask() == b"\0\0" and walk.failure().startswith(OUR_FAULT) and walk.forced() == []
+    with pytest.raises(KeyboardInterrupt):
+        Sheltered(type("Stopped", (), {"mask": lambda self: (_ for _ in ()).throw(KeyboardInterrupt())})(), 2).mask()
+
+
+def test_an_empty_mask_says_why(compiler):
+    letters = Vocabulary.of(
+        [bytes([i]) for i in range(97, 123)] + [b""], {26}, (26,), lambda text: [ord(c) - 97 for c in text]
+    )
+    small = Compiler(lambda: letters)
+    with pytest.raises(ParameterError, match="no token"):
+        small.constraint({"regex": "[a-z]é"})
+    small.close()

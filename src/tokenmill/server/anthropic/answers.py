@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from tokenmill.core.errors import ContextError
 from tokenmill.server.errors import HttpError, describe_error
 from tokenmill.server.openai.chat import Chat
 from tokenmill.server.translated_chat import hear_all, listen
@@ -33,7 +34,17 @@ _BLOCK = {"content": "text", "reasoning": "thinking", "call": "tool_use", "argum
 def error_object(found: HttpError) -> dict[str, Any]:
     """An error in Anthropic's shape."""
     kind = ERRORS.get(found.status, "invalid_request_error" if found.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": found.message}, "request_id": None}
+    told = {"type": kind, "message": _overflow(found.overflow) + found.message}
+    return {"type": "error", "error": told, "request_id": None}
+
+
+def _overflow(error: ContextError | None) -> str:
+    """The words by which this API's clients know that a conversation has outgrown the context."""
+    if error is None:
+        return ""
+    if error.new is None:
+        return f"prompt is too long: {error.prompt} tokens > {error.context - 1} maximum. "
+    return f"input length and `max_tokens` exceed context limit: {error.prompt} + {error.new} > {error.context}. "
 
 
 def error_body(found: HttpError) -> bytes:

@@ -13,9 +13,10 @@ from typing import Any
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.assistant_turn import Turn, plan_turn
 from tokenmill.server.context import Context
+from tokenmill.server.errors import asked_in
 from tokenmill.server.job import Gathered, Job
 from tokenmill.server.openai.logprobs import TokenNames, chat_logprobs, prompt_rows
-from tokenmill.server.openai.sampling import sampling_params, truncate
+from tokenmill.server.openai.sampling import all_of_them, sampling_params, truncate
 from tokenmill.server.openai.schemas import ChatRequest, Message
 from tokenmill.server.openai.tools import call_objects, tool_wish
 from tokenmill.text.messages.message import Message as Said
@@ -87,6 +88,7 @@ async def open_chat(context: Context, body: ChatRequest, job: Job, base: str) ->
     if most is None:
         limit = context.backend.info.generation.get("max_new_tokens")
         most = limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else None
+    all_of_them(body, ("top_logprobs", "prompt_logprobs"), context.backend.info.vocab_size)
     wish = tool_wish(body)
     params = sampling_params(
         body,
@@ -98,7 +100,8 @@ async def open_chat(context: Context, body: ChatRequest, job: Job, base: str) ->
     )
     if params.num_sequences > 1:
         job.grow(params.num_sequences - 1)
-    text, ids = await render(context, body)
+    with asked_in("messages"):
+        text, ids = await render(context, body)
     planned = partial(
         plan_turn,
         context.form,
@@ -111,20 +114,22 @@ async def open_chat(context: Context, body: ChatRequest, job: Job, base: str) ->
     )
     turn, params = await context.bodies.run_in_thread(job.size, planned)
     ids = truncate(ids, body, context.backend.info.max_model_len, most)
-    await job.start(f"chatcmpl-{base}", [(text, ids)], params, priority=body.priority, salt=body.cache_salt or "")
+    with asked_in("messages"):
+        await job.start(f"chatcmpl-{base}", [(text, ids)], params, priority=body.priority, salt=body.cache_salt or "")
     return Chat(context, body, job, f"chatcmpl-{base}", model, text, turn)
 
 
-async def render(context: Context, body: ChatRequest) -> tuple[str, list[int]]:
-    """The prompt that a conversation becomes, as text and ids."""
+async def render(context: Context, body: ChatRequest, *, counted: bool = False) -> tuple[str, list[int]]:
+    """The prompt that a conversation becomes, as text and ids. `counted`: they are not to be computed."""
     return await context.text.chat(
         lambda: ([template_message(m) for m in body.messages], _template_options(context, body)),
         add_special_tokens=body.add_special_tokens,
+        any_length=counted or body.truncate_prompt_tokens is not None,
     )
 
 
 def _check(context: Context, body: ChatRequest) -> None:
-    if body.top_logprobs is not None and body.top_logprobs > 0 and not body.logprobs:
+    if body.top_logprobs is not None and body.top_logprobs != 0 and not body.logprobs:
         raise ParameterError("top_logprobs needs logprobs = true.", param="top_logprobs")
     if body.chat_template is not None and not context.options.trust_request_chat_template:
         raise ParameterError(
@@ -204,7 +209,7 @@ def whole_answer(chat: Chat, gathered: Gathered) -> dict[str, Any]:
         "model": chat.model,
         "choices": choices,
         "service_tier": None,
-        "system_fingerprint": None,
+        "system_fingerprint": chat.context.fingerprint,
         "usage": chat.usage(reasoning),
         "prompt_logprobs": prompt_rows(result.prompt_logprobs),
     }

@@ -33,6 +33,8 @@ class ChatStream:
         self.held: dict[int, list[TextDelta]] = {}
         self.parsers: dict[int, MessageParser] = {}
         self.reasoning: list[str] = []
+        self.said = 0
+        """Tokens that have been shown: what a running usage counts."""
         self.simple = not (body.logprobs or body.return_token_ids or self.usage_always or body.stream_interval)
 
     async def chunks(self) -> AsyncIterator[bytes]:
@@ -45,8 +47,7 @@ class ChatStream:
             if self.usage_at_end:
                 yield event(self._last())
         except Exception as error:
-            found = describe_error(error)
-            yield event(error_object(found.status, found.message, found.param))
+            yield event(error_object(describe_error(error)))
         yield DONE
 
     def _events(self, delta: TextDelta) -> bytes:
@@ -120,6 +121,7 @@ class ChatStream:
         ):
             return b""
         self.held[delta.index] = []
+        self.said += gathered
         ended = delta.finish_reason is not None
         said = self._read(delta.index, "".join(d.text for d in held), ended=ended)
         chunks = [self._chunk(delta.index, self._delta(one)) for one in said]
@@ -139,7 +141,7 @@ class ChatStream:
 
     def _with_usage(self, chunk: dict[str, Any]) -> dict[str, Any]:
         if self.usage_always:
-            chunk["usage"] = self.chat.job.usage()
+            chunk["usage"] = self.chat.job.usage(self.said)
         return chunk
 
     def _last(self) -> dict[str, Any]:
@@ -154,5 +156,6 @@ class ChatStream:
             "object": "chat.completion.chunk",
             "created": self.chat.created,
             "model": self.chat.model,
+            "system_fingerprint": self.chat.context.fingerprint,
             "choices": [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}],
         }

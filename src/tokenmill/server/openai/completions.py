@@ -17,7 +17,7 @@ from tokenmill.server.context import Context
 from tokenmill.server.errors import describe_error, error_object
 from tokenmill.server.job import Gathered, Job, Task
 from tokenmill.server.openai.logprobs import CompletionColumns, Row, TokenNames, prompt_rows
-from tokenmill.server.openai.sampling import sampling_params, truncate
+from tokenmill.server.openai.sampling import all_of_them, sampling_params, truncate
 from tokenmill.server.openai.schemas import CompletionRequest
 from tokenmill.server.sse import DONE, PlainChunks, event
 
@@ -61,6 +61,7 @@ async def open_completion(context: Context, body: CompletionRequest, job: Job, b
     if job.priority is not None:
         body.priority = job.priority
     _check(context, body)
+    all_of_them(body, ("logprobs", "prompt_logprobs"), context.backend.info.vocab_size)
     params = sampling_params(
         body,
         context.backend.info.generation,
@@ -74,12 +75,13 @@ async def open_completion(context: Context, body: CompletionRequest, job: Job, b
         job.grow(len(prompts) * params.num_sequences - 1)
     read = []
     for prompt in prompts:
-        text, ids = await context.text.read(prompt, add_special_tokens=body.add_special_tokens)
-        cut = truncate(ids, body, context.backend.info.max_model_len, body.max_tokens)
-        said = text if len(cut) == len(ids) else None
+        cut = body.truncate_prompt_tokens is not None
+        text, ids = await context.text.read(prompt, add_special_tokens=body.add_special_tokens, any_length=cut)
+        kept = truncate(ids, body, context.backend.info.max_model_len, body.max_tokens)
+        said = text if len(kept) == len(ids) else None
         if said is None and body.echo:
-            said = await context.text.run_in_thread(partial(context.text.decode, cut))
-        read.append((said, cut))
+            said = await context.text.run_in_thread(partial(context.text.decode, kept))
+        read.append((said, kept))
     await job.start(f"cmpl-{base}", read, params, priority=body.priority, salt=body.cache_salt or "")
     return Completion(context, body, job, f"cmpl-{base}", model)
 
@@ -112,7 +114,7 @@ def whole_answer(completion: Completion, gathered: Gathered) -> dict[str, Any]:
         "model": completion.model,
         "choices": choices,
         "service_tier": None,
-        "system_fingerprint": None,
+        "system_fingerprint": completion.context.fingerprint,
         "usage": _usage(completion),
     }
     if completion.context.options.enable_per_request_metrics:
@@ -120,8 +122,8 @@ def whole_answer(completion: Completion, gathered: Gathered) -> dict[str, Any]:
     return answer
 
 
-def _usage(completion: Completion) -> dict[str, Any]:
-    usage = completion.job.usage()
+def _usage(completion: Completion, said: int | None = None) -> dict[str, Any]:
+    usage = completion.job.usage(said)
     if completion.only_echo:
         usage["total_tokens"] -= usage["completion_tokens"]
         usage["completion_tokens"] = 0
@@ -170,6 +172,8 @@ class CompletionStream:
         self.started: set[int] = set()
         self.columns: dict[int, CompletionColumns] = {}
         self.held: dict[int, list[TextDelta]] = {}
+        self.said = 0
+        """Tokens that have been shown: what a running usage counts."""
         self.prompt_rows: dict[int, list[Row | None]] = {}
         rich = body.logprobs is not None or body.return_token_ids or self.usage_always or body.stream_interval
         self.simple = not rich and not completion.only_echo
@@ -187,8 +191,7 @@ class CompletionStream:
                     last["metrics"] = self.completion.job.timings()
                 yield event(last)
         except Exception as error:
-            found = describe_error(error)
-            yield event(error_object(found.status, found.message, found.param))
+            yield event(error_object(describe_error(error)))
         yield DONE
 
     def _events(self, task: Task, delta: TextDelta) -> bytes:
@@ -241,6 +244,7 @@ class CompletionStream:
         self.held[index] = []
         empty = self.completion.only_echo
         ids = [] if empty else [t for d in held for t in d.token_ids]
+        self.said += gathered
         chunk = self._chunk(index, "" if empty else "".join(d.text for d in held))
         choice = chunk["choices"][0]
         if body.logprobs is not None:
@@ -255,7 +259,7 @@ class CompletionStream:
 
     def _with_usage(self, chunk: dict[str, Any]) -> dict[str, Any]:
         if self.usage_always:
-            chunk["usage"] = _usage(self.completion)
+            chunk["usage"] = _usage(self.completion, self.said)
         return chunk
 
     def _chunk(self, index: int, text: str) -> dict[str, Any]:
@@ -264,5 +268,6 @@ class CompletionStream:
             "object": "text_completion",
             "created": self.completion.created,
             "model": self.completion.model,
+            "system_fingerprint": self.completion.context.fingerprint,
             "choices": [{"index": index, "text": text, "logprobs": None, "finish_reason": None}],
         }

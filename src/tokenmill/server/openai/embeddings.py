@@ -10,6 +10,7 @@ from typing import Any
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.context import Context
+from tokenmill.server.errors import asked_in
 from tokenmill.server.job import Job
 from tokenmill.server.openai.sampling import truncate
 from tokenmill.server.openai.schemas import EmbeddingRequest
@@ -22,11 +23,13 @@ async def embed(context: Context, body: EmbeddingRequest, job: Job, base: str) -
     inputs: Any = [given] if isinstance(given, str) or isinstance(given[0], int) else given
     if len(inputs) > 1:
         job.grow(len(inputs) - 1)
-    prompts = []
-    for prompt in inputs:
-        text, ids = await context.text.read(prompt, add_special_tokens=body.add_special_tokens)
-        prompts.append((text, truncate(ids, body, context.backend.info.max_model_len, 1)))
-    vectors = await job.embed(f"embd-{base}", prompts, body.pooling, priority=body.priority)
+    with asked_in("input"):
+        prompts = []
+        for prompt in inputs:
+            cut = body.truncate_prompt_tokens is not None
+            text, ids = await context.text.read(prompt, add_special_tokens=body.add_special_tokens, any_length=cut)
+            prompts.append((text, truncate(ids, body, context.backend.info.max_model_len, 1)))
+        vectors = await job.embed(f"embd-{base}", prompts, body.pooling, priority=body.priority)
     usage = job.usage()
     return {
         "id": f"embd-{base}",

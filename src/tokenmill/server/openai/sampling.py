@@ -5,7 +5,7 @@ Must not know: HTTP, engines.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenmill.core.errors import ParameterError
@@ -17,7 +17,6 @@ from tokenmill.server.openai.structure import structure
 
 _FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _AS_GIVEN = (
-    "best_of",
     "use_beam_search",
     "length_penalty",
     "seed",
@@ -56,6 +55,7 @@ def sampling_params(
     return SamplingParams(
         **values,
         n=body.n or 1,
+        best_of=body.best_of or None,
         typical_p=1.0 if body.typical_p is None else body.typical_p,
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
@@ -66,6 +66,14 @@ def sampling_params(
         thinking_token_budget=getattr(body, "thinking_token_budget", None),
         detokenize=detokenize,
     )
+
+
+def all_of_them(body: Any, names: Sequence[str], vocab_size: int) -> None:
+    """-1 asks for the log-probabilities of the whole vocabulary; no number can ask for more."""
+    for name in names:
+        wanted = getattr(body, name)
+        if wanted is not None:
+            setattr(body, name, vocab_size if wanted < 0 else min(wanted, vocab_size))
 
 
 def truncate(ids: list[int], body: Any, max_model_len: int, max_tokens: int | None) -> list[int]:

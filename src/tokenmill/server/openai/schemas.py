@@ -67,7 +67,7 @@ class SamplingFields(BaseModel):
     min_p: float | None = Field(None, ge=0, le=1)
     typical_p: float | None = Field(None, gt=0, le=1)
     n: int | None = Field(None, ge=1, le=MAX_N)
-    best_of: int | None = Field(None, ge=1, le=MAX_N)
+    best_of: int | None = Field(None, ge=0, le=MAX_N)
     use_beam_search: bool = False
     length_penalty: float = Field(1.0, ge=-100, le=100)
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
@@ -80,7 +80,7 @@ class SamplingFields(BaseModel):
     spaces_between_special_tokens: bool = True
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=2**31 - 1)
     truncation_side: Literal["left", "right"] | None = None
-    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    prompt_logprobs: int | None = Field(None, ge=-1, le=MAX_LOGPROBS)
     allowed_token_ids: Annotated[list[TokenId], few(MOST_ALLOWED, 1)] | None = None
     bad_words: Annotated[list[StopString], few(MOST_BAD_WORDS)] | None = None
     logit_bias: dict[Annotated[str, StringConstraints(pattern=r"^[0-9]{1,10}$")], float] | None = Field(
@@ -174,7 +174,7 @@ class ChatRequest(SamplingFields):
 
     messages: Annotated[list[Message], few(MOST_MESSAGES, 1)]
     logprobs: bool | None = False
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    top_logprobs: int | None = Field(None, ge=-1, le=MAX_LOGPROBS)
     max_tokens: Positive | None = None
     max_completion_tokens: Positive | None = None
     tools: Annotated[list[Tool], few(MOST_TOOLS)] | None = None
@@ -204,7 +204,7 @@ class CompletionRequest(SamplingFields):
     """POST /v1/completions."""
 
     prompt: TextPrompt | TokenPrompt | Annotated[list[TextPrompt | TokenPrompt], few(1024, 1)]
-    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    logprobs: int | None = Field(None, ge=-1, le=MAX_LOGPROBS)
     max_tokens: int | None = Field(16, ge=0, le=2**31 - 1)
     echo: bool | None = False
     add_special_tokens: bool = True

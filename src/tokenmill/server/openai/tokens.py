@@ -18,10 +18,12 @@ async def tokenize(context: Context, body: TokenizeRequest) -> dict[str, Any]:
     if (body.prompt is None) == (body.messages is None):
         raise ParameterError("Give prompt or messages, one of the two.", param="prompt")
     if body.messages is not None:
-        _, ids = await context.text.chat(lambda: _talk(context, body), add_special_tokens=bool(body.add_special_tokens))
+        _, ids = await context.text.chat(
+            lambda: _talk(context, body), add_special_tokens=bool(body.add_special_tokens), any_length=True
+        )
     else:
         framed = True if body.add_special_tokens is None else body.add_special_tokens
-        _, ids = await context.text.read(body.prompt or "", add_special_tokens=framed)
+        _, ids = await context.text.read(body.prompt or "", add_special_tokens=framed, any_length=True)
     tokenizer = context.backend.info.tokenizer
     strings = None
     if body.return_token_strs and tokenizer is not None:

@@ -22,7 +22,7 @@ def tool_wish(body: ChatRequest) -> ToolWish:
         function = tool.function
         if function.name in tools:
             raise ParameterError(f"tools holds {function.name!r} twice.", param="tools")
-        tools[function.name] = function.parameters
+        tools[function.name] = arguments_schema(function.parameters)
         if function.strict:
             strict.add(function.name)
     choice, named, allowed = _choice(body.tool_choice)
@@ -38,6 +38,17 @@ def tool_wish(body: ChatRequest) -> ToolWish:
         tools = {name: tools[name] for name in tools if name in allowed}
     parallel = body.parallel_tool_calls is not False
     return ToolWish(tools, frozenset(strict & set(tools)), choice, named, parallel)
+
+
+def arguments_schema(parameters: dict[str, Any] | None) -> dict[str, Any]:
+    """The schema of a function's arguments; one that names none takes none, so its calls say `{}`."""
+    found = parameters or {}
+    described = found.keys() - {"type", "title", "description", "$schema", "required"}
+    if any(found.get(name) for name in described) or found.get("type", "object") != "object" or found.get("required"):
+        return found
+    if "additionalProperties" in found:
+        return found
+    return {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def _choice(given: Any) -> tuple[str, str | None, list[str] | None]:

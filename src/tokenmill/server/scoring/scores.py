@@ -32,7 +32,7 @@ async def cosines(context: Context, job: Job, base: str, pairs: Sequence[tuple[s
     _grow(job, len(texts))
     prompts = []
     for text in texts:
-        said, ids = await context.text.read(text)
+        said, ids = await context.text.read(text, any_length=body.truncate_prompt_tokens is not None)
         prompts.append((said, truncate(ids, body, context.backend.info.max_model_len, 1)))
     vectors = dict(zip(texts, await job.embed(base, prompts, "last", priority=body.priority), strict=True))
     found = [sum(a * b for a, b in zip(vectors[left], vectors[right], strict=True)) for left, right in pairs]
