@@ -17,13 +17,11 @@ import typer
 
 from tokenmill.cli.flags import MODEL, engine_flags, option_flags, settle, with_flags
 from tokenmill.cli.loading import size, spinner
-from tokenmill.core.config import SERVER_GROUPS, all_options, make_server_config
-from tokenmill.core.errors import ParameterError, why
+from tokenmill.core.config import SERVER_GROUPS, make_server_config
+from tokenmill.core.config_file import read_config_file
 
 if TYPE_CHECKING:
     from tokenmill.server.backend import ModelInfo
-
-MAX_FILE_BYTES = 1 << 20
 
 SERVER_FLAGS = option_flags(SERVER_GROUPS)
 
@@ -38,7 +36,7 @@ def serve(
     options: dict[str, Any],
 ) -> None:
     """Serve a model over HTTP with OpenAI's API."""
-    filed_engine, filed_server = _read_file(config)
+    filed_engine, filed_server = read_config_file(config)
     engine_config, _ = settle(
         model, {**filed_engine, **options} if model is None else _without_model(filed_engine, options)
     )
@@ -86,31 +84,6 @@ def still_loading(every: float = 5.0) -> Iterator[None]:
 def _without_model(filed: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """A model that is typed wins over the file's."""
     return {**{name: value for name, value in filed.items() if name != "model"}, **options}
-
-
-def _read_file(path: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(engine options, server options) of a YAML file; dashes and underscores are the same."""
-    if path is None:
-        return {}, {}
-    import yaml
-
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise ParameterError(f"--config {path} is larger than {MAX_FILE_BYTES} bytes.")
-        found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise ParameterError(f"--config {path} cannot be read: {why(error)}.") from error
-    except yaml.YAMLError as error:
-        raise ParameterError(f"--config {path} is not YAML: {' '.join(str(error).split())}.") from error
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        raise ParameterError(f"--config {path} must hold a mapping of option names to values.")
-    named = {name.replace("-", "_"): value for name, value in found.items()}
-    for many in ("api_key", "allowed_hosts", "allowed_origins"):
-        if isinstance(named.get(many), str):
-            named[many] = [named[many]]
-    ours = all_options(SERVER_GROUPS)
-    mine = {name: value for name, value in named.items() if name in ours}
-    return {name: value for name, value in named.items() if name not in ours}, mine
 
 
 def banner(url: str, info: ModelInfo, *, keyed: bool) -> list[str]:

@@ -99,6 +99,7 @@ def test_only_needed_files_are_asked_for(tmp_path: Path, monkeypatch: pytest.Mon
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    (tmp_path / "pytorch_model.bin").touch()
     assert resolve_model("mill/small", "v1") == tmp_path
     assert "*.safetensors" in asked[0] and not any(".bin" in pattern for pattern in asked[0])
     assert asked[1] == ["pytorch_model*.bin"]
