@@ -1,8 +1,8 @@
 """From a model's name to its folder or file. Owns: telling folders from hub names, downloading only what is needed,
 choosing one of several GGUF files, and explaining why a download failed.
 
-The hub's own library downloads: it goes on where a broken download ended, and reads HF_ENDPOINT, HF_TOKEN and
-HF_HUB_OFFLINE. Must not know: formats, models."""
+The hub's own library downloads, and reads HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE; `resume.py` keeps what it has of
+large files. Must not know: formats, models."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tokenmill.checkpoint.resume import fetch_large
 from tokenmill.core.errors import UserError
 
 T = TypeVar("T")
@@ -127,7 +128,12 @@ def _download(name: str, revision: str | None, patterns: list[str], hub: Hub) ->
     from huggingface_hub import snapshot_download
 
     options = {"revision": revision, "allow_patterns": patterns, "ignore_patterns": _NOT, **hub.options()}
-    return _try(name, revision, lambda: Path(snapshot_download(name, **options)))
+
+    def download() -> Path:
+        fetch_large(name, revision, patterns, _NOT, hub.options())
+        return Path(snapshot_download(name, **options))
+
+    return _try(name, revision, download)
 
 
 def _try(name: str, revision: str | None, ask: Callable[[], T]) -> T:

@@ -9,15 +9,15 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tokenmill.cli.flags import MODEL, engine_flags, option_flags, settle, with_flags
+from tokenmill.cli.flags import MODEL, engine_flags, option_flags, other_flags, settle, settle_others, with_flags
 from tokenmill.cli.loading import size, spinner
-from tokenmill.core.config import SERVER_GROUPS, make_server_config
+from tokenmill.core.config import GROUPS, SERVER_GROUPS, all_options, make_server_config
 from tokenmill.core.config_file import read_config_file
 
 if TYPE_CHECKING:
@@ -28,19 +28,21 @@ SERVER_FLAGS = option_flags(SERVER_GROUPS)
 
 @engine_flags
 @with_flags("server", SERVER_FLAGS)
+@with_flags("others", other_flags([*all_options(GROUPS), *SERVER_FLAGS]))
 def serve(
     model: str = MODEL,
     config: Path = typer.Option(None, "--config", help="YAML file with any of these options (flags win over it)."),
     *,
     server: dict[str, Any],
     options: dict[str, Any],
+    others: dict[str, Any],
 ) -> None:
     """Serve a model over HTTP with OpenAI's API."""
-    filed_engine, filed_server = read_config_file(config)
-    engine_config, _ = settle(
-        model, {**filed_engine, **options} if model is None else _without_model(filed_engine, options)
-    )
-    server_config = make_server_config(**{**filed_server, **server})
+    _, filed = read_config_file(config)
+    meant = settle_others(others)
+    ours = {name: meant.pop(name) for name in SERVER_FLAGS.keys() & meant.keys()}
+    engine_config, _ = settle(model, {**meant, **options, "config": config})
+    server_config = make_server_config(**{**filed, **ours, **server})
     from tokenmill.server.logs import set_up_logs
     from tokenmill.server.run import Hooks, serve
 
@@ -79,11 +81,6 @@ def still_loading(every: float = 5.0) -> Iterator[None]:
             yield
         finally:
             ended.set()
-
-
-def _without_model(filed: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """A model that is typed wins over the file's."""
-    return {**{name: value for name, value in filed.items() if name != "model"}, **options}
 
 
 def banner(url: str, info: ModelInfo, *, keyed: bool) -> list[str]:

@@ -16,6 +16,9 @@ Render = Callable[..., tuple[str, list[int]]]
 """(messages, **options) -> prompt text and ids."""
 
 
+ROLES = frozenset(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+
+
 class Encoding(dict[str, Any]):
     """input_ids and attention_mask, as keys and as attributes."""
 
@@ -42,11 +45,11 @@ class HubTokenizer:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "inner":
             raise AttributeError(name)
-        if name.endswith("_token_id") and f"{name[:-3]}" in self.inner.special_strings:
-            return self.inner.token_to_id(self.inner.special_strings[name[:-3]])
-        if name.endswith(("_token", "_token_id")):
-            return self.inner.special_strings.get(name)  # None: there is no such token
-        return getattr(self.inner, name)
+        role = name.removesuffix("_id")
+        if role not in ROLES:
+            return getattr(self.inner, name)
+        token = self.inner.special_strings.get(role)  # None: there is no such token
+        return token if role == name or token is None else self.inner.token_to_id(token)
 
     # ------------------------------------------------------------ encoding
 
