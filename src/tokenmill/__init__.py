@@ -15,48 +15,132 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tokenmill.core.errors import EngineDeadError, TokenmillError, UserError
-    from tokenmill.core.request import (
-        CompletionOutput,
-        EmbeddingOutput,
-        RequestOutput,
-        SamplingParams,
-        TokenLogprob,
+    from tokenmill.core.params import (
+        BeamSearchParams,
+        GuidedDecodingParams,
+        LoRARequest,
+        PoolingParams,
+        PromptType,
+        RequestOutputKind,
+        StructuredOutputsParams,
+        TextPrompt,
+        TokensPrompt,
     )
+    from tokenmill.core.pooled import (
+        BeamSearchOutput,
+        BeamSearchSequence,
+        ClassificationOutput,
+        ClassificationRequestOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        PoolingOutput,
+        PoolingRequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+    )
+    from tokenmill.core.request import CompletionOutput, RequestOutput, SamplingParams, TokenLogprob
+    from tokenmill.engine.arguments import AsyncEngineArgs, EngineArgs
     from tokenmill.engine.async_llm import AsyncLLM
     from tokenmill.engine.llm import LLM
+    from tokenmill.engine.llm_engine import LLMEngine
+    from tokenmill.engine.metrics import Counter, Gauge, Histogram, Metric, Vector
+
+    AsyncLLMEngine = AsyncLLM
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AsyncEngineArgs": "tokenmill.engine.arguments",
     "AsyncLLM": "tokenmill.engine.async_llm",
+    "AsyncLLMEngine": "tokenmill.engine.async_llm",
+    "BeamSearchOutput": "tokenmill.core.pooled",
+    "BeamSearchParams": "tokenmill.core.params",
+    "BeamSearchSequence": "tokenmill.core.pooled",
+    "ClassificationOutput": "tokenmill.core.pooled",
+    "ClassificationRequestOutput": "tokenmill.core.pooled",
     "CompletionOutput": "tokenmill.core.request",
-    "EmbeddingOutput": "tokenmill.core.request",
+    "Counter": "tokenmill.engine.metrics",
+    "EmbeddingOutput": "tokenmill.core.pooled",
+    "EmbeddingRequestOutput": "tokenmill.core.pooled",
+    "EngineArgs": "tokenmill.engine.arguments",
     "EngineDeadError": "tokenmill.core.errors",
+    "Gauge": "tokenmill.engine.metrics",
+    "GuidedDecodingParams": "tokenmill.core.params",
+    "Histogram": "tokenmill.engine.metrics",
     "LLM": "tokenmill.engine.llm",
+    "LLMEngine": "tokenmill.engine.llm_engine",
+    "LoRARequest": "tokenmill.core.params",
+    "Metric": "tokenmill.engine.metrics",
+    "PoolingOutput": "tokenmill.core.pooled",
+    "PoolingParams": "tokenmill.core.params",
+    "PoolingRequestOutput": "tokenmill.core.pooled",
+    "PromptType": "tokenmill.core.params",
     "RequestOutput": "tokenmill.core.request",
+    "RequestOutputKind": "tokenmill.core.params",
     "SamplingParams": "tokenmill.core.request",
+    "ScoringOutput": "tokenmill.core.pooled",
+    "ScoringRequestOutput": "tokenmill.core.pooled",
+    "StructuredOutputsParams": "tokenmill.core.params",
+    "TextPrompt": "tokenmill.core.params",
     "TokenLogprob": "tokenmill.core.request",
     "TokenmillError": "tokenmill.core.errors",
+    "TokensPrompt": "tokenmill.core.params",
     "UserError": "tokenmill.core.errors",
+    "Vector": "tokenmill.engine.metrics",
 }
+"""Where each name lives."""
+
+_CALLED = {"AsyncLLMEngine": "AsyncLLM"}
+"""What a name is called where it lives."""
 
 __all__ = [
-    "LLM",
+    "AsyncEngineArgs",
     "AsyncLLM",
+    "AsyncLLMEngine",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
+    "Counter",
     "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "EngineArgs",
     "EngineDeadError",
+    "Gauge",
+    "GuidedDecodingParams",
+    "Histogram",
+    "LLM",
+    "LLMEngine",
+    "LoRARequest",
+    "Metric",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
+    "PromptType",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
+    "StructuredOutputsParams",
+    "TextPrompt",
     "TokenLogprob",
     "TokenmillError",
+    "TokensPrompt",
     "UserError",
+    "Vector",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'tokenmill' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    value = getattr(importlib.import_module(_HOMES[name]), _CALLED.get(name, name))
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,53 +1,168 @@
-"""From a model's name to its folder. Owns: telling folders from hub names, downloading only what is needed, and
-explaining why a download failed. Must not know: formats, models."""
+"""From a model's name to its folder or file. Owns: telling folders from hub names, downloading only what is needed,
+choosing one of several GGUF files, and explaining why a download failed.
+
+The hub's own library downloads, and reads HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE; `resume.py` keeps what it has of
+large files. Must not know: formats, models."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
+from tokenmill.checkpoint.resume import fetch_large
 from tokenmill.core.errors import UserError
 
+T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}(?:/[A-Za-z0-9][\w.\-]{0,95})?")
+_TAG = re.compile(r"[A-Za-z0-9][\w.\-]{0,63}")
 _FILES = ["*.json", "*.jinja", "*.safetensors", "*.tiktoken", "tokenizer.model", "merges.txt"]
 _TORCH_FILES = ["pytorch_model*.bin"]
-_NOT = ["original/*", "consolidated*", "onnx/*", "openvino/*", "checkpoint-*/*"]
+_NOT = ["original/*", "consolidated*", "onnx/*", "openvino/*", "checkpoint-*/*", "*mmproj*"]
+_PART = re.compile(r"-(\d{5})-of-\d{5}(?=\.gguf$)")
+_USUAL = "Q4_K_M"
+"""The file of a GGUF repository that is taken if none is named."""
 
 
-def resolve_model(name: str, revision: str | None = None) -> Path:
-    """The folder of a model: an existing path as it is, otherwise a hub name that is downloaded (or found cached)."""
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """How files are downloaded: into which folder (None: the hub's cache), and with which token."""
+
+    folder: str | None = None
+    token: str | None = None
+
+    def options(self) -> dict[str, Any]:
+        """Keywords of the hub's library."""
+        return {
+            **({} if self.folder is None else {"cache_dir": self.folder}),
+            **({} if self.token is None else {"token": self.token}),
+        }
+
+
+def resolve_model(name: str, revision: str | None = None, hub: Hub | None = None) -> Path:
+    """The folder or file of a model: an existing path as it is, otherwise a hub name that is downloaded (or found
+    cached). `owner/model:Q4_K_M` names one of the GGUF files of a repository."""
     path = Path(name).expanduser()
     if name and path.exists():
         return path
-    if not _NAME.fullmatch(name) or ".." in name or name.endswith(".gguf"):
+    repo, colon, tag = name.partition(":")
+    right = _NAME.fullmatch(repo) and ".." not in name and not repo.endswith(".gguf")
+    if not right or (colon and ("/" not in repo or not _TAG.fullmatch(tag))):
         raise UserError(
-            f"{name!r} is neither an existing folder or file nor a hub name (owner/model); check the spelling"
+            f"{name!r} is neither an existing folder or file nor a hub name (owner/model, or owner/model:Q4_K_M); "
+            "check the spelling"
         )
-    folder = _download(name, revision, _FILES)
-    if not any(folder.glob("*.safetensors")):
-        folder = _download(name, revision, _TORCH_FILES)
-    return folder
+    hub = hub or Hub()
+    if colon:
+        return _tagged(repo, tag, revision, hub)
+    folder = _download(repo, revision, _FILES, hub)
+    if any(folder.glob("*.safetensors")):
+        return folder
+    folder = _download(repo, revision, _TORCH_FILES, hub)
+    return folder if any(folder.glob(_TORCH_FILES[0])) else _untagged(repo, revision, hub, folder)
 
 
-def _download(name: str, revision: str | None, patterns: list[str]) -> Path:
-    from huggingface_hub import errors, snapshot_download
+def _tagged(repo: str, tag: str, revision: str | None, hub: Hub) -> Path:
+    """The GGUF file (the first of its parts) whose name ends with this kind of quantisation."""
+    folder = _download(repo, revision, gguf_patterns(tag), hub)
+    found = models_of([file.relative_to(folder).as_posix() for file in folder.rglob("*.gguf")])
+    if tag.lower() not in found:
+        names = _try(repo, revision, lambda: _names(repo, revision, hub))
+        there = models_of(names)
+        shown = f"it has {', '.join(there[kind][0] for kind in sorted(there))}" if there else "it has no GGUF files"
+        raise UserError(f"{repo} has no GGUF file for {tag!r}: {shown}")
+    return folder / found[tag.lower()][1]
+
+
+def _untagged(repo: str, revision: str | None, hub: Hub, folder: Path) -> Path:
+    """The one GGUF file, or the usual one, of a repository without other weights; else what was found."""
+    there = models_of(_try(repo, revision, lambda: _names(repo, revision, hub)))
+    if not there:
+        return folder
+    kind = next(iter(there)) if len(there) == 1 else _USUAL.lower()
+    if kind not in there:
+        shown = ", ".join(f"{repo}:{there[each][0]}" for each in sorted(there))
+        raise UserError(f"{repo} holds several GGUF models; name one of them: {shown}")
+    file = there[kind][1]
+    parts = _PART.sub("-*-of-*", file)
+    return _download(repo, revision, [parts], hub) / file
+
+
+def gguf_patterns(tag: str) -> list[str]:
+    """Which files hold this kind, in any spelling of it."""
+    spelled = "".join(f"[{c.lower()}{c.upper()}]" if c.isalpha() else c for c in tag)
+    return [f"{before}{spelled}{after}" for before in ("*[-._/]", "") for after in (".gguf", "-*-of-*.gguf")]
+
+
+def models_of(names: list[str]) -> dict[str, tuple[str, str]]:
+    """kind in small letters -> (kind as it is written, first file) of the GGUF models among these files."""
+    found: dict[str, tuple[str, str]] = {}
+    for name in sorted(names):
+        if not name.endswith(".gguf") or "mmproj" in name.lower():
+            continue
+        stem = _PART.sub("", name).removesuffix(".gguf").rsplit("/", 1)[-1]
+        kind = _kind(stem)
+        found.setdefault(kind.lower(), (kind, name))  # parts come in order
+    return found
+
+
+def _kind(stem: str) -> str:
+    """`model-7b.Q4_K_M` -> Q4_K_M; a name without a known kind as it is."""
+    known = re.search(r"(?:^|[-.])((?:UD-)?(?:I?Q\d\w*|TQ\d_\d|B?F(?:16|32|P16|P32)|MXFP4\w*))$", stem, re.IGNORECASE)
+    return known[1] if known else stem
+
+
+def _names(repo: str, revision: str | None, hub: Hub) -> list[str]:
+    """Every file of a repository; without a network, those that were downloaded."""
+    import huggingface_hub
+
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        folder = Path(huggingface_hub.snapshot_download(repo, revision=revision, **hub.options()))
+        return [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
+    return list(huggingface_hub.HfApi(token=hub.token).list_repo_files(repo, revision=revision))
+
+
+def _download(name: str, revision: str | None, patterns: list[str], hub: Hub) -> Path:
+    from huggingface_hub import snapshot_download
+
+    options = {"revision": revision, "allow_patterns": patterns, "ignore_patterns": _NOT, **hub.options()}
+
+    def download() -> Path:
+        fetch_large(name, revision, patterns, _NOT, hub.options())
+        return Path(snapshot_download(name, **options))
+
+    return _try(name, revision, download)
+
+
+def _try(name: str, revision: str | None, ask: Callable[[], T]) -> T:
+    """Ask the hub; what goes wrong becomes a sentence that says what to do."""
+    from huggingface_hub import errors
 
     version = f" at revision {revision!r}" if revision else ""
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=_NOT))
+        return ask()
     except errors.GatedRepoError as error:
-        raise UserError(f"{name} is gated: ask for access on its hub page, then log in with `hf auth login`") from error
+        raise UserError(
+            f"{name} is gated: ask for access on its hub page, then log in with `hf auth login` or set HF_TOKEN"
+        ) from error
     except errors.RevisionNotFoundError as error:
         raise UserError(f"{name} has no revision {revision!r}; check the branch, tag or commit") from error
     except errors.RepositoryNotFoundError as error:
         raise UserError(
-            f"there is no model {name!r} on the hub, or it is private; check the name, or log in"
+            f"there is no model {name!r} on the hub, or it is private; check the name, or log in (HF_TOKEN)"
         ) from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
         raise UserError(
             f"{name!r} is not a folder here, and {name}{version} is not in the download cache while the hub cannot be "
             "reached; give a folder, or download it once with a network"
         ) from error
-    except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
+    except Exception as error:
+        known = isinstance(error, (errors.HfHubHTTPError, errors.HFValidationError, OSError))
+        if not known and not type(error).__module__.startswith("httpx"):  # what the hub's library speaks HTTP with
+            raise
         reason = str(error).strip().splitlines()[:1]
-        raise UserError(f"downloading {name}{version} failed: {' '.join(reason)[:300]}") from error
+        raise UserError(
+            f"downloading {name}{version} failed: {' '.join(reason)[:300]}; the next try goes on where it broke off"
+        ) from error

@@ -8,21 +8,27 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field
+from pathlib import Path
 from typing import Any, Literal, get_origin
 
 import typer
 
+from tokenmill.core.arguments import ENGINE, SERVER, SPELLINGS, SWITCHES, parsed, without_others
 from tokenmill.core.config import GROUPS, EngineConfig, all_options, make_config
+from tokenmill.core.config_file import read_config_file
 from tokenmill.core.errors import ParameterError
 
 Verb = Callable[..., None]
 MODEL = typer.Argument(None, metavar="MODEL", help="Folder, .gguf file, hub name, or `demo` (the default).")
+SPREAD = {"tensor_parallel_size": "-tp", "pipeline_parallel_size": "-pp"}
+"""Taken as 1 alone (core/config.py), with vLLM's short forms."""
 _PANELS = {
     "listen": "Listening",
     "serve": "Serving",
     "model": "Model",
+    "files": "Files",
     "cache": "K/V cache",
     "schedule": "Scheduling",
     "execute": "Execution",
@@ -31,8 +37,29 @@ _PANELS = {
 
 
 def engine_flags(verb: Verb) -> Verb:
-    """Give `verb` a flag for every engine option; those that were typed arrive in its `options` dict."""
-    return with_flags("options", option_flags(GROUPS))(verb)
+    """Give `verb` a flag for every engine option; those that were typed arrive in its `options` dict, and `--config`
+    as well, unless the verb reads that itself."""
+    own = {} if "config" in inspect.signature(verb).parameters else {"config": CONFIG}
+    return with_flags("options", own | option_flags(GROUPS))(verb)
+
+
+def other_flags(own: Iterable[str]) -> dict[str, inspect.Parameter]:
+    """vLLM's flags that are no options: taken and harmless, or refused with a reason. They are not shown in --help;
+    own: names that the verb has already."""
+    names = dict.fromkeys([*SPREAD, *SPELLINGS, *ENGINE, *SERVER])
+    return {name: _other_flag(name) for name in names if name not in set(own)}
+
+
+def _other_flag(name: str) -> inspect.Parameter:
+    if name in SWITCHES:
+        return flag(name, bool, "", spelled=f"{spelling(name)}/--no-{spelling(name)[2:]}", hidden=True)
+    return flag(name, str, "", spelled=f"{spelling(name)} {SPREAD.get(name, '')}", hidden=True)
+
+
+def settle_others(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What vLLM's flags mean as options; refuses by name what would be lost."""
+    read = {SPELLINGS.get(name, name): parsed(value) for name, value in given.items()}
+    return without_others(read, {**ENGINE, **SERVER})
 
 
 def option_flags(groups: Mapping[str, type]) -> dict[str, inspect.Parameter]:
@@ -69,10 +96,14 @@ def flag(name: str, kind: Any, help: str, *, spelled: str = "", **settings: Any)
 
 def settle(model: str | None, options: Mapping[str, Any]) -> tuple[EngineConfig, dict[str, Any]]:
     """Check what was typed, before anything heavy is imported; -> the configuration, and keywords for LLM."""
-    given = dict(options)
+    given = {name: value for name, value in options.items() if name != "config"}
+    filed, _ = read_config_file(options.get("config"))
+    if model is not None or "model" in given:
+        filed.pop("model", None)  # one that is typed wins
     if model is not None:
         if given.setdefault("model", model) != model:
             raise ParameterError(f"Two models are named: {model!r} and --model {given['model']!r}. Give one of them.")
+    given = {**filed, **given}
     config = make_config(**given)
     return config, {**given, "model": config.model.model}
 
@@ -80,6 +111,11 @@ def settle(model: str | None, options: Mapping[str, Any]) -> tuple[EngineConfig,
 def spelling(name: str) -> str:
     """The flag of an option: max_model_len -> --max-model-len."""
     return "--" + name.replace("_", "-")
+
+
+CONFIG = flag(
+    "config", Path, "YAML file with any of these options (flags win over it, and it over TOKENMILL_* variables)."
+)
 
 
 def _dest(name: str) -> str:

@@ -9,22 +9,20 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand
 
-from tokenmill.cli.flags import MODEL, engine_flags, option_flags, settle, with_flags
+from tokenmill.cli.flags import MODEL, engine_flags, option_flags, other_flags, settle, settle_others, with_flags
 from tokenmill.cli.loading import size, spinner
-from tokenmill.core.config import SERVER_GROUPS, all_options, make_server_config
-from tokenmill.core.errors import ParameterError, why
+from tokenmill.core.config import GROUPS, SERVER_GROUPS, all_options, make_server_config
+from tokenmill.core.config_file import read_config_file
 
 if TYPE_CHECKING:
     from tokenmill.server.backend import ModelInfo
-
-MAX_FILE_BYTES = 1 << 20
 
 SERVER_FLAGS = option_flags(SERVER_GROUPS)
 NAMES = "--served-model-name"
@@ -54,19 +52,21 @@ def joined_names(args: list[str]) -> list[str]:
 
 @engine_flags
 @with_flags("server", SERVER_FLAGS)
+@with_flags("others", other_flags([*all_options(GROUPS), *SERVER_FLAGS]))
 def serve(
     model: str = MODEL,
     config: Path = typer.Option(None, "--config", help="YAML file with any of these options (flags win over it)."),
     *,
     server: dict[str, Any],
     options: dict[str, Any],
+    others: dict[str, Any],
 ) -> None:
     """Serve a model over HTTP with OpenAI's API."""
-    filed_engine, filed_server = _read_file(config)
-    engine_config, _ = settle(
-        model, {**filed_engine, **options} if model is None else _without_model(filed_engine, options)
-    )
-    server_config = make_server_config(**{**filed_server, **server})
+    _, filed = read_config_file(config)
+    meant = settle_others(others)
+    ours = {name: meant.pop(name) for name in SERVER_FLAGS.keys() & meant.keys()}
+    engine_config, _ = settle(model, {**meant, **options, "config": config})
+    server_config = make_server_config(**{**filed, **ours, **server})
     from tokenmill.server.logs import set_up_logs
     from tokenmill.server.run import Hooks, serve
 
@@ -105,36 +105,6 @@ def still_loading(every: float = 5.0) -> Iterator[None]:
             yield
         finally:
             ended.set()
-
-
-def _without_model(filed: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """A model that is typed wins over the file's."""
-    return {**{name: value for name, value in filed.items() if name != "model"}, **options}
-
-
-def _read_file(path: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(engine options, server options) of a YAML file; dashes and underscores are the same."""
-    if path is None:
-        return {}, {}
-    import yaml
-
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise ParameterError(f"--config {path} is larger than {MAX_FILE_BYTES} bytes.")
-        found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise ParameterError(f"--config {path} cannot be read: {why(error)}.") from error
-    except yaml.YAMLError as error:
-        raise ParameterError(f"--config {path} is not YAML: {' '.join(str(error).split())}.") from error
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        raise ParameterError(f"--config {path} must hold a mapping of option names to values.")
-    named = {name.replace("-", "_"): value for name, value in found.items()}
-    for many in ("api_key", "allowed_hosts", "allowed_origins"):
-        if isinstance(named.get(many), str):
-            named[many] = [named[many]]
-    ours = all_options(SERVER_GROUPS)
-    mine = {name: value for name, value in named.items() if name in ours}
-    return {name: value for name, value in named.items() if name not in ours}, mine
 
 
 def banner(url: str, info: ModelInfo, *, keyed: bool) -> list[str]:

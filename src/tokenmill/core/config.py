@@ -15,12 +15,13 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, get_type_hints
 
+from tokenmill.core.arguments import SERVER, without_others
 from tokenmill.core.errors import ParameterError
 
 
-def option(default: Any, help: str, *aliases: str, choices: tuple[str, ...] = ()) -> Any:
-    """A field with its help text, other spellings and allowed values."""
-    return field(default=default, metadata={"help": help, "aliases": aliases, "choices": choices})
+def option(default: Any, help: str, *aliases: str, choices: tuple[str, ...] = (), secret: bool = False) -> Any:
+    """A field with its help text, other spellings and allowed values; a secret is not shown."""
+    return field(default=default, repr=not secret, metadata={"help": help, "aliases": aliases, "choices": choices})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,23 @@ class ModelOptions:
     seed: int = option(0, "Seed for dummy weights, and for requests without a seed when given.")
     trust_remote_code: bool = option(False, "Accepted for compatibility; code from model folders is never run.")
     served_model_name: str | None = option(None, "The name that clients use for the model.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOptions:
+    """Where a model's files come from, beside its name."""
+
+    tokenizer_revision: str | None = option(None, "Branch, tag or commit of a hub tokenizer.")
+    download_dir: str | None = option(None, "Folder for downloads (default: the hub's cache).")
+    hf_token: str | None = option(
+        None, "Token for the hub (default: HF_TOKEN, or the one that is stored).", secret=True
+    )
+    generation_config: str = option(
+        "auto", "Folder whose generation_config.json gives the defaults; auto: the model's; vllm: none."
+    )
+    override_generation_config: dict[str, Any] | None = option(
+        None, "Entries that replace those of generation_config.json (JSON)."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +222,7 @@ SERVER_GROUPS: dict[str, type] = {
 
 GROUPS: dict[str, type] = {
     "model": ModelOptions,
+    "files": FileOptions,
     "cache": CacheOptions,
     "schedule": ScheduleOptions,
     "execute": ExecuteOptions,
@@ -216,6 +235,7 @@ class EngineConfig:
     """All options of one engine."""
 
     model: ModelOptions = field(default_factory=ModelOptions)
+    files: FileOptions = field(default_factory=FileOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
     execute: ExecuteOptions = field(default_factory=ExecuteOptions)
@@ -245,12 +265,12 @@ def all_options(groups: Mapping[str, type] = GROUPS) -> dict[str, tuple[str, Fie
 
 def make_config(environment: Mapping[str, str] | None = None, **flat: Any) -> EngineConfig:
     """EngineConfig from flat names; unset ones come from TOKENMILL_* variables, then from the defaults."""
-    return EngineConfig(**_read_groups(GROUPS, environment, _without_spread(flat)))
+    return EngineConfig(**_read_groups(GROUPS, environment, _without_spread(without_others(flat))))
 
 
 def make_server_config(environment: Mapping[str, str] | None = None, **flat: Any) -> ServerConfig:
     """ServerConfig from flat names, as make_config does it."""
-    return ServerConfig(**_read_groups(SERVER_GROUPS, environment, flat))
+    return ServerConfig(**_read_groups(SERVER_GROUPS, environment, without_others(flat, SERVER)))
 
 
 def _read_groups(

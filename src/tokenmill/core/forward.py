@@ -175,6 +175,10 @@ class Kernels(Protocol):
     records: bool
     """Can `record` succeed?"""
 
+    def forget_weights(self) -> None:
+        """Weights have new numbers where they stand: forget what was made of the old ones."""
+        ...
+
     def record(self, compute: Callable[[], T], room: Tensor | None = None) -> tuple[T, Callable[[], None] | None]:
         """What `compute` makes, and what makes it again in the same tensors; None: it cannot be recorded. room [bytes]:
         where these tensors may lie, for recordings that are done with before another one in it begins."""

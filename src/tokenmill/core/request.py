@@ -23,6 +23,7 @@ from tokenmill.core.samplers import (
     SAMPLER_RANGES,
     read_samplers,
 )
+from tokenmill.core.sampling_names import without_others
 from tokenmill.core.step import RowLogprobs
 
 MAX_N = 128
@@ -48,8 +49,13 @@ class ReasoningSpan(msgspec.Struct, frozen=True, kw_only=True):
 class Spelled(msgspec.StructMeta):
     """Structs that tell what an unknown field may have meant."""
 
+    def others(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """What is given without names that are not fields and known all the same."""
+        return without_others(given) if "logits_processors" in cls.__struct_fields__ else given
+
     def __call__(cls, *args: Any, **given: Any) -> Any:
         known = cls.__struct_fields__
+        given = cls.others(given)
         for name in given.keys() - set(known):
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"Did you mean {close[0]!r}?" if close else "Leave it out."
@@ -118,9 +124,16 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass
     reasoning: ReasoningSpan | None = None
     thinking_token_budget: int | None = None
     logits_processors: list[LogitsProcessor] | None = None
+    skip_reading_prefix_cache: bool = False
+    output_kind: int = 0
 
     def __post_init__(self) -> None:
         self.check()
+
+    @classmethod
+    def from_optional(cls, **given: Any) -> SamplingParams:
+        """Parameters from fields of which None means the default."""
+        return cls(**{name: value for name, value in given.items() if value is not None})
 
     def check(self) -> None:
         """Raise a ParameterError that names an unusable field; for fields that were set after the making."""
@@ -212,10 +225,14 @@ _FLAGS = (
     "spaces_between_special_tokens",
     "use_beam_search",
     "temperature_last",
+    "skip_reading_prefix_cache",
 )
 
 
 def _check(p: SamplingParams) -> None:
+    as_options = getattr(p.structured_outputs, "as_options", None)
+    if as_options is not None:  # StructuredOutputsParams
+        p.structured_outputs = as_options()
     for name, (low, high, open_low) in _RANGES.items():
         _number(name, getattr(p, name), low, high, open_low=open_low)
     for name in _FLAGS:
@@ -244,6 +261,7 @@ def _check_counts(p: SamplingParams) -> None:
             _integer(name, getattr(p, name), -1, MAX_LOGPROBS)
     if p.truncate_prompt_tokens is not None:
         _integer("truncate_prompt_tokens", p.truncate_prompt_tokens, 1, 2**31 - 1)
+    _integer("output_kind", p.output_kind, 0, 2)
 
 
 def _check_lists(p: SamplingParams) -> None:
@@ -403,11 +421,3 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[dict[int, TokenLogprob] | None] | None = None
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
-
-
-class EmbeddingOutput(msgspec.Struct, kw_only=True):
-    """The pooled hidden state of one prompt."""
-
-    request_id: str
-    prompt_token_ids: list[int]
-    embedding: list[float]

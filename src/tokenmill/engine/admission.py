@@ -32,7 +32,8 @@ def work_of(request: Request) -> int:
 
 @dataclass(slots=True)
 class Admission:
-    """The facts that requests are checked against. `encode` is None without a tokenizer."""
+    """The facts that requests are checked against. `encode` is None without a tokenizer; `encode_inside`: the same of
+    what stands within a text."""
 
     vocab_size: int
     max_model_len: int
@@ -40,6 +41,7 @@ class Admission:
     max_waiting: int
     eos_ids: frozenset[int] = frozenset()
     encode: Encode | None = None
+    encode_inside: Encode | None = None
     compiler: ConstraintCompiler | None = None
     in_process: bool = True
     breakers: Callable[[str], tuple[tuple[list[int], list[int]], ...]] | None = None
@@ -80,7 +82,7 @@ class Admission:
             max_len=len(ids) + new,
             num_outputs=params.num_outputs,
             constraint=self._constraint(params),
-            reads_cache=params.prompt_logprobs is None,
+            reads_cache=params.prompt_logprobs is None and not params.skip_reading_prefix_cache,
         )
 
     def check_embedding(self, request: Request, pooling: str) -> SequenceGroup:
@@ -187,14 +189,15 @@ class Admission:
         return self.vocab_size if wanted < 0 else min(wanted, self.vocab_size)
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
-        """Each bad word as tokens, at the start of a text and after a space."""
+        """Each bad word as tokens: at the start of a text, within one, and after a space."""
         words = {tuple(ids): ids for ids in self.banned}
         for word in params.bad_words or ():
             assert self.encode is not None
+            ways = [self.encode] if self.encode_inside is None else [self.encode, self.encode_inside]
             for text in (word, " " + word.lstrip()):
-                ids = self.encode(text)
-                if ids:
-                    words.setdefault(tuple(ids), ids)
+                for encode in ways:
+                    if ids := encode(text):
+                        words.setdefault(tuple(ids), ids)
         return list(words.values())
 
     def _constraint(self, params: SamplingParams) -> Constraint | None:

@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 import uuid
 import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
+
 from tokenmill.core.config import make_config
-from tokenmill.core.request import EmbeddingOutput, Request, RequestOutput, SamplingParams
+from tokenmill.core.config_file import DEFAULT_MODEL, with_config_file
+from tokenmill.core.errors import EngineDeadError
+from tokenmill.core.params import RequestOutputKind, refuse_adapter
+from tokenmill.core.pooled import EmbeddingOutput, EmbeddingRequestOutput
+from tokenmill.core.request import Request, RequestOutput, SamplingParams, TextDelta
+from tokenmill.engine.arguments import EngineArgs
 from tokenmill.engine.build import build_engine
+from tokenmill.engine.hub_tokenizer import HubTokenizer
 from tokenmill.engine.outputs import Accumulator
 from tokenmill.engine.prompts import Prompt, PromptReader, check_salt, default_params, make_request
 from tokenmill.engine.service import Service
+from tokenmill.engine.weights import Weights, WeightUpdates
 
 
 class AsyncLLM:
     """A loaded model for asyncio programs; keyword arguments as for LLM."""
 
-    def __init__(self, model: str = "demo", **options: Any) -> None:
-        self.service = Service(build_engine(make_config(model=model, **options)))
+    def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
+        self.service = Service(build_engine(make_config(**with_config_file({"model": model, **options}))))
+        self._weights = WeightUpdates(self.service.built)
         self.reader = PromptReader(self.service.built.tokenizer, self.service.built.facts.max_model_len)
         # Dropped without close(), it must not leave a thread that holds the model.
         self._end = weakref.finalize(self, _close, self.reader, self.service)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs, **_: Any) -> AsyncLLM:
+        """The model that these arguments describe."""
+        return cls(**engine_args.given())
 
     async def generate(
         self,
@@ -33,8 +49,11 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int = 0,
+        lora_request: Any = None,
     ) -> AsyncIterator[RequestOutput]:
-        """The output so far, after every step that added to it; leaving the loop aborts the request."""
+        """The output so far, after every step that added to it (or what `output_kind` asks for); leaving the loop
+        aborts the request."""
+        refuse_adapter(lora_request)
         text, ids, salt = await asyncio.to_thread(self.reader.read, prompt, sampling_params)
         request = self._request(text, ids, sampling_params, request_id, priority=priority, salt=salt)
         async for output in self._follow(request):
@@ -58,20 +77,44 @@ class AsyncLLM:
         async for output in self._follow(self._request(text, ids, params, request_id, salt=salt)):
             yield output
 
-    async def embed(self, prompt: Prompt, *, pooling: str = "last") -> EmbeddingOutput:
+    async def embed(self, prompt: Prompt, *, pooling: str = "last") -> EmbeddingRequestOutput:
         """One prompt's unit vector."""
         text, ids, salt = await asyncio.to_thread(self.reader.read, prompt)
         request = self._request(text, ids, SamplingParams(max_tokens=1), None, salt=salt)
         vector = await self.service.embed(request, pooling)
-        return EmbeddingOutput(request_id=request.id, prompt_token_ids=ids, embedding=vector)
+        outputs = EmbeddingOutput(embedding=vector)
+        return EmbeddingRequestOutput(request_id=request.id, prompt_token_ids=ids, outputs=outputs)
 
     async def abort(self, request_id: str) -> None:
         """End a request; its iterator ends with finish_reason "abort"."""
         await self.service.abort(request_id)
 
+    async def get_tokenizer(self) -> HubTokenizer | None:
+        """The model's tokenizer, with the names of Transformers'; None without one."""
+        built = self.service.built
+        if built.tokenizer is None:
+            return None
+        return HubTokenizer(built.tokenizer, self.reader.render, built.config.model.model, built.context)
+
+    async def check_health(self) -> None:
+        """Raises EngineDeadError once the engine has died."""
+        if self.service.dead is not None:
+            raise EngineDeadError(self.service.dead)
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes."""
+        await self.service.call(self.service.engine.scheduler.tables.cache.clear)
+        return True
+
+    async def update_weights(self, weights: Weights) -> int:
+        """New numbers for weights, in place, while no request is open: see LLM.update_weights."""
+        return await self.service.call(functools.partial(self._weights.update, weights))
+
     def close(self) -> None:
         """Free the model."""
         self._end()
+
+    shutdown = close
 
     async def __aenter__(self) -> AsyncLLM:
         return self
@@ -84,13 +127,24 @@ class AsyncLLM:
     ) -> Request:
         params = params or default_params(self.service.built.generation)
         name = request_id or uuid.uuid4().hex
-        return make_request(name, text, ids, params, arrival=time.perf_counter(), **fields)
+        context = self.service.built.context
+        return make_request(name, text, ids, params, context=context, arrival=time.perf_counter(), **fields)
 
     async def _follow(self, request: Request) -> AsyncIterator[RequestOutput]:
-        accumulator = Accumulator(request)
+        accumulator, kind = Accumulator(request), request.params.output_kind
         async for delta in self.service.generate(request):
             accumulator.add(delta)
-            yield accumulator.output()
+            if kind == RequestOutputKind.DELTA:
+                yield _news(request, delta, accumulator)
+            elif kind == RequestOutputKind.CUMULATIVE or accumulator.finished:
+                yield accumulator.output()
+
+
+def _news(request: Request, delta: TextDelta, whole: Accumulator) -> RequestOutput:
+    """One step's tokens of one output, and nothing from before."""
+    piece = Accumulator(request)
+    piece.add(delta)
+    return msgspec.structs.replace(piece.output(), finished=whole.finished, metrics=whole.metrics)
 
 
 def _close(reader: PromptReader, service: Service) -> None:

@@ -16,7 +16,7 @@ from tokenmill.engine.drafting import device_drafter, read_ngram
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.executor import InProcessExecutor
 from tokenmill.engine.generation import banned, check_generation
-from tokenmill.engine.loading import Facts, find_model, load_runner, read_config
+from tokenmill.engine.loading import Facts, find_model, load_runner, read_config, read_generation
 from tokenmill.engine.source import ModelSource
 from tokenmill.engine.text import eos_ids_of, give_text, load_tokenizer
 from tokenmill.engine.workers import ProcessExecutor, start_worker
@@ -45,6 +45,12 @@ class Built:
     config: EngineConfig
     tokenizer: Tokenizer | None
     generation: dict[str, Any]
+    source: ModelSource
+
+    @property
+    def context(self) -> int:
+        """Tokens of the longest prompt with its output."""
+        return self.facts.max_model_len
 
 
 def make_limits(
@@ -71,7 +77,7 @@ def build_engine(config: EngineConfig) -> Built:
     ngram = read_ngram(config.speculate)
     drafter, most = (NgramDrafter(ngram.longest, ngram.shortest), ngram.most) if ngram else (NoDrafter(), 0)
     tokenizer = load_tokenizer(config, source)
-    generation = source.generation()
+    generation = read_generation(config, source)
     for said in check_generation(generation, f"{source.path}/generation_config.json"):
         log.warning("%s", said)
     executor, facts = _executor(config, source)
@@ -104,7 +110,8 @@ def build_engine(config: EngineConfig) -> Built:
     masks = MaskPool()
     if tokenizer is not None:
         give_text(admission, tokenizer, config.execute.check_structured)
-    return Built(Engine(scheduler, executor, admission, masks.fill), facts, config, tokenizer, generation)
+    engine = Engine(scheduler, executor, admission, masks.fill)
+    return Built(engine, facts, config, tokenizer, generation, source)
 
 
 def _executor(config: EngineConfig, source: ModelSource) -> tuple[Executor, Facts]:

@@ -5,54 +5,91 @@ The API is vLLM's: `generate`, `chat` and `embed` take one or many prompts and r
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import msgspec
+import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tokenmill.core.config import make_config
-from tokenmill.core.errors import ParameterError, SequenceError, UserError
-from tokenmill.core.request import EmbeddingOutput, Request, RequestOutput, SamplingParams, TextDelta
+from tokenmill.core.config_file import DEFAULT_MODEL, with_config_file
+from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.core.params import BeamSearchParams, PoolingParams, refuse_adapter, refuse_media
+from tokenmill.core.pooled import (
+    BeamSearchOutput,
+    BeamSearchSequence,
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringRequestOutput,
+)
+from tokenmill.core.request import CompletionOutput, Request, RequestOutput, SamplingParams, TextDelta
+from tokenmill.engine.arguments import EngineArgs
 from tokenmill.engine.build import Built, build_engine
 from tokenmill.engine.driver import Driver
+from tokenmill.engine.gauges import Gauges
+from tokenmill.engine.hub_tokenizer import HubTokenizer
+from tokenmill.engine.llm_engine import LLMEngine
+from tokenmill.engine.metrics import Metric, read_metrics
 from tokenmill.engine.outputs import Accumulator
+from tokenmill.engine.pooling import Pooler
+from tokenmill.engine.profiling import Profiler
 from tokenmill.engine.prompts import Prompt, PromptReader, check_salt, default_params, make_request
+from tokenmill.engine.weights import Weights, WeightUpdates, runner_of
 
+_CUT = "truncate_prompt_tokens"
+_NOT_OF_TEMPLATES = {"chat_template_content_format", "mm_processor_kwargs", "tokenization_kwargs"}
 EXIT_S = 10.0
 """Seconds that an exit waits for a step of another thread."""
 
 
 class LLM:
-    """A loaded model: `LLM(model="demo")`; keyword arguments are the flags of `serve` with underscores.
+    """A loaded model: `LLM(model="demo")`; keyword arguments are the flags of `serve` with underscores, and
+    `config=FILE` names a YAML file of them.
 
     Calls from several threads run one after the other; AsyncLLM lets them share steps.
     """
 
-    def __init__(self, model: str = "demo", **options: Any) -> None:
-        self.built: Built = build_engine(make_config(model=model, **options))
+    def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
+        self.built: Built = build_engine(make_config(**with_config_file({"model": model, **options})))
         self.engine = self.built.engine
         self.driver = Driver(self.engine, self.built.tokenizer)
         self.reader = PromptReader(self.built.tokenizer, self.built.facts.max_model_len)
         self._names = itertools.count(1)
+        self._gauges = Gauges(self.built)
+        self._weights = WeightUpdates(self.built)
+        self._profiler = Profiler()
         self._closed = False
         self._ending = threading.Event()
         weakref.finalize(self, _end, self._ending, self.driver.lock)
 
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
+        """The model that these arguments describe."""
+        return cls(**engine_args.given())
+
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt] | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
         *,
         priority: Sequence[int] | None = None,
+        prompt_token_ids: Any = None,
+        **others: Any,
     ) -> list[RequestOutput]:
         """Continue each prompt; bad input raises before any work, failures of single prompts do not end others."""
         self._check_open()
-        many = _as_list(prompts)
+        _check_others("generate", others)
+        many = _as_list(_prompts(prompts, prompt_token_ids))
         params = self._params(sampling_params, len(many))
         if priority is not None and len(priority) != len(many):
             raise ParameterError(f"{len(many)} prompts but {len(priority)} priorities.", param="priority")
@@ -66,13 +103,16 @@ class LLM:
         self,
         messages: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: Any = None,
         *,
         cache_salt: str | None = None,
         **template: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of message dicts) or several; `template`: tools, chat_template, ..."""
         self._check_open()
+        others = {name: template.pop(name) for name in _NOT_OF_TEMPLATES & template.keys()}
+        _check_others("chat", {"lora_request": lora_request, **others})
         if not isinstance(messages, (list, tuple)) or not messages:
             raise ParameterError(
                 "messages must be a list of at least one message, or of conversations.", param="messages"
@@ -87,30 +127,184 @@ class LLM:
             requests.append(self._request(text, ids, self.reader.with_reasoning(text, each), salt=salt))
         return self._run_requests(requests, use_tqdm)
 
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        lora_request: Any = None,
+        use_tqdm: bool | Callable[..., Any] = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The `beam_width` best continuations of each prompt; concurrency_limit: the engine batches by itself."""
+        refuse_adapter(lora_request)
+        if not isinstance(params, BeamSearchParams):
+            raise ParameterError("beam_search wants BeamSearchParams(beam_width=..., max_tokens=...).", param="params")
+        outputs = self.generate(_as_list(prompts), params.as_sampling(), use_tqdm)
+        return [BeamSearchOutput(sequences=[self._beam(found, out) for out in found.outputs]) for found in outputs]
+
+    # ------------------------------------------------------------ vectors, scores, labels
+
     def embed(
-        self, prompts: Prompt | Sequence[Prompt], use_tqdm: bool = True, *, pooling: str = "last"
-    ) -> list[EmbeddingOutput]:
-        """Unit vectors: the last token's final hidden state, or the mean over the prompt."""
-        self._check_open()
-        requests = []
-        for prompt in _as_list(prompts):
-            text, ids, salt = self.reader.read(prompt)
-            requests.append(self._request(text, ids, SamplingParams(max_tokens=1), salt=salt))
-        found = []
-        for place, done in enumerate(self._drive(requests, use_tqdm, pooling)):
-            if done.pooled is None:
-                raise SequenceError(f"Prompt {place} has no embedding: {done.outputs[0].stop_reason}")
-            ids = done.request.prompt_ids
-            found.append(EmbeddingOutput(request_id=done.request.id, prompt_token_ids=ids, embedding=done.pooled))
-        return found
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        use_tqdm: bool | Callable[..., Any] = True,
+        *,
+        pooling: str | None = None,
+        pooling_params: PoolingParams | None = None,
+        truncate_prompt_tokens: int | None = None,
+        **others: Any,
+    ) -> list[EmbeddingRequestOutput]:
+        """Unit vectors: the last token's final hidden state, or the mean over the prompt (pooling="mean")."""
+        _check_others("embed", others)
+        params = _pooling(pooling_params, pooling=pooling, truncate_prompt_tokens=truncate_prompt_tokens)
+        return self._pooler(use_tqdm).embed(_as_list(prompts), params)
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        truncate_prompt_tokens: int | None = None,
+        pooling_task: str = "embed",
+        **others: Any,
+    ) -> list[PoolingRequestOutput]:
+        """What `embed` gives, as tensors in `outputs.data`."""
+        _check_others("encode", others)
+        params = _pooling(pooling_params, task=pooling_task, truncate_prompt_tokens=truncate_prompt_tokens)
+        found = self._pooler(use_tqdm).embed(_as_list(prompts), params)
+        return [
+            PoolingRequestOutput(
+                request_id=each.request_id,
+                prompt_token_ids=each.prompt_token_ids,
+                outputs=PoolingOutput(data=torch.tensor(each.embedding)),
+            )
+            for each in found
+        ]
+
+    def score(
+        self,
+        data_1: Any,
+        data_2: Any,
+        /,
+        *,
+        method: str = "embedding",
+        instruction: str | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        **more: Any,
+    ) -> list[ScoringRequestOutput]:
+        """How well texts go together, one with all or one with one, as the server's /score tells it: the cosine of
+        their embeddings, or how likely the model calls the second an answer to the first (method="likelihood")."""
+        params = _pooling(more.pop("pooling_params", None), truncate_prompt_tokens=more.pop(_CUT, None))
+        _check_others("score", more)
+        return self._pooler(use_tqdm).score(data_1, data_2, params, method, instruction)
+
+    def classify(
+        self,
+        prompts: Any,
+        *,
+        labels: Sequence[str] | None = None,
+        instruction: str | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        **others: Any,
+    ) -> list[ClassificationRequestOutput]:
+        """Which of `labels` fits each text: the shares of their likelihoods as answers of the language model."""
+        _check_others("classify", others)
+        if labels is None:
+            raise ParameterError(
+                "models with a classification head are not built yet: give labels=[...], and the language model "
+                "chooses among them.",
+                param="labels",
+            )
+        return self._pooler(use_tqdm).classify(prompts, labels, instruction)
+
+    def reward(self, prompts: Any, /, **_: Any) -> list[PoolingRequestOutput]:
+        """Refused: reward models have a head that is not built."""
+        raise UserError(
+            "models with a reward head are not built yet: score(query, answer, method='likelihood') asks the language "
+            "model whether an answer is right."
+        )
+
+    # ------------------------------------------------------------ the engine
 
     def get_tokenizer(self) -> Any:
-        """The model's tokenizer."""
-        return self.built.tokenizer
+        """The model's tokenizer, with the names of Transformers'; None without one."""
+        inner = self.built.tokenizer
+        if inner is None:
+            return None
+        return HubTokenizer(inner, self.reader.render, self.built.config.model.model, self.built.context)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What generation_config.json suggests."""
         return default_params(self.built.generation)
+
+    @property
+    def llm_engine(self) -> LLMEngine:
+        """The engine, to be stepped by hand."""
+        return LLMEngine(self.built, self.driver, self.reader)
+
+    def get_metrics(self) -> list[Metric]:
+        """The engine's numbers of now, under the names of the server's series."""
+        with self.driver.alone():
+            return read_metrics(self._gauges.read(), self.built.config.model.model)
+
+    def update_weights(self, weights: Weights) -> int:
+        """New numbers for weights, in place: pairs of name and tensor, a dict of them, or a safetensors file or folder.
+
+        -> how many tensors were taken. Cached prefixes are forgotten; recorded steps stay. All that one layer holds is
+        given at once, unless the rest of it is still as it was loaded. Between start_weight_update() and
+        finish_weight_update() nothing is applied, so that parts may come one by one."""
+        self._check_open()
+        with self.driver.alone():
+            return self._weights.update(weights)
+
+    def start_weight_update(self) -> None:
+        """Keep what update_weights() is given until finish_weight_update()."""
+        self._weights.start()
+
+    def finish_weight_update(self) -> int:
+        """Apply what has been given since start_weight_update(); -> how many tensors."""
+        self._check_open()
+        with self.driver.alone():
+            return self._weights.finish()
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call something on the one worker there is: a function of it, or one of its methods by name."""
+        worker = runner_of(self.built)
+        if isinstance(method, str) and (method.startswith("_") or not callable(getattr(worker, method, None))):
+            raise ParameterError(f"the worker has no method {method!r}: give a function that takes it.", param="method")
+        call = functools.partial(method, worker) if callable(method) else getattr(worker, method)
+        with self.driver.alone():
+            return [call(*args, **(kwargs or {}))]
+
+    def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
+        """func(model) in a list; weights that it changes are not noticed: see update_weights()."""
+        with self.driver.alone():
+            return [func(runner_of(self.built).model)]
+
+    def sleep(self, level: int = 1) -> None:
+        """Refused: close() and a new LLM do it."""
+        raise UserError(
+            "an engine cannot sleep yet: close() frees its memory, and a new LLM of the same model loads again; "
+            "update_weights() changes weights without either."
+        )
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Nothing: an engine is always awake."""
+
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Record what torch does from now on."""
+        self._profiler.start(profile_prefix)
+
+    def stop_profile(self) -> Path:
+        """Write what was recorded; -> the trace's file, which browsers' tracing pages read."""
+        return self._profiler.stop()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes."""
@@ -150,16 +344,33 @@ class LLM:
         return list(given)
 
     def _request(self, text: str | None, ids: list[int], params: SamplingParams, **fields: Any) -> Request:
-        return make_request(str(next(self._names)), text, ids, params, arrival=time.perf_counter(), **fields)
+        name, context = str(next(self._names)), self.built.context
+        return make_request(name, text, ids, params, context=context, arrival=time.perf_counter(), **fields)
 
-    def _run_requests(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
+    def _pooler(self, use_tqdm: bool | Callable[..., Any]) -> Pooler:
+        self._check_open()
+        return Pooler(
+            self.reader, self.built.context, self._request, lambda found, pooling: self._drive(found, use_tqdm, pooling)
+        )
+
+    def _beam(self, found: RequestOutput, out: CompletionOutput) -> BeamSearchSequence:
+        tokens, tokenizer = found.prompt_token_ids + out.token_ids, self.built.tokenizer
+        return BeamSearchSequence(
+            tokens=tokens,
+            text=None if tokenizer is None else tokenizer.decode(tokens),
+            cum_logprob=out.cumulative_logprob or 0.0,
+            finish_reason=out.finish_reason,
+            stop_reason=out.stop_reason,
+        )
+
+    def _run_requests(self, requests: list[Request], use_tqdm: Any) -> list[RequestOutput]:
         return [accumulator.output() for accumulator in self._drive(requests, use_tqdm, None)]
 
-    def _drive(self, requests: list[Request], use_tqdm: bool, pooling: str | None) -> list[Accumulator]:
+    def _drive(self, requests: list[Request], use_tqdm: Any, pooling: str | None) -> list[Accumulator]:
         """Add all, step until all have ended; other calls wait, programs that share the engine get on."""
         found = {request.id: Accumulator(request) for request in requests}
         driver = self.driver
-        with driver.alone(), _progress(use_tqdm and len(requests) > 1) as progress:
+        with driver.alone(), _progress(bool(use_tqdm) and len(requests) > 1) as progress:
             self._check_all(requests, pooling)
             task = progress.add_task("Generating", total=len(found))
             left = len(found)
@@ -205,6 +416,31 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
         return [prompts]
     many = list(prompts)
     return [many] if many and all(isinstance(p, int) for p in many) else many
+
+
+def _prompts(prompts: Any, ids: Any) -> Any:
+    """Older programs give token ids beside the texts, or in their place."""
+    if ids is None:
+        return prompts
+    return ids if not ids or isinstance(ids[0], int) else [{"prompt_token_ids": row} for row in ids]
+
+
+def _check_others(verb: str, others: Mapping[str, Any]) -> None:
+    """Keyword arguments that vLLM knows and that ask for nothing may come; others are told."""
+    for name, value in others.items():
+        if name in ("lora_request", "prompt_adapter_request"):
+            refuse_adapter(value, name)
+        elif name in ("mm_processor_kwargs", "tokenization_kwargs", "guided_options_request", "concurrency_limit"):
+            refuse_media(name, value)
+        elif name not in ("chat_template_content_format", "chat_template"):
+            raise ParameterError(f"{verb} has no argument {name!r}.", param=name)
+
+
+def _pooling(given: PoolingParams | None, **more: Any) -> PoolingParams:
+    params = given or PoolingParams()
+    if not isinstance(params, PoolingParams):
+        raise ParameterError("pooling_params must be one PoolingParams for all prompts.", param="pooling_params")
+    return msgspec.structs.replace(params, **{name: value for name, value in more.items() if value is not None})
 
 
 def _progress(shown: bool) -> Progress:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 
 from tokenmill.checkpoint.checked import CheckedCheckpoint
+from tokenmill.checkpoint.folder import read_generation_config
+from tokenmill.checkpoint.hub import Hub
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.forward import Kernels
@@ -67,7 +70,19 @@ class Facts(msgspec.Struct):
 
 def find_model(config: EngineConfig) -> ModelSource:
     """Where the model comes from."""
-    return find_source(config.model.model, config.model.revision)
+    return find_source(config.model.model, config.model.revision, hub_of(config))
+
+
+def hub_of(config: EngineConfig) -> Hub:
+    """How files are downloaded."""
+    return Hub(config.files.download_dir, config.files.hf_token)
+
+
+def read_generation(config: EngineConfig, source: ModelSource) -> dict[str, Any]:
+    """What generation_config.json says, or another folder's, or nothing; with --override-generation-config."""
+    where = config.files.generation_config
+    found = {} if where == "vllm" else source.generation() if where == "auto" else read_generation_config(Path(where))
+    return {**found, **(config.files.override_generation_config or {})}
 
 
 def read_config(config: EngineConfig, source: ModelSource) -> dict[str, Any]:

@@ -117,12 +117,13 @@ class OutputProcessor:
             stopped = None
         else:
             stopped = self._decode(request, track, delta, out)
+        shown = request.params.detokenize
         if delta.logprobs is not None and request.params.logprobs is not None:
-            out.logprobs = [self._logprobs(row) for row in delta.logprobs[: len(out.token_ids)]]
+            out.logprobs = [self._logprobs(row, shown) for row in delta.logprobs[: len(out.token_ids)]]
         elif delta.logprobs is not None:
             out.score = sum(row.logprobs[0] for row in delta.logprobs[: len(out.token_ids)])
         if delta.prompt_logprobs is not None:
-            out.prompt_logprobs = [self._logprobs(row) for row in delta.prompt_logprobs]
+            out.prompt_logprobs = [self._logprobs(row, shown) for row in delta.prompt_logprobs]
         if stopped is not None:
             out.finish_reason, out.stop_reason = "stop", stopped
             if delta.finish is None:
@@ -168,13 +169,13 @@ class OutputProcessor:
                 out.text += track.stop.flush()
         return None
 
-    def _logprobs(self, row: RowLogprobs) -> dict[int, TokenLogprob]:
-        """Chosen token first; a chosen token among the likeliest appears once."""
+    def _logprobs(self, row: RowLogprobs, shown: bool) -> dict[int, TokenLogprob]:
+        """Chosen token first; a chosen token among the likeliest appears once. shown: as text, too."""
         found: dict[int, TokenLogprob] = {}
         for place, (token, logprob) in enumerate(zip(row.ids, row.logprobs, strict=True)):
             if token not in found:
                 rank = row.rank if place == 0 else place
-                found[token] = TokenLogprob(logprob, rank, self._show(token))
+                found[token] = TokenLogprob(logprob, rank, self._show(token) if shown else None)
         return found
 
     def _show(self, token: int) -> str | None:

@@ -86,6 +86,12 @@ class PromptReader:
         template = ChatTemplate(source, tokenizer.special_strings, pool=self._processes)
         return render_and_encode(template, self._guard, messages, **options, **kwargs)
 
+    def render(self, messages: Any, **options: Any) -> tuple[str, list[int]]:
+        """`chat` with options as a tokenizer's apply_chat_template has them: names of templates among the others."""
+        named = {name: options.pop(name) for name in list(options) if name not in CHAT_OPTIONS}
+        kwargs = {**(options.pop("chat_template_kwargs", None) or {}), **named}
+        return self.chat(messages, None, **options, chat_template_kwargs=kwargs)
+
     def with_reasoning(self, text: str, params: SamplingParams) -> SamplingParams:
         """Parameters for the answer to a rendered chat: structures and budgets must know where reasoning ends."""
         wanted = params.structured_outputs is not None or params.thinking_token_budget is not None
@@ -139,13 +145,25 @@ def check_size(tokenizer: Tokenizer, chars: int, max_model_len: int) -> None:
         raise ContextError(max_model_len, -(-chars // tokenizer.longest_token), exact=False)
 
 
-def make_request(request_id: str, text: str | None, ids: list[int], params: SamplingParams, **fields: Any) -> Request:
-    """A Request with its seed fixed: one without a seed gets a random one, so that it can be replayed exactly."""
+def make_request(
+    request_id: str,
+    text: str | None,
+    ids: list[int],
+    params: SamplingParams,
+    *,
+    context: int | None = None,
+    **fields: Any,
+) -> Request:
+    """A Request with its seed fixed: one without a seed gets a random one, so that it can be replayed exactly.
+
+    context: the model's, where an answer that does not fit ends with it; else it is refused."""
     if not isinstance(params, SamplingParams):
         raise ParameterError(f"sampling_params must be a SamplingParams, not {type(params).__name__}.")
     params.check()  # fields may have been set since it was made
     if params.truncate_prompt_tokens is not None:
         ids = ids[-params.truncate_prompt_tokens :]
+    if context is not None and params.max_tokens is not None and 0 < context - len(ids) < params.max_tokens:
+        params = msgspec.structs.replace(params, max_tokens=context - len(ids))
     seed = params.seed if params.seed is not None else secrets.randbits(63)
     return Request(id=request_id, prompt_ids=ids, params=params, prompt=text, seed=seed % (1 << 64), **fields)
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from tokenmill.checkpoint.dummy import DummyCheckpoint
 from tokenmill.checkpoint.folder import open_checkpoint, read_config, read_generation_config
 from tokenmill.checkpoint.gguf_model import GgufModel
-from tokenmill.checkpoint.hub import resolve_model
+from tokenmill.checkpoint.hub import Hub, resolve_model
 from tokenmill.core.errors import UserError
 from tokenmill.core.model import Checkpoint
 from tokenmill.demo import demo_dir
@@ -105,9 +105,9 @@ class GgufSource:
         return tokenizer_from_gguf(self._model.metadata, str(self.path))
 
 
-def find_source(name: str, revision: str | None = None) -> ModelSource:
+def find_source(name: str, revision: str | None = None, hub: Hub | None = None) -> ModelSource:
     """The model of this name: a folder, a .gguf file (or a folder that holds one model in such), a hub name, `demo`."""
-    path = demo_dir("main") if name == "demo" else resolve_model(name, revision)
+    path = demo_dir("main") if name == "demo" else resolve_model(name, revision, hub)
     if path.is_file():
         if path.suffix != ".gguf":
             raise UserError(f"{path}: a model is a folder or a .gguf file; this is neither.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tokenmill.checkpoint.hub import Hub
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ModelError
 from tokenmill.engine.admission import Admission
@@ -19,7 +20,8 @@ def load_tokenizer(config: EngineConfig, source: ModelSource) -> Tokenizer | Non
     if config.model.skip_tokenizer_init:
         return None
     if config.model.tokenizer is not None:
-        return find_source(config.model.tokenizer).tokenizer()
+        hub = Hub(config.files.download_dir, config.files.hf_token)
+        return find_source(config.model.tokenizer, config.files.tokenizer_revision, hub).tokenizer()
     if config.model.load_format == "dummy":
         try:
             return source.tokenizer()
@@ -46,6 +48,7 @@ def give_text(admission: Admission, tokenizer: Tokenizer, check: float) -> None:
 
     admission.encode = encode
     admission.breakers = BreakerIndex(token_texts, tokenizer.encode_inside).find
+    admission.encode_inside = tokenizer.encode_inside
     admission.compiler = Compiler(vocabulary, check)
 
 

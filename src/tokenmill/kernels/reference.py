@@ -51,6 +51,9 @@ class ReferenceKernels:
         entry = self._counters.setdefault(op, {"calls": 0, "fallbacks": 0})
         entry["fallbacks" if fallback or self.instead else "calls"] += 1
 
+    def forget_weights(self) -> None:
+        """Nothing: weights are read where they stand."""
+
     def record(self, compute: Callable[[], T], room: Tensor | None = None) -> tuple[T, Callable[[], None] | None]:
         """What `compute` makes; nothing is recorded."""
         return compute(), None

@@ -65,6 +65,10 @@ class StepRecorder(Protocol):
         """Enqueue the plan's step; None: it is not recorded (yet)."""
         ...
 
+    def forget_weights(self) -> None:
+        """Weights have new numbers where they stand."""
+        ...
+
 
 class Layout(Generic[K]):
     """How steps of one kind lie in memory."""
@@ -121,6 +125,8 @@ class Recordings(Protocol[K]):
         """Compute from the filled inputs; None: not recorded, and nothing was computed."""
         ...
 
+    def forget_weights(self) -> None: ...
+
 
 class RecordedSteps(Generic[K]):
     """The one StepRecorder: a layout over recordings."""
@@ -140,6 +146,9 @@ class RecordedSteps(Generic[K]):
         self.layout.fill(key, plan)
         made = self.recordings.replay(key, self.layout)
         return None if made is None else self.layout.step(key, plan, made)
+
+    def forget_weights(self) -> None:
+        self.recordings.forget_weights()
 
 
 class Graphs(Generic[K]):
@@ -163,6 +172,9 @@ class Graphs(Generic[K]):
         """Enqueue the recording of this key, made if need be."""
         recording = self._find(key, layout)
         return None if recording is None else recording.replay()
+
+    def forget_weights(self) -> None:
+        """Nothing: a graph reads the tensors that a weight settled into, and these stay where they are."""
 
     def _find(self, key: K, layout: Layout[K]) -> Recording[Made] | None:
         """None: an operation of this model waits for the device."""
@@ -188,6 +200,11 @@ class Tapes(Generic[K]):
         self.made: dict[K, tuple[Made, Callable[[], None]]] = {}
         self.seen: set[K] = set()
         self.possible = True
+
+    def forget_weights(self) -> None:
+        """Tapes name copies that the kernels made of small tensors: steps that come again are recorded again."""
+        self.made.clear()
+        self.seen.clear()
 
     def warm(self, layout: Layout[K]) -> None:
         """Nothing: the first steps pack weights and bind descriptors, the next ones record themselves."""

@@ -110,6 +110,12 @@ class Runner:
         rows.length[rows.spare] = 0
         rows.computed[rows.spare] = 0
 
+    def forget_weights(self) -> None:
+        """Weights have new numbers where they stand: what was made of the old ones is made again."""
+        self.kernels.forget_weights()
+        for recorder in self.recorders:
+            recorder.forget_weights()
+
     @torch.inference_mode()
     def begin(self, plan: StepPlan) -> Running:
         """Apply the plan and compute hidden states."""

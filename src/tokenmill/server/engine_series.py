@@ -1,4 +1,4 @@
-"""What the engines report, as Prometheus reads it. Owns: names of their series, and shares of the device's ceilings.
+"""What the engines report, as Prometheus reads it. Owns: series by label, and shares of the device's ceilings.
 
 vLLM's names where it has one, so that its dashboards work; series of features that are not here stay at zero.
 Must not know: requests, endpoints.
@@ -12,41 +12,10 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from tokenmill.engine.metrics import COUNTERS, GAUGES, PER_PLACE, statistic
 from tokenmill.measure.devices import Device, recognise
 from tokenmill.server.backend import Backend, EngineStats
 
-_GAUGES = {
-    "vllm:num_requests_running": ("running", "Requests in the batch."),
-    "vllm:num_requests_waiting": ("waiting", "Requests that wait for the batch."),
-    "vllm:kv_cache_usage_perc": ("kv_usage", "Share of K/V blocks in use."),
-    "tokenmill:kv_blocks": ("kv_blocks", "K/V blocks."),
-    "tokenmill:grammar_cache_bytes": ("grammar_bytes", "Memory of compiled grammars that are kept."),
-    "tokenmill:engine_resident_memory_bytes": ("rss_bytes", "Memory of the engine's process."),
-    "tokenmill:engine_open_fds": ("open_files", "Open files of the engine's process."),
-}
-_COUNTERS = {
-    "vllm:prompt_tokens": ("looked_up", "Prompt tokens computed or found in the cache."),
-    "vllm:generation_tokens": ("output_tokens", "Tokens generated."),
-    "vllm:num_preemptions": ("preemptions", "Preemptions."),
-    "vllm:prefix_cache_hits": ("cached_tokens", "Prompt tokens found in the prefix cache."),
-    "vllm:prompt_tokens_cached": ("cached_tokens", "Prompt tokens found in the prefix cache."),
-    "vllm:prefix_cache_queries": ("looked_up", "Prompt tokens looked up in the prefix cache."),
-    "vllm:spec_decode_num_drafts": ("drafts", "Drafts that were verified."),
-    "vllm:spec_decode_num_draft_tokens": ("drafted", "Draft tokens."),
-    "vllm:spec_decode_num_accepted_tokens": ("accepted", "Draft tokens that were right."),
-    "vllm:estimated_flops_per_gpu": ("flops", "Operations that the steps needed, estimated."),
-    "vllm:estimated_read_bytes_per_gpu": ("read_bytes", "Bytes that the steps read, estimated."),
-    "vllm:estimated_write_bytes_per_gpu": ("written_bytes", "Bytes of K/V that the steps wrote, estimated."),
-    "vllm:external_prefix_cache_queries": ("", "Prompt tokens looked up in other engines' caches."),
-    "vllm:external_prefix_cache_hits": ("", "Prompt tokens found in other engines' caches."),
-    "vllm:mm_cache_queries": ("", "Media looked up in the cache."),
-    "vllm:mm_cache_hits": ("", "Media found in the cache."),
-    "vllm:corrupted_requests": ("", "Requests whose logits held NaN; they end with an error here."),
-    "tokenmill:steps": ("steps", "Steps."),
-    "tokenmill:failed_steps": ("failures", "Steps that failed as a whole."),
-    "tokenmill:kernel_calls": ("kernel_calls", "Operations run."),
-    "tokenmill:kernel_fallbacks": ("fallback_calls", "Operations that the backend left to plain torch."),
-}
 _BY_LABEL = {
     "vllm:num_requests_waiting_by_reason": ("reason", {"capacity": "waiting", "deferred": ""}, GaugeMetricFamily),
     "vllm:prompt_tokens_by_source": (
@@ -79,7 +48,7 @@ class EngineSeries:
         """All series."""
         engines = self.backend.stats()
         labels = ["model_name", "engine"]
-        for table, family in ((_GAUGES, GaugeMetricFamily), (_COUNTERS, CounterMetricFamily)):
+        for table, family in ((GAUGES, GaugeMetricFamily), (COUNTERS, CounterMetricFamily)):
             for name, (field, text) in table.items():
                 made: Any = family(name, text, labels=labels)
                 for number, stats in enumerate(engines):
@@ -101,7 +70,7 @@ class EngineSeries:
 
     def _by_place(self, engines: list[EngineStats]) -> Metric:
         """How often drafts were right up to each of their places."""
-        name, labels = "vllm:spec_decode_num_accepted_tokens_per_pos", ["model_name", "engine", "position"]
+        name, labels = PER_PLACE, ["model_name", "engine", "position"]
         made = CounterMetricFamily(name, "Draft tokens that were right, by their place.", labels=labels)
         for number, stats in enumerate(engines):
             for place, count in enumerate(stats.accepted_at):
@@ -170,8 +139,4 @@ def _shares_of(device: Device, dtype: str, seconds: float, a: EngineStats, b: En
 
 
 def _value(stats: EngineStats, field: str) -> float:
-    if field == "looked_up":  # vLLM counts all prompt tokens here, cached ones too
-        return stats.prompt_tokens + stats.cached_tokens
-    if field == "one":
-        return 1.0
-    return getattr(stats, field) if field else 0.0
+    return 1.0 if field == "one" else statistic(stats, field)

@@ -45,9 +45,12 @@ class Parts(Protocol):
     backend: Backend
     gate: Gate
     metrics: Metrics
-    history: History
     recorder: Recorder | None
     traces: Traces | None
+
+    @property
+    def history(self) -> History:
+        """Where figures of requests are kept."""
 
 
 @dataclass(slots=True)

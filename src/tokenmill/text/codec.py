@@ -38,7 +38,8 @@ class Tokenizer:
         self.special_strings = dict(settings.special_strings)
         self.chat_template = settings.chat_template
         added = inner.get_added_tokens_decoder()
-        self._added = frozenset(added)
+        self.added_ids = frozenset(added)
+        self.base_size = inner.get_vocab_size(with_added_tokens=False)
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         self.vocab_size = max(inner.get_vocab_size(), 1 + max(added, default=-1))
         self.bos_id = self._named_id("bos_token")
@@ -47,8 +48,8 @@ class Tokenizer:
         rules = read_rules(_decoder_state(inner))
         self._tables: tuple[PieceTable, PieceTable] | None = None
         if rules is not None:
-            shown = PieceTable(rules, self.id_to_token, self._added, frozenset())
-            self._tables = shown, PieceTable(rules, self.id_to_token, self._added, self.special_ids)
+            shown = PieceTable(rules, self.id_to_token, self.added_ids, frozenset())
+            self._tables = shown, PieceTable(rules, self.id_to_token, self.added_ids, self.special_ids)
 
     def state(self) -> dict[str, Any]:
         """Plain data from which `from_state` makes an equal tokenizer in another process."""
@@ -145,7 +146,7 @@ class Tokenizer:
             return table.text(ids)
         kept = [index for index in ids if self.shows(index, skip_special_tokens)]
         joined = spaces_between_special_tokens or skip_special_tokens
-        runs = [kept] if joined else _cut_between(kept, self._added)
+        runs = [kept] if joined else _cut_between(kept, self.added_ids)
         return "".join(self._inner.decode(run, skip_special_tokens=False) for run in runs)
 
     def piece_table(self, skip_special_tokens: bool) -> PieceTable | None:

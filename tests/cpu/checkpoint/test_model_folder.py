@@ -99,6 +99,8 @@ def test_only_needed_files_are_asked_for(tmp_path: Path, monkeypatch: pytest.Mon
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr("tokenmill.checkpoint.hub.fetch_large", lambda *_: None)
+    (tmp_path / "pytorch_model.bin").touch()
     assert resolve_model("mill/small", "v1") == tmp_path
     assert "*.safetensors" in asked[0] and not any(".bin" in pattern for pattern in asked[0])
     assert asked[1] == ["pytorch_model*.bin"]
@@ -127,6 +129,7 @@ def test_download_errors_say_what_to_do(kind: type[Exception], hint: str, monkey
         raise error
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fails)
+    monkeypatch.setattr("tokenmill.checkpoint.hub.fetch_large", lambda *_: None)
     with pytest.raises(UserError, match=hint):
         resolve_model("mill/small")
 

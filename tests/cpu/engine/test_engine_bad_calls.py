@@ -48,12 +48,13 @@ def test_misspelt_options_of_chat_and_tools_of_no_use(tiny):
         for given, words in (
             ({"add_generation_promptt": True}, "Did you mean 'add_generation_prompt'"),
             ({"tool": []}, "Did you mean 'tools'"),
+            ({"lora_request": 1}, "adapters are not built"),
             ({"tools": "weather"}, "list of dicts"),
             ({"tools": ["weather"]}, "list of dicts"),
         ):
             with pytest.raises(ParameterError, match=words):
                 llm.chat(said, greedy(1), **given)
-        for lost in ({"mood": "merry"}, {"lora_request": 1}, {"chat_template_kwargs": {"mood": 1}},
+        for lost in ({"mood": "merry"}, {"chat_template_kwargs": {"mood": 1}},
                      {"documents": [{"text": "x"}]}):  # fmt: skip
             with pytest.raises(ParameterError, match="would be lost: the chat template never reads it"):
                 llm.chat(said, greedy(1), **lost)

@@ -68,7 +68,6 @@ PROMPTS = {
     "an empty dict": ({}, None, "prompt_token_ids"),
     "a list with None": ([None], None, "NoneType"),
     "over the context": ({"prompt_token_ids": [1] * 64}, None, "context length is 64"),
-    "over the context with its output": ({"prompt_token_ids": [1] * 60}, {"max_tokens": 10}, "at most 4"),
     "min_tokens over the context": (
         {"prompt_token_ids": [1] * 60}, {"max_tokens": None, "min_tokens": 5}, "min_tokens"),
     "stop id": ("x", {"stop_token_ids": [320]}, "320"),
@@ -131,7 +130,7 @@ def test_texts_that_cannot_fit_are_refused_unread(llm, monkeypatch):
     def encode(*_, **__):
         raise AssertionError("it was read")
 
-    monkeypatch.setattr(type(tokenizer), "encode_batch", encode)
+    monkeypatch.setattr(type(tokenizer.inner), "encode_batch", encode)
     for call in (
         lambda text: llm.generate(text, use_tqdm=False),
         lambda text: llm.generate({"prompt": text}, use_tqdm=False),
@@ -172,7 +171,7 @@ OPTIONS = [
     ({"speculative_config": {"method": "ngram", "prompt_lookup_max": "4"}, "depth": 2}, "whole numbers"),
     ({"max_model_len": 99999999999}, "99999999999 is more than the 2048 tokens of this model's context"),
     ({"max_model_len": 2049, "hf_overrides": {"max_position_embeddings": 2048}}, "2049 is more than the 2048"),
-    ({"tensor_parallel_size": 2}, "must be 1, got 2"), ({"swap_space": 4}, "swap_space"),
+    ({"tensor_parallel_size": 2}, "must be 1, got 2"), ({"cpu_offload_gb": 4}, "cpu_offload_gb"),
     ({"quantization": "int99"}, "int99"), ({"model": "/nowhere/at/all"}, "nowhere"),
 ]  # fmt: skip
 

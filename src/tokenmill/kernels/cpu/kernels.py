@@ -73,6 +73,11 @@ class CpuKernels(ReferenceKernels):
     def _bound(self) -> list[object]:
         return [*self._layers.values(), *self._norms.values(), *self._packed.values(), *self._experts.values()]
 
+    def forget_weights(self) -> None:
+        """Weights have new numbers where they stand: forget copies and packed forms that were made of them here."""
+        for kept in (self._packed, self._norms, self._layers, self._plans, self._experts):
+            kept.clear()
+
     def describe(self) -> dict[str, str | int]:
         """What `tokenmill doctor` shows."""
         return {"isa": _native.isa(), "threads": _native.threads(), "thread_limit": _native.thread_limit()}

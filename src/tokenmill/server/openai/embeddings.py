@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import array
 import base64
-import math
 import sys
 from typing import Any
 
-from tokenmill.core.errors import ParameterError
+from tokenmill.engine.scores import shorten
 from tokenmill.server.context import Context
 from tokenmill.server.errors import asked_in
 from tokenmill.server.job import Job
@@ -35,23 +34,12 @@ async def embed(context: Context, body: EmbeddingRequest, job: Job, base: str) -
         "id": f"embd-{base}",
         "object": "list",
         "data": [
-            {"object": "embedding", "index": i, "embedding": _encode(_shorten(vector, body.dimensions), body)}
+            {"object": "embedding", "index": i, "embedding": _encode(shorten(vector, body.dimensions), body)}
             for i, vector in enumerate(vectors)
         ],
         "model": model,
         "usage": {"prompt_tokens": usage["prompt_tokens"], "total_tokens": usage["prompt_tokens"]},
     }
-
-
-def _shorten(vector: list[float], dimensions: int | None) -> list[float]:
-    """The first entries, made a unit vector again."""
-    if dimensions is None:
-        return vector
-    if dimensions > len(vector):
-        raise ParameterError(f"dimensions is more than this model has ({len(vector)}).", param="dimensions")
-    part = vector[:dimensions]
-    length = math.sqrt(sum(x * x for x in part)) or 1.0
-    return [x / length for x in part]
 
 
 def _encode(vector: list[float], body: EmbeddingRequest) -> list[float] | str:

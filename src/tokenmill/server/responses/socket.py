@@ -88,7 +88,7 @@ class Conversing:
 
     @staticmethod
     def _error(found: HttpError) -> dict[str, Any]:
-        said = error_object(found.status, found.message, found.param)["error"]
+        said = error_object(found)["error"]
         code = said["code"] if isinstance(said["code"], str) else None
         if found.status == 404 and found.param == KeptResponse.param:
             code, said["param"] = "previous_response_not_found", "previous_response_id"

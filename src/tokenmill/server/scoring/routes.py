@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from tokenmill.core.errors import ParameterError
+from tokenmill.engine.scores import check_labels, label_question, pair_up
 from tokenmill.server.context import Context
 from tokenmill.server.job import Job
 from tokenmill.server.routing import Api, Work, json_answer, post
@@ -56,12 +57,9 @@ def add_routes(app: FastAPI, context: Context) -> None:
         async with Work(context, request) as work:
             body = await work.read(ClassifyRequest)
             model = context.check_model(body.model)
-            if len(set(body.labels)) < len(body.labels):
-                raise ParameterError("labels must differ.", param="labels")
+            check_labels(body.labels)
             texts = [body.input] if isinstance(body.input, str) else body.input
-            asked = body.instruction or "Which label fits the text? Answer with the label alone."
-            names = ", ".join(body.labels)
-            questions = [[{"role": "user", "content": f"{asked}\nLabels: {names}\nText: {text}"}] for text in texts]
+            questions = [label_question(text, body.labels, body.instruction) for text in texts]
             base = f"classify-{work.base()}"
             found = await scores.likelihoods(context, work.job, base, questions, body.labels, body.priority)
             data = [
@@ -95,14 +93,7 @@ def _pairs(body: ScoreRequest) -> list[tuple[str, str]]:
     """One with all, or one with one."""
     first = [body.first] if isinstance(body.first, str) else body.first
     second = [body.second] if isinstance(body.second, str) else [text_of(each) for each in body.second]
-    if len(first) == 1:
-        first = first * len(second)
-    if len(first) != len(second):
-        raise ParameterError(
-            f"There are {len(first)} first texts and {len(second)} second ones: give one first text, or as many.",
-            param="text_1",
-        )
-    return list(zip(first, second, strict=True))
+    return pair_up(first, second)
 
 
 def _list(name: str, model: str, data: list[dict[str, Any]], job: Job) -> dict[str, Any]:

@@ -1,0 +1,93 @@
+"""Large files of a hub, downloaded so that the next try goes on where this one broke off. Owns: the parts of files that
+are not complete, and putting whole ones where the hub's library looks for them.
+
+The library goes on within one process; when that ends, it drops what it has of a file. Files that it fetches in chunks
+of its own (Xet) are left to it. Must not know: formats, names of models."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+LARGE = (".safetensors", ".gguf", ".bin")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_PIECE = 1 << 22
+
+
+def fetch_large(repo: str, revision: str | None, allow: Sequence[str], ignore: Sequence[str], options: Any) -> None:
+    """Have the weight files that match in the library's cache; what is wrong is left to the library to tell."""
+    import huggingface_hub as hub
+    from huggingface_hub import constants, file_download
+    from huggingface_hub.utils import filter_repo_objects
+
+    if constants.HF_HUB_OFFLINE:
+        return
+    token = options.get("token")
+    try:
+        found = hub.HfApi(token=token).model_info(repo, revision=revision)
+    except Exception:  # no such model, no network: the library says it, or finds the model in its cache
+        return
+    names = [each.rfilename for each in found.siblings or () if each.rfilename.endswith(LARGE)]
+    root = Path(options.get("cache_dir") or constants.HF_HUB_CACHE)
+    root /= file_download.repo_folder_name(repo_id=repo, repo_type="model")
+    for name in filter_repo_objects(names, allow_patterns=list(allow), ignore_patterns=list(ignore)):
+        if (root / "snapshots" / str(found.sha) / name).exists():
+            continue
+        url = hub.hf_hub_url(repo, name, revision=found.sha)
+        about = hub.get_hf_file_metadata(url, token=token)
+        if not about.etag or about.size is None or getattr(about, "xet_file_data", None) is not None:
+            continue
+        blob = root / "blobs" / about.etag
+        if not blob.exists():
+            headers = hub.utils.build_hf_headers(token=token) if about.location == url else {}
+            _fetch(about.location, headers, blob, about.size)
+
+
+def _fetch(url: str, headers: dict[str, str], blob: Path, size: int) -> None:
+    """Download the rest of one file."""
+    from huggingface_hub import file_download
+
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    part = blob.with_name(f"{blob.name}.part")
+    with part.open("ab") as file, _alone(file) as mine:
+        if not mine:
+            return  # another process is at it: the library downloads a copy of its own
+        have = file.tell()
+        if have > size:
+            file.truncate(0)
+            have = 0
+        file_download.http_get(url, file, resume_size=have, headers=headers, expected_size=size)
+        file.flush()
+        if _SHA256.fullmatch(blob.name) and _digest(part) != blob.name:
+            part.unlink()
+            raise OSError(f"{part}: what was downloaded is not what the hub has; it was thrown away")
+        os.replace(part, blob)
+
+
+@contextlib.contextmanager
+def _alone(file: BinaryIO) -> Iterator[bool]:
+    """Is this the only process that writes the file?"""
+    try:
+        import fcntl
+    except ImportError:  # a system without such locks
+        yield False
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        yield False
+        return
+    yield True  # closing the file gives the lock back
+
+
+def _digest(path: Path) -> str:
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            found.update(piece)
+    return found.hexdigest()

@@ -1,0 +1,54 @@
+"""Options from a YAML file. Owns: reading it, and which names are the server's. Must not know: flags, engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tokenmill.core.config import SERVER_GROUPS, all_options
+from tokenmill.core.errors import ParameterError, why
+
+MAX_FILE_BYTES = 1 << 20
+
+
+class Unsaid(str):
+    """A default that was not typed, so that a file or the environment may say it."""
+
+
+DEFAULT_MODEL = Unsaid("demo")
+_LISTS = ("api_key", "allowed_hosts", "allowed_origins")
+
+
+def read_config_file(path: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(engine options, server options) of a file; dashes and underscores are the same."""
+    if path is None:
+        return {}, {}
+    import yaml
+
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ParameterError(f"--config {path} is larger than {MAX_FILE_BYTES} bytes.")
+        found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError(f"--config {path} cannot be read: {why(error)}.") from error
+    except yaml.YAMLError as error:
+        raise ParameterError(f"--config {path} is not YAML: {' '.join(str(error).split())}.") from error
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise ParameterError(f"--config {path} must hold a mapping of option names to values.")
+    named = {name.replace("-", "_"): value for name, value in found.items()}
+    for many in _LISTS:
+        if isinstance(named.get(many), str):
+            named[many] = [named[many]]
+    ours = all_options(SERVER_GROUPS)
+    mine = {name: value for name, value in named.items() if name in ours}
+    return {name: value for name, value in named.items() if name not in ours}, mine
+
+
+def with_config_file(options: dict[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of an engine, with those of the file that `config` names below them; the server's are left
+    out, so that one file serves both."""
+    given = {name: value for name, value in options.items() if name != "config" and value is not DEFAULT_MODEL}
+    path = options.get("config")
+    if path is not None and not isinstance(path, (str, Path)):
+        raise ParameterError("config must be the path of a YAML file.", param="config")
+    return {**read_config_file(None if path is None else Path(path))[0], **given}

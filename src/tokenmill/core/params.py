@@ -1,0 +1,160 @@
+"""Parameters of requests besides SamplingParams, under vLLM's names. Owns: pooling, beams, structures, adapters,
+prompts as dicts, and the checks of each.
+
+Must not know: engines. What rests on something that is not built is refused here by name.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any, NotRequired, TypedDict
+
+import msgspec
+
+from tokenmill.core.errors import ParameterError
+from tokenmill.core.request import SamplingParams, Spelled
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text."""
+
+    prompt: str
+    cache_salt: NotRequired[str]
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids."""
+
+    prompt_token_ids: list[int]
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
+
+
+PromptType = str | list[int] | TextPrompt | TokensPrompt
+
+
+class RequestOutputKind(enum.IntEnum):
+    """What AsyncLLM yields after a step: all so far, what is new, or everything at the end."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+class StructuredOutputsParams(msgspec.Struct, kw_only=True, metaclass=Spelled):
+    """What an answer must match: one of json, regex, choice, grammar, json_object or structural_tag."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    whitespace_pattern: str | None = None
+    disable_fallback: bool = False
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    backend: str | None = None
+
+    def __post_init__(self) -> None:
+        forms = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+        given = [name for name in forms if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            raise ParameterError(
+                f"A structure is one of {', '.join(forms)}; this has {', '.join(given) or 'none of them'}.",
+                param="structured_outputs",
+            )
+        for name in ("disable_any_whitespace", "disable_additional_properties"):
+            if getattr(self, name):
+                raise ParameterError(
+                    f"{name} has no effect here: say it in the schema, or with whitespace_pattern.", param=name
+                )
+
+    def as_options(self) -> dict[str, Any]:
+        """The dict that `SamplingParams.structured_outputs` holds. Backends and fallbacks: all enforce the same."""
+        names = ("json", "regex", "choice", "grammar", "json_object", "structural_tag", "whitespace_pattern")
+        return {name: getattr(self, name) for name in names if getattr(self, name) not in (None, False)}
+
+
+GuidedDecodingParams = StructuredOutputsParams
+"""The older name."""
+
+
+class BeamSearchParams(msgspec.Struct, kw_only=True, metaclass=Spelled):
+    """How to search; beams are ranked by log-probability per output token to the power of length_penalty."""
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+
+    def as_sampling(self) -> SamplingParams:
+        """The same as SamplingParams; refuses what cannot be meant."""
+        return SamplingParams(
+            use_beam_search=True,
+            n=self.beam_width,
+            max_tokens=self.max_tokens,
+            ignore_eos=self.ignore_eos,
+            temperature=self.temperature,
+            length_penalty=self.length_penalty,
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            logprobs=None,
+        )
+
+
+class PoolingParams(msgspec.Struct, kw_only=True, metaclass=Spelled):
+    """How a prompt becomes a vector. pooling: its last token's final hidden state, or the mean of all."""
+
+    truncate_prompt_tokens: int | None = None
+    dimensions: int | None = None
+    normalize: bool | None = None
+    use_activation: bool | None = None
+    task: str | None = None
+    pooling: str = "last"
+
+    def check(self) -> None:
+        """Raise a ParameterError that names what cannot be done."""
+        for name in ("truncate_prompt_tokens", "dimensions"):
+            value = getattr(self, name)
+            if name == "truncate_prompt_tokens" and value == -1:
+                continue  # as much as the context holds
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ParameterError(f"{name} must be a positive integer, got {value!r}.", param=name)
+        for name in ("normalize", "use_activation"):
+            if getattr(self, name) is False:
+                raise ParameterError(f"{name}=False cannot be done: vectors have length 1 here.", param=name)
+        if self.task not in (None, "embed"):
+            raise ParameterError(
+                f"The pooling task {self.task!r} needs a model with a head for it, and those are not built: "
+                "embed() gives vectors, classify(labels=...) and score() read the language model.",
+                param="task",
+            )
+
+
+class LoRARequest(msgspec.Struct):
+    """Names an adapter; requests with one are refused, as adapters are not built yet."""
+
+    lora_name: str
+    lora_int_id: int
+    lora_path: str = ""
+
+
+def refuse_adapter(given: Any, name: str = "lora_request") -> None:
+    """Adapters are not built."""
+    if given is not None and given != []:
+        raise ParameterError(
+            f"{name}: adapters are not built yet; merge the adapter into the weights (update_weights() takes the "
+            "result without a restart), or leave it out.",
+            param=name,
+        )
+
+
+def refuse_media(name: str, given: Any) -> None:
+    """Pictures and sound are not read."""
+    if isinstance(given, Mapping) and not given:
+        return
+    if given is not None:
+        raise ParameterError(f"{name} cannot be used: this engine reads text and token ids.", param=name)

@@ -1,0 +1,44 @@
+"""Names of vLLM's SamplingParams that are no fields here. Owns: what becomes of each of them.
+
+Must not know: the fields, requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tokenmill.core.errors import ParameterError
+
+OLDER = {"guided_decoding": "structured_outputs"}
+"""Older names of fields."""
+
+HARMLESS = {
+    "skip_clone": "a wish about speed: parameters are never written to, so none are copied",
+    "flat_logprobs": "a wish about memory: log-probabilities come as one dict per token",
+}
+"""Taken, and of no effect, because none is missing."""
+
+REFUSED = {
+    "extra_args": "it is read by plugins, and there are none: give logits_processors=[f], whose f may hold anything",
+    "repetition_detection": "ends at repetitions are not built: penalties prevent them",
+    "prompt_adapter_request": "prompt adapters are not built",
+}
+"""Refused unless their value asks for nothing."""
+
+
+def without_others(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields alone: older names become the fields that they mean, harmless ones go, and what would be lost is told."""
+    fields: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in HARMLESS:
+            continue
+        if name in REFUSED:
+            if value not in (None, False) and value != {}:
+                raise ParameterError(f"SamplingParams: {name!r} cannot be used: {REFUSED[name]}.", param=name)
+            continue
+        field = OLDER.get(name, name)
+        if field in fields or (field != name and given.get(field) is not None):
+            raise ParameterError(f"{name} is an older name of {field}: give one of them.", param=name)
+        fields[field] = value
+    return fields

@@ -1,0 +1,72 @@
+"""Engine arguments as an object, as vLLM's programs pass them on. Owns: EngineArgs with one field for every option and
+for every name that is taken or refused, and the way to and from command lines. Must not know: what options do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import TYPE_CHECKING, Any, get_origin
+
+from tokenmill.core.arguments import ENGINE, SWITCHES, parsed
+from tokenmill.core.config import EngineConfig, all_options, make_config
+
+
+class _Arguments:
+    """What EngineArgs can do, whatever its fields are."""
+
+    def __post_init__(self) -> None:
+        self.config()
+
+    def given(self) -> dict[str, Any]:
+        """Fields that differ from their defaults: keyword arguments of LLM."""
+        plain = {item.name: item.default for item in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return {name: getattr(self, name) for name in plain if getattr(self, name) != plain[name]}
+
+    def config(self) -> EngineConfig:
+        """The configuration that they mean, or a UserError that names what cannot be meant."""
+        return make_config(**self.given())
+
+    @staticmethod
+    def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        """Give an argparse parser a flag for each; those it has already stay as they are."""
+        known = {flag for action in parser._actions for flag in action.option_strings}
+        for item in dataclasses.fields(EngineArgs):  # type: ignore[arg-type]
+            flag = "--" + item.name.replace("_", "-")
+            if flag in known:
+                continue
+            if isinstance(item.default, bool) or item.name in SWITCHES:
+                parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=item.default)
+            else:
+                parser.add_argument(flag, type=str if item.type == "text" else parsed, default=item.default)
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> EngineArgs:
+        """From what such a parser read."""
+        names = [item.name for item in dataclasses.fields(EngineArgs)]  # type: ignore[arg-type]
+        return EngineArgs(**{name: getattr(args, name) for name in names if hasattr(args, name)})
+
+
+def _fields() -> list[tuple[str, Any, Any]]:
+    found: list[tuple[str, Any, Any]] = []
+    for name, (_, item, kind) in all_options().items():
+        text = str in getattr(kind, "__args__", (kind,)) and get_origin(kind) is None
+        found.append((name, "text" if text else Any, dataclasses.field(default=item.default)))
+    found += [(name, Any, dataclasses.field(default=1)) for name in ("tensor_parallel_size", "pipeline_parallel_size")]
+    return found + [(name, Any, dataclasses.field(default=None)) for name in ENGINE]
+
+
+if TYPE_CHECKING:
+
+    class EngineArgs(_Arguments):
+        """Keyword arguments of LLM, checked when they are given."""
+
+        def __init__(self, model: str = "demo", **options: Any) -> None: ...
+
+else:
+    EngineArgs = dataclasses.make_dataclass("EngineArgs", _fields(), bases=(_Arguments,), namespace={
+        "__module__": __name__, "__doc__": "Keyword arguments of LLM, checked when they are given."})  # fmt: skip
+
+AsyncEngineArgs = EngineArgs
+"""The same: an engine knows no second kind."""

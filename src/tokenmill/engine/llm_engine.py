@@ -1,0 +1,95 @@
+"""An engine that a program steps by hand, as vLLM's LLMEngine. Owns: requests by id, and the outputs of each step.
+
+Must not know: batches of prompts, threads, HTTP.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from tokenmill.core.errors import ParameterError
+from tokenmill.core.params import refuse_adapter
+from tokenmill.core.request import RequestOutput, SamplingParams, TextDelta
+from tokenmill.engine.arguments import EngineArgs
+from tokenmill.engine.build import Built, build_engine
+from tokenmill.engine.driver import Driver
+from tokenmill.engine.outputs import Accumulator
+from tokenmill.engine.prompts import Prompt, PromptReader, default_params, make_request
+
+
+class LLMEngine:
+    """add_request(), then step() while has_unfinished_requests()."""
+
+    def __init__(self, built: Built, driver: Driver, reader: PromptReader) -> None:
+        self.built, self.driver, self.reader = built, driver, reader
+        self.open: dict[str, Accumulator] = {}
+        self._changed: dict[str, Accumulator] = {}
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs, **_: Any) -> LLMEngine:
+        """A loaded model; `close()` frees it."""
+        built = build_engine(engine_args.config())
+        return cls(built, Driver(built.engine, built.tokenizer), PromptReader(built.tokenizer, built.context))
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        lora_request: Any = None,
+        priority: int = 0,
+    ) -> str:
+        """Accept a request, or raise a UserError that says why not; -> its id."""
+        refuse_adapter(lora_request)
+        if request_id in self.open:
+            raise ParameterError(f"The request id {request_id!r} is in use: choose another one.", param="request_id")
+        text, ids, salt = self.reader.read(prompt, params)
+        request = make_request(
+            request_id,
+            text,
+            ids,
+            params or default_params(self.built.generation),
+            context=self.built.context,
+            arrival=time.perf_counter(),
+            priority=priority,
+            salt=salt,
+        )
+        accumulator = Accumulator(request)
+
+        def hear(delta: TextDelta) -> None:
+            accumulator.add(delta)
+            self._changed[request_id] = accumulator
+
+        self.driver.add(request, hear)
+        self.open[request_id] = accumulator
+        return request_id
+
+    def step(self) -> list[RequestOutput]:
+        """One step; the outputs so far of every request that it added to."""
+        self.driver.step()
+        changed, self._changed = self._changed, {}
+        for name, accumulator in changed.items():
+            if accumulator.finished:
+                self.open.pop(name, None)
+        return [accumulator.output() for accumulator in changed.values()]
+
+    def abort_request(self, request_ids: str | Iterable[str]) -> None:
+        """Nobody waits for these any more."""
+        names = [request_ids] if isinstance(request_ids, str) else list(request_ids)
+        self.driver.leave([name for name in names if self.open.pop(name, None) is not None])
+
+    def has_unfinished_requests(self) -> bool:
+        """Is there anything to step for?"""
+        return bool(self.open)
+
+    def get_num_unfinished_requests(self) -> int:
+        """How many requests are open."""
+        return len(self.open)
+
+    def close(self) -> None:
+        """Free the model."""
+        self.reader.close()
+        self.built.engine.close()

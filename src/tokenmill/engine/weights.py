@@ -1,0 +1,309 @@
+"""New numbers for a loaded model's weights, in place. Owns: which tensors may come, building one layer anew from them,
+and copying it over the old one, whatever format it was packed into.
+
+A layer is built as it was at the load (joined, split, quantised, packed) and its tensors are copied into those that
+stand, so addresses stay, and recorded steps with them. One layer is held twice at a time. Must not know: families,
+formats, requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.checkpoint.safetensors import SafetensorsCheckpoint, open_safetensors
+from tokenmill.core.errors import ModelError, UserError
+from tokenmill.core.forward import RopeSpec
+from tokenmill.core.model import Checkpoint
+from tokenmill.engine.build import Built
+from tokenmill.engine.executor import InProcessExecutor
+from tokenmill.engine.loading import DTYPES, read_config
+from tokenmill.layers.build import Book, Build
+from tokenmill.models.decoder import Decoder
+from tokenmill.models.registry import build_stage
+from tokenmill.runner.runner import Runner
+
+Weights = Iterable[tuple[str, Tensor]] | Mapping[str, Tensor] | str | Path
+WIDE = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
+_ENDS = ("embedding", "before", "head", "norm", "after", "bias")
+HEAD = "lm_head.weight"
+
+
+def runner_of(built: Built) -> Runner:
+    """The one that runs the model, if it is in this process."""
+    executor = built.engine.executor
+    if not isinstance(executor, InProcessExecutor):
+        raise UserError("the model runs in a process of its own: load it with executor='inprocess' for this.")
+    return executor.runner
+
+
+class Overlay:
+    """A Checkpoint with some tensors in place of another one's."""
+
+    def __init__(self, inner: Checkpoint, given: Mapping[str, Tensor]) -> None:
+        self.inner, self.given = inner, given
+        self.close = inner.close
+
+    def names(self) -> Iterable[str]:
+        """All tensor names."""
+        return dict.fromkeys([*self.inner.names(), *self.given])
+
+    def has(self, name: str) -> bool:
+        """Is there such a tensor?"""
+        return name in self.given or self.inner.has(name)
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Its shape."""
+        return tuple(self.given[name].shape) if name in self.given else self.inner.shape(name)
+
+    def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """The given tensor, else the other one's."""
+        return self.given[name] if name in self.given else self.inner.tensor(name, shape, dtype)
+
+    def part(
+        self,
+        name: str,
+        dim: int,
+        start: int,
+        stop: int,
+        shape: tuple[int, ...] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """start:stop of one dimension."""
+        if name in self.given:
+            return self.given[name].narrow(dim, start, stop - start)
+        return self.inner.part(name, dim, start, stop, shape, dtype)
+
+    def blocks(self, name: str, shape: tuple[int, ...] | None = None) -> Any | None:
+        """Quantised blocks, where the other one has such."""
+        ask = getattr(self.inner, "blocks", None)
+        return None if ask is None or name in self.given else ask(name, shape)
+
+
+class WeightUpdates:
+    """Takes new weights for one engine's model."""
+
+    def __init__(self, built: Built) -> None:
+        self.built = built
+        self.names: dict[int, set[str]] = {}
+        """Tensors that each layer is made of, where that is known."""
+        self.changed: set[str] = set()
+        """Tensors that are no longer as the checkpoint has them."""
+        self.coming: dict[str, Tensor] | None = None
+
+    def start(self) -> None:
+        """Keep what comes until `finish`."""
+        if self.coming is not None:
+            raise UserError("an update has been started already: finish_weight_update() ends it.")
+        self.coming = {}
+
+    def finish(self) -> int:
+        """Apply what has come."""
+        if self.coming is None:
+            raise UserError("no update has been started: start_weight_update() does, or update_weights() alone.")
+        given, self.coming = self.coming, None
+        return self._apply(given)
+
+    def update(self, weights: Weights) -> int:
+        """Apply these, or keep them if an update has been started (copies: senders use their buffers again)."""
+        given = _read(weights)
+        if self.coming is None:
+            return self._apply(given)
+        self.coming |= {name: tensor.detach().clone() for name, tensor in given.items()}
+        return len(given)
+
+    def _apply(self, given: dict[str, Tensor]) -> int:
+        engine = self.built.engine
+        runner = runner_of(self.built)
+        if engine.has_work or engine.flying:
+            raise UserError("requests are open: weights are changed between requests.")
+        source = self.built.source.checkpoint(
+            self.built.config.model.load_format, seed=self.built.config.model.seed, device=self.built.facts.device
+        )
+        try:
+            given = _without_copy_of_head(given, source)
+            _check(given, source)
+            taken = self._copy(runner, Overlay(source, given), set(given))
+        finally:
+            source.close()
+        engine.scheduler.tables.cache.clear()
+        runner.forget_weights()
+        return taken
+
+    @torch.inference_mode()
+    def _copy(self, runner: Runner, checkpoint: Overlay, given: set[str]) -> int:
+        model = runner.model
+        assert isinstance(model, Decoder)
+        count = len(model.layers)
+        order = [count - 1, *range(count - 1)]  # the last one tells whether the embedding is the head's matrix
+        touched = [i for i in order if i not in self.names or self.names[i] & given]
+        for i in touched:
+            self._check_whole(self.names.get(i, set()), given)
+        tied = model.embedding is not None and model.head is not None and model.embedding.weight is model.head.weight
+        used: set[str] = set()
+        for i in touched:
+            new, names = self._stage(runner, checkpoint, i)
+            self.names[i] = names
+            used |= names
+            if names & given:
+                ends = [name for name in _ENDS if not (name == "embedding" and tied and i != count - 1)]
+                both = [(getattr(model, name), getattr(new, name)) for name in ends if getattr(new, name) is not None]
+                self._fill([*both, (model.layers[i], new.layers[0])])
+        if left := sorted(given - used):
+            raise UserError(f"no layer is made of {', '.join(left[:4])}; the other tensors were taken.")
+        self.changed |= given
+        return len(given)
+
+    def _check_whole(self, names: set[str], given: set[str]) -> None:
+        """What a layer is made of is given whole, unless the rest of it is still the checkpoint's."""
+        missing = sorted((names - given) & self.changed)
+        if missing:
+            raise UserError(
+                f"the update holds {min(names & given)} but not {missing[0]}, which an earlier one changed: give all "
+                "tensors of a layer at once (or call start_weight_update() before the first part)."
+            )
+
+    def _stage(self, runner: Runner, checkpoint: Overlay, layer: int) -> tuple[Decoder, set[str]]:
+        """One layer, with what lies before the first and behind the last, and the tensors that it was made of."""
+        config, facts = self.built.config, self.built.facts
+        book = Book()
+        b = Build(
+            checkpoint=checkpoint,
+            dtype=DTYPES[facts.dtype],
+            device=torch.device(facts.device),
+            max_positions=runner.model.spec.max_positions,
+            quantization=config.model.quantization,
+            kernels=runner.kernels,
+            book=book,
+            stage=(layer, layer + 1),
+        )
+        made = build_stage(read_config(config, self.built.source), b)
+        assert isinstance(made, Decoder)
+        return made, book.used
+
+    def _fill(self, parts: list[tuple[Any, Any]]) -> None:
+        """Copy, once all that is to be copied is known to fit."""
+        seen: set[int] = set()
+        found = [pair for old, new in parts for pair in pairs(old, new, seen)]
+        for old, new in found:
+            old.copy_(new)
+
+
+def pairs(old: Any, new: Any, seen: set[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    """The tensors of two things of one structure, side by side; each old one once."""
+    if old is new or id(old) in seen or isinstance(old, RopeSpec):
+        return
+    if type(old) is not type(new):
+        raise _unlike(old, new)
+    seen.add(id(old))
+    if isinstance(old, Tensor):
+        if old.shape != new.shape or old.dtype != new.dtype:
+            raise _unlike(old, new)
+        yield old, new
+        return
+    for one, other in _inside(old, new):
+        yield from pairs(one, other, seen)
+
+
+def _inside(old: Any, new: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(old, (list, tuple)):
+        yield from zip(old, new, strict=True)
+    elif isinstance(old, dict):
+        yield from ((old[key], new[key]) for key in old)
+    elif isinstance(old, FunctionType):
+        cells = zip(old.__closure__ or (), new.__closure__ or (), strict=True)
+        yield from ((one.cell_contents, other.cell_contents) for one, other in cells)
+    elif isinstance(old, MethodType):
+        yield old.__self__, new.__self__
+    elif isinstance(old, partial):
+        yield from ((old.func, new.func), (old.args, new.args), (old.keywords, new.keywords))
+    elif type(old).__module__.startswith("tokenmill.") and not type(old).__module__.endswith("._native"):
+        names = [*getattr(old, "__dict__", ())]
+        names += [name for kind in type(old).__mro__ for name in getattr(kind, "__slots__", ()) if hasattr(old, name)]
+        numbers = [name for name in names if not isinstance(getattr(old, name), (bool, int, float, str, type(None)))]
+        yield from ((getattr(old, name), getattr(new, name, None)) for name in numbers)
+
+
+def _unlike(old: Any, new: Any) -> UserError:
+    return UserError(
+        f"a weight that is held as {_said(old)} cannot be filled from {_said(new)}: load the model again with the new "
+        "weights."
+    )
+
+
+def _said(thing: Any) -> str:
+    if isinstance(thing, Tensor):
+        return f"{str(thing.dtype).removeprefix('torch.')} of {list(thing.shape)}"
+    return type(thing).__name__
+
+
+def _read(weights: Weights) -> dict[str, Tensor]:
+    """Name -> tensor, from any form."""
+    if isinstance(weights, (str, Path)):
+        path = Path(weights).expanduser()
+        if not path.exists():
+            raise UserError(f"{path}: there is no such file or folder.")
+        found = open_safetensors(path) if path.is_dir() else SafetensorsCheckpoint(path, [path])
+        if found is None:
+            raise UserError(f"{path}: it holds no safetensors files.")
+        return {name: found.tensor(name) for name in found.names()}
+    given: dict[str, Tensor] = {}
+    for pair in weights.items() if isinstance(weights, Mapping) else weights:
+        if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
+            raise UserError("weights must be pairs of a name and a tensor, a dict of them, or a safetensors file.")
+        name, tensor = pair
+        if not isinstance(tensor, Tensor):
+            raise UserError(f"{name} must be a tensor, not {type(tensor).__name__}.")
+        if name in given:
+            raise UserError(f"{name} is given twice.")
+        given[name] = tensor.detach()
+    return given
+
+
+def _without_copy_of_head(given: dict[str, Tensor], source: Checkpoint) -> dict[str, Tensor]:
+    """Trainers send a tied matrix under both of its names; checkpoints hold it once."""
+    if HEAD not in given or source.has(HEAD):
+        return given
+    head = given[HEAD]
+    tied = any(name != HEAD and t.shape == head.shape and torch.equal(t, head) for name, t in given.items())
+    return {name: tensor for name, tensor in given.items() if name != HEAD} if tied else given
+
+
+def _check(given: Mapping[str, Tensor], source: Checkpoint) -> None:
+    """Refuse, before anything is written, what does not fit the checkpoint that the model was loaded from."""
+    if not given:
+        raise UserError("the update holds no tensors.")
+    known = set(source.names())
+    for name, tensor in given.items():
+        if known and name not in known:
+            stem = name.removesuffix("weight")
+            packed = sorted(other for other in known if other.startswith(stem)) if stem != name else []
+            more = f"; it is held there as {packed[0]}, which other formats cannot fill" if packed else ""
+            raise UserError(f"the model's checkpoint has no tensor {name}{more}.")
+        shape = source.shape(name) if known else None
+        if shape is not None and tuple(shape) != tuple(tensor.shape):
+            raise UserError(f"{name} has shape {list(tensor.shape)}, and the model wants {list(shape)}.")
+        if known and not _fits(name, tensor, source):
+            raise UserError(f"{name} is packed in the model's checkpoint, and other formats cannot fill it.")
+        if tensor.is_meta or (tensor.dtype in WIDE and not bool(tensor.isfinite().all())):
+            raise UserError(f"{name} holds NaN or infinity, or no numbers at all.")
+
+
+def _fits(name: str, tensor: Tensor, source: Checkpoint) -> bool:
+    """Is it stored as plain numbers, or in the very type that is given?"""
+    ask = getattr(source, "blocks", None)
+    try:
+        if ask is not None and ask(name, None) is not None:
+            return False
+    except ModelError:
+        return False
+    if ask is not None:
+        return tensor.dtype in WIDE
+    stored = source.tensor(name).dtype
+    return stored == tensor.dtype or (stored in WIDE and tensor.dtype in WIDE)
