@@ -167,6 +167,9 @@ class LimitOptions:
         False, "Refuse requests that hold names which no API here knows (else: told in X-Tokenmill-Ignored)."
     )
     tokens_per_minute: int = option(0, "Prompt and output tokens per minute and key (0: no limit).")
+    prices: str | None = option(
+        None, "Dollars per million tokens, `prompt=0.10,output=0.40,cached=0.02`: usage then says what a request cost."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from tokenmill.server.errors import HttpError
 from tokenmill.server.gate import Gate
 from tokenmill.server.history import History
 from tokenmill.server.metrics import Metrics
+from tokenmill.server.prices import Prices, read_prices
 from tokenmill.server.record import Recorder
 from tokenmill.server.store import Store
 from tokenmill.server.text import TextWorkers
@@ -68,6 +69,11 @@ class Context:
     def options(self) -> ServeOptions:
         """How the server behaves."""
         return self.config.serve
+
+    @property
+    def prices(self) -> Prices | None:
+        """What tokens cost."""
+        return read_prices(self.config.limits.prices)
 
     @property
     def fingerprint(self) -> str:

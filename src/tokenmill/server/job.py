@@ -25,6 +25,7 @@ from tokenmill.server.errors import HttpError
 from tokenmill.server.gate import Gate
 from tokenmill.server.history import History, PromptFigures, Record
 from tokenmill.server.metrics import Finished, Metrics
+from tokenmill.server.prices import Prices
 from tokenmill.server.record import Recorder
 from tokenmill.server.traces import Traces
 
@@ -47,6 +48,10 @@ class Parts(Protocol):
     metrics: Metrics
     recorder: Recorder | None
     traces: Traces | None
+
+    @property
+    def prices(self) -> Prices | None:
+        """What tokens cost."""
 
     @property
     def history(self) -> History:
@@ -89,7 +94,7 @@ class Job:
     def __init__(self, parts: Parts, tenant: str, count: int, scope: str = "") -> None:
         parts.gate.enter(tenant, count)
         self.backend, self.gate, self.metrics, self.history = parts.backend, parts.gate, parts.metrics, parts.history
-        self.recorder, self.traces = parts.recorder, parts.traces
+        self.recorder, self.traces, self.prices = parts.recorder, parts.traces, parts.prices
         self.parent: dict[str, str] = {}
         self.priority: int | None = None
         """What a header says; it wins over the body."""
@@ -306,12 +311,16 @@ class Job:
         """OpenAI's usage object for all prompts so far. `said`: output tokens to tell of, if not all that were made."""
         prompt = sum(len(task.request.prompt_ids) for task in self.tasks.values())
         output = sum(task.num_tokens for task in self.tasks.values()) if said is None else said
-        return {
+        cached = sum(task.cached for task in self.tasks.values())
+        found: dict[str, Any] = {
             "prompt_tokens": prompt,
             "completion_tokens": output,
             "total_tokens": prompt + output,
-            "prompt_tokens_details": {"cached_tokens": sum(task.cached for task in self.tasks.values())},
+            "prompt_tokens_details": {"cached_tokens": cached},
         }
+        if self.prices is not None:
+            found["cost"] = self.prices.cost(prompt, cached, output)
+        return found
 
     def timings(self) -> dict[str, float | None]:
         """Milliseconds of the first prompt's phases, as vLLM's per-request metrics name them."""

@@ -123,11 +123,7 @@ def whole_answer(completion: Completion, gathered: Gathered) -> dict[str, Any]:
 
 
 def _usage(completion: Completion, said: int | None = None) -> dict[str, Any]:
-    usage = completion.job.usage(said)
-    if completion.only_echo:
-        usage["total_tokens"] -= usage["completion_tokens"]
-        usage["completion_tokens"] = 0
-    return usage
+    return completion.job.usage(0 if completion.only_echo else said)
 
 
 def _choice(completion: Completion, task: Task, result: RequestOutput, out: CompletionOutput) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from tokenmill.server.errors import asked_in
 from tokenmill.server.job import Job
 from tokenmill.server.openai.sampling import truncate
 from tokenmill.server.openai.schemas import EmbeddingRequest
+from tokenmill.server.prices import told_cost
 
 
 async def embed(context: Context, body: EmbeddingRequest, job: Job, base: str) -> dict[str, Any]:
@@ -38,7 +39,7 @@ async def embed(context: Context, body: EmbeddingRequest, job: Job, base: str) -
             for i, vector in enumerate(vectors)
         ],
         "model": model,
-        "usage": {"prompt_tokens": usage["prompt_tokens"], "total_tokens": usage["prompt_tokens"]},
+        "usage": {"prompt_tokens": usage["prompt_tokens"], "total_tokens": usage["prompt_tokens"], **told_cost(usage)},
     }
 
 

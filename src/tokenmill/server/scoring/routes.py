@@ -13,6 +13,7 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.engine.scores import check_labels, label_question, pair_up
 from tokenmill.server.context import Context
 from tokenmill.server.job import Job
+from tokenmill.server.prices import told_cost
 from tokenmill.server.routing import Api, Work, json_answer, post
 from tokenmill.server.scoring import scores
 from tokenmill.server.scoring.schemas import ClassifyRequest, RerankRequest, Scored, ScoreRequest, text_of
@@ -101,6 +102,7 @@ def _list(name: str, model: str, data: list[dict[str, Any]], job: Job) -> dict[s
     return {**head, "data": data, "usage": {**_usage(job), "completion_tokens": 0, "prompt_tokens_details": None}}
 
 
-def _usage(job: Job) -> dict[str, int]:
-    tokens = job.usage()["prompt_tokens"]
-    return {"prompt_tokens": tokens, "total_tokens": tokens}
+def _usage(job: Job) -> dict[str, Any]:
+    found = job.usage()
+    tokens = found["prompt_tokens"]
+    return {"prompt_tokens": tokens, "total_tokens": tokens, **told_cost(found)}
