@@ -102,7 +102,7 @@ def chi_square(tokens: list[int], wanted: dict[int, float]) -> tuple[float, int]
 def assert_follows(tokens: list[int], wanted: dict[int, float]) -> None:
     assert set(tokens) <= set(wanted), "a token that had been dropped"
     value, freedom = chi_square(tokens, wanted)
-    if freedom:  # five standard deviations of the statistic (Wilson and Hilferty): the draws are fixed by the seed
+    if freedom:  # Wilson and Hilferty: about normal; the draws are fixed by the seed
         z = ((value / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
         assert z < 4, (value, freedom)
 
