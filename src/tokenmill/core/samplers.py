@@ -81,12 +81,13 @@ _SPELLINGS = {
 def read_samplers(given: str | Sequence[str]) -> list[str]:
     """The names of `samplers`, spelled as in USUAL_ORDER and EDITS; ParameterError where one is unknown or
     misplaced."""
+    letters = isinstance(given, str) and ";" not in given
+    if isinstance(given, str) and not letters:  # as on llama.cpp's command line
+        given = given.split(";")
     if not isinstance(given, (str, list, tuple)) or len(given) > MOST_SAMPLERS:
         raise _wrong(f"must be a list of at most {MOST_SAMPLERS} names, or a string of their letters")
-    known = _LETTERS if isinstance(given, str) else _SPELLINGS
+    known = _LETTERS if letters else _SPELLINGS
     names: list[str] = []
-    if isinstance(given, str) and ";" in given:  # as on llama.cpp's command line
-        known, given = _SPELLINGS, given.split(";")
     for each in given:
         name = known.get(each) if isinstance(each, str) else None
         if name is None:
