@@ -335,6 +335,19 @@ def test_the_same_bytes_in_any_company(size: int) -> None:
         assert run(rows) == [alone[i] for i in rows]
 
 
+@pytest.mark.parametrize("name", EACH)
+def test_nothing_waits_for_the_device_or_mixes_devices(name: str) -> None:
+    """Tensors without memory: a number that the host would read, or a host tensor among them, is an error."""
+    table = SamplingTable(2, VOCAB, "meta")
+    for i in range(2):
+        table.set_row(i, EACH[name], PROMPT)
+    rows = [0, 1, 1]
+    lengths, tokens = torch.full((3,), 9, device="meta"), torch.zeros(2, 32, dtype=torch.int32, device="meta")
+    lines = Lines(rows, torch.tensor(rows, device="meta"), lengths, tokens, {}, {}, 16)
+    sampled = sample(torch.zeros(3, VOCAB, device="meta"), lines, table)
+    assert sampled.ids.is_meta and sampled.bad.is_meta
+
+
 def test_the_table_of_steps_is_the_usual_order() -> None:
     assert tuple(step.name for step in STEPS) == USUAL_ORDER
     bits = [step.bit for step in STEPS]

@@ -15,7 +15,6 @@ from tokenmill.core.step import RowSampling
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.triton.kernels import TritonKernels
 from tokenmill.sampling.choose import Ask, Way, choose, way
-from tokenmill.sampling.quick import choose_quickly
 from tokenmill.sampling.table import SamplingTable
 
 pytestmark = pytest.mark.filterwarnings("ignore:All-NaN", "ignore:overflow", "ignore:invalid value")
@@ -55,8 +54,10 @@ def test_many_lines_and_a_wide_vocabulary():
 def test_other_edits_are_left_to_the_sampler(more):
     table = SamplingTable(ROWS, 40, "cpu")
     table.set_row(2, RowSampling(temperature=1.0, **more), 3)
-    at = torch.tensor([2]), torch.tensor([4])
-    assert choose_quickly(torch.zeros(1, 40), [2], at, {0: b"\xff" * 5}, table, KERNELS) is None
+    assert way([2], ({0: b"\xff" * 5}, {}), table) is Way.GENERAL
+    table.set_row(2, RowSampling(temperature=1.0), 3)
+    assert way([2], ({0: b"\xff" * 5}, {}), table) is Way.BACKEND
+    assert way([2], ({}, {2: print}), table) is Way.GENERAL
 
 
 NEW = [
