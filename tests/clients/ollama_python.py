@@ -61,7 +61,7 @@ assert isinstance(json.loads(client.chat("demo", tom, format="json", options=COL
 vectors = client.embed("demo", ["one", "two"]).embeddings
 assert len(vectors) == 2 and list(client.embeddings("demo", "one").embedding) == list(vectors[0])
 for wrong in (lambda: client.chat("nope", PARIS), lambda: client.pull("x"),
-              lambda: client.generate("demo", "x", options={"mirostat": 2})):  # fmt: skip
+              lambda: client.generate("demo", "x", options={"tfs_z": 0.5})):  # fmt: skip
     try:
         wrong()
     except ollama.ResponseError as error:

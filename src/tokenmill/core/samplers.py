@@ -6,15 +6,27 @@ what is done from temperature on; those two keep their place here. Must not know
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from tokenmill.core.errors import ParameterError
 
-USUAL_ORDER = (
-    *("temperature", "smoothing", "top_n_sigma", "min_p", "top_k", "top_p", "typical_p"),
-    *("epsilon_cutoff", "eta_cutoff", "top_a", "xtc"),
-)
-"""From temperature on."""
+ASKED: dict[str, Callable[[Any], bool]] = {
+    "temperature": lambda p: p.temperature != 1.0 or p.dynatemp_range > 0.0,
+    "smoothing": lambda p: p.smoothing_factor > 0.0,
+    "top_n_sigma": lambda p: p.top_n_sigma > 0.0,
+    "min_p": lambda p: p.min_p > 0.0,
+    "top_k": lambda p: p.top_k > 0,
+    "top_p": lambda p: p.top_p < 1.0,
+    "typical_p": lambda p: p.typical_p < 1.0,
+    "epsilon_cutoff": lambda p: p.epsilon_cutoff > 0.0,
+    "eta_cutoff": lambda p: p.eta_cutoff > 0.0,
+    "top_a": lambda p: p.top_a > 0.0,
+    "xtc": lambda p: p.xtc_probability > 0.0,
+}
+"""The steps from temperature on, in their usual order, and whether parameters (SamplingParams, RowSampling) want
+them."""
+USUAL_ORDER = tuple(ASKED)
 LAST = ("temperature", "smoothing")
 """What `temperature_last` moves behind the others."""
 EDITS = ("penalties", "dry")
@@ -69,9 +81,12 @@ _SPELLINGS = {
 def read_samplers(given: str | Sequence[str]) -> list[str]:
     """The names of `samplers`, spelled as in USUAL_ORDER and EDITS; ParameterError where one is unknown or
     misplaced."""
+    letters = isinstance(given, str) and ";" not in given
+    if isinstance(given, str) and not letters:  # as on llama.cpp's command line
+        given = given.split(";")
     if not isinstance(given, (str, list, tuple)) or len(given) > MOST_SAMPLERS:
         raise _wrong(f"must be a list of at most {MOST_SAMPLERS} names, or a string of their letters")
-    known = _LETTERS if isinstance(given, str) else _SPELLINGS
+    known = _LETTERS if letters else _SPELLINGS
     names: list[str] = []
     for each in given:
         name = known.get(each) if isinstance(each, str) else None
@@ -83,12 +98,15 @@ def read_samplers(given: str | Sequence[str]) -> list[str]:
     return names
 
 
-def order_of(samplers: str | Sequence[str] | None, temperature_last: bool) -> list[str] | None:
-    """The steps from temperature on; None: the usual ones."""
+def order_of(params: Any) -> list[str] | None:
+    """The steps from temperature on that these parameters take; None: they come as usual (llama.cpp's page writes its
+    order into every request, and mostly it makes no difference)."""
+    samplers: str | Sequence[str] | None = params.samplers
     names = [n for n in read_samplers(samplers) if n not in EDITS] if samplers is not None else list(USUAL_ORDER)
-    if temperature_last:
+    if params.temperature_last:
         names = [n for n in names if n not in LAST] + [n for n in names if n in LAST]
-    return None if tuple(names) == USUAL_ORDER else names
+    names = [n for n in names if ASKED[n](params)]
+    return None if names == [n for n in USUAL_ORDER if ASKED[n](params)] else names
 
 
 def _wrong(what: str) -> ParameterError:

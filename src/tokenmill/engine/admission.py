@@ -163,7 +163,7 @@ class Admission:
             frequency_penalty=params.frequency_penalty,
             **given,
             dry_breakers=self._breakers(params) if given["dry_multiplier"] > 0 else [],
-            order=order_of(params.samplers, params.temperature_last),
+            order=order_of(params),
             min_tokens=params.min_tokens,
             end_ids=self._end_ids(params),
             logit_bias=params.logit_bias or {},

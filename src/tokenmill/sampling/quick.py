@@ -1,4 +1,4 @@
-"""Lines that a backend chooses by itself. Owns: telling when it can, and handing it masks and draws in one transfer.
+"""Lines that a backend chooses by itself. Owns: what it can, and handing it masks and draws in one transfer.
 
 Masks, temperatures and nothing else are what most requests have: for those a backend has `Kernels.choose`, which gives
 what sampler.py's many operations give. Must not know: filters, plans, requests.
@@ -28,15 +28,14 @@ def choose_quickly(
     logits: Tensor, rows: list[int], at: tuple[Tensor, Tensor], masks: Mapping[int, bytes], table: SamplingTable,
     kernels: Kernels,
 ) -> tuple[Sampled, Tensor] | None:  # fmt: skip
-    """logits [n, V] of `rows` -> a token per line, and the same with ~ where it is bad; None: the backend cannot.
+    """logits [n, V] of `rows`, none of which wants more than PLAIN (choose.py sees to that) -> a token per line, and
+    the same with ~ where it is bad; None: the backend cannot.
 
     at: row ids and positions of the lines' last known tokens [n] int64, on the device; masks: packed bits by line."""
     bits = [table.bits[row] for row in rows]
     used = 0
     for some in bits:
         used |= some
-    if (used & (features.CHOICES | features.FILTERS)) & ~PLAIN:
-        return None
     found: tuple[Tensor, Tensor, Tensor] | None
     if not masks and not used & features.SAMPLED:
         found = kernels.greedy(logits)

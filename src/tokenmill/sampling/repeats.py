@@ -119,24 +119,33 @@ def _repeated(known: Known, reach: Tensor, rounds: int) -> Tensor:
 
 
 def _unbroken(known: Known, breakers: list[Breakers | None]) -> Tensor:
-    """How many tokens stand behind the last breaker of each line [n]."""
-    ends = torch.zeros_like(known.history, dtype=torch.bool)
+    """How many tokens stand behind the last breaker of each line [n]; lines with the same breakers go together."""
+    at = torch.full_like(known.lengths, -1)
+    alike: dict[int, list[int]] = {}
     for line, found in enumerate(breakers):
-        if found is None:
-            continue
-        history = known.history[line]
-        ids = history.long().clamp(0, len(found.alone) - 1)
-        ends[line] = found.alone[ids]
-        for heads, rest in found.longer:
-            count = len(history) - len(rest)
-            if count <= 0:
-                continue
-            whole = torch.isin(history[:count], heads)
-            for i, token in enumerate(rest, start=1):
-                whole &= history[i : i + count] == token
-            ends[line, len(rest) :] |= whole
-    at = torch.where(ends & (known.places < known.lengths[:, None]), known.places, -1).amax(-1)
+        if found is not None:
+            alike.setdefault(id(found), []).append(line)
+    for lines in alike.values():
+        which = breakers[lines[0]]
+        assert which is not None
+        some = to_device(lines, torch.int64, at.device)
+        ends = _ends(known.history[some], which) & (known.places < known.lengths[some][:, None])
+        at[some] = torch.where(ends, known.places, -1).amax(-1)
     return known.lengths - 1 - at
+
+
+def _ends(history: Tensor, which: Breakers) -> Tensor:
+    """Where a breaker ends [n, L]."""
+    ends = which.alone[history.long().clamp(0, len(which.alone) - 1)]
+    for heads, rest in which.longer:
+        count = history.shape[1] - len(rest)
+        if count <= 0:
+            continue
+        whole = torch.isin(history[:, :count], heads)
+        for i, token in enumerate(rest, start=1):
+            whole &= history[:, i : i + count] == token
+        ends[:, len(rest) :] |= whole
+    return ends
 
 
 def _lower_(x: Tensor, known: Known, penalty: Tensor) -> None:

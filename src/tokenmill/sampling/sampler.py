@@ -211,8 +211,9 @@ def steps_of(bits: list[int], params: list[RowSampling]) -> Iterator[tuple[list[
     if not used & features.FILTERS:
         return
     for step in STEPS:
-        if used & step.bit:
-            users = [i for i, b in enumerate(bits) if b & step.bit and not b & features.ORDERED]
+        bit = step.bit
+        if used & bit:
+            users = [i for i, b in enumerate(bits) if b & bit and not b & features.ORDERED]
             if users:
                 yield [step], users
     if used & features.ORDERED:

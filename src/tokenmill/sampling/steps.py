@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from tokenmill.core.samplers import USUAL_ORDER
+from tokenmill.core.samplers import ASKED, USUAL_ORDER
 from tokenmill.core.step import RowSampling
 from tokenmill.sampling import cutoffs, filters, temperature, xtc
 
@@ -41,10 +41,15 @@ class Step:
     """One line of the table. shapes: it changes probabilities without dropping tokens, so it goes before mirostat."""
 
     name: str
-    asked: Callable[[RowSampling], bool]
     apply_: Callable[[Part], None]
     numbers: tuple[str, ...] = ()
     shapes: bool = False
+
+    def asked(self, p: RowSampling) -> bool:
+        """Does a row take it? A fixed temperature in its usual place is multiplied in before."""
+        if self.name == "temperature" and p.order is None:
+            return p.dynatemp_range > 0.0
+        return ASKED[self.name](p)
 
     @property
     def bit(self) -> int:
@@ -64,34 +69,30 @@ def _by(change_: Callable[..., None], *names: str) -> Callable[[Part], None]:
 STEPS = (
     Step(
         "temperature",
-        lambda p: p.dynatemp_range > 0.0 or p.order is not None,
         _by(temperature.temperature_, "temperature", "dynatemp_range", "dynatemp_exponent"),
         ("temperature", "dynatemp_range", "dynatemp_exponent"),
         shapes=True,
     ),
     Step(
         "smoothing",
-        lambda p: p.smoothing_factor > 0.0,
         _by(temperature.smoothing_, "smoothing_factor", "smoothing_curve"),
         ("smoothing_factor", "smoothing_curve"),
         shapes=True,
     ),
-    Step("top_n_sigma", lambda p: p.top_n_sigma > 0.0, _by(cutoffs.top_n_sigma_, "top_n_sigma"), ("top_n_sigma",)),
-    Step("min_p", lambda p: p.min_p > 0.0, _by(filters.min_p_, "log_min_p")),
-    Step("top_k", lambda p: p.top_k > 0, _top_k_),
-    Step("top_p", lambda p: p.top_p < 1.0, _by(filters.top_p_, "top_p")),
-    Step("typical_p", lambda p: p.typical_p < 1.0, _by(filters.typical_p_, "typical_p")),
+    Step("top_n_sigma", _by(cutoffs.top_n_sigma_, "top_n_sigma"), ("top_n_sigma",)),
+    Step("min_p", _by(filters.min_p_, "log_min_p")),
+    Step("top_k", _top_k_),
+    Step("top_p", _by(filters.top_p_, "top_p")),
+    Step("typical_p", _by(filters.typical_p_, "typical_p")),
     Step(
         "epsilon_cutoff",
-        lambda p: p.epsilon_cutoff > 0.0,
         _by(cutoffs.epsilon_cutoff_, "epsilon_cutoff"),
         ("epsilon_cutoff",),
     ),
-    Step("eta_cutoff", lambda p: p.eta_cutoff > 0.0, _by(cutoffs.eta_cutoff_, "eta_cutoff"), ("eta_cutoff",)),
-    Step("top_a", lambda p: p.top_a > 0.0, _by(cutoffs.top_a_, "top_a"), ("top_a",)),
+    Step("eta_cutoff", _by(cutoffs.eta_cutoff_, "eta_cutoff"), ("eta_cutoff",)),
+    Step("top_a", _by(cutoffs.top_a_, "top_a"), ("top_a",)),
     Step(
         "xtc",
-        lambda p: p.xtc_probability > 0.0,
         lambda part: xtc.xtc_(part.s, part.number("xtc_probability"), part.number("xtc_threshold"), part.keys),
         ("xtc_probability", "xtc_threshold"),
     ),

@@ -23,6 +23,8 @@ from tokenmill.sampling.repeats import Breakers
 GREEDY_BELOW: Final = 1e-5
 STATE: Final = ("mirostat", "mirostat_tau", "mirostat_eta", "mu")
 """Columns of rows with mirostat; the last one is no parameter."""
+MOST_BREAKERS: Final = 32
+"""Sets of sequence breakers that are kept after their rows have ended."""
 
 SAMPLED: Final = 1 << 0
 ALLOWED: Final = 1 << 1
@@ -75,6 +77,7 @@ class SamplingTable:
         self.bits = [0] * max_rows
         self.params = [RowSampling() for _ in range(max_rows)]
         self.lists: dict[int, RowLists] = {}
+        self._known_breakers: dict[object, Breakers] = {}
         self.bases = send(token_bases(torch.arange(vocab_size)), self.device)
         self._floats = torch.zeros(max_rows, 7, dtype=torch.float32, device=self.device)
         self._ints = torch.zeros(max_rows, 5, dtype=torch.int64, device=self.device)
@@ -92,6 +95,8 @@ class SamplingTable:
     def set_row(self, row: int, params: RowSampling, num_prompt: int, mu: float | None = None) -> None:
         """Row `row` samples with `params`; its first `num_prompt` tokens are the prompt. mu: where mirostat stands."""
         self.lists[row] = _row_lists(params, self.vocab_size, self.device)
+        if params.dry_breakers and params.dry_multiplier > 0.0:
+            self.lists[row].breakers = self._breakers(params.dry_breakers)
         self._write(row, params, num_prompt)
         if self.bits[row] & FILTERS:
             state = {"mu": 2 * params.mirostat_tau if mu is None else mu}
@@ -123,6 +128,15 @@ class SamplingTable:
         self._ints[row].copy_(to_device(ints, torch.int64, self.device), non_blocking=True)
         if self.bits[row] & MIN_TOKENS:
             self._write_end_ids(row, sorted({i for i in params.end_ids if 0 <= i < self.vocab_size}))
+
+    def _breakers(self, words: list[tuple[list[int], list[int]]]) -> Breakers:
+        """One object for all rows with these words: they are looked for together."""
+        key = tuple((tuple(heads), tuple(rest)) for heads, rest in words)
+        found = self._known_breakers.pop(key, None) or Breakers.of(words, self.vocab_size, self.device)
+        self._known_breakers[key] = found  # the last one used is the last to go
+        if len(self._known_breakers) > MOST_BREAKERS:
+            del self._known_breakers[next(iter(self._known_breakers))]
+        return found
 
     def _write_end_ids(self, row: int, end_ids: list[int]) -> None:
         if len(end_ids) > self.end_ids.shape[1]:
@@ -176,6 +190,4 @@ def _row_lists(p: RowSampling, vocab_size: int, device: torch.device) -> RowList
     if bias:
         lists.bias_ids = to_device(list(bias), torch.int64, device)
         lists.bias = to_device(list(bias.values()), torch.float32, device)
-    if p.dry_breakers and p.dry_multiplier > 0.0:
-        lists.breakers = Breakers.of(p.dry_breakers, vocab_size, device)
     return lists

@@ -41,7 +41,8 @@ OBJECTS: dict[str, tuple[str, dict[str, str]]] = {
 }
 """Objects that handlers read by hand: the names that they read, and what lies under them."""
 
-_COMMON = {"repeat_penalty": "repetition_penalty", "random_seed": "seed", "typ_p": "typical_p"}
+_COMMON = {"repeat_penalty": "repetition_penalty", "random_seed": "seed", "typ_p": "typical_p", "nsigma": "top_n_sigma"}
+_COMMON |= {"mirostat_mode": "mirostat"}
 _LONGEST = dict.fromkeys(("n_predict", "max_new_tokens", "max_output_tokens"), "max_tokens")
 _OPENAI = {**_COMMON, **_LONGEST, "stop_sequences": "stop"}
 ALIASES: dict[str, Mapping[str, str]] = {
@@ -119,6 +120,16 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "repeat_penalty": (1,),
     "thinking_token_budget": (-1,),
+    **dict.fromkeys(("top_n_sigma", "nsigma"), (0, -1)),
+    **dict.fromkeys(("mirostat", "mirostat_mode", "top_a", "epsilon_cutoff", "eta_cutoff", "xtc_probability"), (0,)),
+    **dict.fromkeys(("dry_multiplier", "dynatemp_range", "smoothing_factor", "no_repeat_ngram_size"), (0,)),
+    "repeat_last_n": (-1, 64),
+    "samplers": (
+        ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+        ["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+        "edskypmxt",
+        "edkypmxt",
+    ),
     "num_predict": (-1,),
 }
 _LOUD = frozenset({"prompt", "inputs", "think", "do_sample", "parallel_tool_calls", "add_generation_prompt"})

@@ -191,10 +191,16 @@ def test_unknown_orders_are_refused(given):
 
 def test_orders_are_read_as_names_and_letters():
     names = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
-    wanted = ["top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc", "temperature"]
-    assert order_of(names, False) == order_of("edskypmxt", False) == wanted
-    assert order_of(None, False) is None
-    assert order_of(None, True)[-2:] == ["temperature", "smoothing"]
+
+    def order(**more):
+        return order_of(SamplingParams(temperature=0.5, top_k=9, top_p=0.9, **more))
+
+    assert order(samplers=names) == order(samplers="edskypmxt") == ["top_k", "top_p", "temperature"]
+    assert order(samplers=";".join(names), top_n_sigma=2.0)[0] == "top_n_sigma"
+    assert order() is None and order(samplers="tkp") is None
+    assert order(samplers="") == []
+    assert order(temperature_last=True, smoothing_factor=1.0)[-2:] == ["temperature", "smoothing"]
+    assert order_of(SamplingParams(temperature=0.5, samplers=names)) is None, "nothing but temperature is left"
 
 
 @pytest.mark.parametrize("name", ["mirostat", "xtc_probability", "top_a"])

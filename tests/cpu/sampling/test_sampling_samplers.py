@@ -102,7 +102,7 @@ def chi_square(tokens: list[int], wanted: dict[int, float]) -> tuple[float, int]
 def assert_follows(tokens: list[int], wanted: dict[int, float]) -> None:
     assert set(tokens) <= set(wanted), "a token that had been dropped"
     value, freedom = chi_square(tokens, wanted)
-    if freedom:  # five standard deviations of the statistic (Wilson and Hilferty): the draws are fixed by the seed
+    if freedom:  # Wilson and Hilferty: about normal; the draws are fixed by the seed
         z = ((value / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
         assert z < 4, (value, freedom)
 
@@ -333,6 +333,19 @@ def test_the_same_bytes_in_any_company(size: int) -> None:
     for _ in range(12):
         rows = rng.sample(range(len(names)), rng.randint(2, len(names)))
         assert run(rows) == [alone[i] for i in rows]
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_nothing_waits_for_the_device_or_mixes_devices(name: str) -> None:
+    """Tensors without memory: a number that the host would read, or a host tensor among them, is an error."""
+    table = SamplingTable(2, VOCAB, "meta")
+    for i in range(2):
+        table.set_row(i, EACH[name], PROMPT)
+    rows = [0, 1, 1]
+    lengths, tokens = torch.full((3,), 9, device="meta"), torch.zeros(2, 32, dtype=torch.int32, device="meta")
+    lines = Lines(rows, torch.tensor(rows, device="meta"), lengths, tokens, {}, {}, 16)
+    sampled = sample(torch.zeros(3, VOCAB, device="meta"), lines, table)
+    assert sampled.ids.is_meta and sampled.bad.is_meta
 
 
 def test_the_table_of_steps_is_the_usual_order() -> None:

@@ -25,16 +25,12 @@ PLANS = make_plans()
 TOP = {plan_name(schema): path for path, schemas in ENDPOINTS.items() for schema in schemas}
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "fields.md"
 FOREIGN = {
-    "dry_multiplier": 0.8,
-    "xtc_probability": 0.5,
-    "mirostat": 2,
-    "top_n_sigma": 1.5,
     "tfs_z": 0.5,
-    "repeat_last_n": 32,
-    "dynatemp_range": 0.5,
-    "samplers": ["top_k"],
-    "smoothing_factor": 0.3,
-    "no_repeat_ngram_size": 3,
+    "dynamic_temperature": True,
+    "sampler_priority": ["top_k"],
+    "encoder_no_repeat_ngram_size": 3,
+    "penalty_alpha": 0.6,
+    "repetition_penalty_range": 64,
     "guidance_scale": 2.0,
     "stop_regex": "a+",
     "kv_transfer_params": {"a": 1},

@@ -56,7 +56,8 @@ async def test_options_mean_what_they_say(start):
 
 
 @pytest.mark.parametrize(("path", "change", "word"), [
-    ("/api/chat", {"options": {"mirostat": 2}}, "mirostat"),
+    ("/api/chat", {"options": {"mirostat": 3}}, "mirostat"),
+    ("/api/chat", {"options": {"tfs_z": 0.5}}, "tfs_z"),
     ("/api/chat", {"options": {"temperature": -1}}, "temperature"),
     ("/api/chat", {"options": {"num_predict": 0}}, "num_predict"),
     ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["AA=="]}]}, "images"),

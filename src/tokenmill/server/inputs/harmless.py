@@ -31,7 +31,10 @@ ANYWHERE: Reasons = {
 """In every request."""
 
 _COMPANIONS: Reasons = {
-    **_say("read with mirostat alone, which is refused", "mirostat_tau", "mirostat_eta"),
+    **_say("read with adaptive_target alone, which is refused", "adaptive_decay"),
+    **_say("read with guidance_scale alone, which is refused", "negative_prompt"),
+}
+_OF_SAMPLERS: Reasons = {
     **_say("read with xtc_probability alone, which is refused", "xtc_threshold"),
     **_say(
         "read with dry_multiplier alone, which is refused",
@@ -42,9 +45,9 @@ _COMPANIONS: Reasons = {
     ),
     **_say("read with dynatemp_range alone, which is refused", "dynatemp_exponent"),
     **_say("read with smoothing_factor alone, which is refused", "smoothing_curve"),
-    **_say("read with adaptive_target alone, which is refused", "adaptive_decay"),
-    **_say("read with guidance_scale alone, which is refused", "negative_prompt"),
 }
+"""Where samplers are not read."""
+_OF_MIROSTAT: Reasons = _say("read with mirostat alone, which is refused", "mirostat_tau", "mirostat_eta")
 GENERATING: Reasons = {
     **ANYWHERE,
     **_COMPANIONS,
@@ -61,6 +64,8 @@ GENERATING: Reasons = {
 """In every request that makes text."""
 
 _COUNT = "the count does not depend on it"
+_NO_SAMPLERS: Reasons = {**GENERATING, **_OF_SAMPLERS, **_OF_MIROSTAT}
+
 _ENFORCED = "a schema is enforced in any case"
 _KIND = "there is one kind, and others are refused"
 _ECHO = "part of what the server said earlier, and of no use in a prompt"
@@ -104,7 +109,7 @@ HARMLESS: dict[str, Reasons] = {
     },
     "openai.ToolCall": _say(_ECHO, "index"),
     "openai.Tool": _say("a wish about speed: equal beginnings are found by themselves", "cache_control"),
-    "responses.ResponsesRequest": {**GENERATING, **_say("what lies in it is judged by itself", "stream_options")},
+    "responses.ResponsesRequest": {**_NO_SAMPLERS, **_say("what lies in it is judged by itself", "stream_options")},
     "responses.TalkRequest": {
         **ANYWHERE,
         **_say(_COUNT, "text", "tool_choice", "parallel_tool_calls", "truncation", "max_output_tokens", "temperature"),
@@ -114,9 +119,9 @@ HARMLESS: dict[str, Reasons] = {
     "responses.Item": _say(_ECHO, "id", "status", "summary", "phase", "created_by", "caller", "namespace", "async"),
     "responses.Part": _say(_ECHO, "annotations", "logprobs"),
     "responses.Format": {**_say("a name for people", "name", "description"), **_say(_ENFORCED, "strict")},
-    "anthropic.MessagesRequest": {**GENERATING, **_say(_KIND, "anthropic_version", "anthropic_beta", "betas")},
+    "anthropic.MessagesRequest": {**_NO_SAMPLERS, **_say(_KIND, "anthropic_version", "anthropic_beta", "betas")},
     "anthropic.CountRequest": {
-        **GENERATING,
+        **_NO_SAMPLERS,
         **_say(_KIND, "anthropic_version", "anthropic_beta", "betas"),
         **_say(_COUNT, "tool_choice", "output_config", "max_tokens", "stream"),
     },
@@ -134,13 +139,14 @@ HARMLESS: dict[str, Reasons] = {
         **_say("arguments are always sent as they come", "eager_input_streaming"),
         **_say(_KIND, "type"),
     },
-    "ollama.GenerateRequest": {**GENERATING, **_SHIFT},
-    "ollama.ChatRequest": {**GENERATING, **_SHIFT},
+    "ollama.GenerateRequest": {**_NO_SAMPLERS, **_SHIFT},
+    "ollama.ChatRequest": {**_NO_SAMPLERS, **_SHIFT},
     "ollama.EmbedRequest": ANYWHERE,
     "ollama.EmbeddingsRequest": ANYWHERE,
     "ollama.ShowRequest": {**ANYWHERE, **_say("what is known is told in any case", "verbose")},
     "ollama.Options": {
         **_COMPANIONS,
+        **_OF_SAMPLERS,
         **_say("guessing ahead changes no token", "draft_num_predict"),
         **_say("nothing is shifted out of a full context", "num_keep"),
         **_OLLAMA_LOADING,
@@ -160,6 +166,10 @@ HARMLESS: dict[str, Reasons] = {
             "frequency_penalty",
             "seed",
             "stop",
+            "repeat_last_n",
+            "mirostat",
+            "mirostat_tau",
+            "mirostat_eta",
         ),
     },
     "ollama.Call": _say(_ECHO, "id", "type"),
@@ -169,7 +179,7 @@ HARMLESS: dict[str, Reasons] = {
         **_say("the model stays loaded, and answers are never cached", "options"),
         **_say("one model is served", "model"),
     },
-    "tgi.Parameters": GENERATING,
+    "tgi.Parameters": _NO_SAMPLERS,
     "tgi.VllmRequest": GENERATING,
     "scoring.RerankRequest": ANYWHERE,
     "scoring.ScoreRequest": ANYWHERE,

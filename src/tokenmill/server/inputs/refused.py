@@ -25,39 +25,15 @@ def _loud(why: str, *names: str, **neutral: tuple[Any, ...]) -> dict[str, Refusa
     return {name: Refusal(why, neutral.get(name, ()), loud=True) for name in (*names, *neutral)}
 
 
-_USUAL_ORDER = (
-    ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
-    ["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
-    "edskypmxt",
-    "edkypmxt",
-)
-"""llama.cpp's own, which its page writes into every request."""
-
 SAMPLERS: Refusals = {
-    **_refuse("filters come in one order here", samplers=_USUAL_ORDER),
+    **_refuse("samplers says it", "sampler_priority", "sampler_order", "sampler_seq"),
     **_refuse(
         "this way of choosing tokens is not built",
-        "sampler_priority",
-        "sampler_order",
-        "sampler_seq",
         "dynamic_temperature",
-        "temperature_last",
         "logits_processors",
-        mirostat=(0,),
-        mirostat_mode=(0,),
         tfs_z=(1,),
         tfs=(1,),
-        top_a=(0,),
-        top_n_sigma=(-1, 0),
-        nsigma=(-1, 0),
-        xtc_probability=(0,),
-        dry_multiplier=(0,),
-        dynatemp_range=(0,),
-        smoothing_factor=(0,),
-        no_repeat_ngram_size=(0,),
         encoder_no_repeat_ngram_size=(0,),
-        epsilon_cutoff=(0,),
-        eta_cutoff=(0,),
         penalty_alpha=(0,),
         guidance_scale=(1,),
         cfg_scale=(1,),
@@ -66,13 +42,12 @@ SAMPLERS: Refusals = {
         min_keep=(0, 1),
     ),
     **_refuse(
-        "penalties look at the whole prompt and answer here",
-        repeat_last_n=(-1, 64),
+        "repeat_last_n says it",
+        "repetition_context_size",
         repetition_penalty_range=(0, -1),
         rep_pen_range=(0, -1),
-        repetition_context_size=(),
-        penalty_prompt=(),
     ),
+    **_refuse("penalties look at prompt and answer here", "penalty_prompt"),
     **_loud("all tokens are penalised alike", penalize_nl=(True,), penalize_newline=(True,)),
 }
 

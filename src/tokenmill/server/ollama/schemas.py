@@ -30,6 +30,10 @@ class Options(BaseModel):
     min_p: float | None = Field(None, ge=0, le=1)
     typical_p: float | None = Field(None, gt=0, le=1)
     repeat_penalty: float | None = Field(None, gt=0, le=100)
+    repeat_last_n: int | None = Field(None, ge=-1, le=2**31 - 1)
+    mirostat: int | None = Field(None, ge=0, le=2)
+    mirostat_tau: float | None = Field(None, ge=0, le=100)
+    mirostat_eta: float | None = Field(None, ge=0, le=100)
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     seed: int | None = None
@@ -49,6 +53,10 @@ class Options(BaseModel):
             "min_p": self.min_p,
             "typical_p": self.typical_p,
             "repetition_penalty": self.repeat_penalty,
+            "repeat_last_n": self.repeat_last_n,
+            "mirostat": self.mirostat,
+            "mirostat_tau": self.mirostat_tau,
+            "mirostat_eta": self.mirostat_eta,
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
             "seed": None if self.seed == -1 else self.seed,  # its clients write -1 for any

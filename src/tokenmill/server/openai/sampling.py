@@ -10,6 +10,7 @@ from typing import Any
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.request import SamplingParams
+from tokenmill.core.samplers import SAMPLER_FIELDS
 from tokenmill.engine.prompts import default_params
 from tokenmill.server.context import RequestLimits
 from tokenmill.server.openai.schemas import SamplingFields
@@ -30,7 +31,9 @@ _AS_GIVEN = (
     "prompt_logprobs",
     "allowed_token_ids",
     "bad_words",
+    "temperature_last",
 )
+_IF_GIVEN = (*SAMPLER_FIELDS, "dry_sequence_breakers", "samplers")
 
 
 def sampling_params(
@@ -52,6 +55,7 @@ def sampling_params(
     for name in _FROM_MODEL:
         given = getattr(body, name)
         values[name] = getattr(neutral, name) if given is None else given
+    values |= {name: getattr(body, name) for name in _IF_GIVEN if getattr(body, name) is not None}
     return SamplingParams(
         **values,
         n=body.n or 1,

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from tokenmill.core.request import MAX_LOGPROBS, MAX_N, MAX_STOP, MAX_STOP_CHARS
+from tokenmill.core.samplers import MOST_BREAKER_CHARS, MOST_BREAKERS, MOST_SAMPLERS
 from tokenmill.server.fields import MOST_IDS, MOST_MESSAGES, MOST_PARTS, MOST_TEXTS, MOST_TOOLS, Label, Metadata, few
 from tokenmill.structured.limits import MAX_ENUM
 
@@ -18,6 +19,8 @@ STRICT = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARS)]
+Breaker = Annotated[str, StringConstraints(min_length=1, max_length=MOST_BREAKER_CHARS)]
+SamplerName = Annotated[str, StringConstraints(max_length=MAX_STOP_CHARS)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 MOST_ALLOWED = 1 << 18
 MOST_BAD_WORDS = 512
@@ -66,6 +69,28 @@ class SamplingFields(BaseModel):
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
     min_p: float | None = Field(None, ge=0, le=1)
     typical_p: float | None = Field(None, gt=0, le=1)
+    repeat_last_n: int | None = Field(None, ge=-1, le=2**31 - 1)
+    top_n_sigma: float | None = Field(None, ge=-1, le=100)
+    epsilon_cutoff: float | None = Field(None, ge=0, le=10_000)
+    eta_cutoff: float | None = Field(None, ge=0, le=10_000)
+    top_a: float | None = Field(None, ge=0, le=1)
+    xtc_probability: float | None = Field(None, ge=0, le=1)
+    xtc_threshold: float | None = Field(None, ge=0, le=1)
+    dynatemp_range: float | None = Field(None, ge=0, le=100)
+    dynatemp_exponent: float | None = Field(None, ge=0, le=100)
+    smoothing_factor: float | None = Field(None, ge=0, le=100)
+    smoothing_curve: float | None = Field(None, ge=1, le=10)
+    mirostat: int | None = Field(None, ge=0, le=2)
+    mirostat_tau: float | None = Field(None, ge=0, le=100)
+    mirostat_eta: float | None = Field(None, ge=0, le=100)
+    dry_multiplier: float | None = Field(None, ge=0, le=100)
+    dry_base: float | None = Field(None, ge=1, le=100)
+    dry_allowed_length: int | None = Field(None, ge=0, le=1024)
+    dry_penalty_last_n: int | None = Field(None, ge=-1, le=2**31 - 1)
+    dry_sequence_breakers: Annotated[list[Breaker], few(MOST_BREAKERS)] | None = None
+    no_repeat_ngram_size: int | None = Field(None, ge=0, le=1024)
+    samplers: SamplerName | Annotated[list[SamplerName], few(MOST_SAMPLERS)] | None = None
+    temperature_last: bool = False
     n: int | None = Field(None, ge=1, le=MAX_N)
     best_of: int | None = Field(None, ge=0, le=MAX_N)
     use_beam_search: bool = False
