@@ -45,7 +45,12 @@ class Parts(Protocol):
     backend: Backend
     gate: Gate
     metrics: Metrics
-    history: History
+
+    @property
+    def history(self) -> History:
+        """Figures of recent requests."""
+        ...
+
     recorder: Recorder | None
     traces: Traces | None
 
