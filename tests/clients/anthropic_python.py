@@ -43,6 +43,10 @@ result = {"type": "tool_result", "tool_use_id": use.id, "content": "22 degrees a
 turns = [*weather, {"role": "assistant", "content": [use.model_dump()]}, {"role": "user", "content": [result]}]
 assert "22" in client.messages.create(messages=turns, tools=TOOLS, **common).content[0].text
 
+models = client.models.list()
+assert [model.id for model in models] == ["demo"] and models.data[0].type == "model"
+assert client.models.retrieve("demo") == models.data[0] and models.data[0].lifecycle == "active"
+
 stopped = client.messages.create(messages=paris, stop_sequences=["Paris"], **common)
 assert stopped.stop_reason == "stop_sequence" and stopped.stop_sequence == "Paris"
 begun = [*paris, {"role": "assistant", "content": "The capital of France is"}]

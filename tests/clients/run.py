@@ -42,6 +42,7 @@ CLIENTS = {
     "openai-3-tools": Client("openai>=3,<4", "openai_tools.py"),
     "openai-node": Client("openai", "openai_node.mjs", node=True),
     "openai-3-responses": Client("openai>=3,<4", "openai_responses.py"),
+    "openai-3-kept": Client("openai[realtime]>=3,<4", "openai_kept.py"),
     "langchain-openai": Client("langchain-openai", "langchain_openai_client.py"),
     "llama-index": Client("llama-index-llms-openai-like", "llama_index_client.py"),
     "anthropic": Client("anthropic", "anthropic_python.py"),

@@ -23,7 +23,7 @@ import aiohttp
 import pytest
 
 from tests.cpu.server.conftest import Running
-from tests.reliability.fuzz.corpus import Case, corpus
+from tests.reliability.fuzz.corpus import STANDING, Case, corpus, placed
 from tests.reliability.fuzz.mutate import Mutator
 from tests.reliability.fuzz.wire import Heard, Sent, body_of, framed, plain, send
 from tests.reliability.test_rows import SMALL_POOL, percentile, resident, rss
@@ -77,7 +77,7 @@ class Fuzzer:
         self.port = urlsplit(running.url).port or 0
         self.tally = Tally()
         self.cases = corpus()
-        self.known = "resp_none"
+        self.known = {name: f"none_{number}" for number, name in enumerate(STANDING)}
         self.ended = False
 
     # ------------------------------------------------------------ well-behaved
@@ -148,12 +148,13 @@ class Fuzzer:
             said, took = heard.data[-1500:], time.monotonic() - began
             shown = b"".join(sent.pieces)[:1500]
             self.tally.fault(f"{found}: number {number} ({how}, {took:.1f} s)\n  sent {shown!r}\n  heard {said!r}")
-        if case.path == "/v1/responses" and (name := re.search(rb"resp_[0-9a-f]{32}", heard.data)):
-            self.known = name[0].decode()
+        for name, form in STANDING.items():
+            if found_id := re.search(form, heard.data):
+                self.known[name] = found_id[0].decode()
 
     def _valid(self, case: Case) -> Sent:
-        path = case.path.replace("{response_id}", self.known)
-        body = None if case.body is None else json.dumps(case.body).replace("{response_id}", self.known).encode()
+        path = placed(case.path, self.known)
+        body = None if case.body is None else placed(json.dumps(case.body), self.known).encode()
         return plain(case.method, path, body)
 
     def _made(self, mutator: Mutator, case: Case) -> tuple[str, Sent]:
@@ -161,7 +162,8 @@ class Fuzzer:
         how, data = mutator.body(case)
         if case.body is None and rng.random() < 0.8:
             how, data = "path", b""
-        data = data.replace(b"{response_id}", self.known.encode())
+        for name, known in self.known.items():
+            data = data.replace(name.encode(), known.encode())
         path = mutator.path(rng.choice(self.cases) if rng.random() < 0.05 else case, self.known)
         body = None if case.body is None and not data else data
         if rng.random() < 0.15:
@@ -185,7 +187,12 @@ class Fuzzer:
         if len(heard.statuses) != 1:
             return "no answer"
         status = heard.statuses[0]
-        if not hostile and status >= 400 and status not in (404, 501, 503) and "{response_id}" not in str(case):
+        if (
+            not hostile
+            and status >= 400
+            and status not in (404, 501, 503)
+            and not any(name in str(case) for name in STANDING)
+        ):
             return f"status {status} for a valid request"
         if status >= 400 and sent.method != "HEAD" and not _is_error(body_of(heard.data)):
             return "an error in no API's words"

@@ -124,5 +124,7 @@ def error_bytes(found: HttpError) -> bytes:
 
 
 def error_headers(found: HttpError) -> Mapping[str, str]:
-    """Retry-After where it helps."""
+    """Retry-After, or Upgrade, where it helps."""
+    if found.status == 426:
+        return {"upgrade": "websocket"}
     return {"retry-after": str(max(1, round(found.retry_after)))} if found.retry_after is not None else {}

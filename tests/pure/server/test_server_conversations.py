@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from typing import Any
 
 import pytest
 
 from tests.pure.server.conftest import Served, Starter, until
+from tokenmill.server.openai.stored.kept import KeptChat
 from tokenmill.server.responses.conversation import Conversation
 from tokenmill.server.responses.items import SUMMARY, full_items, messages_of
+from tokenmill.server.store import Kept, Store
 from tokenmill.testing.fake_generator import FakeOptions
 
 PATH, RESPONSES = "/v1/conversations", "/v1/responses"
@@ -186,3 +189,26 @@ def test_full_items_mean_the_same() -> None:
     full = full_items(items)
     assert messages_of(full) == messages_of(items) and len({item["id"] for item in full}) == len(items)
     assert full_items(full)[0]["content"] == full[0]["content"]
+
+
+@pytest.mark.parametrize("kind", ["conversation", "chat"])
+def test_what_is_kept_weighs_what_it_takes(kind: str) -> None:
+    """The sum that is compared with the ceiling is the memory of what is kept."""
+    store = Store(most_bytes=1 << 20)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for i in range(300):
+            labels = {f"key {i} {j}": f"{i} {j}".ljust(400) for j in range(8)}
+            kept: Kept
+            if kind == "chat":
+                kept = KeptChat("me", f"chatcmpl-{i}", f"m{i}", bytes(bytearray(3000)), labels, bytes(bytearray(2000)))
+            else:
+                kept = Conversation("me", f"conv_{i}", metadata=labels)
+                kept.add([(f"msg_{i}_{j}", bytes(bytearray(300))) for j in range(10)])
+            store.add(kept)
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert store.size <= 1 << 20 and 10 < len(store) < 300
+    assert 0.5 * store.size < grown < 1.3 * store.size

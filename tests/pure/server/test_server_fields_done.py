@@ -71,7 +71,7 @@ UNDER = {
 }
 """Objects that lie under a name of their base."""
 VOLATILE = re.compile(
-    r'"(created|created_at|modified_at|id|item_id|[a-z_]*duration|[a-z]*_time)": ?'
+    r'"(created|created_at|completed_at|modified_at|id|item_id|[a-z_]*duration|[a-z]*_time)": ?'
     r'("(?![a-z]*-?mine)[^"]*"|[0-9.]+)'
     r"|(chatcmpl|cmpl|embd|msg|resp|conv|cmp|rs|fco|rerank|score|classify|fc|call)[-_][0-9a-f]{32}|call_[0-9a-f]+"
 )

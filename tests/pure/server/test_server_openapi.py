@@ -65,6 +65,14 @@ def document(url: str) -> Any:
 
 
 OPENAI = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize")
+STORES = (
+    *("/v1/responses/compact", "/v1/responses/input_tokens", "/v1/chat/completions/{completion_id}"),
+    *("/v1/conversations", "/v1/conversations/{conversation_id}", "/v1/conversations/{conversation_id}/items"),
+)
+LISTS = (
+    *("/v1/chat/completions", "/v1/chat/completions/{completion_id}", "/v1/responses/{response_id}/input_items"),
+    *("/v1/conversations/{conversation_id}/items/{item_id}", "/v1/conversations/{conversation_id}/items"),
+)
 OTHERS = (
     *("/api/chat", "/api/embed", "/api/embeddings", "/api/generate", "/api/show"),
     *("/generate", "/generate_stream", "/classify", "/rerank", "/score"),
@@ -74,6 +82,8 @@ OTHERS = (
 """Other APIs word their errors in ways of their own."""
 OPERATIONS = [
     *(("POST", path) for path in OPENAI + OTHERS),
+    *(("POST", path) for path in STORES),
+    *(("GET", path) for path in LISTS),
     *(("GET", path) for path in ("/v1/models", "/v1/models/{name}", "/metrics")),
 ]
 

@@ -21,6 +21,7 @@ from tests.pure.server.listening import Listening
 from tests.pure.server.test_server_strict_types import strictly, typed
 from tokenmill.core.config import make_server_config
 from tokenmill.server.bodies import Bodies, Parcel
+from tokenmill.server.responses.kept import RecentResponse
 from tokenmill.server.websockets.frames import (
     BAD_TEXT,
     BAD_TYPE,
@@ -110,6 +111,12 @@ async def test_what_is_not_kept_can_be_gone_on_with_here_alone(listen: Any) -> N
         more = (await say(socket, previous_response_id=name, store=False))[-1]["response"]
         assert more["previous_response_id"] == name and more["status"] == "completed"
         assert (await say(socket, previous_response_id=name))[-1]["status"] == 404
+        store = server.served.context.store
+        held = store.all(RecentResponse, "anonymous")
+        assert [recent.name for recent in held] == [more["id"]] and store.size >= len(held[0].messages)
+        store.drop(held[0])  # others needed the room
+        assert (await say(socket, previous_response_id=more["id"]))[-1]["status"] == 404
+    await until(lambda: not store.all(RecentResponse, "anonymous"))
 
 
 async def test_a_prompt_may_be_read_before_it_is_answered(listen: Any) -> None:

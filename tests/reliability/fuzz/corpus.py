@@ -83,9 +83,25 @@ BLOCKS: list[dict[str, Any]] = [
 ]
 
 
+STANDING = {
+    "{response_id}": rb"resp_[0-9a-f]{32}",
+    "{conversation_id}": rb"conv_[0-9a-f]{32}",
+    "{item_id}": rb"msg_[0-9a-f]{32}",
+    "{completion_id}": rb"chatcmpl-[0-9a-f]{32}",
+}
+"""What stands in cases for something that is kept, and how its id looks in answers."""
+
+
+def placed(text: str, known: dict[str, str]) -> str:
+    """The same with the ids that are known."""
+    for name, value in known.items():
+        text = text.replace(name, value)
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One request; `{response_id}` in a path stands for a response that is kept."""
+    """One request; `{response_id}` and other names of STANDING stand for what is kept."""
 
     api: str
     method: str
@@ -145,6 +161,30 @@ def _responses() -> list[Case]:
     found += [Case("responses", "GET", path) for path in (one, one + "/input_items", one + "?stream=true")]
     found += [Case("responses", "GET", one + "?stream=true&starting_after=2"), Case("responses", "DELETE", one)]
     return [*found, Case("responses", "POST", one + "/cancel")]
+
+
+def _kept() -> list[Case]:
+    chat, talk = "/v1/chat/completions", "/v1/conversations"
+    plain: dict[str, Any] = {"model": MODEL, "messages": TALK, "max_tokens": 4, "store": True, "metadata": {"a": "b"}}
+    common: dict[str, Any] = {"model": MODEL, "max_output_tokens": 4, "conversation": "{conversation_id}"}
+    one, items, stored = f"{talk}/{{conversation_id}}", f"{talk}/{{conversation_id}}/items", f"{chat}/{{completion_id}}"
+    posts: list[tuple[str, dict[str, Any]]] = [
+        (chat, plain),
+        (chat, {**plain, "stream": True, "tools": TOOLS, "n": 2, "temperature": 1.0, "logprobs": True}),
+        (stored, {"metadata": {"c": "d"}}),
+        (talk, {"items": ITEMS, "metadata": {"a": "b"}}),
+        (one, {"metadata": {"a": "b"}}),
+        (items, {"items": ITEMS}),
+        ("/v1/responses", {**common, "input": "Grind"}),
+        ("/v1/responses", {**common, "input": ITEMS, "conversation": {"id": "{conversation_id}"}, "stream": True}),
+        ("/v1/responses/input_tokens", {"model": MODEL, "input": ITEMS, "instructions": "Be a mill."}),
+        ("/v1/responses/compact", {"model": MODEL, "input": ITEMS}),
+    ]
+    found = [Case("kept", "POST", path, body) for path, body in posts]
+    lists = (f"{chat}?limit=3&order=desc", f"{chat}?metadata[a]=b", f"{items}?after={{item_id}}", f"{items}?order=asc")
+    reads = (*lists, one, stored, f"{stored}/messages", f"{items}/{{item_id}}")
+    found += [Case("kept", "GET", path) for path in reads]
+    return found + [Case("kept", "DELETE", path) for path in (one, stored, f"{items}/{{item_id}}")]
 
 
 def _anthropic() -> list[Case]:
@@ -235,12 +275,12 @@ def _others() -> list[Case]:
 def corpus() -> list[Case]:
     """All of them; a POST route that nothing above asks is in with a plain body."""
     found = [
-        *(*_openai(), *_responses(), *_anthropic(), *_ollama()),
+        *(*_openai(), *_responses(), *_kept(), *_anthropic(), *_ollama()),
         *(*_tgi(), *_kserve(), *_scoring(), *_others()),
     ]
     asked = {case.path for case in found}
     for route, (body, _) in VALID.items():
         path = path_of(route).replace("fake", MODEL)
-        if path not in asked and "{response_id}" not in route:
+        if path not in asked and not any(name in route for name in STANDING):
             found.append(Case("server", "POST", path, body))
     return found

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.reliability.fuzz.corpus import Case
+from tests.reliability.fuzz.corpus import Case, placed
 
 MOST_BYTES = 1 << 20
 Node = dict[Any, Any] | list[Any]
@@ -124,13 +124,22 @@ class Mutator:
             done.append(change.__name__.strip("_"))
         return "+".join(done), self._encoded(written(body), done)
 
-    def path(self, case: Case, known: str) -> str:
-        """The path, mostly as it is; `known`: a response that is kept."""
-        path = case.path.replace("{response_id}", known)
+    def path(self, case: Case, known: dict[str, str]) -> str:
+        """The path, mostly as it is; `known`: what is kept."""
+        path = placed(case.path, known)
         if self.rng.random() < 0.95:
             return path
         odd = ["/", "//", "/..", "/%00", "/%ff", "?a=b", "?stream=1", "?" + "a" * 999, "/%2e%2e/x", ";a", "#a", "/*"]
-        odd += ["?stream=true&starting_after=" + "9" * 500, "?limit=-1", "?since=nan", "?limit=1e400", "?a=%ff&a"]
+        odd += [
+            "?stream=true&starting_after=" + "9" * 500,
+            "?limit=-1",
+            "?since=nan",
+            "?after=x&limit=0",
+            "?order=up",
+            "?metadata[a]=%00",
+            "?limit=1e400",
+            "?a=%ff&a",
+        ]
         return self.rng.choice([path + self.rng.choice(odd), path[:-1], path.upper(), path.replace("/", "//")])
 
     def _encoded(self, text: str, done: list[str]) -> bytes:

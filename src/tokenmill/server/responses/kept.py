@@ -74,3 +74,18 @@ class KeptResponse(Kept):
             if self.ended:
                 return
             await self.changed.wait()
+
+
+@dataclass(slots=True, eq=False)
+class RecentResponse(Kept):
+    """The last response of one connection that was not to be kept: it is weighed like all, and nobody else finds it.
+    `name`: the response's own id; `messages`: the conversation with its answer, encoded."""
+
+    kind: ClassVar[str] = "response"
+    name: str
+    messages: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return OBJECTS + len(self.messages)

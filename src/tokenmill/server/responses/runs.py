@@ -20,7 +20,7 @@ from tokenmill.server.errors import describe_error
 from tokenmill.server.job import Job
 from tokenmill.server.responses.answers import Events, Growing
 from tokenmill.server.responses.conversation import Conversation, encoded_items
-from tokenmill.server.responses.kept import KeptResponse
+from tokenmill.server.responses.kept import KeptResponse, RecentResponse
 from tokenmill.server.responses.schemas import ResponsesRequest, Talk, TalkRequest, joined, read_talk
 from tokenmill.server.store import Store
 from tokenmill.server.translated_chat import listen, open_translated
@@ -55,10 +55,10 @@ class Run:
     """The input is read, and nothing is said."""
 
 
-def find_earlier(store: Store, body: TalkRequest, owner: str, recent: KeptResponse | None = None) -> Earlier:
+def find_earlier(store: Store, body: TalkRequest, owner: str, recent: RecentResponse | None = None) -> Earlier:
     """What the request names; 404 for what is not there. `recent`: a response that is not kept, but still at hand."""
     if body.previous_response_id:
-        if recent is not None and recent.id == body.previous_response_id:
+        if recent is not None and recent.name == body.previous_response_id and store.holds(recent):
             return Earlier(recent.messages)
         return Earlier(store.find(KeptResponse, body.previous_response_id, owner).messages)
     if body.conversation_id:
@@ -72,7 +72,7 @@ async def open_run(
     job: Job,
     body: ResponsesRequest,
     base: str,
-    recent: KeptResponse | None = None,
+    recent: RecentResponse | None = None,
     *,
     silent: bool = False,
 ) -> Run:

@@ -6,17 +6,18 @@ sooner. With `store: false` the last response can still be gone on with, on the 
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import msgspec
 from fastapi import Request
 
-from tokenmill.core.errors import ParameterError
+from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.server.bodies import Parcel
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, describe_error, error_object, quoted
 from tokenmill.server.fields import MOST_LABEL
-from tokenmill.server.responses.kept import KeptResponse
+from tokenmill.server.responses.kept import KeptResponse, RecentResponse
 from tokenmill.server.responses.runs import events, open_run
 from tokenmill.server.responses.schemas import ResponsesRequest
 from tokenmill.server.routing import Work
@@ -31,21 +32,24 @@ class Conversing:
 
     def __init__(self, context: Context, request: Request) -> None:
         self.context, self.request = context, request
-        self.recent: KeptResponse | None = None
+        self.recent: RecentResponse | None = None
         self.number = 0
         self.stream_id: str | None = None
         self.generate = True
 
     async def __call__(self, socket: WebSocket) -> None:
         """Answer messages until there are no more."""
-        while (parcel := await socket.receive()) is not None:
-            self.stream_id, self.generate = None, True
-            try:
-                await self._answer(socket, parcel)
-            except Exception as error:
-                await self._say(socket, encode(self._error(describe_error(error))))
-            finally:
-                parcel.release()
+        try:
+            while (parcel := await socket.receive()) is not None:
+                self.stream_id, self.generate = None, True
+                try:
+                    await self._answer(socket, parcel)
+                except Exception as error:
+                    await self._say(socket, encode(self._error(describe_error(error))))
+                finally:
+                    parcel.release()
+        finally:
+            self._remember(None)
 
     async def _answer(self, socket: WebSocket, parcel: Parcel) -> None:
         message = self._as_request(parcel)
@@ -58,7 +62,19 @@ class Conversing:
             async for told in events(run):
                 for event in told:
                     await self._say(socket, event[event.index(_DATA) + len(_DATA) : -2])
-            self.recent = run.kept
+            self._remember(run.kept)
+
+    def _remember(self, kept: KeptResponse | None) -> None:
+        """The next message may go on with this response; one that the store has is found there."""
+        store = self.context.store
+        if self.recent is not None:
+            store.drop(self.recent)
+        self.recent = None
+        if kept is not None and not store.holds(kept):
+            recent = RecentResponse(kept.owner, f"recent_{kept.id}", kept.id, kept.messages)
+            with contextlib.suppress(UserError, HttpError):  # too large, or no room: it cannot be gone on with
+                store.add(recent)
+                self.recent = recent
 
     def _as_request(self, parcel: Parcel) -> Request:
         """A message stands for a request of its own, with the headers of the handshake."""
