@@ -107,6 +107,7 @@ COMPLETION: dict[str, Probe] = {
     "max_tokens": ({}, 3, 4),
     "echo": ({}, False, True),
     "add_special_tokens": ({}, True, False),
+    "suffix": _given("x"),
 }
 OPTIONS: dict[str, Probe] = {
     "num_predict": ({}, 3, 4),
@@ -140,6 +141,13 @@ _NOT_IN_ANSWERS = {
     *("request_id", "stream_interval"),
 }
 _VLLM = {name: probe for name, probe in COMPLETION.items() if name not in _NOT_IN_ANSWERS} | {"model": _given("nope")}
+_CUTS = ("truncate_prompt_tokens", "truncation_side")
+_LLAMA = {name: probe for name, probe in _VLLM.items() if name not in ("n", "best_of", "length_penalty")} | {
+    "use_beam_search": ({"temperature": 0.0}, False, True),
+    "length_penalty": _given(2.0, {"temperature": 0.0, "use_beam_search": True}),
+    "return_token_ids": ({}, False, True),
+    "logprobs": ({}, 0, 2),
+}
 _IN_CHAT = {"messages": [USER]}
 
 
@@ -163,6 +171,10 @@ PROBES: dict[str, dict[str, Probe]] = {
         "request_id": _given("mine"),
     },
     "openai.TokenizeRequest": {
+        "content": ({"prompt": ABSENT}, "Hi", "Ho"),
+        "add_special": ({"prompt": ABSENT, "content": "Hi"}, False, True),
+        "parse_special": ({"prompt": ABSENT, "content": "<|im_end|>"}, True, False),
+        "with_pieces": ({"prompt": ABSENT, "content": "Hi"}, False, True),
         "model": _given("nope"),
         "prompt": ({}, "Hi", "Ho"),
         "messages": ({"prompt": ABSENT}, [USER], BEGUN),
@@ -236,6 +248,7 @@ PROBES: dict[str, dict[str, Probe]] = {
         "prompt": ({}, "Hi", "Ho"),
         "system": _given("Be brief."),
         "raw": ({}, False, True),
+        "suffix": _given("x"),
     },
     "ollama.ChatRequest": {**_OLLAMA, "messages": ({}, [USER], BEGUN), "tools": _given([TOOL])},
     "ollama.Options": OPTIONS,
@@ -294,6 +307,22 @@ PROBES: dict[str, dict[str, Probe]] = {
         "priority": _given(1),
         "timeout": _given(5.0),
     },
+    "llamacpp.CompletionRequest": _LLAMA,
+    "llamacpp.InfillRequest": {
+        **{name: probe for name, probe in _LLAMA.items() if name not in ("suffix", *_CUTS)},
+        "input_prefix": ({}, "Hi", "Ho"),
+        "input_suffix": ({}, "x", "y"),
+        "input_extra": _given([{"filename": "a.py", "text": "b"}]),
+        "prompt": _given("more"),
+    },
+    "llamacpp.TemplateRequest": {
+        "messages": ({}, [USER], BEGUN),
+        "tools": _given([TOOL]),
+        "add_generation_prompt": ({}, True, False),
+        "continue_final_message": ({"messages": BEGUN}, False, True),
+        "chat_template_kwargs": _given({"mood": "calm"}),
+    },
+    "llamacpp.EmbeddingRequest": {"content": ({}, "Hi", "Ho")},
     "kserve.InferRequest": {
         "id": _given("mine"),
         "inputs": ({}, [_tensor("Hi")], [_tensor("Ho")]),

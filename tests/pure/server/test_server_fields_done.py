@@ -15,7 +15,7 @@ from tests.pure.server.probes import ABSENT, PROBES, REFUSAL_IS_THE_EFFECT, THOU
 from tests.pure.server.probes_inside import INSIDE
 from tokenmill.server.job import Job
 from tokenmill.server.plans import make_plans
-from tokenmill.testing.fake_generator import FakeOptions, byte_tokenizer
+from tokenmill.testing.fake_generator import FILLS, FakeOptions, byte_tokenizer
 
 TEMPLATE = (
     "{% for message in messages %}{{ message | tojson }}{% endfor %}{{ tools | tojson if tools else '' }}"
@@ -43,6 +43,10 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "tgi.TgiRequest": ("/", {"inputs": "Hi"}),
     "tgi.Parameters": ("/generate", {"inputs": "Hi"}),
     "tgi.VllmRequest": ("/generate", {"prompt": "Hi", "seed": 3, "max_tokens": 6}),
+    "llamacpp.CompletionRequest": ("/completion", {"prompt": "Hi", "seed": 3, "max_tokens": 6}),
+    "llamacpp.InfillRequest": ("/infill", {"input_prefix": "Hi", "input_suffix": "x", "seed": 3, "max_tokens": 6}),
+    "llamacpp.TemplateRequest": ("/apply-template", SPOKEN),
+    "llamacpp.EmbeddingRequest": ("/embedding", {"content": "Hi"}),
     "scoring.RerankRequest": ("/rerank", {"query": "a", "documents": ["b", "c"]}),
     "scoring.ScoreRequest": ("/score", {"text_1": "a", "text_2": "b"}),
     "scoring.ClassifyRequest": ("/classify", {"input": "Hi", "labels": ["a", "b"]}),
@@ -61,7 +65,7 @@ UNDER = {
 }
 """Objects that lie under a name of their base."""
 VOLATILE = re.compile(
-    r'"(created|created_at|modified_at|id|item_id|[a-z_]*duration|[a-z]*_time)": ?'
+    r'"(created|created_at|modified_at|id|item_id|[a-z_]*duration|[a-z]*_time|[a-z_]*_ms|[a-z]*_per_second)": ?'
     r'("(?![a-z]*-?mine)[^"]*"|[0-9.]+)'
     r"|(chatcmpl|cmpl|embd|msg|resp|rerank|score|classify|fc|call)[-_][0-9a-f]{32}|call_[0-9a-f]+"
 )
@@ -101,7 +105,7 @@ class Bench:
 async def bench(start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     template = tmp_path / "template.jinja"
     template.write_text(TEMPLATE)
-    tokenizer = byte_tokenizer()
+    tokenizer = byte_tokenizer(FILLS)
     first = tokenizer.special_strings["eos_token"]
     number = tokenizer.encode(first, add_special_tokens=False)[0]
     tokenizer._inner.post_processor = processors.TemplateProcessing(f"{first} $A", special_tokens=[(first, number)])

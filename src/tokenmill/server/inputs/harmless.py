@@ -171,4 +171,8 @@ HARMLESS: dict[str, Reasons] = {
     "kserve.Output": {},
     "kserve.GenerateRequest": ANYWHERE,
     "kserve.Parameters": GENERATING,
+    "llamacpp.CompletionRequest": GENERATING,
+    "llamacpp.InfillRequest": GENERATING,
+    "llamacpp.TemplateRequest": ANYWHERE,
+    "llamacpp.EmbeddingRequest": ANYWHERE,
 }

@@ -180,7 +180,6 @@ REFUSED: dict[str, Refusals] = {
     },
     "openai.CompletionRequest": {
         **GENERATING,
-        **_SUFFIX,
         **_TIER,
         **_refuse("this model reads token ids or text", "prompt_embeds"),
         **_refuse("completions have no reasoning", thinking_token_budget=(-1,)),
@@ -248,7 +247,6 @@ REFUSED: dict[str, Refusals] = {
     "anthropic.ResultPart": _refuse(_IMAGES, "source"),
     "ollama.GenerateRequest": {
         **GENERATING,
-        **_SUFFIX,
         **_refuse("it is not accepted from requests", "template"),
         **_refuse("they need a model that sees", "images"),
         **_refuse("it is not kept: send the conversation to /api/chat", "context"),
@@ -291,3 +289,24 @@ REFUSED["kserve.Parameters"] = {
     **_refuse("text_input says it", "prompt"),
     **_refuse("sequences are not kept here", "sequence_start", "sequence_end", sequence_id=(0,)),
 }
+_LLAMA_READS = (
+    "n_probs",
+    "return_tokens",
+    "input_prefix",
+    "input_suffix",
+    "input_extra",
+    "return_token_ids",
+    "logprobs",
+)
+_ONE_TEXT = _refuse("the answer has room for one text", n=(1,), best_of=(0, 1))
+REFUSED["llamacpp.CompletionRequest"] = {
+    **{name: why for name, why in REFUSED["tgi.VllmRequest"].items() if name not in _LLAMA_READS},
+    **_ONE_TEXT,
+    **_refuse("it is for /infill", "input_prefix", "input_suffix", "input_extra"),
+}
+REFUSED["llamacpp.InfillRequest"] = {
+    **{name: why for name, why in REFUSED["llamacpp.CompletionRequest"].items() if name not in _LLAMA_READS},
+    **_refuse("input_suffix says it", "suffix"),
+    **_refuse("a gap's surroundings are not cut", "truncate_prompt_tokens", truncation_side=("left", "right")),
+}
+REFUSED["llamacpp.TemplateRequest"] = REFUSED["openai.TokenizeRequest"]

@@ -6,6 +6,7 @@ Must not know: engines, sockets.
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -76,8 +77,12 @@ class Chat:
         return TokenNames(self.context.backend.info.tokenizer, bool(self.body.return_tokens_as_token_ids))
 
 
-async def open_chat(context: Context, body: ChatRequest, job: Job, base: str) -> Chat:
-    """Render, tokenise, check and send; raises before anything is answered."""
+Reader = Callable[[], Awaitable[tuple[str, list[int]]]]
+
+
+async def open_chat(context: Context, body: ChatRequest, job: Job, base: str, read: Reader | None = None) -> Chat:
+    """Render, tokenise, check and send; raises before anything is answered. `read`: makes another prompt than the
+    template's."""
     model = context.check_model(body.model)
     if job.priority is not None:
         body.priority = job.priority
@@ -101,7 +106,7 @@ async def open_chat(context: Context, body: ChatRequest, job: Job, base: str) ->
     if params.num_sequences > 1:
         job.grow(params.num_sequences - 1)
     with asked_in("messages"):
-        text, ids = await render(context, body)
+        text, ids = await (render(context, body) if read is None else read())
     planned = partial(
         plan_turn,
         context.form,

@@ -206,6 +206,7 @@ class CompletionRequest(SamplingFields):
     max_tokens: int | None = Field(16, ge=0, le=2**31 - 1)
     echo: bool | None = False
     add_special_tokens: bool = True
+    suffix: str | None = None
 
 
 class EmbeddingRequest(BaseModel):
@@ -226,11 +227,15 @@ class EmbeddingRequest(BaseModel):
 
 
 class TokenizeRequest(BaseModel):
-    """POST /tokenize: a prompt, or messages."""
+    """POST /tokenize: a prompt, or messages; `content` and what follows it is llama.cpp's form."""
 
     model_config = STRICT
     model: str | None = Field(None, max_length=1024)
     prompt: str | None = None
+    content: str | None = None
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
     messages: Annotated[list[Message], few(MOST_MESSAGES, 1)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
