@@ -19,7 +19,14 @@ from tokenmill.server.llamacpp import schemas as llamacpp
 from tokenmill.server.ollama import schemas as ollama
 from tokenmill.server.openai import schemas as openai
 from tokenmill.server.responses.schemas import ResponsesRequest
-from tokenmill.server.scoring.schemas import ClassifyRequest, RerankRequest, ScoreRequest
+from tokenmill.server.scoring.schemas import (
+    ClassifyRequest,
+    EmbedRequest,
+    RerankRequest,
+    ScoreRequest,
+    SimilarityRequest,
+    TeiRerankRequest,
+)
 from tokenmill.server.tgi import schemas as tgi
 
 OBJECTS: dict[str, tuple[str, dict[str, str]]] = {
@@ -62,6 +69,8 @@ ENDPOINTS: dict[str, tuple[type[BaseModel], ...]] = {
     "/v1/chat/completions": (openai.ChatRequest,),
     "/v1/completions": (openai.CompletionRequest,),
     "/v1/embeddings": (openai.EmbeddingRequest,),
+    "/pooling": (openai.PoolingRequest,),
+    "/invocations": (openai.ChatRequest, openai.CompletionRequest, openai.EmbeddingRequest),
     "/tokenize": (openai.TokenizeRequest,),
     "/detokenize": (openai.DetokenizeRequest,),
     "/v1/responses": (ResponsesRequest,),
@@ -75,7 +84,9 @@ ENDPOINTS: dict[str, tuple[type[BaseModel], ...]] = {
     "/generate": (tgi.TgiRequest, tgi.VllmRequest),
     "/generate_stream": (tgi.TgiRequest,),
     "/": (tgi.TgiRequest,),
-    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), (RerankRequest,)),
+    "/embed": (EmbedRequest,),
+    "/similarity": (SimilarityRequest,),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), (RerankRequest, TeiRerankRequest)),
     **dict.fromkeys(("/score", "/v1/score"), (ScoreRequest,)),
     "/classify": (ClassifyRequest,),
     "/v2/models/{model}/infer": (kserve.InferRequest,),

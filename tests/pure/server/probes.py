@@ -155,21 +155,26 @@ def _tensor(text: str) -> dict[str, Any]:
     return {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [text]}
 
 
+EMBEDDINGS: dict[str, Probe] = {
+    "model": _given("other"),
+    "input": ({}, "Hi", "Ho"),
+    "encoding_format": ({}, "float", "base64"),
+    "dimensions": _given(2),
+    "truncate_prompt_tokens": _given(1),
+    "add_special_tokens": ({}, True, False),
+    "pooling": ({}, "last", "mean"),
+    "priority": _given(1),
+    "timeout": _given(5.0),
+    "request_id": _given("mine"),
+    "truncation_side": ({"truncate_prompt_tokens": 1}, "left", "right"),
+}
+
+
 PROBES: dict[str, dict[str, Probe]] = {
     "openai.ChatRequest": CHAT,
     "openai.CompletionRequest": COMPLETION,
-    "openai.EmbeddingRequest": {
-        "model": _given("other"),
-        "input": ({}, "Hi", "Ho"),
-        "encoding_format": ({}, "float", "base64"),
-        "dimensions": _given(2),
-        "truncate_prompt_tokens": _given(1),
-        "add_special_tokens": ({}, True, False),
-        "pooling": ({}, "last", "mean"),
-        "priority": _given(1),
-        "timeout": _given(5.0),
-        "request_id": _given("mine"),
-    },
+    "openai.EmbeddingRequest": EMBEDDINGS,
+    "openai.PoolingRequest": {**EMBEDDINGS, "task": _given("score")},
     "openai.TokenizeRequest": {
         "content": ({"prompt": ABSENT}, "Hi", "Ho"),
         "add_special": ({"prompt": ABSENT, "content": "Hi"}, False, True),
@@ -299,6 +304,21 @@ PROBES: dict[str, dict[str, Probe]] = {
         **{name: ({"text_1": ABSENT}, "a", "b") for name in ("text_1", "queries", "query", "first")},
         **{name: ({"text_2": ABSENT}, "a", "b") for name in ("text_2", "documents", "items", "second")},
     },
+    "scoring.EmbedRequest": {
+        "inputs": ({}, "Hi", "Ho"),
+        "truncate": ({"_long": True}, False, True),
+        "truncation_direction": ({"_long": True, "truncate": True}, "right", "left"),
+        "dimensions": _given(2),
+    },
+    "scoring.SimilarityRequest": {
+        "inputs": ({}, {"source_sentence": "a", "sentences": ["b"]}, {"source_sentence": "a", "sentences": ["c"]})
+    },
+    "scoring.TeiRerankRequest": {
+        "query": ({}, "a", "b"),
+        "texts": ({}, ["a"], ["b"]),
+        "return_text": ({}, False, True),
+        "truncate": ({"texts": ["word " * 400]}, False, True),
+    },
     "scoring.ClassifyRequest": {
         "model": _given("other"),
         "input": ({}, "Hi", "Ho"),
@@ -349,5 +369,6 @@ REFUSAL_IS_THE_EFFECT = {
     ("previous_response_id", "resp_none"),
     ("truncate", "context"),
     ("truncation", "context"),
+    ("task", "task"),
 }
 """Fields of which one value is refused, and a word of that refusal."""

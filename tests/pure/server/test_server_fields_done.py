@@ -28,6 +28,7 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "openai.ChatRequest": ("/v1/chat/completions", {"messages": [USER], "seed": 3, "max_completion_tokens": 6}),
     "openai.CompletionRequest": ("/v1/completions", {"prompt": "Hi", "seed": 3, "max_tokens": 6}),
     "openai.EmbeddingRequest": ("/v1/embeddings", {"input": "Hi"}),
+    "openai.PoolingRequest": ("/pooling", {"input": "Hi"}),
     "openai.TokenizeRequest": ("/tokenize", {"prompt": "Hi"}),
     "openai.DetokenizeRequest": ("/detokenize", {"tokens": [70]}),
     "responses.ResponsesRequest": ("/v1/responses", {"input": "Hi", "seed": 3, "max_output_tokens": 6}),
@@ -48,6 +49,9 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llamacpp.TemplateRequest": ("/apply-template", SPOKEN),
     "llamacpp.EmbeddingRequest": ("/embedding", {"content": "Hi"}),
     "scoring.RerankRequest": ("/rerank", {"query": "a", "documents": ["b", "c"]}),
+    "scoring.EmbedRequest": ("/embed", {"inputs": "Hi"}),
+    "scoring.SimilarityRequest": ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}),
+    "scoring.TeiRerankRequest": ("/rerank", {"query": "a", "texts": ["b", "c"]}),
     "scoring.ScoreRequest": ("/score", {"text_1": "a", "text_2": "b"}),
     "scoring.ClassifyRequest": ("/classify", {"input": "Hi", "labels": ["a", "b"]}),
     "kserve.InferRequest": (
@@ -67,7 +71,7 @@ UNDER = {
 VOLATILE = re.compile(
     r'"(created|created_at|modified_at|id|item_id|[a-z_]*duration|[a-z]*_time|[a-z_]*_ms|[a-z]*_per_second)": ?'
     r'("(?![a-z]*-?mine)[^"]*"|[0-9.]+)'
-    r"|(chatcmpl|cmpl|embd|msg|resp|rerank|score|classify|fc|call)[-_][0-9a-f]{32}|call_[0-9a-f]+"
+    r"|(chatcmpl|cmpl|embd|pool|msg|resp|rerank|score|classify|fc|call)[-_][0-9a-f]{32}|call_[0-9a-f]+"
 )
 
 
@@ -126,7 +130,7 @@ def body_of(plan: str, field: str, value: Any, base: dict[str, Any]) -> tuple[st
     if base.pop("_long", False):
         body = {
             **body,
-            **{name: _long(given) for name, given in body.items() if name in ("messages", "prompt", "input")},
+            **{name: _long(given) for name, given in body.items() if name in ("messages", "prompt", "input", "inputs")},
         }
     given = {name: each for name, each in {**base, field: value}.items() if each is not ABSENT}
     gone = {name for name, each in {**base, field: value}.items() if each is ABSENT}

@@ -200,7 +200,7 @@ REFUSED: dict[str, Refusals] = {
         **_refuse("this server has no adapters", "lora_path"),
         **_refuse("the header X-data-parallel-rank says it", "data_parallel_rank"),
         **_refuse("the text is read as it is: put it there", "task", "input_type", "prompt_name", "late_chunking"),
-        **_refuse("truncate_prompt_tokens says it", "truncate", "truncation_side"),
+        **_refuse("truncate_prompt_tokens says it", "truncate"),
         **_loud("vectors have length one", normalize=(True,), normalized=(True,)),
     },
     "openai.TokenizeRequest": {
@@ -277,6 +277,15 @@ REFUSED: dict[str, Refusals] = {
         **_refuse("a document's text is read alone", rank_fields=(["text"],)),
         **_refuse(_IMAGES, "mm_processor_kwargs"),
     },
+    "scoring.EmbedRequest": {
+        **_loud("vectors have length one", normalize=(True,)),
+        **_refuse("the text is read as it is: put it there", "prompt_name"),
+    },
+    "scoring.SimilarityRequest": _refuse("texts are read as they are, and not cut", "parameters"),
+    "scoring.TeiRerankRequest": {
+        **_refuse("scores are cosines", "raw_scores"),
+        **_refuse("what does not fit is cut on one side", truncation_direction=("Right", "right")),
+    },
     "scoring.ScoreRequest": _refuse(_IMAGES, "mm_processor_kwargs"),
     "scoring.Document": _refuse(_IMAGES, "image", "image_url", "content"),
     "kserve.Tensor": _refuse("values come as JSON in data", "parameters"),
@@ -310,3 +319,6 @@ REFUSED["llamacpp.InfillRequest"] = {
     **_refuse("a gap's surroundings are not cut", "truncate_prompt_tokens", truncation_side=("left", "right")),
 }
 REFUSED["llamacpp.TemplateRequest"] = REFUSED["openai.TokenizeRequest"]
+REFUSED["openai.PoolingRequest"] = {
+    name: why for name, why in REFUSED["openai.EmbeddingRequest"].items() if name != "task"
+}

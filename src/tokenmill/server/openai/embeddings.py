@@ -6,6 +6,7 @@ import array
 import base64
 import math
 import sys
+import time
 from typing import Any
 
 from tokenmill.core.errors import ParameterError
@@ -41,6 +42,12 @@ async def embed(context: Context, body: EmbeddingRequest, job: Job, base: str) -
         "model": model,
         "usage": {"prompt_tokens": usage["prompt_tokens"], "total_tokens": usage["prompt_tokens"]},
     }
+
+
+def pooled(found: dict[str, Any]) -> dict[str, Any]:
+    """The same answer as vLLM's /pooling writes it."""
+    data = [{"index": e["index"], "object": "pooling", "data": e["embedding"]} for e in found["data"]]
+    return {**found, "id": found["id"].replace("embd-", "pool-", 1), "created": int(time.time()), "data": data}
 
 
 def _shorten(vector: list[float], dimensions: int | None) -> list[float]:

@@ -218,12 +218,28 @@ class EmbeddingRequest(BaseModel):
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1, le=1 << 20)
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=2**31 - 1)
+    truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool = True
     pooling: Literal["last", "mean"] = "last"
     priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
     timeout: float | None = Field(None, gt=0, le=86_400)
     request_id: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")
     user: Label | None = None
+
+
+class PoolingRequest(EmbeddingRequest):
+    """POST /pooling: vLLM's form of embeddings."""
+
+    task: Literal["embed"] | None = None
+
+
+class AnyRequest(BaseModel):
+    """POST /invocations: a chat, a completion or embeddings, by what the body holds."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    messages: list[dict[str, Any]] | None = None
+    prompt: Any = None
+    input: Any = None
 
 
 class TokenizeRequest(BaseModel):

@@ -7,6 +7,7 @@ from typing import Any
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.context import Context
+from tokenmill.server.errors import HttpError
 from tokenmill.server.openai.chat import template_message
 from tokenmill.server.openai.schemas import DetokenizeRequest, TokenizeRequest
 from tokenmill.server.text import Talk
@@ -79,6 +80,23 @@ async def detokenize(context: Context, body: DetokenizeRequest) -> dict[str, Any
         raise ParameterError("This server has no tokenizer.", param="tokens")
     text = await context.text.run_in_thread(lambda: context.text.decode(body.tokens))
     return {"prompt": text, "content": text}  # vLLM's name of it, and llama.cpp's
+
+
+def tokenizer_info(context: Context) -> dict[str, Any]:
+    """What a model's tokenizer_config.json says, as far as it is used here."""
+    tokenizer = context.backend.info.tokenizer
+    if tokenizer is None:
+        raise HttpError(404, "This server has no tokenizer.")
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **tokenizer.special_strings,
+        "chat_template": context.chat_template or tokenizer.chat_template,
+        "model_max_length": context.backend.info.max_model_len,
+        "vocab_size": tokenizer.vocab_size,
+        "added_tokens_decoder": {
+            str(i): {"content": tokenizer.id_to_token(i), "special": True} for i in sorted(tokenizer.special_ids)
+        },
+    }
 
 
 def model_card(context: Context, name: str, created: int) -> dict[str, Any]:
