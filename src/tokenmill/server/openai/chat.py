@@ -17,7 +17,7 @@ from tokenmill.server.context import Context
 from tokenmill.server.errors import asked_in
 from tokenmill.server.job import Gathered, Job
 from tokenmill.server.openai.logprobs import TokenNames, chat_logprobs, prompt_rows
-from tokenmill.server.openai.sampling import all_of_them, sampling_params, truncate
+from tokenmill.server.openai.sampling import all_of_them, sampling_params, truncate, within
 from tokenmill.server.openai.schemas import ChatRequest, Message
 from tokenmill.server.openai.tools import call_objects, tool_wish
 from tokenmill.text.messages.message import Message as Said
@@ -89,10 +89,8 @@ async def open_chat(context: Context, body: ChatRequest, job: Job, base: str, re
     _check(context, body)
     if body.max_tokens not in (None, body.max_completion_tokens) and body.max_completion_tokens is not None:
         raise ParameterError("Give max_completion_tokens or max_tokens, not both.", param="max_tokens")
-    most = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    if most is None:
-        limit = context.backend.info.generation.get("max_new_tokens")
-        most = limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else None
+    asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    most = _usual_length(context) if asked is None else asked
     all_of_them(body, ("top_logprobs", "prompt_logprobs"), context.backend.info.vocab_size)
     wish = tool_wish(body)
     params = sampling_params(
@@ -118,10 +116,19 @@ async def open_chat(context: Context, body: ChatRequest, job: Job, base: str, re
         separate=body.separate_reasoning,
     )
     turn, params = await context.bodies.run_in_thread(job.size, planned)
-    ids = truncate(ids, body, context.backend.info.max_model_len, most)
+    room = context.backend.info.max_model_len
+    ids = truncate(ids, body, room, min(most, room // 2) if asked is None and most is not None else most)
+    if asked is None:
+        params = within(params, room - len(ids))
     with asked_in("messages"):
         await job.start(f"chatcmpl-{base}", [(text, ids)], params, priority=body.priority, salt=body.cache_salt or "")
     return Chat(context, body, job, f"chatcmpl-{base}", model, text, turn)
+
+
+def _usual_length(context: Context) -> int | None:
+    """What the model's own settings say of an answer's length."""
+    limit = context.backend.info.generation.get("max_new_tokens")
+    return limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else None
 
 
 async def render(context: Context, body: ChatRequest, *, counted: bool = False) -> tuple[str, list[int]]:

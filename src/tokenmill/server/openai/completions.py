@@ -17,7 +17,7 @@ from tokenmill.server.context import Context
 from tokenmill.server.errors import describe_error, error_object
 from tokenmill.server.job import Gathered, Job, Task
 from tokenmill.server.openai.logprobs import CompletionColumns, Row, TokenNames, prompt_rows
-from tokenmill.server.openai.sampling import all_of_them, sampling_params, truncate
+from tokenmill.server.openai.sampling import all_of_them, sampling_params, truncate, within
 from tokenmill.server.openai.schemas import CompletionRequest
 from tokenmill.server.sse import DONE, PlainChunks, event
 
@@ -84,6 +84,8 @@ async def open_completion(
         read = await reader()
     else:
         read = await (_fill_all if body.suffix else _read_all)(context, body, prompts)
+    if "max_tokens" not in body.model_fields_set:
+        params = within(params, context.backend.info.max_model_len - max(len(ids) for _, ids in read))
     await job.start(f"cmpl-{base}", read, params, priority=body.priority, salt=body.cache_salt or "")
     return Completion(context, body, job, f"cmpl-{base}", model)
 

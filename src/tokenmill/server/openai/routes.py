@@ -25,7 +25,6 @@ from tokenmill.server.routing import Api, Work, body_size, get, json_answer, pos
 
 def add_routes(app: FastAPI, context: Context) -> None:
     """Chat, completions, embeddings, models, and what reads tokens."""
-    created = int(time.time())
 
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
@@ -71,6 +70,18 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
     kinds = {"messages": chat_completions, "prompt": text_completions, "input": make_embeddings}
 
+    post(app, "/v1/chat/completions", chat_completions, ChatRequest)
+    post(app, "/v1/completions", text_completions, CompletionRequest)
+    post(app, "/v1/embeddings", make_embeddings, EmbeddingRequest)
+    post(app, "/pooling", pool, PoolingRequest)
+    post(app, "/invocations", invoke, AnyRequest)
+    _add_telling(app, context)
+
+
+def _add_telling(app: FastAPI, context: Context) -> None:
+    """Models, timelines, and what reads tokens."""
+    created = int(time.time())
+
     async def models(request: Request) -> Response:
         """The served models."""
         return json_answer(tokens.model_list(context, created))
@@ -102,11 +113,6 @@ def add_routes(app: FastAPI, context: Context) -> None:
         return json_answer(await tokens.detokenize(context, body))
 
     get(app, "/v1/requests/{id}", timeline)
-    post(app, "/v1/chat/completions", chat_completions, ChatRequest)
-    post(app, "/v1/completions", text_completions, CompletionRequest)
-    post(app, "/v1/embeddings", make_embeddings, EmbeddingRequest)
-    post(app, "/pooling", pool, PoolingRequest)
-    post(app, "/invocations", invoke, AnyRequest)
     get(app, "/tokenizer_info", tokenizer_info)
     get(app, "/v1/models", models)
     get(app, "/v1/models/{name:path}", model)
