@@ -93,6 +93,15 @@ class Parcel:
         self.parts.clear()
         return data
 
+    def names(self) -> frozenset[str]:
+        """The names in the body, which stays where it is; none where it is no object."""
+        data = b"".join(self.parts)
+        check_ceilings(data)
+        try:
+            return frozenset(_fields(data))
+        except (msgspec.MsgspecError, RecursionError, ValueError):
+            return frozenset()
+
     def release(self) -> None:
         """It is held no longer."""
         self.parts.clear()

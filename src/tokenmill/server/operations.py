@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 import tokenmill
 from tokenmill.server.context import Context
+from tokenmill.server.errors import HttpError, error_bytes
 from tokenmill.server.routing import Api, get, json_answer
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -23,7 +24,10 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
     async def health(request: Request) -> Response:
         """200 while the engine makes progress, else 503."""
-        return Response(status_code=503 if context.backend.health() else 200)
+        if context.backend.health():
+            found = HttpError(503, "The engine is not available right now.", retry_after=1)
+            return Response(error_bytes(found), 503, media_type="application/json")
+        return json_answer({"status": "ok"})
 
     async def ready(request: Request) -> Response:
         """200 while new requests are taken."""

@@ -15,11 +15,19 @@ from tokenmill.server.inputs.harmless import HARMLESS
 from tokenmill.server.inputs.plan import Plan, Refusal, parts, plan_name, spellings
 from tokenmill.server.inputs.refused import REFUSED
 from tokenmill.server.kserve import schemas as kserve
+from tokenmill.server.llamacpp import schemas as llamacpp
 from tokenmill.server.ollama import schemas as ollama
 from tokenmill.server.openai import schemas as openai
 from tokenmill.server.openai.stored.schemas import UpdateRequest
 from tokenmill.server.responses import schemas as responses
-from tokenmill.server.scoring.schemas import ClassifyRequest, RerankRequest, ScoreRequest
+from tokenmill.server.scoring.schemas import (
+    ClassifyRequest,
+    EmbedRequest,
+    RerankRequest,
+    ScoreRequest,
+    SimilarityRequest,
+    TeiRerankRequest,
+)
 from tokenmill.server.tgi import schemas as tgi
 
 OBJECTS: dict[str, tuple[str, dict[str, str]]] = {
@@ -41,15 +49,21 @@ OBJECTS: dict[str, tuple[str, dict[str, str]]] = {
 }
 """Objects that handlers read by hand: the names that they read, and what lies under them."""
 
+_FORMS = ("tgi.VllmRequest", "kserve.Parameters", "llamacpp.CompletionRequest", "llamacpp.InfillRequest")
+"""Bodies, or objects in them, whose fields are those of a completion."""
+
 _COMMON = {"repeat_penalty": "repetition_penalty", "random_seed": "seed", "typ_p": "typical_p", "nsigma": "top_n_sigma"}
 _COMMON |= {"mirostat_mode": "mirostat"}
 _LONGEST = dict.fromkeys(("n_predict", "max_new_tokens", "max_output_tokens"), "max_tokens")
 _OPENAI = {**_COMMON, **_LONGEST, "stop_sequences": "stop"}
+_LLAMA = {**_OPENAI, "max_completion_tokens": "max_tokens", "n_probs": "logprobs", "return_tokens": "return_token_ids"}
 ALIASES: dict[str, Mapping[str, str]] = {
     "openai.ChatRequest": _OPENAI,
     "openai.CompletionRequest": {**_OPENAI, "max_completion_tokens": "max_tokens"},
     "tgi.VllmRequest": {**_OPENAI, "max_completion_tokens": "max_tokens"},
     "kserve.Parameters": {**_OPENAI, "max_completion_tokens": "max_tokens"},
+    "llamacpp.CompletionRequest": _LLAMA,
+    "llamacpp.InfillRequest": _LLAMA,
 }
 """Other engines' spellings of fields that are done."""
 
@@ -58,6 +72,8 @@ ENDPOINTS: dict[str, tuple[type[BaseModel], ...]] = {
     "/v1/chat/completions/{completion_id}": (UpdateRequest,),
     "/v1/completions": (openai.CompletionRequest,),
     "/v1/embeddings": (openai.EmbeddingRequest,),
+    "/pooling": (openai.PoolingRequest,),
+    "/invocations": (openai.ChatRequest, openai.CompletionRequest, openai.EmbeddingRequest),
     "/tokenize": (openai.TokenizeRequest,),
     "/detokenize": (openai.DetokenizeRequest,),
     "/v1/responses": (responses.ResponsesRequest,),
@@ -76,12 +92,20 @@ ENDPOINTS: dict[str, tuple[type[BaseModel], ...]] = {
     "/generate": (tgi.TgiRequest, tgi.VllmRequest),
     "/generate_stream": (tgi.TgiRequest,),
     "/": (tgi.TgiRequest,),
-    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), (RerankRequest,)),
+    "/embed": (EmbedRequest,),
+    "/similarity": (SimilarityRequest,),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), (RerankRequest, TeiRerankRequest)),
     **dict.fromkeys(("/score", "/v1/score"), (ScoreRequest,)),
     "/classify": (ClassifyRequest,),
     "/v2/models/{model}/infer": (kserve.InferRequest,),
     "/v2/models/{model}/generate": (kserve.GenerateRequest,),
     "/v2/models/{model}/generate_stream": (kserve.GenerateRequest,),
+    "/completion": (llamacpp.CompletionRequest,),
+    "/completions": (llamacpp.CompletionRequest,),
+    "/infill": (llamacpp.InfillRequest,),
+    "/embedding": (llamacpp.EmbeddingRequest,),
+    "/embeddings": (llamacpp.EmbeddingRequest,),
+    "/apply-template": (llamacpp.TemplateRequest,),
 }
 """Every path that takes a body, and the forms that the body may have."""
 
@@ -95,7 +119,7 @@ _WRITERS = {
     "ollama.Options": "the options of /api/chat",
     "tgi.Parameters": "the parameters of /generate",
 }
-_ALSO = ("tgi.VllmRequest", "kserve.Parameters", "tgi.TgiRequest", "kserve.GenerateRequest", "kserve.InferRequest")
+_ALSO = (*_FORMS, "tgi.TgiRequest", "kserve.GenerateRequest", "kserve.InferRequest")
 """Plans of requests that make text: a field of one of them is refused where another does not read it."""
 _INTO = {
     "ollama.ChatRequest": ("ollama.Options", "options"),
@@ -143,8 +167,10 @@ def make_plans() -> dict[str, Plan]:
         for schema in schemas:
             _add(schema, made)
     completion = made["openai.CompletionRequest"]
-    made["tgi.VllmRequest"] = _completion_like("tgi.VllmRequest", completion, made["tgi.VllmRequest"].fields)
-    made["kserve.Parameters"] = _completion_like("kserve.Parameters", completion, frozenset({"stream"}))
+    for name in _FORMS:
+        own = made[name].fields if name in made else frozenset({"stream"})
+        inside = made[name].inside if name in made else {}
+        made[name] = _completion_like(name, completion, own, inside)
     for name in (*_WRITERS, *_ALSO):
         plan = made[name]
         known = plan.fields | plan.harmless.keys() | plan.aliases.keys()
@@ -179,10 +205,10 @@ def _add(part: type[BaseModel] | str, made: dict[str, Plan]) -> Plan:
     return made[name]
 
 
-def _completion_like(name: str, completion: Plan, own: frozenset[str]) -> Plan:
+def _completion_like(name: str, completion: Plan, own: frozenset[str], within: Mapping[str, Plan]) -> Plan:
     """A body whose fields are those of a completion, but those that its answers have no place for."""
     fields = (completion.fields | own) - REFUSED[name].keys()
-    inside = {each: plan for each, plan in completion.inside.items() if each in fields}
+    inside = {each: plan for each, plan in completion.inside.items() if each in fields} | dict(within)
     return Plan(name, fields, HARMLESS[name], REFUSED[name], ALIASES[name], inside)
 
 

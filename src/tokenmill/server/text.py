@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from tokenmill.core.errors import BusyError, ParameterError, UserError
 from tokenmill.engine.prompts import PromptReader, check_size
 from tokenmill.text.codec import Tokenizer
+from tokenmill.text.fill import FillForm, fill_ends, fill_ids, find_fill, snippet_ids
 
 T = TypeVar("T")
 Talk = tuple[list[dict[str, Any]], dict[str, Any]]
@@ -82,6 +83,37 @@ class TextWorkers:
             return text, ids
 
         return await self.run_in_thread(work)
+
+    @property
+    def fill_form(self) -> FillForm:
+        """How this model fills gaps; an error that names the field where it cannot."""
+        form = find_fill(self.tokenizer)
+        if form is None:
+            raise ParameterError(
+                "suffix is not supported by this model: its tokenizer has no fill-in-the-middle tokens.", param="suffix"
+            )
+        return form
+
+    async def fill(
+        self, gap: tuple[str, str], begun: str = "", others: Sequence[tuple[str, str]] = (), *, framed: bool = True
+    ) -> tuple[str, list[int]]:
+        """(text, ids) of a prompt whose answer belongs between two texts; `others`: names and texts of more files;
+        `framed`: it begins as every prompt does."""
+        prefix, suffix = gap
+        form, tokenizer = self.fill_form, self.tokenizer
+        assert tokenizer is not None
+
+        def work() -> tuple[str, list[int]]:
+            self._check_size(len(prefix) + len(suffix) + len(begun) + sum(len(text) for _, text in others))
+            before = tokenizer.frame[0] if framed else ()
+            return prefix, [*before, *snippet_ids(tokenizer, others), *fill_ids(tokenizer, form, gap, begun)]
+
+        return await self.run_in_thread(work)
+
+    def fill_ends(self) -> list[int]:
+        """Ids that end what fills a gap."""
+        assert self.tokenizer is not None
+        return fill_ends(self.tokenizer, self.fill_form)
 
     def decode(self, ids: list[int]) -> str | None:
         """Text of some ids, control tokens included; None without a tokenizer."""

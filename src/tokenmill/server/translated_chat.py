@@ -14,7 +14,7 @@ from tokenmill.core.request import TokenLogprob
 from tokenmill.server.bodies import translated
 from tokenmill.server.context import Context
 from tokenmill.server.job import Job
-from tokenmill.server.openai.chat import Chat, open_chat, render
+from tokenmill.server.openai.chat import Chat, Reader, open_chat, render
 from tokenmill.server.openai.schemas import ChatRequest
 from tokenmill.text.messages.message import Event, Message
 
@@ -33,10 +33,11 @@ class Heard:
 Fields = Callable[[], dict[str, Any]]
 
 
-async def open_translated(context: Context, fields: Fields, job: Job, base: str) -> Chat:
-    """A chat from what `fields` makes: OpenAI's request; those that are None count as absent."""
+async def open_translated(context: Context, fields: Fields, job: Job, base: str, read: Reader | None = None) -> Chat:
+    """A chat from what `fields` makes: OpenAI's request; those that are None count as absent. `read`: makes another
+    prompt than the template's."""
     body = await context.bodies.run_in_thread(job.size, lambda: translated(ChatRequest, fields()))
-    chat = await open_chat(context, body, job, base)
+    chat = await open_chat(context, body, job, base, read)
     chat.kind = "other"
     return chat
 

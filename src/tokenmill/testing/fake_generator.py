@@ -30,6 +30,8 @@ TEMPLATE = (
 )
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
 HIDDEN = 8
+FILLS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>")
+"""Words of a model that fills gaps."""
 
 
 def byte_tokenizer(words: Sequence[str] = ()) -> Tokenizer:
@@ -64,7 +66,7 @@ class FakeOptions:
     max_model_len: int = 4096
     hung: bool = False
     script: str = ""
-    tokenizer: Tokenizer = field(default_factory=byte_tokenizer)
+    tokenizer: Tokenizer = field(default_factory=lambda: byte_tokenizer(FILLS))
 
 
 class FakeLink:

@@ -131,6 +131,7 @@ COMPLETION: dict[str, Probe] = {
     "max_tokens": ({}, 3, 4),
     "echo": ({}, False, True),
     "add_special_tokens": ({}, True, False),
+    "suffix": _given("x"),
 }
 OPTIONS: dict[str, Probe] = {
     "num_predict": ({}, 3, 4),
@@ -165,6 +166,13 @@ _NOT_IN_ANSWERS = {
     *("request_id", "stream_interval"),
 }
 _VLLM = {name: probe for name, probe in COMPLETION.items() if name not in _NOT_IN_ANSWERS} | {"model": _given("nope")}
+_CUTS = ("truncate_prompt_tokens", "truncation_side")
+_LLAMA = {name: probe for name, probe in _VLLM.items() if name not in ("n", "best_of", "length_penalty")} | {
+    "use_beam_search": ({"temperature": 0.0}, False, True),
+    "length_penalty": _given(2.0, {"temperature": 0.0, "use_beam_search": True}),
+    "return_token_ids": ({}, False, True),
+    "logprobs": ({}, 0, 2),
+}
 _IN_CHAT = {"messages": [USER]}
 
 
@@ -181,22 +189,31 @@ _TALK: dict[str, Probe] = {
     "reasoning": _given({"effort": "low"}),
     "tools": _given([{"type": "function", **TOOL["function"]}]),
 }
+EMBEDDINGS: dict[str, Probe] = {
+    "model": _given("other"),
+    "input": ({}, "Hi", "Ho"),
+    "encoding_format": ({}, "float", "base64"),
+    "dimensions": _given(2),
+    "truncate_prompt_tokens": _given(1),
+    "add_special_tokens": ({}, True, False),
+    "pooling": ({}, "last", "mean"),
+    "priority": _given(1),
+    "timeout": _given(5.0),
+    "request_id": _given("mine"),
+    "truncation_side": ({"truncate_prompt_tokens": 1}, "left", "right"),
+}
+
+
 PROBES: dict[str, dict[str, Probe]] = {
     "openai.ChatRequest": CHAT,
     "openai.CompletionRequest": COMPLETION,
-    "openai.EmbeddingRequest": {
-        "model": _given("other"),
-        "input": ({}, "Hi", "Ho"),
-        "encoding_format": ({}, "float", "base64"),
-        "dimensions": _given(2),
-        "truncate_prompt_tokens": _given(1),
-        "add_special_tokens": ({}, True, False),
-        "pooling": ({}, "last", "mean"),
-        "priority": _given(1),
-        "timeout": _given(5.0),
-        "request_id": _given("mine"),
-    },
+    "openai.EmbeddingRequest": EMBEDDINGS,
+    "openai.PoolingRequest": {**EMBEDDINGS, "task": _given("score")},
     "openai.TokenizeRequest": {
+        "content": ({"prompt": ABSENT}, "Hi", "Ho"),
+        "add_special": ({"prompt": ABSENT, "content": "Hi"}, False, True),
+        "parse_special": ({"prompt": ABSENT, "content": "<|im_end|>"}, True, False),
+        "with_pieces": ({"prompt": ABSENT, "content": "Hi"}, False, True),
         "model": _given("nope"),
         "prompt": ({}, "Hi", "Ho"),
         "messages": ({"prompt": ABSENT}, [USER], BEGUN),
@@ -280,6 +297,7 @@ PROBES: dict[str, dict[str, Probe]] = {
         "prompt": ({}, "Hi", "Ho"),
         "system": _given("Be brief."),
         "raw": ({}, False, True),
+        "suffix": _given("x"),
     },
     "ollama.ChatRequest": {**_OLLAMA, "messages": ({}, [USER], BEGUN), "tools": _given([TOOL])},
     "ollama.Options": OPTIONS,
@@ -330,6 +348,21 @@ PROBES: dict[str, dict[str, Probe]] = {
         **{name: ({"text_1": ABSENT}, "a", "b") for name in ("text_1", "queries", "query", "first")},
         **{name: ({"text_2": ABSENT}, "a", "b") for name in ("text_2", "documents", "items", "second")},
     },
+    "scoring.EmbedRequest": {
+        "inputs": ({}, "Hi", "Ho"),
+        "truncate": ({"_long": True}, False, True),
+        "truncation_direction": ({"_long": True, "truncate": True}, "right", "left"),
+        "dimensions": _given(2),
+    },
+    "scoring.SimilarityRequest": {
+        "inputs": ({}, {"source_sentence": "a", "sentences": ["b"]}, {"source_sentence": "a", "sentences": ["c"]})
+    },
+    "scoring.TeiRerankRequest": {
+        "query": ({}, "a", "b"),
+        "texts": ({}, ["a"], ["b"]),
+        "return_text": ({}, False, True),
+        "truncate": ({"texts": ["word " * 400]}, False, True),
+    },
     "scoring.ClassifyRequest": {
         "model": _given("other"),
         "input": ({}, "Hi", "Ho"),
@@ -338,6 +371,22 @@ PROBES: dict[str, dict[str, Probe]] = {
         "priority": _given(1),
         "timeout": _given(5.0),
     },
+    "llamacpp.CompletionRequest": _LLAMA,
+    "llamacpp.InfillRequest": {
+        **{name: probe for name, probe in _LLAMA.items() if name not in ("suffix", *_CUTS)},
+        "input_prefix": ({}, "Hi", "Ho"),
+        "input_suffix": ({}, "x", "y"),
+        "input_extra": _given([{"filename": "a.py", "text": "b"}]),
+        "prompt": _given("more"),
+    },
+    "llamacpp.TemplateRequest": {
+        "messages": ({}, [USER], BEGUN),
+        "tools": _given([TOOL]),
+        "add_generation_prompt": ({}, True, False),
+        "continue_final_message": ({"messages": BEGUN}, False, True),
+        "chat_template_kwargs": _given({"mood": "calm"}),
+    },
+    "llamacpp.EmbeddingRequest": {"content": ({}, "Hi", "Ho")},
     "kserve.InferRequest": {
         "id": _given("mine"),
         "inputs": ({}, [_tensor("Hi")], [_tensor("Ho")]),
@@ -365,5 +414,6 @@ REFUSAL_IS_THE_EFFECT = {
     ("conversation", "conv_none"),
     ("truncate", "context"),
     ("truncation", "context"),
+    ("task", "task"),
 }
 """Fields of which one value is refused, and a word of that refusal."""

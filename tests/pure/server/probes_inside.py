@@ -20,6 +20,17 @@ def _chat(before: dict[str, Any], after: dict[str, Any], **more: Any) -> Bodies:
     return CHAT, {"messages": [before], **more}, {"messages": [after], **more}
 
 
+def _near(change: dict[str, Any]) -> dict[str, Any]:
+    return {"inputs": {"source_sentence": "a", "sentences": ["b"], **change}}
+
+
+def _infill(before: dict[str, Any], after: dict[str, Any]) -> Bodies:
+    """Two pieces of another file; names of files are shown by tokenizers that have a mark for them."""
+    base = {"input_prefix": "a", "input_suffix": "b", "seed": 3}
+    first, second = ({**base, "input_extra": [{"text": "x", "filename": "y", **each}]} for each in (before, after))
+    return "/infill", first, second
+
+
 def _form(before: dict[str, Any], after: dict[str, Any]) -> Bodies:
     base = {"messages": [USER]}
     return CHAT, {**base, "response_format": before}, {**base, "response_format": after}
@@ -325,6 +336,11 @@ INSIDE: dict[str, dict[str, Bodies]] = {
     },
     "scoring.Document": {
         "text": ("/rerank", {"query": "a", "documents": [{"text": "a"}]}, {"query": "a", "documents": [{"text": "b"}]})
+    },
+    "llamacpp.Snippet": {name: _infill({name: "a"}, {name: "b"}) for name in ("text", "filename")},
+    "scoring.Sentences": {
+        name: ("/similarity", _near({}), _near({name: value}))
+        for name, value in {"source_sentence": "c", "sentences": ["b", "c"]}.items()
     },
     "kserve.Tensor": {
         "name": _infer({}, {"name": "seed"}),

@@ -17,7 +17,7 @@ from tokenmill.server.job import Job
 from tokenmill.server.openai.stored.kept import KeptChat
 from tokenmill.server.plans import make_plans
 from tokenmill.server.responses.conversation import Conversation
-from tokenmill.testing.fake_generator import FakeOptions, byte_tokenizer
+from tokenmill.testing.fake_generator import FILLS, FakeOptions, byte_tokenizer
 from tokenmill.testing.hostile import STANDING
 
 TEMPLATE = (
@@ -33,6 +33,7 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "stored.UpdateRequest": (f"/v1/chat/completions/{STANDING['completion_id']}", {"metadata": {}}),
     "openai.CompletionRequest": ("/v1/completions", {"prompt": "Hi", "seed": 3, "max_tokens": 6}),
     "openai.EmbeddingRequest": ("/v1/embeddings", {"input": "Hi"}),
+    "openai.PoolingRequest": ("/pooling", {"input": "Hi"}),
     "openai.TokenizeRequest": ("/tokenize", {"prompt": "Hi"}),
     "openai.DetokenizeRequest": ("/detokenize", {"tokens": [70]}),
     "responses.TalkRequest": ("/v1/responses/input_tokens", {"input": "Hi"}),
@@ -53,7 +54,14 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "tgi.TgiRequest": ("/", {"inputs": "Hi"}),
     "tgi.Parameters": ("/generate", {"inputs": "Hi"}),
     "tgi.VllmRequest": ("/generate", {"prompt": "Hi", "seed": 3, "max_tokens": 6}),
+    "llamacpp.CompletionRequest": ("/completion", {"prompt": "Hi", "seed": 3, "max_tokens": 6}),
+    "llamacpp.InfillRequest": ("/infill", {"input_prefix": "Hi", "input_suffix": "x", "seed": 3, "max_tokens": 6}),
+    "llamacpp.TemplateRequest": ("/apply-template", SPOKEN),
+    "llamacpp.EmbeddingRequest": ("/embedding", {"content": "Hi"}),
     "scoring.RerankRequest": ("/rerank", {"query": "a", "documents": ["b", "c"]}),
+    "scoring.EmbedRequest": ("/embed", {"inputs": "Hi"}),
+    "scoring.SimilarityRequest": ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}),
+    "scoring.TeiRerankRequest": ("/rerank", {"query": "a", "texts": ["b", "c"]}),
     "scoring.ScoreRequest": ("/score", {"text_1": "a", "text_2": "b"}),
     "scoring.ClassifyRequest": ("/classify", {"input": "Hi", "labels": ["a", "b"]}),
     "kserve.InferRequest": (
@@ -71,9 +79,9 @@ UNDER = {
 }
 """Objects that lie under a name of their base."""
 VOLATILE = re.compile(
-    r'"(created|created_at|completed_at|modified_at|id|item_id|[a-z_]*duration|[a-z]*_time)": ?'
-    r'("(?![a-z]*-?mine)[^"]*"|[0-9.]+)'
-    r"|(chatcmpl|cmpl|embd|msg|resp|conv|cmp|rs|fco|rerank|score|classify|fc|call)[-_][0-9a-f]{32}|call_[0-9a-f]+"
+    r'"(created|created_at|completed_at|modified_at|id|item_id|[a-z_]*duration|[a-z]*_time|[a-z_]*_ms|[a-z]*_per_second)"'
+    r': ?("(?![a-z]*-?mine)[^"]*"|[0-9.]+)'
+    r"|(chatcmpl|cmpl|embd|pool|msg|resp|conv|cmp|rs|fco|rerank|score|classify|fc|call)[-_][0-9a-f]{32}|call_[0-9a-f]+"
 )
 
 
@@ -116,7 +124,7 @@ class Bench:
 async def bench(start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     template = tmp_path / "template.jinja"
     template.write_text(TEMPLATE)
-    tokenizer = byte_tokenizer()
+    tokenizer = byte_tokenizer(FILLS)
     first = tokenizer.special_strings["eos_token"]
     number = tokenizer.encode(first, add_special_tokens=False)[0]
     tokenizer._inner.post_processor = processors.TemplateProcessing(f"{first} $A", special_tokens=[(first, number)])
@@ -137,7 +145,7 @@ def body_of(plan: str, field: str, value: Any, base: dict[str, Any]) -> tuple[st
     if base.pop("_long", False):
         body = {
             **body,
-            **{name: _long(given) for name, given in body.items() if name in ("messages", "prompt", "input")},
+            **{name: _long(given) for name, given in body.items() if name in ("messages", "prompt", "input", "inputs")},
         }
     given = {name: each for name, each in {**base, field: value}.items() if each is not ABSENT}
     gone = {name for name, each in {**base, field: value}.items() if each is ABSENT}

@@ -94,7 +94,7 @@ async def test_vllms_first_api_streams_whole_texts(start):
     ("/v2/models/fake/infer", {"inputs": [{**TENSOR, "name": "y"}]}, "text_input"),
     ("/v2/models/fake/infer", {"inputs": [{**TENSOR, "datatype": "FP32", "data": [1]}]}, "BYTES"),
     ("/v2/models/fake/generate", {"text_input": "x", "parameters": {"logprobs": 2}}, "logprobs"),
-    ("/v2/models/fake/generate", {"text_input": "x", "parameters": {"suffix": "y"}}, "suffix"),
+    ("/v2/models/fake/generate", {"text_input": "x", "parameters": {"echo": True}}, "echo"),
 ])  # fmt: skip
 async def test_bad_requests_are_refused_in_each_shape(start, path, body, word):
     served = await start()

@@ -108,3 +108,17 @@ async def test_counting_has_no_limit(start: Starter) -> None:
     assert found.json()["count"] > len(HUGE)
     found = await served.post("/v1/messages/count_tokens", {"model": "fake", "messages": talk(HUGE)})
     assert found.json()["input_tokens"] > len(HUGE)
+
+
+async def test_a_length_that_nobody_asked_for_ends_with_the_context(start: Starter) -> None:
+    served = await start(FakeOptions(max_model_len=CONTEXT))
+    served.context.backend.info.generation["max_new_tokens"] = 100
+    for path, body in (
+        ("/v1/completions", {"prompt": "a" * (CONTEXT - 5)}),
+        ("/v1/chat/completions", {"messages": talk("a" * 60)}),
+        ("/v1/chat/completions", {"messages": talk(LONG), "truncate_prompt_tokens": -1}),
+    ):
+        answer = await served.post(path, {**body, "ignore_eos": True})
+        assert answer.status_code == 200, answer.text
+        found = answer.json()
+        assert found["choices"][0]["finish_reason"] == "length" and found["usage"]["total_tokens"] == CONTEXT

@@ -154,7 +154,6 @@ REFUSED: dict[str, Refusals] = {
     },
     "openai.CompletionRequest": {
         **GENERATING,
-        **_SUFFIX,
         **_TIER,
         **_refuse("this model reads token ids or text", "prompt_embeds"),
         **_refuse("completions have no reasoning", thinking_token_budget=(-1,)),
@@ -175,7 +174,7 @@ REFUSED: dict[str, Refusals] = {
         **_refuse("this server has no adapters", "lora_path"),
         **_refuse("the header X-data-parallel-rank says it", "data_parallel_rank"),
         **_refuse("the text is read as it is: put it there", "task", "input_type", "prompt_name", "late_chunking"),
-        **_refuse("truncate_prompt_tokens says it", "truncate", "truncation_side"),
+        **_refuse("truncate_prompt_tokens says it", "truncate"),
         **_loud("vectors have length one", normalize=(True,), normalized=(True,)),
     },
     "openai.TokenizeRequest": {
@@ -231,7 +230,6 @@ REFUSED: dict[str, Refusals] = {
     "anthropic.ResultPart": _refuse(_IMAGES, "source"),
     "ollama.GenerateRequest": {
         **GENERATING,
-        **_SUFFIX,
         **_refuse("it is not accepted from requests", "template"),
         **_refuse("they need a model that sees", "images"),
         **_refuse("it is not kept: send the conversation to /api/chat", "context"),
@@ -262,6 +260,15 @@ REFUSED: dict[str, Refusals] = {
         **_refuse("a document's text is read alone", rank_fields=(["text"],)),
         **_refuse(_IMAGES, "mm_processor_kwargs"),
     },
+    "scoring.EmbedRequest": {
+        **_loud("vectors have length one", normalize=(True,)),
+        **_refuse("the text is read as it is: put it there", "prompt_name"),
+    },
+    "scoring.SimilarityRequest": _refuse("texts are read as they are, and not cut", "parameters"),
+    "scoring.TeiRerankRequest": {
+        **_refuse("scores are cosines", "raw_scores"),
+        **_refuse("what does not fit is cut on one side", truncation_direction=("Right", "right")),
+    },
     "scoring.ScoreRequest": _refuse(_IMAGES, "mm_processor_kwargs"),
     "scoring.Document": _refuse(_IMAGES, "image", "image_url", "content"),
     "kserve.Tensor": _refuse("values come as JSON in data", "parameters"),
@@ -273,4 +280,28 @@ REFUSED["kserve.Parameters"] = {
     **_refuse("the path says it", "model"),
     **_refuse("text_input says it", "prompt"),
     **_refuse("sequences are not kept here", "sequence_start", "sequence_end", sequence_id=(0,)),
+}
+_LLAMA_READS = (
+    "n_probs",
+    "return_tokens",
+    "input_prefix",
+    "input_suffix",
+    "input_extra",
+    "return_token_ids",
+    "logprobs",
+)
+_ONE_TEXT = _refuse("the answer has room for one text", n=(1,), best_of=(0, 1))
+REFUSED["llamacpp.CompletionRequest"] = {
+    **{name: why for name, why in REFUSED["tgi.VllmRequest"].items() if name not in _LLAMA_READS},
+    **_ONE_TEXT,
+    **_refuse("it is for /infill", "input_prefix", "input_suffix", "input_extra"),
+}
+REFUSED["llamacpp.InfillRequest"] = {
+    **{name: why for name, why in REFUSED["llamacpp.CompletionRequest"].items() if name not in _LLAMA_READS},
+    **_refuse("input_suffix says it", "suffix"),
+    **_refuse("a gap's surroundings are not cut", "truncate_prompt_tokens", truncation_side=("left", "right")),
+}
+REFUSED["llamacpp.TemplateRequest"] = REFUSED["openai.TokenizeRequest"]
+REFUSED["openai.PoolingRequest"] = {
+    name: why for name, why in REFUSED["openai.EmbeddingRequest"].items() if name != "task"
 }

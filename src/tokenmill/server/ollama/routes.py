@@ -27,9 +27,11 @@ from tokenmill.server.ollama.schemas import (
     ShowRequest,
 )
 from tokenmill.server.openai import embeddings
+from tokenmill.server.openai.chat import Chat
 from tokenmill.server.openai.schemas import EmbeddingRequest
 from tokenmill.server.routing import Api, Work, get, json_answer, post, read_body
 from tokenmill.server.translated_chat import open_translated
+from tokenmill.text.fill import find_fill
 from tokenmill.text.messages.describe import MessageFormat
 
 RAW = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -47,8 +49,11 @@ def add_routes(app: FastAPI, context: Context) -> None:
             check_room(context, body.options)
             if not body.prompt:
                 return json_answer(loaded(context, body.model, {"response": ""}))
-            plain = body.raw or not has_template(context)
-            chat = await open_translated(untouched(context) if plain else context, body.as_chat, work.job, work.base())
+            if body.suffix:
+                chat = await _fill(context, work, body, body.suffix)
+            else:
+                plain = untouched(context) if body.raw or not has_template(context) else context
+                chat = await open_translated(plain, body.as_chat, work.job, work.base())
             answer = Answer(chat, body.model, generate=True)
             return work.lines(answer.lines()) if body.stream else json_answer(await answer.whole())
 
@@ -145,6 +150,22 @@ def served(context: Context, name: str) -> str:
     return context.check_model(name.removesuffix(":latest"))
 
 
+async def _fill(context: Context, work: Work, body: GenerateRequest, suffix: str) -> Chat:
+    """An answer between two texts: no template and no system's words have a place there."""
+    if body.system:
+        raise ParameterError("system has no place beside suffix.", param="system")
+    if body.truncate:
+        raise ParameterError("truncate is not available with suffix.", param="truncate")
+    ends = context.text.fill_ends()
+    return await open_translated(
+        untouched(context),
+        lambda: {**body.as_chat(), "stop_token_ids": ends},
+        work.job,
+        work.base(),
+        lambda: context.text.fill((body.prompt, suffix)),
+    )
+
+
 def check_room(context: Context, options: Options | None) -> None:
     """num_ctx up to the context is there already; more is not."""
     most = context.backend.info.max_model_len
@@ -219,6 +240,8 @@ def described(context: Context, name: str) -> dict[str, Any]:
         can.append("tools")
     if context.form.thinking is not None:
         can.append("thinking")
+    if find_fill(info.tokenizer) is not None:
+        can.append("insert")
     family = str(info.details.get("family", "unknown"))
     return {
         "modelfile": f"FROM {name}\n",

@@ -103,6 +103,7 @@ class GenerateRequest(Asked):
     prompt: str = ""
     system: str | None = None
     raw: bool = False
+    suffix: str | None = None
 
     def as_chat(self) -> dict[str, Any]:
         """As fields of a chat of one question."""

@@ -6,6 +6,7 @@ Must not know: engines, sockets.
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from tokenmill.server.context import Context
 from tokenmill.server.errors import asked_in
 from tokenmill.server.job import Gathered, Job
 from tokenmill.server.openai.logprobs import TokenNames, chat_logprobs, prompt_rows
-from tokenmill.server.openai.sampling import all_of_them, sampling_params, truncate
+from tokenmill.server.openai.sampling import all_of_them, sampling_params, truncate, within
 from tokenmill.server.openai.schemas import ChatRequest, Message
 from tokenmill.server.openai.tools import call_objects, tool_wish
 from tokenmill.text.messages.message import Message as Said
@@ -76,18 +77,20 @@ class Chat:
         return TokenNames(self.context.backend.info.tokenizer, bool(self.body.return_tokens_as_token_ids))
 
 
-async def open_chat(context: Context, body: ChatRequest, job: Job, base: str) -> Chat:
-    """Render, tokenise, check and send; raises before anything is answered."""
+Reader = Callable[[], Awaitable[tuple[str, list[int]]]]
+
+
+async def open_chat(context: Context, body: ChatRequest, job: Job, base: str, read: Reader | None = None) -> Chat:
+    """Render, tokenise, check and send; raises before anything is answered. `read`: makes another prompt than the
+    template's."""
     model = context.check_model(body.model)
     if job.priority is not None:
         body.priority = job.priority
     _check(context, body)
     if body.max_tokens not in (None, body.max_completion_tokens) and body.max_completion_tokens is not None:
         raise ParameterError("Give max_completion_tokens or max_tokens, not both.", param="max_tokens")
-    most = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    if most is None:
-        limit = context.backend.info.generation.get("max_new_tokens")
-        most = limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else None
+    asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    most = _usual_length(context) if asked is None else asked
     all_of_them(body, ("top_logprobs", "prompt_logprobs"), context.backend.info.vocab_size)
     wish = tool_wish(body)
     params = sampling_params(
@@ -101,7 +104,7 @@ async def open_chat(context: Context, body: ChatRequest, job: Job, base: str) ->
     if params.num_sequences > 1:
         job.grow(params.num_sequences - 1)
     with asked_in("messages"):
-        text, ids = await render(context, body)
+        text, ids = await (render(context, body) if read is None else read())
     planned = partial(
         plan_turn,
         context.form,
@@ -113,10 +116,19 @@ async def open_chat(context: Context, body: ChatRequest, job: Job, base: str) ->
         separate=body.separate_reasoning,
     )
     turn, params = await context.bodies.run_in_thread(job.size, planned)
-    ids = truncate(ids, body, context.backend.info.max_model_len, most)
+    room = context.backend.info.max_model_len
+    ids = truncate(ids, body, room, min(most, room // 2) if asked is None and most is not None else most)
+    if asked is None:
+        params = within(params, room - len(ids))
     with asked_in("messages"):
         await job.start(f"chatcmpl-{base}", [(text, ids)], params, priority=body.priority, salt=body.cache_salt or "")
     return Chat(context, body, job, f"chatcmpl-{base}", model, text, turn)
+
+
+def _usual_length(context: Context) -> int | None:
+    """What the model's own settings say of an answer's length."""
+    limit = context.backend.info.generation.get("max_new_tokens")
+    return limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else None
 
 
 async def render(context: Context, body: ChatRequest, *, counted: bool = False) -> tuple[str, list[int]]:

@@ -6,7 +6,7 @@ Must not know: engines, sockets.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from tokenmill.server.context import Context
 from tokenmill.server.errors import describe_error, error_object
 from tokenmill.server.job import Gathered, Job, Task
 from tokenmill.server.openai.logprobs import CompletionColumns, Row, TokenNames, prompt_rows
-from tokenmill.server.openai.sampling import all_of_them, sampling_params, truncate
+from tokenmill.server.openai.sampling import all_of_them, sampling_params, truncate, within
 from tokenmill.server.openai.schemas import CompletionRequest
 from tokenmill.server.sse import DONE, PlainChunks, event
 
@@ -54,13 +54,20 @@ class Completion:
         return self.body.max_tokens == 0
 
 
-async def open_completion(context: Context, body: CompletionRequest, job: Job, base: str) -> Completion:
-    """Tokenise, check and send all prompts; raises before anything is answered."""
+Read = list[tuple[str | None, list[int]]]
+
+
+async def open_completion(
+    context: Context, body: CompletionRequest, job: Job, base: str, reader: Callable[[], Awaitable[Read]] | None = None
+) -> Completion:
+    """Tokenise, check and send all prompts; raises before anything is answered. `reader`: makes them in another way."""
     model = context.check_model(body.model)
     prompts = _prompts(body.prompt)
     if job.priority is not None:
         body.priority = job.priority
     _check(context, body)
+    if body.suffix and not body.ignore_eos:
+        body.stop_token_ids = [*(body.stop_token_ids or ()), *context.text.fill_ends()]
     all_of_them(body, ("logprobs", "prompt_logprobs"), context.backend.info.vocab_size)
     params = sampling_params(
         body,
@@ -73,6 +80,18 @@ async def open_completion(context: Context, body: CompletionRequest, job: Job, b
     )
     if len(prompts) * params.num_sequences > 1:
         job.grow(len(prompts) * params.num_sequences - 1)
+    if reader is not None:
+        read = await reader()
+    else:
+        read = await (_fill_all if body.suffix else _read_all)(context, body, prompts)
+    if "max_tokens" not in body.model_fields_set:
+        params = within(params, context.backend.info.max_model_len - max(len(ids) for _, ids in read))
+    await job.start(f"cmpl-{base}", read, params, priority=body.priority, salt=body.cache_salt or "")
+    return Completion(context, body, job, f"cmpl-{base}", model)
+
+
+async def _read_all(context: Context, body: CompletionRequest, prompts: list[Any]) -> Read:
+    """(text, ids) of the prompts, cut as the request wants them."""
     read = []
     for prompt in prompts:
         cut = body.truncate_prompt_tokens is not None
@@ -82,8 +101,16 @@ async def open_completion(context: Context, body: CompletionRequest, job: Job, b
         if said is None and body.echo:
             said = await context.text.run_in_thread(partial(context.text.decode, kept))
         read.append((said, kept))
-    await job.start(f"cmpl-{base}", read, params, priority=body.priority, salt=body.cache_salt or "")
-    return Completion(context, body, job, f"cmpl-{base}", model)
+    return read
+
+
+async def _fill_all(context: Context, body: CompletionRequest, prompts: list[Any]) -> Read:
+    """The same for gaps between each prompt and the suffix."""
+    if not all(isinstance(prompt, str) for prompt in prompts):
+        raise ParameterError("suffix needs prompts of text.", param="suffix")
+    if body.truncate_prompt_tokens is not None:
+        raise ParameterError("truncate_prompt_tokens is not available with suffix.", param="truncate_prompt_tokens")
+    return [await context.text.fill((prompt, body.suffix or ""), framed=body.add_special_tokens) for prompt in prompts]
 
 
 def _prompts(given: Any) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import base64
 import sys
+import time
 from typing import Any
 
 from tokenmill.engine.scores import shorten
@@ -41,6 +42,12 @@ async def embed(context: Context, body: EmbeddingRequest, job: Job, base: str) -
         "model": model,
         "usage": {"prompt_tokens": usage["prompt_tokens"], "total_tokens": usage["prompt_tokens"], **told_cost(usage)},
     }
+
+
+def pooled(found: dict[str, Any]) -> dict[str, Any]:
+    """The same answer as vLLM's /pooling writes it."""
+    data = [{"index": e["index"], "object": "pooling", "data": e["embedding"]} for e in found["data"]]
+    return {**found, "id": found["id"].replace("embd-", "pool-", 1), "created": int(time.time()), "data": data}
 
 
 def _encode(vector: list[float], body: EmbeddingRequest) -> list[float] | str:

@@ -12,19 +12,20 @@ from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError
 from tokenmill.server.openai import chat, chat_stream, completions, embeddings, tokens
 from tokenmill.server.openai.schemas import (
+    AnyRequest,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     EmbeddingRequest,
+    PoolingRequest,
     TokenizeRequest,
 )
 from tokenmill.server.openai.stored.keep import begin_keeping, kept_base
-from tokenmill.server.routing import Api, Work, get, json_answer, post, read_body, tenant, written_answer
+from tokenmill.server.routing import Api, Work, body_size, get, json_answer, post, read_body, tenant, written_answer
 
 
 def add_routes(app: FastAPI, context: Context) -> None:
     """Chat, completions, embeddings, models, and what reads tokens."""
-    created = int(time.time())
 
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
@@ -53,6 +54,36 @@ def add_routes(app: FastAPI, context: Context) -> None:
             body = await work.read(EmbeddingRequest)
             return json_answer(await embeddings.embed(context, body, work.job, work.base(body.request_id)))
 
+    async def pool(request: Request) -> Response:
+        """The same vectors, in vLLM's form."""
+        async with Work(context, request) as work:
+            body = await work.read(PoolingRequest)
+            return json_answer(
+                embeddings.pooled(await embeddings.embed(context, body, work.job, work.base(body.request_id)))
+            )
+
+    async def invoke(request: Request) -> Response:
+        """A chat, a completion or embeddings, by what the body holds: the one path of some hosts."""
+        names = await context.bodies.run_in_thread(body_size(request), request.scope["state"]["body"].names)
+        for name, handler in kinds.items():
+            if name in names:
+                return await handler(request)
+        raise HttpError(400, f"The body must hold one of {', '.join(kinds)}.")
+
+    kinds = {"messages": chat_completions, "prompt": text_completions, "input": make_embeddings}
+
+    post(app, "/v1/chat/completions", chat_completions, ChatRequest)
+    post(app, "/v1/completions", text_completions, CompletionRequest)
+    post(app, "/v1/embeddings", make_embeddings, EmbeddingRequest)
+    post(app, "/pooling", pool, PoolingRequest)
+    post(app, "/invocations", invoke, AnyRequest)
+    _add_telling(app, context)
+
+
+def _add_telling(app: FastAPI, context: Context) -> None:
+    """Models, timelines, and what reads tokens."""
+    created = int(time.time())
+
     async def models(request: Request) -> Response:
         """The served models."""
         return json_answer(tokens.model_list(context, created))
@@ -69,6 +100,10 @@ def add_routes(app: FastAPI, context: Context) -> None:
             raise HttpError(404, "There is no such request, or it is too long ago.", param="id")
         return json_answer(found)
 
+    async def tokenizer_info(request: Request) -> Response:
+        """The tokenizer's settings."""
+        return json_answer(tokens.tokenizer_info(context))
+
     async def tokenize(request: Request) -> Response:
         """Token ids of a prompt or a conversation."""
         body = await read_body(context, request, TokenizeRequest)
@@ -80,13 +115,14 @@ def add_routes(app: FastAPI, context: Context) -> None:
         return json_answer(await tokens.detokenize(context, body))
 
     get(app, "/v1/requests/{id}", timeline)
-    post(app, "/v1/chat/completions", chat_completions, ChatRequest)
-    post(app, "/v1/completions", text_completions, CompletionRequest)
-    post(app, "/v1/embeddings", make_embeddings, EmbeddingRequest)
+    get(app, "/tokenizer_info", tokenizer_info)
     get(app, "/v1/models", models)
     get(app, "/v1/models/{name:path}", model)
     post(app, "/tokenize", tokenize, TokenizeRequest)
     post(app, "/detokenize", detokenize, DetokenizeRequest)
 
 
-OPENAI = Api(add_routes, generating=frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"}))
+OPENAI = Api(
+    add_routes,
+    generating=frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/pooling", "/invocations"}),
+)

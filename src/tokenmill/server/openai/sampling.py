@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.request import SamplingParams
 from tokenmill.core.samplers import SAMPLER_FIELDS
@@ -90,6 +92,13 @@ def truncate(ids: list[int], body: Any, max_model_len: int, max_tokens: int | No
     if keep == -1:
         keep = max(1, max_model_len - max(1, max_tokens or 1))
     return ids[:keep] if getattr(body, "truncation_side", None) == "right" else ids[-keep:]
+
+
+def within(params: SamplingParams, room: int) -> SamplingParams:
+    """A length that nobody asked for ends where the context does."""
+    if params.max_tokens is None or not 0 < room < params.max_tokens:
+        return params
+    return msgspec.structs.replace(params, max_tokens=room)
 
 
 def _check_limits(body: SamplingFields, limits: RequestLimits, logprobs: int | None) -> None:

@@ -233,6 +233,7 @@ class CompletionRequest(SamplingFields):
     max_tokens: int | None = Field(16, ge=0, le=2**31 - 1)
     echo: bool | None = False
     add_special_tokens: bool = True
+    suffix: str | None = None
 
 
 class EmbeddingRequest(BaseModel):
@@ -244,6 +245,7 @@ class EmbeddingRequest(BaseModel):
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1, le=1 << 20)
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=2**31 - 1)
+    truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool = True
     pooling: Literal["last", "mean"] = "last"
     priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
@@ -252,12 +254,31 @@ class EmbeddingRequest(BaseModel):
     user: Label | None = None
 
 
+class PoolingRequest(EmbeddingRequest):
+    """POST /pooling: vLLM's form of embeddings."""
+
+    task: Literal["embed"] | None = None
+
+
+class AnyRequest(BaseModel):
+    """POST /invocations: a chat, a completion or embeddings, by what the body holds."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    messages: list[dict[str, Any]] | None = None
+    prompt: Any = None
+    input: Any = None
+
+
 class TokenizeRequest(BaseModel):
-    """POST /tokenize: a prompt, or messages."""
+    """POST /tokenize: a prompt, or messages; `content` and what follows it is llama.cpp's form."""
 
     model_config = STRICT
     model: str | None = Field(None, max_length=1024)
     prompt: str | None = None
+    content: str | None = None
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
     messages: Annotated[list[Message], few(MOST_MESSAGES, 1)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None

@@ -7,6 +7,7 @@ from typing import Any
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.context import Context
+from tokenmill.server.errors import HttpError
 from tokenmill.server.openai.chat import template_message
 from tokenmill.server.openai.schemas import DetokenizeRequest, TokenizeRequest
 from tokenmill.server.text import Talk
@@ -15,11 +16,15 @@ from tokenmill.server.text import Talk
 async def tokenize(context: Context, body: TokenizeRequest) -> dict[str, Any]:
     """Ids of a prompt or a conversation."""
     context.check_model(body.model)
+    if body.content is not None:
+        if body.prompt is not None or body.messages is not None:
+            raise ParameterError("Give content, or prompt, or messages: one of the three.", param="content")
+        return await _pieces(context, body, body.content)
     if (body.prompt is None) == (body.messages is None):
         raise ParameterError("Give prompt or messages, one of the two.", param="prompt")
     if body.messages is not None:
         _, ids = await context.text.chat(
-            lambda: _talk(context, body), add_special_tokens=bool(body.add_special_tokens), any_length=True
+            lambda: talk(context, body), add_special_tokens=bool(body.add_special_tokens), any_length=True
         )
     else:
         framed = True if body.add_special_tokens is None else body.add_special_tokens
@@ -36,7 +41,28 @@ async def tokenize(context: Context, body: TokenizeRequest) -> dict[str, Any]:
     }
 
 
-def _talk(context: Context, body: TokenizeRequest) -> Talk:
+async def _pieces(context: Context, body: TokenizeRequest, text: str) -> dict[str, Any]:
+    """llama.cpp's answer: ids, or ids with their texts (bytes where they are no text)."""
+    tokenizer = context.backend.info.tokenizer
+    if tokenizer is None:
+        raise ParameterError("This server has no tokenizer.", param="content")
+
+    def work() -> list[Any]:
+        ids = tokenizer.encode(text, add_special_tokens=body.add_special, allow_special=body.parse_special)
+        return [{"id": i, "piece": _piece(tokenizer.token_bytes(i))} for i in ids] if body.with_pieces else list(ids)
+
+    return {"tokens": await context.text.run_in_thread(work)}
+
+
+def _piece(data: bytes) -> str | list[int]:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)
+
+
+def talk(context: Context, body: Any) -> Talk:
+    """Messages and options of the template, from a body that has them."""
     options = {
         "chat_template": context.chat_template,
         "chat_template_kwargs": body.chat_template_kwargs,
@@ -53,7 +79,24 @@ async def detokenize(context: Context, body: DetokenizeRequest) -> dict[str, Any
     if context.backend.info.tokenizer is None:
         raise ParameterError("This server has no tokenizer.", param="tokens")
     text = await context.text.run_in_thread(lambda: context.text.decode(body.tokens))
-    return {"prompt": text}
+    return {"prompt": text, "content": text}  # vLLM's name of it, and llama.cpp's
+
+
+def tokenizer_info(context: Context) -> dict[str, Any]:
+    """What a model's tokenizer_config.json says, as far as it is used here."""
+    tokenizer = context.backend.info.tokenizer
+    if tokenizer is None:
+        raise HttpError(404, "This server has no tokenizer.")
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **tokenizer.special_strings,
+        "chat_template": context.chat_template or tokenizer.chat_template,
+        "model_max_length": context.backend.info.max_model_len,
+        "vocab_size": tokenizer.vocab_size,
+        "added_tokens_decoder": {
+            str(i): {"content": tokenizer.id_to_token(i), "special": True} for i in sorted(tokenizer.special_ids)
+        },
+    }
 
 
 def model_card(context: Context, name: str, created: int) -> dict[str, Any]:

@@ -15,8 +15,16 @@ from tokenmill.server.context import Context
 from tokenmill.server.job import Job
 from tokenmill.server.prices import told_cost
 from tokenmill.server.routing import Api, Work, json_answer, post
-from tokenmill.server.scoring import scores
-from tokenmill.server.scoring.schemas import ClassifyRequest, RerankRequest, Scored, ScoreRequest, text_of
+from tokenmill.server.scoring import scores, tei
+from tokenmill.server.scoring.schemas import (
+    ClassifyRequest,
+    RerankRequest,
+    Scored,
+    ScoreRequest,
+    TeiRerankRequest,
+    form_of,
+    text_of,
+)
 
 RERANK = ("/rerank", "/v1/rerank", "/v2/rerank")
 SCORE = ("/score", "/v1/score")
@@ -28,7 +36,9 @@ def add_routes(app: FastAPI, context: Context) -> None:
     async def rerank(request: Request) -> Response:
         """Documents by relevance to a query."""
         async with Work(context, request) as work:
-            body = await work.read(RerankRequest)
+            body: RerankRequest | TeiRerankRequest = await work.read(form_of)
+            if isinstance(body, TeiRerankRequest):
+                return await tei.rerank(context, work, body)
             model = context.check_model(body.model)
             documents = [text_of(document) for document in body.documents]
             found = await _scores(
@@ -74,9 +84,10 @@ def add_routes(app: FastAPI, context: Context) -> None:
     for path in SCORE:
         post(app, path, score, ScoreRequest)
     post(app, "/classify", classify, ClassifyRequest)
+    tei.add_tei(app, context)
 
 
-SCORING = Api(add_routes, generating=frozenset({*RERANK, *SCORE, "/classify"}))
+SCORING = Api(add_routes, generating=frozenset({*RERANK, *SCORE, *tei.PATHS, "/classify"}))
 
 
 async def _scores(context: Context, job: Job, base: str, pairs: Sequence[tuple[str, str]], body: Scored) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
@@ -66,6 +67,46 @@ class ClassifyRequest(BaseModel):
     priority: int = 0
     timeout: float | None = Field(None, gt=0, le=86_400)
     user: Label | None = None
+
+
+class EmbedRequest(BaseModel):
+    """POST /embed, TEI's form of embeddings."""
+
+    model_config = LOOSE
+    inputs: Words | Annotated[list[Words], few(MOST_TEXTS, 1)]
+    truncate: bool = False
+    truncation_direction: Literal["left", "right", "Left", "Right"] = "right"
+    dimensions: int | None = Field(None, ge=1, le=1 << 20)
+
+
+class Sentences(BaseModel):
+    """One sentence, and those that it is compared with."""
+
+    model_config = LOOSE
+    source_sentence: Words
+    sentences: Annotated[list[Words], few(MOST_TEXTS, 1)]
+
+
+class SimilarityRequest(BaseModel):
+    """POST /similarity, in TEI's form."""
+
+    model_config = LOOSE
+    inputs: Sentences
+
+
+class TeiRerankRequest(BaseModel):
+    """POST /rerank in TEI's form: `texts`, and a bare list back."""
+
+    model_config = LOOSE
+    query: Words
+    texts: Annotated[list[Words], few(MOST_TEXTS, 1)]
+    return_text: bool = False
+    truncate: bool = False
+
+
+def form_of(raw: Mapping[str, Any]) -> type[RerankRequest] | type[TeiRerankRequest]:
+    """Which of the two a body of /rerank is."""
+    return TeiRerankRequest if raw.get("texts") is not None and raw.get("documents") is None else RerankRequest
 
 
 def text_of(document: Any) -> str:

@@ -1,0 +1,154 @@
+"""llama.cpp's endpoints. Owns: their paths, and what is said about the server. Must not know: how answers are made.
+
+`/tokenize`, `/detokenize` and `/health` are shared with other APIs: their bodies and answers hold both forms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+import tokenmill
+from tokenmill.server.context import Context
+from tokenmill.server.errors import HttpError, asked_in
+from tokenmill.server.llamacpp import answers
+from tokenmill.server.llamacpp.schemas import CompletionRequest, EmbeddingRequest, InfillRequest, TemplateRequest
+from tokenmill.server.openai import embeddings, schemas, tokens
+from tokenmill.server.openai.completions import Read, open_completion
+from tokenmill.server.routing import Api, Work, get, json_answer, post, read_body, written_answer
+
+GENERATING = ("/completion", "/completions", "/infill")
+EMBEDDING = ("/embedding", "/embeddings")
+
+
+def add_routes(app: FastAPI, context: Context) -> None:
+    """/completion, /infill, /embedding, /apply-template, /props, /slots and /lora-adapters."""
+
+    async def complete(request: Request) -> Response:
+        """Continue one or several prompts."""
+        async with Work(context, request) as work:
+            body = await work.read(CompletionRequest)
+            return await _answer(context, work, body.fields)
+
+    async def infill(request: Request) -> Response:
+        """Write between two texts."""
+        async with Work(context, request) as work:
+            body = await work.read(InfillRequest)
+            with asked_in("input_prefix"):
+                return await _infill(context, work, body)
+
+    async def embed(request: Request) -> Response:
+        """Unit vectors, each in a list of its own."""
+        async with Work(context, request) as work:
+            body = await work.read(EmbeddingRequest)
+            asked = schemas.EmbeddingRequest.model_validate({"input": body.content})
+            found = await embeddings.embed(context, asked, work.job, work.base())
+            return json_answer([{"index": e["index"], "embedding": [e["embedding"]]} for e in found["data"]])
+
+    async def apply(request: Request) -> Response:
+        """The prompt that a conversation becomes."""
+        body = await read_body(context, request, TemplateRequest)
+        text, _ = await context.text.chat(lambda: tokens.talk(context, body), any_length=True)
+        return json_answer({"prompt": text})
+
+    for path in GENERATING[:2]:
+        post(app, path, complete, CompletionRequest)
+    post(app, "/infill", infill, InfillRequest)
+    for path in EMBEDDING:
+        post(app, path, embed, EmbeddingRequest)
+    post(app, "/apply-template", apply, TemplateRequest)
+    _add_telling(app, context)
+
+
+def _add_telling(app: FastAPI, context: Context) -> None:
+    """What is served."""
+
+    async def props(request: Request) -> Response:
+        """The model, its template and its defaults."""
+        return json_answer(_props(context))
+
+    async def slots(request: Request) -> Response:
+        """The rows, as slots: how many are at work, and nothing of what they do."""
+        info = context.backend.info
+        busy = min(context.gate.open, info.max_rows)
+        if request.query_params.get("fail_on_no_slot") == "1" and busy == info.max_rows:
+            raise HttpError(503, "No slot is free now; try again.", retry_after=1)
+        more = {"n_ctx": info.max_model_len, "speculative": False}
+        return json_answer([{"id": i, "is_processing": i < busy, **more} for i in range(info.max_rows)])
+
+    async def adapters(request: Request) -> Response:
+        """There are none."""
+        return json_answer([])
+
+    get(app, "/props", props)
+    get(app, "/slots", slots)
+    get(app, "/lora-adapters", adapters)
+
+
+LLAMACPP = Api(
+    add_routes,
+    generating=frozenset((*GENERATING, *EMBEDDING)),
+    prefixes=(*GENERATING, *EMBEDDING, "/apply-template", "/props", "/slots", "/lora-adapters"),
+    error=answers.error_body,
+)
+
+
+async def _answer(
+    context: Context, work: Work, fields: Callable[[], dict[str, Any]], read: Callable[[], Any] | None = None
+) -> Response:
+    """A completion of these fields. `read`: makes the prompt in another way."""
+
+    def checked() -> tuple[schemas.CompletionRequest, bool]:
+        found = fields()
+        silent = found.get("max_tokens") == 0 and not isinstance(found["max_tokens"], bool)
+        if silent:
+            found["max_tokens"] = 1
+        return schemas.CompletionRequest.model_validate(found), silent
+
+    body, silent = await context.bodies.run_in_thread(work.job.size, checked)
+    work.heed(body)
+    opened = await open_completion(context, body, work.job, work.base(), read)
+    made = answers.Answers(opened, silent=silent)
+    if body.stream:
+        return work.stream(made.events())
+    gathered = await opened.job.gather()
+    return await written_answer(context, work.job, lambda: made.whole(gathered))
+
+
+async def _infill(context: Context, work: Work, body: InfillRequest) -> Response:
+    ends = context.text.fill_ends()
+
+    def fields() -> dict[str, Any]:
+        found = body.fields()
+        if not found.get("ignore_eos"):
+            found["stop_token_ids"] = [*(found.get("stop_token_ids") or ()), *ends]
+        return found
+
+    async def read() -> Read:
+        others = [(each.filename, each.text) for each in body.input_extra]
+        gap, framed = (body.input_prefix, body.input_suffix), body.fields().get("add_special_tokens") is not False
+        return [await context.text.fill(gap, body.prompt, others, framed=framed)]
+
+    return await _answer(context, work, fields, read)
+
+
+def _props(context: Context) -> dict[str, Any]:
+    info = context.backend.info
+    tokenizer = info.tokenizer
+    names = tokenizer.special_strings if tokenizer is not None else {}
+    template = context.chat_template or (tokenizer.chat_template if tokenizer is not None else None)
+    return {
+        "default_generation_settings": {"n_ctx": info.max_model_len, "params": dict(info.generation)},
+        "total_slots": info.max_rows,
+        "model_alias": info.names[0],
+        "model_path": info.root,
+        "modalities": {"vision": False, "audio": False},
+        "chat_template": template if isinstance(template, str) else "",
+        "bos_token": names.get("bos_token") or "",
+        "eos_token": names.get("eos_token") or "",
+        "build_info": f"tokenmill {tokenmill.__version__}",
+        "is_sleeping": False,
+    }

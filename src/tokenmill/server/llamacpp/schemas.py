@@ -1,0 +1,98 @@
+"""llama.cpp's requests. Owns: their fields and bounds, and what they mean in OpenAI's words.
+
+Fields for sampling are those of a completion; llama.cpp's spellings of them are aliases (`plans.py`). Must not know:
+engines, HTTP.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tokenmill.core.errors import ParameterError
+from tokenmill.server.fields import MOST_MESSAGES, MOST_TEXTS, MOST_TOOLS, few
+from tokenmill.server.openai.schemas import Message, TextPrompt, TokenPrompt, Tool
+
+LOOSE = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+OPEN = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+MOST_PROMPTS = 1024
+FORBIDDEN = -100.0
+"""What false means as a bias: the token is never said."""
+
+
+class CompletionRequest(BaseModel):
+    """POST /completion and /completions."""
+
+    model_config = OPEN
+    prompt: TextPrompt | TokenPrompt | Annotated[list[TextPrompt | TokenPrompt], few(MOST_PROMPTS, 1)]
+    stream: bool = False
+
+    def fields(self) -> dict[str, Any]:
+        """As fields of a completion."""
+        return {**translated(self.model_extra or {}), "prompt": self.prompt, "stream": self.stream}
+
+
+class Snippet(BaseModel):
+    """A piece of another file."""
+
+    model_config = LOOSE
+    text: str
+    filename: str = Field("", max_length=4096)
+
+
+class InfillRequest(BaseModel):
+    """POST /infill: what stands before and after the gap, and what is written there already."""
+
+    model_config = OPEN
+    input_prefix: str = ""
+    input_suffix: str = ""
+    input_extra: Annotated[list[Snippet], few(MOST_TEXTS)] = Field(default_factory=list)
+    prompt: str = ""
+    stream: bool = False
+
+    def fields(self) -> dict[str, Any]:
+        """As fields of a completion, but for its prompt."""
+        return {**translated(self.model_extra or {}), "prompt": "-", "stream": self.stream}
+
+
+class TemplateRequest(BaseModel):
+    """POST /apply-template."""
+
+    model_config = LOOSE
+    messages: Annotated[list[Message], few(MOST_MESSAGES, 1)]
+    tools: Annotated[list[Tool], few(MOST_TOOLS)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class EmbeddingRequest(BaseModel):
+    """POST /embedding and /embeddings."""
+
+    model_config = LOOSE
+    content: TextPrompt | TokenPrompt | Annotated[list[TextPrompt | TokenPrompt], few(MOST_TEXTS, 1)]
+
+
+def translated(extra: dict[str, Any]) -> dict[str, Any]:
+    """llama.cpp's values of a completion's fields: -1 for any seed, biases as pairs, no limit unless one is given."""
+    found = {"max_tokens": None, **extra}
+    if found.get("seed") == -1:
+        found["seed"] = None
+    if not found.get("logprobs"):
+        found["logprobs"] = None
+    if isinstance(found.get("logit_bias"), list):
+        found["logit_bias"] = dict(map(_bias, found["logit_bias"]))
+    return found
+
+
+def _bias(pair: Any) -> tuple[str, float]:
+    """[token id, bias] -> an entry of a completion's logit_bias."""
+    if isinstance(pair, list) and len(pair) == 2:
+        token, bias = pair
+        number = isinstance(token, int) and not isinstance(token, bool) and token >= 0
+        if number and bias is False:
+            return str(token), FORBIDDEN
+        if number and isinstance(bias, (int, float)) and not isinstance(bias, bool):
+            return str(token), float(bias)
+    raise ParameterError("logit_bias must hold pairs of a token id and a number, or false.", param="logit_bias")

@@ -1,0 +1,76 @@
+"""TEI's endpoints (text-embeddings-inference): vectors, similarities, and its form of /rerank. Owns: their answers.
+
+What a model here cannot give is refused by name. Must not know: how scores and vectors are computed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from tokenmill.server.context import Context
+from tokenmill.server.errors import HttpError
+from tokenmill.server.openai import embeddings
+from tokenmill.server.openai.schemas import EmbeddingRequest
+from tokenmill.server.routing import Work, json_answer, post
+from tokenmill.server.scoring import scores
+from tokenmill.server.scoring.schemas import EmbedRequest, Scored, SimilarityRequest, TeiRerankRequest
+
+PATHS = ("/embed", "/similarity")
+REFUSED = {
+    "/embed_all": "vectors of single tokens are not given; /embed gives one for each text",
+    "/embed_sparse": "this model gives dense vectors; /embed has them",
+    "/predict": "this model has no labels of its own; /classify takes labels",
+}
+
+
+def add_tei(app: FastAPI, context: Context) -> None:
+    """/embed and /similarity, and what is refused."""
+
+    async def embed(request: Request) -> Response:
+        """Unit vectors of texts: a bare list."""
+        async with Work(context, request) as work:
+            body = await work.read(EmbedRequest)
+            fields = {"input": body.inputs, "dimensions": body.dimensions, **_cut(body.truncate)}
+            asked = EmbeddingRequest.model_validate({**fields, "truncation_side": body.truncation_direction.lower()})
+            found = await embeddings.embed(context, asked, work.job, work.base())
+            return json_answer([entry["embedding"] for entry in found["data"]])
+
+    async def similarity(request: Request) -> Response:
+        """How near each sentence is to the first one."""
+        async with Work(context, request) as work:
+            inputs = (await work.read(SimilarityRequest)).inputs
+            pairs = [(inputs.source_sentence, sentence) for sentence in inputs.sentences]
+            found = await scores.cosines(context, work.job, work.base(), pairs, Scored.model_validate({}))
+            return json_answer([round(value, 8) for value in found])
+
+    async def refused(request: Request) -> Response:
+        """Not done here."""
+        raise HttpError(501, f"{request.url.path} is not done here: {REFUSED[request.url.path]}.")
+
+    post(app, "/embed", embed, EmbedRequest)
+    post(app, "/similarity", similarity, SimilarityRequest)
+    for path in REFUSED:
+        app.add_api_route(path, refused, methods=["POST"], include_in_schema=False)
+
+
+async def rerank(context: Context, work: Work, body: TeiRerankRequest) -> Response:
+    """Texts by relevance: a bare list, best first."""
+    asked = Scored.model_validate(_cut(body.truncate))
+    pairs = [(body.query, text) for text in body.texts]
+    values = await scores.cosines(context, work.job, f"rerank-{work.base()}", pairs, asked)
+    found = [round(value, 8) for value in values]
+    order = sorted(range(len(found)), key=lambda i: -found[i])
+    return json_answer([_ranked(i, found[i], body) for i in order])
+
+
+def _ranked(index: int, score: float, body: TeiRerankRequest) -> dict[str, Any]:
+    shown = {"text": body.texts[index]} if body.return_text else {}
+    return {"index": index, **shown, "score": score}
+
+
+def _cut(truncate: bool) -> dict[str, Any]:
+    """The field that keeps what fits."""
+    return {"truncate_prompt_tokens": -1} if truncate else {}

@@ -1,0 +1,109 @@
+"""Fill in the middle: the prompts of code models that were taught to write between two texts. Owns: the table of token
+names, and the order in which the parts stand.
+
+A form holds for a tokenizer that has its tokens. Must not know: models, requests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokenmill.text.codec import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class FillForm:
+    """Names of the tokens before the prefix, the suffix and the answer. `suffix_first`: the suffix stands first;
+    `ends`: tokens that end an answer besides the model's own."""
+
+    prefix: str
+    suffix: str
+    middle: str | None
+    ends: tuple[str, ...] = ()
+    suffix_first: bool = False
+
+    def held_by(self, tokenizer: Tokenizer) -> bool:
+        """Does this tokenizer have the tokens?"""
+        return all(tokenizer.token_to_id(name) is not None for name in self.names)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tokens that every prompt needs."""
+        return (self.prefix, self.suffix, *(() if self.middle is None else (self.middle,)))
+
+
+_PIPED = ("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|file_separator|>", "<|endoftext|>", "<|cursor|>")
+_PLAIN = ("<fim_pad>", "<repo_name>", "<file_sep>", "<reponame>", "<filename>", "<|endoftext|>", "<|file_separator|>")
+_FILES = ("<|file_sep|>", "<file_sep>", "<|file_separator|>")
+FORMS = (
+    FillForm("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", _PIPED),  # Qwen-Coder, CodeGemma, Granite 4
+    FillForm("<fim_prefix>", "<fim_suffix>", "<fim_middle>", _PLAIN),  # StarCoder, Granite Code, Stable Code
+    FillForm("<fim-prefix>", "<fim-suffix>", "<fim-middle>", ("<fim-pad>", "<|endoftext|>")),  # SantaCoder
+    FillForm("▁<PRE>", "▁<SUF>", "▁<MID>", ("▁<EOT>",)),  # CodeLlama
+    FillForm("<PRE>", "<SUF>", "<MID>", ("<EOT>", "<EOM>")),
+    FillForm("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
+    FillForm("[PREFIX]", "[SUFFIX]", None, suffix_first=True),  # Codestral
+    FillForm("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>", ("<|user|>", "<|endoftext|>")),  # CodeGeeX
+    FillForm("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>", suffix_first=True),  # Seed-Coder
+)
+
+_MARKS = sorted({name for form in FORMS for name in (*form.names, *form.ends, *_FILES)}, key=len, reverse=True)
+_CUT = re.compile("|".join(f"(?<={re.escape(name[0])})(?={re.escape(name[1:])})" for name in _MARKS))
+"""The place after the first character of every mark."""
+
+
+def find_fill(tokenizer: Tokenizer | None) -> FillForm | None:
+    """The form that a tokenizer has the tokens of."""
+    if tokenizer is None:
+        return None
+    return next((form for form in FORMS if form.held_by(tokenizer)), None)
+
+
+def fill_ids(tokenizer: Tokenizer, form: FillForm, gap: tuple[str, str], begun: str = "") -> list[int]:
+    """The prompt: what comes after it belongs into the gap between prefix and suffix, after `begun`. Marks in the
+    texts stay text."""
+    prefix, suffix = gap
+    first = [_id(tokenizer, form.prefix), *_encode(tokenizer, prefix, inside=False)]
+    second = [_id(tokenizer, form.suffix), *_encode(tokenizer, suffix, inside=True)]
+    parts = [*second, *first] if form.suffix_first else [*first, *second]
+    middle = [] if form.middle is None else [_id(tokenizer, form.middle)]
+    return [*parts, *middle, *_encode(tokenizer, begun, inside=True)]
+
+
+def snippet_ids(tokenizer: Tokenizer, files: Sequence[tuple[str, str]]) -> list[int]:
+    """What stands before the prompt: names and texts of other files, as the model was shown the files of a project."""
+    mark = next((each for name in _FILES if (each := tokenizer.token_to_id(name)) is not None), None)
+    found: list[int] = []
+    for name, text in files:
+        head = [] if mark is None else [mark]
+        shown = f"{name}\n{text}\n" if mark is not None else f"\n\n--- snippet ---\n\n{text}\n"
+        found += [*head, *_encode(tokenizer, shown, inside=True)]
+    return found
+
+
+def fill_ends(tokenizer: Tokenizer, form: FillForm) -> list[int]:
+    """Ids that end an answer: it is whole, or another text would begin."""
+    found = (tokenizer.token_to_id(name) for name in (*form.ends, *form.names))
+    return list(dict.fromkeys(token for token in found if token is not None))
+
+
+def _id(tokenizer: Tokenizer, name: str) -> int:
+    found = tokenizer.token_to_id(name)
+    assert found is not None
+    return found
+
+
+def _encode(tokenizer: Tokenizer, text: str, *, inside: bool) -> list[int]:
+    """Ids of a text; a mark that is typed in it is cut in two, because not every tokenizer calls its marks special."""
+    found: list[int] = []
+    for i, piece in enumerate(_CUT.split(text)):
+        if piece:
+            later = inside or i > 0
+            found += (
+                tokenizer.encode_inside(piece)
+                if later
+                else tokenizer.encode(piece, add_special_tokens=False, allow_special=False)
+            )
+    return found

@@ -1,0 +1,169 @@
+"""llama.cpp's own API: its shapes, its spellings, and gaps that code models fill."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.pure.server.conftest import Served, Starter
+from tokenmill.testing.fake_generator import FILLS, FakeOptions, byte_tokenizer
+
+MARKS = (*FILLS, "<|fim_pad|>")
+GAP = {"input_prefix": "def f(", "input_suffix": "): pass", "n_predict": 6}
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line]
+
+
+async def coder(start: Starter, **options: Any) -> Served:
+    return await start(FakeOptions(tokenizer=byte_tokenizer(MARKS), **options))
+
+
+async def test_a_completion_has_llama_cpp_s_shape(start: Starter) -> None:
+    served = await start(FakeOptions(script="one\ntwo"))
+    for path in ("/completion", "/completions"):
+        found = (await served.post(path, {"prompt": "Hi", "n_predict": -1, "cache_prompt": True, "seed": -1})).json()
+        assert found["content"] == "one\ntwo" and found["stop"] and found["has_new_line"] and not found["truncated"]
+        assert (found["stop_type"], found["stopping_word"], found["tokens"]) == ("eos", "", [])
+        assert found["tokens_evaluated"] == 2 and found["tokens_predicted"] == 7 and found["index"] == 0
+        assert found["timings"]["prompt_n"] == 2 and found["timings"]["predicted_n"] == 7
+        assert found["generation_settings"]["n_ctx"] == 4096 and found["model"] == "fake"
+    cut = (await served.post("/completion", {"prompt": "Hi", "n_predict": 2, "return_tokens": True})).json()
+    assert cut["content"] == "on" and cut["stop_type"] == "limit" and len(cut["tokens"]) == 2
+    word = (await served.post("/completion", {"prompt": "Hi", "stop": ["\n"]})).json()
+    assert (word["content"], word["stop_type"], word["stopping_word"]) == ("one", "word", "\n")
+    silent = (await served.post("/completion", {"prompt": "Hi", "n_predict": 0})).json()
+    assert silent["content"] == "" and silent["tokens_predicted"] == 0 and silent["stop_type"] == "limit"
+
+
+async def test_several_prompts_are_answered_in_a_list(start: Starter) -> None:
+    served = await start(FakeOptions(script="yes"))
+    found = (await served.post("/completion", {"prompt": ["Hi", [70, 71, 72]]})).json()
+    assert [each["index"] for each in found] == [0, 1] and [each["tokens_evaluated"] for each in found] == [2, 3]
+
+
+async def test_streamed_pieces_make_the_whole(start: Starter) -> None:
+    served = await start(FakeOptions(script="abc"))
+    answer = await served.post("/completion", {"prompt": "Hi", "stream": True})
+    *pieces, last = events(answer.text)
+    assert "".join(each["content"] for each in pieces) == "abc" and not any(each["stop"] for each in pieces)
+    assert last["stop"] and last["content"] == "" and last["stop_type"] == "eos" and last["tokens_predicted"] == 3
+    assert "[DONE]" not in answer.text
+
+
+async def test_probabilities_and_biases(start: Starter) -> None:
+    served = await start(FakeOptions(script="ab"))
+    for stream in (False, True):
+        answer = await served.post("/completion", {"prompt": "Hi", "n_predict": 2, "n_probs": 3, "stream": stream})
+        rows = [row for each in events(answer.text) for row in each.get("completion_probabilities", ())]
+        assert [row["token"] for row in rows] == ["a", "b"] and all(len(row["top_logprobs"]) <= 3 for row in rows)
+        assert all(row.keys() == {"id", "token", "bytes", "logprob", "top_logprobs"} for row in rows)
+    plain = (await served.post("/completion", {"prompt": "Hi", "n_probs": 0})).json()
+    assert "completion_probabilities" not in plain
+    assert (
+        await served.post("/completion", {"prompt": "Hi", "logit_bias": [[70, -1.5], [71, False]]})
+    ).status_code == 200
+    for bias in ([["a", 1]], [[1, True]], [[1]], [1], [[-1, 1.0]]):
+        assert (await served.post("/completion", {"prompt": "Hi", "logit_bias": bias})).status_code == 400
+    refused = await served.post("/completion", {"prompt": "Hi", "n": 2})
+    assert refused.status_code == 400 and "one text" in refused.json()["error"]["message"]
+
+
+async def test_an_overflow_has_both_counts(start: Starter) -> None:
+    served = await start(FakeOptions(max_model_len=64))
+    for path, body in (("/completion", {"prompt": "a" * 99}), ("/embedding", {"content": "a" * 99})):
+        error = (await served.post(path, body)).json()["error"]
+        assert error["code"] == "context_length_exceeded" and "maximum context length is 64 tokens" in error["message"]
+        assert (error["n_prompt_tokens"], error["n_ctx"]) == (99, 64)
+
+
+async def test_what_a_server_tells_about_itself(start: Starter) -> None:
+    served = await start()
+
+    async def get(path: str) -> Any:
+        answer = await served.client.get(path)
+        assert answer.status_code == 200
+        return answer.json()
+
+    props, slots = await get("/props"), await get("/slots")
+    assert props["total_slots"] == len(slots) == served.context.backend.info.max_rows
+    assert "<|im_start|>" in props["chat_template"] and props["eos_token"] == "<|im_end|>"
+    assert slots[0] == {"id": 0, "is_processing": False, "n_ctx": 4096, "speculative": False}
+    assert await get("/lora-adapters") == [] and await get("/health") == {"status": "ok"}
+    talk = {"messages": [{"role": "user", "content": "Hi"}]}
+    prompt = (await served.post("/apply-template", talk)).json()["prompt"]
+    assert prompt.endswith("<|im_start|>assistant\n") and "Hi" in prompt
+    vectors = (await served.post("/embedding", {"content": ["a", "b"]})).json()
+    assert [each["index"] for each in vectors] == [0, 1] and len(vectors[0]["embedding"][0]) > 1
+
+
+async def test_tokens_in_llama_cpp_s_form(start: Starter) -> None:
+    served = await start()
+    ids = (await served.post("/tokenize", {"content": "aé"})).json()
+    assert ids.keys() == {"tokens"} and len(ids["tokens"]) == 3
+    pieces = (await served.post("/tokenize", {"content": "aé", "with_pieces": True})).json()["tokens"]
+    assert [each["piece"] for each in pieces] == ["a", [0xC3], [0xA9]]
+    spelled = {"content": "<|im_end|>"}
+    assert len((await served.post("/tokenize", spelled)).json()["tokens"]) == 1
+    assert len((await served.post("/tokenize", {**spelled, "parse_special": False})).json()["tokens"]) == 10
+    assert (await served.post("/detokenize", ids)).json()["content"] == "aé"
+    assert (await served.post("/tokenize", {"content": "a", "prompt": "b"})).status_code == 400
+
+
+async def test_a_gap_is_filled_in_every_api(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = await coder(start, script="x")
+    seen: list[Any] = []
+    inner = served.fake.fleet.open
+
+    async def opened(request: Any, *rest: Any) -> Any:
+        seen.append(request)
+        return await inner(request, *rest)
+
+    monkeypatch.setattr(served.fake.fleet, "open", opened)
+    tokenizer = served.context.backend.info.tokenizer
+    assert tokenizer is not None
+    asked = {
+        "/v1/completions": {"prompt": "def f(", "suffix": "): pass"},
+        "/api/generate": {"model": "fake", "prompt": "def f(", "suffix": "): pass", "stream": False},
+        "/infill": GAP,
+        "/completion": {"prompt": "def f(", "suffix": "): pass"},
+        "/v2/models/fake/generate": {"text_input": "def f(", "parameters": {"suffix": "): pass"}},
+    }
+    for path, body in asked.items():
+        answer = await served.post(path, body)
+        assert answer.status_code == 200, answer.text
+        request = seen.pop()
+        text = tokenizer.decode(request.prompt_ids, skip_special_tokens=False)
+        assert text == "<|fim_prefix|>def f(<|fim_suffix|>): pass<|fim_middle|>", path
+        assert {tokenizer.token_to_id(name) for name in MARKS} <= set(request.params.stop_token_ids)
+    await served.post("/infill", {**GAP, "input_extra": [{"filename": "a.py", "text": "b"}], "prompt": "<|fim_pad|>"})
+    text = tokenizer.decode(seen[-1].prompt_ids, skip_special_tokens=False)
+    assert text.startswith("<|file_sep|>a.py\nb\n<|fim_prefix|>") and text.endswith("<|fim_middle|><|fim_pad|>")
+    assert tokenizer.token_to_id("<|fim_pad|>") not in seen[-1].prompt_ids, "what is typed stays text"
+    assert "insert" in (await served.post("/api/show", {"model": "fake"})).json()["capabilities"]
+
+
+async def test_other_models_refuse_gaps_by_name(start: Starter) -> None:
+    served = await start(FakeOptions(tokenizer=byte_tokenizer()))
+    for path, body in (
+        ("/v1/completions", {"prompt": "a", "suffix": "b"}),
+        ("/api/generate", {"model": "fake", "prompt": "a", "suffix": "b"}),
+        ("/infill", GAP),
+    ):
+        answer = await served.post(path, body)
+        assert answer.status_code == 400 and "suffix is not supported by this model" in answer.text
+    assert (await served.post("/v1/completions", {"prompt": "a", "suffix": ""})).status_code == 200
+    assert "insert" not in (await served.post("/api/show", {"model": "fake"})).json()["capabilities"]
+
+
+async def test_what_has_no_place_beside_a_suffix(start: Starter) -> None:
+    served = await coder(start)
+    for more in ({"prompt": [70, 71]}, {"truncate_prompt_tokens": 2}):
+        answer = await served.post("/v1/completions", {"prompt": "a", "suffix": "b", **more})
+        assert answer.status_code == 400
+    ollama = {"model": "fake", "prompt": "a", "suffix": "b"}
+    for more in ({"system": "x"}, {"truncate": True}):
+        assert (await served.post("/api/generate", {**ollama, **more})).status_code == 400
