@@ -163,6 +163,8 @@ def test_bad_words_hold_at_the_start_of_an_answer(llm, prefix):
         run(llm, ["The"], SamplingParams(**forced, logits_processors=f, bad_words=words))[0].outputs[0].text
         for f, words in (free, held)
     ]
+    counted = {metric.name: getattr(metric, "value", 0) for metric in llm.get_metrics()}
+    assert counted["tokenmill:logits_processor_tokens"] >= 2 * len(ids)
     assert texts[0] == prefix + word and word not in texts[1]
 
 
