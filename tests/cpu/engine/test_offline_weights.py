@@ -13,6 +13,7 @@ from test_engine_families import ALL
 
 from tokenmill import AsyncLLM, SamplingParams
 from tokenmill.core.errors import UserError
+from tokenmill.engine.weights import inside
 from tokenmill.testing.tiny import make_tiny
 
 FAMILIES = ("mistral-window", "qwen3-moe", "gemma3", "gpt2", "opt", "falcon-7b", "deepseek-v2", "gpt-oss", "qwen3-next")
@@ -46,6 +47,28 @@ def test_answers_are_those_of_the_new_weights(folders, backend, options):
         assert said(llm) == wanted and said(llm) == wanted
         assert llm.update_weights(old / "model.safetensors") == len(tensors)
         assert said(llm) == before
+
+
+@pytest.mark.parametrize("options", KINDS, ids=lambda o: "-".join(o.values()) or "float32")
+def test_addresses_stay(folders, options):
+    """Recorded steps name them."""
+    old, new = folders
+    with open_llm(old, kernels=BACKENDS[-1], **options) as llm:
+        said(llm)
+        model = llm.apply_model(lambda model: model)[0]
+        before = addresses(model, {})
+        llm.update_weights(new)
+        assert addresses(model, {}) == before and len(before) > 10
+
+
+def addresses(thing, found):
+    """Where every tensor of a model lies, by the tensor."""
+    if id(thing) in found:
+        return found
+    found[id(thing)] = thing.data_ptr() if isinstance(thing, torch.Tensor) else 0
+    for inner, _ in inside(thing, thing):
+        addresses(inner, found)
+    return found
 
 
 def test_a_layer_alone_and_parts_that_come_one_by_one(folders, tmp_path):
