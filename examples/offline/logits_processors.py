@@ -6,7 +6,7 @@ import sys
 
 from torch import Tensor
 
-from tokenmill import LLM, RequestOutput, SamplingParams
+from tokenmill import LLM, Counter, RequestOutput, SamplingParams
 
 
 def only(token: int) -> object:
@@ -25,6 +25,8 @@ def main(model: str = "demo") -> list[RequestOutput]:
     forced = SamplingParams(temperature=0.0, max_tokens=5, logits_processors=[only(token)])
     free = SamplingParams(temperature=0.0, max_tokens=5)
     outputs = llm.generate(["Hello, my name is"] * 2, [forced, free])
+    counted = {metric.name: metric.value for metric in llm.get_metrics() if isinstance(metric, Counter)}
+    print(f"{counted['tokenmill:logits_processor_tokens']:g} tokens waited for a processor")
     for output in outputs:
         print(f"{output.outputs[0].token_ids} {output.outputs[0].text!r}")
     return outputs

@@ -23,8 +23,8 @@ def fetch_large(repo: str, revision: str | None, allow: Sequence[str], ignore: S
     """Have the weight files that match in the library's cache; what is wrong is left to the library to tell."""
     import huggingface_hub as hub
     from huggingface_hub import constants, file_download
-    from huggingface_hub.utils import filter_repo_objects
 
+    helpers: Any = hub.utils
     if constants.HF_HUB_OFFLINE:
         return
     token = options.get("token")
@@ -35,7 +35,7 @@ def fetch_large(repo: str, revision: str | None, allow: Sequence[str], ignore: S
     names = [each.rfilename for each in found.siblings or () if each.rfilename.endswith(LARGE)]
     root = Path(options.get("cache_dir") or constants.HF_HUB_CACHE)
     root /= file_download.repo_folder_name(repo_id=repo, repo_type="model")
-    for name in filter_repo_objects(names, allow_patterns=list(allow), ignore_patterns=list(ignore)):
+    for name in helpers.filter_repo_objects(names, allow_patterns=list(allow), ignore_patterns=list(ignore)):
         if (root / "snapshots" / str(found.sha) / name).exists():
             continue
         url = hub.hf_hub_url(repo, name, revision=found.sha)
@@ -44,7 +44,7 @@ def fetch_large(repo: str, revision: str | None, allow: Sequence[str], ignore: S
             continue
         blob = root / "blobs" / about.etag
         if not blob.exists():
-            headers = hub.utils.build_hf_headers(token=token) if about.location == url else {}
+            headers = helpers.build_hf_headers(token=token) if about.location == url else {}
             _fetch(about.location, headers, blob, about.size)
 
 

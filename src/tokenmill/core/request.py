@@ -49,13 +49,8 @@ class ReasoningSpan(msgspec.Struct, frozen=True, kw_only=True):
 class Spelled(msgspec.StructMeta):
     """Structs that tell what an unknown field may have meant."""
 
-    def others(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """What is given without names that are not fields and known all the same."""
-        return without_others(given) if "logits_processors" in cls.__struct_fields__ else given
-
     def __call__(cls, *args: Any, **given: Any) -> Any:
         known = cls.__struct_fields__
-        given = cls.others(given)
         for name in given.keys() - set(known):
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"Did you mean {close[0]!r}?" if close else "Leave it out."
@@ -65,7 +60,14 @@ class Spelled(msgspec.StructMeta):
         return super().__call__(**given)
 
 
-class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass=Spelled):
+class SpelledAsElsewhere(Spelled):
+    """The same for SamplingParams: vLLM's names that are no fields are taken or refused by their list."""
+
+    def __call__(cls, *args: Any, **given: Any) -> Any:
+        return super().__call__(*args, **without_others(given))
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass=SpelledAsElsewhere):
     """How to continue a prompt. Field names and meanings are vLLM's, then llama.cpp's, then text-generation-webui's;
     neutral defaults switch a feature off."""
 

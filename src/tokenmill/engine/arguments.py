@@ -8,14 +8,22 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING, Any, get_origin
 
-from tokenmill.core.arguments import ENGINE, SWITCHES, parsed
+from tokenmill.core.arguments import ENGINE, SWITCHES, close_to, parsed
 from tokenmill.core.config import EngineConfig, all_options, make_config
+from tokenmill.core.errors import ParameterError
 
 
 class _Arguments:
     """What EngineArgs can do, whatever its fields are."""
 
-    def __post_init__(self) -> None:
+    def __init__(self, model: str = "demo", **options: Any) -> None:
+        known = {item.name: item.default for item in dataclasses.fields(self)}  # type: ignore[arg-type]
+        aliases = {alias: name for name, (_, item, _) in all_options().items() for alias in item.metadata["aliases"]}
+        given = {aliases.get(name, name): value for name, value in options.items()}
+        for name in given.keys() - known.keys():
+            raise ParameterError(f"Unknown argument {name!r}.{close_to(name, list(known))}", param=name)
+        for name, value in {**known, "model": model, **given}.items():
+            setattr(self, name, value)
         self.config()
 
     def given(self) -> dict[str, Any]:
@@ -52,7 +60,7 @@ def _fields() -> list[tuple[str, Any, Any]]:
     found: list[tuple[str, Any, Any]] = []
     for name, (_, item, kind) in all_options().items():
         text = str in getattr(kind, "__args__", (kind,)) and get_origin(kind) is None
-        found.append((name, "text" if text else Any, dataclasses.field(default=item.default)))
+        found.append((name, "text" if text else Any, dataclasses.field(default=item.default, repr=item.repr)))
     found += [(name, Any, dataclasses.field(default=1)) for name in ("tensor_parallel_size", "pipeline_parallel_size")]
     return found + [(name, Any, dataclasses.field(default=None)) for name in ENGINE]
 
@@ -62,10 +70,10 @@ if TYPE_CHECKING:
     class EngineArgs(_Arguments):
         """Keyword arguments of LLM, checked when they are given."""
 
-        def __init__(self, model: str = "demo", **options: Any) -> None: ...
+        pass
 
 else:
-    EngineArgs = dataclasses.make_dataclass("EngineArgs", _fields(), bases=(_Arguments,), namespace={
+    EngineArgs = dataclasses.make_dataclass("EngineArgs", _fields(), bases=(_Arguments,), init=False, namespace={
         "__module__": __name__, "__doc__": "Keyword arguments of LLM, checked when they are given."})  # fmt: skip
 
 AsyncEngineArgs = EngineArgs

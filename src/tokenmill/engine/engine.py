@@ -88,6 +88,7 @@ class Engine:
             processors = seq.group.request.params.logits_processors
             if processors:
                 inputs.processors[seq.row] = processors
+                self.scheduler.counters.processed += 1
         return inputs
 
     def close(self) -> None:

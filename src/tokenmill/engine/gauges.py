@@ -65,6 +65,7 @@ class Gauges:
             accepted=c.accepted,
             accepted_at=list(c.accepted_at),
             steps=c.steps,
+            processed=c.processed,
             flops=self.flops,
             read_bytes=self.read_bytes,
             written_bytes=self.written_bytes,

@@ -68,7 +68,7 @@ class HubTokenizer:
         if unknown := [name for name, value in more.items() if value not in (None, False, True)]:
             raise ParameterError(f"this tokenizer cannot do {unknown[0]}.", param=unknown[0])
         one = isinstance(text, str)
-        texts = [text] if isinstance(text, str) else list(text)
+        texts: list[Any] = list(text) if isinstance(text, (list, tuple)) else [text]
         if not all(isinstance(each, str) for each in texts):
             raise ParameterError("text must be a text or a list of texts.", param="text")
         rows = self.inner.encode_batch(texts, add_special_tokens=add_special_tokens) if texts else []

@@ -47,6 +47,14 @@ from tokenmill.engine.weights import Weights, WeightUpdates, runner_of
 
 _CUT = "truncate_prompt_tokens"
 _NOT_OF_TEMPLATES = {"chat_template_content_format", "mm_processor_kwargs", "tokenization_kwargs"}
+ABSENT = {
+    "set_tokenizer": "give tokenizer= to the constructor",
+    "preprocess_chat": "get_tokenizer().apply_chat_template() renders a chat",
+    "enqueue": "llm_engine.add_request() and llm_engine.step() do it",
+    "wait_for_completion": "call llm_engine.step() while llm_engine.has_unfinished_requests()",
+    "init_weight_transfer_engine": "update_weights() takes tensors or a file; there are no ranks to connect",
+}
+"""Methods of vLLM's LLM that are not here, and what to use instead."""
 EXIT_S = 10.0
 """Seconds that an exit waits for a step of another thread."""
 
@@ -298,6 +306,13 @@ class LLM:
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Nothing: an engine is always awake."""
 
+    def reset_mm_cache(self) -> None:
+        """Nothing: there is no cache of media."""
+
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """Processes that a model is spread over."""
+        return 1
+
     def start_profile(self, profile_prefix: str | None = None) -> None:
         """Record what torch does from now on."""
         self._profiler.start(profile_prefix)
@@ -311,6 +326,10 @@ class LLM:
         with self.driver.alone():
             self.engine.scheduler.tables.cache.clear()
         return True
+
+    def __getattr__(self, name: str) -> Any:
+        why = ABSENT.get(name)
+        raise AttributeError(f"LLM has no {name!r}{f': {why}' if why else ''}")
 
     def close(self) -> None:
         """Free the model; the object cannot be used afterwards."""

@@ -36,6 +36,7 @@ COUNTERS = {
     "vllm:mm_cache_hits": ("", "Media found in the cache."),
     "vllm:corrupted_requests": ("", "Requests whose logits held NaN; they end with an error here."),
     "tokenmill:steps": ("steps", "Steps."),
+    "tokenmill:logits_processor_tokens": ("processed", "Tokens that waited for a logits processor in Python: slow."),
     "tokenmill:failed_steps": ("failures", "Steps that failed as a whole."),
     "tokenmill:kernel_calls": ("kernel_calls", "Operations run."),
     "tokenmill:kernel_fallbacks": ("fallback_calls", "Operations that the backend left to plain torch."),

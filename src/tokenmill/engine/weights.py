@@ -207,11 +207,12 @@ def pairs(old: Any, new: Any, seen: set[int]) -> Iterator[tuple[Tensor, Tensor]]
             raise _unlike(old, new)
         yield old, new
         return
-    for one, other in _inside(old, new):
+    for one, other in inside(old, new):
         yield from pairs(one, other, seen)
 
 
-def _inside(old: Any, new: Any) -> Iterator[tuple[Any, Any]]:
+def inside(old: Any, new: Any) -> Iterator[tuple[Any, Any]]:
+    """What two things of one structure are made of, side by side."""
     if isinstance(old, (list, tuple)):
         yield from zip(old, new, strict=True)
     elif isinstance(old, dict):

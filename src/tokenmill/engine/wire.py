@@ -79,6 +79,7 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     accepted: int = 0
     accepted_at: list[int] = []
     steps: int = 0
+    processed: int = 0
     flops: float = 0.0
     read_bytes: float = 0.0
     written_bytes: float = 0.0

@@ -52,6 +52,8 @@ class Counters:
     accepted: int = 0
     accepted_at: list[int] = field(default_factory=list)
     steps: int = 0
+    processed: int = 0
+    """Tokens that waited for a logits processor, which is a Python function."""
 
     def count_draft(self, tried: int, accepted: int) -> None:
         """A draft was verified. `accepted_at[i]`: drafts whose first i + 1 tokens were right."""

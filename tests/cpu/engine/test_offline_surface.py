@@ -1,0 +1,301 @@
+"""LLM as vLLM's programs use it: beams, vectors, scores, the tokenizer, and parameters as objects."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from engines import check_nothing_left, greedy, open_llm, run
+from transformers import AutoTokenizer
+
+from tokenmill import (
+    AsyncEngineArgs,
+    AsyncLLMEngine,
+    BeamSearchParams,
+    EngineArgs,
+    GuidedDecodingParams,
+    LLMEngine,
+    LoRARequest,
+    PoolingParams,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+    TokensPrompt,
+)
+from tokenmill.core.errors import ParameterError, UserError
+
+SMALL = {"max_num_seqs": 8, "max_model_len": 64, "num_blocks": 64}
+
+
+@pytest.fixture(scope="module")
+def llm(tiny):
+    with open_llm(tiny, max_model_len=256) as llm:
+        yield llm
+        check_nothing_left(llm.engine)
+
+
+@pytest.fixture(scope="module")
+def theirs(tiny):
+    return AutoTokenizer.from_pretrained(tiny)
+
+
+def test_beam_search(llm):
+    params = BeamSearchParams(beam_width=3, max_tokens=6, ignore_eos=True)
+    found = llm.beam_search([{"prompt": "The mill"}, TokensPrompt(prompt_token_ids=[5, 6, 7])], params)
+    plain = run(llm, ["The mill"], SamplingParams(use_beam_search=True, n=3, temperature=0.0, max_tokens=6,
+                                                  ignore_eos=True))[0]  # fmt: skip
+    first = found[0].sequences
+    assert [s.tokens for s in first] == [plain.prompt_token_ids + out.token_ids for out in plain.outputs]
+    assert [s.cum_logprob for s in first] == [out.cumulative_logprob for out in plain.outputs]
+    assert all(s.text.startswith("The mill") and s.finish_reason == "length" for s in first)
+    assert len(found) == 2 and found[1].sequences[0].tokens[:3] == [5, 6, 7]
+    for bad in (SamplingParams(), {"beam_width": 2}, None):
+        with pytest.raises(ParameterError, match="BeamSearchParams"):
+            llm.beam_search("x", bad)
+    with pytest.raises(ParameterError, match="temperature"):
+        llm.beam_search("x", BeamSearchParams(beam_width=2, max_tokens=3, temperature=0.5))
+
+
+def test_vectors(llm):
+    one, two = llm.embed(["The mill", [5, 6, 7]], use_tqdm=False)
+    assert one.outputs.embedding == one.embedding and one.outputs.hidden_size == 32
+    assert two.prompt_token_ids == [5, 6, 7]
+    short = llm.embed("The mill", pooling_params=PoolingParams(dimensions=8))[0].embedding
+    scale = sum(x * x for x in one.embedding[:8]) ** 0.5
+    assert short == pytest.approx([x / scale for x in one.embedding[:8]])
+    data = llm.encode("The mill")[0].outputs.data
+    assert isinstance(data, torch.Tensor) and data.tolist() == pytest.approx(one.embedding)
+    cut = llm.embed([list(range(9, 40))], truncate_prompt_tokens=3)[0]
+    assert cut.prompt_token_ids == [37, 38, 39]
+    assert len(llm.embed([[7] * 400], truncate_prompt_tokens=-1)[0].prompt_token_ids) == 255
+    for given, words in (
+        ({"pooling_params": PoolingParams(dimensions=99)}, "more than this model has"),
+        ({"pooling_params": PoolingParams(normalize=False)}, "length 1"), ({"lora_request": 3}, "adapters"),
+        ({"pooling_params": 3}, "PoolingParams"), ({"mood": 1}, "no argument 'mood'"),
+        ({"truncate_prompt_tokens": 0}, "positive"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=words):
+            llm.embed("x", **given)
+    with pytest.raises(ParameterError, match="head"):
+        llm.encode("x", pooling_task="token_classify")
+
+
+def test_scores_are_those_of_likelihoods_and_cosines(llm):
+    texts = ["The mill grinds.", "A windy day."]
+    vectors = [out.embedding for out in llm.embed(texts)]
+    wanted = sum(a * b for a, b in zip(*vectors, strict=True))
+    assert llm.score(texts[0], texts[1])[0].outputs.score == pytest.approx(wanted)
+    assert [o.outputs.score for o in llm.score(texts[0], texts)] == pytest.approx([1.0, wanted])
+    assert len(llm.score(texts, texts)) == 2
+    judged = llm.score(texts[0], texts, method="likelihood", instruction="Same?")
+    assert all(0.0 < out.outputs.score < 1.0 for out in judged)
+    labels = ["wind", "bread", "war"]
+    probs = llm.classify(texts, labels=labels)[1].outputs.probs
+    assert sum(probs) == pytest.approx(1.0) and len(probs) == 3
+    # What the model says of each label behind the question, by hand.
+    tokenizer = llm.get_tokenizer()
+    asked = f"Which label fits the text? Answer with the label alone.\nLabels: wind, bread, war\nText: {texts[1]}"
+    ids = tokenizer.apply_chat_template([{"role": "user", "content": asked}], add_generation_prompt=True)
+    sums = []
+    for label in labels:
+        end = tokenizer.encode(label)
+        rows = run(llm, [ids + end], greedy(1, prompt_logprobs=0))[0].prompt_logprobs[-len(end) :]
+        sums.append(sum(row[token].logprob for row, token in zip(rows, end, strict=True)))
+    assert probs == pytest.approx(torch.tensor(sums).softmax(0).tolist(), abs=1e-5)
+    for call, words in (
+        (lambda: llm.classify("x"), "labels="), (lambda: llm.classify("x", labels=["a"]), "at least two"),
+        (lambda: llm.classify("x", labels=["a", "a"]), "differ"), (lambda: llm.score("x", []), "list of texts"),
+        (lambda: llm.score(["x"] * 2, ["x"] * 3), "2 first texts and 3"), (lambda: llm.reward("x"), "reward head"),
+        (lambda: llm.score("x", "y", method="magic"), "method"), (lambda: llm.score("x", "y", instruction="z"), "meth"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=words):
+            call()
+
+
+def test_structures_as_objects_and_by_their_older_name(llm):
+    choice = StructuredOutputsParams(choice=["yes", "no"])
+    for params in (
+        SamplingParams(structured_outputs=choice), SamplingParams(guided_decoding=GuidedDecodingParams(choice=["yes"])),
+        SamplingParams(guided_decoding={"choice": ["no"]}),
+    ):  # fmt: skip
+        assert isinstance(params.structured_outputs, dict)
+        assert run(llm, ["x"], params)[0].outputs[0].text in ("yes", "no")
+    later = SamplingParams(max_tokens=20)
+    later.structured_outputs = StructuredOutputsParams(regex="[0-9]{3}")
+    assert run(llm, ["x"], later)[0].outputs[0].text.isdigit()
+    for make, words in (
+        (lambda: StructuredOutputsParams(), "one of json"),
+        (lambda: StructuredOutputsParams(regex="a", choice=["b"]), "one of"),
+        (lambda: StructuredOutputsParams(jsn={}), "no field 'jsn'"),
+        (lambda: SamplingParams(guided_decoding=choice, structured_outputs=choice), "older name"),
+    ):  # fmt: skip
+        with pytest.raises(ParameterError, match=words):
+            make()
+
+
+def test_answers_end_where_the_context_ends(llm):
+    out = run(llm, [[5] * 250], greedy(100))[0].outputs[0]
+    assert (len(out.token_ids), out.finish_reason) == (6, "length")
+    assert len(run(llm, [[5] * 400], greedy(100, truncate_prompt_tokens=254))[0].outputs[0].token_ids) == 2
+
+
+def test_without_detokenizing_there_is_no_text(llm):
+    out = run(llm, [[5, 6]], greedy(4, logprobs=1, prompt_logprobs=1, detokenize=False))[0]
+    rows = [*out.outputs[0].logprobs, *out.prompt_logprobs[1:]]
+    assert out.outputs[0].text == "" and all(lp.decoded_token is None for row in rows for lp in row.values())
+
+
+@pytest.mark.parametrize("prefix", ["", " "])
+def test_bad_words_hold_at_the_start_of_an_answer(llm, prefix):
+    tokenizer = llm.get_tokenizer()
+    word = "mill"
+    ids = tokenizer.encode(prefix + word)
+    forced = {"temperature": 0.0, "max_tokens": len(ids), "ignore_eos": True}
+
+    def likely(said, logits):
+        bump = torch.zeros_like(logits)
+        bump[ids[min(len(said), len(ids) - 1)]] = 100.0
+        return logits + bump  # what is forbidden stays so
+
+    free, held = ([likely], None), ([likely], [word])
+    texts = [
+        run(llm, ["The"], SamplingParams(**forced, logits_processors=f, bad_words=words))[0].outputs[0].text
+        for f, words in (free, held)
+    ]
+    counted = {metric.name: getattr(metric, "value", 0) for metric in llm.get_metrics()}
+    assert counted["tokenmill:logits_processor_tokens"] >= 2 * len(ids)
+    assert texts[0] == prefix + word and word not in texts[1]
+
+
+def test_parameters_that_skip_the_cache(llm):
+    prompt = [list(range(20, 60))]
+    run(llm, prompt, greedy(2))
+    assert run(llm, prompt, greedy(2))[0].num_cached_tokens >= 16
+    assert run(llm, prompt, greedy(2, skip_reading_prefix_cache=True))[0].num_cached_tokens == 0
+
+
+def test_the_tokenizer_is_transformers_like(llm, theirs):
+    ours = llm.get_tokenizer()
+    texts = ["The mill grinds grain.", "é 中 \U0001f600", "", "<|im_start|>user"]
+    for text in texts:
+        ids = theirs.encode(text)
+        assert ours.encode(text) == ids == ours(text).input_ids and ours.tokenize(text) == theirs.tokenize(text)
+        assert ours.decode(ids) == theirs.decode(ids)
+        assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(ids, skip_special_tokens=True)
+        assert ours.convert_ids_to_tokens(ids) == theirs.convert_ids_to_tokens(ids)
+        assert ours.convert_tokens_to_ids(ours.convert_ids_to_tokens(ids)) == ids
+    assert ours.batch_decode([[5, 6], [7]]) == theirs.batch_decode([[5, 6], [7]])
+    assert ours.get_vocab() == theirs.get_vocab() and len(ours) == len(theirs)
+    assert ours.vocab_size == theirs.vocab_size and ours.get_added_vocab() == theirs.get_added_vocab()
+    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
+        assert getattr(ours, name) == getattr(theirs, name)
+        assert getattr(ours, f"{name}_id") == getattr(theirs, f"{name}_id")
+    assert set(ours.all_special_ids) >= set(theirs.all_special_ids)
+    assert ours.convert_tokens_to_string(theirs.tokenize(texts[0])) == texts[0]
+    many = ours(texts[:2], padding=True, return_tensors="pt")
+    assert many.input_ids.shape == many.attention_mask.shape and int(many.attention_mask[0].sum()) == len(
+        theirs.encode(texts[0]))  # fmt: skip
+    talk = [{"role": "user", "content": "Hello"}]
+    for more in ({}, {"add_generation_prompt": True}):
+        assert ours.apply_chat_template(talk, tokenize=False, **more) == theirs.apply_chat_template(
+            talk, tokenize=False, **more)  # fmt: skip
+        assert ours.decode(ours.apply_chat_template(talk, **more)) == ours.apply_chat_template(
+            talk, tokenize=False, **more)  # fmt: skip
+    assert ours.apply_chat_template([talk, talk], return_dict=True).input_ids[1] == ours.apply_chat_template(talk)
+    with pytest.raises(AttributeError):
+        ours.no_such_thing  # noqa: B018
+    for call, words in (
+        (lambda: ours(3), "text"), (lambda: ours(texts, return_tensors="pt"), "different lengths"),
+        (lambda: ours("x", return_tensors="tf"), "'pt' or 'np'"), (lambda: ours.apply_chat_template([]), "message"),
+        (lambda: ours("x", text_pair="y"), "text_pair"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=words):
+            call()
+
+
+def test_what_rests_on_features_to_come_says_what_to_use(llm):
+    adapter = LoRARequest("sql", 1, "/somewhere")
+    for call, words in (
+        (lambda: llm.generate("x", lora_request=adapter), "merge the adapter"),
+        (lambda: llm.beam_search("x", BeamSearchParams(beam_width=1, max_tokens=1), lora_request=adapter), "adapters"),
+        (lambda: llm.sleep(), "close\\(\\)"), (lambda: llm.collective_rpc("no_such"), "no method 'no_such'"),
+        (lambda: llm.generate("x", tokenization_kwargs={"a": 1}), "tokenization_kwargs"),
+        (lambda: llm.stop_profile(), "start_profile"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=words):
+            call()
+    with pytest.raises(AttributeError, match="tokenizer= to the constructor"):
+        llm.set_tokenizer(None)
+    assert not hasattr(llm, "no_such_thing") and llm.get_world_size() == 1
+    assert llm.wake_up() is None and llm.reset_mm_cache() is None
+    out = llm.generate("x", greedy(2), use_tqdm=False, lora_request=None, prompt_adapter_request=None)
+    older = llm.generate(prompt_token_ids=[[5, 6]], sampling_params=greedy(2), use_tqdm=lambda *a, **k: None)
+    assert len(out) == 1 and older[0].prompt_token_ids == [5, 6]
+
+
+def test_the_model_and_its_worker(llm, tmp_path):
+    assert llm.apply_model(lambda model: len(model.layers)) == [2]
+    assert llm.collective_rpc(lambda worker, a, b=0: (type(worker).__name__, a, b), args=(1,), kwargs={"b": 2}) == [
+        ("Runner", 1, 2)]  # fmt: skip
+    assert llm.collective_rpc("warm") == [None]
+    llm.start_profile(str(tmp_path / "deep" / "trace"))
+    with pytest.raises(UserError, match="already"):
+        llm.start_profile()
+    run(llm, ["x"], greedy(2))
+    assert json.loads(llm.stop_profile().read_text())["traceEvents"]
+
+
+def test_an_engine_by_hand(tiny):
+    engine = LLMEngine.from_engine_args(EngineArgs(model=str(tiny), swap_space=4, seed=0, **SMALL))
+    engine.add_request("a", "The mill", greedy(5))
+    engine.add_request("b", {"prompt_token_ids": [5, 6]}, SamplingParams(n=2, max_tokens=3, seed=1))
+    with pytest.raises(ParameterError, match="in use"):
+        engine.add_request("a", "again")
+    finished, seen = {}, 0
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            seen += 1
+            if output.finished:
+                finished[output.request_id] = output
+    assert len(finished["a"].outputs[0].token_ids) == 5 and len(finished["b"].outputs) == 2 and seen > 5
+    engine.add_request("c", "x", greedy(30))
+    engine.step()
+    engine.abort_request("c")
+    assert not engine.has_unfinished_requests() and engine.get_num_unfinished_requests() == 0
+    check_nothing_left(engine.driver.engine)
+    engine.close()
+    for given, words in (({"swap_spce": 1}, "Did you mean 'swap_space'"), ({"enable_lora": True}, "adapters")):
+        with pytest.raises(ParameterError, match=words):
+            EngineArgs(model=str(tiny), **given)
+    assert "hush" not in repr(EngineArgs(hf_token="hush")) and EngineArgs(num_blocks=3) == EngineArgs(num_blocks=3)
+
+
+async def test_what_an_async_engine_yields(tiny):
+    engine = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(model=str(tiny), disable_log_requests=True, **SMALL))
+    outputs = {}
+    try:
+        for kind in RequestOutputKind:
+            params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=0, output_kind=kind)
+            outputs[kind] = [output async for output in engine.generate("The mill", params, kind.name)]
+        await engine.check_health()
+        assert (await engine.get_tokenizer()).eos_token == "<|im_end|>" and await engine.reset_prefix_cache()
+    finally:
+        engine.shutdown()
+    whole = outputs[RequestOutputKind.CUMULATIVE][-1].outputs[0]
+    (final,) = outputs[RequestOutputKind.FINAL_ONLY]
+    pieces = outputs[RequestOutputKind.DELTA]
+    assert final.outputs[0].text == whole.text == "".join(p.outputs[0].text for p in pieces) and final.finished
+    assert [t for p in pieces for t in p.outputs[0].token_ids] == whole.token_ids and len(pieces) > 2
+    assert [p.finished for p in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert sum(len(p.outputs[0].logprobs) for p in pieces) == 6
+
+
+def test_defaults_may_be_replaced(tiny, tmp_path):
+    with open_llm(tiny, generation_config="vllm") as llm:
+        assert llm.get_default_sampling_params() == SamplingParams()
+    with open_llm(tiny, override_generation_config={"do_sample": True, "temperature": 0.5}) as llm:
+        assert llm.get_default_sampling_params().temperature == 0.5
+    (tmp_path / "generation_config.json").write_text('{"top_k": 7}')
+    with open_llm(tiny, generation_config=str(tmp_path)) as llm:
+        assert llm.get_default_sampling_params().top_k == 7
