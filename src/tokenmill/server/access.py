@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from tokenmill.core.config import ListenOptions
 from tokenmill.server.errors import HttpError
 
-OPEN_PATHS = frozenset({"/health", "/ready"})
+OPEN_PATHS = frozenset({"/health", "/v1/health", "/ready"})
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 CORS_METHODS = b"GET, POST, OPTIONS"
 CORS_HEADERS = b"authorization, content-type, x-api-key, x-request-id"

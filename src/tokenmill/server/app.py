@@ -12,6 +12,7 @@ from starlette.responses import Response
 import tokenmill
 from tokenmill.core.config import ServeOptions, ServerConfig
 from tokenmill.core.errors import UserError
+from tokenmill.server.absent import why_absent
 from tokenmill.server.anthropic.routes import ANTHROPIC
 from tokenmill.server.backend import Backend
 from tokenmill.server.bodies import Bodies
@@ -103,7 +104,10 @@ def make_app(context: Context) -> Guard:
 async def _routing_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     text = {404: "There is no such path here.", 405: "This path does not take that method."}
-    found = HttpError(error.status_code, text.get(error.status_code, "The request was refused."))
+    why, said = why_absent(request.method, request.url.path), text.get(error.status_code, "The request was refused.")
+    if why is not None and error.status_code in text:
+        said = f"{said[:-1]}: {why}."
+    found = HttpError(error.status_code, said)
     return _error_response(request, found, dict(error.headers or {}))
 
 

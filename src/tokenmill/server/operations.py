@@ -50,7 +50,14 @@ def add_routes(app: FastAPI, context: Context) -> None:
         root = context.config.listen.root_path.strip("/")
         return json_answer({**openapi(app), **({"servers": [{"url": f"/{root}"}]} if root else {})})
 
-    plain = {"/health": health, "/ready": ready, "/ping": health, "/version": version, "/load": load}
+    plain = {
+        "/health": health,
+        "/v1/health": health,
+        "/ready": ready,
+        "/ping": health,
+        "/version": version,
+        "/load": load,
+    }
     for path, handler in {**plain, "/metrics": metrics}.items():
         get(app, path, handler)
     get(app, "/openapi.json", document, documented=False)

@@ -21,6 +21,7 @@ from tokenmill.server.openai import schemas as openai
 from tokenmill.server.openai.stored.schemas import UpdateRequest
 from tokenmill.server.responses import schemas as responses
 from tokenmill.server.scoring.schemas import (
+    RERANK,
     ClassifyRequest,
     EmbedRequest,
     RerankRequest,
@@ -94,7 +95,7 @@ ENDPOINTS: dict[str, tuple[type[BaseModel], ...]] = {
     "/": (tgi.TgiRequest,),
     "/embed": (EmbedRequest,),
     "/similarity": (SimilarityRequest,),
-    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), (RerankRequest, TeiRerankRequest)),
+    **dict.fromkeys(RERANK, (RerankRequest, TeiRerankRequest)),
     **dict.fromkeys(("/score", "/v1/score"), (ScoreRequest,)),
     "/classify": (ClassifyRequest,),
     "/v2/models/{model}/infer": (kserve.InferRequest,),

@@ -53,7 +53,7 @@ async def test_what_this_model_cannot_give_is_refused_by_name(start: Starter) ->
     served = await start()
     for path, word in (("/embed_all", "/embed"), ("/embed_sparse", "/embed"), ("/predict", "/classify")):
         answer = await served.post(path, {"inputs": "a"})
-        assert answer.status_code == 501 and word in answer.json()["error"]["message"]
+        assert answer.status_code == 404 and word in answer.json()["error"]["message"]
 
 
 async def test_pooling_gives_the_same_vectors(start: Starter) -> None:

@@ -117,6 +117,7 @@ def _add_telling(app: FastAPI, context: Context) -> None:
     get(app, "/v1/requests/{id}", timeline)
     get(app, "/tokenizer_info", tokenizer_info)
     get(app, "/v1/models", models)
+    get(app, "/models", models)
     get(app, "/v1/models/{name:path}", model)
     post(app, "/tokenize", tokenize, TokenizeRequest)
     post(app, "/detokenize", detokenize, DetokenizeRequest)

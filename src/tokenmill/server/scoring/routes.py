@@ -17,6 +17,7 @@ from tokenmill.server.prices import told_cost
 from tokenmill.server.routing import Api, Work, json_answer, post
 from tokenmill.server.scoring import scores, tei
 from tokenmill.server.scoring.schemas import (
+    RERANK,
     ClassifyRequest,
     RerankRequest,
     Scored,
@@ -26,7 +27,6 @@ from tokenmill.server.scoring.schemas import (
     text_of,
 )
 
-RERANK = ("/rerank", "/v1/rerank", "/v2/rerank")
 SCORE = ("/score", "/v1/score")
 
 

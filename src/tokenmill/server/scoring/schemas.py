@@ -13,6 +13,7 @@ LOOSE = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, populate_by
 Words = Annotated[str, Field(min_length=1)]
 Method = Literal["embedding", "likelihood"]
 MOST_TEXTS = 1024
+RERANK = ("/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/v1/reranking")
 
 
 class Document(BaseModel):
@@ -39,7 +40,7 @@ class Scored(BaseModel):
 
 
 class RerankRequest(Scored):
-    """POST /rerank, /v1/rerank and /v2/rerank."""
+    """POST to any path of RERANK."""
 
     query: Words
     documents: Documents

@@ -1,6 +1,6 @@
 """TEI's endpoints (text-embeddings-inference): vectors, similarities, and its form of /rerank. Owns: their answers.
 
-What a model here cannot give is refused by name. Must not know: how scores and vectors are computed.
+Must not know: how scores and vectors are computed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from tokenmill.server.context import Context
-from tokenmill.server.errors import HttpError
 from tokenmill.server.openai import embeddings
 from tokenmill.server.openai.schemas import EmbeddingRequest
 from tokenmill.server.routing import Work, json_answer, post
@@ -19,15 +18,10 @@ from tokenmill.server.scoring import scores
 from tokenmill.server.scoring.schemas import EmbedRequest, Scored, SimilarityRequest, TeiRerankRequest
 
 PATHS = ("/embed", "/similarity")
-REFUSED = {
-    "/embed_all": "vectors of single tokens are not given; /embed gives one for each text",
-    "/embed_sparse": "this model gives dense vectors; /embed has them",
-    "/predict": "this model has no labels of its own; /classify takes labels",
-}
 
 
 def add_tei(app: FastAPI, context: Context) -> None:
-    """/embed and /similarity, and what is refused."""
+    """/embed and /similarity."""
 
     async def embed(request: Request) -> Response:
         """Unit vectors of texts: a bare list."""
@@ -46,14 +40,8 @@ def add_tei(app: FastAPI, context: Context) -> None:
             found = await scores.cosines(context, work.job, work.base(), pairs, Scored.model_validate({}))
             return json_answer([round(value, 8) for value in found])
 
-    async def refused(request: Request) -> Response:
-        """Not done here."""
-        raise HttpError(501, f"{request.url.path} is not done here: {REFUSED[request.url.path]}.")
-
     post(app, "/embed", embed, EmbedRequest)
     post(app, "/similarity", similarity, SimilarityRequest)
-    for path in REFUSED:
-        app.add_api_route(path, refused, methods=["POST"], include_in_schema=False)
 
 
 async def rerank(context: Context, work: Work, body: TeiRerankRequest) -> Response:
