@@ -59,7 +59,7 @@ async def connected(server: Listening, **headers: str) -> AsyncIterator[aiohttp.
 
 async def answer(socket: aiohttp.ClientWebSocketResponse) -> list[dict[str, Any]]:
     """Events up to the end of one response."""
-    found = []
+    found: list[dict[str, Any]] = []
     async with asyncio.timeout(60):
         while not found or found[-1]["type"] not in ENDS:
             found.append(json.loads(await socket.receive_str()))
@@ -186,8 +186,8 @@ async def test_a_dead_socket_ends_its_response(listen: Any) -> None:
         assert server.served.context.gate.open == 1
         for _ in range(3):
             await socket.send_json(HI)
-        assert socket._response.connection is not None
-        socket._response.connection.transport.abort()
+        connection: Any = socket._response.connection
+        connection.transport.abort()
     await server.idle(60)
     await until(lambda: server.served.context.bodies.room == 16 * server.served.context.config.limits.max_body_bytes)
 
@@ -273,6 +273,18 @@ async def test_frames_may_come_with_the_handshake(listen: Any) -> None:
         await reader.readuntil(b"response.completed")
     writer.close()
     await server.idle(60)
+
+
+async def test_what_follows_a_refused_handshake_is_dropped(listen: Any) -> None:
+    server = await listen()
+    for path in (b"/v1/models", b"/v1/responses"):
+        reader, writer = await server.connect()
+        writer.write(HANDSHAKE.replace(b"/v1/responses", path).replace(b"version: 13", b"version: 8") + b"x" * 300_000)
+        async with asyncio.timeout(60):
+            head = await reader.readuntil(b"\r\n\r\n")
+        assert int(head.split()[1]) in (200, 400, 426)
+        writer.close()
+    await until(lambda: not server.connections)
 
 
 # ---------------------------------------------------------------- frames
