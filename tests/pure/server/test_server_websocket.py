@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import struct
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -48,7 +48,7 @@ HI: dict[str, Any] = {"type": "response.create", "model": "fake", "input": "Hi",
 ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def connected(server: Listening, **headers: str) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
     async with (
         aiohttp.ClientSession() as session,
@@ -351,6 +351,18 @@ def test_what_is_no_frame_is_refused(data: bytes, code: int) -> None:
         with pytest.raises(BrokenError) as broken:
             read(data, cuts, most=1000)
         assert broken.value.code == code
+
+
+def test_noise_ends_in_a_refusal_or_in_nothing() -> None:
+    rng = random.Random(11)
+    valid = client_frame(1, b'{"a": 1}') + client_frame(PING, b"p") + client_frame(1, b"x" * 300, last=False)
+    for _ in range(2000):
+        data = bytearray(valid if rng.random() < 0.7 else rng.randbytes(rng.randrange(60)))
+        for _ in range(rng.randrange(4)):
+            if data:
+                data[rng.randrange(len(data))] = rng.randrange(256)
+        with contextlib.suppress(BrokenError):
+            read(bytes(data), sorted(rng.randrange(len(data) + 1) for _ in range(3)), most=1000)
 
 
 def test_keys_are_answered() -> None:
