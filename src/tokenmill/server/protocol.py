@@ -190,8 +190,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self.taker.feed(data)
         elif len(self.early) + len(data) <= self.bounds.head:
             self.early += data
-        else:
-            self.transport.abort()
+        else:  # too much before anybody has agreed: nobody will
+            self.scope["state"].pop("upgrade", None)
 
     def _upgrade(self, head: bytes, make: Callable[[Any], Taker]) -> Taker:
         """Give the connection away, with this answer; `make` gets what can be written to."""

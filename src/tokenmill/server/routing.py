@@ -140,6 +140,8 @@ class Work:
         self.context = context
         self.request = request
         self.handed_over = False
+        self.after: list[Callable[[], None]] = []
+        """What is done when it is over, however that comes, a stream that never began included."""
         self.on_gone: set[Callable[[], None]] = request.scope["state"].get("on_gone", set())
 
     async def __aenter__(self) -> Work:
@@ -160,6 +162,8 @@ class Work:
     def _close(self) -> None:
         self.job.close()
         self.on_gone.discard(self.job.abandon)
+        for end in self.after:
+            end()
 
     async def read(self, schema: Schema[B], first: Callable[[Fields], None] | None = None) -> B:
         """The body; its `timeout`, or the server's, begins to count. `first` sees its fields before anybody."""

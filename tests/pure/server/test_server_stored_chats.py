@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from typing import Any
 
@@ -139,3 +141,31 @@ async def test_metadata_has_ceilings(start: Starter, metadata: Any) -> None:
         refused = await served.post(path, {**body, "metadata": metadata})
         assert refused.status_code == 400 and refused.json()["error"]["param"].startswith("metadata")
     assert (await served.post(f"{PATH}/chatcmpl-x", {})).status_code == 400
+
+
+@pytest.mark.parametrize(("path", "body"), [
+    (PATH, HI), ("/v1/responses", {"input": "Hi"}), ("/v1/responses", {"input": "Hi", "conversation": "conv_x"}),
+])  # fmt: skip
+async def test_a_stream_that_never_began_leaves_nothing_unfinished(start: Starter, path: str, body: Any) -> None:
+    served = await start()
+    data = json.dumps({**body, "stream": True}).encode()
+
+    async def receive() -> dict[str, Any]:
+        nonlocal data
+        if data is None:
+            await asyncio.get_running_loop().create_future()
+        sent, data = data, None  # type: ignore[assignment]
+        return {"type": "http.request", "body": sent, "more_body": False}
+
+    async def send(message: Any) -> None:
+        raise OSError("gone")
+
+    scope = {
+        **{"type": "http", "method": "POST", "path": path, "root_path": "", "query_string": b"", "scheme": "http"},
+        **{"headers": [(b"host", b"localhost"), (b"content-type", b"application/json")], "http_version": "1.1"},
+    }
+    with contextlib.suppress(OSError):
+        await served.app(scope, receive, send)
+    shelves = served.context.store.shelves.values()
+    assert not [kept for shelf in shelves for kept in shelf.kept.values() if kept.busy]
+    await until(lambda: not served.context.gate.open)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import struct
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -48,7 +48,7 @@ HI: dict[str, Any] = {"type": "response.create", "model": "fake", "input": "Hi",
 ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def connected(server: Listening, **headers: str) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
     async with (
         aiohttp.ClientSession() as session,
@@ -59,7 +59,7 @@ async def connected(server: Listening, **headers: str) -> AsyncIterator[aiohttp.
 
 async def answer(socket: aiohttp.ClientWebSocketResponse) -> list[dict[str, Any]]:
     """Events up to the end of one response."""
-    found = []
+    found: list[dict[str, Any]] = []
     async with asyncio.timeout(60):
         while not found or found[-1]["type"] not in ENDS:
             found.append(json.loads(await socket.receive_str()))
@@ -186,8 +186,8 @@ async def test_a_dead_socket_ends_its_response(listen: Any) -> None:
         assert server.served.context.gate.open == 1
         for _ in range(3):
             await socket.send_json(HI)
-        assert socket._response.connection is not None
-        socket._response.connection.transport.abort()
+        connection: Any = socket._response.connection
+        connection.transport.abort()
     await server.idle(60)
     await until(lambda: server.served.context.bodies.room == 16 * server.served.context.config.limits.max_body_bytes)
 
@@ -275,6 +275,18 @@ async def test_frames_may_come_with_the_handshake(listen: Any) -> None:
     await server.idle(60)
 
 
+async def test_what_follows_a_refused_handshake_is_dropped(listen: Any) -> None:
+    server = await listen()
+    for path in (b"/v1/models", b"/v1/responses"):
+        reader, writer = await server.connect()
+        writer.write(HANDSHAKE.replace(b"/v1/responses", path).replace(b"version: 13", b"version: 8") + b"x" * 300_000)
+        async with asyncio.timeout(60):
+            head = await reader.readuntil(b"\r\n\r\n")
+        assert int(head.split()[1]) in (200, 400, 426)
+        writer.close()
+    await until(lambda: not server.connections)
+
+
 # ---------------------------------------------------------------- frames
 
 
@@ -339,6 +351,18 @@ def test_what_is_no_frame_is_refused(data: bytes, code: int) -> None:
         with pytest.raises(BrokenError) as broken:
             read(data, cuts, most=1000)
         assert broken.value.code == code
+
+
+def test_noise_ends_in_a_refusal_or_in_nothing() -> None:
+    rng = random.Random(11)
+    valid = client_frame(1, b'{"a": 1}') + client_frame(PING, b"p") + client_frame(1, b"x" * 300, last=False)
+    for _ in range(2000):
+        data = bytearray(valid if rng.random() < 0.7 else rng.randbytes(rng.randrange(60)))
+        for _ in range(rng.randrange(4)):
+            if data:
+                data[rng.randrange(len(data))] = rng.randrange(256)
+        with contextlib.suppress(BrokenError):
+            read(bytes(data), sorted(rng.randrange(len(data) + 1) for _ in range(3)), most=1000)
 
 
 def test_keys_are_answered() -> None:

@@ -34,6 +34,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
             base = work.base(body.request_id)
             opened = await chat.open_chat(context, body, work.job, kept_base(base) if body.store else base)
             keeping = await begin_keeping(context, opened, body, tenant(request))
+            work.after.append(keeping.close)
             if body.stream:
                 return work.stream(keeping.stream(chat_stream.ChatStream(opened).chunks()))
             return await keeping.whole(partial(chat.whole_answer, opened))

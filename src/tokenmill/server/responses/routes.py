@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from functools import partial
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -43,6 +44,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
             if body.background:
                 work.detach()
                 return _detached(run, tasks, stream=bool(body.stream))
+            work.after.append(partial(settle, run))
             if body.stream:
                 return work.stream(_foreground(run))
             await write(run)

@@ -144,7 +144,7 @@ def end(run: Run, messages: bytes | None = None) -> None:
 
 
 def settle(run: Run) -> None:
-    """A background run is over, perhaps before it began."""
+    """A run is over, perhaps before it began."""
     run.job.close()
     if not run.kept.ended:
         run.growing.cancel()

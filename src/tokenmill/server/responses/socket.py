@@ -7,6 +7,7 @@ sooner. With `store: false` the last response can still be gone on with, on the 
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, describe_error, error_object, quoted
 from tokenmill.server.fields import MOST_LABEL
 from tokenmill.server.responses.kept import KeptResponse, RecentResponse
-from tokenmill.server.responses.runs import events, open_run
+from tokenmill.server.responses.runs import events, open_run, settle
 from tokenmill.server.responses.schemas import ResponsesRequest
 from tokenmill.server.routing import Work
 from tokenmill.server.websockets.socket import WebSocket
@@ -59,6 +60,7 @@ class Conversing:
                 raise ParameterError("background runs begin with POST /v1/responses.", param="background")
             silent = not self.generate
             run = await open_run(self.context, work.job, body, work.base(), self.recent, silent=silent)
+            work.after.append(partial(settle, run))
             async for told in events(run):
                 for event in told:
                     await self._say(socket, event[event.index(_DATA) + len(_DATA) : -2])

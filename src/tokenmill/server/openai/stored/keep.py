@@ -48,6 +48,11 @@ class Keeping:
             kept.answer = answer
             store.weigh(kept)
 
+    def close(self) -> None:
+        """Nobody writes to it any more: what is not whole by now goes."""
+        if self.kept is not None and self.kept.busy:
+            self.end(None)
+
     async def whole(self, make: Callable[[Gathered], Any]) -> Response:
         """The answer, when all of it is there."""
         answer: bytes | None = None
