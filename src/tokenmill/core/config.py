@@ -266,6 +266,12 @@ def all_options(groups: Mapping[str, type] = GROUPS) -> dict[str, tuple[str, Fie
     return found
 
 
+def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that may be written into a file of results."""
+    secret = {name for name, (_, item, _) in all_options().items() if not item.repr}
+    return {name: value for name, value in options.items() if name not in secret}
+
+
 def make_config(environment: Mapping[str, str] | None = None, **flat: Any) -> EngineConfig:
     """EngineConfig from flat names; unset ones come from TOKENMILL_* variables, then from the defaults."""
     return EngineConfig(**_read_groups(GROUPS, environment, _without_spread(without_others(flat))))

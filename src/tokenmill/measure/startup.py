@@ -43,9 +43,9 @@ def startup(options: Mapping[str, Any], *, repeat: int = 3, prompt_tokens: int =
 
 def _child(options: Mapping[str, Any], prompt_tokens: int) -> dict[str, float]:
     asked = json.dumps({"options": dict(options), "prompt_tokens": prompt_tokens, "at": time.time()})
-    command = [sys.executable, "-m", "tokenmill.measure.startup", asked]
+    command = [sys.executable, "-m", "tokenmill.measure.startup"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_MOST_SECONDS, check=False)
+        done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=_MOST_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:
         raise UserError(f"No first token within {_MOST_SECONDS} seconds.") from error
     if done.returncode:
@@ -76,4 +76,4 @@ def _main(asked: str) -> None:
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1])
+    _main(sys.stdin.read())

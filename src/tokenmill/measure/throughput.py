@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tokenmill import __version__
+from tokenmill.core.config import without_secrets
 from tokenmill.core.errors import ParameterError, TokenmillError
 from tokenmill.core.request import Request, SamplingParams, TextDelta
 from tokenmill.core.step import StepPlan
@@ -119,7 +120,7 @@ def measure(
             "device_name": describe(facts.device),
             "dtype": facts.dtype,
             "weight_bytes": facts.weight_bytes,
-            "options": {k: v for k, v in options.items() if k != "model"},
+            "options": {k: v for k, v in without_secrets(options).items() if k != "model"},
             "detokenize": detokenize,
         }
         return {

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tokenmill.core.config import make_config
+from tokenmill.core.config import make_config, without_secrets
 from tokenmill.core.errors import TokenmillError, UserError
 from tokenmill.engine.llm import LLM
 from tokenmill.measure.closed_loop import closed_loop, share_within
@@ -160,7 +160,7 @@ def tune(
         "users": goal.users,
         "slo_ms": dict(goal.slo),
         "met": score(best.measured)[0],
-        "options": {**options, **best.options},
+        "options": without_secrets({**options, **best.options}),
         "changed": best.options,
         "measured": best.measured,
         "before": first.measured,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import tokenizers
 import torch
 from engines import check_nothing_left, greedy, open_llm, run
 from transformers import AutoTokenizer
@@ -24,6 +25,10 @@ from tokenmill import (
     TokensPrompt,
 )
 from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.core.request import Request
+from tokenmill.engine.admission import Admission
+from tokenmill.engine.text import give_text
+from tokenmill.text.codec import Tokenizer
 
 SMALL = {"max_num_seqs": 8, "max_model_len": 64, "num_blocks": 64}
 
@@ -166,6 +171,15 @@ def test_bad_words_hold_at_the_start_of_an_answer(llm, prefix):
     counted = {metric.name: getattr(metric, "value", 0) for metric in llm.get_metrics()}
     assert counted["tokenmill:logits_processor_tokens"] >= 2 * len(ids)
     assert texts[0] == prefix + word and word not in texts[1]
+
+
+def test_bad_words_of_a_vocabulary_that_puts_a_space_before_a_text():
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"▁mill": 0, "mill": 1, "▁": 2, "?": 3}, unk_token="?"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="first")
+    admission = Admission(vocab_size=4, max_model_len=9, max_rows=1, max_waiting=1)
+    give_text(admission, Tokenizer(inner), 0.0)
+    group = admission.check(Request(id="a", prompt_ids=[2], params=SamplingParams(bad_words=["mill"], max_tokens=2)), 0)
+    assert {(0,), (1,)} <= {tuple(word) for word in group.sampling.bad_words}  # behind a space, and at the start
 
 
 def test_parameters_that_skip_the_cache(llm):

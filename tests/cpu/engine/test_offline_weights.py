@@ -10,6 +10,7 @@ import torch
 from engines import BACKENDS, exact, greedy, open_llm, run
 from safetensors.torch import load_file, save_file
 from test_engine_families import ALL
+from transformers import AutoModelForCausalLM
 
 from tokenmill import AsyncLLM, SamplingParams
 from tokenmill.core.errors import UserError
@@ -171,3 +172,29 @@ def test_families(name, tmp_path):
         llm.update_weights(file)
         for _ in range(2):
             assert [exact(out) for out in run(llm, prompts, greedy(8, logprobs=1))] == wanted
+
+
+def test_rollouts_follow_a_trainer(folders):
+    """Transformers trains, the engine samples: it always samples from the newest weights, and reward rises."""
+    trainer = AutoModelForCausalLM.from_pretrained(folders[0], dtype=torch.float32)
+    steps = torch.optim.Adam(trainer.parameters(), lr=0.02)
+    rewards = []
+    with open_llm(folders[0]) as llm:
+        for turn in range(5):
+            params = SamplingParams(n=32, max_tokens=6, logprobs=0, seed=turn, ignore_eos=True)
+            (output,) = run(llm, [PROMPTS[0]], params)
+            rows = torch.tensor([PROMPTS[0] + out.token_ids for out in output.outputs])
+            logits = trainer(rows).logits[:, len(PROMPTS[0]) - 1 : -1]
+            chosen = rows[:, len(PROMPTS[0]) :]
+            logprobs = logits.log_softmax(-1).gather(-1, chosen[..., None])[..., 0]
+            ours = [
+                [row[token].logprob for row, token in zip(o.logprobs, o.token_ids, strict=True)] for o in output.outputs
+            ]
+            assert torch.allclose(logprobs, torch.tensor(ours), atol=1e-3)  # of the same weights
+            reward = (chosen < 100).float()
+            rewards.append(reward.mean().item())
+            (-(reward - reward.mean()) * logprobs).mean().backward()
+            steps.step()
+            steps.zero_grad()
+            llm.update_weights(trainer.state_dict())
+    assert rewards[-1] > rewards[0] + 0.2, rewards

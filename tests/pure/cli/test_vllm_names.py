@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import tokenmill
 from tokenmill.cli.main import app
 from tokenmill.core.arguments import ENGINE, SERVER, SWITCHES
-from tokenmill.core.config import GROUPS, SERVER_GROUPS, all_options, make_config, make_server_config
+from tokenmill.core.config import GROUPS, SERVER_GROUPS, all_options, make_config, make_server_config, without_secrets
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.request import SamplingParams
 from tokenmill.core.sampling_names import HARMLESS, REFUSED
@@ -148,3 +148,7 @@ def test_llm_reads_a_file_below_its_arguments(tmp_path):
 
 def test_the_page_is_written_from_the_lists():
     assert PAGE.read_text(encoding="utf-8") == page(), "run python -m tools.compatibility --write"
+
+
+def test_a_token_is_not_written_into_results():
+    assert without_secrets({"hf_token": "hush", "dtype": "auto"}) == {"dtype": "auto"}
