@@ -18,7 +18,11 @@ DONE = {
     "top_k": "default",
     "top_p": "default",
     "min_p": "default",
+    "typical_p": "default",
+    "epsilon_cutoff": "default, in requests' units of 0.0001",
+    "eta_cutoff": "default, in requests' units of 0.0001",
     "repetition_penalty": "default, with `do_sample: false` too",
+    "no_repeat_ngram_size": "default, with `do_sample: false` too",
     "max_new_tokens": "default of `max_tokens` offline and in chats",
     "suppress_tokens": "never chosen, in any request",
     "bad_words_ids": "never said, in any request",
@@ -49,7 +53,6 @@ HARMLESS = frozenset(
 """Storage, speed, what belongs to encoders, and what only matters beside a field that is named."""
 
 NAMED: dict[str, tuple[Any, ...]] = {
-    "typical_p": (1.0,),
     "min_length": (0,),
     "min_new_tokens": (0,),
     "max_time": (),
@@ -57,9 +60,6 @@ NAMED: dict[str, tuple[Any, ...]] = {
     "num_beams": (1,),
     "num_return_sequences": (1,),
     "top_h": (1.0,),
-    "epsilon_cutoff": (0.0,),
-    "eta_cutoff": (0.0,),
-    "no_repeat_ngram_size": (0,),
     "forced_bos_token_id": (),
     "forced_eos_token_id": (),
     "exponential_decay_length_penalty": (),
@@ -74,15 +74,22 @@ NAMED: dict[str, tuple[Any, ...]] = {
 }
 """Fields that are not applied, with the values that ask for nothing; any other value is named in a warning."""
 
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_CUTOFFS = ("epsilon_cutoff", "eta_cutoff")
+_ANY_WAY = ("repetition_penalty", "no_repeat_ngram_size")
+DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "typical_p", *_CUTOFFS, *_ANY_WAY)
+"""Fields of requests that a model's files set."""
+UNITS = 1e4
+"""Transformers writes the cut-offs as probabilities, requests count them in units of 0.0001."""
 
 
 def default_params(generation: Mapping[str, Any]) -> SamplingParams:
     """The defaults of a request, where generation_config.json states them; else the neutral ones."""
-    kept = {name: generation[name] for name in _SAMPLING if generation.get(name) is not None}
+    kept = {name: generation[name] for name in DEFAULTS if generation.get(name) is not None}
+    for name in _CUTOFFS:
+        if isinstance(kept.get(name), float):
+            kept[name] *= UNITS
     if generation.get("do_sample") is False:
-        penalty = {name: kept[name] for name in ("repetition_penalty",) if name in kept}
-        kept = {"temperature": 0.0, **penalty}
+        kept = {"temperature": 0.0, **{name: kept[name] for name in _ANY_WAY if name in kept}}
     if generation.get("max_new_tokens") is not None:
         kept["max_tokens"] = generation["max_new_tokens"]
     return SamplingParams(**kept)

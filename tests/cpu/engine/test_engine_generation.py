@@ -94,7 +94,7 @@ def test_suppressed_tokens_and_bad_words_are_never_said(folder, caplog):
     prompts, params = [[5, 6, 7], [9, 8]], SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     with open_llm(folder) as llm:
         free = [out.outputs[0].token_ids for out in run(llm, prompts, params)]
-    more = {"suppress_tokens": free[0][:1], "bad_words_ids": [free[1][1:3]], "typical_p": 0.9, "max_new_tokens": 5}
+    more = {"suppress_tokens": free[0][:1], "bad_words_ids": [free[1][1:3]], "penalty_alpha": 0.9, "max_new_tokens": 5}
     file.write_text(json.dumps({**said, **more, "repetition_penalty": 1.5}))
     with caplog.at_level(logging.WARNING), open_llm(folder) as llm:
         bound = [out.outputs[0].token_ids for out in run(llm, prompts, params)]
@@ -105,7 +105,25 @@ def test_suppressed_tokens_and_bad_words_are_never_said(folder, caplog):
     assert all(row[i : i + 2] != pair for row in bound for i in range(len(row)))
     assert defaults == SamplingParams(temperature=0.0, repetition_penalty=1.5, max_tokens=5)
     named = [text for text in caplog.messages if "generation_config.json" in text]
-    assert len(named) == 1 and "'typical_p' = 0.9 is not applied here" in named[0]
+    assert len(named) == 1 and "'penalty_alpha' = 0.9 is not applied here" in named[0]
+
+
+def test_samplers_of_the_file_are_the_defaults():
+    said = {"typical_p": 0.9, "epsilon_cutoff": 3e-4, "eta_cutoff": 2e-3, "no_repeat_ngram_size": 4, "top_p": 0.5}
+    found = default_params(said)
+    assert (found.typical_p, found.no_repeat_ngram_size, found.top_p) == (0.9, 4, 0.5)
+    assert (found.epsilon_cutoff, found.eta_cutoff) == pytest.approx((3.0, 20.0))
+    greedy = default_params({**said, "do_sample": False})
+    assert greedy == SamplingParams(temperature=0.0, no_repeat_ngram_size=4)
+    assert check_generation(said, "file") == []
+    for name, value in (
+        ("typical_p", 0.0),
+        ("epsilon_cutoff", 2.0),
+        ("eta_cutoff", -1.0),
+        ("no_repeat_ngram_size", -1),
+    ):
+        with pytest.raises(ModelError, match=name):
+            check_generation({name: value}, "file")
 
 
 def test_loading_refuses_what_cannot_be_meant(folder):

@@ -13,12 +13,11 @@ import msgspec
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.request import SamplingParams
 from tokenmill.core.samplers import SAMPLER_FIELDS
-from tokenmill.engine.prompts import default_params
+from tokenmill.engine.generation import DEFAULTS, default_params
 from tokenmill.server.context import RequestLimits
 from tokenmill.server.openai.schemas import SamplingFields
 from tokenmill.server.openai.structure import structure
 
-_FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _AS_GIVEN = (
     "use_beam_search",
     "length_penalty",
@@ -54,7 +53,7 @@ def sampling_params(
     values: dict[str, Any] = {name: getattr(body, name) for name in _AS_GIVEN}
     if echo and logprobs is not None:
         values["prompt_logprobs"] = max(logprobs, body.prompt_logprobs or 0)
-    for name in _FROM_MODEL:
+    for name in DEFAULTS:
         given = getattr(body, name)
         values[name] = getattr(neutral, name) if given is None else given
     values |= {name: getattr(body, name) for name in _IF_GIVEN if getattr(body, name) is not None}
@@ -62,7 +61,6 @@ def sampling_params(
         **values,
         n=body.n or 1,
         best_of=body.best_of or None,
-        typical_p=1.0 if body.typical_p is None else body.typical_p,
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         logit_bias=_bias(body.logit_bias),
