@@ -116,5 +116,6 @@ async def _any_error(request: Request, error: Exception) -> Response:
 
 
 def _error_response(request: Request, found: HttpError, headers: dict[str, str]) -> Response:
-    body = error_shape(APIS, request.url.path)(found)
+    names = {name for name, _ in request.scope["headers"]}
+    body = error_shape(APIS, request.url.path, names)(found)
     return Response(body, found.status, {**headers, **error_headers(found)}, media_type="application/json")

@@ -218,7 +218,7 @@ class _Visit:
             )
         if self.status:
             return  # the answer had begun
-        body = error_shape(self.guard.apis, self.path)(found)
+        body = error_shape(self.guard.apis, self.path, self.headers)(found)
         await refuse(self._send, found, body, close=found.status in (408, 413, 415, 503))
 
     def _note(self) -> None:

@@ -7,7 +7,7 @@ Must not know: any one API.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any
@@ -49,11 +49,15 @@ class Api:
     """Paths that begin so get their errors from `error`."""
     error: Callable[[HttpError], bytes] = error_bytes
     """The body of an error answer."""
+    header: bytes = b""
+    shared: tuple[str, ...] = ()
+    """Prefixes of paths that are another API's as well: requests with `header` are this one's."""
 
 
-def error_shape(apis: Iterable[Api], path: str) -> Callable[[HttpError], bytes]:
+def error_shape(apis: Iterable[Api], path: str, headers: Collection[bytes] = ()) -> Callable[[HttpError], bytes]:
     """How errors on `path` are worded: the API with the longest prefix decides, else OpenAI's way."""
-    found = [(len(prefix), api.error) for api in apis for prefix in api.prefixes if _covers(prefix, path)]
+    own = [(api, (*api.prefixes, *(api.shared if api.header in headers else ()))) for api in apis]
+    found = [(len(prefix), api.error) for api, prefixes in own for prefix in prefixes if _covers(prefix, path)]
     return max(found, key=lambda pair: pair[0])[1] if found else error_bytes
 
 

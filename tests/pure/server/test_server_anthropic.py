@@ -150,3 +150,12 @@ async def test_models_come_in_the_shape_of_whoever_asks(start):
     assert "code" in (await asked("/nope", 404))["error"]
     for query in ("?limit=0", "?limit=1001", "?after_id=x", "?before_id=x", "?after_id=a&before_id=b"):
         assert (await asked(query, 400, **ANTHROPIC))["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_missing_key_is_worded_for_whoever_asks(start):
+    served = await start(api_key=["k"])
+    refused = await served.client.get("/v1/models", headers=ANTHROPIC)
+    assert refused.status_code == 401 and refused.json()["error"]["type"] == "authentication_error"
+    assert "code" in (await served.client.get("/v1/models")).json()["error"]
+    other = await served.client.get("/v1/chat/completions", headers=ANTHROPIC)
+    assert other.status_code == 401 and "code" in other.json()["error"]

@@ -12,7 +12,6 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
-from tokenmill.server.anthropic.answers import error_object
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, quoted
 from tokenmill.server.pages import read_limit
@@ -22,14 +21,11 @@ MOST = 1000
 
 
 def models_answer(context: Context, request: Request, created: int) -> Response:
-    """All models, or the one whose name the path has; what is wrong is worded as Anthropic does."""
-    try:
-        name = request.path_params.get("name")
-        if name is not None:
-            return json_answer(_card(context, context.check_model(name), created))
-        return json_answer(_listed(context, request.query_params, created))
-    except HttpError as error:
-        return json_answer(error_object(error), error.status)
+    """All models, or the one whose name the path has."""
+    name = request.path_params.get("name")
+    if name is not None:
+        return json_answer(_card(context, context.check_model(name), created))
+    return json_answer(_listed(context, request.query_params, created))
 
 
 def _card(context: Context, name: str, created: int) -> dict[str, Any]:

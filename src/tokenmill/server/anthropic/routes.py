@@ -49,5 +49,10 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
 
 ANTHROPIC = Api(
-    add_routes, generating=frozenset({"/v1/messages"}), prefixes=("/v1/messages",), error=answers.error_body
+    add_routes,
+    generating=frozenset({"/v1/messages"}),
+    prefixes=("/v1/messages",),
+    error=answers.error_body,
+    header=HEADER,
+    shared=("/v1/models",),
 )
