@@ -103,7 +103,7 @@ async def test_tokenize_and_back(start: Starter) -> None:
     served = await start()
     made = (await served.post("/tokenize", {"prompt": "Hé", "return_token_strs": True})).json()
     assert made["count"] == len(made["tokens"]) == len(made["token_strs"]) == 3
-    assert (await served.post("/detokenize", {"tokens": made["tokens"]})).json() == {"prompt": "Hé"}
+    assert (await served.post("/detokenize", {"tokens": made["tokens"]})).json() == {"prompt": "Hé", "content": "Hé"}
     chat = (await served.post("/tokenize", {"messages": [{"role": "user", "content": "x"}]})).json()
     assert chat["tokens"][0] >= 256 and chat["max_model_len"] == 4096
     assert (await served.post("/tokenize", {})).status_code == 400
