@@ -1,4 +1,4 @@
-"""Seven kinds of vocabulary as models have them, trained on a few lines: where is a space put, how are bytes spelled."""
+"""Seven kinds of vocabulary as models have them, where is a space put, how are bytes spelled?"""
 
 from __future__ import annotations
 
