@@ -61,6 +61,8 @@ VALID: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "/rerank": ({"query": "a", "documents": ["b"]}, ("query", "documents")),
     "/v1/rerank": ({"query": "a", "documents": ["b"]}, ("documents",)),
     "/v2/rerank": ({"query": "a", "documents": ["b"]}, ("documents",)),
+    "/reranking": ({"query": "a", "documents": ["b"]}, ("documents",)),
+    "/v1/reranking": ({"query": "a", "documents": ["b"]}, ("documents",)),
     "/score": ({"text_1": "a", "text_2": "b"}, ("text_1", "text_2")),
     "/v1/score": ({"text_1": "a", "text_2": "b"}, ("text_2",)),
     "/classify": ({"input": "a", "labels": ["b", "c"]}, ("input", "labels")),

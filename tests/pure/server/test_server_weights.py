@@ -35,7 +35,16 @@ def others_heap() -> Iterator[None]:
     gc.unfreeze()
 
 
-SAME = ("/v1/rerank", "/v2/rerank", "/v1/score", "/", "/generate_stream", "/v2/models/{model}/generate_stream")
+SAME = (
+    "/v1/rerank",
+    "/v2/rerank",
+    "/reranking",
+    "/v1/reranking",
+    "/v1/score",
+    "/",
+    "/generate_stream",
+    "/v2/models/{model}/generate_stream",
+)
 """Routes that read what another one reads."""
 
 
