@@ -27,7 +27,8 @@ PIP_FLAGS = ("--disable-pip-version-check", "--no-input", "--progress-bar", "off
 LARGE = 5e6  # bytes: packages of this size are named while they come
 TELL_S = 10  # between lines of progress where there is no terminal
 WHEEL = re.compile(
-    r"^\s*(?:Downloading|Using cached|Processing)\s+(?P<file>\S+\.whl)(?: \((?P<size>[\d.]+) (?P<unit>[kMG]?B)\))?"
+    r"^\s*(?:Downloading|Using cached|Processing)\s+"
+    r"(?P<file>\S+\.whl)(?!\S)(?: \((?P<size>[\d.]+) (?P<unit>[kMG]?B)\))?"
 )
 UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 
@@ -79,8 +80,9 @@ def set_up(constraints: Path, tests: bool) -> None:
         tell_native()
         write_record(native=native)
     shutil.rmtree(WORK / "tmp", ignore_errors=True)
-    count = sum(1 for _ in site_packages().glob("*.dist-info"))
-    say(f"== .venv is ready: {count} packages, {size_of(VENV) / 1e9:.2f} GB, {time.monotonic() - began:.0f} s")
+    say(
+        f"== .venv is ready: {count_packages()} packages, {size_of(VENV) / 1e9:.2f} GB, {time.monotonic() - began:.0f} s"
+    )
 
 
 def fetch(constraints: Path, tests: bool, compiling: Job | None, began: float) -> None:
@@ -92,8 +94,12 @@ def fetch(constraints: Path, tests: bool, compiling: Job | None, began: float) -
         job = Job("tests", "install", *packages(constraints, tests=True))
         follow(job, compiling, began)
         job.demand("the packages that tests need")
-        # Compiled at once: a test takes a compiler's warning about somebody's file for an error of its own.
-        subprocess.call([python(), "-m", "compileall", "-q", "-q", "-j", "0", str(site_packages())])
+        compile_all()
+
+
+def compile_all() -> None:
+    """Byte code of everything: a test would take a warning about somebody's source for an error of its own."""
+    subprocess.call([python(), "-m", "compileall", "-qq", "-j", "0", str(site_packages())])
 
 
 # ------------------------------------------------------------------ what is wanted
@@ -156,6 +162,10 @@ def pip(*arguments: str) -> list[str]:
 
 def site_packages() -> Path:
     return VENV / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+
+
+def count_packages() -> int:
+    return sum(1 for _ in site_packages().glob("*.dist-info"))
 
 
 def make_venv() -> None:
@@ -268,7 +278,7 @@ def follow(fetching: Job | None, compiling: Job | None, began: float) -> None:
 def state(fetching: Job | None, compiling: Job | None) -> str:
     parts = []
     if fetching:
-        parts.append(f"{sum(1 for _ in site_packages().glob('*.dist-info'))} packages are there")
+        parts.append(f"{count_packages()} packages are there")
         if coming := size_of(WORK / "tmp"):
             parts.append(f"{coming / 1e6:.0f} MB under way")
     if compiling and compiling.runs():
