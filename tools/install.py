@@ -80,9 +80,8 @@ def set_up(constraints: Path, tests: bool) -> None:
         tell_native()
         write_record(native=native)
     shutil.rmtree(WORK / "tmp", ignore_errors=True)
-    say(
-        f"== .venv is ready: {count_packages()} packages, {size_of(VENV) / 1e9:.2f} GB, {time.monotonic() - began:.0f} s"
-    )
+    took = time.monotonic() - began
+    say(f"== .venv is ready: {count_packages()} packages, {size_of(VENV) / 1e9:.2f} GB, {took:.0f} s")
 
 
 def fetch(constraints: Path, tests: bool, compiling: Job | None, began: float) -> None:
@@ -94,6 +93,7 @@ def fetch(constraints: Path, tests: bool, compiling: Job | None, began: float) -
         job = Job("tests", "install", *packages(constraints, tests=True))
         follow(job, compiling, began)
         job.demand("the packages that tests need")
+        say("   byte code of all of it")
         compile_all()
 
 
