@@ -48,6 +48,7 @@ CLIENTS = {
     "anthropic": Client("anthropic", "anthropic_python.py"),
     "ollama": Client("ollama", "ollama_python.py"),
     "text-generation": Client("text-generation", "text_generation_client.py"),
+    "litellm": Client("litellm", "litellm_client.py"),
     "huggingface-hub": Client("huggingface_hub", "huggingface_client.py"),
 }
 

@@ -223,7 +223,7 @@ STORED_AS = frozenset(
         *("modelopt", "modelopt_fp4", "gpt_oss_mxfp4"),
     }
 )
-"""Values of `quantization` that say how a file holds its weights, which the file says itself."""
+"""Values of `quantization` that say how a file holds its weights, which the file says itself: it is asked."""
 
 LOAD_AS = frozenset({"gguf", "hf", "fastsafetensors", "runai_streamer"})
 """Values of `load_format` that say how files are read, which is found out."""
@@ -236,6 +236,8 @@ def without_others(given: Mapping[str, Any], *lists: Mapping[str, Other]) -> dic
         other = next((each[name] for each in lists or (ENGINE,) if name in each), None)
         if other is None:
             kept[name] = _plain(name, value)
+            if name == "quantization" and value in STORED_AS:
+                kept["stored_as"] = value
         elif other.asks(value):
             raise ParameterError(f"{name} = {_shown(value)} cannot be used: {other.why}.", param=name)
     return kept

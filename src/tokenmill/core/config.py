@@ -61,6 +61,9 @@ class FileOptions:
     override_generation_config: dict[str, Any] | None = option(
         None, "Entries that replace those of generation_config.json (JSON)."
     )
+    stored_as: str | None = option(
+        None, "Refuse a model whose file does not hold its weights so: awq, gptq, compressed-tensors, gguf, ..."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

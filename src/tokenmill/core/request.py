@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import difflib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -374,6 +374,25 @@ class TokenDelta(msgspec.Struct, gc=False):
     mu: float | None = None
 
 
+class ScoredRows:
+    """Log-probabilities of a part of a prompt, as the engine gave them. They become objects where they are iterated
+    over: a long prompt has so many that whoever must not wait leaves that to another thread."""
+
+    __slots__ = ("_read", "rows")
+
+    def __init__(self, rows: list[RowLogprobs], read: Callable[[RowLogprobs], dict[int, TokenLogprob]]) -> None:
+        self.rows = rows
+        self._read = read
+
+    def __iter__(self) -> Iterator[dict[int, TokenLogprob]]:
+        return map(self._read, self.rows)
+
+    @property
+    def count(self) -> int:
+        """Log-probabilities in all."""
+        return sum(len(row.ids) for row in self.rows)
+
+
 class TextDelta(msgspec.Struct, kw_only=True):
     """What one step added to one output of a request, as text. `finish_reason` is set on its last delta only."""
 
@@ -385,7 +404,7 @@ class TextDelta(msgspec.Struct, kw_only=True):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
-    prompt_logprobs: list[dict[int, TokenLogprob] | None] | None = None
+    prompt_logprobs: ScoredRows | None = None
     num_cached_tokens: int = 0
     score: float | None = None
     pooled: list[float] | None = None

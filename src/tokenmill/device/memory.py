@@ -129,7 +129,8 @@ def uuid_of(device: str) -> str:
     """By which NVIDIA's own tools know a GPU; nothing for any other device."""
     if not records(device):
         return ""
-    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    return f"GPU-{uuid}" if uuid else ""
 
 
 def _module(device: str) -> Any:

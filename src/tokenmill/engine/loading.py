@@ -26,11 +26,12 @@ from tokenmill.engine.memory import (
     kv_format,
     peak_step_bytes,
 )
-from tokenmill.engine.source import ModelSource, find_source
+from tokenmill.engine.source import GgufSource, ModelSource, find_source
 from tokenmill.kernels import OPTIONAL, ReferenceKernels, has_kernels, make_kernels
 from tokenmill.kvcache.pool import KVPool, make_layout
 from tokenmill.kvcache.states import StatePool
 from tokenmill.models.registry import build_model, check_keys, check_length
+from tokenmill.quant.detect import check_stored
 from tokenmill.runner.runner import Runner
 
 log = logging.getLogger("tokenmill.engine")
@@ -88,6 +89,8 @@ def read_generation(config: EngineConfig, source: ModelSource) -> dict[str, Any]
 def read_config(config: EngineConfig, source: ModelSource) -> dict[str, Any]:
     """What config.json says, with --hf-overrides; refuses a length that the model does not reach."""
     raw = {**source.config(), **(config.model.hf_overrides or {})}
+    if config.files.stored_as is not None:
+        check_stored(raw, config.files.stored_as, str(source.path), gguf=isinstance(source, GgufSource))
     check_length(raw, config.model.max_model_len)
     check_keys(raw)
     return raw

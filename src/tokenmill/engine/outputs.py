@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -17,6 +18,7 @@ from tokenmill.core.request import (
     Request,
     RequestMetrics,
     RequestOutput,
+    ScoredRows,
     TextDelta,
     TokenDelta,
     TokenLogprob,
@@ -123,7 +125,7 @@ class OutputProcessor:
         elif delta.logprobs is not None:
             out.score = sum(row.logprobs[0] for row in delta.logprobs[: len(out.token_ids)])
         if delta.prompt_logprobs is not None:
-            out.prompt_logprobs = [self._logprobs(row, shown) for row in delta.prompt_logprobs]
+            out.prompt_logprobs = ScoredRows(delta.prompt_logprobs, partial(self._logprobs, shown=shown))
         if stopped is not None:
             out.finish_reason, out.stop_reason = "stop", stopped
             if delta.finish is None:
@@ -193,9 +195,8 @@ class Accumulator:
         self.expected = params.num_outputs
         self.outputs: dict[int, CompletionOutput] = {}
         self.ended = 0
-        self.prompt_logprobs: list[dict[int, TokenLogprob] | None] | None = None
-        if params.prompt_logprobs is not None:
-            self.prompt_logprobs = [None]
+        self._prompt_rows: list[dict[int, TokenLogprob] | None] = [None]
+        self._unread: list[ScoredRows] = []
         self.metrics = RequestMetrics(arrival=request.arrival)
         self.pooled: list[float] | None = None
 
@@ -225,7 +226,7 @@ class Accumulator:
         elif delta.score is not None:
             out.cumulative_logprob = (out.cumulative_logprob or 0.0) + delta.score
         if delta.prompt_logprobs is not None:
-            self.prompt_logprobs = (self.prompt_logprobs or [None]) + delta.prompt_logprobs
+            self._unread.append(delta.prompt_logprobs)
         self.metrics.num_cached_tokens = max(self.metrics.num_cached_tokens, delta.num_cached_tokens)
         self.pooled = delta.pooled or self.pooled
         if delta.finish_reason is not None:
@@ -256,10 +257,18 @@ class Accumulator:
             prompt_token_ids=request.prompt_ids,
             outputs=outputs,
             finished=self.finished,
-            prompt_logprobs=self.prompt_logprobs,
+            prompt_logprobs=self._prompt_logprobs(),
             num_cached_tokens=self.metrics.num_cached_tokens,
             metrics=metrics,
         )
+
+    def _prompt_logprobs(self) -> list[dict[int, TokenLogprob] | None] | None:
+        if self.request.params.prompt_logprobs is None:
+            return None
+        for rows in self._unread:
+            self._prompt_rows += rows
+        self._unread.clear()
+        return self._prompt_rows if self.finished else self._prompt_rows[:]
 
 
 def _as_it_is(out: CompletionOutput) -> CompletionOutput:

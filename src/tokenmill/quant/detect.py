@@ -49,6 +49,18 @@ def check_config(config: Mapping[str, object]) -> None:
     )
 
 
+def check_stored(config: Mapping[str, object], wanted: str, where: str, *, gguf: bool) -> None:
+    """Refuse a checkpoint that is not quantised by the method which somebody believes it to be."""
+    quantization = config.get("quantization_config")
+    named = str(quantization.get("quant_method", "?")) if isinstance(quantization, Mapping) else None
+    found = "gguf" if gguf else named
+    meant = {"modelopt_fp4": "modelopt", "gpt_oss_mxfp4": "mxfp4"}.get(wanted, wanted.removesuffix("_marlin"))
+    if found != meant:
+        told = f"its weights are stored as {found}" if found else "its weights are not quantised"
+        schemes = ", ".join(["fp8", *AT_LOAD])
+        raise ModelError(f"{where}: {told}, not as {wanted}. To quantise them while loading: --quantization {schemes}.")
+
+
 def load_weight(
     ckpt: Checkpoint,
     request: WeightRequest,

@@ -86,12 +86,12 @@ def describe_error(error: BaseException) -> HttpError:
 
 
 @contextmanager
-def asked_in(field: str) -> Iterator[None]:
-    """What is wrong with a prompt in here is said of the field that it came in."""
+def asked_in(field: str, inner: str = "prompt") -> Iterator[None]:
+    """What is wrong with a prompt in here, which its reader calls `inner`, is said of the field that it came in."""
     try:
         yield
     except UserError as error:
-        if error.param == "prompt":
+        if error.param == inner:
             error.param = field
         raise
 

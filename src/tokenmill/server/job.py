@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -172,8 +172,7 @@ class Job:
                 param=param,
             )
 
-    def _hold(self, rows: Sequence[Mapping[int, Any] | None], param: str) -> None:
-        count = sum(len(row) for row in rows if row is not None)
+    def _hold(self, count: int, param: str) -> None:
         self.held += count
         self.gate.hold(count)
         self._check_held(self.held, param)
@@ -240,7 +239,7 @@ class Job:
             timeline.last_token = now
             figures.output_tokens += len(delta.token_ids)
         if delta.prompt_logprobs is not None:
-            self._hold(delta.prompt_logprobs, "prompt_logprobs")
+            self._hold(delta.prompt_logprobs.count, "prompt_logprobs")
         if delta.num_cached_tokens > figures.cached_tokens:
             figures.cached_tokens = delta.num_cached_tokens
         if delta.finish_reason is not None:
@@ -253,7 +252,7 @@ class Job:
         async for batch in self._batches():
             for task, delta in batch:
                 if delta.logprobs is not None:
-                    self._hold(delta.logprobs, "logprobs")
+                    self._hold(sum(map(len, delta.logprobs)), "logprobs")
                 found[task.request.id][1].add(delta)
         return sorted(found.values(), key=lambda pair: pair[0].index)
 

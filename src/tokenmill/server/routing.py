@@ -272,7 +272,15 @@ def _described(schema: type[BaseModel]) -> dict[str, Any]:
     prefix = "" if family == "openai" else family.capitalize()
     found = schema.model_json_schema(ref_template=f"#/components/schemas/{prefix}{{model}}")
     found["$defs"] = {prefix + name: part for name, part in found.get("$defs", {}).items()}
+    for part in (found, *found["$defs"].values()):
+        for name, value in part.get("properties", {}).items():
+            if name not in part.get("required", ()) and _NULL not in value.get("anyOf", ()):
+                part["properties"][name] = {"anyOf": [value, _NULL]}
     return found
+
+
+_NULL = {"type": "null"}
+"""A field that need not be given is absent if it is null, in every object."""
 
 
 def post(app: FastAPI, path: str, handler: Handler, schema: type[BaseModel]) -> None:

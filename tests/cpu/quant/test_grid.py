@@ -106,5 +106,6 @@ def test_unknown_scheme(tmp_path: Path) -> None:
     from tokenmill import LLM
 
     make_tiny(tmp_path)
-    with pytest.raises(ModelError, match="int8, int4"):
-        LLM(model=str(tmp_path), quantization="awq")
+    for name in ("awq", "awq_marlin", "gguf", "compressed-tensors", "none-such"):
+        with pytest.raises(ModelError, match="int8, int4"):
+            LLM(model=str(tmp_path), quantization=name)

@@ -278,4 +278,4 @@ def test_a_grammar_that_runs_out_harms_nobody_else(tiny, monkeypatch, fuel):
         assert culprit.finish_reason in ("stop", "length") and len(culprit.token_ids) > 20
     else:
         assert culprit.finish_reason == "error"
-        assert "too many expressions" in culprit.stop_reason and "limit of the grammar engine" in culprit.stop_reason
+        assert "too many expressions" in culprit.stop_reason and "more than this engine grants" in culprit.stop_reason

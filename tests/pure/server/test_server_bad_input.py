@@ -19,7 +19,7 @@ ADDRESS = re.compile(r"0x[0-9a-f]{6,}|Traceback|File \"")
 BIG = [2**31, 2**63, 2**64, 2**100, -(2**63) - 1, 1e308]
 NUMBERS: dict[str, list[Any]] = {
     "n": [0, -1, 129, True, 1.5, "2", *BIG],
-    "best_of": [0, -1, 129, True, "2", *BIG],
+    "best_of": [-1, 129, True, "2", *BIG],
     "max_tokens": [-1, True, 1.5, "5", [], *BIG],
     "min_tokens": [-1, True, 17, "1", 2**31],
     "logprobs": [-1, 21, "1", 2**63, 1.5],

@@ -37,8 +37,9 @@ def make_loop() -> tuple[EngineLoop, Admission]:
         scheduler=SimpleNamespace(add=lambda group: None, roster=SimpleNamespace(groups={})),
         abort=lambda *args: [],
     )
+    facts = SimpleNamespace(device="cpu", device_uuid="")
     return EngineLoop(
-        SimpleNamespace(engine=engine, facts=None, config=SimpleNamespace(cache=SimpleNamespace(block_size=16))),
+        SimpleNamespace(engine=engine, facts=facts, config=SimpleNamespace(cache=SimpleNamespace(block_size=16))),
         lambda wait: None,
         lambda news: None,
     ), admission  # type: ignore[arg-type]

@@ -62,7 +62,7 @@ async def test_options_mean_what_they_say(start):
     ("/api/chat", {"options": {"num_predict": 0}}, "num_predict"),
     ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["AA=="]}]}, "images"),
     ("/api/chat", {"format": 3}, "format"),
-    ("/api/generate", {"prompt": "x", "suffix": "y"}, "suffix"),
+    ("/api/generate", {"prompt": "x", "suffix": "y", "system": "z"}, "system"),
     ("/api/generate", {"prompt": "x", "template": "y"}, "template"),
     ("/api/generate", {"prompt": "x", "context": [1, 2]}, "context"),
 ])  # fmt: skip

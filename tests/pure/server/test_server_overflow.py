@@ -58,9 +58,11 @@ async def test_every_api_says_it_in_its_form(start: Starter, path: str, text: st
             )
         else:
             assert error["code"] == "context_length_exceeded"
-            assert error["param"] == {"/v1/chat/completions": "messages", "/v1/embeddings": "input"}.get(
-                path, error["param"]
-            )
+            assert error["param"] == {
+                "/v1/chat/completions": "messages",
+                "/v1/embeddings": "input",
+                "/v1/responses": "input",
+            }.get(path, error["param"])
     assert not served.context.gate.open
 
 

@@ -35,7 +35,16 @@ def others_heap() -> Iterator[None]:
     gc.unfreeze()
 
 
-SAME = ("/v1/rerank", "/v2/rerank", "/v1/score", "/", "/generate_stream", "/v2/models/{model}/generate_stream")
+SAME = (
+    "/v1/rerank",
+    "/v2/rerank",
+    "/reranking",
+    "/v1/reranking",
+    "/v1/score",
+    "/",
+    "/generate_stream",
+    "/v2/models/{model}/generate_stream",
+)
 """Routes that read what another one reads."""
 
 
@@ -118,15 +127,19 @@ def core_lists(schema: Any) -> list[dict[str, Any]]:
 def test_every_list_ends_at_its_first_finding() -> None:
     from tokenmill.server.anthropic.schemas import MessagesRequest
     from tokenmill.server.kserve.schemas import InferRequest
+    from tokenmill.server.llamacpp import schemas as llamacpp
     from tokenmill.server.ollama import schemas as ollama
     from tokenmill.server.openai import schemas as openai
     from tokenmill.server.responses.schemas import ResponsesRequest
+    from tokenmill.server.scoring import schemas as scoring
     from tokenmill.server.scoring.schemas import ClassifyRequest, RerankRequest, ScoreRequest
     from tokenmill.server.tgi.schemas import TgiRequest
 
     models = [MessagesRequest, InferRequest, ResponsesRequest, ClassifyRequest, RerankRequest, ScoreRequest, TgiRequest]
     models += [ollama.GenerateRequest, ollama.ChatRequest, ollama.EmbedRequest, openai.ChatRequest]
     models += [openai.CompletionRequest, openai.EmbeddingRequest, openai.TokenizeRequest, openai.DetokenizeRequest]
+    models += [llamacpp.CompletionRequest, llamacpp.InfillRequest, llamacpp.TemplateRequest, llamacpp.EmbeddingRequest]
+    models += [scoring.EmbedRequest, scoring.SimilarityRequest, scoring.TeiRerankRequest, openai.PoolingRequest]
     for model in models:
         for each in core_lists(model.__pydantic_core_schema__):
             assert each.get("fail_fast") and each.get("max_length"), (model, each)

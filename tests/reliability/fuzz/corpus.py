@@ -259,6 +259,7 @@ def _scoring() -> list[Case]:
         ("/rerank", {**rerank, "return_documents": True, "method": "likelihood"}),
         ("/v1/rerank", {**rerank, "method": "likelihood", "instruction": "Find it."}),
         ("/v2/rerank", {**rerank, "truncate_prompt_tokens": 9}),
+        ("/v1/reranking", rerank),
         ("/score", {"text_1": "a", "text_2": ["b", "c"], "model": MODEL}),
         ("/v1/score", {"queries": ["a", "b"], "items": ["b", "c"], "method": "likelihood"}),
         ("/classify", {"input": ["a", "b"], "labels": ["x", "y"], "instruction": "Which?"}),

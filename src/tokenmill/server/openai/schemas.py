@@ -264,7 +264,7 @@ class AnyRequest(BaseModel):
     """POST /invocations: a chat, a completion or embeddings, by what the body holds."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-    messages: list[dict[str, Any]] | None = None
+    messages: Any = None
     prompt: Any = None
     input: Any = None
 

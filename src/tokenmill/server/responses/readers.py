@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from tokenmill.server.context import Context
+from tokenmill.server.errors import asked_in
 from tokenmill.server.responses.compaction import compacted, fields_for_summary
 from tokenmill.server.responses.runs import find_earlier
 from tokenmill.server.responses.schemas import CompactRequest, TalkRequest, read_talk
@@ -45,7 +46,8 @@ def add_readers(app: FastAPI, context: Context) -> None:
             talk = await context.bodies.run_in_thread(size, lambda: read_talk(body, earlier.messages))
             asked = partial(fields_for_summary, body, talk.messages)
             room = context.backend.info.max_model_len - await count_translated(context, lambda: asked(1), size)
-            chat = await open_translated(context, lambda: asked(room), work.job, work.base())
+            with asked_in("input", "messages"):
+                chat = await open_translated(context, lambda: asked(room), work.job, work.base())
             said, _ = await hear_all(chat)
             name = f"resp_{uuid.uuid4().hex}"
             return json_answer(compacted(name, body.items(), said, chat.usage(said.reasoning)))

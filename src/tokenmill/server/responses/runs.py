@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from tokenmill.server.context import Context
-from tokenmill.server.errors import describe_error
+from tokenmill.server.errors import asked_in, describe_error
 from tokenmill.server.job import Job
 from tokenmill.server.responses.answers import Events, Growing
 from tokenmill.server.responses.conversation import Conversation, encoded_items
@@ -86,7 +86,8 @@ async def open_run(
         earlier.conversation.check_count(len(body.items()))
         store.check(earlier.conversation, len(talk.items))
     least = {"max_completion_tokens": 1} if silent else {}
-    chat = await open_translated(context, lambda: body.fields(talk.messages) | least, job, base)
+    with asked_in("input", "messages"):
+        chat = await open_translated(context, lambda: body.fields(talk.messages) | least, job, base)
     chat.kind = "responses"
     growing = Growing(chat, body, name)
     kept = KeptResponse(owner, name, bool(body.background), talk.items, talk.encoded, partial(encode, growing.response))
