@@ -57,7 +57,7 @@ class WebServer:
     def close(self) -> None:
         if self.thread.is_alive():
             self.call(self.ended.set)
-            self.thread.join(20)
+            self.thread.join(60)
 
 
 def start_server(options: FakeOptions, port: int = 0, **flags: Any) -> WebServer:
@@ -82,7 +82,7 @@ def start_server(options: FakeOptions, port: int = 0, **flags: Any) -> WebServer
 
     thread = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
     thread.start()
-    assert begun.wait(30)
+    assert begun.wait(120)
     url, context, fake, loop, ended = ready
     return WebServer(url, options, context, fake, loop, ended, thread)
 
@@ -131,7 +131,7 @@ class Tabs:
 
     def __call__(self, url: str, **context: Any) -> Any:
         made = self.browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **context})
-        made.set_default_timeout(20_000)
+        made.set_default_timeout(60_000)
         self.contexts.append(made)
         page = made.new_page()
         page.on("pageerror", lambda error: self.troubles.append(f"error: {error}"))

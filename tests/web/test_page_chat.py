@@ -56,7 +56,7 @@ def bodies(page: Any) -> list[dict[str, Any]]:
 
 def until(page: Any, function: str) -> None:
     """Wait until an asynchronous function of the page says true."""
-    for _ in range(1000):
+    for _ in range(4000):
         if page.evaluate(function):
             return
         page.wait_for_timeout(30)
@@ -67,7 +67,7 @@ def no_work(server: WebServer) -> None:
     """Wait until the server has no open request."""
     import time
 
-    for _ in range(500):
+    for _ in range(3000):
         if server.context.gate.open == 0:
             return
         time.sleep(0.02)

@@ -23,7 +23,7 @@ def load(server: WebServer, users: int = 10, tokens: int = 40, **headers: str) -
     def user(number: int) -> None:
         body = {"prompt": "grain " * (number + 1), "max_tokens": tokens}
         while not over.is_set():
-            httpx.post(f"{server.url}v1/completions", json=body, headers=headers, timeout=60).raise_for_status()
+            httpx.post(f"{server.url}v1/completions", json=body, headers=headers, timeout=120).raise_for_status()
 
     with ThreadPoolExecutor(users) as pool:
         work = [pool.submit(user, number) for number in range(users)]
@@ -116,7 +116,7 @@ def test_timeline_of_a_request(serve: Servers, tab: Tabs) -> None:
     page.keyboard.press("Escape")
     dialog.wait_for(state="detached")
     focused = "document.activeElement.getAttribute('aria-label')"  # the browser gives it back after the dialog has gone
-    page.wait_for_function(f"({focused} || '').startsWith('Timeline of request')")
+    page.wait_for_function(f"() => ({focused} || '').startsWith('Timeline of request')")
 
 
 def test_an_answer_leads_to_its_timeline(serve: Servers, tab: Tabs) -> None:
@@ -133,7 +133,7 @@ def test_a_running_request_is_followed_to_its_end(serve: Servers, tab: Tabs) -> 
     server = serve(FakeOptions(step_s=0.02))
     page = tab(f"{server.url}#engine")
     asked = threading.Thread(
-        target=lambda: httpx.post(f"{server.url}v1/completions", json={"prompt": "a", "max_tokens": 150}, timeout=60)
+        target=lambda: httpx.post(f"{server.url}v1/completions", json={"prompt": "a", "max_tokens": 150}, timeout=120)
     )
     asked.start()
     page.locator("tr.open").first.click()

@@ -54,7 +54,7 @@ def ask(hub, tmp_path):
         own = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
         own |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         done = subprocess.run(
-            [sys.executable, "-c", SCRIPT, name, revision, folder, token], capture_output=True, text=True, timeout=60,
+            [sys.executable, "-c", SCRIPT, name, revision, folder, token], capture_output=True, text=True, timeout=300,
             env={**kept, **own, **variables},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr

@@ -116,6 +116,43 @@ def test_files_that_a_document_names_exist(document: str) -> None:
         assert any((place / name).exists() for place in places), name
 
 
+def anchors(document: Path) -> set[str]:
+    """What links into a page may name: its headings, as a forge spells them."""
+    prose = re.sub(r"^```.*?^```$", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
+    titles = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_document_is_reached_from_the_readme() -> None:
+    """By following links; and a link into a page names one of its headings."""
+    reached, follow = set[Path](), [ROOT / "README.md"]
+    while follow:
+        document = follow.pop()
+        reached.add(document)
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)", document.read_text()):
+            linked = (document.parent / target).resolve() if target else document
+            assert not anchor or anchor in anchors(linked), f"{document.name}: {target}#{anchor}"
+            if linked.suffix == ".md" and linked not in reached:
+                follow.append(linked)
+    pages = {*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")}
+    assert pages <= reached, pages - reached
+
+
+def test_what_documents_ask_of_make_is_a_target() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for document in [*DOCUMENTS, "CONTRIBUTING.md"]:
+        text = (ROOT / document).read_text()
+        asked = set(re.findall(r"`make ([a-z-]+)", text)) | set(re.findall(r"^make ([a-z-]+)", text, re.MULTILINE))
+        assert asked <= targets, f"{document}: {asked - targets}"
+
+
+def test_no_registry_is_named() -> None:
+    """pip knows where packages come from; a project that names places breaks behind a mirror."""
+    files = [*DOCUMENTS, "CONTRIBUTING.md", "Makefile", "pyproject.toml", "tools/install.py"]
+    for file in [*files, *(f"constraints/{p.name}" for p in (ROOT / "constraints").iterdir())]:
+        assert not re.search(r"index-url|pypi\.|whl/c|download\.pytorch", (ROOT / file).read_text()), file
+
+
 def test_the_page_of_models_is_that_of_the_registry() -> None:
     spec = importlib.util.spec_from_file_location("models_page", ROOT / "tools" / "models.py")
     assert spec is not None and spec.loader is not None

@@ -19,13 +19,17 @@ async def engine(tiny):
     llm.close()
 
 
+async def until(condition):
+    """Wait for something to become true, however long a busy machine takes."""
+    async with asyncio.timeout(120):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
 async def nothing_left(llm):
-    """After at most a few seconds nothing of any request is left."""
+    """Soon nothing of any request is left."""
     service = llm.service
-    for _ in range(500):
-        if not service.callers and not service.deliveries.asked and not service.engine.has_work:
-            break
-        await asyncio.sleep(0.01)
+    await until(lambda: not service.callers and not service.deliveries.asked and not service.engine.has_work)
     await service.call(lambda: None)
     assert not service.callers and not service.deliveries.asked and not service.deliveries.processor.stopped
     await service.call(lambda: check_nothing_left(service.engine))
@@ -63,7 +67,7 @@ async def test_leaving_the_loop_aborts(engine):
             break
     await nothing_left(engine)
     steps = engine.service.engine.scheduler.counters.steps
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)  # nothing may happen meanwhile
     assert engine.service.engine.scheduler.counters.steps == steps
 
 
@@ -81,9 +85,9 @@ async def test_abort_by_id_ends_the_stream(engine):
 
 async def test_a_cancelled_request_that_waits_leaves_the_queue(engine):
     busy = [asyncio.create_task(collect(engine.generate([i + 1], greedy(150)))) for i in range(6)]
-    await asyncio.sleep(0.05)
+    await until(lambda: len(engine.service.callers) == 6)
     waiting = [asyncio.create_task(collect(engine.generate([i + 1] * 3, greedy(10)))) for i in range(20)]
-    await asyncio.sleep(0.05)
+    await until(lambda: len(engine.service.callers) > 20 or busy[0].done())
     for task in waiting[:19]:
         task.cancel()
     output, _ = await waiting[19]
@@ -120,7 +124,7 @@ async def test_a_thousand_random_aborts_leave_nothing_behind(engine):
     for _ in range(40):
         await asyncio.sleep(0.05)
         rng.choice(tasks).cancel()
-    results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 100)
+    results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 600)
     assert all(r is None or isinstance(r, asyncio.CancelledError) for r in results)
     assert {"abort", "length"} <= set(ends) and "error" not in ends
     await nothing_left(engine)
@@ -129,9 +133,9 @@ async def test_a_thousand_random_aborts_leave_nothing_behind(engine):
 async def test_close_while_running_ends_every_stream(tiny):
     llm = AsyncLLM(str(tiny), dtype="float32", kernels="reference", max_model_len=512)
     tasks = [asyncio.create_task(collect(llm.generate([i + 1], greedy(500)))) for i in range(4)]
-    await asyncio.sleep(0.05)
+    await until(lambda: len(llm.service.callers) == 4)
     await asyncio.to_thread(llm.close)
-    for output, _ in await asyncio.wait_for(asyncio.gather(*tasks), 10):
+    for output, _ in await asyncio.wait_for(asyncio.gather(*tasks), 120):
         assert output.finished and output.outputs[0].finish_reason == "error"
         assert "closed" in output.outputs[0].stop_reason
     with pytest.raises(EngineDeadError, match="closed"):

@@ -166,7 +166,7 @@ async def test_an_engine_that_is_dropped_ends_its_thread(tiny):
     assert isinstance(llm.service, Service) and thread.is_alive()
     del llm, _
     gc.collect()
-    thread.join(30)
+    thread.join(120)
     assert not thread.is_alive()
     async with AsyncLLM(str(tiny), **options) as llm:
         thread = llm.service.thread

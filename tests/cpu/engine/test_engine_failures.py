@@ -177,14 +177,14 @@ async def test_a_dead_process_ends_every_stream(tiny):
     tasks = [asyncio.create_task(one(i)) for i in range(5)]
     await started.wait()
     os.kill(llm.service.engine.executor.process.pid, signal.SIGKILL)
-    for output in await asyncio.wait_for(asyncio.gather(*tasks), 20):
+    for output in await asyncio.wait_for(asyncio.gather(*tasks), 120):
         assert output.finished and output.outputs[0].finish_reason == "error"
         assert "gone" in output.outputs[0].stop_reason
     with pytest.raises(EngineDeadError):
         async for _ in llm.generate({"prompt_token_ids": [1]}):
             pass
     with pytest.raises(EngineDeadError):
-        await asyncio.wait_for(llm.service.call(lambda: 1), 5)
+        await asyncio.wait_for(llm.service.call(lambda: 1), 120)
     llm.close()
     assert not llm.service.callers or all(c.left for c in llm.service.callers.values())
 

@@ -28,7 +28,7 @@ def talks(count, tokens=10, **made):
     return make(Made(count, Lengths("fixed", 20), Lengths("fixed", tokens), **made))
 
 
-async def put(fake, conversations, pattern, *, chat=False, extras=True, want_ids=False, slo=None, timeout=30.0):
+async def put(fake, conversations, pattern, *, chat=False, extras=True, want_ids=False, slo=None, timeout=120.0):
     async with running(fake) as url:
         target = Target(url, "", chat=chat, extras=extras, want_ids=want_ids, timeout=timeout)
         return await serve_load(target, conversations, pattern, slo=slo, warmup=0)
@@ -173,7 +173,7 @@ def server():
 
     thread = threading.Thread(target=lambda: asyncio.run(main()))
     thread.start()
-    started.wait(20)
+    started.wait(120)
     yield found["url"]
     found["loop"].call_soon_threadsafe(stop.set)
     thread.join()

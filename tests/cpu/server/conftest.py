@@ -27,7 +27,7 @@ class Running:
     process: subprocess.Popen[bytes]
     url: str
     log: Path
-    client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=60))
+    client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=120))
 
     def post(self, path: str, body: dict) -> httpx.Response:
         return self.client.post(self.url + path, json=body)

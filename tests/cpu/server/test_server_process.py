@@ -124,11 +124,11 @@ def test_a_killed_engine_costs_a_pause_and_nothing_else(served: Running) -> None
             count += 1
 
         futures = [pool.submit(stream_text, served.url, body, seen) for body in bodies]
-        wait_for(lambda: count > 32 * 10, 30)
+        wait_for(lambda: count > 32 * 10, 120)
         (engine,) = served.children()
         os.kill(engine, signal.SIGKILL)
-        down = wait_for(lambda: served.get("/health").status_code == 503, 30)
-        up = wait_for(lambda: served.get("/health").status_code == 200, 60)
+        down = wait_for(lambda: served.get("/health").status_code == 503, 120)
+        up = wait_for(lambda: served.get("/health").status_code == 200, 120)
         texts = [future.result() for future in futures]
     assert texts == calm
     assert served.metric("tokenmill:engine_restarts") == before + 1
@@ -146,13 +146,13 @@ def test_a_stopped_engine_is_noticed_and_replaced(served: Running) -> None:
 
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         future = pool.submit(stream_text, served.url, body, seen)
-        wait_for(lambda: count > 20, 30)
+        wait_for(lambda: count > 20, 120)
         (engine,) = served.children()
         os.kill(engine, signal.SIGSTOP)
-        noticed = wait_for(lambda: served.get("/health").status_code == 503, 30)
+        noticed = wait_for(lambda: served.get("/health").status_code == 503, 120)
         assert future.result() == calm
     print(f"noticed after {noticed:.2f} s")
-    wait_for(lambda: served.children() not in ([engine], []), 30)  # it may have said all before it was stopped
+    wait_for(lambda: served.children() not in ([engine], []), 120)  # it may have said all before it was stopped
 
 
 def test_a_client_that_leaves_frees_its_sequence(served: Running) -> None:
@@ -160,8 +160,8 @@ def test_a_client_that_leaves_frees_its_sequence(served: Running) -> None:
         body = {"prompt": "The mill", "max_tokens": 1500, "ignore_eos": True, "stream": True, "n": 2, "temperature": 1}
         with served.client.stream("POST", served.url + "/v1/completions", json=body) as response:
             next(response.iter_lines())
-        wait_for(lambda: served.get("/load").json()["server_load"] == 0, 30)
-    wait_for(lambda: served.metric("vllm:num_requests_running") == 0, 30)
+        wait_for(lambda: served.get("/load").json()["server_load"] == 0, 120)
+    wait_for(lambda: served.metric("vllm:num_requests_running") == 0, 120)
     assert served.metric("vllm:kv_cache_usage_perc") == 0
 
 
@@ -170,9 +170,9 @@ def test_whole_answers_are_given_up_too_when_the_client_leaves(served: Running) 
         httpx.post(
             served.url + "/v1/completions",
             json={"prompt": "The mill", "max_tokens": 1900, "ignore_eos": True},
-            timeout=0.15,
+            timeout=httpx.Timeout(60, read=0.15),
         )
-    wait_for(lambda: served.get("/load").json()["server_load"] == 0, 30)
+    wait_for(lambda: served.get("/load").json()["server_load"] == 0, 120)
 
 
 def test_nothing_of_a_prompt_is_in_the_log(served: Running) -> None:
@@ -193,16 +193,16 @@ def test_a_signal_lets_running_requests_finish(launch: Launch) -> None:
 
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         future = pool.submit(stream_text, running.url, body, seen)
-        wait_for(lambda: count > 5, 20)
+        wait_for(lambda: count > 5, 120)
         engines = running.children()
         running.process.send_signal(signal.SIGTERM)
-        wait_for(lambda: running.get("/ready").status_code == 503, 20)
+        wait_for(lambda: running.get("/ready").status_code == 503, 120)
         refused = running.post("/v1/completions", {"prompt": "x"})
         assert refused.status_code == 503 and "retry-after" in refused.headers
         assert running.get("/ready").status_code == 503
         assert future.result() == calm
-    assert running.process.wait(60) == 0
-    wait_for(lambda: not any(alive(pid) for pid in engines), 30)
+    assert running.process.wait(120) == 0
+    wait_for(lambda: not any(alive(pid) for pid in engines), 120)
 
 
 def test_without_grace_or_at_the_second_signal_it_ends_at_once(launch: Launch) -> None:
@@ -216,13 +216,13 @@ def test_without_grace_or_at_the_second_signal_it_ends_at_once(launch: Launch) -
             began = time.monotonic()
             running.process.send_signal(signal.SIGTERM)
             if signals == 2:  # (two signals at once may arrive as one)
-                wait_for(lambda r=running: r.get("/ready").status_code == 503, 20)
+                wait_for(lambda r=running: r.get("/ready").status_code == 503, 120)
                 running.process.send_signal(signal.SIGTERM)
             rest = list(lines)
             assert "data: [DONE]" in rest and any('"error"' in line for line in rest)
-            assert running.process.wait(60) == 0
+            assert running.process.wait(120) == 0
             print(f"ended after {time.monotonic() - began:.2f} s")
-        wait_for(lambda pids=engines: not any(alive(pid) for pid in pids), 30)
+        wait_for(lambda pids=engines: not any(alive(pid) for pid in pids), 120)
 
 
 def test_the_engine_ends_with_its_parent(launch: Launch) -> None:
@@ -231,27 +231,27 @@ def test_the_engine_ends_with_its_parent(launch: Launch) -> None:
     assert len(engines) == 1
     running.process.kill()
     running.process.wait()
-    wait_for(lambda: not any(alive(pid) for pid in engines), 30)
+    wait_for(lambda: not any(alive(pid) for pid in engines), 120)
 
 
 def test_too_many_deaths_end_the_server(launch: Launch) -> None:
     running = launch("--max-restarts", "1")
     for _ in range(2):
-        wait_for(lambda: running.process.poll() is not None or running.get("/health").status_code == 200, 60)
+        wait_for(lambda: running.process.poll() is not None or running.get("/health").status_code == 200, 120)
         (engine,) = running.children()
         os.kill(engine, signal.SIGKILL)
-        wait_for(lambda pid=engine: not alive(pid), 30)
-        wait_for(lambda: running.process.poll() is not None or down(running), 30)
-    assert running.process.wait(60) == 3
+        wait_for(lambda pid=engine: not alive(pid), 120)
+        wait_for(lambda: running.process.poll() is not None or down(running), 120)
+    assert running.process.wait(120) == 3
 
 
 def test_the_engine_counts_what_it_does(served: Running) -> None:
     steps, flops = served.metric("tokenmill:steps_total"), served.metric("vllm:estimated_flops_per_gpu_total")
     served.post("/v1/completions", {"prompt": "The mill", "max_tokens": 50, "ignore_eos": True})
-    wait_for(lambda: served.metric("tokenmill:steps_total") >= steps + 50, 3)
+    wait_for(lambda: served.metric("tokenmill:steps_total") >= steps + 50, 120)
     assert served.metric("vllm:estimated_flops_per_gpu_total") > flops
     assert served.metric("vllm:estimated_read_bytes_per_gpu_total") > 50 * 100_000  # the weights, once a step
-    wait_for(lambda: served.metric("tokenmill:kernel_calls_total") > 50, 5)
+    wait_for(lambda: served.metric("tokenmill:kernel_calls_total") > 50, 120)
     assert served.metric("tokenmill:engine_resident_memory_bytes") > 10 << 20
     assert served.metric("tokenmill:engine_open_fds") > 3
 

@@ -191,7 +191,8 @@ def test_an_endless_template_whose_server_was_killed_ends(tmp_path: Path) -> Non
     until = time.monotonic() + 60
     while not (found := _children(parent.pid)) and time.monotonic() < until:
         time.sleep(0.01)
-    time.sleep(0.3)
+    while not any(_works(pid, 0.3) for pid in found) and time.monotonic() < until:  # it is within the template
+        time.sleep(0.01)
     parent.kill()
     parent.wait()
     parent.stdout.close()
@@ -224,6 +225,15 @@ def test_a_stopped_helper_ends_with_its_server() -> None:
     while any(map(_lives, found)) and time.monotonic() < until:
         time.sleep(0.02)
     assert found and not any(map(_lives, found))
+
+
+def _works(pid: int, seconds: float) -> bool:
+    """Whether a process has used so much processor time."""
+    try:
+        used = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    except OSError:
+        return False
+    return sum(map(int, used)) / os.sysconf("SC_CLK_TCK") >= seconds
 
 
 def _lives(pid: int) -> bool:

@@ -61,7 +61,7 @@ class Starter:
         stand(context)
         app = make_app(context)
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-        client = httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=20)
+        client = httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=120)
         self.open.append(Served(client, context, made, options, app))
         return self.open[-1]
 

@@ -53,10 +53,10 @@ def url() -> Iterator[str]:
 
     thread = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
     thread.start()
-    assert begun.wait(20)
+    assert begun.wait(120)
     yield ready[0]
     ended.set()
-    thread.join(10)
+    thread.join(60)
 
 
 @pytest.fixture(scope="session")

@@ -78,7 +78,7 @@ async def test_dawdling_senders_are_cut_off(listen: Any) -> None:
     writer.write(message({"prompt": "abc"})[:-3])
     assert (await answer(reader))[0] == 408
     reader, writer = await server.connect()
-    assert await asyncio.wait_for(reader.read(), 30) == b""  # said nothing at all
+    assert await asyncio.wait_for(reader.read(), 60) == b""  # said nothing at all
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ async def test_what_is_not_http(listen: Any, raw: bytes) -> None:
     reader, writer = await server.connect()
     writer.write(raw)
     writer.write_eof()
-    data = await asyncio.wait_for(reader.read(), 5)
+    data = await asyncio.wait_for(reader.read(), 60)
     assert data == b"" or data.split()[1][:1] == b"4", data
 
 
