@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from typer.core import TyperCommand
 
+from tokenmill.cli.command import Verb
 from tokenmill.cli.flags import MODEL, engine_flags, option_flags, other_flags, settle, settle_others, with_flags
 from tokenmill.cli.loading import size, spinner
 from tokenmill.core.config import GROUPS, SERVER_GROUPS, all_options, make_server_config
@@ -28,7 +28,7 @@ SERVER_FLAGS = option_flags(SERVER_GROUPS)
 NAMES = "--served-model-name"
 
 
-class SeveralNames(TyperCommand):
+class SeveralNames(Verb):
     """`serve MODEL --served-model-name a b`: words after that flag are names, as vLLM reads them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
