@@ -33,7 +33,7 @@ function _tokenmill_ask
     env VARIABLE=complete_fish _TYPER_COMPLETE_FISH_ACTION=$argv[1] _TYPER_COMPLETE_ARGS=(commandline -cp) \
 tokenmill 2>/dev/null
 end
-complete --command tokenmill --no-files --arguments "(_tokenmill_ask get-args)" --condition "_tokenmill_ask is-args\"""",
+complete --command tokenmill --no-files --arguments '(_tokenmill_ask get-args)' --condition '_tokenmill_ask is-args'""",
 }
 WHERE = {
     "bash": "add `source <(tokenmill completion bash)` to ~/.bashrc",

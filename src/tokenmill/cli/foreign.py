@@ -90,20 +90,24 @@ LLAMA: Mapping[str, Foreign] = {
     **_nothing("-tb --threads-batch -ub --ubatch-size --keep --prio --prio-batch --poll --poll-batch --numa -dt"),
     **_nothing("--defrag-thold -fitt --fit-target -fitc --fit-ctx -lm --load-mode -lzm --lazy-mode -O"),
     **_nothing("-C --cpu-mask -Cr --cpu-range -Cb --cpu-mask-batch -Crb --cpu-range-batch --cpu-strict"),
-    **_nothing("--cpu-strict-batch --cache-reuse -cram --cache-ram -ctxcp --ctx-checkpoints -sps --slot-prompt-similarity"),
+    **_nothing(
+        "--cpu-strict-batch --cache-reuse -cram --cache-ram -ctxcp --ctx-checkpoints -sps --slot-prompt-similarity"
+    ),
     **_nothing("--threads-http --keepalive --sleep-idle-seconds"),
     **_nothing("--mlock --mmap --no-mmap --swa-full --perf --no-perf -e --escape --repack -nr --no-repack", takes=0),
     **_nothing("-kvo --kv-offload --op-offload --no-op-offload --no-host -cb --cont-batching --warmup", takes=0),
     **_nothing("--no-warmup --jinja --metrics --slots --props --webui --ui -kvu --kv-unified --embedding", takes=0),
     **_nothing("--embeddings --rerank --reranking --log-prefix --log-timestamps --no-log-prefix", takes=0),
     **_nothing("--no-log-timestamps --verbose-prompt --no-display-prompt -cnv --conversation -sp --special", takes=0),
-    **_nothing("-i --interactive -if --interactive-first -co --color --simple-io --no-mmproj -dio --direct-io", takes=0),
+    **_nothing(
+        "-i --interactive -if --interactive-first -co --color --simple-io --no-mmproj -dio --direct-io", takes=0
+    ),
     **_nothing("--hidethinking --context-shift --no-context-shift --prefill-assistant", takes=0),
     **_refused("adapters are not built yet: merge them into the weights", "--lora --lora-scaled --adapter"),
     **_refused("control vectors are not built", "--control-vector --control-vector-scaled"),
     **_refused("pictures and sound are not read", "-mm --mmproj -mmu --mmproj-url --image --audio"),
     **_refused(
-        "give --speculative-config, like '{\"method\": \"ngram\", \"num_speculative_tokens\": 4}'",
+        'give --speculative-config, like \'{"method": "ngram", "num_speculative_tokens": 4}\'',
         "-md --model-draft --spec-draft-model -hfd --hf-repo-draft --draft --draft-max --draft-n --draft-min "
         "--spec-type --spec-draft-n-max --spec-draft-n-min -ctkd -ctvd -ngld --n-gpu-layers-draft",
     ),
@@ -272,6 +276,8 @@ def _elsewhere(name: str, ours: str, given: list[str], known: Mapping[str, bool]
     if ours in DEFAULTS and "--override-generation-config" in known:
         value = given[0] if given else "..."
         entry = f'{{"{DEFAULTS[ours]}": {value}}}'
-        return Refused(f"Requests say what {name} says here; a default is given as --override-generation-config '{entry}'.")
+        return Refused(
+            f"Requests say what {name} says here; a default is given as --override-generation-config '{entry}'."
+        )
     renamed = "There is no flag {0} here." if name == ours else "There is no flag {0} here; elsewhere it is {1}."
     return Refused(renamed.format(name, ours), ours)

@@ -79,9 +79,7 @@ def section(title: str, rows: Sequence[tuple[str, str]], width: int) -> str:
 def verbs_page(usage: str, text: str, verbs: Rows, flags: Rows) -> str:
     """The help of a group of verbs."""
     width = max(20, min(WIDEST, shutil.get_terminal_size().columns - 1))
-    return "\n\n".join(
-        [usage, _wrapped(text, width), section("Verbs", verbs, width), section("Options", flags, width)]
-    )
+    return "\n\n".join([usage, _wrapped(text, width), section("Verbs", verbs, width), section("Options", flags, width)])
 
 
 def flags(param: Any) -> str:
