@@ -23,7 +23,7 @@ def lacks_template(config: EngineConfig) -> bool:
     name = config.model.tokenizer or config.model.model
     path = demo_dir("main") if name == "demo" else Path(name).expanduser()
     if not path.exists():
-        if name.count("/") != 1 or name.startswith((".", "~", "/")) or name.endswith(".gguf"):
+        if name.startswith((".", "~", "/")) or name.endswith(".gguf") or name.count("/") > 1:
             resolve_model(name)  # says what is wrong with it, if something is
         return False
     try:

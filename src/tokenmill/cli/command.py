@@ -120,7 +120,7 @@ class Verbs(TyperGroup):
             for name, verb in ((n, self.get_command(ctx, n)) for n in self.list_commands(ctx))
             if verb is not None and not verb.hidden
         ]
-        rows = [(", ".join(param.opts), param.help or "") for param in self.get_params(ctx)]
+        rows = [(", ".join(param.opts), getattr(param, "help", None) or "") for param in self.get_params(ctx)]
         formatter.write(verbs_page(_usage(self, ctx), self.help or "", verbs, rows) + "\n")
 
     def _no_verb(self, ctx: Any, word: str) -> str:

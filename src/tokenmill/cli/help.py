@@ -108,7 +108,7 @@ def _value(param: Any) -> str:
     choices = getattr(told, "choices", None) or getattr(getattr(param, "type", None), "choices", None)
     if choices:
         return "|".join(map(str, choices))
-    kind = getattr(told, "annotation", None)
+    kind: Any = getattr(told, "annotation", None)
     kind = (getattr(kind, "__args__", None) or (kind,))[0]
     name = getattr(getattr(param, "type", None), "name", "")
     old = {"integer": "N", "integer range": "N", "float": "X", "float range": "X", "path": "FILE"}

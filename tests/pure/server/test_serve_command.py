@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 import tokenmill.server.logs
 import tokenmill.server.run
+from tokenmill.cli.loading import waiting_told
 from tokenmill.cli.main import app
-from tokenmill.cli.serve import NAMES, banner, curl, waiting_told
+from tokenmill.cli.serve import NAMES, banner, curl
 from tokenmill.core.config import EngineConfig, ServerConfig, make_server_config
 from tokenmill.core.errors import UserError
 from tokenmill.server.backend import ModelInfo
@@ -105,7 +106,7 @@ def test_the_environment_mirrors_every_flag() -> None:
 
 def test_a_long_load_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     heard = ""
-    with waiting_told(every=0.001):
+    with waiting_told("Loading", every=0.001):
         while "still loading (0 s)" not in heard:
             heard += capsys.readouterr().err
 
