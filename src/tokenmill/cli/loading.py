@@ -71,7 +71,8 @@ def waiting_told(doing: str, every: float = 5.0) -> Iterator[Callable[[str], Non
 def say(text: str) -> None:
     """A line for people, beside what a verb prints."""
     with contextlib.suppress(OSError):  # nobody reads it: the work goes on all the same
-        print(text, file=sys.stderr, flush=True)
+        sys.stderr.write(text + "\n")  # in one piece: log lines come between others
+        sys.stderr.flush()
 
 
 def describe(built: Built, seconds: float) -> list[str]:

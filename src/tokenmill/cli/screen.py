@@ -82,6 +82,10 @@ class Screen:
         self.thought = ""
         self.said = ""
         self._count = 0
+        self._waiting = self.terminal
+        if self.terminal:
+            sys.stdout.write(f"{DIM}...{PLAIN}")
+            sys.stdout.flush()
 
     def reason(self, text: str) -> None:
         """More reasoning."""
@@ -123,8 +127,9 @@ class Screen:
         text = harmless(text)
         return self.wrapped.push(text) if self.wrapped is not None else text
 
-    @staticmethod
-    def _write(text: str) -> None:
+    def _write(self, text: str) -> None:
+        if self._waiting and text:
+            text, self._waiting = CLEARED + text, False
         sys.stdout.write(text)
         sys.stdout.flush()
 

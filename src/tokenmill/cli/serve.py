@@ -112,9 +112,14 @@ def banner(url: str, info: ModelInfo, *, keyed: bool, chats: bool = True) -> lis
     if url.startswith("unix:"):
         lines.append(f"listening on {url}")
     else:
-        lines.append(f"listening on {url}/v1, web page at {url}/")
+        lines.append(f"listening on {url}/v1, web page at {reachable(url)}/")
     lines.append(f"  {curl(url, info.names[0], keyed=keyed, chats=chats)}")
     return lines
+
+
+def reachable(url: str) -> str:
+    """The address as a browser on this machine takes it: `every address` is none."""
+    return url.replace("//0.0.0.0", "//localhost").replace("//[::]", "//localhost")
 
 
 def open_doors(listen: ListenOptions) -> list[str]:
@@ -123,9 +128,8 @@ def open_doors(listen: ListenOptions) -> list[str]:
     if here or listen.api_key:
         return []
     return [
-        f"warning: {listen.host} can be reached from other machines, and there is no key: whoever reaches port "
-        f"{listen.port or 'of this server'} may use the model. "
-        "--api-key KEY asks for one, --host 127.0.0.1 keeps others out."
+        f"warning: {listen.host} can be reached from other machines, and there is no key: whoever reaches it may use "
+        "the model. --api-key KEY asks for one, --host 127.0.0.1 keeps others out."
     ]
 
 
@@ -139,8 +143,7 @@ def _tell_end(open_answers: int, seconds: float) -> None:
 
 def curl(url: str, model: str, *, keyed: bool, chats: bool = True) -> str:
     """A command that gets an answer."""
-    for everywhere in ("//0.0.0.0", "//[::]"):
-        url = url.replace(everywhere, "//localhost")
+    url = reachable(url)
     where = f"--unix-socket {url.removeprefix('unix:')} http://localhost" if url.startswith("unix:") else url
     key = " -H 'Authorization: Bearer KEY'" if keyed else ""
     asked = '"messages": [{"role": "user", "content": "Hello!"}]' if chats else '"prompt": "Once upon a time"'

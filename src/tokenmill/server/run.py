@@ -170,8 +170,8 @@ class Shutdown:
         """Until a signal, and then until nothing runs, the grace is over, or a second signal."""
         await self.ending.wait()
         context.gate.draining = True
-        log.info("draining", extra={"data": {"open": context.gate.open}})
         ending(context.gate.open, self.grace)
+        log.info("draining", extra={"data": {"open": context.gate.open}})
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.grace):
                 while context.gate.open and not self.hurry.is_set():
