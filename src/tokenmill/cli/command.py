@@ -127,7 +127,7 @@ class Verbs(TyperGroup):
         at_top = ctx.parent is None
         if at_top and word in VERBS:
             return f"There is no verb {word}. {VERBS[word]}"
-        if close := difflib.get_close_matches(word, self.list_commands(ctx), n=1):
+        if close := difflib.get_close_matches(word, self.list_commands(ctx), n=1, cutoff=0.7):
             return f"There is no verb {word}. Did you mean {close[0]}?"
         if at_top and (word == "demo" or "/" in word or word.endswith(".gguf")):
             return f"{word} is no verb: `{ctx.command_path} chat {word}` talks with a model, `serve {word}` serves it."

@@ -86,7 +86,8 @@ def flags(param: Any) -> str:
     """All names of a flag, and what follows it: `-p, --prompt TEXT`, `--[no-]stream`."""
     off = {name.removeprefix("--no-") for name in param.secondary_opts}
     names = [f"--[no-]{name[2:]}" if name[2:] in off else name for name in sorted(param.opts, key=_is_long)]
-    return f"{', '.join(names)} {_value(param)}".rstrip()
+    other = [name for name in param.secondary_opts if not name.startswith("--no-")]
+    return f"{', '.join([*names, *other])} {_value(param)}".rstrip()
 
 
 def _is_long(name: str) -> bool:

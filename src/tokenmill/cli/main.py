@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typer
+from typer.completion import completion_init
 
 from tokenmill import __version__
 from tokenmill.cli import bench, chat, completion, doctor, generate, plan, quantize, serve, tune
@@ -11,6 +12,7 @@ from tokenmill.cli.errors import told
 from tokenmill.cli.streams import open_missing_streams
 from tokenmill.core.config import calm_threads, wants_no_colour
 
+completion_init()  # shells that ask what could follow are answered, without typer's own flags for it
 app = typer.Typer(
     name="tokenmill",
     cls=Verbs,

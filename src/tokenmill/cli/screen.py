@@ -44,7 +44,7 @@ class Wrapped:
 
     def _take(self, char: str) -> str:
         if char == "\n":
-            out = self._flush() + "\n"
+            out = self._flush() + (self.spaces if self.code else "") + "\n"
             self.code ^= self.head == FENCE
             self.column, self.spaces, self.head = 0, "", ""
             return out
