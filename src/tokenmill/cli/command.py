@@ -155,6 +155,8 @@ def _example(ctx: Any) -> str:
 def _tell(ctx: Any, error: Any) -> NoReturn:
     """The library's complaint in our form."""
     text = " ".join(str(error.format_message()).split()).rstrip(".")
+    if "unexpected extra argument" in text:
+        text += "; a text of several words stands behind a flag, in quotes"
     raise Told(f"{text}. `{ctx.command_path} --help` explains it.") from None
 
 

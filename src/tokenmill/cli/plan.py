@@ -115,7 +115,7 @@ def _device(name: str, types: tuple[str, ...]) -> Any:
 
             return now_here(load_measured(Path(name)))
         return find_device(name)
-    with waiting_told("Measuring this machine") as told:
+    with waiting_told("Measuring this machine, about a minute") as told:
         from tokenmill.device.memory import pick_device
         from tokenmill.measure.calibrate import calibrated
 

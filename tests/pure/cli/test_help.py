@@ -64,6 +64,12 @@ def test_lines_end_where_the_terminal_does() -> None:
             assert len(line) < columns or len(line.split()) <= 4, line  # a name alone may be longer
 
 
+@pytest.mark.parametrize("line", ["serve -h", "-h", "bench -h", "bench latency -h", "--help-all", "chat --usage"])
+def test_others_ways_to_ask_for_help(line: str) -> None:
+    result = CliRunner().invoke(app, line.split())
+    assert result.exit_code == 0 and result.stdout.startswith("Usage: ")
+
+
 def test_a_long_name_has_its_line() -> None:
     lines = section("Group", [("--" + "x" * 50, "What it does."), ("-y", "More.")], 80).splitlines()
     assert lines[1].strip() == "--" + "x" * 50 and lines[2].strip() == "What it does." and lines[3].split()[0] == "-y"
