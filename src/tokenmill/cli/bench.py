@@ -10,11 +10,14 @@ import typer
 
 from tokenmill.cli import bench_serve
 from tokenmill.cli.bench_common import JSON, PLOT, BenchProgress, check_outputs, save
+from tokenmill.cli.command import Verb, Verbs
 from tokenmill.cli.errors import told
 from tokenmill.cli.flags import MODEL, engine_flags, flag, settle, with_flags
 from tokenmill.core.errors import ParameterError
 
-app = typer.Typer(help="Measure speed; results go to a JSON file.", no_args_is_help=True)
+app = typer.Typer(
+    help="Measure speed; results go to a JSON file.", no_args_is_help=True, cls=Verbs, rich_markup_mode=None
+)
 
 
 @app.callback()
@@ -169,8 +172,8 @@ def compare(
 
 
 for verb in (throughput, latency, startup, ablate, compare):
-    app.command(verb.__name__)(told(verb))
-app.command("serve")(told(bench_serve.serve))
+    app.command(verb.__name__, cls=Verb)(told(verb))
+app.command("serve", cls=Verb)(told(bench_serve.serve))
 
 
 def workloads(files: list[Path] | None, made: dict[str, int], seed: int) -> list[Any]:

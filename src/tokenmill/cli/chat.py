@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from tokenmill.cli.ahead import lacks_template
 from tokenmill.cli.conversation import Conversation, Messages
 from tokenmill.cli.flags import MODEL, engine_flags, settle
 from tokenmill.cli.generate import check_output
 from tokenmill.cli.loading import describe, load
 from tokenmill.cli.reading import at_terminal, messages
-from tokenmill.cli.terminal import Live
+from tokenmill.cli.screen import Screen
+from tokenmill.cli.terminal import harmless
 from tokenmill.core.errors import EngineDeadError, ParameterError, TokenmillError
 
 if TYPE_CHECKING:
     from tokenmill.core.request import RequestOutput, SamplingParams
     from tokenmill.engine.async_llm import AsyncLLM
+
+NO_TEMPLATE = (
+    "{} has no chat template: give one with --chat-template FILE, or continue a text with "
+    "`tokenmill generate MODEL -p TEXT`."
+)
+
+
+@dataclass(slots=True)
+class Manner:
+    """What flags say about every answer."""
+
+    most: int | None
+    template: str | None
+    wrap: bool
 
 
 @engine_flags
@@ -26,31 +44,78 @@ def chat(
     system: str = typer.Option(None, "--system", help="The system message."),
     temperature: float = typer.Option(None, "--temperature", help="0: always the likeliest token."),
     max_tokens: int = typer.Option(None, "--max-tokens", min=1, help="Most tokens per answer (default: what fits)."),
+    chat_template: str = typer.Option(
+        None, "--chat-template", metavar="FILE", help="A chat template that replaces the model's."
+    ),
+    wrap: bool = typer.Option(True, "--wrap/--no-wrap", help="End lines between words (default: on)."),
     *,
     options: dict[str, Any],
 ) -> None:
     """Talk with a model; /help lists what can be typed. From a pipe, each line is one turn."""
-    _, keywords = settle(model, options)
+    from tokenmill.server.preflight import read_template
+
+    manner = Manner(max_tokens, read_template(chat_template), wrap)
     talk = Conversation(system=system)
     if temperature is not None:
         talk.command(f"/temp {temperature}")
-    llm, seconds = load(keywords)
+    llm = _load(model, options, manner, talk)
     try:
-        for line in describe(llm.service.built, seconds):
-            _tell(line)
-        _check_chats(llm)
         if at_terminal():
-            _tell("/help lists what can be typed; Ctrl-C stops an answer, Ctrl-D leaves.\n")
+            _tell("/help lists what can be typed; Ctrl-C stops an answer, Ctrl-D or /bye leaves.\n")
         with asyncio.Runner() as runner:
             for text in messages():
-                _turn(runner, llm, talk, text, max_tokens)
+                _turn(runner, llm, talk, text, manner)
                 if talk.ended:
                     break
+                if talk.settings.model is not None:
+                    llm = _change(llm, options, manner, talk)
     finally:
         llm.close()
 
 
-def _turn(runner: asyncio.Runner, llm: AsyncLLM, talk: Conversation, text: str, most: int | None) -> None:
+def _load(model: str | None, options: dict[str, Any], manner: Manner, talk: Conversation) -> AsyncLLM:
+    """A model that can chat; what says that it cannot is told before the load where it can be seen."""
+    config, keywords = settle(model, options)
+    if manner.template is None and lacks_template(config):
+        raise ParameterError(NO_TEMPLATE.format(config.model.model))
+    llm, seconds = load(keywords)
+    try:
+        for line in describe(llm.service.built, seconds):
+            _tell(line)
+        tokenizer = llm.service.built.tokenizer
+        if tokenizer is None:
+            raise ParameterError("This model has no tokenizer, so nobody can talk with it.")
+        if tokenizer.chat_template is None and manner.template is None:
+            raise ParameterError(NO_TEMPLATE.format(config.model.model))
+    except BaseException:
+        llm.close()
+        raise
+    talk.model = config.model.model
+    return llm
+
+
+def _change(llm: AsyncLLM, options: dict[str, Any], manner: Manner, talk: Conversation) -> AsyncLLM:
+    """Go on with another model; the one before is loaded again when the new one cannot be."""
+    old, new, talk.settings.model = talk.model, talk.settings.model, None
+    others = {name: value for name, value in options.items() if name not in ("model", "served_model_name")}
+    try:
+        config, _ = settle(new, others)
+        if manner.template is None and lacks_template(config):
+            raise ParameterError(NO_TEMPLATE.format(new))
+    except TokenmillError as error:
+        _complain(error)
+        return llm
+    llm.close()
+    try:
+        return _load(new, others, manner, talk)
+    except EngineDeadError:
+        raise
+    except TokenmillError as error:
+        _complain(error)
+        return _load(old, others, manner, talk)
+
+
+def _turn(runner: asyncio.Runner, llm: AsyncLLM, talk: Conversation, text: str, manner: Manner) -> None:
     """One message: a command, or a question with its answer."""
     if not text.strip():
         return
@@ -59,39 +124,85 @@ def _turn(runner: asyncio.Runner, llm: AsyncLLM, talk: Conversation, text: str, 
             _tell(talk.command(text))
             return
         talk.say("user", text)
-        runner.run(_answer(llm, talk, most))
+        if waiting := talk.open_calls():
+            _tell(f"(and the result of {waiting[0]['function']['name']}?)")
+            return
+        runner.run(_answer(llm, talk, manner))
     except KeyboardInterrupt:
         _tell("\n(stopped)")
     except EngineDeadError:
         raise
     except TokenmillError as error:
-        typer.secho(str(error), fg="red", err=True)
+        _complain(error)
     talk.take_back()
 
 
-async def _answer(llm: AsyncLLM, talk: Conversation, most: int | None) -> None:
+async def _answer(llm: AsyncLLM, talk: Conversation, manner: Manner) -> None:
     """Stream an answer; what has been said stays in the conversation, even when it is stopped."""
-    context = llm.service.built.facts.max_model_len
+    from tokenmill.server.assistant_turn import plan_turn
+    from tokenmill.text.messages.detect import find_format
+    from tokenmill.text.messages.message import Message
+
+    built = llm.service.built
+    context, tokenizer = built.facts.max_model_len, built.tokenizer
+    assert tokenizer is not None
+    template = manner.template or tokenizer.chat_template
+    form = find_format(template)
+    extra: dict[str, Any] = {"chat_template": manner.template} if manner.template is not None else {}
+    if talk.settings.tools:
+        extra["tools"] = talk.settings.tools
 
     def count(said: Messages) -> int:
-        return len(llm.reader.chat(said)[1])
+        return len(llm.reader.chat(said, **extra)[1])
 
     dropped = await asyncio.to_thread(talk.fit, count, context)
     if dropped:
         _tell(f"(the context is full: the oldest {dropped} messages are forgotten)")
-    _, ids = await asyncio.to_thread(llm.reader.chat, talk.messages())
-    params = _params(llm, talk, min(most or context, context - len(ids)))
-    screen, output = Live(), None
+    prompt, ids = await asyncio.to_thread(lambda: llm.reader.chat(talk.messages(), **extra))
+    params = _params(llm, talk, min(manner.most or context, context - len(ids)))
+    if talk.settings.tools and form.calls is None:
+        raise ParameterError("This model's chat template shows no form for tool calls; /tools takes the tools away.")
+    turn, params = plan_turn(form, _wish(talk), params, prompt, tokenizer=tokenizer, template=template)
+    parser = None if turn.plain else turn.parser()
+    screen, heard, output, read = Screen(wrap=manner.wrap, folded=talk.settings.folded), Message(), None, 0
     try:
         async for output in llm.generate({"prompt_token_ids": ids}, params):
-            if output.outputs:
-                screen.show(output.outputs[0].text)
+            if not output.outputs:
+                continue
+            new, read = output.outputs[0].text[read:], len(output.outputs[0].text)
+            if parser is None:
+                screen.say(new)
+                continue
+            _show(screen, heard, parser.feed(new))
+        if parser is not None:
+            _show(screen, heard, parser.finish())
         assert output is not None
         check_output(llm, output)
     finally:
         screen.end()
-        talk.say("assistant", screen.shown)
+        calls = [(turn.call_id(call.id), call.name, call.arguments or "{}") for call in heard.calls]
+        talk.answer(screen.said, screen.thought, calls)
+        for _, name, arguments in calls:
+            _tell(f"calls {name}({arguments})")
+    if calls:
+        _tell(f"(type what {calls[0][1]} gives)")
     _tell(_cost(output, context))
+
+
+def _show(screen: Screen, heard: Any, events: Any) -> None:
+    heard.add(events)
+    for event in events:
+        if event.kind == "content" and event.text:
+            screen.say(event.text)
+        elif event.kind == "reasoning" and event.text:
+            screen.reason(event.text)
+
+
+def _wish(talk: Conversation) -> Any:
+    from tokenmill.server.assistant_turn import ToolWish
+
+    functions = [tool["function"] for tool in talk.settings.tools]
+    return ToolWish({each["name"]: each.get("parameters") or {"type": "object"} for each in functions})
 
 
 def _params(llm: AsyncLLM, talk: Conversation, most: int) -> SamplingParams:
@@ -119,15 +230,11 @@ def _cost(output: RequestOutput, context: int) -> str:
     return f"({', '.join(parts)})\n"
 
 
-def _check_chats(llm: AsyncLLM) -> None:
-    tokenizer = llm.service.built.tokenizer
-    if tokenizer is None:
-        raise ParameterError("This model has no tokenizer, so nobody can talk with it.")
-    if tokenizer.chat_template is None:
-        raise ParameterError("This model has no chat template: it continues text (tokenmill generate), no more.")
+def _complain(error: Exception) -> None:
+    typer.secho(str(error), fg="red", err=True)
 
 
 def _tell(text: str) -> None:
     """A remark beside the conversation: answers alone go to standard output."""
     if text:
-        typer.secho(text, dim=True, err=True)
+        typer.secho(harmless(text) if sys.stderr.isatty() else text, dim=True, err=True)

@@ -6,26 +6,46 @@ Must not know: engines, terminals, torch. `count` (messages -> prompt tokens) co
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from tokenmill.core.errors import ParameterError, TooLargeError
+from tokenmill.core.errors import ParameterError, TooLargeError, why
 
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]
 HELP = """\
 /help            this text
 /clear           forget the conversation (the system message stays)
 /system [TEXT]   set the system message; without TEXT, remove it
 /temp [NUMBER]   set the temperature; without NUMBER, the model's own
+/model [NAME]    go on with another model; without NAME, say which it is
+/tools [FILE]    offer the tools of a JSON file (OpenAI's form); without FILE, none
+/thinking        show what the model thought before its last answer
+/thinking on|off show reasoning as it comes, or folded
 /save FILE       write the conversation as JSON
-/exit            leave (so does Ctrl-D)
+/load FILE       go on with a conversation that was saved
+/bye             leave (so do /exit and Ctrl-D)
+When the model has called a tool, what you type next is the tool's result.
 A line that ends with \\ goes on in the next one; a line of three quotes opens and closes a longer text.
 Ctrl-C stops an answer."""
 MOST_TEMPERATURE = 100.0
 ANSWER_SHARE = 4
 """One part in four of the context is kept free for the answer."""
 ANSWER_TOKENS = 256
+ROLES = ("system", "user", "assistant", "tool")
+MOST_BYTES = 16 << 20
+
+
+@dataclass(slots=True)
+class Settings:
+    """How the conversation goes on."""
+
+    temperature: float | None = None
+    model: str | None = None
+    """Another model that is wanted."""
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    folded: bool = True
 
 
 @dataclass(slots=True)
@@ -33,9 +53,18 @@ class Conversation:
     """What was said so far."""
 
     system: str | None = None
-    temperature: float | None = None
     turns: Messages = field(default_factory=list)
     ended: bool = False
+    thought: str = ""
+    """The last answer's reasoning."""
+    model: str = ""
+    """The name of the model that answers."""
+    settings: Settings = field(default_factory=Settings)
+
+    @property
+    def temperature(self) -> float | None:
+        """None: the model's own."""
+        return self.settings.temperature
 
     def messages(self) -> Messages:
         """System message and turns, as chat templates take them."""
@@ -43,54 +72,83 @@ class Conversation:
         return [*head, *self.turns]
 
     def say(self, role: str, content: str) -> None:
-        """Add a turn."""
-        self.turns.append({"role": role, "content": content})
+        """Add a turn; a person's is the result of the first tool call that waits for one."""
+        waiting = self.open_calls()
+        if role == "user" and waiting:
+            call = waiting[0]
+            name = call["function"]["name"]
+            self.turns.append({"role": "tool", "tool_call_id": call["id"], "name": name, "content": content})
+        else:
+            self.turns.append({"role": role, "content": content})
+
+    def answer(self, content: str, thought: str, calls: Sequence[tuple[str, str, str]] = ()) -> None:
+        """Add the model's turn; calls: id, name and arguments."""
+        self.thought = thought
+        turn: dict[str, Any] = {"role": "assistant", "content": content}
+        if calls:
+            turn["tool_calls"] = [
+                {"id": number, "type": "function", "function": {"name": name, "arguments": arguments}}
+                for number, name, arguments in calls
+            ]
+        self.turns.append(turn)
+
+    def open_calls(self) -> list[dict[str, Any]]:
+        """The last answer's tool calls that have no result yet."""
+        for given, turn in enumerate(reversed(self.turns)):
+            if turn["role"] != "tool":
+                return list(turn.get("tool_calls", ()))[given:]
+        return []
 
     def take_back(self) -> None:
         """Forget a question that got no answer: two questions in a row would confuse most templates."""
-        if self.turns and self.turns[-1]["role"] == "user":
+        if self.turns and self.turns[-1]["role"] in ("user", "tool"):
             self.turns.pop()
 
     def fit(self, count: Callable[[Messages], int], context: int) -> int:
         """Drop oldest turns until prompt and answer fit into `context`; -> how many were dropped."""
         room = context - min(ANSWER_TOKENS, context // ANSWER_SHARE)
-        dropped = 0
+        before = len(self.turns)
         while (used := count(self.messages())) > room:
-            if len(self.turns) < 2:
-                self.turns.clear()
+            rest = self.turns[1:]
+            while rest and rest[0]["role"] != "user":  # with a question its answer leaves
+                del rest[0]
+            self.turns[:] = rest
+            if not rest:
                 raise TooLargeError(
                     f"That is {used} tokens, and the context of {context} has room for {room}: say less at a time."
                 )
-            # A conversation starts with a question: its answer leaves with it.
-            gone = 2 if self.turns[1]["role"] == "assistant" else 1
-            del self.turns[:gone]
-            dropped += gone
-        return dropped
+        return before - len(self.turns)
 
     def command(self, line: str) -> str:
         """Do what a /command says; -> what to tell."""
         name, _, rest = line.partition(" ")
         rest = rest.strip()
-        if name == "/help":
-            return HELP
-        if name in ("/exit", "/quit"):
+        if name in ("/exit", "/quit", "/bye"):
             self.ended = True
             return ""
+        if name in ("/help", "/?"):
+            return HELP
         if name == "/clear":
             self.turns.clear()
             return "The conversation starts again."
         if name == "/system":
             self.system = rest or None
             return "The system message is set." if rest else "There is no system message now."
-        if name == "/temp":
-            return self._temperature(rest)
-        if name == "/save":
-            return self._save(rest)
+        does = {
+            "/temp": self._temperature,
+            "/save": self._save,
+            "/load": self._load,
+            "/model": self._model,
+            "/tools": self._tools,
+            "/thinking": self._thinking,
+        }
+        if name in does:
+            return does[name](rest)
         raise ParameterError(f"There is no command {name}; /help lists them.")
 
     def _temperature(self, text: str) -> str:
         if not text:
-            self.temperature = None
+            self.settings.temperature = None
             return "The model's own temperature is used."
         try:
             value = float(text)
@@ -98,14 +156,71 @@ class Conversation:
             value = -1.0
         if not 0.0 <= value <= MOST_TEMPERATURE:
             raise ParameterError(f"/temp wants a number from 0 to {MOST_TEMPERATURE:g}, not {text!r}.")
-        self.temperature = value
+        self.settings.temperature = value
         return f"The temperature is {value:g}."
+
+    def _model(self, name: str) -> str:
+        if not name:
+            return f"The model is {self.model}."
+        self.settings.model = name
+        return ""
+
+    def _thinking(self, word: str) -> str:
+        if not word:
+            return self.thought or "There was no reasoning before the last answer."
+        if word not in ("on", "off"):
+            raise ParameterError("/thinking takes on, off, or nothing.")
+        self.settings.folded = word == "off"
+        return "Reasoning is shown as it comes." if word == "on" else "Reasoning is folded."
+
+    def _tools(self, name: str) -> str:
+        if not name:
+            self.settings.tools = []
+            return "No tools are offered."
+        found = _read(name)
+        tools = found if isinstance(found, list) else [found]
+        for tool in tools:
+            function = tool.get("function", tool) if isinstance(tool, dict) else None
+            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+                raise ParameterError(f"{name} holds no list of tools: each needs a function with a name.")
+        wrapped = [tool if "function" in tool else {"type": "function", "function": tool} for tool in tools]
+        self.settings.tools = wrapped
+        return f"Offered: {', '.join(tool['function']['name'] for tool in wrapped)}."
 
     def _save(self, name: str) -> str:
         if not name:
             raise ParameterError("/save wants a file name.")
+        text = json.dumps(self.messages(), indent=2, ensure_ascii=False) + "\n"
         try:
-            Path(name).write_text(json.dumps(self.messages(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            Path(name).expanduser().write_text(text, encoding="utf-8")
         except OSError as error:
-            raise ParameterError(f"{name} cannot be written: {error.strerror or error}.") from error
+            raise ParameterError(f"{name} cannot be written: {why(error)}.") from error
         return f"Saved {len(self.turns)} turns to {name}."
+
+    def _load(self, name: str) -> str:
+        if not name:
+            raise ParameterError("/load wants a file name.")
+        found = _read(name)
+        if isinstance(found, dict):
+            found = found.get("messages")
+        if not isinstance(found, list) or not all(map(_is_message, found)):
+            raise ParameterError(f"{name} holds no conversation: a JSON list of messages with role and content.")
+        self.system = found[0]["content"] if found and found[0]["role"] == "system" else None
+        self.turns[:] = found[self.system is not None :]
+        return f"Loaded {len(self.turns)} turns from {name}."
+
+
+def _is_message(found: Any) -> bool:
+    return isinstance(found, dict) and found.get("role") in ROLES and isinstance(found.get("content"), str)
+
+
+def _read(name: str) -> Any:
+    path = Path(name).expanduser()
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ParameterError(f"{name} is larger than {MOST_BYTES >> 20} MiB.")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ParameterError(f"{name} cannot be read: {why(error)}.") from error
+    except (ValueError, RecursionError) as error:
+        raise ParameterError(f"{name} is not JSON.") from error

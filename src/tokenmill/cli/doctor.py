@@ -51,8 +51,9 @@ def doctor(
 
 def _measure(device: str, as_json: bool) -> None:
     """Measure, telling on standard error what is done; stopped early, print what was measured until then."""
-    from tokenmill.device.memory import pick_device
-    from tokenmill.measure.calibrate import measure_calibrated
+    with spinner("Getting ready ..."):
+        from tokenmill.device.memory import pick_device
+        from tokenmill.measure.calibrate import measure_calibrated
 
     picked, found = pick_device(device), dict[str, Any]()
     start, stopped = time.perf_counter(), False

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 def load(options: Mapping[str, Any]) -> tuple[AsyncLLM, float]:
     """A streaming engine from checked options, and the seconds that loading took."""
     started = time.perf_counter()
-    with spinner(f"Loading {options['model']} ..."):
+    with waiting_told(f"Loading {options['model']}"):
         from tokenmill.engine.async_llm import AsyncLLM
 
         llm = AsyncLLM(**options)
@@ -27,15 +28,51 @@ def load(options: Mapping[str, Any]) -> tuple[AsyncLLM, float]:
 
 
 @contextlib.contextmanager
-def spinner(text: str) -> Iterator[None]:
-    """A moving line on a terminal, nothing elsewhere."""
+def spinner(text: str) -> Iterator[Callable[[str], None]]:
+    """A moving line on a terminal, whose text what is yielded replaces; nothing elsewhere."""
     if not sys.stderr.isatty():
-        yield
+        yield lambda new: None
         return
     from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    with Console(stderr=True).status(text):
-        yield
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(text)
+        yield lambda new: shown.update(task, description=new)
+
+
+@contextlib.contextmanager
+def waiting_told(doing: str, every: float = 5.0) -> Iterator[Callable[[str], None]]:
+    """A moving line on a terminal; elsewhere a line now and then, so that nobody takes long work for a hang."""
+    ended = threading.Event()
+    began = time.monotonic()
+    more = ""
+
+    def tell() -> None:
+        while not ended.wait(every):
+            say(f"tokenmill: still {doing[:1].lower()}{doing[1:]} ({time.monotonic() - began:.0f} s){more}")
+
+    def heard(new: str) -> None:
+        nonlocal more
+        more = f"; last: {new}"
+        moving(f"{doing} ... {new}")
+
+    thread = threading.Thread(target=tell, daemon=True)
+    with spinner(f"{doing} ...") as moving:
+        if not sys.stderr.isatty():
+            thread.start()
+        try:
+            yield heard
+        finally:
+            ended.set()
+
+
+def say(text: str) -> None:
+    """A line for people, beside what a verb prints."""
+    with contextlib.suppress(OSError):  # nobody reads it: the work goes on all the same
+        sys.stderr.write(text + "\n")  # in one piece: log lines come between others
+        sys.stderr.flush()
 
 
 def describe(built: Built, seconds: float) -> list[str]:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import typer
+from typer.completion import completion_init
 
 from tokenmill import __version__
-from tokenmill.cli import bench, chat, doctor, generate, plan, quantize, serve, tune
+from tokenmill.cli import bench, chat, completion, doctor, generate, plan, quantize, serve, tune
+from tokenmill.cli.command import Verb, Verbs
 from tokenmill.cli.errors import told
 from tokenmill.cli.streams import open_missing_streams
 from tokenmill.core.config import calm_threads, wants_no_colour
 
+completion_init()  # shells that ask what could follow are answered, without typer's own flags for it
 app = typer.Typer(
     name="tokenmill",
+    cls=Verbs,
     add_completion=False,
+    rich_markup_mode=None,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -29,18 +34,23 @@ def common(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", is_eager=True, callback=_version, help="Print the version."),
 ) -> None:
-    """An LLM inference engine you can read. `tokenmill VERB --help` lists the flags of a verb."""
+    """An LLM inference engine you can read. `tokenmill VERB --help` lists the flags of a verb, `--help-all` all of
+    them."""
     if wants_no_colour():
         context.color = False  # the contexts of verbs inherit it
 
 
 app.command("serve", cls=serve.SeveralNames)(told(serve.serve))
-app.command("generate")(told(generate.generate))
-app.command("chat")(told(chat.chat))
-app.command("quantize")(told(quantize.quantize))
-app.command("doctor")(told(doctor.doctor))
-app.command("plan")(told(plan.plan))
-app.command("tune")(told(tune.tune))
+for name, verb in (
+    ("chat", chat.chat),
+    ("generate", generate.generate),
+    ("plan", plan.plan),
+    ("doctor", doctor.doctor),
+    ("quantize", quantize.quantize),
+    ("tune", tune.tune),
+    ("completion", completion.completion),
+):
+    app.command(name, cls=Verb)(told(verb))
 app.add_typer(bench.app, name="bench")
 
 

@@ -12,6 +12,7 @@ import typer
 from tokenmill.cli.bench_common import PLOT, check_outputs, save
 from tokenmill.cli.errors import FAILED
 from tokenmill.cli.flags import MODEL, engine_flags, flag, settle, spelling, with_flags
+from tokenmill.cli.loading import waiting_told
 from tokenmill.core.config import all_options
 from tokenmill.core.errors import ParameterError
 
@@ -63,8 +64,9 @@ def plan(
     options = {name: value for name, value in options.items() if name != "device"}
     config, _ = settle(model, options)
     check_outputs(None, picture)
-    from tokenmill.measure import plan as planning
-    from tokenmill.measure.devices import efficiency_of
+    with waiting_told("Getting ready"):
+        from tokenmill.measure import plan as planning
+        from tokenmill.measure.devices import efficiency_of
 
     if ("slo" in load) != ("users" in load):
         raise ParameterError("--slo and --users belong together: how fast, and for how many at a time?")
@@ -80,8 +82,9 @@ def plan(
         stages=spread.get("pipeline_parallel_size", 1),
         whole_experts=spread.get("enable_expert_parallel", False),
     )
-    planner = planning.read_model(config, device.kind, setup.ranks)
-    found = planning.plan(planner, setup)
+    with waiting_told(f"Reading {config.model.model}"):
+        planner = planning.read_model(config, device.kind, setup.ranks)
+        found = planning.plan(planner, setup)
     if not found["fits"]:
         found["instead"] = planning.rescued(planner, setup)
     if "slo" in load:
@@ -112,12 +115,11 @@ def _device(name: str, types: tuple[str, ...]) -> Any:
 
             return now_here(load_measured(Path(name)))
         return find_device(name)
-    from tokenmill.cli.loading import spinner
-    from tokenmill.device.memory import pick_device
-    from tokenmill.measure.calibrate import calibrated
+    with waiting_told("Measuring this machine, about a minute") as told:
+        from tokenmill.device.memory import pick_device
+        from tokenmill.measure.calibrate import calibrated
 
-    with spinner("Measuring this machine ..."):
-        return calibrated(pick_device(name), types)
+        return calibrated(pick_device(name), types, told)
 
 
 def _show(found: dict[str, Any]) -> None:

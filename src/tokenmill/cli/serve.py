@@ -6,19 +6,16 @@ Must not know: torch, endpoints.
 from __future__ import annotations
 
 import contextlib
-import sys
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from typer.core import TyperCommand
 
+from tokenmill.cli.ahead import lacks_template
+from tokenmill.cli.command import Verb
 from tokenmill.cli.flags import MODEL, engine_flags, option_flags, other_flags, settle, settle_others, with_flags
-from tokenmill.cli.loading import size, spinner
-from tokenmill.core.config import GROUPS, SERVER_GROUPS, all_options, make_server_config
+from tokenmill.cli.loading import say, size, waiting_told
+from tokenmill.core.config import GROUPS, SERVER_GROUPS, ListenOptions, all_options, make_server_config
 from tokenmill.core.config_file import read_config_file
 
 if TYPE_CHECKING:
@@ -28,7 +25,7 @@ SERVER_FLAGS = option_flags(SERVER_GROUPS)
 NAMES = "--served-model-name"
 
 
-class SeveralNames(TyperCommand):
+class SeveralNames(Verb):
     """`serve MODEL --served-model-name a b`: words after that flag are names, as vLLM reads them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -70,44 +67,32 @@ def serve(
     from tokenmill.server.logs import set_up_logs
     from tokenmill.server.run import Hooks, serve
 
+    if lacks_template(engine_config) and not server_config.serve.chat_template:
+        say(
+            f"note: {engine_config.model.model} has no chat template, so it only continues text (/v1/completions); "
+            "--chat-template FILE gives it one"
+        )
     set_up_logs(server_config.serve)
     keyed = bool(server_config.listen.api_key)
     with contextlib.ExitStack() as waiting:
 
         def loading(name: str) -> None:
-            _say(f"tokenmill: loading {name} ...")
-            waiting.enter_context(still_loading())
+            say(f"tokenmill: loading {name} ...")
+            waiting.enter_context(waiting_told("Loading"))
 
         def serving(url: str, info: ModelInfo) -> None:
             waiting.close()
-            _say("\n".join(banner(url, info, keyed=keyed)))
+            chats = bool(server_config.serve.chat_template or (info.tokenizer and info.tokenizer.chat_template))
+            say("\n".join(banner(url, info, keyed=keyed, chats=chats)))
+            for line in open_doors(server_config.listen):
+                typer.secho(line, fg="yellow", err=True)
 
-        status = serve(engine_config, server_config, Hooks(loading, serving))
+        status = serve(engine_config, server_config, Hooks(loading, serving, _tell_end))
     if status:
         raise typer.Exit(status)
 
 
-@contextlib.contextmanager
-def still_loading(every: float = 5.0) -> Iterator[None]:
-    """A moving line on a terminal; elsewhere a line now and then, so that nobody takes a long load for a hang."""
-    ended = threading.Event()
-    began = time.monotonic()
-
-    def tell() -> None:
-        while not ended.wait(every):
-            _say(f"tokenmill: still loading ({time.monotonic() - began:.0f} s)")
-
-    thread = threading.Thread(target=tell, daemon=True)
-    with spinner("Loading ..."):
-        if not sys.stderr.isatty():
-            thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-
-
-def banner(url: str, info: ModelInfo, *, keyed: bool) -> list[str]:
+def banner(url: str, info: ModelInfo, *, keyed: bool, chats: bool = True) -> list[str]:
     """What a person needs to begin: the model, what fits, the address, and a line to paste."""
     facts = info.details
     lines = [
@@ -127,19 +112,41 @@ def banner(url: str, info: ModelInfo, *, keyed: bool) -> list[str]:
     if url.startswith("unix:"):
         lines.append(f"listening on {url}")
     else:
-        lines.append(f"listening on {url}/v1, web page at {url}/")
-    lines.append(f"  {curl(url, info.names[0], keyed=keyed)}")
+        lines.append(f"listening on {url}/v1, web page at {reachable(url)}/")
+    lines.append(f"  {curl(url, info.names[0], keyed=keyed, chats=chats)}")
     return lines
 
 
-def curl(url: str, model: str, *, keyed: bool) -> str:
+def reachable(url: str) -> str:
+    """The address as a browser on this machine takes it: `every address` is none."""
+    return url.replace("//0.0.0.0", "//localhost").replace("//[::]", "//localhost")
+
+
+def open_doors(listen: ListenOptions) -> list[str]:
+    """What a person should know who lets other machines in."""
+    here = listen.uds is not None or listen.host in ("localhost", "::1") or listen.host.startswith("127.")
+    if here or listen.api_key:
+        return []
+    return [
+        f"warning: {listen.host} can be reached from other machines, and there is no key: whoever reaches it may use "
+        "the model. --api-key KEY asks for one, --host 127.0.0.1 keeps others out."
+    ]
+
+
+def _tell_end(open_answers: int, seconds: float) -> None:
+    if open_answers:
+        answers = "1 answer" if open_answers == 1 else f"{open_answers} answers"
+        say(f"\ntokenmill: waiting for {answers} to end, {seconds:g} s at most; Ctrl-C again ends them now")
+    else:
+        say("\ntokenmill: stopping; no answer is open")
+
+
+def curl(url: str, model: str, *, keyed: bool, chats: bool = True) -> str:
     """A command that gets an answer."""
+    url = reachable(url)
     where = f"--unix-socket {url.removeprefix('unix:')} http://localhost" if url.startswith("unix:") else url
     key = " -H 'Authorization: Bearer KEY'" if keyed else ""
-    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
-    return f"curl {where}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # nobody reads it: the server runs all the same
-        print(text, file=sys.stderr, flush=True)
+    asked = '"messages": [{"role": "user", "content": "Hello!"}]' if chats else '"prompt": "Once upon a time"'
+    path = "chat/completions" if chats else "completions"
+    body = f'{{"model": "{model}", {asked}}}'
+    return f"curl {where}/v1/{path}{key} -H 'Content-Type: application/json' -d '{body}'"

@@ -21,15 +21,26 @@ class Live:
     def __init__(self) -> None:
         self.shown = ""
         self.clean = sys.stdout.isatty()
+        self.waiting = self.clean
+        if self.waiting:
+            sys.stdout.write("\x1b[2m...\x1b[0m")
+            sys.stdout.flush()
 
     def show(self, text: str) -> None:
         """The text so far."""
         new = text[len(self.shown) :]
+        self._end_waiting(new)
         sys.stdout.write(harmless(new) if self.clean else new)
         sys.stdout.flush()
         self.shown = text
 
     def end(self) -> None:
         """No more of this text."""
+        self._end_waiting("\n")
         sys.stdout.write("\n")
         sys.stdout.flush()
+
+    def _end_waiting(self, new: str) -> None:
+        if self.waiting and new:
+            sys.stdout.write("\r\x1b[K")
+            self.waiting = False

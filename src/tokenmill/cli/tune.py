@@ -11,6 +11,7 @@ import typer
 from tokenmill.cli.bench import MADE, WORKLOAD, workloads
 from tokenmill.cli.bench_common import JSON, BenchProgress, check_outputs, check_place, save, write_whole
 from tokenmill.cli.flags import MODEL, engine_flags, flag, settle, with_flags
+from tokenmill.cli.loading import spinner
 from tokenmill.core.errors import ParameterError
 
 SEARCH = {
@@ -43,12 +44,13 @@ def tune(
     plans = workloads(workload, made, config.model.seed)
     if len(plans) > 1:
         raise ParameterError("tune takes one --workload.")
-    from tokenmill.device.memory import pick_device
-    from tokenmill.measure import tune as tuning
-    from tokenmill.measure.calibrate import calibrated
-    from tokenmill.measure.devices import efficiency_of
-    from tokenmill.measure.plan import Setup, speed_types
-    from tokenmill.measure.slo import read_slo
+    with spinner("Getting ready ..."):
+        from tokenmill.device.memory import pick_device
+        from tokenmill.measure import tune as tuning
+        from tokenmill.measure.calibrate import calibrated
+        from tokenmill.measure.devices import efficiency_of
+        from tokenmill.measure.plan import Setup, speed_types
+        from tokenmill.measure.slo import read_slo
 
     lossy = search.get("lossy", False)
     goal = tuning.Goal(users, read_slo(slo), 60 * search.get("minutes", 5.0), search.get("trial", 10.0), lossy)

@@ -205,7 +205,9 @@ class ServeOptions:
     record_content: bool = option(False, "With --record: keep prompts (token ids), too.")
     otlp_traces_endpoint: str | None = option(None, "Send a trace of each request to this OTLP/HTTP collector.")
     log_level: str = option("info", "How much to log.", choices=("debug", "info", "warning", "error"))
-    log_json: bool = option(True, "Log lines as JSON; never prompts, outputs or keys.")
+    log_json: bool | None = option(
+        None, "Log lines as JSON (default: unless a terminal shows them); never prompts, outputs or keys."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from tokenmill.server.bodies import Parcel
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, describe_error, error_headers
 from tokenmill.server.memory_trim import Load
-from tokenmill.server.routing import Api, error_shape
+from tokenmill.server.routing import Api, error_shape, reads_any_type
 
 log = logging.getLogger("tokenmill.access")
 _ID = re.compile(rb"^[\x21-\x7e]{1,128}$")
@@ -130,7 +130,7 @@ class _Visit:
         if self.headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise HttpError(415, "Compressed bodies are not accepted.")
         kind = self.headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-        if kind not in _TYPES:
+        if kind not in _TYPES and not reads_any_type(self.guard.apis, self.path):
             raise HttpError(415, "The body must be JSON (Content-Type: application/json).")
         length = self.headers.get(b"content-length", b"0")
         if length.isdigit() and (len(length) > 18 or int(length) > limit):

@@ -1,4 +1,4 @@
-"""Log lines. Owns: the JSON formatter and what may be in a line. Prompts, outputs and keys never are.
+"""Log lines. Owns: their two forms, JSON and for people, and what may be in one: never prompts, outputs or keys.
 
 Must not know: requests.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
+from typing import Any
 
-from tokenmill.core.config import ServeOptions
+from tokenmill.core.config import ServeOptions, wants_no_colour
 from tokenmill.server.outlet import Outlet
 
 NAMES = ("tokenmill.server", "tokenmill.access")
@@ -19,7 +21,11 @@ class JsonFormatter(logging.Formatter):
     """One JSON object per line; of an exception only its place, never its message (which may quote a prompt)."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = {
+        return json.dumps(self.fields(record), ensure_ascii=False)
+
+    def fields(self, record: logging.LogRecord) -> dict[str, Any]:
+        """What the line says."""
+        line: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "event": record.getMessage(),
@@ -34,22 +40,50 @@ class JsonFormatter(logging.Formatter):
                 places.append(f"{code.co_filename.rpartition('/')[2]}:{trace.tb_lineno}")
                 trace = trace.tb_next
             line["at"] = places[-6:]
-        return json.dumps(line, ensure_ascii=False)
+        return line
 
 
 class PlainFormatter(JsonFormatter):
-    """The same for people."""
+    """The same for people: `14:03:07  POST /v1/chat/completions  200  35 ms`."""
+
+    def __init__(self, *, coloured: bool = False) -> None:
+        super().__init__()
+        self.coloured = coloured
 
     def format(self, record: logging.LogRecord) -> str:
-        line = json.loads(super().format(record))
-        rest = " ".join(f"{k}={v}" for k, v in line.items() if k not in ("time", "level", "event"))
-        return f"{line['time']} {line['level']:7} {line['event']} {rest}".rstrip()
+        line = self.fields(record)
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        level, event = line.pop("level"), line.pop("event")
+        line.pop("time")
+        head = clock if level in ("info", "debug") else f"{clock}  {level}:"
+        if event == "request" and "status" in line:
+            event = f"{line.pop('method')} {line.pop('path')}  {line.pop('status')}  {line.pop('ms'):.0f} ms"
+            if line.get("key") == "anonymous":
+                del line["key"]
+            line.pop("id")
+        rest = "  ".join(f"{name} {_shown(value)}" for name, value in line.items())
+        text = _harmless(f"{head}  {event}  {rest}".rstrip())
+        return f"\x1b[{_COLOURS[level]}m{text}\x1b[0m" if self.coloured and level in _COLOURS else text
+
+
+_COLOURS = {"warning": 33, "error": 31, "critical": 31, "debug": 2}
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _harmless(text: str) -> str:
+    """One line, without anything that steers a terminal."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
 def set_up_logs(options: ServeOptions) -> None:
     """Send our log lines to standard error."""
     handler = Outlet()
-    handler.setFormatter(JsonFormatter() if options.log_json else PlainFormatter())
+    at_terminal = os.isatty(handler.descriptor)
+    as_json = not at_terminal if options.log_json is None else options.log_json
+    handler.setFormatter(JsonFormatter() if as_json else PlainFormatter(coloured=at_terminal and not wants_no_colour()))
     for name in NAMES:
         logger = logging.getLogger(name)
         logger.handlers = [handler]

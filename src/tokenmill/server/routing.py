@@ -49,6 +49,9 @@ class Api:
     """Paths that begin so get their errors from `error`."""
     error: Callable[[HttpError], bytes] = error_bytes
     """The body of an error answer."""
+    any_type: bool = False
+    """Bodies are read as JSON whatever their Content-Type says: this API's own server does so, and `curl -d` without a
+    header calls every body a form."""
     header: bytes = b""
     shared: tuple[str, ...] = ()
     """Prefixes of paths that are another API's as well: requests with `header` are this one's."""
@@ -59,6 +62,11 @@ def error_shape(apis: Iterable[Api], path: str, headers: Collection[bytes] = ())
     own = [(api, (*api.prefixes, *(api.shared if api.header in headers else ()))) for api in apis]
     found = [(len(prefix), api.error) for api, prefixes in own for prefix in prefixes if _covers(prefix, path)]
     return max(found, key=lambda pair: pair[0])[1] if found else error_bytes
+
+
+def reads_any_type(apis: Iterable[Api], path: str) -> bool:
+    """Is a body on `path` JSON whatever its Content-Type?"""
+    return any(_covers(prefix, path) for api in apis if api.any_type for prefix in api.prefixes)
 
 
 def _covers(prefix: str, path: str) -> bool:

@@ -45,10 +45,12 @@ OWN_FILES = 128
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What the command line wants to know. `loading` is told before, `serving` after the model is loaded."""
+    """What the command line wants to know. `loading` is told before, `serving` after the model is loaded; `ending` when
+    the end begins: how many answers are waited for, and for how many seconds at most."""
 
     loading: Callable[[str], None] = lambda model: None
     serving: Callable[[str, ModelInfo], None] = lambda url, info: None
+    ending: Callable[[int, float], None] = lambda open_answers, seconds: None
 
 
 def build_default(config: EngineConfig) -> Any:
@@ -116,7 +118,7 @@ async def _serve_loaded(
     gc.freeze()  # what is there now stays: the collector need not look at it again, with the loop standing still
     hooks.serving(_url(server, sock), fleet.info)
     log.info("serving", extra={"data": {"model": fleet.info.names[0], "url": _url(server, sock)}})
-    await shutdown.wait(context)
+    await shutdown.wait(context, hooks.ending)
     fleet.end_all("the server is shutting down")
     await http.stop()
     context.text.close()
@@ -164,10 +166,11 @@ class Shutdown:
             await task
         return False
 
-    async def wait(self, context: Context) -> None:
+    async def wait(self, context: Context, ending: Callable[[int, float], None]) -> None:
         """Until a signal, and then until nothing runs, the grace is over, or a second signal."""
         await self.ending.wait()
         context.gate.draining = True
+        ending(context.gate.open, self.grace)
         log.info("draining", extra={"data": {"open": context.gate.open}})
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.grace):

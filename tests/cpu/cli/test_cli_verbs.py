@@ -123,6 +123,17 @@ def test_chat_needs_a_template(tiny: str, tmp_path: Path) -> None:
     assert "no chat template" in run("chat", str(folder), *SMALL, typed="hi\n", code=2).stderr
 
 
+def test_chat_goes_on_with_another_model(tiny: str, tmp_path: Path) -> None:
+    other, plain = make_tiny(tmp_path / "other"), make_tiny(tmp_path / "plain")
+    (plain / "tokenizer_config.json").write_text("{}")
+    lines = f"hello\n/model /no/such\n/model {plain}\n/model\n/model {other}\n/model\nand now?\n/bye\nnever\n"
+    result = run("chat", tiny, "--max-tokens", "3", *SMALL, typed=lines)
+    assert "'/no/such' is neither" in result.stderr and f"{plain} has no chat template" in result.stderr
+    assert f"The model is {tiny}." in result.stderr and f"The model is {other}." in result.stderr
+    assert result.stderr.count("of weights in") == 2  # what cannot chat was never loaded
+    assert result.stderr.count("of 2048)") == 2 and "(3 tokens" in result.stderr
+
+
 def read_until(stream: Any, part: bytes, seconds: float) -> bytes:
     """Bytes of a non-blocking pipe until `part` has come."""
     found, end = b"", time.monotonic() + seconds

@@ -88,7 +88,73 @@ def test_commands(tmp_path: Path) -> None:
     assert made.ended
 
 
-@pytest.mark.parametrize("line", ["/what", "/temp warm", "/temp -1", "/temp nan", "/save", "/save /no/such/folder/x"])
+def test_bye_ends_and_other_models_are_asked_for() -> None:
+    made = Conversation(model="demo")
+    assert made.command("/model") == "The model is demo." and made.settings.model is None
+    assert made.command("/model ./other.gguf") == "" and made.settings.model == "./other.gguf"
+    for word in ("/bye", "/quit"):
+        made.ended = False
+        made.command(word)
+        assert made.ended
+
+
+def test_what_was_saved_goes_on(tmp_path: Path) -> None:
+    file = tmp_path / "talk.json"
+    made, again = talk(2, 1), Conversation(system="other")
+    made.command(f"/save {file}")
+    assert "4 turns" in again.command(f"/load {file}") and again.messages() == made.messages()
+    file.write_text('{"messages": [{"role": "user", "content": "hi"}]}')
+    again.command(f"/load {file}")
+    assert again.messages() == [{"role": "user", "content": "hi"}] and again.system is None
+
+
+def test_calls_wait_for_their_results(tmp_path: Path) -> None:
+    file = tmp_path / "tools.json"
+    file.write_text('[{"name": "add"}, {"type": "function", "function": {"name": "sub", "parameters": {}}}]')
+    made = Conversation()
+    assert made.command(f"/tools {file}") == "Offered: add, sub."
+    assert all(tool["type"] == "function" for tool in made.settings.tools)
+    made.say("user", "add and subtract")
+    made.answer("", "hm", [("a", "add", "{}"), ("b", "sub", "{}")])
+    assert made.thought == "hm" == made.command("/thinking")
+    made.say("user", "3")
+    assert [call["id"] for call in made.open_calls()] == ["b"]
+    made.say("user", "1")
+    assert [turn["role"] for turn in made.turns] == ["user", "assistant", "tool", "tool"] and not made.open_calls()
+    assert [turn.get("tool_call_id") for turn in made.turns[2:]] == ["a", "b"]
+    made.take_back()  # the answer to it was stopped: the result can be given again
+    assert [call["id"] for call in made.open_calls()] == ["b"]
+    made.say("user", "1")
+    made.answer("3 and 1", "")
+    made.say("user", "thanks")
+    assert made.fit(words, 4) == 5 and [turn["content"] for turn in made.turns] == ["thanks"]  # a call leaves whole
+    made.command("/tools")
+    assert made.settings.tools == []
+
+
+def test_reasoning_can_be_unfolded() -> None:
+    made = Conversation()
+    made.command("/thinking on")
+    assert not made.settings.folded
+    made.command("/thinking off")
+    assert made.settings.folded
+
+
+@pytest.mark.parametrize("text", ["{", "3", '[{"role": "king", "content": "x"}]', '[{"role": "user"}]', "[" * 100_000])
+def test_files_that_hold_nothing_of_use(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "x.json"
+    file.write_text(text)
+    made = talk(1, 1)
+    for command in ("/load", "/tools"):
+        with pytest.raises(ParameterError, match=r"x\.json"):
+            made.command(f"{command} {file}")
+    assert len(made.turns) == 2 and made.settings.tools == []
+
+
+MISTAKES = ["/what", "/temp warm", "/temp -1", "/temp nan", "/save", "/save /no/such/folder/x", "/load", "/load /no/x"]
+
+
+@pytest.mark.parametrize("line", [*MISTAKES, "/tools /no/x", "/thinking hard"])
 def test_mistakes_in_commands_are_told(line: str) -> None:
     with pytest.raises(ParameterError):
         Conversation().command(line)
@@ -129,5 +195,5 @@ def test_growing_texts_are_written_once(monkeypatch: pytest.MonkeyPatch, termina
     for text in ("He", "Hello", "Hello", "Hello \x1b!"):
         live.show(text)
     live.end()
-    assert screen.getvalue() == ("Hello \ufffd!\n" if terminal else "Hello \x1b!\n")
+    assert screen.getvalue() == ("\x1b[2m...\x1b[0m\r\x1b[KHello \ufffd!\n" if terminal else "Hello \x1b!\n")
     assert live.shown == "Hello \x1b!"

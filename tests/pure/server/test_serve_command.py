@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 import tokenmill.server.logs
 import tokenmill.server.run
+from tokenmill.cli.loading import waiting_told
 from tokenmill.cli.main import app
-from tokenmill.cli.serve import NAMES, banner, curl, still_loading
+from tokenmill.cli.serve import NAMES, _tell_end, banner, curl, open_doors
 from tokenmill.core.config import EngineConfig, ServerConfig, make_server_config
 from tokenmill.core.errors import UserError
 from tokenmill.server.backend import ModelInfo
@@ -105,7 +106,7 @@ def test_the_environment_mirrors_every_flag() -> None:
 
 def test_a_long_load_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     heard = ""
-    with still_loading(every=0.001):
+    with waiting_told("Loading", every=0.001):
         while "still loading (0 s)" not in heard:
             heard += capsys.readouterr().err
 
@@ -116,3 +117,45 @@ def test_the_banner_says_what_fits() -> None:
     assert "context 1,000 tokens; K/V cache of 4,000 tokens (1.5 MiB): 4 full contexts at once, at most 8" in text
     assert "note: short of memory" in text and "Authorization: Bearer KEY" in text
     assert "--unix-socket /s" in curl("unix:/s", "m", keyed=False)
+
+
+def test_a_model_without_template_is_asked_to_complete() -> None:
+    last = banner("http://127.0.0.1:8000", INFO, keyed=False, chats=False)[-1]
+    assert "/v1/completions" in last and '"prompt"' in last and "chat" not in last
+
+
+@pytest.mark.parametrize("template", [True, False])
+def test_what_is_missing_is_told_before_the_load(asked: list[Any], tmp_path: Path, template: bool) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "x"}' if template else "{}")
+    result = run(str(tmp_path))
+    assert result.exit_code == 0 and ("--chat-template FILE" in result.stderr) != template
+    if not template:
+        assert result.stderr.index("--chat-template FILE") < result.stderr.index("loading")
+        chosen = tmp_path / "t.jinja"
+        chosen.write_text("x")
+        assert "--chat-template FILE" not in run(str(tmp_path), "--chat-template", str(chosen)).stderr
+        assert run("demo").stderr.count("note:") == 1  # short of memory
+
+
+@pytest.mark.parametrize(("options", "warned"), [
+    ({"host": "0.0.0.0"}, True), ({"host": "::"}, True), ({"host": "192.168.1.2"}, True),
+    ({"host": "0.0.0.0", "api_key": ["k"]}, False), ({}, False), ({"host": "localhost"}, False),
+    ({"host": "127.0.0.5"}, False), ({"host": "::1"}, False), ({"host": "0.0.0.0", "uds": "/s"}, False),
+])  # fmt: skip
+def test_a_door_without_a_key_is_told(options: dict[str, Any], warned: bool) -> None:
+    lines = open_doors(make_server_config({}, **options).listen)
+    assert bool(lines) == warned and all("--api-key" in line and "--host 127.0.0.1" in line for line in lines)
+
+
+def test_addresses_are_ones_that_can_be_opened() -> None:
+    for url in ("http://0.0.0.0:1", "http://[::]:1"):
+        lines = banner(url, INFO, keyed=False)
+        assert "http://localhost:1/v1/chat" in lines[-1] and "web page at http://localhost:1/" in lines[-2]
+
+
+def test_the_end_says_what_it_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
+    for count, words in ((0, "no answer is open"), (1, "1 answer to end"), (3, "3 answers to end, 30 s at most")):
+        _tell_end(count, 30.0)
+        told = capsys.readouterr().err
+        assert words in told and ("Ctrl-C again" in told) == (count > 0)

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tokenmill.server.ollama.stored import stored
 from tokenmill.testing.fake_generator import FakeOptions
 
 CALL = 'Let me see.<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
@@ -100,3 +101,62 @@ async def test_an_error_in_a_stream_is_a_line(start):
     served = await start(FakeOptions(script="a" * 50, step_s=0.05), request_timeout=0.3)
     found = lines(await served.post("/api/chat", HI))
     assert all(line["message"]["content"] for line in found[:-1]) and "deadline" in found[-1]["error"]
+
+
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", ""])
+async def test_bodies_are_json_whatever_their_type_says(start, kind):
+    served = await start(FakeOptions(script="Hello."))
+    for path, body in {
+        "/api/chat": {**HI, "stream": False},
+        "/api/generate": {"model": "fake", "prompt": "x", "stream": False},
+        "/api/show": {"model": "fake"},
+        "/completion": {"prompt": "x"},
+        "/apply-template": HI,
+    }.items():
+        headers = {"content-type": kind} if kind else {}
+        answer = await served.client.post(path, content=json.dumps(body).encode(), headers=headers)
+        assert answer.status_code == 200, (path, answer.text)
+        bad = await served.client.post(path, content=b"a=b&c=d", headers=headers)
+        assert bad.status_code == 400 and "JSON" in bad.text
+        page = await served.client.post(path, content=b"{}", headers={**headers, "origin": "http://elsewhere"})
+        assert page.status_code == 403  # a form on another page may not use it
+    refused = await served.client.post("/v1/chat/completions", content=b"{}", headers={"content-type": "text/plain"})
+    assert refused.status_code == 415
+
+
+def safetensors(folder, entries, **config):
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    header = json.dumps(entries).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(10))
+    return folder
+
+
+def test_files_are_told_as_they_lie(tmp_path):
+    entry = {"data_offsets": [0, 1]}
+    entries = {"a": {"dtype": "BF16", "shape": [10, 20], **entry}, "b": {"dtype": "F32", "shape": [5], **entry}}
+    folder = safetensors(tmp_path / "plain", {**entries, "__metadata__": {"x": "y"}})
+    found = stored(str(folder))
+    size = (folder / "model.safetensors").stat().st_size
+    assert (found.format, found.size, found.parameters, found.level) == ("safetensors", size, 205, "BF16")
+    packed = safetensors(tmp_path / "packed", entries, quantization_config={"quant_method": "gptq"})
+    assert stored(str(packed)).level == "GPTQ"
+    assert stored("owner/model") is None and stored(str(tmp_path)) is None
+    (packed / "config.json").write_text("{")
+    assert stored(str(packed)) is None
+    demo = stored("demo")
+    assert demo.format == "safetensors" and demo.parameters > 1_000_000 and demo.size > 2**20
+
+
+async def test_tags_tell_the_files(start, tmp_path, monkeypatch):
+    served = await start()
+    info = served.context.backend.info
+    for root, form, level in (("o/m:Q4_K_M", "gguf", "Q4_K_M"), ("demo", "safetensors", "BF16")):
+        monkeypatch.setattr(info, "root", root) if not is_frozen(info) else object.__setattr__(info, "root", root)
+        (entry, *_) = (await served.client.get("/api/tags")).json()["models"]
+        assert (entry["details"]["format"], entry["details"]["quantization_level"]) == (form, level)
+        assert entry["size"] == (stored(root).size if stored(root) else info.details.get("weight_bytes", 0))
+
+
+def is_frozen(value):
+    return value.__dataclass_params__.frozen

@@ -93,6 +93,7 @@ LLAMACPP = Api(
     generating=frozenset((*GENERATING, *EMBEDDING)),
     prefixes=(*GENERATING, *EMBEDDING, "/apply-template", "/props", "/slots", "/lora-adapters"),
     error=answers.error_body,
+    any_type=True,
 )
 
 

@@ -27,6 +27,11 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z")
 
 
+def moment(seconds: float) -> str:
+    """A time of a file, in the same form."""
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat().replace("+00:00", "Z")
+
+
 def error_body(found: HttpError) -> bytes:
     """{"error": "..."}"""
     return encode({"error": found.message})

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import time
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -17,7 +18,7 @@ import tokenmill
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError
-from tokenmill.server.ollama.answers import Answer, error_body, now
+from tokenmill.server.ollama.answers import Answer, error_body, moment, now
 from tokenmill.server.ollama.schemas import (
     ChatRequest,
     EmbeddingsRequest,
@@ -26,6 +27,7 @@ from tokenmill.server.ollama.schemas import (
     Options,
     ShowRequest,
 )
+from tokenmill.server.ollama.stored import Stored, stored
 from tokenmill.server.openai import embeddings
 from tokenmill.server.openai.chat import Chat
 from tokenmill.server.openai.schemas import EmbeddingRequest
@@ -36,6 +38,7 @@ from tokenmill.text.messages.describe import MessageFormat
 
 RAW = "{% for message in messages %}{{ message.content }}{% endfor %}"
 """The template of a prompt that is to stay as it is."""
+LEVELS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "unknown": "unknown"}
 REFUSED = ("create", "copy", "pull", "push", "delete", "blobs")
 
 
@@ -142,6 +145,7 @@ OLLAMA = Api(
     generating=frozenset({"/api/generate", "/api/chat", "/api/embed", "/api/embeddings"}),
     prefixes=("/api/",),
     error=error_body,
+    any_type=True,
 )
 
 
@@ -207,11 +211,12 @@ def entry(context: Context, name: str) -> dict[str, Any]:
     """A model in a list."""
     info = context.backend.info
     tagged = name if ":" in name else f"{name}:latest"
+    files = files_of(context)
     return {
         "name": tagged,
         "model": tagged,
-        "modified_at": now(),
-        "size": info.details.get("weight_bytes", 0),
+        "modified_at": now() if files is None else moment(files.modified),
+        "size": info.details.get("weight_bytes", 0) if files is None else files.size,
         "digest": hashlib.sha256(f"{info.root}\0{name}".encode()).hexdigest(),
         "details": details(context),
     }
@@ -219,16 +224,26 @@ def entry(context: Context, name: str) -> dict[str, Any]:
 
 def details(context: Context) -> dict[str, Any]:
     """Family, size and format."""
-    known = context.backend.info.details
+    info = context.backend.info
+    known, files = info.details, files_of(context)
     family = str(known.get("family", "unknown"))
+    _, _, tag = info.root.partition(":")  # owner/model:Q4_K_M is a GGUF file of the hub
+    form = files.format if files is not None else "gguf" if tag or info.root.endswith(".gguf") else "safetensors"
+    level = known.get("quantization") or (files.level if files is not None else tag) or known.get("dtype", "unknown")
+    count = files.parameters if files is not None else 0
     return {
         "parent_model": "",
-        "format": "safetensors",
+        "format": form,
         "family": family,
         "families": [family],
-        "parameter_size": _count(float(known.get("flops_per_token", 0.0)) / 2),
-        "quantization_level": str(known.get("quantization") or known.get("dtype", "unknown")),
+        "parameter_size": _count(count or float(known.get("flops_per_token", 0.0)) / 2),
+        "quantization_level": LEVELS.get(str(level), str(level).upper()),
     }
+
+
+def files_of(context: Context) -> Stored | None:
+    """The served model's files, read once."""
+    return _files_of(context.backend.info.root)
 
 
 def described(context: Context, name: str) -> dict[str, Any]:
@@ -256,6 +271,9 @@ def described(context: Context, name: str) -> dict[str, Any]:
         "capabilities": can,
         "modified_at": now(),
     }
+
+
+_files_of = lru_cache(maxsize=8)(stored)
 
 
 def _count(weights: float) -> str:

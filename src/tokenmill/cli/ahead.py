@@ -1,0 +1,45 @@
+"""What is seen of a model before it is loaded. Owns: whether its name can be one, and whether it has a chat template.
+
+Only headers and small files of what lies here are read; a hub model that is not here yet is left to the load.
+Must not know: torch, engines.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenmill.checkpoint.gguf_file import open_gguf
+from tokenmill.checkpoint.hub import resolve_model
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.errors import ModelError
+from tokenmill.demo import demo_dir
+
+_TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
+_KEY = "tokenizer.chat_template"
+
+
+def lacks_template(config: EngineConfig) -> bool:
+    """Is it certain that this model has no chat template? Refuses a name that is neither a path nor a hub's."""
+    name = config.model.tokenizer or config.model.model
+    path = demo_dir("main") if name == "demo" else Path(name).expanduser()
+    if not path.exists():
+        if name.startswith((".", "~", "/")) or name.endswith(".gguf") or name.count("/") > 1:
+            resolve_model(name)  # says what is wrong with it, if something is
+        return False
+    try:
+        return not _has_template(path)
+    except (ModelError, OSError):
+        return False  # the load says what is wrong with it
+
+
+def _has_template(path: Path) -> bool:
+    if path.is_dir():
+        files = sorted(path.glob("*.gguf"))
+        if not any(path.glob("*.safetensors")) and files:
+            return _has_template(files[0])
+        settings = path / "tokenizer_config.json"
+        named = settings.is_file() and '"chat_template"' in settings.read_text(encoding="utf-8", errors="replace")
+        return named or any((path / file).exists() for file in _TEMPLATES)
+    if path.suffix != ".gguf":
+        return True
+    return any(key == _KEY or key.startswith(_KEY + ".") for key in open_gguf(path).metadata)

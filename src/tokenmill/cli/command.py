@@ -1,0 +1,165 @@
+"""How command lines are read and explained. Owns: one sentence for a wrong one, and help in our own layout.
+
+A flag that a verb lacks is looked up among other programs' (foreign.py) before it is refused. Must not know: verbs.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from tokenmill.cli.errors import USER
+from tokenmill.cli.foreign import VERBS, Refused, as_ours
+from tokenmill.cli.help import ALL, page, verbs_page
+from tokenmill.core.config import GROUPS, SERVER_GROUPS, all_options
+
+USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
+"""What typer raises for every wrong line, whichever library it reads lines with."""
+
+
+class Told(typer.BadParameter):
+    """A wrong command line, said in a sentence or two."""
+
+    exit_code = USER
+
+    def show(self, file: Any = None) -> None:
+        """On standard error, as failures of verbs are."""
+        typer.secho(f"tokenmill: {self.message}", fg="red", err=True)
+
+
+class Verb(TyperCommand):
+    """One verb."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The words as typer takes them."""
+        if ctx.resilient_parsing:  # a shell asks what could follow
+            return super().parse_args(ctx, args)
+        if ALL in args:
+            typer.echo(self._page(ctx, everything=True), color=ctx.color)
+            raise typer.Exit
+        try:
+            return super().parse_args(ctx, as_ours(args, self._flags(), str(self.name)))
+        except Told:
+            raise
+        except Refused as error:
+            raise Told(f"{error}{self._hint(ctx, error.flag)}") from None
+        except USAGE_ERROR as error:
+            _tell(ctx, error)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """What few people need is left out."""
+        formatter.write(self._page(ctx, everything=False) + "\n")
+
+    def _page(self, ctx: Any, *, everything: bool) -> str:
+        return page(_usage(self, ctx), self.help or "", self.get_params(ctx), everything=everything)
+
+    def _flags(self) -> dict[str, bool]:
+        """Every flag -> does a value follow?"""
+        found = {"--help": False}
+        for param in self.params:
+            if param.param_type_name == "option":
+                takes = not getattr(param, "is_flag", False)
+                found |= dict.fromkeys([*param.opts, *param.secondary_opts], takes)
+        return found
+
+    def _hint(self, ctx: Any, flag: str | None) -> str:
+        """Where an unknown flag belongs."""
+        if flag is None:
+            return ""
+        others = [verb for verb in _siblings(ctx) if flag in verb._flags()] if ctx.parent is not None else []
+        if others:
+            return f" It is a flag of {_listed([str(verb.name) for verb in others])}."
+        shown = [name for name in self._flags() if name.startswith("--")]
+        close = difflib.get_close_matches(flag, shown, n=1, cutoff=0.7)
+        if close:
+            return f" Did you mean {close[0]}?"
+        if flag.lstrip("-").replace("-", "_") in {**all_options(GROUPS), **all_options(SERVER_GROUPS)}:
+            return " It is an option of engines, and this verb starts none."
+        return f" `{ctx.command_path} {ALL}` lists the flags."
+
+
+class Verbs(TyperGroup):
+    """The command itself, or a verb that has verbs."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Flags before the verb are few."""
+        if ALL in args[:1]:
+            args = ["--help", *args[1:]]
+        if args[:1] == ["-h"]:
+            args = ["--help", *args[1:]]
+        try:
+            return super().parse_args(ctx, args)
+        except USAGE_ERROR as error:
+            if type(error).__name__ == "NoArgsIsHelpError":
+                raise
+            name = getattr(error, "option_name", None)
+            if name is not None:
+                raise Told(
+                    f"A verb comes first, flags after it: `{ctx.command_path} {_example(ctx)} {name} ...` "
+                    f"({ctx.command_path} --help lists the verbs)."
+                ) from None
+            _tell(ctx, error)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The verb, or a hint of which one is meant."""
+        if ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        try:
+            return super().resolve_command(ctx, args)
+        except USAGE_ERROR:
+            raise Told(self._no_verb(ctx, args[0])) from None
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The verbs, a line each."""
+        verbs = [
+            (name, verb.get_short_help_str(200))
+            for name, verb in ((n, self.get_command(ctx, n)) for n in self.list_commands(ctx))
+            if verb is not None and not verb.hidden
+        ]
+        rows = [(", ".join(param.opts), getattr(param, "help", None) or "") for param in self.get_params(ctx)]
+        formatter.write(verbs_page(_usage(self, ctx), self.help or "", verbs, rows) + "\n")
+
+    def _no_verb(self, ctx: Any, word: str) -> str:
+        at_top = ctx.parent is None
+        if at_top and word in VERBS:
+            return f"There is no verb {word}. {VERBS[word]}"
+        if close := difflib.get_close_matches(word, self.list_commands(ctx), n=1, cutoff=0.7):
+            return f"There is no verb {word}. Did you mean {close[0]}?"
+        if at_top and (word == "demo" or "/" in word or word.endswith(".gguf")):
+            return f"{word} is no verb: `{ctx.command_path} chat {word}` talks with a model, `serve {word}` serves it."
+        return f"There is no verb {word}; there are {_listed(self.list_commands(ctx))}."
+
+
+def _siblings(ctx: Any) -> Iterator[Verb]:
+    group = ctx.parent.command
+    for name in group.list_commands(ctx.parent):
+        verb = group.get_command(ctx.parent, name)
+        if isinstance(verb, Verb) and verb is not ctx.command:
+            yield verb
+
+
+def _usage(command: Any, ctx: Any) -> str:
+    return f"{typer.style('Usage:', bold=True)} {ctx.command_path} {' '.join(command.collect_usage_pieces(ctx))}"
+
+
+def _example(ctx: Any) -> str:
+    """A verb of this group."""
+    names = ctx.command.list_commands(ctx)
+    return "chat" if "chat" in names else str(names[0])
+
+
+def _tell(ctx: Any, error: Any) -> NoReturn:
+    """The library's complaint in our form."""
+    text = " ".join(str(error.format_message()).split()).rstrip(".")
+    if "unexpected extra argument" in text:
+        text += "; a text of several words stands behind a flag, in quotes"
+    raise Told(f"{text}. `{ctx.command_path} --help` explains it.") from None
+
+
+def _listed(names: list[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last

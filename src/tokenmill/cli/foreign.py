@@ -1,0 +1,283 @@
+"""Flags and verbs of llama.cpp, Ollama and vLLM. Owns: what becomes of each when a verb has no flag of that name.
+
+A name is another spelling of a flag here, asks for what is done anyway, or is refused with the way to the same end.
+Names that a verb has itself never come here. vLLM's are listed in core/arguments.py. Must not know: verbs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tokenmill.core.arguments import ENGINE, SERVER, SWITCHES, parsed
+from tokenmill.core.errors import UserError
+
+SPREAD = ("tensor_parallel_size", "pipeline_parallel_size")
+_CHOICES = ("on", "off", "auto", "0", "1", "true", "false")
+
+
+class Refused(UserError):
+    """A flag that cannot be used; flag: its name, where nobody knows it."""
+
+    def __init__(self, message: str, flag: str | None = None) -> None:
+        super().__init__(message)
+        self.flag = flag
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """What becomes of a name. into: words that stand for it here, its value behind them; values: words that stand for
+    the name with this value; why: a refusal. takes: values that follow (-1: perhaps one)."""
+
+    into: str | None = None
+    why: str = ""
+    takes: int = 1
+    values: Mapping[str, str] = field(default_factory=dict)
+
+
+def _same(flag: str, names: str, *nothing: str, takes: int = 1) -> dict[str, Foreign]:
+    """Other spellings; nothing: values that ask for nothing."""
+    return {name: Foreign(into=flag, takes=takes, values=dict.fromkeys(nothing, "")) for name in names.split()}
+
+
+def _nothing(names: str, takes: int = 1) -> dict[str, Foreign]:
+    """Asks for what is done, or for what has no counterpart and changes no answer."""
+    return {name: Foreign(into="", takes=takes) for name in names.split()}
+
+
+def _refused(why: str, names: str, *nothing: str, takes: int = 1) -> dict[str, Foreign]:
+    return {name: Foreign(why=why, takes=takes, values=dict.fromkeys(nothing, "")) for name in names.split()}
+
+
+_KV = {"f16": "", "bf16": "", "f32": "--kv-cache-dtype float32", "q8_0": "--kv-cache-dtype int8"}
+_SAMPLERS = "requests may ask for it; `serve --override-generation-config JSON` gives defaults"
+LLAMA: Mapping[str, Foreign] = {
+    **_same("--help", "-h --usage", takes=0),
+    **_same("--model", "-m -hf -hfr --hf-repo"),
+    **_same("--max-model-len", "-c --ctx-size --num-ctx --num_ctx", "0"),
+    **_same("--max-tokens", "-n --predict --n-predict --num-predict --num_predict", "-1", "-2"),
+    **_same("--threads", "-t", "-1"),
+    **_same("--max-num-seqs", "-np --parallel", "-1"),
+    **_same("--max-num-batched-tokens", "-b --batch-size"),
+    **_same("--seed", "-s", "-1"),
+    **_same("--temperature", "--temp"),
+    **_same("--repetition-penalty", "--repeat-penalty"),
+    **_same("--stop", "-r --reverse-prompt"),
+    **_same("--prompt-file", "-f --file"),
+    **_same("--system", "-sys --system-prompt"),
+    **_same("--hf-token", "-hft"),
+    **_same("--device", "-dev"),
+    **_same("--served-model-name", "-a --alias"),
+    **_same("--request-timeout", "-to --timeout"),
+    **_same("--chat-template", "--chat-template-file"),
+    **_same("--default-chat-template-kwargs", "--chat-template-kwargs"),
+    **_same("--root-path", "--api-prefix"),
+    **_same("--ssl-keyfile", "--ssl-key-file"),
+    **_same("--ssl-certfile", "--ssl-cert-file"),
+    **_same("--check-weights", "--check-tensors", takes=0),
+    **_same("--log-json", "--log-jsonl", takes=0),
+    **_same("--no-log-json", "--no-log-jsonl", takes=0),
+    **_same("--enable-prefix-caching", "--cache-prompt", takes=0),
+    **_same("--no-enable-prefix-caching", "--no-cache-prompt", takes=0),
+    **_same("--no-wrap", "--nowordwrap", takes=0),
+    **_same("--quantization", "-q"),
+    **{name: Foreign(into="", values={"0": "--device cpu"}) for name in ("-ngl", "--gpu-layers", "--n-gpu-layers")},
+    **{
+        name: Foreign(why="keys and values are stored as --kv-cache-dtype fp8 or int8 says", values=_KV)
+        for name in ("-ctk", "--cache-type-k", "-ctv", "--cache-type-v")
+    },
+    **_nothing("-fa --flash-attn -fit --fit --log-colors -rea", takes=-1),
+    **_nothing("-tb --threads-batch -ub --ubatch-size --keep --prio --prio-batch --poll --poll-batch --numa -dt"),
+    **_nothing("--defrag-thold -fitt --fit-target -fitc --fit-ctx -lm --load-mode -lzm --lazy-mode -O"),
+    **_nothing("-C --cpu-mask -Cr --cpu-range -Cb --cpu-mask-batch -Crb --cpu-range-batch --cpu-strict"),
+    **_nothing(
+        "--cpu-strict-batch --cache-reuse -cram --cache-ram -ctxcp --ctx-checkpoints -sps --slot-prompt-similarity"
+    ),
+    **_nothing("--threads-http --keepalive --sleep-idle-seconds"),
+    **_nothing("--mlock --mmap --no-mmap --swa-full --perf --no-perf -e --escape --repack -nr --no-repack", takes=0),
+    **_nothing("-kvo --kv-offload --op-offload --no-op-offload --no-host -cb --cont-batching --warmup", takes=0),
+    **_nothing("--no-warmup --jinja --metrics --slots --props --webui --ui -kvu --kv-unified --embedding", takes=0),
+    **_nothing("--embeddings --rerank --reranking --log-prefix --log-timestamps --no-log-prefix", takes=0),
+    **_nothing("--no-log-timestamps --verbose-prompt --no-display-prompt -cnv --conversation -sp --special", takes=0),
+    **_nothing(
+        "-i --interactive -if --interactive-first -co --color --simple-io --no-mmproj -dio --direct-io", takes=0
+    ),
+    **_nothing("--hidethinking --context-shift --no-context-shift --prefill-assistant", takes=0),
+    **_refused("adapters are not built yet: merge them into the weights", "--lora --lora-scaled --adapter"),
+    **_refused("control vectors are not built", "--control-vector --control-vector-scaled"),
+    **_refused("pictures and sound are not read", "-mm --mmproj -mmu --mmproj-url --image --audio"),
+    **_refused(
+        'give --speculative-config, like \'{"method": "ngram", "num_speculative_tokens": 4}\'',
+        "-md --model-draft --spec-draft-model -hfd --hf-repo-draft --draft --draft-max --draft-n --draft-min "
+        "--spec-type --spec-draft-n-max --spec-draft-n-min -ctkd -ctvd -ngld --n-gpu-layers-draft",
+    ),
+    **_refused(
+        "weights stay on one device: --quantization makes them smaller",
+        "-ot --override-tensor -ncmoe --n-cpu-moe --moe-cache-mib -ncffn --n-cpu-ffn -ts --tensor-split",
+    ),
+    **_refused("weights stay on one device: --quantization makes them smaller", "-cmoe --cpu-moe", takes=0),
+    **_refused("keys and values stay on the device", "-nkvo --no-kv-offload", takes=0),
+    **_refused("a model runs on one device; --device names it", "-sm --split-mode", "none", "layer"),
+    **_refused("--device cuda:1 names another GPU", "-mg --main-gpu", "0"),
+    **_refused(
+        "give --hf-overrides with the entries of config.json",
+        "--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx --yarn-ext-factor "
+        "--yarn-attn-factor --yarn-beta-slow --yarn-beta-fast --override-kv",
+    ),
+    **_refused("download the file, and name it", "-mu --model-url -dr --docker-repo -hff --hf-file"),
+    **_refused("models are loaded from the hub's cache when HF_HUB_OFFLINE=1 is set", "--offline", takes=0),
+    **_refused("`tokenmill doctor` lists devices", "--list-devices", takes=0),
+    **_refused("what a person sees goes to standard error: redirect it", "--log-file"),
+    **_refused("--log-level says how much is logged", "-lv --verbosity --log-verbosity"),
+    **_refused("--log-level error logs little", "--log-disable", takes=0),
+    **_refused("a request gives its own: structured_outputs, response_format", "--grammar --grammar-file -j"),
+    **_refused("a request gives its own: structured_outputs, response_format", "--json-schema --json-schema-file -jf"),
+    **_refused("a request gives its own: response_format, or Ollama's format", "--format"),
+    **_refused(
+        _SAMPLERS,
+        "--samplers --sampler-seq --sampling-seq --top-nsigma --top-n-sigma --xtc-probability --xtc-threshold "
+        "--typical --typical-p --repeat-last-n --presence-penalty --frequency-penalty --dry-multiplier --dry-base "
+        "--dry-allowed-length --dry-penalty-last-n --dry-sequence-breaker --dynatemp-range --dynatemp-exp --mirostat "
+        "--mirostat-lr --mirostat-ent -l --logit-bias --adaptive-target --adaptive-decay",
+    ),
+    **_refused("keys are given by --api-key, or as TOKENMILL_API_KEY", "--api-key-file"),
+    **_refused("the page is part of the server", "--no-webui --no-ui", takes=0),
+    **_refused("the page is part of the server", "--path --webui-config --webui-config-file"),
+    **_refused("the prefix cache keeps conversations by itself", "--slot-save-path"),
+    **_refused("embeddings are pooled as the model says", "--pooling", "none", "mean", "last", "cls"),
+    **_refused("a request says it: chat_template_kwargs", "--reasoning-budget", "-1"),
+    **_refused("--reasoning-parser names the format", "--reasoning-format", "auto", "deepseek", "none"),
+    **_refused("a server has one model: start another for another", "--models-dir --models-preset --models-max"),
+    **_refused("hub names come over TLS", "--insecure", takes=0),
+    **_refused("a request says it: think, reasoning_effort", "--think", takes=-1),
+    **_refused("the context is kept whole: `chat` forgets the oldest turns", "--grp-attn-n -gan --grp-attn-w -gaw"),
+    **_refused("a template of the model, or a file: --chat-template FILE", "--no-jinja", takes=0),
+}
+"""llama.cpp's flags, and those of `ollama run`."""
+
+DEFAULTS: Mapping[str, str] = {
+    "--temperature": "temperature",
+    "--top-p": "top_p",
+    "--top-k": "top_k",
+    "--min-p": "min_p",
+    "--repetition-penalty": "repetition_penalty",
+    "--max-tokens": "max_new_tokens",
+}
+"""Flags of one answer -> their names in generation_config.json."""
+
+VERBS: Mapping[str, str] = {
+    "run": "`tokenmill chat MODEL` talks with a model, `generate MODEL -p TEXT` continues a text.",
+    "cli": "`tokenmill chat MODEL` talks with a model, `generate MODEL -p TEXT` continues a text.",
+    "complete": "`tokenmill generate MODEL -p TEXT` continues a text.",
+    "completions": "`tokenmill completion SHELL` prints the script for a shell.",
+    "pull": "Models are downloaded when they are first used: `tokenmill chat OWNER/NAME`.",
+    "download": "Models are downloaded when they are first used: `tokenmill chat OWNER/NAME`.",
+    "list": "Models are folders, .gguf files and hub names; `tokenmill plan MODEL` describes one.",
+    "ls": "Models are folders, .gguf files and hub names; `tokenmill plan MODEL` describes one.",
+    "show": "`tokenmill plan MODEL` says what a model needs and how fast it will be.",
+    "ps": "A server's models are at /v1/models, its requests on the page's Engine view.",
+    "stop": "Ctrl-C, or SIGTERM, ends a server.",
+    "rm": "Models are files: remove the folder.",
+    "cp": "Models are files: copy the folder, or give `serve --served-model-name NAME`.",
+    "push": "Models are files: nothing is uploaded from here.",
+    "create": "`tokenmill quantize SRC DST` writes a smaller model; `chat --system TEXT` sets its words.",
+    "convert": "`tokenmill quantize SRC DST` writes a smaller model.",
+    "server": "`tokenmill serve MODEL` serves a model.",
+    "start": "`tokenmill serve MODEL` serves a model.",
+    "run-batch": "A server reads OpenAI's batches at /v1/batches; `tokenmill serve MODEL` starts one.",
+    "collect-env": "`tokenmill doctor` looks at this machine.",
+    "help": "`tokenmill --help` lists the verbs, `tokenmill VERB --help` the flags of one.",
+    "version": "`tokenmill --version` prints it.",
+    "benchmark": "`tokenmill bench --help` lists what is measured.",
+    "embed": "A server has /v1/embeddings: `tokenmill serve MODEL` starts one.",
+}
+"""Verbs of ollama, vllm and llama.cpp -> the way to the same end."""
+
+
+def as_ours(args: list[str], known: Mapping[str, bool], verb: str) -> list[str]:
+    """The words with other programs' flags replaced or left out; known: the verb's flags, and whether a value follows.
+    Raises Refused for what cannot be used."""
+    found: list[str] = []
+    at = 0
+    while at < len(args):
+        word, rest = args[at], args[at + 1 :]
+        name, equals, value = word.partition("=")
+        at += 1
+        if word == "--":
+            return [*found, word, *rest]
+        if not _is_flag(word):
+            found.append(word)
+        elif name in known:
+            taken = int(known[name] and not equals)
+            found += [word, *rest[:taken]]
+            at += taken
+        elif (other := _lookup(name, verb)) is not None:
+            given = [value] if equals else rest[: _taken(other, rest)]
+            found += _ours(name, other, given, known)
+            at += 0 if equals else len(given)
+        elif word[:2] in known and not word.startswith("--"):
+            found.append(word)  # -pTEXT
+        else:
+            raise _elsewhere(name, name, [value] if equals else rest[:1], known)
+    return found
+
+
+def _is_flag(word: str) -> bool:
+    return len(word) > 1 and word[0] == "-" and not (word[1].isdigit() or word[1] == ".")
+
+
+def _taken(other: Foreign, rest: list[str]) -> int:
+    if other.takes >= 0:
+        return min(other.takes, len(rest))
+    return int(bool(rest) and rest[0] in _CHOICES)
+
+
+def _lookup(name: str, verb: str) -> Foreign | None:
+    if name in ("-v", "--verbose", "--log-verbose"):
+        return Foreign(into="--log-level debug" if verb == "serve" else "", takes=0)
+    return LLAMA.get(name) or _vllm(name)
+
+
+def _vllm(name: str) -> Foreign | None:
+    """vLLM's flags that are no options here."""
+    short = {"-tp": SPREAD[0], "-pp": SPREAD[1], "-dp": "data_parallel_size"}
+    plain = short.get(name) or name.removeprefix("--").replace("-", "_")
+    if name.startswith("--no-") and plain not in SWITCHES and plain.removeprefix("no_") in SWITCHES:
+        return Foreign(into="", takes=0)
+    if plain in SPREAD:
+        return Foreign(why="an engine runs a model on one device (--quantization makes it smaller)", values={"1": ""})
+    other = ENGINE.get(plain) or SERVER.get(plain)
+    if other is None or not (name.startswith("--") or name in short):
+        return None
+    if plain in SWITCHES:
+        return Foreign(into="", takes=0) if not other.asks(True) else Foreign(why=other.why, takes=0)
+    if other.harmless:
+        return Foreign(into="")
+    return Foreign(why=other.why, values={str(value): "" for value in (*other.neutral, 0, "")})
+
+
+def _ours(name: str, other: Foreign, given: list[str], known: Mapping[str, bool]) -> list[str]:
+    said = " ".join([name, *given])
+    if given and (given[0] in other.values or str(parsed(given[0])) in other.values):
+        words = other.values.get(given[0], "").split()
+    elif other.into is None:
+        raise Refused(f"{said} cannot be used: {other.why}.")
+    else:
+        if other.takes == 1 and not given and other.into:
+            raise Refused(f"{name} wants a value; here it is called {other.into}.")
+        words = [*other.into.split(), *(given if other.into else [])]
+    if words and words[0] not in known:
+        raise _elsewhere(name, words[0], given, known)
+    return words
+
+
+def _elsewhere(name: str, ours: str, given: list[str], known: Mapping[str, bool]) -> Refused:
+    """A flag that other verbs have."""
+    if ours in DEFAULTS and "--override-generation-config" in known:
+        value = given[0] if given else "..."
+        entry = f'{{"{DEFAULTS[ours]}": {value}}}'
+        return Refused(
+            f"Requests say what {name} says here; a default is given as --override-generation-config '{entry}'."
+        )
+    renamed = "There is no flag {0} here." if name == ours else "There is no flag {0} here; elsewhere it is {1}."
+    return Refused(renamed.format(name, ours), ours)

@@ -1,0 +1,140 @@
+"""An answer on its way to a terminal. Owns: wrapping of words, reasoning folded into a line, and nothing that steers.
+
+What is not a terminal gets the answer's text alone, unchanged. Must not know: engines, conversations.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import unicodedata
+
+from tokenmill.cli.terminal import harmless
+
+FENCE = "```"
+WIDEST, NARROWEST = 100, 20
+"""Columns of text, whatever the terminal has."""
+DIM, PLAIN, CLEARED = "\x1b[2m", "\x1b[0m", "\r\x1b[K"
+
+
+def cells(text: str) -> int:
+    """Columns that a text takes."""
+    return sum(_cells(char) for char in text)
+
+
+class Wrapped:
+    """Text in pieces -> text whose lines end between words; code between fences stays as it is."""
+
+    def __init__(self, columns: int) -> None:
+        self.columns = columns
+        self.column = 0
+        self.word = ""
+        self.spaces = ""
+        self.head = ""
+        """The line's first characters, which may open or close a block of code."""
+        self.code = False
+
+    def push(self, text: str) -> str:
+        """What can be written; the last word waits for its end."""
+        return "".join(self._take(char) for char in text)
+
+    def end(self) -> str:
+        """The last word."""
+        return self._flush()
+
+    def _take(self, char: str) -> str:
+        if char == "\n":
+            out = self._flush() + (self.spaces if self.code else "") + "\n"
+            self.code ^= self.head == FENCE
+            self.column, self.spaces, self.head = 0, "", ""
+            return out
+        if len(self.head) < len(FENCE) and not (char.isspace() and not self.head):
+            self.head += char
+        if char in " \t":
+            out = self._flush()
+            self.spaces += char
+            return out
+        out = self._flush() if _cells(char) == 2 else ""  # between such characters a line may end
+        self.word += char
+        return out + (self._flush() if _cells(char) == 2 else "")
+
+    def _flush(self) -> str:
+        word, spaces = self.word, self.spaces
+        if not word:
+            return ""
+        self.word = self.spaces = ""
+        width = cells(word)
+        if self.column and not self.code and self.column + len(spaces) + width > self.columns:
+            self.column = width
+            return "\n" + word
+        self.column += len(spaces) + width
+        return spaces + word
+
+
+class Screen:
+    """One answer. `folded`: of reasoning only its length is shown."""
+
+    def __init__(self, *, wrap: bool = True, folded: bool = True) -> None:
+        self.terminal = sys.stdout.isatty()
+        columns = max(NARROWEST, min(WIDEST, shutil.get_terminal_size().columns - 1))
+        self.wrapped = Wrapped(columns) if wrap and self.terminal else None
+        self.folded = folded
+        self.thought = ""
+        self.said = ""
+        self._count = 0
+        self._waiting = self.terminal
+        if self.terminal:
+            sys.stdout.write(f"{DIM}...{PLAIN}")
+            sys.stdout.flush()
+
+    def reason(self, text: str) -> None:
+        """More reasoning."""
+        self.thought += text
+        if not self.terminal:
+            return
+        if self.folded:
+            self._count += sum(char.isspace() for char in text)
+            self._write(f"{CLEARED}{DIM}thinking ... {self._count} words{PLAIN}")
+        else:
+            self._write(f"{DIM}{self._laid(text)}{PLAIN}")
+
+    def say(self, text: str) -> None:
+        """More of the answer."""
+        if not self.said:
+            self._end_thought()
+        self.said += text
+        self._write(self._laid(text) if self.terminal else text)
+
+    def end(self) -> None:
+        """No more of this answer."""
+        if not self.said:
+            self._end_thought()
+        self._write((self.wrapped.end() if self.wrapped is not None else "") + "\n")
+
+    def _end_thought(self) -> None:
+        if not self.thought or not self.terminal:
+            return
+        if self.folded:
+            words = len(self.thought.split())
+            self._write(f"{CLEARED}{DIM}(thought for {words} words; /thinking shows them){PLAIN}\n")
+        else:
+            rest = self.wrapped.end() if self.wrapped is not None else ""
+            self._write(f"{DIM}{rest}{PLAIN}\n\n")
+        if self.wrapped is not None:
+            self.wrapped = Wrapped(self.wrapped.columns)
+
+    def _laid(self, text: str) -> str:
+        text = harmless(text)
+        return self.wrapped.push(text) if self.wrapped is not None else text
+
+    def _write(self, text: str) -> None:
+        if self._waiting and text:
+            text, self._waiting = CLEARED + text, False
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def _cells(char: str) -> int:
+    if unicodedata.combining(char) or unicodedata.category(char) in ("Cf", "Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1

@@ -1,0 +1,94 @@
+"""What people type who know another program, or who slip: each line gets a sentence or two with the way on."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+from typer.testing import CliRunner
+
+from tokenmill.cli.main import app
+
+WRONG = [
+    # verbs of others, and slips
+    ("run demo", "`tokenmill chat MODEL` talks with a model"),
+    ("pull owner/model", "downloaded when they are first used"),
+    ("list", ".gguf files and hub names"),
+    ("show demo", "`tokenmill plan MODEL`"),
+    ("ps", "/v1/models"),
+    ("create mine -f Modelfile", "`tokenmill quantize SRC DST`"),
+    ("run-batch -i in.jsonl -o out.jsonl", "/v1/batches"),
+    ("collect-env", "`tokenmill doctor`"),
+    ("serv demo", "Did you mean serve?"),
+    ("genarate", "Did you mean generate?"),
+    ("demo", "`tokenmill chat demo` talks with a model"),
+    ("./model.gguf", "`tokenmill chat ./model.gguf`"),
+    ("frobnicate", "there are serve, chat, generate"),
+    ("-m model.gguf -p hi", "A verb comes first"),
+    ("--port 8000", "`tokenmill chat --port ...`"),
+    ("bench speed", "there are throughput, latency"),
+    # llama.cpp's flags
+    ("serve -m /no/such.gguf -c 4096 -ngl 99 -t 4 -fa on --jinja -np 2 --metrics", "'/no/such.gguf' is neither"),
+    ("chat -m /no/such.gguf --ctx-size 4096 -n 64 --temp 0.5 --no-mmap --mlock -b 512", "'/no/such.gguf' is neither"),
+    ("serve --temp 0.7", """'{"temperature": 0.7}'"""),
+    ("serve -n 64", '"max_new_tokens": 64'),
+    ("serve --lora adapter.gguf", "adapters are not built yet"),
+    ("serve --mmproj proj.gguf", "pictures and sound are not read"),
+    ("serve -md draft.gguf", "--speculative-config"),
+    ("chat -ctk q4_0", "--kv-cache-dtype fp8 or int8"),
+    ("serve --tensor-split 3,1", "--quantization makes them smaller"),
+    ("chat --grammar-file a.gbnf", "structured_outputs"),
+    ("serve --rope-freq-base 10000", "--hf-overrides"),
+    ("generate -p hi --mirostat 2", "requests may ask for it"),
+    ("serve --list-devices", "`tokenmill doctor`"),
+    ("chat -c", "here it is called --max-model-len"),
+    # vLLM's and Ollama's
+    ("serve --tensor-parallel-size 2 /no/such", "must be 1, got 2"),
+    ("chat --tensor-parallel-size 2", "an engine runs a model on one device"),
+    ("generate /no/such -p hi --tensor-parallel-size 1 --swap-space 4 --disable-log-requests", "'/no/such' is neither"),
+    ("serve --enable-lora", "adapters are not built yet"),
+    ("chat --enable-lora", "adapters are not built yet"),
+    ("serve --cpu-offload-gb 10", "--quantization makes them smaller"),
+    ("chat demo --format json", "response_format"),
+    ("chat --insecure", "TLS"),
+    # slips in flags and values
+    ("chat --port 8000", "It is a flag of serve"),
+    ("chat --prompt hi", "It is a flag of generate"),
+    ("serve --max-model-length 4096", "Did you mean --max-model-len?"),
+    ("serve --quantisation int8", "Did you mean --quantization?"),
+    ("serve --foo", "`tokenmill serve --help-all` lists the flags"),
+    ("serve --dtype float12", "'--dtype'"),
+    ("serve --port eighty", "'--port'"),
+    ("serve --port", "'--port' requires an argument"),
+    ("serve --port 99999", "port must be at most 65535"),
+    ("serve --hf-overrides {", "wants JSON"),
+    ("chat demo tell me", "unexpected extra argument"),
+    ("generate demo", "--prompt TEXT"),
+    ("generate demo -p hi --temperature hot", "'--temperature'"),
+    ("quantize", "Missing argument 'SRC'"),
+    ("quantize demo /tmp/x --format int3", "'--format'"),
+    ("tune", "Missing option '--slo'"),
+    ("plan demo --slo ttft=1s", "--slo and --users belong together"),
+    ("plan /no/such/model --device h200", "'/no/such/model' is neither"),
+    ("completion tcsh", "bash"),
+    ("completion", "Missing argument 'bash|zsh|fish'"),
+    ("chat demo --chat-template /no/such", "cannot be read"),
+    ("serve demo --api-key ''", "--api-key is empty"),
+]
+SENTENCE = re.compile(r"[.?!](?:\s|$)")
+
+
+@pytest.mark.parametrize(("line", "hint"), WRONG, ids=[line for line, _ in WRONG])
+def test_wrong_commands_are_told_the_way(line: str, hint: str) -> None:
+    result = CliRunner().invoke(app, shlex.split(line))
+    assert isinstance(result.exception, SystemExit), result.exception
+    # `serve` says what it does meanwhile; the answer is the last line.
+    told = result.stderr.rstrip().splitlines()[-1]
+    assert result.exit_code == 2 and result.stdout == ""
+    assert told.startswith("tokenmill: ") and hint in told and "Traceback" not in result.stderr
+    assert len(SENTENCE.findall(told)) <= 3 and len(told) < 400, told
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len({line for line, _ in WRONG}) == len(WRONG) >= 40
