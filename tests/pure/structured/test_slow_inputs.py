@@ -12,7 +12,7 @@ from tokenmill.core.errors import BusyError, ParameterError
 from tokenmill.structured.compile import Compiler
 
 MOST_S = 8.0
-"""Several times what is promised: other work on the same core makes work dearer. What it guards against takes minutes."""
+"""Several times what is promised: other work on the core makes work dearer. What it guards against takes minutes."""
 
 
 def patterns(count):
