@@ -23,3 +23,11 @@ whole = client.chat_completion(talk, model="demo", temperature=0, max_tokens=30)
 assert "42" in whole
 stream = client.chat_completion(talk, model="demo", temperature=0, max_tokens=30, stream=True)
 assert "".join(c.choices[0].delta.content or "" for c in stream if c.choices) == whole
+host = url.removesuffix("/v1")  # TEI's endpoints
+vectors = InferenceClient(f"{host}/embed", token=key).feature_extraction(["a mill", "a river"])
+assert vectors.shape[0] == 2 and abs(float((vectors[0] ** 2).sum()) - 1) < 1e-3
+near = InferenceClient(f"{host}/similarity", token=key).sentence_similarity(
+    "a mill", other_sentences=["a mill", "a river"]
+)
+assert abs(near[0] - 1) < 1e-3 and near[1] < near[0]
+print("huggingface_hub ok, with TEI's endpoints")

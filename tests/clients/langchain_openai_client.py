@@ -9,7 +9,7 @@ import asyncio
 import sys
 from typing import Any
 
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 
 url, key = sys.argv[1], sys.argv[2]
@@ -40,6 +40,15 @@ schema["additionalProperties"] = False  # a small model may think of further one
 for method in ("json_schema",):
     said = ChatOpenAI(**common, max_tokens=60, temperature=0).with_structured_output(schema, method=method).invoke(talk)
     assert isinstance(said["ok"], bool), said
+
+weather = {"title": "get_weather", "description": "The weather of a city.", "type": "object"}
+weather |= {"properties": {"city": {"type": "string"}}, "required": ["city"]}
+asked = ChatOpenAI(**common, max_tokens=60, temperature=0).bind_tools([weather], tool_choice="get_weather")
+(call,) = asked.invoke([HumanMessage("What is the weather in Rome?")]).tool_calls
+assert call["name"] == "get_weather" and isinstance(call["args"]["city"], str), call
+last = AIMessage("", tool_calls=[call])
+told = ToolMessage("18 degrees, rain", tool_call_id=call["id"])
+assert chat.invoke([HumanMessage("What is the weather in Rome?"), last, told]).content
 
 text = OpenAI(**common, max_tokens=4, temperature=0)
 assert isinstance(text.invoke("One"), str) and "".join(text.stream("One")) == text.invoke("One")

@@ -28,7 +28,7 @@ START_S = 120.0
 
 @dataclass(frozen=True)
 class Client:
-    """A package in an environment, and the script that uses it."""
+    """A package (and what it leaves to its users to install) in an environment, and the script that uses it."""
 
     requirement: str
     script: str
@@ -49,7 +49,7 @@ CLIENTS = {
     "ollama": Client("ollama", "ollama_python.py"),
     "text-generation": Client("text-generation", "text_generation_client.py"),
     "litellm": Client("litellm", "litellm_client.py"),
-    "huggingface-hub": Client("huggingface_hub", "huggingface_client.py"),
+    "huggingface-hub": Client("huggingface_hub numpy", "huggingface_client.py"),
 }
 
 
@@ -95,7 +95,7 @@ def prepare(name: str, client: Client) -> list[str] | None:
         else:
             subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
             pip = [str(folder / "bin" / "pip"), "--disable-pip-version-check", "install", "-qq"]
-            subprocess.run([*pip, client.requirement], check=True)
+            subprocess.run([*pip, *client.requirement.split()], check=True)
         stamp.write_text(client.requirement)
     if not client.node:
         return [str(folder / "bin" / "python"), client.script]
