@@ -67,7 +67,7 @@ ELSEWHERE = {
     *("skip_tokenizer_init", "max_model_len", "num_gpu_blocks_override", "max_waiting"),  # each run sets them
     *("kv_cache_memory_bytes", "gpu_memory_utilization", "device", "disable"),  # how much, where; a GPU's
     *("trust_remote_code", "disable_log_stats"),  # do nothing
-    *("tokenizer_revision", "download_dir", "hf_token"),  # where files come from
+    *("tokenizer_revision", "download_dir", "hf_token", "stored_as"),  # where files come from
     *("generation_config", "override_generation_config"),  # defaults of requests
 }
 """Options that are not drawn."""

@@ -117,7 +117,7 @@ def test_a_unix_socket_is_for_its_owner_and_survives_a_stale_file(launch: Launch
         assert client.post("/v1/completions", json=BODY).json()["choices"][0]["finish_reason"] == "length"
         assert client.get("/health", headers={"host": "evil.example"}).status_code == 403
     again = subprocess.run(
-        [*running.process.args[:3], "serve", "/nowhere", "--uds", str(path)],  # type: ignore[index,list-item]
+        [*running.process.args[:3], "serve", running.process.args[4], "--uds", str(path)],  # type: ignore[index,list-item]
         capture_output=True,
         text=True,
         timeout=120,

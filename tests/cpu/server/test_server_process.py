@@ -259,7 +259,7 @@ def test_the_engine_counts_what_it_does(served: Running) -> None:
 def test_a_port_in_use_is_told_before_loading(served: Running) -> None:
     port = served.url.rpartition(":")[2]
     found = subprocess.run(
-        [*served.process.args[:3], "serve", "/nowhere", "--port", port],  # type: ignore[index,list-item]
+        [*served.process.args[:3], "serve", served.process.args[4], "--port", port],  # type: ignore[index,list-item]
         capture_output=True,
         text=True,
         timeout=60,
