@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typer
-from typer.completion import completion_init  # type: ignore[attr-defined]  # it is told so in no list
+from typer.completion import completion_init  # type: ignore[attr-defined]  # not on typer's list of exports
 
 from tokenmill import __version__
 from tokenmill.cli import bench, chat, completion, doctor, generate, plan, quantize, serve, tune
