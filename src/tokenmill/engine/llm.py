@@ -72,12 +72,16 @@ class LLM:
         self.driver = Driver(self.engine, self.built.tokenizer)
         self.reader = PromptReader(self.built.tokenizer, self.built.facts.max_model_len)
         self._names = itertools.count(1)
-        self._gauges = Gauges(self.built)
         self._weights = WeightUpdates(self.built)
         self._profiler = Profiler()
         self._closed = False
         self._ending = threading.Event()
         weakref.finalize(self, _end, self._ending, self.driver.lock)
+
+    @functools.cached_property
+    def _gauges(self) -> Gauges:
+        """Made when somebody asks: start-up need not open the device's energy counter."""
+        return Gauges(self.built)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
