@@ -42,6 +42,22 @@ def add_delta(y: Tensor, delta: Delta) -> Tensor:
     return out
 
 
+def addends(delta: Delta) -> tuple[Tensor | None, Tensor]:
+    """What a product is multiplied by (None: by nothing) and what is added to it [T, N] in float32; where a row has no
+    adapter that is 1 and -0, which change no number."""
+    site, slots = delta.site, delta.slots[delta.rows]
+    add = torch.full((len(slots), site.columns), -0.0, device=slots.device)
+    gain = None if site.gains is None else torch.ones_like(add)
+    for slot, at in _slots(slots):
+        rank = site.host_ranks[slot]
+        if rank:
+            add[at] = carry_up(delta.low[at], site, slot, rank)
+        if gain is not None and site.gains is not None and site.shifts is not None:
+            add[at] += site.shifts[slot]
+            gain[at] = site.gains[slot]
+    return gain, add
+
+
 def carry_up(low: Tensor, site: AdapterSite, slot: int, rank: int) -> Tensor:
     """up @ low of one adapter: low [n, lanes] -> [n, N] float32."""
     assert site.up is not None
