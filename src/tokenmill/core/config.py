@@ -214,6 +214,9 @@ class ServeOptions:
     trust_request_chat_template: bool = option(False, "Accept chat templates from requests.")
     enable_force_include_usage: bool = option(False, "Send usage in every stream.")
     enable_per_request_metrics: bool = option(False, "Put timings into answers.")
+    lora_folder: str | None = option(
+        None, "Clients may load and unload the adapters of this folder (default: nobody may)."
+    )
     record: str | None = option(None, "Append each request's time and lengths to this file, for bench serve.")
     record_content: bool = option(False, "With --record: keep prompts (token ids), too.")
     otlp_traces_endpoint: str | None = option(None, "Send a trace of each request to this OTLP/HTTP collector.")

@@ -6,10 +6,8 @@ requests know adapters by it. Must not know: tensors, HTTP.
 
 from __future__ import annotations
 
-import json
-import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +16,11 @@ from tokenmill.core.config import AdapterOptions
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.execution import Executor
 from tokenmill.core.params import LoRARequest
+from tokenmill.engine.adapter_names import check_name, read_modules
 from tokenmill.scheduler.scheduler import Scheduler
 
 ASK_S = 0.02
 """How often devices are asked whether an adapter has been read."""
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _.:/@+-]{0,127}")
 
 
 @dataclass(slots=True)
@@ -213,48 +211,3 @@ class Reading:
         if self.number not in self.desk.numbers:
             return ParameterError("The adapter has been removed.", param="model")
         return None
-
-
-def check_name(name: Any) -> None:
-    """Refuse what would be no usable model name."""
-    if not isinstance(name, str) or not NAME.fullmatch(name) or ".." in name:
-        raise ParameterError(
-            "an adapter's name is 1 to 128 letters, digits or _.:/@+- and begins with a letter or digit, not "
-            f"{_shown(name)}.",
-            param="lora_name",
-        )
-
-
-def read_modules(given: Iterable[str]) -> list[tuple[str, str]]:
-    """lora_modules: NAME=PATH each, several with commas between, or vLLM's JSON objects."""
-    found = []
-    for text in given:
-        if text.lstrip().startswith("{"):
-            found.append(_from_json(text))
-            continue
-        for part in text.split(","):
-            name, equals, path = part.strip().partition("=")
-            if not equals or not name or not path:
-                raise ParameterError(f"lora_modules wants NAME=PATH, not {_shown(part)}.", param="lora_modules")
-            found.append((name, path))
-    return found
-
-
-def _from_json(text: str) -> tuple[str, str]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise ParameterError(f"lora_modules holds no JSON object: {_shown(text)}.", param="lora_modules") from error
-    if not isinstance(value, Mapping) or not {"name", "path"} <= value.keys() <= {"name", "path", "base_model_name"}:
-        raise ParameterError(
-            f"lora_modules wants objects with name and path (and base_model_name), not {_shown(text)}.",
-            param="lora_modules",
-        )
-    if not isinstance(value["path"], str):
-        raise ParameterError(f"lora_modules: a path is text, not {_shown(value['path'])}.", param="lora_modules")
-    return value["name"], value["path"]
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -164,28 +164,33 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
     adapters = None if sites is None else Store(sites, kernels, config.adapters.max_cpu_loras)
     runner = Runner(model, kernels, pool, rows, max_len, record=record, drafter=drafter, adapters=adapters)
     runner.warm()
-    facts = Facts(
-        vocab_size=model.spec.vocab_size,
-        max_model_len=max_len,
-        max_step_tokens=step_tokens,
-        groups=[(g.pool, g.window) for g in layout.groups],
-        num_blocks=blocks,
+    facts = _facts(config, runner, device, (max_len, step_tokens), reasons)
+    facts.dtype, facts.family = str(dtype).removeprefix("torch."), str(raw.get("model_type", ""))
+    facts.adapter_slots, facts.adapter_bytes = 0 if sites is None else sites.slots, adapter_bytes
+    facts.snapshots = slots if model.spec.states else None
+    return runner, msgspec.to_builtins(facts)
+
+
+def _facts(config: EngineConfig, runner: Runner, device: str, lengths: tuple[int, int], reasons: list[str]) -> Facts:
+    """What the runner itself tells; lengths: of the longest sequence, of the largest step."""
+    pool, spec = runner.pool, runner.model.spec
+    return Facts(
+        vocab_size=spec.vocab_size,
+        max_model_len=lengths[0],
+        max_step_tokens=lengths[1],
+        groups=[(g.pool, g.window) for g in pool.layout.groups],
+        num_blocks=pool.num_blocks,
         device=device,
-        dtype=str(dtype).removeprefix("torch."),
-        weight_bytes=int(model.spec.extras.get("weight_bytes", 0)),  # type: ignore[call-overload]
-        flops_per_token=model.spec.flops_per_token,
-        family=str(raw.get("model_type", "")),
+        dtype="",
+        weight_bytes=int(spec.extras.get("weight_bytes", 0)),  # type: ignore[call-overload]
+        flops_per_token=spec.flops_per_token,
         quantization=config.model.quantization or "",
-        max_rows=rows,
-        adapter_slots=0 if sites is None else sites.slots,
-        adapter_bytes=adapter_bytes,
-        snapshots=slots if model.spec.states else None,
+        max_rows=runner.rows.spare,
         reasons=reasons,
         device_name=describe(device),
         device_uuid=uuid_of(device),
-        kv_block_bytes=sum(part.nbytes for part in pool.storage) / max(1, sum(blocks)),
+        kv_block_bytes=sum(part.nbytes for part in pool.storage) / max(1, sum(pool.num_blocks)),
     )
-    return runner, msgspec.to_builtins(facts)
 
 
 def adapter_sites(config: EngineConfig, raw: dict[str, Any], dtype: torch.dtype, device: str) -> Sites | None:

@@ -20,7 +20,7 @@ from tokenmill.core.sequence import FINISHED, Sequence, SequenceGroup
 from tokenmill.engine.adapters import Reading
 from tokenmill.engine.build import Built
 from tokenmill.engine.gauges import Gauges
-from tokenmill.engine.wire import Abort, Add, Broken, Command, EngineStats, News, Ready, Refused, Report
+from tokenmill.engine.wire import Abort, Adapt, Add, Broken, Command, EngineStats, News, Ready, Refused, Report
 
 log = logging.getLogger("tokenmill.engine")
 BEAT_S = 0.25
@@ -63,6 +63,7 @@ class EngineLoop:
         self.engine.scheduler.roster.on_begin = self._begin
         self.prefilling: dict[str, tuple[Sequence, int]] = {}
         self.compiling: list[tuple[Add, list[Pending]]] = []
+        self.adapting: list[tuple[Adapt, Reading]] = []
         self.gauges = Gauges(built)
         self.stats_at = 0.0
         self.tokens_before = 0
@@ -73,7 +74,7 @@ class EngineLoop:
         """Until Stop, or until `receive` says that nobody listens any more."""
         while True:
             self.rounds += 1
-            idle = COMPILING_BEAT_S if self.compiling else BEAT_S
+            idle = COMPILING_BEAT_S if self.compiling or self.adapting else BEAT_S
             commands = self.receive(0.0 if self.engine.has_work else idle)
             if commands is None:
                 break
@@ -81,6 +82,8 @@ class EngineLoop:
             for command in commands:
                 self._take(command, report)
             self._take_compiled(report)
+            if self.adapting:
+                self._take_adapted(report)
             if self.engine.has_work:
                 report.deltas += self.engine.step()
             self._finish(report)
@@ -105,8 +108,36 @@ class EngineLoop:
                 self._prepare(command, report)
             except Exception as error:
                 self._fail(command.request.id, error, report)
+        elif isinstance(command, Adapt):
+            self._adapt(command, report)
         elif isinstance(command, Abort | Broken):
             self._end(command, report)
+
+    def _adapt(self, command: Adapt, report: Report) -> None:
+        """Take an adapter, which is read beside the loop, or let it go."""
+        adapters = self.built.adapters
+        try:
+            if command.path is None:
+                adapters.remove(command.name)
+                return
+            adapters.register(command.name, command.path, command.number)
+            reading = adapters.begin(command.number)
+        except UserError as error:
+            report.adapted[command.number] = str(error)
+        else:
+            if reading is None:
+                report.adapted[command.number] = ""
+            else:
+                self.adapting.append((command, reading))
+
+    def _take_adapted(self, report: Report) -> None:
+        """Adapters that have been read, or cannot be."""
+        for command, reading in [each for each in self.adapting if each[1].done()]:
+            error = reading.exception()
+            report.adapted[command.number] = "" if error is None else str(error)
+            if error is not None:
+                self.built.adapters.remove(command.name)
+        self.adapting = [each for each in self.adapting if each[0].number not in report.adapted]
 
     def _end(self, command: Abort | Broken, report: Report) -> None:
         """Nobody reads this request or output any more; its terminal deltas have no reader on the other side."""

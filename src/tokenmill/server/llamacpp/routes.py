@@ -80,8 +80,10 @@ def _add_telling(app: FastAPI, context: Context) -> None:
         return json_answer([{"id": i, "is_processing": i < busy, **more} for i in range(info.max_rows)])
 
     async def adapters(request: Request) -> Response:
-        """There are none."""
-        return json_answer([])
+        """The served ones; a request names one as its model."""
+        info = context.backend.info
+        listed = [(name, info.folders.get(name, "")) for name in info.adapters]
+        return json_answer([{"id": i, "path": path, "scale": 0.0} for i, (_, path) in enumerate(listed)])
 
     get(app, "/props", props)
     get(app, "/slots", slots)
