@@ -183,6 +183,9 @@ class LimitOptions:
         False, "Refuse requests that hold names which no API here knows (else: told in X-Tokenmill-Ignored)."
     )
     tokens_per_minute: int = option(0, "Prompt and output tokens per minute and key (0: no limit).")
+    lora_folder: str | None = option(
+        None, "The one folder whose adapters clients may load, and unload (default: they may not)."
+    )
     prices: str | None = option(
         None, "Dollars per million tokens, `prompt=0.10,output=0.40,cached=0.02`: usage then says what a request cost."
     )
@@ -214,9 +217,6 @@ class ServeOptions:
     trust_request_chat_template: bool = option(False, "Accept chat templates from requests.")
     enable_force_include_usage: bool = option(False, "Send usage in every stream.")
     enable_per_request_metrics: bool = option(False, "Put timings into answers.")
-    lora_folder: str | None = option(
-        None, "Clients may load and unload the adapters of this folder (default: nobody may)."
-    )
     record: str | None = option(None, "Append each request's time and lengths to this file, for bench serve.")
     record_content: bool = option(False, "With --record: keep prompts (token ids), too.")
     otlp_traces_endpoint: str | None = option(None, "Send a trace of each request to this OTLP/HTTP collector.")

@@ -94,7 +94,9 @@ def make_fleet(engine: EngineConfig, server: ServerConfig, build: Build) -> Flee
         fair=len(server.listen.api_key or ()) > 1,
     )
     names = served_names(engine)
-    return Fleet(link, names, options, AdapterBook(engine.adapters, names))
+    fleet = Fleet(link, names, options)
+    fleet.adapters.book = AdapterBook(engine.adapters, names)
+    return fleet
 
 
 async def _serve(engine: EngineConfig, server: ServerConfig, hooks: Hooks, build: Build, sock: socket.socket) -> int:

@@ -43,15 +43,9 @@ QUICK = 8192
 class Fleet:
     """See the module's text."""
 
-    def __init__(
-        self,
-        make_link: MakeLink,
-        names: tuple[str, ...],
-        options: FleetOptions,
-        adapters: AdapterBook | None = None,
-    ) -> None:
+    def __init__(self, make_link: MakeLink, names: tuple[str, ...], options: FleetOptions) -> None:
         self.names = names
-        self.adapters = AdapterTraffic(self, adapters or AdapterBook())
+        self.adapters = AdapterTraffic(self, AdapterBook())
         self.options = options
         self.keeper = Keeper(make_link, options, Reports(self._heard, self._lost, self._broken, self._hopeless))
         self.engines = self.keeper.engines

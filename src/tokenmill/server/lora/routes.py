@@ -28,7 +28,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
     async def load(request: Request) -> Response:
         """Serve an adapter under a name of its own."""
         body = await read_body(context, request, LoadAdapterRequest)
-        traffic, root = _traffic(context), context.options.lora_folder
+        traffic, root = _traffic(context), context.config.limits.lora_folder
         try:
             path = await asyncio.to_thread(folder_of, root, body.lora_path)
             if body.load_inplace and body.lora_name in traffic.book.by_name:
@@ -56,7 +56,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
 def _traffic(context: Context) -> Any:
     """The way to the engines, if clients may use it."""
     traffic = getattr(context.backend, "adapters", None)
-    if traffic is None or context.options.lora_folder is None:
+    if traffic is None or context.config.limits.lora_folder is None:
         raise HttpError(403, "Adapters cannot be loaded or unloaded here: --lora-folder allows it, for one folder.")
     return traffic
 
