@@ -220,8 +220,13 @@ def stacked(sites: Sites, adapter: Adapter, module: str, low: LowRank) -> Iterat
     count = 0
     while sites.find(f"{prefix}.{count}.{names[0]}"):
         count += 1
-    if low.down.shape[0] % count:
-        raise ModelError(f"{adapter.where}: {module[:160]} has {low.down.shape[0]} rows for {count} experts.")
+    parameter = f"{prefix}.{'down_proj' if names[0] == 'down_proj' else 'gate_up_proj'}"
+    config = adapter.config
+    assert config is not None, "stacked experts come in PEFT's folders alone"
+    rank = config.rank_of(parameter)
+    if low.down.shape[0] != rank * count:
+        raise ModelError(f"{adapter.where}: {parameter} has {low.down.shape[0]} rows, not {rank} for {count} experts.")
+    scale = config.scale_of(parameter, rank)
     downs, ups = low.down.view(count, -1, low.down.shape[1]), low.up.view(low.up.shape[0], -1, count)
     for expert in range(count):
         start = 0
@@ -230,5 +235,5 @@ def stacked(sites: Sites, adapter: Adapter, module: str, low: LowRank) -> Iterat
             for place in sites.find(path):
                 rows = place.source.shape[0]
                 up = ups[start : start + rows, :, expert]
-                yield path, place, LowRank(downs[expert], up, low.scale)
+                yield path, place, LowRank(downs[expert], up, scale)
             start += sites.find(path)[0].source.shape[0]

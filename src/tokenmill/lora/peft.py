@@ -58,6 +58,8 @@ class Adapter:
     whole: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     stacked: dict[str, LowRank] = field(default_factory=dict)
     base: str = ""
+    config: AdapterConfig | None = None
+    """Of stacked experts: their parameters' names, and so their ranks, are known with the model alone."""
 
     def numbers(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor with its module's name."""
@@ -87,7 +89,7 @@ def read_peft(folder: Path) -> Adapter:
     if len(names) > _MOST_TENSORS:
         raise ModelError(f"{folder}: {len(names)} tensors are more than any adapter has.")
     halves: dict[str, dict[str, Tensor]] = {}
-    found = Adapter(folder, base=config.base)
+    found = Adapter(folder, base=config.base, config=config)
     for name in names:
         tensor = checkpoint.tensor(name)
         if tensor.dtype not in WIDE:
@@ -137,14 +139,12 @@ def _take(found: Adapter, config: AdapterConfig, module: str, tensors: dict[str,
     if down.ndim != 2 or up.ndim != 2 or down.shape[0] != up.shape[1] or 0 in (*down.shape, *up.shape):
         raise ModelError(f"{where}: {names[0]} {list(down.shape)} and {names[1]} {list(up.shape)} do not go together.")
     stacked = bool(config.parameters) and not table and re.search(r"(^|\.)experts(\.base_layer)*$", module)
-    rank = config.rank_of(re.sub(r"(\.base_layer)+$", "", module))
     if stacked:
-        if down.shape[0] % rank:
-            raise ModelError(f"{where}: {down.shape[0]} rows are no multiple of rank {rank}.")
         if "lora_magnitude_vector" in tensors or "lora_B.bias" in tensors:
             raise ModelError(f"{where}: stacked experts have no magnitudes or biases.")
-        found.stacked[module] = LowRank(down, up, config.scale_of(module, rank))
+        found.stacked[module] = LowRank(down, up)
         return
+    rank = config.rank_of(module)
     if down.shape[0] != rank:
         raise ModelError(f"{where} has rank {down.shape[0]}, and adapter_config.json says {rank}.")
     if rank > MOST_RANK:

@@ -72,6 +72,15 @@ def _add_telling(app: FastAPI, context: Context) -> None:
 
     async def slots(request: Request) -> Response:
         """The rows, as slots: how many are at work, and nothing of what they do."""
+        info = context.backend.info
+        busy = min(context.gate.open, info.max_rows)
+        if request.query_params.get("fail_on_no_slot") == "1" and busy == info.max_rows:
+            raise HttpError(503, "No slot is free now; try again.", retry_after=1)
+        more = {"n_ctx": info.max_model_len, "speculative": False}
+        return json_answer([{"id": i, "is_processing": i < busy, **more} for i in range(info.max_rows)])
+
+    async def adapters(request: Request) -> Response:
+        """The served ones; a request names one as its model."""
         listed = enumerate(context.backend.info.adapters)
         return json_answer([{"id": i, "path": name, "scale": 0.0} for i, name in listed])
 
