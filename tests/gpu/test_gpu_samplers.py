@@ -19,8 +19,11 @@ def test_draws_follow_the_definition(name):
     assert_follows(draws(params, x.cuda(), DRAWS), wanted_of(keep(plain.pairs(x[0].tolist()))))
 
 
+OF_LOGITS = [name for name in EACH if name not in ("dry", "ngrams", "window", "greedy dry")]
+
+
 @pytest.mark.parametrize("size", [40, 128_256])
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", OF_LOGITS)
 def test_draws_are_those_of_the_cpu(name, size):
     """Noise is a hash, so only a sum that is rounded otherwise at a border may choose another token."""
     params = EACH[name]

@@ -28,6 +28,7 @@ from sampler_cases import (
 
 from tokenmill.core.samplers import USUAL_ORDER
 from tokenmill.core.step import RowSampling
+from tokenmill.sampling import repeats as repeats_of
 from tokenmill.sampling.sampler import Lines, Sampled, sample
 from tokenmill.sampling.steps import STEPS
 from tokenmill.sampling.table import SamplingTable
@@ -158,6 +159,21 @@ def test_dry_and_ngrams_follow_the_definition() -> None:
     torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float32), rtol=1e-5, atol=1e-5)
     alone = torch.cat([edited([p], x[i : i + 1], [h]) for i, (p, h) in enumerate(zip(params, histories, strict=True))])
     assert torch.equal(found, alone)
+
+
+@pytest.mark.parametrize("at_once", [1 << 9, 32 << 20])
+def test_windows_count_what_rounds_count(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeats_of, "WINDOW_BYTES", at_once)
+    generator = torch.Generator().manual_seed(9)
+    for longest, rounds in ((1, 1), (2, 3), (60, 1), (60, 9), (60, 66)):
+        history = torch.randint(0, 2, (40, longest), generator=generator, dtype=torch.int32)
+        lengths = torch.randint(1, longest + 1, (40,), generator=generator)
+        known = repeats_of.Known(history, lengths, torch.arange(longest))
+        last, first = lengths[:, None] - 1, torch.randint(0, 9, (40, 1), generator=generator)
+        rounds = min(rounds, longest)
+        counted = [by(known, last, first, rounds) for by in (repeats_of._equal_by_rounds, repeats_of._equal_by_windows)]
+        within = (known.places < last) & (known.places >= first)
+        assert torch.equal(counted[0][within], counted[1][within])
 
 
 def test_penalties_look_at_the_last_tokens_alone() -> None:
