@@ -4,8 +4,8 @@ python bench/gpu_lora.py [--geometry NAME] [--rows 32] [--rank 16] [--tokens 128
 
 In turn: an engine without --enable-lora; one with it and requests that name no adapter; then 1, 8 and 32 distinct
 adapters, and 100 under Zipf's law (32 slots, the others in host memory). Shares are of the first engine's speed,
-medians of several runs. Also shown: how much longer the start took, and the longest step while an adapter is read and loaded
-beside 32 running requests, against the longest one without.
+medians of several runs. Also shown: how much longer the start took, and the longest step while an adapter is read and
+loaded beside 32 running requests, against the longest one without.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""An adapter merged into the weights of its base. Owns: W + scale * up @ down (DoRA: its rows scaled), matrix by matrix,
-and that no half-written folder is ever left behind. Must not know: command lines, engines.
+"""An adapter merged into its base. Owns: W + scale * up @ down (DoRA: its rows scaled), matrix by matrix, and that
+no half-written folder is ever left behind. Must not know: command lines, engines.
 """
 
 from __future__ import annotations

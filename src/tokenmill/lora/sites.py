@@ -18,7 +18,6 @@ from tokenmill.core.adapters import AdapterSite
 from tokenmill.lora.names import Names
 from tokenmill.lora.weight import LoraWeight, Source
 
-
 _CHOOSING = frozenset({"gate", "router", "shared_expert_gate", "wg"})
 """What matrices are called that choose among experts."""
 
