@@ -44,6 +44,12 @@ class RowSampling(SamplerFields, kw_only=True, omit_defaults=True):
     num_candidates: int = 0
     has_processors: bool = False
 
+    @property
+    def forbids(self) -> bool:
+        """May some token be forbidden, even one that a grammar leaves no choice about?"""
+        banned = self.allowed_ids is not None or self.no_repeat_ngram_size > 0 or bool(self.bad_words)
+        return banned or self.has_processors
+
 
 class TableEdit(msgspec.Struct, gc=False):
     """Change one row's block table in one KV group: drop `drop` leading entries, then write `blocks` from `at` on.
