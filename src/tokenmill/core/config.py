@@ -138,6 +138,19 @@ class SpeculateOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdapterOptions:
+    """Adapters (LoRA) on top of the model."""
+
+    enable_lora: bool = option(False, "Take adapters (LoRA).")
+    lora_modules: list[str] | None = option(
+        None, "An adapter as NAME=PATH: a PEFT folder or a GGUF file (may be repeated, or separated by commas)."
+    )
+    max_loras: int = option(8, "Adapters that lie on the device at once; more take turns.")
+    max_lora_rank: int = option(16, "The largest rank of an adapter.")
+    max_cpu_loras: int | None = option(None, "Adapters whose copies stay in host memory (default: all that were used).")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ListenOptions:
     """Where the server listens, and who may speak to it."""
 
@@ -170,6 +183,9 @@ class LimitOptions:
         False, "Refuse requests that hold names which no API here knows (else: told in X-Tokenmill-Ignored)."
     )
     tokens_per_minute: int = option(0, "Prompt and output tokens per minute and key (0: no limit).")
+    lora_folder: str | None = option(
+        None, "The one folder whose adapters clients may load, and unload (default: they may not)."
+    )
     prices: str | None = option(
         None, "Dollars per million tokens, `prompt=0.10,output=0.40,cached=0.02`: usage then says what a request cost."
     )
@@ -235,6 +251,7 @@ GROUPS: dict[str, type] = {
     "schedule": ScheduleOptions,
     "execute": ExecuteOptions,
     "speculate": SpeculateOptions,
+    "adapters": AdapterOptions,
 }
 
 
@@ -248,6 +265,7 @@ class EngineConfig:
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
     execute: ExecuteOptions = field(default_factory=ExecuteOptions)
     speculate: SpeculateOptions = field(default_factory=SpeculateOptions)
+    adapters: AdapterOptions = field(default_factory=AdapterOptions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -385,6 +403,9 @@ _POSITIVE = frozenset(
         "threads",
         "num_gpu_blocks_override",
         "kv_cache_memory_bytes",
+        "max_loras",
+        "max_lora_rank",
+        "max_cpu_loras",
         "gpu_memory_utilization",
         "max_num_queued_reqs",
         "max_body_bytes",
@@ -408,6 +429,8 @@ _MOST: dict[str, int] = {
     "num_gpu_blocks_override": 1 << 27,
     "block_size": 1 << 20,
     "pipeline_depth": 64,
+    "max_loras": 4096,
+    "max_lora_rank": 512,
     "threads": 1024,
     "port": 65535,
     "engines": 1024,

@@ -160,11 +160,13 @@ class DeltaSpec:
 class StepRows:
     """Whose a step's tokens are: the row of each sequence [S] and of each token [T] (int64). What belongs to a row (an
     adapter, a recurrent state) is found by it, in recorded steps, too. The spare row fills up recorded steps.
-    `states[i]`: the parts of recurrent layer i's states by row [R + 1, ...]; layers overwrite them."""
+    `states[i]`: the parts of recurrent layer i's states by row [R + 1, ...]; layers overwrite them. adapters [R + 1]
+    int32: each row's slot (core/adapters.py); None: no row of this step has one."""
 
     sequences: Tensor
     tokens: Tensor
     states: Sequence[tuple[Tensor, ...]] = ()
+    adapters: Tensor | None = None
 
 
 @dataclass(slots=True)

@@ -8,9 +8,10 @@ both, and a mixture is made of weights. `runner/batch.py` makes a ForwardContext
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
+from tokenmill.core.adapters import AdapterSite, Delta
 from tokenmill.core.descriptors import (
     DRAWN,
     Act,
@@ -84,6 +85,13 @@ class ForwardContext:
     embeds: tuple[Tensor, Tensor] | None = None
     block_size: int = 16
 
+    def of(self, tokens: Any) -> ForwardContext:
+        """The context for these tokens alone (an index or a slice), where operands are found by each token's row."""
+        rows = self.rows
+        if rows is None or rows.adapters is None:
+            return self
+        return replace(self, rows=replace(rows, tokens=rows.tokens[tokens]))
+
 
 @dataclass(slots=True)
 class Mixture:
@@ -124,8 +132,10 @@ class Weight(Protocol):
         norm: NormSpec | None = None,
         act: Act | None = None,
         residual: Tensor | None = None,
+        delta: Delta | None = None,
     ) -> Tensor:
-        """residual + act(norm(x) @ W.T + bias). The base composes; formats fuse what they can."""
+        """residual + act(norm(x) @ W.T + bias). The base composes; formats fuse what they can. delta: what adapters do
+        to the product before its activation."""
         ...
 
     def concat(self, others: list[Any]) -> Weight:
@@ -207,8 +217,24 @@ class Kernels(Protocol):
         norm: NormSpec | None = None,
         act: Act | None = None,
         residual: Tensor | None = None,
+        delta: Delta | None = None,
     ) -> Tensor:
-        """residual + act(norm(x) @ weight.T + bias); weight [N, K], or what pack_dense gave (bias within)."""
+        """residual + act(norm(x) @ weight.T + bias); weight [N, K], or what pack_dense gave (bias within). delta: see
+        `add_delta`, which comes before the activation."""
+        ...
+
+    def adapt(self, x: Tensor, site: AdapterSite, rows: Tensor, slots: Tensor) -> Tensor:
+        """What each token's adapter makes of x [T, in]: down @ x -> [T, lanes] float32; rows [T] name the tokens' rows
+        and slots [R + 1] each row's adapter. What lies behind an adapter's own lanes is not defined."""
+        ...
+
+    def add_delta(self, y: Tensor, delta: Delta) -> Tensor:
+        """y [T, N] * gain + shift + up @ low, as core/adapters.py says; rows without an adapter stay as they are."""
+        ...
+
+    def embed_delta(self, y: Tensor, ids: Tensor, site: AdapterSite, of: tuple[Tensor, Tensor], scale: float) -> Tensor:
+        """y [T, width] + scale * up @ down[ids]: what adapters of a table of embeddings add to its rows; of: rows
+        and slots, as in `adapt`."""
         ...
 
     def pack_dense(self, weight: Tensor, bias: Tensor | None = None) -> Any | None:

@@ -4,8 +4,8 @@ Integers only, msgspec-serialisable; the same message serves one process, tensor
 A plan carries changes: every worker applies it, in order, to its own copy of the rows.
 
     a row's life:   start ──► grants ... ──► ended      (preempted = ended; resumed = started again)
-    within a plan:  ended → starts → table edits → jumps → restores → copies → appended, drafts → grants → sampling
-                    → saves
+    within a plan:  ended → loads → starts → table edits → jumps → restores → copies → appended, drafts → grants
+                    → sampling → saves
 
 A fork (beams, n samples) is a start whose table shares blocks; a block that two rows would write is copied first.
 """
@@ -75,6 +75,7 @@ class RowStart(msgspec.Struct, kw_only=True):
     computed: int
     sampling: RowSampling
     adapter: int = 0
+    """The slot of its adapter; 0: it has none."""
     pool: str | None = None
     key: int = 0
     mu: float | None = None
@@ -106,12 +107,14 @@ class StepPlan(msgspec.Struct, kw_only=True):
     `restores` are (row, slot): the states of a row that starts or jumps come from a snapshot slot.
     `samples[i]` says whether the grant reaches the end of what is known, so that tokens are sampled.
     `jumps` are (row, computed): positions that the prefix cache gave a row in mid-prompt. `late`: rows with LateInputs.
+    `loads` are (slot, adapter): adapters that rows which start need in a slot.
     After a failed plan every later plan of the same epoch fails too; a new epoch ends every row.
     """
 
     id: int
     epoch: int = 0
     ended: list[int] = []
+    loads: list[tuple[int, int]] = []
     starts: list[RowStart] = []
     edits: list[TableEdit] = []
     copies: list[BlockCopy] = []

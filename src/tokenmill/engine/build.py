@@ -11,6 +11,7 @@ import msgspec
 from tokenmill.core.config import EngineConfig, ScheduleOptions
 from tokenmill.core.errors import ModelError
 from tokenmill.core.execution import Executor
+from tokenmill.engine.adapters import AdapterDesk
 from tokenmill.engine.admission import Admission
 from tokenmill.engine.drafting import device_drafter, read_ngram
 from tokenmill.engine.engine import Engine
@@ -46,6 +47,7 @@ class Built:
     tokenizer: Tokenizer | None
     generation: dict[str, Any]
     source: ModelSource
+    adapters: AdapterDesk
 
     @property
     def context(self) -> int:
@@ -90,7 +92,7 @@ def build_engine(config: EngineConfig) -> Built:
         snapshots=None if facts.snapshots is None else Snapshots(facts.snapshots, config.cache.block_size),
     )
     limits = make_limits(config.schedule, facts.max_step_tokens, most, most if on_device else 0, chains=executor.chains)
-    limits = replace(limits, max_rows=facts.max_rows)
+    limits = replace(limits, max_rows=facts.max_rows, max_adapters=facts.adapter_slots)
     scheduler = Scheduler(limits, tables, make_policy(config.schedule.scheduling_policy), drafter)
     never = banned(generation)
     if outside := [word for word in never if max(word) >= facts.vocab_size]:
@@ -110,8 +112,10 @@ def build_engine(config: EngineConfig) -> Built:
     masks = MaskPool()
     if tokenizer is not None:
         give_text(admission, tokenizer, config.execute.check_structured)
+    adapters = AdapterDesk(executor, scheduler, config.adapters)
+    admission.check_adapter = adapters.check
     engine = Engine(scheduler, executor, admission, masks.fill)
-    return Built(engine, facts, config, tokenizer, generation, source)
+    return Built(engine, facts, config, tokenizer, generation, source, adapters)
 
 
 def _executor(config: EngineConfig, source: ModelSource) -> tuple[Executor, Facts]:

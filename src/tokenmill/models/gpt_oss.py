@@ -60,7 +60,13 @@ def _experts(b: Build, route: RouteSpec, hidden: int, inner: int) -> ExpertWeigh
     gate_up_bias = b.tensor("gate_up_proj_bias", (count, 2 * inner))
     down, down_bias = b.tensor("down_proj", (count, inner, hidden)), b.tensor("down_proj_bias", (count, hidden))
     order = torch.arange(2 * inner, device=b.device).view(inner, 2).t().reshape(-1)
-    ups = [b.wrap(w.t()[order], bias[order]) for w, bias in zip(gate_up, gate_up_bias, strict=True)]
-    downs = [b.wrap(w.t().contiguous(), bias) for w, bias in zip(down, down_bias, strict=True)]
+    ups = [
+        b.wrap(w.t()[order], bias[order], name=f"{i}.gate_up_proj", rows=order)
+        for i, (w, bias) in enumerate(zip(gate_up, gate_up_bias, strict=True))
+    ]
+    downs = [
+        b.wrap(w.t().contiguous(), bias, name=f"{i}.down_proj")
+        for i, (w, bias) in enumerate(zip(down, down_bias, strict=True))
+    ]
     count_visited(b, before, route)
     return split_experts(b, ups, downs)

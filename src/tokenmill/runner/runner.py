@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from tokenmill.core.adapters import AdapterStore, NoAdapters
 from tokenmill.core.drafting import DeviceDrafter
 from tokenmill.core.forward import Kernels
 from tokenmill.core.model import CausalLM
@@ -65,7 +66,9 @@ class Runner:
         *,
         record: bool = False,
         drafter: DeviceDrafter | None = None,
+        adapters: AdapterStore | None = None,
     ) -> None:
+        self.adapters: AdapterStore = adapters or NoAdapters()
         self.model = model
         self.kernels = kernels
         self.pool = pool
@@ -75,6 +78,9 @@ class Runner:
         self.rows = Rows(
             max_rows, max_len, pool.layout, model.spec.vocab_size, str(device), scratch, room=self.drafter.most
         )
+        # Where a row's bytes must not depend on its company on a GPU, steps with and without adapters are the same.
+        launch = getattr(kernels, "launch", None)
+        self.rows.always_adapted = adapters is not None and bool(getattr(launch, "steady", False))
         self.recorders: list[StepRecorder] = self._recorders() if record and pool.states is None else []
         self.failed_epoch = -1
 
@@ -88,9 +94,13 @@ class Runner:
                 RecordedSteps(ragged, Tapes(self.kernels, ragged.room_bytes)),
             ]
         recorder = Recorder()
+        layouts = SingleTokens(*parts, exact=False), RaggedMembers(*parts)
+        if not isinstance(self.adapters, NoAdapters):
+            for layout in layouts:
+                layout.kinds = (True,) if self.rows.always_adapted else (False, True)
         return [
-            RecordedSteps(SingleTokens(*parts, exact=False), Graphs(self.kernels, recorder)),
-            RecordedSteps(RaggedMembers(*parts), Graphs(self.kernels, recorder)),
+            RecordedSteps(layouts[0], Graphs(self.kernels, recorder)),
+            RecordedSteps(layouts[1], Graphs(self.kernels, recorder)),
         ]
 
     @torch.inference_mode()
@@ -165,6 +175,9 @@ class Runner:
     def _forward(self, running: Running) -> None:
         plan, rows = running.plan, self.rows
         rows.apply(plan)
+        if plan.loads and self.adapters.load(plan.loads):
+            for recorder in self.recorders:
+                recorder.forget_adapted()
         for group in {copy.group for copy in plan.copies}:
             pairs = [(c.src, c.dst) for c in plan.copies if c.group == group]
             self.kernels.copy_blocks_(self.pool.group_views(group), [s for s, _ in pairs], [d for _, d in pairs])
@@ -172,7 +185,9 @@ class Runner:
             self.pool.states.restore(plan.restores)
         if plan.drafts:
             rows.write_drafts([plan.rows[i] for i in plan.drafts], list(plan.drafts.values()))
-        recorder = next((r for r in self.recorders if r.fits(plan)), None)
+        recorder: StepRecorder | None = None
+        if not self.adapters.eager(rows.slots[row] for row in plan.rows):
+            recorder = next((r for r in self.recorders if r.fits(plan)), None)
         step = recorder.replay_step(plan) if recorder is not None else None
         if step is not None:
             running.batch, running.hidden = step.batch, step.hidden
@@ -207,7 +222,8 @@ class Runner:
             at = to_device(places, torch.int64, rows.device)
         logits = running.logits
         if logits is None:
-            logits = self.model.logits(running.hidden if at is None else running.hidden[at], batch.ctx)
+            ctx = batch.ctx if at is None else batch.ctx.of(at)
+            logits = self.model.logits(running.hidden if at is None else running.hidden[at], ctx)
         running.sampled, marked = self._choose(running, logits, at, late)
         if plan.guesses:
             row_ids, kept = self._verify(running, marked)
@@ -369,7 +385,8 @@ class Runner:
             stop = min(first + plan.counts[i], rows.num_prompt[row] - 1)
             for at in range(first, stop, LOGITS_SLICE):
                 end = min(at + LOGITS_SLICE, stop)
-                logits = self.model.logits(running.hidden[start + at - first : start + end - first], batch.ctx)
+                lines = slice(start + at - first, start + end - first)
+                logits = self.model.logits(running.hidden[lines], batch.ctx.of(lines))
                 targets = rows.tokens[row, at + 1 : end + 1].long()
                 running.scores.setdefault(i, []).extend(token_logprobs(logits.float(), targets, wanted))
 
