@@ -34,6 +34,8 @@ class Outcome:
                     self.roster.release(seq)
                 continue
             new = result.tokens[i]
+            if seq.told:
+                seq.drafts = result.drafts.get(i, [])
             seq.computed += counts[i]
             if samples[i]:
                 tried = guesses.get(i, 0) if guesses else 0
@@ -96,6 +98,7 @@ class Outcome:
         forced = forced[: group.max_len - len(seq.tokens) - 1]
         if forced:
             constraint.accept(forced)
+            seq.drafts = []
             seq.tokens += forced
             seq.appended = seq.appended + forced
             delta.tokens = delta.tokens + forced

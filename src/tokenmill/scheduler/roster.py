@@ -22,7 +22,7 @@ class Limits:
     """Ceilings of one engine. `max_chunk` bounds a prompt's share of one step (0: only the budget does).
 
     max_drafts: of a HostDrafter, per sequence. max_guesses: of a DeviceDrafter, per sequence, and step_guesses: of all
-    sequences in one step; those that rank first get them.
+    sequences in one step; those that rank first get them. follows: it keeps something for every position.
     whole_prompts: a prompt is never cut, whatever the budget says. whole_batches: nobody joins a batch that has begun
     to answer. Both are how engines worked once, kept so that what came after can be measured.
     """
@@ -33,6 +33,7 @@ class Limits:
     max_drafts: int = 0
     max_guesses: int = 0
     step_guesses: int = 0
+    follows: bool = False
     chains: bool = True
     whole_prompts: bool = False
     whole_batches: bool = False
@@ -89,6 +90,7 @@ class Roster:
         request = group.request
         index = len(group.sequences)
         most_guesses = self._most_guesses(group, constraint)
+        told = self._told(group, constraint)
         seq = Sequence(
             id=self._next_seq,
             index=index,
@@ -97,8 +99,9 @@ class Roster:
             num_prompt=len(request.prompt_ids),
             seed=derive_seed(request.seed, index),
             constraint=constraint,
-            needs_host=bool(group.search.width) or (self.limits.max_drafts > 0 and not most_guesses),
+            needs_host=bool(group.search.width) or told or (self.limits.max_drafts > 0 and not most_guesses),
             most_guesses=most_guesses,
+            told=told,
         )
         self._next_seq += 1
         group.sequences.append(seq)
@@ -108,6 +111,12 @@ class Roster:
         """Drafts of the device that a sequence may be granted: none if the host decides what may come next."""
         decides = group.search.width or constraint is not None or group.sampling.has_processors or group.embed
         return 0 if decides else self.limits.max_guesses
+
+    def _told(self, group: SequenceGroup, constraint: Constraint | None) -> bool:
+        """Do drafts of the device come back to the host, which decides how many of them may stand?"""
+        if not self.limits.max_guesses or self.limits.max_drafts or group.search.width or group.embed:
+            return False
+        return constraint is not None or group.sampling.has_processors
 
     def wait(self, seq: Sequence) -> None:
         seq.status = WAITING
@@ -146,6 +155,7 @@ class Roster:
             self.wait(child)
             return
         child.computed, child.cached = computed, computed
+        child.followed = min(computed, parent.computed if parent.in_step else parent.followed)
         self.tables.fork(parent, child, computed)
         child.row, child.status = self.free_rows.pop(), RUNNING
         child.rank = self.policy.rank(child)
@@ -170,6 +180,7 @@ class Roster:
         seq.row = -1
         seq.computed = seq.ahead = seq.pending = 0
         seq.fresh, seq.leaving, seq.jumped, seq.appended = True, False, False, []
+        seq.behind, seq.followed, seq.in_step, seq.drafts = 0, 0, False, []
 
     # ------------------------------------------------------------ out
 
