@@ -17,7 +17,8 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.forward import Kernels
 from tokenmill.device.memory import counts_memory, describe, pick_device, records, release, uuid_of
-from tokenmill.engine.drafting import device_drafter
+from tokenmill.engine.draft_loading import Target, load_drafter
+from tokenmill.engine.drafting import read_speculation
 from tokenmill.engine.memory import (
     cache_bytes,
     count_blocks,
@@ -65,6 +66,10 @@ class Facts(msgspec.Struct):
     family: str = ""
     quantization: str = ""
     max_rows: int = 0
+    guesses: int = 0
+    """Drafts that a DeviceDrafter leaves behind a row."""
+    follows: bool = False
+    """It keeps something for every position."""
     snapshots: int | None = None
     """Slots for kept states; None: this model's rows have none."""
 
@@ -136,7 +141,11 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
             "--speculative-config out.",
             param="speculative_config",
         )
-    layout = make_layout(model.spec.kv_specs, config.cache.block_size, kv_format(config.cache, dtype))
+    record = not config.execute.enforce_eager and (kernels.records or records(device))
+    target = Target(model, source, raw, dtype, device, kernels, record)
+    drafts = load_drafter(config, read_speculation(config.speculate), target)
+    specs = model.spec.kv_specs + drafts.kv_specs
+    layout = make_layout(specs, config.cache.block_size, kv_format(config.cache, dtype))
     step_tokens = config.schedule.max_num_batched_tokens or (2048 if device == "cpu" else 8192)
     wanted = min(config.model.max_model_len or model.spec.max_positions, model.spec.max_positions)
     if not config.schedule.enable_chunked_prefill:
@@ -152,9 +161,7 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
     blocks = count_blocks(config, layout, budget - taken, wanted, step_tokens)
     max_len = fitting_length(config, layout, blocks, wanted, reasons)
     pool = KVPool(layout, blocks, device, states)
-    record = not config.execute.enforce_eager and (kernels.records or records(device))
-    drafter = device_drafter(config, device)
-    runner = Runner(model, kernels, pool, rows, max_len, record=record, drafter=drafter)
+    runner = Runner(model, kernels, pool, rows, max_len, record=record, drafter=drafts.drafter)
     runner.warm()
     facts = Facts(
         vocab_size=model.spec.vocab_size,
@@ -164,12 +171,14 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
         num_blocks=blocks,
         device=device,
         dtype=str(dtype).removeprefix("torch."),
-        weight_bytes=int(model.spec.extras.get("weight_bytes", 0)),  # type: ignore[call-overload]
+        weight_bytes=int(model.spec.extras.get("weight_bytes", 0)) + drafts.weight_bytes,  # type: ignore[call-overload]
         flops_per_token=model.spec.flops_per_token,
         family=str(raw.get("model_type", "")),
         quantization=config.model.quantization or "",
         max_rows=rows,
         snapshots=slots if model.spec.states else None,
+        guesses=runner.drafter.most,
+        follows=runner.drafter.follows,
         reasons=reasons,
         device_name=describe(device),
         device_uuid=uuid_of(device),

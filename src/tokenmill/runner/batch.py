@@ -6,15 +6,17 @@ batch can be made while the step before it still runs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, GroupPlan, Kernels, StepRows
+from tokenmill.core.forward import ForwardContext, GroupPlan, Kernels, KVView, StepRows
 from tokenmill.core.step import StepPlan
-from tokenmill.kvcache.pool import KVPool
+from tokenmill.kvcache.pool import CacheLayout, KVPool
 from tokenmill.runner.rows import Rows
 from tokenmill.sampling.arrays import send
 
@@ -24,6 +26,26 @@ Flags = tuple[bool, ...]
 """One for each KV group; () stands for none."""
 SHARED_ENTRIES = 8
 """Equal leading table entries from which it is worth telling the kernels that all rows share a prefix."""
+
+
+class Placed(Protocol):
+    """What a step's tensors are derived from: the rows, or what a drafter's model sees of them (side.py)."""
+
+    tokens: Tensor
+    computed: Tensor
+    tables: list[Tensor]
+    first: list[Tensor]
+    held: list[Tensor]
+    layout: CacheLayout
+    device: torch.device
+
+
+class Paged(Protocol):
+    """Where keys, values and states lie."""
+
+    views: list[KVView]
+    state_views: Sequence[tuple[Any, ...]]
+    layout: CacheLayout
 
 
 @dataclass(slots=True)
@@ -58,7 +80,7 @@ def make_batch(plan: StepPlan, rows: Rows, pool: KVPool, kernels: Kernels) -> Ba
 
 
 def lay_out(
-    rows: Rows, pool: KVPool, kernels: Kernels, packed: Tensor, size: tuple[int, int], kinds: list[tuple[int, bool]]
+    rows: Placed, pool: Paged, kernels: Kernels, packed: Tensor, size: tuple[int, int], kinds: list[tuple[int, bool]]
 ) -> tuple[Tensor, Tensor, ForwardContext]:
     """Token ids [T], their rows [T] and the context of a step, from the rows' state on the device alone.
 
@@ -105,8 +127,8 @@ def apart(lengths: Tensor) -> tuple[Tensor, Spans | None]:
 
 def single_tokens(
     kernels: Kernels,
-    rows: Rows,
-    pool: KVPool,
+    rows: Placed,
+    pool: Paged,
     row_ids: Tensor,
     starts: tuple[Tensor, Spans | None],
     offsets: Tensor | None = None,
@@ -148,7 +170,7 @@ def reach(plan: StepPlan, rows: Rows, group: int, block_size: int) -> int:
     return block_size * sum(len(blocks[row]) for row, n in zip(plan.rows, plan.counts, strict=True) if n > 1)
 
 
-def group_plan(rows: Rows, group: int, ids: tuple[Tensor, Tensor, Tensor], width: int, *, shifted: bool) -> GroupPlan:
+def group_plan(rows: Placed, group: int, ids: tuple[Tensor, Tensor, Tensor], width: int, *, shifted: bool) -> GroupPlan:
     """Tables of rows [S], `width` entries wide, and the slots of their tokens' positions; ids: rows [S], of tokens
     [T], positions [T]. shifted: some entry j does not begin at j * block size."""
     row_ids, token_rows, positions = ids
@@ -162,7 +184,8 @@ def group_plan(rows: Rows, group: int, ids: tuple[Tensor, Tensor, Tensor], width
         first = rows.first[group][row_ids, :width]
         starts = rows.first[group][token_rows, :width]
         entry = torch.searchsorted(starts, positions.to(torch.int32)[:, None], right=True)[:, 0] - 1
-        offset = positions - starts.gather(1, entry[:, None])[:, 0]
+        # A drafter's place may lie behind its row's last block: it then spoils its own newest entry, nobody else's.
+        offset = (positions - starts.gather(1, entry[:, None])[:, 0]).clamp_(max=size - 1)
     slots = table[token_rows, entry].long() * size + offset
     return GroupPlan(table[row_ids, :width], first, rows.held[group][row_ids], slots)
 

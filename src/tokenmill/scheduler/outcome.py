@@ -109,6 +109,7 @@ class Outcome:
     def _verified(self, seq: Sequence, tried: int, accepted: int, *, by_host: bool) -> None:
         seq.computed -= tried - accepted
         self.counters.count_draft(tried, accepted)
+        self.roster.observe(tried, accepted)
         if by_host:
             self.roster.drafter.observe(seq, tried, accepted)
 

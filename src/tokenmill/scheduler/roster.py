@@ -82,6 +82,8 @@ class Roster:
         self.counters = Counters()
         self.on_begin: Callable[[SequenceGroup], object] = lambda group: None
         """Told when a sequence that has waited gets its row for the first time."""
+        self.observe: Callable[[int, int], object] = lambda tried, accepted: None
+        """Told how many drafts of a row were tried and how many of them were right."""
         self._next_seq = 0
 
     # ------------------------------------------------------------ in

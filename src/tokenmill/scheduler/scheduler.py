@@ -59,6 +59,7 @@ class Scheduler:
         self.policy = policy
         self.roster = Roster(limits, tables, policy, drafter)
         self.ahead = Ahead(limits, tables, control or AllOfThem(limits.max_guesses))
+        self.roster.observe = self.ahead.control.observe
         self.outcome = Outcome(self.roster)
         self.counters = self.roster.counters
         self.flying: deque[Flight] = deque()
