@@ -6,22 +6,25 @@ Must not know: caches, plans. `load_drafter` is called behind the target's own l
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from tokenmill.checkpoint.hub import Hub
+from tokenmill.checkpoint.torch_bin import TorchBinCheckpoint
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.drafting import DeviceDrafter
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.core.forward import Kernels, KVSpec
-from tokenmill.core.model import CausalLM
+from tokenmill.core.model import CausalLM, Checkpoint
 from tokenmill.engine.drafting import Speculation, looks_on_device
 from tokenmill.engine.source import ModelSource, find_source
+from tokenmill.layers.build import Build
 from tokenmill.models.registry import build_model
 from tokenmill.speculate.draft_model import DraftModel
 from tokenmill.speculate.lookup import NgramLookup
+from tokenmill.speculate.medusa import MedusaHeads
+from tokenmill.speculate.medusa_files import build_heads
 from tokenmill.speculate.passes import Model
 
 PADDING = 2048
@@ -93,6 +96,32 @@ def _draft_model(config: EngineConfig, found: Speculation, source: ModelSource, 
     return LoadedDrafter(drafter, model.spec.kv_specs, int(model.spec.extras.get("weight_bytes", 0)))  # type: ignore[call-overload]
 
 
+def _medusa(config: EngineConfig, found: Speculation, source: ModelSource, target: Target) -> LoadedDrafter:
+    raw, spec = source.config(), target.model.spec
+    b = Build(
+        checkpoint=_weights_of(config, source, "medusa_lm_head.pt", target.device),
+        dtype=target.dtype,
+        device=torch.device(target.device),
+        kernels=target.kernels,
+        max_positions=spec.max_positions,
+        quantization=found.quantization,
+    )
+    try:
+        heads = build_heads(raw, b, (spec.hidden_size, spec.vocab_size), str(source.path))
+    finally:
+        b.checkpoint.close()
+    drafter = MedusaHeads(heads, target.model, target.kernels, found.most, record=target.record)
+    return LoadedDrafter(drafter, weight_bytes=b.book.weight_bytes)
+
+
+def _weights_of(config: EngineConfig, source: ModelSource, other: str, device: str) -> Checkpoint:
+    """The folder's checkpoint, or the file of another name in which such weights lie on hubs."""
+    file = source.path / other
+    if config.model.load_format != "dummy" and file.is_file() and not any(source.path.glob("*.safetensors")):
+        return TorchBinCheckpoint(source.path, [file])
+    return source.checkpoint(config.model.load_format, seed=config.model.seed + 1, device=device)
+
+
 def check_vocabulary(size: int, source: ModelSource, target: Target, *, dummy: bool) -> None:
     """Refuse a drafter that speaks of other words: ids must mean the same, though one may have more of them unused."""
     wanted = target.model.spec.vocab_size
@@ -122,4 +151,4 @@ def _refuse(why: str) -> ParameterError:
     return ParameterError(f"speculative_config: {why}.", param="speculative_config")
 
 
-LOADERS = {"draft_model": _draft_model}
+LOADERS = {"draft_model": _draft_model, "medusa": _medusa}
