@@ -88,7 +88,7 @@ def build_engine(config: EngineConfig) -> Built:
     )
     limits = make_limits(config.schedule, facts.max_step_tokens, most, facts.guesses, chains=executor.chains)
     limits = replace(limits, max_rows=facts.max_rows, follows=facts.follows)
-    policy, control = make_policy(config.schedule.scheduling_policy), control_of(speculation)
+    policy, control = make_policy(config.schedule.scheduling_policy), control_of(speculation, STEP_GUESSES)
     scheduler = Scheduler(limits, tables, policy, drafter, control)
     never = banned(generation)
     if outside := [word for word in never if max(word) >= facts.vocab_size]:

@@ -92,11 +92,11 @@ def looks_on_device(config: EngineConfig, found: Speculation, device: str) -> bo
     return found.method == "ngram" and (config.execute.pipeline_depth or 1) > 1 and device == "cpu"
 
 
-def control_of(found: Speculation | None) -> DraftControl | None:
+def control_of(found: Speculation | None, step_guesses: int) -> DraftControl | None:
     """What decides how many drafts are made; None: all of them."""
     if found is None or found.method in OF_HOST:
         return None
-    return Control(found.most, found.most_rows)
+    return Control(found.most, found.most_rows, step_guesses)
 
 
 def _count(spec: dict[str, Any], name: str, default: int, low: int, high: int) -> int:

@@ -43,6 +43,7 @@ class Ahead:
         self.limits = limits
         self.tables = tables
         self.control = control
+        self.before: tuple[int, float] | None = None
 
     def begin(self, plan: StepPlan, running: int) -> Budget:
         """A step is planned in which about so many rows run."""
@@ -50,6 +51,17 @@ class Ahead:
         if limits.max_guesses:
             plan.depth = min(limits.max_guesses, self.control.depth(running))
         return Budget(limits.step_guesses, limits.step_guesses, limits.max_step_tokens)
+
+    def committed(self, plan: StepPlan, now: float) -> None:
+        """The control hears how long steps take: those that follow one of their kind, with nothing else to do."""
+        if not self.limits.max_guesses:
+            return
+        before, self.before = self.before, None
+        if plan.starts or plan.follows or max(plan.counts) > 1 + plan.depth:
+            return
+        self.before = plan.depth, now
+        if before is not None and before[0] == plan.depth and bool(plan.guesses) == bool(plan.depth):
+            self.control.timed(len(plan.rows), plan.depth, now - before[1])
 
     def guesses(self, seq: Sequence, known: int, position: int, budget: Budget) -> int:
         """How many of the drafts behind the row to try: none before the row was sampled, as none lie there yet; none

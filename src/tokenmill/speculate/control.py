@@ -16,8 +16,8 @@ SMOOTH = 0.2
 """Weight of a new step time."""
 FIRST = 3
 """Steps of each depth that are tried before any is judged; the first one may compile."""
-EVERY, PROBE = 256, 3
-"""After so many steps another depth is measured for so many."""
+EVERY, RARELY, PROBE = 256, 16384, 5
+"""After so many steps, and twice as many each time that nothing came of it, another depth is measured for so many."""
 MARGIN = 1.02
 """Another depth must be better by this."""
 
@@ -30,16 +30,20 @@ class Crowd:
     seen: dict[int, int] = field(default_factory=dict)
     best: int = -1
     steps: int = 0
+    next: int = 0
+    every: int = EVERY
     probing: int = -1
+    turn: int = 0
 
 
 class Control:
     """One per engine."""
 
-    def __init__(self, most: int, most_rows: int | None = None) -> None:
-        """most_rows: with more rows there are no drafts at all."""
+    def __init__(self, most: int, most_rows: int | None, most_tokens: int) -> None:
+        """most_rows: with more rows there are no drafts at all; most_tokens: drafts of all rows in a step."""
         self.most = most
         self.most_rows = most_rows
+        self.most_tokens = most_tokens
         self.depths = [d for d in DEPTHS if d < most] + [most]
         self.survival = [0.7] * most
         self.crowds: dict[int, Crowd] = {}
@@ -49,14 +53,14 @@ class Control:
         if not rows or (self.most_rows is not None and rows > self.most_rows):
             return 0
         crowd = self.crowds.setdefault(rows.bit_length(), Crowd())
-        crowd.steps += 1
-        unknown = [d for d in reversed(self.depths) if crowd.seen.get(d, 0) < FIRST]
+        allowed = [d for d in self.depths if d * rows <= self.most_tokens]
+        unknown = [d for d in reversed(allowed) if crowd.seen.get(d, 0) < FIRST]
         if unknown:
             return unknown[0]
-        if crowd.best < 0 or crowd.steps % EVERY == 0:
-            crowd.best = self._best(crowd)
-            crowd.probing = self._neighbour(crowd)
-        return crowd.probing if crowd.steps % EVERY < PROBE else crowd.best
+        crowd.steps += 1
+        if crowd.steps >= crowd.next:
+            self._judge(crowd)
+        return min(crowd.probing if crowd.next - crowd.steps > crowd.every - PROBE else crowd.best, allowed[-1])
 
     def observe(self, tried: int, accepted: int) -> None:
         """The first `accepted` of `tried` drafts survived; those behind the first wrong one say nothing."""
@@ -86,13 +90,14 @@ class Control:
         seconds = crowd.seconds.get(depth)
         return self.expected(depth) / seconds if seconds else 0.0
 
-    def _best(self, crowd: Crowd) -> int:
-        best = max(self.depths, key=lambda d: self._worth(crowd, d))
-        stays = crowd.best >= 0 and self._worth(crowd, best) < MARGIN * self._worth(crowd, crowd.best)
-        return crowd.best if stays else best
-
-    def _neighbour(self, crowd: Crowd) -> int:
-        """The depths beside the best one in turn, and any of them now and then."""
-        at, turn = self.depths.index(crowd.best), crowd.steps // EVERY
-        step = (1, -1, 2, -2)[turn % 4]
-        return self.depths[min(max(at + step, 0), len(self.depths) - 1)]
+    def _judge(self, crowd: Crowd) -> None:
+        """Take the best depth, and choose another one to be measured again."""
+        best = max(crowd.seconds, key=lambda d: self._worth(crowd, d))
+        if crowd.best < 0 or self._worth(crowd, best) > MARGIN * self._worth(crowd, crowd.best):
+            crowd.best, crowd.every = best, EVERY
+        else:
+            crowd.every = min(2 * crowd.every, RARELY)
+        at = self.depths.index(crowd.best) + (1, -1, 2, -2)[crowd.turn % 4]
+        crowd.turn += 1
+        crowd.probing = self.depths[min(max(at, 0), len(self.depths) - 1)]
+        crowd.next = crowd.steps + crowd.every
