@@ -47,7 +47,10 @@ class Outcome:
             if new:
                 if tried:
                     self._verified(seq, tried, len(new) - 1, by_host=i in plan.drafts)
-                deltas.append(self._extend(seq, new, result, i))
+                delta = self._extend(seq, new, result, i)
+                if tried:
+                    delta.drafted, delta.accepted = tried, len(new) - 1
+                deltas.append(delta)
             elif self.tables.windowed and seq.status == RUNNING:
                 self.tables.trim(seq)
             if seq.computed >= seq.save_at and seq.status == RUNNING:

@@ -15,6 +15,7 @@ from tokenmill.core.forward import DRAWN, Draws, Kernels
 from tokenmill.runner.rows import Rows
 from tokenmill.sampling import table as features
 from tokenmill.sampling.arrays import send
+from tokenmill.sampling.noise import noisy_, position_keys
 
 LADDER = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Row counts that work on a GPU is filled up to."""
@@ -67,6 +68,13 @@ class Choosing:
             table = self.rows.sampling
             draws = Draws(placed.row_ids, positions, table.stream, table.num_prompt, table.inverse_temperature)
             found = self.kernels.choose(logits, placed.words, None, draws)
-            if found is not None:
-                return found[0]
+            return found[0] if found is not None else self._draw(logits, placed, positions)
         return self.kernels.greedy(logits)[0]
+
+    def _draw(self, logits: Tensor, placed: Placed, positions: Tensor) -> Tensor:
+        """The same in plain torch."""
+        table, ids = self.rows.sampling, placed.row_ids
+        keys = position_keys(table.stream[ids], positions + 1 - table.num_prompt[ids])
+        scores = logits.float() * table.inverse_temperature[ids][:, None]
+        noisy = noisy_(scores.clone(), keys, table.bases[: scores.shape[1]])
+        return torch.where(placed.words > 0, noisy.argmax(1), scores.argmax(1))
