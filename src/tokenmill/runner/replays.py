@@ -30,7 +30,8 @@ class Replays:
     def __init__(self, kernels: Kernels, *, record: bool) -> None:
         self.kernels = kernels
         self.possible = record
-        self.made: dict[Hashable, tuple[Any, Callable[[], object]]] = {}
+        self.made: dict[Hashable, tuple[Any, Callable[[], object], object]] = {}
+        """What was made, how to make it again, and what holds the memory that this reads."""
         self.seen: set[Hashable] = set()
         self.room: Tensor | None = None
         self.recorder: Recorder | None = None
@@ -63,7 +64,7 @@ class Replays:
         if again is None:
             self.possible = False
         else:
-            self.made[key] = made, again
+            self.made[key] = made, again, compute
         return made
 
     def _graph(self, key: Hashable, compute: Callable[[], T]) -> T:
@@ -73,6 +74,6 @@ class Replays:
         if self.possible:
             self.recorder = self.recorder or Recorder()
             recording: Recording[T] = self.recorder.record(compute)
-            self.made[key] = recording.made, recording.replay
+            self.made[key] = recording.made, recording.replay, compute
             return recording.replay()
         return made

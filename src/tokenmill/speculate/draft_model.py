@@ -21,6 +21,10 @@ from tokenmill.speculate.choice import Choosing
 from tokenmill.speculate.passes import Model, Passes
 
 
+PROMPTS = (1, 2, 4, 8, 16, 32, 64, 256, 2400, 3000)
+"""Tokens of prompts that are followed once while loading on a GPU, so that kernels are compiled."""
+
+
 class DraftModel:
     """A DeviceDrafter with a model of its own."""
 
@@ -54,7 +58,10 @@ class DraftModel:
             for wide in (True, False):
                 for drawn in (False, True):
                     self.passes.run(placed, plain, wide=wide, drawn=drawn)
-        self.follow([(self.rows.spare, 0, 1)])
+        for count in PROMPTS:
+            if count <= self.rows.max_len:
+                self.follow([(self.rows.spare, 0, count)])
+        self.follow([(self.rows.spare, 0, 1), (self.rows.spare, 0, 2)])
 
     def follow(self, spans: list[tuple[int, int, int]]) -> None:
         """Compute tokens for their K/V alone."""
