@@ -28,10 +28,13 @@ from tokenmill import LLM, SamplingParams
 
 TARGET, DRAFT = GEOMETRIES["llama-3-8b"], GEOMETRIES["llama-3.2-1b"]
 MEDUSA = {"num_heads": 4, "num_hidden_layers": 1, "original_lm_head": True, "medusa_fc_bias": True}
+EAGLE3 = {**TARGET, "num_hidden_layers": 1, "draft_vocab_size": 32000}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "draft": (DRAFT, {}, {}),
     "draft-fp8": (DRAFT, {}, {"quantization": "fp8"}),
     "medusa": (MEDUSA, {"method": "medusa"}, {}),
+    "eagle3": (EAGLE3, {"method": "eagle3"}, {}),
+    "eagle3-fp8": (EAGLE3, {"method": "eagle3"}, {"quantization": "fp8"}),
 }
 """The drafter's config, its method, and options of the engine (which the plain one has, too)."""
 MIX = 0x9E3779B97F4A7C15 - (1 << 64)

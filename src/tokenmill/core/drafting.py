@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from tokenmill.core.forward import ForwardContext
     from tokenmill.core.sequence import Sequence
 
 
@@ -34,7 +35,7 @@ class Drafting:
     """What a DeviceDrafter works with after a step's sampling.
 
     `row_list`, `row_ids` [S]: the rows that get `count` drafts each; none has over `longest` known tokens, the newest
-    included. hidden(): [S, hidden], the final hidden states that the rows' newest tokens were sampled from.
+    included. places(): [S], where in the step's batch the tokens lie that the rows' newest ones were sampled from.
     """
 
     rows: RowState
@@ -42,7 +43,16 @@ class Drafting:
     row_ids: Tensor
     count: int
     longest: int
-    hidden: Callable[[], Tensor]
+    places: Callable[[], Tensor]
+
+
+@dataclass(slots=True)
+class Seen:
+    """A step that has been computed and sampled: its context, and the final hidden states [T, hidden] of its tokens. (The
+    context of a recorded step may have more tokens: the spare row's.)"""
+
+    ctx: ForwardContext
+    hidden: Tensor
 
 
 class DeviceDrafter(Protocol):
@@ -62,8 +72,12 @@ class DeviceDrafter(Protocol):
         """Compile and record ahead what can be."""
         ...
 
-    def follow(self, spans: list[tuple[int, int, int]]) -> None:
-        """Take in known tokens: (row, first position, how many), each row once."""
+    catches_up: bool
+    """It can take in tokens of earlier steps; else what it has missed of a row is lost to it."""
+
+    def follow(self, spans: list[tuple[int, int, int]], seen: Seen) -> None:
+        """Take in known tokens: (row, first position, how many), each row once; called in every step in which drafts are
+        left behind, too."""
         ...
 
     def propose(self, step: Drafting) -> None:

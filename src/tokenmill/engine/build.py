@@ -87,7 +87,7 @@ def build_engine(config: EngineConfig) -> Built:
         snapshots=None if facts.snapshots is None else Snapshots(facts.snapshots, config.cache.block_size),
     )
     limits = make_limits(config.schedule, facts.max_step_tokens, most, facts.guesses, chains=executor.chains)
-    limits = replace(limits, max_rows=facts.max_rows, follows=facts.follows)
+    limits = replace(limits, max_rows=facts.max_rows, follows=facts.follows, catches_up=facts.catches_up)
     policy, control = make_policy(config.schedule.scheduling_policy), control_of(speculation, STEP_GUESSES)
     scheduler = Scheduler(limits, tables, policy, drafter, control)
     never = banned(generation)

@@ -20,8 +20,11 @@ from tokenmill.core.model import CausalLM, Checkpoint
 from tokenmill.engine.drafting import Speculation, looks_on_device
 from tokenmill.engine.source import ModelSource, find_source
 from tokenmill.layers.build import Build
+from tokenmill.models.decoder import Decoder
 from tokenmill.models.registry import build_model
 from tokenmill.speculate.draft_model import DraftModel
+from tokenmill.speculate.eagle import EagleHead
+from tokenmill.speculate.eagle_files import build_eagle
 from tokenmill.speculate.lookup import NgramLookup
 from tokenmill.speculate.medusa import MedusaHeads
 from tokenmill.speculate.medusa_files import build_heads
@@ -58,9 +61,7 @@ def load_drafter(config: EngineConfig, found: Speculation | None, target: Target
     if found is None:
         return LoadedDrafter()
     if found.method in LOADERS:
-        source = find_source(
-            found.model or "", found.revision, Hub(config.files.download_dir, config.files.hf_token)
-        )
+        source = find_source(found.model or "", found.revision, Hub(config.files.download_dir, config.files.hf_token))
         return LOADERS[found.method](config, found, source, target)
     if looks_on_device(config, found, target.device):
         return LoadedDrafter(NgramLookup(found.most, found.longest, found.shortest))
@@ -114,6 +115,28 @@ def _medusa(config: EngineConfig, found: Speculation, source: ModelSource, targe
     return LoadedDrafter(drafter, weight_bytes=b.book.weight_bytes)
 
 
+def _eagle(config: EngineConfig, found: Speculation, source: ModelSource, target: Target) -> LoadedDrafter:
+    raw, model = source.config(), target.model
+    if not isinstance(model, Decoder):
+        raise _refuse(f"{found.method!r} is not available for this architecture")
+    b = Build(
+        checkpoint=source.checkpoint(config.model.load_format, seed=config.model.seed + 1, device=target.device),
+        dtype=target.dtype,
+        device=torch.device(target.device),
+        kernels=target.kernels,
+        max_positions=model.spec.max_positions + found.most + 1,
+        quantization=found.quantization,
+    )
+    try:
+        net = build_eagle(raw, b, model, third=found.method == "eagle3", where=str(source.path))
+    finally:
+        b.checkpoint.close()
+    model.taps = tuple(dict.fromkeys(net.taps))
+    specs = tuple(b.book.kv_specs)
+    drafter = EagleHead(net, specs, model, target.kernels, found.most, target.dtype, record=target.record)
+    return LoadedDrafter(drafter, specs, b.book.weight_bytes)
+
+
 def _weights_of(config: EngineConfig, source: ModelSource, other: str, device: str) -> Checkpoint:
     """The folder's checkpoint, or the file of another name in which such weights lie on hubs."""
     file = source.path / other
@@ -151,4 +174,4 @@ def _refuse(why: str) -> ParameterError:
     return ParameterError(f"speculative_config: {why}.", param="speculative_config")
 
 
-LOADERS = {"draft_model": _draft_model, "medusa": _medusa}
+LOADERS = {"draft_model": _draft_model, "medusa": _medusa, "eagle": _eagle, "eagle3": _eagle}

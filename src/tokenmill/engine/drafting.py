@@ -24,6 +24,8 @@ METHODS: dict[str, tuple[str, ...]] = {
     "suffix": ("suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests"),
     "draft_model": ("model", "quantization", "revision"),
     "medusa": ("model", "quantization", "revision"),
+    "eagle": ("model", "quantization", "revision"),
+    "eagle3": ("model", "quantization", "revision"),
 }
 """Methods and their settings, beside the common ones."""
 OF_HOST = ("ngram", "suffix")
@@ -51,7 +53,7 @@ def read_speculation(options: SpeculateOptions) -> Speculation | None:
     if not spec:
         return None
     if not isinstance(spec, dict):
-        raise _refuse("it must be an object, like {\"method\": \"ngram\"}")
+        raise _refuse('it must be an object, like {"method": "ngram"}')
     method = spec.get("method") or ("draft_model" if "model" in spec else None)
     if method not in METHODS:
         raise _refuse(f"method {method!r} is not available; use one of {', '.join(map(repr, METHODS))}")
@@ -60,7 +62,7 @@ def read_speculation(options: SpeculateOptions) -> Speculation | None:
         raise _refuse(f"unknown entries for {method!r} ({', '.join(extra)}); known are {', '.join(sorted(known))}")
     model = spec.get("model")
     if "model" in METHODS[method] and (not isinstance(model, str) or not model):
-        raise _refuse(f"{method!r} needs \"model\", a folder, a file or a name as --model has it")
+        raise _refuse(f'{method!r} needs "model", a folder, a file or a name as --model has it')
     return Speculation(
         method=method,
         most=_count(spec, "num_speculative_tokens", 4, 1, MAX_DRAFTS),

@@ -70,6 +70,8 @@ class Facts(msgspec.Struct):
     """Drafts that a DeviceDrafter leaves behind a row."""
     follows: bool = False
     """It keeps something for every position."""
+    catches_up: bool = True
+    """It can take in later what it has missed."""
     snapshots: int | None = None
     """Slots for kept states; None: this model's rows have none."""
 
@@ -179,6 +181,7 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
         snapshots=slots if model.spec.states else None,
         guesses=runner.drafter.most,
         follows=runner.drafter.follows,
+        catches_up=runner.drafter.catches_up,
         reasons=reasons,
         device_name=describe(device),
         device_uuid=uuid_of(device),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tokenmill.core.drafting import Drafting
+from tokenmill.core.drafting import Drafting, Seen
 
 
 class Forgetful:
@@ -12,6 +12,7 @@ class Forgetful:
 
     most = 0
     follows = False
+    catches_up = True
 
     def bind(self, rows: Any, pool: Any) -> None:
         """Rows come with each proposal."""
@@ -19,7 +20,7 @@ class Forgetful:
     def warm(self) -> None:
         """Nothing is recorded."""
 
-    def follow(self, spans: list[tuple[int, int, int]]) -> None:
+    def follow(self, spans: list[tuple[int, int, int]], seen: Seen) -> None:
         """Nothing is kept."""
 
     def propose(self, step: Drafting) -> None:

@@ -49,9 +49,7 @@ class Rows:
         self.length = torch.zeros(count, dtype=torch.int64, device=device)
         self.computed = torch.zeros(count, dtype=torch.int64, device=device)
         self.scratch = scratch or [0] * len(layout.groups)
-        self.tables = [
-            torch.full((count, width), block, dtype=torch.int32, device=device) for block in self.scratch
-        ]
+        self.tables = [torch.full((count, width), block, dtype=torch.int32, device=device) for block in self.scratch]
         self.first = [torch.full((count, width), FAR, dtype=torch.int32, device=device) for _ in layout.groups]
         self.held = [torch.ones(count, dtype=torch.int32, device=device) for _ in layout.groups]
         for first in self.first:

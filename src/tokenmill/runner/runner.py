@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tokenmill.core.drafting import DeviceDrafter, Drafting
+from tokenmill.core.drafting import DeviceDrafter, Drafting, Seen
 from tokenmill.core.forward import Kernels
 from tokenmill.core.model import CausalLM
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
@@ -313,14 +313,16 @@ class Runner:
     def _leave_drafts(self, running: Running) -> None:
         """What the plan has a DeviceDrafter do behind a step; a later plan decides which of its drafts are tried."""
         plan, rows = running.plan, self.rows
-        if plan.follows:
-            self.drafter.follow(plan.follows)
+        if not (plan.follows or plan.proposes):
+            return
+        assert running.batch is not None and running.hidden is not None
+        self.drafter.follow(plan.follows, Seen(running.batch.ctx, running.hidden))
         if not plan.proposes:
             return
         row_list = [plan.rows[i] for i in plan.proposes]
         row_ids = to_device(row_list, torch.int64, rows.device)
         self.drafter.propose(
-            Drafting(rows, row_list, row_ids, plan.depth, rows.longest(row_list), lambda: self._newest_hidden(running))
+            Drafting(rows, row_list, row_ids, plan.depth, rows.longest(row_list), lambda: self._newest(running))
         )
         late = set(plan.late)
         told = [n for n, row in enumerate(row_list) if row in late] if late else []
@@ -329,16 +331,15 @@ class Runner:
             ahead = rows.length[chosen][:, None] + torch.arange(plan.depth, device=rows.device)
             running.told = [plan.proposes[n] for n in told], Readback(rows.tokens[chosen[:, None], ahead])
 
-    def _newest_hidden(self, running: Running) -> Tensor:
-        """Of each grant that proposes, the final hidden state from which its newest token was sampled."""
-        assert running.hidden is not None
+    def _newest(self, running: Running) -> Tensor:
+        """Of each grant that proposes, where in the batch the token lies from which its newest one was sampled."""
         wanted, device = set(running.plan.proposes), self.rows.device
         firsts = {i: n for n, i in reversed(list(enumerate(running.lines))) if i in wanted}
         at = to_device([running.places[firsts[i]] for i in running.plan.proposes], torch.int64, device)
         if running.kept is not None:
             grants = [running.verified.index(i) for i in running.plan.proposes]
             at = at + running.kept[to_device(grants, torch.int64, device)] - 1
-        return running.hidden[at]
+        return at
 
     def _candidates(self, plan: StepPlan) -> bool:
         params = self.rows.sampling.params

@@ -96,6 +96,8 @@ class Ahead:
             seq.in_step, seq.followed = False, grant.start  # the host has added tokens
         if not plan.depth and grant.start >= seq.num_prompt:
             return False  # at load nobody guesses; prompts are followed for those who will share them
+        if not self.limits.catches_up and seq.followed < grant.start:
+            return False  # lost for this row
         count = min(grant.end - seq.followed, left.followed)
         if count > 0:
             plan.follows.append((seq.row, seq.followed, count))

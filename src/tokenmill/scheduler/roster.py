@@ -22,7 +22,8 @@ class Limits:
     """Ceilings of one engine. `max_chunk` bounds a prompt's share of one step (0: only the budget does).
 
     max_drafts: of a HostDrafter, per sequence. max_guesses: of a DeviceDrafter, per sequence, and step_guesses: of all
-    sequences in one step; those that rank first get them. follows: it keeps something for every position.
+    sequences in one step; those that rank first get them. follows: it keeps something for every position;
+    catches_up: it can take in later what it has missed.
     whole_prompts: a prompt is never cut, whatever the budget says. whole_batches: nobody joins a batch that has begun
     to answer. Both are how engines worked once, kept so that what came after can be measured.
     """
@@ -34,6 +35,7 @@ class Limits:
     max_guesses: int = 0
     step_guesses: int = 0
     follows: bool = False
+    catches_up: bool = True
     chains: bool = True
     whole_prompts: bool = False
     whole_batches: bool = False

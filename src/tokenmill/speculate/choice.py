@@ -62,8 +62,14 @@ class Choosing:
             placed.words.copy_(sent[1])
         return placed, any(words)
 
-    def choose(self, logits: Tensor, placed: Placed, positions: Tensor, *, drawn: bool) -> Tensor:
-        """logits [rung, V] behind the rows' tokens at positions [rung] -> a token each [rung]."""
+    def choose(
+        self, logits: Tensor, placed: Placed, positions: Tensor, *, drawn: bool, words: Tensor | None = None
+    ) -> Tensor:
+        """logits [rung, V] behind the rows' tokens at positions [rung] -> a token each [rung]. words [V]: what each
+        place of the logits means, if not itself."""
+        if words is not None:
+            ids = self._draw(logits, placed, positions, words) if drawn else self.kernels.greedy(logits)[0]
+            return words[ids]
         if drawn:
             table = self.rows.sampling
             draws = Draws(placed.row_ids, positions, table.stream, table.num_prompt, table.inverse_temperature)
@@ -71,10 +77,11 @@ class Choosing:
             return found[0] if found is not None else self._draw(logits, placed, positions)
         return self.kernels.greedy(logits)[0]
 
-    def _draw(self, logits: Tensor, placed: Placed, positions: Tensor) -> Tensor:
+    def _draw(self, logits: Tensor, placed: Placed, positions: Tensor, words: Tensor | None = None) -> Tensor:
         """The same in plain torch."""
         table, ids = self.rows.sampling, placed.row_ids
         keys = position_keys(table.stream[ids], positions + 1 - table.num_prompt[ids])
         scores = logits.float() * table.inverse_temperature[ids][:, None]
-        noisy = noisy_(scores.clone(), keys, table.bases[: scores.shape[1]])
+        bases = table.bases[: scores.shape[1]] if words is None else table.bases[words]
+        noisy = noisy_(scores.clone(), keys, bases)
         return torch.where(placed.words > 0, noisy.argmax(1), scores.argmax(1))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from tokenmill.core.drafting import Drafting
+from tokenmill.core.drafting import Drafting, Seen
 from tokenmill.core.forward import Kernels
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.batch import lay_out
@@ -29,6 +29,7 @@ class DraftModel:
     """A DeviceDrafter with a model of its own."""
 
     follows = True
+    catches_up = True
 
     def __init__(self, made: Model, kernels: Kernels, most: int, *, record: bool) -> None:
         self.made = made
@@ -63,8 +64,10 @@ class DraftModel:
                 self.follow([(self.rows.spare, 0, count)])
         self.follow([(self.rows.spare, 0, 1), (self.rows.spare, 0, 2)])
 
-    def follow(self, spans: list[tuple[int, int, int]]) -> None:
+    def follow(self, spans: list[tuple[int, int, int]], seen: Seen | None = None) -> None:
         """Compute tokens for their K/V alone."""
+        if not spans:
+            return
         rows, device = self.rows, self.rows.device
         row_list, counts = [span[0] for span in spans], [span[2] for span in spans]
         packed = send(torch.tensor([row_list, counts, [span[1] for span in spans]], dtype=torch.int64), device)

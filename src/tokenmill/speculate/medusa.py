@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tokenmill.core.drafting import Drafting
+from tokenmill.core.drafting import Drafting, Seen
 from tokenmill.core.forward import ForwardContext, Kernels, Weight
 from tokenmill.core.model import CausalLM
 from tokenmill.kvcache.pool import KVPool
@@ -48,6 +48,11 @@ class MedusaHeads(Forgetful):
         self.replays = Replays(kernels, record=record)
         self.given: dict[int, Tensor] = {}
         self.choosing: Choosing
+        self.seen: Seen
+
+    def follow(self, spans: list[tuple[int, int, int]], seen: Seen) -> None:
+        """What the newest tokens were sampled from is among the step's hidden states."""
+        self.seen = seen
 
     def bind(self, rows: Rows, pool: KVPool) -> None:
         """The rows alone: there are no pages."""
@@ -56,7 +61,7 @@ class MedusaHeads(Forgetful):
     def propose(self, step: Drafting) -> None:
         """A guess of each head, whatever the others guess."""
         placed, drawn = self.choosing.place(step.row_list)
-        hidden, rung, count = step.hidden(), placed.row_ids.shape[0], len(step.row_list)
+        hidden, rung, count = self.seen.hidden[step.places()], placed.row_ids.shape[0], len(step.row_list)
         if rung not in self.given:
             self.given[rung] = hidden.new_zeros((rung, hidden.shape[1]))
         given = self.given[rung]

@@ -31,7 +31,10 @@ def folders(tmp_path_factory):
     torch.manual_seed(0)
     heads = {}
     for n in range(MOST):
-        heads |= {f"blocks.{n}.layers.0.weight": torch.randn(64, 64) * 0.1, f"blocks.{n}.layers.0.bias": torch.zeros(64)}
+        heads |= {
+            f"blocks.{n}.layers.0.weight": torch.randn(64, 64) * 0.1,
+            f"blocks.{n}.layers.0.bias": torch.zeros(64),
+        }
     save_file(heads, medusa / "model.safetensors")
     config = {"model_type": "medusa", "hidden_size": 64, "vocab_size": 320, "num_heads": MOST, "num_hidden_layers": 1}
     (medusa / "config.json").write_text(json.dumps(config | {"original_lm_head": True, "medusa_fc_bias": True}))
@@ -191,7 +194,9 @@ def test_a_vocabulary_with_padding(folders, tmp_path):
         config = json.loads((folder / "config.json").read_text())
         tensors = load_file(folder / "model.safetensors")
         table = tensors["model.embed_tokens.weight"]
-        tensors["model.embed_tokens.weight"] = torch.cat((table, table.new_zeros(size - table.shape[0], table.shape[1])))
+        tensors["model.embed_tokens.weight"] = torch.cat(
+            (table, table.new_zeros(size - table.shape[0], table.shape[1]))
+        )
         (folder / "config.json").write_text(json.dumps(config | {"vocab_size": size}))
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     small, large = tmp_path / "331", tmp_path / "352"
