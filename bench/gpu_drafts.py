@@ -1,12 +1,12 @@
 """What drafts are worth on a GPU, for text that survives as often as it is told to.
 
-python bench/gpu_drafts.py [--rows 1,8,256] [--p 0.7] [--most 4] [--cases draft,draft-fp8,medusa,eagle3] [--layers N] [--json OUT]
+python bench/gpu_drafts.py [--rows 1,8,256] [--p 0.7] [--most 4] [--cases draft,eagle3,...] [--layers N] [--json OUT]
 
 Weights are invented, so nothing that a drafter guesses would ever be right. A stand-in therefore decides: in the place
-where drafts are verified each draft is taken as right with probability p, by a hash of its row and position that neither
-the drafter nor the control knows. All else is as in service: plans in flight, recorded steps, the control switched on.
-Shown are tokens per second of the same requests with and without drafts, their ratio, and tokens per step.
-(What the stand-in itself costs, some small operations a step, counts against the drafts.)
+where drafts are verified each draft is taken as right with probability p, by a hash of its row and position that
+neither the drafter nor the control knows. All else is as in service: plans in flight, recorded steps, the control
+switched on. Shown are tokens per second of the same requests with and without drafts, their ratio, and tokens per
+step. (What the stand-in itself costs, some small operations a step, counts against the drafts.)
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import traceback
 from typing import Any
 
 import torch
-from geometries import GEOMETRIES, few_layers
 from torch import Tensor
 
+from geometries import GEOMETRIES, few_layers
 from tokenmill import LLM, SamplingParams
 
 TARGET, DRAFT = GEOMETRIES["llama-3-8b"], GEOMETRIES["llama-3.2-1b"]

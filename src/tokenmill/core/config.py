@@ -134,8 +134,8 @@ class SpeculateOptions:
 
     speculative_config: dict[str, Any] | None = option(
         None,
-        'JSON: {"method": "ngram" or "suffix"}, {"model": FOLDER} (a smaller model), {"method": "medusa", "model": FOLDER}; '
-        '"num_speculative_tokens": 4 is the most that is guessed at a time.',
+        'JSON: {"method": "ngram" or "suffix"}, {"model": FOLDER} (a smaller model), or {"method": "medusa", "eagle" '
+        'or "eagle3", "model": FOLDER}; "num_speculative_tokens": 4 is the most that is guessed at a time.',
     )
 
 

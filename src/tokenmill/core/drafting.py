@@ -48,8 +48,8 @@ class Drafting:
 
 @dataclass(slots=True)
 class Seen:
-    """A step that has been computed and sampled: its context, and the final hidden states [T, hidden] of its tokens. (The
-    context of a recorded step may have more tokens: the spare row's.)"""
+    """A step that has been computed and sampled: its context, and the final hidden states [T, hidden] of its tokens.
+    (The context of a recorded step may have more tokens: the spare row's.)"""
 
     ctx: ForwardContext
     hidden: Tensor
@@ -76,8 +76,8 @@ class DeviceDrafter(Protocol):
     """It can take in tokens of earlier steps; else what it has missed of a row is lost to it."""
 
     def follow(self, spans: list[tuple[int, int, int]], seen: Seen) -> None:
-        """Take in known tokens: (row, first position, how many), each row once; called in every step in which drafts are
-        left behind, too."""
+        """Take in known tokens: (row, first position, how many), each row once; called in every step in which drafts
+        are left behind, too."""
         ...
 
     def propose(self, step: Drafting) -> None:

@@ -88,8 +88,8 @@ def _draft_model(config: EngineConfig, found: Speculation, source: ModelSource, 
         raise _refuse(f"{source.path}: a draft model with recurrent layers is not built")
     if model.spec.max_positions < reach:
         raise _refuse(
-            f"{source.path}: its context of {model.spec.max_positions} tokens is shorter than the model's {reach}: lower "
-            "--max-model-len"
+            f"{source.path}: its context of {model.spec.max_positions} tokens is shorter than the model's {reach}: "
+            "lower --max-model-len"
         )
     check_vocabulary(model.spec.vocab_size, source, target, dummy=config.model.load_format == "dummy")
     made = Model(model, target.model.spec.vocab_size)
@@ -156,8 +156,8 @@ def check_vocabulary(size: int, source: ModelSource, target: Target, *, dummy: b
     other = next((i for i, (one, two) in enumerate(zip(ours, theirs, strict=False)) if one != two), None)
     if other is not None:
         raise _refuse(
-            f"{source.path}: its tokenizer is not the model's (they differ from id {other} on); a draft model must have "
-            "the same one"
+            f"{source.path}: its tokenizer is not the model's (they differ from id {other} on); a draft model "
+            "must have the same one"
         )
 
 

@@ -87,10 +87,10 @@ def host_drafter(found: Speculation | None) -> tuple[HostDrafter, int]:
 
 
 def looks_on_device(config: EngineConfig, found: Speculation, device: str) -> bool:
-    """Where a user asks for several plans in flight (`pipeline_depth`), n-grams are looked up on the device, as drafts of
-    the host would have to wait for the commit. Else the host's index is quicker than a search by many small operations:
-    on an H200 the demo model made 727 tokens/s with the search and 4,261 with the index. (What the host must have a
-    say in, grammars for one, gets the host's drafts in both cases.)"""
+    """Where a user asks for several plans in flight (`pipeline_depth`), n-grams are looked up on the device, as
+    drafts of the host would have to wait for the commit. Else the host's index is quicker than a search by many small
+    operations: on an H200 the demo model made 727 tokens/s with the search and 4,261 with the index. (What the host
+    must have a say in, grammars for one, gets the host's drafts in both cases.)"""
     return found.method == "ngram" and (config.execute.pipeline_depth or 1) > 1 and device == "cpu"
 
 

@@ -110,7 +110,7 @@ class Decoder:
         x = self._embed(tokens, ctx) if self.is_first else tokens
         taps = ctx.taps
         if self.taps:
-            taps = ctx.taps = dict.fromkeys(self.taps)  # type: ignore[arg-type]
+            taps = ctx.taps = dict.fromkeys(self.taps, x)
         for index, layer in enumerate(self.layers, self.first):
             x = layer(x, ctx)
             if taps is not None and index in taps:

@@ -6,10 +6,9 @@ batch can be made while the step before it still runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -44,7 +43,7 @@ class Paged(Protocol):
     """Where keys, values and states lie."""
 
     views: list[KVView]
-    state_views: Sequence[tuple[Any, ...]]
+    state_views: list[tuple[Tensor, ...]]
     layout: CacheLayout
 
 

@@ -42,7 +42,7 @@ class Replays:
         found = self.made.get(key)
         if found is not None:
             found[1]()
-            return found[0]  # type: ignore[no-any-return]
+            return found[0]
         compute = computing()
         if not self.possible or len(self.made) >= MOST:
             return compute()

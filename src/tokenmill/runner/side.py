@@ -7,7 +7,6 @@ the cache's layout. Must not know: what it guesses, plans.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +31,7 @@ class Side:
     layout: CacheLayout
     device: torch.device
     groups: list[int]
-    state_views: list[tuple[Any, ...]] = field(default_factory=list)
+    state_views: list[tuple[Tensor, ...]] = field(default_factory=list)
 
     def moved(self, computed: Tensor) -> Side:
         """The same at other positions."""

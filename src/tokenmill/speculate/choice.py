@@ -24,8 +24,8 @@ MOST_ROWS = 32
 
 
 class Placed:
-    """Some rows, by rung, filled up with the spare row: `row_ids` [rung], the same `twice` over with a 0 and then a 1 for each
-    (`back`), and `words` [rung] as Kernels.choose wants them."""
+    """Some rows, by rung, filled up with the spare row: `row_ids` [rung], the same `twice` over with a 0 and then a 1
+    for each (`back`), and `words` [rung] as Kernels.choose wants them."""
 
     def __init__(self, rung: int, spare: int, device: torch.device) -> None:
         self.row_ids = torch.full((rung,), spare, dtype=torch.int64, device=device)

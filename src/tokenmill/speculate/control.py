@@ -2,7 +2,8 @@
 
 Drafts are verified without loss, so this decides about time alone, and may look at clocks. What a depth is worth is
 (1 + the drafts that are expected to survive) / (the time of a step that makes and tries so many), for steps of about
-this many rows; the best depth is used, its neighbours are measured again from time to time. Must not know: plans, models.
+this many rows; the best depth is used, its neighbours are measured again from time to time. Must not know: plans,
+models.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
-FORGET = 0.02
+FORGET = 0.05
 """Weight of a new observation of survival."""
 SMOOTH = 0.2
 """Weight of a new step time."""
 FIRST = 3
 """Steps of each depth that are tried before any is judged; the first one may compile."""
-EVERY, RARELY, PROBE = 256, 16384, 5
+EVERY, PROBE = 256, 8
 """After so many steps, and twice as many each time that nothing came of it, another depth is measured for so many."""
+SELDOM, RARELY, FEW = 1024, 16384, 16
+"""The most steps between two measurements: with up to FEW rows, and with more, of which each would have to catch up."""
 MARGIN = 1.02
 """Another depth must be better by this."""
 
@@ -59,7 +62,7 @@ class Control:
             return unknown[0]
         crowd.steps += 1
         if crowd.steps >= crowd.next:
-            self._judge(crowd)
+            self._judge(crowd, rows)
         return min(crowd.probing if crowd.next - crowd.steps > crowd.every - PROBE else crowd.best, allowed[-1])
 
     def observe(self, tried: int, accepted: int) -> None:
@@ -90,13 +93,13 @@ class Control:
         seconds = crowd.seconds.get(depth)
         return self.expected(depth) / seconds if seconds else 0.0
 
-    def _judge(self, crowd: Crowd) -> None:
+    def _judge(self, crowd: Crowd, rows: int) -> None:
         """Take the best depth, and choose another one to be measured again."""
         best = max(crowd.seconds, key=lambda d: self._worth(crowd, d))
         if crowd.best < 0 or self._worth(crowd, best) > MARGIN * self._worth(crowd, crowd.best):
             crowd.best, crowd.every = best, EVERY
         else:
-            crowd.every = min(2 * crowd.every, RARELY)
+            crowd.every = min(2 * crowd.every, SELDOM if rows <= FEW else RARELY)
         at = self.depths.index(crowd.best) + (1, -1, 2, -2)[crowd.turn % 4]
         crowd.turn += 1
         crowd.probing = self.depths[min(max(at, 0), len(self.depths) - 1)]

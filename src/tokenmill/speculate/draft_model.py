@@ -20,7 +20,6 @@ from tokenmill.sampling.arrays import send
 from tokenmill.speculate.choice import Choosing
 from tokenmill.speculate.passes import Model, Passes
 
-
 PROMPTS = (1, 2, 4, 8, 16, 32, 64, 256, 2400, 3000)
 """Tokens of prompts that are followed once while loading on a GPU, so that kernels are compiled."""
 

@@ -1,8 +1,8 @@
 """EAGLE heads: one layer that guesses the target's next hidden state from its last ones.
 
 Position p of its K/V joins what the target made of position p with the token at p + 1. So it follows the very steps in
-which the target computes, over the same batch, and goes on alone from there: its own states then stand for the target's.
-What it has missed it cannot make up for. Must not know: plans, verification, checkpoints.
+which the target computes, over the same batch, and goes on alone from there: its own states then stand for the
+target's. What it has missed it cannot make up for. Must not know: plans, verification, checkpoints.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import ForwardContext, NormSpec, Weight
-from tokenmill.layers.attention import Attention, Heads, attention_spec, separate_qkv
+from tokenmill.layers.attention import Attention, attention_spec, separate_qkv
 from tokenmill.layers.build import Build
 from tokenmill.layers.embedding import Embedding
 from tokenmill.layers.linear import RowLinear

@@ -1,7 +1,7 @@
 """One pass of a drafter's model. Owns: from rows to what it makes of their newest tokens, recorded where that can be.
 
-A pass computes each row's next token, or its newest two (`wide`), which is all that a row in step can lack. Nothing in it
-moves a row on. Must not know: plans, how guesses are verified.
+A pass computes each row's next token, or its newest two (`wide`), which is all that a row in step can lack. Nothing
+in it moves a row on. Must not know: plans, how guesses are verified.
 """
 
 from __future__ import annotations

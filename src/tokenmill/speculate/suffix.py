@@ -1,8 +1,8 @@
 """Suffix lookup: whatever the text ends with occurred before, however long, so propose what followed it then.
 
 Owns: an automaton per sequence, and stores of earlier answers, one per tenant and adapter as the prefix cache has
-them. A store holds the answers of two generations; when the younger one is full, the older one is dropped. Knows nothing
-of models; proposals are verified.
+them. A store holds the answers of two generations; when the younger one is full, the older one is dropped. Knows
+nothing of models; proposals are verified.
 """
 
 from __future__ import annotations
