@@ -6,7 +6,6 @@ Must not know: caches, plans. `load_drafter` is called behind the target's own l
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -40,7 +39,6 @@ class Target:
 
     model: CausalLM
     source: ModelSource
-    config: dict[str, Any]
     dtype: torch.dtype
     device: str
     kernels: Kernels
@@ -60,6 +58,12 @@ def load_drafter(config: EngineConfig, found: Speculation | None, target: Target
     """The drafter of the device that --speculative-config asks for, if any."""
     if found is None:
         return LoadedDrafter()
+    if target.model.spec.states:
+        raise ParameterError(
+            f"{target.source.config().get('model_type')}: drafts for models with recurrent layers are not built yet: "
+            "leave --speculative-config out.",
+            param="speculative_config",
+        )
     if found.method in LOADERS:
         source = find_source(found.model or "", found.revision, Hub(config.files.download_dir, config.files.hf_token))
         return LOADERS[found.method](config, found, source, target)

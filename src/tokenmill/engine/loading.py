@@ -137,15 +137,10 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
         checkpoint.close()
     if changed := model.spec.extras.get("changed"):
         reasons.append(f"{', '.join(changed)} weights are held as int8: no kernel reads them as stored")  # type: ignore[arg-type]
-    if model.spec.states and config.speculate.speculative_config:
-        raise ParameterError(
-            f"{raw.get('model_type')}: drafts for models with recurrent layers are not built yet: leave "
-            "--speculative-config out.",
-            param="speculative_config",
-        )
     record = not config.execute.enforce_eager and (kernels.records or records(device))
-    target = Target(model, source, raw, dtype, device, kernels, record)
-    drafts = load_drafter(config, read_speculation(config.speculate), target)
+    drafts = load_drafter(
+        config, read_speculation(config.speculate), Target(model, source, dtype, device, kernels, record)
+    )
     specs = model.spec.kv_specs + drafts.kv_specs
     layout = make_layout(specs, config.cache.block_size, kv_format(config.cache, dtype))
     step_tokens = config.schedule.max_num_batched_tokens or (2048 if device == "cpu" else 8192)

@@ -34,10 +34,20 @@ LOGITS_SLICE = 256
 
 
 @dataclass(slots=True)
+class Left:
+    """What sampling leaves for those who come after it. `places`: the sampled lines' tokens in the batch. `verified`:
+    grants whose counts of tokens that stand (`kept`) come back behind the sampled tokens, if any of them tried drafts.
+    `told`: grants whose new drafts the host must know."""
+
+    places: list[int] = field(default_factory=list)
+    verified: list[int] = field(default_factory=list)
+    kept: Tensor | None = None
+    told: tuple[list[int], Readback] | None = None
+
+
+@dataclass(slots=True)
 class Running:
-    """A plan on the device: its batch, hidden states, and per sampled line the grant it belongs to. `verified`: grants
-    whose counts of tokens that stand (`kept`) come back behind the sampled tokens, if any of them tried drafts.
-    `places`: the lines' tokens in the batch. `told`: grants whose new drafts the host must know."""
+    """A plan on the device: its batch, hidden states, and per sampled line the grant it belongs to."""
 
     plan: StepPlan
     batch: Batch | None = None
@@ -45,13 +55,10 @@ class Running:
     logits: Tensor | None = None
     best: tuple[Tensor, Tensor, Tensor] | None = None
     lines: list[int] = field(default_factory=list)
-    verified: list[int] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
-    kept: Tensor | None = None
+    left: Left = field(default_factory=Left)
     sampled: Sampled | None = None
     read: Readback | None = None
     mus: tuple[list[int], Readback] | None = None
-    told: tuple[list[int], Readback] | None = None
     result: StepResult | None = None
     scores: dict[int, list] = field(default_factory=dict)
 
@@ -217,11 +224,11 @@ class Runner:
         if logits is None:
             logits = self.model.logits(running.hidden if at is None else running.hidden[at], batch.ctx)
         running.sampled, marked = self._choose(running, logits, at, late)
-        running.places = places
+        running.left.places = places
         if plan.guesses:
-            running.kept = self._verify(running, marked)
-            running.read = Readback(torch.cat((marked, running.kept)))
-            self._move_mus(running, running.kept)
+            running.left.kept = self._verify(running, marked)
+            running.read = Readback(torch.cat((marked, running.left.kept)))
+            self._move_mus(running, running.left.kept)
         else:
             running.read = Readback(marked)
             self._move_mus(running, None)
@@ -233,7 +240,7 @@ class Runner:
         batch, rows = running.batch, self.rows
         assert batch is not None
         running.lines = list(range(len(running.plan.rows)))
-        running.places = running.lines
+        running.left.places = running.lines
         running.sampled, marked = take_largest(best)
         running.read = Readback(marked)
         self.kernels.advance_(batch.row_ids, running.sampled.ids, *rows.state())
@@ -287,7 +294,7 @@ class Runner:
         rows.computed.index_add_(0, batch.row_ids, batch.counts)
         params = rows.sampling.params
         firsts = {i: n for n, i in reversed(list(enumerate(running.lines))) if not params[plan.rows[i]].num_candidates}
-        running.verified = list(firsts)
+        running.left.verified = list(firsts)
         tried = [plan.guesses.get(i, 0) for i in firsts]
         grants = torch.tensor([[plan.rows[i] for i in firsts], list(firsts.values()), tried], dtype=torch.int64)
         sent = send(grants, rows.device)
@@ -305,7 +312,7 @@ class Runner:
         rows = to_device([running.plan.rows[i] for i in grants], torch.int64, mus.device)
         at = to_device(list(grants.values()), torch.int64, mus.device)
         if kept is not None:
-            at = at + kept[to_device([running.verified.index(i) for i in grants], torch.int64, mus.device)] - 1
+            at = at + kept[to_device([running.left.verified.index(i) for i in grants], torch.int64, mus.device)] - 1
         left = mus[at]
         self.rows.sampling.mu[rows] = left
         running.mus = list(grants), Readback(left)
@@ -329,16 +336,16 @@ class Runner:
         if told:
             chosen = row_ids if len(told) == len(row_list) else row_ids[to_device(told, torch.int64, rows.device)]
             ahead = rows.length[chosen][:, None] + torch.arange(plan.depth, device=rows.device)
-            running.told = [plan.proposes[n] for n in told], Readback(rows.tokens[chosen[:, None], ahead])
+            running.left.told = [plan.proposes[n] for n in told], Readback(rows.tokens[chosen[:, None], ahead])
 
     def _newest(self, running: Running) -> Tensor:
         """Of each grant that proposes, where in the batch the token lies from which its newest one was sampled."""
         wanted, device = set(running.plan.proposes), self.rows.device
         firsts = {i: n for n, i in reversed(list(enumerate(running.lines))) if i in wanted}
-        at = to_device([running.places[firsts[i]] for i in running.plan.proposes], torch.int64, device)
-        if running.kept is not None:
-            grants = [running.verified.index(i) for i in running.plan.proposes]
-            at = at + running.kept[to_device(grants, torch.int64, device)] - 1
+        at = to_device([running.left.places[firsts[i]] for i in running.plan.proposes], torch.int64, device)
+        if running.left.kept is not None:
+            grants = [running.left.verified.index(i) for i in running.plan.proposes]
+            at = at + running.left.kept[to_device(grants, torch.int64, device)] - 1
         return at
 
     def _candidates(self, plan: StepPlan) -> bool:
@@ -356,11 +363,11 @@ class Runner:
         assert running.read is not None
         read = running.read.wait().tolist()
         marked = read[: len(running.lines)]
-        kept = dict(zip(running.verified, read[len(marked) :], strict=True))
+        kept = dict(zip(running.left.verified, read[len(marked) :], strict=True))
         bad = min(marked) < 0
         more = sampled.pending.logprobs or sampled.pending.candidates or running.mus
-        if running.told is not None:
-            result.drafts = dict(zip(running.told[0], running.told[1].wait().tolist(), strict=True))
+        if running.left.told is not None:
+            result.drafts = dict(zip(running.left.told[0], running.left.told[1].wait().tolist(), strict=True))
         if running.best is not None and not bad and not more:
             result.tokens = [[n] for n in marked]
             return result

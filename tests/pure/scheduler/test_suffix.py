@@ -32,7 +32,7 @@ def test_an_automaton_finds_the_longest_end_that_occurred(kinds):
             matched, end = automaton.repeated()
             tokens = automaton.tokens
             assert matched == longest_repeat(tokens)
-            assert not matched or tokens[end - matched : end] == tokens[-matched:] and end < len(tokens)
+            assert not matched or (tokens[end - matched : end] == tokens[-matched:] and end < len(tokens))
         state, matched = 0, 0
         for n, token in enumerate(other, 1):
             state, matched = automaton.walk(state, matched, token)
