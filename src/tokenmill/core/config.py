@@ -133,7 +133,9 @@ class SpeculateOptions:
     """Guessing ahead."""
 
     speculative_config: dict[str, Any] | None = option(
-        None, 'JSON: {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}.'
+        None,
+        'JSON: {"method": "ngram" or "suffix"}, {"model": FOLDER} (a smaller model), or {"method": "medusa", "eagle" '
+        'or "eagle3", "model": FOLDER}; "num_speculative_tokens": 4 is the most that is guessed at a time.',
     )
 
 

@@ -69,7 +69,8 @@ class ForwardContext:
     kv_len [S] (int32) how many positions each may read (its own new tokens included), positions [T] (int64).
     `spans` mirrors (query_start, query count, kv_len) as host integers where the device is the host, else None.
     `embeds` (rows [n] of this batch, values [n, hidden]) replace those rows' embeddings before the first layer.
-    `taps`: the model fills taps[i] with layer i's output [T, hidden] for every i that is a key.
+    `taps`: the model fills taps[i] with layer i's output [T, hidden] for every i that is a key, and taps[-1] with the
+    final hidden states.
     """
 
     kernels: Kernels

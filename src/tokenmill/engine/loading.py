@@ -17,7 +17,8 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.forward import Kernels
 from tokenmill.device.memory import counts_memory, describe, pick_device, records, release, uuid_of
-from tokenmill.engine.drafting import device_drafter
+from tokenmill.engine.draft_loading import Target, load_drafter
+from tokenmill.engine.drafting import read_speculation
 from tokenmill.engine.memory import (
     cache_bytes,
     count_blocks,
@@ -69,6 +70,12 @@ class Facts(msgspec.Struct):
     max_rows: int = 0
     adapter_slots: int = 0
     adapter_bytes: int = 0
+    guesses: int = 0
+    """Drafts that a DeviceDrafter leaves behind a row."""
+    follows: bool = False
+    """It keeps something for every position."""
+    catches_up: bool = True
+    """It can take in later what it has missed."""
     snapshots: int | None = None
     """Slots for kept states; None: this model's rows have none."""
 
@@ -136,13 +143,12 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
         checkpoint.close()
     if changed := model.spec.extras.get("changed"):
         reasons.append(f"{', '.join(changed)} weights are held as int8: no kernel reads them as stored")  # type: ignore[arg-type]
-    if model.spec.states and config.speculate.speculative_config:
-        raise ParameterError(
-            f"{raw.get('model_type')}: drafts for models with recurrent layers are not built yet: leave "
-            "--speculative-config out.",
-            param="speculative_config",
-        )
-    layout = make_layout(model.spec.kv_specs, config.cache.block_size, kv_format(config.cache, dtype))
+    record = not config.execute.enforce_eager and (kernels.records or records(device))
+    drafts = load_drafter(
+        config, read_speculation(config.speculate), Target(model, source, dtype, device, kernels, record)
+    )
+    specs = model.spec.kv_specs + drafts.kv_specs
+    layout = make_layout(specs, config.cache.block_size, kv_format(config.cache, dtype))
     step_tokens = config.schedule.max_num_batched_tokens or (2048 if device == "cpu" else 8192)
     wanted = min(config.model.max_model_len or model.spec.max_positions, model.spec.max_positions)
     if not config.schedule.enable_chunked_prefill:
@@ -159,13 +165,12 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
     blocks = count_blocks(config, layout, budget - taken, wanted, step_tokens)
     max_len = fitting_length(config, layout, blocks, wanted, reasons)
     pool = KVPool(layout, blocks, device, states)
-    record = not config.execute.enforce_eager and (kernels.records or records(device))
-    drafter = device_drafter(config, device)
     adapters = None if sites is None else Store(sites, kernels, config.adapters.max_cpu_loras)
-    runner = Runner(model, kernels, pool, rows, max_len, record=record, drafter=drafter, adapters=adapters)
+    runner = Runner(model, kernels, pool, rows, max_len, record=record, drafter=drafts.drafter, adapters=adapters)
     runner.warm()
     facts = _facts(config, runner, device, (max_len, step_tokens), reasons)
     facts.dtype, facts.family = str(dtype).removeprefix("torch."), str(raw.get("model_type", ""))
+    facts.weight_bytes += drafts.weight_bytes
     facts.adapter_slots, facts.adapter_bytes = 0 if sites is None else sites.slots, adapter_bytes
     facts.snapshots = slots if model.spec.states else None
     return runner, msgspec.to_builtins(facts)
@@ -186,6 +191,9 @@ def _facts(config: EngineConfig, runner: Runner, device: str, lengths: tuple[int
         flops_per_token=spec.flops_per_token,
         quantization=config.model.quantization or "",
         max_rows=runner.rows.spare,
+        guesses=runner.drafter.most,
+        follows=runner.drafter.follows,
+        catches_up=runner.drafter.catches_up,
         reasons=reasons,
         device_name=describe(device),
         device_uuid=uuid_of(device),
