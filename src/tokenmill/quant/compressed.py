@@ -48,21 +48,22 @@ def unpack(words: Tensor, bits: int, count: int) -> Tensor:
 def quantization_config(bits: int, group: int, ignore: list[str]) -> dict[str, Any]:
     """What config.json says of weights written with `pack`."""
     weights = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group", "group_size": group}
-    return _config("pack-quantized", weights | {"dynamic": False, "observer": "mse"}, None, ignore)
+    return config("pack-quantized", weights | {"dynamic": False, "observer": "mse"}, None, ignore)
 
 
 def fp8_config(ignore: list[str]) -> dict[str, Any]:
     """What config.json says of float8 weights with a scale per row, for activations rounded token by token."""
     weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "group_size": None}
     inputs = weights | {"strategy": "token", "dynamic": True, "observer": None}
-    return _config("float-quantized", weights | {"dynamic": False, "observer": "minmax"}, inputs, ignore)
+    return config("float-quantized", weights | {"dynamic": False, "observer": "minmax"}, inputs, ignore)
 
 
-def _config(form: str, weights: dict[str, Any], inputs: dict[str, Any] | None, ignore: list[str]) -> dict[str, Any]:
+def config(form: str, weights: dict[str, Any], inputs: dict[str, Any] | None, ignore: list[str]) -> dict[str, Any]:
+    """What config.json says of weights in this form, with inputs that are rounded so (None: they are not)."""
     more: dict[str, Any] = {"actorder": None, "block_structure": None, "observer_kwargs": {}}
-    inputs = None if inputs is None else inputs | more
+    inputs = None if inputs is None else more | inputs
     scheme = {
-        "targets": ["Linear"], "weights": weights | more, "input_activations": inputs, "output_activations": None,
+        "targets": ["Linear"], "weights": more | weights, "input_activations": inputs, "output_activations": None,
     }  # fmt: skip
     return {
         "quant_method": METHOD,
