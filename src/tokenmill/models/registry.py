@@ -6,6 +6,7 @@ import difflib
 import importlib
 import logging
 import re
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -132,7 +133,7 @@ def build_stage(config: dict[str, Any], b: Build) -> CausalLM:
     check_keys(config)
     c = _read(config)
     family = importlib.import_module(f"tokenmill.models.{_FAMILIES[c.architecture]}")
-    check_config(config)
+    b = replace(b, how=check_config(config))
     model: CausalLM = family.build(c, b)
     if b.stage is None:
         b.check_leftovers()
