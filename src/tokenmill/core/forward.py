@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
 from tokenmill.core.descriptors import (
     DRAWN,
@@ -277,9 +277,32 @@ class Kernels(Protocol):
         """attention(prepare_qkv(qkv)), which a backend may do at once."""
         ...
 
-    def short_conv_(self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """x [T, C] -> silu(sum over the channel's last K inputs); weight [K, C], bias [C] in float32, state
+    def short_conv_(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        state: Tensor,
+        ctx: ForwardContext,
+        *,
+        silu: bool = True,
+    ) -> Tensor:
+        """x [T, C] -> the sum over each channel's last K inputs, or its silu; weight [K, C], bias [C] in float32, state
         [R + 1, K - 1, C] in x's type."""
+        ...
+
+    def gated_norm(
+        self,
+        x: Tensor,
+        gate: Tensor,
+        spec: NormSpec | None,
+        size: int,
+        *,
+        first: bool = False,
+        act: Literal["silu", "sigmoid"] = "silu",
+    ) -> Tensor:
+        """x and gate [T, D] -> act(gate) norm(x), or norm(act(gate) x) if the gate comes `first`: the root mean square
+        of every `size` columns; spec.weight [size] or [D]. Without a spec: act(gate) x."""
         ...
 
     def delta_rule_(self, mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:

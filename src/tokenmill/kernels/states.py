@@ -24,8 +24,10 @@ def spans_of(ctx: ForwardContext) -> Iterator[tuple[int, slice, bool]]:
         yield row, slice(borders[i], borders[i + 1]), begins[i]
 
 
-def short_conv_(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, ctx: ForwardContext) -> Tensor:
-    """x [T, C] -> silu of each channel's sum over its last K inputs [T, C]; weight
+def short_conv_(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, ctx: ForwardContext, *, silu: bool = True
+) -> Tensor:
+    """x [T, C] -> each channel's sum over its last K inputs [T, C], or its silu; weight
     [K, C] in float32; state [R + 1, K - 1, C]."""
     out = torch.empty_like(x)
     for row, tokens, begins in spans_of(ctx):
@@ -35,7 +37,7 @@ def short_conv_(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, c
         y = torch.zeros(count, x.shape[1], device=x.device) if bias is None else bias.expand(count, -1).clone()
         for k in range(len(weight)):
             y += inputs[k : k + count].float() * weight[k]
-        out[tokens] = (y * row_stable.sigmoid(y)).to(x.dtype)
+        out[tokens] = (y * row_stable.sigmoid(y) if silu else y).to(x.dtype)
         state[row] = inputs[count:]
     return out
 

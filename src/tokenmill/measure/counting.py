@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -201,11 +201,35 @@ class CountingKernels(ReferenceKernels):
         out = q.new_empty(len(q), spec.heads * spec.kv.value_dim)
         return self._note(out, moved=q.nbytes + out.nbytes)
 
-    def short_conv_(self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, ctx: ForwardContext) -> Tensor:
+    def short_conv_(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        state: Tensor,
+        ctx: ForwardContext,
+        *,
+        silu: bool = True,
+    ) -> Tensor:
         """[T, C]; what it reads and writes of states is counted by row, not here."""
         self.tally.flops += 2.0 * weight.numel()
         out = x.new_empty(x.shape)
         return self._note(out, moved=2 * out.nbytes)
+
+    def gated_norm(
+        self,
+        x: Tensor,
+        gate: Tensor,
+        spec: NormSpec | None,
+        size: int,
+        *,
+        first: bool = False,
+        act: Literal["silu", "sigmoid"] = "silu",
+    ) -> Tensor:
+        """[T, D]."""
+        self.tally.weight_bytes += spec.weight.nbytes if spec is not None else 0
+        out = x.new_empty(x.shape)
+        return self._note(out, moved=3 * out.nbytes)
 
     def delta_rule_(self, mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
         """[T, Hv, Dv]: each number of a state is forgotten a little, asked, written and asked."""

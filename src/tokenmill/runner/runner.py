@@ -75,18 +75,18 @@ class Runner:
         self.rows = Rows(
             max_rows, max_len, pool.layout, model.spec.vocab_size, str(device), scratch, room=self.drafter.most
         )
-        self.recorders: list[StepRecorder] = self._recorders() if record and pool.states is None else []
+        self.recorders: list[StepRecorder] = self._recorders() if record else []
         self.failed_epoch = -1
 
     def _recorders(self) -> list[StepRecorder]:
         """Of steps of one token a row, and of short ones that are ragged."""
         parts = self.model, self.kernels, self.rows, self.pool
         if self.kernels.records:
-            ragged = RaggedTokens(*parts)
-            return [
-                RecordedSteps(SingleTokens(*parts, exact=True), Tapes(self.kernels, ROOM)),
-                RecordedSteps(ragged, Tapes(self.kernels, ragged.room_bytes)),
-            ]
+            made: list[StepRecorder] = [RecordedSteps(SingleTokens(*parts, exact=True), Tapes(self.kernels, ROOM))]
+            if self.pool.states is None:  # tokens of one row cannot go on from its state side by side
+                ragged = RaggedTokens(*parts)
+                made.append(RecordedSteps(ragged, Tapes(self.kernels, ragged.room_bytes)))
+            return made
         recorder = Recorder()
         return [
             RecordedSteps(SingleTokens(*parts, exact=False), Graphs(self.kernels, recorder)),
@@ -177,10 +177,10 @@ class Runner:
         if step is not None:
             running.batch, running.hidden = step.batch, step.hidden
             running.logits, running.best = step.logits, step.best
-            return
-        batch = make_batch(plan, rows, self.pool, self.kernels)
-        running.batch = batch
-        running.hidden = self.model.forward(batch.tokens, batch.ctx)
+        else:
+            batch = make_batch(plan, rows, self.pool, self.kernels)
+            running.batch = batch
+            running.hidden = self.model.forward(batch.tokens, batch.ctx)
         if plan.saves and self.pool.states is not None:  # no drafts are tried: the grant ends just there
             self.pool.states.save([(save.row, save.slot) for save in plan.saves])
 

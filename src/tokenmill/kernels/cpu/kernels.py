@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -240,11 +240,35 @@ class CpuKernels(ReferenceKernels):
         _native.norm(native, x.data_ptr(), out.data_ptr(), rows, stride, kind)
         return out
 
-    def short_conv_(self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """x [T, C] -> silu of a convolution over each channel's last inputs."""
-        found = states.short_conv_(x, weight, bias, state, ctx)
+    def short_conv_(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        state: Tensor,
+        ctx: ForwardContext,
+        *,
+        silu: bool = True,
+    ) -> Tensor:
+        """x [T, C] -> a convolution over each channel's last inputs, and its silu."""
+        found = states.short_conv_(x, weight, bias, state, ctx, silu=silu)
         self.count("short_conv", fallback=found is None)
-        return super().short_conv_(x, weight, bias, state, ctx) if found is None else found
+        return super().short_conv_(x, weight, bias, state, ctx, silu=silu) if found is None else found
+
+    def gated_norm(
+        self,
+        x: Tensor,
+        gate: Tensor,
+        spec: NormSpec | None,
+        size: int,
+        *,
+        first: bool = False,
+        act: Literal["silu", "sigmoid"] = "silu",
+    ) -> Tensor:
+        """x and gate [T, D] -> silu(gate) norm(x), or norm(silu(gate) x)."""
+        found = states.gated_norm(x, gate, spec, size, first=first, act=act)
+        self.count("gated_norm", fallback=found is None)
+        return super().gated_norm(x, gate, spec, size, first=first, act=act) if found is None else found
 
     def delta_rule_(self, mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
         """mixed [T, (q | k | v)] -> [T, Hv, Dv]."""

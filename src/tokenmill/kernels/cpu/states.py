@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tokenmill import _native
-from tokenmill.core.forward import DeltaSpec, ForwardContext
+from tokenmill.core.forward import DeltaSpec, ForwardContext, NormSpec
 from tokenmill.kernels.cpu.packed import TYPES
 
 
@@ -20,15 +20,31 @@ def step_of(ctx: ForwardContext, states: int) -> tuple[int, int, int, int, int]:
     return rows.data_ptr(), ctx.query_start.data_ptr(), ctx.positions.data_ptr(), rows.shape[0], states
 
 
-def short_conv_(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, ctx: ForwardContext) -> Tensor | None:
+def short_conv_(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, ctx: ForwardContext, *, silu: bool
+) -> Tensor | None:
     """See kernels/states.py."""
     taps, kind = weight.shape[0], TYPES.get(x.dtype)
     if kind is None or state.dtype != x.dtype or not 2 <= taps <= _native.MOST_TAPS or x.stride(1) != 1:
         return None
     out = torch.empty(x.shape, dtype=x.dtype)
     addresses = x.data_ptr(), out.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr()
-    step = step_of(ctx, state.shape[0])
-    _native.short_conv(*addresses, state.data_ptr(), x.shape[1], x.stride(0), taps, kind, step)
+    sizes = x.shape[1], x.stride(0), taps, kind, silu
+    _native.short_conv(*addresses, state.data_ptr(), *sizes, step_of(ctx, state.shape[0]))
+    return out
+
+
+def gated_norm(x: Tensor, gate: Tensor, spec: NormSpec | None, size: int, *, first: bool, act: str) -> Tensor | None:
+    """See ReferenceKernels.gated_norm."""
+    kind = TYPES.get(x.dtype)
+    if kind is None or gate.dtype != x.dtype or x.stride(1) != 1 or gate.stride(1) != 1:
+        return None
+    if spec is not None and spec.weight.dtype != x.dtype:
+        return None
+    out = torch.empty(x.shape, dtype=x.dtype)
+    norm = (0, 1, 0.0, 0.0) if spec is None else (spec.weight.data_ptr(), len(spec.weight), spec.eps, spec.offset)
+    sizes = x.shape[0], x.shape[1], size, x.stride(0), gate.stride(0)
+    _native.gated_norm(x.data_ptr(), gate.data_ptr(), out.data_ptr(), norm, sizes, first, act == "silu", kind)
     return out
 
 
