@@ -595,7 +595,9 @@ void register_packing(nb::module_& m) {
 NB_MODULE(_native, m) {
   m.doc() = "tokenmill's CPU kernels. Addresses are integers; nothing here keeps a tensor alive.";
   m.attr("MOST_TAPS") = kMostTaps;
+  m.attr("MOST_SCANNED") = kMostScanned;
   m.attr("MOST_KEYS") = kMostKeys;
+  m.attr("MOST_SCANNED") = kMostScanned;
   m.attr("TILE_COLUMNS") = kTileColumns;
   m.attr("GROUP") = kGroup;
   m.attr("MAX_HEAD_DIM") = kMaxHeadDim;

@@ -25,6 +25,7 @@ from tokenmill.core.descriptors import (
     NormSpec,
     RopeSpec,
     RouteSpec,
+    SpaceSpec,
     StateSpec,
     StepRows,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "NormSpec",
     "RopeSpec",
     "RouteSpec",
+    "SpaceSpec",
     "StateSpec",
     "StepRows",
     "Weight",
@@ -308,6 +310,24 @@ class Kernels(Protocol):
     def delta_rule_(self, mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
         """The gated delta rule (kernels/states.py): mixed [T, (q | k | v)], gates [T, (beta | rate)] -> [T, Hv, Dv];
         state [R + 1, Hv, Dk, Dv] in float32. Rows at position 0 begin with zeros."""
+        ...
+
+    def state_space_(self, mixed: Tensor, rates: Tensor, spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """A state space with one decay a head (kernels/states.py): mixed [T, (x | b | c)], rates [T, H] -> [T, H * P];
+        state [R + 1, H, N, P] in float32."""
+        ...
+
+    def selective_scan_(
+        self,
+        x: Tensor,
+        rates: Tensor,
+        mixed: Tensor,
+        fixed: tuple[Tensor, Tensor],
+        state: Tensor,
+        ctx: ForwardContext,
+    ) -> Tensor:
+        """A state space with a decay of each number (kernels/states.py): x and rates [T, C], mixed [T, (b | c)], fixed
+        (rate [N, C], skip [C]) in float32 -> [T, C]; state [R + 1, N, C] in float32."""
         ...
 
     def head_matmul(self, x: Tensor, weight: Tensor) -> Tensor:

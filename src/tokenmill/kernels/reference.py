@@ -24,6 +24,7 @@ from tokenmill.core.forward import (
     NormSpec,
     RopeSpec,
     RouteSpec,
+    SpaceSpec,
     Weight,
 )
 from tokenmill.kernels import fp8, grid, paged, row_stable, states, stored
@@ -218,6 +219,26 @@ class ReferenceKernels:
         self.count("delta_rule")
         self.waits += ctx.spans is None
         return states.delta_rule_(mixed, gates, spec, state, ctx)
+
+    def state_space_(self, mixed: Tensor, rates: Tensor, spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """mixed [T, (x | b | c)], rates [T, H] -> [T, H * P]; `state` keeps a matrix by row and head."""
+        self.count("state_space")
+        self.waits += ctx.spans is None
+        return states.state_space_(mixed, rates, spec, state, ctx)
+
+    def selective_scan_(
+        self,
+        x: Tensor,
+        rates: Tensor,
+        mixed: Tensor,
+        fixed: tuple[Tensor, Tensor],
+        state: Tensor,
+        ctx: ForwardContext,
+    ) -> Tensor:
+        """x and rates [T, C], mixed [T, (b | c)] -> [T, C]; `state` keeps N numbers by row and channel."""
+        self.count("selective_scan")
+        self.waits += ctx.spans is None
+        return states.selective_scan_(x, rates, mixed, fixed, state, ctx)
 
     def head_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         """x [T, H, K], weight [H, N, K] -> [T, H, N]."""

@@ -24,6 +24,7 @@ from tokenmill.core.forward import (
     ModelSpec,
     NormSpec,
     RouteSpec,
+    SpaceSpec,
     StepRows,
     Weight,
 )
@@ -236,6 +237,27 @@ class CountingKernels(ReferenceKernels):
         self.tally.flops += 7.0 * spec.value_heads * spec.key_dim * spec.value_dim
         out = mixed.new_empty(len(mixed), spec.value_heads, spec.value_dim)
         return self._note(out, moved=mixed.shape[0] * mixed.shape[1] * mixed.element_size() + out.nbytes)
+
+    def state_space_(self, mixed: Tensor, rates: Tensor, spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """[T, H * P]."""
+        self.tally.flops += 5.0 * spec.heads * spec.head_dim * spec.keys
+        out = mixed.new_empty(len(mixed), spec.heads * spec.head_dim)
+        return self._note(out, moved=mixed.shape[0] * mixed.shape[1] * mixed.element_size() + out.nbytes)
+
+    def selective_scan_(
+        self,
+        x: Tensor,
+        rates: Tensor,
+        mixed: Tensor,
+        fixed: tuple[Tensor, Tensor],
+        state: Tensor,
+        ctx: ForwardContext,
+    ) -> Tensor:
+        """[T, C]."""
+        self.tally.flops += 6.0 * state.shape[1] * state.shape[2]
+        self.tally.weight_bytes += fixed[0].nbytes
+        out = x.new_empty(x.shape)
+        return self._note(out, moved=3 * out.nbytes)
 
     def head_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         """[T, H, N]."""

@@ -9,7 +9,7 @@ triton = pytest.importorskip("triton")
 
 from paged_batch import PagedBatch  # noqa: E402
 
-from tokenmill.core.forward import DeltaSpec, NormSpec, StateSpec  # noqa: E402
+from tokenmill.core.forward import DeltaSpec, NormSpec, SpaceSpec, StateSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
 
@@ -117,3 +117,47 @@ def test_gated_norm(width, size, weights, first, act):
     x, gate = torch.randn(7, width + 3)[:, :width], torch.randn(7, width)
     mine = TritonKernels().gated_norm(x, gate, spec, size, first=first, act=act)
     torch.testing.assert_close(mine, ReferenceKernels().gated_norm(x, gate, spec, size, first=first, act=act))
+
+
+def test_state_space():
+    heads, dim, groups, keys = 4, 12, 2, 8
+    spec = SpaceSpec(heads, dim, groups, keys, *torch.rand(3, heads), low=0.2, high=0.9)
+    given = [torch.randn(sum(n for _, n in grants), heads * dim + 2 * groups * keys + heads) for grants in STEPS]
+
+    def compute(kernels):
+        left = iter(given)
+
+        def step(ctx, state, count):
+            mixed, rates = next(left).split((heads * dim + 2 * groups * keys, heads), dim=-1)
+            return kernels.state_space_(mixed, rates, spec, state, ctx)
+
+        return step
+
+    kernels = TritonKernels()
+    mine, states = run(kernels, compute(kernels), (heads, keys, dim))
+    theirs, expected = run(ReferenceKernels(), compute(ReferenceKernels()), (heads, keys, dim))
+    torch.testing.assert_close(torch.cat(mine), torch.cat(theirs), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(states, expected, atol=1e-5, rtol=1e-5)
+    assert kernels.counters()["state_space"]["fallbacks"] == 0
+
+
+def test_selective_scan():
+    channels, keys = 70, 6
+    fixed = torch.rand(keys, channels) * 3, torch.randn(channels)
+    given = [torch.randn(sum(n for _, n in grants), 2 * channels + 2 * keys) for grants in STEPS]
+
+    def compute(kernels):
+        left = iter(given)
+
+        def step(ctx, state, count):
+            x, rates, mixed = next(left).split((channels, channels, 2 * keys), dim=-1)
+            return kernels.selective_scan_(x, rates, mixed, fixed, state, ctx)
+
+        return step
+
+    kernels = TritonKernels()
+    mine, states = run(kernels, compute(kernels), (keys, channels))
+    theirs, expected = run(ReferenceKernels(), compute(ReferenceKernels()), (keys, channels))
+    torch.testing.assert_close(torch.cat(mine), torch.cat(theirs), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(states, expected, atol=1e-5, rtol=1e-5)
+    assert kernels.counters()["selective_scan"]["fallbacks"] == 0

@@ -16,7 +16,17 @@ import torch
 from torch import Tensor
 
 from tokenmill import _native
-from tokenmill.core.forward import Act, AttentionSpec, DeltaSpec, Draws, ForwardContext, NormSpec, RouteSpec, Weight
+from tokenmill.core.forward import (
+    Act,
+    AttentionSpec,
+    DeltaSpec,
+    Draws,
+    ForwardContext,
+    NormSpec,
+    RouteSpec,
+    SpaceSpec,
+    Weight,
+)
 from tokenmill.kernels.cpu import states
 from tokenmill.kernels.cpu.accept import accept_
 from tokenmill.kernels.cpu.bound import BoundExperts, BoundLayer, BoundPlan
@@ -275,6 +285,26 @@ class CpuKernels(ReferenceKernels):
         found = states.delta_rule_(mixed, gates, spec, state, ctx)
         self.count("delta_rule", fallback=found is None)
         return super().delta_rule_(mixed, gates, spec, state, ctx) if found is None else found
+
+    def state_space_(self, mixed: Tensor, rates: Tensor, spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """mixed [T, (x | b | c)], rates [T, H] -> [T, H * P]."""
+        found = states.state_space_(mixed, rates, spec, state, ctx)
+        self.count("state_space", fallback=found is None)
+        return super().state_space_(mixed, rates, spec, state, ctx) if found is None else found
+
+    def selective_scan_(
+        self,
+        x: Tensor,
+        rates: Tensor,
+        mixed: Tensor,
+        fixed: tuple[Tensor, Tensor],
+        state: Tensor,
+        ctx: ForwardContext,
+    ) -> Tensor:
+        """x and rates [T, C], mixed [T, (b | c)] -> [T, C]."""
+        found = states.selective_scan_(x, rates, mixed, fixed, state, ctx)
+        self.count("selective_scan", fallback=found is None)
+        return super().selective_scan_(x, rates, mixed, fixed, state, ctx) if found is None else found
 
     def activate(self, x: Tensor, act: Act) -> Tensor:
         """x [T, D] -> [T, D], or [T, D / 2] for the gated kinds."""

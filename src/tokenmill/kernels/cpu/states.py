@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tokenmill import _native
-from tokenmill.core.forward import DeltaSpec, ForwardContext, NormSpec
+from tokenmill.core.forward import DeltaSpec, ForwardContext, NormSpec, SpaceSpec
 from tokenmill.kernels.cpu.packed import TYPES
 
 
@@ -58,4 +58,35 @@ def delta_rule_(mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ct
     addresses = mixed.data_ptr(), gates.data_ptr(), out.data_ptr(), state.data_ptr()
     fixed = spec.rate.data_ptr(), spec.shift.data_ptr(), heads
     _native.delta_rule(*addresses, *fixed, mixed.stride(0), gates.stride(0), kind, step_of(ctx, state.shape[0]))
+    return out
+
+
+def state_space_(mixed: Tensor, rates: Tensor, spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor | None:
+    """See kernels/states.py."""
+    kind = TYPES.get(mixed.dtype)
+    if kind is None or mixed.stride(1) != 1 or rates.stride(1) != 1 or rates.dtype != mixed.dtype:
+        return None
+    out = torch.empty(len(mixed), spec.heads * spec.head_dim, dtype=mixed.dtype)
+    tensors = mixed.data_ptr(), rates.data_ptr(), out.data_ptr(), state.data_ptr()
+    fixed = spec.rate.data_ptr(), spec.shift.data_ptr(), spec.skip.data_ptr()
+    sizes = spec.heads, spec.head_dim, spec.groups, spec.keys
+    strides, bounds = (mixed.stride(0), rates.stride(0)), (spec.low, spec.high)
+    _native.state_space(tensors, fixed, sizes, strides, bounds, kind, step_of(ctx, state.shape[0]))
+    return out
+
+
+def selective_scan_(
+    x: Tensor, rates: Tensor, mixed: Tensor, fixed: tuple[Tensor, Tensor], state: Tensor, ctx: ForwardContext
+) -> Tensor | None:
+    """See kernels/states.py."""
+    kind, given = TYPES.get(x.dtype), (x, rates, mixed)
+    if kind is None or any(one.dtype != x.dtype or one.stride(1) != 1 for one in given):
+        return None
+    if state.shape[1] > _native.MOST_SCANNED:
+        return None
+    out = torch.empty(x.shape, dtype=x.dtype)
+    tensors = *(one.data_ptr() for one in given), out.data_ptr(), state.data_ptr()
+    sizes, strides = (x.shape[1], state.shape[1]), tuple(one.stride(0) for one in given)
+    numbers = tuple(one.data_ptr() for one in fixed)
+    _native.selective_scan(tensors, numbers, sizes, strides, kind, step_of(ctx, state.shape[0]))
     return out

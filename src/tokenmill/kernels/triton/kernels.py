@@ -23,6 +23,7 @@ from tokenmill.core.forward import (
     Mixture,
     NormSpec,
     RouteSpec,
+    SpaceSpec,
 )
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.triton import pointwise
@@ -42,6 +43,7 @@ from tokenmill.kernels.triton.prepare import can_prepare, prepare_qkv, whole_sca
 from tokenmill.kernels.triton.recurrent import ALL, SHORT, delta_rule_, gated_norm, short_conv_
 from tokenmill.kernels.triton.route import route
 from tokenmill.kernels.triton.shared import attend_shared, can_share, common_entries, shared_parts
+from tokenmill.kernels.triton.space import selective_scan_, state_space_
 from tokenmill.kernels.triton.steady import steady
 from tokenmill.kernels.triton.stepping import accept_, advance_, gather_rows
 from tokenmill.kernels.triton.thin import thin
@@ -396,6 +398,33 @@ class TritonKernels(ReferenceKernels):
             return super().gated_norm(x, gate, spec, size, first=first, act=act)
         self.count("gated_norm")
         return gated_norm(x, gate, spec, size, first=first, act=act, pdl=self.launch.pdl)
+
+    @else_reference
+    def state_space_(self, mixed: Tensor, rates: Tensor, spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """mixed [T, (x | b | c)], rates [T, H] -> [T, H * P], token by token."""
+        if mixed.stride(1) != 1 or mixed.shape[0] == 0:
+            self.count("state_space", fallback=True)
+            return super().state_space_(mixed, rates, spec, state, ctx)
+        self.count("state_space")
+        rates = rates if rates.stride(1) == 1 else rates.contiguous()
+        return state_space_(mixed, rates, spec, state, ctx, pdl=self.launch.pdl)
+
+    @else_reference
+    def selective_scan_(
+        self,
+        x: Tensor,
+        rates: Tensor,
+        mixed: Tensor,
+        fixed: tuple[Tensor, Tensor],
+        state: Tensor,
+        ctx: ForwardContext,
+    ) -> Tensor:
+        """x and rates [T, C], mixed [T, (b | c)] -> [T, C], token by token."""
+        if x.stride(1) != 1 or rates.stride(1) != 1 or mixed.stride(1) != 1 or x.shape[0] == 0:
+            self.count("selective_scan", fallback=True)
+            return super().selective_scan_(x, rates, mixed, fixed, state, ctx)
+        self.count("selective_scan")
+        return selective_scan_(x, rates, mixed, fixed, state, ctx, pdl=self.launch.pdl)
 
     # ------------------------------------------------------------ attention
 
