@@ -10,6 +10,7 @@ export function short(n) {
   return found ? `${Number((n / found[0]).toPrecision(3))}${found[1]}` : String(Math.round(n));
 }
 
+const neat = (n) => (n < 100_000 ? count(n) : short(n));
 const TYPES = { bfloat16: "BF16", float16: "FP16", float32: "FP32", bf16: "BF16", f16: "FP16", f32: "FP32" };
 const typed = (name) => TYPES[name.toLowerCase()] ?? name.toUpperCase();
 const CAN = [["tools", "Tools"], ["thinking", "Thinking"], ["structure", "JSON by schema"], ["fill", "Fills gaps in code"], ["pictures", "Pictures"]];
@@ -28,7 +29,7 @@ export function facts(card) {
 export function ModelCard({ card, model }) {
   if (!card) return null;
   const can = CAN.filter(([key]) => card.can[key]);
-  return html`<section class="model-card" aria-label="The model">
+  return html`<section class="model-card" aria-label="What is served">
     <header><span class="model-mark" aria-hidden="true">${(model || card.model).slice(0, 1).toUpperCase()}</span>
       <div><h3 dir="auto">${model || card.model}</h3><p>${[card.family, card.format && card.format.toUpperCase()].filter(Boolean).join(" · ") || "served here"}</p></div></header>
     <dl>${facts(card).map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
@@ -50,7 +51,7 @@ export function ContextMeter({ card, used, text, model }) {
   const round = 2 * Math.PI * 7;
   return html`<span class=${`meter ${tone}`} role="img" aria-label=${words} title=${words}>
     <svg viewBox="0 0 18 18" aria-hidden="true"><circle cx="9" cy="9" r="7" /><circle class="part" cx="9" cy="9" r="7" stroke-dasharray=${`${Math.max(share * round, share > 0 ? 1.2 : 0)} ${round}`} transform="rotate(-90 9 9)" /></svg>
-    <span>${all > card.context ? "over the context" : `${short(all)} / ${short(card.context)}`}</span>
+    <span>${all > card.context ? "over the context" : `${neat(all)} / ${neat(card.context)}`}</span>
   </span>`;
 }
 

@@ -8,7 +8,7 @@ import { Figures } from "./figures.js";
 import { Body, Trouble } from "./message.js";
 import { SettingsFields } from "./settings.js";
 import { kept, makeStore, useStore } from "./store.js";
-import { isRunning, onGrowth, run, stopAnswer } from "./stream.js";
+import { isRunning, measure, onGrowth, run, stopAnswer } from "./stream.js";
 import { add, emptyAnswer, emptyConversation, split } from "./tree.js";
 import { CopyButton, Dialog, html, Icon, IconButton } from "./ui.js";
 
@@ -42,8 +42,11 @@ function ask(question) {
 }
 
 async function answer(which, turn) {
-  turn.answers[which] = emptyAnswer();
-  await run(turn.answers[which], request(which, turn), { began: () => talk.set({}) });
+  const made = emptyAnswer();
+  turn.answers[which] = made;
+  await run(made, request(which, turn), { began: () => talk.set({}) });
+  talk.set({});
+  await measure(made);
   talk.set({});
 }
 

@@ -9,7 +9,7 @@ import { Figures, livePace } from "./figures.js";
 import { Trouble } from "./message.js";
 import { settings, SettingsPanel } from "./settings.js";
 import { kept, makeStore, useStore } from "./store.js";
-import { isRunning, onGrowth, run, stopAnswer } from "./stream.js";
+import { isRunning, measure, onGrowth, run, stopAnswer } from "./stream.js";
 import { emptyAnswer } from "./tree.js";
 import { CopyButton, html, Icon, IconButton } from "./ui.js";
 
@@ -31,6 +31,8 @@ async function goOn() {
   await run(answer, body, { path: "v1/completions", began: () => page.set({}) });
   ends();
   page.set({ text: text + answer.content });
+  await measure(answer);
+  page.set({});
 }
 
 const back = () => {
@@ -79,6 +81,6 @@ export function CompleteView({ panels, setPanels }) {
       </div>
       <p class="unseen" role="status">${answer && !live ? (answer.error ? answer.error.title : "The text has been continued.") : ""}</p>
     </form>
-    ${panels.settings && html`<${SettingsPanel} card=${card} model=${model} onClose=${() => setPanels({ ...panels, settings: false })} />`}
+    ${panels.settings && html`<${SettingsPanel} raw card=${card} model=${model} onClose=${() => setPanels({ ...panels, settings: false })} />`}
   </div>`;
 }

@@ -4,7 +4,7 @@ import * as db from "./db.js";
 import { FORMATS, readFile, toMarkdown } from "./exchange.js";
 import { requestFields, settings } from "./settings.js";
 import { kept, makeStore } from "./store.js";
-import { isRunning, run, stopAnswer } from "./stream.js";
+import { isRunning, measure, run, stopAnswer } from "./stream.js";
 import { add, choose, emptyAnswer, emptyConversation, fork, path, prune, remember, siblings, split, spoken, wordsOf } from "./tree.js";
 
 const lastModel = kept("localStorage", "tokenmill.model", "");
@@ -214,6 +214,8 @@ async function work(conversation, answer, goesOn = false) {
   const tokens = answer.stats?.output;
   chat.set({ said: answer.error ? answer.error.title : `The answer has ended${tokens ? ` after ${tokens} tokens` : ""}.` });
   await keep(conversation);
+  await measure(answer);
+  if (answer.stats?.engine) await keep(conversation, conversation.updated);
 }
 
 function request(conversation, answer, goesOn) {

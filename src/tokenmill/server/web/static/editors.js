@@ -100,7 +100,8 @@ export function ToolsEditor({ value, onChange, model, able }) {
 
 function Tool({ tool, model, onChange, onRemove }) {
   const nameProblem = /^[\w.-]{1,64}$/.test(tool.name) ? "" : "Letters, digits, _ or -";
-  return html`<details class="tool" open=${/^tool_\d+$/.test(tool.name)}>
+  const [fresh] = useState(/^tool_\d+$/.test(tool.name));
+  return html`<details class="tool" open=${fresh}>
     <summary><${Icon} name="right" /><code>${tool.name || "no name"}</code>${tool.on === false && html`<small>off</small>`}</summary>
     <label class="tick"><input type="checkbox" checked=${tool.on !== false} onChange=${(e) => onChange({ on: e.target.checked })} />offered to the model</label>
     <label>Name<input class="mono" spellcheck="false" aria-label="Tool's name" aria-invalid=${nameProblem ? "true" : undefined} value=${tool.name} onInput=${(e) => onChange({ name: e.target.value.trim() })} /></label>

@@ -72,7 +72,7 @@ function fragment(tokens) {
     link.target = "_blank";
     link.rel = "noopener noreferrer nofollow";
   }
-  for (const block of made.querySelectorAll(":is(p, h1, h2, h3, h4, h5, h6, ul, ol, blockquote, table):not([dir])")) block.setAttribute("dir", "auto");
+  for (const block of made.children) if (!block.matches(".code, .formula")) block.setAttribute("dir", "auto");
   for (const box of made.querySelectorAll("input")) box.setAttribute("aria-label", box.checked ? "done" : "not done");
   return made;
 }

@@ -90,7 +90,7 @@ function Answer({ node, busy, last, held, onSettings, onTimeline }) {
       <div class="actions">
         <${CopyButton} text=${() => split(node).content} label="Copy the answer" />
         <${IconButton} icon="redo" label="Answer again" disabled=${busy} onClick=${() => regenerate(node)} />
-        <${IconButton} icon="branch" label="Go on from here in a new conversation" disabled=${busy} onClick=${() => branchOff(node)} />
+        <${IconButton} icon="branch" label="New conversation from here" disabled=${busy} onClick=${() => branchOff(node)} />
         <${IconButton} icon="trash" label="Remove this answer" disabled=${busy} onClick=${away} />
         ${node.stats?.request && html`<${IconButton} icon="time" label="Show this request's timeline" onClick=${() => onTimeline(node.stats.request)} />`}
         ${last && cut && node.content && html`<button type="button" class="quiet small" disabled=${busy} onClick=${() => goOn(node)}>Go on</button>`}

@@ -36,13 +36,13 @@ function NumberField({ field, store, card }) {
   const resting = Number.isFinite(Number(usual)) ? Number(usual) : min < 0 ? 0 : min;
   return html`<div class="field tipped">
     <div class="field-head">
-      <label for=${id}>${label}${unit && html`<small class="unit" aria-hidden="true"> ${unit}</small>`}</label>
+      <span><label for=${id}>${label}</label>${unit && html` <small class="unit">${unit}</small>`}</span>
       <input id=${id} type="number" inputmode="decimal" min=${min} max=${max} step=${slides ? "any" : step} placeholder=${usual}
         value=${value ?? ""} aria-describedby=${`${id}-tip`} onInput=${(e) => set(e.target.value)} />
     </div>
     ${slides && html`<input type="range" aria-label=${`${label}, slider`} class=${value === undefined ? "unset" : ""} min=${min} max=${max} step=${step}
       value=${value ?? resting} onInput=${(e) => set(e.target.value)} />`}
-    <${Tip} id=${`${id}-tip`} text=${`${hint} Default: ${usual}${card && field.name in (card.defaults ?? {}) ? " (the model's)" : ""}.`} />
+    <${Tip} id=${`${id}-tip`} text=${`${hint} Default: ${usual}.`} />
   </div>`;
 }
 
@@ -57,20 +57,20 @@ function TextField({ name, label, hint, rows, store, ...rest }) {
 }
 
 // All fields of one set of settings; `lean` leaves out what only a conversation has.
-export function SettingsFields({ store, card, model, lean = false }) {
+export function SettingsFields({ store, card, model, lean = false, raw = false }) {
   const value = useStore(store);
   const form = value.form ?? "text";
   return html`
-    <${TextField} store=${store} name="system" label="System prompt" rows=${lean ? 2 : 4} placeholder="You are ..." hint="Stands before every conversation." />
+    ${!raw && html`<${TextField} store=${store} name="system" label="System prompt" rows=${lean ? 2 : 4} placeholder="You are ..." hint="Stands before every conversation." />`}
     ${NUMBERS.map((field) => html`<${NumberField} key=${field.name} field=${field} store=${store} card=${card} />`)}
-    ${!lean && html`<div class="field">
+    ${!lean && !raw && html`<div class="field">
       <span class="label" id="form-label">Answer as</span>
       <div class="segments wide-segments" role="group" aria-labelledby="form-label">
         ${[["text", "Text"], ["json", "Any JSON"], ["schema", "Schema"]].map(([key, word]) => html`<button type="button" key=${key} aria-pressed=${form === key} onClick=${() => store.set({ form: key === "text" ? undefined : key })}>${word}</button>`)}
       </div>
       ${form === "schema" && html`<${SchemaEditor} value=${value.schema} onChange=${(schema) => store.set({ schema })} />`}
     </div>`}
-    ${!lean && html`<details open=${Boolean(value.tools?.length)}>
+    ${!lean && !raw && html`<details open=${Boolean(value.tools?.length)}>
       <summary><${Icon} name="right" />Tools${value.tools?.length ? html` <b class="count">${value.tools.length}</b>` : ""}</summary>
       <${ToolsEditor} value=${value.tools} onChange=${(tools) => store.set({ tools: tools.length ? tools : undefined })} model=${model} able=${card?.can?.tools} />
     </details>`}
@@ -78,7 +78,7 @@ export function SettingsFields({ store, card, model, lean = false }) {
       <summary><${Icon} name="right" />More</summary>
       ${MORE.map((field) => html`<${NumberField} key=${field.name} field=${field} store=${store} card=${card} />`)}
       <${TextField} store=${store} name="stop" label="Stop strings" rows="2" hint="One per line; the answer ends before any of them." />
-      <div class="field tipped">
+      ${!raw && html`<div class="field tipped">
         <div class="field-head">
           <label for="set-reasoning">Reasoning effort</label>
           <select id="set-reasoning" value=${value.reasoning_effort ?? ""} aria-describedby="set-reasoning-tip" onChange=${(e) => store.set({ reasoning_effort: e.target.value || undefined })}>
@@ -87,7 +87,7 @@ export function SettingsFields({ store, card, model, lean = false }) {
           </select>
         </div>
         <${Tip} id="set-reasoning-tip" text="For models that think before they answer." />
-      </div>
+      </div>`}
     </details>`;
 }
 
@@ -131,7 +131,7 @@ function Presets() {
   </div>`;
 }
 
-export function SettingsPanel({ onClose, card, model }) {
+export function SettingsPanel({ onClose, card, model, raw = false }) {
   const value = useStore(settings);
   const [times, setTimes] = useState(0);
   const clear = () => {
@@ -147,7 +147,7 @@ export function SettingsPanel({ onClose, card, model }) {
     </header>
     <div class="settings-body">
       <${Presets} />
-      <${SettingsFields} store=${settings} card=${card} model=${model} />
+      <${SettingsFields} store=${settings} card=${card} model=${model} raw=${raw} />
       <button type="button" class="quiet" onClick=${clear} disabled=${changedCount(value) === 0}>Back to the defaults</button>
     </div>
   </aside>`;

@@ -83,7 +83,7 @@ function Entry({ entry, current, onChoose }) {
   }
   return html`<li class=${current ? "current" : ""}>
     <button type="button" class="open" dir="auto" aria-current=${current ? "true" : undefined} onClick=${onChoose}>${title}</button>
-    ${runningIn(entry) && html`<span class="pulse" title="Answering" aria-hidden="true"></span>`}
+    ${runningIn(entry) && html`<span class="answering" title="Answering" aria-hidden="true"></span>`}
     <span class="row-actions">
       <${IconButton} icon="edit" label=${`Rename “${title}”`} onClick=${() => setNaming(true)} />
       <${IconButton} icon="save" label=${`Export “${title}”`} onClick=${() => setSaving(true)} />

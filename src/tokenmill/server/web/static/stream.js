@@ -33,7 +33,6 @@ export async function run(answer, body, { path = "v1/chat/completions", began = 
     growing.get(answer)?.forEach((draw) => draw(true));
     growing.delete(answer);
   }
-  await measure(answer);
 }
 
 async function receive(path, body, answer, signal) {
@@ -92,7 +91,7 @@ function takeCall(part, tools) {
 // ---------------------------------------------------------------- figures
 
 // When tokens came is known where they are made: the page only sees reads of a socket.
-async function measure(answer) {
+export async function measure(answer) {
   const stats = answer.stats;
   if (!stats?.request || !stats.chunks) return;
   try {

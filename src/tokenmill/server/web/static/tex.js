@@ -230,7 +230,7 @@ function text(r) {
   // Within text, $...$ is mathematics again.
   const parts = r.raw().replace(/\\([#$%&_{} ])/g, "$1").split(/(\$[^$]+\$)/);
   return row(parts.filter(Boolean).map((part) =>
-    part.length > 2 && part.startsWith("$") && part.endsWith("$") ? row(list(new Reader(part.slice(1, -1), r.depth + 1), {})) : `<mtext>${escape(part.replace(/^ | $/g, " "))}</mtext>`));
+    part.length > 2 && part.startsWith("$") && part.endsWith("$") ? row(list(new Reader(part.slice(1, -1), r.depth + 1), {})) : `<mtext>${escape(part.replace(/^\s+|\s+$/g, "\u00a0"))}</mtext>`));
 }
 
 const fraction = (display) => (r, style) => {
