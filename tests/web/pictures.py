@@ -30,7 +30,8 @@ A rotation, and a function in cases:
 \[ R = \begin{pmatrix} \cos\theta & -\sin\theta \\ \sin\theta & \cos\theta \end{pmatrix}, \quad
 f(x) = \begin{cases} x^2 & \text{if } x \ge 0 \\ -x & \text{otherwise} \end{cases} \]
 
-\begin{align} \nabla \cdot \mathbf{E} &= \frac{\rho}{\varepsilon_0} \\ \nabla \times \mathbf{B} &= \mu_0 \mathbf{J} + \mu_0\varepsilon_0 \frac{\partial \mathbf{E}}{\partial t} \end{align}
+\begin{align} \nabla \cdot \mathbf{E} &= \frac{\rho}{\varepsilon_0} \\
+\nabla \times \mathbf{B} &= \mu_0 \mathbf{J} + \mu_0\varepsilon_0 \frac{\partial \mathbf{E}}{\partial t} \end{align}
 
 It costs $5 or $6; that is no formula. $\hat{y} = \underbrace{w^T x}_{\text{score}} + b$ is one, in $\mathbb{R}^n$.
 """
@@ -83,13 +84,12 @@ ARABIC = """# قصة الطاحونة
 print("left to right")
 ```
 """
-WIDE = (
-    "| Model | Weights | Context | Licence | Prompt tok/s | Output tok/s | Memory in GiB | What it is good at |\n|---|--:|--:|---|--:|--:|--:|---|\n"
-    + "\n".join(
-        f"| Model-{i}-Instruct | {i * 3}.{i} B | {8192 * i:,} | Apache-2.0 | {12000 // i:,} | {900 // i} | {i * 2}.4 | short questions, summaries and a little code |"
-        for i in range(1, 9)
-    )
-)
+HEADS = ["Name", "Weights", "Context", "Licence", "Prompt tok/s", "Output tok/s", "Memory in GiB", "What it is good at"]
+ROWS = [
+    (f"Model-{i}-Instruct", f"{i * 3}.{i} B", 8192 * i, "Apache-2.0", 12000 // i, 900 // i, i * 2, "talk and some code")
+    for i in range(1, 9)
+]
+WIDE = "\n".join(f"| {' | '.join(map(str, row))} |" for row in (HEADS, ("---",) * 8, *ROWS))
 
 
 def say(page: Any, text: str, number: int = 1) -> None:
@@ -165,7 +165,7 @@ def errors(browser: Any) -> None:
         page.get_by_role("button", name="Close the settings").click()
         page.get_by_label("Message", exact=True).fill("Still there?")
         page.keyboard.press("Enter")
-        page.get_by_text("The server does not answer").wait_for()
+        page.get_by_role("alert").get_by_text("The server does not answer").wait_for()
         shoot(page, "13-gone")
         page.get_by_role("link", name="Engine").click()
         page.get_by_role("alert").wait_for()

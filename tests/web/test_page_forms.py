@@ -1,4 +1,5 @@
-"""What is more than a chat, in a real browser: branches, files, search, import, presets, schema, tools, comparing, a text."""
+"""What is more than a chat, in a real browser: branches, files, search, import, presets,
+schema, tools, comparing, a text."""
 
 from __future__ import annotations
 
@@ -199,11 +200,11 @@ def test_a_base_model_is_led_to_the_text(serve: Servers, tab: Tabs) -> None:
 
 
 CARD = {
-    "model": "base", "family": "qwen3", "format": "safetensors", "parameters": 8_030_000_000, "weight_bytes": 16_060_000_000,
-    "file_bytes": 0, "quantization": "", "dtype": "bfloat16", "device": "cuda", "device_name": "NVIDIA H200", "context": 4096,
+    **{"model": "base", "family": "qwen3", "format": "safetensors", "parameters": 8_030_000_000, "file_bytes": 0},
+    **{"weight_bytes": 16_060_000_000, "quantization": "", "dtype": "bfloat16", "device": "cuda", "context": 4096},
+    **{"device_name": "NVIDIA H200", "defaults": {}, "ceilings": None},
     "can": {"chat": False, "tools": False, "thinking": False, "structure": True, "fill": False, "pictures": False},
-    "defaults": {}, "ceilings": None,
-}  # fmt: skip
+}
 
 
 def test_restarts_and_refusals_are_events(serve: Servers, tab: Tabs) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,12 +60,14 @@ def test_any_formula_is_well_formed_and_ends(modules: Any) -> None:
         modules,
         "tex",
         r"""
-        const bits = ['\\frac','{','}','^','_','x','12','\\left','\\right','(',')','\\begin{cases}','\\end{cases}','&','\\\\',
-          '\\sqrt','[',']',"'",'\\text','\\over','\\sum','\\limits','$','%','\n','\\','<','>','\\not','\\color','\\xrightarrow'];
+        const bits = ['\\frac','{','}','^','_','x','12','\\left','\\right','(',')','\\begin{cases}',
+          '\\end{cases}','&','\\\\','\\sqrt','[',']',"'",'\\text','\\over','\\sum','\\limits','$','%','\n','\\','<','>','\\not','\\color','\\xrightarrow'];
         let state = 7;
         const random = () => (state = (state * 48271) % 2147483647) / 2147483647;
-        const texts = Array.from({length: 3000}, () => Array.from({length: 1 + random() * 25}, () => bits[Math.floor(random() * bits.length)]).join(''));
-        texts.push(...['{', '\\over', '\\sqrt[', '\\left(', '\\displaystyle', 'x^', '\\substack{', '\\begin{cases}'].map(t => t.repeat(1400)));
+        const bit = () => bits[Math.floor(random() * bits.length)];
+        const texts = Array.from({length: 3000}, () => Array.from({length: 1 + random() * 25}, bit).join(''));
+        const deep = ['{', '\\over', '\\sqrt[', '\\left(', '\\displaystyle', 'x^', '\\substack{', '\\begin{cases}'];
+        texts.push(...deep.map(t => t.repeat(1400)));
         const faults = [];
         for (const text of texts) {
           const open = [];
@@ -110,7 +113,8 @@ def test_a_formula_cannot_act(modules: Any) -> None:
     found = using(
         modules,
         "markdown",
-        """return a.map(t => { const box = document.createElement('div'); new m.GrowingMarkdown(box).update('$$' + t + '$$', true);
+        """return a.map(t => { const box = document.createElement('div');
+        new m.GrowingMarkdown(box).update('$$' + t + '$$', true);
         return box.querySelectorAll('img, script, [onerror], [onmouseover], maction, [href]').length; });""",
         hostile,
     )
@@ -180,8 +184,9 @@ def test_a_tree_survives_every_format(modules: Any, form: str) -> None:
         + """const { path } = await import('/static/tree.js');
         const [back] = m.readFile(JSON.stringify(m.FORMATS[a].write([c])));
         const again = path(back);
+        const beside = (n) => (n.parent === null ? back.roots : back.nodes[n.parent].children).length;
         return {shown: again.map(n => n.content), nodes: Object.keys(back.nodes).length, title: back.title,
-                branches: again.map(n => n.parent === null ? back.roots.length : back.nodes[n.parent].children.length), files: again[0].files ?? null};""",
+                branches: again.map(beside), files: again[0].files ?? null};""",
         form,
     )
     assert found["shown"][1:] == ["First", "Next"] and found["shown"][0].startswith("Hi")
@@ -195,18 +200,22 @@ def test_foreign_files_are_read_or_refused_in_words(modules: Any) -> None:
         catch (error) { return error.constructor.name + ': ' + error.message; } });"""
     messages = '[{"role":"system","content":"x"},{"role":"user","content":"q"},{"role":"assistant","content":"a"}]'
     lines = '{"messages":[{"role":"user","content":"q"}]}\n{"messages":[{"role":"user","content":"w"}]}'
-    old = '{"id":"1","title":"Old","messages":[{"role":"user","content":"q"},{"role":"assistant","at":1,"answers":[{"content":"a","tools":[]},{"content":"b","tools":[]}]}]}'
-    cycle = '{"mapping":{"a":{"id":"a","parent":"b","message":{"author":{"role":"user"},"content":{"parts":["x"]}}},"b":{"id":"b","parent":"a","message":null}},"current_node":"a"}'
+    answers = [{"content": "a", "tools": []}, {"content": "b", "tools": []}]
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "at": 1, "answers": answers}]
+    first = {"id": "1", "title": "Old", "messages": turns}
+    said = {"author": {"role": "user"}, "content": {"parts": ["x"]}}
+    loop = {"a": {"id": "a", "parent": "b", "message": said}, "b": {"id": "b", "parent": "a", "message": None}}
+    old, cycle = json.dumps(first), json.dumps({"mapping": loop, "current_node": "a"})
     assert using(modules, "exchange", read, [messages, lines, old, cycle]) == [
         [["q", 2]],
         [["q", 1], ["w", 1]],
         [["Old", 3]],
         [["x", 1]],
     ]
-    for said in using(
+    for refusal in using(
         modules, "exchange", read, ["", "x", "{}", "[]", "5", "[null]", '{"nodes":{"a":null}}', '{"messages":[null]}']
     ):
-        assert isinstance(said, str) and said.startswith("Error: T"), said
+        assert isinstance(refusal, str) and refusal.startswith("Error: T"), refusal
 
 
 def test_nothing_is_drawn_where_nothing_was_measured(modules: Any) -> None:

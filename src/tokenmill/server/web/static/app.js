@@ -145,7 +145,7 @@ function KeyDialog({ refused, given }) {
     <form class="key-form" onSubmit=${save}>
       <p>${refused ? html`<strong class="bad">The server does not know that API key.</strong> ` : ""}A server started with <code>--api-key</code> answers only with its API key. It is kept for this tab, and forgotten when the tab is closed.</p>
       <label for="key">API key</label>
-      <input id="key" ref=${field} type="password" autocomplete="off" spellcheck="false" aria-invalid=${refused ? "true" : undefined} />
+      <input id="key" ref=${field} autofocus type="password" autocomplete="off" spellcheck="false" aria-invalid=${refused ? "true" : undefined} />
       <div class="buttons">
         ${given && html`<button type="button" class="quiet" onClick=${() => setKey("")}>Forget it</button>`}
         <button type="submit" class="strong">Use it</button>

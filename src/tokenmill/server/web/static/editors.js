@@ -85,7 +85,7 @@ export function ToolsEditor({ value, onChange, model, able }) {
   };
   return html`<div class="tools-editor">
     ${able === false && html`<p class="hint">This model's template has no form for tools: it may not call them.</p>`}
-    <div class="field-head"><span class="label">Functions that the model may call</span>
+    <div class="field-head"><span class="label">Functions</span>
       <div class="segments small-segments" role="group" aria-label="Tools as">
         <button type="button" aria-pressed=${asJson === null} onClick=${() => setAsJson(null)}>Form</button>
         <button type="button" aria-pressed=${asJson !== null} onClick=${() => setAsJson(list.length ? pretty(list.map(asTool)) : "")}>JSON</button>

@@ -78,6 +78,7 @@ function Answer({ node, busy, last, held, onSettings, onTimeline }) {
   const live = isRunning(node);
   const [measured, redraw] = useState(0);
   useEffect(() => (live ? onGrowth(node, (final) => final && redraw(measured + 1)) : undefined), [live]);
+  const said = node.content || node.reasoning || node.tools.length > 0 || !node.error;
   const cut = !node.finish || node.finish === "length" || node.finish === "stopped";
   const away = () => toast("Removed with all that followed.", "Undo", remove(node));
   return html`<article class=${live ? "message answer live" : "message answer"} aria-label="Answer" aria-busy=${live}>
@@ -87,14 +88,14 @@ function Answer({ node, busy, last, held, onSettings, onTimeline }) {
     ${node.error && html`<${Trouble} error=${node.error} busy=${busy} onRetry=${() => regenerate(node)} onSettings=${onSettings} />`}
     ${!live && html`<footer>
       <${Variants} node=${node} busy=${busy} what="answer" />
-      <div class="actions">
+      ${said && html`<div class="actions">
         <${CopyButton} text=${() => split(node).content} label="Copy the answer" />
         <${IconButton} icon="redo" label="Answer again" disabled=${busy} onClick=${() => regenerate(node)} />
         <${IconButton} icon="branch" label="New conversation from here" disabled=${busy} onClick=${() => branchOff(node)} />
         <${IconButton} icon="trash" label="Remove this answer" disabled=${busy} onClick=${away} />
         ${node.stats?.request && html`<${IconButton} icon="time" label="Show this request's timeline" onClick=${() => onTimeline(node.stats.request)} />`}
         ${last && cut && node.content && html`<button type="button" class="quiet small" disabled=${busy} onClick=${() => goOn(node)}>Go on</button>`}
-      </div>
+      </div>`}
       <${Figures} answer=${node} />
     </footer>`}
   </article>`;

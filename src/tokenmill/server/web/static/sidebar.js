@@ -89,7 +89,7 @@ function Entry({ entry, current, onChoose }) {
       <${IconButton} icon="save" label=${`Export “${title}”`} onClick=${() => setSaving(true)} />
       <${IconButton} icon="trash" label=${`Delete “${title}”`} onClick=${remove} />
     </span>
-    ${saving && html`<${Dialog} title=${`Export “${title}”`} onClose=${() => setSaving(false)}><${Formats} id=${entry.id} name=${title} onDone=${() => setSaving(false)} /><//>`}
+    ${saving && html`<${Dialog} title=${`Export “${title}”`} class="not-listed" onClose=${() => setSaving(false)}><${Formats} id=${entry.id} name=${title} onDone=${() => setSaving(false)} /><//>`}
   </li>`;
 }
 
@@ -134,7 +134,7 @@ function Files({ count, onClose }) {
     <div class="buttons start"><button type="button" class="strong" onClick=${() => input.current.click()}><${Icon} name="file" />Choose files</button>
       <input ref=${input} type="file" accept=".json,.jsonl,application/json" multiple class="unseen" tabindex="-1" aria-label="Files to import" onChange=${read} /></div>
     ${problem && html`<p class="bad" role="alert">${problem}</p>`}
-    <h3 class="later">Export ${count ? `all ${plural(count, "conversation")}` : ""}</h3>
+    <h3 class="later">Export${count ? ` ${count > 1 ? "all " : ""}${plural(count, "conversation")}` : ""}</h3>
     ${count ? html`<${Formats} id=${null} name="conversations" onDone=${onClose} />` : html`<p class="hint">There is none yet.</p>`}
   <//>`;
 }
