@@ -20,7 +20,8 @@ import pytest
 from tokenmill.core.config import make_server_config
 from tokenmill.server.app import make_app, make_context
 from tokenmill.server.context import Context
-from tokenmill.server.run import HttpServer, _bind
+from tokenmill.server.listener import HttpServer
+from tokenmill.server.run import _bind
 from tokenmill.testing.fake_generator import FakeFleet, FakeOptions, fake_fleet
 
 SHOTS = Path(__file__).parents[2] / "out" / "web"
