@@ -63,12 +63,12 @@ def build_model(
     device: torch.device | str,
     kernels: Kernels,
     group: Group | None = None,
-    quantization: str | None = None,
     max_positions: int | None = None,
+    **more: Any,
 ) -> CausalLM:
     """The model that `config` (config.json) names, with its weights pulled from `ckpt` onto `device`.
 
-    max_positions: the longest sequence of this run (default: what the config trained for).
+    max_positions: the longest sequence of this run (default: what the config trained for); more: other fields of Build.
     """
     if unknown := check_keys(config):
         shown = ", ".join(repr(name) for name in unknown[:12]) + (" ..." if len(unknown) > 12 else "")
@@ -82,8 +82,8 @@ def build_model(
         device=torch.device(device),
         max_positions=min(max_positions or trained, _MAX_POSITIONS),
         group=group or SoloGroup(),
-        quantization=quantization,
         kernels=kernels,
+        **more,
     )
     return build_stage(config, b)
 

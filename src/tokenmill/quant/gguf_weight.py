@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.checkpoint.gguf_blocks import Blocks, Grid
+from tokenmill.core.adapters import Delta
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import Act, ForwardContext, Kernels, NormSpec, Weight
 from tokenmill.quant.affine import AffineWeight
@@ -171,9 +172,10 @@ class PackedWeight(WeightBase):
         norm: NormSpec | None = None,
         act: Act | None = None,
         residual: Tensor | None = None,
+        delta: Delta | None = None,
     ) -> Tensor:
         """residual + act(norm(x) @ W.T + bias), in one operation."""
-        return ctx.kernels.fused_linear(x, self.packed, norm=norm, act=act, residual=residual)
+        return ctx.kernels.fused_linear(x, self.packed, norm=norm, act=act, residual=residual, delta=delta)
 
     def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
         """x [T, in] -> [T, out]."""

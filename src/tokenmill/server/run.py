@@ -22,6 +22,7 @@ import uvicorn
 
 from tokenmill.core.config import EngineConfig, ServerConfig, wanted_faults
 from tokenmill.core.errors import UserError
+from tokenmill.server.adapters import AdapterBook
 from tokenmill.server.app import make_app, make_context
 from tokenmill.server.backend import ModelInfo
 from tokenmill.server.context import Context
@@ -92,7 +93,10 @@ def make_fleet(engine: EngineConfig, server: ServerConfig, build: Build) -> Flee
         max_restarts_per_minute=server.patience.max_restarts,
         fair=len(server.listen.api_key or ()) > 1,
     )
-    return Fleet(link, served_names(engine), options)
+    names = served_names(engine)
+    fleet = Fleet(link, names, options)
+    fleet.adapters.book = AdapterBook(engine.adapters, names)
+    return fleet
 
 
 async def _serve(engine: EngineConfig, server: ServerConfig, hooks: Hooks, build: Build, sock: socket.socket) -> int:
