@@ -56,7 +56,7 @@ def errors(found, exact):
 
 def on_device(model, kernels, prompts):
     """Logits [T, vocab] of each sequence, computed in STEPS."""
-    batch = PagedBatch(model.spec.kv_specs, kernels, dtype=torch.bfloat16, device="cuda")
+    batch = PagedBatch(model.spec.kv_specs, kernels, dtype=torch.bfloat16, device="cuda", states=model.spec.states)
     done, out = dict.fromkeys(prompts, 0), {name: [] for name in prompts}
     for grants in STEPS:
         tokens = [t for name, n in grants for t in prompts[name][done[name] : done[name] + n]]

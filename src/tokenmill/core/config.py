@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, get_type_hints
 
 from tokenmill.core.arguments import SERVER, options_alone
@@ -305,6 +306,13 @@ def make_config(environment: Mapping[str, str] | None = None, **flat: Any) -> En
 def make_server_config(environment: Mapping[str, str] | None = None, **flat: Any) -> ServerConfig:
     """ServerConfig from flat names, as make_config does it."""
     return ServerConfig(**_read_groups(SERVER_GROUPS, environment, options_alone(flat, SERVER)))
+
+
+def cache_dir(environment: Mapping[str, str] | None = None) -> Path:
+    """Where what can be made again is kept."""
+    environment = os.environ if environment is None else environment
+    base = environment.get("TOKENMILL_CACHE") or environment.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "tokenmill"
 
 
 def _read_groups(

@@ -28,6 +28,7 @@ _FAMILIES = {
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek_v2",
     "FalconForCausalLM": "falcon",
+    "FalconH1ForCausalLM": "falcon_h1",
     "Glm4MoeLiteForCausalLM": "deepseek_v2",
     "GPT2LMHeadModel": "gpt2",
     "Gemma4ForCausalLM": "gemma4",

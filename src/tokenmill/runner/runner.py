@@ -92,7 +92,7 @@ class Runner:
         # Where a row's bytes must not depend on its company on a GPU, steps with and without adapters are the same.
         launch = getattr(kernels, "launch", None)
         self.rows.always_adapted = adapters is not None and bool(getattr(launch, "steady", False))
-        self.recorders: list[StepRecorder] = self._recorders() if record and pool.states is None else []
+        self.recorders: list[StepRecorder] = self._recorders() if record else []
         self.failed_epoch = -1
         self.drafter.bind(self.rows, pool)
 
@@ -100,11 +100,11 @@ class Runner:
         """Of steps of one token a row, and of short ones that are ragged."""
         parts = self.model, self.kernels, self.rows, self.pool
         if self.kernels.records:
-            ragged = RaggedTokens(*parts)
-            return [
-                RecordedSteps(SingleTokens(*parts, exact=True), Tapes(self.kernels, ROOM)),
-                RecordedSteps(ragged, Tapes(self.kernels, ragged.room_bytes)),
-            ]
+            made: list[StepRecorder] = [RecordedSteps(SingleTokens(*parts, exact=True), Tapes(self.kernels, ROOM))]
+            if self.pool.states is None:  # tokens of one row cannot go on from its state side by side
+                ragged = RaggedTokens(*parts)
+                made.append(RecordedSteps(ragged, Tapes(self.kernels, ragged.room_bytes)))
+            return made
         recorder = Recorder()
         layouts = SingleTokens(*parts, exact=False), RaggedMembers(*parts)
         if not isinstance(self.adapters, NoAdapters):
@@ -205,10 +205,10 @@ class Runner:
         if step is not None:
             running.batch, running.hidden = step.batch, step.hidden
             running.logits, running.best = step.logits, step.best
-            return
-        batch = make_batch(plan, rows, self.pool, self.kernels)
-        running.batch = batch
-        running.hidden = self.model.forward(batch.tokens, batch.ctx)
+        else:
+            batch = make_batch(plan, rows, self.pool, self.kernels)
+            running.batch = batch
+            running.hidden = self.model.forward(batch.tokens, batch.ctx)
         if plan.saves and self.pool.states is not None:  # no drafts are tried: the grant ends just there
             self.pool.states.save([(save.row, save.slot) for save in plan.saves])
 
