@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tokenmill.checkpoint.hub import Hub
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.forward import Kernels
+from tokenmill.core.model import CausalLM
 from tokenmill.device.memory import counts_memory, describe, pick_device, records, release, uuid_of
 from tokenmill.engine.drafting import device_drafter
 from tokenmill.engine.memory import (
@@ -30,7 +32,7 @@ from tokenmill.engine.source import GgufSource, ModelSource, find_source
 from tokenmill.kernels import OPTIONAL, ReferenceKernels, has_kernels, make_kernels
 from tokenmill.kvcache.pool import KVPool, make_layout
 from tokenmill.kvcache.states import StatePool
-from tokenmill.models.registry import build_model, check_keys, check_length
+from tokenmill.models.registry import build_elsewhere, build_model, check_keys, check_length, is_elsewhere
 from tokenmill.quant.detect import check_stored
 from tokenmill.runner.runner import Runner
 
@@ -92,7 +94,8 @@ def read_config(config: EngineConfig, source: ModelSource) -> dict[str, Any]:
     if config.files.stored_as is not None:
         check_stored(raw, config.files.stored_as, str(source.path), gguf=isinstance(source, GgufSource))
     check_length(raw, config.model.max_model_len)
-    check_keys(raw)
+    if not is_elsewhere(raw, config.files.model_impl):
+        check_keys(raw)
     return raw
 
 
@@ -111,7 +114,7 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
     raw_checkpoint = source.checkpoint(config.model.load_format, seed=config.model.seed, device=device)
     checkpoint = CheckedCheckpoint(raw_checkpoint, thorough=config.execute.check_weights)
     try:
-        model = build_model(
+        model = _builder(config, raw, reasons)(
             raw,
             checkpoint,
             dtype=dtype,
@@ -176,6 +179,14 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
         kv_block_bytes=sum(part.nbytes for part in pool.storage) / max(1, sum(blocks)),
     )
     return runner, msgspec.to_builtins(facts)
+
+
+def _builder(config: EngineConfig, raw: dict[str, Any], reasons: list[str]) -> Callable[..., CausalLM]:
+    """What makes the model: code of our own, or Transformers', which is said."""
+    if not is_elsewhere(raw, config.files.model_impl):
+        return build_model
+    reasons.append(f"Transformers computes {raw.get('model_type')} but for attention: slower than our own families")
+    return build_elsewhere
 
 
 def _kernels(config: EngineConfig, device: str, reasons: list[str]) -> Kernels:
