@@ -49,7 +49,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class FileOptions:
-    """Where a model's files come from, beside its name."""
+    """Where a model's files come from, beside its name, and whose code runs them."""
 
     tokenizer_revision: str | None = option(None, "Branch, tag or commit of a hub tokenizer.")
     download_dir: str | None = option(None, "Folder for downloads (default: the hub's cache).")
@@ -61,6 +61,11 @@ class FileOptions:
     )
     override_generation_config: dict[str, Any] | None = option(
         None, "Entries that replace those of generation_config.json (JSON)."
+    )
+    model_impl: str = option(
+        "auto",
+        "Whose code computes: ours, or Transformers' around our attention; auto: ours where it knows the family.",
+        choices=("auto", "tokenmill", "vllm", "transformers"),
     )
     stored_as: str | None = option(
         None, "Refuse a model whose file does not hold its weights so: awq, gptq, compressed-tensors, gguf, ..."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tokenmill.checkpoint.hub import Hub
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.forward import Kernels
+from tokenmill.core.model import CausalLM
 from tokenmill.device.memory import counts_memory, describe, pick_device, records, release, uuid_of
 from tokenmill.engine.draft_loading import Target, load_drafter
 from tokenmill.engine.drafting import read_speculation
@@ -33,7 +35,7 @@ from tokenmill.kvcache.pool import KVPool, make_layout
 from tokenmill.kvcache.states import StatePool
 from tokenmill.lora.sites import Sites
 from tokenmill.lora.store import Store
-from tokenmill.models.registry import build_model, check_keys, check_length
+from tokenmill.models.registry import build_elsewhere, build_model, check_keys, check_length, is_elsewhere
 from tokenmill.quant.detect import check_stored
 from tokenmill.runner.runner import Runner
 
@@ -103,7 +105,8 @@ def read_config(config: EngineConfig, source: ModelSource) -> dict[str, Any]:
     if config.files.stored_as is not None:
         check_stored(raw, config.files.stored_as, str(source.path), gguf=isinstance(source, GgufSource))
     check_length(raw, config.model.max_model_len)
-    check_keys(raw)
+    if not is_elsewhere(raw, config.files.model_impl):
+        check_keys(raw)
     return raw
 
 
@@ -123,7 +126,7 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
     checkpoint = CheckedCheckpoint(raw_checkpoint, thorough=config.execute.check_weights)
     sites = adapter_sites(config, raw, dtype, device)
     try:
-        model = build_model(
+        model = _builder(config, raw, reasons)(
             raw,
             checkpoint,
             dtype=dtype,
@@ -209,6 +212,14 @@ def adapter_sites(config: EngineConfig, raw: dict[str, Any], dtype: torch.dtype,
     heads = raw.get("num_attention_heads"), raw.get("num_key_value_heads") or raw.get("num_attention_heads")
     counts = tuple(count if isinstance(count, int) else 0 for count in heads)
     return Sites(said.max_loras, said.max_lora_rank, dtype, torch.device(device), (counts[0], counts[1]))
+
+
+def _builder(config: EngineConfig, raw: dict[str, Any], reasons: list[str]) -> Callable[..., CausalLM]:
+    """What makes the model: code of our own, or Transformers', which is said."""
+    if not is_elsewhere(raw, config.files.model_impl):
+        return build_model
+    reasons.append(f"Transformers computes {raw.get('model_type')} but for attention: slower than our own families")
+    return build_elsewhere
 
 
 def _kernels(config: EngineConfig, device: str, reasons: list[str]) -> Kernels:
