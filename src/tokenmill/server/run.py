@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmill.core.config import EngineConfig, ServerConfig
 from tokenmill.core.errors import UserError
+from tokenmill.server.adapters import AdapterBook
 from tokenmill.server.backend import ModelInfo
 from tokenmill.server.engines.child import Build, build_default
 from tokenmill.server.engines.fleet import Fleet
@@ -77,7 +78,10 @@ def make_fleet(engine: EngineConfig, server: ServerConfig, build: Build) -> Flee
         max_restarts_per_minute=server.patience.max_restarts,
         fair=len(server.listen.api_key or ()) > 1,
     )
-    return Fleet(link, served_names(engine), options)
+    names = served_names(engine)
+    fleet = Fleet(link, names, options)
+    fleet.adapters.book = AdapterBook(engine.adapters, names)
+    return fleet
 
 
 async def _serve(engine: EngineConfig, server: ServerConfig, hooks: Hooks, build: Build, sock: socket.socket) -> int:

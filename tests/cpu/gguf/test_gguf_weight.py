@@ -19,7 +19,8 @@ from tokenmill.core.errors import ModelError
 from tokenmill.kernels import ReferenceKernels, make_kernels
 from tokenmill.kernels.grid import affine_linear, widen_affine
 from tokenmill.quant.base import MixedWeight
-from tokenmill.quant.gguf_weight import AffineWeight, BlockWeight, PackedWeight
+from tokenmill.quant.affine import AffineWeight
+from tokenmill.quant.gguf_weight import BlockWeight, PackedWeight
 from tokenmill.quant.grid import GridWeight
 
 try:
