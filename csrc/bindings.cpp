@@ -1,10 +1,12 @@
 // Python's view: functions that take addresses and sizes as integers. A call with addresses costs 0.2 us, one with
 // tensors 7. Owns: the argument checks that keep memory safe given honest addresses, and when the GIL is released.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -141,10 +143,10 @@ RowStep row_step(const Step& step) {
 }
 
 void short_conv(Address x, Address out, Address weight, Address bias, Address state, int64_t channels, int64_t stride,
-                int taps, int type, const Step& step) {
+                int taps, int type, bool silu, const Step& step) {
   require(taps >= 2 && taps <= kMostTaps && channels > 0, "short_conv: taps out of range");
   const ConvOp op{raw(x), raw(out), at<const float>(weight), at<const float>(bias), raw(state), channels, stride, taps,
-                  static_cast<Type>(type), row_step(step)};
+                  static_cast<Type>(type), silu, row_step(step)};
   run(static_cast<double>(channels) * op.step.query_start[op.step.sequences] * taps, [&] { table().short_conv(op); });
 }
 
@@ -159,6 +161,45 @@ void delta_rule(Address mixed, Address gates, Address out, Address state, Addres
                    row_step(step)};
   const double work = static_cast<double>(value_heads * key_dim * value_dim) * 4;
   run(work * op.step.query_start[op.step.sequences], [&] { table().delta_rule(op); });
+}
+
+// mixed, rates, out, state; rate, shift, skip; heads, head_dim, groups, keys; strides; bounds of the rate
+void state_space(const std::array<Address, 4>& tensors, const std::array<Address, 3>& fixed,
+                 const std::array<int64_t, 4>& sizes, const std::array<int64_t, 2>& strides,
+                 const std::array<float, 2>& bounds, int type, const Step& step) {
+  const auto [heads, head_dim, groups, keys] = sizes;
+  require(heads > 0 && groups > 0 && heads % groups == 0 && head_dim > 0 && keys > 0, "state_space: sizes");
+  const SpaceOp op{raw(tensors[0]), raw(tensors[1]), raw(tensors[2]), at<float>(tensors[3]),
+                   at<const float>(fixed[0]), at<const float>(fixed[1]), at<const float>(fixed[2]),
+                   heads, head_dim, groups, keys, strides[0], strides[1], bounds[0], bounds[1],
+                   static_cast<Type>(type), row_step(step)};
+  const double work = static_cast<double>(heads * head_dim * keys) * 3;
+  run(work * op.step.query_start[op.step.sequences], [&] { table().state_space(op); });
+}
+
+// x, rates, mixed, out, state; rate, skip; channels, keys; strides of x, rates and mixed
+void selective_scan(const std::array<Address, 5>& tensors, const std::array<Address, 2>& fixed,
+                    const std::array<int64_t, 2>& sizes, const std::array<int64_t, 3>& strides, int type,
+                    const Step& step) {
+  const auto [channels, keys] = sizes;
+  require(channels > 0 && keys > 0 && keys <= kMostScanned, "selective_scan: sizes");
+  const ScanOp op{raw(tensors[0]), raw(tensors[1]), raw(tensors[2]), raw(tensors[3]), at<float>(tensors[4]),
+                  at<const float>(fixed[0]), at<const float>(fixed[1]), channels, keys, strides[0], strides[1],
+                  strides[2], static_cast<Type>(type), row_step(step)};
+  run(static_cast<double>(channels * keys) * 16 * op.step.query_start[op.step.sequences],
+      [&] { table().selective_scan(op); });
+}
+
+// norm: weight, how many, eps, offset; sizes: rows, width, size of a piece, strides of x and gate
+void gated_norm(Address x, Address gate, Address out, const std::tuple<Address, int64_t, float, float>& norm,
+                const std::array<int64_t, 5>& sizes, bool first, bool silu, int type) {
+  const auto [weight, weights, eps, offset] = norm;
+  const auto [rows, width, size, stride, gate_stride] = sizes;
+  require(size > 0 && width % size == 0, "gated_norm: pieces");
+  require(weight == 0 || weights == size || weights == width, "gated_norm: weights");
+  const GateOp op{raw(x), raw(gate), raw(out), raw(weight), rows, width, size, weights, stride, gate_stride,
+                  eps, offset, static_cast<Type>(type), first, silu};
+  run(static_cast<double>(rows * width) * 8, [&] { table().gated_norm(op); });
 }
 
 void embed(Address data, Address ids, Address out, int64_t count, int64_t vocab, int64_t width, int64_t stride,
@@ -611,7 +652,9 @@ void register_packing(nb::module_& m) {
 NB_MODULE(_native, m) {
   m.doc() = "tokenmill's CPU kernels. Addresses are integers; nothing here keeps a tensor alive.";
   m.attr("MOST_TAPS") = kMostTaps;
+  m.attr("MOST_SCANNED") = kMostScanned;
   m.attr("MOST_KEYS") = kMostKeys;
+  m.attr("MOST_SCANNED") = kMostScanned;
   m.attr("TILE_COLUMNS") = kTileColumns;
   m.attr("GROUP") = kGroup;
   m.attr("MAX_HEAD_DIM") = kMaxHeadDim;
@@ -644,6 +687,9 @@ NB_MODULE(_native, m) {
   m.def("act", &act);
   m.def("short_conv", &short_conv);
   m.def("delta_rule", &delta_rule);
+  m.def("gated_norm", &gated_norm);
+  m.def("state_space", &state_space);
+  m.def("selective_scan", &selective_scan);
   m.def("add", &add);
   m.def("embed", &embed);
   m.def("greedy", &greedy);

@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, get_type_hints
 
 from tokenmill.core.arguments import SERVER, options_alone
@@ -48,7 +49,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class FileOptions:
-    """Where a model's files come from, beside its name."""
+    """Where a model's files come from, beside its name, and whose code runs them."""
 
     tokenizer_revision: str | None = option(None, "Branch, tag or commit of a hub tokenizer.")
     download_dir: str | None = option(None, "Folder for downloads (default: the hub's cache).")
@@ -60,6 +61,11 @@ class FileOptions:
     )
     override_generation_config: dict[str, Any] | None = option(
         None, "Entries that replace those of generation_config.json (JSON)."
+    )
+    model_impl: str = option(
+        "auto",
+        "Whose code computes: ours, or Transformers' around our attention; auto: ours where it knows the family.",
+        choices=("auto", "tokenmill", "vllm", "transformers"),
     )
     stored_as: str | None = option(
         None, "Refuse a model whose file does not hold its weights so: awq, gptq, compressed-tensors, gguf, ..."
@@ -133,7 +139,9 @@ class SpeculateOptions:
     """Guessing ahead."""
 
     speculative_config: dict[str, Any] | None = option(
-        None, 'JSON: {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}.'
+        None,
+        'JSON: {"method": "ngram" or "suffix"}, {"model": FOLDER} (a smaller model), or {"method": "medusa", "eagle" '
+        'or "eagle3", "model": FOLDER}; "num_speculative_tokens": 4 is the most that is guessed at a time.',
     )
 
 
@@ -303,6 +311,13 @@ def make_config(environment: Mapping[str, str] | None = None, **flat: Any) -> En
 def make_server_config(environment: Mapping[str, str] | None = None, **flat: Any) -> ServerConfig:
     """ServerConfig from flat names, as make_config does it."""
     return ServerConfig(**_read_groups(SERVER_GROUPS, environment, options_alone(flat, SERVER)))
+
+
+def cache_dir(environment: Mapping[str, str] | None = None) -> Path:
+    """Where what can be made again is kept."""
+    environment = os.environ if environment is None else environment
+    base = environment.get("TOKENMILL_CACHE") or environment.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "tokenmill"
 
 
 def _read_groups(

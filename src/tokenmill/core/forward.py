@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
 from tokenmill.core.adapters import AdapterSite, Delta
 from tokenmill.core.descriptors import (
@@ -27,6 +27,7 @@ from tokenmill.core.descriptors import (
     NormSpec,
     RopeSpec,
     RouteSpec,
+    SpaceSpec,
     StateSpec,
     StepRows,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "NormSpec",
     "RopeSpec",
     "RouteSpec",
+    "SpaceSpec",
     "StateSpec",
     "StepRows",
     "Weight",
@@ -69,7 +71,8 @@ class ForwardContext:
     kv_len [S] (int32) how many positions each may read (its own new tokens included), positions [T] (int64).
     `spans` mirrors (query_start, query count, kv_len) as host integers where the device is the host, else None.
     `embeds` (rows [n] of this batch, values [n, hidden]) replace those rows' embeddings before the first layer.
-    `taps`: the model fills taps[i] with layer i's output [T, hidden] for every i that is a key.
+    `taps`: the model fills taps[i] with layer i's output [T, hidden] for every i that is a key, and taps[-1] with the
+    final hidden states.
     """
 
     kernels: Kernels
@@ -308,14 +311,55 @@ class Kernels(Protocol):
         """attention(prepare_qkv(qkv)), which a backend may do at once."""
         ...
 
-    def short_conv_(self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """x [T, C] -> silu(sum over the channel's last K inputs); weight [K, C], bias [C] in float32, state
+    def short_conv_(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        state: Tensor,
+        ctx: ForwardContext,
+        *,
+        silu: bool = True,
+    ) -> Tensor:
+        """x [T, C] -> the sum over each channel's last K inputs, or its silu; weight [K, C], bias [C] in float32, state
         [R + 1, K - 1, C] in x's type."""
+        ...
+
+    def gated_norm(
+        self,
+        x: Tensor,
+        gate: Tensor,
+        spec: NormSpec | None,
+        size: int,
+        *,
+        first: bool = False,
+        act: Literal["silu", "sigmoid"] = "silu",
+    ) -> Tensor:
+        """x and gate [T, D] -> act(gate) norm(x), or norm(act(gate) x) if the gate comes `first`: the root mean square
+        of every `size` columns; spec.weight [size] or [D]. Without a spec: act(gate) x."""
         ...
 
     def delta_rule_(self, mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
         """The gated delta rule (kernels/states.py): mixed [T, (q | k | v)], gates [T, (beta | rate)] -> [T, Hv, Dv];
         state [R + 1, Hv, Dk, Dv] in float32. Rows at position 0 begin with zeros."""
+        ...
+
+    def state_space_(self, mixed: Tensor, rates: Tensor, spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """A state space with one decay a head (kernels/states.py): mixed [T, (x | b | c)], rates [T, H] -> [T, H * P];
+        state [R + 1, H, N, P] in float32."""
+        ...
+
+    def selective_scan_(
+        self,
+        x: Tensor,
+        rates: Tensor,
+        mixed: Tensor,
+        fixed: tuple[Tensor, Tensor],
+        state: Tensor,
+        ctx: ForwardContext,
+    ) -> Tensor:
+        """A state space with a decay of each number (kernels/states.py): x and rates [T, C], mixed [T, (b | c)], fixed
+        (rate [N, C], skip [C]) in float32 -> [T, C]; state [R + 1, N, C] in float32."""
         ...
 
     def head_matmul(self, x: Tensor, weight: Tensor) -> Tensor:

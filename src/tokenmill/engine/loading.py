@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from tokenmill.checkpoint.hub import Hub
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.forward import Kernels
+from tokenmill.core.model import CausalLM
 from tokenmill.device.memory import counts_memory, describe, pick_device, records, release, uuid_of
-from tokenmill.engine.drafting import device_drafter
+from tokenmill.engine.draft_loading import Target, load_drafter
+from tokenmill.engine.drafting import read_speculation
 from tokenmill.engine.memory import (
     cache_bytes,
     count_blocks,
@@ -32,7 +35,7 @@ from tokenmill.kvcache.pool import KVPool, make_layout
 from tokenmill.kvcache.states import StatePool
 from tokenmill.lora.sites import Sites
 from tokenmill.lora.store import Store
-from tokenmill.models.registry import build_model, check_keys, check_length
+from tokenmill.models.registry import build_elsewhere, build_model, check_keys, check_length, is_elsewhere
 from tokenmill.quant.detect import check_stored
 from tokenmill.runner.runner import Runner
 
@@ -69,6 +72,12 @@ class Facts(msgspec.Struct):
     max_rows: int = 0
     adapter_slots: int = 0
     adapter_bytes: int = 0
+    guesses: int = 0
+    """Drafts that a DeviceDrafter leaves behind a row."""
+    follows: bool = False
+    """It keeps something for every position."""
+    catches_up: bool = True
+    """It can take in later what it has missed."""
     snapshots: int | None = None
     """Slots for kept states; None: this model's rows have none."""
 
@@ -96,7 +105,8 @@ def read_config(config: EngineConfig, source: ModelSource) -> dict[str, Any]:
     if config.files.stored_as is not None:
         check_stored(raw, config.files.stored_as, str(source.path), gguf=isinstance(source, GgufSource))
     check_length(raw, config.model.max_model_len)
-    check_keys(raw)
+    if not is_elsewhere(raw, config.files.model_impl):
+        check_keys(raw)
     return raw
 
 
@@ -116,7 +126,7 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
     checkpoint = CheckedCheckpoint(raw_checkpoint, thorough=config.execute.check_weights)
     sites = adapter_sites(config, raw, dtype, device)
     try:
-        model = build_model(
+        model = _builder(config, raw, reasons)(
             raw,
             checkpoint,
             dtype=dtype,
@@ -136,13 +146,12 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
         checkpoint.close()
     if changed := model.spec.extras.get("changed"):
         reasons.append(f"{', '.join(changed)} weights are held as int8: no kernel reads them as stored")  # type: ignore[arg-type]
-    if model.spec.states and config.speculate.speculative_config:
-        raise ParameterError(
-            f"{raw.get('model_type')}: drafts for models with recurrent layers are not built yet: leave "
-            "--speculative-config out.",
-            param="speculative_config",
-        )
-    layout = make_layout(model.spec.kv_specs, config.cache.block_size, kv_format(config.cache, dtype))
+    record = not config.execute.enforce_eager and (kernels.records or records(device))
+    drafts = load_drafter(
+        config, read_speculation(config.speculate), Target(model, source, dtype, device, kernels, record)
+    )
+    specs = model.spec.kv_specs + drafts.kv_specs
+    layout = make_layout(specs, config.cache.block_size, kv_format(config.cache, dtype))
     step_tokens = config.schedule.max_num_batched_tokens or (2048 if device == "cpu" else 8192)
     wanted = min(config.model.max_model_len or model.spec.max_positions, model.spec.max_positions)
     if not config.schedule.enable_chunked_prefill:
@@ -159,13 +168,12 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
     blocks = count_blocks(config, layout, budget - taken, wanted, step_tokens)
     max_len = fitting_length(config, layout, blocks, wanted, reasons)
     pool = KVPool(layout, blocks, device, states)
-    record = not config.execute.enforce_eager and (kernels.records or records(device))
-    drafter = device_drafter(config, device)
     adapters = None if sites is None else Store(sites, kernels, config.adapters.max_cpu_loras)
-    runner = Runner(model, kernels, pool, rows, max_len, record=record, drafter=drafter, adapters=adapters)
+    runner = Runner(model, kernels, pool, rows, max_len, record=record, drafter=drafts.drafter, adapters=adapters)
     runner.warm()
     facts = _facts(config, runner, device, (max_len, step_tokens), reasons)
     facts.dtype, facts.family = str(dtype).removeprefix("torch."), str(raw.get("model_type", ""))
+    facts.weight_bytes += drafts.weight_bytes
     facts.adapter_slots, facts.adapter_bytes = 0 if sites is None else sites.slots, adapter_bytes
     facts.snapshots = slots if model.spec.states else None
     return runner, msgspec.to_builtins(facts)
@@ -186,6 +194,9 @@ def _facts(config: EngineConfig, runner: Runner, device: str, lengths: tuple[int
         flops_per_token=spec.flops_per_token,
         quantization=config.model.quantization or "",
         max_rows=runner.rows.spare,
+        guesses=runner.drafter.most,
+        follows=runner.drafter.follows,
+        catches_up=runner.drafter.catches_up,
         reasons=reasons,
         device_name=describe(device),
         device_uuid=uuid_of(device),
@@ -201,6 +212,14 @@ def adapter_sites(config: EngineConfig, raw: dict[str, Any], dtype: torch.dtype,
     heads = raw.get("num_attention_heads"), raw.get("num_key_value_heads") or raw.get("num_attention_heads")
     counts = tuple(count if isinstance(count, int) else 0 for count in heads)
     return Sites(said.max_loras, said.max_lora_rank, dtype, torch.device(device), (counts[0], counts[1]))
+
+
+def _builder(config: EngineConfig, raw: dict[str, Any], reasons: list[str]) -> Callable[..., CausalLM]:
+    """What makes the model: code of our own, or Transformers', which is said."""
+    if not is_elsewhere(raw, config.files.model_impl):
+        return build_model
+    reasons.append(f"Transformers computes {raw.get('model_type')} but for attention: slower than our own families")
+    return build_elsewhere
 
 
 def _kernels(config: EngineConfig, device: str, reasons: list[str]) -> Kernels:

@@ -77,6 +77,10 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     waiting: int = 0
     kv_usage: float = 0.0
     kv_blocks: int = 0
+    kv_shared: int = 0
+    """Blocks that several sequences read."""
+    kv_idle: int = 0
+    """Blocks that only the prefix cache keeps."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0

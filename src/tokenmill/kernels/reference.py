@@ -7,7 +7,7 @@ bytes whatever other rows are in the call (see row_stable.py and paged.py for ho
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from tokenmill.core.forward import (
     NormSpec,
     RopeSpec,
     RouteSpec,
+    SpaceSpec,
     Weight,
 )
 from tokenmill.kernels import adapters, fp8, grid, paged, row_stable, states, stored
@@ -199,15 +200,67 @@ class ReferenceKernels:
         """qkv [T, all heads] -> [T, H * Dv]: prepare_qkv, then attention."""
         return self.attention(self.prepare_qkv(qkv, spec, ctx), spec, ctx)
 
-    def short_conv_(self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """x [T, C] -> silu of a convolution over each channel's last inputs, which `state` keeps by row."""
+    def short_conv_(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        state: Tensor,
+        ctx: ForwardContext,
+        *,
+        silu: bool = True,
+    ) -> Tensor:
+        """x [T, C] -> a convolution over each channel's last inputs, which `state` keeps by row, and its silu."""
         self.count("short_conv")
-        return states.short_conv_(x, weight, bias, state, ctx)
+        self.waits += ctx.spans is None
+        return states.short_conv_(x, weight, bias, state, ctx, silu=silu)
+
+    def gated_norm(
+        self,
+        x: Tensor,
+        gate: Tensor,
+        spec: NormSpec | None,
+        size: int,
+        *,
+        first: bool = False,
+        act: Literal["silu", "sigmoid"] = "silu",
+    ) -> Tensor:
+        """x and gate [T, D] -> silu(gate) norm(x), or norm(silu(gate) x), normed by pieces of `size` columns."""
+        self.count("gated_norm")
+        pieces, gates = x.float().reshape(-1, size), gate.float().reshape(-1, size)
+        gates = (gates if act == "silu" else 1.0) * row_stable.sigmoid(gates)
+        if spec is None:
+            return (pieces * gates).view(len(x), -1).to(x.dtype)
+        pieces = pieces * gates if first else pieces
+        pieces = pieces / torch.sqrt(row_stable.sum_last(pieces * pieces) / size + spec.eps)
+        y = pieces.view(len(x), -1, spec.weight.shape[0]) * (spec.weight.float() + spec.offset)
+        return (y.view(len(x), -1) if first else y.view(len(x), -1) * gates.view(len(x), -1)).to(x.dtype)
 
     def delta_rule_(self, mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
         """mixed [T, (q | k | v)] -> [T, Hv, Dv]; `state` keeps a matrix by row and head."""
         self.count("delta_rule")
+        self.waits += ctx.spans is None
         return states.delta_rule_(mixed, gates, spec, state, ctx)
+
+    def state_space_(self, mixed: Tensor, rates: Tensor, spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """mixed [T, (x | b | c)], rates [T, H] -> [T, H * P]; `state` keeps a matrix by row and head."""
+        self.count("state_space")
+        self.waits += ctx.spans is None
+        return states.state_space_(mixed, rates, spec, state, ctx)
+
+    def selective_scan_(
+        self,
+        x: Tensor,
+        rates: Tensor,
+        mixed: Tensor,
+        fixed: tuple[Tensor, Tensor],
+        state: Tensor,
+        ctx: ForwardContext,
+    ) -> Tensor:
+        """x and rates [T, C], mixed [T, (b | c)] -> [T, C]; `state` keeps N numbers by row and channel."""
+        self.count("selective_scan")
+        self.waits += ctx.spans is None
+        return states.selective_scan_(x, rates, mixed, fixed, state, ctx)
 
     def head_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         """x [T, H, K], weight [H, N, K] -> [T, H, N]."""

@@ -7,6 +7,7 @@ Knows nothing of families: the names come from the models.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,10 +19,13 @@ from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import KVSpec, NormSpec, RopeSpec, StateSpec
 from tokenmill.core.protocols import Checkpoint, Group, Kernels, Weight
 from tokenmill.parallel.group import SoloGroup
-from tokenmill.quant.detect import WeightRequest, from_dense, head_scheme, load_weight
+from tokenmill.quant.detect import WeightRequest, from_dense, head_scheme, load_stacked, load_weight
 
-_IGNORABLE = re.compile(r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|masked_bias|attn\.bias|attention\.bias)$")
-"""Buffers that old checkpoints carry and that are computed here."""
+_IGNORABLE = re.compile(
+    r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|masked_bias|attn\.bias|attention\.bias|\.[kvq]_scale"
+    r"|\.(output|prob)_scale)$"
+)
+"""Buffers that old checkpoints carry and that are computed here; scales of K/V, which follow from what is stored."""
 
 
 @dataclass(slots=True)
@@ -51,6 +55,8 @@ class Build:
     max_positions: int
     group: Group = field(default_factory=SoloGroup)
     quantization: str | None = None
+    how: Mapping[str, object] = field(default_factory=dict)
+    """What config.json says of stored weights (`quant.detect.check_config`)."""
     prefix: str = ""
     book: Book = field(default_factory=Book)
     stage: tuple[int, int] | None = None
@@ -111,7 +117,7 @@ class Build:
             self.book.flops += 2.0 * shape[0] * shape[1]
         checked = _Checked(self.checkpoint, self.book.used)
         scheme = None if exact else head_scheme(self.quantization) if head else self.quantization
-        weight = load_weight(checked, request, self.dtype, self.device, scheme)
+        weight = load_weight(checked, request, self.dtype, self.device, scheme, self.how)
         return weight if bare else self.adapted(weight, name)
 
     def adapted(self, weight: Weight, name: str, rows: Tensor | None = None) -> Weight:
@@ -127,6 +133,12 @@ class Build:
         self.book.flops += 2.0 * weight.numel()
         made = from_dense(weight, bias, self.quantization)
         return self.adapted(made, name, rows) if name else made
+
+    def stacked(self, name: str, shape: tuple[int, int, int], bias: Tensor | None = None) -> list[Weight]:
+        """Experts [E, out, in] that lie in one tensor of 4 bit floats, with biases [E, out]."""
+        checked = _Checked(self.checkpoint, self.book.used)
+        self.book.flops += 2.0 * shape[0] * shape[1] * shape[2]
+        return load_stacked(checked, self.path(name), shape, (self.dtype, bias), self.device, self.quantization)
 
     def settled(self, weight: Weight) -> Weight:
         """A weight in its final form: every layer passes what it multiplies by through here."""

@@ -56,6 +56,8 @@ class Decoder:
     def __init__(self, b: Build, body: Build, sizes: Sizes, ends: Ends, layer: Callable[[Build, int], Layer]) -> None:
         first, last = b.stage or (0, sizes.layers)
         self.first = first
+        self.taps: tuple[int, ...] = ()
+        """Layers whose outputs a drafter reads in every step (ForwardContext.taps)."""
         self.is_first, self.is_last = first == 0, last == sizes.layers
         width = ends.width or sizes.hidden
         self.embedding: Embedding | None = None
@@ -107,12 +109,16 @@ class Decoder:
         """
         x = self._embed(tokens, ctx) if self.is_first else tokens
         taps = ctx.taps
+        if self.taps:
+            taps = ctx.taps = dict.fromkeys(self.taps, x)
         for index, layer in enumerate(self.layers, self.first):
             x = layer(x, ctx)
             if taps is not None and index in taps:
                 taps[index] = x
         if self.norm is not None:
             x = ctx.kernels.norm(x, self.norm)
+        if taps is not None and -1 in taps:
+            taps[-1] = x
         return x
 
     def logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, GroupPlan, Kernels, StepRows
+from tokenmill.core.forward import ForwardContext, GroupPlan, Kernels, KVView, StepRows
 from tokenmill.core.step import StepPlan
-from tokenmill.kvcache.pool import KVPool
+from tokenmill.kvcache.pool import CacheLayout, KVPool
 from tokenmill.runner.rows import Rows
 from tokenmill.sampling.arrays import send
 
@@ -24,6 +25,31 @@ Flags = tuple[bool, ...]
 """One for each KV group; () stands for none."""
 SHARED_ENTRIES = 8
 """Equal leading table entries from which it is worth telling the kernels that all rows share a prefix."""
+
+
+class Placed(Protocol):
+    """What a step's tensors are derived from: the rows, or what a drafter's model sees of them (side.py)."""
+
+    tokens: Tensor
+    computed: Tensor
+    tables: list[Tensor]
+    first: list[Tensor]
+    held: list[Tensor]
+    layout: CacheLayout
+    device: torch.device
+
+    @property
+    def adapters(self) -> Tensor | None:
+        """Each row's slot, if adapters can be there."""
+        ...
+
+
+class Paged(Protocol):
+    """Where keys, values and states lie."""
+
+    views: list[KVView]
+    state_views: list[tuple[Tensor, ...]]
+    layout: CacheLayout
 
 
 @dataclass(slots=True)
@@ -59,8 +85,8 @@ def make_batch(plan: StepPlan, rows: Rows, pool: KVPool, kernels: Kernels) -> Ba
 
 
 def lay_out(
-    rows: Rows,
-    pool: KVPool,
+    rows: Placed,
+    pool: Paged,
     kernels: Kernels,
     packed: Tensor,
     size: tuple[int, int],
@@ -114,8 +140,8 @@ def apart(lengths: Tensor) -> tuple[Tensor, Spans | None]:
 
 def single_tokens(
     kernels: Kernels,
-    rows: Rows,
-    pool: KVPool,
+    rows: Placed,
+    pool: Paged,
     row_ids: Tensor,
     starts: tuple[Tensor, Spans | None],
     offsets: Tensor | None = None,
@@ -159,7 +185,7 @@ def reach(plan: StepPlan, rows: Rows, group: int, block_size: int) -> int:
     return block_size * sum(len(blocks[row]) for row, n in zip(plan.rows, plan.counts, strict=True) if n > 1)
 
 
-def group_plan(rows: Rows, group: int, ids: tuple[Tensor, Tensor, Tensor], width: int, *, shifted: bool) -> GroupPlan:
+def group_plan(rows: Placed, group: int, ids: tuple[Tensor, Tensor, Tensor], width: int, *, shifted: bool) -> GroupPlan:
     """Tables of rows [S], `width` entries wide, and the slots of their tokens' positions; ids: rows [S], of tokens
     [T], positions [T]. shifted: some entry j does not begin at j * block size."""
     row_ids, token_rows, positions = ids
@@ -173,7 +199,8 @@ def group_plan(rows: Rows, group: int, ids: tuple[Tensor, Tensor, Tensor], width
         first = rows.first[group][row_ids, :width]
         starts = rows.first[group][token_rows, :width]
         entry = torch.searchsorted(starts, positions.to(torch.int32)[:, None], right=True)[:, 0] - 1
-        offset = positions - starts.gather(1, entry[:, None])[:, 0]
+        # A drafter's place may lie behind its row's last block: it then spoils its own newest entry, nobody else's.
+        offset = (positions - starts.gather(1, entry[:, None])[:, 0]).clamp_(max=size - 1)
     slots = table[token_rows, entry].long() * size + offset
     return GroupPlan(table[row_ids, :width], first, rows.held[group][row_ids], slots)
 

@@ -155,11 +155,15 @@ class RaggedTokens(Layout[tuple[int, bool]]):
         return compute
 
     def step(self, key: tuple[int, bool], plan: StepPlan, made: Made) -> Step:
-        """The hidden states, with logits where each row is sampled once."""
+        """The hidden states, with logits where each row is sampled once, or each token is."""
         ends, given = list(accumulate(plan.counts)), torch.tensor([plan.rows, plan.counts])
         batch = Batch(plan, made.tokens, given[0], given[1], made.token_rows, ends, made.ctx)
-        one_line_each = all(plan.samples) and not plan.guesses
-        return Step(batch, made.hidden, self.heads.logits(made, ends) if one_line_each else None)
+        lines = None
+        if all(plan.samples) and not plan.guesses:
+            lines = ends
+        elif all(n == 1 + plan.guesses.get(i, 0) for i, n in enumerate(plan.counts)):
+            lines = list(range(1, key[0] + 1))
+        return Step(batch, made.hidden, None if lines is None else self.heads.logits(made, lines))
 
     def adapted(self, key: tuple[int, bool]) -> bool:
         """Are there adapters in steps of this key?"""

@@ -134,8 +134,8 @@ class Recordings(Protocol[K]):
     possible: bool
 
     def warm(self, layout: Layout[K]) -> None: ...
-    def replay(self, key: K, layout: Layout[K]) -> Made | None:
-        """Compute from the filled inputs; None: not recorded, and nothing was computed."""
+    def replay(self, key: K, layout: Layout[K], plan: StepPlan) -> Made | None:
+        """Compute the plan's step once (layers overwrite states); None: not recorded, and nothing was computed."""
         ...
 
     def forget_weights(self) -> None: ...
@@ -159,8 +159,7 @@ class RecordedSteps(Generic[K]):
 
     def replay_step(self, plan: StepPlan) -> Step | None:
         key = self.layout.key(plan)
-        self.layout.fill(key, plan)
-        made = self.recordings.replay(key, self.layout)
+        made = self.recordings.replay(key, self.layout, plan)
         return None if made is None else self.layout.step(key, plan, made)
 
     def forget_weights(self) -> None:
@@ -183,15 +182,17 @@ class Graphs(Generic[K]):
     def warm(self, layout: Layout[K]) -> None:
         """Record the layout's keys."""
         for key in layout.ahead():
-            layout.fill(key, None)
             recording = self._find(key, layout)
             if recording is not None:
                 layout.follow(key, recording.made)
 
-    def replay(self, key: K, layout: Layout[K]) -> Made | None:
+    def replay(self, key: K, layout: Layout[K], plan: StepPlan) -> Made | None:
         """Enqueue the recording of this key, made if need be."""
         recording = self._find(key, layout)
-        return None if recording is None else recording.replay()
+        if recording is None:
+            return None
+        layout.fill(key, plan)
+        return recording.replay()
 
     def forget_weights(self) -> None:
         """Nothing: a graph reads the tensors that a weight settled into, and these stay where they are."""
@@ -204,6 +205,7 @@ class Graphs(Generic[K]):
     def _find(self, key: K, layout: Layout[K]) -> Recording[Made] | None:
         """None: an operation of this model waits for the device."""
         if key not in self.made and self.possible:
+            layout.fill(key, None)  # with the row that is nobody's: no other's state goes on
             before, compute = self.kernels.waits, layout.computing(key)
             compute()  # kernels are compiled and scratch is taken
             self.possible = self.kernels.waits == before
@@ -239,8 +241,9 @@ class Tapes(Generic[K]):
     def warm(self, layout: Layout[K]) -> None:
         """Nothing: the first steps pack weights and bind descriptors, the next ones record themselves."""
 
-    def replay(self, key: K, layout: Layout[K]) -> Made | None:
+    def replay(self, key: K, layout: Layout[K], plan: StepPlan) -> Made | None:
         """Compute the step, and keep a recording where one can be made."""
+        layout.fill(key, plan)
         found = self.made.get(key)
         if found is not None:
             found[1]()

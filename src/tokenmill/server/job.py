@@ -244,6 +244,8 @@ class Job:
             figures.output_tokens += len(delta.token_ids)
         if delta.prompt_logprobs is not None:
             self._hold(delta.prompt_logprobs.count, "prompt_logprobs")
+        figures.drafted_tokens += delta.drafted
+        figures.accepted_tokens += delta.accepted
         if delta.num_cached_tokens > figures.cached_tokens:
             figures.cached_tokens = delta.num_cached_tokens
         if delta.finish_reason is not None:
@@ -321,6 +323,13 @@ class Job:
             "total_tokens": prompt + output,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
+        figures = [task.figures for task in self.tasks.values() if task.figures is not None]
+        if drafted := sum(each.drafted_tokens for each in figures):
+            right = sum(each.accepted_tokens for each in figures)
+            found["completion_tokens_details"] = {
+                "accepted_prediction_tokens": right,
+                "rejected_prediction_tokens": drafted - right,
+            }
         if self.prices is not None:
             found["cost"] = self.prices.cost(prompt, cached, output)
         return found

@@ -16,7 +16,7 @@ from tokenmill.cli.help import COMMON, section
 from tokenmill.cli.main import app
 from tokenmill.core.config import GROUPS, SERVER_GROUPS, all_options
 
-VERBS = ["serve", "chat", "generate", "plan", "doctor", "quantize", "tune", "completion"]
+VERBS = ["serve", "chat", "generate", "plan", "doctor", "quantize", "distill", "tune", "completion"]
 VERBS += [f"bench {name}" for name in ("throughput", "latency", "startup", "ablate", "compare", "serve")]
 ROOT: Any = typer.main.get_command(app)
 

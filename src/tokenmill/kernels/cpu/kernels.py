@@ -10,14 +10,24 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from tokenmill import _native
 from tokenmill.core.adapters import AdapterSite, Delta
-from tokenmill.core.forward import Act, AttentionSpec, DeltaSpec, Draws, ForwardContext, NormSpec, RouteSpec, Weight
+from tokenmill.core.forward import (
+    Act,
+    AttentionSpec,
+    DeltaSpec,
+    Draws,
+    ForwardContext,
+    NormSpec,
+    RouteSpec,
+    SpaceSpec,
+    Weight,
+)
 from tokenmill.kernels.adapters import addends
 from tokenmill.kernels.cpu import states
 from tokenmill.kernels.cpu.accept import accept_
@@ -269,17 +279,61 @@ class CpuKernels(ReferenceKernels):
         _native.norm(native, x.data_ptr(), out.data_ptr(), rows, stride, kind)
         return out
 
-    def short_conv_(self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """x [T, C] -> silu of a convolution over each channel's last inputs."""
-        found = states.short_conv_(x, weight, bias, state, ctx)
+    def short_conv_(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        state: Tensor,
+        ctx: ForwardContext,
+        *,
+        silu: bool = True,
+    ) -> Tensor:
+        """x [T, C] -> a convolution over each channel's last inputs, and its silu."""
+        found = states.short_conv_(x, weight, bias, state, ctx, silu=silu)
         self.count("short_conv", fallback=found is None)
-        return super().short_conv_(x, weight, bias, state, ctx) if found is None else found
+        return super().short_conv_(x, weight, bias, state, ctx, silu=silu) if found is None else found
+
+    def gated_norm(
+        self,
+        x: Tensor,
+        gate: Tensor,
+        spec: NormSpec | None,
+        size: int,
+        *,
+        first: bool = False,
+        act: Literal["silu", "sigmoid"] = "silu",
+    ) -> Tensor:
+        """x and gate [T, D] -> silu(gate) norm(x), or norm(silu(gate) x)."""
+        found = states.gated_norm(x, gate, spec, size, first=first, act=act)
+        self.count("gated_norm", fallback=found is None)
+        return super().gated_norm(x, gate, spec, size, first=first, act=act) if found is None else found
 
     def delta_rule_(self, mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
         """mixed [T, (q | k | v)] -> [T, Hv, Dv]."""
         found = states.delta_rule_(mixed, gates, spec, state, ctx)
         self.count("delta_rule", fallback=found is None)
         return super().delta_rule_(mixed, gates, spec, state, ctx) if found is None else found
+
+    def state_space_(self, mixed: Tensor, rates: Tensor, spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """mixed [T, (x | b | c)], rates [T, H] -> [T, H * P]."""
+        found = states.state_space_(mixed, rates, spec, state, ctx)
+        self.count("state_space", fallback=found is None)
+        return super().state_space_(mixed, rates, spec, state, ctx) if found is None else found
+
+    def selective_scan_(
+        self,
+        x: Tensor,
+        rates: Tensor,
+        mixed: Tensor,
+        fixed: tuple[Tensor, Tensor],
+        state: Tensor,
+        ctx: ForwardContext,
+    ) -> Tensor:
+        """x and rates [T, C], mixed [T, (b | c)] -> [T, C]."""
+        found = states.selective_scan_(x, rates, mixed, fixed, state, ctx)
+        self.count("selective_scan", fallback=found is None)
+        return super().selective_scan_(x, rates, mixed, fixed, state, ctx) if found is None else found
 
     def activate(self, x: Tensor, act: Act) -> Tensor:
         """x [T, D] -> [T, D], or [T, D / 2] for the gated kinds."""

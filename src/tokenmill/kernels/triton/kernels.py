@@ -6,7 +6,7 @@ Must not know: models, plans, engines.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,10 +24,12 @@ from tokenmill.core.forward import (
     Mixture,
     NormSpec,
     RouteSpec,
+    SpaceSpec,
 )
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.triton import adapters, pointwise
 from tokenmill.kernels.triton.choose import choose, greedy
+from tokenmill.kernels.triton.chunks import can_chunk, chunked_delta_
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts, multiprocessors, shared_memory
 from tokenmill.kernels.triton.cuts import least_kept
 from tokenmill.kernels.triton.decode import attend_one, decode_config, early_keys
@@ -40,8 +42,10 @@ from tokenmill.kernels.triton.narrow import NarrowMatrix, can_pack4, can_pack8, 
 from tokenmill.kernels.triton.narrow_linear import measured_narrow, narrow_linear
 from tokenmill.kernels.triton.prefill import attend_many
 from tokenmill.kernels.triton.prepare import can_prepare, prepare_qkv, whole_scales
+from tokenmill.kernels.triton.recurrent import ALL, SHORT, delta_rule_, gated_norm, short_conv_
 from tokenmill.kernels.triton.route import route
 from tokenmill.kernels.triton.shared import attend_shared, can_share, common_entries, shared_parts
+from tokenmill.kernels.triton.space import selective_scan_, state_space_
 from tokenmill.kernels.triton.steady import steady
 from tokenmill.kernels.triton.stepping import accept_, advance_, gather_rows
 from tokenmill.kernels.triton.thin import thin
@@ -368,16 +372,6 @@ class TritonKernels(ReferenceKernels):
 
     # ------------------------------------------------------------ experts
 
-    def short_conv_(self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """Plain torch for now: recurrent layers have no kernel on GPUs yet."""
-        self.count("short_conv", fallback=True)
-        return super().short_conv_(x, weight, bias, state, ctx)
-
-    def delta_rule_(self, mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """Plain torch for now."""
-        self.count("delta_rule", fallback=True)
-        return super().delta_rule_(mixed, gates, spec, state, ctx)
-
     @else_reference
     def route(self, logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
         """logits [T, E] -> expert ids [T, k] (int64) and gates [T, k] (float32)."""
@@ -389,6 +383,88 @@ class TritonKernels(ReferenceKernels):
     def pack_mixture(self, mixture: Mixture) -> FusedMixture | None:
         """The whole layer, if there are kernels for the format of its experts."""
         return pack_mixture(self.launch, mixture)
+
+    # ------------------------------------------------------------ states
+
+    @else_reference
+    def short_conv_(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        state: Tensor,
+        ctx: ForwardContext,
+        *,
+        silu: bool = True,
+    ) -> Tensor:
+        """x [T, C] -> a convolution over each channel's last inputs, and its silu."""
+        if x.stride(1) != 1 or x.shape[0] == 0:
+            self.count("short_conv", fallback=True)
+            return super().short_conv_(x, weight, bias, state, ctx, silu=silu)
+        self.count("short_conv")
+        return short_conv_(x, weight, bias, state, ctx, silu=silu, pdl=self.launch.pdl)
+
+    @else_reference
+    def delta_rule_(self, mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """mixed [T, (q | k | v)] -> [T, Hv, Dv]: token by token where a row has few (or where its bytes must not depend
+        on the step), in chunks where it has many."""
+        if mixed.stride(1) != 1 or gates.stride(1) != 1 or mixed.shape[0] == 0 or spec.key_dim > 256:
+            self.count("delta_rule", fallback=True)
+            return super().delta_rule_(mixed, gates, spec, state, ctx)
+        self.count("delta_rule")
+        out = torch.empty((len(mixed), spec.value_heads, spec.value_dim), dtype=mixed.dtype, device=mixed.device)
+        chunked = ctx.max_query > SHORT and can_chunk(spec) and not self.launch.steady
+        if chunked:
+            chunked_delta_(mixed, gates, spec, state, ctx, out, small=self.launch.small)
+        if not chunked or len(ctx.kv_len) > 1:
+            most = SHORT if chunked else ALL
+            delta_rule_(mixed, gates, spec, state, ctx, out, most=most, pdl=self.launch.pdl)
+        return out
+
+    @else_reference
+    def gated_norm(
+        self,
+        x: Tensor,
+        gate: Tensor,
+        spec: NormSpec | None,
+        size: int,
+        *,
+        first: bool = False,
+        act: Literal["silu", "sigmoid"] = "silu",
+    ) -> Tensor:
+        """x and gate [T, D] -> silu(gate) norm(x), or norm(silu(gate) x)."""
+        if x.stride(1) != 1 or gate.stride(1) != 1 or x.numel() == 0 or size > _WIDEST:
+            self.count("gated_norm", fallback=True)
+            return super().gated_norm(x, gate, spec, size, first=first, act=act)
+        self.count("gated_norm")
+        return gated_norm(x, gate, spec, size, first=first, act=act, pdl=self.launch.pdl)
+
+    @else_reference
+    def state_space_(self, mixed: Tensor, rates: Tensor, spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """mixed [T, (x | b | c)], rates [T, H] -> [T, H * P], token by token."""
+        if mixed.stride(1) != 1 or mixed.shape[0] == 0:
+            self.count("state_space", fallback=True)
+            return super().state_space_(mixed, rates, spec, state, ctx)
+        self.count("state_space")
+        rates = rates if rates.stride(1) == 1 else rates.contiguous()
+        return state_space_(mixed, rates, spec, state, ctx, pdl=self.launch.pdl)
+
+    @else_reference
+    def selective_scan_(
+        self,
+        x: Tensor,
+        rates: Tensor,
+        mixed: Tensor,
+        fixed: tuple[Tensor, Tensor],
+        state: Tensor,
+        ctx: ForwardContext,
+    ) -> Tensor:
+        """x and rates [T, C], mixed [T, (b | c)] -> [T, C], token by token."""
+        if x.stride(1) != 1 or rates.stride(1) != 1 or mixed.stride(1) != 1 or x.shape[0] == 0:
+            self.count("selective_scan", fallback=True)
+            return super().selective_scan_(x, rates, mixed, fixed, state, ctx)
+        self.count("selective_scan")
+        return selective_scan_(x, rates, mixed, fixed, state, ctx, pdl=self.launch.pdl)
 
     # ------------------------------------------------------------ attention
 
