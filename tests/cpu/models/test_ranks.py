@@ -1,4 +1,4 @@
-"""Weights split over ranks give what one rank gives. The ranks are threads here."""
+"""Weights split over ranks give what one rank gives, in an exact group the same bytes. The ranks are threads here."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from test_families import CASES, prompt
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError
+from tokenmill.parallel.shared import Memory, SharedGroup
 
 
 class Shared:
@@ -23,6 +24,10 @@ class Shared:
 
 
 class ThreadGroup:
+    """Adds up as a GPU's ranks do."""
+
+    exact = False
+
     def __init__(self, shared: Shared, rank: int) -> None:
         self.shared, self.rank, self.size = shared, rank, shared.size
 
@@ -61,6 +66,39 @@ def test_ranks_give_what_one_gives(name, ranks, tmp_path):
         results = list(pool.map(run, range(ranks)))
     for result in results:
         assert (result - alone).abs().max() <= 1e-4
+
+
+@pytest.fixture
+def memory():
+    """Makes the memory that ranks share."""
+    made: list[Memory] = []
+
+    def make_one(size: int) -> Memory:
+        made.append(Memory(size))
+        return made[-1]
+
+    yield make_one
+    for each in made:
+        each.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3-moe", "mixtral", "phi3", "gpt2", "falcon-40b", "deepseek-v2", "gpt-oss"])
+def test_exact_ranks_give_the_bytes_of_one(name, dtype, tmp_path, memory):
+    _, config, tensors = make(CASES[name].config, tmp_path)
+    prompts, steps = {"a": prompt(40)}, [[("a", 30)], [("a", 10)]]
+    alone = ours(load(config, tensors, dtype=dtype), prompts, steps)["a"]
+    shared = memory(2)
+
+    def run(rank: int) -> Tensor:
+        with torch.no_grad():
+            group = SharedGroup(shared.file, rank, 2)
+            return ours(load(config, tensors, dtype=dtype, group=group), prompts, steps)["a"]
+
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(run, range(2)))
+    for result in results:
+        assert torch.equal(result, alone)
 
 
 def test_heads_that_do_not_divide_are_refused(tmp_path):

@@ -1,0 +1,69 @@
+"""Ranks on GPUs. Owns: the process group of NCCL, and what layers ask of it.
+
+Multicast stays off: whoever starts a rank sets its environment (core/config.py: `calm_links`) before torch is loaded.
+Must not know: layers, processes.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tokenmill.core.config import LINKS
+from tokenmill.core.errors import EngineDeadError
+
+
+class NcclGroup:
+    """This process's rank; `meeting`: a file that no other group uses. exact: see core/model.py."""
+
+    def __init__(self, meeting: str, rank: int, size: int, device: str, *, exact: bool = False) -> None:
+        if any(os.environ.get(name) != value for name, value in LINKS.items()):
+            raise EngineDeadError("a rank must be started with multicast switched off")
+        self.rank, self.size, self.exact = rank, size, exact
+        self.device = torch.device(device)
+        store = dist.FileStore(meeting, size)
+        dist.init_process_group("nccl", store=store, rank=rank, world_size=size, device_id=self.device)
+
+    def all_reduce(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The sum over ranks (+ residual); x is overwritten. In rank order where two ranks do not settle the order."""
+        if self.exact and self.size > 2:
+            parts = self._gather(x)
+            total = parts[0].float()
+            for part in parts[1:]:
+                total = total + part.float()
+            x = total.to(x.dtype)
+        else:
+            x = x.contiguous()
+            dist.all_reduce(x)
+        return x if residual is None else residual + x
+
+    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
+        """Every rank's x side by side."""
+        parts = self._gather(x)
+        if x.shape.numel() == x.shape[dim]:  # one row: they lie side by side
+            return parts.view(*x.shape[:dim], -1) if dim in (-1, x.ndim - 1) else torch.cat(list(parts), dim)
+        return torch.cat(list(parts), dim)
+
+    def _gather(self, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        out = torch.empty((self.size, *x.shape), dtype=x.dtype, device=x.device)
+        dist.all_gather_into_tensor(out, x)
+        return out
+
+    def agree(self, values: list[int]) -> list[int]:
+        """The least of each."""
+        said = torch.tensor(values, dtype=torch.int64, device=self.device)
+        dist.all_reduce(said, dist.ReduceOp.MIN)
+        return [int(least) for least in said.tolist()]
+
+    def begin(self, epoch: int) -> None:
+        """Nothing: a rank that fails ends its engine, because what it has not enqueued cannot be made up for."""
+
+    def fail(self) -> None:
+        """Nothing: see `begin`."""
+
+    def close(self) -> None:
+        """Nothing waits: processes end, and their communicators with them."""
