@@ -129,6 +129,13 @@ class ExecuteOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ParallelOptions:
+    """How many devices share the work."""
+
+    tensor_parallel_size: int = option(1, "Devices (on a CPU: processes) that share each layer.", "tp")
+
+
+@dataclass(frozen=True, kw_only=True)
 class SpeculateOptions:
     """Guessing ahead."""
 
@@ -234,6 +241,7 @@ GROUPS: dict[str, type] = {
     "cache": CacheOptions,
     "schedule": ScheduleOptions,
     "execute": ExecuteOptions,
+    "parallel": ParallelOptions,
     "speculate": SpeculateOptions,
 }
 
@@ -247,7 +255,12 @@ class EngineConfig:
     cache: CacheOptions = field(default_factory=CacheOptions)
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
     execute: ExecuteOptions = field(default_factory=ExecuteOptions)
+    parallel: ParallelOptions = field(default_factory=ParallelOptions)
     speculate: SpeculateOptions = field(default_factory=SpeculateOptions)
+    number: int = 0
+    """Which of several engines this is."""
+    engines: int = 1
+    """How many share the machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,13 +325,13 @@ def _read_groups(
 
 
 def _without_spread(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what vLLM's users often spell out and is the only thing done here: one device, one stage."""
+    """Without what vLLM's users often spell out and is the only thing done here: one stage."""
     kept = {name: value for name, value in flat.items() if name not in _SPREAD}
     for name in _SPREAD & flat.keys():
         if isinstance(flat[name], bool) or flat[name] != 1:
             raise ParameterError(
-                f"{name} must be 1, got {flat[name]!r}: an engine runs a model on one device (--engines runs several "
-                "of the whole model; --quantization makes it smaller).",
+                f"{name} must be 1, got {flat[name]!r}: layers are not shared out in stages "
+                "(--tensor-parallel-size splits each of them over devices).",
                 param=name,
             )
     return kept
@@ -377,6 +390,7 @@ _ALL = {"max_logprobs": -1}
 _POSITIVE = frozenset(
     {
         "block_size",
+        "tensor_parallel_size",
         "max_num_seqs",
         "max_waiting",
         "max_model_len",
@@ -399,7 +413,7 @@ _POSITIVE = frozenset(
 )
 
 
-_SPREAD = frozenset({"tensor_parallel_size", "pipeline_parallel_size"})
+_SPREAD = frozenset({"pipeline_parallel_size"})
 
 _MOST: dict[str, int] = {
     "gpu_memory_utilization": 1,
@@ -411,6 +425,7 @@ _MOST: dict[str, int] = {
     "threads": 1024,
     "port": 65535,
     "engines": 1024,
+    "tensor_parallel_size": 64,
 }
 """Ceilings of what would otherwise fill the memory or the process table before it fails."""
 
@@ -433,9 +448,14 @@ LINKS: Mapping[str, str] = {
 """Environment of ranks on GPUs: multicast over NVLink is never set up. Some machines forbid it, and it gains little."""
 
 
-def calm_links() -> None:
-    """Keep libraries from NVLink's multicast; call it before torch is imported."""
-    os.environ.update(LINKS)
+def are_calm_links() -> bool:
+    """Was this process started so?"""
+    return all(os.environ.get(name) == value for name, value in LINKS.items())
+
+
+def environment_with(more: Mapping[str, str]) -> dict[str, str]:
+    """Of a child process."""
+    return {**os.environ, **more}
 
 
 def calm_threads() -> None:

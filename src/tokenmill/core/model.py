@@ -56,6 +56,8 @@ class Group(Protocol):
     rank: int
     size: int
     exact: bool
+    calls: int
+    """How often this rank has met the others; ranks that failed alike have met equally often."""
 
     def all_reduce(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The sum over ranks (+ residual); the same bytes on each. x may be overwritten."""

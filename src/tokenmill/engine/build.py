@@ -19,7 +19,7 @@ from tokenmill.engine.generation import banned, check_generation
 from tokenmill.engine.loading import Facts, find_model, load_runner, read_config, read_generation
 from tokenmill.engine.source import ModelSource
 from tokenmill.engine.text import eos_ids_of, give_text, load_tokenizer
-from tokenmill.engine.workers import ProcessExecutor, start_worker
+from tokenmill.engine.workers import start_ranks
 from tokenmill.kvcache.allocation import BlockTables, GroupLayout
 from tokenmill.kvcache.snapshots import Snapshots
 from tokenmill.scheduler.policy import make_policy
@@ -104,7 +104,7 @@ def build_engine(config: EngineConfig) -> Built:
         max_rows=facts.max_rows,
         max_waiting=config.schedule.max_waiting,
         eos_ids=eos_ids_of(source.config(), generation, tokenizer),
-        in_process=config.execute.executor == "inprocess",
+        in_process=runs_here(config),
         banned=never,
     )
     masks = MaskPool()
@@ -115,17 +115,23 @@ def build_engine(config: EngineConfig) -> Built:
 
 
 def _executor(config: EngineConfig, source: ModelSource) -> tuple[Executor, Facts]:
-    if config.execute.executor == "process":
-        process, pipe, plain = start_worker(load_runner, config)
+    if not runs_here(config):
+        executor, plain = start_ranks(config)
         facts = msgspec.convert(plain, Facts)
-        return ProcessExecutor(process, pipe, facts.num_blocks, plans_in_flight(config, facts.device)), facts
+        executor.depth = plans_in_flight(config, facts.device)
+        return executor, facts
     runner, plain = load_runner(config, source)
     facts = msgspec.convert(plain, Facts)
     depth = plans_in_flight(config, facts.device)
     return InProcessExecutor(runner, facts.num_blocks, depth, lazy=facts.device == "cpu"), facts
 
 
+def runs_here(config: EngineConfig) -> bool:
+    """Does this process run the model itself? Several ranks have processes of their own."""
+    return config.execute.executor == "inprocess" and config.parallel.tensor_parallel_size == 1
+
+
 def plans_in_flight(config: EngineConfig, device: str) -> int:
     """Two, so that the host plans while the device computes; one where the host is the device."""
-    alone = device == "cpu" and config.execute.executor == "inprocess"
+    alone = device == "cpu" and runs_here(config)
     return config.execute.pipeline_depth or (1 if alone else 2)

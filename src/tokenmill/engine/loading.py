@@ -16,7 +16,8 @@ from tokenmill.checkpoint.hub import Hub
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.forward import Kernels
-from tokenmill.device.memory import counts_memory, describe, pick_device, records, release, uuid_of
+from tokenmill.core.model import Group
+from tokenmill.device.memory import counts_memory, describe, devices_like, pick_device, records, release, use, uuid_of
 from tokenmill.engine.drafting import device_drafter
 from tokenmill.engine.memory import (
     cache_bytes,
@@ -31,6 +32,7 @@ from tokenmill.kernels import OPTIONAL, ReferenceKernels, has_kernels, make_kern
 from tokenmill.kvcache.pool import KVPool, make_layout
 from tokenmill.kvcache.states import StatePool
 from tokenmill.models.registry import build_model, check_keys, check_length
+from tokenmill.parallel.group import SoloGroup
 from tokenmill.quant.detect import check_stored
 from tokenmill.runner.runner import Runner
 
@@ -96,14 +98,44 @@ def read_config(config: EngineConfig, source: ModelSource) -> dict[str, Any]:
     return raw
 
 
-def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tuple[Runner, dict[str, Any]]:
-    """Load the model and its cache onto the device; -> runner and Facts as plain data."""
-    reasons: list[str] = []
+def device_of(config: EngineConfig, rank: int = 0) -> str:
+    """The device of one rank of an engine: engines and their ranks take one after the other, from the named one on."""
     device = pick_device(config.execute.device)
+    size = config.parallel.tensor_parallel_size
+    first = config.number * size + rank
+    if device == "cpu" or (config.engines == 1 and size == 1):
+        return device
+    every = sorted(devices_like(device), key=lambda name: int(name.partition(":")[2]))
+    base = every.index(device) if ":" in device else 0
+    if size > 1 and base + config.engines * size > len(every):
+        raise ParameterError(
+            f"--tensor-parallel-size {size}"
+            + (f" with {config.engines} engines" if config.engines > 1 else "")
+            + f" needs {config.engines * size} devices from {every[base]} on; there are {len(every) - base}.",
+            param="tensor_parallel_size",
+        )
+    return every[(base + first) % len(every)]
+
+
+def _take_place(config: EngineConfig, group: Group) -> str:
+    """The device of this rank, which this thread uses from now on; engines and ranks on one CPU share its cores."""
+    device = device_of(config, group.rank)
+    use(device)
+    shares = group.size * config.engines
     if os.getpid() != IMPORTED_IN:
         torch.set_num_threads(1)
-    elif config.execute.threads:
-        torch.set_num_threads(config.execute.threads)
+    elif config.execute.threads or shares > 1:
+        torch.set_num_threads(max(1, (config.execute.threads or torch.get_num_threads()) // shares))
+    return device
+
+
+def load_runner(
+    config: EngineConfig, source: ModelSource | None = None, group: Group | None = None
+) -> tuple[Runner, dict[str, Any]]:
+    """Load the model, or a rank's share of it, and its cache onto the device; -> runner and Facts as plain data."""
+    reasons: list[str] = []
+    group = group or SoloGroup()
+    device = _take_place(config, group)
     source = source or find_model(config)
     raw = read_config(config, source)
     dtype = compute_dtype(config.model.dtype, raw, device, reasons)
@@ -119,6 +151,7 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
             kernels=kernels,
             quantization=config.model.quantization,
             max_positions=config.model.max_model_len,
+            group=group,
         )
         if damaged := checkpoint.damaged():
             more = f" (and {len(damaged) - 3} more)" if len(damaged) > 3 else ""
@@ -145,11 +178,11 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
     if counts_memory(device):
         peak = peak_step_bytes(config, (model, kernels, layout), device, min(wanted, step_tokens), step_tokens)
     release(device)
-    budget = cache_bytes(config, device, peak, reasons)
-    rows, slots = count_states(config, model.spec.states, budget, reasons)
+    budget = cache_bytes(config, device, peak, reasons, shares=group.size * config.engines)
+    rows, slots = group.agree(list(count_states(config, model.spec.states, budget, reasons)))
     states = StatePool(model.spec.states, rows, slots, device) if model.spec.states else None
     taken = 0 if states is None else states.size_bytes
-    blocks = count_blocks(config, layout, budget - taken, wanted, step_tokens)
+    blocks = group.agree(count_blocks(config, layout, budget - taken, wanted, step_tokens))
     max_len = fitting_length(config, layout, blocks, wanted, reasons)
     pool = KVPool(layout, blocks, device, states)
     record = not config.execute.enforce_eager and (kernels.records or records(device))
@@ -165,13 +198,13 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
         device=device,
         dtype=str(dtype).removeprefix("torch."),
         weight_bytes=int(model.spec.extras.get("weight_bytes", 0)),  # type: ignore[call-overload]
-        flops_per_token=model.spec.flops_per_token,
+        flops_per_token=model.spec.flops_per_token / group.size,
         family=str(raw.get("model_type", "")),
         quantization=config.model.quantization or "",
         max_rows=rows,
         snapshots=slots if model.spec.states else None,
         reasons=reasons,
-        device_name=describe(device),
+        device_name=describe(device) if group.size == 1 else f"{group.size} x {describe(device)}",
         device_uuid=uuid_of(device),
         kv_block_bytes=sum(part.nbytes for part in pool.storage) / max(1, sum(blocks)),
     )

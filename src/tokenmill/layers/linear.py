@@ -18,9 +18,8 @@ from tokenmill.core.forward import ForwardContext
 from tokenmill.core.protocols import Group
 from tokenmill.layers.build import Build
 
-
 TILE = 64
-"""Columns that a backend computes together: a gated activation is rounded otherwise where halves are not whole tiles."""
+"""Columns that a backend computes together: gated activations round otherwise where halves are not whole tiles."""
 
 
 @dataclass(frozen=True, slots=True)

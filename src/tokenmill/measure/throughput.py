@@ -20,6 +20,7 @@ from tokenmill.core.request import Request, SamplingParams, TextDelta
 from tokenmill.core.step import StepPlan
 from tokenmill.device.energy import energy_reader
 from tokenmill.device.memory import describe, peak_bytes
+from tokenmill.engine.build import runs_here
 from tokenmill.engine.llm import LLM
 from tokenmill.measure.calibration import Speeds
 from tokenmill.measure.ceilings import ceilings
@@ -263,7 +264,7 @@ def _difference(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, 
 
 
 def _peak_memory(llm: LLM, notes: list[str]) -> int | None:
-    if llm.built.config.execute.executor == "inprocess":
+    if runs_here(llm.built.config):
         return peak_bytes(llm.built.facts.device)
     notes.append("peak_memory_bytes is null: the model runs in a process of its own")
     return None
@@ -273,7 +274,8 @@ def _compare(runs: list[dict[str, Any]], steps: list[Steps], llm: LLM, notes: li
     """Fill in mbu, mfu and roofline, the shares of what the hardware could do, from what each step had to do."""
     config, facts = llm.built.config, llm.built.facts
     try:
-        planner = read_model(config, "cpu" if facts.device == "cpu" else "gpu")
+        ranks = config.parallel.tensor_parallel_size
+        planner = read_model(config, "cpu" if facts.device == "cpu" else "gpu", ranks)
     except TokenmillError as error:
         notes.append(f"mbu and mfu are null: {error}")
         return

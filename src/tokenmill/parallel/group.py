@@ -11,6 +11,7 @@ class SoloGroup:
     rank = 0
     size = 1
     exact = False
+    calls = 0
 
     def all_reduce(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """x (+ residual), unchanged in shape."""

@@ -6,13 +6,11 @@ Must not know: layers, processes.
 
 from __future__ import annotations
 
-import os
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tokenmill.core.config import LINKS
+from tokenmill.core.config import are_calm_links
 from tokenmill.core.errors import EngineDeadError
 
 
@@ -20,11 +18,12 @@ class NcclGroup:
     """This process's rank; `meeting`: a file that no other group uses. exact: see core/model.py."""
 
     def __init__(self, meeting: str, rank: int, size: int, device: str, *, exact: bool = False) -> None:
-        if any(os.environ.get(name) != value for name, value in LINKS.items()):
+        if not are_calm_links():
             raise EngineDeadError("a rank must be started with multicast switched off")
         self.rank, self.size, self.exact = rank, size, exact
+        self.calls = 0
         self.device = torch.device(device)
-        store = dist.FileStore(meeting, size)
+        store = dist.FileStore(meeting, size)  # type: ignore[attr-defined]
         dist.init_process_group("nccl", store=store, rank=rank, world_size=size, device_id=self.device)
 
     def all_reduce(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -37,6 +36,7 @@ class NcclGroup:
             x = total.to(x.dtype)
         else:
             x = x.contiguous()
+            self.calls += 1
             dist.all_reduce(x)
         return x if residual is None else residual + x
 
@@ -50,6 +50,7 @@ class NcclGroup:
     def _gather(self, x: Tensor) -> Tensor:
         x = x.contiguous()
         out = torch.empty((self.size, *x.shape), dtype=x.dtype, device=x.device)
+        self.calls += 1
         dist.all_gather_into_tensor(out, x)
         return out
 

@@ -27,6 +27,7 @@ class ThreadGroup:
     """Adds up as a GPU's ranks do."""
 
     exact = False
+    calls = 0
 
     def __init__(self, shared: Shared, rank: int) -> None:
         self.shared, self.rank, self.size = shared, rank, shared.size
@@ -83,7 +84,9 @@ def memory():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["qwen2", "qwen3-moe", "mixtral", "phi3", "gpt2", "falcon-40b", "deepseek-v2", "gpt-oss"])
+@pytest.mark.parametrize(
+    "name", ["qwen2", "qwen3-moe", "mixtral", "phi3", "gpt2", "falcon-40b", "deepseek-v2", "gpt-oss"]
+)
 def test_exact_ranks_give_the_bytes_of_one(name, dtype, tmp_path, memory):
     _, config, tensors = make(CASES[name].config, tmp_path)
     prompts, steps = {"a": prompt(40)}, [[("a", 30)], [("a", 10)]]
