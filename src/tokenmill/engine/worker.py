@@ -22,7 +22,7 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import EngineDeadError
 from tokenmill.core.model import Group
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
-from tokenmill.device.memory import pick_device
+from tokenmill.device.memory import pick_device, use
 from tokenmill.engine.executor import InProcessExecutor, InProcessTicket, answer, operations
 from tokenmill.engine.loading import device_of, load_runner
 from tokenmill.parallel.group import SoloGroup
@@ -69,11 +69,13 @@ def make_group(start: Start) -> Group:
         from tokenmill.parallel.shared import SharedGroup
 
         return SharedGroup(start.memory, start.rank, start.size)
-    from tokenmill.parallel.nccl import NcclGroup
+    from tokenmill.parallel.distributed import TorchGroup
 
     assert start.meeting is not None
     device = device_of(start.config, start.rank)
-    return NcclGroup(start.meeting, start.rank, start.size, device, exact=start.config.execute.deterministic)
+    use(device)
+    exact = start.config.execute.deterministic or device == "cpu"
+    return TorchGroup(start.meeting, start.rank, start.size, device, exact=exact)
 
 
 def run_worker() -> None:

@@ -218,9 +218,10 @@ def start_ranks(config: EngineConfig) -> tuple[ProcessExecutor, dict[str, Any]]:
     device = pick_device(config.execute.device)
     start, end = Start(config, size=size), _nothing
     files: tuple[int, ...] = ()
-    if size > 1 and device == "cpu":
-        start.memory, end = _shared_memory(size)
-        files = (start.memory,)
+    memory = _shared_memory(size) if size > 1 and device == "cpu" else None
+    if memory is not None:
+        start.memory, end = memory.file, memory.close
+        files = (memory.file,)
     elif size > 1:
         start.meeting, end = _meeting()
     ranks: list[Rank] = []
@@ -236,20 +237,20 @@ def start_ranks(config: EngineConfig) -> tuple[ProcessExecutor, dict[str, Any]]:
         end()
         raise
     watch = Watch([rank.process.pid for rank in ranks], on_device=device != "cpu")
-    return ProcessExecutor(ranks, facts["num_blocks"], watch, recovers=device == "cpu", end=end), facts
+    return ProcessExecutor(ranks, facts["num_blocks"], watch, recovers=start.meeting is None, end=end), facts
 
 
 def _nothing() -> None:
     """Nobody holds anything."""
 
 
-def _shared_memory(size: int) -> tuple[int, Callable[[], None]]:
+def _shared_memory(size: int) -> Any:
+    """For ranks on a CPU; None: without native kernels torch connects them."""
     try:
         from tokenmill.parallel.shared import Memory
     except ImportError:
-        raise ModelError("--tensor-parallel-size on a CPU needs the native kernels: `make run` builds them.") from None
-    memory = Memory(size)
-    return memory.file, memory.close
+        return None
+    return Memory(size)
 
 
 def _meeting() -> tuple[str, Callable[[], None]]:

@@ -1,10 +1,13 @@
-"""Ranks on GPUs. Owns: the process group of NCCL, and what layers ask of it.
+"""Ranks that torch connects: by NCCL between GPUs, by gloo between processes on a CPU without native kernels. Owns: the
+process group, and what layers ask of it.
 
-Multicast stays off: whoever starts a rank sets its environment (core/config.py: `calm_links`) before torch is loaded.
-Must not know: layers, processes.
+Multicast stays off: whoever starts a rank gives it the environment for that (core/config.py: LINKS), before torch is
+loaded. Must not know: layers, processes.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,7 +17,11 @@ from tokenmill.core.config import are_calm_links
 from tokenmill.core.errors import EngineDeadError
 
 
-class NcclGroup:
+_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""The older name, which newer torch warns of."""
+
+
+class TorchGroup:
     """This process's rank; `meeting`: a file that no other group uses. exact: see core/model.py."""
 
     def __init__(self, meeting: str, rank: int, size: int, device: str, *, exact: bool = False) -> None:
@@ -24,7 +31,14 @@ class NcclGroup:
         self.calls = 0
         self.device = torch.device(device)
         store = dist.FileStore(meeting, size)  # type: ignore[attr-defined]
-        dist.init_process_group("nccl", store=store, rank=rank, world_size=size, device_id=self.device)
+        on_gpu = self.device.type == "cuda"
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            store=store,
+            rank=rank,
+            world_size=size,
+            device_id=self.device if on_gpu else None,
+        )
 
     def all_reduce(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The sum over ranks (+ residual); x is overwritten. In rank order where two ranks do not settle the order."""
@@ -49,10 +63,10 @@ class NcclGroup:
 
     def _gather(self, x: Tensor) -> Tensor:
         x = x.contiguous()
-        out = torch.empty((self.size, *x.shape), dtype=x.dtype, device=x.device)
+        out = torch.empty((self.size * x.shape[0], *x.shape[1:]), dtype=x.dtype, device=x.device)
         self.calls += 1
-        dist.all_gather_into_tensor(out, x)
-        return out
+        _gather(out, x)
+        return out.view(self.size, *x.shape)
 
     def agree(self, values: list[int]) -> list[int]:
         """The least of each."""
