@@ -240,9 +240,9 @@ def _lookup(name: str, verb: str) -> Foreign | None:
 
 def _vllm(name: str) -> Foreign | None:
     """vLLM's flags that are no options here."""
-    if name == "-tp":
-        return Foreign(into="--tensor-parallel-size")
-    short = {"-pp": SPREAD[0], "-dp": "data_parallel_size"}
+    if name in ("-tp", "-dp"):
+        return Foreign(into="--tensor-parallel-size" if name == "-tp" else "--data-parallel-size")
+    short = {"-pp": SPREAD[0]}
     plain = short.get(name) or name.removeprefix("--").replace("-", "_")
     if name.startswith("--no-") and plain not in SWITCHES and plain.removeprefix("no_") in SWITCHES:
         return Foreign(into="", takes=0)

@@ -133,6 +133,7 @@ class ParallelOptions:
     """How many devices share the work."""
 
     tensor_parallel_size: int = option(1, "Devices (on a CPU: processes) that share each layer.", "tp")
+    data_parallel_size: int = option(1, "Engines that share the requests, each with the whole model.", "dp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +202,7 @@ class PatienceOptions:
 class ServeOptions:
     """How the server behaves."""
 
-    engines: int = option(1, "Engine processes (data parallel); 0: the engine runs in the server's process.")
+    engines: int = option(1, "The same as --data-parallel-size; 0: the engine runs in the server's process.")
     response_role: str = option("assistant", "Role of chat answers.")
     chat_template: str | None = option(None, "File with a chat template that replaces the model's.")
     default_chat_template_kwargs: dict[str, Any] | None = option(None, "Arguments for the chat template (JSON).")
@@ -391,6 +392,7 @@ _POSITIVE = frozenset(
     {
         "block_size",
         "tensor_parallel_size",
+        "data_parallel_size",
         "max_num_seqs",
         "max_waiting",
         "max_model_len",
@@ -426,6 +428,7 @@ _MOST: dict[str, int] = {
     "port": 65535,
     "engines": 1024,
     "tensor_parallel_size": 64,
+    "data_parallel_size": 1024,
 }
 """Ceilings of what would otherwise fill the memory or the process table before it fails."""
 

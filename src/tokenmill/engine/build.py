@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from tokenmill.core.config import EngineConfig, ScheduleOptions
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.execution import Executor
 from tokenmill.engine.admission import Admission
 from tokenmill.engine.drafting import device_drafter, read_ngram
@@ -17,6 +18,7 @@ from tokenmill.engine.engine import Engine
 from tokenmill.engine.executor import InProcessExecutor
 from tokenmill.engine.generation import banned, check_generation
 from tokenmill.engine.loading import Facts, find_model, load_runner, read_config, read_generation
+from tokenmill.engine.replicas import Replicas
 from tokenmill.engine.source import ModelSource
 from tokenmill.engine.text import eos_ids_of, give_text, load_tokenizer
 from tokenmill.engine.workers import start_ranks
@@ -72,6 +74,10 @@ def make_limits(
 
 def build_engine(config: EngineConfig) -> Built:
     """Everything between a request and its token deltas."""
+    if config.parallel.data_parallel_size > 1:
+        raise ParameterError(
+            "data_parallel_size > 1 needs `serve` or LLM: this way in steps one engine.", param="data_parallel_size"
+        )
     source = find_model(config)
     read_config(config, source)  # what is wrong with it is told before the tokenizer is looked for
     ngram = read_ngram(config.speculate)
@@ -112,6 +118,31 @@ def build_engine(config: EngineConfig) -> Built:
         give_text(admission, tokenizer, config.execute.check_structured)
     engine = Engine(scheduler, executor, admission, masks.fill)
     return Built(engine, facts, config, tokenizer, generation, source)
+
+
+def build_llm(config: EngineConfig) -> Built:
+    """The engine of a caller who steps it: one, or several behind the face of one."""
+    count = config.parallel.data_parallel_size
+    if count == 1:
+        return build_engine(config)
+    each = [_replica(config, number, count) for number in range(count)]
+    with ThreadPoolExecutor(count) as pool:  # they load at the same time
+        waiting = [pool.submit(build_engine, one) for one in each]
+    failed = next((error for one in waiting if (error := one.exception()) is not None), None)
+    if failed is not None:
+        for one in waiting:
+            if one.exception() is None:
+                one.result().engine.close()
+        raise failed
+    built = [one.result() for one in waiting]
+    return replace(built[0], engine=Replicas([one.engine for one in built]), config=config)  # type: ignore[arg-type]
+
+
+def _replica(config: EngineConfig, number: int, count: int) -> EngineConfig:
+    """One of several engines, in processes of its own."""
+    alone = replace(config.parallel, data_parallel_size=1)
+    execute = replace(config.execute, executor="process")
+    return replace(config, parallel=alone, execute=execute, number=number, engines=count)
 
 
 def _executor(config: EngineConfig, source: ModelSource) -> tuple[Executor, Facts]:

@@ -65,6 +65,10 @@ class ProcessTicket:
     executor: ProcessExecutor
     plan: StepPlan
 
+    def ready(self) -> bool:
+        """Has everybody answered? Looks around as well: a rank that is lost is told here, too."""
+        return self.executor.has_result_of(self.plan)
+
     def wait(self) -> StepResult:
         return self.executor.result_of(self.plan)
 
@@ -83,6 +87,7 @@ class ProcessExecutor:
     end: Callable[[], None] = lambda: None
     encoder: msgspec.msgpack.Encoder = field(default_factory=msgspec.msgpack.Encoder)
     failed_epoch: int = -1
+    awaited: int = -1
 
     @property
     def process(self) -> Popen[bytes]:
@@ -120,9 +125,25 @@ class ProcessExecutor:
         found: dict[str, Any] = msgspec.msgpack.decode(rank.answers.popleft())
         return found
 
+    @property
+    def files(self) -> list[int]:
+        """What is readable when a rank says something."""
+        return [rank.pipe.sock.fileno() for rank in self.ranks]
+
+    def has_result_of(self, plan: StepPlan) -> bool:
+        """Would `result_of` answer at once?"""
+        self._await(plan)
+        self._look()
+        return all(rank.results for rank in self.ranks)
+
+    def _await(self, plan: StepPlan) -> None:
+        if self.awaited != plan.id:
+            self.awaited = plan.id
+            self.watch.begin(plan.num_tokens)
+
     def result_of(self, plan: StepPlan) -> StepResult:
         """What the first rank says of the plan, when all have done it."""
-        self.watch.begin(plan.num_tokens)
+        self._await(plan)
         for rank in self.ranks:
             while not rank.results:
                 self._hear(rank)

@@ -90,7 +90,8 @@ def measure(
         startup = time.perf_counter() - started
         facts = llm.built.facts
         recorder = PlanRecorder(llm.engine.executor)
-        llm.engine.executor = recorder
+        if len(llm.engine.parts) == 1:
+            llm.engine.executor = recorder
         detokenize = detokenize and llm.built.tokenizer is not None
         every = [_jobs(llm, workload) for workload in workloads]
         runs: list[dict[str, Any]] = []
@@ -110,7 +111,9 @@ def measure(
         if runs[-1]["joules"] is None:
             notes.append("watts and joules are null: this device's energy counter (NVML, RAPL) cannot be read")
         memory = _peak_memory(llm, notes)  # before the ceilings: to measure them takes memory too
-        if roofline:
+        if len(llm.engine.parts) > 1:
+            notes.append("mbu and mfu are null: several engines")
+        elif roofline:
             _compare(runs, steps, llm, notes)
         best = max(runs, key=lambda run: run["output_tokens_per_s"])
         head = {
@@ -250,8 +253,8 @@ def summaries(traces: list[Trace]) -> dict[str, Any]:
 
 
 def _counters(llm: LLM) -> dict[str, int]:
-    counters = llm.engine.scheduler.counters
-    return {name: getattr(counters, name) for name in _COUNTED}
+    every = [part.scheduler.counters for part in llm.engine.parts]
+    return {name: sum(getattr(counters, name) for counters in every) for name in _COUNTED}
 
 
 def _calls(llm: LLM) -> dict[str, dict[str, int]]:

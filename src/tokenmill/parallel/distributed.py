@@ -16,7 +16,6 @@ from torch import Tensor
 from tokenmill.core.config import are_calm_links
 from tokenmill.core.errors import EngineDeadError
 
-
 _gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """The older name, which newer torch warns of."""
 
