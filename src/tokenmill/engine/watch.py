@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from tokenmill.process.client import is_stopped, work_of
+from tokenmill.process.client import state_of, work_of
 
 QUIET_S = 2.0
 """So long may workers stand still that ought to compute."""
@@ -82,10 +82,11 @@ class Watch:
         if late > 1.0:  # this process stood still itself
             self.began, self.moved, self.advanced = self.began + late, self.moved + late, self.advanced + late
         work = [work_of(pid) for pid in self.pids]
-        if any(new - old > LEAST_WORK * late for new, old in zip(work, self.work, strict=True)):
+        states = [state_of(pid) for pid in self.pids]
+        if "D" in states or any(new - old > LEAST_WORK * late for new, old in zip(work, self.work, strict=True)):
             self.moved = now
         self.work = work
-        stopped = [rank for rank, pid in enumerate(self.pids) if is_stopped(pid)]
+        stopped = [rank for rank, state in enumerate(states) if state in ("T", "t")]
         if not stopped:
             self.stopped = None
         elif self.stopped is None:
