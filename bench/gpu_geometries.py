@@ -55,6 +55,8 @@ def workload(name: str, seed: int) -> Workload:
     if name == "prefix":
         shared = ids(2048)
         return [(shared + ids(128), 64) for _ in range(256)]
+    if name == "long":
+        return [(ids(16_000), 128) for _ in range(16)]
     raise KeyError(name)
 
 
@@ -72,7 +74,7 @@ def measure(source: pathlib.Path, case: str, workloads: list[str], seeds: int) -
             *OPTIONS[form],
         ]  # fmt: skip
         for name in workloads:
-            for seed in range(seeds if name != "mixed" else 1):
+            for seed in range(seeds if name in ("single", "batch32") else 1):
                 lines = [json.dumps({"prompt_token_ids": p, "max_tokens": n}) for p, n in workload(name, seed)]
                 (at / f"{name}-{seed}.jsonl").write_text("\n".join(lines))
                 command += ["--workload", str(at / f"{name}-{seed}.jsonl")]
