@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -161,8 +162,7 @@ def load_runner(
             reasons.append(said)
     finally:
         checkpoint.close()
-    if changed := model.spec.extras.get("changed"):
-        reasons.append(f"{', '.join(changed)} weights are held as int8: no kernel reads them as stored")  # type: ignore[arg-type]
+    _tell(model.spec.extras, reasons)
     if model.spec.states and config.speculate.speculative_config:
         raise ParameterError(
             f"{raw.get('model_type')}: drafts for models with recurrent layers are not built yet: leave "
@@ -209,6 +209,14 @@ def load_runner(
         kv_block_bytes=sum(part.nbytes for part in pool.storage) / max(1, sum(blocks)),
     )
     return runner, msgspec.to_builtins(facts)
+
+
+def _tell(extras: Mapping[str, Any], reasons: list[str]) -> None:
+    """What was not built as asked."""
+    if changed := extras.get("changed"):
+        reasons.append(f"{', '.join(changed)} weights are held as int8: no kernel reads them as stored")
+    if repeated := extras.get("repeated"):
+        reasons.append(f"every rank computes all of {', '.join(repeated)}")
 
 
 def _kernels(config: EngineConfig, device: str, reasons: list[str]) -> Kernels:

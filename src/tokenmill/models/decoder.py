@@ -88,7 +88,11 @@ class Decoder:
             hidden_size=sizes.hidden,
             states=tuple(b.book.states),
             flops_per_token=b.book.flops,
-            extras={"weight_bytes": b.book.weight_bytes, "changed": sorted(b.book.changed)},
+            extras={
+                "weight_bytes": b.book.weight_bytes,
+                "changed": sorted(b.book.changed),
+                "repeated": sorted(b.book.repeated),
+            },
         )
 
     def _head_weight(self, b: Build, sizes: Sizes, ends: Ends, width: int) -> Weight:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,10 @@ from test_families import CASES, prompt
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError
+from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.parallel.shared import Memory, SharedGroup
+
+NATIVE = pytest.importorskip("tokenmill.kernels.cpu", reason="the native kernels were not built")
 
 
 class Shared:
@@ -83,25 +87,35 @@ def memory():
         each.close()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    "name", ["qwen2", "qwen3-moe", "mixtral", "phi3", "gpt2", "falcon-40b", "deepseek-v2", "gpt-oss"]
-)
-def test_exact_ranks_give_the_bytes_of_one(name, dtype, tmp_path, memory):
+FORMS = {
+    "float32": {},
+    "bfloat16": {"dtype": torch.bfloat16},
+    **{form: {"quantization": form} for form in ("int8", "int4", "fp8")},
+}
+PLAIN = ("qwen2", "qwen3-moe", "mixtral", "phi3", "gpt2", "falcon-40b", "deepseek-v2", "gpt-oss")
+NARROW = ("qwen2", "qwen3-moe", "deepseek-v2")
+EXACT = [(name, form) for name in PLAIN for form in ("float32", "bfloat16")]
+EXACT += [(name, form) for name in NARROW for form in ("int8", "int4", "fp8")]
+
+
+@pytest.mark.parametrize("backend", ["reference", "native"])
+@pytest.mark.parametrize(("name", "form"), EXACT)
+def test_exact_ranks_give_the_bytes_of_one(name, form, backend, tmp_path, memory):
     _, config, tensors = make(CASES[name].config, tmp_path)
     prompts, steps = {"a": prompt(40)}, [[("a", 30)], [("a", 10)]]
-    alone = ours(load(config, tensors, dtype=dtype), prompts, steps)["a"]
     shared = memory(2)
 
-    def run(rank: int) -> Tensor:
+    def answers(**more: Any) -> Tensor:
+        kernels = NATIVE.CpuKernels(1) if backend == "native" else ReferenceKernels()
+        dtype = FORMS[form].get("dtype", torch.float32)
         with torch.no_grad():
-            group = SharedGroup(shared.file, rank, 2)
-            return ours(load(config, tensors, dtype=dtype, group=group), prompts, steps)["a"]
+            model = load(config, tensors, kernels=kernels, **FORMS[form], **more)
+            return ours(model, prompts, steps, kernels, dtype=dtype)["a"]
 
+    alone = answers()
     with ThreadPoolExecutor(2) as pool:
-        results = list(pool.map(run, range(2)))
-    for result in results:
-        assert torch.equal(result, alone)
+        for result in pool.map(lambda rank: answers(group=SharedGroup(shared.file, rank, 2)), range(2)):
+            assert torch.equal(result, alone)
 
 
 def test_heads_that_do_not_divide_are_refused(tmp_path):
