@@ -18,6 +18,9 @@ from hashlib import blake2b
 STRIDE = 64
 MAX_STRIDES = 256
 MAX_REMEMBERED = 16_384
+STAY = 512
+"""Tokens, besides its prompt's, that a session lets go before it when it stays with its engine: what was said there
+last is cached, and more may be than the prompt shows."""
 ANSWER = 32
 """Prompt tokens that an open request counts for while it is answered."""
 
@@ -111,7 +114,11 @@ class Router:
         owner = asked.owner if asked.salt else ""  # without a salt keys share what is cached
         keys = prefix_keys(asked.prompt_ids, asked.salt) if len(able) > 1 or len(self.loads) > 1 else []
         left = {engine: self._uncached(engine, asked, owner, keys) for engine in able}
-        best = min(able, key=lambda engine: (left[engine] + self._load(engine).cost, engine))
+        cost = {engine: left[engine] + self._load(engine).cost for engine in able}
+        best = min(able, key=lambda engine: (cost[engine], engine))
+        at = None if asked.session is None else self.sessions.get(asked.owner, asked.session)
+        if at in cost and cost[at] <= cost[best] + STAY + len(asked.prompt_ids):
+            best = at
         load = self._load(best)
         load.seen.put(owner, keys, best)
         load.left[asked.name] = left[best]
@@ -150,7 +157,4 @@ class Router:
             if seen.get(owner, key) is None:
                 break
             known += STRIDE
-        length = len(asked.prompt_ids)
-        if asked.session is not None and self.sessions.get(asked.owner, asked.session) == engine:
-            known = max(known, length - length // 8)  # what it said last is cached there, too
-        return max(1, length - known)
+        return max(1, len(asked.prompt_ids) - known)
