@@ -116,8 +116,8 @@ class ExecuteOptions:
     )
     disable: str | None = option(
         None,
-        "Do without these on a GPU, to measure them: `fusion`, `cascade`, `dependent-launch`, `many-rows` (comma "
-        "separated).",
+        "Do without these on a GPU, to measure them: `fusion`, `cascade`, `dependent-launch`, `many-rows`, "
+        "`all-reduce` (comma separated).",
     )
     check_weights: bool = option(
         False, "Look at every number of the weights while loading, and refuse a file that holds NaN or infinity."

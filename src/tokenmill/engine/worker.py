@@ -22,7 +22,7 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import EngineDeadError
 from tokenmill.core.model import Group
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
-from tokenmill.device.memory import pick_device, use
+from tokenmill.device.memory import pick_device, records, use
 from tokenmill.engine.executor import InProcessExecutor, InProcessTicket, answer, operations
 from tokenmill.engine.loading import device_of, load_runner
 from tokenmill.parallel.group import SoloGroup
@@ -75,7 +75,12 @@ def make_group(start: Start) -> Group:
     device = device_of(start.config, start.rank)
     use(device)
     exact = start.config.execute.deterministic or device == "cpu"
-    return TorchGroup(start.meeting, start.rank, start.size, device, exact=exact)
+    without = (start.config.execute.disable or "").replace(" ", "").split(",")
+    if exact or not records(device) or "all-reduce" in without:
+        return TorchGroup(start.meeting, start.rank, start.size, device, exact=exact)
+    from tokenmill.parallel.pushed import PushGroup
+
+    return PushGroup(start.meeting, start.rank, start.size, device, pdl="dependent-launch" not in without)
 
 
 def run_worker() -> None:

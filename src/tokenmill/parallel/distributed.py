@@ -51,7 +51,7 @@ class TorchGroup:
             x = x.contiguous()
             self.calls += 1
             dist.all_reduce(x)
-        return x if residual is None else residual + x
+        return x.view(x.shape) if residual is None else residual + x
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         """Every rank's x side by side."""
