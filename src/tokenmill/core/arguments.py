@@ -172,7 +172,7 @@ ENGINE: Mapping[str, Other] = {
     **_refused("--otlp-traces-endpoint sends a trace of each request", "collect_detailed_traces"),
     **_refused("experts' choices are not told", "enable_return_routed_experts"),
     **_refused("prompts and answers are never logged", "enable_log_requests"),
-    **_refused("at most 20 log-probabilities a token come offline", max_logprobs=tuple(range(21))),
+    **_harmless("offline, as many come as are asked for", "max_logprobs"),
     **_harmless("offline outputs hold the whole text, reasoning too", "reasoning_parser"),
     **_refused("traces are the server's", "otlp_traces_endpoint"),
 }  # fmt: skip
@@ -228,7 +228,7 @@ LOAD_AS = frozenset({"gguf", "hf", "fastsafetensors", "runai_streamer"})
 """Values of `load_format` that say how files are read, which is found out."""
 
 
-def without_others(given: Mapping[str, Any], *lists: Mapping[str, Other]) -> dict[str, Any]:
+def options_alone(given: Mapping[str, Any], *lists: Mapping[str, Other]) -> dict[str, Any]:
     """Options alone: harmless names go, and a value that would be lost is told with its reason."""
     kept: dict[str, Any] = {}
     for name, value in given.items():

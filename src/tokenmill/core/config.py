@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, get_type_hints
 
-from tokenmill.core.arguments import SERVER, without_others
+from tokenmill.core.arguments import SERVER, options_alone
 from tokenmill.core.errors import ParameterError
 
 
@@ -293,12 +293,12 @@ def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def make_config(environment: Mapping[str, str] | None = None, **flat: Any) -> EngineConfig:
     """EngineConfig from flat names; unset ones come from TOKENMILL_* variables, then from the defaults."""
-    return EngineConfig(**_read_groups(GROUPS, environment, _without_spread(without_others(flat))))
+    return EngineConfig(**_read_groups(GROUPS, environment, _without_spread(options_alone(flat))))
 
 
 def make_server_config(environment: Mapping[str, str] | None = None, **flat: Any) -> ServerConfig:
     """ServerConfig from flat names, as make_config does it."""
-    return ServerConfig(**_read_groups(SERVER_GROUPS, environment, without_others(flat, SERVER)))
+    return ServerConfig(**_read_groups(SERVER_GROUPS, environment, options_alone(flat, SERVER)))
 
 
 def _read_groups(

@@ -224,6 +224,16 @@ DRAWN = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
+class Cuts:
+    """By row, what drops unlikely tokens of drawn lines (sampling/filters.py defines it), in this order: log_min_p [R]
+    float32, top_k [R] int64, top_p [R] float32; None where no line asks for it."""
+
+    log_min_p: Tensor | None
+    top_k: Tensor | None
+    top_p: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
 class Draws:
     """What lines of logits are drawn with: row_ids [n] and positions [n] (of their last known tokens) int64; by row
     streams and num_prompt [R] int64, inverse_temperature [R] float32. sampling/noise.py has the formula."""
@@ -233,3 +243,4 @@ class Draws:
     streams: Tensor
     num_prompt: Tensor
     inverse_temperature: Tensor
+    cuts: Cuts | None = None

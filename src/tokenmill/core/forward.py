@@ -15,6 +15,7 @@ from tokenmill.core.descriptors import (
     DRAWN,
     Act,
     AttentionSpec,
+    Cuts,
     DeltaSpec,
     Draws,
     GroupPlan,
@@ -37,6 +38,7 @@ __all__ = [
     "AttentionSpec",
     "DeltaSpec",
     "DRAWN",
+    "Cuts",
     "Draws",
     "ForwardContext",
     "FusedMixture",
@@ -171,6 +173,9 @@ class Kernels(Protocol):
 
     narrow_logits: bool
     """`greedy` and `choose` read logits as the head's product left them, so that nothing need widen them."""
+
+    cuts_draws: bool
+    """`choose` takes draws with cuts, and `least_kept` says where they are."""
 
     records: bool
     """Can `record` succeed?"""
@@ -340,6 +345,13 @@ class Kernels(Protocol):
         words [n] int32: 1 + a line's mask, or 0, plus DRAWN (None: no masks, all lines are drawn); masks [m, W] int32,
         the lowest bit first, 1 = allowed. -> ids, marked (~id as well if no allowed token is finite), and the largest
         logits, forbidden ones included."""
+        ...
+
+    def least_kept(self, s: Tensor, k: Tensor | None, p: Tensor | None) -> Tensor | None:
+        """The score [n] from which tokens of scaled logits s [n, V], the largest of which is 0, are kept: the k [n]
+        int64 likeliest ones, then those of them that together reach probability p [n] float32. None: it cannot.
+
+        What it gives is what `choose` uses for draws with cuts; only a backend that has both says `cuts_draws`."""
         ...
 
     def gather_rows(

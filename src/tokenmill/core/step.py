@@ -16,8 +16,10 @@ from typing import Any
 
 import msgspec
 
+from tokenmill.core.samplers import SamplerFields
 
-class RowSampling(msgspec.Struct, kw_only=True, omit_defaults=True):
+
+class RowSampling(SamplerFields, kw_only=True, omit_defaults=True):
     """Sampling parameters of one row, as the devices need them; neutral defaults."""
 
     temperature: float = 0.0
@@ -28,34 +30,15 @@ class RowSampling(msgspec.Struct, kw_only=True, omit_defaults=True):
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    repeat_last_n: int = -1
-    top_n_sigma: float = 0.0
-    epsilon_cutoff: float = 0.0
-    eta_cutoff: float = 0.0
-    top_a: float = 0.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    dynatemp_range: float = 0.0
-    dynatemp_exponent: float = 1.0
-    smoothing_factor: float = 0.0
-    smoothing_curve: float = 1.0
-    mirostat: int = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = -1
-    dry_breakers: list[tuple[list[int], list[int]]] = []
-    no_repeat_ngram_size: int = 0
+    dry_breakers: list[tuple[list[int], list[int]]] = msgspec.field(default_factory=list)
     order: list[str] | None = None
     """The steps from temperature on, by name, if they are not in the usual order; those left out are not taken."""
     seed: int = 0
     min_tokens: int = 0
-    end_ids: list[int] = []
-    logit_bias: dict[int, float] = {}
+    end_ids: list[int] = msgspec.field(default_factory=list)
+    logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
     allowed_ids: list[int] | None = None
-    bad_words: list[list[int]] = []
+    bad_words: list[list[int]] = msgspec.field(default_factory=list)
     num_logprobs: int = -1
     num_prompt_logprobs: int = -1
     num_candidates: int = 0

@@ -40,6 +40,7 @@ class ReferenceKernels:
         self._counters: dict[str, dict[str, int]] = {}
         self.waits = 0
         self.narrow_logits = False
+        self.cuts_draws = False
         self.records = False
 
     def counters(self) -> dict[str, dict[str, int]]:
@@ -267,6 +268,10 @@ class ReferenceKernels:
         self, logits: Tensor, words: Tensor | None, masks: Tensor | None, draws: Draws | None
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         """Nothing: sampling/sampler.py does it with many operations, and is the specification."""
+        return None
+
+    def least_kept(self, s: Tensor, k: Tensor | None, p: Tensor | None) -> Tensor | None:
+        """Nothing: sampling/filters.py sorts."""
         return None
 
     def gather_rows(

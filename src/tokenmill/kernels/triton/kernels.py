@@ -28,6 +28,7 @@ from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.triton import pointwise
 from tokenmill.kernels.triton.choose import choose, greedy
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts, multiprocessors, shared_memory
+from tokenmill.kernels.triton.cuts import least_kept
 from tokenmill.kernels.triton.decode import attend_one, decode_config, early_keys
 from tokenmill.kernels.triton.gathered import arrange, attend_long, can_gather
 from tokenmill.kernels.triton.gemv import gemv
@@ -86,6 +87,7 @@ class TritonKernels(ReferenceKernels):
             narrow_ways=measured_narrow(torch.cuda.get_device_name()) if real else {},
         )
         self.narrow_logits = True
+        self.cuts_draws = True
         self.unfit: set[str] = set()
         self.ways: dict[str, Way] = measured_ways(torch.cuda.get_device_name()) if real else {}
         self.measured: list[Sample] = samples(self.ways)
@@ -295,6 +297,14 @@ class TritonKernels(ReferenceKernels):
             return None
         self.count("choose")
         return choose(logits, words, masks, draws, self.launch.scratch, pdl=self.launch.pdl)
+
+    @else_reference
+    def least_kept(self, s: Tensor, k: Tensor | None, p: Tensor | None) -> Tensor | None:
+        """The score from which top-k and top-p keep tokens, without sorting."""
+        if s.shape[0] == 0:
+            return None
+        self.count("least_kept")
+        return least_kept(s, k, p, self.launch.scratch, pdl=self.launch.pdl)
 
     @else_reference
     def gather_rows(
