@@ -1,10 +1,11 @@
 """Several GPUs: are the answers right, and how fast are they? One table.
 
-python bench/gpu_parallel.py [--parts check,8b,8b-mixed,dp,dp-prefix,70b,70b-mixed,30b] [--devices 2] [--limit SECONDS]
+python bench/gpu_parallel.py [--parts check,sums,8b,8b-mixed,dp,...] [--devices 2] [--limit SECONDS]
 
 `check`: small models with made-up weights on all devices against one: logprobs in float32, the same ids with
 --deterministic, recorded and eager steps. The others are geometries of geometries.py with made-up weights. A part is
-a process of its own that ends after --limit; what one part does not survive costs the others nothing.
+a process of its own that ends after --limit; what one part does not survive costs the others nothing. Parts: check,
+sums (gpu_sums.py), and the names of PARTS below.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def measure(part: str, devices: int, seeds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="check,8b,8b-mixed,dp,70b")
+    parser.add_argument("--parts", default="check,sums,8b,8b-mixed,dp,70b")
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--limit", type=float, default=170.0)
@@ -139,16 +140,21 @@ def main() -> None:
     if options.only:
         return measure(options.only, options.devices, options.seeds)
     for part in options.parts.split(","):
-        again = [
-            sys.executable,
-            __file__,
-            "--only",
-            part,
-            "--devices",
-            str(options.devices),
-            "--seeds",
-            str(options.seeds),
-        ]
+        sums = [sys.executable, str(ROOT / "gpu_sums.py"), "--devices", str(options.devices)]
+        again = (
+            sums
+            if part == "sums"
+            else [
+                sys.executable,
+                __file__,
+                "--only",
+                part,
+                "--devices",
+                str(options.devices),
+                "--seeds",
+                str(options.seeds),
+            ]
+        )
         child = subprocess.Popen(again, start_new_session=True)
         try:
             status = child.wait(options.limit)
