@@ -157,14 +157,32 @@ class DeltaSpec:
 
 
 @dataclass(slots=True)
+class SpaceSpec:
+    """One state-space layer (Mamba-2): every group of b and c serves heads / groups heads; rate, shift and skip [H] in
+    float32; the pace of a token is held between low and high."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    keys: int
+    rate: Tensor
+    shift: Tensor
+    skip: Tensor
+    low: float = 0.0
+    high: float = math.inf
+
+
+@dataclass(slots=True)
 class StepRows:
     """Whose a step's tokens are: the row of each sequence [S] and of each token [T] (int64). What belongs to a row (an
     adapter, a recurrent state) is found by it, in recorded steps, too. The spare row fills up recorded steps.
-    `states[i]`: the parts of recurrent layer i's states by row [R + 1, ...]; layers overwrite them."""
+    `states[i]`: the parts of recurrent layer i's states by row [R + 1, ...]; layers overwrite them. adapters [R + 1]
+    int32: each row's slot (core/adapters.py); None: no row of this step has one."""
 
     sequences: Tensor
     tokens: Tensor
     states: Sequence[tuple[Tensor, ...]] = ()
+    adapters: Tensor | None = None
 
 
 @dataclass(slots=True)

@@ -340,7 +340,8 @@ class TokenLogprob(msgspec.Struct, gc=False):
 
 
 class TokenDelta(msgspec.Struct, gc=False):
-    """What one commit added to one sequence. `finish` is set exactly once per sequence, on its last delta."""
+    """What one commit added to one sequence. `finish` is set exactly once per sequence, on its last delta. `drafted`,
+    `accepted`: drafts that the step tried, and those of them that were right."""
 
     request_id: str
     index: int
@@ -354,6 +355,8 @@ class TokenDelta(msgspec.Struct, gc=False):
     score: float | None = None
     pooled: list[float] | None = None
     mu: float | None = None
+    drafted: int = 0
+    accepted: int = 0
 
 
 class ScoredRows:
@@ -390,6 +393,8 @@ class TextDelta(msgspec.Struct, kw_only=True):
     num_cached_tokens: int = 0
     score: float | None = None
     pooled: list[float] | None = None
+    drafted: int = 0
+    accepted: int = 0
 
 
 class CompletionOutput(msgspec.Struct, kw_only=True):
@@ -411,6 +416,8 @@ class RequestMetrics(msgspec.Struct, kw_only=True):
     first_token: float | None = None
     last_token: float | None = None
     num_cached_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class RequestOutput(msgspec.Struct, kw_only=True):

@@ -12,8 +12,9 @@ import msgspec
 from tokenmill.core.config import EngineConfig, ScheduleOptions
 from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.execution import Executor
+from tokenmill.engine.adapters import AdapterDesk
 from tokenmill.engine.admission import Admission
-from tokenmill.engine.drafting import device_drafter, read_ngram
+from tokenmill.engine.drafting import control_of, host_drafter, read_speculation
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.executor import InProcessExecutor
 from tokenmill.engine.generation import banned, check_generation
@@ -27,8 +28,6 @@ from tokenmill.kvcache.snapshots import Snapshots
 from tokenmill.scheduler.policy import make_policy
 from tokenmill.scheduler.roster import Limits
 from tokenmill.scheduler.scheduler import Scheduler
-from tokenmill.speculate.ngram import NgramDrafter
-from tokenmill.speculate.none import NoDrafter
 from tokenmill.structured.mask_pool import MaskPool
 from tokenmill.text.tokenizer import Tokenizer
 
@@ -48,6 +47,7 @@ class Built:
     tokenizer: Tokenizer | None
     generation: dict[str, Any]
     source: ModelSource
+    adapters: AdapterDesk
 
     @property
     def context(self) -> int:
@@ -80,14 +80,13 @@ def build_engine(config: EngineConfig) -> Built:
         )
     source = find_model(config)
     read_config(config, source)  # what is wrong with it is told before the tokenizer is looked for
-    ngram = read_ngram(config.speculate)
-    drafter, most = (NgramDrafter(ngram.longest, ngram.shortest), ngram.most) if ngram else (NoDrafter(), 0)
+    speculation = read_speculation(config.speculate)
+    drafter, most = host_drafter(speculation)
     tokenizer = load_tokenizer(config, source)
     generation = read_generation(config, source)
     for said in check_generation(generation, f"{source.path}/generation_config.json"):
         log.warning("%s", said)
     executor, facts = _executor(config, source)
-    on_device = device_drafter(config, facts.device) is not None
     tables = BlockTables(
         [GroupLayout(*g) for g in facts.groups],
         facts.num_blocks,
@@ -95,9 +94,11 @@ def build_engine(config: EngineConfig) -> Built:
         prefix_cache=config.cache.enable_prefix_caching,
         snapshots=None if facts.snapshots is None else Snapshots(facts.snapshots, config.cache.block_size),
     )
-    limits = make_limits(config.schedule, facts.max_step_tokens, most, most if on_device else 0, chains=executor.chains)
-    limits = replace(limits, max_rows=facts.max_rows)
-    scheduler = Scheduler(limits, tables, make_policy(config.schedule.scheduling_policy), drafter)
+    limits = make_limits(config.schedule, facts.max_step_tokens, most, facts.guesses, chains=executor.chains)
+    limits = replace(limits, max_rows=facts.max_rows, max_adapters=facts.adapter_slots)
+    limits = replace(limits, follows=facts.follows, catches_up=facts.catches_up)
+    policy, control = make_policy(config.schedule.scheduling_policy), control_of(speculation, STEP_GUESSES)
+    scheduler = Scheduler(limits, tables, policy, drafter, control)
     never = banned(generation)
     if outside := [word for word in never if max(word) >= facts.vocab_size]:
         raise ModelError(
@@ -116,8 +117,10 @@ def build_engine(config: EngineConfig) -> Built:
     masks = MaskPool()
     if tokenizer is not None:
         give_text(admission, tokenizer, config.execute.check_structured)
+    adapters = AdapterDesk(executor, scheduler, config.adapters)
+    admission.check_adapter = adapters.check
     engine = Engine(scheduler, executor, admission, masks.fill)
-    return Built(engine, facts, config, tokenizer, generation, source)
+    return Built(engine, facts, config, tokenizer, generation, source, adapters)
 
 
 def build_llm(config: EngineConfig) -> Built:
@@ -125,6 +128,8 @@ def build_llm(config: EngineConfig) -> Built:
     count = config.parallel.data_parallel_size
     if count == 1:
         return build_engine(config)
+    if config.adapters.enable_lora:
+        raise ParameterError("enable_lora with data_parallel_size > 1 needs `serve`.", param="enable_lora")
     each = [_replica(config, number, count) for number in range(count)]
     with ThreadPoolExecutor(count) as pool:  # they load at the same time
         waiting = [pool.submit(build_engine, one) for one in each]

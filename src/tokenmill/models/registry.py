@@ -6,6 +6,7 @@ import difflib
 import importlib
 import logging
 import re
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ _FAMILIES = {
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek_v2",
     "FalconForCausalLM": "falcon",
+    "FalconH1ForCausalLM": "falcon_h1",
     "Glm4MoeLiteForCausalLM": "deepseek_v2",
     "GPT2LMHeadModel": "gpt2",
     "Gemma4ForCausalLM": "gemma4",
@@ -62,12 +64,12 @@ def build_model(
     device: torch.device | str,
     kernels: Kernels,
     group: Group | None = None,
-    quantization: str | None = None,
     max_positions: int | None = None,
+    **more: Any,
 ) -> CausalLM:
     """The model that `config` (config.json) names, with its weights pulled from `ckpt` onto `device`.
 
-    max_positions: the longest sequence of this run (default: what the config trained for).
+    max_positions: the longest sequence of this run (default: what the config trained for); more: other fields of Build.
     """
     if unknown := check_keys(config):
         shown = ", ".join(repr(name) for name in unknown[:12]) + (" ..." if len(unknown) > 12 else "")
@@ -81,8 +83,8 @@ def build_model(
         device=torch.device(device),
         max_positions=min(max_positions or trained, _MAX_POSITIONS),
         group=group or SoloGroup(),
-        quantization=quantization,
         kernels=kernels,
+        **more,
     )
     return build_stage(config, b)
 
@@ -132,7 +134,7 @@ def build_stage(config: dict[str, Any], b: Build) -> CausalLM:
     check_keys(config)
     c = _read(config)
     family = importlib.import_module(f"tokenmill.models.{_FAMILIES[c.architecture]}")
-    check_config(config)
+    b = replace(b, how=check_config(config))
     model: CausalLM = family.build(c, b)
     if b.stage is None:
         b.check_leftovers()

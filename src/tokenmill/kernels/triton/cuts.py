@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tokenmill.core.forward import Draws
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, wait
-from tokenmill.kernels.triton.pieces import allowed, is_last
+from tokenmill.kernels.triton.pieces import allowed, any_of, is_last
 
 _SHIFTS = (27, 23, 19, 15, 11, 7, 3, 0)
 _BINS, _PIECES, _BLOCK = 16, 2 if INTERPRETED else 64, 256
@@ -62,13 +62,13 @@ def _cut_kernel(
                 x = tl.where(allowed(words_ptr, masks_ptr, line, i, V, mask_words), x, float("-inf"))
             s = (x - largest) * scale
             key = tl.abs(s).to(tl.int32, bitcast=True) - lowest.to(tl.int32)
-            part = tl.where((key >= 0) & (i < V), key >> shift, BINS)
-            if MASS:
-                weight = (tl.exp(s) * 1099511627776.0).to(tl.int64)
-                weight = tl.where(s >= floor, weight, 0)
-                held += tl.where(part[None, :] == number[:, None], weight[None, :], 0)
-            else:
-                held += (part[None, :] == number[:, None]).to(tl.int32)
+            part = tl.where((key >= 0) & (i < V) & (s >= floor), key >> shift, BINS)
+            if any_of(part < BINS):  # most blocks have none once few keys are left
+                if MASS:
+                    weight = (tl.exp(s) * 1099511627776.0).to(tl.int64)
+                    held += tl.where(part[None, :] == number[:, None], weight[None, :], 0)
+                else:
+                    held += (part[None, :] == number[:, None]).to(tl.int32)
         spot = part_ptr + (line.to(tl.int64) * PIECES + piece) * BINS
         tl.store(spot + number, tl.sum(held, axis=1).to(tl.int64), cache_modifier=".cg")
         if is_last(count_ptr, line, PIECES):
