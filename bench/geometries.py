@@ -15,6 +15,7 @@ _ARCHITECTURES = {
     "gemma2": "Gemma2ForCausalLM", "gemma3_text": "Gemma3ForCausalLM", "phi3": "Phi3ForCausalLM",
     "gpt2": "GPT2LMHeadModel", "opt": "OPTForCausalLM", "bloom": "BloomForCausalLM", "falcon": "FalconForCausalLM",
     "gpt_neox": "GPTNeoXForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM", "gpt_oss": "GptOssForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM", "qwen3_next": "Qwen3NextForCausalLM",
 }  # fmt: skip
 
 
@@ -153,6 +154,14 @@ GEOMETRIES: dict[str, Config] = {
         vocab_size=201088, rms_norm_eps=1e-5, rope_theta=150000.0, hidden_act="silu", attention_bias=True,
         tie_word_embeddings=False,
     ),
+    "qwen3.6-35b-a3b": _config(
+        "qwen3_5_moe_text", hidden_size=2048, num_hidden_layers=40, num_attention_heads=16, num_key_value_heads=2,
+        head_dim=256, vocab_size=248320, full_attention_interval=4, linear_num_key_heads=16, linear_num_value_heads=32,
+        linear_key_head_dim=128, linear_value_head_dim=128, linear_conv_kernel_dim=4, num_experts=256,
+        num_experts_per_tok=8, moe_intermediate_size=512, shared_expert_intermediate_size=512, hidden_act="silu",
+        rms_norm_eps=1e-6, tie_word_embeddings=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+    ),
 }  # fmt: skip
 
 
@@ -161,4 +170,5 @@ def few_layers(config: Config, layers: int) -> Config:
     if not layers:
         return config
     name = "n_layer" if "n_layer" in config else "num_hidden_layers"
+    layers = max(layers, config.get("full_attention_interval", 1))
     return config | {name: min(layers, config[name])}

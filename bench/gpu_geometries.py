@@ -52,6 +52,8 @@ def workload(name: str, seed: int) -> Workload:
         return [(ids(128), 256) for _ in range(32)]
     if name == "mixed":
         return [(ids(rng.randint(128, 1024)), rng.randint(64, 512)) for _ in range(512)]
+    if name == "long":
+        return [(ids(16000), 128) for _ in range(16)]
     if name == "prefix":
         shared = ids(2048)
         return [(shared + ids(128), 64) for _ in range(256)]

@@ -162,6 +162,38 @@ struct LinearOp {        // out = residual + act(norm(x) @ W.T + bias)
   Act act;
   Norm norm;
   const LinearOp* next;  // the product that follows in a recording, or null
+  const float* gain;     // [rows, n] or null: what adapters multiply the product and its bias by
+  const float* add;      // [rows, n] or null: what they add to it, before the activation
+};
+
+struct AdapterRows {     // whose adapters: the row of each token, and the slot of each row (0: none)
+  const int64_t* rows;
+  const int32_t* slots;
+  int64_t tokens;
+};
+
+struct ShrinkOp {        // low[t, lane] = sum over k of x[t, k] * down[slot, k, lane]
+  const void* x;         // [T, k], row stride in elements
+  const void* down;      // [slots, k, lanes]
+  const int32_t* ranks;  // [slots]
+  float* low;            // [T, lanes]
+  int64_t k, lanes, parts, stride;
+  Type type, weights;    // of x, of down
+  AdapterRows of;
+};
+
+struct ExpandOp {        // add[t, n] = shift + sum over j of low[t, part(n) * rank + j] * up[slot, j, n]; gain[t, n]
+  const float* low;
+  const void* up;        // [slots, most_rank, n]
+  const int32_t* ranks;
+  const int64_t* borders;  // [parts + 1]: where each part's columns begin
+  const float* gains;    // [slots, n] or null, shifts alike
+  const float* shifts;
+  float* add;
+  float* gain;           // null without gains
+  int64_t n, lanes, parts, most_rank;
+  Type weights;
+  AdapterRows of;
 };
 
 // Keys and values in int8: the scales (bf16) of a head's numbers, `columns` of which share one.
@@ -247,8 +279,9 @@ struct RowStep {  // of what a recurrent layer's sequences are: their rows, bord
 
 constexpr int kMostTaps = 16;
 constexpr int kMostKeys = 512;
+constexpr int kMostScanned = 64;
 
-struct ConvOp {  // out[t, c] = silu(bias[c] + sum of weight[k, c] * the row's last inputs of channel c)
+struct ConvOp {  // out[t, c] = bias[c] + sum of weight[k, c] * the row's last inputs of channel c, or silu of it
   const void* x;  // [T, channels], row stride in elements
   void* out;
   const float* weight;  // [taps, channels]
@@ -257,7 +290,19 @@ struct ConvOp {  // out[t, c] = silu(bias[c] + sum of weight[k, c] * the row's l
   int64_t channels, stride;
   int taps;
   Type type;
+  bool silu;
   RowStep step;
+};
+
+struct GateOp {  // out = act(gate) norm(x), or norm(act(gate) x) if the gate comes first; normed by pieces of `size`
+  const void* x;  // [rows, width], row strides in elements
+  const void* gate;
+  void* out;
+  const void* weight;  // [weights]: size or width of them; null: no norm
+  int64_t rows, width, size, weights, stride, gate_stride;
+  float eps, offset;
+  Type type;
+  bool first, silu;
 };
 
 struct DeltaOp {  // kernels/states.py says what it computes
@@ -268,6 +313,33 @@ struct DeltaOp {  // kernels/states.py says what it computes
   const float* rate;  // [value_heads], shift alike
   const float* shift;
   int64_t key_heads, value_heads, key_dim, value_dim, stride, gates_stride;
+  Type type;
+  RowStep step;
+};
+
+struct SpaceOp {  // state-space layers with one decay a head; kernels/states.py says what they compute
+  const void* mixed;  // [T, (x | b | c)], row stride in elements
+  const void* rates;  // [T, heads]
+  void* out;          // [T, heads * head_dim]
+  float* state;       // [rows, heads, keys, head_dim]
+  const float* rate;  // [heads], shift and skip alike
+  const float* shift;
+  const float* skip;
+  int64_t heads, head_dim, groups, keys, stride, rates_stride;
+  float low, high;
+  Type type;
+  RowStep step;
+};
+
+struct ScanOp {  // state-space layers with a decay of each channel and state number
+  const void* x;      // [T, channels], row strides in elements
+  const void* rates;  // [T, channels]
+  const void* mixed;  // [T, (b | c)]
+  void* out;          // [T, channels]
+  float* state;       // [rows, keys, channels]
+  const float* rate;  // [keys, channels]
+  const float* skip;  // [channels]
+  int64_t channels, keys, stride, rates_stride, mixed_stride;
   Type type;
   RowStep step;
 };
@@ -307,6 +379,11 @@ struct Table {
   void (*attention)(const AttentionOp&);
   void (*short_conv)(const ConvOp&);
   void (*delta_rule)(const DeltaOp&);
+  void (*shrink)(const ShrinkOp&);
+  void (*expand)(const ExpandOp&);
+  void (*gated_norm)(const GateOp&);
+  void (*state_space)(const SpaceOp&);
+  void (*selective_scan)(const ScanOp&);
 };
 
 extern const Table table_scalar, table_avx2, table_avx512, table_avx512_vnni, table_avx512_bf16, table_neon,

@@ -1,4 +1,4 @@
-// Recurrent layers: short convolutions and the gated delta rule. A row's state is read and written by one task only, one
+// Recurrent layers: short convolutions, the gated delta rule, state spaces, and the norms behind them. A row's state is read and written by one task only, one
 // token after the other, so a result has the same bytes however a sequence is cut into steps.
 namespace tokenmill {
 namespace TM_NS {
@@ -21,7 +21,7 @@ void short_conv_typed(const ConvOp& op) {
         window[past] = load_part(static_cast<const T*>(op.x) + t * op.stride + c, n);
         F y = op.bias ? load_part(op.bias + c, n) : zero();
         for (int k = 0; k < op.taps; ++k) y = fma(window[k], load_part(op.weight + k * op.channels + c, n), y);
-        store_part(static_cast<T*>(op.out) + t * op.channels + c, silu(y), n);
+        store_part(static_cast<T*>(op.out) + t * op.channels + c, op.silu ? silu(y) : y, n);
         for (int k = 0; k < past; ++k) window[k] = window[k + 1];
       }
       for (int k = 0; k < past; ++k) store_part(state + k * op.channels + c, window[k], n);
@@ -30,6 +30,10 @@ void short_conv_typed(const ConvOp& op) {
   parallel_for(op.step.sequences * pieces, task);
 }
 void short_conv(const ConvOp& op) { op.type == Type::f32 ? short_conv_typed<float>(op) : short_conv_typed<bf16>(op); }
+
+TM_INLINE float softplus(float x) {
+  return (x > 0.0f ? x : 0.0f) + __builtin_log1pf(__builtin_expf(x > 0.0f ? -x : x));
+}
 
 // x [n] as float32, at the length of `size`.
 template <class T>
@@ -58,8 +62,7 @@ void delta_typed(const DeltaOp& op) {
       const T* gates = static_cast<const T*>(op.gates) + t * op.gates_stride;
       scaled_unit(mixed + head / share * op.key_dim, q, op.key_dim, root);
       scaled_unit(mixed + keys + head / share * op.key_dim, k, op.key_dim, 1.0f);
-      const float rate = to_float(gates[op.value_heads + head]) + op.shift[head];
-      const float soft = (rate > 0.0f ? rate : 0.0f) + __builtin_log1pf(__builtin_expf(rate > 0.0f ? -rate : rate));
+      const float soft = softplus(to_float(gates[op.value_heads + head]) + op.shift[head]);
       const F decay = splat(__builtin_expf(-op.rate[head] * soft));
       const F beta = splat(1.0f / (1.0f + __builtin_expf(-to_float(gates[head]))));
       const T* values = mixed + 2 * keys + head * dim;
@@ -84,6 +87,106 @@ void delta_typed(const DeltaOp& op) {
   parallel_for(op.step.sequences * op.value_heads, task);
 }
 void delta_rule(const DeltaOp& op) { op.type == Type::f32 ? delta_typed<float>(op) : delta_typed<bf16>(op); }
+
+template <class T>
+void space_typed(const SpaceOp& op) {
+  const int64_t width = op.heads * op.head_dim, share = op.heads / op.groups;
+  auto task = [&](int64_t index) {
+    const int64_t sequence = index / op.heads, head = index % op.heads, dim = op.head_dim;
+    const int64_t begin = op.step.query_start[sequence], end = op.step.query_start[sequence + 1];
+    float* state = op.state + (op.step.rows[sequence] * op.heads + head) * op.keys * dim;
+    if (op.step.positions[begin] == 0) std::memset(state, 0, static_cast<size_t>(op.keys * dim) * sizeof(float));
+    for (int64_t t = begin; t < end; ++t) {
+      const T* x = static_cast<const T*>(op.mixed) + t * op.stride;
+      const T* b = x + width + head / share * op.keys;
+      const T* c = b + op.groups * op.keys;
+      float rate = softplus(to_float(static_cast<const T*>(op.rates)[t * op.rates_stride + head]) + op.shift[head]);
+      rate = rate < op.low ? op.low : rate > op.high ? op.high : rate;
+      const F decay = splat(__builtin_expf(-op.rate[head] * rate)), pace = splat(rate);
+      T* out = static_cast<T*>(op.out) + t * width + head * dim;
+      for (int64_t j = 0; j < dim; j += 16) {
+        const int64_t n = dim - j;
+        const F value = load_part(x + head * dim + j, n), written = mul(value, pace);
+        F y = mul(splat(op.skip[head]), value);
+        for (int64_t i = 0; i < op.keys; ++i) {
+          const F s = fma(splat(to_float(b[i])), written, mul(load_part(state + i * dim + j, n), decay));
+          store_part(state + i * dim + j, s, n);
+          y = fma(splat(to_float(c[i])), s, y);
+        }
+        store_part(out + j, y, n);
+      }
+    }
+  };
+  parallel_for(op.step.sequences * op.heads, task);
+}
+void state_space(const SpaceOp& op) { op.type == Type::f32 ? space_typed<float>(op) : space_typed<bf16>(op); }
+
+template <class T>
+void scan_typed(const ScanOp& op) {
+  const int64_t pieces = divide_up(op.channels, 16);
+  auto task = [&](int64_t index) {
+    const int64_t sequence = index / pieces, first = index % pieces * 16, n = op.channels - first;
+    const int64_t begin = op.step.query_start[sequence], end = op.step.query_start[sequence + 1];
+    float* state = op.state + op.step.rows[sequence] * op.keys * op.channels + first;
+    const bool fresh = op.step.positions[begin] == 0;
+    F kept[kMostScanned];
+    for (int64_t i = 0; i < op.keys; ++i) kept[i] = fresh ? zero() : load_part(state + i * op.channels, n);
+    for (int64_t t = begin; t < end; ++t) {
+      const T* b = static_cast<const T*>(op.mixed) + t * op.mixed_stride;
+      alignas(64) float paces[16];
+      store(paces, load_part(static_cast<const T*>(op.rates) + t * op.rates_stride + first, n));
+      for (float& pace : paces) pace = softplus(pace);
+      const F pace = load(paces), x = load_part(static_cast<const T*>(op.x) + t * op.stride + first, n);
+      const F written = mul(pace, x);
+      F y = mul(load_part(op.skip + first, n), x);
+      for (int64_t i = 0; i < op.keys; ++i) {
+        const F decay = exp(sub(zero(), mul(pace, load_part(op.rate + i * op.channels + first, n))));
+        kept[i] = fma(splat(to_float(b[i])), written, mul(kept[i], decay));
+        y = fma(splat(to_float(b[op.keys + i])), kept[i], y);
+      }
+      store_part(static_cast<T*>(op.out) + t * op.channels + first, y, n);
+    }
+    for (int64_t i = 0; i < op.keys; ++i) store_part(state + i * op.channels, kept[i], n);
+  };
+  parallel_for(op.step.sequences * pieces, task);
+}
+void selective_scan(const ScanOp& op) { op.type == Type::f32 ? scan_typed<float>(op) : scan_typed<bf16>(op); }
+
+template <class T>
+void gate_typed(const GateOp& op) {
+  const bool wide = op.weights != op.size;
+  auto gated = [&](const T* gate, int64_t i, int64_t n) {
+    const F g = load_part(gate + i, n);
+    return op.silu ? silu(g) : sigmoid(g);
+  };
+  parallel_rows(op.rows, op.width, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      for (int64_t at = 0; at < op.width; at += op.size) {
+        const T* x = static_cast<const T*>(op.x) + row * op.stride + at;
+        const T* gate = static_cast<const T*>(op.gate) + row * op.gate_stride + at;
+        const T* weight = op.weight ? static_cast<const T*>(op.weight) + (wide ? at : 0) : nullptr;
+        T* out = static_cast<T*>(op.out) + row * op.width + at;
+        F squares = zero();
+        for (int64_t i = 0; weight && i < op.size; i += 16) {
+          F v = load_part(x + i, op.size - i);
+          if (op.first) v = mul(v, gated(gate, i, op.size - i));
+          squares = fma(v, v, squares);
+        }
+        const F root = splat(weight ? __builtin_sqrtf(sum(squares) / static_cast<float>(op.size) + op.eps) : 1.0f);
+        for (int64_t i = 0; i < op.size; i += 16) {
+          const int64_t n = op.size - i;
+          const F g = gated(gate, i, n);
+          F v = load_part(x + i, n);
+          if (op.first || !weight) v = mul(v, g);
+          if (weight) v = mul(div(v, root), add(load_part(weight + i, n), splat(op.offset)));
+          if (!op.first && weight) v = mul(v, g);
+          store_part(out + i, v, n);
+        }
+      }
+    }
+  });
+}
+void gated_norm(const GateOp& op) { op.type == Type::f32 ? gate_typed<float>(op) : gate_typed<bf16>(op); }
 
 }  // namespace TM_NS
 }  // namespace tokenmill

@@ -42,6 +42,7 @@ OWN_FILES = {
     "DeepseekV3ForCausalLM": "latent attention, shared and routed experts; also Kimi K2; without layers for drafts",
     "Glm4MoeLiteForCausalLM": "latent attention, shared and routed experts; GLM-4.7-Flash",
     "FalconForCausalLM": "three layouts of q/k/v, parallel blocks, rope or ALiBi",
+    "FalconH1ForCausalLM": "Mamba-2 and attention side by side in every layer",
     "GPT2LMHeadModel": "learned positions, matrices stored transposed",
     "GptOssForCausalLM": "sinks, alternating windows, experts with biases and a clamped gate; unquantised",
     "OPTForCausalLM": "learned positions; norms before or after the blocks",
@@ -101,6 +102,8 @@ def describe(shape: Shape) -> str:
     said += _positions(shape)
     if not shape.feed.gated and mix is None:
         said.append("plain feed-forward layer")
+    if shape.mixer is not None or shape.single is not None:
+        said.append("layers with states" if shape.mixer is not None else "one block a layer, with states")
     if shape.residual:
         said.append("multipliers")
     if mix is not None:

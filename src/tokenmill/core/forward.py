@@ -8,13 +8,15 @@ both, and a mixture is made of weights. `runner/batch.py` makes a ForwardContext
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
+from tokenmill.core.adapters import AdapterSite, Delta
 from tokenmill.core.descriptors import (
     DRAWN,
     Act,
     AttentionSpec,
+    Cuts,
     DeltaSpec,
     Draws,
     GroupPlan,
@@ -25,6 +27,7 @@ from tokenmill.core.descriptors import (
     NormSpec,
     RopeSpec,
     RouteSpec,
+    SpaceSpec,
     StateSpec,
     StepRows,
 )
@@ -37,6 +40,7 @@ __all__ = [
     "AttentionSpec",
     "DeltaSpec",
     "DRAWN",
+    "Cuts",
     "Draws",
     "ForwardContext",
     "FusedMixture",
@@ -50,6 +54,7 @@ __all__ = [
     "NormSpec",
     "RopeSpec",
     "RouteSpec",
+    "SpaceSpec",
     "StateSpec",
     "StepRows",
     "Weight",
@@ -82,6 +87,13 @@ class ForwardContext:
     taps: dict[int, Tensor] | None = None
     embeds: tuple[Tensor, Tensor] | None = None
     block_size: int = 16
+
+    def of(self, tokens: Any) -> ForwardContext:
+        """The context for these tokens alone (an index or a slice), where operands are found by each token's row."""
+        rows = self.rows
+        if rows is None or rows.adapters is None:
+            return self
+        return replace(self, rows=replace(rows, tokens=rows.tokens[tokens]))
 
 
 @dataclass(slots=True)
@@ -123,8 +135,10 @@ class Weight(Protocol):
         norm: NormSpec | None = None,
         act: Act | None = None,
         residual: Tensor | None = None,
+        delta: Delta | None = None,
     ) -> Tensor:
-        """residual + act(norm(x) @ W.T + bias). The base composes; formats fuse what they can."""
+        """residual + act(norm(x) @ W.T + bias). The base composes; formats fuse what they can. delta: what adapters do
+        to the product before its activation."""
         ...
 
     def concat(self, others: list[Any]) -> Weight:
@@ -173,6 +187,9 @@ class Kernels(Protocol):
     narrow_logits: bool
     """`greedy` and `choose` read logits as the head's product left them, so that nothing need widen them."""
 
+    cuts_draws: bool
+    """`choose` takes draws with cuts, and `least_kept` says where they are."""
+
     records: bool
     """Can `record` succeed?"""
 
@@ -203,8 +220,24 @@ class Kernels(Protocol):
         norm: NormSpec | None = None,
         act: Act | None = None,
         residual: Tensor | None = None,
+        delta: Delta | None = None,
     ) -> Tensor:
-        """residual + act(norm(x) @ weight.T + bias); weight [N, K], or what pack_dense gave (bias within)."""
+        """residual + act(norm(x) @ weight.T + bias); weight [N, K], or what pack_dense gave (bias within). delta: see
+        `add_delta`, which comes before the activation."""
+        ...
+
+    def adapt(self, x: Tensor, site: AdapterSite, rows: Tensor, slots: Tensor) -> Tensor:
+        """What each token's adapter makes of x [T, in]: down @ x -> [T, lanes] float32; rows [T] name the tokens' rows
+        and slots [R + 1] each row's adapter. What lies behind an adapter's own lanes is not defined."""
+        ...
+
+    def add_delta(self, y: Tensor, delta: Delta) -> Tensor:
+        """y [T, N] * gain + shift + up @ low, as core/adapters.py says; rows without an adapter stay as they are."""
+        ...
+
+    def embed_delta(self, y: Tensor, ids: Tensor, site: AdapterSite, of: tuple[Tensor, Tensor], scale: float) -> Tensor:
+        """y [T, width] + scale * up @ down[ids]: what adapters of a table of embeddings add to its rows; of: rows
+        and slots, as in `adapt`."""
         ...
 
     def pack_dense(self, weight: Tensor, bias: Tensor | None = None) -> Any | None:
@@ -278,14 +311,55 @@ class Kernels(Protocol):
         """attention(prepare_qkv(qkv)), which a backend may do at once."""
         ...
 
-    def short_conv_(self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """x [T, C] -> silu(sum over the channel's last K inputs); weight [K, C], bias [C] in float32, state
+    def short_conv_(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        state: Tensor,
+        ctx: ForwardContext,
+        *,
+        silu: bool = True,
+    ) -> Tensor:
+        """x [T, C] -> the sum over each channel's last K inputs, or its silu; weight [K, C], bias [C] in float32, state
         [R + 1, K - 1, C] in x's type."""
+        ...
+
+    def gated_norm(
+        self,
+        x: Tensor,
+        gate: Tensor,
+        spec: NormSpec | None,
+        size: int,
+        *,
+        first: bool = False,
+        act: Literal["silu", "sigmoid"] = "silu",
+    ) -> Tensor:
+        """x and gate [T, D] -> act(gate) norm(x), or norm(act(gate) x) if the gate comes `first`: the root mean square
+        of every `size` columns; spec.weight [size] or [D]. Without a spec: act(gate) x."""
         ...
 
     def delta_rule_(self, mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
         """The gated delta rule (kernels/states.py): mixed [T, (q | k | v)], gates [T, (beta | rate)] -> [T, Hv, Dv];
         state [R + 1, Hv, Dk, Dv] in float32. Rows at position 0 begin with zeros."""
+        ...
+
+    def state_space_(self, mixed: Tensor, rates: Tensor, spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """A state space with one decay a head (kernels/states.py): mixed [T, (x | b | c)], rates [T, H] -> [T, H * P];
+        state [R + 1, H, N, P] in float32."""
+        ...
+
+    def selective_scan_(
+        self,
+        x: Tensor,
+        rates: Tensor,
+        mixed: Tensor,
+        fixed: tuple[Tensor, Tensor],
+        state: Tensor,
+        ctx: ForwardContext,
+    ) -> Tensor:
+        """A state space with a decay of each number (kernels/states.py): x and rates [T, C], mixed [T, (b | c)], fixed
+        (rate [N, C], skip [C]) in float32 -> [T, C]; state [R + 1, N, C] in float32."""
         ...
 
     def head_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -329,6 +403,13 @@ class Kernels(Protocol):
         words [n] int32: 1 + a line's mask, or 0, plus DRAWN (None: no masks, all lines are drawn); masks [m, W] int32,
         the lowest bit first, 1 = allowed. -> ids, marked (~id as well if no allowed token is finite), and the largest
         logits, forbidden ones included."""
+        ...
+
+    def least_kept(self, s: Tensor, k: Tensor | None, p: Tensor | None) -> Tensor | None:
+        """The score [n] from which tokens of scaled logits s [n, V], the largest of which is 0, are kept: the k [n]
+        int64 likeliest ones, then those of them that together reach probability p [n] float32. None: it cannot.
+
+        What it gives is what `choose` uses for draws with cuts; only a backend that has both says `cuts_draws`."""
         ...
 
     def gather_rows(

@@ -11,6 +11,7 @@ import msgspec
 from tokenmill.core.config import EngineConfig, ScheduleOptions
 from tokenmill.core.errors import ModelError
 from tokenmill.core.execution import Executor
+from tokenmill.engine.adapters import AdapterDesk
 from tokenmill.engine.admission import Admission
 from tokenmill.engine.drafting import control_of, host_drafter, read_speculation
 from tokenmill.engine.engine import Engine
@@ -44,6 +45,7 @@ class Built:
     tokenizer: Tokenizer | None
     generation: dict[str, Any]
     source: ModelSource
+    adapters: AdapterDesk
 
     @property
     def context(self) -> int:
@@ -87,7 +89,8 @@ def build_engine(config: EngineConfig) -> Built:
         snapshots=None if facts.snapshots is None else Snapshots(facts.snapshots, config.cache.block_size),
     )
     limits = make_limits(config.schedule, facts.max_step_tokens, most, facts.guesses, chains=executor.chains)
-    limits = replace(limits, max_rows=facts.max_rows, follows=facts.follows, catches_up=facts.catches_up)
+    limits = replace(limits, max_rows=facts.max_rows, max_adapters=facts.adapter_slots)
+    limits = replace(limits, follows=facts.follows, catches_up=facts.catches_up)
     policy, control = make_policy(config.schedule.scheduling_policy), control_of(speculation, STEP_GUESSES)
     scheduler = Scheduler(limits, tables, policy, drafter, control)
     never = banned(generation)
@@ -108,8 +111,10 @@ def build_engine(config: EngineConfig) -> Built:
     masks = MaskPool()
     if tokenizer is not None:
         give_text(admission, tokenizer, config.execute.check_structured)
+    adapters = AdapterDesk(executor, scheduler, config.adapters)
+    admission.check_adapter = adapters.check
     engine = Engine(scheduler, executor, admission, masks.fill)
-    return Built(engine, facts, config, tokenizer, generation, source)
+    return Built(engine, facts, config, tokenizer, generation, source, adapters)
 
 
 def _executor(config: EngineConfig, source: ModelSource) -> tuple[Executor, Facts]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tokenmill.checkpoint.hub import Hub
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.forward import Kernels
+from tokenmill.core.model import CausalLM
 from tokenmill.device.memory import counts_memory, describe, pick_device, records, release, uuid_of
 from tokenmill.engine.draft_loading import Target, load_drafter
 from tokenmill.engine.drafting import read_speculation
@@ -31,7 +33,9 @@ from tokenmill.engine.source import GgufSource, ModelSource, find_source
 from tokenmill.kernels import OPTIONAL, ReferenceKernels, has_kernels, make_kernels
 from tokenmill.kvcache.pool import KVPool, make_layout
 from tokenmill.kvcache.states import StatePool
-from tokenmill.models.registry import build_model, check_keys, check_length
+from tokenmill.lora.sites import Sites
+from tokenmill.lora.store import Store
+from tokenmill.models.registry import build_elsewhere, build_model, check_keys, check_length, is_elsewhere
 from tokenmill.quant.detect import check_stored
 from tokenmill.runner.runner import Runner
 
@@ -66,6 +70,8 @@ class Facts(msgspec.Struct):
     family: str = ""
     quantization: str = ""
     max_rows: int = 0
+    adapter_slots: int = 0
+    adapter_bytes: int = 0
     guesses: int = 0
     """Drafts that a DeviceDrafter leaves behind a row."""
     follows: bool = False
@@ -99,7 +105,8 @@ def read_config(config: EngineConfig, source: ModelSource) -> dict[str, Any]:
     if config.files.stored_as is not None:
         check_stored(raw, config.files.stored_as, str(source.path), gguf=isinstance(source, GgufSource))
     check_length(raw, config.model.max_model_len)
-    check_keys(raw)
+    if not is_elsewhere(raw, config.files.model_impl):
+        check_keys(raw)
     return raw
 
 
@@ -117,8 +124,9 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
     kernels = _kernels(config, device, reasons)
     raw_checkpoint = source.checkpoint(config.model.load_format, seed=config.model.seed, device=device)
     checkpoint = CheckedCheckpoint(raw_checkpoint, thorough=config.execute.check_weights)
+    sites = adapter_sites(config, raw, dtype, device)
     try:
-        model = build_model(
+        model = _builder(config, raw, reasons)(
             raw,
             checkpoint,
             dtype=dtype,
@@ -126,6 +134,7 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
             kernels=kernels,
             quantization=config.model.quantization,
             max_positions=config.model.max_model_len,
+            adapters=sites,
         )
         if damaged := checkpoint.damaged():
             more = f" (and {len(damaged) - 3} more)" if len(damaged) > 3 else ""
@@ -147,6 +156,7 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
     wanted = min(config.model.max_model_len or model.spec.max_positions, model.spec.max_positions)
     if not config.schedule.enable_chunked_prefill:
         step_tokens = max(step_tokens, wanted)
+    adapter_bytes = 0 if sites is None else sites.allocate()
     peak = 0
     if counts_memory(device):
         peak = peak_step_bytes(config, (model, kernels, layout), device, min(wanted, step_tokens), step_tokens)
@@ -158,31 +168,58 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
     blocks = count_blocks(config, layout, budget - taken, wanted, step_tokens)
     max_len = fitting_length(config, layout, blocks, wanted, reasons)
     pool = KVPool(layout, blocks, device, states)
-    runner = Runner(model, kernels, pool, rows, max_len, record=record, drafter=drafts.drafter)
+    adapters = None if sites is None else Store(sites, kernels, config.adapters.max_cpu_loras)
+    runner = Runner(model, kernels, pool, rows, max_len, record=record, drafter=drafts.drafter, adapters=adapters)
     runner.warm()
-    facts = Facts(
-        vocab_size=model.spec.vocab_size,
-        max_model_len=max_len,
-        max_step_tokens=step_tokens,
-        groups=[(g.pool, g.window) for g in layout.groups],
-        num_blocks=blocks,
+    facts = _facts(config, runner, device, (max_len, step_tokens), reasons)
+    facts.dtype, facts.family = str(dtype).removeprefix("torch."), str(raw.get("model_type", ""))
+    facts.weight_bytes += drafts.weight_bytes
+    facts.adapter_slots, facts.adapter_bytes = 0 if sites is None else sites.slots, adapter_bytes
+    facts.snapshots = slots if model.spec.states else None
+    return runner, msgspec.to_builtins(facts)
+
+
+def _facts(config: EngineConfig, runner: Runner, device: str, lengths: tuple[int, int], reasons: list[str]) -> Facts:
+    """What the runner itself tells; lengths: of the longest sequence, of the largest step."""
+    pool, spec = runner.pool, runner.model.spec
+    return Facts(
+        vocab_size=spec.vocab_size,
+        max_model_len=lengths[0],
+        max_step_tokens=lengths[1],
+        groups=[(g.pool, g.window) for g in pool.layout.groups],
+        num_blocks=pool.num_blocks,
         device=device,
-        dtype=str(dtype).removeprefix("torch."),
-        weight_bytes=int(model.spec.extras.get("weight_bytes", 0)) + drafts.weight_bytes,  # type: ignore[call-overload]
-        flops_per_token=model.spec.flops_per_token,
-        family=str(raw.get("model_type", "")),
+        dtype="",
+        weight_bytes=int(spec.extras.get("weight_bytes", 0)),  # type: ignore[call-overload]
+        flops_per_token=spec.flops_per_token,
         quantization=config.model.quantization or "",
-        max_rows=rows,
-        snapshots=slots if model.spec.states else None,
+        max_rows=runner.rows.spare,
         guesses=runner.drafter.most,
         follows=runner.drafter.follows,
         catches_up=runner.drafter.catches_up,
         reasons=reasons,
         device_name=describe(device),
         device_uuid=uuid_of(device),
-        kv_block_bytes=sum(part.nbytes for part in pool.storage) / max(1, sum(blocks)),
+        kv_block_bytes=sum(part.nbytes for part in pool.storage) / max(1, sum(pool.num_blocks)),
     )
-    return runner, msgspec.to_builtins(facts)
+
+
+def adapter_sites(config: EngineConfig, raw: dict[str, Any], dtype: torch.dtype, device: str) -> Sites | None:
+    """Where adapters go in a model that is about to be built; None: it takes none."""
+    said = config.adapters
+    if not said.enable_lora:
+        return None
+    heads = raw.get("num_attention_heads"), raw.get("num_key_value_heads") or raw.get("num_attention_heads")
+    counts = tuple(count if isinstance(count, int) else 0 for count in heads)
+    return Sites(said.max_loras, said.max_lora_rank, dtype, torch.device(device), (counts[0], counts[1]))
+
+
+def _builder(config: EngineConfig, raw: dict[str, Any], reasons: list[str]) -> Callable[..., CausalLM]:
+    """What makes the model: code of our own, or Transformers', which is said."""
+    if not is_elsewhere(raw, config.files.model_impl):
+        return build_model
+    reasons.append(f"Transformers computes {raw.get('model_type')} but for attention: slower than our own families")
+    return build_elsewhere
 
 
 def _kernels(config: EngineConfig, device: str, reasons: list[str]) -> Kernels:

@@ -7,11 +7,12 @@ bytes whatever other rows are in the call (see row_stable.py and paged.py for ho
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
+from tokenmill.core.adapters import AdapterSite, Delta
 from tokenmill.core.forward import (
     Act,
     AttentionSpec,
@@ -24,9 +25,10 @@ from tokenmill.core.forward import (
     NormSpec,
     RopeSpec,
     RouteSpec,
+    SpaceSpec,
     Weight,
 )
-from tokenmill.kernels import fp8, grid, paged, row_stable, states, stored
+from tokenmill.kernels import adapters, fp8, grid, paged, row_stable, states, stored
 
 T = TypeVar("T")
 
@@ -40,6 +42,7 @@ class ReferenceKernels:
         self._counters: dict[str, dict[str, int]] = {}
         self.waits = 0
         self.narrow_logits = False
+        self.cuts_draws = False
         self.records = False
 
     def counters(self) -> dict[str, dict[str, int]]:
@@ -83,11 +86,31 @@ class ReferenceKernels:
         norm: NormSpec | None = None,
         act: Act | None = None,
         residual: Tensor | None = None,
+        delta: Delta | None = None,
     ) -> Tensor:
         """residual + act(norm(x) @ weight.T + bias), one operation after the other."""
         y = self.linear(x if norm is None else self.norm(x, norm), weight, bias)
+        y = y if delta is None else self.add_delta(y, delta)
         y = y if act is None else self.activate(y, act)
         return y if residual is None else self.add(residual, y)
+
+    def adapt(self, x: Tensor, site: AdapterSite, rows: Tensor, slots: Tensor) -> Tensor:
+        """down @ x of each token's adapter -> [T, lanes] float32."""
+        self.count("adapt")
+        self.waits += x.device.type != "cpu"
+        return adapters.adapt(x, site, slots[rows])
+
+    def add_delta(self, y: Tensor, delta: Delta) -> Tensor:
+        """y [T, N] * gain + shift + up @ low; rows without an adapter stay as they are."""
+        self.count("add_delta")
+        self.waits += y.device.type != "cpu"
+        return adapters.add_delta(y, delta)
+
+    def embed_delta(self, y: Tensor, ids: Tensor, site: AdapterSite, of: tuple[Tensor, Tensor], scale: float) -> Tensor:
+        """y [T, width] + scale * up @ down[ids]."""
+        self.count("embed_delta")
+        self.waits += y.device.type != "cpu"
+        return adapters.embed_delta(y, ids, site, of[1][of[0]], scale)
 
     def pack_dense(self, weight: Tensor, bias: Tensor | None = None) -> Any | None:
         """Nothing: plain torch multiplies matrices as they are."""
@@ -177,15 +200,67 @@ class ReferenceKernels:
         """qkv [T, all heads] -> [T, H * Dv]: prepare_qkv, then attention."""
         return self.attention(self.prepare_qkv(qkv, spec, ctx), spec, ctx)
 
-    def short_conv_(self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """x [T, C] -> silu of a convolution over each channel's last inputs, which `state` keeps by row."""
+    def short_conv_(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        state: Tensor,
+        ctx: ForwardContext,
+        *,
+        silu: bool = True,
+    ) -> Tensor:
+        """x [T, C] -> a convolution over each channel's last inputs, which `state` keeps by row, and its silu."""
         self.count("short_conv")
-        return states.short_conv_(x, weight, bias, state, ctx)
+        self.waits += ctx.spans is None
+        return states.short_conv_(x, weight, bias, state, ctx, silu=silu)
+
+    def gated_norm(
+        self,
+        x: Tensor,
+        gate: Tensor,
+        spec: NormSpec | None,
+        size: int,
+        *,
+        first: bool = False,
+        act: Literal["silu", "sigmoid"] = "silu",
+    ) -> Tensor:
+        """x and gate [T, D] -> silu(gate) norm(x), or norm(silu(gate) x), normed by pieces of `size` columns."""
+        self.count("gated_norm")
+        pieces, gates = x.float().reshape(-1, size), gate.float().reshape(-1, size)
+        gates = (gates if act == "silu" else 1.0) * row_stable.sigmoid(gates)
+        if spec is None:
+            return (pieces * gates).view(len(x), -1).to(x.dtype)
+        pieces = pieces * gates if first else pieces
+        pieces = pieces / torch.sqrt(row_stable.sum_last(pieces * pieces) / size + spec.eps)
+        y = pieces.view(len(x), -1, spec.weight.shape[0]) * (spec.weight.float() + spec.offset)
+        return (y.view(len(x), -1) if first else y.view(len(x), -1) * gates.view(len(x), -1)).to(x.dtype)
 
     def delta_rule_(self, mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
         """mixed [T, (q | k | v)] -> [T, Hv, Dv]; `state` keeps a matrix by row and head."""
         self.count("delta_rule")
+        self.waits += ctx.spans is None
         return states.delta_rule_(mixed, gates, spec, state, ctx)
+
+    def state_space_(self, mixed: Tensor, rates: Tensor, spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """mixed [T, (x | b | c)], rates [T, H] -> [T, H * P]; `state` keeps a matrix by row and head."""
+        self.count("state_space")
+        self.waits += ctx.spans is None
+        return states.state_space_(mixed, rates, spec, state, ctx)
+
+    def selective_scan_(
+        self,
+        x: Tensor,
+        rates: Tensor,
+        mixed: Tensor,
+        fixed: tuple[Tensor, Tensor],
+        state: Tensor,
+        ctx: ForwardContext,
+    ) -> Tensor:
+        """x and rates [T, C], mixed [T, (b | c)] -> [T, C]; `state` keeps N numbers by row and channel."""
+        self.count("selective_scan")
+        self.waits += ctx.spans is None
+        return states.selective_scan_(x, rates, mixed, fixed, state, ctx)
 
     def head_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         """x [T, H, K], weight [H, N, K] -> [T, H, N]."""
@@ -217,7 +292,8 @@ class ReferenceKernels:
         for expert in torch.unique(ids).tolist():
             if 0 <= expert < len(gate_up):
                 token, place = torch.where(ids == expert)
-                y = down[expert].matmul(gate_up[expert].matmul(x[token], ctx, act=act), ctx)
+                own = ctx.of(token)
+                y = down[expert].matmul(gate_up[expert].matmul(x[token], own, act=act), own)
                 parts[token, place] = y.float()
         parts = parts * gates[:, :, None]
         total = parts[:, 0]
@@ -242,6 +318,10 @@ class ReferenceKernels:
         self, logits: Tensor, words: Tensor | None, masks: Tensor | None, draws: Draws | None
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         """Nothing: sampling/sampler.py does it with many operations, and is the specification."""
+        return None
+
+    def least_kept(self, s: Tensor, k: Tensor | None, p: Tensor | None) -> Tensor | None:
+        """Nothing: sampling/filters.py sorts."""
         return None
 
     def gather_rows(

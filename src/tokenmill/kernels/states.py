@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import DeltaSpec, ForwardContext
+from tokenmill.core.forward import DeltaSpec, ForwardContext, SpaceSpec
 from tokenmill.kernels import row_stable
 
 
@@ -24,8 +24,10 @@ def spans_of(ctx: ForwardContext) -> Iterator[tuple[int, slice, bool]]:
         yield row, slice(borders[i], borders[i + 1]), begins[i]
 
 
-def short_conv_(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, ctx: ForwardContext) -> Tensor:
-    """x [T, C] -> silu of each channel's sum over its last K inputs [T, C]; weight
+def short_conv_(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, ctx: ForwardContext, *, silu: bool = True
+) -> Tensor:
+    """x [T, C] -> each channel's sum over its last K inputs [T, C], or its silu; weight
     [K, C] in float32; state [R + 1, K - 1, C]."""
     out = torch.empty_like(x)
     for row, tokens, begins in spans_of(ctx):
@@ -35,7 +37,7 @@ def short_conv_(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, c
         y = torch.zeros(count, x.shape[1], device=x.device) if bias is None else bias.expand(count, -1).clone()
         for k in range(len(weight)):
             y += inputs[k : k + count].float() * weight[k]
-        out[tokens] = (y * row_stable.sigmoid(y)).to(x.dtype)
+        out[tokens] = (y * row_stable.sigmoid(y) if silu else y).to(x.dtype)
         state[row] = inputs[count:]
     return out
 
@@ -65,6 +67,52 @@ def delta_rule_(mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ct
             out[t] = (s * q[t][:, :, None]).sum(1)
         state[row] = s
     return out.to(mixed.dtype)
+
+
+def state_space_(mixed: Tensor, rates: Tensor, spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
+    """A state space with one decay a head: mixed [T, (x | b | c)], rates [T, H] -> [T, H * P], computed in float32.
+
+    Of each head's matrix S [N, P] (state [R + 1, H, N, P], float32), with pace = softplus(rates + spec.shift) held
+    between spec.low and spec.high: S = exp(-spec.rate pace) S + b (pace x);  out = c S + spec.skip x.
+    """
+    width, keys = spec.heads * spec.head_dim, spec.groups * spec.keys
+    x, b, c = (part.float() for part in mixed.split((width, keys, keys), dim=-1))
+    x = x.unflatten(-1, (spec.heads, spec.head_dim))
+    share = spec.heads // spec.groups
+    b, c = (part.unflatten(-1, (spec.groups, -1)).repeat_interleave(share, dim=1) for part in (b, c))
+    pace = row_stable.softplus(rates.float().contiguous() + spec.shift).clamp(spec.low, spec.high)
+    decay = torch.exp(-spec.rate * pace)
+    out = x * spec.skip[:, None]
+    for row, tokens, begins in spans_of(ctx):
+        s = torch.zeros_like(state[row]) if begins else state[row].clone()
+        for t in range(tokens.start, tokens.stop):
+            s *= decay[t][:, None, None]
+            s += b[t][:, :, None] * (x[t] * pace[t][:, None])[:, None, :]
+            out[t] += (s * c[t][:, :, None]).sum(1)
+        state[row] = s
+    return out.flatten(1).to(mixed.dtype)
+
+
+def selective_scan_(
+    x: Tensor, rates: Tensor, mixed: Tensor, fixed: tuple[Tensor, Tensor], state: Tensor, ctx: ForwardContext
+) -> Tensor:
+    """A state space with a decay of each number: x and rates [T, C], mixed [T, (b | c)] -> [T, C], in float32.
+
+    Of each channel's numbers s [N] (state [R + 1, N, C], float32), with pace = softplus(rates) and fixed (rate [N, C],
+    skip [C]): s = exp(-rate pace) s + b (pace x);  out = c s + skip x.
+    """
+    rate, skip = fixed
+    value, pace = x.float(), row_stable.softplus(rates.float().contiguous())
+    b, c = (part.float() for part in mixed.chunk(2, dim=-1))
+    out = value * skip
+    for row, tokens, begins in spans_of(ctx):
+        s = torch.zeros_like(state[row]) if begins else state[row].clone()
+        for t in range(tokens.start, tokens.stop):
+            s *= torch.exp(-rate * pace[t])
+            s += b[t][:, None] * (pace[t] * value[t])
+            out[t] += (s * c[t][:, None]).sum(0)
+        state[row] = s
+    return out.to(x.dtype)
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import AttentionSpec, ForwardContext, KVSpec, NormSpec, RopeSpec
 from tokenmill.layers.build import Build
-from tokenmill.layers.linear import ColumnLinear, FusedColumnLinear, RowLinear, Rows
+from tokenmill.layers.linear import ColumnLinear, GatedColumnLinear, RowLinear, Rows
 from tokenmill.layers.touch import Touch
 
 
@@ -105,21 +105,19 @@ class GatedAttention:
 
     def __init__(self, b: Build, hidden: int, heads: Heads, spec: AttentionSpec, *, bias: bool = False) -> None:
         rows = torch.arange(2 * heads.width).view(heads.heads, 2, heads.dim).transpose(0, 1).reshape(-1)
-        part = heads.parts[0]
-        self.queries = FusedColumnLinear(b, hidden, "q_proj", (part, part), order=rows, bias=bias)
-        self.keys = ColumnLinear(b, hidden, dict(zip(("k_proj", "v_proj"), heads.parts[1:], strict=True)), bias=bias)
+        self.product = GatedColumnLinear(b, hidden, ("q_proj", "k_proj", "v_proj"), heads.parts, order=rows, bias=bias)
         self.output = RowLinear(b, heads.width, hidden, "o_proj", bias=bias)
         self.spec = spec
+        self.width = spec.heads * heads.dim
 
     def __call__(
         self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
     ) -> Tensor:
         """residual + gate * attention(norm(x)); x [T, hidden]."""
-        q, gate = (part.contiguous() for part in self.queries.weight.matmul(x, ctx, norm=norm).chunk(2, dim=-1))
-        qkv = torch.cat((q, self.keys.weight.matmul(x, ctx, norm=norm)), dim=-1)
-        mixed = ctx.kernels.attend_qkv(qkv, self.spec, ctx)
-        gate = 1.0 / (1.0 + torch.exp(-gate.float()))
-        return self.output((mixed * gate).to(x.dtype), ctx, residual=residual)
+        made = self.product.weight.matmul(x, ctx, norm=norm)
+        mixed = ctx.kernels.attend_qkv(made[:, : -self.width], self.spec, ctx)
+        gated = ctx.kernels.gated_norm(mixed, made[:, -self.width :], None, self.width, act="sigmoid")
+        return self.output(gated, ctx, residual=residual)
 
 
 class Attention:

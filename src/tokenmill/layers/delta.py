@@ -74,9 +74,8 @@ class GatedDelta:
         inputs, matrices = ctx.rows.states[self.state]
         mixed = kernels.short_conv_(mixed, self.taps, None, inputs, ctx)
         found = kernels.delta_rule_(mixed, gates, self.spec, matrices, ctx)
-        normed = kernels.norm(found.reshape(-1, heads.value_dim), self.norm)
-        gated = kernels.activate(torch.cat((z.reshape(-1, heads.value_dim), normed), dim=-1), "silu_mul")
-        return self.output(gated.view(len(x), -1), ctx, residual=residual)
+        gated = kernels.gated_norm(found.flatten(1), z, self.norm, heads.value_dim)
+        return self.output(gated, ctx, residual=residual)
 
     def _products(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None) -> list[Tensor]:
         """(q | k | v), z and (beta | rate) of the layer's input."""

@@ -79,6 +79,32 @@ class FusedColumnLinear(ColumnLinear):
         self.weight = b.settled(weight)
 
 
+class GatedColumnLinear(ColumnLinear):
+    """[q; k; v; gate] from three tensors, the first of which holds the rows of q and gate; `order` puts these into
+    [q; gate] first."""
+
+    def __init__(
+        self,
+        b: Build,
+        inputs: int,
+        names: tuple[str, str, str],
+        parts: tuple[Rows, Rows, Rows],
+        *,
+        order: Tensor,
+        bias: bool = False,
+    ) -> None:
+        self.names = [b.path(name) for name in names]
+        self.parts = [*parts, parts[0]]
+        first, *others = parts
+        both = b.weight(names[0], (2 * first.rows, inputs), bias=bias)
+        queries, gates = (both.take(order[first.index(at, b.group)].to(b.device)) for at in (0, first.rows))
+        keys = [
+            b.weight(name, (part.rows, inputs), bias=bias).split(0, *part.share(b.group))
+            for name, part in zip(names[1:], others, strict=True)
+        ]
+        self.weight = b.settled(queries.concat([*keys, gates]))
+
+
 class RowLinear:
     """Split along in; partial results are summed over the group, together with the residual."""
 

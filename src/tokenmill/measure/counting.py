@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from tokenmill.core.adapters import Delta
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import (
     Act,
@@ -24,6 +25,7 @@ from tokenmill.core.forward import (
     ModelSpec,
     NormSpec,
     RouteSpec,
+    SpaceSpec,
     StepRows,
     Weight,
 )
@@ -131,6 +133,7 @@ class CountingKernels(ReferenceKernels):
         norm: NormSpec | None = None,
         act: Act | None = None,
         residual: Tensor | None = None,
+        delta: Delta | None = None,
     ) -> Tensor:
         """[T, N], or [T, N / 2] after a gate."""
         if norm is not None:
@@ -201,17 +204,62 @@ class CountingKernels(ReferenceKernels):
         out = q.new_empty(len(q), spec.heads * spec.kv.value_dim)
         return self._note(out, moved=q.nbytes + out.nbytes)
 
-    def short_conv_(self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, ctx: ForwardContext) -> Tensor:
+    def short_conv_(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        state: Tensor,
+        ctx: ForwardContext,
+        *,
+        silu: bool = True,
+    ) -> Tensor:
         """[T, C]; what it reads and writes of states is counted by row, not here."""
         self.tally.flops += 2.0 * weight.numel()
         out = x.new_empty(x.shape)
         return self._note(out, moved=2 * out.nbytes)
+
+    def gated_norm(
+        self,
+        x: Tensor,
+        gate: Tensor,
+        spec: NormSpec | None,
+        size: int,
+        *,
+        first: bool = False,
+        act: Literal["silu", "sigmoid"] = "silu",
+    ) -> Tensor:
+        """[T, D]."""
+        self.tally.weight_bytes += spec.weight.nbytes if spec is not None else 0
+        out = x.new_empty(x.shape)
+        return self._note(out, moved=3 * out.nbytes)
 
     def delta_rule_(self, mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
         """[T, Hv, Dv]: each number of a state is forgotten a little, asked, written and asked."""
         self.tally.flops += 7.0 * spec.value_heads * spec.key_dim * spec.value_dim
         out = mixed.new_empty(len(mixed), spec.value_heads, spec.value_dim)
         return self._note(out, moved=mixed.shape[0] * mixed.shape[1] * mixed.element_size() + out.nbytes)
+
+    def state_space_(self, mixed: Tensor, rates: Tensor, spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """[T, H * P]."""
+        self.tally.flops += 5.0 * spec.heads * spec.head_dim * spec.keys
+        out = mixed.new_empty(len(mixed), spec.heads * spec.head_dim)
+        return self._note(out, moved=mixed.shape[0] * mixed.shape[1] * mixed.element_size() + out.nbytes)
+
+    def selective_scan_(
+        self,
+        x: Tensor,
+        rates: Tensor,
+        mixed: Tensor,
+        fixed: tuple[Tensor, Tensor],
+        state: Tensor,
+        ctx: ForwardContext,
+    ) -> Tensor:
+        """[T, C]."""
+        self.tally.flops += 6.0 * state.shape[1] * state.shape[2]
+        self.tally.weight_bytes += fixed[0].nbytes
+        out = x.new_empty(x.shape)
+        return self._note(out, moved=3 * out.nbytes)
 
     def head_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         """[T, H, N]."""

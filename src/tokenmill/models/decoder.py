@@ -14,7 +14,7 @@ from torch import Tensor
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import ForwardContext, ModelSpec, NormSpec
 from tokenmill.core.protocols import Checkpoint, Weight
-from tokenmill.layers.build import Build
+from tokenmill.layers.build import Build, bare
 from tokenmill.layers.embedding import Embedding, Head
 
 Layer = Callable[[Tensor, ForwardContext], Tensor]
@@ -82,7 +82,7 @@ class Decoder:
             self.after = ends.after(body) if ends.after is not None else None
             self.head = self.head or Head(b, self._head_weight(b, sizes, ends, width))
             if sizes.tied and self.embedding is not None and not self.head.split:
-                self.embedding.weight = self.head.weight  # settled: the only form that is held
+                self.embedding.weight = bare(self.head.weight)  # settled: the only form that is held
         self.spec = ModelSpec(
             vocab_size=sizes.vocab,
             max_positions=b.max_positions,
@@ -99,7 +99,7 @@ class Decoder:
         assert self.embedding is not None
         b.book.flops += 2.0 * sizes.vocab * width
         b.book.used.add(b.path(f"{ends.head}.weight"))
-        return self.embedding.weight
+        return b.adapted(self.embedding.weight, ends.head)
 
     def forward(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
         """tokens [T] -> final-norm hidden states [T, hidden].

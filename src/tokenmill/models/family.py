@@ -25,6 +25,18 @@ from tokenmill.models.row import Shape
 from tokenmill.models.rules import Positions
 
 
+class Single:
+    """x += block(norm(x))."""
+
+    def __init__(self, block: Block, norm: NormSpec) -> None:
+        self.block = block
+        self.norm = norm
+
+    def __call__(self, x: Tensor, ctx: ForwardContext) -> Tensor:
+        """x [T, hidden] -> [T, hidden]."""
+        return self.block(x, ctx, norm=self.norm, residual=x)
+
+
 def build(c: ModelConfig, b: Build) -> Decoder:
     """Any family of the table from its config."""
     shape = table.TABLE[c.architecture].shape
@@ -46,7 +58,11 @@ def build(c: ModelConfig, b: Build) -> Decoder:
 def make_layer(c: ModelConfig, b: Build, at: Build, shape: Shape, heads: Heads, index: int) -> Layer:
     """One layer: attention, a feed-forward layer or a mixture, and norms around them."""
     norms, hidden = shape.norms, c.need("hidden_size", int)
-    attention = make_attention(c, b, at, shape.attend, norms, heads, index)
+    if shape.single is not None:
+        return Single(shape.single(c, b, at, index), norm(c, at, norms, norms.before[0], hidden))
+    attention: Block | None = None if shape.mixer is None else shape.mixer(c, at, index)
+    if attention is None:
+        attention = make_attention(c, b, at, shape.attend, norms, heads, index)
     mlp: Block
     if shape.mix is None or shape.mix.dense(c, index):
         mlp = make_feed(c, at, shape.feed, norms)

@@ -186,7 +186,7 @@ def make_feed(c: ModelConfig, at: Build, row: Feed, norms: Norms) -> MLP:
 
 def _up(b: Build, row: Feed | SharedRow, hidden: int, inner: int, bias: bool) -> ColumnLinear:
     part = Rows(inner, inner)
-    if len(row.names) == 2 and getattr(row, "gated", True):
+    if len(row.names) == 2 and row.gated:
         return FusedColumnLinear(b, hidden, row.names[0], (part, part), bias=bias)
     return ColumnLinear(b, hidden, dict.fromkeys(row.names[:-1], part), bias=bias)
 
@@ -200,7 +200,7 @@ def make_mixture(c: ModelConfig, b: Build, at: Build, row: Mix, feed: Feed, inde
     places = [at.at(name) for name in row.at]
     inside = next((place for place in places if place.has(f"{row.router}.weight")), places[0])
     hidden, inner, count = c.need("hidden_size", int), c.need(row.inner, int), c.first(row.count, int)
-    act = read_act(c, gated=True, default="silu", key=feed.act)
+    act = read_act(c, gated=feed.gated, default="silu", key=feed.act)
     route = _route(c, inside, row, count)
     router = (inside.exactly(torch.float32) if row.route.wide else inside).weight(
         row.router, (count, hidden), exact=True

@@ -162,6 +162,7 @@ class Shared:
     """Its share is the sigmoid of this product."""
     outside: bool = False
     """Its tensors lie beside the mixture, not below it."""
+    gated: bool = True
 
 
 @dataclass(frozen=True)
@@ -225,6 +226,10 @@ class Shape:
     feed: Feed = field(default_factory=Feed)
     mix: Mix | None = None
     outside: Outside = field(default_factory=Outside)
+    mixer: Callable[[Any, Any, int], Any] | None = None
+    """What stands in attention's place: (config, where the layer lies, layer) -> a block, or None for attention."""
+    single: Callable[[Any, Any, Any, int], Any] | None = None
+    """A layer is one block with one norm before it: (config, root, where the layer lies, layer) -> that block."""
     parallel: Switch = False
     """Both blocks read the same x."""
     residual: str = ""

@@ -38,6 +38,11 @@ class Placed(Protocol):
     layout: CacheLayout
     device: torch.device
 
+    @property
+    def adapters(self) -> Tensor | None:
+        """Each row's slot, if adapters can be there."""
+        ...
+
 
 class Paged(Protocol):
     """Where keys, values and states lie."""
@@ -68,7 +73,8 @@ def make_batch(plan: StepPlan, rows: Rows, pool: KVPool, kernels: Kernels) -> Ba
     kinds = []
     for group, blocks in enumerate(rows.blocks):
         kinds.append((max(len(blocks[row]) for row in plan.rows), not rows.shifted[group].isdisjoint(plan.rows)))
-    tokens, token_rows, ctx = lay_out(rows, pool, kernels, packed, (sum(plan.counts), longest), kinds)
+    adapted = rows.adapted(plan.rows)
+    tokens, token_rows, ctx = lay_out(rows, pool, kernels, packed, (sum(plan.counts), longest), kinds, adapted=adapted)
     for group, made in enumerate(ctx.groups):
         made.shared = longest == 1 and share_prefix(rows, group, plan.rows)
         made.reach = reach(plan, rows, group, size)
@@ -79,12 +85,20 @@ def make_batch(plan: StepPlan, rows: Rows, pool: KVPool, kernels: Kernels) -> Ba
 
 
 def lay_out(
-    rows: Placed, pool: Paged, kernels: Kernels, packed: Tensor, size: tuple[int, int], kinds: list[tuple[int, bool]]
+    rows: Placed,
+    pool: Paged,
+    kernels: Kernels,
+    packed: Tensor,
+    size: tuple[int, int],
+    kinds: list[tuple[int, bool]],
+    *,
+    adapted: bool = False,
 ) -> tuple[Tensor, Tensor, ForwardContext]:
     """Token ids [T], their rows [T] and the context of a step, from the rows' state on the device alone.
 
     packed [2, S]: rows and how many tokens each computes; size: T and the longest of these; kinds: per KV group the
-    entries of the longest table, and whether some entry j does not begin at j * block size."""
+    entries of the longest table, and whether some entry j does not begin at j * block size; adapted: some rows have
+    adapters."""
     device = rows.device
     row_ids, counts = packed[0], packed[1]
     total, longest = size
@@ -112,7 +126,7 @@ def lay_out(
         max_query=longest,
         kv=pool.views,
         groups=groups,
-        rows=StepRows(row_ids, token_rows, pool.state_views),
+        rows=StepRows(row_ids, token_rows, pool.state_views, rows.adapters if adapted else None),
         block_size=pool.layout.block_size,
     )
     return tokens, token_rows, ctx
@@ -132,12 +146,14 @@ def single_tokens(
     starts: tuple[Tensor, Spans | None],
     offsets: Tensor | None = None,
     *,
-    shifted: Flags = (),
-    shared: Flags = (),
+    kinds: tuple[Flags, Flags] = ((), ()),
+    adapted: bool = False,
 ) -> tuple[Tensor, ForwardContext]:
     """Token ids [S] and the context of a step for one token of each of row_ids [S], the next one or one `offsets` [S]
     later; starts: what `apart` gives for them. All but that is derived by one operation of the kernels.
-    shifted, shared: the KV groups whose tables are shifted, or begin with the same entries."""
+    kinds: the KV groups whose tables are shifted, and those that begin with the same entries; adapted: some rows have
+    adapters."""
+    shifted, shared = kinds
     size = pool.layout.block_size
     tokens, positions, kv_len, gathered = kernels.gather_rows(
         row_ids, rows.tokens, rows.computed, rows.tables, size, offsets
@@ -156,7 +172,7 @@ def single_tokens(
         max_query=1,
         kv=pool.views,
         groups=groups,
-        rows=StepRows(row_ids, row_ids, pool.state_views),
+        rows=StepRows(row_ids, row_ids, pool.state_views, rows.adapters if adapted else None),
         spans=starts[1],
         block_size=size,
     )

@@ -69,6 +69,10 @@ class StepRecorder(Protocol):
         """Weights have new numbers where they stand."""
         ...
 
+    def forget_adapted(self) -> None:
+        """Adapters change products that recordings with adapters do not know of."""
+        ...
+
 
 class Layout(Generic[K]):
     """How steps of one kind lie in memory."""
@@ -78,6 +82,8 @@ class Layout(Generic[K]):
         self.kernels = kernels
         self.rows = rows
         self.pool = pool
+        self.kinds: tuple[bool, ...] = (False,)
+        """Of what is recorded ahead: without adapters, with them."""
 
     def takes(self, plan: StepPlan) -> bool:
         """Is this a step of the kind?"""
@@ -107,6 +113,13 @@ class Layout(Generic[K]):
         """Keys to record before they are asked for, largest first: its memory serves the others."""
         return ()
 
+    def adapted(self, key: K) -> bool:
+        """Are there adapters in steps of this key?"""
+        raise NotImplementedError
+
+    def forget_adapted(self) -> None:
+        """Let go of what the layout itself has recorded of steps with adapters."""
+
     def follow(self, key: K, made: Made) -> None:
         """Compile what comes after such a step and is not recorded."""
 
@@ -121,11 +134,14 @@ class Recordings(Protocol[K]):
     possible: bool
 
     def warm(self, layout: Layout[K]) -> None: ...
-    def replay(self, key: K, layout: Layout[K]) -> Made | None:
-        """Compute from the filled inputs; None: not recorded, and nothing was computed."""
+    def replay(self, key: K, layout: Layout[K], plan: StepPlan) -> Made | None:
+        """Compute the plan's step once (layers overwrite states); None: not recorded, and nothing was computed."""
         ...
 
     def forget_weights(self) -> None: ...
+    def forget(self, which: Callable[[K], bool]) -> None:
+        """Let go of the recordings of these keys."""
+        ...
 
 
 class RecordedSteps(Generic[K]):
@@ -143,12 +159,15 @@ class RecordedSteps(Generic[K]):
 
     def replay_step(self, plan: StepPlan) -> Step | None:
         key = self.layout.key(plan)
-        self.layout.fill(key, plan)
-        made = self.recordings.replay(key, self.layout)
+        made = self.recordings.replay(key, self.layout, plan)
         return None if made is None else self.layout.step(key, plan, made)
 
     def forget_weights(self) -> None:
         self.recordings.forget_weights()
+
+    def forget_adapted(self) -> None:
+        self.layout.forget_adapted()
+        self.recordings.forget(self.layout.adapted)
 
 
 class Graphs(Generic[K]):
@@ -163,22 +182,30 @@ class Graphs(Generic[K]):
     def warm(self, layout: Layout[K]) -> None:
         """Record the layout's keys."""
         for key in layout.ahead():
-            layout.fill(key, None)
             recording = self._find(key, layout)
             if recording is not None:
                 layout.follow(key, recording.made)
 
-    def replay(self, key: K, layout: Layout[K]) -> Made | None:
+    def replay(self, key: K, layout: Layout[K], plan: StepPlan) -> Made | None:
         """Enqueue the recording of this key, made if need be."""
         recording = self._find(key, layout)
-        return None if recording is None else recording.replay()
+        if recording is None:
+            return None
+        layout.fill(key, plan)
+        return recording.replay()
 
     def forget_weights(self) -> None:
         """Nothing: a graph reads the tensors that a weight settled into, and these stay where they are."""
 
+    def forget(self, which: Callable[[K], bool]) -> None:
+        """Their memory is the others', too, and comes back with them."""
+        for key in [key for key in self.made if which(key)]:
+            del self.made[key]
+
     def _find(self, key: K, layout: Layout[K]) -> Recording[Made] | None:
         """None: an operation of this model waits for the device."""
         if key not in self.made and self.possible:
+            layout.fill(key, None)  # with the row that is nobody's: no other's state goes on
             before, compute = self.kernels.waits, layout.computing(key)
             compute()  # kernels are compiled and scratch is taken
             self.possible = self.kernels.waits == before
@@ -206,11 +233,17 @@ class Tapes(Generic[K]):
         self.made.clear()
         self.seen.clear()
 
+    def forget(self, which: Callable[[K], bool]) -> None:
+        """Steps of these keys that come again are recorded again."""
+        for key in [key for key in self.made if which(key)]:
+            del self.made[key]
+
     def warm(self, layout: Layout[K]) -> None:
         """Nothing: the first steps pack weights and bind descriptors, the next ones record themselves."""
 
-    def replay(self, key: K, layout: Layout[K]) -> Made | None:
+    def replay(self, key: K, layout: Layout[K], plan: StepPlan) -> Made | None:
         """Compute the step, and keep a recording where one can be made."""
+        layout.fill(key, plan)
         found = self.made.get(key)
         if found is not None:
             found[1]()

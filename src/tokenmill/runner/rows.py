@@ -25,7 +25,8 @@ class Rows:
 
     `length` counts known tokens (not the drafts behind them, for which there is `room` at the end), `computed` those
     whose K/V is in the cache; held [R + 1] counts table entries; those behind them name the scratch block, so that a
-    drafter which runs ahead spoils nobody's. The last row is nobody's: it fills up recorded steps.
+    drafter which runs ahead spoils nobody's; adapters [R + 1]: slots of adapters, 0: none. The last row is nobody's: it
+    fills up recorded steps.
     `blocks[g][row]` and `starts[g][row]` are the host's copy of the tables.
     """
 
@@ -60,6 +61,10 @@ class Rows:
         self.pools: dict[int, str] = {}
         self.sums: dict[int, Tensor] = {}
         self.num_prompt = [0] * max_rows
+        self.adapters = torch.zeros(count, dtype=torch.int32, device=device)
+        self.slots = [0] * max_rows
+        self.always_adapted = False
+        """Steps without adapters are computed as those with them."""
         self.epoch = 0
 
     def apply(self, plan: StepPlan) -> None:
@@ -82,6 +87,10 @@ class Rows:
     def contiguous(self, row_list: list[int]) -> bool:
         """Does entry j of all these rows' tables begin at j * block size?"""
         return all(shifted.isdisjoint(row_list) for shifted in self.shifted)
+
+    def adapted(self, row_list: list[int]) -> bool:
+        """Has any of these rows an adapter?"""
+        return self.always_adapted or any(self.slots[row] for row in row_list)
 
     def longest(self, row_list: list[int]) -> int:
         """At least as many as any of these rows has tokens, the one to be sampled included."""
@@ -121,6 +130,9 @@ class Rows:
             self._start(start, dirty)
             writes.put(self.tokens, start.row * self.tokens.shape[1], start.tokens)
             writes.put(self.length, start.row, [len(start.tokens)])
+            if start.adapter != self.slots[start.row]:
+                self.slots[start.row] = start.adapter
+                writes.put(self.adapters, start.row, [start.adapter])
         for edit in plan.edits:
             self._edit(edit, dirty)
         for row, value in computed.items():

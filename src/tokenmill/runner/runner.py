@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from tokenmill.core.adapters import AdapterStore, NoAdapters
 from tokenmill.core.drafting import DeviceDrafter, Drafting, Seen
 from tokenmill.core.forward import Kernels
 from tokenmill.core.model import CausalLM
@@ -76,7 +77,9 @@ class Runner:
         *,
         record: bool = False,
         drafter: DeviceDrafter | None = None,
+        adapters: AdapterStore | None = None,
     ) -> None:
+        self.adapters: AdapterStore = adapters or NoAdapters()
         self.model = model
         self.kernels = kernels
         self.pool = pool
@@ -86,7 +89,10 @@ class Runner:
         self.rows = Rows(
             max_rows, max_len, pool.layout, model.spec.vocab_size, str(device), scratch, room=self.drafter.most
         )
-        self.recorders: list[StepRecorder] = self._recorders() if record and pool.states is None else []
+        # Where a row's bytes must not depend on its company on a GPU, steps with and without adapters are the same.
+        launch = getattr(kernels, "launch", None)
+        self.rows.always_adapted = adapters is not None and bool(getattr(launch, "steady", False))
+        self.recorders: list[StepRecorder] = self._recorders() if record else []
         self.failed_epoch = -1
         self.drafter.bind(self.rows, pool)
 
@@ -94,15 +100,19 @@ class Runner:
         """Of steps of one token a row, and of short ones that are ragged."""
         parts = self.model, self.kernels, self.rows, self.pool
         if self.kernels.records:
-            ragged = RaggedTokens(*parts)
-            return [
-                RecordedSteps(SingleTokens(*parts, exact=True), Tapes(self.kernels, ROOM)),
-                RecordedSteps(ragged, Tapes(self.kernels, ragged.room_bytes)),
-            ]
+            made: list[StepRecorder] = [RecordedSteps(SingleTokens(*parts, exact=True), Tapes(self.kernels, ROOM))]
+            if self.pool.states is None:  # tokens of one row cannot go on from its state side by side
+                ragged = RaggedTokens(*parts)
+                made.append(RecordedSteps(ragged, Tapes(self.kernels, ragged.room_bytes)))
+            return made
         recorder = Recorder()
+        layouts = SingleTokens(*parts, exact=False), RaggedMembers(*parts)
+        if not isinstance(self.adapters, NoAdapters):
+            for layout in layouts:
+                layout.kinds = (True,) if self.rows.always_adapted else (False, True)
         return [
-            RecordedSteps(SingleTokens(*parts, exact=False), Graphs(self.kernels, recorder)),
-            RecordedSteps(RaggedMembers(*parts), Graphs(self.kernels, recorder)),
+            RecordedSteps(layouts[0], Graphs(self.kernels, recorder)),
+            RecordedSteps(layouts[1], Graphs(self.kernels, recorder)),
         ]
 
     @torch.inference_mode()
@@ -178,6 +188,9 @@ class Runner:
     def _forward(self, running: Running) -> None:
         plan, rows = running.plan, self.rows
         rows.apply(plan)
+        if plan.loads and self.adapters.load(plan.loads):
+            for steps in self.recorders:
+                steps.forget_adapted()
         for group in {copy.group for copy in plan.copies}:
             pairs = [(c.src, c.dst) for c in plan.copies if c.group == group]
             self.kernels.copy_blocks_(self.pool.group_views(group), [s for s, _ in pairs], [d for _, d in pairs])
@@ -185,15 +198,17 @@ class Runner:
             self.pool.states.restore(plan.restores)
         if plan.drafts:
             rows.write_drafts([plan.rows[i] for i in plan.drafts], list(plan.drafts.values()))
-        recorder = next((r for r in self.recorders if r.fits(plan)), None)
-        step = recorder.replay_step(plan) if recorder is not None else None
+        step = None
+        if not self.adapters.eager(rows.slots[row] for row in plan.rows):
+            recorder = next((r for r in self.recorders if r.fits(plan)), None)
+            step = recorder.replay_step(plan) if recorder is not None else None
         if step is not None:
             running.batch, running.hidden = step.batch, step.hidden
             running.logits, running.best = step.logits, step.best
-            return
-        batch = make_batch(plan, rows, self.pool, self.kernels)
-        running.batch = batch
-        running.hidden = self.model.forward(batch.tokens, batch.ctx)
+        else:
+            batch = make_batch(plan, rows, self.pool, self.kernels)
+            running.batch = batch
+            running.hidden = self.model.forward(batch.tokens, batch.ctx)
         if plan.saves and self.pool.states is not None:  # no drafts are tried: the grant ends just there
             self.pool.states.save([(save.row, save.slot) for save in plan.saves])
 
@@ -222,7 +237,8 @@ class Runner:
             at = to_device(places, torch.int64, rows.device)
         logits = running.logits
         if logits is None:
-            logits = self.model.logits(running.hidden if at is None else running.hidden[at], batch.ctx)
+            ctx = batch.ctx if at is None else batch.ctx.of(at)
+            logits = self.model.logits(running.hidden if at is None else running.hidden[at], ctx)
         running.sampled, marked = self._choose(running, logits, at, late)
         running.left.places = places
         if plan.guesses:
@@ -411,7 +427,8 @@ class Runner:
             stop = min(first + plan.counts[i], rows.num_prompt[row] - 1)
             for at in range(first, stop, LOGITS_SLICE):
                 end = min(at + LOGITS_SLICE, stop)
-                logits = self.model.logits(running.hidden[start + at - first : start + end - first], batch.ctx)
+                lines = slice(start + at - first, start + end - first)
+                logits = self.model.logits(running.hidden[lines], batch.ctx.of(lines))
                 targets = rows.tokens[row, at + 1 : end + 1].long()
                 running.scores.setdefault(i, []).extend(token_logprobs(logits.float(), targets, wanted))
 

@@ -32,6 +32,8 @@ class Side:
     device: torch.device
     groups: list[int]
     state_views: list[tuple[Tensor, ...]] = field(default_factory=list)
+    adapters: Tensor | None = None
+    """Drafters take none: what they guess is verified."""
 
     def moved(self, computed: Tensor) -> Side:
         """The same at other positions."""

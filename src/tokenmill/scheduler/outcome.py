@@ -97,7 +97,9 @@ class Outcome:
     def _force(self, seq: Sequence, constraint: Constraint, delta: TokenDelta) -> None:
         """Append what the constraint leaves no choice about, without a model step."""
         group = seq.group
-        forced = constraint.forced() if seq.inflight == 0 and delta.logprobs is None else []
+        if seq.inflight or delta.logprobs is not None or group.sampling.forbids:
+            return
+        forced = constraint.forced()
         forced = forced[: group.max_len - len(seq.tokens) - 1]
         if forced:
             constraint.accept(forced)

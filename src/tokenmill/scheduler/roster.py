@@ -15,6 +15,7 @@ from tokenmill.core.protocols import Constraint, HostDrafter, SchedulePolicy
 from tokenmill.core.request import TokenDelta
 from tokenmill.core.sequence import FINISHED, RUNNING, WAITING, Sequence, SequenceGroup
 from tokenmill.kvcache.allocation import BlockTables
+from tokenmill.scheduler.adapters import AdapterSlots
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +23,9 @@ class Limits:
     """Ceilings of one engine. `max_chunk` bounds a prompt's share of one step (0: only the budget does).
 
     max_drafts: of a HostDrafter, per sequence. max_guesses: of a DeviceDrafter, per sequence, and step_guesses: of all
-    sequences in one step; those that rank first get them. follows: it keeps something for every position;
-    catches_up: it can take in later what it has missed.
+    sequences in one step; those that rank first get them.
+    max_adapters: that lie on the devices at once.
+    follows: a DeviceDrafter keeps something for every position; catches_up: it can take in later what it has missed.
     whole_prompts: a prompt is never cut, whatever the budget says. whole_batches: nobody joins a batch that has begun
     to answer. Both are how engines worked once, kept so that what came after can be measured.
     """
@@ -39,6 +41,7 @@ class Limits:
     chains: bool = True
     whole_prompts: bool = False
     whole_batches: bool = False
+    max_adapters: int = 0
 
 
 @dataclass(slots=True)
@@ -82,6 +85,7 @@ class Roster:
         self.free_rows = list(range(limits.max_rows - 1, -1, -1))
         self.ended_rows: list[int] = []
         self.counters = Counters()
+        self.adapters = AdapterSlots(limits.max_adapters)
         self.on_begin: Callable[[SequenceGroup], object] = lambda group: None
         """Told when a sequence that has waited gets its row for the first time."""
         self.observe: Callable[[int, int], object] = lambda tried, accepted: None
@@ -161,6 +165,7 @@ class Roster:
         child.computed, child.cached = computed, computed
         child.followed = min(computed, parent.computed if parent.in_step else parent.followed)
         self.tables.fork(parent, child, computed)
+        self.adapters.hold(child.group.request.adapter)
         child.row, child.status = self.free_rows.pop(), RUNNING
         child.rank = self.policy.rank(child)
         insort(self.running, child, key=by_rank)
@@ -179,6 +184,7 @@ class Roster:
         self.tables.close(seq)
         if seq.row >= 0:
             self.free_rows.append(seq.row)
+            self.adapters.release(seq.group.request.adapter)
             if not seq.fresh:
                 self.ended_rows.append(seq.row)
         seq.row = -1

@@ -107,6 +107,7 @@ class Scheduler:
         if not plan.rows:
             return None
         plan.ended, self.roster.ended_rows = self.roster.ended_rows, []
+        plan.loads, self.roster.adapters.pending = self.roster.adapters.pending, []
         self._next_plan += 1
         self.counters.steps += 1
         self.flying.append(flight)
@@ -260,7 +261,7 @@ class Scheduler:
                     num_prompt=seq.num_prompt,
                     computed=position,
                     sampling=msgspec.structs.replace(group.sampling, seed=seq.seed),
-                    adapter=group.request.adapter,
+                    adapter=self.roster.adapters.slot_of(group.request.adapter),
                     pool=group.embed,
                     mu=seq.mu,
                 )
@@ -316,6 +317,8 @@ class Scheduler:
             self.roster.waiting = [(self.policy.rank(s), s.id, s) for _, _, s in self.roster.waiting]
             heapq.heapify(self.roster.waiting)
         aside: list[Sequence] = []
+        if self.roster.adapters.draining:
+            self.roster.adapters.still_wait({s.group.request.adapter for _, _, s in self.roster.waiting})
         while budget > 0 and self.roster.waiting and not 0 < self.careful <= len(flight.seqs):
             rank, _, seq = heapq.heappop(self.roster.waiting)
             if seq.status != WAITING:
@@ -324,10 +327,15 @@ class Scheduler:
             if seq.id in seq.group.candidates:  # computed, then put aside: its siblings must catch up first
                 aside.append(seq)
                 continue
+            adapter = seq.group.request.adapter
+            if adapter and not self.roster.adapters.has_room(adapter, begun=_begun(seq.group)):
+                aside.append(seq)  # those behind it may need no slot, or another one
+                continue
             if not self._room_for(seq, flight):
                 aside.append(seq)
                 break
             seq.row, seq.status, seq.fresh = self.roster.free_rows.pop(), RUNNING, True
+            self.roster.adapters.take(adapter)
             insort(self.roster.running, seq, key=by_rank)
             if not seq.preemptions:
                 self.roster.on_begin(seq.group)
@@ -408,4 +416,10 @@ class Scheduler:
         for seq in list(self.roster.running):
             self.roster.preempt(seq)
         self.roster.ended_rows.clear()  # a new epoch ends every row
+        self.roster.adapters.forget()  # loads of the failed plans may not have happened
         return deltas
+
+
+def _begun(group: SequenceGroup) -> bool:
+    """Does any sequence of this request run?"""
+    return any(seq.status == RUNNING for seq in group.sequences)

@@ -96,6 +96,8 @@ class Job:
         self.backend, self.gate, self.metrics, self.history = parts.backend, parts.gate, parts.metrics, parts.history
         self.recorder, self.traces, self.prices = parts.recorder, parts.traces, parts.prices
         self.parent: dict[str, str] = {}
+        self.adapter = 0
+        """The number of the adapter that the model's name stands for."""
         self.priority: int | None = None
         """What a header says; it wins over the body."""
         self.tenant, self.count, self.scope = tenant, count, scope
@@ -180,6 +182,8 @@ class Job:
     async def _open(self, name: str, request: Request, index: int, pooling: str | None = None) -> None:
         if self.scope:
             request = msgspec.structs.replace(request, salt=f"{self.scope}/{request.salt}")
+        if self.adapter:
+            request = msgspec.structs.replace(request, adapter=self.adapter)
         task = self.tasks[request.id] = Task(request, index)
         timeline = await self.backend.open(request, self.inbox, pooling)
         task.figures = PromptFigures(timeline, len(request.prompt_ids))

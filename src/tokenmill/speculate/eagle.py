@@ -137,7 +137,7 @@ class EagleHead:
             starts = apart(side.computed[row_ids] + 1)
 
             def compute() -> Tensor:
-                _, ctx = single_tokens(self.kernels, side, side, row_ids, starts, shifted=shifted)
+                _, ctx = single_tokens(self.kernels, side, side, row_ids, starts, kinds=(shifted, ()))
                 tokens = side.tokens[row_ids, ctx.positions + 1].long()
                 return self.net.go_on(tokens, states, ctx)
 

@@ -89,7 +89,7 @@ class Passes:
     def _narrow(self, row_ids: Tensor, shifted: tuple[bool, ...]) -> Callable[[], tuple[Tensor, ForwardContext]]:
         side = self.side
         starts = apart(side.computed[row_ids] + 1)
-        return lambda: single_tokens(self.kernels, side, side, row_ids, starts, shifted=shifted)
+        return lambda: single_tokens(self.kernels, side, side, row_ids, starts, kinds=(shifted, ()))
 
     def _wide(self, placed: Placed, shifted: tuple[bool, ...]) -> Callable[[], tuple[Tensor, ForwardContext]]:
         """The newest two tokens of each row. On a CPU each is a sequence of its own that ends with it (as in

@@ -61,10 +61,10 @@ def test_ragged_steps_change_no_byte(tiny, options):
             if not eager:
                 ragged = tapes(llm, 1)
 
-                def counted(key, layout, ragged=ragged, replay=ragged.replay):
+                def counted(key, layout, plan, ragged=ragged, replay=ragged.replay):
                     nonlocal replays
                     replays += key in ragged.made
-                    return replay(key, layout)
+                    return replay(key, layout, plan)
 
                 ragged.replay = counted
             found.append(follow(llm, requests, random.Random(3)))

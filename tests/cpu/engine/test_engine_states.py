@@ -40,6 +40,15 @@ def test_says_what_transformers_says(hybrid: tuple[Path, Any]) -> None:
     assert found == said[len(tokens) :]
 
 
+def test_steps_of_one_token_are_recorded(hybrid: tuple[Path, Any]) -> None:
+    with open_hybrid(hybrid[0]) as llm:
+        if not llm.engine.executor.runner.kernels.records:
+            pytest.skip("no native module")
+        run(llm, [prompt(9)], greedy(6))
+        (steps,) = llm.engine.executor.runner.recorders
+        assert steps.recordings.possible and steps.recordings.made
+
+
 def counted(llm: LLM) -> tuple[int, int]:
     counters = llm.engine.scheduler.counters
     return counters.prompt_tokens, counters.cached_tokens

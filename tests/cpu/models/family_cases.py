@@ -66,6 +66,9 @@ MIX = {"moe_intermediate_size": 20, "num_experts_per_tok": 2}
 GROUPED = {**MIX, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
            "routed_scaling_factor": 1.7, "norm_topk_prob": True, "first_k_dense_replace": 1}  # fmt: skip
 LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 6, "v_head_dim": 10}
+FLAT = {k: BASE[k] for k in ("vocab_size", "hidden_size", "num_hidden_layers", "bos_token_id", "eos_token_id",
+                             "pad_token_id")}  # fmt: skip
+SPACE = {"mamba_n_heads": 8, "mamba_d_state": 8, "mamba_n_groups": 2, "rms_norm_eps": 1e-3}
 DBRX = {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128, "vocab_size": 67}
 
 
@@ -79,6 +82,8 @@ def families() -> dict[str, list[Case]]:
     """Family -> its cases. The first shows most of it and is compared on every backend."""
     alternating = ["sliding_attention", "full_attention"] * 2
     small = {**BASE, "head_dim": 8}
+    hybrid = ["linear_attention", "full_attention", "linear_attention", "linear_attention"]
+    short = ["conv", "full_attention", "conv", "full_attention"]
     typed = {"full_attention": {**YARN}, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
     return {
         "llama": several(hf.LlamaConfig, BASE, {**BIASED, "mlp_bias": True, "rope_parameters": LLAMA3}, ODD,
@@ -200,6 +205,50 @@ def families() -> dict[str, list[Case]]:
             {"use_qk_norm": False, "moe_layers": [0, 3], "rope_parameters": LLAMA3, **TIED}),
         "dbrx": several(hf.DbrxConfig, DBRX, dbrx({"clip_qkv": 0.7}, {}), dbrx({"clip_qkv": 3.0}, {"moe_top_k": 1}),
                         dbrx({"clip_qkv": 2.0, "kv_n_heads": 4}, {"moe_normalize_expert_weights": None})),
+        "mamba": several(hf.MambaConfig, {**FLAT, "state_size": 8}, {"time_step_rank": 5},
+                         {"use_bias": True, "conv_kernel": 3, "expand": 1}, {"use_conv_bias": False, **LOOSE}),
+        "falcon_mamba": several(hf.FalconMambaConfig, {**FLAT, "state_size": 8}, {"mixer_rms_eps": 1e-3},
+                                {"use_bias": True, "conv_kernel": 3, "expand": 1}, {"use_conv_bias": False, **LOOSE}),
+        "mamba2": several(hf.Mamba2Config, {**FLAT, "state_size": 8, "num_heads": 8, "head_dim": 8, "n_groups": 2,
+                                            "layer_norm_epsilon": 1e-3},
+                          {"time_step_limit": (0.1, 0.8)}, {"use_bias": True, "n_groups": 1, "conv_kernel": 3},
+                          {"use_conv_bias": False, "n_groups": 4, "num_heads": 4, "head_dim": 16, **TIED}),
+        "bamba": several(hf.BambaConfig, {**BASE, **DEEP, **SPACE, "attn_layer_indices": [1, 3]},
+                         {}, {**BIASED, "mlp_bias": True, "mamba_proj_bias": True, "mamba_n_groups": 1},
+                         {"mamba_conv_bias": False, "mamba_d_conv": 3, "time_step_limit": (0.05, 1.0), **TIED}),
+        "granitemoehybrid": several(
+            hf.GraniteMoeHybridConfig, {**BASE, **DEEP, **SPACE, "num_local_experts": 4, "shared_intermediate_size": 24,
+                                        "layer_types": hybrid},
+            GRANITE, {"num_local_experts": 0, "position_embedding_type": "rope", **BIASED, "mamba_proj_bias": True},
+            {"num_experts_per_tok": 3, "mamba_n_groups": 4, **TIED}),
+        "nemotron_h": several(
+            hf.NemotronHConfig, {**{k: v for k, v in BASE.items() if k != "num_hidden_layers"}, "head_dim": 8,
+                                 "ssm_state_size": 8, "mamba_num_heads": 8, "mamba_head_dim": 6, "n_groups": 2,
+                                 "moe_intermediate_size": 20, "moe_shared_expert_intermediate_size": 24,
+                                 "n_routed_experts": 6, "layer_norm_epsilon": 1e-3},
+            {}, {"layers_block_type": ["mlp", "linear_attention", "full_attention", "linear_attention", "mlp"],
+                 "mlp_bias": True, "use_bias": True, "time_step_min": 0.3},
+            {"layers_block_type": ["full_attention", "moe", "linear_attention", "moe"], "n_group": 2, "topk_group": 1,
+             "norm_topk_prob": False, "routed_scaling_factor": 1.7, "mlp_hidden_act": "gelu"}),
+        "jamba": several(hf.JambaConfig, {**BASE, **DEEP, "num_experts": 4, "mamba_d_state": 8, "attn_layer_period": 2,
+                                          "attn_layer_offset": 1},
+                         {}, {"mamba_proj_bias": True, "mamba_dt_rank": 5, "expert_layer_period": 3},
+                         {"num_experts": 1, "mamba_conv_bias": False, "attn_layer_period": 3, **TIED}),
+        "lfm2": several(hf.Lfm2Config, {**BASE, **DEEP, "block_multiple_of": 8}, {"layer_types": short},
+                        {"full_attn_idxs": [0, 3], "conv_bias": True, "block_auto_adjust_ff_dim": False, **LOOSE},
+                        {"layer_types": short[::-1], "conv_L_cache": 4, "block_ffn_dim_multiplier": 1.3}),
+        "lfm2_moe": several(hf.Lfm2MoeConfig, {**BASE, **DEEP, **MIX, "num_experts": 4, "layer_types": short},
+                            {"num_dense_layers": 1},
+                            {"conv_bias": True, "num_dense_layers": 0, "norm_topk_prob": False},
+                            {"routed_scaling_factor": 1.7, "conv_L_cache": 4, **LOOSE}),
+        "falcon_h1": several(
+            hf.FalconH1Config, {**BASE, **SPACE, "mamba_d_ssm": 48, "lm_head_multiplier": 2.0},
+            {"ssm_multipliers": [0.7, 1.3, 0.8, 1.2, 0.9], "mlp_multipliers": [0.6, 1.4], "ssm_in_multiplier": 1.2,
+             "ssm_out_multiplier": 0.8, "attention_in_multiplier": 1.3, "attention_out_multiplier": 0.7,
+             "key_multiplier": 0.5, "embedding_multiplier": 1.5},
+            {"mamba_rms_norm": True, "projectors_bias": True, "mlp_bias": True, "mamba_conv_bias": False},
+            {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_d_ssm": None, "mamba_n_groups": 1,
+             "time_step_limit": (0.1, 0.9), **TIED}),
         "gpt_neox": several(hf.GPTNeoXConfig, PLAIN, {},
                             {"use_parallel_residual": False, "attention_bias": False},
                             {"rope_parameters": part(0.5), **TIED}),
@@ -234,14 +283,15 @@ ALL = {f"{name}-{i}": case for name, cases in FAMILIES.items() for i, case in en
 
 
 FILES = {"deepseek_v3": "DeepseekV3ForCausalLM", "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
-         "gemma4": "Gemma4ForCausalLM", }  # fmt: skip
+         "gemma4": "Gemma4ForCausalLM", "falcon_h1": "FalconH1ForCausalLM"}  # fmt: skip
 """Families here that have a file of their own."""
 
 
 def first_of_each() -> dict[str, Case]:
     """Architecture -> the first case of its family."""
     kinds = {cases[0].config.model_type: cases[0] for cases in FAMILIES.values()} | {"mimo": FAMILIES["qwen2"][1]}
-    return {name: kinds[family.fields.model_type] for name, family in TABLE.items()} | {
+    known = {name: family.fields.model_type for name, family in TABLE.items() if family.fields.model_type in kinds}
+    return {name: kinds[model_type] for name, model_type in known.items()} | {
         FILES[name]: cases[0] for name, cases in FAMILIES.items() if name in FILES
     }
 

@@ -66,10 +66,17 @@ def models(tmp_path_factory):
     return lambda architecture: base(architecture, str(tmp_path_factory.getbasetemp() / f"fields-{architecture}"))
 
 
+def numbers(said: Any) -> Any:
+    """A config with numbers where a file says them in objects, as Transformers reads it."""
+    if isinstance(said, dict):
+        return float(said["__float__"]) if "__float__" in said else {k: numbers(v) for k, v in said.items()}
+    return [numbers(one) for one in said] if isinstance(said, list) else said
+
+
 def reference(model: Any, config: dict) -> torch.Tensor | None:
     """Logits of Transformers with these weights and another config; None where it cannot be built or run."""
     try:
-        made = type(model.config).from_dict(copy.deepcopy(config))
+        made = type(model.config).from_dict(numbers(config))
         with no_init_weights():
             other = type(model)._from_config(made, attn_implementation=model.config._attn_implementation)
         other.load_state_dict(model.state_dict(), strict=True)

@@ -10,9 +10,11 @@ import torch
 
 pytest.importorskip("triton")
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "engine"))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "models"))
 
 from engines import greedy, open_llm, run
 from fake_graph import FakeRecorder
+from parity import make
 
 from tokenmill import SamplingParams
 from tokenmill.kernels.reference import ReferenceKernels
@@ -28,6 +30,21 @@ PROMPTS = [[5, 6, 7], [9] * 11, [1, 2, 3] * 3]
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return make_tiny(tmp_path_factory.mktemp("tiny"), hidden=16, heads=2, kv_heads=1, layers=1)
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A layer with states, then one with attention."""
+    hf = pytest.importorskip("transformers")
+    config = hf.Qwen3_5TextConfig(
+        vocab_size=40, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, max_position_embeddings=64, linear_num_key_heads=1,
+        linear_num_value_heads=2, linear_key_head_dim=4, linear_value_head_dim=4,
+        layer_types=["linear_attention", "full_attention"],
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("hybrid")
+    make(config, folder)
+    return folder
 
 
 def tokens(folder: pathlib.Path, options: dict, *, recorded: bool, warm: bool = False) -> tuple[list, list[Graphs]]:
@@ -59,10 +76,9 @@ def tokens(folder: pathlib.Path, options: dict, *, recorded: bool, warm: bool = 
     "options",
     [
         {"max_num_batched_tokens": 8},
-        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}, "depth": 2},
     ],
-    ids=["chunks", "drafts", "drafts of the device"],
+    ids=["chunks", "drafts of the device"],
 )
 def test_the_same_tokens(tiny: pathlib.Path, options: dict) -> None:
     expected, _ = tokens(tiny, options, recorded=False)
@@ -70,6 +86,14 @@ def test_the_same_tokens(tiny: pathlib.Path, options: dict) -> None:
     assert found == expected
     assert ragged.made
     assert single.made or "speculative_config" in options
+
+
+def test_states_go_on_once(hybrid: pathlib.Path) -> None:
+    options = {"skip_tokenizer_init": True, "max_num_batched_tokens": 8, "block_size": 4}
+    expected, _ = tokens(hybrid, options, recorded=False)
+    found, (single, ragged) = tokens(hybrid, options, recorded=True)
+    assert found == expected
+    assert ragged.made and single.made
 
 
 def test_recorded_ahead(tiny: pathlib.Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tokenmill import _native
-from tokenmill.core.forward import DeltaSpec, ForwardContext
+from tokenmill.core.forward import DeltaSpec, ForwardContext, NormSpec, SpaceSpec
 from tokenmill.kernels.cpu.packed import TYPES
 
 
@@ -20,15 +20,31 @@ def step_of(ctx: ForwardContext, states: int) -> tuple[int, int, int, int, int]:
     return rows.data_ptr(), ctx.query_start.data_ptr(), ctx.positions.data_ptr(), rows.shape[0], states
 
 
-def short_conv_(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, ctx: ForwardContext) -> Tensor | None:
+def short_conv_(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, ctx: ForwardContext, *, silu: bool
+) -> Tensor | None:
     """See kernels/states.py."""
     taps, kind = weight.shape[0], TYPES.get(x.dtype)
     if kind is None or state.dtype != x.dtype or not 2 <= taps <= _native.MOST_TAPS or x.stride(1) != 1:
         return None
     out = torch.empty(x.shape, dtype=x.dtype)
     addresses = x.data_ptr(), out.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr()
-    step = step_of(ctx, state.shape[0])
-    _native.short_conv(*addresses, state.data_ptr(), x.shape[1], x.stride(0), taps, kind, step)
+    sizes = x.shape[1], x.stride(0), taps, kind, silu
+    _native.short_conv(*addresses, state.data_ptr(), *sizes, step_of(ctx, state.shape[0]))
+    return out
+
+
+def gated_norm(x: Tensor, gate: Tensor, spec: NormSpec | None, size: int, *, first: bool, act: str) -> Tensor | None:
+    """See ReferenceKernels.gated_norm."""
+    kind = TYPES.get(x.dtype)
+    if kind is None or gate.dtype != x.dtype or x.stride(1) != 1 or gate.stride(1) != 1:
+        return None
+    if spec is not None and spec.weight.dtype != x.dtype:
+        return None
+    out = torch.empty(x.shape, dtype=x.dtype)
+    norm = (0, 1, 0.0, 0.0) if spec is None else (spec.weight.data_ptr(), len(spec.weight), spec.eps, spec.offset)
+    sizes = x.shape[0], x.shape[1], size, x.stride(0), gate.stride(0)
+    _native.gated_norm(x.data_ptr(), gate.data_ptr(), out.data_ptr(), norm, sizes, first, act == "silu", kind)
     return out
 
 
@@ -42,4 +58,35 @@ def delta_rule_(mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ct
     addresses = mixed.data_ptr(), gates.data_ptr(), out.data_ptr(), state.data_ptr()
     fixed = spec.rate.data_ptr(), spec.shift.data_ptr(), heads
     _native.delta_rule(*addresses, *fixed, mixed.stride(0), gates.stride(0), kind, step_of(ctx, state.shape[0]))
+    return out
+
+
+def state_space_(mixed: Tensor, rates: Tensor, spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor | None:
+    """See kernels/states.py."""
+    kind = TYPES.get(mixed.dtype)
+    if kind is None or mixed.stride(1) != 1 or rates.stride(1) != 1 or rates.dtype != mixed.dtype:
+        return None
+    out = torch.empty(len(mixed), spec.heads * spec.head_dim, dtype=mixed.dtype)
+    tensors = mixed.data_ptr(), rates.data_ptr(), out.data_ptr(), state.data_ptr()
+    fixed = spec.rate.data_ptr(), spec.shift.data_ptr(), spec.skip.data_ptr()
+    sizes = spec.heads, spec.head_dim, spec.groups, spec.keys
+    strides, bounds = (mixed.stride(0), rates.stride(0)), (spec.low, spec.high)
+    _native.state_space(tensors, fixed, sizes, strides, bounds, kind, step_of(ctx, state.shape[0]))
+    return out
+
+
+def selective_scan_(
+    x: Tensor, rates: Tensor, mixed: Tensor, fixed: tuple[Tensor, Tensor], state: Tensor, ctx: ForwardContext
+) -> Tensor | None:
+    """See kernels/states.py."""
+    kind, given = TYPES.get(x.dtype), (x, rates, mixed)
+    if kind is None or any(one.dtype != x.dtype or one.stride(1) != 1 for one in given):
+        return None
+    if state.shape[1] > _native.MOST_SCANNED:
+        return None
+    out = torch.empty(x.shape, dtype=x.dtype)
+    tensors = *(one.data_ptr() for one in given), out.data_ptr(), state.data_ptr()
+    sizes, strides = (x.shape[1], state.shape[1]), tuple(one.stride(0) for one in given)
+    numbers = tuple(one.data_ptr() for one in fixed)
+    _native.selective_scan(tensors, numbers, sizes, strides, kind, step_of(ctx, state.shape[0]))
     return out

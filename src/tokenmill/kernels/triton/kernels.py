@@ -6,11 +6,12 @@ Must not know: models, plans, engines.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from tokenmill.core.adapters import AdapterSite, Delta
 from tokenmill.core.errors import UserError
 from tokenmill.core.forward import (
     Act,
@@ -23,11 +24,14 @@ from tokenmill.core.forward import (
     Mixture,
     NormSpec,
     RouteSpec,
+    SpaceSpec,
 )
 from tokenmill.kernels.reference import ReferenceKernels
-from tokenmill.kernels.triton import pointwise
+from tokenmill.kernels.triton import adapters, pointwise
 from tokenmill.kernels.triton.choose import choose, greedy
+from tokenmill.kernels.triton.chunks import can_chunk, chunked_delta_
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts, multiprocessors, shared_memory
+from tokenmill.kernels.triton.cuts import least_kept
 from tokenmill.kernels.triton.decode import attend_one, decode_config, early_keys
 from tokenmill.kernels.triton.gathered import arrange, attend_long, can_gather
 from tokenmill.kernels.triton.gemv import gemv
@@ -38,8 +42,10 @@ from tokenmill.kernels.triton.narrow import NarrowMatrix, can_pack4, can_pack8, 
 from tokenmill.kernels.triton.narrow_linear import measured_narrow, narrow_linear
 from tokenmill.kernels.triton.prefill import attend_many
 from tokenmill.kernels.triton.prepare import can_prepare, prepare_qkv, whole_scales
+from tokenmill.kernels.triton.recurrent import ALL, SHORT, delta_rule_, gated_norm, short_conv_
 from tokenmill.kernels.triton.route import route
 from tokenmill.kernels.triton.shared import attend_shared, can_share, common_entries, shared_parts
+from tokenmill.kernels.triton.space import selective_scan_, state_space_
 from tokenmill.kernels.triton.steady import steady
 from tokenmill.kernels.triton.stepping import accept_, advance_, gather_rows
 from tokenmill.kernels.triton.thin import thin
@@ -86,6 +92,7 @@ class TritonKernels(ReferenceKernels):
             narrow_ways=measured_narrow(torch.cuda.get_device_name()) if real else {},
         )
         self.narrow_logits = True
+        self.cuts_draws = True
         self.unfit: set[str] = set()
         self.ways: dict[str, Way] = measured_ways(torch.cuda.get_device_name()) if real else {}
         self.measured: list[Sample] = samples(self.ways)
@@ -109,8 +116,12 @@ class TritonKernels(ReferenceKernels):
         norm: NormSpec | None = None,
         act: Act | None = None,
         residual: Tensor | None = None,
+        delta: Delta | None = None,
     ) -> Tensor:
         """residual + act(norm(x) @ weight.T + bias)."""
+        if delta is not None:  # its inputs are normed already
+            y = self.fused_linear(delta.inputs, weight, bias)
+            return self._adapted(y, delta, act, residual)
         if self.launch.ended is not None:
             self.launch.ended.following = weight.data if isinstance(weight, NarrowMatrix) else weight
             self.launch.ended = None
@@ -125,6 +136,31 @@ class TritonKernels(ReferenceKernels):
             every = torch.arange(weight.shape[0], device=x.device)
             weight, bias = weight.rows(every, x.dtype), weight.bias
         return self._library(x, weight, bias, act, residual)
+
+    def adapt(self, x: Tensor, site: AdapterSite, rows: Tensor, slots: Tensor) -> Tensor:
+        """down @ x of each token's adapter, in parts of the sum: [parts, T, lanes]."""
+        if not adapters.can_adapt(site, x):
+            self.count("adapt", fallback=True)
+            return super().adapt(x, site, rows, slots)
+        self.count("adapt")
+        x = x if x.stride(1) == 1 else x.contiguous()
+        return adapters.adapt(x, site, rows, slots, steady=self.launch.steady, pdl=self.launch.pdl)
+
+    def add_delta(self, y: Tensor, delta: Delta) -> Tensor:
+        """y [T, N] with what the adapters add."""
+        return self._adapted(y, delta, None, None)
+
+    def _adapted(self, y: Tensor, delta: Delta, act: Act | None, residual: Tensor | None) -> Tensor:
+        """residual + act(y with what the adapters add)."""
+        if delta.low.ndim == 2:  # plain torch has made it
+            self.count("add_delta", fallback=True)
+            y = super().add_delta(y, delta)
+            y = y if act is None else self.activate(y, act)
+            return y if residual is None else self.add(residual, y)
+        self.count("add_delta")
+        residual = None if residual is None else residual.contiguous()
+        launch = self.launch
+        return adapters.finish(y.contiguous(), delta, act, residual, steady=launch.steady, pdl=launch.pdl)
 
     def _product(
         self,
@@ -297,6 +333,14 @@ class TritonKernels(ReferenceKernels):
         return choose(logits, words, masks, draws, self.launch.scratch, pdl=self.launch.pdl)
 
     @else_reference
+    def least_kept(self, s: Tensor, k: Tensor | None, p: Tensor | None) -> Tensor | None:
+        """The score from which top-k and top-p keep tokens, without sorting."""
+        if s.shape[0] == 0:
+            return None
+        self.count("least_kept")
+        return least_kept(s, k, p, self.launch.scratch, pdl=self.launch.pdl)
+
+    @else_reference
     def gather_rows(
         self,
         row_ids: Tensor,
@@ -328,16 +372,6 @@ class TritonKernels(ReferenceKernels):
 
     # ------------------------------------------------------------ experts
 
-    def short_conv_(self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """Plain torch for now: recurrent layers have no kernel on GPUs yet."""
-        self.count("short_conv", fallback=True)
-        return super().short_conv_(x, weight, bias, state, ctx)
-
-    def delta_rule_(self, mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """Plain torch for now."""
-        self.count("delta_rule", fallback=True)
-        return super().delta_rule_(mixed, gates, spec, state, ctx)
-
     @else_reference
     def route(self, logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
         """logits [T, E] -> expert ids [T, k] (int64) and gates [T, k] (float32)."""
@@ -349,6 +383,88 @@ class TritonKernels(ReferenceKernels):
     def pack_mixture(self, mixture: Mixture) -> FusedMixture | None:
         """The whole layer, if there are kernels for the format of its experts."""
         return pack_mixture(self.launch, mixture)
+
+    # ------------------------------------------------------------ states
+
+    @else_reference
+    def short_conv_(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        state: Tensor,
+        ctx: ForwardContext,
+        *,
+        silu: bool = True,
+    ) -> Tensor:
+        """x [T, C] -> a convolution over each channel's last inputs, and its silu."""
+        if x.stride(1) != 1 or x.shape[0] == 0:
+            self.count("short_conv", fallback=True)
+            return super().short_conv_(x, weight, bias, state, ctx, silu=silu)
+        self.count("short_conv")
+        return short_conv_(x, weight, bias, state, ctx, silu=silu, pdl=self.launch.pdl)
+
+    @else_reference
+    def delta_rule_(self, mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """mixed [T, (q | k | v)] -> [T, Hv, Dv]: token by token where a row has few (or where its bytes must not depend
+        on the step), in chunks where it has many."""
+        if mixed.stride(1) != 1 or gates.stride(1) != 1 or mixed.shape[0] == 0 or spec.key_dim > 256:
+            self.count("delta_rule", fallback=True)
+            return super().delta_rule_(mixed, gates, spec, state, ctx)
+        self.count("delta_rule")
+        out = torch.empty((len(mixed), spec.value_heads, spec.value_dim), dtype=mixed.dtype, device=mixed.device)
+        chunked = ctx.max_query > SHORT and can_chunk(spec) and not self.launch.steady
+        if chunked:
+            chunked_delta_(mixed, gates, spec, state, ctx, out, small=self.launch.small)
+        if not chunked or len(ctx.kv_len) > 1:
+            most = SHORT if chunked else ALL
+            delta_rule_(mixed, gates, spec, state, ctx, out, most=most, pdl=self.launch.pdl)
+        return out
+
+    @else_reference
+    def gated_norm(
+        self,
+        x: Tensor,
+        gate: Tensor,
+        spec: NormSpec | None,
+        size: int,
+        *,
+        first: bool = False,
+        act: Literal["silu", "sigmoid"] = "silu",
+    ) -> Tensor:
+        """x and gate [T, D] -> silu(gate) norm(x), or norm(silu(gate) x)."""
+        if x.stride(1) != 1 or gate.stride(1) != 1 or x.numel() == 0 or size > _WIDEST:
+            self.count("gated_norm", fallback=True)
+            return super().gated_norm(x, gate, spec, size, first=first, act=act)
+        self.count("gated_norm")
+        return gated_norm(x, gate, spec, size, first=first, act=act, pdl=self.launch.pdl)
+
+    @else_reference
+    def state_space_(self, mixed: Tensor, rates: Tensor, spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """mixed [T, (x | b | c)], rates [T, H] -> [T, H * P], token by token."""
+        if mixed.stride(1) != 1 or mixed.shape[0] == 0:
+            self.count("state_space", fallback=True)
+            return super().state_space_(mixed, rates, spec, state, ctx)
+        self.count("state_space")
+        rates = rates if rates.stride(1) == 1 else rates.contiguous()
+        return state_space_(mixed, rates, spec, state, ctx, pdl=self.launch.pdl)
+
+    @else_reference
+    def selective_scan_(
+        self,
+        x: Tensor,
+        rates: Tensor,
+        mixed: Tensor,
+        fixed: tuple[Tensor, Tensor],
+        state: Tensor,
+        ctx: ForwardContext,
+    ) -> Tensor:
+        """x and rates [T, C], mixed [T, (b | c)] -> [T, C], token by token."""
+        if x.stride(1) != 1 or rates.stride(1) != 1 or mixed.stride(1) != 1 or x.shape[0] == 0:
+            self.count("selective_scan", fallback=True)
+            return super().selective_scan_(x, rates, mixed, fixed, state, ctx)
+        self.count("selective_scan")
+        return selective_scan_(x, rates, mixed, fixed, state, ctx, pdl=self.launch.pdl)
 
     # ------------------------------------------------------------ attention
 

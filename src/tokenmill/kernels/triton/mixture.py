@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.forward import ForwardContext, Mixture, NormSpec, Weight
-from tokenmill.kernels.triton.common import copy_engine
+from tokenmill.kernels.triton.common import act_parts, copy_engine
 from tokenmill.kernels.triton.experts import combine, one_down, one_up
 from tokenmill.kernels.triton.grouped import STEADY, grouped, looks, pairs_per_tile
 from tokenmill.kernels.triton.launch import Experts, Launch
@@ -201,6 +201,8 @@ def _joined(tensors: list[Tensor]) -> Tensor:
 
 def pack_mixture(launch: Launch, mixture: Mixture) -> StackedMixture | None:
     """The mixture ready to run, its lists of weights emptied; None: a format that has no kernel here."""
+    if not act_parts(mixture.act)[1]:  # experts of two matrices
+        return None
     if form_of(mixture.ups) is None or form_of(mixture.downs) is None:
         return None
     ups, downs = stack(mixture.ups), stack(mixture.downs)

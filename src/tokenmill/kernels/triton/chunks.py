@@ -1,0 +1,198 @@
+"""The gated delta rule for many tokens of a row at once. Owns: two kernels that turn a recurrence into products.
+
+Within a chunk of SIZE tokens, with G the running sum of the logarithms of what a head keeps, S the matrix before the
+chunk, and u what each token writes:
+
+    u[t] = beta[t] (v[t] - exp(G[t]) k[t] S - sum over i < t of exp(G[t] - G[i]) (k[t] . k[i]) u[i])
+
+which is (1 + A) u = beta v - (beta exp(G) k) S with A strictly lower triangular. The first kernel takes every chunk by
+itself: T = 1 / (1 + A), U = T (beta v), W = T (beta exp(G) k), P[t, i] = exp(G[t] - G[i]) (q[t] . k[i]) for i <= t. The
+second walks the chunks of a row:
+
+    u = U - W S;  out = exp(G) q S + P u;  S = exp(G[last]) S + sum of exp(G[last] - G[i]) k[i] u[i]
+
+S stays in float32; products of 16 bit models round what they multiply to 16 bits, those that make T to TF32.
+Must not know: layers, families. recurrent.py says how parts of sequences are numbered.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tokenmill.core.forward import DeltaSpec, ForwardContext
+from tokenmill.kernels.triton.common import INTERPRETED, pow2, sigmoid
+from tokenmill.kernels.triton.recurrent import SHORT, find_part, parts_of, pow2_of, softplus
+
+SIZE = 64
+WIDEST = 256
+"""Keys and values of more numbers are left to the other kernel."""
+
+
+@triton.jit
+def _product(a, b, EXACT: tl.constexpr):
+    """a @ b in float32; EXACT: of float32 numbers, as they are."""
+    if EXACT:
+        found = tl.dot(a, b, input_precision="ieee")
+    else:
+        found = tl.dot(a, b)
+    return found
+
+
+@triton.jit
+def _careful(a, b, EXACT: tl.constexpr):
+    """a @ b of float32 numbers, of which ten bits count at least: more than the result keeps. (Three products for all
+    bits would take more registers than there are.)"""
+    if EXACT:
+        found = tl.dot(a, b, input_precision="ieee")
+    else:
+        found = tl.dot(a, b, input_precision="tf32")
+    return found
+
+
+@triton.jit
+def _inverse(a, SIZE: tl.constexpr, EXACT: tl.constexpr):
+    """1 / (1 + a), a strictly lower triangular: by rows within blocks of 16, by products between these."""
+    r = tl.arange(0, SIZE)
+    same = (r[:, None] // 16) == (r[None, :] // 16)
+    inside = tl.where(same, a, 0.0)
+    found = tl.where(r[:, None] == r[None, :], 1.0, 0.0)
+    for i in range(1, 16):
+        mine = (r % 16 == i)[:, None]
+        row = tl.sum(tl.where(mine, inside, 0.0), axis=0)
+        step = tl.sum(row[:, None] * found, axis=0)
+        found = tl.where(mine & same, found - step[None, :], found)
+    between = _careful(found, tl.where(same, 0.0, a), EXACT)
+    found += _careful(_careful(between, between, EXACT), found, EXACT)
+    return found - _careful(between, found, EXACT)
+
+
+@triton.jit(do_not_specialize=["sequences"])
+def _prepare_kernel(
+    mixed_ptr, gate_ptr, rate_ptr, shift_ptr, start_ptr, w_ptr, u_ptr, p_ptr, scales_ptr, sequences, mixed_stride,
+    gate_stride, HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, SIZE: tl.constexpr, FIND: tl.constexpr, SHORT: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    number, head = tl.program_id(0), tl.program_id(1)
+    sequence, part = find_part(start_ptr, number, sequences, SIZE, FIND)
+    first = tl.load(start_ptr + sequence)
+    count = tl.load(start_ptr + sequence + 1) - first
+    if (count > SHORT) & (part * SIZE < count):
+        kind: tl.constexpr = w_ptr.dtype.element_ty
+        r, k, v = tl.arange(0, SIZE), tl.arange(0, BK), tl.arange(0, BV)
+        real = part * SIZE + r < count
+        token = (first + part * SIZE + r).to(tl.int64)
+        keys = mixed_ptr + token[:, None] * mixed_stride + head // (HV // HK) * DK + k[None, :]
+        real_k = real[:, None] & (k < DK)[None, :]
+        real_v = real[:, None] & (v < DV)[None, :]
+        gates = gate_ptr + token * gate_stride + head
+        beta = tl.where(real, sigmoid(tl.load(gates, mask=real, other=0.0).to(tl.float32)), 0.0)
+        rate, shift = tl.load(rate_ptr + head), tl.load(shift_ptr + head)
+        pace = tl.load(gates + HV, mask=real, other=0.0).to(tl.float32) + shift
+        sums = tl.cumsum(tl.where(real, -rate * softplus(pace), 0.0), axis=0)
+
+        key = tl.load(keys + HK * DK, mask=real_k, other=0.0).to(tl.float32)
+        key_scale = 1.0 / tl.sqrt(tl.sum(key * key, axis=1) + 1e-6)
+        key = key * key_scale[:, None]
+        low = key.to(kind)
+        earlier = r[:, None] >= r[None, :]
+        ratio = tl.exp(tl.where(earlier, sums[:, None] - sums[None, :], 0.0))
+        ratio = tl.where(earlier, ratio, 0.0)
+        a = _product(low, tl.trans(low), EXACT) * ratio * beta[:, None]
+        inverse = _inverse(tl.where(r[:, None] == r[None, :], 0.0, a), SIZE, EXACT).to(kind)
+
+        place = (number.to(tl.int64) * HV + head) * SIZE + r
+        w = _product(inverse, (key * (beta * tl.exp(sums))[:, None]).to(kind), EXACT)
+        tl.store(w_ptr + place[:, None] * DK + k[None, :], w.to(kind), mask=(k < DK)[None, :])
+        value = tl.load(
+            mixed_ptr + token[:, None] * mixed_stride + 2 * HK * DK + head * DV + v[None, :], mask=real_v, other=0.0
+        )
+        u = _product(inverse, (value.to(tl.float32) * beta[:, None]).to(kind), EXACT)
+        tl.store(u_ptr + place[:, None] * DV + v[None, :], u, mask=(v < DV)[None, :])
+        query = tl.load(keys, mask=real_k, other=0.0)
+        wide = query.to(tl.float32)
+        query_scale = 1.0 / (tl.sqrt(tl.sum(wide * wide, axis=1) + 1e-6) * tl.sqrt(DK * 1.0))
+        p = _product(query, tl.trans(low), EXACT) * ratio * query_scale[:, None]
+        tl.store(p_ptr + place[:, None] * SIZE + r[None, :], p.to(kind))
+        scales = scales_ptr + (number.to(tl.int64) * HV + head) * (3 * SIZE) + r
+        tl.store(scales, sums)
+        tl.store(scales + SIZE, query_scale)
+        tl.store(scales + 2 * SIZE, key_scale)
+
+
+@triton.jit
+def _walk_kernel(
+    mixed_ptr, w_ptr, u_ptr, p_ptr, scales_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr, mixed_stride,
+    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    SIZE: tl.constexpr, SHORT: tl.constexpr, EXACT: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    head, sequence = tl.program_id(1), tl.program_id(2)
+    first = tl.load(start_ptr + sequence)
+    count = tl.load(start_ptr + sequence + 1) - first
+    if count > SHORT:
+        kind: tl.constexpr = w_ptr.dtype.element_ty
+        r, k, v = tl.arange(0, SIZE), tl.arange(0, BK), tl.program_id(0) * BV + tl.arange(0, BV)
+        real_k, real_v = (k < DK)[None, :], (v < DV)[None, :]
+        known = tl.load(position_ptr + first) != 0
+        row = tl.load(row_ptr + sequence)
+        places = state_ptr + (row * HV + head) * (DK * DV) + k[:, None] * DV + v[None, :]
+        inside = (k < DK)[:, None] & real_v
+        s = tl.load(places, mask=inside & known, other=0.0)
+        number = first // SIZE + sequence
+        for part in tl.range(0, tl.cdiv(count, SIZE), num_stages=STAGES):
+            at = (number + part).to(tl.int64) * HV + head
+            place = at * SIZE + r
+            w = tl.load(w_ptr + place[:, None] * DK + k[None, :], mask=real_k, other=0.0)
+            u = tl.load(u_ptr + place[:, None] * DV + v[None, :], mask=real_v, other=0.0)
+            p = tl.load(p_ptr + place[:, None] * SIZE + r[None, :])
+            scales = scales_ptr + at * (3 * SIZE)
+            sums = tl.load(scales + r)
+            last = tl.load(scales + SIZE - 1)
+            query_scale, key_scale = tl.load(scales + SIZE + r), tl.load(scales + 2 * SIZE + r)
+            real = part * SIZE + r < count
+            token = (first + part * SIZE + r).to(tl.int64)
+            keys = mixed_ptr + token[:, None] * mixed_stride + head // (HV // HK) * DK + k[None, :]
+            query = tl.load(keys, mask=real[:, None] & real_k, other=0.0)
+            key = tl.load(keys + HK * DK, mask=real[:, None] & real_k, other=0.0)
+            low = s.to(kind)
+            u -= _product(w, low, EXACT)
+            y = _product(query, low, EXACT) * (query_scale * tl.exp(sums))[:, None]
+            y += _product(p, u.to(kind), EXACT)
+            out = out_ptr + (token[:, None] * HV + head) * DV + v[None, :]
+            tl.store(out, y.to(out_ptr.dtype.element_ty), mask=real[:, None] & real_v)
+            written = (u * (key_scale * tl.exp(last - sums))[:, None]).to(kind)
+            s = s * tl.exp(last) + _product(tl.trans(key), written, EXACT)
+        tl.store(places, s, mask=inside)
+
+
+def can_chunk(spec: DeltaSpec) -> bool:
+    """Are heads small enough?"""
+    return max(spec.key_dim, spec.value_dim) <= WIDEST
+
+
+def chunked_delta_(
+    mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext, out: Tensor, *, small: bool
+) -> None:
+    """See kernels/states.py; fills `out` for sequences of more than SHORT tokens, and leaves others alone."""
+    assert ctx.rows is not None, "recurrent layers find their states by row"
+    sequences, heads = ctx.rows.sequences.shape[0], spec.value_heads
+    numbers = parts_of(len(mixed), sequences, SIZE)
+    kind, device = mixed.dtype, mixed.device
+    w = torch.empty((numbers, heads, SIZE, spec.key_dim), dtype=kind, device=device)
+    u = torch.empty((numbers, heads, SIZE, spec.value_dim), dtype=torch.float32, device=device)
+    p = torch.empty((numbers, heads, SIZE, SIZE), dtype=kind, device=device)
+    scales = torch.empty((numbers, heads, 3, SIZE), dtype=torch.float32, device=device)
+    sizes = {"HK": spec.key_heads, "HV": heads, "DK": spec.key_dim, "DV": spec.value_dim, "SIZE": SIZE, "SHORT": SHORT}
+    exact = INTERPRETED or kind == torch.float32
+    rows, columns = max(16, pow2(spec.key_dim)), max(16, pow2(spec.value_dim))
+    _prepare_kernel[(numbers, heads)](
+        mixed, gates, spec.rate, spec.shift, ctx.query_start, w, u, p, scales, sequences, mixed.stride(0),
+        gates.stride(0), **sizes, BK=rows, BV=columns, FIND=pow2_of(sequences), EXACT=exact, num_warps=8,
+    )  # fmt: skip
+    columns = min(32, columns)
+    _walk_kernel[(triton.cdiv(spec.value_dim, columns), heads, sequences)](
+        mixed, w, u, p, scales, state, out, ctx.query_start, ctx.rows.sequences, ctx.positions, mixed.stride(0),
+        **sizes, BK=rows, BV=columns, EXACT=exact, STAGES=1 if exact or small else 2, num_warps=4,
+    )  # fmt: skip

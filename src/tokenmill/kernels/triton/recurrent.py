@@ -1,0 +1,226 @@
+"""Recurrent layers, token by token: short convolutions, the gated delta rule, gated norms. Owns: one launch for each.
+
+A sequence is found by its place in the step and its state by its row, so a recording serves any rows. Grids follow from
+the numbers of tokens and sequences alone: where tokens are cut into parts of SIZE, the part j of sequence s that begins
+at token b is number b // SIZE + s + j, which no two parts share. Must not know: layers, families.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tokenmill.core.forward import DeltaSpec, ForwardContext, NormSpec
+from tokenmill.kernels.triton.common import begin, pow2, sigmoid, wait
+
+SHORT = 16
+"""Of so many tokens or fewer, a sequence is computed token by token where chunks.py may take others."""
+ALL = 1 << 30
+
+
+@triton.jit
+def softplus(x):
+    return tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
+
+
+@triton.jit
+def find_part(start_ptr, part, sequences, SIZE: tl.constexpr, FIND: tl.constexpr):
+    """The sequence of this part, and which of its parts it is; there may be no such tokens."""
+    s = tl.arange(0, FIND)
+    begins = tl.load(start_ptr + s, mask=s < sequences, other=1 << 30)
+    sequence = tl.sum((begins // SIZE + s <= part).to(tl.int32), axis=0) - 1
+    return sequence, part - tl.load(start_ptr + sequence) // SIZE - sequence
+
+
+def pow2_of(sequences: int) -> int:
+    """What `find_part` looks through: few sizes, each of which is compiled."""
+    return max(64, pow2(sequences)) if sequences <= 64 else max(1024, pow2(sequences))
+
+
+def parts_of(tokens: int, sequences: int, size: int) -> int:
+    """How many numbers parts of this size may have."""
+    return tokens // size + sequences
+
+
+# ------------------------------------------------------------ short convolutions
+
+
+@triton.jit(do_not_specialize=["sequences"])
+def _conv_kernel(
+    x_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr, sequences, C, x_stride,
+    TAPS: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr, ONE: tl.constexpr, FIND: tl.constexpr,
+    BT: tl.constexpr, BC: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    real_c = c < C
+    wait(PDL)
+    if ONE:
+        sequence, part = tl.program_id(0), 0
+    else:
+        sequence, part = find_part(start_ptr, tl.program_id(0), sequences, BT, FIND)
+    first = tl.load(start_ptr + sequence)
+    count = tl.load(start_ptr + sequence + 1) - first
+    if part * BT < count:
+        known = tl.load(position_ptr + first) != 0
+        x_ptr += first.to(tl.int64) * x_stride
+        state_ptr += tl.load(row_ptr + sequence) * (TAPS - 1) * C
+        t = part * BT + tl.arange(0, BT)
+        real = (t < count)[:, None] & real_c[None, :]
+        y = tl.zeros((BT, BC), dtype=tl.float32)
+        if BIAS:
+            y += tl.load(bias_ptr + c, mask=real_c, other=0.0)[None, :]
+        for k in tl.static_range(TAPS):
+            at = t + k - (TAPS - 1)
+            here = real & (at >= 0)[:, None]
+            before = real & (at < 0)[:, None] & known
+            value = tl.load(x_ptr + at.to(tl.int64)[:, None] * x_stride + c[None, :], mask=here, other=0.0)
+            value += tl.load(state_ptr + (at + TAPS - 1)[:, None] * C + c[None, :], mask=before, other=0.0)
+            y += value.to(tl.float32) * tl.load(weight_ptr + k * C + c, mask=real_c, other=0.0)[None, :]
+        if ACT:
+            y = y * sigmoid(y)
+        place = (first + t).to(tl.int64)[:, None] * C + c[None, :]
+        tl.store(out_ptr + place, y.to(out_ptr.dtype.element_ty), mask=real)
+        if part == 0:  # the only part that reads the state leaves the new one
+            for k in tl.static_range(TAPS - 1):
+                source = count + k - (TAPS - 1)
+                left = tl.load(x_ptr + source.to(tl.int64) * x_stride + c, mask=real_c & (source >= 0), other=0.0)
+                kept = real_c & (source < 0) & known
+                left += tl.load(state_ptr + (source + TAPS - 1) * C + c, mask=kept, other=0.0)
+                tl.debug_barrier()
+                tl.store(state_ptr + k * C + c, left, mask=real_c)
+
+
+def short_conv_(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, ctx: ForwardContext, *, silu: bool, pdl: bool
+) -> Tensor:
+    """See kernels/states.py."""
+    assert ctx.rows is not None, "recurrent layers find their states by row"
+    (tokens, channels), sequences, taps = x.shape, ctx.rows.sequences.shape[0], weight.shape[0]
+    out = torch.empty((tokens, channels), dtype=x.dtype, device=x.device)
+    one = ctx.max_query == 1
+    rows = 1 if one else max(16, pow2(taps))
+    columns = min(pow2(channels), 256 if one else 128)
+    grid = (sequences if one else parts_of(tokens, sequences, rows), triton.cdiv(channels, columns))
+    _conv_kernel[grid](
+        x, weight, bias, state, out, ctx.query_start, ctx.rows.sequences, ctx.positions, sequences, channels,
+        x.stride(0), TAPS=taps, BIAS=bias is not None, ACT=silu, ONE=one, FIND=1 if one else pow2_of(sequences),
+        BT=rows, BC=columns, PDL=pdl, num_warps=2 if one else 4, launch_pdl=pdl,
+    )  # fmt: skip
+    return out
+
+
+# ------------------------------------------------------------ the gated delta rule
+
+
+@triton.jit
+def _delta_kernel(
+    mixed_ptr, gate_ptr, rate_ptr, shift_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr, mixed_stride,
+    gate_stride, HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, MOST: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    head, sequence = tl.program_id(1), tl.program_id(2)
+    k, v = tl.arange(0, BK), tl.program_id(0) * BV + tl.arange(0, BV)
+    real_k, real_v = k < DK, v < DV
+    rate, shift = tl.load(rate_ptr + head), tl.load(shift_ptr + head)
+    wait(PDL)
+    first = tl.load(start_ptr + sequence)
+    count = tl.load(start_ptr + sequence + 1) - first
+    if (count > 0) & (count <= MOST):
+        known = tl.load(position_ptr + first) != 0
+        row = tl.load(row_ptr + sequence)
+        places = state_ptr + (row * HV + head) * (DK * DV) + k[:, None] * DV + v[None, :]
+        inside = real_k[:, None] & real_v[None, :]
+        s = tl.load(places, mask=inside & known, other=0.0)
+        keys = mixed_ptr + first.to(tl.int64) * mixed_stride + head // (HV // HK) * DK + k
+        values = mixed_ptr + first.to(tl.int64) * mixed_stride + 2 * HK * DK + head * DV + v
+        gates = gate_ptr + first.to(tl.int64) * gate_stride
+        out = out_ptr + (first.to(tl.int64) * HV + head) * DV + v
+        for _ in range(count):
+            q = tl.load(keys, mask=real_k, other=0.0).to(tl.float32)
+            key = tl.load(keys + HK * DK, mask=real_k, other=0.0).to(tl.float32)
+            value = tl.load(values, mask=real_v, other=0.0).to(tl.float32)
+            beta = sigmoid(tl.load(gates + head).to(tl.float32))
+            decay = tl.exp(-rate * softplus(tl.load(gates + HV + head).to(tl.float32) + shift))
+            q = q / (tl.sqrt(tl.sum(q * q, axis=0) + 1e-6) * tl.sqrt(DK * 1.0))
+            key = key / tl.sqrt(tl.sum(key * key, axis=0) + 1e-6)
+            s *= decay
+            delta = (value - tl.sum(s * key[:, None], axis=0)) * beta
+            s += key[:, None] * delta[None, :]
+            y = tl.sum(s * q[:, None], axis=0)
+            tl.store(out, y.to(out_ptr.dtype.element_ty), mask=real_v)
+            keys, values, gates, out = keys + mixed_stride, values + mixed_stride, gates + gate_stride, out + HV * DV
+        tl.store(places, s, mask=inside)
+
+
+def delta_rule_(
+    mixed: Tensor,
+    gates: Tensor,
+    spec: DeltaSpec,
+    state: Tensor,
+    ctx: ForwardContext,
+    out: Tensor,
+    *,
+    most: int,
+    pdl: bool,
+) -> None:
+    """See kernels/states.py; fills `out` for sequences of at most `most` tokens, and leaves others alone."""
+    assert ctx.rows is not None, "recurrent layers find their states by row"
+    columns = min(32, pow2(spec.value_dim))
+    grid = (triton.cdiv(spec.value_dim, columns), spec.value_heads, ctx.rows.sequences.shape[0])
+    _delta_kernel[grid](
+        mixed, gates, spec.rate, spec.shift, state, out, ctx.query_start, ctx.rows.sequences, ctx.positions,
+        mixed.stride(0), gates.stride(0), HK=spec.key_heads, HV=spec.value_heads, DK=spec.key_dim, DV=spec.value_dim,
+        BK=pow2(spec.key_dim), BV=columns, MOST=most, PDL=pdl, num_warps=4, launch_pdl=pdl,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------ gated norms
+
+
+@triton.jit
+def _gated_norm_kernel(
+    x_ptr, gate_ptr, weight_ptr, out_ptr, x_stride, gate_stride, pieces, eps, D: tl.constexpr, BP: tl.constexpr,
+    BD: tl.constexpr, NORM: tl.constexpr, WIDE: tl.constexpr, FIRST: tl.constexpr, SILU: tl.constexpr,
+    OFFSET: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    token = tl.program_id(0).to(tl.int64)
+    p, d = tl.program_id(1) * BP + tl.arange(0, BP), tl.arange(0, BD)
+    real = (p < pieces)[:, None] & (d < D)[None, :]
+    place = p[:, None] * D + d[None, :]
+    if NORM:
+        weight_place = place if WIDE else place * 0 + d[None, :]
+        weight = tl.load(weight_ptr + weight_place, mask=real, other=0.0).to(tl.float32) + OFFSET
+    wait(PDL)
+    x = tl.load(x_ptr + token * x_stride + place, mask=real, other=0.0).to(tl.float32)
+    gate = tl.load(gate_ptr + token * gate_stride + place, mask=real, other=0.0).to(tl.float32)
+    gate = gate * sigmoid(gate) if SILU else sigmoid(gate)
+    if FIRST:
+        x *= gate
+    y = x / tl.sqrt(tl.sum(x * x, axis=1) / D + eps)[:, None] * weight if NORM else x
+    if not FIRST:
+        y *= gate
+    tl.store(out_ptr + token * pieces * D + place, y.to(out_ptr.dtype.element_ty), mask=real)
+
+
+def gated_norm(
+    x: Tensor, gate: Tensor, spec: NormSpec | None, size: int, *, first: bool, act: str, pdl: bool
+) -> Tensor:
+    """See ReferenceKernels.gated_norm."""
+    tokens, width = x.shape
+    out = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
+    pieces, block = width // size, pow2(size)
+    together = max(1, min(pow2(pieces), 2048 // block))
+    _gated_norm_kernel[(tokens, triton.cdiv(pieces, together))](
+        x, gate, None if spec is None else spec.weight, out, x.stride(0), gate.stride(0), pieces,
+        0.0 if spec is None else spec.eps, D=size, BP=together, BD=block, NORM=spec is not None,
+        WIDE=spec is not None and spec.weight.shape[0] != size, FIRST=first or spec is None,
+        SILU=act == "silu",
+        OFFSET=0.0 if spec is None else spec.offset, PDL=pdl,
+        num_warps=max(1, min(16, together * block // 512)), launch_pdl=pdl,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,131 @@
+"""State spaces, token by token. Owns: one launch for Mamba-2 (a decay for each head) and one for Mamba-1 (a decay for
+each number).
+
+A sequence is found by its place in the step, its state by its row; recurrent.py has the layers with keys.
+Must not know: layers, families.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tokenmill.core.forward import ForwardContext, SpaceSpec
+from tokenmill.kernels.triton.common import begin, pow2, wait
+from tokenmill.kernels.triton.recurrent import softplus
+
+HIGHEST = 3.0e38
+"""A bound that is none."""
+
+
+@triton.jit
+def _space_kernel(
+    mixed_ptr, pace_ptr, rate_ptr, shift_ptr, skip_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr,
+    mixed_stride, pace_stride, low, high, H: tl.constexpr, P: tl.constexpr, G: tl.constexpr, N: tl.constexpr,
+    BN: tl.constexpr, BP: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    head, sequence = tl.program_id(1), tl.program_id(2)
+    n, p = tl.arange(0, BN), tl.program_id(0) * BP + tl.arange(0, BP)
+    real_n, real_p = n < N, p < P
+    rate, shift, skip = tl.load(rate_ptr + head), tl.load(shift_ptr + head), tl.load(skip_ptr + head)
+    wait(PDL)
+    first = tl.load(start_ptr + sequence)
+    count = tl.load(start_ptr + sequence + 1) - first
+    if count > 0:
+        known = tl.load(position_ptr + first) != 0
+        places = state_ptr + (tl.load(row_ptr + sequence) * H + head) * (N * P) + n[:, None] * P + p[None, :]
+        inside = real_n[:, None] & real_p[None, :]
+        s = tl.load(places, mask=inside & known, other=0.0)
+        values = mixed_ptr + first.to(tl.int64) * mixed_stride + head * P + p
+        keys = mixed_ptr + first.to(tl.int64) * mixed_stride + H * P + head // (H // G) * N + n
+        paces = pace_ptr + first.to(tl.int64) * pace_stride + head
+        out = out_ptr + (first.to(tl.int64) * H + head) * P + p
+        for _ in range(count):
+            b = tl.load(keys, mask=real_n, other=0.0).to(tl.float32)
+            c = tl.load(keys + G * N, mask=real_n, other=0.0).to(tl.float32)
+            x = tl.load(values, mask=real_p, other=0.0).to(tl.float32)
+            pace = softplus(tl.load(paces).to(tl.float32) + shift)
+            pace = tl.minimum(tl.maximum(pace, low), high)
+            s = s * tl.exp(-rate * pace) + b[:, None] * (x * pace)[None, :]
+            y = tl.sum(s * c[:, None], axis=0) + skip * x
+            tl.store(out, y.to(out_ptr.dtype.element_ty), mask=real_p)
+            keys, values, paces, out = keys + mixed_stride, values + mixed_stride, paces + pace_stride, out + H * P
+        tl.store(places, s, mask=inside)
+
+
+def state_space_(
+    mixed: Tensor, rates: Tensor, spec: SpaceSpec, state: Tensor, ctx: ForwardContext, *, pdl: bool
+) -> Tensor:
+    """See kernels/states.py."""
+    assert ctx.rows is not None, "recurrent layers find their states by row"
+    out = torch.empty((len(mixed), spec.heads * spec.head_dim), dtype=mixed.dtype, device=mixed.device)
+    columns = min(32, pow2(spec.head_dim))
+    grid = (triton.cdiv(spec.head_dim, columns), spec.heads, ctx.rows.sequences.shape[0])
+    _space_kernel[grid](
+        mixed, rates, spec.rate, spec.shift, spec.skip, state, out, ctx.query_start, ctx.rows.sequences,
+        ctx.positions, mixed.stride(0), rates.stride(0), float(spec.low), min(float(spec.high), HIGHEST),
+        H=spec.heads, P=spec.head_dim, G=spec.groups, N=spec.keys, BN=pow2(spec.keys), BP=columns, PDL=pdl,
+        num_warps=4, launch_pdl=pdl,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _scan_kernel(
+    x_ptr, pace_ptr, mixed_ptr, rate_ptr, skip_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr, C, x_stride,
+    pace_stride, mixed_stride, N: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    sequence = tl.program_id(1)
+    n, c = tl.arange(0, BN), tl.program_id(0) * BC + tl.arange(0, BC)
+    real_n, real_c = n < N, c < C
+    inside = real_n[:, None] & real_c[None, :]
+    rate = tl.load(rate_ptr + n[:, None] * C + c[None, :], mask=inside, other=0.0)
+    skip = tl.load(skip_ptr + c, mask=real_c, other=0.0)
+    wait(PDL)
+    first = tl.load(start_ptr + sequence)
+    count = tl.load(start_ptr + sequence + 1) - first
+    if count > 0:
+        known = tl.load(position_ptr + first) != 0
+        places = state_ptr + tl.load(row_ptr + sequence) * N * C + n[:, None] * C + c[None, :]
+        s = tl.load(places, mask=inside & known, other=0.0)
+        values = x_ptr + first.to(tl.int64) * x_stride + c
+        paces = pace_ptr + first.to(tl.int64) * pace_stride + c
+        keys = mixed_ptr + first.to(tl.int64) * mixed_stride + n
+        out = out_ptr + first.to(tl.int64) * C + c
+        for _ in range(count):
+            x = tl.load(values, mask=real_c, other=0.0).to(tl.float32)
+            pace = softplus(tl.load(paces, mask=real_c, other=0.0).to(tl.float32))
+            b = tl.load(keys, mask=real_n, other=0.0).to(tl.float32)
+            read = tl.load(keys + N, mask=real_n, other=0.0).to(tl.float32)
+            s = s * tl.exp(-rate * pace[None, :]) + b[:, None] * (pace * x)[None, :]
+            y = tl.sum(s * read[:, None], axis=0) + skip * x
+            tl.store(out, y.to(out_ptr.dtype.element_ty), mask=real_c)
+            values, paces, keys, out = values + x_stride, paces + pace_stride, keys + mixed_stride, out + C
+        tl.store(places, s, mask=inside)
+
+
+def selective_scan_(
+    x: Tensor,
+    rates: Tensor,
+    mixed: Tensor,
+    fixed: tuple[Tensor, Tensor],
+    state: Tensor,
+    ctx: ForwardContext,
+    *,
+    pdl: bool,
+) -> Tensor:
+    """See kernels/states.py."""
+    assert ctx.rows is not None, "recurrent layers find their states by row"
+    (tokens, channels), keys = x.shape, state.shape[1]
+    out = torch.empty((tokens, channels), dtype=x.dtype, device=x.device)
+    columns = min(64, pow2(channels))
+    _scan_kernel[(triton.cdiv(channels, columns), ctx.rows.sequences.shape[0])](
+        x, rates, mixed, *fixed, state, out, ctx.query_start, ctx.rows.sequences, ctx.positions, channels,
+        x.stride(0), rates.stride(0), mixed.stride(0), N=keys, BN=pow2(keys), BC=columns, PDL=pdl, num_warps=2,
+        launch_pdl=pdl,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,113 @@
+"""Falcon-H1: Mamba-2 and attention side by side in every layer, and a factor on whatever enters or leaves a block.
+
+Factors on what attention reads are factors of its scores and of what it gives; those of the state space stand on the
+columns of its first product.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.forward import Act, ForwardContext, NormSpec
+from tokenmill.layers.attention import Attention, attention_spec, separate_qkv
+from tokenmill.layers.build import Build
+from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows
+from tokenmill.layers.rope import make_rope
+from tokenmill.layers.space import StateSpace
+from tokenmill.models.common import read_act, read_heads, read_rope, read_sizes, rms
+from tokenmill.models.config import ModelConfig
+from tokenmill.models.decoder import Decoder, Ends
+from tokenmill.models.mixers import SpaceKeys, make_space, space_heads
+
+KEYS = SpaceKeys(width="mamba_d_ssm", out_bias="projectors_bias")
+
+
+class ScaledFeed:
+    """down(act(gate_factor * gate) * up) of the normed input."""
+
+    def __init__(self, b: Build, hidden: int, inner: int, act: Act, factor: float, *, bias: bool) -> None:
+        part = Rows(inner, inner)
+        self.up = ColumnLinear(b, hidden, {"gate_proj": part, "up_proj": part}, bias=bias)
+        self.down = RowLinear(b, inner, hidden, "down_proj", bias=bias)
+        self.act: Act = act
+        self.factors = torch.ones(2 * inner, dtype=b.dtype, device=b.device)
+        self.factors[:inner] = factor
+
+    def __call__(self, x: Tensor, ctx: ForwardContext, norm: NormSpec) -> Tensor:
+        """x [T, hidden] -> [T, hidden]."""
+        made = self.up.weight.matmul(x, ctx, norm=norm) * self.factors
+        return self.down(ctx.kernels.activate(made, self.act), ctx)
+
+
+class SideBySide:
+    """x += space(norm(x)) + attention(norm(x)); x += feed(norm(x)); each of the three with a factor."""
+
+    def __init__(
+        self,
+        space: StateSpace,
+        attention: Attention,
+        feed: ScaledFeed,
+        norms: tuple[NormSpec, NormSpec],
+        factors: tuple[float, float, float],
+    ) -> None:
+        self.space = space
+        self.attention = attention
+        self.feed = feed
+        self.first, self.second = norms
+        self.factors = factors
+
+    def __call__(self, x: Tensor, ctx: ForwardContext) -> Tensor:
+        """x [T, hidden] -> [T, hidden]."""
+        add, (space, attention, feed) = ctx.kernels.add, self.factors
+        h = ctx.kernels.norm(x, self.first)
+        x = add(x, self.space(h, ctx), space)
+        x = add(x, self.attention(h, ctx), attention)
+        return add(x, self.feed(x, ctx, self.second), feed)
+
+
+def build(c: ModelConfig, b: Build) -> Decoder:
+    """The model from its config."""
+    sizes, heads, act = read_sizes(c), read_heads(c), read_act(c, gated=True, default="silu")
+    rope, inner = read_rope(c, heads.dim), c.need("intermediate_size", int)
+    first, second = rms(c, "input_layernorm"), rms(c, "pre_ff_layernorm")
+    entering = c.get("attention_in_multiplier", float, 1.0)
+    scale = heads.dim**-0.5 * c.get("key_multiplier", float, 1.0) * entering**2
+    gate, down = _factors(c, "mlp_multipliers", 2)
+    leaving = (
+        c.get("ssm_out_multiplier", float, 1.0), c.get("attention_out_multiplier", float, 1.0) * entering, down,
+    )  # fmt: skip
+    columns = _columns(c).to(device=b.device, dtype=b.dtype)
+
+    def layer(body: Build, index: int) -> SideBySide:
+        at = body.at(f"layers.{index}")
+        space = make_space(c, at.at("mamba"), KEYS, norm=c.get("mamba_rms_norm", bool, False), factors=columns)
+        inside = at.at("self_attn")
+        spec = attention_spec(b, heads, scale=scale, rope=make_rope(b, rope))
+        output = RowLinear(inside, heads.width, sizes.hidden, "o_proj")
+        attention = Attention(separate_qkv(inside, sizes.hidden, heads), output, spec)
+        feed = ScaledFeed(at.at("feed_forward"), sizes.hidden, inner, act, gate, bias=c.get("mlp_bias", bool, False))
+        return SideBySide(space, attention, feed, (first(at), second(at)), leaving)
+
+    ends = Ends(
+        norm=rms(c, "final_layernorm"),
+        scale=c.get("embedding_multiplier", float, 1.0),
+        logit_scale=c.get("lm_head_multiplier", float, 1.0),
+    )
+    return Decoder(b, b.under("model", "embed_tokens.weight"), sizes, ends, layer)
+
+
+def _factors(c: ModelConfig, name: str, count: int) -> list[float]:
+    """A list of so many numbers; absent: ones."""
+    said = c.get(name, list, [1.0] * count)
+    if len(said) != count or any(isinstance(one, bool) or not isinstance(one, int | float) for one in said):
+        raise c.refuse(name, f"must be {count} numbers.")
+    return [float(one) for one in said]
+
+
+def _columns(c: ModelConfig) -> Tensor:
+    """The factor of each column of the state space's first product: gates, values, keys, queries, paces."""
+    heads = space_heads(c, KEYS)
+    sizes = [heads.width, heads.width, *[heads.groups * heads.keys] * 2, heads.heads]
+    found = torch.cat([torch.full((n,), one) for n, one in zip(sizes, _factors(c, "ssm_multipliers", 5), strict=True)])
+    return found * c.get("ssm_in_multiplier", float, 1.0)

@@ -1,0 +1,233 @@
+"""What stands in attention's place in some layers. Owns: reading sizes of recurrent layers from a config, and which
+layers are recurrent.
+
+Every rule is a function (config, where the layer's tensors lie, layer) -> the block, or None where the layer has
+attention; rows of the table name them. Must not know: which families there are, what lies around a layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tokenmill.core.errors import ModelError
+from tokenmill.core.forward import KVSpec, NormSpec
+from tokenmill.layers.build import Build
+from tokenmill.layers.space import Around, GatedConvolution, ScanSizes, SelectiveScan, SpaceHeads, StateSpace
+from tokenmill.models.common import Block
+from tokenmill.models.config import ModelConfig
+
+Mixer = Callable[[ModelConfig, Build, int], Block | None]
+RECURRENT = ("mamba", "linear_attention")
+"""What `layer_types` calls a layer with a state; older files use the first name."""
+
+
+@dataclass(frozen=True)
+class SpaceKeys:
+    """A family's names of the sizes of Mamba-2: heads, their size, groups, state, taps, biases; its width, if it has
+    one of its own."""
+
+    heads: str = "mamba_n_heads"
+    dim: str = "mamba_d_head"
+    groups: str = "mamba_n_groups"
+    keys: str = "mamba_d_state"
+    taps: str = "mamba_d_conv"
+    bias: str = "mamba_proj_bias"
+    conv_bias: str = "mamba_conv_bias"
+    out_bias: str = "mamba_proj_bias"
+    width: str = ""
+    expand: str = "mamba_expand"
+    eps: str = "rms_norm_eps"
+    lowest: str = ""
+
+
+def only_positions(b: Build) -> None:
+    """A model of states alone has pages, too: by them positions are counted and beginnings are found again. They are as
+    small as can be, and nothing reads them."""
+    b.add_kv(KVSpec("full", 1, 16, 16))
+
+
+def space_heads(c: ModelConfig, names: SpaceKeys) -> SpaceHeads:
+    """Sizes of Mamba-2, which must agree with each other."""
+    hidden, heads = c.need("hidden_size", int), c.need(names.heads, int)
+    width = c.get(names.width, int, 0) if names.width else 0
+    if names.expand and not width:
+        width = int(c.get(names.expand, float, 2.0, low=1e-3) * hidden)
+    said = c.data.get(names.dim)
+    dim = width // heads if said in (None, "auto") else c.need(names.dim, int)
+    groups = c.get(names.groups, int, 1)
+    if (width and dim * heads != width) or heads % groups:
+        raise ModelError(
+            f"config.json: {heads} heads of {dim} in {groups} groups ('{names.heads}', '{names.dim}', '{names.groups}')"
+            f" do not make up the {width or dim * heads} columns of the state space."
+        )
+    low, high = (c.get(names.lowest, float, 0.0, low=0.0), math.inf) if names.lowest else _limits(c)
+    return SpaceHeads(heads, dim, groups, c.need(names.keys, int), c.get(names.taps, int, 4, low=2, high=16), low, high)
+
+
+def _limits(c: ModelConfig) -> tuple[float, float]:
+    said = c.get("time_step_limit", list, [0.0, math.inf])
+    try:
+        low, high = (_number(one) for one in said)
+    except (TypeError, ValueError, KeyError):
+        raise c.refuse("time_step_limit", "must be two numbers.") from None
+    if not 0.0 <= low <= high:
+        raise c.refuse("time_step_limit", "must be two numbers, the lower one first.")
+    return low, high
+
+
+def _number(said: Any) -> float:
+    """A number; files cannot hold infinity, and say it in an object."""
+    return float(said["__float__"] if isinstance(said, dict) else said)
+
+
+def make_space(
+    c: ModelConfig, at: Build, names: SpaceKeys, *, norm: bool = True, factors: torch.Tensor | None = None
+) -> StateSpace:
+    """Mamba-2; norm False: the gate alone."""
+    heads = space_heads(c, names)
+    around = Around(
+        bias=c.get(names.bias, bool, False),
+        conv_bias=c.get(names.conv_bias, bool, True),
+        out_bias=c.get(names.out_bias, bool, False),
+        norm=heads.width // heads.groups if norm else 0,
+        gate_first=not c.get("mamba_norm_before_gate", bool, False),
+        eps=c.get(names.eps, float, 1e-5, low=0.0),
+        factors=factors,
+    )
+    return StateSpace(at, c.need("hidden_size", int), heads, around)
+
+
+def read_kinds(c: ModelConfig, key: str, kinds: tuple[str, ...], default: str) -> list[str]:
+    """The kind of each layer, from a list."""
+    layers = c.need("num_hidden_layers", int)
+    if not c.has(key):
+        return [default] * layers
+    found = c.need(key, list)
+    if len(found) != layers or any(kind not in kinds for kind in found):
+        raise c.refuse(key, f"must name one of {', '.join(kinds)} for each of {layers} layers.")
+    return [str(kind) for kind in found]
+
+
+def typed_space(names: SpaceKeys) -> Mixer:
+    """Mamba-2 in the layers that `layer_types` says."""
+
+    def mixer(c: ModelConfig, at: Build, index: int) -> Block | None:
+        kinds = read_kinds(c, "layer_types", (*RECURRENT, "attention", "full_attention"), "linear_attention")
+        return make_space(c, at.at("mamba"), names) if kinds[index] in RECURRENT else None
+
+    return mixer
+
+
+def indexed_space(c: ModelConfig, at: Build, index: int) -> Block | None:
+    """Mamba-2 in all layers but `attn_layer_indices`."""
+    attends = c.get("attn_layer_indices", list, [])
+    return None if index in attends else make_space(c, at.at("mamba"), SpaceKeys())
+
+
+def jamba_scan(c: ModelConfig, at: Build, index: int) -> Block | None:
+    """Mamba-1 with norms of its parts, in all but one layer of a period."""
+    period, offset = c.get("attn_layer_period", int, 8), c.get("attn_layer_offset", int, 4, low=0)
+    if index % period == offset:
+        return None
+    hidden, eps = c.need("hidden_size", int), c.get("rms_norm_eps", float, 1e-6, low=0.0)
+    channels = c.get("mamba_expand", int, 2) * hidden
+    sizes = ScanSizes(channels, c.get("mamba_d_state", int, 16), c.get("mamba_d_conv", int, 4, low=2, high=16),
+                      read_rank(c, "mamba_dt_rank"))  # fmt: skip
+    bias = c.get("mamba_proj_bias", bool, False)
+    around = Around(bias=bias, conv_bias=c.get("mamba_conv_bias", bool, True), out_bias=bias)
+    inside = at.at("mamba")
+    named = (("dt_layernorm", sizes.rank), ("b_layernorm", sizes.keys), ("c_layernorm", sizes.keys))
+    return SelectiveScan(inside, hidden, sizes, around, tuple(inside.norm(name, n, eps) for name, n in named))
+
+
+def read_rank(c: ModelConfig, name: str) -> int:
+    """The width that a token's pace is made from; "auto": a sixteenth of the hidden size."""
+    if c.data.get(name) in (None, "auto"):
+        return math.ceil(c.need("hidden_size", int) / 16)
+    return c.need(name, int)
+
+
+def plain_scan(c: ModelConfig, at: Build, index: int) -> Block:
+    """Mamba-1; FalconMamba norms its parts without weights."""
+    hidden = c.need("hidden_size", int)
+    sizes = ScanSizes(c.get("intermediate_size", int, int(c.get("expand", float, 2.0, low=1e-3) * hidden)),
+                      c.get("state_size", int, 16),
+                      c.get("conv_kernel", int, 4, low=2, high=16), read_rank(c, "time_step_rank"))  # fmt: skip
+    bias = c.get("use_bias", bool, False)
+    around = Around(bias=bias, conv_bias=c.get("use_conv_bias", bool, True), out_bias=bias)
+    inside = at.at("mixer")
+    norms: tuple[NormSpec, ...] = ()
+    if c.has("mixer_rms_eps"):
+        eps = c.need("mixer_rms_eps", float, low=0.0)
+        ones = [torch.ones(n, dtype=at.dtype, device=at.device) for n in (sizes.rank, sizes.keys, sizes.keys)]
+        norms = tuple(NormSpec(one, eps) for one in ones)
+    return SelectiveScan(inside, hidden, sizes, around, norms)
+
+
+def alone(make: Callable[[ModelConfig, Build, int], Block]) -> Callable[[ModelConfig, Build, Build, int], Block]:
+    """A model of which every layer is such a block."""
+
+    def single(c: ModelConfig, b: Build, at: Build, index: int) -> Block:
+        if index == 0:
+            only_positions(b)
+        return make(c, at, index)
+
+    return single
+
+
+def plain_space(c: ModelConfig, at: Build, index: int) -> Block:
+    """Mamba-2 by itself."""
+    names = SpaceKeys("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel", "use_bias", "use_conv_bias",
+                      "use_bias", expand="expand", eps="layer_norm_epsilon")  # fmt: skip
+    return make_space(c, at.at("mixer"), names)
+
+
+NEMOTRON = ("linear_attention", "full_attention", "moe", "mlp")
+_LETTERS = dict(zip("M*E-", NEMOTRON, strict=True))
+_NEMOTRON_KEYS = SpaceKeys("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel", "use_bias",
+                           "use_conv_bias", "use_bias", expand="", eps="layer_norm_epsilon",
+                           lowest="time_step_min")  # fmt: skip
+
+
+def nemotron_kinds(c: ModelConfig) -> dict[str, Any]:
+    """What each layer is, from a list or a letter for each; the list says how many there are."""
+    if c.has("layers_block_type"):
+        kinds = [{"mamba": "linear_attention", "attention": "full_attention"}.get(kind, kind)
+                 for kind in c.need("layers_block_type", list) if isinstance(kind, str)]  # fmt: skip
+    else:
+        pattern = c.need("hybrid_override_pattern", str)
+        if set(pattern) - set(_LETTERS):
+            raise c.refuse("hybrid_override_pattern", f"may only have the letters {' '.join(_LETTERS)}.")
+        kinds = [_LETTERS[letter] for letter in pattern]
+    if not kinds or set(kinds) - set(NEMOTRON):
+        raise c.refuse("layers_block_type", f"may only name {', '.join(NEMOTRON)}.")
+    if "full_attention" not in kinds:
+        raise c.refuse("layers_block_type", "must name full_attention for a layer at least.")
+    return {"num_hidden_layers": len(kinds), "layers_block_type": kinds}
+
+
+def nemotron_space(c: ModelConfig, at: Build) -> Block:
+    """Its Mamba-2."""
+    return make_space(c, at, _NEMOTRON_KEYS)
+
+
+def lfm2_convolution(c: ModelConfig, at: Build, index: int) -> Block | None:
+    """A short convolution in the layers that `layer_types` says."""
+    kinds = lfm2_kinds(c)
+    if kinds[index] == "full_attention":
+        return None
+    taps = c.get("conv_L_cache", int, 3, low=2, high=16)
+    return GatedConvolution(at.at("conv"), c.need("hidden_size", int), taps, bias=c.get("conv_bias", bool, False))
+
+
+def lfm2_kinds(c: ModelConfig) -> list[str]:
+    """ "conv" or "full_attention" of each layer."""
+    if c.has("layer_types") or not c.has("full_attn_idxs"):
+        return read_kinds(c, "layer_types", ("conv", "full_attention"), "full_attention")
+    attends = c.need("full_attn_idxs", list)
+    return ["full_attention" if i in attends else "conv" for i in range(c.need("num_hidden_layers", int))]

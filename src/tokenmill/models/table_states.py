@@ -1,0 +1,272 @@
+"""The table of families, third part: layers with states, beside attention or instead of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenmill.core.forward import RouteSpec
+from tokenmill.layers.build import Build
+from tokenmill.layers.experts import ExpertWeights, count_visited, load_joined
+from tokenmill.layers.linear import Rows
+from tokenmill.models import mixers, rules, turns
+from tokenmill.models.common import Block, read_heads
+from tokenmill.models.config import ModelConfig
+from tokenmill.models.keys import GATED, MOE, NO_BIAS, NO_MLP_BIAS, ROPE, without
+from tokenmill.models.parts import make_attention, make_feed, make_mixture
+from tokenmill.models.row import (
+    SIZES,
+    Attend,
+    Drafts,
+    Family,
+    Feed,
+    Fields,
+    HeadNorms,
+    Mix,
+    Norms,
+    Outside,
+    Route,
+    Scores,
+    Shape,
+    Shared,
+)
+from tokenmill.models.rules import Kind
+
+_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers")
+_SILU: dict[str, tuple[Any, ...]] = {"hidden_act": ("silu", "swish")}
+_TRAINING = ("time_step_min", "time_step_max", "time_step_floor", "time_step_rank", "rescale_prenorm_residual",
+             "residual_in_fp32", "chunk_size", "mamba_chunk_size", "num_logits_to_keep", "use_mamba_kernels",
+             "use_mambapy", "use_associative_scan", "time_step_scale", "time_step_init_scheme")  # fmt: skip
+_SPACE = {"mamba_n_heads": 128, "mamba_d_head": "auto", "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4,
+          "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False, "time_step_limit": None}  # fmt: skip
+_ALONE = {"expand": 2, "conv_kernel": 4, "use_bias": False, "use_conv_bias": True, "layer_norm_epsilon": 1e-5,
+          "num_attention_heads": 1}  # fmt: skip
+_SCAN = {**_ALONE, "intermediate_size": None, "state_size": 16, "time_step_rank": "auto", "tie_word_embeddings": True}
+_BACKBONE = Outside("backbone", "embeddings")
+_NORM = Norms(eps="layer_norm_epsilon", before=("norm",), last="norm_f")
+_NOT_ROTATED = Attend(rope=None)
+
+
+def _granite_kind(c: ModelConfig, index: int) -> Kind:
+    """Attention rotates only where the config says so."""
+    return Kind(rotates=c.get("position_embedding_type", str, "") == "rope")
+
+
+def _granite_dense(c: ModelConfig, index: int) -> bool:
+    return c.get("num_local_experts", int, 8, low=0) == 0
+
+
+def _jamba_dense(c: ModelConfig, index: int) -> bool:
+    period, offset = c.get("expert_layer_period", int, 2), c.get("expert_layer_offset", int, 1, low=0)
+    return index % period != offset or c.get("num_experts", int, 16) == 1
+
+
+def _lfm2_inner(c: ModelConfig) -> int:
+    """Two thirds of what the config says, times a factor, rounded up, unless it is taken as it is."""
+    inner = c.need("intermediate_size", int)
+    if not c.get("block_auto_adjust_ff_dim", bool, True):
+        return inner
+    inner, many = int(2 * inner / 3), c.get("block_multiple_of", int, 256)
+    if c.has("block_ffn_dim_multiplier"):
+        inner = int(c.need("block_ffn_dim_multiplier", float, low=1e-3) * inner)
+        inner = -(-inner // many) * many
+    return inner
+
+
+def _lfm2_names(c: ModelConfig) -> dict[str, Any]:
+    """Older names, which win over the usual ones."""
+    pairs = {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
+    return {usual: c.data[own] for own, usual in pairs.items() if c.has(own)}
+
+
+def _lfm2_dense(c: ModelConfig, index: int) -> bool:
+    return index < c.get("num_dense_layers", int, 2, low=0)
+
+
+def _load_plain(
+    b: Build, route: RouteSpec, hidden: int, inner: int, names: tuple[str, str, str], *, bias: bool = False
+) -> ExpertWeights:
+    """Experts of two matrices, stored one by one."""
+    before, share = b.book.flops, Rows(inner, inner).share(b.group)
+    ups, downs = [], []
+    for index in range(route.experts):
+        at = b.at(str(index))
+        ups.append(at.weight(names[0], (inner, hidden), bias=bias).split(0, *share))
+        downs.append(at.weight(names[1], (hidden, inner), bias=bias).split(1, *share))
+    count_visited(b, before, route)
+    return ups, downs
+
+
+_NEMOTRON_NORMS = Norms(eps="layer_norm_epsilon", before=("norm",), last="norm_f")
+_NEMOTRON_FEED = Feed("mixer", ("up_proj", "down_proj"), gated=False, bias="mlp_bias", act="mlp_hidden_act")
+_NEMOTRON_MIX = Mix(
+    at=("mixer",),
+    names=("up_proj", "down_proj", ""),
+    count=("n_routed_experts",),
+    route=Route("sigmoid", normalise="norm_topk_prob", scale="routed_scaling_factor", grouped=True, wide=True,
+                bias="gate.e_score_correction_bias"),
+    shared=Shared("shared_experts", rules.value("moe_shared_expert_intermediate_size"), ("up_proj", "down_proj"),
+                  gated=False),
+    load=_load_plain,
+)  # fmt: skip
+
+
+def _nemotron(c: ModelConfig, b: Build, at: Build, index: int) -> Block:
+    """Mamba-2, attention, a mixture or a feed-forward layer."""
+    kind = c.need("layers_block_type", list)[index]
+    if kind == "linear_attention":
+        return mixers.nemotron_space(c, at.at("mixer"))
+    if kind == "full_attention":
+        return make_attention(c, b, at, Attend("mixer", rope=None), _NEMOTRON_NORMS, read_heads(c), index)
+    if kind == "moe":
+        return make_mixture(c, b, at, _NEMOTRON_MIX, _NEMOTRON_FEED, index)
+    return make_feed(c, at, _NEMOTRON_FEED, _NEMOTRON_NORMS)
+
+
+ROWS: dict[str, Family] = {
+    "MambaForCausalLM": Family(
+        Fields("mamba", needed=_SIZES, only={**_SILU, "rms_norm": (True,)}, defaults=_SCAN, layers="linear_attention",
+               ignored=(*_TRAINING, "d_model", "d_inner", "n_layer", "fused_add_norm", "pad_vocab_size_multiple",
+                        "ssm_cfg")),
+        Shape(single=mixers.alone(mixers.plain_scan), norms=_NORM, outside=_BACKBONE),
+        "Mamba-1",
+    ),
+    "FalconMambaForCausalLM": Family(
+        Fields("falcon_mamba", needed=_SIZES, only=_SILU, defaults={**_SCAN, "mixer_rms_eps": 1e-6},
+               ignored=(*_TRAINING, "use_falcon_mambapy"), layers="linear_attention"),
+        Shape(single=mixers.alone(mixers.plain_scan), norms=_NORM, outside=_BACKBONE),
+        "Mamba-1 with norms of what a token is read and written with",
+    ),
+    "Mamba2ForCausalLM": Family(
+        Fields("mamba2", needed=_SIZES, only={**_SILU, "rms_norm": (True,)},
+               ignored=(*_TRAINING, "norm_before_gate", "A_initializer_range", "use_triton_kernels"),
+               defaults={**_ALONE, "num_heads": 128, "head_dim": 64, "state_size": 128, "n_groups": 8,
+                         "time_step_limit": None, "tie_word_embeddings": False},
+               layers="linear_attention"),
+        Shape(single=mixers.alone(mixers.plain_space), norms=_NORM, outside=_BACKBONE),
+        "Mamba-2; also Codestral Mamba",
+    ),
+    "BambaForCausalLM": Family(
+        Fields("bamba",
+               defaults={**GATED, **_SPACE, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "head_dim": None,
+                         "max_position_embeddings": 262144, "attn_layer_indices": None, "attention_bias": False,
+                         "mlp_bias": False, "partial_rotary_factor": 0.5},
+               only={"lm_head_bias": (False,), **_SILU, "attn_rotary_emb": (64,), "partial_rotary_factor": (0.5,)},
+               ignored=(*_TRAINING, "z_loss_coefficient", "layer_types", "layers_block_type", "num_experts")),
+        Shape(
+            mixer=mixers.indexed_space,
+            attend=Attend(bias="attention_bias", rope=turns.partial_rope),
+            norms=Norms(before=("input_layernorm", "pre_ff_layernorm"), last="final_layernorm"),
+            feed=Feed("feed_forward", bias="mlp_bias"),
+        ),
+        "Mamba-2 and attention",
+    ),
+    "GraniteMoeHybridForCausalLM": Family(
+        Fields("granitemoehybrid", needed=(*SIZES, "num_local_experts"),
+               defaults={**GATED, **_SPACE, "num_key_value_heads": None, "head_dim": None, "attention_bias": False,
+                         "max_position_embeddings": 2048, "embedding_multiplier": 1.0, "logits_scaling": 1.0,
+                         "residual_multiplier": 1.0, "attention_multiplier": 1.0, "num_experts_per_tok": 2,
+                         "shared_intermediate_size": 1024, "position_embedding_type": None, "layer_types": None},
+               only={**NO_MLP_BIAS, **_SILU, "normalization_function": ("rmsnorm",)},
+               ignored=(*MOE, *_TRAINING, "layers_block_type", "init_method")),
+        Shape(
+            mixer=mixers.typed_space(mixers.SpaceKeys()),
+            attend=Attend(bias="attention_bias", layer=_granite_kind,
+                          scores=Scores(rules.key("attention_multiplier"))),
+            feed=Feed("shared_mlp", ("input_linear", "output_linear"), inner=rules.value("shared_intermediate_size")),
+            mix=Mix(
+                at=("block_sparse_moe",), router="router.layer", experts="",
+                names=("input_linear.weight", "output_linear.weight", ""), count=("num_local_experts",),
+                inner="intermediate_size", dense=_granite_dense, route=Route("topk_softmax"), load=load_joined,
+                shared=Shared("shared_mlp", rules.value("shared_intermediate_size"), ("input_linear", "output_linear"),
+                              outside=True),
+            ),
+            outside=Outside(scale=rules.key("embedding_multiplier"), logits=rules.inverse("logits_scaling")),
+            residual="residual_multiplier",
+        ),
+        "Granite 4: Mamba-2 and attention, with and without experts",
+    ),
+    "NemotronHForCausalLM": Family(
+        Fields("nemotron_h", needed=("vocab_size", "hidden_size", "num_hidden_layers", "layers_block_type",
+                                     "hybrid_override_pattern"),
+               defaults={"intermediate_size": 21504, "num_attention_heads": 32, "num_key_value_heads": 8,
+                         "head_dim": 128, "max_position_embeddings": 4096, "mlp_hidden_act": "relu2",
+                         "mlp_bias": False, "use_bias": False, "use_conv_bias": True, "conv_kernel": 4,
+                         "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128,
+                         "time_step_min": 0.001, "layer_norm_epsilon": 1e-5, "n_routed_experts": 8,
+                         "moe_intermediate_size": 7688, "moe_shared_expert_intermediate_size": 7688,
+                         "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
+                         "routed_scaling_factor": 1.0, "num_local_experts": None},
+               only={"tie_word_embeddings": (False,),
+                     "mamba_hidden_act": ("silu",), "attention_bias": (False,), "moe_latent_size": (),
+                     "mamba_proj_bias": (False,), "sliding_window": ()},
+               ignored=(*without(dict.fromkeys(_TRAINING), "time_step_min"), "time_step_limit", "expand",
+                        "mamba_ssm_cache_dtype", "n_shared_experts", "moe_shared_expert_overlap",
+                        "mtp_layers_block_type", "mtp_hybrid_override_pattern", "num_nextn_predict_layers",
+                        "hidden_dropout", "rms_norm_eps", "layer_types", "rope_theta", "partial_rotary_factor",
+                        "attention_head_dim", "num_query_groups", *MOE)),
+        Shape(single=_nemotron, norms=_NEMOTRON_NORMS, nested=mixers.nemotron_kinds,
+              outside=Outside("backbone", "embeddings", drafts=Drafts(r"^(backbone\.)?mtp\."))),
+        "Nemotron-H and Nemotron 3: Mamba-2, attention without rotation, feed-forward layers, experts",
+    ),
+    "JambaForCausalLM": Family(
+        Fields("jamba",
+               defaults={**without(GATED, *ROPE), "num_key_value_heads": 8, "head_dim": None, "num_experts": 16,
+                         "max_position_embeddings": 262144, "num_experts_per_tok": 2, "expert_layer_period": 2,
+                         "expert_layer_offset": 1, "attn_layer_period": 8, "attn_layer_offset": 4,
+                         "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_dt_rank": "auto",
+                         "mamba_conv_bias": True, "mamba_proj_bias": False},
+               only={**NO_BIAS, **_SILU, "sliding_window": (), "mamba_inner_layernorms": (True,)},
+               ignored=(*MOE, *_TRAINING, "layer_types", "layers_block_type", "num_local_experts", "rope_theta",
+                        "calc_logits_for_entire_prompt")),
+        Shape(
+            mixer=mixers.jamba_scan,
+            attend=_NOT_ROTATED,
+            norms=Norms(before=("input_layernorm", "pre_ff_layernorm"), last="final_layernorm"),
+            feed=Feed("feed_forward"),
+            mix=Mix(at=("feed_forward",), router="router", count=("num_experts",), inner="intermediate_size",
+                    dense=_jamba_dense, route=Route(normalise=False)),
+        ),
+        "Mamba-1 and attention, experts",
+    ),
+    "Lfm2ForCausalLM": Family(
+        Fields("lfm2",
+               defaults={**dict.fromkeys(ROPE), "rope_theta": 1e6, "num_key_value_heads": 8, "head_dim": None,
+                         "norm_eps": 1e-5, "max_position_embeddings": 128000, "tie_word_embeddings": True,
+                         "conv_bias": False, "conv_L_cache": 3, "block_multiple_of": 256,
+                         "block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": True, "full_attn_idxs": None,
+                         "layer_types": None, "tie_embedding": None, "block_ff_dim": None},
+               only={**NO_BIAS, "block_use_swiglu": (True,), "block_mlp_init_scale": (1.0,), "use_pos_enc": (True,),
+                     "hidden_act": ("silu",)},
+               ignored=("block_dim", "block_norm_eps", "block_out_init_scale", "block_use_xavier_init", "conv_dim",
+                        "conv_dim_out", "conv_use_xavier_init", "num_heads")),
+        Shape(
+            mixer=mixers.lfm2_convolution,
+            attend=Attend(out="out_proj", norms=HeadNorms(names=("q_layernorm", "k_layernorm"))),
+            norms=Norms(eps="norm_eps", before=("operator_norm", "ffn_norm"), last="embedding_norm"),
+            feed=Feed("feed_forward", ("w1", "w3", "w2"), fixed="silu", inner=_lfm2_inner),
+            nested=_lfm2_names,
+        ),
+        "short convolutions and attention",
+    ),
+    "Lfm2MoeForCausalLM": Family(
+        Fields("lfm2_moe", needed=(*SIZES, "num_experts"),
+               defaults={**dict.fromkeys(ROPE), "rope_theta": 1e6, "num_key_value_heads": 8, "head_dim": None,
+                         "norm_eps": 1e-5, "max_position_embeddings": 128000, "tie_word_embeddings": True,
+                         "conv_bias": False, "conv_L_cache": 3, "moe_intermediate_size": 1792, "num_dense_layers": 2,
+                         "num_experts_per_tok": 4, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
+                         "layer_types": None, "tie_embedding": None},
+               only={**NO_BIAS, "use_expert_bias": (True,), "use_pos_enc": (True,), "hidden_act": ("silu",)},
+               ignored=(*MOE, "conv_dim", "conv_dim_out", "num_heads")),
+        Shape(
+            mixer=mixers.lfm2_convolution,
+            attend=Attend(out="out_proj", norms=HeadNorms(names=("q_layernorm", "k_layernorm"))),
+            norms=Norms(eps="norm_eps", before=("operator_norm", "ffn_norm"), last="embedding_norm"),
+            feed=Feed("feed_forward", ("w1", "w3", "w2"), fixed="silu"),
+            mix=Mix(at=("feed_forward",), names=("w1", "w3", "w2"), count=("num_experts",), dense=_lfm2_dense,
+                    route=Route("sigmoid", normalise="norm_topk_prob", scale="routed_scaling_factor",
+                                bias="expert_bias")),
+            nested=_lfm2_names,
+        ),
+        "short convolutions and attention, experts",
+    ),
+}  # fmt: skip

@@ -1,0 +1,163 @@
+"""Recurrent layers on Triton kernels, in the interpreter, against plain torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+
+from paged_batch import PagedBatch  # noqa: E402
+
+from tokenmill.core.forward import DeltaSpec, NormSpec, SpaceSpec, StateSpec  # noqa: E402
+from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
+from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
+
+STEPS = [
+    [("a", 20)],
+    [("b", 1), ("a", 70), ("c", 2)],
+    [("a", 1), ("b", 1), ("c", 1)],
+    [("c", 17), ("b", 3)],
+]
+HEADS = [(2, 4, 16, 16), (1, 1, 20, 40)]
+
+
+def delta(heads: tuple[int, int, int, int]) -> DeltaSpec:
+    return DeltaSpec(*heads, rate=torch.rand(heads[1]) * 4, shift=torch.randn(heads[1]))
+
+
+def run(kernels, compute, parts, steps=STEPS):
+    """What `compute(ctx, state, count, name)` gives in each step, and the states that it leaves."""
+    batch = PagedBatch((), kernels, states=(StateSpec((("float32", parts),)),))
+    found = []
+    for grants in steps:
+        ctx = batch.step(grants)
+        found.append(compute(ctx, batch.states[0][0], sum(n for _, n in grants)))
+    return found, batch.states[0][0][: len(batch.seqs)]
+
+
+@pytest.mark.parametrize(("heads", "steady"), [(HEADS[0], False), (HEADS[1], False), (HEADS[1], True)])
+def test_delta_rule(heads, steady):
+    spec, (hk, hv, dk, dv) = delta(heads), heads
+    given = [torch.randn(sum(n for _, n in grants), 2 * hk * dk + hv * dv + 5) for grants in STEPS]
+    gates = [torch.randn(len(one), 2 * hv) for one in given]
+
+    def compute(kernels):
+        left = iter(zip(given, gates, strict=True))
+
+        def step(ctx, state, count):
+            mixed, gate = next(left)
+            return kernels.delta_rule_(mixed[:, :-5], gate, spec, state, ctx)
+
+        return step
+
+    kernels = TritonKernels(steady=steady)
+    mine, states = run(kernels, compute(kernels), (hv, dk, dv))
+    theirs, expected = run(ReferenceKernels(), compute(ReferenceKernels()), (hv, dk, dv))
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(states, expected, atol=2e-5, rtol=2e-5)
+    assert kernels.counters()["delta_rule"]["fallbacks"] == 0
+
+
+def test_delta_rule_with_keys_that_hardly_differ():
+    """What each token writes then depends on all before it, and nothing is forgotten."""
+    spec = DeltaSpec(1, 1, 16, 16, rate=torch.full((1,), 1e-3), shift=torch.full((1,), -5.0))
+    mixed = torch.randn(1, 48).expand(100, 48) + 0.05 * torch.randn(100, 48)
+    gates = torch.tensor([[4.0, 0.0]]).expand(100, 2).contiguous()
+    found = []
+    for kernels in (TritonKernels(), ReferenceKernels()):
+        made = run(kernels, lambda ctx, state, n, k=kernels: k.delta_rule_(mixed, gates, spec, state, ctx), (1, 16, 16),
+                   [[("a", 100)]])  # fmt: skip
+        found.append(made[0][0])
+    torch.testing.assert_close(found[0], found[1], atol=1e-4, rtol=1e-4)
+
+
+def test_the_same_bytes_however_it_is_cut_if_steady():
+    spec, mixed, gates = delta((1, 2, 8, 8)), torch.randn(40, 32), torch.randn(40, 4)
+
+    def cut(counts):
+        at = 0
+
+        def step(ctx, state, count):
+            nonlocal at
+            at += count
+            return TritonKernels(steady=True).delta_rule_(
+                mixed[at - count : at], gates[at - count : at], spec, state, ctx
+            )
+
+        return torch.cat(run(None, step, (2, 8, 8), [[("a", n)] for n in counts])[0])
+
+    assert torch.equal(cut([40]), cut([1, 20, 17, 2]))
+
+
+@pytest.mark.parametrize(("taps", "silu", "bias"), [(4, True, False), (3, False, True), (2, True, True)])
+def test_short_conv(taps, silu, bias):
+    weight, more = torch.randn(taps, 37), torch.randn(37) if bias else None
+    given = [torch.randn(sum(n for _, n in grants), 40) for grants in STEPS]
+
+    def compute(kernels):
+        left = iter(given)
+        return lambda ctx, state, count: kernels.short_conv_(next(left)[:, :37], weight, more, state, ctx, silu=silu)
+
+    kernels = TritonKernels()
+    mine, states = run(kernels, compute(kernels), (taps - 1, 37))
+    theirs, expected = run(ReferenceKernels(), compute(ReferenceKernels()), (taps - 1, 37))
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    assert torch.equal(states, expected)
+    assert kernels.counters()["short_conv"]["fallbacks"] == 0
+
+
+@pytest.mark.parametrize(("width", "size", "weights"), [(48, 12, 12), (48, 24, 48), (40, 40, 40), (36, 12, 0)])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("act", ["silu", "sigmoid"])
+def test_gated_norm(width, size, weights, first, act):
+    spec = NormSpec(torch.randn(weights), 1e-5) if weights else None
+    x, gate = torch.randn(7, width + 3)[:, :width], torch.randn(7, width)
+    mine = TritonKernels().gated_norm(x, gate, spec, size, first=first, act=act)
+    torch.testing.assert_close(mine, ReferenceKernels().gated_norm(x, gate, spec, size, first=first, act=act))
+
+
+def test_state_space():
+    heads, dim, groups, keys = 4, 12, 2, 8
+    spec = SpaceSpec(heads, dim, groups, keys, *torch.rand(3, heads), low=0.2, high=0.9)
+    given = [torch.randn(sum(n for _, n in grants), heads * dim + 2 * groups * keys + heads) for grants in STEPS]
+
+    def compute(kernels):
+        left = iter(given)
+
+        def step(ctx, state, count):
+            mixed, rates = next(left).split((heads * dim + 2 * groups * keys, heads), dim=-1)
+            return kernels.state_space_(mixed, rates, spec, state, ctx)
+
+        return step
+
+    kernels = TritonKernels()
+    mine, states = run(kernels, compute(kernels), (heads, keys, dim))
+    theirs, expected = run(ReferenceKernels(), compute(ReferenceKernels()), (heads, keys, dim))
+    torch.testing.assert_close(torch.cat(mine), torch.cat(theirs), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(states, expected, atol=1e-5, rtol=1e-5)
+    assert kernels.counters()["state_space"]["fallbacks"] == 0
+
+
+def test_selective_scan():
+    channels, keys = 70, 6
+    fixed = torch.rand(keys, channels) * 3, torch.randn(channels)
+    given = [torch.randn(sum(n for _, n in grants), 2 * channels + 2 * keys) for grants in STEPS]
+
+    def compute(kernels):
+        left = iter(given)
+
+        def step(ctx, state, count):
+            x, rates, mixed = next(left).split((channels, channels, 2 * keys), dim=-1)
+            return kernels.selective_scan_(x, rates, mixed, fixed, state, ctx)
+
+        return step
+
+    kernels = TritonKernels()
+    mine, states = run(kernels, compute(kernels), (keys, channels))
+    theirs, expected = run(ReferenceKernels(), compute(ReferenceKernels()), (keys, channels))
+    torch.testing.assert_close(torch.cat(mine), torch.cat(theirs), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(states, expected, atol=1e-5, rtol=1e-5)
+    assert kernels.counters()["selective_scan"]["fallbacks"] == 0

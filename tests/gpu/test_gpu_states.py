@@ -1,0 +1,111 @@
+"""Recurrent layers on the device: against plain torch, and in recorded steps, where a state must go on just once."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from paged_batch import PagedBatch
+
+from tokenmill import LLM, SamplingParams
+from tokenmill.core.forward import DeltaSpec, NormSpec, StateSpec
+from tokenmill.kernels.reference import ReferenceKernels
+
+STEPS = [
+    [("a", 20)],
+    [("b", 1), ("a", 700), ("c", 2)],
+    [("a", 1), ("b", 1), ("c", 1)],
+    [("c", 17), ("d", 130), ("b", 3)],
+    [("d", 64), ("a", 7)],
+]
+CONFIG = {
+    "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "hidden_size": 256,
+    "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 64, "vocab_size": 2048, "max_position_embeddings": 4096, "full_attention_interval": 4,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 64, "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4, "rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+def make_kernels(**options):
+    from tokenmill.kernels.triton import TritonKernels
+
+    return TritonKernels(**options)
+
+
+def run(kernels, device, part, compute):
+    """What compute(ctx, state, tokens so far, count) gives in every step, and the states that are left."""
+    batch = PagedBatch((), kernels, states=(StateSpec((part,)),), device=device)
+    found, at = [], 0
+    for grants in STEPS:
+        count = sum(n for _, n in grants)
+        found.append(compute(batch.step(grants), batch.states[0][0], slice(at, at + count)))
+        at += count
+    return torch.cat(found).float().cpu(), batch.states[0][0][: len(batch.seqs)].float().cpu()
+
+
+def error(found, exact):
+    return float((found - exact).norm() / exact.norm())
+
+
+TOTAL = sum(n for grants in STEPS for _, n in grants)
+
+
+@pytest.mark.parametrize("steady", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads", [(16, 32, 128, 128), (2, 4, 64, 128), (3, 3, 40, 24)])
+def test_delta_rule(heads, dtype, steady):
+    hk, hv, dk, dv = heads
+    spec = DeltaSpec(*heads, rate=torch.rand(hv) * 4, shift=torch.randn(hv))
+    mixed, gates = torch.randn(TOTAL, 2 * hk * dk + hv * dv).to(dtype), torch.randn(TOTAL, 2 * hv).to(dtype)
+    plain, part = ReferenceKernels(), ("float32", (hv, dk, dv))
+    exact, states = run(
+        plain, "cpu", part, lambda ctx, s, at: plain.delta_rule_(mixed[at].float(), gates[at].float(), spec, s, ctx)
+    )
+    on = DeltaSpec(*heads, rate=spec.rate.cuda(), shift=spec.shift.cuda())
+    kernels, x, g = make_kernels(steady=steady), mixed.cuda(), gates.cuda()
+    found, left = run(kernels, "cuda", part, lambda ctx, s, at: kernels.delta_rule_(x[at], g[at], on, s, ctx))
+    bound = 1e-5 if dtype == torch.float32 else 1e-2
+    assert error(found, exact) < bound and error(left, states) < bound
+    assert kernels.counters()["delta_rule"]["fallbacks"] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_short_conv(dtype):
+    x, weight, bias = torch.randn(TOTAL, 8200).to(dtype), torch.randn(4, 8192), torch.randn(8192)
+    plain, part = ReferenceKernels(), (str(dtype).removeprefix("torch."), (3, 8192))
+    exact, states = run(plain, "cpu", part, lambda ctx, s, at: plain.short_conv_(x[at, :8192], weight, bias, s, ctx))
+    kernels, on, w, b = make_kernels(), x.cuda(), weight.cuda(), bias.cuda()
+    found, left = run(kernels, "cuda", part, lambda ctx, s, at: kernels.short_conv_(on[at, :8192], w, b, s, ctx))
+    assert error(found, exact) < (1e-5 if dtype == torch.float32 else 5e-3) and torch.equal(left, states)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_gated_norm(first):
+    x, gate, spec = torch.randn(300, 4096), torch.randn(300, 4096), NormSpec(torch.randn(128), 1e-6)
+    expected = ReferenceKernels().gated_norm(x, gate, spec, 128, first=first)
+    on = NormSpec(spec.weight.cuda(), 1e-6)
+    found = make_kernels().gated_norm(x.cuda(), gate.cuda(), on, 128, first=first)
+    assert error(found.cpu(), expected) < 1e-5
+
+
+def test_recorded_steps_go_on_once(tmp_path):
+    """The same tokens with and without recordings, with shared beginnings, in company and alone."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    stem = torch.randint(0, 2048, (150,)).tolist()
+    asked = [{"prompt_token_ids": stem[: 9 * i] + torch.randint(0, 2048, (4 + i,)).tolist()} for i in range(24)]
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    found = []
+    for eager in (True, False):
+        with LLM(
+            model=str(tmp_path), load_format="dummy", skip_tokenizer_init=True, max_model_len=512, max_num_seqs=16,
+            dtype="float32", enforce_eager=eager, kv_cache_memory_bytes=1 << 28,
+        ) as llm:  # fmt: skip
+            found.append([list(o.outputs[0].token_ids) for o in llm.generate(asked, params, use_tqdm=False)])
+            if not eager:
+                recordings = [r.recordings for r in llm.engine.executor.runner.recorders]
+                assert all(one.possible for one in recordings) and all(one.made for one in recordings)
+    same = sum(a == b for one, two in zip(*found, strict=True) for a, b in zip(one, two, strict=True))
+    assert same > 0.97 * 24 * 40
