@@ -36,7 +36,9 @@ class Memory:
     slots: list[dict[int, tuple[int, int, int]]] = field(default_factory=list)
     snapshots: dict[int, tuple[int, int]] = field(default_factory=dict)
     seen: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """By slot of the first group's pool what a drafter has kept: (position, token)."""
+    """By slot of group `follows` what a drafter has kept: (position, token)."""
+    follows: int = -1
+    """The group in whose blocks a drafter keeps what it has seen, so that its holes are found; -1: none."""
 
 
 @dataclass(slots=True)
@@ -61,8 +63,6 @@ class HashExecutor:
     depth: int = 1
     chains: bool = True
     guess: Callable[[list[int], int], list[int]] = lambda tokens, seed: []
-    follows: int = -1
-    """The group in whose blocks the drafter keeps what it has seen, so that its holes are found; -1: none."""
     fail: set[int] = field(default_factory=set)
     rows: dict[int, Row] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
@@ -103,7 +103,7 @@ class HashExecutor:
             result.tokens.append(self._sample(row, drafts[i], plan.counts[i], plan.samples[i], i, result))
             if plan.samples[i]:
                 row.guessed = self.guess(self._contents(row, row.tokens), row.start.sampling.seed)
-        if self.follows >= 0:
+        if self.memory.follows >= 0:
             self._follow(plan)
         for save in plan.saves:
             row = self.rows[save.row]
@@ -119,16 +119,16 @@ class HashExecutor:
             row = self.rows[row_id]
             for position in range(first, first + count):
                 tokens = row.tokens + [RUBBISH] * (first + count - len(row.tokens))
-                seen[self._slot(row, self.follows, position)] = position, tokens[position]
+                seen[self._slot(row, self.memory.follows, position)] = position, tokens[position]
         for i in plan.proposes:
             row = self.rows[plan.rows[i]]
             for position in range(len(row.tokens) - 2):
-                kept = seen.get(self._slot(row, self.follows, position))
+                kept = seen.get(self._slot(row, self.memory.follows, position))
                 assert kept == (position, row.tokens[position]), f"the drafter holds {kept} at {position}"
             tokens = row.tokens + (row.guessed + [RUBBISH] * plan.depth)[: plan.depth]
-            end = min(len(row.tokens) + plan.depth - 1, len(row.tables[self.follows]) * self.block_size)
+            end = min(len(row.tokens) + plan.depth - 1, len(row.tables[self.memory.follows]) * self.block_size)
             for position in range(max(0, len(row.tokens) - 2), end):
-                seen[self._slot(row, self.follows, position)] = position, tokens[position]
+                seen[self._slot(row, self.memory.follows, position)] = position, tokens[position]
 
     def _drafts(self, plan: StepPlan, i: int) -> list[int]:
         """What grant i verifies: the host's drafts, else what lies in the row, be it rubbish."""
@@ -167,7 +167,7 @@ class HashExecutor:
                 if old is not None:
                     memory[copy.dst * self.block_size + offset] = old
                 kept = self.memory.seen.get(copy.src * self.block_size + offset)
-                if copy.group == self.follows and kept is not None:
+                if copy.group == self.memory.follows and kept is not None:
                     self.memory.seen[copy.dst * self.block_size + offset] = kept
         for row_id, tokens in plan.appended.items():
             self.rows[row_id].tokens += tokens

@@ -237,7 +237,7 @@ def run_story(
     plain = [group for group, window in enumerate(windows) if not window]
     follows = bool(plain) and guessing and not stateful and rng.random() < 0.6
     for rank in ranks if follows else ():
-        rank.follows = plain[0]
+        rank.memory.follows = plain[0]
     limits = Limits(
         max_rows=rng.choice([1, 2, 3] if crowded_beams else [1, 2, 4, 16]),
         max_step_tokens=rng.choice([1, 3, 8, 64]),
