@@ -55,10 +55,23 @@ _GEMMA = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+WOVEN = ("llama", "arcee", "granite", "smollm3")
+"""Their converter interleaves the rows of queries and keys."""
 SPECIAL_PARTS: dict[str, dict[str, str]] = {
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
+    "exaone4": _AFTER,
+    "glm4": {
+        "ffn_up": "mlp.gate_up_proj",
+        "post_attention_norm": "post_self_attn_layernorm",
+        "post_ffw_norm": "post_mlp_layernorm",
+    },
+    "hunyuan-dense": {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
+    "olmo2": _AFTER,
+    "seed_oss": {"post_attention_norm": "post_attention_layernorm"},
+    "starcoder2": {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
     "gpt-oss": {"post_attention_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.router"},
 }
 IN_CONFIG = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
@@ -104,7 +117,7 @@ def _places(arch: str, name: str, info: TensorInfo, config: Mapping[str, Any]) -
     if mixtral and part == "ffn_gate_inp":
         return [(f"{inside}.gate.{kind}", Source(info))]
     heads = 0
-    if arch == "llama" and part in ("attn_q", "attn_k"):
+    if arch in WOVEN and part in ("attn_q", "attn_k"):
         heads = config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]
     return [(f"{at}.{ours}.{kind}", Source(info, heads=heads, less=less))]
 
