@@ -34,6 +34,8 @@ ARCHITECTURES = {
     "granite": "GraniteForCausalLM",
     "hunyuan-dense": "HunYuanDenseV1ForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
+    "qwen35": "Qwen3_5ForCausalLM",
+    "qwen35moe": "Qwen3_5MoeForCausalLM",
     "seed_oss": "SeedOssForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM",
@@ -296,6 +298,29 @@ def _olmo2(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def _qwen35(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
+    """The converter puts value heads in the order of a tiled broadcast, and appends layers for drafts."""
+    values = meta.whole("ssm.time_step_rank")
+    own = {
+        "model_type": "qwen3_5_text",
+        "num_hidden_layers": config["num_hidden_layers"] - meta.whole("nextn_predict_layers", 0, least=0, most=64),
+        "linear_conv_kernel_dim": meta.whole("ssm.conv_kernel"),
+        "linear_num_key_heads": meta.whole("ssm.group_count"),
+        "linear_num_value_heads": values,
+        "linear_key_head_dim": meta.whole("ssm.state_size"),
+        "linear_value_head_dim": meta.whole("ssm.inner_size") // values,
+        "full_attention_interval": meta.whole("full_attention_interval", 4),
+        "_tiled_value_heads": True,
+    }
+    if meta.arch == "qwen35":
+        return own
+    experts = _experts(meta)
+    experts["num_experts"] = experts.pop("num_local_experts")
+    widths = {"moe_intermediate_size": "expert_feed_forward_length",
+              "shared_expert_intermediate_size": "expert_shared_feed_forward_length"}  # fmt: skip
+    return {**own, **experts, **{k: meta.whole(v) for k, v in widths.items()}, "model_type": "qwen3_5_moe_text"}
+
+
 def _seed_oss(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
     return {"attention_out_bias": False}
 
@@ -326,6 +351,8 @@ _OWN: dict[str, Callable[[Meta, dict[str, Any]], dict[str, Any]]] = {
     "granite": _granite,
     "hunyuan-dense": _hunyuan,
     "olmo2": _olmo2,
+    "qwen35": _qwen35,
+    "qwen35moe": _qwen35,
     "seed_oss": _seed_oss,
     "smollm3": _smollm3,
     "starcoder2": _starcoder2,
