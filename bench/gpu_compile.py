@@ -47,6 +47,8 @@ SMALL = {
     "max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "rope_theta": 100000.0, "hidden_act": "silu",
     "tie_word_embeddings": True, "torch_dtype": "bfloat16",
 }  # fmt: skip
+EAGLE3 = {**LLAMA, "num_hidden_layers": 1, "draft_vocab_size": 32000, "speculative": {"method": "eagle3"},
+          "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 1, 1]}}  # fmt: skip
 Requests = list[tuple[int, int, int]]
 """(prompt tokens, of which shared with all others, tokens to make)."""
 SINGLE: Requests = [(128, 0, 40)]
@@ -65,6 +67,8 @@ class Case:
     config: dict[str, Any]
     served: dict[str, Requests]
     options: dict[str, Any] = field(default_factory=dict)
+    draft: dict[str, Any] | None = None
+    """The config of a model that drafts, with its method's settings under "speculative"."""
 
 
 DENSE = {
@@ -94,11 +98,17 @@ CASES = {
     "8b-int4-g128": Case(LLAMA, DENSE, {"quantization": "int4-g128"}),
     "8b-kv-int8": Case(LLAMA, DENSE, {"kv_cache_dtype": "int8"}),
     "8b-deterministic": Case(LLAMA, DENSE, {"deterministic": True}),
+    "8b-lora": Case(LLAMA, DENSE, {"enable_lora": True, "max_loras": 4}),
     "8b-plain": Case(LLAMA, DENSE, {"disable": "fusion,cascade,dependent-launch,many-rows"}),
     "30b-a3b": Case(MOE, EXPERTS, {"max_model_len": 8192}),
     "30b-a3b-one": Case(MOE, {"single": SINGLE}, {"max_model_len": 8192, "max_num_seqs": 2}),
     "30b-a3b-fp8": Case(MOE, EXPERTS, {"max_model_len": 8192, "quantization": "fp8"}),
     "30b-a3b-int4": Case(MOE, EXPERTS, {"max_model_len": 8192, "quantization": "int4-g128"}),
+    "8b-draft": Case(LLAMA, LITTLE, draft=GEOMETRIES["llama-3.2-1b"]),
+    "8b-medusa": Case(
+        LLAMA, LITTLE, draft={"num_heads": 3, "num_hidden_layers": 1, "speculative": {"method": "medusa"}}
+    ),
+    "8b-eagle3": Case(LLAMA, LITTLE, draft=EAGLE3),
     "small": Case(SMALL, LITTLE | {"mixed": MIXED}, {"max_model_len": 4096}),
     "small-fp8": Case(
         SMALL, {"single": SINGLE, "alone": ALONE[:-2], "odd": ODD}, {"max_model_len": 4096, "quantization": "fp8"}
@@ -166,6 +176,13 @@ def serve(standin: Standin, case: Case, layers: int) -> set[tuple[Any, str]]:
     )
     with tempfile.TemporaryDirectory() as folder:
         (pathlib.Path(folder) / "config.json").write_text(json.dumps(config))
+        if case.draft is not None:
+            other = pathlib.Path(folder) / "draft"
+            other.mkdir()
+            settings = {"num_speculative_tokens": 3, **case.draft.get("speculative", {})}
+            config = {name: value for name, value in case.draft.items() if name != "speculative"}
+            (other / "config.json").write_text(json.dumps(few_layers(config, layers)))
+            options["speculative_config"] = {"model": str(other), **settings}
         standin.phase = "load"
         llm = LLM(model=folder, load_format="dummy", skip_tokenizer_init=True, device="cuda", **options)
     ready = set(standin.kernels)

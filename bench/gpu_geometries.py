@@ -57,6 +57,8 @@ def workload(name: str, seed: int) -> Workload:
     if name == "prefix":
         shared = ids(2048)
         return [(shared + ids(128), 64) for _ in range(256)]
+    if name == "long":
+        return [(ids(16_000), 128) for _ in range(16)]
     raise KeyError(name)
 
 

@@ -320,8 +320,10 @@ struct Matrix {
       : Matrix({{data, n, format, group}}, k, bias) {}
 
   void linear(Address x, int64_t rows, int64_t stride, Address out, int type, bool out_f32, Address residual, int kind,
-              const NormSpec* norm) const {
+              const NormSpec* norm, Address gain, Address add) const {
     LinearOp op{};
+    op.gain = at<const float>(gain);
+    op.add = at<const float>(add);
     op.x = raw(x);
     op.parts = parts.data();
     op.count = static_cast<int64_t>(parts.size());
@@ -354,6 +356,61 @@ struct Matrix {
       for (int64_t i = 0; i < count; ++i) require(wanted[i] >= 0 && wanted[i] < n, "rows: index out of range");
       unpack_rows(parts.data(), static_cast<int64_t>(parts.size()), k, wanted, count, static_cast<Type>(type),
                   raw(out));
+    });
+  }
+};
+
+// A product's adapters in all slots, fixed when they get memory; whoever makes one keeps the tensors alive.
+struct Site {
+  Address down, up, ranks, gains, shifts;
+  std::vector<int64_t> borders;
+  int64_t k, lanes, most_rank, slots;
+  Type weights;
+
+  Site(const std::tuple<Address, Address, Address, Address, Address>& tensors, const std::vector<int64_t>& borders,
+       int64_t k, int64_t lanes, int64_t most_rank, int64_t slots, int type)
+      : borders(borders), k(k), lanes(lanes), most_rank(most_rank), slots(slots), weights(static_cast<Type>(type)) {
+    std::tie(down, up, ranks, gains, shifts) = tensors;
+    require(down != 0 && up != 0 && ranks != 0, "a site needs its tensors");
+    require(borders.size() >= 2 && lanes % 16 == 0 && k > 0, "a site's shape");
+    require((gains == 0) == (shifts == 0), "gains and shifts go together");
+  }
+
+  // Whose: the row of each token, the slot of each row, how many tokens, how many rows.
+  using Whose = std::tuple<Address, Address, int64_t, int64_t>;
+
+  AdapterRows rows_of(const Whose& whose) const {
+    return {at<const int64_t>(std::get<0>(whose)), at<const int32_t>(std::get<1>(whose)), std::get<2>(whose)};
+  }
+  // Checked at each call: replays read rows that have changed.
+  void check(const AdapterRows& of, int64_t table) const {
+    for (int64_t i = 0; i < of.tokens; ++i) {
+      require(of.rows[i] >= 0 && of.rows[i] < table, "adapters: no such row");
+      require(of.slots[of.rows[i]] >= 0 && of.slots[of.rows[i]] < slots, "adapters: no such slot");
+    }
+  }
+
+  void shrink(Address x, int64_t stride, int type, const Whose& whose, Address low) const {
+    const auto parts = static_cast<int64_t>(borders.size()) - 1;
+    const ShrinkOp op{raw(x), raw(down), at<const int32_t>(ranks), at<float>(low), k, lanes, parts, stride,
+                      static_cast<Type>(type), weights, rows_of(whose)};
+    const int64_t table_rows = std::get<3>(whose);
+    submit(static_cast<double>(k * lanes * op.of.tokens), [this, op, table_rows] {
+      check(op.of, table_rows);
+      table().shrink(op);
+    });
+  }
+
+  void expand(Address low, const Whose& whose, Address add, Address gain) const {
+    require(gain == 0 || gains != 0, "there are no gains");
+    const auto parts = static_cast<int64_t>(borders.size()) - 1;
+    const ExpandOp op{at<const float>(low), raw(up), at<const int32_t>(ranks), borders.data(), at<const float>(gains),
+                      at<const float>(shifts), at<float>(add), at<float>(gain), borders.back(), lanes, parts,
+                      most_rank, weights, rows_of(whose)};
+    const int64_t table_rows = std::get<3>(whose);
+    submit(static_cast<double>(borders.back() * most_rank * op.of.tokens), [this, op, table_rows] {
+      check(op.of, table_rows);
+      table().expand(op);
     });
   }
 };
@@ -646,8 +703,13 @@ NB_MODULE(_native, m) {
       .def(nb::init<Address, int64_t, int64_t, int, int, Address>())
       .def(nb::init<const std::vector<std::tuple<Address, int64_t, int, int>>&, int64_t, Address>())
       .def("linear", &Matrix::linear, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg() = false,
-           nb::arg() = 0, nb::arg() = 0, nb::arg().none() = nb::none())
+           nb::arg() = 0, nb::arg() = 0, nb::arg().none() = nb::none(), nb::arg() = 0, nb::arg() = 0)
       .def("rows", &Matrix::rows);
+  nb::class_<Site>(m, "Site")
+      .def(nb::init<const std::tuple<Address, Address, Address, Address, Address>&, const std::vector<int64_t>&, int64_t,
+                    int64_t, int64_t, int64_t, int>())
+      .def("shrink", &Site::shrink)
+      .def("expand", &Site::expand);
   nb::class_<Experts>(m, "Experts")
       .def(nb::init<const std::vector<const Matrix*>&, const std::vector<const Matrix*>&, int>())
       .def("call", &Experts::call);

@@ -8,6 +8,7 @@
 #include "quantised.inl"
 #include "linear.inl"
 #include "recurrent.inl"
+#include "adapters.inl"
 
 namespace tokenmill {
 
@@ -16,6 +17,7 @@ namespace tokenmill {
 const Table TM_JOIN(table_, TM_NS) = {
     TM_NS::norm, TM_NS::act, TM_NS::add_scaled, TM_NS::embed, TM_NS::greedy, TM_NS::choose, TM_NS::widen,
     TM_NS::linear, TM_NS::prepare, TM_NS::attention, TM_NS::short_conv, TM_NS::delta_rule,
+    TM_NS::shrink, TM_NS::expand,
     TM_NS::gated_norm, TM_NS::state_space, TM_NS::selective_scan,
 };
 

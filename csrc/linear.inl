@@ -93,6 +93,12 @@ TM_INLINE void finish(const LinearOp& op, const float* c, const float* up, int64
   const int64_t n = at_most(kTileColumns, width - column);
   const int64_t out_stride = op.out_stride ? op.out_stride : width;
   const float* bias = op.bias;
+  // y * gain + add of adapters: columns of one half or the other.
+  auto adapted = [&](F y, int64_t r, int64_t at, int64_t left) {
+    const int64_t place = (row + r) * op.n + at;
+    if (op.gain) y = mul(y, load_part(op.gain + place, left));
+    return op.add ? add(y, load_part(op.add + place, left)) : y;
+  };
   for (int64_t r = 0; r < rows; ++r) {
     O* out = static_cast<O*>(op.out) + (row + r) * out_stride + column;
     const T* residual = op.residual ? static_cast<const T*>(op.residual) + (row + r) * width + column : nullptr;
@@ -101,6 +107,10 @@ TM_INLINE void finish(const LinearOp& op, const float* c, const float* up, int64
       F other = pair ? load(up + r * kTileColumns + i) : y;
       if (bias) y = add(y, load_part(bias + column + i, n - i));
       if (bias && pair) other = add(other, load_part(bias + width + column + i, n - i));
+      if (op.add) {
+        y = adapted(y, r, column + i, n - i);
+        if (pair) other = adapted(other, r, width + column + i, n - i);
+      }
       if (op.act != Act::none) y = activate(op.act, y, other);
       if (residual) y = add(y, load_part(residual + i, n - i));
       store_part(out + i, y, n - i);

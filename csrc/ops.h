@@ -162,6 +162,38 @@ struct LinearOp {        // out = residual + act(norm(x) @ W.T + bias)
   Act act;
   Norm norm;
   const LinearOp* next;  // the product that follows in a recording, or null
+  const float* gain;     // [rows, n] or null: what adapters multiply the product and its bias by
+  const float* add;      // [rows, n] or null: what they add to it, before the activation
+};
+
+struct AdapterRows {     // whose adapters: the row of each token, and the slot of each row (0: none)
+  const int64_t* rows;
+  const int32_t* slots;
+  int64_t tokens;
+};
+
+struct ShrinkOp {        // low[t, lane] = sum over k of x[t, k] * down[slot, k, lane]
+  const void* x;         // [T, k], row stride in elements
+  const void* down;      // [slots, k, lanes]
+  const int32_t* ranks;  // [slots]
+  float* low;            // [T, lanes]
+  int64_t k, lanes, parts, stride;
+  Type type, weights;    // of x, of down
+  AdapterRows of;
+};
+
+struct ExpandOp {        // add[t, n] = shift + sum over j of low[t, part(n) * rank + j] * up[slot, j, n]; gain[t, n]
+  const float* low;
+  const void* up;        // [slots, most_rank, n]
+  const int32_t* ranks;
+  const int64_t* borders;  // [parts + 1]: where each part's columns begin
+  const float* gains;    // [slots, n] or null, shifts alike
+  const float* shifts;
+  float* add;
+  float* gain;           // null without gains
+  int64_t n, lanes, parts, most_rank;
+  Type weights;
+  AdapterRows of;
 };
 
 // Keys and values in int8: the scales (bf16) of a head's numbers, `columns` of which share one.
@@ -348,6 +380,8 @@ struct Table {
   void (*attention)(const AttentionOp&);
   void (*short_conv)(const ConvOp&);
   void (*delta_rule)(const DeltaOp&);
+  void (*shrink)(const ShrinkOp&);
+  void (*expand)(const ExpandOp&);
   void (*gated_norm)(const GateOp&);
   void (*state_space)(const SpaceOp&);
   void (*selective_scan)(const ScanOp&);

@@ -41,7 +41,8 @@ def server(pipe: Connection) -> None:
         from tokenmill.core.config import make_server_config
         from tokenmill.server.app import make_app, make_context
         from tokenmill.server.lag import watch_lag
-        from tokenmill.server.run import HttpServer, _bind
+        from tokenmill.server.listener import HttpServer
+        from tokenmill.server.run import _bind
         from tokenmill.testing.fake_generator import FakeOptions, fake_fleet
 
         config = make_server_config({}, port=0, log_level="error", max_body_bytes=64 << 20)

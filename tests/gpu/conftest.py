@@ -8,7 +8,8 @@ import sys
 import pytest
 import torch
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "cpu" / "kernels"))
+for folder in ("kernels", "sampling"):
+    sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "cpu" / folder))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pathlib
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,8 +17,25 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "cpu" / "models"))
 
 from paged_batch import PagedBatch  # noqa: E402
 from parity import DictCheckpoint, make, theirs  # noqa: E402
-from test_families import CASES  # noqa: E402
-from test_families import prompt as random_prompt  # noqa: E402
+
+
+def read_cases():
+    """The cases of the CPU's tests whose classes this machine's Transformers, maybe an older one, has."""
+    while True:
+        try:
+            import family_cases
+            import test_families
+
+            tabled = {f"{name} of the table": several[0] for name, several in family_cases.FAMILIES.items()}
+            found = {**test_families.CASES, **tabled}
+            return {name: case for name, case in found.items() if case.config.model_type}, test_families.prompt
+        except AttributeError as error:
+            if error.obj is not hf or not error.name:
+                raise
+            setattr(hf, error.name, lambda **fields: SimpleNamespace(model_type=""))
+
+
+CASES, random_prompt = read_cases()
 
 from tokenmill.models.registry import build_model  # noqa: E402
 

@@ -21,8 +21,9 @@ def said(llm):
 def test_recorded_steps_follow(architecture, quantization, tmp_path):
     sizes = {"hidden": 256, "heads": 4, "kv_heads": 2, "vocab": 512, "architecture": architecture}
     old, new = make_tiny(tmp_path / "a", **sizes), make_tiny(tmp_path / "b", seed=5, **sizes)
-    options = {"dtype": "bfloat16", "device": "cuda", "quantization": quantization, "deterministic": True,
-               "max_num_seqs": 8, "max_model_len": 256, "num_gpu_blocks_override": 200}  # fmt: skip
+    options = {"dtype": "bfloat16", "device": "cuda", "quantization": quantization,
+               "deterministic": quantization is None, "max_num_seqs": 8, "max_model_len": 256,
+               "num_gpu_blocks_override": 200}  # fmt: skip
     with LLM(str(new), **options) as fresh:
         wanted = said(fresh)
     with LLM(str(old), **options) as llm:

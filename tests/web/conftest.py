@@ -7,6 +7,7 @@ the clock run only with `--timed` (make test-web): a busy machine must not fail 
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -19,7 +20,8 @@ import pytest
 from tokenmill.core.config import make_server_config
 from tokenmill.server.app import make_app, make_context
 from tokenmill.server.context import Context
-from tokenmill.server.run import HttpServer, _bind
+from tokenmill.server.listener import HttpServer
+from tokenmill.server.run import _bind
 from tokenmill.testing.fake_generator import FakeFleet, FakeOptions, fake_fleet
 
 SHOTS = Path(__file__).parents[2] / "out" / "web"
@@ -131,7 +133,7 @@ class Tabs:
 
     def __call__(self, url: str, **context: Any) -> Any:
         made = self.browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **context})
-        made.set_default_timeout(60_000)
+        made.set_default_timeout(1000 * float(os.environ.get("TOKENMILL_WEB_TIMEOUT_S", "60")))
         self.contexts.append(made)
         page = made.new_page()
         page.on("pageerror", lambda error: self.troubles.append(f"error: {error}"))

@@ -176,7 +176,7 @@ def test_settings_reach_the_request_and_stay(serve: Servers, tab: Tabs) -> None:
     page = tab(serve(FakeOptions(max_model_len=200)).url)
     page.get_by_role("button", name="Settings").click()
     page.get_by_label("System prompt").fill("You are a miller.")
-    for name, value in {"Temperature": "0.3", "Top p": "0.9", "Max tokens": "7", "Seed": "42"}.items():
+    for name, value in {"Temperature": "0.3", "Top p": "0.9", "Longest answer": "7", "Seed": "42"}.items():
         page.get_by_label(name, exact=True).fill(value)
     page.get_by_text("More", exact=True).click()
     page.get_by_label("Stop strings").fill("END\nstop")
@@ -205,7 +205,9 @@ def test_settings_reach_the_request_and_stay(serve: Servers, tab: Tabs) -> None:
     page.get_by_role("button", name="Back to the defaults").click()
     page.get_by_role("button", name="Settings", exact=True).wait_for()
     page.get_by_text("More", exact=True).click()
-    page.get_by_label("Tools").fill("[{]")
+    page.get_by_text("Tools", exact=True).click()
+    page.get_by_role("group", name="Tools as").get_by_role("button", name="JSON").click()
+    page.get_by_label("Tools as JSON").fill("[{]")
     page.get_by_text("Not valid JSON").wait_for()
 
 
@@ -237,10 +239,12 @@ def test_conversations_are_renamed_exported_deleted_and_brought_back(serve: Serv
     page.keyboard.press("Enter")
     page.get_by_role("button", name="Water wheels", exact=True).wait_for()
     page.get_by_role("button", name="Water wheels", exact=True).hover()
+    page.get_by_role("button", name="Export “Water wheels”").click()
     with page.expect_download() as download:
-        page.get_by_role("button", name="Export “Water wheels”").click()
-    saved = json.loads(download.value.path().read_text())
-    assert saved["messages"][0]["content"] == "Wheels" and saved["messages"][1]["answers"][0]["content"] == "Fine."
+        page.get_by_role("button", name="tokenmill everything").click()
+    (saved,) = json.loads(download.value.path().read_text())["conversations"]
+    assert [node["content"] for node in saved["nodes"].values()] == ["Wheels", "Fine."]
+    page.get_by_role("button", name="Water wheels", exact=True).hover()
     page.get_by_role("button", name="Delete “Water wheels”").click()
     page.wait_for_function("() => document.querySelectorAll('.conversations .open').length === 1")
     page.get_by_role("button", name="Undo").click()
@@ -263,7 +267,7 @@ def test_a_growing_answer_outlives_its_page(serve: Servers, tab: Tabs) -> None:
                 db.transaction('whole').objectStore('whole').getAll().onsuccess = e => done(e.target.result);
             });
             db.close();
-            return all[0]?.messages[1].answers[0].content.length > 20;
+            return all.some(c => Object.values(c.nodes).some(n => n.role === 'assistant' && n.content.length > 20));
         }""",
     )
     page.reload()
@@ -294,12 +298,12 @@ def test_the_key_is_asked_for_and_kept_for_the_tab(serve: Servers, tab: Tabs) ->
     page = tab(server.url)
     page.get_by_role("dialog").wait_for()
     shoot(page, "key")
-    page.get_by_label("Key", exact=True).fill("wrong")
+    page.locator("#key").fill("wrong")
     page.keyboard.press("Enter")
-    page.get_by_text("The server does not know that key.").wait_for()
-    page.get_by_label("Key", exact=True).fill(KEY)
+    page.get_by_text("The server does not know that API key.").wait_for()
+    page.locator("#key").fill(KEY)
     page.keyboard.press("Enter")
-    page.get_by_label("Model").get_by_text("fake").wait_for(state="attached")
+    page.locator(".model option", has_text="fake").wait_for(state="attached")
     say(page, "Sesame")
     ended(page)
     page.reload()

@@ -52,13 +52,13 @@ def ink(page: Any, title: str) -> int:
 def test_the_engine_view_under_load(serve: Servers, tab: Tabs) -> None:
     server = serve(FakeOptions(step_s=0.01, max_rows=4))
     page = tab(f"{server.url}#engine")
-    page.get_by_text("At rest").wait_for()
+    page.get_by_text("Idle").wait_for()
     page.get_by_role("button", name="1 min", exact=True).click()
     empty = ink(page, "Requests")
     with load(server):
-        page.get_by_text("At work").wait_for()
+        page.get_by_text("Working").wait_for()
         page.get_by_text("running 4").wait_for()
-        page.get_by_text("waiting 6").wait_for()
+        page.get_by_text("queue 6").wait_for()
         page.get_by_text("in use 100 %").wait_for()
         page.wait_for_function(
             "() => [...document.querySelectorAll('.plot b')].filter(b => / ms$| s$/.test(b.innerText)).length >= 6"
@@ -68,10 +68,10 @@ def test_the_engine_view_under_load(serve: Servers, tab: Tabs) -> None:
         assert ink(page, "Requests") > empty + 100
         assert ink(page, "Tokens per second") > 100 and ink(page, "Between tokens") > 100
         spoken = page.get_by_role("img", name="Tokens per second over time").get_attribute("aria-label")
-        assert spoken is not None and "out" in spoken
+        assert spoken is not None and "written" in spoken
         server.call(lambda: server.fake.link().die())
         page.get_by_text("1 restart").wait_for()
-    page.get_by_text("At rest").wait_for()
+    page.get_by_text("Idle").wait_for()
     page.get_by_text("running 0").wait_for()
 
 
@@ -89,7 +89,7 @@ def test_what_happened_before_one_looked_is_shown(serve: Servers, tab: Tabs) -> 
     page.on("request", lambda request: asked.append(request.url))
     assert not [url for url in asked if "/v1/engine" in url]  # nobody looks, nothing is asked
     page.get_by_role("link", name="Engine").click()
-    page.get_by_text("At rest").wait_for()
+    page.get_by_text("Idle").wait_for()
     wait_for_rows(page, 6)
     page.get_by_role("button", name="Pause").click()
     page.get_by_role("button", name="Go on").wait_for()
@@ -105,7 +105,7 @@ def test_timeline_of_a_request(serve: Servers, tab: Tabs) -> None:
     dialog = page.get_by_role("dialog")
     dialog.get_by_text("First token after").wait_for()
     bar = dialog.get_by_role("img", name="Timeline:").get_attribute("aria-label")
-    assert bar is not None and "queued" in bar and "writing" in bar
+    assert bar is not None and "in the queue" in bar and "writing" in bar
     widths = dialog.locator(".big-bar i").evaluate_all(
         "all => all.map(i => [i.className, i.getBoundingClientRect().width])"
     )
@@ -147,6 +147,6 @@ def test_a_running_request_is_followed_to_its_end(serve: Servers, tab: Tabs) -> 
 def test_figures_need_the_key(serve: Servers, tab: Tabs) -> None:
     server = serve(FakeOptions(), api_key=["engine-key-aaaaaaaaaaaa"])
     page = tab(f"{server.url}#engine")
-    page.get_by_label("Key", exact=True).fill("engine-key-aaaaaaaaaaaa")
+    page.locator("#key").fill("engine-key-aaaaaaaaaaaa")
     page.keyboard.press("Enter")
-    page.get_by_text("At rest").wait_for()
+    page.get_by_text("Idle").wait_for()

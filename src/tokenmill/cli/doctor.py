@@ -54,17 +54,21 @@ def _measure(device: str, as_json: bool) -> None:
     with spinner("Getting ready ..."):
         from tokenmill.device.memory import pick_device
         from tokenmill.measure.calibrate import measure_calibrated
+        from tokenmill.measure.kept import keep
 
     picked, found = pick_device(device), dict[str, Any]()
+    types = TYPES["cpu" if picked == "cpu" else "gpu"]
     start, stopped = time.perf_counter(), False
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # a time limit is told like Ctrl-C
     try:
-        measure_calibrated(picked, TYPES["cpu" if picked == "cpu" else "gpu"], told=_told, found=found)
+        measure_calibrated(picked, types, told=_told, found=found)
     except KeyboardInterrupt:
         stopped = True
     unfinished = ", ".join(found.get("calibration", {"unfinished": ["everything"]})["unfinished"])
     _told(f"{'stopped' if stopped else 'done'} after {time.perf_counter() - start:.1f} s")
-    if unfinished:
+    if not unfinished:
+        keep(found, picked, found["title"], types)
+    else:
         _told(f"not measured: {unfinished}")
     if as_json:
         print(json.dumps({"measured": found}, indent=2))

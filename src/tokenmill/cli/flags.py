@@ -15,7 +15,7 @@ from typing import Any, Literal, get_origin
 
 import typer
 
-from tokenmill.core.arguments import ENGINE, SERVER, SPELLINGS, SWITCHES, parsed, without_others
+from tokenmill.core.arguments import ENGINE, SERVER, SPELLINGS, SWITCHES, options_alone, parsed
 from tokenmill.core.config import GROUPS, EngineConfig, all_options, make_config
 from tokenmill.core.config_file import read_config_file
 from tokenmill.core.errors import ParameterError
@@ -59,7 +59,7 @@ def _other_flag(name: str) -> inspect.Parameter:
 def settle_others(given: Mapping[str, Any]) -> dict[str, Any]:
     """What vLLM's flags mean as options; refuses by name what would be lost."""
     read = {SPELLINGS.get(name, name): parsed(value) for name, value in given.items()}
-    return without_others(read, {**ENGINE, **SERVER})
+    return options_alone(read, {**ENGINE, **SERVER})
 
 
 def option_flags(groups: Mapping[str, type]) -> dict[str, inspect.Parameter]:

@@ -22,6 +22,7 @@ LOAD = {
     "contexts": flag("context", list[int], "Prompt tokens per request (may be repeated)."),
     "output": flag("output_len", int, "Output tokens per request.", min=1),
     "slo": flag("slo", str, "Find the cheapest set-up that meets this, like ttft=500ms,tpot=50ms."),
+    "again": flag("measure_again", bool, "Measure this machine again, although it was within the last 30 days."),
     "users": flag("users", int, "Users at a time, for --slo.", min=1),
 }
 SPREAD: dict[str, tuple[str, type, str]] = {
@@ -71,7 +72,7 @@ def plan(
     if ("slo" in load) != ("users" in load):
         raise ParameterError("--slo and --users belong together: how fast, and for how many at a time?")
     spread = {name: value for name, value in {**options, **load}.items() if name in SPREAD}
-    device = _device(on, planning.speed_types(config))
+    device = _device(on, planning.speed_types(config), again=load.get("again", False))
     setup = planning.Setup(
         device=device,
         ranks=spread.get("tensor_parallel_size", 1),
@@ -106,7 +107,7 @@ def plan(
         raise typer.Exit(FAILED)
 
 
-def _device(name: str, types: tuple[str, ...]) -> Any:
+def _device(name: str, types: tuple[str, ...], *, again: bool = False) -> Any:
     from tokenmill.measure.devices import find_device
 
     if name not in ("auto", "cpu") and not name.startswith("cuda"):
@@ -115,11 +116,23 @@ def _device(name: str, types: tuple[str, ...]) -> Any:
 
             return now_here(load_measured(Path(name)))
         return find_device(name)
-    with waiting_told("Measuring this machine, about a minute") as told:
-        from tokenmill.device.memory import pick_device
-        from tokenmill.measure.calibrate import calibrated
+    with waiting_told("Getting ready"):
+        from tokenmill.device.memory import describe, pick_device
+        from tokenmill.measure.ceilings import now_here, read_measured
+        from tokenmill.measure.kept import keep, read_kept
 
-        return calibrated(pick_device(name), types, told)
+        device = pick_device(name)
+        title = describe(device)
+        kept = None if again else read_kept(device, title, types)
+        if kept is not None:
+            return now_here(read_measured(kept, f"measured on {device}"))
+    with waiting_told("Measuring this machine, about a minute; it is kept for the next time") as told:
+        from tokenmill.measure.calibrate import measure_calibrated
+
+        found = measure_calibrated(device, types, told=told)
+    if not found["calibration"]["unfinished"]:
+        keep(found, device, title, types)
+    return read_measured(found, f"measured on {device}")
 
 
 def _show(found: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ SWITCHES = frozenset(
         *("disable_mm_preprocessor_cache", "disable_nccl_for_dp_synchronization", "disable_sliding_window"),
         *("disable_uvicorn_access_log", "enable_dbo", "enable_eplb", "enable_expert_parallel", "eplb_log_balancedness"),
         *("enable_layerwise_nvtx_tracing", "enable_log_deltas", "enable_log_outputs", "enable_log_requests"),
-        *("enable_logging_iteration_details", "enable_lora", "enable_lora_bias", "enable_mfu_metrics"),
+        *("enable_logging_iteration_details", "enable_lora_bias", "enable_mfu_metrics"),
         *("enable_mm_embeds", "enable_offline_docs", "enable_prompt_adapter", "enable_prompt_embeds"),
         *("enable_prompt_tokens_details", "enable_request_id_headers", "enable_server_load_tracking"),
         *("enable_sleep_mode", "enable_ssl_refresh", "enable_tokenizer_info_endpoint"),
@@ -108,10 +108,12 @@ ENGINE: Mapping[str, Other] = {
                 "enable_multimodal_encoder_data_parallel"),
     **_harmless("all backends enforce the same", "guided_decoding_backend", "guided_decoding_disable_fallback",
                 "structured_outputs_config"),
-    **_harmless("it bounds adapters, which enable_lora asks for", "max_loras", "max_lora_rank", "max_cpu_loras",
-                "lora_dtype", "lora_extra_vocab_size", "fully_sharded_loras", "enable_lora_bias",
-                "long_lora_scaling_factors", "lora_target_modules", "max_prompt_adapters",
-                "max_prompt_adapter_token", "specialize_active_lora", "enable_tower_connector_lora"),
+    **_harmless("adapters are computed in the model's type, sharded as their matrices are", "lora_dtype",
+                "fully_sharded_loras", "enable_lora_bias", "specialize_active_lora", "enable_tower_connector_lora"),
+    **_harmless("it bounds prompt adapters, which are not there", "max_prompt_adapters", "max_prompt_adapter_token"),
+    **_refused("adapters whose vocabulary is larger than the model's are not read",
+               lora_extra_vocab_size=(0, 256)),
+    **_refused("adapters change what their files say", "long_lora_scaling_factors", "lora_target_modules"),
     **_harmless("it is read with experimental paths of vLLM alone", "additional_config", "weight_transfer_config"),
     **_refused("log-probabilities are those of the model, before any edit", logprobs_mode=("raw_logprobs",)),
     **_refused("the tokenizer is read from the model's own files by one reader", tokenizer_mode=("auto", "slow", "hf")),
@@ -132,8 +134,9 @@ ENGINE: Mapping[str, Other] = {
                "reasoning_parser_plugin", "scheduler_cls", "worker_cls", "worker_extension_cls",
                worker_cls=("auto",), worker_extension_cls=()),
     **_refused("close() frees the memory, and another LLM loads again; sleeping is not built yet", "enable_sleep_mode"),
-    **_refused("adapters are not built yet: merge them into the weights", "enable_lora", "enable_prompt_adapter",
-               "default_mm_loras"),
+    **_refused("prompt adapters are not built: LoRA adapters are (--enable-lora)", "enable_prompt_adapter",
+               "prompt_adapters"),
+    **_refused("this engine reads text", "default_mm_loras"),
     **_refused("weights stay on the device: --quantization makes them smaller", "cpu_offload_gb", "offload_config"),
     **_refused("keys and values stay on the device: --kv-cache-dtype makes them smaller", "kv_offloading_size",
                kv_offloading_backend=("native",)),
@@ -172,7 +175,7 @@ ENGINE: Mapping[str, Other] = {
     **_refused("--otlp-traces-endpoint sends a trace of each request", "collect_detailed_traces"),
     **_refused("experts' choices are not told", "enable_return_routed_experts"),
     **_refused("prompts and answers are never logged", "enable_log_requests"),
-    **_refused("at most 20 log-probabilities a token come offline", max_logprobs=tuple(range(21))),
+    **_harmless("offline, as many come as are asked for", "max_logprobs"),
     **_harmless("offline outputs hold the whole text, reasoning too", "reasoning_parser"),
     **_refused("traces are the server's", "otlp_traces_endpoint"),
 }  # fmt: skip
@@ -194,7 +197,6 @@ SERVER: Mapping[str, Other] = {
                "allow_credentials", allowed_methods=("*", ["*"], '["*"]'), allowed_headers=("*", ["*"], '["*"]')),
     **_refused("prompts and answers are never logged", "enable_log_outputs", "enable_log_deltas", "log_config_file",
                enable_log_deltas=(True,)),
-    **_refused("adapters are not built yet: merge them into the weights", "lora_modules", "prompt_adapters"),
     **_refused("plugins are not loaded", "middleware", "tool_parser_plugin", "tool_server"),
     **_refused("a request says it: return_tokens_as_token_ids", "return_tokens_as_token_ids"),
     **_refused("certificates are read at the start: restart to renew them", "enable_ssl_refresh"),
@@ -228,7 +230,7 @@ LOAD_AS = frozenset({"gguf", "hf", "fastsafetensors", "runai_streamer"})
 """Values of `load_format` that say how files are read, which is found out."""
 
 
-def without_others(given: Mapping[str, Any], *lists: Mapping[str, Other]) -> dict[str, Any]:
+def options_alone(given: Mapping[str, Any], *lists: Mapping[str, Other]) -> dict[str, Any]:
     """Options alone: harmless names go, and a value that would be lost is told with its reason."""
     kept: dict[str, Any] = {}
     for name, value in given.items():

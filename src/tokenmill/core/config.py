@@ -13,9 +13,10 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, get_type_hints
 
-from tokenmill.core.arguments import SERVER, without_others
+from tokenmill.core.arguments import SERVER, options_alone
 from tokenmill.core.errors import ParameterError
 
 
@@ -138,8 +139,23 @@ class SpeculateOptions:
     """Guessing ahead."""
 
     speculative_config: dict[str, Any] | None = option(
-        None, 'JSON: {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}.'
+        None,
+        'JSON: {"method": "ngram" or "suffix"}, {"model": FOLDER} (a smaller model), or {"method": "medusa", "eagle" '
+        'or "eagle3", "model": FOLDER}; "num_speculative_tokens": 4 is the most that is guessed at a time.',
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterOptions:
+    """Adapters (LoRA) on top of the model."""
+
+    enable_lora: bool = option(False, "Take adapters (LoRA).")
+    lora_modules: list[str] | None = option(
+        None, "An adapter as NAME=PATH: a PEFT folder or a GGUF file (may be repeated, or separated by commas)."
+    )
+    max_loras: int = option(8, "Adapters that lie on the device at once; more take turns.")
+    max_lora_rank: int = option(16, "The largest rank of an adapter.")
+    max_cpu_loras: int | None = option(None, "Adapters whose copies stay in host memory (default: all that were used).")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +191,9 @@ class LimitOptions:
         False, "Refuse requests that hold names which no API here knows (else: told in X-Tokenmill-Ignored)."
     )
     tokens_per_minute: int = option(0, "Prompt and output tokens per minute and key (0: no limit).")
+    lora_folder: str | None = option(
+        None, "The one folder whose adapters clients may load, and unload (default: they may not)."
+    )
     prices: str | None = option(
         None, "Dollars per million tokens, `prompt=0.10,output=0.40,cached=0.02`: usage then says what a request cost."
     )
@@ -240,6 +259,7 @@ GROUPS: dict[str, type] = {
     "schedule": ScheduleOptions,
     "execute": ExecuteOptions,
     "speculate": SpeculateOptions,
+    "adapters": AdapterOptions,
 }
 
 
@@ -253,6 +273,7 @@ class EngineConfig:
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
     execute: ExecuteOptions = field(default_factory=ExecuteOptions)
     speculate: SpeculateOptions = field(default_factory=SpeculateOptions)
+    adapters: AdapterOptions = field(default_factory=AdapterOptions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,12 +305,19 @@ def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def make_config(environment: Mapping[str, str] | None = None, **flat: Any) -> EngineConfig:
     """EngineConfig from flat names; unset ones come from TOKENMILL_* variables, then from the defaults."""
-    return EngineConfig(**_read_groups(GROUPS, environment, _without_spread(without_others(flat))))
+    return EngineConfig(**_read_groups(GROUPS, environment, _without_spread(options_alone(flat))))
 
 
 def make_server_config(environment: Mapping[str, str] | None = None, **flat: Any) -> ServerConfig:
     """ServerConfig from flat names, as make_config does it."""
-    return ServerConfig(**_read_groups(SERVER_GROUPS, environment, without_others(flat, SERVER)))
+    return ServerConfig(**_read_groups(SERVER_GROUPS, environment, options_alone(flat, SERVER)))
+
+
+def cache_dir(environment: Mapping[str, str] | None = None) -> Path:
+    """Where what can be made again is kept."""
+    environment = os.environ if environment is None else environment
+    base = environment.get("TOKENMILL_CACHE") or environment.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "tokenmill"
 
 
 def _read_groups(
@@ -390,6 +418,9 @@ _POSITIVE = frozenset(
         "threads",
         "num_gpu_blocks_override",
         "kv_cache_memory_bytes",
+        "max_loras",
+        "max_lora_rank",
+        "max_cpu_loras",
         "gpu_memory_utilization",
         "max_num_queued_reqs",
         "max_body_bytes",
@@ -413,6 +444,8 @@ _MOST: dict[str, int] = {
     "num_gpu_blocks_override": 1 << 27,
     "block_size": 1 << 20,
     "pipeline_depth": 64,
+    "max_loras": 4096,
+    "max_lora_rank": 512,
     "threads": 1024,
     "port": 65535,
     "engines": 1024,

@@ -178,11 +178,13 @@ class SpaceSpec:
 class StepRows:
     """Whose a step's tokens are: the row of each sequence [S] and of each token [T] (int64). What belongs to a row (an
     adapter, a recurrent state) is found by it, in recorded steps, too. The spare row fills up recorded steps.
-    `states[i]`: the parts of recurrent layer i's states by row [R + 1, ...]; layers overwrite them."""
+    `states[i]`: the parts of recurrent layer i's states by row [R + 1, ...]; layers overwrite them. adapters [R + 1]
+    int32: each row's slot (core/adapters.py); None: no row of this step has one."""
 
     sequences: Tensor
     tokens: Tensor
     states: Sequence[tuple[Tensor, ...]] = ()
+    adapters: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -242,6 +244,16 @@ DRAWN = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
+class Cuts:
+    """By row, what drops unlikely tokens of drawn lines (sampling/filters.py defines it), in this order: log_min_p [R]
+    float32, top_k [R] int64, top_p [R] float32; None where no line asks for it."""
+
+    log_min_p: Tensor | None
+    top_k: Tensor | None
+    top_p: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
 class Draws:
     """What lines of logits are drawn with: row_ids [n] and positions [n] (of their last known tokens) int64; by row
     streams and num_prompt [R] int64, inverse_temperature [R] float32. sampling/noise.py has the formula."""
@@ -251,3 +263,4 @@ class Draws:
     streams: Tensor
     num_prompt: Tensor
     inverse_temperature: Tensor
+    cuts: Cuts | None = None

@@ -1,12 +1,17 @@
-"""Guessing tokens ahead. Owns: the protocols of drafters, on the host and on the device."""
+"""Guessing tokens ahead. Owns: the protocols of drafters, on the host and on the device, and of what decides how many
+of their guesses are tried.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from tokenmill.core.forward import ForwardContext
     from tokenmill.core.sequence import Sequence
 
 
@@ -25,12 +30,92 @@ class RowState(Protocol):
     length: Tensor
 
 
+@dataclass(slots=True)
+class Drafting:
+    """What a DeviceDrafter works with after a step's sampling.
+
+    `row_list`, `row_ids` [S]: the rows that get `count` drafts each; none has over `longest` known tokens, the newest
+    included. places(): [S], where in the step's batch the tokens lie that the rows' newest ones were sampled from.
+    """
+
+    rows: RowState
+    row_list: list[int]
+    row_ids: Tensor
+    count: int
+    longest: int
+    places: Callable[[], Tensor]
+
+
+@dataclass(slots=True)
+class Seen:
+    """A step that has been computed and sampled: its context, and the final hidden states [T, hidden] of its tokens.
+    (The context of a recorded step may have more tokens: the spare row's.)"""
+
+    ctx: ForwardContext
+    hidden: Tensor
+
+
 class DeviceDrafter(Protocol):
     """Guesses the next tokens where the rows are, without waiting for the device. Runs right after sampling."""
 
     most: int
     """So many drafts may lie behind a row's known tokens."""
 
-    def propose(self, rows: RowState, row_ids: Tensor, longest: int) -> None:
-        """Leave `most` drafts behind the known tokens of each of row_ids [S], none of which has over `longest`."""
+    follows: bool
+    """It keeps something for every position (K/V, in pages of its own) and must be told of those it has not seen."""
+
+    def bind(self, rows: Any, pool: Any) -> None:
+        """The rows and the cache that it will work on, once they are there."""
         ...
+
+    def warm(self) -> None:
+        """Compile and record ahead what can be."""
+        ...
+
+    catches_up: bool
+    """It can take in tokens of earlier steps; else what it has missed of a row is lost to it."""
+
+    def follow(self, spans: list[tuple[int, int, int]], seen: Seen) -> None:
+        """Take in known tokens: (row, first position, how many), each row once; called in every step in which drafts
+        are left behind, too."""
+        ...
+
+    def propose(self, step: Drafting) -> None:
+        """Leave `step.count` drafts behind the known tokens of each of its rows."""
+        ...
+
+    def forget_weights(self) -> None:
+        """Weights have new numbers where they stand."""
+        ...
+
+
+class DraftControl(Protocol):
+    """How many drafts are worth their cost. What it says changes the time that tokens take, never the tokens."""
+
+    def depth(self, rows: int) -> int:
+        """Drafts to leave behind each of this many rows."""
+        ...
+
+    def observe(self, tried: int, accepted: int) -> None:
+        """A row's drafts were verified."""
+        ...
+
+    def timed(self, rows: int, depth: int, seconds: float) -> None:
+        """So long took a step in which each of `rows` tried `depth` drafts and got as many new ones."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AllOfThem:
+    """The null control: as many drafts as may be, always."""
+
+    most: int = 0
+
+    def depth(self, rows: int) -> int:
+        return self.most
+
+    def observe(self, tried: int, accepted: int) -> None:
+        """Nothing is learnt."""
+
+    def timed(self, rows: int, depth: int, seconds: float) -> None:
+        """Nothing is learnt."""

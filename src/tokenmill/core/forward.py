@@ -8,13 +8,15 @@ both, and a mixture is made of weights. `runner/batch.py` makes a ForwardContext
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
+from tokenmill.core.adapters import AdapterSite, Delta
 from tokenmill.core.descriptors import (
     DRAWN,
     Act,
     AttentionSpec,
+    Cuts,
     DeltaSpec,
     Draws,
     GroupPlan,
@@ -38,6 +40,7 @@ __all__ = [
     "AttentionSpec",
     "DeltaSpec",
     "DRAWN",
+    "Cuts",
     "Draws",
     "ForwardContext",
     "FusedMixture",
@@ -68,7 +71,8 @@ class ForwardContext:
     kv_len [S] (int32) how many positions each may read (its own new tokens included), positions [T] (int64).
     `spans` mirrors (query_start, query count, kv_len) as host integers where the device is the host, else None.
     `embeds` (rows [n] of this batch, values [n, hidden]) replace those rows' embeddings before the first layer.
-    `taps`: the model fills taps[i] with layer i's output [T, hidden] for every i that is a key.
+    `taps`: the model fills taps[i] with layer i's output [T, hidden] for every i that is a key, and taps[-1] with the
+    final hidden states.
     """
 
     kernels: Kernels
@@ -83,6 +87,13 @@ class ForwardContext:
     taps: dict[int, Tensor] | None = None
     embeds: tuple[Tensor, Tensor] | None = None
     block_size: int = 16
+
+    def of(self, tokens: Any) -> ForwardContext:
+        """The context for these tokens alone (an index or a slice), where operands are found by each token's row."""
+        rows = self.rows
+        if rows is None or rows.adapters is None:
+            return self
+        return replace(self, rows=replace(rows, tokens=rows.tokens[tokens]))
 
 
 @dataclass(slots=True)
@@ -124,8 +135,10 @@ class Weight(Protocol):
         norm: NormSpec | None = None,
         act: Act | None = None,
         residual: Tensor | None = None,
+        delta: Delta | None = None,
     ) -> Tensor:
-        """residual + act(norm(x) @ W.T + bias). The base composes; formats fuse what they can."""
+        """residual + act(norm(x) @ W.T + bias). The base composes; formats fuse what they can. delta: what adapters do
+        to the product before its activation."""
         ...
 
     def concat(self, others: list[Any]) -> Weight:
@@ -174,6 +187,9 @@ class Kernels(Protocol):
     narrow_logits: bool
     """`greedy` and `choose` read logits as the head's product left them, so that nothing need widen them."""
 
+    cuts_draws: bool
+    """`choose` takes draws with cuts, and `least_kept` says where they are."""
+
     records: bool
     """Can `record` succeed?"""
 
@@ -204,8 +220,24 @@ class Kernels(Protocol):
         norm: NormSpec | None = None,
         act: Act | None = None,
         residual: Tensor | None = None,
+        delta: Delta | None = None,
     ) -> Tensor:
-        """residual + act(norm(x) @ weight.T + bias); weight [N, K], or what pack_dense gave (bias within)."""
+        """residual + act(norm(x) @ weight.T + bias); weight [N, K], or what pack_dense gave (bias within). delta: see
+        `add_delta`, which comes before the activation."""
+        ...
+
+    def adapt(self, x: Tensor, site: AdapterSite, rows: Tensor, slots: Tensor) -> Tensor:
+        """What each token's adapter makes of x [T, in]: down @ x -> [T, lanes] float32; rows [T] name the tokens' rows
+        and slots [R + 1] each row's adapter. What lies behind an adapter's own lanes is not defined."""
+        ...
+
+    def add_delta(self, y: Tensor, delta: Delta) -> Tensor:
+        """y [T, N] * gain + shift + up @ low, as core/adapters.py says; rows without an adapter stay as they are."""
+        ...
+
+    def embed_delta(self, y: Tensor, ids: Tensor, site: AdapterSite, of: tuple[Tensor, Tensor], scale: float) -> Tensor:
+        """y [T, width] + scale * up @ down[ids]: what adapters of a table of embeddings add to its rows; of: rows
+        and slots, as in `adapt`."""
         ...
 
     def pack_dense(self, weight: Tensor, bias: Tensor | None = None) -> Any | None:
@@ -371,6 +403,13 @@ class Kernels(Protocol):
         words [n] int32: 1 + a line's mask, or 0, plus DRAWN (None: no masks, all lines are drawn); masks [m, W] int32,
         the lowest bit first, 1 = allowed. -> ids, marked (~id as well if no allowed token is finite), and the largest
         logits, forbidden ones included."""
+        ...
+
+    def least_kept(self, s: Tensor, k: Tensor | None, p: Tensor | None) -> Tensor | None:
+        """The score [n] from which tokens of scaled logits s [n, V], the largest of which is 0, are kept: the k [n]
+        int64 likeliest ones, then those of them that together reach probability p [n] float32. None: it cannot.
+
+        What it gives is what `choose` uses for draws with cuts; only a backend that has both says `cuts_draws`."""
         ...
 
     def gather_rows(

@@ -135,21 +135,17 @@ class PoolingParams(msgspec.Struct, kw_only=True, metaclass=Spelled):
 
 
 class LoRARequest(msgspec.Struct):
-    """Names an adapter; requests with one are refused, as adapters are not built yet."""
+    """An adapter's name, vLLM's number for it, and where it lies: a PEFT folder, or a GGUF file. The name decides."""
 
     lora_name: str
     lora_int_id: int
     lora_path: str = ""
 
 
-def refuse_adapter(given: Any, name: str = "lora_request") -> None:
-    """Adapters are not built."""
+def refuse_prompt_adapter(given: Any, name: str = "prompt_adapter_request") -> None:
+    """Adapters of prompts are not built."""
     if given is not None and given != []:
-        raise ParameterError(
-            f"{name}: adapters are not built yet; merge the adapter into the weights (update_weights() takes the "
-            "result without a restart), or leave it out.",
-            param=name,
-        )
+        raise ParameterError(f"{name}: prompt adapters are not built; LoRA adapters are (lora_request).", param=name)
 
 
 def refuse_media(name: str, given: Any) -> None:

@@ -7,7 +7,7 @@ feature flag is read where an engine is built, in `engine/`, only.
 from __future__ import annotations
 
 from tokenmill.core.constraint import Constraint, ConstraintCompiler
-from tokenmill.core.drafting import DeviceDrafter, HostDrafter, RowState
+from tokenmill.core.drafting import DeviceDrafter, DraftControl, HostDrafter, RowState
 from tokenmill.core.execution import Executor, TextGenerator, Ticket
 from tokenmill.core.forward import FusedMixture, Kernels, Weight
 from tokenmill.core.model import CausalLM, Checkpoint, Group
@@ -20,6 +20,7 @@ __all__ = [
     "Constraint",
     "ConstraintCompiler",
     "DeviceDrafter",
+    "DraftControl",
     "Executor",
     "FusedMixture",
     "Group",

@@ -21,9 +21,10 @@ from tokenmill.core.samplers import (
     NOT_OF_BEAMS,
     SAMPLER_COUNTS,
     SAMPLER_RANGES,
+    SamplerFields,
     read_samplers,
 )
-from tokenmill.core.sampling_names import without_others
+from tokenmill.core.sampling_names import fields_alone
 from tokenmill.core.step import RowLogprobs
 
 MAX_N = 128
@@ -64,10 +65,10 @@ class SpelledAsElsewhere(Spelled):
     """The same for SamplingParams: vLLM's names that are no fields are taken or refused by their list."""
 
     def __call__(cls, *args: Any, **given: Any) -> Any:
-        return super().__call__(*args, **without_others(given))
+        return super().__call__(*args, **fields_alone(given))
 
 
-class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass=SpelledAsElsewhere):
+class SamplingParams(SamplerFields, kw_only=True, omit_defaults=True, metaclass=SpelledAsElsewhere):
     """How to continue a prompt. Field names and meanings are vLLM's, then llama.cpp's, then text-generation-webui's;
     neutral defaults switch a feature off."""
 
@@ -81,26 +82,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, metaclass
     top_k: int = 0
     min_p: float = 0.0
     typical_p: float = 1.0
-    repeat_last_n: int = -1
-    top_n_sigma: float = -1.0
-    epsilon_cutoff: float = 0.0
-    eta_cutoff: float = 0.0
-    top_a: float = 0.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    dynatemp_range: float = 0.0
-    dynatemp_exponent: float = 1.0
-    smoothing_factor: float = 0.0
-    smoothing_curve: float = 1.0
-    mirostat: int = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = -1
     dry_sequence_breakers: list[str] | None = None
-    no_repeat_ngram_size: int = 0
     samplers: str | list[str] | None = None
     temperature_last: bool = False
     seed: int | None = None
@@ -358,7 +340,8 @@ class TokenLogprob(msgspec.Struct, gc=False):
 
 
 class TokenDelta(msgspec.Struct, gc=False):
-    """What one commit added to one sequence. `finish` is set exactly once per sequence, on its last delta."""
+    """What one commit added to one sequence. `finish` is set exactly once per sequence, on its last delta. `drafted`,
+    `accepted`: drafts that the step tried, and those of them that were right."""
 
     request_id: str
     index: int
@@ -372,6 +355,8 @@ class TokenDelta(msgspec.Struct, gc=False):
     score: float | None = None
     pooled: list[float] | None = None
     mu: float | None = None
+    drafted: int = 0
+    accepted: int = 0
 
 
 class ScoredRows:
@@ -408,6 +393,8 @@ class TextDelta(msgspec.Struct, kw_only=True):
     num_cached_tokens: int = 0
     score: float | None = None
     pooled: list[float] | None = None
+    drafted: int = 0
+    accepted: int = 0
 
 
 class CompletionOutput(msgspec.Struct, kw_only=True):
@@ -429,6 +416,8 @@ class RequestMetrics(msgspec.Struct, kw_only=True):
     first_token: float | None = None
     last_token: float | None = None
     num_cached_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class RequestOutput(msgspec.Struct, kw_only=True):

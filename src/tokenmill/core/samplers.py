@@ -9,7 +9,34 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from tokenmill.core.errors import ParameterError
+
+
+class SamplerFields(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Numbers that a request says and that its row is given as they are; the defaults switch everything off."""
+
+    repeat_last_n: int = -1
+    top_n_sigma: float = -1.0
+    epsilon_cutoff: float = 0.0
+    eta_cutoff: float = 0.0
+    top_a: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    smoothing_factor: float = 0.0
+    smoothing_curve: float = 1.0
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    no_repeat_ngram_size: int = 0
+
 
 ASKED: dict[str, Callable[[Any], bool]] = {
     "temperature": lambda p: p.temperature != 1.0 or p.dynatemp_range > 0.0,
@@ -58,7 +85,7 @@ SAMPLER_COUNTS: dict[str, tuple[int, int]] = {
     "dry_penalty_last_n": (-1, 2**31 - 1),
     "no_repeat_ngram_size": (0, 1024),
 }
-SAMPLER_FIELDS = (*SAMPLER_RANGES, *SAMPLER_COUNTS)
+SAMPLER_FIELDS = SamplerFields.__struct_fields__
 """Numbers that rows are given as they are asked for."""
 NOT_OF_BEAMS = {
     **dict.fromkeys(("top_n_sigma", "epsilon_cutoff", "eta_cutoff", "top_a", "xtc_probability"), 0),

@@ -27,7 +27,7 @@ REFUSED = {
 """Refused unless their value asks for nothing."""
 
 
-def without_others(given: Mapping[str, Any]) -> dict[str, Any]:
+def fields_alone(given: Mapping[str, Any]) -> dict[str, Any]:
     """Fields alone: older names become the fields that they mean, harmless ones go, and what would be lost is told."""
     fields: dict[str, Any] = {}
     for name, value in given.items():

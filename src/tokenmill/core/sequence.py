@@ -67,7 +67,11 @@ class Sequence:
 
     `fresh`: the devices must be told everything (RowStart) with the next grant. `leaving`: to be preempted when
     its plans in flight are committed. `needs_host`: its next forward needs the last commit (host drafts, beams).
-    `most_guesses`: so many drafts of a DeviceDrafter may be granted at once. `mu`: mirostat's state behind `tokens`.
+    `mu`: mirostat's state behind `tokens`.
+
+    Of a DeviceDrafter: `most_guesses`: so many of its drafts may be granted at once; `behind`: so many lie behind the
+    row's last planned sample. `told`: its drafts come back to the host, as `drafts`. `followed`: positions that it has
+    certainly seen; `in_step`: it has guessed behind every sample since, and has seen all but the newest.
 
     Of a model whose rows have states (kvcache/snapshots.py): `save_at`: the next position whose state is kept, in
     `save_slot` if it is an answer's; `restore`: the slot that devices shall restore; `diverges`: where others with
@@ -93,6 +97,11 @@ class Sequence:
     leaving: bool = False
     needs_host: bool = False
     most_guesses: int = 0
+    behind: int = 0
+    told: bool = False
+    drafts: list[int] = field(default_factory=list)
+    followed: int = 0
+    in_step: bool = False
     tables: list[Table] = field(default_factory=list)
     capacity: int = 0
     published: int = 0

@@ -4,8 +4,8 @@ Integers only, msgspec-serialisable; the same message serves one process, tensor
 A plan carries changes: every worker applies it, in order, to its own copy of the rows.
 
     a row's life:   start ──► grants ... ──► ended      (preempted = ended; resumed = started again)
-    within a plan:  ended → starts → table edits → jumps → restores → copies → appended, drafts → grants → sampling
-                    → saves
+    within a plan:  ended → loads → starts → table edits → jumps → restores → copies → appended, drafts → grants
+                    → sampling → saves → follows → new drafts
 
 A fork (beams, n samples) is a start whose table shares blocks; a block that two rows would write is copied first.
 """
@@ -16,8 +16,10 @@ from typing import Any
 
 import msgspec
 
+from tokenmill.core.samplers import SamplerFields
 
-class RowSampling(msgspec.Struct, kw_only=True, omit_defaults=True):
+
+class RowSampling(SamplerFields, kw_only=True, omit_defaults=True):
     """Sampling parameters of one row, as the devices need them; neutral defaults."""
 
     temperature: float = 0.0
@@ -28,38 +30,25 @@ class RowSampling(msgspec.Struct, kw_only=True, omit_defaults=True):
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    repeat_last_n: int = -1
-    top_n_sigma: float = 0.0
-    epsilon_cutoff: float = 0.0
-    eta_cutoff: float = 0.0
-    top_a: float = 0.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    dynatemp_range: float = 0.0
-    dynatemp_exponent: float = 1.0
-    smoothing_factor: float = 0.0
-    smoothing_curve: float = 1.0
-    mirostat: int = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = -1
-    dry_breakers: list[tuple[list[int], list[int]]] = []
-    no_repeat_ngram_size: int = 0
+    dry_breakers: list[tuple[list[int], list[int]]] = msgspec.field(default_factory=list)
     order: list[str] | None = None
     """The steps from temperature on, by name, if they are not in the usual order; those left out are not taken."""
     seed: int = 0
     min_tokens: int = 0
-    end_ids: list[int] = []
-    logit_bias: dict[int, float] = {}
+    end_ids: list[int] = msgspec.field(default_factory=list)
+    logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
     allowed_ids: list[int] | None = None
-    bad_words: list[list[int]] = []
+    bad_words: list[list[int]] = msgspec.field(default_factory=list)
     num_logprobs: int = -1
     num_prompt_logprobs: int = -1
     num_candidates: int = 0
     has_processors: bool = False
+
+    @property
+    def forbids(self) -> bool:
+        """May some token be forbidden, even one that a grammar leaves no choice about?"""
+        banned = self.allowed_ids is not None or self.no_repeat_ngram_size > 0 or bool(self.bad_words)
+        return banned or self.has_processors
 
 
 class TableEdit(msgspec.Struct, gc=False):
@@ -86,6 +75,7 @@ class RowStart(msgspec.Struct, kw_only=True):
     computed: int
     sampling: RowSampling
     adapter: int = 0
+    """The slot of its adapter; 0: it has none."""
     pool: str | None = None
     key: int = 0
     mu: float | None = None
@@ -116,13 +106,18 @@ class StepPlan(msgspec.Struct, kw_only=True):
     DeviceDrafter left behind the row's known tokens. `appended[row]` are tokens that the host adds first.
     `restores` are (row, slot): the states of a row that starts or jumps come from a snapshot slot.
     `samples[i]` says whether the grant reaches the end of what is known, so that tokens are sampled.
+    `follows` are (row, first position, count): tokens that a DeviceDrafter with K/V of its own has not seen, known by
+    the end of this step. `proposes` are the grants, by index, behind whose samples it leaves `depth` new drafts each;
+    those of rows with LateInputs come back with the result, because the host decides which of them may be tried.
     `jumps` are (row, computed): positions that the prefix cache gave a row in mid-prompt. `late`: rows with LateInputs.
+    `loads` are (slot, adapter): adapters that rows which start need in a slot.
     After a failed plan every later plan of the same epoch fails too; a new epoch ends every row.
     """
 
     id: int
     epoch: int = 0
     ended: list[int] = []
+    loads: list[tuple[int, int]] = []
     starts: list[RowStart] = []
     edits: list[TableEdit] = []
     copies: list[BlockCopy] = []
@@ -136,6 +131,9 @@ class StepPlan(msgspec.Struct, kw_only=True):
     counts: list[int] = []
     samples: list[bool] = []
     late: list[int] = []
+    follows: list[tuple[int, int, int]] = []
+    proposes: list[int] = []
+    depth: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -175,5 +173,6 @@ class StepResult(msgspec.Struct, kw_only=True):
     candidates: dict[int, list[tuple[int, float]]] = {}
     pooled: dict[int, list[float]] = {}
     mus: dict[int, float] = {}
+    drafts: dict[int, list[int]] = {}
     errors: dict[int, str] = {}
     failure: str | None = None

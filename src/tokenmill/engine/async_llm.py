@@ -15,7 +15,7 @@ import msgspec
 from tokenmill.core.config import make_config
 from tokenmill.core.config_file import DEFAULT_MODEL, with_config_file
 from tokenmill.core.errors import EngineDeadError
-from tokenmill.core.params import RequestOutputKind, refuse_adapter
+from tokenmill.core.params import LoRARequest, RequestOutputKind
 from tokenmill.core.pooled import EmbeddingOutput, EmbeddingRequestOutput
 from tokenmill.core.request import Request, RequestOutput, SamplingParams, TextDelta
 from tokenmill.engine.arguments import EngineArgs
@@ -49,13 +49,13 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int = 0,
-        lora_request: Any = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """The output so far, after every step that added to it (or what `output_kind` asks for); leaving the loop
         aborts the request."""
-        refuse_adapter(lora_request)
+        adapter = await self._adapter(lora_request)
         text, ids, salt = await asyncio.to_thread(self.reader.read, prompt, sampling_params)
-        request = self._request(text, ids, sampling_params, request_id, priority=priority, salt=salt)
+        request = self._request(text, ids, sampling_params, request_id, priority=priority, salt=salt, adapter=adapter)
         async for output in self._follow(request):
             yield output
 
@@ -66,21 +66,25 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         cache_salt: str | None = None,
+        lora_request: LoRARequest | None = None,
         **template: Any,
     ) -> AsyncIterator[RequestOutput]:
         """Answer a conversation; `template`: tools, chat_template, ..."""
         self.reader.check_options(template)
-        salt = check_salt(cache_salt)
+        salt, adapter = check_salt(cache_salt), await self._adapter(lora_request)
         text, ids = await asyncio.to_thread(lambda: self.reader.chat(messages, sampling_params, **template))
         params = sampling_params or default_params(self.service.built.generation)
         params = self.reader.with_reasoning(text, params)
-        async for output in self._follow(self._request(text, ids, params, request_id, salt=salt)):
+        async for output in self._follow(self._request(text, ids, params, request_id, salt=salt, adapter=adapter)):
             yield output
 
-    async def embed(self, prompt: Prompt, *, pooling: str = "last") -> EmbeddingRequestOutput:
+    async def embed(
+        self, prompt: Prompt, *, pooling: str = "last", lora_request: LoRARequest | None = None
+    ) -> EmbeddingRequestOutput:
         """One prompt's unit vector."""
+        adapter = await self._adapter(lora_request)
         text, ids, salt = await asyncio.to_thread(self.reader.read, prompt)
-        request = self._request(text, ids, SamplingParams(max_tokens=1), None, salt=salt)
+        request = self._request(text, ids, SamplingParams(max_tokens=1), None, salt=salt, adapter=adapter)
         vector = await self.service.embed(request, pooling)
         outputs = EmbeddingOutput(embedding=vector)
         return EmbeddingRequestOutput(request_id=request.id, prompt_token_ids=ids, outputs=outputs)
@@ -109,6 +113,32 @@ class AsyncLLM:
     async def update_weights(self, weights: Weights) -> int:
         """New numbers for weights, in place, while no request is open: see LLM.update_weights."""
         return await self.service.call(functools.partial(self._weights.update, weights))
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """An adapter's name and files; it is read beside the steps that run."""
+        return bool(await self._adapter(lora_request))
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Forget an adapter, once no request uses it; False: there was none."""
+        return bool(await self.service.call(lambda: self.service.built.adapters.remove_given(lora_id)))
+
+    async def list_loras(self) -> set[int]:
+        """The numbers of all adapters."""
+        found: set[int] = await self.service.call(self.service.built.adapters.list_given)
+        return found
+
+    @property
+    def first_adapter(self) -> LoRARequest | None:
+        """The first of lora_modules, which verbs answer with that have no way to name one."""
+        entry = next(iter(self.service.built.adapters.names.values()), None)
+        return None if entry is None else LoRARequest(entry.name, entry.number, entry.path)
+
+    async def _adapter(self, lora_request: LoRARequest | None) -> int:
+        """The number of an adapter; the engine reads it before the request begins."""
+        if lora_request is None:
+            return 0
+        adapters = self.service.built.adapters
+        return int(await self.service.call(lambda: adapters.note(adapters.checked(lora_request))))
 
     def close(self) -> None:
         """Free the model."""

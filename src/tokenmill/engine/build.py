@@ -11,8 +11,9 @@ import msgspec
 from tokenmill.core.config import EngineConfig, ScheduleOptions
 from tokenmill.core.errors import ModelError
 from tokenmill.core.execution import Executor
+from tokenmill.engine.adapters import AdapterDesk
 from tokenmill.engine.admission import Admission
-from tokenmill.engine.drafting import device_drafter, read_ngram
+from tokenmill.engine.drafting import control_of, host_drafter, read_speculation
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.executor import InProcessExecutor
 from tokenmill.engine.generation import banned, check_generation
@@ -25,8 +26,6 @@ from tokenmill.kvcache.snapshots import Snapshots
 from tokenmill.scheduler.policy import make_policy
 from tokenmill.scheduler.roster import Limits
 from tokenmill.scheduler.scheduler import Scheduler
-from tokenmill.speculate.ngram import NgramDrafter
-from tokenmill.speculate.none import NoDrafter
 from tokenmill.structured.mask_pool import MaskPool
 from tokenmill.text.tokenizer import Tokenizer
 
@@ -46,6 +45,7 @@ class Built:
     tokenizer: Tokenizer | None
     generation: dict[str, Any]
     source: ModelSource
+    adapters: AdapterDesk
 
     @property
     def context(self) -> int:
@@ -74,14 +74,13 @@ def build_engine(config: EngineConfig) -> Built:
     """Everything between a request and its token deltas."""
     source = find_model(config)
     read_config(config, source)  # what is wrong with it is told before the tokenizer is looked for
-    ngram = read_ngram(config.speculate)
-    drafter, most = (NgramDrafter(ngram.longest, ngram.shortest), ngram.most) if ngram else (NoDrafter(), 0)
+    speculation = read_speculation(config.speculate)
+    drafter, most = host_drafter(speculation)
     tokenizer = load_tokenizer(config, source)
     generation = read_generation(config, source)
     for said in check_generation(generation, f"{source.path}/generation_config.json"):
         log.warning("%s", said)
     executor, facts = _executor(config, source)
-    on_device = device_drafter(config, facts.device) is not None
     tables = BlockTables(
         [GroupLayout(*g) for g in facts.groups],
         facts.num_blocks,
@@ -89,9 +88,11 @@ def build_engine(config: EngineConfig) -> Built:
         prefix_cache=config.cache.enable_prefix_caching,
         snapshots=None if facts.snapshots is None else Snapshots(facts.snapshots, config.cache.block_size),
     )
-    limits = make_limits(config.schedule, facts.max_step_tokens, most, most if on_device else 0, chains=executor.chains)
-    limits = replace(limits, max_rows=facts.max_rows)
-    scheduler = Scheduler(limits, tables, make_policy(config.schedule.scheduling_policy), drafter)
+    limits = make_limits(config.schedule, facts.max_step_tokens, most, facts.guesses, chains=executor.chains)
+    limits = replace(limits, max_rows=facts.max_rows, max_adapters=facts.adapter_slots)
+    limits = replace(limits, follows=facts.follows, catches_up=facts.catches_up)
+    policy, control = make_policy(config.schedule.scheduling_policy), control_of(speculation, STEP_GUESSES)
+    scheduler = Scheduler(limits, tables, policy, drafter, control)
     never = banned(generation)
     if outside := [word for word in never if max(word) >= facts.vocab_size]:
         raise ModelError(
@@ -110,8 +111,10 @@ def build_engine(config: EngineConfig) -> Built:
     masks = MaskPool()
     if tokenizer is not None:
         give_text(admission, tokenizer, config.execute.check_structured)
+    adapters = AdapterDesk(executor, scheduler, config.adapters)
+    admission.check_adapter = adapters.check
     engine = Engine(scheduler, executor, admission, masks.fill)
-    return Built(engine, facts, config, tokenizer, generation, source)
+    return Built(engine, facts, config, tokenizer, generation, source, adapters)
 
 
 def _executor(config: EngineConfig, source: ModelSource) -> tuple[Executor, Facts]:

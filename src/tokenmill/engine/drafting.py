@@ -1,56 +1,119 @@
-"""Which drafter a configuration asks for. Owns: reading --speculative-config, and where drafts are made."""
+"""Which drafter a configuration asks for. Owns: reading --speculative-config, and where drafts are made.
+
+Names are vLLM's. What has no effect here is refused by name.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import msgspec
 
 from tokenmill.core.config import EngineConfig, SpeculateOptions
-from tokenmill.core.drafting import DeviceDrafter
+from tokenmill.core.drafting import DraftControl, HostDrafter
 from tokenmill.core.errors import ParameterError
-from tokenmill.speculate.lookup import NgramLookup
+from tokenmill.speculate.control import Control
+from tokenmill.speculate.ngram import NgramDrafter
+from tokenmill.speculate.none import NoDrafter
+from tokenmill.speculate.suffix import SuffixDrafter
 
 MAX_DRAFTS = 16
+COMMON = ("method", "num_speculative_tokens", "disable_by_batch_size")
+METHODS: dict[str, tuple[str, ...]] = {
+    "ngram": ("prompt_lookup_max", "prompt_lookup_min"),
+    "suffix": ("suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests"),
+    "draft_model": ("model", "quantization", "revision"),
+    "medusa": ("model", "quantization", "revision"),
+    "eagle": ("model", "quantization", "revision"),
+    "eagle3": ("model", "quantization", "revision"),
+}
+"""Methods and their settings, beside the common ones."""
+OF_HOST = ("ngram", "suffix")
 
 
-class Ngram(msgspec.Struct, frozen=True):
-    """Prompt lookup as --speculative-config asks for it."""
+class Speculation(msgspec.Struct, frozen=True, kw_only=True):
+    """What --speculative-config says."""
 
-    most: int
-    longest: int
-    shortest: int
+    method: str
+    most: int = 4
+    most_rows: int | None = None
+    """With more rows nothing is drafted; None: the control finds out."""
+    longest: int = 4
+    shortest: int = 2
+    depth: int = 24
+    kept: int = 10_000
+    model: str | None = None
+    quantization: str | None = None
+    revision: str | None = None
 
 
-def read_ngram(options: SpeculateOptions) -> Ngram | None:
-    """What --speculative-config says; None: no drafts."""
+def read_speculation(options: SpeculateOptions) -> Speculation | None:
+    """None: no drafts."""
     spec = options.speculative_config
     if not spec:
         return None
-    known = {"method", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"}
-    if not isinstance(spec, dict) or set(spec) - known:
-        extra = ", ".join(sorted(set(spec) - known)) if isinstance(spec, dict) else "not an object"
-        raise ParameterError(
-            f"speculative_config: unknown entries ({extra}); known are {', '.join(sorted(known))}.",
-            param="speculative_config",
-        )
-    if spec.get("method") != "ngram":
-        raise ParameterError(
-            f"speculative_config: method {spec.get('method')!r} is not available; use 'ngram'.",
-            param="speculative_config",
-        )
-    count = spec.get("num_speculative_tokens", 4)
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_DRAFTS:
-        raise ParameterError(
-            f"num_speculative_tokens must be an integer in [1, {MAX_DRAFTS}].", param="speculative_config"
-        )
-    return Ngram(count, spec.get("prompt_lookup_max", 4), spec.get("prompt_lookup_min", 2))
+    if not isinstance(spec, dict):
+        raise _refuse('it must be an object, like {"method": "ngram"}')
+    method = spec.get("method") or ("draft_model" if "model" in spec else None)
+    if method not in METHODS:
+        raise _refuse(f"method {method!r} is not available; use one of {', '.join(map(repr, METHODS))}")
+    known = {*COMMON, *METHODS[method]}
+    if extra := sorted(set(spec) - known):
+        raise _refuse(f"unknown entries for {method!r} ({', '.join(extra)}); known are {', '.join(sorted(known))}")
+    model = spec.get("model")
+    if "model" in METHODS[method] and (not isinstance(model, str) or not model):
+        raise _refuse(f'{method!r} needs "model", a folder, a file or a name as --model has it')
+    return Speculation(
+        method=method,
+        most=_count(spec, "num_speculative_tokens", 4, 1, MAX_DRAFTS),
+        most_rows=_count(spec, "disable_by_batch_size", 0, 0, 1 << 20) or None,
+        longest=spec.get("prompt_lookup_max", 4),
+        shortest=spec.get("prompt_lookup_min", 2),
+        depth=_count(spec, "suffix_decoding_max_tree_depth", 24, 2, 64),
+        kept=_count(spec, "suffix_decoding_max_cached_requests", 10_000, 0, 1 << 20),
+        model=model,
+        quantization=_word(spec, "quantization"),
+        revision=_word(spec, "revision"),
+    )
 
 
-def device_drafter(config: EngineConfig, device: str) -> DeviceDrafter | None:
-    """Where a user asks for several plans in flight (`pipeline_depth`), drafts come from the device, as those of the
-    host would have to wait for the commit. Else the host's index is quicker than a search by many small operations:
-    on an H200 the demo model made 727 tokens/s with the search and 4,261 with the index. (What the host must have a
-    say in, grammars for one, gets the host's drafts in both cases.)"""
-    ngram = read_ngram(config.speculate)
-    if ngram is None or (config.execute.pipeline_depth or 1) == 1 or device != "cpu":
+def host_drafter(found: Speculation | None) -> tuple[HostDrafter, int]:
+    """The drafter of the host and how many tokens it may guess."""
+    if found is None or found.method not in OF_HOST:
+        return NoDrafter(), 0
+    if found.method == "suffix":
+        return SuffixDrafter(found.depth, found.kept), found.most
+    return NgramDrafter(found.longest, found.shortest), found.most
+
+
+def looks_on_device(config: EngineConfig, found: Speculation, device: str) -> bool:
+    """Where a user asks for several plans in flight (`pipeline_depth`), n-grams are looked up on the device, as
+    drafts of the host would have to wait for the commit. Else the host's index is quicker than a search by many small
+    operations: on an H200 the demo model made 727 tokens/s with the search and 4,261 with the index. (What the host
+    must have a say in, grammars for one, gets the host's drafts in both cases.)"""
+    return found.method == "ngram" and (config.execute.pipeline_depth or 1) > 1 and device == "cpu"
+
+
+def control_of(found: Speculation | None, step_guesses: int) -> DraftControl | None:
+    """What decides how many drafts are made; None: all of them."""
+    if found is None or found.method in OF_HOST:
         return None
-    return NgramLookup(ngram.most, ngram.longest, ngram.shortest)
+    return Control(found.most, found.most_rows, step_guesses)
+
+
+def _count(spec: dict[str, Any], name: str, default: int, low: int, high: int) -> int:
+    value = spec.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ParameterError(f"{name} must be an integer in [{low}, {high}].", param="speculative_config")
+    return value
+
+
+def _word(spec: dict[str, Any], name: str) -> str | None:
+    value = spec.get(name)
+    if value is not None and (not isinstance(value, str) or not value):
+        raise _refuse(f"{name} must be a word")
+    return value
+
+
+def _refuse(why: str) -> ParameterError:
+    return ParameterError(f"speculative_config: {why}.", param="speculative_config")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from time import perf_counter
 
 from tokenmill.core.constraint import Constraint
 from tokenmill.core.errors import EngineDeadError
@@ -58,9 +59,10 @@ class Engine:
         if not self.flying:
             return []
         result = self.flying[0][1].wait()  # an interrupted wait leaves the plan in flight
-        self.flying.popleft()
+        plan, _ = self.flying.popleft()
         if result.failure is not None and ends_process(result.failure):
             raise EngineDeadError(f"the device is broken: {result.failure}")
+        self.scheduler.ahead.committed(plan, perf_counter())
         deltas = self.scheduler.commit(result)
         self._supply()
         return deltas

@@ -118,4 +118,6 @@ def answer(runner: Runner, message: dict[str, Any]) -> dict[str, Any]:
     """Control messages that every runner understands."""
     if message.get("what") == "counters":
         return {"kernels": runner.kernels.counters()}
+    if message.get("what") == "adapter":
+        return runner.adapters.command(message)
     raise ValueError(f"unknown control message {message.get('what')!r}")

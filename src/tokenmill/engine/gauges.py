@@ -55,6 +55,8 @@ class Gauges:
             waiting=sum(1 for _, _, seq in roster.waiting if seq.status == WAITING),
             kv_usage=scheduler.tables.usage(),
             kv_blocks=sum(pool.num_blocks for pool in scheduler.tables.pools),
+            kv_shared=sum(pool.shared for pool in scheduler.tables.pools),
+            kv_idle=sum(len(pool.idle) for pool in scheduler.tables.pools),
             prompt_tokens=c.prompt_tokens,
             cached_tokens=c.cached_tokens,
             output_tokens=c.output_tokens,

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tokenmill.core.config import make_config
 from tokenmill.core.config_file import DEFAULT_MODEL, with_config_file
 from tokenmill.core.errors import ParameterError, UserError
-from tokenmill.core.params import BeamSearchParams, PoolingParams, refuse_adapter, refuse_media
+from tokenmill.core.params import BeamSearchParams, LoRARequest, PoolingParams, refuse_media, refuse_prompt_adapter
 from tokenmill.core.pooled import (
     BeamSearchOutput,
     BeamSearchSequence,
@@ -45,6 +45,7 @@ from tokenmill.engine.profiling import Profiler
 from tokenmill.engine.prompts import Prompt, PromptReader, check_salt, default_params, make_request
 from tokenmill.engine.weights import Weights, WeightUpdates, runner_of
 
+LoraRequests = LoRARequest | Sequence[LoRARequest | None] | None
 _CUT = "truncate_prompt_tokens"
 _NOT_OF_TEMPLATES = {"chat_template_content_format", "mm_processor_kwargs", "tokenization_kwargs"}
 ABSENT = {
@@ -96,6 +97,7 @@ class LLM:
         *,
         priority: Sequence[int] | None = None,
         prompt_token_ids: Any = None,
+        lora_request: LoraRequests = None,
         **others: Any,
     ) -> list[RequestOutput]:
         """Continue each prompt; bad input raises before any work, failures of single prompts do not end others."""
@@ -105,10 +107,12 @@ class LLM:
         params = self._params(sampling_params, len(many))
         if priority is not None and len(priority) != len(many):
             raise ParameterError(f"{len(many)} prompts but {len(priority)} priorities.", param="priority")
+        adapters = self._adapters(lora_request, len(many))
         requests = []
         for i, prompt in enumerate(many):
             text, ids, salt = self.reader.read(prompt, params[i])
-            requests.append(self._request(text, ids, params[i], priority=priority[i] if priority else 0, salt=salt))
+            rank = priority[i] if priority else 0
+            requests.append(self._request(text, ids, params[i], priority=rank, salt=salt, adapter=adapters[i]))
         return self._run_requests(requests, use_tqdm)
 
     def chat(
@@ -116,7 +120,7 @@ class LLM:
         messages: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
-        lora_request: Any = None,
+        lora_request: LoraRequests = None,
         *,
         cache_salt: str | None = None,
         **template: Any,
@@ -124,7 +128,7 @@ class LLM:
         """Answer one conversation (a list of message dicts) or several; `template`: tools, chat_template, ..."""
         self._check_open()
         others = {name: template.pop(name) for name in _NOT_OF_TEMPLATES & template.keys()}
-        _check_others("chat", {"lora_request": lora_request, **others})
+        _check_others("chat", others)
         if not isinstance(messages, (list, tuple)) or not messages:
             raise ParameterError(
                 "messages must be a list of at least one message, or of conversations.", param="messages"
@@ -133,25 +137,26 @@ class LLM:
         self.reader.check_options(template)
         salt = check_salt(cache_salt)
         params = self._params(sampling_params, len(many))
+        adapters = self._adapters(lora_request, len(many))
         requests = []
-        for conversation, each in zip(many, params, strict=True):
+        for conversation, each, adapter in zip(many, params, adapters, strict=True):
             text, ids = self.reader.chat(conversation, each, **dict(template))
-            requests.append(self._request(text, ids, self.reader.with_reasoning(text, each), salt=salt))
+            each = self.reader.with_reasoning(text, each)
+            requests.append(self._request(text, ids, each, salt=salt, adapter=adapter))
         return self._run_requests(requests, use_tqdm)
 
     def beam_search(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: BeamSearchParams,
-        lora_request: Any = None,
+        lora_request: LoraRequests = None,
         use_tqdm: bool | Callable[..., Any] = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
         """The `beam_width` best continuations of each prompt; concurrency_limit: the engine batches by itself."""
-        refuse_adapter(lora_request)
         if not isinstance(params, BeamSearchParams):
             raise ParameterError("beam_search wants BeamSearchParams(beam_width=..., max_tokens=...).", param="params")
-        outputs = self.generate(_as_list(prompts), params.as_sampling(), use_tqdm)
+        outputs = self.generate(_as_list(prompts), params.as_sampling(), use_tqdm, lora_request=lora_request)
         return [BeamSearchOutput(sequences=[self._beam(found, out) for out in found.outputs]) for found in outputs]
 
     # ------------------------------------------------------------ vectors, scores, labels
@@ -164,12 +169,13 @@ class LLM:
         pooling: str | None = None,
         pooling_params: PoolingParams | None = None,
         truncate_prompt_tokens: int | None = None,
+        lora_request: LoRARequest | None = None,
         **others: Any,
     ) -> list[EmbeddingRequestOutput]:
         """Unit vectors: the last token's final hidden state, or the mean over the prompt (pooling="mean")."""
         _check_others("embed", others)
         params = _pooling(pooling_params, pooling=pooling, truncate_prompt_tokens=truncate_prompt_tokens)
-        return self._pooler(use_tqdm).embed(_as_list(prompts), params)
+        return self._pooler(use_tqdm, lora_request).embed(_as_list(prompts), params)
 
     def encode(
         self,
@@ -179,12 +185,13 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] = True,
         truncate_prompt_tokens: int | None = None,
         pooling_task: str = "embed",
+        lora_request: LoRARequest | None = None,
         **others: Any,
     ) -> list[PoolingRequestOutput]:
         """What `embed` gives, as tensors in `outputs.data`."""
         _check_others("encode", others)
         params = _pooling(pooling_params, task=pooling_task, truncate_prompt_tokens=truncate_prompt_tokens)
-        found = self._pooler(use_tqdm).embed(_as_list(prompts), params)
+        found = self._pooler(use_tqdm, lora_request).embed(_as_list(prompts), params)
         return [
             PoolingRequestOutput(
                 request_id=each.request_id,
@@ -203,13 +210,14 @@ class LLM:
         method: str = "embedding",
         instruction: str | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: LoRARequest | None = None,
         **more: Any,
     ) -> list[ScoringRequestOutput]:
         """How well texts go together, one with all or one with one, as the server's /score tells it: the cosine of
         their embeddings, or how likely the model calls the second an answer to the first (method="likelihood")."""
         params = _pooling(more.pop("pooling_params", None), truncate_prompt_tokens=more.pop(_CUT, None))
         _check_others("score", more)
-        return self._pooler(use_tqdm).score(data_1, data_2, params, method, instruction)
+        return self._pooler(use_tqdm, lora_request).score(data_1, data_2, params, method, instruction)
 
     def classify(
         self,
@@ -218,6 +226,7 @@ class LLM:
         labels: Sequence[str] | None = None,
         instruction: str | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: LoRARequest | None = None,
         **others: Any,
     ) -> list[ClassificationRequestOutput]:
         """Which of `labels` fits each text: the shares of their likelihoods as answers of the language model."""
@@ -228,7 +237,7 @@ class LLM:
                 "chooses among them.",
                 param="labels",
             )
-        return self._pooler(use_tqdm).classify(prompts, labels, instruction)
+        return self._pooler(use_tqdm, lora_request).classify(prompts, labels, instruction)
 
     def reward(self, prompts: Any, /, **_: Any) -> list[PoolingRequestOutput]:
         """Refused: reward models have a head that is not built."""
@@ -370,11 +379,20 @@ class LLM:
         name, context = str(next(self._names)), self.built.context
         return make_request(name, text, ids, params, context=context, arrival=time.perf_counter(), **fields)
 
-    def _pooler(self, use_tqdm: bool | Callable[..., Any]) -> Pooler:
+    def _pooler(self, use_tqdm: bool | Callable[..., Any], lora_request: LoRARequest | None = None) -> Pooler:
         self._check_open()
+        make = functools.partial(self._request, adapter=self._adapters(lora_request, 1)[0])
         return Pooler(
-            self.reader, self.built.context, self._request, lambda found, pooling: self._drive(found, use_tqdm, pooling)
+            self.reader, self.built.context, make, lambda found, pooling: self._drive(found, use_tqdm, pooling)
         )
+
+    def _adapters(self, given: LoraRequests, count: int) -> list[int]:
+        """The number of each prompt's adapter: one for all, or a list; they are read now."""
+        many = list(given) if isinstance(given, (list, tuple)) else [given] * count
+        if len(many) != count:
+            raise ParameterError(f"{count} prompts but {len(many)} adapters.", param="lora_request")
+        with self.driver.alone():
+            return [self.built.adapters.take(each) for each in many]
 
     def _beam(self, found: RequestOutput, out: CompletionOutput) -> BeamSearchSequence:
         tokens, tokenizer = found.prompt_token_ids + out.token_ids, self.built.tokenizer
@@ -451,8 +469,8 @@ def _prompts(prompts: Any, ids: Any) -> Any:
 def _check_others(verb: str, others: Mapping[str, Any]) -> None:
     """Keyword arguments that vLLM knows and that ask for nothing may come; others are told."""
     for name, value in others.items():
-        if name in ("lora_request", "prompt_adapter_request"):
-            refuse_adapter(value, name)
+        if name == "prompt_adapter_request":
+            refuse_prompt_adapter(value, name)
         elif name in ("mm_processor_kwargs", "tokenization_kwargs", "guided_options_request", "concurrency_limit"):
             refuse_media(name, value)
         elif name not in ("chat_template_content_format", "chat_template"):

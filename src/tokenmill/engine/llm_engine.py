@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tokenmill.core.errors import ParameterError
-from tokenmill.core.params import refuse_adapter
+from tokenmill.core.params import LoRARequest
 from tokenmill.core.request import RequestOutput, SamplingParams, TextDelta
 from tokenmill.engine.arguments import EngineArgs
 from tokenmill.engine.build import Built, build_engine
@@ -39,11 +39,10 @@ class LLMEngine:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        lora_request: Any = None,
+        lora_request: LoRARequest | None = None,
         priority: int = 0,
     ) -> str:
         """Accept a request, or raise a UserError that says why not; -> its id."""
-        refuse_adapter(lora_request)
         if request_id in self.open:
             raise ParameterError(f"The request id {request_id!r} is in use: choose another one.", param="request_id")
         text, ids, salt = self.reader.read(prompt, params)
@@ -56,6 +55,7 @@ class LLMEngine:
             arrival=time.perf_counter(),
             priority=priority,
             salt=salt,
+            adapter=self._adapter(lora_request),
         )
         accumulator = Accumulator(request)
 
@@ -88,6 +88,24 @@ class LLMEngine:
     def get_num_unfinished_requests(self) -> int:
         """How many requests are open."""
         return len(self.open)
+
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Read an adapter now, so that its first request need not wait."""
+        with self.driver.alone():
+            return bool(self.built.adapters.take(lora_request))
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Forget an adapter, once no request uses it; False: there was none."""
+        with self.driver.alone():
+            return self.built.adapters.remove_given(lora_id)
+
+    def list_loras(self) -> set[int]:
+        """The numbers of all adapters."""
+        return self.built.adapters.list_given()
+
+    def _adapter(self, lora_request: LoRARequest | None) -> int:
+        with self.driver.alone():
+            return self.built.adapters.take(lora_request)
 
     def close(self) -> None:
         """Free the model."""

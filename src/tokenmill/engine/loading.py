@@ -19,7 +19,8 @@ from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.forward import Kernels
 from tokenmill.core.model import CausalLM
 from tokenmill.device.memory import counts_memory, describe, pick_device, records, release, uuid_of
-from tokenmill.engine.drafting import device_drafter
+from tokenmill.engine.draft_loading import Target, load_drafter
+from tokenmill.engine.drafting import read_speculation
 from tokenmill.engine.memory import (
     cache_bytes,
     count_blocks,
@@ -32,6 +33,8 @@ from tokenmill.engine.source import GgufSource, ModelSource, find_source
 from tokenmill.kernels import OPTIONAL, ReferenceKernels, has_kernels, make_kernels
 from tokenmill.kvcache.pool import KVPool, make_layout
 from tokenmill.kvcache.states import StatePool
+from tokenmill.lora.sites import Sites
+from tokenmill.lora.store import Store
 from tokenmill.models.registry import build_elsewhere, build_model, check_keys, check_length, is_elsewhere
 from tokenmill.quant.detect import check_stored
 from tokenmill.runner.runner import Runner
@@ -67,6 +70,14 @@ class Facts(msgspec.Struct):
     family: str = ""
     quantization: str = ""
     max_rows: int = 0
+    adapter_slots: int = 0
+    adapter_bytes: int = 0
+    guesses: int = 0
+    """Drafts that a DeviceDrafter leaves behind a row."""
+    follows: bool = False
+    """It keeps something for every position."""
+    catches_up: bool = True
+    """It can take in later what it has missed."""
     snapshots: int | None = None
     """Slots for kept states; None: this model's rows have none."""
 
@@ -113,6 +124,7 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
     kernels = _kernels(config, device, reasons)
     raw_checkpoint = source.checkpoint(config.model.load_format, seed=config.model.seed, device=device)
     checkpoint = CheckedCheckpoint(raw_checkpoint, thorough=config.execute.check_weights)
+    sites = adapter_sites(config, raw, dtype, device)
     try:
         model = _builder(config, raw, reasons)(
             raw,
@@ -122,6 +134,7 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
             kernels=kernels,
             quantization=config.model.quantization,
             max_positions=config.model.max_model_len,
+            adapters=sites,
         )
         if damaged := checkpoint.damaged():
             more = f" (and {len(damaged) - 3} more)" if len(damaged) > 3 else ""
@@ -133,17 +146,17 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
         checkpoint.close()
     if changed := model.spec.extras.get("changed"):
         reasons.append(f"{', '.join(changed)} weights are held as int8: no kernel reads them as stored")  # type: ignore[arg-type]
-    if model.spec.states and config.speculate.speculative_config:
-        raise ParameterError(
-            f"{raw.get('model_type')}: drafts for models with recurrent layers are not built yet: leave "
-            "--speculative-config out.",
-            param="speculative_config",
-        )
-    layout = make_layout(model.spec.kv_specs, config.cache.block_size, kv_format(config.cache, dtype))
+    record = not config.execute.enforce_eager and (kernels.records or records(device))
+    drafts = load_drafter(
+        config, read_speculation(config.speculate), Target(model, source, dtype, device, kernels, record)
+    )
+    specs = model.spec.kv_specs + drafts.kv_specs
+    layout = make_layout(specs, config.cache.block_size, kv_format(config.cache, dtype))
     step_tokens = config.schedule.max_num_batched_tokens or (2048 if device == "cpu" else 8192)
     wanted = min(config.model.max_model_len or model.spec.max_positions, model.spec.max_positions)
     if not config.schedule.enable_chunked_prefill:
         step_tokens = max(step_tokens, wanted)
+    adapter_bytes = 0 if sites is None else sites.allocate()
     peak = 0
     if counts_memory(device):
         peak = peak_step_bytes(config, (model, kernels, layout), device, min(wanted, step_tokens), step_tokens)
@@ -155,30 +168,50 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
     blocks = count_blocks(config, layout, budget - taken, wanted, step_tokens)
     max_len = fitting_length(config, layout, blocks, wanted, reasons)
     pool = KVPool(layout, blocks, device, states)
-    record = not config.execute.enforce_eager and (kernels.records or records(device))
-    drafter = device_drafter(config, device)
-    runner = Runner(model, kernels, pool, rows, max_len, record=record, drafter=drafter)
+    adapters = None if sites is None else Store(sites, kernels, config.adapters.max_cpu_loras)
+    runner = Runner(model, kernels, pool, rows, max_len, record=record, drafter=drafts.drafter, adapters=adapters)
     runner.warm()
-    facts = Facts(
-        vocab_size=model.spec.vocab_size,
-        max_model_len=max_len,
-        max_step_tokens=step_tokens,
-        groups=[(g.pool, g.window) for g in layout.groups],
-        num_blocks=blocks,
+    facts = _facts(config, runner, device, (max_len, step_tokens), reasons)
+    facts.dtype, facts.family = str(dtype).removeprefix("torch."), str(raw.get("model_type", ""))
+    facts.weight_bytes += drafts.weight_bytes
+    facts.adapter_slots, facts.adapter_bytes = 0 if sites is None else sites.slots, adapter_bytes
+    facts.snapshots = slots if model.spec.states else None
+    return runner, msgspec.to_builtins(facts)
+
+
+def _facts(config: EngineConfig, runner: Runner, device: str, lengths: tuple[int, int], reasons: list[str]) -> Facts:
+    """What the runner itself tells; lengths: of the longest sequence, of the largest step."""
+    pool, spec = runner.pool, runner.model.spec
+    return Facts(
+        vocab_size=spec.vocab_size,
+        max_model_len=lengths[0],
+        max_step_tokens=lengths[1],
+        groups=[(g.pool, g.window) for g in pool.layout.groups],
+        num_blocks=pool.num_blocks,
         device=device,
-        dtype=str(dtype).removeprefix("torch."),
-        weight_bytes=int(model.spec.extras.get("weight_bytes", 0)),  # type: ignore[call-overload]
-        flops_per_token=model.spec.flops_per_token,
-        family=str(raw.get("model_type", "")),
+        dtype="",
+        weight_bytes=int(spec.extras.get("weight_bytes", 0)),  # type: ignore[call-overload]
+        flops_per_token=spec.flops_per_token,
         quantization=config.model.quantization or "",
-        max_rows=rows,
-        snapshots=slots if model.spec.states else None,
+        max_rows=runner.rows.spare,
+        guesses=runner.drafter.most,
+        follows=runner.drafter.follows,
+        catches_up=runner.drafter.catches_up,
         reasons=reasons,
         device_name=describe(device),
         device_uuid=uuid_of(device),
-        kv_block_bytes=sum(part.nbytes for part in pool.storage) / max(1, sum(blocks)),
+        kv_block_bytes=sum(part.nbytes for part in pool.storage) / max(1, sum(pool.num_blocks)),
     )
-    return runner, msgspec.to_builtins(facts)
+
+
+def adapter_sites(config: EngineConfig, raw: dict[str, Any], dtype: torch.dtype, device: str) -> Sites | None:
+    """Where adapters go in a model that is about to be built; None: it takes none."""
+    said = config.adapters
+    if not said.enable_lora:
+        return None
+    heads = raw.get("num_attention_heads"), raw.get("num_key_value_heads") or raw.get("num_attention_heads")
+    counts = tuple(count if isinstance(count, int) else 0 for count in heads)
+    return Sites(said.max_loras, said.max_lora_rank, dtype, torch.device(device), (counts[0], counts[1]))
 
 
 def _builder(config: EngineConfig, raw: dict[str, Any], reasons: list[str]) -> Callable[..., CausalLM]:

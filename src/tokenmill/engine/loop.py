@@ -17,9 +17,10 @@ import msgspec
 from tokenmill.core.errors import BusyError, UserError
 from tokenmill.core.request import TokenDelta
 from tokenmill.core.sequence import FINISHED, Sequence, SequenceGroup
+from tokenmill.engine.adapters import Reading
 from tokenmill.engine.build import Built
 from tokenmill.engine.gauges import Gauges
-from tokenmill.engine.wire import Abort, Add, Broken, Command, EngineStats, News, Ready, Refused, Report
+from tokenmill.engine.wire import Abort, Adapt, Add, Broken, Command, EngineStats, News, Ready, Refused, Report
 
 log = logging.getLogger("tokenmill.engine")
 BEAT_S = 0.25
@@ -27,6 +28,8 @@ BEAT_S = 0.25
 COMPILING_BEAT_S = 0.005
 """How often an engine without other work looks whether a grammar has been compiled."""
 
+Pending = Future[None] | Reading
+"""What a request waits for before it is added."""
 Receive = Callable[[float], list[Command] | None]
 """Commands that have come, waiting at most this long for one; None: the other side wants the loop to end."""
 
@@ -59,7 +62,8 @@ class EngineLoop:
         self.begun: list[SequenceGroup] = []
         self.engine.scheduler.roster.on_begin = self._begin
         self.prefilling: dict[str, tuple[Sequence, int]] = {}
-        self.compiling: list[tuple[Add, Future[None]]] = []
+        self.compiling: list[tuple[Add, list[Pending]]] = []
+        self.adapting: list[tuple[Adapt, Reading]] = []
         self.gauges = Gauges(built)
         self.stats_at = 0.0
         self.tokens_before = 0
@@ -70,7 +74,7 @@ class EngineLoop:
         """Until Stop, or until `receive` says that nobody listens any more."""
         while True:
             self.rounds += 1
-            idle = COMPILING_BEAT_S if self.compiling else BEAT_S
+            idle = COMPILING_BEAT_S if self.compiling or self.adapting else BEAT_S
             commands = self.receive(0.0 if self.engine.has_work else idle)
             if commands is None:
                 break
@@ -78,6 +82,8 @@ class EngineLoop:
             for command in commands:
                 self._take(command, report)
             self._take_compiled(report)
+            if self.adapting:
+                self._take_adapted(report)
             if self.engine.has_work:
                 report.deltas += self.engine.step()
             self._finish(report)
@@ -102,8 +108,36 @@ class EngineLoop:
                 self._prepare(command, report)
             except Exception as error:
                 self._fail(command.request.id, error, report)
+        elif isinstance(command, Adapt):
+            self._adapt(command, report)
         elif isinstance(command, Abort | Broken):
             self._end(command, report)
+
+    def _adapt(self, command: Adapt, report: Report) -> None:
+        """Take an adapter, which is read beside the loop, or let it go."""
+        adapters = self.built.adapters
+        try:
+            if command.path is None:
+                adapters.remove(command.name)
+                return
+            adapters.register(command.name, command.path, command.number)
+            reading = adapters.begin(command.number)
+        except UserError as error:
+            report.adapted[command.number] = str(error)
+        else:
+            if reading is None:
+                report.adapted[command.number] = ""
+            else:
+                self.adapting.append((command, reading))
+
+    def _take_adapted(self, report: Report) -> None:
+        """Adapters that have been read, or cannot be."""
+        for command, reading in [each for each in self.adapting if each[1].done()]:
+            error = reading.exception()
+            report.adapted[command.number] = "" if error is None else str(error)
+            if error is not None:
+                self.built.adapters.remove(command.name)
+        self.adapting = [each for each in self.adapting if each[0].number not in report.adapted]
 
     def _end(self, command: Abort | Broken, report: Report) -> None:
         """Nobody reads this request or output any more; its terminal deltas have no reader on the other side."""
@@ -125,25 +159,29 @@ class EngineLoop:
             log.exception("a request could not be ended", exc_info=again)
 
     def _prepare(self, command: Add, report: Report) -> None:
-        """A grammar is compiled beside the loop; its request is added when that is done."""
+        """Grammars are compiled and adapters read beside the loop; their request is added when that is done."""
         try:
-            future = self.engine.admission.prepare(command.request.params)
+            grammar = self.engine.admission.prepare(command.request.params)
+            self.built.adapters.check(command.request.adapter)
+            adapter = self.built.adapters.begin(command.request.adapter)
         except UserError as error:
             self._refuse(command, error, report)
             return
-        if future is None:
-            self._add(command, report)
+        waits: list[Pending] = [each for each in (grammar, adapter) if each is not None]
+        if waits:
+            self.compiling.append((command, waits))
         else:
-            self.compiling.append((command, future))
+            self._add(command, report)
 
     def _take_compiled(self, report: Report) -> None:
-        still: list[tuple[Add, Future[None]]] = []
-        for command, future in self.compiling:
-            if not future.done():
-                still.append((command, future))
+        still: list[tuple[Add, list[Pending]]] = []
+        for command, waits in self.compiling:
+            if not all(each.done() for each in waits):
+                still.append((command, waits))
                 continue
             try:
-                if (error := future.exception()) is not None:
+                error = next((said for each in waits if (said := each.exception()) is not None), None)
+                if error is not None:
                     self._refuse(command, error, report)  # not compiled again: a bomb would stall the loop
                 else:
                     self._add(command, report)
@@ -186,6 +224,7 @@ class EngineLoop:
             report.started.append(group.request.id)
             self.prefilling[group.request.id] = (group.sequences[0], 0)
         self.begun.clear()
+        self.built.adapters.let_go()
         if self.prefilling:
             report.prefilled = self._prefilled()
         counters = self.engine.scheduler.counters

@@ -113,6 +113,8 @@ class OutputProcessor:
             score=delta.score,
             pooled=delta.pooled,
             error=delta.error,
+            drafted=delta.drafted,
+            accepted=delta.accepted,
         )
         if track.decoder is None:
             track.num_tokens += len(delta.tokens)
@@ -228,6 +230,8 @@ class Accumulator:
         if delta.prompt_logprobs is not None:
             self._unread.append(delta.prompt_logprobs)
         self.metrics.num_cached_tokens = max(self.metrics.num_cached_tokens, delta.num_cached_tokens)
+        self.metrics.drafted_tokens += delta.drafted
+        self.metrics.accepted_tokens += delta.accepted
         self.pooled = delta.pooled or self.pooled
         if delta.finish_reason is not None:
             out.finish_reason = delta.finish_reason

@@ -18,13 +18,16 @@ import torch
 from torch import Tensor
 
 from tokenmill.checkpoint.safetensors import SafetensorsCheckpoint, open_safetensors
+from tokenmill.core.adapters import AdapterSite
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.core.forward import RopeSpec
 from tokenmill.core.model import Checkpoint
 from tokenmill.engine.build import Built
 from tokenmill.engine.executor import InProcessExecutor
-from tokenmill.engine.loading import DTYPES, read_config
-from tokenmill.layers.build import Book, Build
+from tokenmill.engine.loading import DTYPES, adapter_sites, read_config
+from tokenmill.layers.build import Book, Build, bare
+from tokenmill.lora.sites import Sites
+from tokenmill.lora.weight import Source
 from tokenmill.models.decoder import Decoder
 from tokenmill.models.registry import build_stage
 from tokenmill.runner.runner import Runner
@@ -134,6 +137,7 @@ class WeightUpdates:
             source.close()
         engine.scheduler.tables.cache.clear()
         runner.forget_weights()
+        self.built.adapters.forget_fits()
         return taken
 
     @torch.inference_mode()
@@ -145,7 +149,9 @@ class WeightUpdates:
         touched = [i for i in order if i not in self.names or self.names[i] & given]
         for i in touched:
             self._check_whole(self.names.get(i, set()), given)
-        tied = model.embedding is not None and model.head is not None and model.embedding.weight is model.head.weight
+        tied = (
+            model.embedding is not None and model.head is not None and model.embedding.weight is bare(model.head.weight)
+        )
         used: set[str] = set()
         for i in touched:
             new, names = self._stage(runner, checkpoint, i)
@@ -182,6 +188,7 @@ class WeightUpdates:
             kernels=runner.kernels,
             book=book,
             stage=(layer, layer + 1),
+            adapters=adapter_sites(config, {}, DTYPES[facts.dtype], facts.device),
         )
         made = build_stage(read_config(config, self.built.source), b)
         assert isinstance(made, Decoder)
@@ -197,7 +204,7 @@ class WeightUpdates:
 
 def pairs(old: Any, new: Any, seen: set[int]) -> Iterator[tuple[Tensor, Tensor]]:
     """The tensors of two things of one structure, side by side; each old one once."""
-    if old is new or id(old) in seen or isinstance(old, RopeSpec):
+    if old is new or id(old) in seen or isinstance(old, (RopeSpec, AdapterSite, Sites, Source)):
         return
     if type(old) is not type(new):
         raise _unlike(old, new)

@@ -41,6 +41,14 @@ class Broken(msgspec.Struct, tag="broken"):
     request_id: str
 
 
+class Adapt(msgspec.Struct, tag="adapt"):
+    """Take this adapter, known by name and number, from `path`; without one: let it go."""
+
+    number: int
+    name: str
+    path: str | None = None
+
+
 class Stop(msgspec.Struct, tag="stop"):
     """End the loop."""
 
@@ -69,6 +77,10 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     waiting: int = 0
     kv_usage: float = 0.0
     kv_blocks: int = 0
+    kv_shared: int = 0
+    """Blocks that several sequences read."""
+    kv_idle: int = 0
+    """Blocks that only the prefix cache keeps."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
@@ -110,7 +122,7 @@ class Refused(msgspec.Struct):
 class Report(msgspec.Struct, tag="report", omit_defaults=True):
     """What one step brought. `failed` are requests that our own mistakes ended, with what to say; `prefilled` says how
     many prompt tokens of a request are computed or were cached, when a step has brought more; `preempted` counts by
-    request id, when new preemptions have happened."""
+    request id, when new preemptions have happened; `adapted`: adapters that are there, or why not, by number."""
 
     deltas: list[TokenDelta] = []
     started: list[str] = []
@@ -119,11 +131,12 @@ class Report(msgspec.Struct, tag="report", omit_defaults=True):
     failed: dict[str, str] = {}
     preempted: dict[str, int] = {}
     prefilled: dict[str, int] = {}
+    adapted: dict[int, str] = {}
     tokens: int = 0
     stats: EngineStats | None = None
 
 
-Command = Add | Abort | Broken | Stop
+Command = Add | Abort | Adapt | Broken | Stop
 News = Ready | Failed | Beat | Report
 T = TypeVar("T")
 
@@ -189,6 +202,7 @@ def _split(parts: dict[str, Any], take: Callable[[Any, Any], Any], why: str) -> 
     for field, kind in (("preempted", int), ("prefilled", int), ("failed", str)):
         pairs = keep(parts.get(field, {}).items(), tuple[str, kind], lambda pair: pair[0])  # type: ignore[valid-type]
         getattr(made, field).update(pairs)
+    made.adapted = dict(parts.get("adapted", {}))
     made.stats = next(iter(keep([parts.get("stats")], EngineStats | None, _nobody)), None)
     made.tokens = next(iter(keep([parts.get("tokens", 0)], int, _nobody)), 0)
     return made

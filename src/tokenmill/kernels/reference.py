@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from tokenmill.core.adapters import AdapterSite, Delta
 from tokenmill.core.forward import (
     Act,
     AttentionSpec,
@@ -27,7 +28,7 @@ from tokenmill.core.forward import (
     SpaceSpec,
     Weight,
 )
-from tokenmill.kernels import fp8, grid, paged, row_stable, states, stored
+from tokenmill.kernels import adapters, fp8, grid, paged, row_stable, states, stored
 
 T = TypeVar("T")
 
@@ -41,6 +42,7 @@ class ReferenceKernels:
         self._counters: dict[str, dict[str, int]] = {}
         self.waits = 0
         self.narrow_logits = False
+        self.cuts_draws = False
         self.records = False
 
     def counters(self) -> dict[str, dict[str, int]]:
@@ -84,11 +86,31 @@ class ReferenceKernels:
         norm: NormSpec | None = None,
         act: Act | None = None,
         residual: Tensor | None = None,
+        delta: Delta | None = None,
     ) -> Tensor:
         """residual + act(norm(x) @ weight.T + bias), one operation after the other."""
         y = self.linear(x if norm is None else self.norm(x, norm), weight, bias)
+        y = y if delta is None else self.add_delta(y, delta)
         y = y if act is None else self.activate(y, act)
         return y if residual is None else self.add(residual, y)
+
+    def adapt(self, x: Tensor, site: AdapterSite, rows: Tensor, slots: Tensor) -> Tensor:
+        """down @ x of each token's adapter -> [T, lanes] float32."""
+        self.count("adapt")
+        self.waits += x.device.type != "cpu"
+        return adapters.adapt(x, site, slots[rows])
+
+    def add_delta(self, y: Tensor, delta: Delta) -> Tensor:
+        """y [T, N] * gain + shift + up @ low; rows without an adapter stay as they are."""
+        self.count("add_delta")
+        self.waits += y.device.type != "cpu"
+        return adapters.add_delta(y, delta)
+
+    def embed_delta(self, y: Tensor, ids: Tensor, site: AdapterSite, of: tuple[Tensor, Tensor], scale: float) -> Tensor:
+        """y [T, width] + scale * up @ down[ids]."""
+        self.count("embed_delta")
+        self.waits += y.device.type != "cpu"
+        return adapters.embed_delta(y, ids, site, of[1][of[0]], scale)
 
     def pack_dense(self, weight: Tensor, bias: Tensor | None = None) -> Any | None:
         """Nothing: plain torch multiplies matrices as they are."""
@@ -270,7 +292,8 @@ class ReferenceKernels:
         for expert in torch.unique(ids).tolist():
             if 0 <= expert < len(gate_up):
                 token, place = torch.where(ids == expert)
-                y = down[expert].matmul(gate_up[expert].matmul(x[token], ctx, act=act), ctx)
+                own = ctx.of(token)
+                y = down[expert].matmul(gate_up[expert].matmul(x[token], own, act=act), own)
                 parts[token, place] = y.float()
         parts = parts * gates[:, :, None]
         total = parts[:, 0]
@@ -295,6 +318,10 @@ class ReferenceKernels:
         self, logits: Tensor, words: Tensor | None, masks: Tensor | None, draws: Draws | None
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         """Nothing: sampling/sampler.py does it with many operations, and is the specification."""
+        return None
+
+    def least_kept(self, s: Tensor, k: Tensor | None, p: Tensor | None) -> Tensor | None:
+        """Nothing: sampling/filters.py sorts."""
         return None
 
     def gather_rows(

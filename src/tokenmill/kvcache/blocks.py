@@ -18,6 +18,8 @@ class BlockPool:
         self.stack = list(range(num_blocks - 1, -1, -1))
         self.cached: dict[int, object] = {}
         self.idle: dict[int, None] = {}
+        self.shared = 0
+        """Blocks with two holders or more."""
         self.on_evict: Callable[[int], None] | None = None
 
     @property
@@ -44,14 +46,18 @@ class BlockPool:
         """One more holder of a held or idle block."""
         if self.refs[block] == 0:
             del self.idle[block]
+        elif self.refs[block] == 1:
+            self.shared += 1
         self.refs[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
         """One holder less for each; pass a sequence's blocks last first, so that leaves are evicted before roots."""
         for block in blocks:
-            self.refs[block] -= 1
-            assert self.refs[block] >= 0, f"block {block} released twice"
-            if self.refs[block] == 0:
+            left = self.refs[block] = self.refs[block] - 1
+            assert left >= 0, f"block {block} released twice"
+            if left == 1:
+                self.shared -= 1
+            elif left == 0:
                 if block in self.cached:
                     self.idle[block] = None
                 else:

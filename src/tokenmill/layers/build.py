@@ -7,20 +7,25 @@ Knows nothing of families: the names come from the models.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tokenmill.core.adapters import AdapterSites
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import KVSpec, NormSpec, RopeSpec, StateSpec
 from tokenmill.core.protocols import Checkpoint, Group, Kernels, Weight
 from tokenmill.parallel.group import SoloGroup
-from tokenmill.quant.detect import WeightRequest, from_dense, head_scheme, load_weight
+from tokenmill.quant.detect import WeightRequest, from_dense, head_scheme, load_stacked, load_weight
 
-_IGNORABLE = re.compile(r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|masked_bias|attn\.bias|attention\.bias)$")
-"""Buffers that old checkpoints carry and that are computed here."""
+_IGNORABLE = re.compile(
+    r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|masked_bias|attn\.bias|attention\.bias|\.[kvq]_scale"
+    r"|\.(output|prob)_scale)$"
+)
+"""Buffers that old checkpoints carry and that are computed here; scales of K/V, which follow from what is stored."""
 
 
 @dataclass(slots=True)
@@ -50,10 +55,14 @@ class Build:
     max_positions: int
     group: Group = field(default_factory=SoloGroup)
     quantization: str | None = None
+    how: Mapping[str, object] = field(default_factory=dict)
+    """What config.json says of stored weights (`quant.detect.check_config`)."""
     prefix: str = ""
     book: Book = field(default_factory=Book)
     stage: tuple[int, int] | None = None
     """The layers of this pipeline stage, [first, last); None: all."""
+    adapters: AdapterSites | None = None
+    """Hears of every matrix that adapters may change."""
 
     def at(self, name: str) -> Build:
         """The same below `name`."""
@@ -96,22 +105,40 @@ class Build:
         transposed: bool = False,
         exact: bool = False,
         head: bool = False,
+        bare: bool = False,
     ) -> Weight:
         """A matrix [out, in] in whatever format it is stored.
 
-        exact: never quantised at load (embeddings, routers); head: in 8 bits at least, because its outliers matter.
+        exact: never quantised at load (embeddings, routers); head: in 8 bits at least, because its outliers matter;
+        bare: adapters do not come here.
         """
         request = WeightRequest(self.path(name), shape, bias, transposed)
         if not exact:
             self.book.flops += 2.0 * shape[0] * shape[1]
         checked = _Checked(self.checkpoint, self.book.used)
         scheme = None if exact else head_scheme(self.quantization) if head else self.quantization
-        return load_weight(checked, request, self.dtype, self.device, scheme)
+        weight = load_weight(checked, request, self.dtype, self.device, scheme, self.how)
+        return weight if bare else self.adapted(weight, name)
 
-    def wrap(self, weight: Tensor, bias: Tensor | None = None) -> Weight:
-        """A matrix [out, in] that a model took out of a larger tensor itself (fused experts)."""
+    def adapted(self, weight: Weight, name: str, rows: Tensor | None = None) -> Weight:
+        """The weight stored as `name`, with room for adapters where there are any; rows: its rows are these of it."""
+        if self.adapters is None:
+            return weight
+        found: Weight = self.adapters.adapted(weight, self.path(name), rows)
+        return found
+
+    def wrap(self, weight: Tensor, bias: Tensor | None = None, *, name: str = "", rows: Tensor | None = None) -> Weight:
+        """A matrix [out, in] that a model took out of a larger tensor itself (fused experts), known as `name`; rows:
+        it has these rows of it."""
         self.book.flops += 2.0 * weight.numel()
-        return from_dense(weight, bias, self.quantization)
+        made = from_dense(weight, bias, self.quantization)
+        return self.adapted(made, name, rows) if name else made
+
+    def stacked(self, name: str, shape: tuple[int, int, int], bias: Tensor | None = None) -> list[Weight]:
+        """Experts [E, out, in] that lie in one tensor of 4 bit floats, with biases [E, out]."""
+        checked = _Checked(self.checkpoint, self.book.used)
+        self.book.flops += 2.0 * shape[0] * shape[1] * shape[2]
+        return load_stacked(checked, self.path(name), shape, (self.dtype, bias), self.device, self.quantization)
 
     def settled(self, weight: Weight) -> Weight:
         """A weight in its final form: every layer passes what it multiplies by through here."""
@@ -152,6 +179,11 @@ class Build:
         if left:
             shown = ", ".join(left[:8]) + (f" and {len(left) - 8} more" if len(left) > 8 else "")
             raise ModelError(f"The checkpoint has tensors that this architecture does not use: {shown}.")
+
+
+def bare(weight: Any) -> Any:
+    """A weight without what adapters do to it."""
+    return getattr(weight, "base", weight)
 
 
 class _Checked:

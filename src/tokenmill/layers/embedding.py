@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from tokenmill.core.forward import ForwardContext
@@ -17,15 +18,28 @@ class Embedding:
 
     def __init__(self, b: Build, name: str, shape: tuple[int, int], *, scale: float = 1.0, tied: bool = False) -> None:
         """shape (vocabulary, hidden); tied: the output head multiplies by the same matrix."""
-        self.weight = b.weight(name, shape, exact=not tied, head=tied)
+        self.weight = b.weight(name, shape, exact=not tied, head=tied, bare=True)
+        self.site = None if b.adapters is None else b.adapters.embedding(b.path(name), shape)
         self.scale = scale
 
     def __call__(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
         """tokens [T] -> [T, hidden]."""
-        table = self.weight.table if isinstance(self.weight, DenseWeight) else None
+        x = self._rows(self.weight, tokens, ctx)
+        rows, site = ctx.rows, self.site
+        if site is None or rows is None or rows.adapters is None or not (site.used or site.whole):
+            return x
+        if site.used:
+            x = ctx.kernels.embed_delta(x, tokens, site, (rows.tokens, rows.adapters), self.scale)
+        for slot, weight in site.whole.items():
+            at = torch.where(rows.adapters[rows.tokens] == slot)[0]
+            x = x.index_copy(0, at, self._rows(weight, tokens[at], ctx))
+        return x
+
+    def _rows(self, weight: Weight, tokens: Tensor, ctx: ForwardContext) -> Tensor:
+        table = weight.table if isinstance(weight, DenseWeight) else None
         if table is not None:
             return ctx.kernels.embed(table, tokens, self.scale)
-        rows = self.weight.rows(tokens)
+        rows = weight.rows(tokens)
         return rows if self.scale == 1.0 else rows * self.scale
 
 

@@ -5,7 +5,7 @@ Every rank holds a slice of every expert; one sum over the group serves routed a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -71,7 +71,11 @@ class Experts:
         mixture = Mixture(self.router, route, *weights, act, beside, self.choice.wide)
         # A backend that takes the whole layer empties the lists: nothing is held twice.
         apart = self.choice.by_hand is not None or self.choice.inputs or (plain is not None and plain.act != act)
+        products = [self.router, *weights[0], *weights[1], *(beside or ())]
         self.fused = None if apart else b.kernels.pack_mixture(mixture)
+        if self.fused is not None and b.adapters is not None:
+            for product in products:
+                product.site.why_not = "this device runs the whole mixture as one operation"
 
     def __call__(
         self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
@@ -102,7 +106,8 @@ class Experts:
             return ctx.kernels.experts(h, self.weights, ids, gates, self.act, ctx)
         each = (h[:, None].float() * gates[:, :, None]).to(h.dtype).flatten(0, 1)
         ones = torch.ones_like(gates).view(-1, 1)
-        y = ctx.kernels.experts(each, self.weights, ids.view(-1, 1), ones, self.act, ctx).view(*ids.shape, -1)
+        whose = ctx.of(torch.arange(len(h), device=h.device).repeat_interleave(ids.shape[1]))
+        y = ctx.kernels.experts(each, self.weights, ids.view(-1, 1), ones, self.act, whose).view(*ids.shape, -1)
         total = y[:, 0]
         for j in range(1, ids.shape[1]):
             total = total + y[:, j]
@@ -168,7 +173,12 @@ def _separate(b: Build, count: int, sizes: tuple[int, int], names: tuple[str, st
 def _fused(b: Build, count: int, hidden: int, inner: int) -> ExpertWeights:
     gate_up = b.tensor("gate_up_proj", (count, 2 * inner, hidden))
     down = b.tensor("down_proj", (count, hidden, inner))
-    return split_experts(b, [b.wrap(part) for part in gate_up], [b.wrap(part) for part in down])
+    return split_experts(b, wrap_each(b, gate_up, "gate_up_proj"), wrap_each(b, down, "down_proj"))
+
+
+def wrap_each(b: Build, parts: Iterable[Tensor], name: str) -> list[Weight]:
+    """Experts taken out of larger tensors, each known by its number and `name`."""
+    return [b.wrap(part, name=f"{expert}.{name}") for expert, part in enumerate(parts)]
 
 
 def split_experts(b: Build, gate_up: list[Weight], down: list[Weight]) -> ExpertWeights:
@@ -188,7 +198,7 @@ def load_joined(
     before, count = b.book.flops, route.experts
     gate_up = b.tensor(names[0], (count, 2 * inner, hidden))
     down = b.tensor(names[1], (count, hidden, inner))
-    ups, downs = [b.wrap(part) for part in gate_up], [b.wrap(part) for part in down]
+    ups, downs = wrap_each(b, gate_up, "gate_up_proj"), wrap_each(b, down, "down_proj")
     count_visited(b, before, route)
     return split_experts(b, ups, downs)
 
@@ -199,8 +209,8 @@ def load_stacked(
     """Experts as three matrices [E * inner, hidden]: gate, up, and down transposed."""
     before, count = b.book.flops, route.experts
     gate, up, down = (b.tensor(name, (count * inner, hidden)).view(count, inner, hidden) for name in names)
-    ups = [b.wrap(torch.cat(pair)) for pair in zip(gate, up, strict=True)]
-    downs = [b.wrap(part.t().contiguous()) for part in down]
+    ups = wrap_each(b, map(torch.cat, zip(gate, up, strict=True)), "gate_up_proj")
+    downs = wrap_each(b, (part.t().contiguous() for part in down), "down_proj")
     count_visited(b, before, route)
     return split_experts(b, ups, downs)
 
@@ -212,6 +222,7 @@ def load_transposed(
     before, count = b.book.flops, route.experts
     gate_up = b.tensor(names[0], (count, hidden, 2 * inner))
     down = b.tensor(names[1], (count, inner, hidden))
-    ups, downs = [b.wrap(part.t().contiguous()) for part in gate_up], [b.wrap(part.t().contiguous()) for part in down]
+    ups = wrap_each(b, (part.t().contiguous() for part in gate_up), "gate_up_proj")
+    downs = wrap_each(b, (part.t().contiguous() for part in down), "down_proj")
     count_visited(b, before, route)
     return split_experts(b, ups, downs)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from tokenmill.core.adapters import Delta
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import (
     Act,
@@ -132,6 +133,7 @@ class CountingKernels(ReferenceKernels):
         norm: NormSpec | None = None,
         act: Act | None = None,
         residual: Tensor | None = None,
+        delta: Delta | None = None,
     ) -> Tensor:
         """[T, N], or [T, N / 2] after a gate."""
         if norm is not None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import ForwardContext, ModelSpec, NormSpec
 from tokenmill.core.protocols import Checkpoint, Weight
-from tokenmill.layers.build import Build
+from tokenmill.layers.build import Build, bare
 from tokenmill.layers.embedding import Embedding, Head
 
 Layer = Callable[[Tensor, ForwardContext], Tensor]
@@ -56,6 +56,8 @@ class Decoder:
     def __init__(self, b: Build, body: Build, sizes: Sizes, ends: Ends, layer: Callable[[Build, int], Layer]) -> None:
         first, last = b.stage or (0, sizes.layers)
         self.first = first
+        self.taps: tuple[int, ...] = ()
+        """Layers whose outputs a drafter reads in every step (ForwardContext.taps)."""
         self.is_first, self.is_last = first == 0, last == sizes.layers
         width = ends.width or sizes.hidden
         self.embedding: Embedding | None = None
@@ -80,7 +82,7 @@ class Decoder:
             self.after = ends.after(body) if ends.after is not None else None
             self.head = self.head or Head(b, self._head_weight(b, sizes, ends, width))
             if sizes.tied and self.embedding is not None and not self.head.split:
-                self.embedding.weight = self.head.weight  # settled: the only form that is held
+                self.embedding.weight = bare(self.head.weight)  # settled: the only form that is held
         self.spec = ModelSpec(
             vocab_size=sizes.vocab,
             max_positions=b.max_positions,
@@ -97,7 +99,7 @@ class Decoder:
         assert self.embedding is not None
         b.book.flops += 2.0 * sizes.vocab * width
         b.book.used.add(b.path(f"{ends.head}.weight"))
-        return self.embedding.weight
+        return b.adapted(self.embedding.weight, ends.head)
 
     def forward(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
         """tokens [T] -> final-norm hidden states [T, hidden].
@@ -107,12 +109,16 @@ class Decoder:
         """
         x = self._embed(tokens, ctx) if self.is_first else tokens
         taps = ctx.taps
+        if self.taps:
+            taps = ctx.taps = dict.fromkeys(self.taps, x)
         for index, layer in enumerate(self.layers, self.first):
             x = layer(x, ctx)
             if taps is not None and index in taps:
                 taps[index] = x
         if self.norm is not None:
             x = ctx.kernels.norm(x, self.norm)
+        if taps is not None and -1 in taps:
+            taps[-1] = x
         return x
 
     def logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:

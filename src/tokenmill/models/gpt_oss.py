@@ -52,7 +52,9 @@ def build(c: ModelConfig, b: Build) -> Decoder:
 
 
 def _experts(b: Build, route: RouteSpec, hidden: int, inner: int) -> ExpertWeights:
-    """Stored as [E, in, out], gate and up interleaved, or (by converters) one by one."""
+    """Stored as [E, in, out], gate and up interleaved, as 4 bit floats [E, out, in], or (by converters) one by one."""
+    if b.has("gate_up_proj_blocks"):
+        return _narrow_experts(b, route, hidden, inner)
     if not b.has("gate_up_proj"):
         return load_experts(b, route, hidden, inner, bias=True)
     count, before = route.experts, b.book.flops
@@ -60,7 +62,24 @@ def _experts(b: Build, route: RouteSpec, hidden: int, inner: int) -> ExpertWeigh
     gate_up_bias = b.tensor("gate_up_proj_bias", (count, 2 * inner))
     down, down_bias = b.tensor("down_proj", (count, inner, hidden)), b.tensor("down_proj_bias", (count, hidden))
     order = torch.arange(2 * inner, device=b.device).view(inner, 2).t().reshape(-1)
-    ups = [b.wrap(w.t()[order], bias[order]) for w, bias in zip(gate_up, gate_up_bias, strict=True)]
-    downs = [b.wrap(w.t().contiguous(), bias) for w, bias in zip(down, down_bias, strict=True)]
+    ups = [
+        b.wrap(w.t()[order], bias[order], name=f"{i}.gate_up_proj", rows=order)
+        for i, (w, bias) in enumerate(zip(gate_up, gate_up_bias, strict=True))
+    ]
+    downs = [
+        b.wrap(w.t().contiguous(), bias, name=f"{i}.down_proj")
+        for i, (w, bias) in enumerate(zip(down, down_bias, strict=True))
+    ]
+    count_visited(b, before, route)
+    return split_experts(b, ups, downs)
+
+
+def _narrow_experts(b: Build, route: RouteSpec, hidden: int, inner: int) -> ExpertWeights:
+    count, before = route.experts, b.book.flops
+    order = torch.arange(2 * inner).view(inner, 2).t().reshape(-1)
+    ups = b.stacked("gate_up_proj", (count, 2 * inner, hidden), b.tensor("gate_up_proj_bias", (count, 2 * inner)))
+    ups = [b.adapted(up.take(order.to(b.device)), f"{i}.gate_up_proj", order) for i, up in enumerate(ups)]
+    downs = b.stacked("down_proj", (count, hidden, inner), b.tensor("down_proj_bias", (count, hidden)))
+    downs = [b.adapted(down, f"{i}.down_proj") for i, down in enumerate(downs)]
     count_visited(b, before, route)
     return split_experts(b, ups, downs)

@@ -6,6 +6,7 @@ import difflib
 import importlib
 import logging
 import re
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -63,12 +64,12 @@ def build_model(
     device: torch.device | str,
     kernels: Kernels,
     group: Group | None = None,
-    quantization: str | None = None,
     max_positions: int | None = None,
+    **more: Any,
 ) -> CausalLM:
     """The model that `config` (config.json) names, with its weights pulled from `ckpt` onto `device`.
 
-    max_positions: the longest sequence of this run (default: what the config trained for).
+    max_positions: the longest sequence of this run (default: what the config trained for); more: other fields of Build.
     """
     if unknown := check_keys(config):
         shown = ", ".join(repr(name) for name in unknown[:12]) + (" ..." if len(unknown) > 12 else "")
@@ -79,8 +80,8 @@ def build_model(
         device=torch.device(device),
         max_positions=_positions(_read(config), max_positions),
         group=group or SoloGroup(),
-        quantization=quantization,
         kernels=kernels,
+        **more,
     )
     return build_stage(config, b)
 
@@ -168,7 +169,7 @@ def build_stage(config: dict[str, Any], b: Build) -> CausalLM:
     check_keys(config)
     c = _read(config)
     family = importlib.import_module(f"tokenmill.models.{_FAMILIES[c.architecture]}")
-    check_config(config)
+    b = replace(b, how=check_config(config))
     model: CausalLM = family.build(c, b)
     if b.stage is None:
         b.check_leftovers()

@@ -12,6 +12,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from tokenmill.core.adapters import Delta
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import Act, ForwardContext, Kernels, NormSpec, Weight
 
@@ -67,12 +68,15 @@ class WeightBase:
         norm: NormSpec | None = None,
         act: Act | None = None,
         residual: Tensor | None = None,
+        delta: Delta | None = None,
     ) -> Tensor:
         """residual + act(norm(x) @ W.T + bias)."""
         kernels = ctx.kernels
         if norm is not None:
             x = kernels.norm(x, norm)
         y = self.linear(x, ctx)
+        if delta is not None:
+            y = kernels.add_delta(y, delta)
         if act is not None:
             y = kernels.activate(y, act)
         return y if residual is None else kernels.add(residual, y)

@@ -1,10 +1,12 @@
 """The compressed-tensors layout of integer weights. Owns: packing, unpacking, and which of its configs can be read.
 
-    NAME.weight_packed int32 [out, in * bits / 32], little end first, q stored as q + 2^(bits - 1)
-    NAME.weight_scale [out, groups]     NAME.weight_shape [2]          (format pack-quantized, 4 or 8 bits)
-    NAME.weight_zero_point int32 [out * bits / 32, groups], packed along out       (the same, 4 bits, asymmetric)
+    NAME.weight_packed int32 [out, in * bits / 32], without gaps (bits.py), q stored as q + 2^(bits - 1)
+    NAME.weight_scale [out, groups]     NAME.weight_shape [2]          (format pack-quantized, 2 to 8 bits)
+    NAME.weight_zero_point int32 [out * bits / 32, groups], packed along out                (the same, asymmetric)
+    NAME.weight_g_idx [in]: each column's group, in any order                               (the same, actorder group)
     NAME.weight int8 [out, in]          NAME.weight_scale [out, groups]            (format int-quantized, 8 bits)
     NAME.weight float8 [out, in]        NAME.weight_scale [out, 1], one, or one a block: see fp8.py (float-quantized)
+Four bit floats are in mx.py, matrices stored without their zeros in sparse.py. 2 and 3 bits are held in 4, 5 to 7 in 8.
 Must not know: files, models, how scales are found.
 """
 
@@ -18,47 +20,50 @@ from torch import Tensor
 
 from tokenmill.core.errors import ModelError
 from tokenmill.core.model import Checkpoint
+from tokenmill.quant import bits as packed
+from tokenmill.quant import sparse
 from tokenmill.quant.grid import GridWeight
+from tokenmill.quant.ordered import OrderedWeight, in_order
 
 METHOD = "compressed-tensors"
-FORMATS = ("pack-quantized", "int-quantized", "float-quantized")
+FORMATS = (
+    *("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized"),
+    *("mxfp4-pack-quantized", "mxfp8-quantized", "mixed-precision", "dense"),
+)
+BESIDE = ("input_scale", "input_zero_point", "input_global_scale")
+"""What files say of activations, which are rounded by what they are."""
 _GROUPS = (256, 128, 64, 32)
 
 
 def pack(q: Tensor, bits: int) -> Tensor:
     """q [out, in] int8 (4 bits: -8..7) -> [out, in * bits / 32] int32."""
-    raised = (q.to(torch.int16) + (1 << (bits - 1))).to(torch.uint8)
-    if bits == 4:
-        raised = raised[:, 0::2] | (raised[:, 1::2] << 4)
-    return raised.contiguous().view(torch.int32)
+    return packed.pack((q.to(torch.int16) + (1 << (bits - 1))).to(torch.uint8), bits)
 
 
-def unpack(packed: Tensor, bits: int) -> Tensor:
-    """The inverse of `pack`: [out, in] int8."""
-    raised = packed.contiguous().view(torch.uint8)
-    if bits == 4:
-        raised = torch.stack((raised & 15, raised >> 4), -1).flatten(1)
-    return (raised - (1 << (bits - 1))).view(torch.int8)
+def unpack(words: Tensor, bits: int, count: int) -> Tensor:
+    """The inverse of `pack`: [out, count] int8."""
+    return (packed.unpack(words, bits, count).to(torch.int16) - (1 << (bits - 1))).to(torch.int8)
 
 
 def quantization_config(bits: int, group: int, ignore: list[str]) -> dict[str, Any]:
     """What config.json says of weights written with `pack`."""
     weights = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group", "group_size": group}
-    return _config("pack-quantized", weights | {"dynamic": False, "observer": "mse"}, None, ignore)
+    return config("pack-quantized", weights | {"dynamic": False, "observer": "mse"}, None, ignore)
 
 
 def fp8_config(ignore: list[str]) -> dict[str, Any]:
     """What config.json says of float8 weights with a scale per row, for activations rounded token by token."""
     weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "group_size": None}
     inputs = weights | {"strategy": "token", "dynamic": True, "observer": None}
-    return _config("float-quantized", weights | {"dynamic": False, "observer": "minmax"}, inputs, ignore)
+    return config("float-quantized", weights | {"dynamic": False, "observer": "minmax"}, inputs, ignore)
 
 
-def _config(form: str, weights: dict[str, Any], inputs: dict[str, Any] | None, ignore: list[str]) -> dict[str, Any]:
+def config(form: str, weights: dict[str, Any], inputs: dict[str, Any] | None, ignore: list[str]) -> dict[str, Any]:
+    """What config.json says of weights in this form, with inputs that are rounded so (None: they are not)."""
     more: dict[str, Any] = {"actorder": None, "block_structure": None, "observer_kwargs": {}}
-    inputs = None if inputs is None else inputs | more
+    inputs = None if inputs is None else more | inputs
     scheme = {
-        "targets": ["Linear"], "weights": weights | more, "input_activations": inputs, "output_activations": None,
+        "targets": ["Linear"], "weights": more | weights, "input_activations": inputs, "output_activations": None,
     }  # fmt: skip
     return {
         "quant_method": METHOD,
@@ -73,23 +78,38 @@ def _config(form: str, weights: dict[str, Any], inputs: dict[str, Any] | None, i
 
 def check(config: Mapping[str, Any]) -> None:
     """Refuse a quantization_config of this method that cannot be read here."""
-    if config.get("format") not in FORMATS:
-        raise _refused(f"format {config.get('format')!r} (readable: {', '.join(FORMATS)})")
+    _check_format(config.get("format"))
+    sparsity = config.get("sparsity_config")
+    if isinstance(sparsity, Mapping) and sparsity.get("format", "dense") not in ("dense", *sparse.FORMATS):
+        raise _refused(f"sparsity format {sparsity.get('format')!r} (readable: {', '.join(sparse.FORMATS)})")
+    if config.get("transform_config"):
+        raise _refused("rotations of activations (transform_config)")
     groups = config.get("config_groups")
     for scheme in groups.values() if isinstance(groups, Mapping) else ():
         weights = scheme.get("weights") if isinstance(scheme, Mapping) else None
         if not isinstance(weights, Mapping):
             raise _refused("a group without weights")
-        kind, bits, strategy = weights.get("type", "int"), weights.get("num_bits"), weights.get("strategy")
-        if (kind, bits) not in (("int", 4), ("int", 8), ("float", 8)):
-            raise _refused(f"{bits} bit {kind} weights (readable: 4 and 8 bit int, 8 bit float)")
-        if weights.get("symmetric") is False and bits != 4:
-            raise _refused("8 bit weights with zero points")
-        readable = ("group", "channel") if kind == "int" else ("channel", "tensor", "block")
-        if strategy not in readable:
-            raise _refused(f"scales per {strategy} (readable: {', '.join(readable)})")
-        if strategy == "block" and list(weights.get("block_structure") or ()) != [128, 128]:
-            raise _refused(f"blocks of {weights.get('block_structure')} (readable: [128, 128])")
+        if scheme.get("format") is not None:
+            _check_format(scheme["format"])
+        _check_weights(weights)
+
+
+def _check_format(form: object) -> None:
+    if form not in FORMATS:
+        raise _refused(f"format {form!r} (readable: {', '.join(FORMATS)})")
+
+
+def _check_weights(weights: Mapping[str, Any]) -> None:
+    kind, bits, strategy = weights.get("type", "int"), weights.get("num_bits"), weights.get("strategy")
+    if not (kind == "int" and bits in range(2, 9)) and (kind, bits) not in (("float", 8), ("float", 4)):
+        raise _refused(f"{bits} bit {kind} weights (readable: 2 to 8 bit int, 4 and 8 bit float)")
+    readable = {"int": ("group", "channel", "tensor"), "float": ("channel", "tensor", "block", "group", "tensor_group")}
+    if strategy not in readable[kind]:
+        raise _refused(f"scales per {strategy} (readable: {', '.join(readable[kind])})")
+    if (kind, bits, strategy) == ("float", 8, "group") and weights.get("group_size") != 32:
+        raise _refused(f"8 bit float weights in groups of {weights.get('group_size')} (readable: 32)")
+    if strategy == "block" and list(weights.get("block_structure") or ()) != [128, 128]:
+        raise _refused(f"blocks of {weights.get('block_structure')} (readable: [128, 128])")
 
 
 def _refused(what: str) -> ModelError:
@@ -99,8 +119,8 @@ def _refused(what: str) -> ModelError:
 def stored_bits(ckpt: Checkpoint, name: str, columns: int) -> int | None:
     """Bits of the quantised weight under `name`; None: it is not quantised."""
     if ckpt.has(f"{name}.weight_packed"):
-        packed = ckpt.shape(f"{name}.weight_packed")  # checkpoints that invent tensors know no shape
-        return None if packed is None or len(packed) != 2 else packed[1] * 32 // columns
+        words = ckpt.shape(f"{name}.weight_packed")  # checkpoints that invent tensors know no shape
+        return None if words is None or len(words) != 2 else words[1] * 32 // columns
     if ckpt.has(f"{name}.weight_scale") and ckpt.shape(f"{name}.weight_scale") is not None:
         return 8
     return None
@@ -108,39 +128,67 @@ def stored_bits(ckpt: Checkpoint, name: str, columns: int) -> int | None:
 
 def load_grid(
     ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None
-) -> GridWeight:
+) -> GridWeight | OrderedWeight:
     """The quantised weight [out, in] under `name`."""
     rows, columns = shape
     bits = stored_bits(ckpt, name, columns)
-    if bits not in (4, 8):
-        raise ModelError(f"'{name}.weight_packed' does not hold {columns} columns of 4 or 8 bits.")
+    if bits is None or bits not in range(2, 9):
+        raise ModelError(f"'{name}.weight_packed' does not hold {columns} columns of 2 to 8 bits.")
     if ckpt.has(f"{name}.weight_packed"):
-        packed = ckpt.tensor(f"{name}.weight_packed", (rows, columns * bits // 32))
-        if packed.dtype != torch.int32:
-            raise ModelError(f"'{name}.weight_packed' must be int32, not {packed.dtype}.")
-        if ckpt.has(f"{name}.weight_shape"):
-            ckpt.tensor(f"{name}.weight_shape", (2,))
-        q = unpack(packed, bits)
+        words = ckpt.tensor(f"{name}.weight_packed", (rows, -(-columns * bits // 32)))
+        if words.dtype != torch.int32:
+            raise ModelError(f"'{name}.weight_packed' must be int32, not {words.dtype}.")
+        if ckpt.has(f"{name}.weight_shape") and ckpt.tensor(f"{name}.weight_shape", (2,)).tolist() != [rows, columns]:
+            raise ModelError(f"'{name}.weight_shape' is not {[rows, columns]}, which the config asks for.")
+        q = unpack(words, bits, columns)
     else:
         q = ckpt.tensor(f"{name}.weight", shape)
         if q.dtype != torch.int8:
             raise ModelError(f"'{name}.weight' has scales, so it must be int8, not {q.dtype}.")
-    scales, group = _scales(ckpt, name, shape)
-    zeros = None
-    if bits == 4 and ckpt.has(f"{name}.weight_zero_point"):
-        stored = ckpt.tensor(f"{name}.weight_zero_point")
-        if stored.dtype != torch.int32 or stored.shape[0] * 8 != rows or scales.shape[1] % stored.shape[1]:
-            raise ModelError(f"'{name}.weight_zero_point' has shape {list(stored.shape)}, which does not fit.")
-        zeros = unpack(stored.T, bits).T.repeat_interleave(scales.shape[1] // stored.shape[1], 1).contiguous()
-    return GridWeight(q, scales, bits=bits, group=group, dtype=dtype, bias=bias, zeros=zeros)
+    for part in BESIDE:
+        if ckpt.has(f"{name}.{part}"):
+            ckpt.tensor(f"{name}.{part}")  # of activations; taken so that nothing is left over
+    scales, group, repeat = _scales(ckpt, name, shape)
+    zeros = _zeros(ckpt, name, bits, rows, repeat) if ckpt.has(f"{name}.weight_zero_point") else None
+    order = None
+    if ckpt.has(f"{name}.weight_g_idx"):
+        index = ckpt.tensor(f"{name}.weight_g_idx", (columns,))
+        if bool((index != -1).any()):  # all -1: written, but in order
+            whole = group * repeat[1]
+            order = in_order(index, whole, columns // whole, f"{name}.weight_g_idx")
+    q = q if order is None else q[:, order]
+    grid = GridWeight(q, scales, bits=4 if bits <= 4 else 8, group=group, dtype=dtype, bias=bias, zeros=zeros)
+    return grid if order is None else OrderedWeight(grid, order, columns)
 
 
-def _scales(ckpt: Checkpoint, name: str, shape: tuple[int, int]) -> tuple[Tensor, int]:
-    """float16 [out, groups] in a group that kernels know; one scale a row is repeated."""
+def _zeros(ckpt: Checkpoint, name: str, bits: int, rows: int, repeat: tuple[int, int]) -> Tensor | None:
+    """Zero points [out, groups], or None if all are zero; repeat: how many there are, and how often each counts."""
+    full, (groups, times) = f"{name}.weight_zero_point", repeat
+    found = ckpt.tensor(full)
+    if found.dtype == torch.int32 and ckpt.has(f"{name}.weight_packed"):
+        if tuple(found.shape) != (-(-rows * bits // 32), groups):
+            raise ModelError(f"'{full}' has shape {list(found.shape)}, which does not fit.")
+        found = unpack(found.T, bits, rows).T
+    elif found.numel() not in (rows * groups, 1) or found.is_floating_point():
+        raise ModelError(f"'{full}' has shape {list(found.shape)} of {found.dtype}, which does not fit.")
+    found = found.to(torch.int16).reshape(-1, groups if found.numel() > 1 else 1).expand(rows, groups)
+    return found.repeat_interleave(times, 1).contiguous() if bool(found.any()) else None
+
+
+def _scales(ckpt: Checkpoint, name: str, shape: tuple[int, int]) -> tuple[Tensor, int, tuple[int, int]]:
+    """float16 [out, groups] in a group that kernels know, and (groups as stored, how often each was repeated)."""
     rows, columns = shape
-    scales = ckpt.tensor(f"{name}.weight_scale").reshape(rows, -1).half()
-    group = columns // scales.shape[1]
-    if columns % scales.shape[1] or (group % 32 and scales.shape[1] > 1):
-        raise ModelError(f"'{name}.weight_scale': {scales.shape[1]} scales for {columns} columns; groups are of 32 n.")
+    stored = ckpt.tensor(f"{name}.weight_scale")
+    if stored.numel() == 1:
+        stored = stored.reshape(1, 1).expand(rows, 1)
+    if stored.numel() % rows or not stored.numel() or not stored.is_floating_point():
+        raise ModelError(f"'{name}.weight_scale' has shape {list(stored.shape)}, which does not fit {list(shape)}.")
+    scales = stored.reshape(rows, -1).half()
+    if not bool(torch.isfinite(scales).all()):
+        raise ModelError(f"'{name}.weight_scale' has numbers beyond float16, or none.")
+    count = scales.shape[1]
+    group = columns // count
+    if columns % count or (group % 32 and count > 1):
+        raise ModelError(f"'{name}.weight_scale': {count} scales for {columns} columns; groups are of 32 n.")
     known = next((g for g in _GROUPS if group % g == 0), group)
-    return scales.repeat_interleave(group // known, 1), known
+    return scales.repeat_interleave(group // known, 1), known, (count, group // known)

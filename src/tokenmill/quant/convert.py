@@ -74,15 +74,15 @@ def convert(
         try:
             partial.mkdir(parents=True)
             errors = _write(ckpt, partial, chosen, recipe, tell)
-            ignore = sorted(_linear_names(ckpt) - chosen | {"lm_head.weight"})
+            ignore = sorted(linear_names(ckpt) - chosen | {"lm_head.weight"})
             left = [n.removesuffix(".weight") for n in ignore]
             told = compressed.fp8_config(left) if recipe.fp8 else compressed.quantization_config(
                 recipe.bits, recipe.group, left
             )  # fmt: skip
-            _write_json(partial / "config.json", {**config, "quantization_config": told})
-            _write_json(partial / REPORT, {"weights": [asdict(e) for e in errors], "bits": recipe.bits,
+            write_json(partial / "config.json", {**config, "quantization_config": told})
+            write_json(partial / REPORT, {"weights": [asdict(e) for e in errors], "bits": recipe.bits,
                                            "group": recipe.group})  # fmt: skip
-            _copy_rest(source, partial)
+            copy_rest(source, partial)
             partial.rename(target)
         except (OSError, SafetensorError) as error:
             reason = getattr(error, "strerror", None) or str(error)
@@ -112,7 +112,7 @@ def _check(source: Path, target: Path, recipe: Recipe) -> dict[str, Any]:
 
 def names_to_round(ckpt: Checkpoint, recipe: Recipe) -> set[str]:
     """The weights to round; refused when a group does not divide one of them."""
-    names = {name for name in _linear_names(ckpt) if not KEPT.search(name)}
+    names = {name for name in linear_names(ckpt) if not KEPT.search(name)}
     names = {name for name in names if recipe.skip is None or not recipe.skip.search(name)}
     if not names:
         raise ModelError("There is no weight to quantise here (or --skip leaves none).")
@@ -127,7 +127,7 @@ def names_to_round(ckpt: Checkpoint, recipe: Recipe) -> set[str]:
     return names
 
 
-def _linear_names(ckpt: Checkpoint) -> set[str]:
+def linear_names(ckpt: Checkpoint) -> set[str]:
     """Every matrix that multiplies, by its shape and name."""
     matrices = (name for name in ckpt.names() if name.endswith(".weight") and len(ckpt.shape(name) or ()) == 2)
     return {
@@ -138,7 +138,7 @@ def _linear_names(ckpt: Checkpoint) -> set[str]:
 def _write(ckpt: Checkpoint, folder: Path, chosen: set[str], recipe: Recipe, tell: Tell) -> list[LayerError]:
     """All weights, in shards; -> the error of each rounded one."""
     errors: list[LayerError] = []
-    shards = _Shards(folder)
+    shards = Shards(folder)
     for name in ckpt.names():
         tensor = ckpt.tensor(name)
         if name not in chosen:
@@ -167,7 +167,7 @@ def _rounded(tensor: Tensor, recipe: Recipe) -> tuple[dict[str, Tensor], float]:
     return {"weight_packed": compressed.pack(q, recipe.bits), "weight_scale": scales, "weight_shape": shape}, error
 
 
-class _Shards:
+class Shards:
     """Tensors collected into files of a bounded size."""
 
     def __init__(self, folder: Path) -> None:
@@ -196,7 +196,7 @@ class _Shards:
         if count > 1:
             where = {key: name for keys, name in zip(self.files, names, strict=True) for key in keys}
             table = {"metadata": {"total_size": self.total}, "weight_map": where}
-            _write_json(self.folder / "model.safetensors.index.json", table)
+            write_json(self.folder / "model.safetensors.index.json", table)
 
     def _flush(self) -> None:
         whole: dict[str, Tensor] = {}
@@ -214,7 +214,7 @@ class _Shards:
         return self.folder / f"part-{number:05}.safetensors"
 
 
-def _copy_rest(source: Path, target: Path) -> None:
+def copy_rest(source: Path, target: Path) -> None:
     """Tokenizer, templates, generation defaults: every small file that holds no weights."""
     for path in _files(source):
         if not path.name.endswith(_WEIGHTS) and path.name != "config.json" and path.stat().st_size <= MAX_COPIED_BYTES:
@@ -225,5 +225,5 @@ def _files(folder: Path) -> Iterable[Path]:
     return (path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith("."))
 
 
-def _write_json(path: Path, value: dict[str, Any]) -> None:
+def write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from tokenmill.core.adapters import Delta
 from tokenmill.core.forward import Act, ForwardContext, Kernels, NormSpec, Weight
 from tokenmill.quant.base import WeightBase
 from tokenmill.quant.packed import joined_bias
@@ -45,11 +46,12 @@ class DenseWeight(WeightBase):
         norm: NormSpec | None = None,
         act: Act | None = None,
         residual: Tensor | None = None,
+        delta: Delta | None = None,
     ) -> Tensor:
         """residual + act(norm(x) @ W.T + bias), in one operation where the backend can."""
         if self.table is None:
-            return ctx.kernels.fused_linear(x, self.packed, norm=norm, act=act, residual=residual)
-        return ctx.kernels.fused_linear(x, self.table, self.bias, norm=norm, act=act, residual=residual)
+            return ctx.kernels.fused_linear(x, self.packed, norm=norm, act=act, residual=residual, delta=delta)
+        return ctx.kernels.fused_linear(x, self.table, self.bias, norm=norm, act=act, residual=residual, delta=delta)
 
     def join(self, others: list[Self]) -> Self | None:
         """One matrix; absent biases count as zeros where any part has one."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,15 +17,26 @@ from tokenmill.checkpoint.gguf_blocks import Blocks
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import Weight
 from tokenmill.core.model import Checkpoint
-from tokenmill.quant import compressed, fp8, words
+from tokenmill.quant import bnb, compressed, fp8, mx, shifted, sparse, ternary, words
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.gguf_weight import BlockWeight
-from tokenmill.quant.grid import GridWeight, Unrounded
+from tokenmill.quant.grid import Unrounded
 
 AT_LOAD = {"int8": (8, 0), "int4": (4, 0), "int4-g32": (4, 32), "int4-g64": (4, 64), "int4-g128": (4, 128)}
 """Schemes of --quantization besides fp8: bits of a weight, and columns per float16 scale (0: the backend chooses)."""
 _HEAD = ",head="
-_METHODS = {compressed.METHOD: compressed.check, fp8.METHOD: fp8.check, "awq": words.check, "gptq": words.check}
+_METHODS = {
+    compressed.METHOD: compressed.check,
+    fp8.METHOD: fp8.check,
+    "fbgemm_fp8": fp8.check,
+    "modelopt": mx.check_modelopt,
+    mx.METHOD: mx.check,
+    bnb.METHOD: bnb.check,
+    ternary.METHOD: ternary.check,
+    **dict.fromkeys(words.METHODS, words.check),
+    **dict.fromkeys(shifted.METHODS, shifted.check),
+}
+"""`quant_method` of config.json -> what refuses that of it which cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +49,18 @@ class WeightRequest:
     transposed: bool = False
 
 
-def check_config(config: Mapping[str, object]) -> None:
-    """Refuse a checkpoint whose `quantization_config` names a method that cannot be read."""
-    quantization = config.get("quantization_config")
+def check_config(config: Mapping[str, object]) -> Mapping[str, object]:
+    """What config.json says of how weights are stored; refused where that cannot be read."""
+    quantization = config.get("quantization_config") or config.get("compression_config")
     if not quantization:
-        return
+        return {}
     if isinstance(quantization, Mapping) and (check := _METHODS.get(str(quantization.get("quant_method")))):
-        return check(quantization)
+        check(quantization)
+        return quantization
     method = quantization.get("quant_method", "?") if isinstance(quantization, Mapping) else quantization
     raise ModelError(
-        f"This checkpoint is quantised with '{method}', which is not supported. Use an unquantised checkpoint."
+        f"This checkpoint is quantised with '{method}', which is not supported. Use an unquantised checkpoint, or one "
+        f"by {', '.join(_METHODS)}."
     )
 
 
@@ -67,14 +82,20 @@ def load_weight(
     dtype: torch.dtype,
     device: torch.device,
     quantization: str | None = None,
+    how: Mapping[str, object] = MappingProxyType({}),
 ) -> Weight:
-    """Load one weight in the format its tensors are in, then quantise it if `quantization` asks for that."""
+    """Load one weight in the format its tensors are in, then quantise it if `quantization` asks for that.
+
+    how: what `check_config` gave, for what the tensors do not say."""
     out, inner = request.shape
     stored = (inner, out) if request.transposed else (out, inner)
     bias = ckpt.tensor(f"{request.name}.bias", (out,), dtype).to(device) if request.bias else None
-    if not request.transposed and (found := _stored(ckpt, request.name, request.shape, dtype, bias)) is not None:
-        grid = found.to(device)
-        return grid if quantization is None else from_dense(grid.dense(), bias, quantization)
+    if not request.transposed:
+        if sparse.stored(ckpt, request.name):
+            ckpt = sparse.Widened(ckpt, request.name, request.shape)
+        if (found := _stored(ckpt, request.name, request.shape, (dtype, bias), how)) is not None:
+            held = found.to(device)
+            return held if quantization is None else from_dense(held.dense(), bias, quantization)
     blocks = _blocks(ckpt, f"{request.name}.weight", stored)
     if blocks is not None and not request.transposed:
         quantised = BlockWeight([replace(blocks, raw=blocks.raw.to(device))], dtype, bias)
@@ -83,16 +104,39 @@ def load_weight(
     return from_dense((weight.t() if request.transposed else weight).to(device), bias, quantization)
 
 
+def load_stacked(
+    ckpt: Checkpoint,
+    name: str,
+    shape: tuple[int, int, int],
+    kind: tuple[torch.dtype, Tensor | None],
+    device: torch.device,
+    quantization: str | None,
+) -> list[Weight]:
+    """Experts [E, out, in] that lie in one tensor of 4 bit floats; kind: the compute dtype and their biases."""
+    held: list[Weight] = []
+    for weight in mx.load_stacked(ckpt, name, shape, *kind):
+        moved = weight.to(device)
+        held.append(moved if quantization is None else from_dense(moved.dense(), moved.bias, quantization))
+    return held
+
+
 def _stored(
-    ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None
-) -> GridWeight | fp8.Fp8Weight | None:
-    """The weight, if it lies there in 8 or 4 bits with scales beside it."""
-    if fp8.stored(ckpt, name):
-        return fp8.load(ckpt, name, shape, dtype, bias)
+    ckpt: Checkpoint,
+    name: str,
+    shape: tuple[int, int],
+    kind: tuple[torch.dtype, Tensor | None],
+    how: Mapping[str, object],
+) -> Any | None:
+    """The weight, if it lies there in few bits; kind: the compute dtype and the bias."""
+    for reader in (fp8, bnb, shifted, mx):
+        if reader.stored(ckpt, name):
+            return reader.load(ckpt, name, shape, *kind)
     if words.stored(ckpt, name):
-        return words.load(ckpt, name, shape, dtype, bias)
+        return words.load(ckpt, name, shape, *kind, second=words.second_version(how))
+    if ternary.stored(ckpt, name):
+        return ternary.load(ckpt, name, shape, *kind, divide=ternary.divides(how))
     if compressed.stored_bits(ckpt, name, shape[1]) is not None:
-        return compressed.load_grid(ckpt, name, shape, dtype, bias)
+        return compressed.load_grid(ckpt, name, shape, *kind)
     return None
 
 

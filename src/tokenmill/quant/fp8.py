@@ -19,11 +19,15 @@ from tokenmill.core.forward import ForwardContext, Kernels, Weight
 from tokenmill.core.model import Checkpoint
 from tokenmill.kernels.fp8 import BLOCK, FP8, round_rows, widen
 from tokenmill.quant.dense import DenseWeight
+from tokenmill.quant.grid import Unrounded
 from tokenmill.quant.packed import PackedWeight, joined_bias
 
 METHOD = "fp8"
 """`quant_method` of checkpoints in this format (compressed-tensors has its own)."""
 _SCALES = ("weight_scale_inv", "weight_scale")
+_BESIDE = ("input_scale", "input_scale_ub", "activation_scale", "input_global_scale")
+_FINE = 32
+"""Columns that share a power of two in MXFP8."""
 
 
 class Fp8Weight(PackedWeight):
@@ -143,12 +147,21 @@ def stored(ckpt: Checkpoint, name: str) -> bool:
     return ckpt.has(f"{name}.weight") and ckpt.tensor(f"{name}.weight").dtype == FP8
 
 
-def load(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None) -> Fp8Weight:
-    """The weight [out, in] under `name`: one scale in all, one a row, or one a block."""
+def load(
+    ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None
+) -> Fp8Weight | Unrounded:
+    """The weight [out, in] under `name`: one scale in all, one a row, one a block; or one per 32 columns, which no
+    kernel knows: such are rounded anew to int8 with that many scales."""
     data = ckpt.tensor(f"{name}.weight", shape)
-    scales = ckpt.tensor(f"{name}.{next(s for s in _SCALES if ckpt.has(f'{name}.{s}'))}").float()
-    if ckpt.has(f"{name}.input_scale"):
-        ckpt.tensor(f"{name}.input_scale")  # of activations; taken so that nothing is left over
+    scales = ckpt.tensor(f"{name}.{next(s for s in _SCALES if ckpt.has(f'{name}.{s}'))}")
+    if scales.dtype == torch.uint8:
+        scales = scales.contiguous().view(torch.float8_e8m0fnu)
+    if tuple(scales.shape) == (shape[0], shape[1] // _FINE) and shape[1] % _FINE == 0 and shape[1] > _FINE:
+        return _fine(data, scales.float(), dtype, bias)
+    scales = scales.float()
+    for part in _BESIDE:
+        if ckpt.has(f"{name}.{part}"):
+            ckpt.tensor(f"{name}.{part}")  # of activations; taken so that nothing is left over
     grid = tuple(-(-size // BLOCK) for size in shape)
     if scales.numel() == 1:
         return Fp8Weight(data, scales.reshape(1, 1).expand(shape[0], 1), dtype, bias)
@@ -158,3 +171,8 @@ def load(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype
         return Fp8Weight(data, scales, dtype, bias, blocks=True)
     raise ModelError(f"'{name}' has float8 weights {list(shape)} with scales {list(scales.shape)}; neither per row "
                      f"nor per block of {BLOCK}.")  # fmt: skip
+
+
+def _fine(data: Tensor, scales: Tensor, dtype: torch.dtype, bias: Tensor | None) -> Unrounded:
+    values = data.float().view(data.shape[0], -1, _FINE) * scales[..., None]
+    return Unrounded(values.flatten(1).to(dtype), bias, 8, _FINE)

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from tokenmill.checkpoint.gguf_blocks import Blocks, Grid
+from tokenmill.core.adapters import Delta
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import Act, ForwardContext, Kernels, NormSpec, Weight
-from tokenmill.kernels.grid import widen_affine
+from tokenmill.quant.affine import AffineWeight
 from tokenmill.quant.base import MixedWeight, WeightBase
 from tokenmill.quant.grid import GridWeight
 
@@ -41,6 +42,11 @@ class BlockWeight(WeightBase):
     def __init__(self, parts: list[Blocks], dtype: torch.dtype, bias: Tensor | None = None) -> None:
         self.parts, self.dtype, self.bias = parts, dtype, bias
         self.shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
+
+    def to(self, device: torch.device) -> Self:
+        """The same on another device, before it settles."""
+        parts = [replace(part, raw=part.raw.to(device)) for part in self.parts]
+        return type(self)(parts, self.dtype, None if self.bias is None else self.bias.to(device))
 
     def settle(self, kernels: Kernels) -> Weight:
         """The form that the backend multiplies fastest, of those above."""
@@ -166,9 +172,10 @@ class PackedWeight(WeightBase):
         norm: NormSpec | None = None,
         act: Act | None = None,
         residual: Tensor | None = None,
+        delta: Delta | None = None,
     ) -> Tensor:
         """residual + act(norm(x) @ W.T + bias), in one operation."""
-        return ctx.kernels.fused_linear(x, self.packed, norm=norm, act=act, residual=residual)
+        return ctx.kernels.fused_linear(x, self.packed, norm=norm, act=act, residual=residual, delta=delta)
 
     def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
         """x [T, in] -> [T, out]."""
@@ -186,33 +193,6 @@ class PackedWeight(WeightBase):
     def bytes(self) -> int:
         """Bytes that a matmul reads."""
         return int(self.packed.bytes())
-
-
-class AffineWeight(WeightBase):
-    """Settled: the file's own integers q [out, in] int8, scale and offset [out, in / group] float32."""
-
-    def __init__(
-        self, q: Tensor, scale: Tensor, offset: Tensor | None, dtype: torch.dtype, bias: Tensor | None = None
-    ) -> None:
-        self.q, self.scale, self.offset, self.dtype, self.bias = q, scale, offset, dtype, bias
-        self.shape = (q.shape[0], q.shape[1])
-
-    def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """x [T, in] -> [T, out]."""
-        return ctx.kernels.affine_linear(x, self.q, self.scale, self.offset, self.bias)
-
-    def rows(self, ids: Tensor) -> Tensor:
-        """Dense rows [n, in]."""
-        offset = None if self.offset is None else self.offset[ids]
-        return widen_affine(self.q[ids], self.scale[ids], offset).to(self.dtype)
-
-    def dense(self) -> Tensor:
-        """The whole matrix."""
-        return widen_affine(self.q, self.scale, self.offset).to(self.dtype)
-
-    def bytes(self) -> int:
-        """Bytes of integers, scales, offsets and bias."""
-        return sum(t.nbytes for t in (self.q, self.scale, self.offset, self.bias) if t is not None)
 
 
 def _packs(kernels: Kernels, columns: int, device: torch.device) -> bool:

@@ -1,12 +1,13 @@
 """Integer weights with one float16 scale per group of a row: int8 and int4. Owns: the two formats, rounded or to be.
 
     weight[n, k] ~ q[n, k] * scale[n, k // group]         int8: -127..127     int4: -8..7
-    weight[n, k] ~ (q[n, k] - zero[n, k // group]) * scale[n, k // group]     int4 from files that have zero points
+    weight[n, k] ~ (q[n, k] - zero[n, k // group]) * scale[n, k // group]     files that have zero points
 Must not know: checkpoints, layers, instruction sets. After settling, only the backend's packed form is held.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Self
 
 import torch
@@ -14,14 +15,15 @@ from torch import Tensor
 
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import ForwardContext, Kernels, Weight
-from tokenmill.kernels.grid import widen
+from tokenmill.kernels.grid import ACTIVATION_GROUP, widen
+from tokenmill.quant.affine import AffineWeight
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.packed import PackedWeight, joined_bias
 
 
 class GridWeight(PackedWeight):
-    """q [out, in] int8, scales [out, ceil(in / group)] float16 and zeros of that shape in int8, or None; `bits` is 8
-    or 4."""
+    """q [out, in] int8, scales [out, ceil(in / group)] float16 and zeros of that shape in int8 (8 bits: int16), or
+    None; `bits` is 8 or 4."""
 
     def __init__(
         self,
@@ -38,12 +40,12 @@ class GridWeight(PackedWeight):
         self.scales: Tensor | None = scales.contiguous()
         self.bits, self.group, self.dtype = bits, group, dtype
         self.bias = bias
-        self.zeros = zeros
+        self.zeros = None if zeros is None else zeros.to(torch.int8 if bits == 4 else torch.int16)
         self.shape = (q.shape[0], q.shape[1])
 
     def to(self, device: torch.device) -> Self:
         """The same on another device, before it settles."""
-        q, scales = self._parts()
+        q, scales = self.stored()
         zeros = None if self.zeros is None else self.zeros.to(device)
         return self._like(q.to(device), scales.to(device), self.bias, zeros)
 
@@ -52,10 +54,12 @@ class GridWeight(PackedWeight):
         if self.q is None or self.scales is None:
             return self
         if self.zeros is not None:
-            self.packed = kernels.pack_zeros(self.q, self.scales, self.zeros, self.bias)
+            self.packed = None if self.bits == 8 else kernels.pack_zeros(self.q, self.scales, self.zeros, self.bias)
             if self.packed is None:  # the differences are small integers, too
-                self.q -= self.zeros.repeat_interleave(self.group, 1)[:, : self.shape[1]]
-                self.bits = 8
+                less = self.q - self.zeros.repeat_interleave(self.group, 1)[:, : self.shape[1]]
+                if int(less.max()) > 127 or int(less.min()) < -128:
+                    return self._affine(self.q, self.scales, self.zeros, kernels)
+                self.q, self.bits = less.to(torch.int8), 8
             self.zeros = None
         if self.packed is None:
             self.packed = kernels.pack_grid(self.q, self.scales, self.bits, self.bias)
@@ -63,9 +67,20 @@ class GridWeight(PackedWeight):
             self.q = self.scales = None
         return self
 
+    def _affine(self, q: Tensor, scales: Tensor, zeros: Tensor, kernels: Kernels) -> Weight:
+        """Differences that need nine bits: zero points become offsets."""
+        if self.group % ACTIVATION_GROUP:
+            return DenseWeight(self.dense(), self.bias).settle(kernels)
+        repeat = self.group // ACTIVATION_GROUP
+        scale = scales.float()
+        scale, offset = (t.repeat_interleave(repeat, 1).contiguous() for t in (scale, -scale * zeros.float()))
+        return AffineWeight(q, scale, offset, self.dtype, self.bias)
+
     def stored_linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
         """x [T, in] -> [T, out]."""
-        q, scales = self._parts()
+        q, scales = self.stored()
+        if self.zeros is not None:
+            return ctx.kernels.linear(x, self.dense(), self.bias)
         return ctx.kernels.grid_linear(x, q, scales, self.bias)
 
     def join(self, others: list[Self]) -> Self | None:
@@ -73,11 +88,11 @@ class GridWeight(PackedWeight):
         every = [self, *others]
         if len({(part.bits, part.group, part.dtype) for part in every}) > 1:
             return None
-        parts = [part._parts() for part in every]
+        parts = [part.stored() for part in every]
         zeros = None
         if any(part.zeros is not None for part in every):
             zeros = torch.cat([
-                torch.zeros_like(s, dtype=torch.int8) if p.zeros is None else p.zeros
+                torch.zeros_like(s, dtype=torch.int16) if p.zeros is None else p.zeros.to(torch.int16)
                 for p, (_, s) in zip(every, parts, strict=True)
             ])  # fmt: skip
         q = torch.cat([q for q, _ in parts])
@@ -85,7 +100,7 @@ class GridWeight(PackedWeight):
 
     def take(self, index: Tensor) -> Self:
         """Rows in the order of index."""
-        q, scales = self._parts()
+        q, scales = self.stored()
         bias, zeros = (None if t is None else t[index] for t in (self.bias, self.zeros))
         return self._like(q[index], scales[index], bias, zeros)
 
@@ -94,19 +109,31 @@ class GridWeight(PackedWeight):
         if parts == 1:
             return self
         start, stop = self.part_range(dim, part, parts)
-        q, scales = self._parts()
+        q, scales = self.stored()
         if dim == 0:
             bias, zeros = (None if t is None else t[start:stop] for t in (self.bias, self.zeros))
             return self._like(q[start:stop], scales[start:stop], bias, zeros)
+        finer = math.gcd(self.group, start, stop)
+        if finer != self.group and finer % ACTIVATION_GROUP == 0:
+            return self._finer(finer).split(1, part, parts)
         if start % self.group or stop % self.group:
             raise ModelError(f"Groups of {self.group} cannot be split over {parts} ranks at column {start or stop}.")
         first, last = start // self.group, stop // self.group
         zeros = None if self.zeros is None else self.zeros[:, first:last]
         return self._like(q[:, start:stop], scales[:, first:last], self.bias if part == 0 else None, zeros)
 
+    def _finer(self, group: int) -> Self:
+        """The same numbers with more scales."""
+        q, scales = self.stored()
+        repeat, groups = self.group // group, -(-self.shape[1] // group)
+        scales = scales.repeat_interleave(repeat, 1)[:, :groups]
+        zeros = None if self.zeros is None else self.zeros.repeat_interleave(repeat, 1)[:, :groups]
+        kind = type(self)
+        return kind(q, scales, bits=self.bits, group=group, dtype=self.dtype, bias=self.bias, zeros=zeros)
+
     def stored_rows(self, ids: Tensor) -> Tensor:
         """Dense rows [n, in]."""
-        stored, scales = self._parts()
+        stored, scales = self.stored()
         q = stored[ids]
         if self.zeros is not None:
             q = q - self.zeros[ids].repeat_interleave(self.group, 1)[:, : self.shape[1]]
@@ -114,10 +141,11 @@ class GridWeight(PackedWeight):
 
     def stored_bytes(self) -> int:
         """Numbers, scales and zero points; 4 bit numbers count as if they were packed."""
-        q, scales = self._parts()
+        q, scales = self.stored()
         return q.numel() * self.bits // 8 + scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
 
-    def _parts(self) -> tuple[Tensor, Tensor]:
+    def stored(self) -> tuple[Tensor, Tensor]:
+        """q and scales, before it settles."""
         assert self.q is not None and self.scales is not None, "a settled weight is not taken apart"
         return self.q, self.scales
 
@@ -132,6 +160,10 @@ class Unrounded(DenseWeight):
         """group: columns per scale; 0: as many as the backend likes."""
         super().__init__(weight, bias)
         self.bits, self.group = bits, group
+
+    def to(self, device: torch.device) -> Self:
+        """The same on another device, before it settles."""
+        return type(self)(self.dense().to(device), self.bias, self.bits, self.group)
 
     def settle(self, kernels: Kernels) -> Weight:
         """The rounded weight, in the backend's form."""

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from tokenmill.core.adapters import Delta
 from tokenmill.core.forward import Act, ForwardContext, NormSpec
 from tokenmill.quant.base import WeightBase
 
@@ -42,11 +43,12 @@ class PackedWeight(WeightBase):
         norm: NormSpec | None = None,
         act: Act | None = None,
         residual: Tensor | None = None,
+        delta: Delta | None = None,
     ) -> Tensor:
         """residual + act(norm(x) @ W.T + bias), in one operation where the backend can."""
         if self.packed is None:
-            return super().matmul(x, ctx, norm=norm, act=act, residual=residual)
-        return ctx.kernels.fused_linear(x, self.packed, norm=norm, act=act, residual=residual)
+            return super().matmul(x, ctx, norm=norm, act=act, residual=residual, delta=delta)
+        return ctx.kernels.fused_linear(x, self.packed, norm=norm, act=act, residual=residual, delta=delta)
 
     def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
         """x [T, in] -> [T, out]."""

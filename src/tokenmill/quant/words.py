@@ -1,14 +1,19 @@
-"""Integer weights as AutoAWQ and GPTQ tools store them. Owns: unpacking their 32 bit words.
+"""Integer weights as AutoAWQ and GPTQ tools store them. Owns: which tensors a weight is made of, and their order.
 
-    NAME.qweight int32, NAME.qzeros int32 [groups, out / n], NAME.scales float16 [groups, out], n = 32 / bits
-    AWQ    qweight [in, out / n]: n columns of out in a word, in the order 0 2 4 6 1 3 5 7
-    GPTQ   qweight [in / n, out]: n rows of in in a word, lowest first; qzeros hold the zero point less 1, but not in
-           files of the second version (`checkpoint_format: gptq_v2`); NAME.g_idx [in] says each column's group
-Must not know: models, devices.
+    NAME.qweight, NAME.qzeros int32, NAME.scales float16; codes without gaps in words of 32 bits (bits.py), and
+
+    GPTQ       qweight [in * bits / 32, out] along in; qzeros [groups, out * bits / 32] along out hold the zero point
+               less 1, but not in files of the second version (`checkpoint_format: gptq_v2`); scales [groups, out];
+               NAME.g_idx [in] says each column's group, in any order (`desc_act`)
+    AWQ gemm   qweight [in, out / 8], qzeros [groups, out / 8], in both words hold 0 2 4 6 1 3 5 7; scales [groups, out]
+    AWQ gemv   qweight [out, in / 8], qzeros [out, n / 8], scales [out, n], n: the groups, filled up
+
+2 and 3 bit codes are held in 4 bits. Must not know: models, devices.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,21 +22,49 @@ from torch import Tensor
 
 from tokenmill.core.errors import ModelError
 from tokenmill.core.model import Checkpoint
+from tokenmill.quant import bits as packed
 from tokenmill.quant.grid import GridWeight
+from tokenmill.quant.ordered import OrderedWeight, in_order
 
+METHODS = ("gptq", "awq", "auto-round", "intel/auto-round")
 _INTERLEAVED = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where in a word of AWQ the columns 0 to 7 lie."""
+_BITS = {"gptq": (2, 3, 4, 8), "awq": (4,)}
 
 
 def check(config: Mapping[str, Any]) -> None:
     """Refuse a quantization_config of these methods that cannot be read here."""
     method, bits = config.get("quant_method"), config.get("bits", config.get("w_bit"))
-    if bits != 4 and not (method == "gptq" and bits == 8):
+    kind = _kind(config)
+    if kind not in _BITS:
+        raise ModelError(
+            f"This checkpoint is quantised with '{method}' packed as {config.get('packing_format')!r}, which is not "
+            "supported; auto_round:auto_gptq and auto_round:auto_awq are."
+        )
+    if bits not in _BITS[kind]:
         raise ModelError(f"This checkpoint is quantised with '{method}' in {bits} bits, which is not supported.")
-    if method == "awq" and str(config.get("version", "gemm")).lower() != "gemm":
-        raise ModelError(f"This checkpoint is quantised with 'awq' in version {config['version']!r}; use 'gemm'.")
-    if method == "gptq" and config.get("checkpoint_format") == "gptq_v2":
-        raise ModelError("This checkpoint is quantised with 'gptq' in its second file version, which is not supported.")
+    version = str(config.get("version", "gemm")).lower()
+    if kind == "awq" and version not in ("gemm", "gemv"):
+        raise ModelError(f"This checkpoint is quantised with 'awq' in version {version!r}; gemm and gemv are readable.")
+    form = str(config.get("checkpoint_format", "gptq")).lower()
+    if method == "gptq" and form not in ("gptq", "gptq_v2"):
+        raise ModelError(f"This checkpoint is quantised with 'gptq' in the form {form!r}, which is not supported.")
+    if config.get("dynamic"):
+        odd = [rule for rule in config["dynamic"].values() if isinstance(rule, Mapping) and rule.get("bits", 4) == 1]
+        if odd:
+            raise ModelError("This checkpoint is quantised with 'gptq' in 1 bit here and there: not supported.")
+
+
+def _kind(config: Mapping[str, Any]) -> str:
+    method = str(config.get("quant_method"))
+    if method in ("gptq", "awq"):
+        return method
+    return {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}.get(str(config.get("packing_format")), "")
+
+
+def second_version(config: Mapping[str, Any]) -> bool:
+    """Are zero points of a GPTQ file what they say? The tensors do not tell."""
+    return str(config.get("checkpoint_format", "")).lower() == "gptq_v2"
 
 
 def stored(ckpt: Checkpoint, name: str) -> bool:
@@ -39,49 +72,93 @@ def stored(ckpt: Checkpoint, name: str) -> bool:
     return ckpt.has(f"{name}.qweight") and ckpt.shape(f"{name}.qweight") is not None
 
 
-def load(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None) -> GridWeight:
-    """The weight [out, in] under `name`, with its zero points."""
+def load(
+    ckpt: Checkpoint,
+    name: str,
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    bias: Tensor | None,
+    *,
+    second: bool = False,
+) -> GridWeight | OrderedWeight:
+    """The weight [out, in] under `name`, with its zero points; second: GPTQ's second file version."""
     rows, columns = shape
-    words = ckpt.tensor(f"{name}.qweight")
-    scales = ckpt.tensor(f"{name}.scales").T.contiguous().half()
-    groups = scales.shape[1]
-    if scales.shape[0] != rows or columns % groups or (columns // groups) % 32:
-        raise ModelError(f"'{name}.scales' has shape {list(scales.T.shape)}, which does not fit {list(shape)}.")
-    awq = words.shape == (columns, rows // 8)
-    bits = 4 if awq else 32 * words.shape[0] // columns
-    if not awq and (bits not in (4, 8) or words.shape[1] != rows):
+    words = _words(ckpt, f"{name}.qweight")
+    scales = ckpt.tensor(f"{name}.scales")
+    if scales.ndim == 2 and scales.shape[0] == rows and scales.shape[1] != rows:
+        return _gemv(ckpt, name, words, shape, dtype, bias)
+    groups = scales.shape[0] if scales.ndim == 2 else 0
+    if scales.ndim != 2 or scales.shape[1] != rows or not groups or columns % groups or (columns // groups) % 32:
+        raise ModelError(f"'{name}.scales' has shape {list(scales.shape)}, which does not fit {list(shape)}.")
+    group, order = columns // groups, None
+    awq = tuple(words.shape) == (columns, rows // 8)
+    bits = 4 if awq else 32 * words.shape[0] // columns if words.ndim == 2 else 0
+    if not awq and (bits not in (2, 3, 4, 8) or tuple(words.shape) != (columns * bits // 32, rows)):
         raise ModelError(f"'{name}.qweight' has shape {list(words.shape)}, which does not fit {list(shape)}.")
-    zeros = _unpack(ckpt.tensor(f"{name}.qzeros", (groups, rows * bits // 32)), bits, awq=awq)
+    zero_words = _words(ckpt, f"{name}.qzeros", (groups, -(-rows * bits // 32)))
     if awq:
-        q = _unpack(words, bits, awq=True).T
+        q, zeros = _interleaved(words).T, _interleaved(zero_words).T
     else:
-        q = _unpack(words.T.contiguous(), bits, awq=False)
-        zeros = zeros + 1
-        _check_order(ckpt, name, columns, groups)
-    zeros = zeros.T.contiguous()
+        q = packed.unpack(words.T, bits, columns)
+        zeros = packed.unpack(zero_words, bits, rows).T.to(torch.int16) + (0 if second else 1)
+        if ckpt.has(f"{name}.g_idx"):
+            index = ckpt.tensor(f"{name}.g_idx", (columns,))
+            if index.dtype not in (torch.int32, torch.int64):
+                raise ModelError(f"'{name}.g_idx' must hold integers, not {index.dtype}.")
+            order = in_order(index, group, groups, f"{name}.g_idx")
+    q = q if order is None else q[:, order]
+    grid = make(q, scales.T.contiguous(), zeros, bits, group, dtype, bias)
+    return grid if order is None else OrderedWeight(grid, order, columns)
+
+
+def make(
+    codes: Tensor,
+    scales: Tensor,
+    zeros: Tensor,
+    bits: int,
+    group: int,
+    dtype: torch.dtype,
+    bias: Tensor | None,
+) -> GridWeight:
+    """codes [out, in] and zeros [out, groups] from 0 on -> (code - zero) * scale, without zeros where they are all in
+    the middle."""
     half = 1 << (bits - 1)
-    q, zeros = (q - half).to(torch.int8).contiguous(), zeros - half
-    group = columns // groups
-    if not zeros.any():
-        return GridWeight(q, scales, bits=bits, group=group, dtype=dtype, bias=bias)
-    if bits == 8:
-        raise ModelError(f"'{name}' has 8 bit weights with zero points, which are not supported.")
-    return GridWeight(q, scales, bits=4, group=group, dtype=dtype, bias=bias, zeros=zeros.to(torch.int8))
+    q, less = (codes.to(torch.int16) - half).to(torch.int8).contiguous(), zeros.to(torch.int16) - half
+    width = 8 if bits > 4 else 4
+    kept = less.contiguous() if bool(less.any()) else None
+    return GridWeight(q, scales.half(), bits=width, group=group, dtype=dtype, bias=bias, zeros=kept)
 
 
-def _unpack(words: Tensor, bits: int, *, awq: bool) -> Tensor:
-    """words [n, m] int32 -> [n, m * 32 / bits] int16, 0 .. 2^bits - 1."""
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
-    if awq:
-        shifts = shifts[list(_INTERLEAVED)]
-    return ((words[..., None] >> shifts) & ((1 << bits) - 1)).to(torch.int16).flatten(1)
+def _gemv(
+    ckpt: Checkpoint, name: str, words: Tensor, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None
+) -> GridWeight:
+    rows, columns = shape
+    scales, zeros = ckpt.tensor(f"{name}.scales"), _words(ckpt, f"{name}.qzeros")
+    filled = zeros.shape[1] * 8 if zeros.ndim == 2 else 0
+    if tuple(words.shape) != (rows, columns // 8) or tuple(scales.shape) != (rows, filled) or zeros.shape[0] != rows:
+        raise ModelError(f"'{name}' has tensors of AWQ's version gemv that do not fit {list(shape)}.")
+    group = next((g for g in (128, 64, 32) if _filled_groups(columns, g) == filled and columns % g == 0), 0)
+    if not group:
+        raise ModelError(f"'{name}.scales' has {filled} scales a row, which fit no group of {columns} columns.")
+    groups = columns // group
+    q, offsets = packed.unpack(words, 4, columns), packed.unpack(zeros, 4, filled)[:, :groups]
+    return make(q, scales[:, :groups], offsets, 4, group, dtype, bias)
 
 
-def _check_order(ckpt: Checkpoint, name: str, columns: int, groups: int) -> None:
-    """Columns must lie in the order of their groups."""
-    if ckpt.has(f"{name}.g_idx"):
-        index = ckpt.tensor(f"{name}.g_idx", (columns,))
-        if not torch.equal(index.long(), torch.arange(columns) // (columns // groups)):
-            raise ModelError(
-                f"'{name}' was quantised in another order of its columns (desc_act), which is not supported."
-            )
+def _filled_groups(columns: int, group: int) -> int:
+    """Scales of a row in version gemv: a whole number of words of zero points, for small groups of several words."""
+    several = max(1, 128 // group) * 8
+    return math.ceil(columns // group / several) * several
+
+
+def _words(ckpt: Checkpoint, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+    found = ckpt.tensor(name, shape)
+    if found.dtype != torch.int32:
+        raise ModelError(f"'{name}' must hold int32, not {found.dtype}.")
+    return found
+
+
+def _interleaved(words: Tensor) -> Tensor:
+    """words [n, m] int32 of AWQ -> [n, 8 m] uint8."""
+    shifts = 4 * torch.tensor(_INTERLEAVED, dtype=torch.int32)
+    return ((words[..., None] >> shifts) & 15).to(torch.uint8).flatten(1)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, GroupPlan, Kernels, StepRows
+from tokenmill.core.forward import ForwardContext, GroupPlan, Kernels, KVView, StepRows
 from tokenmill.core.step import StepPlan
-from tokenmill.kvcache.pool import KVPool
+from tokenmill.kvcache.pool import CacheLayout, KVPool
 from tokenmill.runner.rows import Rows
 from tokenmill.sampling.arrays import send
 
@@ -24,6 +25,31 @@ Flags = tuple[bool, ...]
 """One for each KV group; () stands for none."""
 SHARED_ENTRIES = 8
 """Equal leading table entries from which it is worth telling the kernels that all rows share a prefix."""
+
+
+class Placed(Protocol):
+    """What a step's tensors are derived from: the rows, or what a drafter's model sees of them (side.py)."""
+
+    tokens: Tensor
+    computed: Tensor
+    tables: list[Tensor]
+    first: list[Tensor]
+    held: list[Tensor]
+    layout: CacheLayout
+    device: torch.device
+
+    @property
+    def adapters(self) -> Tensor | None:
+        """Each row's slot, if adapters can be there."""
+        ...
+
+
+class Paged(Protocol):
+    """Where keys, values and states lie."""
+
+    views: list[KVView]
+    state_views: list[tuple[Tensor, ...]]
+    layout: CacheLayout
 
 
 @dataclass(slots=True)
@@ -47,7 +73,8 @@ def make_batch(plan: StepPlan, rows: Rows, pool: KVPool, kernels: Kernels) -> Ba
     kinds = []
     for group, blocks in enumerate(rows.blocks):
         kinds.append((max(len(blocks[row]) for row in plan.rows), not rows.shifted[group].isdisjoint(plan.rows)))
-    tokens, token_rows, ctx = lay_out(rows, pool, kernels, packed, (sum(plan.counts), longest), kinds)
+    adapted = rows.adapted(plan.rows)
+    tokens, token_rows, ctx = lay_out(rows, pool, kernels, packed, (sum(plan.counts), longest), kinds, adapted=adapted)
     for group, made in enumerate(ctx.groups):
         made.shared = longest == 1 and share_prefix(rows, group, plan.rows)
         made.reach = reach(plan, rows, group, size)
@@ -58,12 +85,20 @@ def make_batch(plan: StepPlan, rows: Rows, pool: KVPool, kernels: Kernels) -> Ba
 
 
 def lay_out(
-    rows: Rows, pool: KVPool, kernels: Kernels, packed: Tensor, size: tuple[int, int], kinds: list[tuple[int, bool]]
+    rows: Placed,
+    pool: Paged,
+    kernels: Kernels,
+    packed: Tensor,
+    size: tuple[int, int],
+    kinds: list[tuple[int, bool]],
+    *,
+    adapted: bool = False,
 ) -> tuple[Tensor, Tensor, ForwardContext]:
     """Token ids [T], their rows [T] and the context of a step, from the rows' state on the device alone.
 
     packed [2, S]: rows and how many tokens each computes; size: T and the longest of these; kinds: per KV group the
-    entries of the longest table, and whether some entry j does not begin at j * block size."""
+    entries of the longest table, and whether some entry j does not begin at j * block size; adapted: some rows have
+    adapters."""
     device = rows.device
     row_ids, counts = packed[0], packed[1]
     total, longest = size
@@ -91,7 +126,7 @@ def lay_out(
         max_query=longest,
         kv=pool.views,
         groups=groups,
-        rows=StepRows(row_ids, token_rows, pool.state_views),
+        rows=StepRows(row_ids, token_rows, pool.state_views, rows.adapters if adapted else None),
         block_size=pool.layout.block_size,
     )
     return tokens, token_rows, ctx
@@ -105,18 +140,20 @@ def apart(lengths: Tensor) -> tuple[Tensor, Spans | None]:
 
 def single_tokens(
     kernels: Kernels,
-    rows: Rows,
-    pool: KVPool,
+    rows: Placed,
+    pool: Paged,
     row_ids: Tensor,
     starts: tuple[Tensor, Spans | None],
     offsets: Tensor | None = None,
     *,
-    shifted: Flags = (),
-    shared: Flags = (),
+    kinds: tuple[Flags, Flags] = ((), ()),
+    adapted: bool = False,
 ) -> tuple[Tensor, ForwardContext]:
     """Token ids [S] and the context of a step for one token of each of row_ids [S], the next one or one `offsets` [S]
     later; starts: what `apart` gives for them. All but that is derived by one operation of the kernels.
-    shifted, shared: the KV groups whose tables are shifted, or begin with the same entries."""
+    kinds: the KV groups whose tables are shifted, and those that begin with the same entries; adapted: some rows have
+    adapters."""
+    shifted, shared = kinds
     size = pool.layout.block_size
     tokens, positions, kv_len, gathered = kernels.gather_rows(
         row_ids, rows.tokens, rows.computed, rows.tables, size, offsets
@@ -135,7 +172,7 @@ def single_tokens(
         max_query=1,
         kv=pool.views,
         groups=groups,
-        rows=StepRows(row_ids, row_ids, pool.state_views),
+        rows=StepRows(row_ids, row_ids, pool.state_views, rows.adapters if adapted else None),
         spans=starts[1],
         block_size=size,
     )
@@ -148,7 +185,7 @@ def reach(plan: StepPlan, rows: Rows, group: int, block_size: int) -> int:
     return block_size * sum(len(blocks[row]) for row, n in zip(plan.rows, plan.counts, strict=True) if n > 1)
 
 
-def group_plan(rows: Rows, group: int, ids: tuple[Tensor, Tensor, Tensor], width: int, *, shifted: bool) -> GroupPlan:
+def group_plan(rows: Placed, group: int, ids: tuple[Tensor, Tensor, Tensor], width: int, *, shifted: bool) -> GroupPlan:
     """Tables of rows [S], `width` entries wide, and the slots of their tokens' positions; ids: rows [S], of tokens
     [T], positions [T]. shifted: some entry j does not begin at j * block size."""
     row_ids, token_rows, positions = ids
@@ -162,7 +199,8 @@ def group_plan(rows: Rows, group: int, ids: tuple[Tensor, Tensor, Tensor], width
         first = rows.first[group][row_ids, :width]
         starts = rows.first[group][token_rows, :width]
         entry = torch.searchsorted(starts, positions.to(torch.int32)[:, None], right=True)[:, 0] - 1
-        offset = positions - starts.gather(1, entry[:, None])[:, 0]
+        # A drafter's place may lie behind its row's last block: it then spoils its own newest entry, nobody else's.
+        offset = (positions - starts.gather(1, entry[:, None])[:, 0]).clamp_(max=size - 1)
     slots = table[token_rows, entry].long() * size + offset
     return GroupPlan(table[row_ids, :width], first, rows.held[group][row_ids], slots)
 

@@ -1,16 +1,34 @@
-"""The null drafter of a device."""
+"""The null drafter of a device, and what those have in common that keep nothing."""
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import Any
 
-from tokenmill.core.drafting import RowState
+from tokenmill.core.drafting import Drafting, Seen
 
 
-class NoDeviceDrafter:
-    """Leaves no drafts behind."""
+class Forgetful:
+    """A drafter that keeps nothing beside the rows: what follows has no meaning for it."""
 
     most = 0
+    follows = False
+    catches_up = True
 
-    def propose(self, rows: RowState, row_ids: Tensor, longest: int) -> None:
+    def bind(self, rows: Any, pool: Any) -> None:
+        """Rows come with each proposal."""
+
+    def warm(self) -> None:
+        """Nothing is recorded."""
+
+    def follow(self, spans: list[tuple[int, int, int]], seen: Seen) -> None:
+        """Nothing is kept."""
+
+    def propose(self, step: Drafting) -> None:
         """Nothing is proposed."""
+
+    def forget_weights(self) -> None:
+        """There are none."""
+
+
+class NoDeviceDrafter(Forgetful):
+    """Leaves no drafts behind."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import accumulate
 
 import torch
@@ -39,8 +40,8 @@ ROOM = 64 << 20
 """Bytes that the temporary tensors of a native tape may take, and those of all recorded heads."""
 
 
-class RaggedMembers(Layout[tuple[int, int]]):
-    """Layout for CUDA graphs: a key is (tokens, rows), both rungs."""
+class RaggedMembers(Layout[tuple[int, int, bool]]):
+    """Layout for CUDA graphs: a key is (tokens, rows), both rungs, and whether rows have adapters."""
 
     def __init__(self, model: CausalLM, kernels: Kernels, rows: Rows, pool: KVPool) -> None:
         super().__init__(model, kernels, rows, pool)
@@ -60,32 +61,32 @@ class RaggedMembers(Layout[tuple[int, int]]):
             and all(total * reach(plan, rows, g, size) <= WORK for g in range(len(rows.tables)))
         )
 
-    def key(self, plan: StepPlan) -> tuple[int, int]:
-        """The rungs of tokens and rows."""
+    def key(self, plan: StepPlan) -> tuple[int, int, bool]:
+        """The rungs of tokens and rows, and whether rows have adapters."""
         members = self.members[bisect_left(self.members, len(plan.rows) + 1)]
-        return self.tokens[bisect_left(self.tokens, plan.num_tokens)], members
+        return self.tokens[bisect_left(self.tokens, plan.num_tokens)], members, self.rows.adapted(plan.rows)
 
-    def fill(self, key: tuple[int, int], plan: StepPlan | None) -> None:
+    def fill(self, key: tuple[int, int, bool], plan: StepPlan | None) -> None:
         """Rows and how many tokens each computes; the spare row makes up what is missing of both."""
-        tokens, members = key
+        tokens, members, _ = key
         rows, counts = (plan.rows, plan.counts) if plan is not None else ([], [])
         spare = members - len(rows)
         wanted = [rows + [self.rows.spare] * spare, counts + [0] * (spare - 1) + [tokens - sum(counts)]]
         self.packed[members].copy_(send(torch.tensor(wanted, dtype=torch.int64), self.rows.device))
 
-    def computing(self, key: tuple[int, int]) -> Callable[[], Made]:
+    def computing(self, key: tuple[int, int, bool]) -> Callable[[], Made]:
         """From rows and counts to hidden states."""
-        rows, (tokens, members) = self.rows, key
+        rows, (tokens, members, adapted) = self.rows, key
         kinds = [(table.shape[1], False) for table in rows.tables]
 
         def compute() -> Made:
             packed, size = self.packed[members], (tokens, tokens)
-            ids, token_rows, ctx = lay_out(rows, self.pool, self.kernels, packed, size, kinds)
+            ids, token_rows, ctx = lay_out(rows, self.pool, self.kernels, packed, size, kinds, adapted=adapted)
             return Made(ids, token_rows, self.model.forward(ids, ctx), ctx)
 
         return compute
 
-    def step(self, key: tuple[int, int], plan: StepPlan, made: Made) -> Step:
+    def step(self, key: tuple[int, int, bool], plan: StepPlan, made: Made) -> Step:
         """What was computed for the plan's rows."""
         count, total, packed = len(plan.rows), plan.num_tokens, self.packed[key[1]]
         batch = Batch(
@@ -94,15 +95,21 @@ class RaggedMembers(Layout[tuple[int, int]]):
         )  # fmt: skip
         return Step(batch, made.hidden[:total])
 
-    def ahead(self) -> Iterator[tuple[int, int]]:
+    def adapted(self, key: tuple[int, int, bool]) -> bool:
+        """Are there adapters in steps of this key?"""
+        return key[2]
+
+    def ahead(self) -> Iterator[tuple[int, int, bool]]:
         """Steps of few rows."""
         for tokens in reversed(self.tokens):
-            yield tokens, self.members[0]
+            for adapted in self.kinds:
+                yield tokens, self.members[0], adapted
 
 
-class RaggedTokens(Layout[int]):
+class RaggedTokens(Layout[tuple[int, bool]]):
     """Layout for native tapes: a key is how many tokens there are, each given as its row and how far behind the row's
-    next token it lies. Where each row is sampled once, a recording of so many lines' logits follows."""
+    next token it lies, and whether rows have adapters. Where each row is sampled once, a recording of so many lines'
+    logits follows."""
 
     def __init__(self, model: CausalLM, kernels: Kernels, rows: Rows, pool: KVPool) -> None:
         super().__init__(model, kernels, rows, pool)
@@ -121,36 +128,51 @@ class RaggedTokens(Layout[int]):
             and self.rows.contiguous(plan.rows)
         )
 
-    def key(self, plan: StepPlan) -> int:
-        """How many tokens there are."""
-        return plan.num_tokens
+    def key(self, plan: StepPlan) -> tuple[int, bool]:
+        """How many tokens there are, and whether rows have adapters."""
+        return plan.num_tokens, self.rows.adapted(plan.rows)
 
-    def fill(self, key: int, plan: StepPlan | None) -> None:
+    def fill(self, key: tuple[int, bool], plan: StepPlan | None) -> None:
         """Each token's row and place."""
         assert plan is not None, "nothing is recorded ahead"
-        packed = self.packed.get(key)
+        packed = self.packed.get(key[0])
         if packed is None:
-            packed = self.packed[key] = torch.zeros((2, key), dtype=torch.int64)
+            packed = self.packed[key[0]] = torch.zeros((2, key[0]), dtype=torch.int64)
         members = [row for row, n in zip(plan.rows, plan.counts, strict=True) for _ in range(n)]
         packed.copy_(torch.tensor([members, [k for n in plan.counts for k in range(n)]]))
 
-    def computing(self, key: int) -> Callable[[], Made]:
+    def computing(self, key: tuple[int, bool]) -> Callable[[], Made]:
         """From tokens' places to hidden states."""
-        packed = self.packed[key]
+        packed, adapted = self.packed[key[0]], key[1]
         starts = apart(self.rows.computed[packed[0]] + packed[1] + 1)
 
         def compute() -> Made:
-            tokens, ctx = single_tokens(self.kernels, self.rows, self.pool, packed[0], starts, packed[1])
+            tokens, ctx = single_tokens(
+                self.kernels, self.rows, self.pool, packed[0], starts, packed[1], adapted=adapted
+            )
             return Made(tokens, packed[0], self.model.forward(tokens, ctx), ctx)
 
         return compute
 
-    def step(self, key: int, plan: StepPlan, made: Made) -> Step:
-        """The hidden states, with logits where each row is sampled once."""
+    def step(self, key: tuple[int, bool], plan: StepPlan, made: Made) -> Step:
+        """The hidden states, with logits where each row is sampled once, or each token is."""
         ends, given = list(accumulate(plan.counts)), torch.tensor([plan.rows, plan.counts])
         batch = Batch(plan, made.tokens, given[0], given[1], made.token_rows, ends, made.ctx)
-        one_line_each = all(plan.samples) and not plan.guesses
-        return Step(batch, made.hidden, self.heads.logits(made, ends) if one_line_each else None)
+        lines = None
+        if all(plan.samples) and not plan.guesses:
+            lines = ends
+        elif all(n == 1 + plan.guesses.get(i, 0) for i, n in enumerate(plan.counts)):
+            lines = list(range(1, key[0] + 1))
+        return Step(batch, made.hidden, None if lines is None else self.heads.logits(made, lines))
+
+    def adapted(self, key: tuple[int, bool]) -> bool:
+        """Are there adapters in steps of this key?"""
+        return key[1]
+
+    def forget_adapted(self) -> None:
+        """Recorded heads."""
+        for key in [key for key in self.heads.made if key[1]]:
+            del self.heads.made[key]
 
 
 class Heads:
@@ -159,29 +181,32 @@ class Heads:
     def __init__(self, model: CausalLM, kernels: Kernels) -> None:
         self.model = model
         self.kernels = kernels
-        self.made: dict[int, tuple[Tensor, Tensor, Callable[[], None]] | None] = {}
+        self.made: dict[tuple[int, bool], tuple[Tensor, Tensor, Tensor, Callable[[], None]] | None] = {}
         self.line_bytes = 6 * model.spec.vocab_size
         self.left = ROOM
 
     def logits(self, made: Made, ends: list[int]) -> Tensor | None:
         """Of each row's last token [S, V]; None: so many lines are not recorded (yet)."""
-        count = len(ends)
-        if count not in self.made:
-            self.made[count] = None
+        count, rows = len(ends), made.ctx.rows
+        key = count, rows is not None and rows.adapters is not None
+        if key not in self.made:
+            self.made[key] = None
             return None
-        lines, found = torch.tensor([end - 1 for end in ends]), self.made[count]
+        lines, found = torch.tensor([end - 1 for end in ends]), self.made[key]
         if found is not None:
-            given, logits, replay = found
+            given, whose, logits, replay = found
             torch.index_select(made.hidden, 0, lines, out=given)
+            torch.index_select(made.token_rows, 0, lines, out=whose)
             replay()
             return logits
         if self.left < count * self.line_bytes:
             return None
-        given = made.hidden[lines]
-        logits, again = self.kernels.record(lambda: self.model.logits(given, made.ctx))
+        given, whose = made.hidden[lines], made.token_rows[lines]
+        ctx = made.ctx if rows is None else replace(made.ctx, rows=replace(rows, tokens=whose))
+        logits, again = self.kernels.record(lambda: self.model.logits(given, ctx))
         if again is None:
             self.left = 0
         else:
-            self.made[count] = given, logits, again
+            self.made[key] = given, whose, logits, again
             self.left -= count * self.line_bytes
         return logits

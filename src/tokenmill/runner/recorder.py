@@ -69,6 +69,10 @@ class StepRecorder(Protocol):
         """Weights have new numbers where they stand."""
         ...
 
+    def forget_adapted(self) -> None:
+        """Adapters change products that recordings with adapters do not know of."""
+        ...
+
 
 class Layout(Generic[K]):
     """How steps of one kind lie in memory."""
@@ -78,6 +82,8 @@ class Layout(Generic[K]):
         self.kernels = kernels
         self.rows = rows
         self.pool = pool
+        self.kinds: tuple[bool, ...] = (False,)
+        """Of what is recorded ahead: without adapters, with them."""
 
     def takes(self, plan: StepPlan) -> bool:
         """Is this a step of the kind?"""
@@ -107,6 +113,13 @@ class Layout(Generic[K]):
         """Keys to record before they are asked for, largest first: its memory serves the others."""
         return ()
 
+    def adapted(self, key: K) -> bool:
+        """Are there adapters in steps of this key?"""
+        raise NotImplementedError
+
+    def forget_adapted(self) -> None:
+        """Let go of what the layout itself has recorded of steps with adapters."""
+
     def follow(self, key: K, made: Made) -> None:
         """Compile what comes after such a step and is not recorded."""
 
@@ -126,6 +139,9 @@ class Recordings(Protocol[K]):
         ...
 
     def forget_weights(self) -> None: ...
+    def forget(self, which: Callable[[K], bool]) -> None:
+        """Let go of the recordings of these keys."""
+        ...
 
 
 class RecordedSteps(Generic[K]):
@@ -148,6 +164,10 @@ class RecordedSteps(Generic[K]):
 
     def forget_weights(self) -> None:
         self.recordings.forget_weights()
+
+    def forget_adapted(self) -> None:
+        self.layout.forget_adapted()
+        self.recordings.forget(self.layout.adapted)
 
 
 class Graphs(Generic[K]):
@@ -176,6 +196,11 @@ class Graphs(Generic[K]):
 
     def forget_weights(self) -> None:
         """Nothing: a graph reads the tensors that a weight settled into, and these stay where they are."""
+
+    def forget(self, which: Callable[[K], bool]) -> None:
+        """Their memory is the others', too, and comes back with them."""
+        for key in [key for key in self.made if which(key)]:
+            del self.made[key]
 
     def _find(self, key: K, layout: Layout[K]) -> Recording[Made] | None:
         """None: an operation of this model waits for the device."""
@@ -207,6 +232,11 @@ class Tapes(Generic[K]):
         """Tapes name copies that the kernels made of small tensors: steps that come again are recorded again."""
         self.made.clear()
         self.seen.clear()
+
+    def forget(self, which: Callable[[K], bool]) -> None:
+        """Steps of these keys that come again are recorded again."""
+        for key in [key for key in self.made if which(key)]:
+            del self.made[key]
 
     def warm(self, layout: Layout[K]) -> None:
         """Nothing: the first steps pack weights and bind descriptors, the next ones record themselves."""

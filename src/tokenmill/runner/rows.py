@@ -24,8 +24,9 @@ class Rows:
     """Device tensors by row: tokens [R + 1, L]; length and computed [R + 1]; per KV group tables, first, held.
 
     `length` counts known tokens (not the drafts behind them, for which there is `room` at the end), `computed` those
-    whose K/V is in the cache; held [R + 1] counts table entries. The last row is nobody's: it fills up recorded steps,
-    and its table names the scratch block.
+    whose K/V is in the cache; held [R + 1] counts table entries; those behind them name the scratch block, so that a
+    drafter which runs ahead spoils nobody's; adapters [R + 1]: slots of adapters, 0: none. The last row is nobody's: it
+    fills up recorded steps.
     `blocks[g][row]` and `starts[g][row]` are the host's copy of the tables.
     """
 
@@ -43,16 +44,16 @@ class Rows:
         self.device = torch.device(device)
         self.spare = max_rows
         self.sampling = SamplingTable(max_rows + 1, vocab_size, device)
-        count, width = max_rows + 1, -(-max_len // layout.block_size) + 1
+        count, width = max_rows + 1, -(-(max_len + room) // layout.block_size) + 1
         self.max_len = max_len
         self.tokens = torch.zeros(count, max_len + 1 + room, dtype=torch.int32, device=device)
         self.length = torch.zeros(count, dtype=torch.int64, device=device)
         self.computed = torch.zeros(count, dtype=torch.int64, device=device)
-        self.tables = [torch.zeros(count, width, dtype=torch.int32, device=device) for _ in layout.groups]
+        self.scratch = scratch or [0] * len(layout.groups)
+        self.tables = [torch.full((count, width), block, dtype=torch.int32, device=device) for block in self.scratch]
         self.first = [torch.full((count, width), FAR, dtype=torch.int32, device=device) for _ in layout.groups]
         self.held = [torch.ones(count, dtype=torch.int32, device=device) for _ in layout.groups]
-        for table, first, block in zip(self.tables, self.first, scratch or [0] * len(layout.groups), strict=True):
-            table[max_rows] = block
+        for first in self.first:
             first[max_rows, 0] = 0
         self.blocks: list[list[list[int]]] = [[[] for _ in range(max_rows)] for _ in layout.groups]
         self.starts: list[list[list[int]]] = [[[] for _ in range(max_rows)] for _ in layout.groups]
@@ -60,6 +61,10 @@ class Rows:
         self.pools: dict[int, str] = {}
         self.sums: dict[int, Tensor] = {}
         self.num_prompt = [0] * max_rows
+        self.adapters = torch.zeros(count, dtype=torch.int32, device=device)
+        self.slots = [0] * max_rows
+        self.always_adapted = False
+        """Steps without adapters are computed as those with them."""
         self.epoch = 0
 
     def apply(self, plan: StepPlan) -> None:
@@ -82,6 +87,10 @@ class Rows:
     def contiguous(self, row_list: list[int]) -> bool:
         """Does entry j of all these rows' tables begin at j * block size?"""
         return all(shifted.isdisjoint(row_list) for shifted in self.shifted)
+
+    def adapted(self, row_list: list[int]) -> bool:
+        """Has any of these rows an adapter?"""
+        return self.always_adapted or any(self.slots[row] for row in row_list)
 
     def longest(self, row_list: list[int]) -> int:
         """At least as many as any of these rows has tokens, the one to be sampled included."""
@@ -121,6 +130,9 @@ class Rows:
             self._start(start, dirty)
             writes.put(self.tokens, start.row * self.tokens.shape[1], start.tokens)
             writes.put(self.length, start.row, [len(start.tokens)])
+            if start.adapter != self.slots[start.row]:
+                self.slots[start.row] = start.adapter
+                writes.put(self.adapters, start.row, [start.adapter])
         for edit in plan.edits:
             self._edit(edit, dirty)
         for row, value in computed.items():
@@ -128,8 +140,9 @@ class Rows:
         for (group, row), (low, before) in dirty.items():
             blocks, starts = self.blocks[group][row], self.starts[group][row]
             base = row * self.tables[group].shape[1] + low
-            writes.put(self.tables[group], base, blocks[low:])
-            writes.put(self.first[group], base, starts[low:] + [FAR] * (before - len(starts)))
+            unused = before - len(starts)
+            writes.put(self.tables[group], base, blocks[low:] + [self.scratch[group]] * unused)
+            writes.put(self.first[group], base, starts[low:] + [FAR] * unused)
             writes.put(self.held[group], row, [len(blocks)])
         writes.send(self.device)
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tokenmill.core.drafting import DeviceDrafter
+from tokenmill.core.adapters import AdapterStore, NoAdapters
+from tokenmill.core.drafting import DeviceDrafter, Drafting, Seen
 from tokenmill.core.forward import Kernels
 from tokenmill.core.model import CausalLM
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
@@ -34,9 +35,20 @@ LOGITS_SLICE = 256
 
 
 @dataclass(slots=True)
+class Left:
+    """What sampling leaves for those who come after it. `places`: the sampled lines' tokens in the batch. `verified`:
+    grants whose counts of tokens that stand (`kept`) come back behind the sampled tokens, if any of them tried drafts.
+    `told`: grants whose new drafts the host must know."""
+
+    places: list[int] = field(default_factory=list)
+    verified: list[int] = field(default_factory=list)
+    kept: Tensor | None = None
+    told: tuple[list[int], Readback] | None = None
+
+
+@dataclass(slots=True)
 class Running:
-    """A plan on the device: its batch, hidden states, and per sampled line the grant it belongs to. `verified`: grants
-    whose counts of tokens that stand come back behind the sampled tokens, if any of them tried drafts."""
+    """A plan on the device: its batch, hidden states, and per sampled line the grant it belongs to."""
 
     plan: StepPlan
     batch: Batch | None = None
@@ -44,7 +56,7 @@ class Running:
     logits: Tensor | None = None
     best: tuple[Tensor, Tensor, Tensor] | None = None
     lines: list[int] = field(default_factory=list)
-    verified: list[int] = field(default_factory=list)
+    left: Left = field(default_factory=Left)
     sampled: Sampled | None = None
     read: Readback | None = None
     mus: tuple[list[int], Readback] | None = None
@@ -65,7 +77,9 @@ class Runner:
         *,
         record: bool = False,
         drafter: DeviceDrafter | None = None,
+        adapters: AdapterStore | None = None,
     ) -> None:
+        self.adapters: AdapterStore = adapters or NoAdapters()
         self.model = model
         self.kernels = kernels
         self.pool = pool
@@ -75,8 +89,12 @@ class Runner:
         self.rows = Rows(
             max_rows, max_len, pool.layout, model.spec.vocab_size, str(device), scratch, room=self.drafter.most
         )
+        # Where a row's bytes must not depend on its company on a GPU, steps with and without adapters are the same.
+        launch = getattr(kernels, "launch", None)
+        self.rows.always_adapted = adapters is not None and bool(getattr(launch, "steady", False))
         self.recorders: list[StepRecorder] = self._recorders() if record else []
         self.failed_epoch = -1
+        self.drafter.bind(self.rows, pool)
 
     def _recorders(self) -> list[StepRecorder]:
         """Of steps of one token a row, and of short ones that are ragged."""
@@ -88,9 +106,13 @@ class Runner:
                 made.append(RecordedSteps(ragged, Tapes(self.kernels, ragged.room_bytes)))
             return made
         recorder = Recorder()
+        layouts = SingleTokens(*parts, exact=False), RaggedMembers(*parts)
+        if not isinstance(self.adapters, NoAdapters):
+            for layout in layouts:
+                layout.kinds = (True,) if self.rows.always_adapted else (False, True)
         return [
-            RecordedSteps(SingleTokens(*parts, exact=False), Graphs(self.kernels, recorder)),
-            RecordedSteps(RaggedMembers(*parts), Graphs(self.kernels, recorder)),
+            RecordedSteps(layouts[0], Graphs(self.kernels, recorder)),
+            RecordedSteps(layouts[1], Graphs(self.kernels, recorder)),
         ]
 
     @torch.inference_mode()
@@ -100,13 +122,13 @@ class Runner:
             recorder.warm()
         if self.drafter.most:
             self._compile_drafts()
+            self.drafter.warm()
 
     def _compile_drafts(self) -> None:
         """What follows sampling where there are drafts, with the row that is nobody's; it stays where it was."""
         rows, device = self.rows, self.rows.device
         grants = torch.tensor([[rows.spare], [0], [1]], device=device)
         self.kernels.accept_(grants, 1, torch.zeros(2, dtype=torch.int64, device=device), *rows.state())
-        self.drafter.propose(rows, grants[0], 2)
         rows.length[rows.spare] = 0
         rows.computed[rows.spare] = 0
 
@@ -115,6 +137,7 @@ class Runner:
         self.kernels.forget_weights()
         for recorder in self.recorders:
             recorder.forget_weights()
+        self.drafter.forget_weights()
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan) -> Running:
@@ -165,6 +188,9 @@ class Runner:
     def _forward(self, running: Running) -> None:
         plan, rows = running.plan, self.rows
         rows.apply(plan)
+        if plan.loads and self.adapters.load(plan.loads):
+            for steps in self.recorders:
+                steps.forget_adapted()
         for group in {copy.group for copy in plan.copies}:
             pairs = [(c.src, c.dst) for c in plan.copies if c.group == group]
             self.kernels.copy_blocks_(self.pool.group_views(group), [s for s, _ in pairs], [d for _, d in pairs])
@@ -172,8 +198,10 @@ class Runner:
             self.pool.states.restore(plan.restores)
         if plan.drafts:
             rows.write_drafts([plan.rows[i] for i in plan.drafts], list(plan.drafts.values()))
-        recorder = next((r for r in self.recorders if r.fits(plan)), None)
-        step = recorder.replay_step(plan) if recorder is not None else None
+        step = None
+        if not self.adapters.eager(rows.slots[row] for row in plan.rows):
+            recorder = next((r for r in self.recorders if r.fits(plan)), None)
+            step = recorder.replay_step(plan) if recorder is not None else None
         if step is not None:
             running.batch, running.hidden = step.batch, step.hidden
             running.logits, running.best = step.logits, step.best
@@ -189,7 +217,8 @@ class Runner:
         assert batch is not None and running.hidden is not None
         extra = late.masks, late.processors
         if running.best is not None and way(plan.rows, extra, rows.sampling) is Way.LARGEST:
-            self._propose(running, self._take(running, running.best))
+            self._take(running, running.best)
+            self._leave_drafts(running)
             return
         self._score_prompts(running)
         places: list[int] = []
@@ -201,33 +230,36 @@ class Runner:
                 running.lines += [i] * (1 + tried)
         if not places:
             rows.computed.index_add_(0, batch.row_ids, batch.counts)
+            self._leave_drafts(running)
             return
         at = None
         if len(places) < batch.tokens.shape[0]:
             at = to_device(places, torch.int64, rows.device)
         logits = running.logits
         if logits is None:
-            logits = self.model.logits(running.hidden if at is None else running.hidden[at], batch.ctx)
+            ctx = batch.ctx if at is None else batch.ctx.of(at)
+            logits = self.model.logits(running.hidden if at is None else running.hidden[at], ctx)
         running.sampled, marked = self._choose(running, logits, at, late)
+        running.left.places = places
         if plan.guesses:
-            row_ids, kept = self._verify(running, marked)
-            running.read = Readback(torch.cat((marked, kept)))
-            self._move_mus(running, kept)
-            self._propose(running, row_ids)
+            running.left.kept = self._verify(running, marked)
+            running.read = Readback(torch.cat((marked, running.left.kept)))
+            self._move_mus(running, running.left.kept)
         else:
             running.read = Readback(marked)
             self._move_mus(running, None)
-            self._propose(running, self._advance(running))
+            self._advance(running)
+        self._leave_drafts(running)
 
-    def _take(self, running: Running, best: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    def _take(self, running: Running, best: tuple[Tensor, Tensor, Tensor]) -> None:
         """The choice came with the logits: what `_sample` does in general, in a few operations (see single.py)."""
         batch, rows = running.batch, self.rows
         assert batch is not None
         running.lines = list(range(len(running.plan.rows)))
+        running.left.places = running.lines
         running.sampled, marked = take_largest(best)
         running.read = Readback(marked)
         self.kernels.advance_(batch.row_ids, running.sampled.ids, *rows.state())
-        return batch.row_ids
 
     def _choose(self, running: Running, logits: Tensor, at: Tensor | None, late: LateInputs) -> tuple[Sampled, Tensor]:
         """A token per line; the same with ~ where it is bad. `at` [n]: the lines' tokens in the batch, None: all."""
@@ -245,8 +277,8 @@ class Runner:
         )
         return choose(logits, ask, table, self.kernels)
 
-    def _advance(self, running: Running) -> Tensor | None:
-        """Rows move on by what they computed, and sampled tokens are appended; -> the rows that have been given one."""
+    def _advance(self, running: Running) -> None:
+        """Rows move on by what they computed, and sampled tokens are appended."""
         plan, batch, rows = running.plan, running.batch, self.rows
         assert batch is not None and running.sampled is not None
         counts = batch.counts
@@ -254,11 +286,11 @@ class Runner:
             if plan.num_tokens > len(plan.rows):  # all but the last token of a row: sampling follows that one
                 rows.computed.index_add_(0, batch.row_ids, counts - 1)
             self.kernels.advance_(batch.row_ids, running.sampled.ids, *rows.state())
-            return batch.row_ids
+            return
         rows.computed.index_add_(0, batch.row_ids, counts)
         chosen = [n for n, i in enumerate(running.lines) if not rows.sampling.params[plan.rows[i]].num_candidates]
         if not chosen:
-            return None
+            return
         if len(chosen) == len(plan.rows):
             row_ids, ids = batch.row_ids, running.sampled.ids
         else:
@@ -267,10 +299,9 @@ class Runner:
             ids = running.sampled.ids[at]
         rows.tokens[row_ids, rows.length[row_ids]] = ids.to(torch.int32)
         rows.length.index_add_(0, row_ids, torch.ones_like(row_ids))
-        return row_ids
 
-    def _verify(self, running: Running, marked: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows move on by the samples that stand; -> these rows, and how many samples that is for each of them.
+    def _verify(self, running: Running, marked: Tensor) -> Tensor:
+        """Rows move on by the samples that stand; -> how many samples that is for each of the `verified` grants.
 
         Noise depends on the position alone, so the sample at a position is the token that plain decoding would have
         taken there if the tokens before it are right: a draft is right if it equals the sample of its position."""
@@ -279,12 +310,11 @@ class Runner:
         rows.computed.index_add_(0, batch.row_ids, batch.counts)
         params = rows.sampling.params
         firsts = {i: n for n, i in reversed(list(enumerate(running.lines))) if not params[plan.rows[i]].num_candidates}
-        running.verified = list(firsts)
+        running.left.verified = list(firsts)
         tried = [plan.guesses.get(i, 0) for i in firsts]
         grants = torch.tensor([[plan.rows[i] for i in firsts], list(firsts.values()), tried], dtype=torch.int64)
         sent = send(grants, rows.device)
-        kept = self.kernels.accept_(sent, max(tried), marked, *rows.state())
-        return sent[0], kept
+        return self.kernels.accept_(sent, max(tried), marked, *rows.state())
 
     def _move_mus(self, running: Running, kept: Tensor | None) -> None:
         """Rows with mirostat go on with what their last token that stands has left. kept: how many stand, by grant."""
@@ -298,15 +328,41 @@ class Runner:
         rows = to_device([running.plan.rows[i] for i in grants], torch.int64, mus.device)
         at = to_device(list(grants.values()), torch.int64, mus.device)
         if kept is not None:
-            at = at + kept[to_device([running.verified.index(i) for i in grants], torch.int64, mus.device)] - 1
+            at = at + kept[to_device([running.left.verified.index(i) for i in grants], torch.int64, mus.device)] - 1
         left = mus[at]
         self.rows.sampling.mu[rows] = left
         running.mus = list(grants), Readback(left)
 
-    def _propose(self, running: Running, row_ids: Tensor | None) -> None:
-        """New drafts for rows that have new tokens; a later plan decides which of these are tried."""
-        if self.drafter.most and row_ids is not None:
-            self.drafter.propose(self.rows, row_ids, self.rows.longest(running.plan.rows))
+    def _leave_drafts(self, running: Running) -> None:
+        """What the plan has a DeviceDrafter do behind a step; a later plan decides which of its drafts are tried."""
+        plan, rows = running.plan, self.rows
+        if not (plan.follows or plan.proposes):
+            return
+        assert running.batch is not None and running.hidden is not None
+        self.drafter.follow(plan.follows, Seen(running.batch.ctx, running.hidden))
+        if not plan.proposes:
+            return
+        row_list = [plan.rows[i] for i in plan.proposes]
+        row_ids = to_device(row_list, torch.int64, rows.device)
+        self.drafter.propose(
+            Drafting(rows, row_list, row_ids, plan.depth, rows.longest(row_list), lambda: self._newest(running))
+        )
+        late = set(plan.late)
+        told = [n for n, row in enumerate(row_list) if row in late] if late else []
+        if told:
+            chosen = row_ids if len(told) == len(row_list) else row_ids[to_device(told, torch.int64, rows.device)]
+            ahead = rows.length[chosen][:, None] + torch.arange(plan.depth, device=rows.device)
+            running.left.told = [plan.proposes[n] for n in told], Readback(rows.tokens[chosen[:, None], ahead])
+
+    def _newest(self, running: Running) -> Tensor:
+        """Of each grant that proposes, where in the batch the token lies from which its newest one was sampled."""
+        wanted, device = set(running.plan.proposes), self.rows.device
+        firsts = {i: n for n, i in reversed(list(enumerate(running.lines))) if i in wanted}
+        at = to_device([running.left.places[firsts[i]] for i in running.plan.proposes], torch.int64, device)
+        if running.left.kept is not None:
+            grants = [running.left.verified.index(i) for i in running.plan.proposes]
+            at = at + running.left.kept[to_device(grants, torch.int64, device)] - 1
+        return at
 
     def _candidates(self, plan: StepPlan) -> bool:
         params = self.rows.sampling.params
@@ -323,9 +379,11 @@ class Runner:
         assert running.read is not None
         read = running.read.wait().tolist()
         marked = read[: len(running.lines)]
-        kept = dict(zip(running.verified, read[len(marked) :], strict=True))
+        kept = dict(zip(running.left.verified, read[len(marked) :], strict=True))
         bad = min(marked) < 0
         more = sampled.pending.logprobs or sampled.pending.candidates or running.mus
+        if running.left.told is not None:
+            result.drafts = dict(zip(running.left.told[0], running.left.told[1].wait().tolist(), strict=True))
         if running.best is not None and not bad and not more:
             result.tokens = [[n] for n in marked]
             return result
@@ -369,7 +427,8 @@ class Runner:
             stop = min(first + plan.counts[i], rows.num_prompt[row] - 1)
             for at in range(first, stop, LOGITS_SLICE):
                 end = min(at + LOGITS_SLICE, stop)
-                logits = self.model.logits(running.hidden[start + at - first : start + end - first], batch.ctx)
+                lines = slice(start + at - first, start + end - first)
+                logits = self.model.logits(running.hidden[lines], batch.ctx.of(lines))
                 targets = rows.tokens[row, at + 1 : end + 1].long()
                 running.scores.setdefault(i, []).extend(token_logprobs(logits.float(), targets, wanted))
 

@@ -32,8 +32,8 @@ MOST_ROWS = 32
 """Of a native tape: above, products take longer than the way to them."""
 ROOM = 64 << 20
 """Bytes that the temporary tensors of a native tape may take."""
-Key = tuple[int, tuple[bool, ...], tuple[bool, ...]]
-"""Row count, which KV groups have shifted tables, which share a prefix."""
+Key = tuple[int, tuple[bool, ...], tuple[bool, ...], bool]
+"""Row count, which KV groups have shifted tables, which share a prefix, whether rows have adapters."""
 
 
 class SingleTokens(Layout[Key]):
@@ -65,12 +65,12 @@ class SingleTokens(Layout[Key]):
     def key(self, plan: StepPlan) -> Key:
         """The rung, and how the tables are; a tape takes only steps whose tables are plain, and shares nothing."""
         if self.exact:
-            return len(plan.rows), (), ()
+            return len(plan.rows), (), (), self.rows.adapted(plan.rows)
         groups = range(len(self.rows.tables))
         shifted = tuple(not self.rows.shifted[g].isdisjoint(plan.rows) for g in groups)
         shared = tuple(share_prefix(self.rows, g, plan.rows) for g in groups)
         rungs = self.shared_ladder if any(shared) else self.ladder
-        return rungs[bisect_left(rungs, len(plan.rows))], shifted, shared
+        return rungs[bisect_left(rungs, len(plan.rows))], shifted, shared, self.rows.adapted(plan.rows)
 
     def fill(self, key: Key, plan: StepPlan | None) -> None:
         """The rows' numbers, the spare row's behind them."""
@@ -90,7 +90,7 @@ class SingleTokens(Layout[Key]):
 
         def compute() -> Made:
             tokens, ctx = single_tokens(
-                self.kernels, self.rows, self.pool, row_ids, starts, shifted=key[1], shared=key[2]
+                self.kernels, self.rows, self.pool, row_ids, starts, kinds=(key[1], key[2]), adapted=key[3]
             )
             made = Made(tokens, row_ids, self.model.forward(tokens, ctx), ctx)
             if self.to_logits:
@@ -122,9 +122,14 @@ class SingleTokens(Layout[Key]):
         """Every rung, as long as steps are plain."""
         no, shares = (False,) * len(self.rows.tables), (True,) * len(self.rows.tables)
         for rung in reversed(self.ladder):
-            yield rung, no, no
-            if rung in self.shared_ladder:
-                yield rung, no, shares
+            for adapted in self.kinds:
+                yield rung, no, no, adapted
+                if rung in self.shared_ladder:
+                    yield rung, no, shares, adapted
+
+    def adapted(self, key: Key) -> bool:
+        """Are there adapters in steps of this key?"""
+        return key[3]
 
     def follow(self, key: Key, made: Made) -> None:
         """The ways of choosing, and what moves rows on, with the row that is nobody's; it stays where it was."""

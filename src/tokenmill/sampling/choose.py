@@ -4,7 +4,8 @@ What lines want is known from their rows' feature bits, masks and processors; `w
 place, and every way leaves ids, the same with ~ where a line is bad, and what is read later:
 
     LARGEST  the largest logit and nothing else: the backend's `greedy`, which a recorded step has made already
-    BACKEND  masks, draws by temperature, logprobs: the backend's `choose` (quick.py), if it takes these lines
+    BACKEND  masks, draws by temperature and, if it can, of what min-p, top-k and top-p leave, logprobs: the backend's
+             `choose` (quick.py), if it takes these lines
     GENERAL  everything (sampler.py): edits, steps, draw; on a CPU it looks at few tokens where masks leave few
 
 Must not know: plans, requests, how steps are recorded.
@@ -25,6 +26,7 @@ from tokenmill.sampling import table as features
 from tokenmill.sampling.edits import Lines, line_masks
 from tokenmill.sampling.quick import PLAIN, choose_quickly
 from tokenmill.sampling.sampler import Pending, Sampled, sample
+from tokenmill.sampling.steps import CUTS
 from tokenmill.sampling.table import SamplingTable
 
 Best = tuple[Tensor, Tensor, Tensor]
@@ -53,15 +55,18 @@ class Ask:
     processors: dict[int, Any] = field(default_factory=dict)
 
 
-def way(rows: list[int], extra: tuple[Mapping[int, Any], Mapping[int, Any]], table: SamplingTable) -> Way:
-    """The quickest way that does all that lines of these rows want; extra: masks and processors by row."""
+def way(
+    rows: list[int], extra: tuple[Mapping[int, Any], Mapping[int, Any]], table: SamplingTable, *, cuts: bool = False
+) -> Way:
+    """The quickest way that does all that lines of these rows want; extra: masks and processors by row; cuts: the
+    backend's draw drops unlikely tokens itself."""
     masks, processors = extra
     used, bits = 0, table.bits
     for row in rows:
         used |= bits[row]
     if not (masks or processors or used & (features.CHOICES | features.LOGPROBS)):
         return Way.LARGEST
-    if processors or used & (features.CHOICES | features.FILTERS) & ~PLAIN:
+    if processors or used & (features.CHOICES | features.FILTERS) & ~(PLAIN | CUTS if cuts else PLAIN):
         return Way.GENERAL
     return Way.BACKEND
 
@@ -75,7 +80,7 @@ def take_largest(best: Best) -> tuple[Sampled, Tensor]:
 
 def choose(logits: Tensor, ask: Ask, table: SamplingTable, kernels: Kernels) -> tuple[Sampled, Tensor]:
     """logits [n, V], which may be overwritten -> a token per line; the same with ~ where it is bad."""
-    found = way(ask.rows, (ask.masks, ask.processors), table)
+    found = way(ask.rows, (ask.masks, ask.processors), table, cuts=kernels.cuts_draws)
     if found is Way.LARGEST:
         return take_largest(kernels.greedy(logits))
     places = ask.places()
@@ -86,5 +91,6 @@ def choose(logits: Tensor, ask: Ask, table: SamplingTable, kernels: Kernels) -> 
             return quick
     row_ids, positions = places
     lines = Lines(ask.rows, row_ids, positions + 1, ask.tokens, ask.masks, ask.processors, ask.longest())
-    sampled = sample(logits.float(), lines, table, consume=True)
+    cutting = kernels if kernels.cuts_draws else None
+    sampled = sample(logits.float(), lines, table, consume=True, kernels=cutting)
     return sampled, torch.where(sampled.bad, ~sampled.ids, sampled.ids)

@@ -1,7 +1,7 @@
 """Lines that a backend chooses by itself. Owns: what it can, and handing it masks and draws in one transfer.
 
-Masks, temperatures and nothing else are what most requests have: for those a backend has `Kernels.choose`, which gives
-what sampler.py's many operations give. Must not know: filters, plans, requests.
+Masks, temperatures, and what min-p, top-k and top-p leave, are all that most requests want: for those a backend has
+`Kernels.choose`, which gives what sampler.py's many operations give. Must not know: how cuts are found, requests.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import DRAWN, Draws
+from tokenmill.core.forward import DRAWN, Cuts, Draws
 from tokenmill.sampling import table as features
 from tokenmill.sampling.sampler import Pending, Sampled, measure_logprobs
+from tokenmill.sampling.steps import BY_NAME, CUTS
 from tokenmill.sampling.table import SamplingTable
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ def choose_quickly(
     logits: Tensor, rows: list[int], at: tuple[Tensor, Tensor], masks: Mapping[int, bytes], table: SamplingTable,
     kernels: Kernels,
 ) -> tuple[Sampled, Tensor] | None:  # fmt: skip
-    """logits [n, V] of `rows`, none of which wants more than PLAIN (choose.py sees to that) -> a token per line, and
-    the same with ~ where it is bad; None: the backend cannot.
+    """logits [n, V] of `rows`, none of which wants more than PLAIN and, of a backend that cuts, CUTS (choose.py sees to
+    that) -> a token per line, and the same with ~ where it is bad; None: the backend cannot.
 
     at: row ids and positions of the lines' last known tokens [n] int64, on the device; masks: packed bits by line."""
     bits = [table.bits[row] for row in rows]
@@ -42,7 +43,7 @@ def choose_quickly(
     else:
         draws = None
         if used & features.SAMPLED:
-            draws = Draws(*at, table.stream, table.num_prompt, table.inverse_temperature)
+            draws = _draws(at, table, used & features.SAMPLED and used & CUTS)
         all_drawn = not masks and all(some & features.SAMPLED for some in bits)
         words, packed = (None, None) if all_drawn else _send(bits, masks, table.vocab_size, logits.device)
         found = kernels.choose(logits, words, packed, draws)
@@ -53,6 +54,15 @@ def choose_quickly(
     if used & features.LOGPROBS:
         measure_logprobs(logits, ids, rows, table, pending)
     return Sampled(ids, marked < 0, pending), marked
+
+
+def _draws(at: tuple[Tensor, Tensor], table: SamplingTable, cut: int) -> Draws:
+    """cut: the bits of the cuts that any line asks for."""
+    min_p, top_k, top_p = (cut & BY_NAME[name].bit for name in ("min_p", "top_k", "top_p"))
+    cuts = None
+    if cut:
+        cuts = Cuts(table.log_min_p if min_p else None, table.top_k if top_k else None, table.top_p if top_p else None)
+    return Draws(*at, table.stream, table.num_prompt, table.inverse_temperature, cuts)
 
 
 def _send(bits: list[int], masks: Mapping[int, bytes], size: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
@@ -86,6 +96,4 @@ def compile_choices(logits: Tensor, row_ids: Tensor, table: SamplingTable, kerne
     kernels.greedy(logits)
     words = torch.ones_like(row_ids, dtype=torch.int32)
     mask = words.new_zeros(1, -(-table.vocab_size // 32))
-    kernels.choose(
-        logits, words, mask, Draws(row_ids, row_ids, table.stream, table.num_prompt, table.inverse_temperature)
-    )
+    kernels.choose(logits, words, mask, _draws((row_ids, row_ids), table, CUTS if kernels.cuts_draws else 0))

@@ -4,7 +4,8 @@ Both ask of every earlier place how many tokens up to there equal the last token
 place is the one that would repeat more. That is read from the rows' token buffer on the device, as penalties are: the
 host may not know the latest tokens, an index that it kept would have to wait for them, and nothing is left to carry
 over when a row is preempted, drafted for or replayed. The work is proportional to the tokens looked at, and to the
-longest repetition (on a GPU, which is not waited for, to the longest that counts). Must not know: filters, noise,
+longest repetition. A GPU is not waited for: there it is the longest that counts, and windows of tokens are compared at
+once, because small kernels for each length would cost more than all else of a step. Must not know: filters, noise,
 results.
 
     DRY       logit -= multiplier * base ^ (length - allowed_length), where length >= allowed_length
@@ -31,6 +32,8 @@ HEAVIEST = 1e30
 """A penalty that no logit makes up for, and that leaves a finite one."""
 BYTES = 40
 """What is made here, per known token of a line."""
+WINDOW_BYTES = 32 << 20
+"""What may be made at once to compare windows of tokens, on a GPU."""
 
 
 @dataclass(slots=True)
@@ -103,19 +106,47 @@ def _window(last_n: int) -> int:
 def _repeated(known: Known, reach: Tensor, rounds: int) -> Tensor:
     """lengths [n, L]: how many tokens up to each place equal the row's last tokens, at most `rounds`; -1 where no known
     token follows, or the place lies before the last `reach` [n] tokens."""
-    history, places = known.history, known.places
     last = known.lengths[:, None] - 1
     first = (known.lengths - reach).clamp(min=0)[:, None]
-    alive = (places < last) & (places >= first)
-    length = torch.where(alive, 0, -1)
-    for k in range(min(rounds, history.shape[1])):
+    alive = (known.places < last) & (known.places >= first)
+    rounds = min(rounds, known.history.shape[1])
+    if not rounds:
+        return torch.where(alive, 0, -1)
+    by = _equal_by_rounds if alive.device.type == "cpu" else _equal_by_windows
+    return torch.where(alive, by(known, last, first, rounds), -1)
+
+
+def _equal_by_rounds(known: Known, last: Tensor, first: Tensor, rounds: int) -> Tensor:
+    """How many tokens up to each place, none before `first` [n, 1], equal those up to `last` [n, 1]; until none do."""
+    history, places = known.history, known.places
+    length = torch.zeros_like(history, dtype=torch.int64)
+    alive = places >= first
+    for k in range(rounds):
         tail = history.gather(1, (last - k).clamp(min=0))
         alive = alive[:, 1:] if k else alive  # place p is column p - k: earlier ones have nothing to compare
         alive = alive & (history[:, : history.shape[1] - k] == tail) & (places[: history.shape[1] - k] >= first)
-        if alive.device.type == "cpu" and not bool(alive.any()):
+        if not bool(alive.any()):
             break
         length[:, k:] += alive
     return length
+
+
+def _equal_by_windows(known: Known, last: Tensor, first: Tensor, rounds: int) -> Tensor:
+    """The same without looking at a value: `rounds` tokens up to each place beside the row's last ones."""
+    history, places = known.history, known.places
+    ahead = torch.arange(1 - rounds, 1, device=history.device)
+    tail = history.gather(1, (last + ahead).clamp(min=0))[:, None]
+    padded = torch.nn.functional.pad(history, (rounds - 1, 0))
+    numbers = torch.arange(1, rounds + 1, dtype=torch.int16, device=history.device)
+    nothing = numbers.new_zeros(())
+    parts = []
+    step = max(1, WINDOW_BYTES // (4 * rounds * len(history)))
+    for start in range(0, history.shape[1], step):
+        some = places[start : start + step, None]
+        windows = padded[:, start : start + len(some) + rounds - 1].unfold(1, rounds, 1)
+        equal = (windows == tail) & (some + ahead >= first[:, :, None])
+        parts.append(rounds - torch.where(equal, nothing, numbers).amax(-1).long())
+    return torch.cat(parts, dim=1)
 
 
 def _unbroken(known: Known, breakers: list[Breakers | None]) -> Tensor:

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.errors import OWN_FAULT
+from tokenmill.core.forward import Kernels
 from tokenmill.core.step import RowLogprobs, RowSampling
 from tokenmill.sampling import mirostat
 from tokenmill.sampling import table as features
@@ -92,8 +93,11 @@ class Sampled:
             self.candidates = {i: tokens[:k] for (i, k), tokens in lists if i not in bad}
 
 
-def sample(logits: Tensor, lines: Lines, table: SamplingTable, *, consume: bool = False) -> Sampled:
-    """logits [n, vocab] float32 (left as they are unless `consume`) -> one token per line."""
+def sample(
+    logits: Tensor, lines: Lines, table: SamplingTable, *, consume: bool = False, kernels: Kernels | None = None
+) -> Sampled:
+    """logits [n, vocab] float32 (left as they are unless `consume`) -> one token per line; kernels: of a backend that
+    cuts without sorting."""
     assert logits.shape == (len(lines.rows), table.vocab_size), "one line of the table's vocabulary per row"
     bits = _line_bits(lines, table)
     numbers = [i for i, b in enumerate(bits) if b & features.CHOICES]
@@ -122,7 +126,7 @@ def sample(logits: Tensor, lines: Lines, table: SamplingTable, *, consume: bool 
         if picked is None and kept and any(b & features.EDITS for b in bits):
             x = x.clone()
         changed = ChangedLines(x, numbers, [bits[i] for i in numbers], lines, table, masks, keys, errors)
-        after, new = _work_out(changed, take(before, picked), pending)
+        after, new = _work_out(changed, take(before, picked), pending, kernels)
         pending.after = after if picked is None else pending.after.index_copy(0, picked, after)
         ids = new if picked is None else ids.index_copy_(0, picked, new)
     measure_logprobs(logits, ids, lines.rows, table, pending)
@@ -148,7 +152,9 @@ def _few_allowed(bits: list[int], masks: dict[int, bytes], table: SamplingTable)
     return find_few_allowed(numbers, [masks[i] for i in numbers], table.vocab_size) if numbers else None
 
 
-def _work_out(changed: ChangedLines, largest: Tensor, pending: Pending) -> tuple[Tensor, Tensor]:
+def _work_out(
+    changed: ChangedLines, largest: Tensor, pending: Pending, kernels: Kernels | None
+) -> tuple[Tensor, Tensor]:
     """Edits, candidates and choice of these lines: largest logits after the edits [m] and ids [m]."""
     if changed.users(features.EDITS):
         edit_(changed)
@@ -160,11 +166,11 @@ def _work_out(changed: ChangedLines, largest: Tensor, pending: Pending) -> tuple
         pending.candidates = measure(lines, max(wanted.values())), by_number
     sampled = changed.users(features.SAMPLED)
     if len(sampled) == len(changed.numbers):
-        return largest, _draw(changed, sampled, changed.x, largest, pending)
+        return largest, _draw(changed, sampled, (changed.x, largest), pending, kernels)
     ids = first_max(changed.x)[1]
     if sampled:
         picked = pick(sampled, len(changed.numbers), changed.x.device)
-        drawn = _draw(changed, sampled, take(changed.x, picked), take(largest, picked), pending)
+        drawn = _draw(changed, sampled, (take(changed.x, picked), take(largest, picked)), pending, kernels)
         ids.index_copy_(0, _some(picked), drawn)
     return largest, ids
 
@@ -174,8 +180,16 @@ def _some(picked: Tensor | None) -> Tensor:
     return picked
 
 
-def _draw(changed: ChangedLines, sampled: list[int], x: Tensor, largest: Tensor, pending: Pending) -> Tensor:
-    """Sample lines x [m, V], lines `sampled` of the changed, at their rows' temperatures: ids [m]."""
+def _draw(
+    changed: ChangedLines,
+    sampled: list[int],
+    scores: tuple[Tensor, Tensor],
+    pending: Pending,
+    kernels: Kernels | None,
+) -> Tensor:
+    """Sample lines x [m, V], lines `sampled` of the changed, at their rows' temperatures: ids [m]. scores: x and its
+    largest [m]."""
+    x, largest = scores
     table, lines = changed.table, changed.lines
     numbers = pick([changed.numbers[j] for j in sampled], len(lines.rows), x.device)
     rows, keys = take(lines.row_ids, numbers), take(_some(changed.keys), numbers)
@@ -185,7 +199,12 @@ def _draw(changed: ChangedLines, sampled: list[int], x: Tensor, largest: Tensor,
     for taken, users in steps_of(bits, params):
         picked = pick(users, len(bits), x.device)
         part = Part(
-            take(scaled, picked), take(rows, picked), [params[i] for i in users], take(keys, picked), table.columns
+            take(scaled, picked),
+            take(rows, picked),
+            [params[i] for i in users],
+            take(keys, picked),
+            table.columns,
+            kernels,
         )
         for step in taken:
             step.apply_(part)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from tokenmill.core.forward import Kernels
 from tokenmill.core.samplers import ASKED, USUAL_ORDER
 from tokenmill.core.step import RowSampling
 from tokenmill.sampling import cutoffs, filters, temperature, xtc
@@ -23,13 +24,14 @@ FIRST_BIT = 16
 @dataclass(slots=True)
 class Part:
     """Lines that take a step: s [m, V]; their rows [m] and parameters; keys [m] of their positions' noise; columns:
-    the numbers of all rows by name."""
+    the numbers of all rows by name; kernels: a backend that may know a quicker way."""
 
     s: Tensor
     rows: Tensor
     params: list[RowSampling]
     keys: Tensor
     columns: Mapping[str, Tensor]
+    kernels: Kernels | None = None
 
     def number(self, name: str) -> Tensor:
         """A parameter of each line [m]."""
@@ -58,7 +60,21 @@ class Step:
 
 
 def _top_k_(part: Part) -> None:
-    filters.top_k_(part.s, part.number("top_k"), max(p.top_k for p in part.params))
+    k = part.number("top_k")
+    least = part.kernels.least_kept(part.s, k, None) if part.kernels is not None else None
+    if least is None:
+        filters.top_k_(part.s, k, max(p.top_k for p in part.params))
+    else:
+        filters.keep_at_least_(part.s, least)
+
+
+def _top_p_(part: Part) -> None:
+    p = part.number("top_p")
+    least = part.kernels.least_kept(part.s, None, p) if part.kernels is not None else None
+    if least is None:
+        filters.top_p_(part.s, p)
+    else:
+        filters.keep_at_least_(part.s, least)
 
 
 def _by(change_: Callable[..., None], *names: str) -> Callable[[Part], None]:
@@ -82,7 +98,7 @@ STEPS = (
     Step("top_n_sigma", _by(cutoffs.top_n_sigma_, "top_n_sigma"), ("top_n_sigma",)),
     Step("min_p", _by(filters.min_p_, "log_min_p")),
     Step("top_k", _top_k_),
-    Step("top_p", _by(filters.top_p_, "top_p")),
+    Step("top_p", _top_p_),
     Step("typical_p", _by(filters.typical_p_, "typical_p")),
     Step(
         "epsilon_cutoff",
@@ -98,6 +114,8 @@ STEPS = (
     ),
 )
 BY_NAME = {step.name: step for step in STEPS}
+CUTS = sum(BY_NAME[name].bit for name in ("min_p", "top_k", "top_p"))
+"""What a backend's own draw may do."""
 FILTERS = sum(step.bit for step in STEPS)
 NUMBERS = tuple(dict.fromkeys(name for step in STEPS for name in step.numbers))
 """Columns that the table of rows keeps for these steps."""

@@ -34,6 +34,8 @@ class Outcome:
                     self.roster.release(seq)
                 continue
             new = result.tokens[i]
+            if seq.told:
+                seq.drafts = result.drafts.get(i, [])
             seq.computed += counts[i]
             if samples[i]:
                 tried = guesses.get(i, 0) if guesses else 0
@@ -45,7 +47,10 @@ class Outcome:
             if new:
                 if tried:
                     self._verified(seq, tried, len(new) - 1, by_host=i in plan.drafts)
-                deltas.append(self._extend(seq, new, result, i))
+                delta = self._extend(seq, new, result, i)
+                if tried:
+                    delta.drafted, delta.accepted = tried, len(new) - 1
+                deltas.append(delta)
             elif self.tables.windowed and seq.status == RUNNING:
                 self.tables.trim(seq)
             if seq.computed >= seq.save_at and seq.status == RUNNING:
@@ -92,10 +97,13 @@ class Outcome:
     def _force(self, seq: Sequence, constraint: Constraint, delta: TokenDelta) -> None:
         """Append what the constraint leaves no choice about, without a model step."""
         group = seq.group
-        forced = constraint.forced() if seq.inflight == 0 and delta.logprobs is None else []
+        if seq.inflight or delta.logprobs is not None or group.sampling.forbids:
+            return
+        forced = constraint.forced()
         forced = forced[: group.max_len - len(seq.tokens) - 1]
         if forced:
             constraint.accept(forced)
+            seq.drafts = []
             seq.tokens += forced
             seq.appended = seq.appended + forced
             delta.tokens = delta.tokens + forced
@@ -106,6 +114,7 @@ class Outcome:
     def _verified(self, seq: Sequence, tried: int, accepted: int, *, by_host: bool) -> None:
         seq.computed -= tried - accepted
         self.counters.count_draft(tried, accepted)
+        self.roster.observe(tried, accepted)
         if by_host:
             self.roster.drafter.observe(seq, tried, accepted)
 

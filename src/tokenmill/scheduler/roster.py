@@ -15,6 +15,7 @@ from tokenmill.core.protocols import Constraint, HostDrafter, SchedulePolicy
 from tokenmill.core.request import TokenDelta
 from tokenmill.core.sequence import FINISHED, RUNNING, WAITING, Sequence, SequenceGroup
 from tokenmill.kvcache.allocation import BlockTables
+from tokenmill.scheduler.adapters import AdapterSlots
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class Limits:
 
     max_drafts: of a HostDrafter, per sequence. max_guesses: of a DeviceDrafter, per sequence, and step_guesses: of all
     sequences in one step; those that rank first get them.
+    max_adapters: that lie on the devices at once.
+    follows: a DeviceDrafter keeps something for every position; catches_up: it can take in later what it has missed.
     whole_prompts: a prompt is never cut, whatever the budget says. whole_batches: nobody joins a batch that has begun
     to answer. Both are how engines worked once, kept so that what came after can be measured.
     """
@@ -33,9 +36,12 @@ class Limits:
     max_drafts: int = 0
     max_guesses: int = 0
     step_guesses: int = 0
+    follows: bool = False
+    catches_up: bool = True
     chains: bool = True
     whole_prompts: bool = False
     whole_batches: bool = False
+    max_adapters: int = 0
 
 
 @dataclass(slots=True)
@@ -79,8 +85,11 @@ class Roster:
         self.free_rows = list(range(limits.max_rows - 1, -1, -1))
         self.ended_rows: list[int] = []
         self.counters = Counters()
+        self.adapters = AdapterSlots(limits.max_adapters)
         self.on_begin: Callable[[SequenceGroup], object] = lambda group: None
         """Told when a sequence that has waited gets its row for the first time."""
+        self.observe: Callable[[int, int], object] = lambda tried, accepted: None
+        """Told how many drafts of a row were tried and how many of them were right."""
         self._next_seq = 0
 
     # ------------------------------------------------------------ in
@@ -89,6 +98,7 @@ class Roster:
         request = group.request
         index = len(group.sequences)
         most_guesses = self._most_guesses(group, constraint)
+        told = self._told(group, constraint)
         seq = Sequence(
             id=self._next_seq,
             index=index,
@@ -97,8 +107,9 @@ class Roster:
             num_prompt=len(request.prompt_ids),
             seed=derive_seed(request.seed, index),
             constraint=constraint,
-            needs_host=bool(group.search.width) or (self.limits.max_drafts > 0 and not most_guesses),
+            needs_host=bool(group.search.width) or told or (self.limits.max_drafts > 0 and not most_guesses),
             most_guesses=most_guesses,
+            told=told,
         )
         self._next_seq += 1
         group.sequences.append(seq)
@@ -108,6 +119,12 @@ class Roster:
         """Drafts of the device that a sequence may be granted: none if the host decides what may come next."""
         decides = group.search.width or constraint is not None or group.sampling.has_processors or group.embed
         return 0 if decides else self.limits.max_guesses
+
+    def _told(self, group: SequenceGroup, constraint: Constraint | None) -> bool:
+        """Do drafts of the device come back to the host, which decides how many of them may stand?"""
+        if not self.limits.max_guesses or self.limits.max_drafts or group.search.width or group.embed:
+            return False
+        return constraint is not None or group.sampling.has_processors
 
     def wait(self, seq: Sequence) -> None:
         seq.status = WAITING
@@ -146,7 +163,9 @@ class Roster:
             self.wait(child)
             return
         child.computed, child.cached = computed, computed
+        child.followed = min(computed, parent.computed if parent.in_step else parent.followed)
         self.tables.fork(parent, child, computed)
+        self.adapters.hold(child.group.request.adapter)
         child.row, child.status = self.free_rows.pop(), RUNNING
         child.rank = self.policy.rank(child)
         insort(self.running, child, key=by_rank)
@@ -165,11 +184,13 @@ class Roster:
         self.tables.close(seq)
         if seq.row >= 0:
             self.free_rows.append(seq.row)
+            self.adapters.release(seq.group.request.adapter)
             if not seq.fresh:
                 self.ended_rows.append(seq.row)
         seq.row = -1
         seq.computed = seq.ahead = seq.pending = 0
         seq.fresh, seq.leaving, seq.jumped, seq.appended = True, False, False, []
+        seq.behind, seq.followed, seq.in_step, seq.drafts = 0, 0, False, []
 
     # ------------------------------------------------------------ out
 

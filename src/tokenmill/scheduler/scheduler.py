@@ -17,12 +17,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from tokenmill.core.drafting import AllOfThem, DraftControl
 from tokenmill.core.protocols import HostDrafter, SchedulePolicy
 from tokenmill.core.request import TokenDelta
 from tokenmill.core.sequence import FINISHED, RUNNING, WAITING, Sequence, SequenceGroup
 from tokenmill.core.step import RowStart, StepPlan, StepResult
 from tokenmill.kvcache.allocation import BlockTables
 from tokenmill.kvcache.snapshots import Kept
+from tokenmill.scheduler.ahead import Ahead, Budget, Grant
 from tokenmill.scheduler.outcome import Outcome
 from tokenmill.scheduler.roster import Limits, Roster, by_rank
 
@@ -30,10 +32,10 @@ from tokenmill.scheduler.roster import Limits, Roster, by_rank
 @dataclass(slots=True)
 class Flight:
     """A submitted plan with the sequences behind its grants, the cache nodes that it published and the states that it
-    keeps. guesses_left: of the step's drafts on the device, while it is planned."""
+    keeps. left: of what the device's drafter may do in the step, while it is planned."""
 
     plan: StepPlan
-    guesses_left: int = 0
+    left: Budget
     seqs: list[Sequence] = field(default_factory=list)
     nodes: list[object] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
@@ -43,11 +45,21 @@ class Flight:
 class Scheduler:
     """Integers in, integers out; not thread-safe: one loop owns it."""
 
-    def __init__(self, limits: Limits, tables: BlockTables, policy: SchedulePolicy, drafter: HostDrafter) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        tables: BlockTables,
+        policy: SchedulePolicy,
+        drafter: HostDrafter,
+        control: DraftControl | None = None,
+    ) -> None:
+        """control: how many drafts of a DeviceDrafter are made (default: as many as may be)."""
         self.limits = limits
         self.tables = tables
         self.policy = policy
         self.roster = Roster(limits, tables, policy, drafter)
+        self.ahead = Ahead(limits, tables, control or AllOfThem(limits.max_guesses))
+        self.roster.observe = self.ahead.control.observe
         self.outcome = Outcome(self.roster)
         self.counters = self.roster.counters
         self.flying: deque[Flight] = deque()
@@ -88,13 +100,14 @@ class Scheduler:
         if self.flying and self._commit_first():
             return None
         plan = StepPlan(id=self._next_plan, epoch=self.epoch)
-        flight = Flight(plan, self.limits.step_guesses)
+        flight = Flight(plan, self.ahead.begin(plan, len(self.roster.running)))
         budget = self._decode(plan, flight)
         if budget > 0:
             self._admit(budget, flight)
         if not plan.rows:
             return None
         plan.ended, self.roster.ended_rows = self.roster.ended_rows, []
+        plan.loads, self.roster.adapters.pending = self.roster.adapters.pending, []
         self._next_plan += 1
         self.counters.steps += 1
         self.flying.append(flight)
@@ -113,7 +126,7 @@ class Scheduler:
             running.sort(key=by_rank)
         rows, counts, samples, seqs = plan.rows, plan.counts, plan.samples, flight.seqs
         plan_id, most = plan.id, self.careful or self.limits.max_rows
-        plain = self.limits.max_guesses == 0
+        plain, left, depth = self.limits.max_guesses == 0, flight.left, plan.depth
         i = 0
         while i < len(running) and budget > 0 and len(seqs) < most:
             seq = running[i]
@@ -125,7 +138,7 @@ class Scheduler:
                 and position + 1 < seq.save_at
                 and known - position == 1
                 and known < seq.group.max_len
-                and (plain or not (seq.most_guesses and flight.guesses_left))
+                and (plain or not (seq.behind or seq.in_step or (depth and left.made > 0 and seq.most_guesses)))
                 and seq.group.spawned
                 and not (seq.fresh or seq.leaving or seq.needs_host or seq.appended)
                 and not seq.group.sampling.has_processors
@@ -162,21 +175,20 @@ class Scheduler:
             return 0
         position += self._rematch(seq, position)
         drafts = self._drafts(seq) if known - position == 1 and not seq.pending else []
-        guesses = len(drafts) or self._guesses(seq, known, position, flight)
+        guesses = len(drafts) or self.ahead.guesses(seq, known, position, flight.left)
         count = self._chunk(position, known + guesses, budget)
         if position < seq.save_at < min(known, position + count):
             count = seq.save_at - position  # only the states at a grant's end can be kept
         guesses = min(guesses, max(0, position + count - known))
         if not self._make_room(seq, position, position + count, flight):
             return 0
-        self._tell(seq, position, plan)
         sample = position + count == known + guesses
+        self.ahead.settle(seq, Grant(position, position + count, guesses, sample), plan, flight.left)
+        self._tell(seq, position, plan)
         if guesses:
             plan.guesses[len(plan.rows)] = guesses
             if drafts:
                 plan.drafts[len(plan.rows)] = drafts[:guesses]
-            else:
-                flight.guesses_left -= guesses
         if seq.constraint is not None or group.sampling.has_processors:
             plan.late.append(seq.row)
         flight.nodes += self.tables.publish(seq, min(len(seq.tokens), position + count))
@@ -212,6 +224,8 @@ class Scheduler:
         if gain:
             seq.computed += gain
             seq.cached += gain
+            if seq.followed == position:
+                seq.followed += gain
             self.counters.cached_tokens += gain
             seq.jumped = True
         return gain
@@ -228,22 +242,15 @@ class Scheduler:
         return count
 
     def _drafts(self, seq: Sequence) -> list[int]:
-        most = min(self.limits.max_drafts, seq.group.max_len - len(seq.tokens) - 1)
+        """Those that the host knows: its drafter's, or what the device's has left and told."""
+        room = seq.group.max_len - len(seq.tokens) - 1
+        most = min(len(seq.drafts) if seq.told else self.limits.max_drafts, room)
         if most <= 0 or seq.most_guesses or seq.group.search.width or seq.group.embed:
             return []
-        drafts = self.roster.drafter.propose(seq, most)[:most]
+        drafts = seq.drafts[:most] if seq.told else self.roster.drafter.propose(seq, most)[:most]
         if drafts and seq.constraint is not None:
             drafts = drafts[: seq.constraint.validate(drafts)]
         return drafts
-
-    def _guesses(self, seq: Sequence, known: int, position: int, flight: Flight) -> int:
-        """How many drafts of the device to grant: none before the row was sampled, as none lie there yet; none that
-        would take somebody else's blocks."""
-        if not seq.most_guesses or known - position != 1 or seq.fresh or position < seq.num_prompt:
-            return 0
-        most = max(0, min(seq.most_guesses, flight.guesses_left, seq.group.max_len - known - 1))
-        end = known + most
-        return most if end <= seq.capacity or self.tables.has_room(seq, end) else 0
 
     def _tell(self, seq: Sequence, position: int, plan: StepPlan) -> None:
         """Put into the plan what the devices must know of this row before they compute from `position`."""
@@ -256,7 +263,7 @@ class Scheduler:
                     num_prompt=seq.num_prompt,
                     computed=position,
                     sampling=msgspec.structs.replace(group.sampling, seed=seq.seed),
-                    adapter=group.request.adapter,
+                    adapter=self.roster.adapters.slot_of(group.request.adapter),
                     pool=group.embed,
                     mu=seq.mu,
                 )
@@ -312,6 +319,8 @@ class Scheduler:
             self.roster.waiting = [(self.policy.rank(s), s.id, s) for _, _, s in self.roster.waiting]
             heapq.heapify(self.roster.waiting)
         aside: list[Sequence] = []
+        if self.roster.adapters.draining:
+            self.roster.adapters.still_wait({s.group.request.adapter for _, _, s in self.roster.waiting})
         while budget > 0 and self.roster.waiting and not 0 < self.careful <= len(flight.seqs):
             rank, _, seq = heapq.heappop(self.roster.waiting)
             if seq.status != WAITING:
@@ -320,10 +329,15 @@ class Scheduler:
             if seq.id in seq.group.candidates:  # computed, then put aside: its siblings must catch up first
                 aside.append(seq)
                 continue
+            adapter = seq.group.request.adapter
+            if adapter and not self.roster.adapters.has_room(adapter, begun=_begun(seq.group)):
+                aside.append(seq)  # those behind it may need no slot, or another one
+                continue
             if not self._room_for(seq, flight):
                 aside.append(seq)
                 break
             seq.row, seq.status, seq.fresh = self.roster.free_rows.pop(), RUNNING, True
+            self.roster.adapters.take(adapter)
             insort(self.roster.running, seq, key=by_rank)
             if not seq.preemptions:
                 self.roster.on_begin(seq.group)
@@ -338,7 +352,7 @@ class Scheduler:
                 self.tables.open(seq)
                 hit = self.tables.match(seq, 0, len(seq.tokens) - 1) if seq.group.reads_cache else 0
                 if self.tables.has_room(seq, self.policy.reserve(seq)):
-                    seq.computed = seq.cached = hit
+                    seq.computed = seq.cached = seq.followed = hit
                     self.counters.cached_tokens += hit
                     return True
                 self.tables.close(seq)
@@ -402,4 +416,10 @@ class Scheduler:
         for seq in list(self.roster.running):
             self.roster.preempt(seq)
         self.roster.ended_rows.clear()  # a new epoch ends every row
+        self.roster.adapters.forget()  # loads of the failed plans may not have happened
         return deltas
+
+
+def _begun(group: SequenceGroup) -> bool:
+    """Does any sequence of this request run?"""
+    return any(seq.status == RUNNING for seq in group.sequences)

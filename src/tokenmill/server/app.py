@@ -23,6 +23,7 @@ from tokenmill.server.guard import Guard
 from tokenmill.server.history import History
 from tokenmill.server.kserve.routes import KSERVE
 from tokenmill.server.llamacpp.routes import LLAMACPP
+from tokenmill.server.lora.routes import ADAPTERS
 from tokenmill.server.metrics import Metrics
 from tokenmill.server.ollama.routes import OLLAMA
 from tokenmill.server.openai.routes import OPENAI
@@ -40,7 +41,7 @@ from tokenmill.server.traces import Traces
 from tokenmill.server.web.routes import WEB
 from tokenmill.text.messages.detect import find_format
 
-APIS = (ANTHROPIC, OPENAI, STORED_CHATS, RESPONSES, OLLAMA, TGI, KSERVE, LLAMACPP, SCORING, OPERATIONS, WEB)
+APIS = (ANTHROPIC, OPENAI, STORED_CHATS, ADAPTERS, RESPONSES, OLLAMA, TGI, KSERVE, LLAMACPP, SCORING, OPERATIONS, WEB)
 """Every family of endpoints; the first that knows a path answers. A new one is a folder with an `Api`, named here."""
 
 

@@ -21,7 +21,7 @@ UNAVAILABLE = "unavailable: "
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The served model: `names[0]` is the one that answers carry."""
+    """The served model: `names[0]` is the one that answers carry; its adapters' names follow the model's own."""
 
     names: tuple[str, ...]
     root: str
@@ -32,6 +32,10 @@ class ModelInfo:
     max_rows: int = 256
     priorities: bool = False
     details: dict[str, Any] = field(default_factory=dict)
+    adapters: dict[str, int] = field(default_factory=dict)
+    """Those of the names that are adapters, with their numbers."""
+    folders: dict[str, str] = field(default_factory=dict)
+    """Where adapters lie."""
 
 
 MAX_CHUNKS = 256

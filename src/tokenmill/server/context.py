@@ -88,6 +88,13 @@ class Context:
         listen = self.config.listen
         return len(listen.api_key or ()) > 1 and not listen.share_prefix_cache
 
+    def adapter_of(self, name: object) -> int:
+        """The number of the adapter that a model's name stands for; 0: it is none."""
+        adapters = self.backend.info.adapters
+        if not adapters or not isinstance(name, str):
+            return 0
+        return adapters.get(name) or adapters.get(name.removesuffix(":latest"), 0)
+
     def check_model(self, name: str | None) -> str:
         """The name that the answer carries; 404 for one that is not served."""
         names = self.backend.info.names

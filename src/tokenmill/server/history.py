@@ -32,6 +32,8 @@ class PromptFigures:
     prompt_tokens: int
     output_tokens: int = 0
     cached_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     reasons: list[str] = field(default_factory=list)
 
 

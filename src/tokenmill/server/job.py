@@ -96,6 +96,8 @@ class Job:
         self.backend, self.gate, self.metrics, self.history = parts.backend, parts.gate, parts.metrics, parts.history
         self.recorder, self.traces, self.prices = parts.recorder, parts.traces, parts.prices
         self.parent: dict[str, str] = {}
+        self.adapter = 0
+        """The number of the adapter that the model's name stands for."""
         self.priority: int | None = None
         """What a header says; it wins over the body."""
         self.tenant, self.count, self.scope = tenant, count, scope
@@ -180,6 +182,8 @@ class Job:
     async def _open(self, name: str, request: Request, index: int, pooling: str | None = None) -> None:
         if self.scope:
             request = msgspec.structs.replace(request, salt=f"{self.scope}/{request.salt}")
+        if self.adapter:
+            request = msgspec.structs.replace(request, adapter=self.adapter)
         task = self.tasks[request.id] = Task(request, index)
         timeline = await self.backend.open(request, self.inbox, pooling)
         task.figures = PromptFigures(timeline, len(request.prompt_ids))
@@ -240,6 +244,8 @@ class Job:
             figures.output_tokens += len(delta.token_ids)
         if delta.prompt_logprobs is not None:
             self._hold(delta.prompt_logprobs.count, "prompt_logprobs")
+        figures.drafted_tokens += delta.drafted
+        figures.accepted_tokens += delta.accepted
         if delta.num_cached_tokens > figures.cached_tokens:
             figures.cached_tokens = delta.num_cached_tokens
         if delta.finish_reason is not None:
@@ -317,6 +323,13 @@ class Job:
             "total_tokens": prompt + output,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
+        figures = [task.figures for task in self.tasks.values() if task.figures is not None]
+        if drafted := sum(each.drafted_tokens for each in figures):
+            right = sum(each.accepted_tokens for each in figures)
+            found["completion_tokens_details"] = {
+                "accepted_prediction_tokens": right,
+                "rejected_prediction_tokens": drafted - right,
+            }
         if self.prices is not None:
             found["cost"] = self.prices.cost(prompt, cached, output)
         return found

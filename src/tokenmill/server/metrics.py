@@ -6,7 +6,7 @@ Must not know: endpoints, engines' insides.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,6 +96,7 @@ class Metrics:
         self.http_bytes = Histogram(
             "http_request_size_bytes", "Bodies.", ["handler"], buckets=BODY, registry=self.registry
         )
+        self.on_reject: Callable[[str], None] = lambda reason: None
         self.rejected = Counter("tokenmill:rejected", "Refused requests.", ["reason"], registry=self.registry)
         self.ignored = Counter(
             "tokenmill:ignored_fields",
@@ -142,6 +143,7 @@ class Metrics:
     def reject(self, reason: str) -> None:
         """A request was refused before any work."""
         self.rejected.labels(reason).inc()
+        self.on_reject(reason)
 
     def read_calls(self, kind: str, *, found: bool, streamed: bool) -> None:
         """An output of a request with tools is whole; vLLM counts streamed ones once per delta, this once."""

@@ -16,6 +16,7 @@ from tokenmill.server.inputs.plan import Plan, Refusal, parts, plan_name, spelli
 from tokenmill.server.inputs.refused import REFUSED
 from tokenmill.server.kserve import schemas as kserve
 from tokenmill.server.llamacpp import schemas as llamacpp
+from tokenmill.server.lora.schemas import LoadAdapterRequest, UnloadAdapterRequest
 from tokenmill.server.ollama import schemas as ollama
 from tokenmill.server.openai import schemas as openai
 from tokenmill.server.openai.stored.schemas import UpdateRequest
@@ -107,6 +108,8 @@ ENDPOINTS: dict[str, tuple[type[BaseModel], ...]] = {
     "/embedding": (llamacpp.EmbeddingRequest,),
     "/embeddings": (llamacpp.EmbeddingRequest,),
     "/apply-template": (llamacpp.TemplateRequest,),
+    "/v1/load_lora_adapter": (LoadAdapterRequest,),
+    "/v1/unload_lora_adapter": (UnloadAdapterRequest,),
 }
 """Every path that takes a body, and the forms that the body may have."""
 

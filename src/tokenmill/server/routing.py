@@ -159,6 +159,7 @@ class Work:
     async def __aenter__(self) -> Work:
         owner = tenant(self.request)
         self.job = Job(self.context, owner, 1, owner if self.context.scoped else "")
+        self.job.adapter = self.context.adapter_of(self.request.path_params.get("model"))
         self.on_gone.add(self.job.abandon)
         return self
 
@@ -195,6 +196,8 @@ class Work:
             body.priority = self.job.priority  # type: ignore[attr-defined]
         if getattr(body, "priority", 0) and not self.context.backend.info.priorities:
             raise ParameterError("priority needs a server started with --scheduling-policy priority.", param="priority")
+        if (model := getattr(body, "model", None)) is not None:
+            self.job.adapter = self.context.adapter_of(model)
         session = getattr(body, "session_id", None) or self.request.headers.get("x-session-id", "")[:MAX_SESSION]
         if session:  # a key's sessions are its own
             self.job.inbox.session = f"{self.job.tenant}/{session}"

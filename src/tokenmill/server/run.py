@@ -10,37 +10,29 @@ import contextlib
 import gc
 import logging
 import os
-import resource
 import signal
 import socket
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import uvicorn
-
-from tokenmill.core.config import EngineConfig, ServerConfig, wanted_faults
+from tokenmill.core.config import EngineConfig, ServerConfig
 from tokenmill.core.errors import UserError
-from tokenmill.server.app import make_app, make_context
+from tokenmill.server.adapters import AdapterBook
 from tokenmill.server.backend import ModelInfo
-from tokenmill.server.context import Context
-from tokenmill.server.engines.child import Build
+from tokenmill.server.engines.child import Build, build_default
 from tokenmill.server.engines.fleet import Fleet
 from tokenmill.server.engines.links import Link, ProcessLink, ThreadLink
 from tokenmill.server.engines.state import FleetOptions
-from tokenmill.server.guard import Guard
-from tokenmill.server.lag import watch_lag
-from tokenmill.server.memory_trim import system_trim, trim_after_bursts
 from tokenmill.server.preflight import check_before_loading
-from tokenmill.server.protocol import RESERVE, Bounds, drop_stalled, make_protocol
-from tokenmill.server.tls import Handshakes, context_of
+
+if TYPE_CHECKING:
+    from tokenmill.server.context import Context
 
 log = logging.getLogger("tokenmill.server")
 BROKEN_EXIT = 3
 BACKLOG = 4096
-OWN_FILES = 128
-"""Open files that the server keeps for itself: engines, helpers, logs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +45,6 @@ class Hooks:
     ending: Callable[[int, float], None] = lambda open_answers, seconds: None
 
 
-def build_default(config: EngineConfig) -> Any:
-    """The real engine; imports torch."""
-    from tokenmill.engine.build import build_engine
-
-    built = build_engine(config)
-    if faults := wanted_faults():
-        from tokenmill.engine.faults import inject
-
-        inject(built, faults)
-    return built
-
-
 def serve(engine: EngineConfig, server: ServerConfig, hooks: Hooks | None = None, build: Build = build_default) -> int:
     """Serve until a signal; -> the exit status."""
     import uvloop
@@ -72,6 +52,12 @@ def serve(engine: EngineConfig, server: ServerConfig, hooks: Hooks | None = None
     check_before_loading(server)
     with contextlib.closing(_bind(server)) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(engine, server, hooks or Hooks(), build, sock))
+
+
+def import_http() -> None:
+    """What answers requests: a second of imports."""
+    import tokenmill.server.app
+    import tokenmill.server.listener  # noqa: F401
 
 
 def served_names(engine: EngineConfig) -> tuple[str, ...]:
@@ -92,7 +78,10 @@ def make_fleet(engine: EngineConfig, server: ServerConfig, build: Build) -> Flee
         max_restarts_per_minute=server.patience.max_restarts,
         fair=len(server.listen.api_key or ()) > 1,
     )
-    return Fleet(link, served_names(engine), options)
+    names = served_names(engine)
+    fleet = Fleet(link, names, options)
+    fleet.adapters.book = AdapterBook(engine.adapters, names)
+    return fleet
 
 
 async def _serve(engine: EngineConfig, server: ServerConfig, hooks: Hooks, build: Build, sock: socket.socket) -> int:
@@ -101,8 +90,10 @@ async def _serve(engine: EngineConfig, server: ServerConfig, hooks: Hooks, build
     fleet = make_fleet(engine, server, build)
     fleet.on_broken = shutdown.give_up
     hooks.loading(engine.model.model)
+    beside = asyncio.ensure_future(asyncio.to_thread(import_http))  # while the engine loads
     try:
         if await shutdown.unless_ended(fleet.start()):
+            await beside
             await _serve_loaded(fleet, server, hooks, shutdown, sock)
     finally:
         await fleet.close()
@@ -112,6 +103,9 @@ async def _serve(engine: EngineConfig, server: ServerConfig, hooks: Hooks, build
 async def _serve_loaded(
     fleet: Fleet, server: ServerConfig, hooks: Hooks, shutdown: Shutdown, sock: socket.socket
 ) -> None:
+    from tokenmill.server.app import make_app, make_context
+    from tokenmill.server.listener import HttpServer
+
     context = make_context(fleet, server)
     http = HttpServer(make_app(context), server, sock)
     await http.start()
@@ -178,75 +172,6 @@ class Shutdown:
                     await asyncio.sleep(0.02)
 
 
-class HttpServer:
-    """uvicorn around the guard, on a socket that is bound already, without its signal handling."""
-
-    def __init__(self, guard: Guard, server: ServerConfig, sock: socket.socket) -> None:
-        listen = server.listen
-        self.guard = guard
-        self.sock = sock
-        self.patience = server.patience.write_timeout
-        self.shakes = Handshakes(context_of(listen))
-        config = uvicorn.Config(
-            guard,
-            http=make_protocol(bounds_of(server), self.shakes),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=60,
-            backlog=BACKLOG,
-        )
-        self.server = uvicorn.Server(config)
-        self.tasks: list[asyncio.Task[Any]] = []
-
-    async def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        allow_restart(self.sock)
-        self.tasks = [
-            loop.create_task(self.server._serve([self.sock])),
-            loop.create_task(
-                drop_stalled(
-                    self.server.server_state.connections,
-                    self.patience,
-                    lambda: self.guard.metrics.reject("slow_reader"),
-                )
-            ),
-            loop.create_task(watch_lag(self.guard.metrics.saw_lag)),
-            loop.create_task(trim_after_bursts(self.guard.load, system_trim())),
-        ]
-        while not self.server.started and not self.tasks[0].done():
-            await asyncio.sleep(0.005)
-        if self.tasks[0].done():
-            self.tasks[0].result()
-
-    async def stop(self) -> None:
-        """Close the listener; requests that still run are cancelled after a moment."""
-        self.server.config.timeout_graceful_shutdown = 1
-        self.server.should_exit = True
-        self.shakes.end()
-        for task in self.tasks[1:]:
-            task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self.tasks[0]
-
-
-def bounds_of(server: ServerConfig) -> Bounds:
-    """What a connection may take; there are no more of them than open files, of which some are kept for the server."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        soft = hard
-    files = server.limits.max_connections if soft == resource.RLIM_INFINITY else soft - OWN_FILES - RESERVE
-    return Bounds(
-        head=server.limits.max_header_bytes,
-        body=server.limits.max_body_bytes,
-        read_timeout=server.patience.read_timeout,
-        connections=max(1, min(server.limits.max_connections, files)),
-    )
-
-
 def _bind(server: ServerConfig) -> socket.socket:
     """The listening address, taken before the model is loaded, so that a port in use is told at once."""
     listen = server.listen
@@ -271,12 +196,6 @@ def _bind(server: ServerConfig) -> socket.socket:
         flag = "uds" if listen.uds is not None else "port" if _has_address(listen.host) else "host"
         raise UserError(f"Cannot listen on {where}: {reason}. Choose another with --{flag}.", param=flag) from error
     return sock
-
-
-def allow_restart(sock: socket.socket) -> None:
-    """Connections that end from now on do not keep the next server from the port."""
-    if sock.family != socket.AF_UNIX:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
 
 def _has_address(host: str) -> bool:

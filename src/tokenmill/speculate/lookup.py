@@ -9,13 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokenmill.core.drafting import RowState
+from tokenmill.core.drafting import Drafting
+from tokenmill.runner.drafts import Forgetful
 
 CELLS = 1 << 21
 """Places that are compared at one time: what exists of them at once are 40 MB, however many rows there are."""
 
 
-class NgramLookup:
+class NgramLookup(Forgetful):
     """Longest match first, from `longest` down to `shortest` tokens; the latest of equally long ones."""
 
     def __init__(self, most: int, longest: int = 4, shortest: int = 2) -> None:
@@ -23,13 +24,14 @@ class NgramLookup:
         self.longest = longest
         self.shortest = shortest
 
-    def propose(self, rows: RowState, row_ids: Tensor, longest: int) -> None:
+    def propose(self, step: Drafting) -> None:
         """What followed the latest earlier occurrence of the row's end, over again where that reaches the end itself;
         the last token where there is none. (A guess costs the same whether or not anything speaks for it.)"""
-        ahead = torch.arange(self.most, device=row_ids.device)
-        for part in row_ids.split(max(1, CELLS // max(1, longest))):
+        rows = step.rows
+        ahead = torch.arange(step.count, device=step.row_ids.device)
+        for part in step.row_ids.split(max(1, CELLS // max(1, step.longest))):
             known = rows.length[part]
-            end = self._ends(rows.tokens[part, :longest], known)
+            end = self._ends(rows.tokens[part, : step.longest], known)
             places = end[:, None] + ahead % (known - end)[:, None]
             rows.tokens[part[:, None], known[:, None] + ahead] = rows.tokens[part[:, None], places]
 

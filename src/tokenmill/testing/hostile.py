@@ -72,6 +72,8 @@ VALID: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "/embedding": ({"content": "abc"}, ("content",)),
     "/embeddings": ({"content": "abc"}, ("content",)),
     "/apply-template": ({"messages": TALK}, ("messages", "tools", "chat_template_kwargs")),
+    "/v1/load_lora_adapter": ({"lora_name": "a", "lora_path": "b"}, ("lora_name", "lora_path")),
+    "/v1/unload_lora_adapter": ({"lora_name": "a"}, ("lora_name",)),
     "/api/create": ({}, ("unknown",)),
     "/api/copy": ({}, ("unknown",)),
     "/api/pull": ({}, ("unknown",)),

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tokenmill.core.drafting import Drafting
 from tokenmill.speculate import lookup
 from tokenmill.speculate.lookup import NgramLookup
 from tokenmill.speculate.ngram import NgramDrafter
@@ -25,6 +26,11 @@ def rows_of(texts: list[list[int]]) -> SimpleNamespace:
     return SimpleNamespace(tokens=tokens, length=length)
 
 
+def step(rows: SimpleNamespace, row_ids: torch.Tensor, longest: int) -> Drafting:
+    """What the runner says after sampling."""
+    return Drafting(rows, [], row_ids, MOST, longest, lambda: torch.empty(0))
+
+
 @pytest.mark.parametrize("longest, shortest", [(4, 2), (1, 1), (3, 3), (8, 1), (64, 2)])
 @pytest.mark.parametrize("cells", [1, 200, 1 << 22])
 def test_the_same_proposals(longest, shortest, cells, monkeypatch):
@@ -37,7 +43,7 @@ def test_the_same_proposals(longest, shortest, cells, monkeypatch):
         texts = [[rng.randrange(kinds) for _ in range(rng.randint(1, WIDTH))] for _ in range(6)]
         rows = rows_of(texts)
         before = rows.tokens.clone()
-        device.propose(rows, torch.arange(0, 12, 2), max(map(len, texts)))
+        device.propose(step(rows, torch.arange(0, 12, 2), max(map(len, texts))))
         for i, text in enumerate(texts):
             wanted = host.propose(SimpleNamespace(id=(story, i), tokens=text), MOST)
             drafts = rows.tokens[2 * i, len(text) : len(text) + MOST].tolist()
@@ -53,7 +59,7 @@ def test_the_same_proposals(longest, shortest, cells, monkeypatch):
 
 def test_text_in_a_circle_is_guessed_past_its_end():
     rows = rows_of([[9, 1, 2, 1, 2, 1]])
-    NgramLookup(MOST).propose(rows, torch.tensor([0]), 6)
+    NgramLookup(MOST).propose(step(rows, torch.tensor([0]), 6))
     assert rows.tokens[0, 6 : 6 + MOST].tolist() == [2, 1, 2, 1, 2]
 
 
@@ -65,4 +71,4 @@ def test_nothing_is_read_by_the_host():
     )
     with pytest.raises(NotImplementedError):
         rows.length.tolist()
-    NgramLookup(MOST).propose(rows, torch.zeros(3, dtype=torch.int64, device="meta"), 40)
+    NgramLookup(MOST).propose(step(rows, torch.zeros(3, dtype=torch.int64, device="meta"), 40))

@@ -153,6 +153,15 @@ def test_nothing_repeats_across_a_breaker(tiny):
     assert held.outputs[0].token_ids.count(token[0]) < 12
 
 
+@pytest.mark.parametrize("ban", [{"no_repeat_ngram_size": 2}, {"bad_words": [" mill"]}, {"allowed_token_ids": [5, 9]}])
+def test_what_is_forbidden_is_not_forced_by_a_grammar_either(ban, tiny):
+    """Whether a plan was in flight decides if forced text is appended without a step: it may not decide the answer."""
+    params = SamplingParams(max_tokens=40, structured_outputs={"regex": "yes mill mill mill mill"}, **ban)
+    for depth in (1, 2):
+        with open_llm(tiny, depth=depth) as llm:
+            assert run(llm, [[5, 9]], [params])[0].outputs[0].finish_reason == "error"
+
+
 BAD = {
     "top_n_sigma": -2.0,
     "xtc_probability": 1.5,

@@ -290,7 +290,8 @@ FILES = {"deepseek_v3": "DeepseekV3ForCausalLM", "glm4_moe_lite": "Glm4MoeLiteFo
 def first_of_each() -> dict[str, Case]:
     """Architecture -> the first case of its family."""
     kinds = {cases[0].config.model_type: cases[0] for cases in FAMILIES.values()} | {"mimo": FAMILIES["qwen2"][1]}
-    return {name: kinds[family.fields.model_type] for name, family in TABLE.items()} | {
+    known = {name: family.fields.model_type for name, family in TABLE.items() if family.fields.model_type in kinds}
+    return {name: kinds[model_type] for name, model_type in known.items()} | {
         FILES[name]: cases[0] for name, cases in FAMILIES.items() if name in FILES
     }
 

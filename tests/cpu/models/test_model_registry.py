@@ -48,7 +48,7 @@ def llama(tmp_path_factory):
         ({"hidden_act": "relu"}, "hidden_act.*gated"),
         ({"attention_bias": 1}, "'attention_bias' must be true or false"),
         ({"rope_parameters": {"rope_type": "spiral"}}, "spiral"),
-        ({"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
+        ({"quantization_config": {"quant_method": "spqr"}}, "spqr"),
         ({"tie_word_embeddings": None, "num_hidden_layers": 3}, r"model\.layers\.3\..* and 1 more"),
         ({"num_hidden_layers": 5}, r"no tensor 'model\.layers\.4\."),
     ],

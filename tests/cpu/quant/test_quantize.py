@@ -39,7 +39,7 @@ def test_packing_is_the_packages(bits: int) -> None:
     q = torch.randint(-half, half, (6, 96), dtype=torch.int8)
     packed = compressed.pack(q, bits)
     assert torch.equal(packed, pack_to_int32(q, bits))
-    assert torch.equal(compressed.unpack(packed, bits), q)
+    assert torch.equal(compressed.unpack(packed, bits, 96), q)
     assert torch.equal(unpack_from_int32(packed, bits, torch.Size(q.shape)), q)
 
 
@@ -186,9 +186,12 @@ def test_several_shards(tiny: Path, tmp_path: Path, monkeypatch: Any) -> None:
 
 BAD_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "format": ({"format": "marlin-24"}, "marlin-24"),
-    "bits": ({"config_groups": {"g": {"weights": {"num_bits": 3, "type": "int"}}}}, "3 bit"),
-    "floats": ({"config_groups": {"g": {"weights": {"num_bits": 4, "type": "float"}}}}, "4 bit float"),
-    "zeros": ({"config_groups": {"g": {"weights": {"num_bits": 8, "symmetric": False}}}}, "zero points"),
+    "bits": ({"config_groups": {"g": {"weights": {"num_bits": 1, "type": "int"}}}}, "1 bit"),
+    "floats": ({"config_groups": {"g": {"weights": {"num_bits": 6, "type": "float"}}}}, "6 bit float"),
+    "fine floats": (
+        {"config_groups": {"g": {"weights": {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 64}}}},
+        "groups of 64",
+    ),
     "blocks": (
         {
             "config_groups": {
@@ -197,7 +200,7 @@ BAD_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
         },
         "blocks of [64, 64]",
     ),
-    "tensor": ({"config_groups": {"g": {"weights": {"num_bits": 8, "strategy": "tensor"}}}}, "per tensor"),
+    "tensor": ({"config_groups": {"g": {"weights": {"num_bits": 8, "strategy": "token"}}}}, "per token"),
 }
 
 

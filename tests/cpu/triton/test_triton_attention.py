@@ -58,13 +58,12 @@ STEPS = [[("a", 37), ("b", 5)], [("a", 1), ("b", 1), ("c", 20)], [("a", 1), ("b"
 
 SPECS = {
     "plain": {},
-    "rope": {"rope": rope(16)},
     "norms": {
         "rope": rope(8, interleaved=True, start=4),
         "q_norm": NormSpec(torch.rand(16) + 0.5, 1e-6, offset=1.0),
         "k_norm": NormSpec(torch.rand(16) + 0.5, 1e-6),
     },
-    "alone": {"heads": 3, "kv_heads": 3, "softcap": 5.0},
+    "alone": {"heads": 3, "kv_heads": 3, "softcap": 5.0, "rope": rope(16)},
     "odd sizes": {"heads": 6, "kv_heads": 2, "dim": 24, "value_dim": 40, "sinks": torch.randn(6)},
     "alibi": {"alibi": torch.tensor([0.5, 0.25, 0.1, 0.05])},
     "window": {"window": 20, "sinks": torch.randn(4)},
@@ -107,7 +106,7 @@ def test_a_shared_prefix_is_read_once(lengths):
     batch = PagedBatch((spec.kv,), kernels)
     names = [("a", lengths[0]), ("b", lengths[1]), ("c", lengths[2])]
     ctx = batch.step(names)
-    kernels.prepare_qkv(torch.randn(sum(lengths), 128), spec, ctx)
+    REFERENCE.prepare_qkv(torch.randn(sum(lengths), 128), spec, ctx)
     ctx = batch.step([(name, 1) for name, _ in names])
     plan = ctx.groups[0]
     for row, length in enumerate(lengths):
@@ -127,7 +126,7 @@ def test_shared_parts_join_the_sequences_own(splits):
     spec, scratch = make_spec(sinks=torch.randn(4)), Scratch(1 << 18, 64)
     batch = PagedBatch((spec.kv,), TritonKernels())
     ctx = batch.step([("a", 150), ("b", 190)])
-    TritonKernels().prepare_qkv(torch.randn(340, 128), spec, ctx)
+    REFERENCE.prepare_qkv(torch.randn(340, 128), spec, ctx)
     ctx = batch.step([("a", 1), ("b", 1)])
     ctx.groups[0].tables[1, :8] = ctx.groups[0].tables[0, :8]
     q = TritonKernels().prepare_qkv(torch.randn(2, 128), spec, ctx)

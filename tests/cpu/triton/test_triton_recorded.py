@@ -76,10 +76,9 @@ def tokens(folder: pathlib.Path, options: dict, *, recorded: bool, warm: bool = 
     "options",
     [
         {"max_num_batched_tokens": 8},
-        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}, "depth": 2},
     ],
-    ids=["chunks", "drafts", "drafts of the device"],
+    ids=["chunks", "drafts of the device"],
 )
 def test_the_same_tokens(tiny: pathlib.Path, options: dict) -> None:
     expected, _ = tokens(tiny, options, recorded=False)

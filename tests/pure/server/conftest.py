@@ -14,9 +14,10 @@ from tokenmill.core.config import make_server_config
 from tokenmill.server.app import make_app, make_context
 from tokenmill.server.context import Context
 from tokenmill.server.engines.state import FleetOptions
+from tokenmill.server.listener import HttpServer
 from tokenmill.server.openai.stored.kept import KeptChat
 from tokenmill.server.responses.conversation import Conversation
-from tokenmill.server.run import HttpServer, _bind
+from tokenmill.server.run import _bind
 from tokenmill.testing.fake_generator import FakeFleet, FakeOptions, fake_fleet
 from tokenmill.testing.hostile import STANDING
 

@@ -13,7 +13,7 @@ from tests.pure.server.conftest import until
 from tests.pure.server.listening import Listening, answer, message
 from tokenmill.core.config import make_server_config
 from tokenmill.server import protocol
-from tokenmill.server.run import bounds_of
+from tokenmill.server.listener import bounds_of
 from tokenmill.server.transport import CountedTransport
 from tokenmill.testing.fake_generator import FakeOptions
 

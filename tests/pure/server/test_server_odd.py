@@ -16,9 +16,10 @@ import pytest
 from tests.pure.server.conftest import Starter, until
 from tokenmill.core.config import ListenOptions, ServeOptions, ServerConfig
 from tokenmill.core.errors import UserError
+from tokenmill.server.listener import allow_restart
 from tokenmill.server.logs import NAMES, JsonFormatter, set_up_logs
 from tokenmill.server.outlet import Outlet
-from tokenmill.server.run import _bind, allow_restart
+from tokenmill.server.run import _bind
 from tokenmill.testing.hostile import ITEM, STANDING
 
 HI = {"prompt": "abc", "max_tokens": 1}

@@ -22,7 +22,8 @@ from schemathesis.specs.openapi.checks import negative_data_rejection, status_co
 from tests.pure.server.conftest import Starter
 from tokenmill.core.config import make_server_config
 from tokenmill.server.app import make_app, make_context
-from tokenmill.server.run import HttpServer, _bind
+from tokenmill.server.listener import HttpServer
+from tokenmill.server.run import _bind
 from tokenmill.testing.fake_generator import FakeOptions, fake_fleet
 
 EXAMPLES = int(os.environ.get("TOKENMILL_FUZZ_EXAMPLES", "25"))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tokenmill import _native
+from tokenmill.core.adapters import AdapterSite, Delta
 from tokenmill.core.forward import (
     Act,
     AttentionSpec,
@@ -27,8 +28,10 @@ from tokenmill.core.forward import (
     SpaceSpec,
     Weight,
 )
+from tokenmill.kernels.adapters import addends
 from tokenmill.kernels.cpu import states
 from tokenmill.kernels.cpu.accept import accept_
+from tokenmill.kernels.cpu.adapters import Addends, BoundSites
 from tokenmill.kernels.cpu.bound import BoundExperts, BoundLayer, BoundPlan
 from tokenmill.kernels.cpu.choose import choose
 from tokenmill.kernels.cpu.packed import TYPES, PackedMatrix, pack_blocks, pack_dense, pack_quantised, quantise
@@ -71,6 +74,7 @@ class CpuKernels(ReferenceKernels):
         self._layers: dict[int, BoundLayer] = {}
         self._plans: dict[int, BoundPlan] = {}
         self._experts: dict[int, BoundExperts] = {}
+        self._sites = BoundSites()
 
     def set_threads(self, threads: int) -> None:
         """Change the native pool; 0: every core that this process may run on."""
@@ -81,11 +85,12 @@ class CpuKernels(ReferenceKernels):
         return record(compute, self._bound, room)
 
     def _bound(self) -> list[object]:
-        return [*self._layers.values(), *self._norms.values(), *self._packed.values(), *self._experts.values()]
+        return [*self._layers.values(), *self._norms.values(), *self._packed.values(), *self._experts.values(),
+                *self._sites.values()]  # fmt: skip
 
     def forget_weights(self) -> None:
         """Weights have new numbers where they stand: forget copies and packed forms that were made of them here."""
-        for kept in (self._packed, self._norms, self._layers, self._plans, self._experts):
+        for kept in (self._packed, self._norms, self._layers, self._plans, self._experts, self._sites):
             kept.clear()
 
     def describe(self) -> dict[str, str | int]:
@@ -107,18 +112,19 @@ class CpuKernels(ReferenceKernels):
         norm: NormSpec | None = None,
         act: Act | None = None,
         residual: Tensor | None = None,
+        delta: Delta | None = None,
     ) -> Tensor:
         """residual + act(norm(x) @ weight.T + bias) in x's dtype; weight dense [N, K], or packed (bias within)."""
         kind = TYPES.get(x.dtype)
         if kind is None or (isinstance(weight, Tensor) and weight.dtype not in TYPES) or x.ndim != 2:
-            return self._plain_linear(x, weight, bias, norm, act, residual)
+            return self._plain_linear(x, weight, bias, (norm, act, residual), delta)
         packed = weight if isinstance(weight, PackedMatrix) else self._pack(weight, bias)
         width = packed.n
         if act in GATED:
             width //= 2
             if width % _native.TILE_COLUMNS:
                 # The halves share a tile, so gate and up are not at hand together.
-                y = self.activate(self.fused_linear(x, packed, norm=norm), act)
+                y = self.activate(self.fused_linear(x, packed, norm=norm, delta=delta), act)
                 return y if residual is None else self.add(residual, y)
         rows, inner = x.shape
         if inner != packed.k:
@@ -136,10 +142,31 @@ class CpuKernels(ReferenceKernels):
             if residual.dtype != x.dtype or not residual.is_contiguous():
                 residual = residual.to(x.dtype).contiguous()
             shared = residual.data_ptr()
+        if delta is None:
+            packed.native.linear(
+                x.data_ptr(), rows, x.stride(0), out.data_ptr(), kind, False, shared, ACTS[act], native_norm
+            )
+            return out
+        gain, add = self._addends(delta)
         packed.native.linear(
-            x.data_ptr(), rows, x.stride(0), out.data_ptr(), kind, False, shared, ACTS[act], native_norm
-        )
+            x.data_ptr(), rows, x.stride(0), out.data_ptr(), kind, False, shared, ACTS[act], native_norm,
+            0 if gain is None else gain.data_ptr(), add.data_ptr(),
+        )  # fmt: skip
         return out
+
+    def _addends(self, delta: Delta) -> Addends:
+        found = self._sites.expand(delta)
+        self.count("add_delta", fallback=found is None)
+        return addends(delta) if found is None else found
+
+    def adapt(self, x: Tensor, site: AdapterSite, rows: Tensor, slots: Tensor) -> Tensor:
+        """down @ x of each token's adapter -> [T, lanes] float32."""
+        found = self._sites.shrink(x, site, rows, slots)
+        if found is None:
+            self.count("adapt", fallback=True)
+            return super().adapt(x, site, rows, slots)
+        self.count("adapt")
+        return found
 
     def pack_dense(self, weight: Tensor, bias: Tensor | None = None) -> PackedMatrix | None:
         """For a Weight that keeps the packed form and lets the original go; None: this dtype is not packed."""
@@ -186,13 +213,15 @@ class CpuKernels(ReferenceKernels):
         x: Tensor,
         weight: Tensor | PackedMatrix,
         bias: Tensor | None,
-        norm: NormSpec | None,
-        act: Act | None,
-        residual: Tensor | None,
+        around: tuple[NormSpec | None, Act | None, Tensor | None],
+        delta: Delta | None = None,
     ) -> Tensor:
+        """around: norm, activation, residual."""
         assert isinstance(weight, Tensor), "packed weights multiply float32 and bfloat16 rows [T, K] only"
         self.count("linear", fallback=True)
+        norm, act, residual = around
         y = super().linear(x if norm is None else self.norm(x, norm), weight, bias)
+        y = y if delta is None else self.add_delta(y, delta)
         y = y if act is None else self.activate(y, act)
         return y if residual is None else self.add(residual, y)
 
@@ -463,6 +492,10 @@ class CpuKernels(ReferenceKernels):
         bound.native.call(
             x.data_ptr(), x.shape[0], out.data_ptr(), kind, ids.data_ptr(), gates.data_ptr(), ids.shape[1]
         )
+        rows = ctx.rows
+        if rows is not None and rows.adapters is not None:  # whose adapters change experts is computed once more
+            at = torch.where(rows.adapters[rows.tokens] > 0)[0]
+            out[at] = super().experts(x[at], weights, ids[at], gates[at], act, ctx.of(at))
         return out
 
     # ------------------------------------------------------------------ attention

@@ -1,7 +1,7 @@
 """Choosing tokens. Owns: the most likely one in one launch, the most likely allowed one in one, a draw in one more.
 
-The vocabulary is cut into pieces; the program that finishes a line last looks at all pieces, in order. A draw needs
-the line's largest logit first, because its scores are rounded as those of all backends are. Must not know: filters.
+A draw needs the line's largest logit first, because its scores are rounded as those of all backends are, and the least
+score that is kept, which cuts.py finds.
 """
 
 from __future__ import annotations
@@ -14,42 +14,8 @@ from triton.language.extra import libdevice
 
 from tokenmill.core.forward import Draws
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, wait
-
-
-@triton.jit
-def _first_best(values, ids):
-    """The largest value, and the lowest of the ids that have it."""
-    top = tl.max(values)
-    return top, tl.min(tl.where(values == top, ids, 2147483647))
-
-
-@triton.jit
-def _put(part_ptr, place, value, number):
-    """What one piece found."""
-    tl.store(part_ptr + place * 2, value, cache_modifier=".cg")
-    tl.store(part_ptr + place * 2 + 1, number.to(tl.float32, bitcast=True), cache_modifier=".cg")
-
-
-@triton.jit
-def _get(part_ptr, places):
-    """What all pieces of a line found."""
-    values = tl.load(part_ptr + places * 2, cache_modifier=".cg")
-    return values, tl.load(part_ptr + places * 2 + 1, cache_modifier=".cg").to(tl.int32, bitcast=True)
-
-
-@triton.jit
-def _is_last(count_ptr, line, PIECES: tl.constexpr):
-    """Have the other pieces of this line stored what they found? The counter is ready for the next launch then."""
-    tl.debug_barrier()
-    last = tl.atomic_add(count_ptr + line, 1, sem="acq_rel") == PIECES - 1
-    if last:
-        tl.store(count_ptr + line, 0)
-    return last
-
-
-@triton.jit
-def _any(flags):
-    return tl.max(flags.to(tl.int32)) > 0
+from tokenmill.kernels.triton.cuts import least_of_draws
+from tokenmill.kernels.triton.pieces import allowed, any_of, first_best, get, is_last, put
 
 
 @triton.jit(do_not_specialize=["per"])
@@ -72,15 +38,15 @@ def _greedy_kernel(
         better = (x > best) | ((best_id == 2147483647) & (i < V))
         best = tl.where(better, x, best)
         best_id = tl.where(better, i, best_id)
-    top, top_id = _first_best(best, best_id)
-    if _any(wrong):
+    top, top_id = first_best(best, best_id)
+    if any_of(wrong):
         top = float("nan")
         top_id = 0
-    _put(part_ptr, line * PIECES + piece, top, top_id)
-    if _is_last(count_ptr, line, PIECES):
-        tops, ids = _get(part_ptr, line * PIECES + tl.arange(0, PIECES))
-        top, top_id = _first_best(tops, ids)
-        if _any(tops != tops):
+    put(part_ptr, line * PIECES + piece, top, top_id)
+    if is_last(count_ptr, line, PIECES):
+        tops, ids = get(part_ptr, line * PIECES + tl.arange(0, PIECES))
+        top, top_id = first_best(tops, ids)
+        if any_of(tops != tops):
             top = float("nan")
             top_id = 0
         tl.store(largest_ptr + line, top)
@@ -107,15 +73,6 @@ def greedy(logits: Tensor, scratch: Scratch, *, pdl: bool) -> tuple[Tensor, Tens
     return ids, marked, largest
 
 
-@triton.jit
-def _allowed(words_ptr, masks_ptr, line, i, V, mask_words):
-    """Which of the tokens i this line may say."""
-    number = tl.load(words_ptr + line) & 0x3FFFFFFF
-    mask = masks_ptr + (number - 1).to(tl.int64) * mask_words
-    bits = tl.load(mask + (i >> 5), mask=(i < V) & (number > 0), other=-1)
-    return (i < V) & (((bits >> (i & 31)) & 1) > 0)
-
-
 @triton.jit(do_not_specialize=["per"], do_not_specialize_on_alignment=["words_ptr", "masks_ptr"])
 def _allowed_kernel(
     x_ptr, words_ptr, masks_ptr, id_ptr, marked_ptr, before_ptr, largest_ptr, part_ptr, count_ptr, V, x_stride,
@@ -135,22 +92,22 @@ def _allowed_kernel(
         x = tl.load(source + i, mask=i < V, other=float("-inf")).to(tl.float32)
         wrong |= (x != x).to(tl.int32)
         highest = tl.maximum(highest, x)
-        better = _allowed(words_ptr, masks_ptr, line, i, V, mask_words) & (x > best)
+        better = allowed(words_ptr, masks_ptr, line, i, V, mask_words) & (x > best)
         best = tl.where(better, x, best)
         best_id = tl.where(better, i, best_id)
     first = tl.max(highest)
-    if _any(wrong):
+    if any_of(wrong):
         first = float("nan")
-    top, top_id = _first_best(best, best_id)
+    top, top_id = first_best(best, best_id)
     firsts_ptr = part_ptr + tl.num_programs(0) * PIECES * 2 + line * PIECES
     tl.store(firsts_ptr + piece, first, cache_modifier=".cg")
-    _put(part_ptr, line * PIECES + piece, top, top_id)
-    if _is_last(count_ptr, line, PIECES):
-        tops, ids = _get(part_ptr, line * PIECES + tl.arange(0, PIECES))
-        top, top_id = _first_best(tops, ids)
+    put(part_ptr, line * PIECES + piece, top, top_id)
+    if is_last(count_ptr, line, PIECES):
+        tops, ids = get(part_ptr, line * PIECES + tl.arange(0, PIECES))
+        top, top_id = first_best(tops, ids)
         firsts = tl.load(firsts_ptr + tl.arange(0, PIECES), cache_modifier=".cg")
         first = tl.max(firsts)
-        if _any(firsts != firsts):
+        if any_of(firsts != firsts):
             first = float("nan")
         good = (tl.abs(first) < float("inf")) & (tl.abs(top) < float("inf"))
         top_id = tl.where(good, top_id, 0)
@@ -183,14 +140,14 @@ def _log_exponential(i, key, PRECISE: tl.constexpr):
 
 
 @triton.jit(
-    do_not_specialize=["per", "has_words"],
+    do_not_specialize=["per", "has_words", "has_least"],
     do_not_specialize_on_alignment=["words_ptr", "masks_ptr", "row_ptr", "position_ptr", "prompt_ptr", "stream_ptr",
-                                    "scale_ptr"],
+                                    "scale_ptr", "least_ptr"],
 )  # fmt: skip
 def _draw_kernel(
-    x_ptr, words_ptr, masks_ptr, row_ptr, position_ptr, stream_ptr, prompt_ptr, scale_ptr, largest_ptr, id_ptr,
-    marked_ptr, part_ptr, count_ptr, V, x_stride, mask_words, int_stride, scale_stride, has_words, per,
-    PIECES: tl.constexpr, BLOCK: tl.constexpr, PRECISE: tl.constexpr, PDL: tl.constexpr,
+    x_ptr, words_ptr, masks_ptr, row_ptr, position_ptr, stream_ptr, prompt_ptr, scale_ptr, largest_ptr, least_ptr,
+    id_ptr, marked_ptr, part_ptr, count_ptr, V, x_stride, mask_words, int_stride, scale_stride, has_words, has_least,
+    per, PIECES: tl.constexpr, BLOCK: tl.constexpr, PRECISE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     line = tl.program_id(0)
@@ -205,6 +162,9 @@ def _draw_kernel(
         index = tl.load(position_ptr + line) + 1 - tl.load(prompt_ptr + row * int_stride)
         key = _mixed((tl.load(stream_ptr + row * int_stride) + (index + 1) * -7046029254386353131).to(tl.uint64))
         scale = tl.load(scale_ptr + row * scale_stride)
+        least = float("-inf")
+        if has_least != 0:
+            least = tl.load(least_ptr + line)
         source = x_ptr + line.to(tl.int64) * x_stride
         best = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
         best_id = tl.full((BLOCK,), 2147483647, dtype=tl.int32)
@@ -212,16 +172,17 @@ def _draw_kernel(
             i = (piece * per + step) * BLOCK + tl.arange(0, BLOCK)
             x = tl.load(source + i, mask=i < V, other=float("-inf")).to(tl.float32)
             if has_words != 0:
-                x = tl.where(_allowed(words_ptr, masks_ptr, line, i, V, mask_words), x, float("-inf"))
-            score = (x - largest) * scale - _log_exponential(i, key, PRECISE)
+                x = tl.where(allowed(words_ptr, masks_ptr, line, i, V, mask_words), x, float("-inf"))
+            s = (x - largest) * scale
+            score = tl.where(s >= least, s, float("-inf")) - _log_exponential(i, key, PRECISE)
             better = score > best
             best = tl.where(better, score, best)
             best_id = tl.where(better, i, best_id)
-        top, top_id = _first_best(best, best_id)
-        _put(part_ptr, line * PIECES + piece, top, top_id)
-        if _is_last(count_ptr, line, PIECES):
-            tops, ids = _get(part_ptr, line * PIECES + tl.arange(0, PIECES))
-            top, top_id = _first_best(tops, ids)
+        top, top_id = first_best(best, best_id)
+        put(part_ptr, line * PIECES + piece, top, top_id)
+        if is_last(count_ptr, line, PIECES):
+            tops, ids = get(part_ptr, line * PIECES + tl.arange(0, PIECES))
+            top, top_id = first_best(tops, ids)
             tl.store(id_ptr + line, top_id.to(tl.int64))
             tl.store(marked_ptr + line, top_id.to(tl.int64))
 
@@ -252,12 +213,13 @@ def choose(
             vocab, logits.stride(0), width, triton.cdiv(blocks, pieces), **common,
         )  # fmt: skip
     if draws is not None:
+        least = least_of_draws(logits, draws, largest, (*given, width, int(words is not None)), scratch, pdl=pdl)
         # Without fused multiply-adds the scores are the bits that separate operations give.
         _draw_kernel[(lines, pieces)](
             logits, *given, draws.row_ids, draws.positions, draws.streams, draws.num_prompt,
-            draws.inverse_temperature, largest, ids, marked, scratch.partial(logits.device), counters,
-            vocab, logits.stride(0), width, draws.streams.stride(0), draws.inverse_temperature.stride(0),
-            int(words is not None), triton.cdiv(blocks, pieces), **common, PRECISE=not INTERPRETED,
-            enable_fp_fusion=False,
+            draws.inverse_temperature, largest, largest if least is None else least, ids, marked,
+            scratch.partial(logits.device), counters, vocab, logits.stride(0), width, draws.streams.stride(0),
+            draws.inverse_temperature.stride(0), int(words is not None), int(least is not None),
+            triton.cdiv(blocks, pieces), **common, PRECISE=not INTERPRETED, enable_fp_fusion=False,
         )  # fmt: skip
     return ids, marked, before

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from tokenmill.core.adapters import AdapterSite, Delta
 from tokenmill.core.errors import UserError
 from tokenmill.core.forward import (
     Act,
@@ -26,10 +27,11 @@ from tokenmill.core.forward import (
     SpaceSpec,
 )
 from tokenmill.kernels.reference import ReferenceKernels
-from tokenmill.kernels.triton import pointwise
+from tokenmill.kernels.triton import adapters, pointwise
 from tokenmill.kernels.triton.choose import choose, greedy
 from tokenmill.kernels.triton.chunks import can_chunk, chunked_delta_
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts, multiprocessors, shared_memory
+from tokenmill.kernels.triton.cuts import least_kept
 from tokenmill.kernels.triton.decode import attend_one, decode_config, early_keys
 from tokenmill.kernels.triton.gathered import arrange, attend_long, can_gather
 from tokenmill.kernels.triton.gemv import gemv
@@ -90,6 +92,7 @@ class TritonKernels(ReferenceKernels):
             narrow_ways=measured_narrow(torch.cuda.get_device_name()) if real else {},
         )
         self.narrow_logits = True
+        self.cuts_draws = True
         self.unfit: set[str] = set()
         self.ways: dict[str, Way] = measured_ways(torch.cuda.get_device_name()) if real else {}
         self.measured: list[Sample] = samples(self.ways)
@@ -113,8 +116,12 @@ class TritonKernels(ReferenceKernels):
         norm: NormSpec | None = None,
         act: Act | None = None,
         residual: Tensor | None = None,
+        delta: Delta | None = None,
     ) -> Tensor:
         """residual + act(norm(x) @ weight.T + bias)."""
+        if delta is not None:  # its inputs are normed already
+            y = self.fused_linear(delta.inputs, weight, bias)
+            return self._adapted(y, delta, act, residual)
         if self.launch.ended is not None:
             self.launch.ended.following = weight.data if isinstance(weight, NarrowMatrix) else weight
             self.launch.ended = None
@@ -129,6 +136,31 @@ class TritonKernels(ReferenceKernels):
             every = torch.arange(weight.shape[0], device=x.device)
             weight, bias = weight.rows(every, x.dtype), weight.bias
         return self._library(x, weight, bias, act, residual)
+
+    def adapt(self, x: Tensor, site: AdapterSite, rows: Tensor, slots: Tensor) -> Tensor:
+        """down @ x of each token's adapter, in parts of the sum: [parts, T, lanes]."""
+        if not adapters.can_adapt(site, x):
+            self.count("adapt", fallback=True)
+            return super().adapt(x, site, rows, slots)
+        self.count("adapt")
+        x = x if x.stride(1) == 1 else x.contiguous()
+        return adapters.adapt(x, site, rows, slots, steady=self.launch.steady, pdl=self.launch.pdl)
+
+    def add_delta(self, y: Tensor, delta: Delta) -> Tensor:
+        """y [T, N] with what the adapters add."""
+        return self._adapted(y, delta, None, None)
+
+    def _adapted(self, y: Tensor, delta: Delta, act: Act | None, residual: Tensor | None) -> Tensor:
+        """residual + act(y with what the adapters add)."""
+        if delta.low.ndim == 2:  # plain torch has made it
+            self.count("add_delta", fallback=True)
+            y = super().add_delta(y, delta)
+            y = y if act is None else self.activate(y, act)
+            return y if residual is None else self.add(residual, y)
+        self.count("add_delta")
+        residual = None if residual is None else residual.contiguous()
+        launch = self.launch
+        return adapters.finish(y.contiguous(), delta, act, residual, steady=launch.steady, pdl=launch.pdl)
 
     def _product(
         self,
@@ -299,6 +331,14 @@ class TritonKernels(ReferenceKernels):
             return None
         self.count("choose")
         return choose(logits, words, masks, draws, self.launch.scratch, pdl=self.launch.pdl)
+
+    @else_reference
+    def least_kept(self, s: Tensor, k: Tensor | None, p: Tensor | None) -> Tensor | None:
+        """The score from which top-k and top-p keep tokens, without sorting."""
+        if s.shape[0] == 0:
+            return None
+        self.count("least_kept")
+        return least_kept(s, k, p, self.launch.scratch, pdl=self.launch.pdl)
 
     @else_reference
     def gather_rows(

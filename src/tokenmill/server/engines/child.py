@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from tokenmill.core.config import EngineConfig
+from tokenmill.core.config import EngineConfig, wanted_faults
 from tokenmill.core.errors import UserError
 from tokenmill.engine.wire import (
     Abort,
@@ -35,6 +35,18 @@ Build = Callable[[EngineConfig], Any]
 LONG_STEP_S = 0.25
 """How often a step that takes longer says how far it is."""
 FAILED_EXIT = 70
+
+
+def build_default(config: EngineConfig) -> Any:
+    """The real engine; imports torch."""
+    from tokenmill.engine.build import build_engine
+
+    built = build_engine(config)
+    if faults := wanted_faults():
+        from tokenmill.engine.faults import inject
+
+        inject(built, faults)
+    return built
 
 
 def name_of(command: Command) -> str:

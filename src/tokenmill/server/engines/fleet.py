@@ -12,6 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import msgspec
 
@@ -20,9 +21,12 @@ from tokenmill.core.request import Request, TextDelta, TokenDelta
 from tokenmill.engine.admission import Admission, work_of
 from tokenmill.engine.deliveries import Deliveries
 from tokenmill.engine.wire import Abort, Add, Beat, Failed, News, Ready, Refused, Report, check_carried
+from tokenmill.server.adapters import AdapterBook
 from tokenmill.server.backend import MAX_CHUNKS, UNAVAILABLE, DeltaStream, EngineStats, ModelInfo, Timeline
+from tokenmill.server.engines.adapters import AdapterTraffic
 from tokenmill.server.engines.fair_queue import FairQueue
 from tokenmill.server.engines.keeper import Keeper, MakeLink, Reports
+from tokenmill.server.engines.learned import learn_admission, learn_model
 from tokenmill.server.engines.route import Router
 from tokenmill.server.engines.state import Engine, FleetOptions, Open
 from tokenmill.server.engines.trials import Trials, Ways
@@ -41,6 +45,7 @@ class Fleet:
 
     def __init__(self, make_link: MakeLink, names: tuple[str, ...], options: FleetOptions) -> None:
         self.names = names
+        self.adapters = AdapterTraffic(self, AdapterBook())
         self.options = options
         self.keeper = Keeper(make_link, options, Reports(self._heard, self._lost, self._broken, self._hopeless))
         self.engines = self.keeper.engines
@@ -231,7 +236,9 @@ class Fleet:
     def _loaded(self, engine: Engine, ready: Ready) -> None:
         if self._info is None:
             self._learn(ready)
+            self.tell_names()
         engine.serves()
+        self.adapters.introduce(engine)
         if all(e.ready for e in self.engines) and self.loaded is not None and not self.loaded.done():
             self.loaded.set_result(None)
         self.trials.go_on()
@@ -252,33 +259,20 @@ class Fleet:
         else:  # the model was loaded before: what is missing now (memory, files) may be there again later
             self.keeper.failed_to_load(engine, failed.message)
 
+    def tell_names(self) -> None:
+        """The names that are served now: the model's, then its adapters'."""
+        book = self.adapters.book
+        folders = {name: served.path for name, served in book.by_name.items()}
+        numbers = dict(book.numbers)
+        self._info = replace(self.info, names=(*self.names, *numbers), adapters=numbers, folders=folders)
+
     def _learn(self, ready: Ready) -> None:
-        facts = ready.facts
-        tokenizer = Tokenizer.from_state(ready.tokenizer) if ready.tokenizer is not None else None
-        self._info = ModelInfo(
-            names=self.names,
-            root=facts["root"],
-            vocab_size=facts["vocab_size"],
-            max_model_len=facts["max_model_len"],
-            tokenizer=tokenizer,
-            generation=ready.generation,
-            max_rows=facts["max_rows"],
-            priorities=facts["priorities"],
-            details={**facts, "load_s": ready.load_s},
-        )
-        self.admission = Admission(
-            vocab_size=facts["vocab_size"],
-            max_model_len=facts["max_model_len"],
-            max_rows=facts["max_rows"],
-            max_waiting=1,
-            eos_ids=frozenset(ready.eos_ids),
-            in_process=False,
-        )
-        if tokenizer is not None:
-            self.admission.encode = lambda text: tokenizer.encode(text, add_special_tokens=False, allow_special=False)
+        self._info = learn_model(self.names, ready)
+        tokenizer = self._info.tokenizer
+        self.admission = learn_admission(ready, tokenizer)
         self.deliveries = self._deliveries(tokenizer)
         if self.options.fair:
-            self.queue.limit = max(1, facts["max_rows"] * len(self.engines) * 5 // 4)
+            self.queue.limit = max(1, self._info.max_rows * len(self.engines) * 5 // 4)
 
     def _report(self, engine: Engine, report: Report) -> None:
         safely = self.deliveries.safely
@@ -301,6 +295,8 @@ class Fleet:
             log.exception("what a step brought could not be handled together")
             for delta in report.deltas:
                 safely(delta.request_id, self._deliver, [delta])
+        if report.adapted:
+            self.adapters.heard(engine, report.adapted)
         if report.stats is not None:
             engine.stats = report.stats
         try:
@@ -389,6 +385,8 @@ class Fleet:
     def _forget(self, entry: Open) -> None:
         self.open_requests.pop(entry.request.id, None)
         self.deliveries.drop(entry.request.id)
+        if entry.request.adapter:
+            self.adapters.let_go()
         if entry.engine >= 0:
             self.engines[entry.engine].requests.discard(entry.request.id)
         entry.timeline.ended = time.monotonic()
@@ -430,7 +428,8 @@ class Fleet:
             return
         rank = stream.rank
         if rank is None or rank not in loads:
-            rank = self.router.choose(loads, request.prompt_ids, request.salt, stream.session, stream.owner)
+            salt = f"{request.adapter}/{request.salt}" if request.adapter else request.salt
+            rank = self.router.choose(loads, request.prompt_ids, salt, stream.session, stream.owner)
         self._send(entry, rank)
 
     def _send(self, entry: Open, number: int) -> None:

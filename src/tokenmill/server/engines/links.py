@@ -14,11 +14,13 @@ import os
 import queue
 import signal
 import socket
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 from tokenmill.core.config import EngineConfig, calm_threads
@@ -66,6 +68,20 @@ def _bytes_read(pid: int) -> int:
     return int(Path(f"/proc/{pid}/io").read_text().split("rchar:")[1].split()[0])
 
 
+@contextlib.contextmanager
+def without_main(build: Build) -> Iterator[None]:
+    """A spawned process imports its parent's main module first: half a second for nothing if that is a program."""
+    main = sys.modules["__main__"]
+    if build.__module__ == "__main__":
+        yield
+        return
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
 class Link(Protocol):
     """One life of one engine."""
 
@@ -102,7 +118,8 @@ class ProcessLink:
             context = multiprocessing.get_context("spawn")
             args = (*self.setup, theirs, starts_last())
             process = context.Process(target=run_child, args=args, name="tokenmill-engine")
-            process.start()
+            with without_main(self.setup[0]):
+                process.start()
         except BaseException:
             ours.close()
             raise

@@ -91,7 +91,7 @@ ENGINES: Refusals = {
         n_indent=(0,),
     ),
     **_loud("it is a feature of another engine", detokenize=(True,), parse_tool_calls=(True,)),
-    **_refuse("this server has no adapters", "lora_path", "lora", "adapter_id", "adapter"),
+    **_refuse("name the adapter as the model", "lora_path", "lora", "adapter_id", "adapter"),
     **_refuse("the header X-data-parallel-rank says it", "data_parallel_rank"),
     **_refuse("request_id says it", "rid"),
     **_refuse("prompt says it at /v1/completions", "input_ids"),
@@ -171,7 +171,7 @@ REFUSED: dict[str, Refusals] = {
     "openai.EmbeddingRequest": {
         **_refuse("vectors are float32", embed_dtype=("float32",), output_dtype=("float", "float32")),
         **_refuse("this model reads text alone", "messages", "images", "mm_processor_kwargs", "media_io_kwargs"),
-        **_refuse("this server has no adapters", "lora_path"),
+        **_refuse("name the adapter as the model", "lora_path"),
         **_refuse("the header X-data-parallel-rank says it", "data_parallel_rank"),
         **_refuse("the text is read as it is: put it there", "task", "input_type", "prompt_name", "late_chunking"),
         **_refuse("truncate_prompt_tokens says it", "truncate"),

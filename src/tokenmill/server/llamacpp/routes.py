@@ -80,8 +80,9 @@ def _add_telling(app: FastAPI, context: Context) -> None:
         return json_answer([{"id": i, "is_processing": i < busy, **more} for i in range(info.max_rows)])
 
     async def adapters(request: Request) -> Response:
-        """There are none."""
-        return json_answer([])
+        """The served ones; a request names one as its model."""
+        listed = enumerate(context.backend.info.adapters)
+        return json_answer([{"id": i, "path": name, "scale": 0.0} for i, name in listed])
 
     get(app, "/props", props)
     get(app, "/slots", slots)

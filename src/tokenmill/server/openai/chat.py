@@ -57,7 +57,8 @@ class Chat:
         tokenizer = self.context.backend.info.tokenizer
         if reasoning and tokenizer is not None:
             count = len(tokenizer.encode(reasoning, add_special_tokens=False))
-            found["completion_tokens_details"] = {"reasoning_tokens": min(count, found["completion_tokens"])}
+            details = found.setdefault("completion_tokens_details", {})
+            details["reasoning_tokens"] = min(count, found["completion_tokens"])
         return found
 
     def ended(self, reason: str | None, calls: int) -> str | None:

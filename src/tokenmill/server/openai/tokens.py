@@ -101,14 +101,16 @@ def tokenizer_info(context: Context) -> dict[str, Any]:
 
 def model_card(context: Context, name: str, created: int) -> dict[str, Any]:
     """One entry of /v1/models."""
+    info = context.backend.info
+    adapter = name in info.adapters
     return {
         "id": name,
         "object": "model",
         "created": created,
         "owned_by": "tokenmill",
-        "root": context.backend.info.root,
-        "parent": None,
-        "max_model_len": context.backend.info.max_model_len,
+        "root": info.folders[name] if adapter else info.root,
+        "parent": info.names[0] if adapter else None,
+        "max_model_len": info.max_model_len,
         "permission": [
             {
                 "id": f"modelperm-{name}",

@@ -14,13 +14,18 @@ from math import isnan, nan
 from typing import Protocol
 
 from tokenmill.server.backend import Backend, EngineStats
+from tokenmill.server.web.events import Events
 
 PERIOD_S = 1.0
 MAX_SAMPLES = 900
-TOTALS = ("prompt_tokens", "cached_tokens", "output_tokens", "preemptions", "drafted", "accepted", "steps")
+TOTALS = (
+    *("prompt_tokens", "cached_tokens", "output_tokens", "preemptions", "drafted", "accepted", "steps"),
+    *("flops", "read_bytes", "written_bytes"),
+)
+BLOCKS = ("kv_blocks", "kv_shared", "kv_idle")
 QUANTILES = (0.5, 0.9, 0.99)
 COLUMNS = (
-    *("at", "running", "waiting", "kv_usage", *TOTALS, "restarts"),
+    *("at", "running", "waiting", "kv_usage", "kv_shared", "kv_idle", *TOTALS, "restarts"),
     *(f"{name}_p{round(q * 100)}" for name in ("ttft", "itl") for q in QUANTILES),
 )
 """`at` is Unix time; totals count since the start of the engines; latencies are seconds, None where none ended."""
@@ -38,9 +43,16 @@ class Latencies(Protocol):
 class Activity:
     """The ring of one server."""
 
-    def __init__(self, backend: Backend, latencies: Latencies, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        latencies: Latencies,
+        events: Events | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self.backend = backend
         self.latencies = latencies
+        self.events = events or Events(clock)
         self.clock = clock
         self.figures = array("d", bytes(8 * MAX_SAMPLES * len(COLUMNS)))
         """A row per sample, NaN where there is none: objects would grow the heap for a quarter of an hour."""
@@ -76,8 +88,11 @@ class Activity:
         """Add a sample of now."""
         total = whole(self.backend.stats())
         sample: Sample = [self.clock(), total.running, total.waiting, round(total.kv_usage, 4)]
+        sample += [total.kv_shared, total.kv_idle]
         sample += [getattr(total, name) for name in TOTALS]
-        sample.append(self.backend.counters().get("engine_restarts", 0))
+        counters = self.backend.counters()
+        self.events.counters(counters)
+        sample.append(counters.get("engine_restarts", 0))
         for values in (self.latencies.recent_ttft, self.latencies.recent_gaps):
             sample += quantiles(values)
             values.clear()
@@ -96,7 +111,7 @@ class Activity:
 def whole(engines: Iterable[EngineStats]) -> EngineStats:
     """All engines as one; the K/V share is weighted by blocks."""
     engines = list(engines)
-    names = ("running", "waiting", "kv_blocks", *TOTALS)
+    names = ("running", "waiting", *BLOCKS, *TOTALS)
     summed = {name: sum(getattr(stats, name) for stats in engines) for name in names}
     weight = sum(max(1, stats.kv_blocks) for stats in engines)
     used = sum(stats.kv_usage * max(1, stats.kv_blocks) for stats in engines)

@@ -6,6 +6,7 @@ made, how the page looks.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -18,6 +19,8 @@ from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError
 from tokenmill.server.routing import Api, get, json_answer, tenant
 from tokenmill.server.web.activity import COLUMNS, Activity
+from tokenmill.server.web.card import card
+from tokenmill.server.web.events import Events
 from tokenmill.server.web.files import PageFile, read_files
 
 FILES = read_files()
@@ -26,15 +29,18 @@ MAX_LISTED = 200
 
 
 def add_routes(app: FastAPI, context: Context) -> None:
-    """The page, `/v1/engine`, and the list of recent requests."""
-    activity = Activity(context.backend, context.metrics)
+    """The page, `/v1/engine`, `/v1/card`, and the list of recent requests."""
+    events = Events()
+    activity = Activity(context.backend, context.metrics, events)
     activity.watch()
+    context.metrics.on_reject = events.refused
     began = time.time()
 
     async def engine(request: Request) -> Response:
         """What the engines do now, and did in the last minutes; `since` leaves out samples that one has already."""
         state = engine_state(context)
         state.update(started=began, columns=COLUMNS, samples=activity.since(_number(request, "since", 0.0)))
+        state["events"] = events.shown()
         return json_answer(state)
 
     async def requests(request: Request) -> Response:
@@ -42,7 +48,12 @@ def add_routes(app: FastAPI, context: Context) -> None:
         most = min(MAX_LISTED, max(1, int(_number(request, "limit", 50))))
         return json_answer({"object": "list", "data": context.history.recent(tenant(request), most)})
 
+    async def model_card(request: Request) -> Response:
+        """What the served model is and can do, and what a request that says nothing gets."""
+        return json_answer(await asyncio.to_thread(card, context))  # files are looked at once
+
     get(app, "/v1/engine", engine)
+    get(app, "/v1/card", model_card)
     get(app, "/v1/requests", requests)
     for path, name in PATHS.items():
         app.add_api_route(path, _sender(FILES[name]), methods=["GET", "HEAD"], include_in_schema=False)
@@ -87,4 +98,4 @@ def _number(request: Request, name: str, default: float) -> float:
     return value
 
 
-WEB = Api(add_routes, keyless=frozenset(PATHS), unlogged=frozenset({*PATHS, "/v1/engine", "/v1/requests"}))
+WEB = Api(add_routes, keyless=frozenset(PATHS), unlogged=frozenset({*PATHS, "/v1/engine", "/v1/card", "/v1/requests"}))

@@ -107,7 +107,7 @@ export function explain(error) {
     case -1:
       return { title: "The answer broke off", text: "The connection ended before the answer did. What had come is kept.", help: "retry" };
     case 401:
-      return { title: "A key is needed", text: "This server was started with --api-key. Give that key; it is kept for this tab only.", help: "key" };
+      return { title: "An API key is needed", text: "This server was started with --api-key. Give that key; it is kept for this tab only.", help: "key" };
     case 403:
       return { title: "The server refuses this page", text: message, help: "" };
     case 400:
@@ -118,9 +118,9 @@ export function explain(error) {
     case 504:
       return { title: "It took too long", text: message, help: "retry" };
     case 413:
-      return { title: "The conversation is too large", text: `${message} Begin a new one, or delete attachments of text.`, help: "" };
+      return { title: "The conversation is too large", text: `${message} Begin a new one, or leave files out.`, help: "" };
     case 429:
-      return { title: "Too much for this key just now", text: message, help: "retry" };
+      return { title: "Too much for this API key just now", text: message, help: "retry" };
     case 503:
       return { title: "The server has no room just now", text: `${message} There is room again as soon as an answer ends.`, help: "retry" };
     default:

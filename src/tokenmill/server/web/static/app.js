@@ -3,7 +3,9 @@ import { render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { access, setKey } from "./api.js";
 import { ChatView } from "./chat.js";
-import { begin, chat, loadList, loadModels, regenerate, runningIn, stop } from "./conversation.js";
+import { CompareView, stopAll } from "./compare.js";
+import { CompleteView } from "./complete.js";
+import { begin, chat, loadList, loadModels, regenerate, runningIn, shownPath, stop } from "./conversation.js";
 import { EngineView } from "./engine.js";
 import { warmUp } from "./markdown.js";
 import { useStore } from "./store.js";
@@ -20,32 +22,36 @@ const KEYS = [
   ["b", "list of conversations"],
   ["s", "settings"],
   ["c", "chat"],
+  ["m", "compare two models or settings"],
+  ["w", "continue a text"],
   ["e", "engine"],
   ["t", "light, dark, or as the system"],
-  ["k", "the key"],
+  ["k", "API key"],
   ["?", "this list"],
 ];
 const THEMES = ["auto", "light", "dark"];
 const THEME_WORDS = { auto: "as the system", light: "light", dark: "dark" };
 const wide = () => matchMedia("(min-width: 900px)").matches;
-const viewOf = () => (location.hash.startsWith("#engine") ? "engine" : "chat");
+const VIEWS = [["chat", "Chat"], ["compare", "Compare"], ["text", "Text"], ["engine", "Engine"]];
+const viewOf = () => VIEWS.find(([name]) => location.hash.startsWith(`#${name}`))?.[0] ?? "chat";
 
 function App() {
   const [view, setView] = useState(viewOf());
   const [panels, setPanels] = useState({ list: wide(), settings: false });
   const [picked, setPicked] = useState(null);
   const [help, setHelp] = useState(false);
+  const [menu, setMenu] = useState(false);
   const [theme, setTheme] = useState(document.documentElement.dataset.theme || "auto");
   const dark = useDark(theme);
   const { asked, refused, key } = useStore(access);
 
   const go = (next) => {
-    location.hash = next === "engine" ? "#engine" : "#chat";
+    location.hash = `#${next}`;
     setView(next);
   };
   const write = (event) => {
     event?.preventDefault();
-    go("chat");
+    if (view === "engine") go("chat");
     requestAnimationFrame(() => document.getElementById("write")?.focus());
   };
   const nextTheme = () => {
@@ -59,6 +65,7 @@ function App() {
     setTheme(next);
     toast(`Colours: ${THEME_WORDS[next]}`);
   };
+  const askKey = () => access.set({ asked: true, refused: false });
   const showTimeline = (id) => {
     setPicked(id);
     go("engine");
@@ -81,41 +88,48 @@ function App() {
     "?": () => setHelp(true),
     "/": write,
     n: () => { go("chat"); begin(); },
-    r: () => { const last = chat.get().open.messages.at(-1); if (view === "chat" && last?.role === "assistant") regenerate(last); },
+    r: () => { const last = shownPath().at(-1); if (view === "chat" && last?.role === "assistant") regenerate(last); },
     b: () => { go("chat"); setPanels({ ...panels, list: !panels.list }); },
-    s: () => { go("chat"); setPanels({ ...panels, settings: !panels.settings }); },
+    s: () => { if (view !== "text") go("chat"); setPanels({ ...panels, settings: !panels.settings }); },
     c: () => go("chat"),
+    m: () => go("compare"),
+    w: () => go("text"),
     e: () => go("engine"),
     t: nextTheme,
-    k: () => access.set({ asked: true, refused: false }),
+    k: askKey,
     Escape: () => {
-      if (runningIn(chat.get().open)) stop();
+      if (view === "compare") stopAll();
+      else if (runningIn(chat.get().open)) stop();
       else if (panels.settings) setPanels({ ...panels, settings: false });
       else if (panels.list && !wide()) setPanels({ ...panels, list: false });
     },
   });
 
-  return html`${view === "chat" && html`<a class="skip" href="#write" onClick=${write}>To the message</a>`}
+  return html`${view !== "engine" && html`<a class="skip" href="#write" onClick=${write}>${view === "text" ? "To the text" : "To the message"}</a>`}
     <header class="top">
-      ${view === "chat" && html`<${IconButton} icon="list" label="List of conversations" aria-expanded=${panels.list} onClick=${() => setPanels({ ...panels, list: !panels.list })} />`}
+      <${IconButton} icon="list" label="List of conversations" aria-expanded=${view === "chat" && panels.list} onClick=${() => { go("chat"); setPanels({ ...panels, list: view !== "chat" || !panels.list }); }} />
       <span class="brand"><img src="static/icon.svg" alt="" width="22" height="22" /><span>tokenmill</span></span>
-      <nav class="tabs" aria-label="Views">
-        <a href="#chat" aria-current=${view === "chat" ? "page" : undefined}>Chat</a>
-        <a href="#engine" aria-current=${view === "engine" ? "page" : undefined}>Engine</a>
-      </nav>
+      <nav class="tabs" aria-label="Views">${VIEWS.map(([name, word]) => html`<a key=${name} href=${`#${name}`} aria-current=${view === name ? "page" : undefined}>${word}</a>`)}</nav>
       <span class="grow"></span>
-      <${IconButton} icon="key" label=${key ? "Key: given" : "Give a key"} onClick=${() => access.set({ asked: true, refused: false })} />
-      <${IconButton} icon="theme" label=${`Colours: ${THEME_WORDS[theme]}`} onClick=${nextTheme} />
+      <${IconButton} icon="key" label=${key ? "API key: given" : "Give an API key"} onClick=${askKey} class="icon-button wide-only" />
+      <${IconButton} icon="theme" label=${`Colours: ${THEME_WORDS[theme]}`} onClick=${nextTheme} class="icon-button wide-only" />
       <${IconButton} icon="help" label="Keyboard shortcuts" onClick=${() => setHelp(true)} class="icon-button wide-only" />
+      <${IconButton} icon="more" label="More" onClick=${() => setMenu(true)} class="icon-button narrow-only" />
     </header>
     <main>
-      ${view === "chat"
-        ? html`<${ChatView} panels=${panels} setPanels=${setPanels} onTimeline=${showTimeline} onReload=${loadModels} />`
-        : html`<${EngineView} theme=${dark} picked=${picked} onPick=${setPicked} key=${key} />`}
+      ${view === "chat" && html`<${ChatView} panels=${panels} setPanels=${setPanels} onTimeline=${showTimeline} onReload=${loadModels} onComplete=${() => go("text")} />`}
+      ${view === "compare" && html`<${CompareView} />`}
+      ${view === "text" && html`<${CompleteView} panels=${panels} setPanels=${setPanels} />`}
+      ${view === "engine" && html`<${EngineView} theme=${dark} picked=${picked} onPick=${setPicked} key=${key} />`}
     </main>
     ${help && html`<${Dialog} title="Keyboard" onClose=${() => setHelp(false)}>
       <dl class="keys">${KEYS.map(([name, text]) => html`<div><dt>${name.split(" + ").map((k, i) => html`${i > 0 && " + "}<kbd>${k}</kbd>`)}</dt><dd>${text}</dd></div>`)}</dl>
     <//>`}
+    ${menu && html`<${Dialog} title="More" onClose=${() => setMenu(false)}><ul class="formats">
+      <li><button type="button" onClick=${() => { setMenu(false); askKey(); }}><${Icon} name="key" /><span><b>API key</b><small>${key ? "given, for this tab" : "none given"}</small></span></button></li>
+      <li><button type="button" onClick=${nextTheme}><${Icon} name="theme" /><span><b>Colours</b><small>${THEME_WORDS[theme]}</small></span></button></li>
+      <li><button type="button" onClick=${() => { setMenu(false); setHelp(true); }}><${Icon} name="help" /><span><b>Keyboard shortcuts</b><small>where there is a keyboard</small></span></button></li>
+    </ul><//>`}
     ${asked && html`<${KeyDialog} refused=${refused} given=${key} />`}
     <${Toasts} />`;
 }
@@ -127,13 +141,13 @@ function KeyDialog({ refused, given }) {
     event.preventDefault();
     setKey(field.current.value.trim());
   };
-  return html`<${Dialog} title="The server's key" onClose=${() => access.set({ asked: false })}>
+  return html`<${Dialog} title="API key" onClose=${() => access.set({ asked: false })}>
     <form class="key-form" onSubmit=${save}>
-      <p>${refused ? html`<strong class="bad">The server does not know that key.</strong> ` : ""}A server started with <code>--api-key</code> answers only with its key. It is kept for this tab, and forgotten when the tab is closed.</p>
-      <label for="key">Key</label>
-      <input id="key" ref=${field} type="password" autocomplete="off" spellcheck="false" aria-invalid=${refused ? "true" : undefined} />
+      <p>${refused ? html`<strong class="bad">The server does not know that API key.</strong> ` : ""}A server started with <code>--api-key</code> answers only with its API key. It is kept for this tab, and forgotten when the tab is closed.</p>
+      <label for="key">API key</label>
+      <input id="key" ref=${field} autofocus type="password" autocomplete="off" spellcheck="false" aria-invalid=${refused ? "true" : undefined} />
       <div class="buttons">
-        ${given && html`<button type="button" class="quiet" onClick=${() => setKey("")}>Forget the key</button>`}
+        ${given && html`<button type="button" class="quiet" onClick=${() => setKey("")}>Forget it</button>`}
         <button type="submit" class="strong">Use it</button>
       </div>
     </form>

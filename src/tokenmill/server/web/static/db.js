@@ -1,4 +1,6 @@
 // Conversations in this browser. Owns: an IndexedDB with a light list and whole conversations. Nothing leaves the browser.
+import { upgrade } from "./tree.js";
+
 let opening = null;
 const memory = new Map(); // where the browser forbids storage, conversations live as long as the page
 
@@ -36,7 +38,8 @@ export async function list() {
 
 export async function load(id) {
   const db = await open();
-  return db ? done(db.transaction("whole").objectStore("whole").get(id)) : memory.get(id);
+  const found = db ? await done(db.transaction("whole").objectStore("whole").get(id)) : memory.get(id);
+  return found && upgrade(found);
 }
 
 export async function save(conversation) {
@@ -59,4 +62,11 @@ export async function remove(id) {
   const change = db.transaction(["list", "whole"], "readwrite");
   change.objectStore("list").delete(id);
   await done(change.objectStore("whole").delete(id));
+}
+
+// Look at every conversation, the newest first.
+export async function each(look) {
+  const db = await open();
+  const found = db ? await done(db.transaction("whole").objectStore("whole").getAll()) : [...memory.values()];
+  for (const conversation of found.sort((a, b) => b.updated - a.updated)) look(upgrade(conversation));
 }

@@ -2,8 +2,9 @@
 //
 // The text is cut into blocks. A block that another one follows is final: it is rendered once and stays. Only the last
 // block is rendered again while it grows; an open code fence is not even that, its text is appended.
-import { lexer, Marked } from "marked";
+import { Marked } from "marked";
 import { highlight } from "./highlight.js";
+import { closed, formulas, MATH_ATTRIBUTES, MATH_TAGS } from "./mathmark.js";
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})[^\n]*\n/;
 const LONG_LIST = 1500; // characters after which the finished items or rows of an open list or table become final
@@ -27,6 +28,9 @@ const marked = new Marked({
   },
 });
 
+marked.use(formulas);
+const lexer = (text) => marked.lexer(text);
+
 function tableHtml(token) {
   const row = (cells, tag) =>
     `<tr>${cells.map((c, i) => `<${tag}${token.align[i] ? ` align="${token.align[i]}"` : ""}>${this.parser.parseInline(c.tokens)}</${tag}>`).join("")}</tr>`;
@@ -35,18 +39,31 @@ function tableHtml(token) {
 
 function codeHtml(text, info) {
   const language = (info || "").trim().split(/\s+/)[0];
+  const diagram = /^mermaid$/i.test(language);
   return (
-    `<div class="code"><div class="code-head"><span>${escape(language || "text")}</span>` +
+    `<div class="code${diagram ? " diagram" : ""}"><div class="code-head"><span>${diagram ? "Diagram, as Mermaid source" : escape(language || "text")}</span>` +
     `<button type="button" class="copy-code">Copy</button></div>` +
     `<pre tabindex="0" aria-label="Code"><code data-language="${escape(language)}">${escape(text)}\n</code></pre></div>`
   );
 }
 
 const ALLOWED = {
-  ALLOWED_TAGS: "a b blockquote br button code del div em h1 h2 h3 h4 h5 h6 hr i input li ol p pre s span strong sub sup table tbody td th thead tr ul".split(" "),
-  ALLOWED_ATTR: "align aria-label checked class data-language disabled href role start tabindex title type".split(" "),
+  ALLOWED_TAGS: [..."a b blockquote br button code del div em h1 h2 h3 h4 h5 h6 hr i input li ol p pre s span strong sub sup table tbody td th thead tr ul".split(" "), ...MATH_TAGS],
+  ALLOWED_ATTR: [..."align aria-label checked class data-language disabled href role start tabindex title type".split(" "), ...MATH_ATTRIBUTES],
   RETURN_DOM_FRAGMENT: true,
 };
+
+const KINDS = { flowchart: "Flow chart", graph: "Flow chart", sequenceDiagram: "Sequence diagram", classDiagram: "Class diagram", stateDiagram: "State diagram", erDiagram: "Entity diagram", gantt: "Gantt chart", pie: "Pie chart", mindmap: "Mind map", timeline: "Timeline", gitGraph: "Commit graph", journey: "Journey" };
+
+// A whole block of code gets its colours; a diagram gets its title, because it is not drawn here.
+function finish(code) {
+  highlight(code);
+  if (!/^mermaid$/i.test(code.dataset.language || "")) return;
+  const text = code.textContent;
+  const title = /^\s*(?:title|accTitle)\s*:?\s+(.+)$/m.exec(text)?.[1].trim();
+  const kind = KINDS[/^\s*([A-Za-z]+)/.exec(text.replace(/^---[\s\S]*?---/, ""))?.[1]] ?? "Diagram";
+  code.closest(".code").querySelector(".code-head span").textContent = `${title ? `${title} · ` : ""}${kind}, as Mermaid source`;
+}
 
 // Block tokens as a sanitised fragment.
 function fragment(tokens) {
@@ -55,6 +72,7 @@ function fragment(tokens) {
     link.target = "_blank";
     link.rel = "noopener noreferrer nofollow";
   }
+  for (const block of made.children) if (!block.matches(".code, .formula")) block.setAttribute("dir", "auto");
   for (const box of made.querySelectorAll("input")) box.setAttribute("aria-label", box.checked ? "done" : "not done");
   return made;
 }
@@ -62,7 +80,7 @@ function fragment(tokens) {
 // Is no emphasis, code or link open at the end of this text?
 function balanced(text) {
   const count = (mark) => text.split(mark).length - 1;
-  return count("`") % 2 === 0 && count("*") % 2 === 0 && count("_") % 2 === 0 && count("~~") % 2 === 0 && count("[") === count("]");
+  return count("`") % 2 === 0 && count("*") % 2 === 0 && count("_") % 2 === 0 && count("~~") % 2 === 0 && count("[") === count("]") && closed(text);
 }
 
 // Let the libraries do their first, slow work before the first token comes.
@@ -139,7 +157,7 @@ export class GrowingMarkdown {
   settle(tokens) {
     if (tokens.some((token) => token.type !== "space")) {
       const made = fragment(tokens);
-      for (const code of made.querySelectorAll("pre > code")) highlight(code);
+      for (const code of made.querySelectorAll("pre > code")) finish(code);
       this.joinList(made);
       if (this.paragraph) {
         if (tokens[0].type === "paragraph") {
@@ -259,7 +277,7 @@ export class GrowingMarkdown {
   }
 
   closeFence(code, end) {
-    highlight(code);
+    finish(code);
     this.last.before(...this.last.childNodes);
     this.settled = end;
     this.fence = null;

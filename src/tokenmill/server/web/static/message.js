@@ -1,30 +1,47 @@
 // One message. Owns: how questions, answers, thoughts, tool calls and errors look, and what can be done with each.
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { access } from "./api.js";
-import { edit, giveResults, goOn, isRunning, onGrowth, regenerate, show, split } from "./conversation.js";
+import { branchOff, edit, giveResults, goOn, regenerate, remove, show, variants } from "./conversation.js";
+import { Figures, livePace } from "./figures.js";
 import { GrowingMarkdown } from "./markdown.js";
-import { CopyButton, count, duration, html, Icon, IconButton, plural, rate } from "./ui.js";
+import { isRunning, onGrowth } from "./stream.js";
+import { split, spoken } from "./tree.js";
+import { bytes, CopyButton, Dialog, html, Icon, IconButton, toast } from "./ui.js";
+import { judge } from "./validate.js";
 
-export function Message({ message, busy, last, onSettings, onTimeline }) {
-  if (message.role === "user") return html`<${Question} message=${message} busy=${busy} />`;
-  if (message.role === "tool") return html`<${Result} message=${message} />`;
-  return html`<${Answer} message=${message} busy=${busy} last=${last} onSettings=${onSettings} onTimeline=${onTimeline} />`;
+export function Message({ node, busy, last, held, onSettings, onTimeline }) {
+  if (node.role === "user") return html`<${Question} node=${node} busy=${busy} />`;
+  if (node.role === "tool") return html`<${Result} node=${node} />`;
+  return html`<${Answer} node=${node} busy=${busy} last=${last} held=${held} onSettings=${onSettings} onTimeline=${onTimeline} />`;
 }
 
-function Question({ message, busy }) {
+function Question({ node, busy }) {
   const [editing, setEditing] = useState(false);
-  if (editing) return html`<${Editor} message=${message} onEnd=${() => setEditing(false)} />`;
+  if (editing) return html`<${Editor} node=${node} onEnd=${() => setEditing(false)} />`;
   return html`<article class="message question" aria-label="You">
-    <div class="said">${message.content}</div>
-    <div class="actions">
-      <${CopyButton} text=${message.content} label="Copy the question" />
-      <${IconButton} icon="edit" label="Edit and ask again" disabled=${busy} onClick=${() => setEditing(true)} class="icon-button edit-question" />
-    </div>
+    ${node.files?.length > 0 && html`<ul class="files" aria-label="Files">${node.files.map((file) => html`<li key=${file.name}><${FileChip} file=${file} /></li>`)}</ul>`}
+    ${node.content && html`<div class="said" dir="auto">${node.content}</div>`}
+    <footer>
+      <div class="actions">
+        <${CopyButton} text=${() => spoken(node)} label="Copy the question" />
+        <${IconButton} icon="edit" label="Edit and ask again" disabled=${busy} onClick=${() => setEditing(true)} class="icon-button edit-question" />
+      </div>
+      <${Variants} node=${node} busy=${busy} what="question" />
+    </footer>
   </article>`;
 }
 
-function Editor({ message, onEnd }) {
-  const [text, setText] = useState(message.content);
+// A text file: a chip that opens.
+export function FileChip({ file, onRemove }) {
+  const [open, setOpen] = useState(false);
+  return html`<span class="file"><button type="button" aria-label=${`Show ${file.name}`} onClick=${() => setOpen(true)}><${Icon} name="file" /><span dir="auto">${file.name}</span><small>${bytes(new Blob([file.text]).size)}</small></button>
+    ${onRemove && html`<${IconButton} icon="close" label=${`Remove ${file.name}`} onClick=${onRemove} />`}
+    ${open && html`<${Dialog} title=${file.name} wide onClose=${() => setOpen(false)}><pre class="file-text" tabindex="0" aria-label="Text of the file" dir="auto">${file.text}</pre><//>`}
+  </span>`;
+}
+
+function Editor({ node, onEnd }) {
+  const [text, setText] = useState(node.content);
   const area = useRef(null);
   useLayoutEffect(() => {
     area.current.focus();
@@ -32,7 +49,7 @@ function Editor({ message, onEnd }) {
   }, []);
   const send = () => {
     onEnd();
-    edit(message, text);
+    edit(node, text);
   };
   const key = (event) => {
     if (event.key === "Escape") {
@@ -44,42 +61,48 @@ function Editor({ message, onEnd }) {
     }
   };
   return html`<form class="message editor" onSubmit=${(e) => { e.preventDefault(); send(); }}>
-    <textarea ref=${area} aria-label="Edit the question" rows=${Math.min(12, text.split("\n").length + 1)} value=${text}
+    <textarea ref=${area} aria-label="Edit the question" dir="auto" rows=${Math.min(12, text.split("\n").length + 1)} value=${text}
       onInput=${(e) => setText(e.target.value)} onKeyDown=${key}></textarea>
-    <div class="buttons"><button type="button" class="quiet" onClick=${onEnd}>Cancel</button>
+    <div class="buttons"><p class="hint grow">The earlier words stay as a branch.</p><button type="button" class="quiet" onClick=${onEnd}>Cancel</button>
       <button type="submit" class="strong">Ask again</button></div>
   </form>`;
 }
 
-function Result({ message }) {
-  return html`<article class="message result" aria-label=${`Result of ${message.name}`}>
-    <details><summary><${Icon} name="right" />Result of <code>${message.name}</code></summary><pre>${message.content}</pre></details>
+function Result({ node }) {
+  return html`<article class="message result" aria-label=${`Result of ${node.name}`}>
+    <details><summary><${Icon} name="right" />Result of <code>${node.name}</code></summary><pre dir="auto">${node.content}</pre></details>
   </article>`;
 }
 
-function Answer({ message, busy, last, onSettings, onTimeline }) {
-  const answer = message.answers[message.at];
-  const live = isRunning(answer);
+function Answer({ node, busy, last, held, onSettings, onTimeline }) {
+  const live = isRunning(node);
+  const [measured, redraw] = useState(0);
+  useEffect(() => (live ? onGrowth(node, (final) => final && redraw(measured + 1)) : undefined), [live]);
+  const said = node.content || node.reasoning || node.tools.length > 0 || !node.error;
+  const cut = !node.finish || node.finish === "length" || node.finish === "stopped";
+  const away = () => toast("Removed with all that followed.", "Undo", remove(node));
   return html`<article class=${live ? "message answer live" : "message answer"} aria-label="Answer" aria-busy=${live}>
-    <${Body} key=${`${message.at}/${message.answers.length}`} answer=${answer} live=${live} />
-    ${answer.tools.length > 0 && html`<${Calls} message=${message} answer=${answer} asks=${last && !live} />`}
-    ${answer.error && html`<${Trouble} error=${answer.error} busy=${busy} onRetry=${() => regenerate(message)} onSettings=${onSettings} />`}
+    <${Body} key=${node.id} answer=${node} live=${live} />
+    ${held !== undefined && (last || node.held) && html`<${Validity} answer=${node} schema=${held} live=${live} />`}
+    ${node.tools.length > 0 && html`<${Calls} node=${node} asks=${last && !live} />`}
+    ${node.error && html`<${Trouble} error=${node.error} busy=${busy} onRetry=${() => regenerate(node)} onSettings=${onSettings} />`}
     ${!live && html`<footer>
-      <${Variants} message=${message} busy=${busy} />
-      <div class="actions">
-        <${CopyButton} text=${() => split(answer).content} label="Copy the answer" />
-        <${IconButton} icon="redo" label="Answer again" disabled=${busy} onClick=${() => regenerate(message)} />
-        ${answer.stats?.request && html`<${IconButton} icon="time" label="Show this request's timeline" onClick=${() => onTimeline(answer.stats.request)} />`}
-        ${last && (!answer.finish || answer.finish === "length" || answer.finish === "stopped") && answer.content &&
-        html`<button type="button" class="quiet small" disabled=${busy} onClick=${() => goOn(message)}>Go on</button>`}
-      </div>
-      <${Figures} answer=${answer} />
+      <${Variants} node=${node} busy=${busy} what="answer" />
+      ${said && html`<div class="actions">
+        <${CopyButton} text=${() => split(node).content} label="Copy the answer" />
+        <${IconButton} icon="redo" label="Answer again" disabled=${busy} onClick=${() => regenerate(node)} />
+        <${IconButton} icon="branch" label="New conversation from here" disabled=${busy} onClick=${() => branchOff(node)} />
+        <${IconButton} icon="trash" label="Remove this answer" disabled=${busy} onClick=${away} />
+        ${node.stats?.request && html`<${IconButton} icon="time" label="Show this request's timeline" onClick=${() => onTimeline(node.stats.request)} />`}
+        ${last && cut && node.content && html`<button type="button" class="quiet small" disabled=${busy} onClick=${() => goOn(node)}>Go on</button>`}
+      </div>`}
+      <${Figures} answer=${node} />
     </footer>`}
   </article>`;
 }
 
 // Thoughts and text: drawn by hand, outside of the component tree, because a token comes every few milliseconds.
-function Body({ answer, live }) {
+export function Body({ answer, live }) {
   const text = useRef(null);
   const thought = useRef(null);
   const pace = useRef(null);
@@ -106,55 +129,62 @@ function Body({ answer, live }) {
   const { thinking } = split(answer);
   return html`<details class="thoughts" hidden=${!thinks} open=${false}>
       <summary><${Icon} name="right" />${live && (thinking || !answer.content) ? "Thinking" : "Thoughts"}</summary>
-      <div class="prose" ref=${thought}></div>
+      <div class="prose" dir="auto" ref=${thought}></div>
     </details>
     <div class="prose" ref=${text}></div>
-    ${live && html`<p class="pace"><span class="pulse" aria-hidden="true"></span><span ref=${pace}>waiting for the first token</span></p>`}`;
+    ${live && html`<p class="pace"><span class="pulse" aria-hidden="true"></span><span ref=${pace}>${livePace(answer)}</span></p>`}`;
 }
 
-function livePace({ stats }) {
-  if (!stats?.chunks) return "waiting for the first token";
-  const speed = stats.chunks > 1 && stats.seconds > 0 ? ` · ${rate((stats.chunks - 1) / stats.seconds)} tok/s` : "";
-  return `${plural(stats.chunks, "token")}${speed}`;
+// Does the answer hold to what was asked? Said while it grows, too.
+function Validity({ answer, schema, live }) {
+  const [, redraw] = useState(0);
+  useEffect(() => (live ? onGrowth(answer, () => redraw((n) => n + 1)) : undefined), [answer, live]);
+  if (answer.tools.length || answer.error) return null;
+  const { tone, text, more } = judge(split(answer).content, schema, live);
+  return html`<div class=${`validity ${tone}`} role="status"><${Icon} name=${tone === "bad" ? "close" : tone === "good" ? "check" : "time"} />
+    <div><span>${text}</span>${more.length > 0 && html`<ul>${more.map((line) => html`<li><code>${line}</code></li>`)}</ul>`}</div></div>`;
 }
 
-function Figures({ answer }) {
-  const { stats, finish } = answer;
-  if (!stats?.output) return finish === "stopped" ? html`<p class="figures">stopped</p>` : null;
-  const parts = [plural(stats.output, "token")];
-  // Everything may come in one read: a millisecond is the clock's step.
-  if (stats.output > 1) parts.push(`${rate((stats.output - 1) / Math.max(stats.seconds, 0.001))} tok/s`);
-  parts.push(`first after ${duration(stats.ttft)}`);
-  if (stats.prompt) parts.push(`prompt ${count(stats.prompt)}${stats.cached ? ` (${count(stats.cached)} cached)` : ""}`);
-  if (finish === "length") parts.push("cut at the token limit");
-  if (finish === "stopped") parts.push("stopped");
-  return html`<p class="figures">${parts.join(" · ")}</p>`;
-}
-
-function Variants({ message, busy }) {
-  const { at, answers } = message;
-  if (answers.length < 2) return null;
+function Variants({ node, busy, what }) {
+  const all = variants(node);
+  const [beside, setBeside] = useState(false);
+  if (all.length < 2) return null;
+  const at = all.indexOf(node);
   return html`<div class="variants">
-    <${IconButton} icon="left" label="Earlier answer" disabled=${busy || at === 0} onClick=${() => show(message, at - 1)} />
-    <span>${at + 1} / ${answers.length}</span>
-    <${IconButton} icon="right" label="Later answer" disabled=${busy || at === answers.length - 1} onClick=${() => show(message, at + 1)} />
+    <${IconButton} icon="left" label=${`Earlier ${what}`} disabled=${busy || at === 0} onClick=${() => show(all[at - 1])} />
+    <span>${at + 1} / ${all.length}</span>
+    <${IconButton} icon="right" label=${`Later ${what}`} disabled=${busy || at === all.length - 1} onClick=${() => show(all[at + 1])} />
+    ${what === "answer" && html`<${IconButton} icon="columns" label="Compare the answers side by side" onClick=${() => setBeside(true)} />`}
+    ${beside && html`<${SideBySide} all=${all} at=${at} onClose=${() => setBeside(false)} />`}
   </div>`;
 }
 
-function Calls({ message, answer, asks }) {
-  const [results, setResults] = useState(answer.tools.map(() => ""));
-  const change = (i, value) => setResults(answer.tools.map((_, j) => (i === j ? value : (results[j] ?? ""))));
+function SideBySide({ all, at, onClose }) {
+  const [left, setLeft] = useState(at === 0 ? 0 : at - 1);
+  const [right, setRight] = useState(at === 0 ? 1 : at);
+  const column = (which, set, word) => html`<section aria-label=${`${word} answer`}>
+    <div class="beside-head"><select aria-label=${`${word} answer`} value=${which} onChange=${(e) => set(Number(e.target.value))}>${all.map((_, i) => html`<option value=${i}>Answer ${i + 1}</option>`)}</select>
+      <button type="button" class="quiet small" onClick=${() => { show(all[which]); onClose(); }}>Go on with this</button></div>
+    <${Body} key=${all[which].id} answer=${all[which]} live=${false} />
+    <${Figures} answer=${all[which]} />
+  </section>`;
+  return html`<${Dialog} title="Two answers side by side" class="widest" onClose=${onClose}><div class="beside">${column(left, setLeft, "Left")}${column(right, setRight, "Right")}</div><//>`;
+}
+
+function Calls({ node, asks }) {
+  const [results, setResults] = useState(node.tools.map(() => ""));
+  const change = (i, value) => setResults(node.tools.map((_, j) => (i === j ? value : (results[j] ?? ""))));
   const send = (event) => {
     event.preventDefault();
-    giveResults(message, results);
+    giveResults(node, results);
   };
   return html`<form class="calls" onSubmit=${send}>
-    ${answer.tools.map((tool, i) => html`<div class="call" key=${i}>
-      <p class="call-head">calls <code>${tool.name}</code></p>
+    ${node.tools.map((tool, i) => html`<div class="call" key=${i}>
+      <p class="call-head"><${Icon} name="tool" />calls <code>${tool.name}</code></p>
       <pre tabindex="0" aria-label="Arguments">${pretty(tool.arguments)}</pre>
-      ${asks && html`<label>Result<textarea rows="2" class="mono" value=${results[i] ?? ""} onInput=${(e) => change(i, e.target.value)}></textarea></label>`}
+      ${asks && html`<label>Result<textarea rows="2" class="mono" dir="auto" placeholder="what the function answers" value=${results[i] ?? ""} onInput=${(e) => change(i, e.target.value)}></textarea></label>`}
     </div>`)}
-    ${asks && html`<div class="buttons"><button type="submit" class="strong">Send ${answer.tools.length > 1 ? "results" : "the result"}</button></div>`}
+    ${asks && html`<div class="buttons"><button type="submit" class="strong">Send ${node.tools.length > 1 ? "results" : "the result"}</button></div>`}
   </form>`;
 }
 
@@ -177,8 +207,8 @@ export function Trouble({ error, busy, onRetry, onSettings }) {
     <h3>${error.title}</h3>
     <p>${error.text}</p>
     <div class="buttons">
-      ${error.help === "key" && html`<button type="button" class="strong" onClick=${() => access.set({ asked: true })}>Give the key</button>`}
-      ${error.help === "settings" && html`<button type="button" class="quiet" onClick=${onSettings}>Open the settings</button>`}
+      ${error.help === "key" && html`<button type="button" class="strong" onClick=${() => access.set({ asked: true })}>Give the API key</button>`}
+      ${error.help === "settings" && onSettings && html`<button type="button" class="quiet" onClick=${onSettings}>Open the settings</button>`}
       ${onRetry && error.help && html`<button type="button" class=${error.help === "retry" ? "strong" : "quiet"} disabled=${busy || left > 0} onClick=${onRetry}>
         ${left > 0 ? `Try again in ${left} s` : "Try again"}</button>`}
     </div>

@@ -3,6 +3,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { html } from "./ui.js";
 
 const HEIGHT = 132;
+const RECENT_S = 10;
 
 // A CSS colour variable as what a canvas understands.
 function colour(name) {
@@ -20,6 +21,9 @@ const moment = (t) =>
 
 const faint = (rgb) => rgb.replace(/^rgb\(([^)]+)\)$/, "rgba($1, 0.13)");
 
+// Indices of values that no line reaches.
+const alone = (values) => values.flatMap((v, i) => (v !== null && (values[i - 1] ?? null) === null && (values[i + 1] ?? null) === null ? [i] : []));
+
 function options(plot, width) {
   const dim = colour("dim");
   const grid = { stroke: colour("line"), width: 1 };
@@ -27,7 +31,7 @@ function options(plot, width) {
   return {
     width,
     height: HEIGHT,
-    padding: [8, 8, 0, 0],
+    padding: [8, 26, 0, 0],
     legend: { show: false },
     cursor: { sync: { key: "engine" }, points: { size: 6 }, drag: { x: false, y: false } },
     scales: { x: { time: true }, y: { range: (u, low, high) => [0, plot.top ?? Math.max(high * 1.1 || 0, plot.least ?? 1)] } },
@@ -37,7 +41,7 @@ function options(plot, width) {
     ],
     series: [{}, ...plot.series.map((series, i) => {
       const stroke = colour(series.colour);
-      return { label: series.label, stroke, width: 1.6, fill: i === 0 ? faint(stroke) : undefined, points: { show: Boolean(plot.spans), size: 4, fill: stroke }, spanGaps: Boolean(plot.spans) };
+      return { label: series.label, stroke, width: 1.6, fill: i === 0 ? faint(stroke) : undefined, points: { show: true, size: 4, fill: stroke, filter: (u, n) => (plot.bursts ? null : alone(u.data[n])) }, spanGaps: false };
     })],
   };
 }
@@ -76,7 +80,7 @@ export function PlotCard({ plot, data, range, theme }) {
 
   const newest = data[0].length - 1;
   const shown = at !== null && at <= newest ? at : newest;
-  const values = plot.series.map((_, i) => lastValue(data[i + 1], shown, at === null && plot.spans));
+  const values = plot.series.map((_, i) => lastValue(data[i + 1], data[0], shown, at === null && plot.bursts));
   const words = plot.series.map((s, i) => `${s.label} ${values[i] === null ? "none" : plot.say(values[i])}`).join(", ");
   return html`<figure class="plot">
     <figcaption>
@@ -87,9 +91,9 @@ export function PlotCard({ plot, data, range, theme }) {
   </figure>`;
 }
 
-// The value at an index, or (latencies come in bursts) the newest one before it.
-function lastValue(values, index, searches) {
-  for (let i = index; i >= 0; i -= 1) {
+// The value at an index, or (latencies come in bursts) the newest one of the seconds before it.
+function lastValue(values, times, index, searches) {
+  for (let i = index; i >= 0 && times[index] - times[i] <= RECENT_S; i -= 1) {
     if (values[i] !== null && values[i] !== undefined) return values[i];
     if (!searches) return null;
   }

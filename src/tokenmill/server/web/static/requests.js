@@ -1,42 +1,20 @@
 // Recent requests. Owns: their list, and the timeline of one of them as a bar.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { explain, getJson } from "./api.js";
+import { phases } from "./series.js";
 import { clock, count, Dialog, duration, html, plural, rate } from "./ui.js";
 
-const PERIOD_MS = 2000;
-const PHASES = [
-  { key: "prepared", label: "template and tokens" },
-  { key: "queued", label: "queued" },
-  { key: "prefill", label: "reading the prompt" },
-  { key: "decode", label: "writing" },
-  { key: "rest", label: "ending" },
-];
-
-// One prompt's life as milliseconds since the request came: phases with their begin and end.
-export function phases(prompt, total) {
-  const at = Object.fromEntries(prompt.events.map((e) => [e.event, e.at_ms]));
-  const end = at.ended ?? total;
-  const accepted = at.accepted ?? 0;
-  const started = at.started ?? at.first_token ?? end;
-  const first = at.first_token ?? end;
-  const last = at.ended === undefined ? end : (at.last_token ?? end);
-  const found = [
-    { ...PHASES[0], from: 0, to: accepted },
-    { ...PHASES[1], from: accepted, to: started },
-    { ...PHASES[2], from: started, to: Math.max(started, first) },
-    { ...PHASES[3], from: first, to: Math.max(first, last) },
-    { ...PHASES[4], from: last, to: end },
-  ];
-  return { found: found.filter((p) => p.to > p.from), at, end };
-}
-
+const PERIOD_MS = 1500;
+const MOST = 120;
+const LISTED = 40;
 function Bar({ prompt, total, scale }) {
   const { found } = phases(prompt, total);
   return html`<span class="bar" aria-hidden="true">${found.map((p) =>
-    html`<i class=${p.key} style=${{ left: `${(p.from / scale) * 100}%`, width: `max(1.5px, ${((p.to - p.from) / scale) * 100}%)` }}></i>`)}</span>`;
+    html`<i class=${p.key} style=${{ insetInlineStart: `${(p.from / scale) * 100}%`, width: `max(1.5px, ${((p.to - p.from) / scale) * 100}%)` }}></i>`)}</span>`;
 }
 
-export function Requests({ paused, picked, onPick }) {
+// The newest requests of this key, while one looks.
+export function useRequests(paused) {
   const [list, setList] = useState(null);
   const [problem, setProblem] = useState(null);
   useEffect(() => {
@@ -46,7 +24,7 @@ export function Requests({ paused, picked, onPick }) {
     const poll = async () => {
       try {
         if (document.visibilityState === "visible") {
-          setList((await getJson("v1/requests?limit=40", controller.signal)).data);
+          setList((await getJson(`v1/requests?limit=${MOST}`, controller.signal)).data);
           setProblem(null);
         }
       } catch (error) {
@@ -61,13 +39,18 @@ export function Requests({ paused, picked, onPick }) {
       controller.abort();
     };
   }, [paused]);
+  return { list, problem };
+}
+
+export function Requests({ requests: { list: all, problem }, picked, onPick }) {
+  const list = all?.slice(0, LISTED);
   const scale = Math.max(1, ...(list ?? []).map((r) => r.duration_ms));
   return html`<section class="card requests">
-    <header><h2>Recent requests</h2><p class="hint">Those of your key. Choose one to see its timeline.</p><${Legend} /></header>
+    <header><h2>Recent requests</h2><p class="hint">Those of your API key. Choose one to see its timeline.</p></header>
     ${list && list.length === 0 && html`<p class="none">No requests yet. Chat a little, or point a client at this server.</p>`}
     ${!list && problem && html`<p class="none">${problem.text}</p>`}
     ${list && list.length > 0 && html`<div class="table" tabindex="0" role="region" aria-label="Recent requests"><table>
-      <thead><tr><th scope="col">Came</th><th scope="col" class="wide-only">Request</th><th scope="col" class="number">In</th><th scope="col" class="number wide-only">Cached</th><th scope="col" class="number">Out</th><th scope="col" class="number">Took</th><th scope="col" class="timeline-cell">Timeline</th></tr></thead>
+      <thead><tr><th scope="col">Started</th><th scope="col" class="wide-only">Request</th><th scope="col" class="number">In</th><th scope="col" class="number wide-only">Cached</th><th scope="col" class="number">Out</th><th scope="col" class="number">Duration</th><th scope="col" class="timeline-cell">Timeline</th></tr></thead>
       <tbody>${list.map((r) => html`<${Row} key=${r.id} request=${r} scale=${scale} onPick=${onPick} />`)}</tbody>
     </table></div>`}
     ${picked && html`<${Timeline} id=${picked} onClose=${() => onPick(null)} />`}
@@ -89,8 +72,6 @@ function Row({ request, scale, onPick }) {
       onClick=${(e) => { e.stopPropagation(); onPick(request.id); }}>${request.prompts.slice(0, 1).map((p) => html`<${Bar} prompt=${p} total=${request.duration_ms} scale=${scale} />`)}</button></td>
   </tr>`;
 }
-
-const Legend = () => html`<ul class="legend" aria-label="Phases">${PHASES.slice(0, 4).map((p) => html`<li><i class=${`swatch ${p.key}`}></i>${p.label}</li>`)}</ul>`;
 
 // ---------------------------------------------------------------- one request
 
@@ -131,7 +112,7 @@ function Life({ prompt, request, number }) {
   const decode = (at.last_token ?? 0) - (at.first_token ?? 0);
   const words = found.map((p) => `${p.label} ${duration(p.to - p.from)}`).join(", ");
   const facts = [
-    ["Took", request.state === "open" ? `${duration(total)}, still running` : duration(total)],
+    ["Duration", request.state === "open" ? `${duration(total)}, still running` : duration(total)],
     ["First token after", at.first_token === undefined ? "not yet" : duration(at.first_token)],
     ["Prompt", plural(prompt.prompt_tokens, "token")],
     ["Read in", prompt.prefill?.length ? plural(prompt.prefill.length, "step") : "not yet"],
@@ -143,8 +124,8 @@ function Life({ prompt, request, number }) {
   return html`<section class="life">
     ${number > 0 && html`<h3>Prompt ${number}</h3>`}
     <div class="big-bar" role="img" aria-label=${`Timeline: ${words}`}>
-      ${found.map((p) => html`<i class=${p.key} title=${`${p.label}: ${duration(p.to - p.from)}`} style=${{ left: `${(p.from / scale) * 100}%`, width: `max(2px, ${((p.to - p.from) / scale) * 100}%)` }}></i>`)}
-      ${(prompt.prefill ?? []).slice(0, -1).map((c) => html`<b class="chunk" title=${`${count(c.tokens)} of ${plural(prompt.prompt_tokens, "prompt token")}`} style=${{ left: `${(c.at_ms / scale) * 100}%` }}></b>`)}
+      ${found.map((p) => html`<i class=${p.key} title=${`${p.label}: ${duration(p.to - p.from)}`} style=${{ insetInlineStart: `${(p.from / scale) * 100}%`, width: `max(2px, ${((p.to - p.from) / scale) * 100}%)` }}></i>`)}
+      ${(prompt.prefill ?? []).slice(0, -1).map((c) => html`<b class="chunk" title=${`${count(c.tokens)} of ${plural(prompt.prompt_tokens, "prompt token")}`} style=${{ insetInlineStart: `${(c.at_ms / scale) * 100}%` }}></b>`)}
     </div>
     <div class="scale" aria-hidden="true">${[0, 0.25, 0.5, 0.75, 1].map((part) => html`<span>${part === 0 ? "0" : duration(scale * part)}</span>`)}</div>
     <ul class="legend phases">${found.map((p) => html`<li><i class=${`swatch ${p.key}`}></i>${p.label} <b>${duration(p.to - p.from)}</b></li>`)}</ul>

@@ -1,121 +1,153 @@
-// How to sample. Owns: the settings, what they mean, their place in a request, and the panel that edits them.
+// Settings. Owns: their place in this browser, presets of them, and the panel that edits them.
 import { useState } from "preact/hooks";
+import { SchemaEditor, ToolsEditor } from "./editors.js";
+import { changedCount, defaultOf, EFFORTS, migrated, MORE, NUMBERS, requestFields } from "./fields.js";
 import { kept, makeStore, useStore } from "./store.js";
-import { html, Icon, IconButton } from "./ui.js";
+import { html, Icon, IconButton, toast } from "./ui.js";
 
 const stored = kept("localStorage", "tokenmill.settings", {});
-export const settings = makeStore({ ...stored.read() });
+export const settings = makeStore(migrated(stored.read()));
 settings.subscribe((value) => stored.write(value));
 
-// An empty value is not sent: the server then follows the model's own defaults.
-const NUMBERS = [
-  { name: "temperature", label: "Temperature", min: 0, max: 2, step: 0.05, hint: "0 always takes the likeliest token" },
-  { name: "top_p", label: "Top p", min: 0.05, max: 1, step: 0.01, hint: "only the likeliest tokens that make up this share" },
-  { name: "top_k", label: "Top k", min: 1, max: 200, step: 1, hint: "only so many tokens to choose from" },
-  { name: "min_p", label: "Min p", min: 0, max: 1, step: 0.01, hint: "leaves out what is this much less likely than the best" },
-  { name: "max_tokens", label: "Max tokens", min: 1, step: 1, hint: "the answer's longest length" },
-  { name: "seed", label: "Seed", step: 1, hint: "the same seed gives the same answer" },
-];
-const MORE = [
-  { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, step: 0.1, hint: "against tokens, the more often they came" },
-  { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, step: 0.1, hint: "against tokens that came at all" },
-  { name: "repetition_penalty", label: "Repetition penalty", min: 0.5, max: 2, step: 0.01, hint: "1 changes nothing" },
+const storedPresets = kept("localStorage", "tokenmill.presets", []);
+const presets = makeStore({ list: storedPresets.read() });
+const BUILT_IN = [
+  { name: "Exact", values: { temperature: 0 } },
+  { name: "Inventive", values: { temperature: 1.1, top_p: 0.98 } },
+  { name: "Programmer", values: { temperature: 0.2, system: "You are a careful programmer. Give the code first, then explain it in a few sentences." } },
+  { name: "Translator", values: { temperature: 0.2, system: "Translate what the user writes into English; translate English into the language of the user's first message. Answer with the translation only." } },
 ];
 
-export function changedCount(value) {
-  return Object.values(value).filter((v) => v !== undefined && v !== "").length;
+export { changedCount, requestFields };
+
+export const cleared = (value) => Object.fromEntries(Object.keys(value).map((name) => [name, undefined]));
+
+function Tip({ id, text }) {
+  return html`<span class="tip" role="tooltip" id=${id}>${text}</span>`;
 }
 
-export function requestFields(value) {
-  const fields = {};
-  for (const { name } of [...NUMBERS, ...MORE]) {
-    if (value[name] !== undefined && value[name] !== "") fields[name] = Number(value[name]);
-  }
-  const stop = (value.stop || "").split("\n").filter(Boolean);
-  if (stop.length) fields.stop = stop;
-  if (value.reasoning_effort) fields.reasoning_effort = value.reasoning_effort;
-  if (value.json) fields.response_format = { type: "json_object" };
-  const tools = readTools(value.tools);
-  if (tools.list) fields.tools = tools.list;
-  return fields;
-}
-
-function readTools(text) {
-  if (!text || !text.trim()) return {};
-  try {
-    const found = JSON.parse(text);
-    const list = (Array.isArray(found) ? found : [found]).map((t) => (t.function ? t : { type: "function", function: t }));
-    if (!list.every((t) => typeof t.function?.name === "string")) return { problem: "Every tool needs a name." };
-    return { list };
-  } catch (error) {
-    return { problem: `Not valid JSON: ${error.message}` };
-  }
-}
-
-const set = (name, value) => settings.set({ [name]: value === "" ? undefined : value });
-
-function NumberField({ name, label, min, max, step, hint }) {
-  const value = useStore(settings)[name];
+function NumberField({ field, store, card }) {
+  const { name, label, min, max, step, unit, hint } = field;
+  const value = useStore(store)[name];
+  const set = (next) => store.set({ [name]: next === "" ? undefined : next });
   const slides = max !== undefined;
   const id = `set-${name}`;
-  return html`<div class="field">
+  const usual = defaultOf(field, card);
+  const resting = Number.isFinite(Number(usual)) ? Number(usual) : min < 0 ? 0 : min;
+  return html`<div class="field tipped">
     <div class="field-head">
-      <label for=${id}>${label}</label>
-      <input id=${id} type="number" inputmode="decimal" min=${min} max=${max} step=${slides ? "any" : step} placeholder="default"
-        value=${value ?? ""} aria-describedby=${`${id}-hint`} onInput=${(e) => set(name, e.target.value)} />
+      <span><label for=${id}>${label}</label>${unit && html` <small class="unit">${unit}</small>`}</span>
+      <input id=${id} type="number" inputmode="decimal" min=${min} max=${max} step=${slides ? "any" : step} placeholder=${usual}
+        value=${value ?? ""} aria-describedby=${`${id}-tip`} onInput=${(e) => set(e.target.value)} />
     </div>
     ${slides && html`<input type="range" aria-label=${`${label}, slider`} class=${value === undefined ? "unset" : ""} min=${min} max=${max} step=${step}
-      value=${value ?? (name === "temperature" || name === "top_p" || name === "repetition_penalty" ? 1 : min < 0 ? 0 : min)}
-      onInput=${(e) => set(name, e.target.value)} />`}
-    <p class="hint" id=${`${id}-hint`}>${hint}</p>
+      value=${value ?? resting} onInput=${(e) => set(e.target.value)} />`}
+    <${Tip} id=${`${id}-tip`} text=${`${hint} Default: ${usual}.`} />
   </div>`;
 }
 
-function TextField({ name, label, hint, rows, problem, ...rest }) {
-  const value = useStore(settings)[name];
+function TextField({ name, label, hint, rows, store, ...rest }) {
+  const value = useStore(store)[name];
   const id = `set-${name}`;
-  return html`<div class="field">
+  return html`<div class="field tipped">
     <label for=${id}>${label}</label>
-    <textarea id=${id} rows=${rows} value=${value ?? ""} aria-describedby=${`${id}-hint`} aria-invalid=${problem ? "true" : undefined}
-      onInput=${(e) => set(name, e.target.value)} ...${rest}></textarea>
-    <p class=${problem ? "hint bad" : "hint"} id=${`${id}-hint`}>${problem || hint}</p>
+    <textarea id=${id} rows=${rows} value=${value ?? ""} dir="auto" aria-describedby=${`${id}-tip`} onInput=${(e) => store.set({ [name]: e.target.value === "" ? undefined : e.target.value })} ...${rest}></textarea>
+    <${Tip} id=${`${id}-tip`} text=${hint} />
   </div>`;
 }
 
-export function SettingsPanel({ onClose }) {
+// All fields of one set of settings; `lean` leaves out what only a conversation has.
+export function SettingsFields({ store, card, model, lean = false, raw = false }) {
+  const value = useStore(store);
+  const form = value.form ?? "text";
+  return html`
+    ${!raw && html`<${TextField} store=${store} name="system" label="System prompt" rows=${lean ? 2 : 4} placeholder="You are ..." hint="Stands before every conversation." />`}
+    ${NUMBERS.map((field) => html`<${NumberField} key=${field.name} field=${field} store=${store} card=${card} />`)}
+    ${!lean && !raw && html`<div class="field">
+      <span class="label" id="form-label">Answer as</span>
+      <div class="segments wide-segments" role="group" aria-labelledby="form-label">
+        ${[["text", "Text"], ["json", "Any JSON"], ["schema", "Schema"]].map(([key, word]) => html`<button type="button" key=${key} aria-pressed=${form === key} onClick=${() => store.set({ form: key === "text" ? undefined : key })}>${word}</button>`)}
+      </div>
+      ${form === "schema" && html`<${SchemaEditor} value=${value.schema} onChange=${(schema) => store.set({ schema })} />`}
+    </div>`}
+    ${!lean && !raw && html`<details open=${Boolean(value.tools?.length)}>
+      <summary><${Icon} name="right" />Tools${value.tools?.length ? html` <b class="count">${value.tools.length}</b>` : ""}</summary>
+      <${ToolsEditor} value=${value.tools} onChange=${(tools) => store.set({ tools: tools.length ? tools : undefined })} model=${model} able=${card?.can?.tools} />
+    </details>`}
+    <details>
+      <summary><${Icon} name="right" />More</summary>
+      ${MORE.map((field) => html`<${NumberField} key=${field.name} field=${field} store=${store} card=${card} />`)}
+      <${TextField} store=${store} name="stop" label="Stop strings" rows="2" hint="One per line; the answer ends before any of them." />
+      ${!raw && html`<div class="field tipped">
+        <div class="field-head">
+          <label for="set-reasoning">Reasoning effort</label>
+          <select id="set-reasoning" value=${value.reasoning_effort ?? ""} aria-describedby="set-reasoning-tip" onChange=${(e) => store.set({ reasoning_effort: e.target.value || undefined })}>
+            <option value="">default</option>
+            ${EFFORTS.map((v) => html`<option value=${v}>${v}</option>`)}
+          </select>
+        </div>
+        <${Tip} id="set-reasoning-tip" text="For models that think before they answer." />
+      </div>`}
+    </details>`;
+}
+
+function Presets() {
   const value = useStore(settings);
-  const [cleared, setCleared] = useState(0);
-  const clear = () => {
-    settings.set(Object.fromEntries(Object.keys(value).map((name) => [name, undefined])));
-    setCleared(cleared + 1);
+  const { list } = useStore(presets);
+  const [naming, setNaming] = useState(false);
+  const write = (next) => {
+    storedPresets.write(next);
+    presets.set({ list: next });
   };
-  return html`<aside class="settings" aria-label="Settings" key=${cleared}>
+  const take = (name) => {
+    const found = [...list, ...BUILT_IN].find((p) => p.name === name);
+    if (!found) return;
+    settings.set({ ...cleared(settings.get()), ...structuredClone(found.values) });
+    toast(`Settings: ${name}`);
+  };
+  const save = (event) => {
+    event.preventDefault();
+    const name = event.target.elements.preset.value.trim();
+    if (!name) return;
+    const values = JSON.parse(JSON.stringify(value));
+    write([...list.filter((p) => p.name !== name), { name, values }].sort((a, b) => a.name.localeCompare(b.name)));
+    setNaming(false);
+    toast(`Kept as “${name}”.`);
+  };
+  const same = (p) => JSON.stringify(Object.entries(p.values).sort()) === JSON.stringify(Object.entries(JSON.parse(JSON.stringify(value))).sort());
+  const now = [...list, ...BUILT_IN].find(same)?.name ?? "";
+  const own = list.some((p) => p.name === now);
+  return html`<div class="presets">
+    ${naming
+      ? html`<form class="preset-form" onSubmit=${save}><input name="preset" aria-label="Name of the preset" maxlength="40" ref=${(e) => e?.focus()} onKeyDown=${(e) => { if (e.key === "Escape") { e.stopPropagation(); setNaming(false); } }} /><button type="submit" class="strong small">Keep</button></form>`
+      : html`<label class="unseen" for="preset">Preset</label>
+        <select id="preset" value=${now} onChange=${(e) => take(e.target.value)}>
+          <option value="">${changedCount(value) ? "Own settings" : "Defaults"}</option>
+          ${list.length > 0 && html`<optgroup label="Yours">${list.map((p) => html`<option value=${p.name}>${p.name}</option>`)}</optgroup>`}
+          <optgroup label="Ready-made">${BUILT_IN.map((p) => html`<option value=${p.name}>${p.name}</option>`)}</optgroup>
+        </select>
+        <${IconButton} icon="save" label="Keep these settings as a preset" disabled=${changedCount(value) === 0} onClick=${() => setNaming(true)} />
+        ${own && html`<${IconButton} icon="trash" label=${`Forget the preset “${now}”`} onClick=${() => write(list.filter((p) => p.name !== now))} />`}`}
+  </div>`;
+}
+
+export function SettingsPanel({ onClose, card, model, raw = false }) {
+  const value = useStore(settings);
+  const [times, setTimes] = useState(0);
+  const clear = () => {
+    const before = { ...value };
+    settings.set(cleared(value));
+    setTimes(times + 1);
+    toast("Settings are the defaults.", "Undo", () => settings.set(before));
+  };
+  return html`<aside class="settings" aria-label="Settings" key=${times}>
     <header>
       <h2>Settings</h2>
       <${IconButton} icon="close" label="Close the settings" onClick=${onClose} />
     </header>
     <div class="settings-body">
-      <${TextField} name="system" label="System prompt" rows="4" placeholder="You are ..." hint="stands before every conversation" />
-      ${NUMBERS.map((field) => html`<${NumberField} key=${field.name} ...${field} />`)}
-      <details>
-        <summary><${Icon} name="right" />More</summary>
-        ${MORE.map((field) => html`<${NumberField} key=${field.name} ...${field} />`)}
-        <${TextField} name="stop" label="Stop strings" rows="2" hint="one per line; the answer ends before any of them" />
-        <div class="field">
-          <div class="field-head">
-            <label for="set-reasoning">Reasoning effort</label>
-            <select id="set-reasoning" value=${value.reasoning_effort ?? ""} onChange=${(e) => set("reasoning_effort", e.target.value)}>
-              <option value="">default</option>
-              ${["none", "minimal", "low", "medium", "high"].map((v) => html`<option value=${v}>${v}</option>`)}
-            </select>
-          </div>
-          <p class="hint">for models that think before they answer</p>
-        </div>
-        <label class="check"><input type="checkbox" checked=${Boolean(value.json)} onChange=${(e) => set("json", e.target.checked ? true : "")} />
-          Answer in JSON only</label>
-        <${TextField} name="tools" label="Tools" rows="5" class="mono" spellcheck="false" problem=${readTools(value.tools).problem}
-          placeholder=${'[{"name": "weather", "parameters": {...}}]'} hint="functions that the model may call, as a JSON list" />
-      </details>
+      <${Presets} />
+      <${SettingsFields} store=${settings} card=${card} model=${model} raw=${raw} />
       <button type="button" class="quiet" onClick=${clear} disabled=${changedCount(value) === 0}>Back to the defaults</button>
     </div>
   </aside>`;

@@ -28,6 +28,15 @@ const PATHS = {
   time: "M12 7v5l3.5 2M12 3.5a8.5 8.5 0 1 0 0 17 8.5 8.5 0 0 0 0-17",
   pause: "M8 5v14M16 5v14",
   play: "M8 5l11 7-11 7z",
+  file: "M7 3.5h7l4 4v13H7zM14 3.5v4h4",
+  files: "M4 8h16M8 4L4 8l4 4M20 16H4M16 12l4 4-4 4",
+  clip: "M19 11.5l-7.2 7.2a4.6 4.6 0 0 1-6.5-6.5l7.6-7.6a3.1 3.1 0 0 1 4.4 4.4l-7.5 7.5a1.5 1.5 0 0 1-2.2-2.2l6.9-6.9",
+  search: "M10.5 4.5a6 6 0 1 0 0 12 6 6 0 0 0 0-12M15 15l5 5",
+  branch: "M7 4v16M7 14c6 0 10-2 10-8M17 4v2",
+  columns: "M4 5h7v14H4zM13 5h7v14h-7z",
+  tool: "M14.7 6.3a4 4 0 0 0-5.3 5.2L4 17l3 3 5.5-5.4a4 4 0 0 0 5.2-5.3l-2.6 2.6-2.4-.6-.6-2.4z",
+  more: "M5 11.4v1.2M12 11.4v1.2M19 11.4v1.2",
+  undo: "M9 8H15a4.5 4.5 0 0 1 0 9H8M9 8l3-3.5M9 8l3 3.5",
 };
 
 export const Icon = ({ name }) =>
@@ -41,7 +50,7 @@ export function IconButton({ icon, label, onClick, ...rest }) {
 }
 
 // A modal dialog: the browser keeps the focus inside and closes it on Escape.
-export function Dialog({ title, onClose, children, wide = false }) {
+export function Dialog({ title, onClose, children, wide = false, class: extra = "" }) {
   const ref = useRef(null);
   useEffect(() => {
     const dialog = ref.current;
@@ -52,7 +61,7 @@ export function Dialog({ title, onClose, children, wide = false }) {
     };
   }, []);
   const outside = (event) => event.target === ref.current && onClose();
-  return html`<dialog ref=${ref} class=${wide ? "dialog wide" : "dialog"} aria-labelledby="dialog-title"
+  return html`<dialog ref=${ref} class=${`dialog ${wide ? "wide" : ""} ${extra}`} aria-labelledby="dialog-title"
     onCancel=${(event) => { event.preventDefault(); onClose(); }} onMouseDown=${outside}>
     <div class="dialog-body">
       <header><h2 id="dialog-title">${title}</h2><${IconButton} icon="close" label="Close" onClick=${onClose} /></header>
@@ -134,6 +143,12 @@ export const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
 export function rate(n) {
   if (n === 0) return "0";
   return n >= 100 ? count(n) : n >= 10 ? n.toFixed(1) : n.toFixed(2).replace(/0$/, "");
+}
+
+export function bytes(n) {
+  if (!n) return "";
+  const step = n >= 1 << 30 ? [1 << 30, "GiB"] : n >= 1 << 20 ? [1 << 20, "MiB"] : n >= 1024 ? [1024, "KiB"] : [1, "bytes"];
+  return `${Number((n / step[0]).toPrecision(3))} ${step[1]}`;
 }
 
 export function duration(ms) {

@@ -1,0 +1,109 @@
+"""What adapters (LoRA) say to layers, kernels and runners. Owns: the descriptors of an adapted product, and the seams.
+
+Slots are numbered places on a device that each hold one adapter; slot 0 is nobody's. A row knows its slot, so that a
+step's tokens find their adapters by row and one recording serves every mixture of them. Tensors appear as annotations
+only. Must not know: files, names, how adapters are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class AdapterSite:
+    """One product [out, in] that adapters may change, and what each slot's adapter does to it:
+
+        y * gain + shift + up @ (down @ x)        gain 1 and shift 0 where there are no tensors
+
+    The product's columns are cut into parts at `borders` (q, k and v; gate and up), each with an adapter of its own;
+    rank r of a slot: lane p * r + j of `down` belongs to part p. down [slots, in, lanes], up [slots, most rank, out] in
+    the compute dtype, ranks [slots] int32 (0: the adapter leaves this product alone); gains and shifts [slots, out]
+    float32. `whole`: weights that replace the product's own in a slot, by slot.
+    """
+
+    columns: int
+    inputs: int
+    borders: tuple[int, ...]
+    down: Tensor | None = None
+    up: Tensor | None = None
+    ranks: Tensor | None = None
+    host_ranks: list[int] = field(default_factory=list)
+    gains: Tensor | None = None
+    shifts: Tensor | None = None
+    whole: dict[int, Any] = field(default_factory=dict)
+    why_not: str = ""
+    """Why adapters cannot change this product, if so."""
+
+    @property
+    def parts(self) -> int:
+        """How many adapters of one slot lie side by side here."""
+        return len(self.borders) - 1
+
+    @property
+    def used(self) -> bool:
+        """Has any adapter had business here?"""
+        return self.down is not None
+
+
+@dataclass(slots=True, eq=False)
+class Delta:
+    """What a step's adapters do to one product: `low` [T, lanes] float32 is down @ x, to be carried up behind the sum.
+
+    inputs: x, normed. rows [T] and slots [R + 1]: the row of each token, and each row's slot.
+    """
+
+    site: AdapterSite
+    inputs: Tensor
+    low: Tensor
+    rows: Tensor
+    slots: Tensor
+
+
+class AdapterSites(Protocol):
+    """Where adapters go in a model under construction: layers pass what they multiply by through here."""
+
+    def adapted(self, weight: Any, path: str, rows: Tensor | None = None) -> Any:
+        """The weight stored as `path`, which adapters may change; rows: its rows are these of what is stored."""
+        ...
+
+    def embedding(self, path: str, shape: tuple[int, int]) -> AdapterSite | None:
+        """A table of embeddings [vocabulary, width]."""
+        ...
+
+
+class AdapterStore(Protocol):
+    """Adapters of a device: known by number, kept in host memory, put into slots."""
+
+    def command(self, message: dict[str, Any]) -> dict[str, Any]:
+        """read, state, drop: see lora/store.py."""
+        ...
+
+    def load(self, loads: Sequence[tuple[int, int]]) -> bool:
+        """(slot, adapter) each; True: recordings that were made do not know all that they must."""
+        ...
+
+    def eager(self, slots: Iterable[int]) -> bool:
+        """Does an adapter in these slots change what recordings cannot hold?"""
+        ...
+
+
+class NoAdapters:
+    """There are none."""
+
+    def command(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Nothing is known."""
+        return {}
+
+    def load(self, loads: Sequence[tuple[int, int]]) -> bool:
+        """Nothing to load."""
+        return False
+
+    def eager(self, slots: Iterable[int]) -> bool:
+        """Nothing is changed."""
+        return False

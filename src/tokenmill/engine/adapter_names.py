@@ -1,0 +1,70 @@
+"""Names of adapters, and how options spell them. Must not know: engines, files."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tokenmill.core.errors import ParameterError
+from tokenmill.demo.files import demo_dir
+
+DEMO = "demo:"
+"""Begins the path of an adapter that comes with the demo model: demo:pirate, demo:sql."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _.:/@+-]{0,127}")
+
+
+def check_name(name: Any) -> None:
+    """Refuse what would be no usable model name."""
+    if not isinstance(name, str) or not NAME.fullmatch(name) or ".." in name:
+        raise ParameterError(
+            "an adapter's name is 1 to 128 letters, digits or _.:/@+- and begins with a letter or digit, not "
+            f"{_shown(name)}.",
+            param="lora_name",
+        )
+
+
+def located(path: str) -> str:
+    """Where an adapter lies; those of the demo model come with this program."""
+    if not path.startswith(DEMO):
+        return path
+    found = demo_dir(f"lora-{path.removeprefix(DEMO)}")
+    if not re.fullmatch(r"[a-z]+", path.removeprefix(DEMO)) or not found.is_dir():
+        raise ParameterError(f"The demo model has no adapter {path!r}: there are demo:pirate and demo:sql.")
+    return str(found)
+
+
+def read_modules(given: Iterable[str]) -> list[tuple[str, str]]:
+    """lora_modules: NAME=PATH each, several with commas between, or vLLM's JSON objects."""
+    found = []
+    for text in given:
+        if text.lstrip().startswith("{"):
+            found.append(_from_json(text))
+            continue
+        for part in text.split(","):
+            name, equals, path = part.strip().partition("=")
+            if not equals or not name or not path:
+                raise ParameterError(f"lora_modules wants NAME=PATH, not {_shown(part)}.", param="lora_modules")
+            found.append((name, path))
+    return found
+
+
+def _from_json(text: str) -> tuple[str, str]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ParameterError(f"lora_modules holds no JSON object: {_shown(text)}.", param="lora_modules") from error
+    if not isinstance(value, Mapping) or not {"name", "path"} <= value.keys() <= {"name", "path", "base_model_name"}:
+        raise ParameterError(
+            f"lora_modules wants objects with name and path (and base_model_name), not {_shown(text)}.",
+            param="lora_modules",
+        )
+    if not isinstance(value["path"], str):
+        raise ParameterError(f"lora_modules: a path is text, not {_shown(value['path'])}.", param="lora_modules")
+    return value["name"], value["path"]
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

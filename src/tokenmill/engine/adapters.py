@@ -1,0 +1,213 @@
+"""Adapters by name. Owns: which names there are, their numbers and files, and whether devices can use them yet.
+
+A number stands for one adapter's files as long as the engine lives, and is never used again: rows, cached prefixes and
+requests know adapters by it. Must not know: tensors, HTTP.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenmill.core.config import AdapterOptions
+from tokenmill.core.errors import ParameterError
+from tokenmill.core.execution import Executor
+from tokenmill.core.params import LoRARequest
+from tokenmill.engine.adapter_names import check_name, located, read_modules
+from tokenmill.scheduler.scheduler import Scheduler
+
+ASK_S = 0.02
+"""How often devices are asked whether an adapter has been read."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """A registered adapter."""
+
+    number: int
+    name: str
+    path: str
+    ready: bool = False
+    leaving: bool = False
+    given: int = 0
+    """vLLM's number for it: callers' own."""
+
+
+class AdapterDesk:
+    """Names, numbers and states of the adapters of one engine."""
+
+    def __init__(self, executor: Executor, scheduler: Scheduler, options: AdapterOptions) -> None:
+        self.executor, self.scheduler, self.enabled = executor, scheduler, options.enable_lora
+        self.names: dict[str, Entry] = {}
+        self.numbers: dict[int, Entry] = {}
+        self.next_number = 1
+        self.asked = 0.0
+        self.failed: dict[int, str] = {}
+        """Why adapters could not be read."""
+        if options.lora_modules and not self.enabled:
+            raise ParameterError("lora_modules needs enable_lora (--enable-lora).", param="lora_modules")
+        for name, path in read_modules(options.lora_modules or []):
+            if name in self.names:
+                raise ParameterError(f"lora_modules names {name!r} twice.", param="lora_modules")
+            self.register(name, path)
+
+    # ------------------------------------------------------------ names
+
+    def register(self, name: str, path: str, number: int | None = None) -> int:
+        """A name for an adapter's files; -> its number, an old one if both are known already."""
+        if not self.enabled:
+            raise ParameterError(
+                "this engine was loaded without adapters: enable_lora=True (--enable-lora) takes them.",
+                param="lora_request",
+            )
+        check_name(name)
+        known = self.names.get(name)
+        if known is not None and known.path == path:
+            return known.number
+        if known is not None:
+            raise ParameterError(
+                f"the adapter {name!r} lies at another path; remove it first, or choose another name.",
+                param="lora_request",
+            )
+        if not Path(located(path)).exists():
+            raise ParameterError(f"{path}: there is no such adapter.", param="lora_request")
+        self.let_go()
+        number = self.next_number if number is None else number
+        self.next_number = max(self.next_number, number + 1)
+        self.names[name] = self.numbers[number] = Entry(number, name, path)
+        return number
+
+    def take(self, request: Any) -> int:
+        """The number of vLLM's LoRARequest; 0 for None. Its adapter is ready then, or refused."""
+        if request is None:
+            return 0
+        number = self.note(self.checked(request))
+        self.wait(number)
+        return number
+
+    def checked(self, request: Any) -> LoRARequest:
+        """A LoRARequest, or a word that it is none."""
+        if not isinstance(request, LoRARequest) or not isinstance(request.lora_path, str) or not request.lora_path:
+            raise ParameterError(
+                f"lora_request must be a LoRARequest(name, id, path), not {type(request).__name__}.",
+                param="lora_request",
+            )
+        return request
+
+    def note(self, request: LoRARequest) -> int:
+        """The number of a LoRARequest's adapter, which is not read yet."""
+        number = self.register(request.lora_name, request.lora_path)
+        self.numbers[number].given = request.lora_int_id
+        return number
+
+    def remove_given(self, given: int) -> bool:
+        """The same by vLLM's number."""
+        names = [entry.name for entry in self.names.values() if entry.given == given]
+        return len([name for name in names if self.remove(name)]) > 0
+
+    def list_given(self) -> set[int]:
+        """vLLM's numbers of all adapters."""
+        return {entry.given for entry in self.names.values() if entry.given}
+
+    def remove(self, name: str) -> bool:
+        """The name is gone now, its adapter when no request uses it any more; False: there was none."""
+        entry = self.names.pop(name, None)
+        if entry is None:
+            return False
+        entry.leaving = True
+        self.let_go()
+        return True
+
+    def let_go(self) -> None:
+        """Forget adapters without a name that no open request uses."""
+        leaving = [entry for entry in self.numbers.values() if entry.leaving]
+        if not leaving:
+            return
+        used = {group.request.adapter for group in self.scheduler.roster.groups.values()}
+        used |= {seq.group.request.adapter for flight in self.scheduler.flying for seq in flight.seqs}
+        for entry in leaving:
+            if entry.number not in used:
+                self.scheduler.roster.adapters.drop(entry.number)
+                self.executor.control({"what": "adapter", "op": "drop", "id": entry.number})
+                del self.numbers[entry.number]
+
+    def forget_fits(self) -> None:
+        """The base has other weights: what was worked out from it is worked out anew."""
+        if not self.enabled:
+            return
+        self.scheduler.roster.adapters.forget()
+        for entry in self.numbers.values():
+            entry.ready = False
+        self.executor.control({"what": "adapter", "op": "forget"})
+
+    # ------------------------------------------------------------ states
+
+    def check(self, number: int) -> None:
+        """Refuse a request whose adapter nobody knows."""
+        if number and number not in self.numbers:
+            raise ParameterError("The adapter is not loaded.", param="model")
+
+    def begin(self, number: int) -> Reading | None:
+        """Have devices read an adapter; None: they have."""
+        if not number or number not in self.numbers:
+            return None
+        entry = self.numbers[number]
+        if entry.ready and not self.scheduler.roster.adapters.held.get(number):
+            entry.ready = number in self._state([number], wait=False)  # its copy may have been let go
+        if entry.ready:
+            return None
+        self.executor.control({"what": "adapter", "op": "read", "id": number, "path": located(entry.path)})
+        return Reading(self, number)
+
+    def wait(self, number: int) -> None:
+        """Read an adapter now; raises what is wrong with it."""
+        reading = self.begin(number)
+        if reading is not None:
+            self.ask([number], wait=True)
+            error = reading.exception()
+            if error is not None:
+                raise error
+
+    def ask(self, numbers: Iterable[int], *, wait: bool) -> None:
+        """Have devices say which of these they have read."""
+        now = time.monotonic()
+        if wait or now - self.asked >= ASK_S:
+            self._state(list(numbers), wait=wait)
+            self.asked = time.monotonic()
+
+    def _state(self, numbers: list[int], *, wait: bool) -> list[int]:
+        found = self.executor.control({"what": "adapter", "op": "state", "ids": numbers, "wait": wait})
+        for number in found["ready"]:
+            if number in self.numbers:
+                self.numbers[number].ready = True
+        for number, said in found["failed"].items():
+            self.failed[number] = said
+        ready: list[int] = found["ready"]
+        return ready
+
+
+class Reading:
+    """An adapter that devices are reading; asked as a Future is."""
+
+    def __init__(self, desk: AdapterDesk, number: int) -> None:
+        self.desk, self.number = desk, number
+
+    def done(self) -> bool:
+        """Is it there, or known to be unusable?"""
+        entry = self.desk.numbers.get(self.number)
+        if entry is None or entry.ready or self.number in self.desk.failed:
+            return True
+        self.desk.ask([self.number], wait=False)
+        return entry.ready or self.number in self.desk.failed
+
+    def exception(self) -> BaseException | None:
+        """What is wrong with it."""
+        said = self.desk.failed.pop(self.number, None)
+        if said is not None:
+            return ParameterError(said, param="lora_request")
+        if self.number not in self.desk.numbers:
+            return ParameterError("The adapter has been removed.", param="model")
+        return None

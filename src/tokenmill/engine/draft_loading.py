@@ -1,0 +1,181 @@
+"""Loading what guesses on a device. Owns: the drafter's checkpoint, and whether it goes with the target.
+
+Must not know: caches, plans. `load_drafter` is called behind the target's own loading, before the cache is planned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tokenmill.checkpoint.hub import Hub
+from tokenmill.checkpoint.torch_bin import TorchBinCheckpoint
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.drafting import DeviceDrafter
+from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.core.forward import Kernels, KVSpec
+from tokenmill.core.model import CausalLM, Checkpoint
+from tokenmill.engine.drafting import Speculation, looks_on_device
+from tokenmill.engine.source import ModelSource, find_source
+from tokenmill.layers.build import Build
+from tokenmill.models.decoder import Decoder
+from tokenmill.models.registry import build_model
+from tokenmill.speculate.draft_model import DraftModel
+from tokenmill.speculate.eagle import EagleHead
+from tokenmill.speculate.eagle_files import build_eagle
+from tokenmill.speculate.lookup import NgramLookup
+from tokenmill.speculate.medusa import MedusaHeads
+from tokenmill.speculate.medusa_files import build_heads
+from tokenmill.speculate.passes import Model
+
+PADDING = 2048
+"""Vocabularies whose words nobody can compare may differ by so many ids: sizes are rounded up for kernels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The model that is guessed for."""
+
+    model: CausalLM
+    source: ModelSource
+    dtype: torch.dtype
+    device: str
+    kernels: Kernels
+    record: bool
+
+
+@dataclass(slots=True)
+class LoadedDrafter:
+    """A drafter with the specs of the K/V that it keeps, layer by layer, and its weights' bytes."""
+
+    drafter: DeviceDrafter | None = None
+    kv_specs: tuple[KVSpec, ...] = ()
+    weight_bytes: int = 0
+
+
+def load_drafter(config: EngineConfig, found: Speculation | None, target: Target) -> LoadedDrafter:
+    """The drafter of the device that --speculative-config asks for, if any."""
+    if found is None:
+        return LoadedDrafter()
+    if target.model.spec.states:
+        raise ParameterError(
+            f"{target.source.config().get('model_type')}: drafts for models with recurrent layers are not built yet: "
+            "leave --speculative-config out.",
+            param="speculative_config",
+        )
+    if found.method in LOADERS:
+        source = find_source(found.model or "", found.revision, Hub(config.files.download_dir, config.files.hf_token))
+        return LOADERS[found.method](config, found, source, target)
+    if looks_on_device(config, found, target.device):
+        return LoadedDrafter(NgramLookup(found.most, found.longest, found.shortest))
+    return LoadedDrafter()
+
+
+def _draft_model(config: EngineConfig, found: Speculation, source: ModelSource, target: Target) -> LoadedDrafter:
+    raw = source.config()
+    reach = min(config.model.max_model_len or target.model.spec.max_positions, target.model.spec.max_positions)
+    checkpoint = source.checkpoint(config.model.load_format, seed=config.model.seed + 1, device=target.device)
+    try:
+        model = build_model(
+            raw,
+            checkpoint,
+            dtype=target.dtype,
+            device=target.device,
+            kernels=target.kernels,
+            quantization=found.quantization,
+            max_positions=reach + found.most + 1,
+        )
+    finally:
+        checkpoint.close()
+    if model.spec.states:
+        raise _refuse(f"{source.path}: a draft model with recurrent layers is not built")
+    if model.spec.max_positions < reach:
+        raise _refuse(
+            f"{source.path}: its context of {model.spec.max_positions} tokens is shorter than the model's {reach}: "
+            "lower --max-model-len"
+        )
+    check_vocabulary(model.spec.vocab_size, source, target, dummy=config.model.load_format == "dummy")
+    made = Model(model, target.model.spec.vocab_size)
+    drafter = DraftModel(made, target.kernels, found.most, record=target.record)
+    return LoadedDrafter(drafter, model.spec.kv_specs, int(model.spec.extras.get("weight_bytes", 0)))  # type: ignore[call-overload]
+
+
+def _medusa(config: EngineConfig, found: Speculation, source: ModelSource, target: Target) -> LoadedDrafter:
+    raw, spec = source.config(), target.model.spec
+    b = Build(
+        checkpoint=_weights_of(config, source, "medusa_lm_head.pt", target.device),
+        dtype=target.dtype,
+        device=torch.device(target.device),
+        kernels=target.kernels,
+        max_positions=spec.max_positions,
+        quantization=found.quantization,
+    )
+    try:
+        heads = build_heads(raw, b, (spec.hidden_size, spec.vocab_size), str(source.path))
+    finally:
+        b.checkpoint.close()
+    drafter = MedusaHeads(heads, target.model, target.kernels, found.most, record=target.record)
+    return LoadedDrafter(drafter, weight_bytes=b.book.weight_bytes)
+
+
+def _eagle(config: EngineConfig, found: Speculation, source: ModelSource, target: Target) -> LoadedDrafter:
+    raw, model = source.config(), target.model
+    if not isinstance(model, Decoder):
+        raise _refuse(f"{found.method!r} is not available for this architecture")
+    b = Build(
+        checkpoint=source.checkpoint(config.model.load_format, seed=config.model.seed + 1, device=target.device),
+        dtype=target.dtype,
+        device=torch.device(target.device),
+        kernels=target.kernels,
+        max_positions=model.spec.max_positions + found.most + 1,
+        quantization=found.quantization,
+    )
+    try:
+        net = build_eagle(raw, b, model, third=found.method == "eagle3", where=str(source.path))
+    finally:
+        b.checkpoint.close()
+    model.taps = tuple(dict.fromkeys(net.taps))
+    specs = tuple(b.book.kv_specs)
+    drafter = EagleHead(net, specs, model, target.kernels, found.most, target.dtype, record=target.record)
+    return LoadedDrafter(drafter, specs, b.book.weight_bytes)
+
+
+def _weights_of(config: EngineConfig, source: ModelSource, other: str, device: str) -> Checkpoint:
+    """The folder's checkpoint, or the file of another name in which such weights lie on hubs."""
+    file = source.path / other
+    if config.model.load_format != "dummy" and file.is_file() and not any(source.path.glob("*.safetensors")):
+        return TorchBinCheckpoint(source.path, [file])
+    return source.checkpoint(config.model.load_format, seed=config.model.seed + 1, device=device)
+
+
+def check_vocabulary(size: int, source: ModelSource, target: Target, *, dummy: bool) -> None:
+    """Refuse a drafter that speaks of other words: ids must mean the same, though one may have more of them unused."""
+    wanted = target.model.spec.vocab_size
+    ours, theirs = (None, None) if dummy else (_words(target.source), _words(source))
+    if ours is None or theirs is None:
+        if abs(size - wanted) > PADDING:
+            raise _refuse(f"{source.path}: its vocabulary of {size} is not the model's, which has {wanted}")
+        return
+    other = next((i for i, (one, two) in enumerate(zip(ours, theirs, strict=False)) if one != two), None)
+    if other is not None:
+        raise _refuse(
+            f"{source.path}: its tokenizer is not the model's (they differ from id {other} on); a draft model "
+            "must have the same one"
+        )
+
+
+def _words(source: ModelSource) -> list[str | None] | None:
+    """The tokenizer's pieces by id; None: there is none to read."""
+    try:
+        tokenizer = source.tokenizer()
+    except (UserError, OSError):
+        return None
+    return [tokenizer.id_to_token(i) for i in range(tokenizer.vocab_size)]
+
+
+def _refuse(why: str) -> ParameterError:
+    return ParameterError(f"speculative_config: {why}.", param="speculative_config")
+
+
+LOADERS = {"draft_model": _draft_model, "medusa": _medusa, "eagle": _eagle, "eagle3": _eagle}

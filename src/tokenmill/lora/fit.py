@@ -1,0 +1,239 @@
+"""An adapter for one model. Owns: from matrices by module to what a slot of each product is filled with.
+
+Rows and columns follow those of the products (joined, reordered, split over ranks); scales, magnitudes and biases are
+worked in, so that devices know one formula (core/adapters.py). Must not know: slots, requests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.adapters import AdapterSite
+from tokenmill.core.errors import ModelError
+from tokenmill.core.forward import Weight
+from tokenmill.lora.peft import Adapter, LowRank
+from tokenmill.lora.sites import Place, Sites
+from tokenmill.quant.dense import DenseWeight
+
+_SLICE = 1024
+"""Rows of a base matrix that are made dense at a time."""
+
+
+@dataclass(slots=True)
+class Piece:
+    """One part of one product: down [in, r] and up [r, out of the part] in the compute dtype."""
+
+    part: int
+    down: Tensor
+    up: Tensor
+
+
+@dataclass(slots=True)
+class Fill:
+    """What one product's slot is filled with; shifts and gains begin at a column of the product."""
+
+    site: AdapterSite
+    pieces: list[Piece] = field(default_factory=list)
+    gains: list[tuple[int, Tensor]] = field(default_factory=list)
+    shifts: list[tuple[int, Tensor]] = field(default_factory=list)
+    whole: Weight | None = None
+
+    @property
+    def rank(self) -> int:
+        """Lanes of each part."""
+        return max((piece.down.shape[1] for piece in self.pieces), default=0)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes held."""
+        return sum(p.down.nbytes + p.up.nbytes for p in self.pieces) + (self.whole.bytes() if self.whole else 0)
+
+
+class Fitter:
+    """Makes fills of one adapter."""
+
+    def __init__(self, adapter: Adapter, sites: Sites) -> None:
+        self.adapter, self.sites = adapter, sites
+        self.fills: dict[int, Fill] = {}
+
+    def fit(self) -> list[Fill]:
+        """Every product that the adapter changes; raises ModelError for what does not belong to this model."""
+        adapter = self.adapter
+        for module, low in adapter.linear.items():
+            for place in self._places(module):
+                self._low(module, place, low)
+        for module, low in adapter.tables.items():
+            self._table(module, low)
+        for module, low in adapter.stacked.items():
+            for expert, place, part in stacked(self.sites, adapter, module, low):
+                self._low(expert, place, part)
+        for module, tensors in adapter.whole.items():
+            self._whole(module, dict(tensors))
+        return list(self.fills.values())
+
+    def _fill(self, site: AdapterSite, module: str) -> Fill:
+        if site.why_not:
+            raise self._refuse(module, f"cannot be changed here: {site.why_not}")
+        return self.fills.setdefault(id(site), Fill(site))
+
+    def _places(self, module: str) -> list[Place]:
+        places = self.sites.find(module)
+        if not places:
+            base = f" (it was made for {self.adapter.base[:120]})" if self.adapter.base else ""
+            raise self._refuse(module, f"is no matrix of this model that adapters can change{base}")
+        return places
+
+    def _low(self, module: str, place: Place, low: LowRank) -> None:
+        source = place.source
+        if place.weight is None:
+            raise self._refuse(module, "is a table of embeddings, and the file has lora_A and lora_B for it")
+        if low.down.shape[1] != source.shape[1] or low.up.shape[0] != source.shape[0]:
+            raise self._refuse(
+                module,
+                f"is {list(source.shape)} in this model, and the adapter is for "
+                f"{[low.up.shape[0], low.down.shape[1]]}: it has another base",
+            )
+        self._check_rank(module, low.rank)
+        fill, start = self._fill(place.site, module), place.site.borders[place.part]
+        down, up = low.down.float(), low.up.float() * low.scale
+        magnitude, bias = low.magnitude, low.bias
+        if source.rows is not None:
+            up = up[source.rows]
+            magnitude, bias = (None if t is None else t[source.rows] for t in (magnitude, bias))
+        if magnitude is not None:
+            if source.columns is not None:
+                raise self._refuse(module, "is split over ranks by columns, where DoRA is not supported")
+            gain = magnitude.float() / _norms(place, down, up)
+            up = up * gain[:, None]
+            fill.gains.append((start, gain))
+            if place.bias is not None:
+                fill.shifts.append((start, (1.0 - gain) * place.bias[start : start + len(gain)].cpu()))
+        if source.columns is not None:
+            down = down[:, source.columns[0] : source.columns[1]]
+        if bias is not None and source.first:
+            fill.shifts.append((start, bias.float() * low.scale))
+        self._add(fill, place.part, down, up)
+
+    def _add(self, fill: Fill, part: int, down: Tensor, up: Tensor) -> None:
+        if any(piece.part == part for piece in fill.pieces):
+            raise ModelError(f"{self.adapter.where}: two of its modules are the same matrix of this model.")
+        dtype = self.sites.dtype
+        fill.pieces.append(Piece(part, down.t().contiguous().to(dtype), up.t().contiguous().to(dtype)))
+
+    def _table(self, module: str, low: LowRank) -> None:
+        place = self._places(module)[0]
+        shape = place.source.shape
+        if place.weight is not None:
+            raise self._refuse(module, "is no table of embeddings, and the file has lora_embedding_A for it")
+        if (low.down.shape[1], low.up.shape[0]) != shape:
+            raise self._refuse(
+                module, f"is {list(shape)} in this model, and the adapter is for {[low.down.shape[1], len(low.up)]}"
+            )
+        self._check_rank(module, low.rank)
+        self._add(self._fill(place.site, module), 0, low.down.float(), low.up.float() * low.scale)
+
+    def _check_rank(self, module: str, rank: int) -> None:
+        if rank > self.sites.most_rank:
+            raise self._refuse(
+                module,
+                f"has rank {rank}, and this engine takes adapters up to {self.sites.most_rank} (--max-lora-rank)",
+            )
+
+    def _whole(self, module: str, tensors: dict[str, Tensor]) -> None:
+        weight, bias = tensors.get("weight"), tensors.get("bias")
+        places = self._places(module)
+        if weight is not None and (module in self.adapter.linear or module in self.adapter.tables):
+            if tuple(weight.shape) != places[0].source.shape:
+                raise self._refuse(module, f"has {list(weight.shape)} numbers in the file: the vocabulary was changed")
+            weight = None  # saved beside its adapter, as it was
+        for place in places:
+            if weight is not None:
+                self._replace(module, place, weight, bias)
+            elif bias is not None:
+                self._shift(module, place, bias)
+
+    def _shift(self, module: str, place: Place, bias: Tensor) -> None:
+        source, start = place.source, place.site.borders[place.part]
+        if place.weight is None or bias.shape != (source.shape[0],):
+            raise self._refuse(module, f"has no bias of shape {list(bias.shape)}")
+        own = bias.float() if source.rows is None else bias.float()[source.rows]
+        if place.bias is not None:
+            own = own - place.bias[start : start + len(own)].cpu()
+        if source.first:
+            self._fill(place.site, module).shifts.append((start, own))
+
+    def _replace(self, module: str, place: Place, weight: Tensor, bias: Tensor | None) -> None:
+        source = place.source
+        if tuple(weight.shape) != source.shape or (bias is not None and bias.shape != (source.shape[0],)):
+            raise self._refuse(module, f"is {list(source.shape)} in this model, and {list(weight.shape)} in the file")
+        if place.site.parts > 1:
+            raise self._refuse(module, "is multiplied together with others: it cannot be replaced (modules_to_save)")
+        fill = self._fill(place.site, module)
+        if source.rows is not None:
+            weight = weight[source.rows]
+            bias = None if bias is None else bias[source.rows]
+        if source.columns is not None:
+            weight = weight[:, source.columns[0] : source.columns[1]]
+            bias = bias if source.first else None
+        if bias is None and place.bias is not None:
+            bias = place.bias
+        dtype, device = self.sites.dtype, self.sites.device
+        own = None if bias is None else bias.to(device, dtype)
+        fill.whole = DenseWeight(weight.to(device, dtype).contiguous(), own)
+
+    def _refuse(self, module: str, why: str) -> ModelError:
+        return ModelError(f"{self.adapter.where}: {module[:160]} {why}.")
+
+
+def _norms(place: Place, down: Tensor, up: Tensor) -> Tensor:
+    """The length of every row of the product's part with its adapter [n]."""
+    weight, start = place.weight, place.site.borders[place.part]
+    assert weight is not None
+    found = []
+    for at in range(0, len(up), _SLICE):
+        some = up[at : at + _SLICE]
+        ids = torch.arange(start + at, start + at + len(some), device=weight.site_device())
+        rows = weight.base.rows(ids).float().cpu()
+        found.append(torch.linalg.vector_norm(rows + some @ down, dim=1))
+    return torch.cat(found)
+
+
+def stacked(sites: Sites, adapter: Adapter, module: str, low: LowRank) -> Iterator[tuple[str, Place, LowRank]]:
+    """Experts that were trained as one parameter [experts, ...]: each one's share, under its own name.
+
+    Of `up` [out, r * experts] expert e has every experts-th column; of `down` [r * experts, in] its own r rows."""
+    prefix = re.sub(r"(\.base_layer)+$", "", module)
+    for names in (("gate_up_proj",), ("gate_proj", "up_proj"), ("down_proj",)):
+        found = [sites.find(f"{prefix}.0.{name}") for name in names]
+        if not all(found):
+            continue
+        shape = found[0][0].source.shape
+        if (sum(each[0].source.shape[0] for each in found), shape[1]) == (low.up.shape[0], low.down.shape[1]):
+            break
+    else:
+        raise ModelError(f"{adapter.where}: {module[:160]} fits no stacked experts of this model.")
+    count = 0
+    while sites.find(f"{prefix}.{count}.{names[0]}"):
+        count += 1
+    parameter = f"{prefix}.{'down_proj' if names[0] == 'down_proj' else 'gate_up_proj'}"
+    config = adapter.config
+    assert config is not None, "stacked experts come in PEFT's folders alone"
+    rank = config.rank_of(parameter)
+    if low.down.shape[0] != rank * count:
+        raise ModelError(f"{adapter.where}: {parameter} has {low.down.shape[0]} rows, not {rank} for {count} experts.")
+    scale = config.scale_of(parameter, rank)
+    downs, ups = low.down.view(count, -1, low.down.shape[1]), low.up.view(low.up.shape[0], -1, count)
+    for expert in range(count):
+        start = 0
+        for name in names:
+            path = f"{prefix}.{expert}.{name}"
+            for place in sites.find(path):
+                rows = place.source.shape[0]
+                up = ups[start : start + rows, :, expert]
+                yield path, place, LowRank(downs[expert], up, scale)
+            start += sites.find(path)[0].source.shape[0]

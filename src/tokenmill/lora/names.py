@@ -1,0 +1,50 @@
+"""Names of modules. Owns: which stored matrix an adapter's module is, whatever stands before its layer's number.
+
+Files of adapters name modules of the class that they were trained with; checkpoints name tensors. Both agree from
+"layers.0" on, and some leave out or add what comes before. Must not know: tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_ROOTS = frozenset({"model", "language_model", "transformer", "decoder", "gpt_neox", "backbone", "text_model"})
+"""What may stand before the layers of a language model."""
+_SAME = {"block_sparse_moe": "mlp", "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+"""Mixtures: names of checkpoints and of the classes that read them."""
+
+
+def tail(path: str) -> str | None:
+    """The part of a name that is the same everywhere; None: it is no part of a language model."""
+    parts = path.split(".")
+    at = next((i for i, part in enumerate(parts) if part.isdigit()), len(parts))
+    first = max(at - 1, 0)
+    if any(part not in _ROOTS for part in parts[:first]):
+        return None
+    return ".".join(parts[first:])
+
+
+def alike(path: str) -> str:
+    """A name with one spelling for what mixtures of experts call differently."""
+    return ".".join(_SAME.get(part, part) for part in path.split("."))
+
+
+class Names:
+    """Finds stored matrices by an adapter's names."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self.exact = set(paths)
+        self.tails: dict[str, str | None] = {}
+        for path in sorted(self.exact):
+            for key in {tail(path), tail(alike(path))} - {None}:
+                assert key is not None
+                self.tails[key] = None if key in self.tails and self.tails[key] != path else path
+
+    def find(self, module: str) -> str | None:
+        """The stored matrix of a module; None: there is no such, or several."""
+        if module in self.exact:
+            return module
+        for key in (tail(module), tail(alike(module))):
+            if key is not None and self.tails.get(key) is not None:
+                return self.tails[key]
+        return None

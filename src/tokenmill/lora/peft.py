@@ -1,0 +1,175 @@
+"""PEFT's folders. Owns: from an adapter's files to matrices by module, everything about them checked.
+
+Must not know: the model that it is for (lora/fit.py looks), devices.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tokenmill.checkpoint.safetensors import SafetensorsCheckpoint
+from tokenmill.checkpoint.torch_bin import TorchBinCheckpoint
+from tokenmill.core.errors import ModelError
+from tokenmill.core.files import present
+from tokenmill.lora.config import MOST_RANK, AdapterConfig, read_adapter_config
+
+SAFE, OLD = "adapter_model.safetensors", "adapter_model.bin"
+WIDE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_MOST_TENSORS = 1 << 18
+_KEY = re.compile(
+    r"(?P<module>.+?)\.(?P<kind>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)"
+    r"(\.(?!weight$|bias$)[\w-]+)?(?P<end>\.weight|\.bias)?"
+)
+"""The module, what it is, the adapter's own name in older files, and the tensor."""
+_WHOLE = re.compile(r"(?P<module>.+?)(?P<inner>(\.modules_to_save(\.[\w-]+)?|\.base_layer|\.original_module)*)"
+                    r"\.(?P<end>weight|bias)")  # fmt: skip
+
+
+@dataclass(slots=True)
+class LowRank:
+    """up [out, r] @ down [r, in] * scale for one module; magnitude [out] of DoRA; bias [out] behind `up`."""
+
+    down: Tensor
+    up: Tensor
+    scale: float = 1.0
+    magnitude: Tensor | None = None
+    bias: Tensor | None = None
+
+    @property
+    def rank(self) -> int:
+        """Its rank."""
+        return self.down.shape[0]
+
+
+@dataclass(slots=True)
+class Adapter:
+    """What an adapter's files hold, by module. `tables`: of embeddings, down [r, vocabulary], up [width, r]; `whole`:
+    weight and bias that replace the module's own; `stacked`: of experts' parameters, one below the other."""
+
+    where: Path
+    linear: dict[str, LowRank] = field(default_factory=dict)
+    tables: dict[str, LowRank] = field(default_factory=dict)
+    whole: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    stacked: dict[str, LowRank] = field(default_factory=dict)
+    base: str = ""
+    config: AdapterConfig | None = None
+    """Of stacked experts: their parameters' names, and so their ranks, are known with the model alone."""
+
+    def numbers(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor with its module's name."""
+        for group in (self.linear, self.tables, self.stacked):
+            for module, found in group.items():
+                for tensor in (found.down, found.up, found.magnitude, found.bias):
+                    if tensor is not None:
+                        yield module, tensor
+        for module, tensors in self.whole.items():
+            for tensor in tensors.values():
+                yield module, tensor
+
+    def check_numbers(self) -> None:
+        """Refuse NaN and infinity: they would end up in other requests' caches, too."""
+        for module, tensor in self.numbers():
+            if not bool(tensor.isfinite().all()):
+                raise ModelError(f"{self.where}: the adapter of {module[:120]} holds NaN or infinity.")
+
+
+def read_peft(folder: Path) -> Adapter:
+    """A folder's adapter; raises ModelError that names what is wrong."""
+    config = read_adapter_config(folder)
+    checkpoint = _open(folder)
+    names = sorted(checkpoint.names())
+    if not names:
+        raise ModelError(f"{folder}: the adapter holds no tensors.")
+    if len(names) > _MOST_TENSORS:
+        raise ModelError(f"{folder}: {len(names)} tensors are more than any adapter has.")
+    halves: dict[str, dict[str, Tensor]] = {}
+    found = Adapter(folder, base=config.base, config=config)
+    for name in names:
+        tensor = checkpoint.tensor(name)
+        if tensor.dtype not in WIDE:
+            raise ModelError(f"{folder}: {name[:120]} is stored as {str(tensor.dtype).removeprefix('torch.')}.")
+        plain = name.removeprefix("base_model.model.")
+        key = _KEY.fullmatch(plain)
+        if key is not None:
+            kind = key["kind"] + (".bias" if key["end"] == ".bias" else "")
+            if kind in halves.setdefault(key["module"], {}):
+                raise ModelError(f"{folder}: {name[:120]} is there twice.")
+            halves[key["module"]][kind] = tensor
+            continue
+        whole = _WHOLE.fullmatch(plain)
+        if whole is None:
+            raise ModelError(f"{folder}: {name[:120]} is no tensor of a LoRA adapter.")
+        if ".original_module" not in whole["inner"]:
+            found.whole.setdefault(whole["module"], {})[whole["end"]] = tensor
+    for module, tensors in halves.items():
+        _take(found, config, module, tensors)
+    _check_whole(found, config)
+    if not (found.linear or found.tables or found.whole or found.stacked):
+        raise ModelError(f"{folder}: the adapter changes nothing.")
+    return found
+
+
+def _open(folder: Path) -> SafetensorsCheckpoint | TorchBinCheckpoint:
+    if not folder.is_dir():
+        raise ModelError(f"{folder}: there is no such folder.")
+    if present(folder / SAFE):
+        return SafetensorsCheckpoint(folder, [folder / SAFE])
+    if present(folder / OLD):
+        return TorchBinCheckpoint(folder, [folder / OLD])
+    raise ModelError(f"{folder}: there is no {SAFE} or {OLD}.")
+
+
+def _take(found: Adapter, config: AdapterConfig, module: str, tensors: dict[str, Tensor]) -> None:
+    """One module's tensors, whole and of shapes that go together."""
+    table = "lora_embedding_A" in tensors or "lora_embedding_B" in tensors
+    names = ("lora_embedding_A", "lora_embedding_B") if table else ("lora_A", "lora_B")
+    where = f"{found.where}: the adapter of {module[:120]}"
+    for name in names:
+        if name not in tensors:
+            raise ModelError(f"{where} has no {name}.")
+    if left := sorted(set(tensors) - {*names, "lora_magnitude_vector", "lora_B.bias"}):
+        raise ModelError(f"{where} has a {left[0]} that does not belong there.")
+    down, up = (tensors[name] for name in names)
+    if down.ndim != 2 or up.ndim != 2 or down.shape[0] != up.shape[1] or 0 in (*down.shape, *up.shape):
+        raise ModelError(f"{where}: {names[0]} {list(down.shape)} and {names[1]} {list(up.shape)} do not go together.")
+    stacked = bool(config.parameters) and not table and re.search(r"(^|\.)experts(\.base_layer)*$", module)
+    if stacked:
+        if "lora_magnitude_vector" in tensors or "lora_B.bias" in tensors:
+            raise ModelError(f"{where}: stacked experts have no magnitudes or biases.")
+        found.stacked[module] = LowRank(down, up)
+        return
+    rank = config.rank_of(module)
+    if down.shape[0] != rank:
+        raise ModelError(f"{where} has rank {down.shape[0]}, and adapter_config.json says {rank}.")
+    if rank > MOST_RANK:
+        raise ModelError(f"{where}: rank {rank} is more than {MOST_RANK}.")
+    magnitude = tensors.get("lora_magnitude_vector")
+    if config.dora and magnitude is None:
+        raise ModelError(f"{where} has no lora_magnitude_vector, and adapter_config.json says use_dora.")
+    if magnitude is not None and not config.dora:
+        raise ModelError(f"{where} has a lora_magnitude_vector, but adapter_config.json does not say use_dora.")
+    if magnitude is not None:
+        magnitude = magnitude.reshape(-1)
+        if table:
+            raise ModelError(f"{where}: DoRA of embeddings is not supported.")
+        if len(magnitude) != up.shape[0]:
+            raise ModelError(f"{where}: lora_magnitude_vector has {len(magnitude)} entries, not {up.shape[0]}.")
+    bias = tensors.get("lora_B.bias")
+    if bias is not None and tuple(bias.shape) != (up.shape[0],):
+        raise ModelError(f"{where}: the bias of lora_B has shape {list(bias.shape)}, not [{up.shape[0]}].")
+    if bias is not None and magnitude is not None:
+        raise ModelError(f"{where}: DoRA with a bias of lora_B is not supported.")
+    group = found.tables if table else found.linear
+    group[module] = LowRank(down, up, config.scale_of(module, rank), magnitude, bias)
+
+
+def _check_whole(found: Adapter, config: AdapterConfig) -> None:
+    for name in config.saved:
+        if not any(module == name or module.endswith("." + name) for module in found.whole):
+            raise ModelError(f"{found.where}: modules_to_save names {name[:120]!r}, which the file does not hold.")

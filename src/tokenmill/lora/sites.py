@@ -1,0 +1,147 @@
+"""Where adapters go in one model. Owns: every adapted product's site by the stored matrices it is made of, and the
+sites' tensors.
+
+Filled while a model is built (`Build.adapters`), then given memory: a slot's share of every product for adapters of
+the largest allowed rank. Mixtures, embeddings, the head and what few adapters have (gains, shifts) get memory with the
+first adapter that has business there. Must not know: files, which adapters there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.adapters import AdapterSite
+from tokenmill.lora.names import Names
+from tokenmill.lora.weight import LoraWeight, Source
+
+_CHOOSING = frozenset({"gate", "router", "shared_expert_gate", "wg"})
+"""What matrices are called that choose among experts."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One part of a site: the product, its number in it, and the stored matrix."""
+
+    site: AdapterSite
+    part: int
+    source: Source
+    weight: LoraWeight | None
+    """None: a table of embeddings."""
+    bias: Tensor | None = None
+    """The product's."""
+
+
+def _mixing(path: str) -> bool:
+    """Is it a matrix of a mixture: an expert's, or one that chooses?"""
+    return ".experts." in path or path.rpartition(".")[2] in _CHOOSING
+
+
+def _usual(path: str) -> bool:
+    """Is it a matrix of a layer that most adapters change? Others get memory with the first one that does."""
+    return any(part.isdigit() for part in path.split(".")) and not _mixing(path)
+
+
+class Sites:
+    """The adapted products of one model."""
+
+    def __init__(
+        self, slots: int, most_rank: int, dtype: torch.dtype, device: torch.device, heads: tuple[int, int] = (0, 0)
+    ) -> None:
+        """slots: how many adapters lie on the device at once; most_rank: of any of them; heads: of queries, of keys."""
+        self.slots, self.most_rank, self.dtype, self.device, self.heads = slots, most_rank, dtype, device, heads
+        self.places: dict[str, list[Place]] = {}
+        self.embeddings: dict[str, Place] = {}
+        self.sites: list[AdapterSite] = []
+        self._names: Names | None = None
+        self._plain: set[int] | None = None
+
+    # ------------------------------------------------------------ while the model is built
+
+    def adapted(self, weight: object, path: str, rows: Tensor | None = None) -> LoraWeight:
+        """The weight stored as `path`, which adapters may change; rows: its rows are these of what is stored."""
+        shape = weight.shape  # type: ignore[attr-defined]
+        source = Source(path, shape if rows is None else (int(rows.max()) + 1, shape[1]), rows)
+        return LoraWeight(weight, [source], self)
+
+    def embedding(self, path: str, shape: tuple[int, int]) -> AdapterSite:
+        """A table of embeddings [vocabulary, width]: `down` is read by token id."""
+        site = AdapterSite(shape[1], shape[0], (0, shape[1]))
+        self.sites.append(site)
+        self.embeddings[path] = Place(site, 0, Source(path, shape), None)
+        return site
+
+    def settle(self, weight: LoraWeight, bias: Tensor | None) -> AdapterSite:
+        """A product in its final form."""
+        borders = [0]
+        for source in weight.sources:
+            borders.append(borders[-1] + source.height)
+        site = AdapterSite(weight.shape[0], weight.shape[1], tuple(borders))
+        self.sites.append(site)
+        for part, source in enumerate(weight.sources):
+            self.places.setdefault(source.path, []).append(Place(site, part, source, weight, bias))
+        return site
+
+    # ------------------------------------------------------------ afterwards
+
+    def allocate(self) -> int:
+        """Memory for what most adapters change: -> bytes."""
+        for path, places in self.places.items():
+            if _usual(path):
+                for place in places:
+                    self.ensure(place.site)
+        return self.bytes()
+
+    def ensure(self, site: AdapterSite) -> bool:
+        """Memory for one product's low-rank adapters; True: it had none."""
+        if site.down is not None or site.why_not:
+            return False
+        count, lanes = self.slots + 1, -(-site.parts * self.most_rank // 16) * 16
+        site.down = torch.zeros(count, site.inputs, lanes, dtype=self.dtype, device=self.device)
+        site.up = torch.zeros(count, self.most_rank, site.columns, dtype=self.dtype, device=self.device)
+        site.ranks = torch.zeros(count, dtype=torch.int32, device=self.device)
+        site.host_ranks = [0] * count
+        return True
+
+    def ensure_gains(self, site: AdapterSite) -> bool:
+        """Memory for gains and shifts; True: there was none."""
+        new = self.ensure(site)
+        if site.gains is not None:
+            return new
+        site.gains = torch.ones(self.slots + 1, site.columns, device=self.device)
+        site.shifts = torch.zeros(self.slots + 1, site.columns, device=self.device)
+        return True
+
+    def recordable(self, site: AdapterSite) -> bool:
+        """Can a recorded step hold what adapters do here? Not at embeddings and experts, whose tokens are sorted, and
+        routers, which compute in another type."""
+        if self._plain is None:
+            places = (p for path, each in self.places.items() if not _mixing(path) for p in each)
+            self._plain = {id(place.site) for place in places}
+        return id(site) in self._plain
+
+    def bytes(self) -> int:
+        """Bytes of all slots."""
+        every = [t for site in self.sites for t in (site.down, site.up, site.gains, site.shifts) if t is not None]
+        return sum(t.nbytes for t in every)
+
+    def find(self, module: str) -> list[Place]:
+        """The products that a module's matrix is part of; []: this model has no such module."""
+        path = self.names.find(module)
+        if path is None:
+            return []
+        return [self.embeddings[path]] if path in self.embeddings else self.places[path]
+
+    @property
+    def names(self) -> Names:
+        """Every stored matrix that adapters may name."""
+        if self._names is None:
+            self._names = Names([*self.places, *self.embeddings])
+        return self._names
+
+    def modules(self) -> Iterable[str]:
+        """Their names."""
+        return self.names.exact

@@ -1,0 +1,221 @@
+"""Adapters of one device. Owns: reading them beside the steps, keeping them in host memory, and filling slots.
+
+An adapter has a number that is never used again. `read` begins to read one in a thread; `state` tells which are there;
+a plan's loads put them into slots. Host copies beyond `most_kept` are let go, the least recently used first, and read
+again when a plan wants them. Must not know: requests, names, who decides about slots.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tokenmill.core.adapters import AdapterSite
+from tokenmill.core.errors import ModelError, UserError
+from tokenmill.core.forward import Kernels
+from tokenmill.lora.fit import Fill, Fitter
+from tokenmill.lora.gguf import read_gguf_adapter
+from tokenmill.lora.peft import OLD, SAFE, Adapter, read_peft
+from tokenmill.lora.sites import Sites
+
+
+@dataclass(slots=True)
+class Known:
+    """An adapter by number: where it lies, and what its file was when it was first read."""
+
+    path: Path
+    mark: tuple[int, int] | None = None
+
+
+class Store:
+    """The adapters that one runner may be asked for."""
+
+    def __init__(self, sites: Sites, kernels: Kernels, most_kept: int | None = None) -> None:
+        """most_kept: host copies; None: all."""
+        self.sites, self.kernels, self.most_kept = sites, kernels, most_kept
+        self.known: dict[int, Known] = {}
+        self.kept: OrderedDict[int, list[Fill]] = OrderedDict()
+        self.reading: dict[int, Future[list[Fill]]] = {}
+        self.slots: dict[int, int] = {}
+        self.unrecorded: set[int] = set()
+        self._pool: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+
+    # ------------------------------------------------------------ what the engine asks
+
+    def command(self, message: dict[str, Any]) -> dict[str, Any]:
+        """{"op": "read", "id", "path"}: begin; {"op": "state", "ids", "wait"}: -> ready and failed ones;
+        {"op": "drop", "id"}: it is not used again; {"op": "forget"}: read all anew."""
+        op = message["op"]
+        if op == "read":
+            self._begin(message["id"], Path(message["path"]))
+            return {}
+        if op == "drop":
+            self._drop(message["id"])
+            return {}
+        if op == "forget":
+            self.kept.clear()
+            return {}
+        assert op == "state", op
+        return self._state(message["ids"], wait=bool(message.get("wait")))
+
+    def _begin(self, number: int, path: Path) -> None:
+        self.known.setdefault(number, Known(path))
+        if number in self.kept:
+            self.kept.move_to_end(number)
+        elif number not in self.reading:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(1, thread_name_prefix="tokenmill-adapters")
+            self.reading[number] = self._pool.submit(self._read, number)
+
+    def _state(self, numbers: list[int], *, wait: bool) -> dict[str, Any]:
+        ready, failed = [], {}
+        for number in numbers:
+            future = self.reading.get(number)
+            if future is not None and (wait or future.done()):
+                del self.reading[number]
+                try:
+                    self._keep(number, future.result())
+                except UserError as error:
+                    failed[number] = str(error)
+                except Exception as error:  # a mistake of ours in reading one adapter concerns nobody else
+                    failed[number] = f"the adapter could not be read ({type(error).__name__})"
+            if number in self.kept:
+                ready.append(number)
+        return {"ready": ready, "failed": failed}
+
+    def _drop(self, number: int) -> None:
+        self.kept.pop(number, None)
+        self.known.pop(number, None)
+        future = self.reading.pop(number, None)
+        if future is not None:
+            future.cancel()
+
+    # ------------------------------------------------------------ host memory
+
+    @torch.inference_mode()
+    def _read(self, number: int) -> list[Fill]:
+        known = self.known[number]
+        mark = mark_of(known.path)
+        if known.mark is not None and known.mark != mark:
+            raise ModelError(f"{known.path}: the adapter's files have changed since it was loaded: load it anew.")
+        adapter = read_adapter(known.path, self.sites.heads)
+        adapter.check_numbers()
+        known.mark = mark
+        fills = Fitter(adapter, self.sites).fit()
+        for fill in fills:
+            if self.sites.device.type == "cuda":
+                for piece in fill.pieces:
+                    piece.down, piece.up = piece.down.pin_memory(), piece.up.pin_memory()
+            if fill.whole is not None:
+                fill.whole = fill.whole.settle(self.kernels)
+        return fills
+
+    def _keep(self, number: int, fills: list[Fill]) -> None:
+        self.kept[number] = fills
+        self.kept.move_to_end(number)
+        while self.most_kept is not None and len(self.kept) > max(self.most_kept, 1):
+            self.kept.popitem(last=False)
+
+    def bytes(self) -> int:
+        """Bytes of host copies."""
+        return sum(fill.bytes for fills in self.kept.values() for fill in fills)
+
+    # ------------------------------------------------------------ slots
+
+    @torch.inference_mode()
+    def load(self, loads: Sequence[tuple[int, int]]) -> bool:
+        """Put adapters into slots: (slot, adapter) each. True: recordings do not know all that they must."""
+        new = False
+        for slot, number in loads:
+            fills = self.kept.get(number)
+            if fills is None:
+                future = self.reading.pop(number, None)
+                fills = future.result() if future is not None else self._read(number)
+                self._keep(number, fills)
+            else:
+                self.kept.move_to_end(number)
+            new |= self._fill(slot, number, fills)
+        return new
+
+    def eager(self, slots: Iterable[int]) -> bool:
+        """Does an adapter in these slots change embeddings or experts, or replace whole matrices?"""
+        return bool(self.unrecorded) and not self.unrecorded.isdisjoint(slots)
+
+    def _fill(self, slot: int, number: int, fills: list[Fill]) -> bool:
+        new = False
+        mine = {id(fill.site) for fill in fills}
+        for site in self.sites.sites:
+            if site.host_ranks and site.host_ranks[slot] and id(site) not in mine:
+                _set_rank(site, slot, 0)
+            site.whole.pop(slot, None)
+            if site.gains is not None and site.shifts is not None:
+                site.gains[slot] = 1.0
+                site.shifts[slot] = 0.0
+        self.unrecorded.discard(slot)
+        for fill in fills:
+            site = fill.site
+            if fill.pieces:
+                new |= self.sites.ensure(site)
+                fill_site(site, slot, fill)
+            if fill.gains or fill.shifts:
+                new |= self.sites.ensure_gains(site)
+                assert site.gains is not None and site.shifts is not None
+                for start, gain in fill.gains:
+                    site.gains[slot, start : start + len(gain)] = gain.to(site.gains.device)
+                for start, shift in fill.shifts:
+                    site.shifts[slot, start : start + len(shift)] += shift.to(site.shifts.device)
+            if fill.whole is not None:
+                site.whole[slot] = fill.whole
+            if fill.whole is not None or not self.sites.recordable(site):
+                self.unrecorded.add(slot)
+        self.slots[slot] = number
+        return new
+
+
+def fill_site(site: AdapterSite, slot: int, fill: Fill) -> None:
+    """One product's share of a slot."""
+    assert site.down is not None and site.up is not None
+    rank = fill.rank
+    lanes = -(-site.parts * rank // 16) * 16
+    padded = (
+        len(fill.pieces) < site.parts or any(p.down.shape[1] < rank for p in fill.pieces) or (lanes > site.parts * rank)
+    )
+    if padded:
+        site.down[slot, :, :lanes] = 0
+        site.up[slot, :rank] = 0
+    for piece in fill.pieces:
+        own, start, stop = piece.down.shape[1], site.borders[piece.part], site.borders[piece.part + 1]
+        site.down[slot, :, piece.part * rank : piece.part * rank + own].copy_(piece.down, non_blocking=True)
+        site.up[slot, :own, start:stop].copy_(piece.up, non_blocking=True)
+    _set_rank(site, slot, rank)
+
+
+def _set_rank(site: AdapterSite, slot: int, rank: int) -> None:
+    assert site.ranks is not None
+    site.ranks[slot] = rank
+    site.host_ranks[slot] = rank
+
+
+def read_adapter(path: Path, heads: tuple[int, int]) -> Adapter:
+    """A PEFT folder, or a GGUF file; heads: the model's, of queries and of keys."""
+    return read_gguf_adapter(path, heads) if path.suffix == ".gguf" else read_peft(path)
+
+
+def mark_of(path: Path) -> tuple[int, int] | None:
+    """What a file was: size and time of its last change."""
+    files = [path] if path.suffix == ".gguf" else [path / SAFE, path / OLD]
+    for file in files:
+        try:
+            found = file.stat()
+        except OSError:
+            continue
+        return found.st_size, found.st_mtime_ns
+    return None

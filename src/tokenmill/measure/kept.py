@@ -1,0 +1,70 @@
+"""Measurements of this machine that are kept, so that nobody waits for them twice. Owns: where they lie, for which
+machine, program and types they hold, and until when. Must not know: torch, how anything is measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import tokenmill
+from tokenmill.core.config import cache_dir
+
+LASTS_S = 30 * 86400.0
+"""Machines are given other neighbours, drivers and clocks: then it is measured again."""
+
+
+def machine(title: str) -> str:
+    """Which machine and device this is, as far as speed goes."""
+    names: list[str] = []
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "CPU part"))]
+    return "; ".join([title, f"{cores} cores", *sorted(set(names)), f"tokenmill {tokenmill.__version__}"])
+
+
+def _stem(device: str, title: str) -> str:
+    return f"{device.replace(':', '-')}-{hashlib.sha256(machine(title).encode()).hexdigest()[:16]}"
+
+
+def read_kept(device: str, title: str, types: tuple[str, ...]) -> dict[str, Any] | None:
+    """What was measured here last for these types at least; None: nothing, or it is too old or damaged."""
+    found: list[tuple[float, Path]] = []
+    with contextlib.suppress(OSError):
+        for place in (cache_dir() / "measured").glob(f"{_stem(device, title)}.*.json"):
+            if set(types) <= set(place.name.split(".")[1].split("+")):
+                found.append((place.stat().st_mtime, place))
+    for at, place in sorted(found, reverse=True):
+        with contextlib.suppress(OSError, ValueError):
+            kept = json.loads(place.read_text(encoding="utf-8"))
+            if 0 <= time.time() - at < LASTS_S and isinstance(kept, dict):
+                return kept
+    return None
+
+
+def keep(found: dict[str, Any], device: str, title: str, types: tuple[str, ...]) -> Path | None:
+    """Remember a measurement that is whole; None: nothing can be written there."""
+    place = cache_dir() / "measured" / f"{_stem(device, title)}.{'+'.join(sorted(types))}.json"
+    fresh = place.with_suffix(f".{os.getpid()}")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_text(json.dumps(found), encoding="utf-8")
+        fresh.replace(place)
+    except OSError:
+        return None
+    return place
+
+
+def kept_ceilings(device: str, title: str) -> tuple[float, dict[str, float]] | None:
+    """Bytes per second, and operations per second by type, that this machine reached; None: it was never measured."""
+    found = read_kept(device, title, ()) or {}
+    try:
+        return 1e9 * float(found["read_gb_per_s"]), {t: 1e12 * float(rate) for t, rate in found["tflops"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None

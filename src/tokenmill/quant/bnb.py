@@ -1,0 +1,108 @@
+"""Weights as bitsandbytes stores them. Owns: their layout.
+
+    4 bits   NAME.weight uint8 [numel / 2, 1], the upper half of a byte first, along rows; NAME.weight.quant_map [16];
+             NAME.weight.absmax float32 [blocks], or uint8 that name entries of NAME.weight.nested_quant_map [256],
+             times NAME.weight.nested_absmax [blocks / nested size], plus the `nested_offset` of
+             NAME.weight.quant_state.bitsandbytes__nf4 (or fp4), which holds JSON as bytes
+    8 bits   NAME.weight int8 [out, in], NAME.SCB float32 [out]: 127 times a row's scale
+Blocks of numbers must not straddle rows. Must not know: models, devices.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.errors import ModelError
+from tokenmill.core.model import Checkpoint
+from tokenmill.quant.grid import GridWeight
+from tokenmill.quant.table import TableWeight, nibbles
+
+METHOD = "bitsandbytes"
+_KINDS = ("nf4", "fp4")
+_STATE_BYTES = 1 << 16
+
+
+def check(config: Mapping[str, Any]) -> None:
+    """Refuse a quantization_config of this method that cannot be read here."""
+    kind = config.get("bnb_4bit_quant_type", "fp4")
+    if config.get("load_in_4bit") and kind not in _KINDS:
+        raise ModelError(f"This checkpoint is quantised with '{METHOD}' as {kind!r}; nf4 and fp4 are readable.")
+    storage = config.get("bnb_4bit_quant_storage", "uint8")
+    if config.get("load_in_4bit") and storage != "uint8":
+        raise ModelError(f"This checkpoint is quantised with '{METHOD}' and stored as {storage}; uint8 is readable.")
+
+
+def stored(ckpt: Checkpoint, name: str) -> bool:
+    """Is there such a weight under `name`?"""
+    found = next((n for n in (f"{name}.SCB", f"{name}.weight.absmax") if ckpt.has(n)), None)
+    return found is not None and ckpt.shape(found) is not None
+
+
+def load(
+    ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None
+) -> GridWeight | TableWeight:
+    """The weight [out, in] under `name`."""
+    if ckpt.has(f"{name}.SCB"):
+        return _eight(ckpt, name, shape, dtype, bias)
+    rows, columns = shape
+    state = _state(ckpt, name)
+    block = state.get("blocksize")
+    if state.get("quant_type") not in _KINDS or not isinstance(block, int) or block < 1:
+        raise ModelError(f"'{name}' has no readable state of bitsandbytes (nf4 or fp4 in blocks).")
+    if state.get("shape") != [rows, columns]:
+        raise ModelError(f"'{name}' has shape {state.get('shape')}, but the config asks for {list(shape)}.")
+    if columns % block:
+        raise ModelError(f"'{name}' has blocks of {block} numbers that straddle its rows of {columns}: not supported.")
+    raw = ckpt.tensor(f"{name}.weight")
+    if raw.dtype != torch.uint8 or raw.numel() * 2 != rows * columns:
+        raise ModelError(f"'{name}.weight' must hold {rows * columns // 2} bytes, not {raw.numel()} of {raw.dtype}.")
+    table = ckpt.tensor(f"{name}.weight.quant_map", (16,)).float()
+    scales = _scales(ckpt, name, rows * columns // block, state).view(rows, columns // block)
+    codes = nibbles(raw.reshape(rows, columns // 2), high_first=True)
+    return TableWeight(codes, table, scales, dtype, bias, str(state["quant_type"]).upper())
+
+
+def _state(ckpt: Checkpoint, name: str) -> dict[str, Any]:
+    for kind in _KINDS:
+        full = f"{name}.weight.quant_state.bitsandbytes__{kind}"
+        if ckpt.has(full):
+            found = ckpt.tensor(full)
+            try:
+                if found.dtype != torch.uint8 or found.numel() > _STATE_BYTES:
+                    raise ValueError("no text")
+                state = json.loads(bytes(found.flatten().tolist()))
+            except (ValueError, RecursionError) as error:
+                raise ModelError(f"'{full}' is no JSON.") from error
+            return state if isinstance(state, dict) else {}
+    return {}
+
+
+def _scales(ckpt: Checkpoint, name: str, count: int, state: dict[str, Any]) -> Tensor:
+    """The largest magnitude of each block."""
+    stored_scales = ckpt.tensor(f"{name}.weight.absmax", (count,))
+    if stored_scales.dtype != torch.uint8:
+        return stored_scales.float()
+    table = ckpt.tensor(f"{name}.weight.nested_quant_map", (256,)).float()
+    size, offset = state.get("nested_blocksize"), state.get("nested_offset")
+    if not isinstance(size, int) or size < 1 or not isinstance(offset, int | float):
+        raise ModelError(f"'{name}' has scales of scales, but no readable nested_blocksize and nested_offset.")
+    nested = ckpt.tensor(f"{name}.weight.nested_absmax", (-(-count // size),)).float()
+    return table[stored_scales.int()] * nested.repeat_interleave(size)[:count] + offset
+
+
+def _eight(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None) -> GridWeight:
+    rows, columns = shape
+    q = ckpt.tensor(f"{name}.weight", shape)
+    if q.dtype != torch.int8:
+        raise ModelError(f"'{name}.weight' has an SCB, so it must be int8, not {q.dtype}.")
+    if ckpt.has(f"{name}.weight_format") and int(ckpt.tensor(f"{name}.weight_format").flatten()[0]):
+        raise ModelError(f"'{name}.weight_format' is not 0 (row by row): only that can be read.")
+    largest = ckpt.tensor(f"{name}.SCB", (rows,)).float()
+    known = next((g for g in (256, 128, 64, 32) if columns % g == 0), columns)
+    scales = (largest / 127.0).half()[:, None].expand(rows, columns // known)
+    return GridWeight(q, scales, bits=8, group=known, dtype=dtype, bias=bias)

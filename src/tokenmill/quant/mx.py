@@ -1,0 +1,108 @@
+"""Four bit floats with shared scales: MXFP4 (a power of two per 32) and NVFP4 (a float8 per 16, one float32 in all).
+
+    NAME_blocks [E, out, in / 32, 16] and NAME_scales [E, out, in / 32] uint8          experts as gpt-oss ships them
+    NAME.weight_packed [out, in / 2] and NAME.weight_scale [out, in / 32] uint8        compressed-tensors, MXFP4
+    NAME.weight_packed, NAME.weight_scale [out, in / 16] e4m3, NAME.weight_global_scale [1] (divides)          NVFP4
+    NAME.weight [out, in / 2] uint8, NAME.weight_scale e4m3, NAME.weight_scale_2 (multiplies)            ModelOpt NVFP4
+A byte holds two neighbours, the lower half first; a uint8 scale s means 2^(s - 127). MXFP4 becomes GGUF blocks, which
+backends multiply as they are. Owns: these layouts. Must not know: models, devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.checkpoint.gguf_blocks import Blocks
+from tokenmill.checkpoint.gguf_file import TYPES
+from tokenmill.core.errors import ModelError
+from tokenmill.core.model import Checkpoint
+from tokenmill.quant.gguf_weight import BlockWeight
+from tokenmill.quant.table import FP4, TableWeight, nibbles
+
+METHOD = "mxfp4"
+_TYPE = next(kind for kind in TYPES.values() if kind.name == "MXFP4")
+_GROUP, _FINE = 32, 16
+_NAN = 255
+"""A scale byte that stands for no number."""
+
+
+def check(config: Mapping[str, Any]) -> None:
+    """Nothing in a quantization_config of this method changes how it is read."""
+
+
+def check_modelopt(config: Mapping[str, Any]) -> None:
+    """Refuse an algorithm of ModelOpt that cannot be read here."""
+    algorithm = str(config.get("quant_algo", "?")).upper()
+    if algorithm not in ("FP8", "NVFP4"):
+        raise ModelError(f"This checkpoint is quantised with 'modelopt' as {algorithm}, which is not supported.")
+
+
+def mxfp4(codes: Tensor, scales: Tensor, dtype: torch.dtype, bias: Tensor | None, name: str) -> BlockWeight:
+    """codes [out, in / 32, 16] (two neighbours a byte) and scale bytes [out, in / 32] -> a weight."""
+    if codes.dtype != torch.uint8 or scales.dtype not in (torch.uint8, torch.float8_e8m0fnu):
+        raise ModelError(f"'{name}' must hold uint8, not {codes.dtype} with scales of {scales.dtype}.")
+    powers = scales.view(torch.uint8)
+    if bool((powers == _NAN).any()):
+        raise ModelError(f"'{name}' has scales that are no numbers: the file is damaged.")
+    spread = nibbles(codes)  # a block of GGUF has columns 0 to 15 in the lower halves, 16 to 31 in the upper
+    halves = spread[..., :16] | spread[..., 16:] << 4
+    raw = torch.cat((powers[..., None], halves), -1).flatten(1)
+    return BlockWeight([Blocks(_TYPE, raw.contiguous())], dtype, bias)
+
+
+def load_stacked(
+    ckpt: Checkpoint, name: str, shape: tuple[int, int, int], dtype: torch.dtype, bias: Tensor | None
+) -> list[BlockWeight]:
+    """The experts [E, out, in] under NAME_blocks and NAME_scales, with their biases [E, out]."""
+    count, rows, columns = shape
+    if columns % _GROUP:
+        raise ModelError(f"'{name}_blocks' cannot hold rows of {columns}: blocks are of {_GROUP}.")
+    codes = ckpt.tensor(f"{name}_blocks", (count, rows, columns // _GROUP, _GROUP // 2))
+    scales = ckpt.tensor(f"{name}_scales", (count, rows, columns // _GROUP))
+    return [
+        mxfp4(codes[e], scales[e], dtype, None if bias is None else bias[e], f"{name}_blocks") for e in range(count)
+    ]
+
+
+def stored(ckpt: Checkpoint, name: str) -> bool:
+    """Are there four bit floats under `name`?"""
+    for part, beside in (("weight_packed", "weight_scale"), ("weight", "weight_scale_2")):
+        full = f"{name}.{part}"
+        if ckpt.has(full) and ckpt.has(f"{name}.{beside}") and ckpt.shape(full) is not None:
+            return ckpt.tensor(full).dtype == torch.uint8
+    return False
+
+
+def load(
+    ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None
+) -> BlockWeight | TableWeight:
+    """The weight [out, in] under `name`."""
+    rows, columns = shape
+    part = "weight_packed" if ckpt.has(f"{name}.weight_packed") else "weight"
+    raw = ckpt.tensor(f"{name}.{part}", (rows, columns // 2))
+    scales = ckpt.tensor(f"{name}.weight_scale")
+    if raw.dtype != torch.uint8 or columns % 2:
+        raise ModelError(f"'{name}.{part}' must hold uint8 for an even number of columns, not {raw.dtype}.")
+    if scales.dtype in (torch.uint8, torch.float8_e8m0fnu):
+        if columns % _GROUP or tuple(scales.shape) != (rows, columns // _GROUP):
+            raise ModelError(f"'{name}.weight_scale' has shape {list(scales.shape)}, which does not fit {list(shape)}.")
+        return mxfp4(raw.view(rows, columns // _GROUP, _GROUP // 2), scales, dtype, bias, f"{name}.{part}")
+    if columns % _FINE or tuple(scales.shape) != (rows, columns // _FINE):
+        raise ModelError(f"'{name}.weight_scale' has shape {list(scales.shape)}, which does not fit {list(shape)}.")
+    return TableWeight(nibbles(raw), torch.tensor(FP4), scales.float() * _whole_scale(ckpt, name), dtype, bias, "NVFP4")
+
+
+def _whole_scale(ckpt: Checkpoint, name: str) -> float:
+    """The factor on all scales of a matrix."""
+    for part in ("weight_global_scale", "weight_scale_2"):
+        if ckpt.has(f"{name}.{part}"):
+            found = ckpt.tensor(f"{name}.{part}").float()
+            value = float(found.flatten()[0]) if found.numel() == 1 else 0.0
+            if not 0.0 < value < float("inf"):
+                raise ModelError(f"'{name}.{part}' must be one positive number.")
+            return 1.0 / value if part == "weight_global_scale" else value
+    raise ModelError(f"'{name}' has four bit floats in groups of {_FINE}, but no scale for the whole matrix.")

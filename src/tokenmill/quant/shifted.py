@@ -1,0 +1,137 @@
+"""Integers whose zero points are no integers: HQQ's and quanto's files. Owns: their layouts.
+
+    HQQ      NAME.W_q, NAME.scale, NAME.zero: (code - zero) * scale in groups along rows (axis 1). The matrix
+             [numel / group, group] is cut into 8 / bits parts along its rows; a byte (3 bits: ten in an int32)
+             holds one row of each part, the first part highest
+    quanto   NAME.weight._data int8 or float8 [out, in] with NAME.weight._scale [out, 1]; or NAME.weight._data._data
+             uint8, as above but the first part lowest, with _scale and _shift [numel / group, 1]: code * scale - shift
+Up to four bits become GGUF blocks with an offset (Q4_1), eight bits int8 rounded anew. Must not know: models, devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.checkpoint.gguf_blocks import Blocks
+from tokenmill.checkpoint.gguf_file import TYPES
+from tokenmill.core.errors import ModelError
+from tokenmill.core.forward import Weight
+from tokenmill.core.model import Checkpoint
+from tokenmill.kernels.fp8 import FP8
+from tokenmill.quant.fp8 import Fp8Weight
+from tokenmill.quant.gguf_weight import BlockWeight
+from tokenmill.quant.grid import GridWeight, Unrounded
+
+METHODS = ("hqq", "quanto")
+_TYPE = next(kind for kind in TYPES.values() if kind.name == "Q4_1")
+_GROUP = 32
+_BESIDE = (
+    *("nbits", "group_size", "shape", "axis", "packing", "unpack_view_dtype", "view_as_float", "quant_scale"),
+    *("quant_zero", "compute_dtype", "offload_meta", "encoded_state_dict", "stores_quant_config", "channel_wise"),
+    *("optimize", "round_zero"),
+)
+"""What else HQQ writes: what changes the numbers is checked, the rest says how they were found."""
+
+
+def check(config: Mapping[str, Any]) -> None:
+    """Refuse a quantization_config of these methods that cannot be read here."""
+    params = config.get("quant_config")
+    params = params.get("weight_quant_params") if isinstance(params, Mapping) else None
+    if isinstance(params, Mapping) and params.get("axis", 1) != 1:
+        raise ModelError(
+            "This checkpoint is quantised with 'hqq' in groups across rows (axis 0), which is not supported."
+        )
+
+
+def stored(ckpt: Checkpoint, name: str) -> bool:
+    """Is there such a weight under `name`?"""
+    found = next((n for n in (f"{name}.W_q", *_quanto(name)) if ckpt.has(n)), None)
+    return found is not None and ckpt.shape(found) is not None
+
+
+def _quanto(name: str) -> tuple[str, str]:
+    return f"{name}.weight._data", f"{name}.weight._data._data"
+
+
+def load(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None) -> Weight:
+    """The weight [out, in] under `name`."""
+    if ckpt.has(f"{name}.W_q"):
+        return _hqq(ckpt, name, shape, dtype, bias)
+    for part in ("input_scale", "output_scale"):
+        if ckpt.has(f"{name}.{part}"):
+            ckpt.tensor(f"{name}.{part}")  # of activations; taken so that nothing is left over
+    whole, parts = _quanto(name)
+    if ckpt.has(whole):
+        return _rows(ckpt, name, shape, dtype, bias)
+    raw = ckpt.tensor(parts)
+    scale, shift = (ckpt.tensor(f"{name}.weight.{part}").float() for part in ("_scale", "_shift"))
+    bits = raw.numel() * 8 // (shape[0] * shape[1])
+    if bits not in (2, 4) or raw.dtype != torch.uint8:
+        raise ModelError(f"'{parts}' has shape {list(raw.shape)}, which does not fit {list(shape)} in 2 or 4 bits.")
+    codes = torch.cat([raw >> bits * i & ((1 << bits) - 1) for i in range(8 // bits)])
+    return _affine(codes, scale, -shift, shape, dtype, bias, parts)
+
+
+def _rows(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None) -> Weight:
+    rows, columns = shape
+    data, scale = ckpt.tensor(f"{name}.weight._data", shape), ckpt.tensor(f"{name}.weight._scale", (rows, 1))
+    if data.dtype == FP8:
+        return Fp8Weight(data, scale, dtype, bias)
+    if data.dtype != torch.int8:
+        raise ModelError(f"'{name}.weight._data' is stored as {data.dtype}; int8 and float8 (e4m3) can be read.")
+    known = next((g for g in (256, 128, 64, 32) if columns % g == 0), columns)
+    return GridWeight(data, scale.half().expand(rows, columns // known), bits=8, group=known, dtype=dtype, bias=bias)
+
+
+def _hqq(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None) -> Weight:
+    rows, columns = shape
+    said = {part: ckpt.tensor(f"{name}.{part}") for part in _BESIDE if ckpt.has(f"{name}.{part}")}
+    numbers = {part: int(found.flatten()[0]) for part, found in said.items() if found.numel() == 1}
+    if numbers.get("axis", 1) != 1 or numbers.get("view_as_float", 0):
+        raise ModelError(f"'{name}' is quantised with 'hqq' in groups across rows, or as floats: not supported.")
+    if numbers.get("quant_scale", 0) or numbers.get("quant_zero", 0):
+        raise ModelError(f"'{name}' is quantised with 'hqq' and so are its scales or zero points: not supported.")
+    if "shape" in said and said["shape"].tolist() != [rows, columns]:
+        raise ModelError(f"'{name}' has shape {said['shape'].tolist()}, but the config asks for {list(shape)}.")
+    scale, zero = ckpt.tensor(f"{name}.scale").float(), ckpt.tensor(f"{name}.zero").float()
+    raw, bits = ckpt.tensor(f"{name}.W_q"), numbers.get("nbits", 4)
+    if bits not in (1, 2, 3, 4, 8) or raw.ndim != 2 or raw.dtype != (torch.int32 if bits == 3 else torch.uint8):
+        raise ModelError(f"'{name}.W_q' holds {raw.dtype} for {bits} bits, which cannot be read.")
+    count = 10 if bits == 3 else 8 // bits
+    codes = torch.cat([raw >> bits * (count - 1 - i) & ((1 << bits) - 1) for i in range(count)])
+    if zero.shape != scale.shape:
+        raise ModelError(f"'{name}.zero' has shape {list(zero.shape)}, its scales {list(scale.shape)}.")
+    codes = codes[: scale.numel()] if bits == 3 else codes
+    return _affine(codes, scale, -zero * scale, shape, dtype, bias, f"{name}.W_q", bits)
+
+
+def _affine(
+    codes: Tensor,
+    scale: Tensor,
+    offset: Tensor,
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    bias: Tensor | None,
+    what: str,
+    bits: int = 4,
+) -> Weight:
+    """codes [numel / group, group] with scales and offsets of that many -> code * scale + offset."""
+    rows, columns = shape
+    groups = scale.numel()
+    if offset.numel() != groups or codes.numel() != rows * columns or not groups or rows * columns % groups:
+        raise ModelError(f"'{what}' and its scales do not fit {list(shape)}.")
+    group = rows * columns // groups
+    if columns % group or group % _GROUP:
+        raise ModelError(f"'{what}' has groups of {group} in rows of {columns}: whole ones of 32 n can be read.")
+    if bits == 8:
+        values = codes.reshape(-1, group).float() * scale.view(-1, 1) + offset.view(-1, 1)
+        return Unrounded(values.view(rows, columns).to(dtype), bias, 8, _GROUP)
+    parts = codes.to(torch.uint8).reshape(rows, columns // _GROUP, 2, 16)
+    nibbles = parts[:, :, 0] | parts[:, :, 1] << 4
+    repeat = group // _GROUP
+    ends = [t.view(rows, -1).repeat_interleave(repeat, 1).half()[..., None].view(torch.uint8) for t in (scale, offset)]
+    return BlockWeight([Blocks(_TYPE, torch.cat((*ends, nibbles), -1).flatten(1).contiguous())], dtype, bias)

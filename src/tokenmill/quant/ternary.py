@@ -1,0 +1,84 @@
+"""Weights of -1, 0 and 1 with one scale, as BitNet models store them. Owns: the layout.
+
+    NAME.weight uint8 [out / 4, in]: bits 2i and 2i + 1 of row r hold row i * out / 4 + r, one more than its value
+    NAME.weight_scale [1]: multiplies (`linear_class` autobitlinear), or divides (bitlinear)
+They become GGUF blocks of two bits, whose scales say the same, else integers of four. Must not know: models, devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.checkpoint.gguf_blocks import Blocks
+from tokenmill.checkpoint.gguf_file import TYPES
+from tokenmill.core.errors import ModelError
+from tokenmill.core.model import Checkpoint
+from tokenmill.quant.gguf_weight import BlockWeight
+from tokenmill.quant.grid import GridWeight
+
+METHOD = "bitnet"
+_TYPE = next(kind for kind in TYPES.values() if kind.name == "Q2_K")
+_BLOCK = 256
+
+
+def check(config: Mapping[str, Any]) -> None:
+    """Refuse a quantization_config of this method that cannot be read here."""
+    if config.get("linear_class", "bitlinear") not in ("bitlinear", "autobitlinear"):
+        raise ModelError(f"This checkpoint is quantised with '{METHOD}' for {config['linear_class']!r}: not supported.")
+    if config.get("linear_class") == "autobitlinear" and config.get("quantization_mode") == "online":
+        raise ModelError("This checkpoint is to be rounded by 'bitnet' at every call (online), which is not supported.")
+    if config.get("use_rms_norm"):
+        raise ModelError("This checkpoint is quantised with 'bitnet' and norms every input, which is not supported.")
+
+
+def divides(config: Mapping[str, Any]) -> bool:
+    """Is a weight divided by its scale?"""
+    return config.get("linear_class", "bitlinear") == "bitlinear"
+
+
+def stored(ckpt: Checkpoint, name: str) -> bool:
+    """Is there such a weight under `name`?"""
+    if not ckpt.has(f"{name}.weight_scale") or not ckpt.has(f"{name}.weight"):
+        return False
+    scale = ckpt.shape(f"{name}.weight_scale")
+    if scale is None or tuple(scale) not in ((), (1,)):
+        return False
+    return ckpt.tensor(f"{name}.weight").dtype == torch.uint8
+
+
+def load(
+    ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None, *, divide: bool
+) -> BlockWeight | GridWeight:
+    """The weight [out, in] under `name`."""
+    rows, columns = shape
+    if rows % 4:
+        raise ModelError(f"'{name}.weight' cannot hold {rows} rows in fours.")
+    raw = ckpt.tensor(f"{name}.weight", (rows // 4, columns))
+    codes = torch.cat([raw >> 2 * i & 3 for i in range(4)])
+    if bool((codes == 3).any()):
+        raise ModelError(f"'{name}.weight' has codes that are none of -1, 0 and 1: the file is damaged.")
+    scale = float(ckpt.tensor(f"{name}.weight_scale").float().flatten()[0])
+    if not 0.0 < abs(scale) < float("inf"):
+        raise ModelError(f"'{name}.weight_scale' must be a number other than 0.")
+    return ternary(codes, 1.0 / scale if divide else scale, dtype, bias)
+
+
+def ternary(codes: Tensor, scale: float, dtype: torch.dtype, bias: Tensor | None) -> BlockWeight | GridWeight:
+    """codes [out, in] uint8, one more than their values -> (code - 1) * scale in the fewest bits."""
+    rows, columns = codes.shape
+    half = torch.tensor([scale], dtype=torch.float16)
+    if columns % _BLOCK:
+        scales = half.expand(rows, -(-columns // 32))
+        q = (codes.to(torch.int8) - 1).contiguous()
+        return GridWeight(q, scales, bits=4, group=32, dtype=dtype, bias=bias)
+    # Sixteen scales and minima of 1 times d, dmin; then twice 32 bytes, whose pairs of bits are 32 columns each.
+    parts = codes.view(rows, columns // _BLOCK, 2, 4, 32)
+    bytes_of_codes = parts[:, :, :, 0] | parts[:, :, :, 1] << 2 | parts[:, :, :, 2] << 4 | parts[:, :, :, 3] << 6
+    head = torch.full((rows, columns // _BLOCK, 16), 0x11, dtype=torch.uint8)
+    tail = half.view(torch.uint8).repeat(2).expand(rows, columns // _BLOCK, 4)
+    raw = torch.cat((head, bytes_of_codes.flatten(2), tail), -1)
+    return BlockWeight([Blocks(_TYPE, raw.flatten(1).contiguous())], dtype, bias)

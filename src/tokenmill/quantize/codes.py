@@ -1,0 +1,87 @@
+"""Integers with scales and zero points as methods make them. Owns: the grid, and rounding to it.
+
+    weight[n, k] ~ (codes[n, k] - zeros[n, k // group]) * scales[n, k // group]       codes from 0 to 2^bits - 1
+Must not know: files, inputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+SHRINKS = tuple(1.0 - 0.05 * i for i in range(12))
+"""Parts of a group's range that are tried: smaller ones cut off extremes, for finer steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """How fine: bits of a code, columns that share a scale, whether the middle code is zero."""
+
+    bits: int
+    group: int
+    symmetric: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """A rounded matrix: codes [out, in] uint8, scales [out, groups] (numbers that float16 has), zeros alike, whole."""
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor
+    spec: Spec
+
+    def dense(self) -> Tensor:
+        """[out, in] float32."""
+        group = self.codes.shape[1] // self.scales.shape[1]
+        parts = self.codes.float().unflatten(1, (-1, group))
+        return ((parts - self.zeros.float()[..., None]) * self.scales.float()[..., None]).flatten(1)
+
+
+def grid(weight: Tensor, spec: Spec, shrink: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
+    """weight [out, in] -> scales and zeros [out, groups] that span each group's range times `shrink`."""
+    parts = weight.unflatten(1, (-1, spec.group))
+    most = (1 << spec.bits) - 1
+    if spec.symmetric:
+        top = parts.abs().amax(-1) * shrink
+        scales = _representable(top * 2 / most)
+        return scales, torch.full_like(scales, (most + 1) // 2)
+    low, high = parts.amin(-1).clamp(max=0.0) * shrink, parts.amax(-1).clamp(min=0.0) * shrink
+    scales = _representable((high - low) / most)
+    return scales, (-low / scales).round().clamp(0, most)
+
+
+def _representable(scales: Tensor) -> Tensor:
+    """Numbers that float16 has, none of them zero."""
+    return scales.clamp(min=1e-6, max=6e4).half().float()
+
+
+def rounded(weight: Tensor, scales: Tensor, zeros: Tensor, spec: Spec) -> Codes:
+    """To the nearest code."""
+    parts = weight.unflatten(1, (-1, spec.group)) / scales[..., None] + zeros[..., None]
+    codes = parts.round_().clamp_(0, (1 << spec.bits) - 1).flatten(1).to(torch.uint8)
+    return Codes(codes, scales, zeros, spec)
+
+
+def nearest(weight: Tensor, spec: Spec) -> Codes:
+    """To the nearest code of the grid that spans each group."""
+    return rounded(weight, *grid(weight, spec), spec)
+
+
+def fitted(weight: Tensor, spec: Spec, importance: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The best grid of those by SHRINKS, by squared errors weighted with `importance` [in]."""
+    best = least = None
+    for shrink in SHRINKS:
+        scales, zeros = grid(weight, spec, shrink)
+        error = (rounded(weight, scales, zeros, spec).dense() - weight).square()
+        error = (error if importance is None else error * importance).unflatten(1, (-1, spec.group)).sum(-1)
+        if best is None or least is None:
+            best, least = (scales, zeros), error
+            continue
+        better = error < least
+        best = (torch.where(better, scales, best[0]), torch.where(better, zeros, best[1]))
+        least = torch.where(better, error, least)
+    assert best is not None
+    return best

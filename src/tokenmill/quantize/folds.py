@@ -1,0 +1,99 @@
+"""Scales that move from activations into weights: AWQ and SmoothQuant. Owns: which tensors they may move between.
+
+    y = W x = (W diag(s)) (x / s), where whatever makes x is divided by s:
+    a norm's weight (and bias); the rows of v_proj before o_proj; the rows of up_proj before down_proj
+Which norm feeds which weights was seen while they multiplied; the other pairs are told by their names, and whether a
+fold keeps the layer's function is tried out by who applies it. Must not know: files, codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tokenmill.quantize.inputs import Inputs
+
+_PAIRS = (("self_attn.v_proj.weight", "self_attn.o_proj.weight"), ("mlp.up_proj.weight", "mlp.down_proj.weight"))
+_STEPS = 20
+_LEAST = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A norm's tensors: what is stored, plus `offset`, multiplies."""
+
+    weight: str
+    bias: str | None
+    offset: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Weights with one input, and what makes it: a norm, or the rows of a matrix."""
+
+    consumers: tuple[str, ...]
+    norm: Norm | None = None
+    producer: str = ""
+
+
+def find(fed: Mapping[Norm, set[str]], chosen: set[str], present: Callable[[str], bool]) -> list[Fold]:
+    """The folds of a layer; fed: the weights that each norm was seen to feed; chosen: those that will be rounded."""
+    folds = [Fold(tuple(sorted(names)), norm=norm) for norm, names in fed.items() if names <= chosen]
+    for first, second in _PAIRS:
+        for name in sorted(chosen):
+            producer = name.removesuffix(second) + first
+            if name.endswith(second) and producer in chosen and not present(producer.removesuffix("weight") + "bias"):
+                folds.append(Fold((name,), producer=producer))
+    return folds
+
+
+def shared(s: Tensor, rows: int, width: int) -> Tensor | None:
+    """Scales [columns] that fit a producer of fewer rows: heads (of `width`) that share values share scales; None: they
+    do not."""
+    if rows == len(s):
+        return s
+    if len(s) % rows or rows % width:
+        return None
+    heads = s.view(rows // width, len(s) // rows, width)
+    return heads.log().mean(1, keepdim=True).exp().expand_as(heads).reshape(-1)
+
+
+def of_rows(s: Tensor, rows: int, width: int) -> Tensor:
+    """Scales [columns] made by `shared` -> those of the producer's rows."""
+    return s if rows == len(s) else s.view(rows // width, len(s) // rows, width)[:, 0].reshape(-1)
+
+
+def awq(
+    fold: Fold,
+    weights: Mapping[str, Tensor],
+    inputs: Mapping[str, Inputs],
+    round_: Callable[[Tensor], Tensor],
+    fit: Callable[[Tensor], Tensor | None],
+) -> Tensor | None:
+    """Scales [columns] that make the outputs of rounded weights err least: powers of the inputs' mean magnitude (Lin et
+    al., 2023). round_: what a weight becomes; fit: scales as the producer can take them. None: nothing is gained."""
+    seen = inputs[fold.consumers[0]]
+    size = seen.mean.clamp(min=_LEAST)
+    least, best = None, None
+    for step in range(_STEPS):
+        s = size.pow(step / _STEPS)
+        fitting = fit((s / (s.max() * s.min()).sqrt()).clamp(min=_LEAST))
+        if fitting is None:
+            return None
+        lost = 0.0
+        for name in fold.consumers:
+            weight = weights[name]
+            lost += seen.loss(round_(weight * fitting) / fitting - weight)
+        if least is None or lost < least:
+            least, best = lost, fitting
+    return best
+
+
+def smooth(fold: Fold, weights: Mapping[str, Tensor], inputs: Mapping[str, Inputs], alpha: float = 0.5) -> Tensor:
+    """Scales [columns] that share out what is hard to round between inputs and weights (Xiao et al., 2022)."""
+    top = torch.stack([weights[name].abs().amax(0) for name in fold.consumers]).amax(0).clamp(min=1e-5)
+    s = inputs[fold.consumers[0]].largest.clamp(min=1e-5).pow(alpha) / top.pow(1.0 - alpha)
+    return s.clamp(min=1e-4, max=1e4)

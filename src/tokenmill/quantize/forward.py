@@ -1,0 +1,63 @@
+"""Running one layer over calibration sequences. Owns: its context, with pages for one batch. Must not know: methods."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.forward import ForwardContext, GroupPlan, Kernels, KVFormat, StepRows
+from tokenmill.core.protocols import CausalLM
+from tokenmill.kvcache.pool import KVPool, make_layout
+from tokenmill.kvcache.states import StatePool
+
+BLOCK = 16
+BATCH_TOKENS = 4096
+
+
+def run(model: CausalLM, x: Tensor, kernels: Kernels, device: torch.device) -> Tensor:
+    """x: tokens [N, L] (the first layer's) or hidden states [N, L, hidden] -> hidden states [N, L, hidden]."""
+    count, length = x.shape[:2]
+    size = max(1, BATCH_TOKENS // length)
+    layout = make_layout(model.spec.kv_specs, BLOCK, KVFormat("float32"))
+    held = -(-length // BLOCK)
+    states = StatePool(model.spec.states, size, 0, str(device)) if model.spec.states else None
+    pool = KVPool(layout, [size * held] * len(layout.page_bytes), str(device), states)
+    out = []
+    with torch.inference_mode():
+        for start in range(0, count, size):
+            part = x[start : start + size].to(device)
+            context = _context(pool, kernels, part.shape[0], length)
+            out.append(model.forward(part.flatten(0, 1), context).view(*part.shape[:2], -1).cpu())
+    return torch.cat(out)
+
+
+def logits(model: CausalLM, hidden: Tensor, kernels: Kernels, device: torch.device) -> Tensor:
+    """[n, hidden] -> [n, vocab] in float32, where they were computed."""
+    nothing = torch.zeros(0, dtype=torch.long, device=device)
+    context = ForwardContext(kernels, nothing, nothing, nothing, 1, [], [])
+    with torch.inference_mode():
+        return model.logits(hidden.to(device), context).float()
+
+
+def _context(pool: KVPool, kernels: Kernels, count: int, length: int) -> ForwardContext:
+    """All of `count` sequences from their beginnings, each in blocks of its own."""
+    device, held = pool.storage[0].device, -(-length // BLOCK)
+    at = torch.arange(count, device=device)
+    within = torch.arange(length, device=device)
+    table = (at[:, None] * held + torch.arange(held, device=device)).to(torch.int32)
+    slots = (at[:, None] * (held * BLOCK) + within).flatten()
+    entries = torch.full((count,), held, dtype=torch.int32, device=device)
+    plan = GroupPlan(table, None, entries, slots, reach=held * BLOCK * count)
+    on_host = device.type == "cpu"
+    return ForwardContext(
+        kernels=kernels,
+        positions=within.repeat(count),
+        query_start=(torch.arange(count + 1, device=device) * length).to(torch.int32),
+        kv_len=torch.full((count,), length, dtype=torch.int32, device=device),
+        max_query=length,
+        kv=pool.views,
+        groups=[plan for _ in pool.layout.groups],
+        rows=StepRows(at, at.repeat_interleave(length), pool.state_views),
+        spans=[(i * length, length, length) for i in range(count)] if on_host else None,
+        block_size=BLOCK,
+    )

@@ -1,0 +1,45 @@
+"""What a weight's inputs look like. Owns: adding them up. Must not know: weights, files, methods.
+
+H = sum of x x^T over all inputs x, so that |(W - V) X|^2 = trace((W - V) H (W - V)^T)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Inputs:
+    """Sums over the inputs x [columns] of one matrix, or of several that multiply the same."""
+
+    def __init__(self, columns: int, device: torch.device) -> None:
+        self.hessian = torch.zeros(columns, columns, device=device)
+        self.magnitude = torch.zeros(columns, device=device)
+        self.largest = torch.zeros(columns, device=device)
+        self.count = 0
+
+    def add(self, x: Tensor) -> None:
+        """x [T, columns]."""
+        wide = x.detach().float()
+        self.hessian.addmm_(wide.T, wide)
+        size = wide.abs()
+        self.magnitude += size.sum(0)
+        if len(size):
+            self.largest = torch.maximum(self.largest, size.amax(0))
+        self.count += len(wide)
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean magnitude of each number."""
+        return self.magnitude / max(self.count, 1)
+
+    def scaled(self, by: Tensor) -> Inputs:
+        """Those of x / by."""
+        made = Inputs(len(by), self.hessian.device)
+        made.hessian = self.hessian / by[:, None] / by[None, :]
+        made.magnitude, made.largest, made.count = self.magnitude / by, self.largest / by, self.count
+        return made
+
+    def loss(self, error: Tensor) -> float:
+        """The mean squared error of the outputs, if the weight [out, columns] errs by this."""
+        return float(((error @ self.hessian) * error).sum(dtype=torch.float64)) / max(self.count, 1)

@@ -1,0 +1,268 @@
+"""A model folder in, a quantised one out, layer by layer. Owns: the order of work, what lies on disk meanwhile, and
+going on after a stop. Must not know: command lines, engines, how methods work.
+
+While it runs, finished layers lie in `.NAME.partial` beside the target, one file each. A stop leaves them there: the
+same command goes on behind the last one, another one begins anew.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tokenmill.checkpoint.folder import open_checkpoint, read_config
+from tokenmill.core.errors import ModelError, UserError
+from tokenmill.core.model import Checkpoint
+from tokenmill.quant.convert import KEPT, REPORT, LayerError, Shards, Tell, copy_rest, linear_names, write_json
+from tokenmill.quantize import folds, recipes
+from tokenmill.quantize.codes import Spec, nearest
+from tokenmill.quantize.inputs import Inputs
+from tokenmill.quantize.mixed import share_bits
+from tokenmill.quantize.recipes import Recipe
+from tokenmill.quantize.stream import Layer, Stream, fold
+
+_STATE = "state.json"
+_MARKS = ("weight_packed", "qweight", "weight_scale", "SCB", "weight.absmax", "bitmask")
+"""What lies beside a weight, or in its place, once it is rounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to make of which folder; tokens [N, L] to calibrate with, or None."""
+
+    source: Path
+    target: Path
+    recipe: Recipe
+    skip: re.Pattern[str] | None = None
+    tokens: Tensor | None = None
+    device: str = "cpu"
+
+
+@dataclass(slots=True)
+class Made:
+    """What became of the weights: errors relative to their size, those that calibration never reached, scales moved."""
+
+    errors: list[LayerError] = field(default_factory=list)
+    unreached: list[str] = field(default_factory=list)
+    moved: int = 0
+    bits: dict[str, int] = field(default_factory=dict)
+
+
+def make(job: Job, tell: Tell = lambda name, done, total: None) -> Made:
+    """Write the quantised model to the new folder `job.target`."""
+    config = _check(job)
+    ckpt = open_checkpoint(job.source)
+    partial = job.target.parent / f".{job.target.name}.partial"
+    try:
+        chosen = _chosen(ckpt, job)
+        made = _resume(partial, job, chosen)
+        _Run(job, config, ckpt, chosen, partial, made, tell).all()
+        _finish(job, config, ckpt, chosen, partial, made)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        shutil.rmtree(partial, ignore_errors=True)
+        raise UserError(f"{job.target} cannot be written ({reason}); nothing is left of it.") from error
+    except BaseException:
+        if not (partial / _STATE).exists():
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+    finally:
+        ckpt.close()
+    return made
+
+
+def _check(job: Job) -> dict[str, Any]:
+    config = read_config(job.source)
+    if config.get("quantization_config"):
+        raise ModelError(f"{job.source} is already quantised; start from the unquantised model.")
+    if job.target.exists() and (not job.target.is_dir() or any(job.target.iterdir())):
+        raise UserError(f"{job.target} exists already; name a folder that does not, or an empty one.")
+    assert job.tokens is not None or not recipes.calibrates(job.recipe), "this method calibrates"
+    return config
+
+
+def _chosen(ckpt: Checkpoint, job: Job) -> set[str]:
+    """The weights to round; refused when one does not come in whole groups."""
+    names = {name for name in linear_names(ckpt) if not KEPT.search(name)}
+    names = {name for name in names if job.skip is None or not job.skip.search(name)}
+    if not names:
+        raise ModelError("There is no weight to quantise here (or --skip leaves none).")
+    group, rows = recipes.columns(job.recipe), recipes.rows(job.recipe)
+    for name in sorted(names):
+        shape = ckpt.shape(name)
+        assert shape is not None
+        if shape[1] % group or shape[0] % rows:
+            raise UserError(
+                f"{name} has shape {list(shape)}, which is not in whole groups of {group} columns and {rows} rows: "
+                "choose another --group or form, or leave it out with --skip."
+            )
+    return names
+
+
+def _fingerprint(job: Job, chosen: set[str]) -> dict[str, Any]:
+    tokens = None if job.tokens is None else [list(job.tokens.shape), int(job.tokens.long().sum())]
+    return {"source": str(job.source.resolve()), "recipe": asdict(job.recipe), "tokens": tokens, "names": len(chosen)}
+
+
+def _resume(partial: Path, job: Job, chosen: set[str]) -> Made:
+    """What an earlier run of the same job has done; the folder is ready then."""
+    state = partial / _STATE
+    if state.exists():
+        try:
+            found = json.loads(state.read_text(encoding="utf-8"))
+            if found["job"] == _fingerprint(job, chosen):
+                errors = [LayerError(**entry) for entry in found["errors"]]
+                return Made(errors, found["unreached"], found["moved"], found["bits"])
+        except (ValueError, KeyError, TypeError):
+            pass
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    return Made()
+
+
+@dataclass(slots=True)
+class _Run:
+    """One run over the layers."""
+
+    job: Job
+    config: dict[str, Any]
+    ckpt: Checkpoint
+    chosen: set[str]
+    partial: Path
+    made: Made
+    tell: Tell
+
+    def all(self) -> None:
+        """Every chosen weight, with calibration layer by layer, else one by one."""
+        recipe = self.job.recipe
+        if recipe.method in recipes.INTEGERS and recipe.bits != int(recipe.bits) and not self.made.bits:
+            self.made.bits = self._shared_bits()
+        if self.job.recipe.method in recipes.CALIBRATED:
+            self._streamed()
+        done = {entry.name for entry in self.made.errors}
+        rest = [name for name in self.ckpt.names() if name in self.chosen and name not in done]
+        if self.job.recipe.method in recipes.CALIBRATED:
+            self.made.unreached += [name for name in rest if name not in self.made.unreached]
+        for start in range(0, len(rest), 32):
+            self._hold("rest" + str(start), {name: self._read(name) for name in rest[start : start + 32]}, {}, {})
+
+    def _stream(self) -> Stream:
+        assert self.job.tokens is not None
+        return Stream(self.config, self.ckpt, self.job.device, self.job.tokens)
+
+    def _streamed(self) -> None:
+        stream, recipe = self._stream(), self.job.recipe
+        for index in range(stream.count):
+            name = f"layer{index:05}"
+            path = self.partial / f"{name}.safetensors"
+            if not path.exists():
+                layer = stream.look(index, self.chosen)
+                if recipe.method in recipes.FOLDING:
+                    self.made.moved += fold(stream, layer, self._fit)
+                self.made.unreached += layer.missed
+                self._hold(name, layer.weights, layer.inputs, layer.changed)
+            tensors = load_file(path)
+            hidden = {name for name in self.chosen if _replaced(name, tensors)}
+            stream.go_on(index, tensors, hidden, recipes.config(recipe, self.made.bits or self._even(), []))
+
+    def _fit(self, one: folds.Fold, layer: Layer, fitting: Callable[[Tensor], Tensor | None]) -> Tensor | None:
+        if self.job.recipe.method == "smoothquant":
+            return fitting(folds.smooth(one, layer.weights, layer.inputs))
+        spec = Spec(self._bits(one.consumers[0]), self.job.recipe.group, self.job.recipe.symmetric)
+        return folds.awq(one, layer.weights, layer.inputs, lambda w: nearest(w, spec).dense(), fitting)
+
+    def _shared_bits(self) -> dict[str, int]:
+        """Bits by weight, from what each loses at every width."""
+        stream, lost, sizes = self._stream(), {}, {}
+        group, symmetric = self.job.recipe.group, self.job.recipe.symmetric
+        for index in range(stream.count):
+            layer = stream.look(index, self.chosen)
+            for name, weight in layer.weights.items():
+                seen = layer.inputs.get(name)
+                sizes[name] = weight.numel()
+                for bits in range(2, 9):
+                    error = nearest(weight, Spec(bits, group, symmetric)).dense() - weight
+                    lost[name, bits] = float(error.square().sum()) if seen is None else seen.loss(error)
+            stream.go_on(index, {}, set(), {})
+        return share_bits(lost, sizes, self.job.recipe.bits)
+
+    def _bits(self, name: str) -> int:
+        return self.made.bits.get(name, int(self.job.recipe.bits))
+
+    def _even(self) -> dict[str, int]:
+        return {name: int(self.job.recipe.bits) for name in self.chosen}
+
+    def _read(self, name: str) -> Tensor:
+        found = self.ckpt.tensor(name)
+        if not found.is_floating_point() or found.element_size() < 2:
+            raise ModelError(f"{name} is stored as {found.dtype}: the model is quantised already.")
+        return found.to(self.job.device, torch.float32)
+
+    def _hold(
+        self, file: str, weights: dict[str, Tensor], inputs: dict[str, Inputs], changed: dict[str, Tensor]
+    ) -> None:
+        """Round these, write them to a file of their own, and note that this is done."""
+        tensors = {name: tensor.cpu() for name, tensor in changed.items()}
+        for name, weight in weights.items():
+            kind = self.ckpt.tensor(name).dtype
+            held = recipes.hold(self.job.recipe, weight, self._bits(name), inputs.get(name), kind)
+            base = name.removesuffix(".weight")
+            tensors |= {f"{base}.{part}": tensor.cpu().contiguous() for part, tensor in held.tensors.items()}
+            size = weight.norm()
+            error = float((held.dense - weight).norm() / size) if size else 0.0
+            self.made.errors.append(LayerError(name, error, weight.numel()))
+            self.tell(name, len(self.made.errors), len(self.chosen))
+        written = self.partial / f"{file}.writing"
+        save_file(tensors, written)
+        written.rename(self.partial / f"{file}.safetensors")
+        state = {**asdict(self.made), "job": _fingerprint(self.job, self.chosen)}
+        half = self.partial / f"{_STATE}.writing"
+        half.write_text(json.dumps(state), encoding="utf-8")
+        half.rename(self.partial / _STATE)
+
+
+def _replaced(name: str, tensors: dict[str, Tensor]) -> bool:
+    base = name.removesuffix("weight")
+    return name not in tensors and any(base + part in tensors for part in _MARKS)
+
+
+def _finish(job: Job, config: dict[str, Any], ckpt: Checkpoint, chosen: set[str], partial: Path, made: Made) -> None:
+    """The layers' files and all other tensors in shards, with config, report and tokenizer: the folder is whole."""
+    if job.target.exists():
+        job.target.rmdir()  # it is empty
+    finished = job.target.parent / f".{job.target.name}.finished"
+    shutil.rmtree(finished, ignore_errors=True)
+    finished.mkdir()
+    try:
+        shards, written = Shards(finished), set()
+        for path in sorted(partial.glob("*.safetensors")):
+            for name, tensor in load_file(path).items():
+                shards.add({name: tensor})
+                written.add(name)
+        for name in ckpt.names():
+            if name not in chosen and name not in written:
+                shards.add({name: ckpt.tensor(name)})
+        shards.close()
+        bits = {name.removesuffix(".weight"): made.bits.get(name, int(job.recipe.bits)) for name in sorted(chosen)}
+        ignore = sorted(n.removesuffix(".weight") for n in linear_names(ckpt) - chosen | {"lm_head.weight"})
+        write_json(
+            finished / "config.json", {**config, "quantization_config": recipes.config(job.recipe, bits, ignore)}
+        )
+        report = {"recipe": asdict(job.recipe), "weights": [asdict(e) for e in made.errors],
+                  "unreached": made.unreached, "moved": made.moved, "bits": made.bits}  # fmt: skip
+        write_json(finished / REPORT, report)
+        copy_rest(job.source, finished)
+        finished.rename(job.target)
+    finally:
+        shutil.rmtree(finished, ignore_errors=True)
+    shutil.rmtree(partial, ignore_errors=True)

@@ -1,0 +1,32 @@
+"""Bits where they count. Owns: sharing out a budget by what each weight loses. Must not know: files, methods."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+
+LEAST, MOST = 2, 8
+
+
+def share_bits(lost: Mapping[tuple[str, int], float], sizes: Mapping[str, int], mean: float) -> dict[str, int]:
+    """Bits by weight, `mean` on average over all numbers; lost[name, bits]: what rounding to so many loses.
+
+    From the fewest on, the next bit goes where it saves most per number, as long as it fits."""
+    bits = dict.fromkeys(sizes, LEAST)
+    room = (mean - LEAST) * sum(sizes.values())
+    gains: list[tuple[float, str]] = []
+
+    def offer(name: str) -> None:
+        at = bits[name]
+        if at < MOST:
+            heapq.heappush(gains, (-(lost[name, at] - lost[name, at + 1]) / sizes[name], name))
+
+    for name in sorted(sizes):
+        offer(name)
+    while gains:
+        _, name = heapq.heappop(gains)
+        if sizes[name] <= room:
+            room -= sizes[name]
+            bits[name] += 1
+            offer(name)
+    return bits

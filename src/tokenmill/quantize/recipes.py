@@ -1,0 +1,198 @@
+"""Methods by name. Owns: what each needs, which forms of files hold its result, and config.json's words about them.
+
+Must not know: layers, where tensors come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.errors import UserError
+from tokenmill.quant import compressed as ct
+from tokenmill.quantize import prune, stored
+from tokenmill.quantize.codes import Codes, Spec, nearest
+from tokenmill.quantize.gptq import gptq
+from tokenmill.quantize.inputs import Inputs
+from tokenmill.quantize.methods import autoround, clipped, hqq
+from tokenmill.quantize.stored import Held
+
+Round = Callable[[Tensor, Spec, Inputs | None], Codes]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What to do. bits: of integers; may lie between two, then weights get more or fewer by what they lose."""
+
+    method: str
+    form: str = ""
+    bits: float = 4.0
+    group: int = 128
+    symmetric: bool = False
+    sparsity: str = "2:4"
+    samples: int = 128
+    length: int = 512
+    damping: float = 0.01
+
+
+def _needing(method: Callable[[Tensor, Spec, Inputs], Codes]) -> Round:
+    """A method that calibration did not reach rounds to the nearest."""
+
+    def round_(weight: Tensor, spec: Spec, inputs: Inputs | None) -> Codes:
+        return nearest(weight, spec) if inputs is None or not inputs.count else method(weight, spec, inputs)
+
+    return round_
+
+
+INTEGERS: dict[str, Round] = {
+    "rtn": lambda weight, spec, inputs: nearest(weight, spec),
+    "hqq": lambda weight, spec, inputs: hqq(weight, spec),
+    "gptq": _needing(gptq),
+    "awq": _needing(clipped),
+    "autoround": _needing(autoround),
+}
+"""Methods whose result is integers in groups."""
+WHOLE: dict[str, tuple[Callable[[Tensor], Held], str]] = {
+    "smoothquant": (stored.eight_rows, "compressed-tensors"),
+    "int8": (stored.eight_rows, "compressed-tensors"),
+    "fp8": (stored.float8, "compressed-tensors"),
+    "fp8-block": (stored.float8_blocks, "compressed-tensors"),
+    "mxfp4": (stored.mxfp4, "compressed-tensors"),
+    "nvfp4": (stored.nvfp4, "compressed-tensors"),
+    "nf4": (stored.nf4, "bitsandbytes"),
+    "llm.int8": (stored.bitsandbytes_eight, "bitsandbytes"),
+    "bitnet": (stored.ternary, "bitnet"),
+}
+"""Methods that settle how a weight is stored, and the form of their files."""
+CALIBRATED = frozenset({"gptq", "awq", "autoround", "smoothquant", "wanda", "sparsegpt"})
+FOLDING = frozenset({"awq", "smoothquant"})
+METHODS = (*INTEGERS, *WHOLE, *prune.METHODS)
+FORMS = ("compressed-tensors", "gptq", "awq", "bitsandbytes", "bitnet")
+_WRITERS = {"compressed-tensors": stored.compressed, "gptq": stored.gptq, "awq": stored.awq}
+_BITS = {"compressed-tensors": range(2, 9), "gptq": (2, 3, 4, 8), "awq": (4,)}
+_COLUMNS = {"mxfp4": 32, "nvfp4": 16, "nf4": 64}
+
+
+def settle(recipe: Recipe) -> Recipe:
+    """The recipe with its form, refused where the two do not go together."""
+    if recipe.method not in METHODS:
+        raise UserError(f"--method {recipe.method}: use {', '.join(METHODS)}.")
+    natural = WHOLE[recipe.method][1] if recipe.method in WHOLE else "compressed-tensors"
+    if recipe.method in prune.METHODS:
+        prune.parse(recipe.sparsity)
+    form = recipe.form or natural
+    if form not in FORMS or (recipe.method in WHOLE and form != natural) or (
+        recipe.method in INTEGERS and form not in _WRITERS
+    ):  # fmt: skip
+        held = natural if recipe.method in WHOLE else ", ".join(_WRITERS)
+        raise UserError(f"--method {recipe.method} makes files of the form {held}, not {form}.")
+    if recipe.method in INTEGERS:
+        whole = recipe.bits == int(recipe.bits)
+        if whole and int(recipe.bits) not in _BITS[form]:
+            raise UserError(f"--bits {recipe.bits:g}: files of the form {form} hold {_words(_BITS[form])} bits.")
+        if not whole and (form != "compressed-tensors" or not 2 < recipe.bits < 8):
+            raise UserError(f"--bits {recipe.bits:g}: bits that differ from weight to weight lie between 2 and 8 and "
+                            "need --format compressed-tensors.")  # fmt: skip
+        if recipe.group not in (32, 64, 128, 256):
+            raise UserError(f"--group {recipe.group}: use 32, 64, 128 or 256.")
+    if not (0 < recipe.samples <= 1 << 16 and 8 <= recipe.length <= 1 << 16):
+        raise UserError("--samples takes 1 to 65536 sequences, --length 8 to 65536 tokens.")
+    return Recipe(**{**_fields(recipe), "form": form})
+
+
+def _fields(recipe: Recipe) -> dict[str, Any]:
+    return {name: getattr(recipe, name) for name in Recipe.__dataclass_fields__}
+
+
+def _words(numbers: Any) -> str:
+    return ", ".join(str(n) for n in numbers)
+
+
+def hold(recipe: Recipe, weight: Tensor, bits: int, inputs: Inputs | None, kind: torch.dtype = torch.bfloat16) -> Held:
+    """The weight [out, in] float32 as files of this recipe hold it; kind: the type that it had."""
+    if recipe.method in WHOLE:
+        return WHOLE[recipe.method][0](weight)
+    if recipe.method in prune.METHODS:
+        sparse = prune.METHODS[recipe.method](weight, prune.parse(recipe.sparsity), inputs)
+        return stored.bitmask(sparse, kind)
+    spec = Spec(bits, recipe.group, recipe.symmetric)
+    codes = INTEGERS[recipe.method](weight, spec, inputs)
+    return _WRITERS[recipe.form](codes)
+
+
+def calibrates(recipe: Recipe) -> bool:
+    """Does it look at inputs?"""
+    return recipe.method in CALIBRATED or (recipe.method in INTEGERS and recipe.bits != int(recipe.bits))
+
+
+def columns(recipe: Recipe) -> int:
+    """What must divide a weight's columns."""
+    if recipe.method in prune.METHODS:
+        return max(prune.parse(recipe.sparsity).of, 8)
+    return recipe.group if recipe.method in INTEGERS else _COLUMNS.get(recipe.method, 1)
+
+
+def rows(recipe: Recipe) -> int:
+    """What must divide a weight's rows."""
+    return 8 if recipe.form == "awq" else 4 if recipe.form == "bitnet" else 1
+
+
+def config(recipe: Recipe, bits: Mapping[str, int], ignore: list[str]) -> dict[str, Any]:
+    """What config.json says; bits: of each rounded module."""
+    if recipe.form == "gptq":
+        return {"quant_method": "gptq", "bits": int(recipe.bits), "group_size": recipe.group, "desc_act": False,
+                "sym": recipe.symmetric, "lm_head": False, "damp_percent": recipe.damping, "true_sequential": False,
+                "checkpoint_format": "gptq"}  # fmt: skip
+    if recipe.form == "awq":
+        return {"quant_method": "awq", "bits": 4, "group_size": recipe.group, "zero_point": True, "version": "gemm",
+                "modules_to_not_convert": ignore}  # fmt: skip
+    if recipe.form == "bitsandbytes":
+        four = recipe.method == "nf4"
+        return {"quant_method": "bitsandbytes", "load_in_4bit": four, "load_in_8bit": not four,
+                "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": "bfloat16",
+                "bnb_4bit_quant_storage": "uint8", "llm_int8_skip_modules": ignore}  # fmt: skip
+    if recipe.form == "bitnet":
+        return {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline",
+                "modules_to_not_convert": ignore}  # fmt: skip
+    return _compressed(recipe, bits, ignore)
+
+
+def _compressed(recipe: Recipe, bits: Mapping[str, int], ignore: list[str]) -> dict[str, Any]:
+    if recipe.method in prune.METHODS:
+        form = "sparse-24-bitmask" if recipe.sparsity == "2:4" else "sparse-bitmask"
+        structure = "2:4" if recipe.sparsity == "2:4" else "unstructured"
+        sparsity = {"format": form, "sparsity_structure": structure, "global_sparsity":
+                    prune.parse(recipe.sparsity).share, "ignore": ignore, "targets": ["Linear"]}  # fmt: skip
+        return {"quant_method": ct.METHOD, "format": "dense", "config_groups": {}, "ignore": ignore,
+                "sparsity_config": sparsity}  # fmt: skip
+    if recipe.method == "fp8":
+        return ct.fp8_config(ignore)
+    token = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "group_size": None, "dynamic": True}
+    kinds: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
+        "smoothquant": ("int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel"}, token),
+        "int8": ("int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel"}, token),
+        "fp8-block": ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "block",
+                                          "block_structure": [128, 128]}, {**token, "type": "float"}),
+        "mxfp4": ("mxfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32,
+                                           "scale_dtype": "torch.uint8"}, None),
+        "nvfp4": ("nvfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "tensor_group",
+                                           "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"}, None),
+    }  # fmt: skip
+    if recipe.method in kinds:
+        form, weights, inputs = kinds[recipe.method]
+        return ct.config(form, {"symmetric": True, "dynamic": False, **weights}, inputs, ignore)
+    every = sorted(set(bits.values()))
+    told = [
+        ct.config("pack-quantized", {"num_bits": each, "type": "int", "symmetric": recipe.symmetric, "dynamic": False,
+                                     "strategy": "group", "group_size": recipe.group}, None, ignore)
+        for each in every
+    ]  # fmt: skip
+    groups = {f"group_{i}": one["config_groups"]["group_0"] for i, one in enumerate(told)}
+    if len(every) > 1:
+        for each, scheme in zip(every, groups.values(), strict=True):
+            scheme["targets"] = [name for name, held in bits.items() if held == each]
+    return {**told[0], "config_groups": groups}

@@ -1,0 +1,206 @@
+"""What files hold in a weight's place. Owns: the tensors of each form, and the numbers that they mean.
+
+Forms: `compressed-tensors` (integers of 2 to 8 bits, float8, NVFP4, MXFP4), `gptq`, `awq`, `bitsandbytes`, `bitnet`.
+Must not know: methods, layers.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tokenmill.kernels import fp8
+from tokenmill.quant import bits as packed
+from tokenmill.quant.sparse import pack_mask
+from tokenmill.quant.table import FP4
+from tokenmill.quantize.codes import Codes
+
+NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
+    *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
+    *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+"""Where the quantiles of a normal distribution lie, scaled to one (Dettmers et al., 2023)."""
+_AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
+_NF4_BLOCK, _NESTED_BLOCK = 64, 256
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A weight as it is stored: tensors by what follows its name, and the numbers that they mean."""
+
+    tensors: dict[str, Tensor]
+    dense: Tensor
+
+
+def compressed(codes: Codes) -> Held:
+    """compressed-tensors, packed integers."""
+    bits = codes.spec.bits
+    tensors = {
+        "weight_packed": packed.pack(codes.codes, bits),
+        "weight_scale": codes.scales.half(),
+        "weight_shape": torch.tensor(codes.codes.shape, dtype=torch.int64),
+    }
+    if not codes.spec.symmetric:
+        tensors["weight_zero_point"] = packed.pack(codes.zeros.T, bits).T.contiguous()
+    return Held(tensors, codes.dense())
+
+
+def gptq(codes: Codes) -> Held:
+    """GPTQ's first version; zero points are stored less one, which takes 0 out of reach: it becomes 1."""
+    bits, group = codes.spec.bits, codes.spec.group
+    zeros = codes.zeros.to(torch.int16).clamp(min=1)
+    columns = codes.codes.shape[1]
+    tensors = {
+        "qweight": packed.pack(codes.codes, bits).T.contiguous(),
+        "qzeros": packed.pack((zeros - 1).T, bits),
+        "scales": codes.scales.half().T.contiguous(),
+        "g_idx": (torch.arange(columns) // group).to(torch.int32),
+    }
+    return Held(tensors, Codes(codes.codes, codes.scales, zeros.float(), codes.spec).dense())
+
+
+def awq(codes: Codes) -> Held:
+    """AutoAWQ's version gemm."""
+
+    def together(columns: Tensor) -> Tensor:
+        return packed.pack(columns.unflatten(1, (-1, 8))[..., _AWQ_ORDER].flatten(1), 4)
+
+    tensors = {
+        "qweight": together(codes.codes.T),
+        "qzeros": together(codes.zeros.T),
+        "scales": codes.scales.half().T.contiguous(),
+    }
+    return Held(tensors, codes.dense())
+
+
+def eight_rows(weight: Tensor) -> Held:
+    """compressed-tensors, int8 with a scale per row (W8A8)."""
+    scale = (weight.abs().amax(1, keepdim=True) / 127.0).clamp(min=1e-6).half()
+    q = (weight / scale.float()).round().clamp(-127, 127).to(torch.int8)
+    return Held({"weight": q, "weight_scale": scale}, q.float() * scale.float())
+
+
+def bitsandbytes_eight(weight: Tensor) -> Held:
+    """LLM.int8(): int8 with the largest magnitude of each row beside it."""
+    largest = weight.abs().amax(1).clamp(min=1e-6)
+    q = (weight * (127.0 / largest[:, None])).round().clamp(-127, 127).to(torch.int8)
+    tensors = {"weight": q, "SCB": largest, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+    return Held(tensors, q.float() * largest[:, None] / 127.0)
+
+
+def nf4(weight: Tensor) -> Held:
+    """bitsandbytes' NF4 in blocks of 64, whose scales are 8 bit numbers in blocks of 256 (double quantisation)."""
+    rows, columns = weight.shape
+    blocks = weight.reshape(-1, _NF4_BLOCK)
+    scales = blocks.abs().amax(1)
+    offset = float(scales.mean())
+    table = torch.linspace(-1.0, 1.0, 256)
+    nested = torch.nn.functional.pad(scales - offset, (0, -len(scales) % _NESTED_BLOCK)).view(-1, _NESTED_BLOCK)
+    wide = nested.abs().amax(1).clamp(min=1e-12)
+    entries = ((nested / wide[:, None] + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8).flatten()[: len(scales)]
+    kept = table[entries.int()] * wide.repeat_interleave(_NESTED_BLOCK)[: len(scales)] + offset
+    levels = torch.tensor(NF4)
+    borders = (levels[1:] + levels[:-1]) / 2
+    codes = torch.bucketize((blocks / kept.clamp(min=1e-12)[:, None]).contiguous(), borders).to(torch.uint8)
+    state = {
+        "quant_type": "nf4", "blocksize": _NF4_BLOCK, "dtype": "bfloat16", "shape": [rows, columns],
+        "nested_blocksize": _NESTED_BLOCK, "nested_dtype": "float32", "nested_offset": offset,
+    }  # fmt: skip
+    tensors = {
+        "weight": (codes.view(-1, 2)[:, :1] << 4 | codes.view(-1, 2)[:, 1:]),
+        "weight.absmax": entries,
+        "weight.quant_map": levels,
+        "weight.nested_absmax": wide,
+        "weight.nested_quant_map": table,
+        "weight.quant_state.bitsandbytes__nf4": torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8),
+    }
+    return Held(tensors, (levels[codes.int()] * kept[:, None]).view(rows, columns))
+
+
+def ternary(weight: Tensor) -> Held:
+    """BitNet's -1, 0 and 1, times the mean magnitude (Ma et al., 2024)."""
+    scale = weight.abs().mean().clamp(min=1e-6).half().float()
+    q = (weight / scale).round().clamp(-1, 1)
+    quarters = (q + 1).to(torch.uint8).chunk(4)
+    raw = quarters[0] | quarters[1] << 2 | quarters[2] << 4 | quarters[3] << 6
+    return Held({"weight": raw, "weight_scale": scale.view(1)}, q * scale)
+
+
+def float8(weight: Tensor) -> Held:
+    """compressed-tensors, float8 with a scale per row."""
+    data, scales = fp8.round_rows(weight)
+    return Held({"weight": data, "weight_scale": scales}, fp8.widen(data, scales))
+
+
+def float8_blocks(weight: Tensor) -> Held:
+    """float8 with a scale per block of 128 x 128."""
+    rows, columns = weight.shape
+    size = fp8.BLOCK
+    filled = torch.nn.functional.pad(weight, (0, -columns % size, 0, -rows % size))
+    blocks = filled.unflatten(0, (-1, size)).unflatten(2, (-1, size))
+    scales = blocks.abs().amax((1, 3)).clamp(min=1e-12) / fp8.LARGEST
+    spread = scales.repeat_interleave(size, 0)[:rows].repeat_interleave(size, 1)[:, :columns]
+    data = (weight / spread).clamp(-fp8.LARGEST, fp8.LARGEST).to(fp8.FP8)
+    return Held({"weight": data, "weight_scale": scales}, data.float() * spread)
+
+
+def mxfp4(weight: Tensor) -> Held:
+    """Four bit floats with a power of two per 32 columns, the better of two."""
+    parts = weight.unflatten(1, (-1, 32))
+    top = parts.abs().amax(-1).clamp(min=2.0**-100)
+    floor = (top / 4.0).log2().floor()  # the standard's: the largest keeps the top exponent
+    best = _better(parts, torch.exp2(floor), torch.exp2(floor + 1))
+    codes, values = _fours(parts / best[..., None])
+    power = (best.log2().round() + 127).clamp(0, 254).to(torch.uint8)
+    return Held(
+        {"weight_packed": _pairs(codes.flatten(1)), "weight_scale": power}, (values * best[..., None]).flatten(1)
+    )
+
+
+def nvfp4(weight: Tensor) -> Held:
+    """Four bit floats with a float8 per 16 columns and one float32 in all."""
+    parts = weight.unflatten(1, (-1, 16))
+    top = parts.abs().amax(-1)
+    whole = (fp8.LARGEST * 6.0) / weight.abs().max().clamp(min=1e-12)
+    full = (top * whole / 6.0).clamp(2.0**-9, fp8.LARGEST).to(fp8.FP8)
+    finer = (top * whole / 6.0 * 0.875).clamp(2.0**-9, fp8.LARGEST).to(fp8.FP8)
+    kept = _better(parts, full.float() / whole, finer.float() / whole)
+    scale = (kept * whole).to(fp8.FP8)
+    step = scale.float() / whole
+    codes, values = _fours(parts / step[..., None])
+    tensors = {"weight_packed": _pairs(codes.flatten(1)), "weight_scale": scale, "weight_global_scale": whole.view(1)}
+    return Held(tensors, (values * step[..., None]).flatten(1))
+
+
+def bitmask(weight: Tensor, kind: torch.dtype) -> Held:
+    """Without its zeros: the other numbers in a row, and a bit for every place."""
+    values = weight.to(kind)
+    kept = values != 0
+    even = bool((kept.sum(1) == kept[0].sum()).all())
+    tensors = {
+        "compressed": values[kept].view(len(values), -1) if even else values[kept],
+        "bitmask": pack_mask(kept.cpu()),
+        "shape": torch.tensor(weight.shape, dtype=torch.int64),
+        "row_offsets": torch.cat((torch.zeros(1, dtype=torch.int64), kept.sum(1).cumsum(0)[:-1].cpu())),
+    }
+    return Held(tensors, values.float())
+
+
+def _better(parts: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    lost = [(_fours(parts / s[..., None])[1] * s[..., None] - parts).square().sum(-1) for s in (one, other)]
+    return torch.where(lost[1] < lost[0], other, one)
+
+
+def _fours(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The nearest four bit floats: codes and values."""
+    levels = torch.tensor(FP4[:8])
+    at = torch.bucketize(x.abs().contiguous(), (levels[1:] + levels[:-1]) / 2)
+    return (at + 8 * (x < 0)).to(torch.uint8), levels[at] * x.sign()
+
+
+def _pairs(codes: Tensor) -> Tensor:
+    return codes[:, 0::2] | codes[:, 1::2] << 4

@@ -1,0 +1,209 @@
+"""A model's layers, one after the other. Owns: building each alone, what calibration showed it, and folding scales.
+
+A layer sees what the rounded layers before it give, as it will when the model runs. Must not know: files, forms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.errors import ModelError
+from tokenmill.core.forward import Kernels, Weight
+from tokenmill.core.model import Checkpoint
+from tokenmill.kernels import make_kernels
+from tokenmill.layers.build import Build
+from tokenmill.models.registry import build_stage
+from tokenmill.quant.dense import DenseWeight
+from tokenmill.quantize import folds
+from tokenmill.quantize.forward import run
+from tokenmill.quantize.inputs import Inputs
+from tokenmill.quantize.watch import Seen, WatchingBuild
+
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
+_SAME = 1e-3
+"""Outputs of a layer may differ by this part once scales have moved."""
+
+
+class Overlaid:
+    """A Checkpoint with some tensors replaced, added or hidden."""
+
+    def __init__(self, inner: Checkpoint, tensors: Mapping[str, Tensor], hidden: Iterable[str] = ()) -> None:
+        self.inner, self.tensors, self.hidden = inner, dict(tensors), set(hidden)
+        self.close = inner.close
+
+    def names(self) -> Iterable[str]:
+        """All names."""
+        return [*self.tensors, *(n for n in self.inner.names() if n not in self.tensors and n not in self.hidden)]
+
+    def has(self, name: str) -> bool:
+        """Is there such a tensor?"""
+        return name in self.tensors or (name not in self.hidden and self.inner.has(name))
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Its shape."""
+        return tuple(self.tensors[name].shape) if name in self.tensors else self.inner.shape(name)
+
+    def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor."""
+        found = self.tensors.get(name)
+        return self.inner.tensor(name, shape, dtype) if found is None else found
+
+    def part(
+        self,
+        name: str,
+        dim: int,
+        start: int,
+        stop: int,
+        shape: tuple[int, ...] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """A part of it."""
+        return self.tensor(name, shape, dtype).narrow(dim, start, stop - start)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainBuild(Build):
+    """A Build whose weights are widened: what a stored weight means, without what kernels make of it."""
+
+    def weight(self, name: str, shape: tuple[int, int], **how: Any) -> Weight:
+        """As Build, in the compute dtype."""
+        found = Build.weight(self, name, shape, **how)
+        return found if isinstance(found, DenseWeight) else DenseWeight(found.dense(), getattr(found, "bias", None))
+
+
+@dataclass(slots=True)
+class Layer:
+    """One layer: its weights in float32 by name, what they were seen to multiply, and tensors that were changed."""
+
+    index: int
+    weights: dict[str, Tensor]
+    inputs: dict[str, Inputs]
+    folds: list[folds.Fold]
+    changed: dict[str, Tensor] = field(default_factory=dict)
+    missed: list[str] = field(default_factory=list)
+
+
+class Stream:
+    """Layers in order, and the hidden states before the next one."""
+
+    def __init__(self, config: dict[str, Any], ckpt: Checkpoint, device: str, tokens: Tensor) -> None:
+        self.config, self.ckpt, self.device = config, ckpt, torch.device(device)
+        self.kernels: Kernels = make_kernels(device)
+        self.x = tokens
+        self.count = layer_count(config)
+        heads = config.get("num_attention_heads") or config.get("n_head") or 1
+        self.head = int(config.get("head_dim") or int(config.get("hidden_size") or heads) // int(heads))
+
+    def look(self, index: int, chosen: set[str]) -> Layer:
+        """What calibration shows of layer `index`; chosen: the weights that will be rounded."""
+        seen = Seen(wanted=frozenset(chosen))
+        model = self._build(index, self.ckpt, seen=seen)
+        run(model, self.x, self.kernels, self.device)
+        mine = [name for name in seen.built if name in chosen]
+        weights = {name: self.ckpt.tensor(name).to(self.device, torch.float32) for name in mine}
+        missed = [name for name in mine if name not in seen.inputs]
+        found = folds.find(seen.fed, set(mine) - set(missed), self.ckpt.has)
+        return Layer(index, weights, dict(seen.inputs), found, missed=missed)
+
+    def go_on(self, index: int, tensors: Mapping[str, Tensor], hidden: set[str], how: dict[str, Any]) -> None:
+        """Hidden states behind layer `index` with these tensors in place of those hidden; how: config.json's words."""
+        if index + 1 >= self.count:
+            return
+        config = {**self.config, "quantization_config": how}
+        model = self._build(index, Overlaid(self.ckpt, tensors, hidden), config=config)
+        self.x = run(model, self.x, self.kernels, self.device)
+
+    def keeps(self, layer: Layer, tensors: Mapping[str, Tensor]) -> bool:
+        """Does the layer compute the same with these tensors in place of its own?"""
+        x = self.x[:2]
+        one, other = (
+            run(self._build(layer.index, ckpt), x, self.kernels, self.device)
+            for ckpt in (self.ckpt, Overlaid(self.ckpt, tensors))
+        )
+        change = one.float() - (x.float() if x.is_floating_point() else 0.0)
+        return bool((other - one).norm() <= _SAME * change.norm())
+
+    def _build(self, index: int, ckpt: Any, *, seen: Seen | None = None, config: dict[str, Any] | None = None) -> Any:
+        options: dict[str, Any] = {
+            "checkpoint": ckpt,
+            "dtype": torch.float32,
+            "device": self.device,
+            "max_positions": max(16, self.x.shape[1]),
+            "kernels": self.kernels,
+            "stage": (index, index + 1),
+        }
+        build = PlainBuild(**options) if seen is None else WatchingBuild(**options, seen=seen)
+        return build_stage(config or self.config, build)
+
+
+def layer_count(config: Mapping[str, Any]) -> int:
+    """How many layers a model has."""
+    for name in _LAYERS:
+        if isinstance(config.get(name), int):
+            return int(config[name])
+    raise ModelError(f"config.json names no number of layers ({', '.join(_LAYERS)}).")
+
+
+Fit = Callable[[folds.Fold, Layer, Callable[[Tensor], Tensor | None]], Tensor | None]
+"""How a method finds the scales of a fold."""
+
+
+def fold(stream: Stream, layer: Layer, fit: Fit) -> int:
+    """Move scales into the layer's weights, fold by fold; those that would change what it computes are left. -> how
+    many have moved."""
+    moved = 0
+    for one in layer.folds:
+
+        def fitting(s: Tensor, one: folds.Fold = one) -> Tensor | None:
+            if one.norm is not None:
+                return _of_norm(stream, layer, one.norm, s)[0]
+            return folds.shared(s, layer.weights[one.producer].shape[0], stream.head)
+
+        s = fit(one, layer, fitting)
+        if s is None:
+            continue
+        tensors = _tensors(stream, layer, one, s)
+        if not stream.keeps(layer, {**layer.weights, **layer.changed, **tensors}):
+            continue
+        for name, tensor in tensors.items():
+            (layer.weights if name in layer.weights else layer.changed)[name] = tensor
+        scaled: dict[int, Inputs] = {}
+        for name in one.consumers:
+            old = layer.inputs[name]
+            layer.inputs[name] = scaled.setdefault(id(old), old.scaled(s))
+        moved += 1
+    return moved
+
+
+def _tensors(stream: Stream, layer: Layer, one: folds.Fold, s: Tensor) -> dict[str, Tensor]:
+    """What takes other numbers when the scales s [columns] move."""
+    made = {name: layer.weights[name] * s for name in one.consumers}
+    if one.norm is None:
+        producer = layer.weights[one.producer]
+        each = folds.of_rows(s, producer.shape[0], stream.head)
+        return {**made, one.producer: producer / each[:, None]}
+    made |= _of_norm(stream, layer, one.norm, s)[1]
+    return made
+
+
+def _of_norm(stream: Stream, layer: Layer, norm: folds.Norm, s: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """The scales that the norm takes in its own type, and its tensors then."""
+
+    def stored(name: str) -> Tensor:
+        return layer.changed.get(name, stream.ckpt.tensor(name))
+
+    old = stored(norm.weight)
+    full = old.float().to(s.device) + norm.offset
+    made = (full / s - norm.offset).to(old.dtype)
+    kept = made.float() + norm.offset
+    exact = torch.where((kept != 0) & (full != 0), full / kept, s)
+    tensors = {norm.weight: made}
+    if norm.bias is not None:
+        bias = stored(norm.bias)
+        tensors[norm.bias] = (bias.float().to(s.device) / exact).to(bias.dtype)
+    return exact, tensors

@@ -1,0 +1,41 @@
+"""Text to calibrate with. Owns: the text in the package, reading another one, and cutting it into sequences.
+
+The package's own is part of what the demonstration model's project wrote itself. Must not know: models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.errors import ParameterError, why
+
+MOST_BYTES = 64 << 20
+
+
+def read(path: Path | None) -> str:
+    """A file's text; None: the package's own."""
+    if path is None:
+        return resources.files("tokenmill.quantize").joinpath("calibration.txt").read_text(encoding="utf-8")
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ParameterError(f"--calibration {path}: the text is over the limit of {MOST_BYTES >> 20} MiB.")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError(f"--calibration {path} cannot be read: {why(error)}.") from error
+
+
+def sequences(text: str, encode: Callable[[str], list[int]], count: int, length: int) -> Tensor:
+    """At most `count` sequences of `length` tokens [N, length], evenly out of the whole text."""
+    ids = encode(text)
+    if len(ids) < 32:
+        raise ParameterError(f"The text to calibrate with has {len(ids)} tokens: give a longer one.")
+    length = min(length, len(ids))
+    most = len(ids) // length
+    count = min(count, most)
+    starts = [i * most // count * length for i in range(count)]
+    return torch.tensor([ids[start : start + length] for start in starts])

@@ -1,0 +1,122 @@
+"""Building a layer so that its weights tell what they multiply. Owns: that wrapping. Must not know: methods, files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from torch import Tensor
+
+from tokenmill.core.adapters import Delta
+from tokenmill.core.forward import Act, ForwardContext, Kernels, NormSpec, Weight
+from tokenmill.layers.build import Build
+from tokenmill.quant.base import WeightBase
+from tokenmill.quantize.folds import Norm
+from tokenmill.quantize.inputs import Inputs
+
+
+@dataclass(slots=True)
+class Seen:
+    """What was multiplied, by the weights' names; `wanted`: those whose inputs are added up; `built`: all in order."""
+
+    inputs: dict[str, Inputs] = field(default_factory=dict)
+    fed: dict[Norm, set[str]] = field(default_factory=dict)
+    norms: dict[int, tuple[NormSpec, Norm]] = field(default_factory=dict)
+    built: list[str] = field(default_factory=list)
+    wanted: frozenset[str] = frozenset()
+
+
+class WatchedWeight(WeightBase):
+    """A weight under the names of its parts; matmul notes its input."""
+
+    def __init__(self, inner: Any, names: tuple[str, ...], seen: Seen) -> None:
+        self.inner, self.names, self.seen = inner, names, seen
+        self.shape = inner.shape
+
+    def settle(self, kernels: Kernels) -> Weight:
+        """The inner weight, settled; never what backends take apart or stack."""
+        self.inner = self.inner.settle(kernels)
+        return self
+
+    def matmul(
+        self,
+        x: Tensor,
+        ctx: ForwardContext,
+        *,
+        norm: NormSpec | None = None,
+        act: Act | None = None,
+        residual: Tensor | None = None,
+        delta: Delta | None = None,
+    ) -> Tensor:
+        """As the inner weight."""
+        x = x if norm is None else ctx.kernels.norm(x, norm)
+        self._note(x, norm)
+        y: Tensor = self.inner.matmul(x, ctx, act=act, residual=residual, delta=delta)
+        return y
+
+    def _note(self, x: Tensor, norm: NormSpec | None) -> None:
+        found = self.seen.norms.get(id(norm)) if norm is not None else None
+        if found is not None:
+            self.seen.fed.setdefault(found[1], set()).update(self.names)
+        wanted = [name for name in self.names if name in self.seen.wanted]
+        if not wanted:
+            return
+        sums = self.seen.inputs.get(wanted[0])
+        if sums is None:
+            sums = Inputs(x.shape[1], x.device)
+            self.seen.inputs.update(dict.fromkeys(wanted, sums))
+        sums.add(x)
+
+    def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
+        """x [T, in] -> [T, out]."""
+        return self.matmul(x, ctx)
+
+    def join(self, others: list[Self]) -> Self | None:
+        """One weight under all names."""
+        inner = self.inner.join([other.inner for other in others])
+        names = tuple(name for part in (self, *others) for name in part.names)
+        return None if inner is None else type(self)(inner, names, self.seen)
+
+    def take(self, index: Tensor) -> Self:
+        """Rows in the order of index."""
+        return type(self)(self.inner.take(index), self.names, self.seen)
+
+    def split(self, dim: int, part: int, parts: int) -> Self:
+        """As the inner weight."""
+        return self if parts == 1 else type(self)(self.inner.split(dim, part, parts), self.names, self.seen)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """As the inner weight."""
+        found: Tensor = self.inner.rows(ids)
+        return found
+
+    def dense(self) -> Tensor:
+        """As the inner weight."""
+        found: Tensor = self.inner.dense()
+        return found
+
+    def bytes(self) -> int:
+        """As the inner weight."""
+        return int(self.inner.bytes())
+
+
+@dataclass(frozen=True, slots=True)
+class WatchingBuild(Build):
+    """A Build whose weights are watched and whose norms are known by name."""
+
+    seen: Seen = field(default_factory=Seen)
+
+    def weight(self, name: str, shape: tuple[int, int], **how: Any) -> Weight:
+        """As Build, watched."""
+        found = Build.weight(self, name, shape, **how)
+        full = self.path(name) + ".weight"
+        self.seen.built.append(full)
+        return WatchedWeight(found, (full,), self.seen)
+
+    def norm(self, name: str, size: int, eps: float, **how: Any) -> NormSpec:
+        """As Build, its name noted."""
+        spec = Build.norm(self, name, size, eps, **how)
+        full = self.path(name)
+        known = Norm(f"{full}.weight", f"{full}.bias" if how.get("bias") else None, float(how.get("offset", 0.0)))
+        self.seen.norms[id(spec)] = (spec, known)
+        return spec

@@ -1,0 +1,79 @@
+"""Work that a drafter does again and again. Owns: recordings of it by key, and when they are made.
+
+What is computed reads its inputs from places that stay, leaves everything else as it was, and so may run twice. A CUDA
+graph is made when a key is first met (or ahead), a native tape when it comes again.
+Must not know: what is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tokenmill.core.forward import Kernels
+from tokenmill.device.graphs import Recorder, Recording
+
+T = TypeVar("T")
+ROOM = 32 << 20
+"""Bytes that the temporary tensors of native tapes may take: they run one after the other."""
+MOST = 256
+"""Recordings that are kept; further work is computed call by call."""
+
+
+class Replays:
+    """Recordings of one drafter. record: False where nothing is recorded at all."""
+
+    def __init__(self, kernels: Kernels, *, record: bool) -> None:
+        self.kernels = kernels
+        self.possible = record
+        self.made: dict[Hashable, tuple[Any, Callable[[], object], object]] = {}
+        """What was made, how to make it again, and what holds the memory that this reads."""
+        self.seen: set[Hashable] = set()
+        self.room: Tensor | None = None
+        self.recorder: Recorder | None = None
+
+    def run(self, key: Hashable, computing: Callable[[], Callable[[], T]]) -> T:
+        """What computing() makes when it is called; what computing itself does is no part of a recording. Work of equal
+        keys is the same on the same memory."""
+        found = self.made.get(key)
+        if found is not None:
+            found[1]()
+            return found[0]
+        compute = computing()
+        if not self.possible or len(self.made) >= MOST:
+            return compute()
+        return self._tape(key, compute) if self.kernels.records else self._graph(key, compute)
+
+    def forget_weights(self) -> None:
+        """Tapes name copies that kernels made of small tensors; a graph reads what a weight settled into."""
+        if self.kernels.records:
+            self.made.clear()
+            self.seen.clear()
+
+    def _tape(self, key: Hashable, compute: Callable[[], T]) -> T:
+        if key not in self.seen:
+            self.seen.add(key)
+            return compute()
+        if self.room is None:  # numpy's zeros take memory when they are first used
+            self.room = torch.from_numpy(np.zeros(ROOM, dtype=np.uint8))
+        made, again = self.kernels.record(compute, self.room)
+        if again is None:
+            self.possible = False
+        else:
+            self.made[key] = made, again, compute
+        return made
+
+    def _graph(self, key: Hashable, compute: Callable[[], T]) -> T:
+        before = self.kernels.waits
+        made = compute()  # kernels are compiled and scratch is taken
+        self.possible = self.kernels.waits == before
+        if self.possible:
+            self.recorder = self.recorder or Recorder()
+            recording: Recording[T] = self.recorder.record(compute)
+            self.made[key] = recording.made, recording.replay, compute
+            return recording.replay()
+        return made

@@ -1,0 +1,114 @@
+"""What a DeviceDrafter does in a step. Owns: which rows it guesses behind, how many guesses are tried, and which
+tokens it has not seen yet.
+
+Integers only. Must not know: how it guesses. A drafter with K/V of its own has pages in the tables of the model; what
+it has seen of a row is told by two numbers of the sequence (core/sequence.py: `followed`, `in_step`). A row in step
+lacks at most the newest two tokens, which `propose` itself takes in; any other one is sent as `follows` first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tokenmill.core.drafting import DraftControl
+from tokenmill.core.sequence import Sequence
+from tokenmill.core.step import StepPlan
+from tokenmill.kvcache.allocation import BlockTables
+from tokenmill.scheduler.roster import Limits
+
+
+@dataclass(slots=True)
+class Budget:
+    """What is left in one step: of guesses that are tried, of guesses that are made, of tokens that are followed."""
+
+    tried: int
+    made: int
+    followed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Positions [start, end) of a sequence, the last `guesses` of which are drafts; sample: tokens follow."""
+
+    start: int
+    end: int
+    guesses: int
+    sample: bool
+
+
+class Ahead:
+    """Of all sequences of one engine."""
+
+    def __init__(self, limits: Limits, tables: BlockTables, control: DraftControl) -> None:
+        self.limits = limits
+        self.tables = tables
+        self.control = control
+        self.before: tuple[int, float] | None = None
+
+    def begin(self, plan: StepPlan, running: int) -> Budget:
+        """A step is planned in which about so many rows run."""
+        limits = self.limits
+        if limits.max_guesses:
+            plan.depth = min(limits.max_guesses, self.control.depth(running))
+        return Budget(limits.step_guesses, limits.step_guesses, limits.max_step_tokens)
+
+    def committed(self, plan: StepPlan, now: float) -> None:
+        """The control hears how long steps take: those that follow one of their kind, with nothing else to do."""
+        if not self.limits.max_guesses:
+            return
+        before, self.before = self.before, None
+        if plan.starts or plan.follows or max(plan.counts) > 1 + plan.depth:
+            return
+        self.before = plan.depth, now
+        if before is not None and before[0] == plan.depth and bool(plan.guesses) == bool(plan.depth):
+            self.control.timed(len(plan.rows), plan.depth, now - before[1])
+
+    def guesses(self, seq: Sequence, known: int, position: int, budget: Budget) -> int:
+        """How many of the drafts behind the row to try: none before the row was sampled, as none lie there yet; none
+        that would take somebody else's blocks."""
+        if not (seq.behind and seq.most_guesses) or known - position != 1 or seq.fresh or position < seq.num_prompt:
+            return 0
+        most = max(0, min(seq.most_guesses, seq.behind, budget.tried, seq.group.max_len - known - 1))
+        end = known + most
+        return most if end <= seq.capacity or self.tables.has_room(seq, end) else 0
+
+    def settle(self, seq: Sequence, grant: Grant, plan: StepPlan, left: Budget) -> None:
+        """A grant is certain: say what is followed, and whether drafts are left behind its sample."""
+        if not (seq.most_guesses or seq.told):
+            return
+        left.tried -= grant.guesses
+        ready = not self.limits.follows or self._follow(seq, grant, plan, left)
+        if ready and grant.sample and left.made > 0 and self._reaches(seq, grant.end, plan):
+            plan.proposes.append(len(plan.rows))
+            seq.behind, seq.in_step = plan.depth, self.limits.follows
+            left.made -= plan.depth
+            return
+        if seq.in_step:
+            seq.in_step, seq.followed = False, seq.computed
+        if grant.sample:
+            seq.behind = 0
+
+    def _follow(self, seq: Sequence, grant: Grant, plan: StepPlan, left: Budget) -> bool:
+        """Have the drafter see what it has not; True: it will have seen all that is known before the sample."""
+        if seq.in_step:
+            if grant.end - grant.start == 1 + grant.guesses:
+                return True
+            seq.in_step, seq.followed = False, grant.start  # the host has added tokens
+        if not plan.depth and grant.start >= seq.num_prompt:
+            return False  # at load nobody guesses; prompts are followed for those who will share them
+        if not self.limits.catches_up and seq.followed < grant.start:
+            return False  # lost for this row
+        count = min(grant.end - seq.followed, left.followed)
+        if count > 0:
+            plan.follows.append((seq.row, seq.followed, count))
+            seq.followed += count
+            left.followed -= count
+        return seq.followed >= grant.end
+
+    def _reaches(self, seq: Sequence, end: int, plan: StepPlan) -> bool:
+        """Is there anything to guess, and room for the drafter's own entries?"""
+        longest = seq.group.max_len
+        if not plan.depth or end + 2 > longest:
+            return False
+        want = min(end + plan.depth, longest) if self.limits.follows else end
+        return want <= seq.capacity or (self.tables.has_room(seq, want) and self.tables.grow(seq, end, want, plan))

@@ -1,0 +1,104 @@
+"""Adapters that are served. Owns: their names, numbers and folders, and which of them come and go as a server runs.
+
+Numbers are those of every engine: the adapters that it is started with count from 1, later ones go on from there, so
+that a new life of an engine knows a replayed request's adapter. Must not know: HTTP, engines' processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenmill.core.config import AdapterOptions
+from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.engine.adapter_names import check_name, read_modules
+from tokenmill.engine.wire import Adapt
+
+
+class NoSuchAdapterError(UserError):
+    """There is none of that name, or it is not for clients."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A served adapter. started: engines load it by themselves."""
+
+    number: int
+    name: str
+    path: str
+    started: bool = False
+
+
+class AdapterBook:
+    """The adapters of one server."""
+
+    def __init__(self, options: AdapterOptions | None = None, names: tuple[str, ...] = ()) -> None:
+        """names: of the model itself."""
+        self.enabled = options is not None and options.enable_lora
+        self.taken = set(names)
+        self.by_name: dict[str, Served] = {}
+        self.left: dict[int, Served] = {}
+        """Without a name, and still used by open requests."""
+        self.gone: list[Served] = []
+        """That engines load when they start, and shall not keep."""
+        self.count = 0
+        for name, path in read_modules((options.lora_modules or []) if options is not None else []):
+            if name in self.taken:
+                raise ParameterError(f"lora_modules: {name!r} is the model's own name.", param="lora_modules")
+            self.count += 1
+            self.by_name[name] = Served(self.count, name, path, started=True)
+
+    @property
+    def numbers(self) -> Mapping[str, int]:
+        """Every served name with its number."""
+        return {name: served.number for name, served in self.by_name.items()}
+
+    def add(self, name: str, path: Path) -> Served:
+        """A new one, to be loaded by every engine."""
+        if not self.enabled:
+            raise ParameterError("This server takes no adapters: start it with --enable-lora.", param="lora_name")
+        check_name(name)
+        if name in self.by_name or name in self.taken:
+            raise ParameterError(f"The name {name!r} is served already: unload it, or choose another one.",
+                                 param="lora_name")  # fmt: skip
+        self.count += 1
+        served = self.by_name[name] = Served(self.count, name, str(path))
+        return served
+
+    def remove(self, name: str) -> Served:
+        """Its name is gone from now on."""
+        served = self.by_name.pop(name, None)
+        if served is None:
+            raise NoSuchAdapterError(f"There is no adapter {name[:100]!r}.", param="lora_name")
+        self.left[served.number] = served
+        if served.started:
+            self.gone.append(served)
+        return served
+
+    def commands(self) -> list[Adapt]:
+        """What an engine that has just started must hear."""
+        more = [served for served in (*self.by_name.values(), *self.left.values()) if not served.started]
+        return [
+            *(Adapt(served.number, served.name, served.path) for served in more),
+            *(Adapt(served.number, served.name) for served in self.gone if served.number not in self.left),
+        ]
+
+
+def folder_of(root: str | None, given: str) -> Path:
+    """An adapter in the one folder that clients may name; whatever lies elsewhere is as absent as what is not there."""
+    if root is None:
+        raise ParameterError("Adapters cannot be loaded here: --lora-folder names where they may lie.",
+                             param="lora_path")  # fmt: skip
+    absent = NoSuchAdapterError("There is no such adapter in the folder for adapters.", param="lora_path")
+    if not given or len(given) > 1024 or "\0" in given:
+        raise absent
+    home = Path(root).resolve()
+    try:
+        found = (home / given).resolve()
+        inside = found != home and found.is_relative_to(home) and found.exists()
+    except (OSError, RuntimeError, ValueError):
+        inside = False
+    if not inside:
+        raise absent
+    return found

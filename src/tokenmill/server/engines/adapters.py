@@ -1,0 +1,116 @@
+"""Adapters on their way to engines. Owns: telling every engine what comes and goes, and waiting for all of them.
+
+Must not know: HTTP, where adapters lie.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from tokenmill.core.errors import EngineDeadError, ParameterError
+from tokenmill.engine.wire import Adapt
+from tokenmill.server.adapters import AdapterBook, Served
+from tokenmill.server.engines.state import Engine, Open
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+log = logging.getLogger("tokenmill.server")
+
+
+class Crew(Protocol):
+    """What this needs of a fleet."""
+
+    engines: Sequence[Engine]
+    open_requests: dict[str, Open]
+
+    def tell_names(self) -> None: ...
+
+
+class AdapterTraffic:
+    """The adapters of a fleet's engines."""
+
+    def __init__(self, crew: Crew, book: AdapterBook) -> None:
+        self.crew, self.book = crew, book
+        self.waiting: dict[int, tuple[set[int], asyncio.Future[None]]] = {}
+        """By adapter: the engines that have not answered yet."""
+        self.lock = asyncio.Lock()
+
+    async def load(self, name: str, path: Path) -> Served:
+        """Serve an adapter, once every engine has it; raises what is wrong with it."""
+        async with self.lock:
+            served = self.book.add(name, path)
+            ready = {engine.number for engine in self.crew.engines if engine.ready}
+            if not ready:
+                self.book.by_name.pop(name)
+                raise EngineDeadError("no engine is ready")
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.waiting[served.number] = ready, done
+            try:
+                self._tell(Adapt(served.number, served.name, served.path))
+                await done
+            except BaseException:
+                self.book.by_name.pop(name, None)
+                self._tell(Adapt(served.number, served.name))
+                raise
+            finally:
+                self.waiting.pop(served.number, None)
+            self.crew.tell_names()
+            return served
+
+    def unload(self, name: str) -> Served:
+        """Nobody may ask for it any more; engines let it go when its open requests have ended."""
+        served = self.book.remove(name)
+        self.crew.tell_names()
+        self.let_go()
+        return served
+
+    def let_go(self) -> None:
+        """Tell engines of adapters without a name that no open request uses."""
+        if not self.book.left:
+            return
+        used = {entry.request.adapter for entry in self.crew.open_requests.values()}
+        for number in [number for number in self.book.left if number not in used]:
+            served = self.book.left.pop(number)
+            self._tell(Adapt(number, served.name))
+
+    def introduce(self, engine: Engine) -> None:
+        """An engine has started: it knows only those that all begin with."""
+        for command in self.book.commands():
+            self._send(engine, command)
+        for number, (missing, _) in self.waiting.items():
+            missing.discard(engine.number)
+            self._settle(number)
+
+    def heard(self, engine: Engine, adapted: Mapping[int, str]) -> None:
+        """What an engine says of adapters: nothing, or what is wrong."""
+        for number, said in adapted.items():
+            waiting = self.waiting.get(number)
+            if waiting is None:
+                continue
+            if said and not waiting[1].done():
+                waiting[1].set_exception(ParameterError(said, param="lora_path"))
+            waiting[0].discard(engine.number)
+            self._settle(number)
+
+    def _settle(self, number: int) -> None:
+        missing, done = self.waiting[number]
+        if not missing and not done.done():
+            done.set_result(None)
+
+    def _tell(self, command: Adapt) -> None:
+        for engine in self.crew.engines:
+            if engine.ready:
+                self._send(engine, command)
+
+    def _send(self, engine: Engine, command: Adapt) -> None:
+        if engine.link is None:
+            return
+        try:
+            engine.link.send(command)
+        except Exception:
+            log.exception("an engine could not be told of an adapter")

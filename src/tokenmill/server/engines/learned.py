@@ -1,0 +1,43 @@
+"""What an engine's first word tells the server. Owns: ModelInfo and the checks before sending, made of it.
+
+Must not know: engines' lives, HTTP.
+"""
+
+from __future__ import annotations
+
+from tokenmill.engine.admission import Admission
+from tokenmill.engine.wire import Ready
+from tokenmill.server.backend import ModelInfo
+from tokenmill.text.codec import Tokenizer
+
+
+def learn_model(names: tuple[str, ...], ready: Ready) -> ModelInfo:
+    """The model that has been loaded."""
+    facts = ready.facts
+    return ModelInfo(
+        names=names,
+        root=facts["root"],
+        vocab_size=facts["vocab_size"],
+        max_model_len=facts["max_model_len"],
+        tokenizer=Tokenizer.from_state(ready.tokenizer) if ready.tokenizer is not None else None,
+        generation=ready.generation,
+        max_rows=facts["max_rows"],
+        priorities=facts["priorities"],
+        details={**facts, "load_s": ready.load_s},
+    )
+
+
+def learn_admission(ready: Ready, tokenizer: Tokenizer | None) -> Admission:
+    """What requests are checked against on this side."""
+    facts = ready.facts
+    admission = Admission(
+        vocab_size=facts["vocab_size"],
+        max_model_len=facts["max_model_len"],
+        max_rows=facts["max_rows"],
+        max_waiting=1,
+        eos_ids=frozenset(ready.eos_ids),
+        in_process=False,
+    )
+    if tokenizer is not None:
+        admission.encode = lambda text: tokenizer.encode(text, add_special_tokens=False, allow_special=False)
+    return admission

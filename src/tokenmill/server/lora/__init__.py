@@ -1,0 +1,1 @@
+"""vLLM's endpoints that load and unload adapters."""

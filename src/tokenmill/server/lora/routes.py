@@ -1,0 +1,71 @@
+"""Adapters that come and go while the server runs. Owns: vLLM's two paths, and who may name which folder.
+
+Off unless --lora-folder names the one folder whose adapters may be loaded. Must not know: how adapters are read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from tokenmill.core.errors import UserError
+from tokenmill.server.adapters import NoSuchAdapterError, folder_of
+from tokenmill.server.context import Context
+from tokenmill.server.errors import HttpError
+from tokenmill.server.lora.schemas import LoadAdapterRequest, UnloadAdapterRequest
+from tokenmill.server.routing import Api, post, read_body
+
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+
+
+def add_routes(app: FastAPI, context: Context) -> None:
+    """Load and unload."""
+
+    async def load(request: Request) -> Response:
+        """Serve an adapter under a name of its own."""
+        body = await read_body(context, request, LoadAdapterRequest)
+        traffic, root = _traffic(context), context.config.limits.lora_folder
+        try:
+            path = await asyncio.to_thread(folder_of, root, body.lora_path)
+            if body.load_inplace and body.lora_name in traffic.book.by_name:
+                traffic.unload(body.lora_name)
+            await traffic.load(body.lora_name, path)
+        except NoSuchAdapterError as error:
+            raise HttpError(404, str(error), param=error.param) from None
+        except UserError as error:
+            raise HttpError(400, _without(root, str(error)), param=error.param) from None
+        return Response(f"Success: LoRA adapter '{body.lora_name}' added successfully.", media_type="text/plain")
+
+    async def unload(request: Request) -> Response:
+        """Let an adapter go; its open requests end first, new ones are refused at once."""
+        body = await read_body(context, request, UnloadAdapterRequest)
+        try:
+            _traffic(context).unload(body.lora_name)
+        except NoSuchAdapterError as error:
+            raise HttpError(404, str(error), param=error.param) from None
+        return Response(f"Success: LoRA adapter '{body.lora_name}' removed successfully.", media_type="text/plain")
+
+    post(app, LOAD, load, LoadAdapterRequest)
+    post(app, UNLOAD, unload, UnloadAdapterRequest)
+
+
+def _traffic(context: Context) -> Any:
+    """The way to the engines, if clients may use it."""
+    traffic = getattr(context.backend, "adapters", None)
+    if traffic is None or context.config.limits.lora_folder is None:
+        raise HttpError(403, "Adapters cannot be loaded or unloaded here: --lora-folder allows it, for one folder.")
+    return traffic
+
+
+def _without(root: str | None, text: str) -> str:
+    """What is wrong with a file, without the way to it on this machine."""
+    for home in {str(root), str(Path(root or ".").resolve())}:
+        text = text.replace(f"{home.rstrip('/')}/", "")
+    return text
+
+
+ADAPTERS = Api(add_routes)

@@ -1,0 +1,27 @@
+"""Requests about adapters. Owns: their fields and bounds. Must not know: what is loaded."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+STRICT = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+Name = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+
+
+class LoadAdapterRequest(BaseModel):
+    """POST /v1/load_lora_adapter; load_inplace: an adapter of that name is replaced."""
+
+    model_config = STRICT
+    lora_name: Name
+    lora_path: Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+    load_inplace: bool = False
+
+
+class UnloadAdapterRequest(BaseModel):
+    """POST /v1/unload_lora_adapter; lora_int_id is vLLM's own, and the name decides."""
+
+    model_config = STRICT
+    lora_name: Name
+    lora_int_id: Annotated[int, Field(ge=0)] | None = None

@@ -1,0 +1,90 @@
+"""The served model in facts, for people: size, numbers, device, context, what it can do, what requests start from.
+
+Owns: GET /v1/card. Must not know: how the page looks, how tokens are made.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import tokenmill
+from tokenmill.engine.generation import DEFAULTS, default_params
+from tokenmill.measure.devices import recognise
+from tokenmill.measure.kept import kept_ceilings
+from tokenmill.server.context import Context
+from tokenmill.server.ollama.stored import Stored, stored
+from tokenmill.text.fill import find_fill
+
+
+def card(context: Context) -> dict[str, Any]:
+    """Everything that does not change while the server runs; 0 and "" where nobody knows."""
+    info = context.backend.info
+    known, files = info.details, _files(info.root)
+    return {
+        "object": "card",
+        "version": tokenmill.__version__,
+        "model": info.names[0],
+        "root": info.root,
+        "family": str(known.get("family", "")),
+        "format": files.format if files is not None else "",
+        "parameters": files.parameters if files is not None and files.parameters else _parameters(known),
+        "file_bytes": files.size if files is not None else 0,
+        "weight_bytes": int(known.get("weight_bytes", 0)),
+        "quantization": str(known.get("quantization") or (files.level if files is not None else "") or ""),
+        "dtype": str(known.get("dtype", "")),
+        "device": str(known.get("device", "")),
+        "device_name": str(known.get("device_name") or known.get("device", "")),
+        "context": info.max_model_len,
+        "rows": info.max_rows,
+        "block_size": int(known.get("block_size", 0)),
+        "kv_block_bytes": float(known.get("kv_block_bytes", 0.0)),
+        "load_s": round(float(known.get("load_s", 0.0)), 3),
+        "can": _can(context),
+        "defaults": _defaults(context),
+        "ceilings": _ceilings(str(known.get("device", "")), str(known.get("device_name", "")), str(known.get("dtype"))),
+    }
+
+
+def _parameters(known: dict[str, Any]) -> int:
+    """Two operations per weight and token; a mixture has more weights than that."""
+    return int(float(known.get("flops_per_token", 0.0)) / 2)
+
+
+def _can(context: Context) -> dict[str, bool]:
+    tokenizer = context.backend.info.tokenizer
+    template = context.chat_template or (tokenizer.chat_template if tokenizer is not None else None)
+    return {
+        "chat": bool(template),
+        "tools": context.form.calls is not None,
+        "thinking": context.form.thinking is not None,
+        "structure": tokenizer is not None,
+        "fill": find_fill(tokenizer) is not None,
+        "pictures": False,
+    }
+
+
+def _defaults(context: Context) -> dict[str, Any]:
+    """What a chat request gets that says nothing."""
+    generation = context.backend.info.generation
+    params = default_params(generation)
+    found = {name: getattr(params, name) for name in DEFAULTS}
+    return {**found, "frequency_penalty": 0.0, "presence_penalty": 0.0, "max_tokens": generation.get("max_new_tokens")}
+
+
+def _ceilings(device: str, title: str, dtype: str) -> dict[str, Any] | None:
+    """What the device could read and compute per second, where a data sheet or a measurement says so."""
+    known = recognise(title)
+    if known is not None:
+        rate, flops, source = known.bytes_per_s, known.flops, known.source
+    else:
+        measured = kept_ceilings(device, title)
+        if measured is None:
+            return None
+        (rate, flops), source = measured, "measured on this machine"
+    return {"bytes_per_s": rate, "flops": flops.get(dtype) or flops.get("bfloat16") or 0.0, "source": source}
+
+
+@lru_cache(maxsize=8)
+def _files(root: str) -> Stored | None:
+    return stored(root)

@@ -1,0 +1,122 @@
+// Where one writes. Owns: the message being written, its files, and the row under it.
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { ContextMeter } from "./card.js";
+import { ask, chat, chooseModel, runningIn, shownPath, stop } from "./conversation.js";
+import { changedCount } from "./fields.js";
+import { FileChip } from "./message.js";
+import { settings } from "./settings.js";
+import { useStore } from "./store.js";
+import { spoken } from "./tree.js";
+import { html, Icon, IconButton, toast } from "./ui.js";
+
+const LONG_PASTE = 3000; // characters: what is longer becomes a file
+const LARGEST = 2 << 20;
+const BINARY = /\u0000/;
+
+async function readText(file) {
+  if (file.type.startsWith("image/")) throw new Error(`${file.name}: this model does not see pictures.`);
+  if (file.size > LARGEST) throw new Error(`${file.name} is larger than 2 MiB.`);
+  const text = await file.text();
+  if (BINARY.test(text.slice(0, 4000))) throw new Error(`${file.name} is not a text file.`);
+  return { name: file.name || "pasted.txt", text };
+}
+
+export function ModelChoice({ value, onChange, label = "Model" }) {
+  const { models } = useStore(chat);
+  const own = models.filter((m) => !m.parent);
+  const adapters = models.filter((m) => m.parent);
+  const option = (m) => html`<option key=${m.id} value=${m.id}>${m.id}</option>`;
+  return html`<label class="model"><span class="unseen">${label}</span>
+    <select value=${value} onChange=${(e) => onChange(e.target.value)} disabled=${models.length === 0}>
+      ${models.length === 0 && html`<option value="">no model yet</option>`}
+      ${adapters.length ? html`<optgroup label="Models">${own.map(option)}</optgroup><optgroup label="Adapters">${adapters.map(option)}</optgroup>` : own.map(option)}
+    </select></label>`;
+}
+
+// Tokens that the shown path takes, as far as the engine said.
+function usedBy(nodes) {
+  const last = nodes.findLast((n) => n.role === "assistant" && n.stats?.prompt);
+  return last ? last.stats.prompt + last.stats.output : 0;
+}
+
+export function Composer({ open, onSettings, settingsOpen }) {
+  const [text, setText] = useState("");
+  const [files, setFiles] = useState([]);
+  const [over, setOver] = useState(false);
+  const area = useRef(null);
+  const picker = useRef(null);
+  const { model, card } = useStore(chat);
+  const changed = changedCount(useStore(settings));
+  const live = runningIn(open);
+  useLayoutEffect(() => {
+    area.current.style.height = "auto";
+    area.current.style.height = `${Math.min(area.current.scrollHeight, 260)}px`;
+  }, [text]);
+  useEffect(() => {
+    if (matchMedia("(hover: hover)").matches) area.current.focus({ preventScroll: true });
+  }, []);
+  const send = (event) => {
+    event?.preventDefault();
+    if (live || (!text.trim() && !files.length)) return;
+    ask(text, files);
+    setText("");
+    setFiles([]);
+  };
+  const take = async (list) => {
+    for (const file of list) {
+      try {
+        const read = await readText(file);
+        setFiles((before) => [...before, read]);
+      } catch (error) {
+        toast(error.message);
+      }
+    }
+  };
+  const paste = (event) => {
+    if (event.clipboardData.files.length) {
+      event.preventDefault();
+      take(event.clipboardData.files);
+      return;
+    }
+    const pasted = event.clipboardData.getData("text/plain");
+    if (pasted.length < LONG_PASTE) return;
+    event.preventDefault();
+    setFiles((before) => [...before, { name: `pasted-${before.length + 1}.txt`, text: pasted }]);
+    toast("The long text was added as a file.", "As text", () => {
+      setFiles((before) => before.filter((f) => f.text !== pasted));
+      setText((before) => before + pasted);
+    });
+  };
+  const key = (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
+    if (event.key === "ArrowUp" && !text) {
+      const edits = document.querySelectorAll(".edit-question:not([disabled])");
+      if (edits.length) {
+        event.preventDefault();
+        edits[edits.length - 1].click();
+      }
+    }
+  };
+  const drop = (event) => {
+    event.preventDefault();
+    setOver(false);
+    take(event.dataTransfer.files);
+  };
+  return html`<form class=${over ? "composer over" : "composer"} onSubmit=${send} onDragOver=${(e) => { e.preventDefault(); setOver(true); }} onDragLeave=${() => setOver(false)} onDrop=${drop}>
+    ${files.length > 0 && html`<ul class="files" aria-label="Files to send">${files.map((file, i) => html`<li key=${i}><${FileChip} file=${file} onRemove=${() => setFiles(files.filter((_, j) => j !== i))} /></li>`)}</ul>`}
+    <textarea id="write" ref=${area} rows="1" dir="auto" aria-label="Message" placeholder="Write a message" value=${text}
+      onInput=${(e) => setText(e.target.value)} onKeyDown=${key} onPaste=${paste}></textarea>
+    <div class="composer-row">
+      <${IconButton} icon="clip" label="Add text files" onClick=${() => picker.current.click()} />
+      <input ref=${picker} type="file" multiple class="unseen" tabindex="-1" aria-label="Text files" onChange=${(e) => { take([...e.target.files]); e.target.value = ""; }} />
+      <${ModelChoice} value=${model} onChange=${chooseModel} />
+      <button type="button" class="chip" aria-label=${changed ? `Settings, ${changed} changed` : "Settings"} aria-expanded=${Boolean(settingsOpen)} onClick=${onSettings}><${Icon} name="tune" />
+        <span>Settings</span>${changed > 0 && html`<b>${changed}</b>`}</button>
+      <span class="grow"></span>
+      <${ContextMeter} card=${card} model=${model} used=${usedBy(shownPath())} text=${live ? "" : spoken({ content: text, files })} />
+      ${live
+        ? html`<button type="button" key="stop" class="send stop" aria-label="Stop" title="Stop (Esc)" onClick=${stop}><${Icon} name="stop" /></button>`
+        : html`<button type="submit" key="send" class="send" aria-label="Send" title="Send (Enter)" disabled=${!text.trim() && !files.length}><${Icon} name="send" /></button>`}
+    </div>
+  </form>`;
+}

@@ -1,0 +1,87 @@
+"""Rows that a drafter guesses for. Owns: where their numbers lie for recorded work, and how a guess is chosen.
+
+A row that samples gets the token that its own noise draws from the drafter's logits: this is the target's choice the
+more often the more alike the two models are. Must not know: where logits come from.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.forward import DRAWN, Draws, Kernels
+from tokenmill.runner.rows import Rows
+from tokenmill.sampling import table as features
+from tokenmill.sampling.arrays import send
+from tokenmill.sampling.noise import noisy_, position_keys
+
+LADDER = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+"""Row counts that work on a GPU is filled up to."""
+MOST_ROWS = 32
+"""Of native tapes: above, products take longer than the way to them."""
+
+
+class Placed:
+    """Some rows, by rung, filled up with the spare row: `row_ids` [rung], the same `twice` over with a 0 and then a 1
+    for each (`back`), and `words` [rung] as Kernels.choose wants them."""
+
+    def __init__(self, rung: int, spare: int, device: torch.device) -> None:
+        self.row_ids = torch.full((rung,), spare, dtype=torch.int64, device=device)
+        self.twice = self.row_ids.repeat(2)
+        self.back = torch.arange(2, device=device).repeat_interleave(rung)
+        self.words = torch.zeros(rung, dtype=torch.int32, device=device)
+        self.filled: tuple[list[int], list[int]] = ([], [])
+
+
+class Choosing:
+    """Rows and choices of one drafter. exact: no rungs (a CPU)."""
+
+    def __init__(self, kernels: Kernels, rows: Rows, *, exact: bool) -> None:
+        self.kernels = kernels
+        self.rows = rows
+        self.exact = exact
+        self.ladder = [n for n in LADDER if n < rows.spare] + [rows.spare]
+        self.placed: dict[int, Placed] = {}
+
+    def place(self, row_list: list[int]) -> tuple[Placed, bool]:
+        """Where these rows' numbers lie, and whether any of them samples."""
+        rows, count = self.rows, len(row_list)
+        rung = count if self.exact else self.ladder[bisect_left(self.ladder, count)]
+        if rung not in self.placed:
+            self.placed[rung] = Placed(rung, rows.spare, rows.device)
+        placed, bits = self.placed[rung], rows.sampling.bits
+        wanted = row_list + [rows.spare] * (rung - count)
+        words = [DRAWN if bits[row] & features.SAMPLED else 0 for row in wanted]
+        if placed.filled != (wanted, words):
+            placed.filled = wanted, words
+            sent = send(torch.tensor([wanted, words], dtype=torch.int64), rows.device)
+            placed.row_ids.copy_(sent[0])
+            placed.twice.view(2, rung).copy_(sent[0])
+            placed.words.copy_(sent[1])
+        return placed, any(words)
+
+    def choose(
+        self, logits: Tensor, placed: Placed, positions: Tensor, *, drawn: bool, words: Tensor | None = None
+    ) -> Tensor:
+        """logits [rung, V] behind the rows' tokens at positions [rung] -> a token each [rung]. words [V]: what each
+        place of the logits means, if not itself."""
+        if words is not None:
+            ids = self._draw(logits, placed, positions, words) if drawn else self.kernels.greedy(logits)[0]
+            return words[ids]
+        if drawn:
+            table = self.rows.sampling
+            draws = Draws(placed.row_ids, positions, table.stream, table.num_prompt, table.inverse_temperature)
+            found = self.kernels.choose(logits, placed.words, None, draws)
+            return found[0] if found is not None else self._draw(logits, placed, positions)
+        return self.kernels.greedy(logits)[0]
+
+    def _draw(self, logits: Tensor, placed: Placed, positions: Tensor, words: Tensor | None = None) -> Tensor:
+        """The same in plain torch."""
+        table, ids = self.rows.sampling, placed.row_ids
+        keys = position_keys(table.stream[ids], positions + 1 - table.num_prompt[ids])
+        scores = logits.float() * table.inverse_temperature[ids][:, None]
+        bases = table.bases[: scores.shape[1]] if words is None else table.bases[words]
+        noisy = noisy_(scores.clone(), keys, bases)
+        return torch.where(placed.words > 0, noisy.argmax(1), scores.argmax(1))

@@ -1,0 +1,108 @@
+"""A smaller model that guesses. Owns: keeping its K/V up with the rows, and guessing token by token.
+
+Its layers have pages of their own in the rows' block tables, so that prefixes, forks and evictions need nothing else.
+It takes in prompts as the target computes them (`follow`); where it guesses it first computes the newest two tokens,
+which is all that verification can have left it without. Must not know: plans, verification, checkpoints.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tokenmill.core.drafting import Drafting, Seen
+from tokenmill.core.forward import Kernels
+from tokenmill.kvcache.pool import KVPool
+from tokenmill.runner.batch import lay_out
+from tokenmill.runner.replays import Replays
+from tokenmill.runner.rows import Rows
+from tokenmill.runner.side import Side, side_of
+from tokenmill.sampling.arrays import send
+from tokenmill.speculate.choice import Choosing
+from tokenmill.speculate.passes import Model, Passes
+
+PROMPTS = (1, 2, 4, 8, 16, 32, 64, 256, 2400, 3000)
+"""Tokens of prompts that are followed once while loading on a GPU, so that kernels are compiled."""
+
+
+class DraftModel:
+    """A DeviceDrafter with a model of its own."""
+
+    follows = True
+    catches_up = True
+
+    def __init__(self, made: Model, kernels: Kernels, most: int, *, record: bool) -> None:
+        self.made = made
+        self.kernels = kernels
+        self.most = most
+        # On a CPU ids that must be cut keep a pass from being a native tape.
+        self.replays = Replays(kernels, record=record and (not kernels.records or made.known == made.words))
+        self.rows: Rows
+        self.side: Side
+        self.choosing: Choosing
+        self.passes: Passes
+
+    def bind(self, rows: Rows, pool: KVPool) -> None:
+        """Its layers are the pool's last ones."""
+        self.rows, self.side = rows, side_of(rows, pool, self.made.model.spec.kv_specs)
+        self.choosing = Choosing(self.kernels, rows, exact=rows.device.type == "cpu")
+        self.passes = Passes(self.made, self.kernels, self.side, self.choosing, self.replays)
+
+    def warm(self) -> None:
+        """Record the passes with the row that is nobody's, the larger ones first, whose memory serves the others."""
+        if self.choosing.exact:
+            return
+        self.side.computed[self.rows.spare] = 1
+        plain = (False,) * len(self.side.groups)
+        for rung in reversed(self.choosing.ladder):
+            placed, _ = self.choosing.place([self.rows.spare] * rung)
+            for wide in (True, False):
+                for drawn in (False, True):
+                    self.passes.run(placed, plain, wide=wide, drawn=drawn)
+        for count in PROMPTS:
+            if count <= self.rows.max_len:
+                self.follow([(self.rows.spare, 0, count)])
+        self.follow([(self.rows.spare, 0, 1), (self.rows.spare, 0, 2)])
+
+    def follow(self, spans: list[tuple[int, int, int]], seen: Seen | None = None) -> None:
+        """Compute tokens for their K/V alone."""
+        if not spans:
+            return
+        rows, device = self.rows, self.rows.device
+        row_list, counts = [span[0] for span in spans], [span[2] for span in spans]
+        packed = send(torch.tensor([row_list, counts, [span[1] for span in spans]], dtype=torch.int64), device)
+        self.side.computed[packed[0]] = packed[2]
+        shifted = self._shifted(row_list)
+        blocks = [rows.blocks[g] for g in self.side.groups]
+        known = [row for row in row_list if row != rows.spare]
+        kinds = [
+            (max((len(held[row]) for row in known), default=1), moved)
+            for held, moved in zip(blocks, shifted, strict=True)
+        ]
+        size = sum(counts), max(counts)
+        tokens, _, ctx = lay_out(self.side, self.side, self.kernels, packed[:2], size, kinds)
+        if device.type == "cpu":
+            ends = torch.tensor(counts).cumsum(0).tolist()
+            ctx.spans = [(e - c, c, n) for e, c, n in zip(ends, counts, ctx.kv_len.tolist(), strict=True)]
+        self.made.forward(tokens, ctx)
+
+    def propose(self, step: Drafting) -> None:
+        """The newest two tokens of each row give the first guess, each guess gives the next one."""
+        side, shifted = self.side, self._shifted(step.row_list)
+        placed, drawn = self.choosing.place(step.row_list)
+        row_ids = placed.row_ids
+        length = self.rows.length[row_ids]
+        newest = (length - 1).clamp_(min=1)
+        side.length[row_ids] = length
+        side.computed[row_ids] = newest
+        self.passes.older.computed[row_ids] = newest - 1
+        for n in range(step.count):
+            ids = self.passes.run(placed, shifted, wide=n == 0, drawn=drawn)
+            self.kernels.advance_(row_ids, ids, side.tokens, side.length, side.computed)
+
+    def forget_weights(self) -> None:
+        """What was made of the old ones is made again."""
+        self.replays.forget_weights()
+
+    def _shifted(self, row_list: list[int]) -> tuple[bool, ...]:
+        """Which of its groups' tables do not begin at j * block size."""
+        return tuple(not self.rows.shifted[g].isdisjoint(row_list) for g in self.side.groups)

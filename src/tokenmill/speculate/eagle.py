@@ -1,0 +1,160 @@
+"""EAGLE heads: one layer that guesses the target's next hidden state from its last ones.
+
+Position p of its K/V joins what the target made of position p with the token at p + 1. So it follows the very steps in
+which the target computes, over the same batch, and goes on alone from there: its own states then stand for the
+target's. What it has missed it cannot make up for. Must not know: plans, verification, checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.drafting import Drafting, Seen
+from tokenmill.core.forward import ForwardContext, Kernels, KVSpec
+from tokenmill.core.model import CausalLM
+from tokenmill.kvcache.pool import KVPool
+from tokenmill.runner.batch import apart, single_tokens
+from tokenmill.runner.replays import Replays
+from tokenmill.runner.rows import Rows
+from tokenmill.runner.side import Side, side_of
+from tokenmill.speculate.choice import Choosing, Placed
+from tokenmill.speculate.eagle_files import EagleNet
+
+
+class EagleHead:
+    """A DeviceDrafter that reads the target's layers."""
+
+    follows = True
+    catches_up = False
+
+    def __init__(
+        self,
+        net: EagleNet,
+        specs: tuple[KVSpec, ...],
+        target: CausalLM,
+        kernels: Kernels,
+        most: int,
+        dtype: torch.dtype,
+        *,
+        record: bool,
+    ) -> None:
+        """dtype: what the target computes in."""
+        self.net = net
+        self.specs = specs
+        self.target = target
+        self.kernels = kernels
+        self.most = most
+        self.dtype = dtype
+        self.replays = Replays(kernels, record=record and not kernels.records)  # much of it is plain torch
+        self.states: dict[int, Tensor] = {}
+        self.out: Tensor | None = None
+        self.rows: Rows
+        self.side: Side
+        self.choosing: Choosing
+
+    def bind(self, rows: Rows, pool: KVPool) -> None:
+        """Its layer is the pool's last one."""
+        self.rows, self.side = rows, side_of(rows, pool, self.specs)
+        self.choosing = Choosing(self.kernels, rows, exact=rows.device.type == "cpu")
+
+    def warm(self) -> None:
+        """Record the passes with the row that is nobody's."""
+        if self.choosing.exact:
+            return
+        for rung in reversed(self.choosing.ladder):
+            placed, _ = self.choosing.place([self.rows.spare] * rung)
+            self._states(rung, None)
+            for drawn in (False, True):
+                self._guess(placed, drawn=drawn)
+                self._pass(placed, drawn=drawn)
+
+    def follow(self, spans: list[tuple[int, int, int]], seen: Seen) -> None:
+        """The whole batch: what is rejected of it is written over in the next step."""
+        side, ctx = self.side, seen.ctx
+        mine = replace(ctx, kv=side.views, groups=[ctx.groups[g] for g in side.groups], taps=None)
+        assert ctx.rows is not None and ctx.taps is not None
+        taps = [ctx.taps[tap] for tap in self.net.taps]
+        tokens = self.rows.tokens[ctx.rows.tokens, ctx.positions + 1].long()
+        self.out = self.net.begin(tokens, taps[0] if len(taps) == 1 else torch.cat(taps, -1), mine)
+
+    def propose(self, step: Drafting) -> None:
+        """The states of the step give the first guess, each guess a state and so the next one."""
+        assert self.out is not None
+        side = self.side
+        placed, drawn = self.choosing.place(step.row_list)
+        row_ids = placed.row_ids
+        length = self.rows.length[row_ids]
+        side.length[row_ids] = length
+        side.computed[row_ids] = (length - 2).clamp_(min=0)
+        self._states(row_ids.shape[0], self.out[step.places()])
+        for n in range(step.count):
+            if n:
+                self._pass(placed, drawn=drawn)
+            ids = self._guess(placed, drawn=drawn)
+            self.kernels.advance_(row_ids, ids, side.tokens, side.length, side.computed)
+
+    def forget_weights(self) -> None:
+        """What was made of the old ones is made again."""
+        self.replays.forget_weights()
+
+    def _states(self, rung: int, found: Tensor | None) -> Tensor:
+        """Where passes of this rung read and leave their states."""
+        if rung not in self.states:
+            shape = rung, self.target.spec.hidden_size
+            self.states[rung] = torch.zeros(shape, dtype=self.dtype, device=self.rows.device)
+        if found is not None:
+            self.states[rung][: found.shape[0]].copy_(found)
+        return self.states[rung]
+
+    def _guess(self, placed: Placed, *, drawn: bool) -> Tensor:
+        """From states to a token for each row [rung]."""
+        rung, net = placed.row_ids.shape[0], self.net
+        states = self.states[rung]
+
+        def computing() -> Callable[[], Tensor]:
+            ctx = bare(self.kernels, rung, states.device)
+
+            def compute() -> Tensor:
+                x = states if net.norm is None else self.kernels.norm(states, net.norm)
+                logits = self.target.logits(x, ctx) if net.head is None else net.head.matmul(x, ctx).float()
+                positions = self.side.computed[placed.row_ids] + 1 if drawn else placed.row_ids
+                return self.choosing.choose(logits, placed, positions, drawn=drawn, words=net.words)
+
+            return compute
+
+        return self.replays.run(("guess", rung, drawn), computing)
+
+    def _pass(self, placed: Placed, *, drawn: bool) -> None:
+        """The newest guess of each row, and the state that it was guessed from, give the next state."""
+        rung, side, row_ids = placed.row_ids.shape[0], self.side, placed.row_ids
+        states, shifted = self.states[rung], self._shifted()
+
+        def computing() -> Callable[[], Tensor]:
+            starts = apart(side.computed[row_ids] + 1)
+
+            def compute() -> Tensor:
+                _, ctx = single_tokens(self.kernels, side, side, row_ids, starts, kinds=(shifted, ()))
+                tokens = side.tokens[row_ids, ctx.positions + 1].long()
+                return self.net.go_on(tokens, states, ctx)
+
+            return compute
+
+        made = computing()() if any(shifted) else self.replays.run(("pass", rung), computing)
+        states.copy_(made)
+
+    def _shifted(self) -> tuple[bool, ...]:
+        """Which of its groups' tables do not begin at j * block size, in any row."""
+        return tuple(bool(self.rows.shifted[g]) for g in self.side.groups)
+
+
+def bare(kernels: Kernels, count: int, device: torch.device) -> ForwardContext:
+    """A context without positions: nothing attends."""
+    ids = torch.zeros(count, dtype=torch.int64, device=device)
+    starts, _ = apart(ids)
+    return ForwardContext(
+        kernels=kernels, positions=ids, query_start=starts, kv_len=ids.to(torch.int32), max_query=1, kv=[], groups=[]
+    )

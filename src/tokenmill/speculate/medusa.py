@@ -1,0 +1,105 @@
+"""Medusa heads: small networks on the target's last hidden state, head i guessing the token i + 1 places on.
+
+Each head is a few residual blocks and a matrix over the vocabulary, which may be the target's own. They keep nothing:
+what the newest token was sampled from is all they read. Must not know: plans, verification, checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.drafting import Drafting, Seen
+from tokenmill.core.forward import ForwardContext, Kernels, Weight
+from tokenmill.core.model import CausalLM
+from tokenmill.kvcache.pool import KVPool
+from tokenmill.runner.batch import apart
+from tokenmill.runner.drafts import Forgetful
+from tokenmill.runner.replays import Replays
+from tokenmill.runner.rows import Rows
+from tokenmill.speculate.choice import MOST_ROWS, Choosing, Placed
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Residual blocks, and the matrix over the vocabulary (None: the target's)."""
+
+    blocks: list[Weight]
+    words: Weight | None = None
+
+    def hidden(self, x: Tensor, ctx: ForwardContext) -> Tensor:
+        """x [n, hidden] -> the same with silu(W x + b) added by each block."""
+        for block in self.blocks:
+            x = block.matmul(x, ctx, act="silu", residual=x)
+        return x
+
+
+class MedusaHeads(Forgetful):
+    """A DeviceDrafter that reads hidden states."""
+
+    def __init__(self, heads: list[Head], target: CausalLM, kernels: Kernels, most: int, *, record: bool) -> None:
+        self.heads = heads
+        self.target = target
+        self.kernels = kernels
+        self.most = min(most, len(heads))
+        self.replays = Replays(kernels, record=record)
+        self.given: dict[int, Tensor] = {}
+        self.choosing: Choosing
+        self.seen: Seen
+
+    def follow(self, spans: list[tuple[int, int, int]], seen: Seen) -> None:
+        """What the newest tokens were sampled from is among the step's hidden states."""
+        self.seen = seen
+
+    def bind(self, rows: Rows, pool: KVPool) -> None:
+        """The rows alone: there are no pages."""
+        self.choosing = Choosing(self.kernels, rows, exact=rows.device.type == "cpu")
+
+    def propose(self, step: Drafting) -> None:
+        """A guess of each head, whatever the others guess."""
+        placed, drawn = self.choosing.place(step.row_list)
+        hidden, rung, count = self.seen.hidden[step.places()], placed.row_ids.shape[0], len(step.row_list)
+        if rung not in self.given:
+            self.given[rung] = hidden.new_zeros((rung, hidden.shape[1]))
+        given = self.given[rung]
+        given[:count].copy_(hidden)
+        rows, row_ids = step.rows, step.row_ids
+        newest = rows.length[placed.row_ids] - 1
+
+        def computing() -> Callable[[], list[Tensor]]:
+            ctx = _bare(self.kernels, rung, given.device)
+            return lambda: [self._guess(n, given, ctx, placed, drawn=drawn) for n in range(step.count)]
+
+        if self.choosing.exact and rung > MOST_ROWS:
+            made = computing()()
+        else:
+            made = self.replays.run((rung, step.count, drawn), computing)
+        if drawn:
+            made = [self.choosing.choose(x, placed, newest + n, drawn=True) for n, x in enumerate(made)]
+        ahead = torch.arange(step.count, device=given.device)
+        guesses = torch.stack([ids[:count] for ids in made], 1)
+        rows.tokens[row_ids[:, None], rows.length[row_ids][:, None] + ahead] = guesses.to(torch.int32)
+
+    def forget_weights(self) -> None:
+        """What was made of the old ones is made again."""
+        self.replays.forget_weights()
+
+    def _guess(self, n: int, given: Tensor, ctx: ForwardContext, placed: Placed, *, drawn: bool) -> Tensor:
+        """The n-th head's guesses [rung], or its logits where they are drawn from."""
+        words, x = self.heads[n].words, self.heads[n].hidden(given, ctx)
+        logits = self.target.logits(x, ctx) if words is None else words.matmul(x, ctx)
+        if words is not None and not self.kernels.narrow_logits:
+            logits = logits.float()
+        return logits if drawn else self.kernels.greedy(logits)[0]
+
+
+def _bare(kernels: Kernels, count: int, device: torch.device) -> ForwardContext:
+    """A context without positions: nothing attends."""
+    ids = torch.zeros(count, dtype=torch.int64, device=device)
+    starts, _ = apart(ids)
+    return ForwardContext(
+        kernels=kernels, positions=ids, query_start=starts, kv_len=ids.to(torch.int32), max_query=1, kv=[], groups=[]
+    )

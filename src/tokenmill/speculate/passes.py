@@ -1,0 +1,110 @@
+"""One pass of a drafter's model. Owns: from rows to what it makes of their newest tokens, recorded where that can be.
+
+A pass computes each row's next token, or its newest two (`wide`), which is all that a row in step can lack. Nothing
+in it moves a row on. Must not know: plans, how guesses are verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.forward import ForwardContext, Kernels
+from tokenmill.core.model import CausalLM
+from tokenmill.runner.batch import apart, lay_out, single_tokens
+from tokenmill.runner.replays import Replays
+from tokenmill.runner.side import Side
+from tokenmill.speculate.choice import MOST_ROWS, Choosing, Placed
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A drafter's model: ids from `words` on are none of the target's, and those from `known` on none of its own."""
+
+    model: CausalLM
+    words: int
+
+    @property
+    def known(self) -> int:
+        """Rows of its embedding."""
+        return self.model.spec.vocab_size
+
+    def forward(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
+        """As the model's."""
+        if self.known < self.words:
+            tokens = tokens.clamp(max=self.known - 1)
+        return self.model.forward(tokens, ctx)
+
+    def logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+        """Over words of the target."""
+        logits = self.model.logits(hidden, ctx)
+        return logits if self.known <= self.words else logits[:, : self.words].contiguous()
+
+
+class Passes:
+    """Of one model, beside the rows at `side`; `older` stands one position before it in each row."""
+
+    def __init__(self, made: Model, kernels: Kernels, side: Side, choosing: Choosing, replays: Replays) -> None:
+        self.made = made
+        self.kernels = kernels
+        self.side = side
+        self.older = side.moved(torch.zeros_like(side.computed))
+        self.choosing = choosing
+        self.replays = replays
+
+    def run(self, placed: Placed, shifted: tuple[bool, ...], *, wide: bool, drawn: bool) -> Tensor:
+        """-> a guess for each placed row [rung]."""
+        rung, exact = placed.row_ids.shape[0], self.choosing.exact
+        chooses = not (drawn and exact)  # such a choice is no part of a native tape
+
+        def computing() -> Callable[[], Tensor]:
+            lay = self._wide(placed, shifted) if wide else self._narrow(placed.row_ids, shifted)
+            return lambda: self._compute(lay(), placed, wide=wide, drawn=drawn if chooses else None)
+
+        if any(shifted) or (exact and rung > MOST_ROWS):
+            made = computing()()
+        else:
+            made = self.replays.run((rung, wide, drawn), computing)
+        if chooses:
+            return made
+        return self.choosing.choose(made, placed, self.side.computed[placed.row_ids], drawn=True)
+
+    def _compute(
+        self, laid: tuple[Tensor, ForwardContext], placed: Placed, *, wide: bool, drawn: bool | None
+    ) -> Tensor:
+        """Guesses, or logits where `drawn` is None."""
+        tokens, ctx = laid
+        hidden = self.made.forward(tokens, ctx)
+        if wide:  # of each row's two tokens the newest one
+            hidden = hidden[placed.row_ids.shape[0] :] if ctx.max_query == 1 else hidden[1::2].contiguous()
+        logits = self.made.logits(hidden, ctx)
+        if drawn is None:
+            return logits
+        positions = self.side.computed[placed.row_ids] if drawn else placed.row_ids
+        return self.choosing.choose(logits, placed, positions, drawn=drawn)
+
+    def _narrow(self, row_ids: Tensor, shifted: tuple[bool, ...]) -> Callable[[], tuple[Tensor, ForwardContext]]:
+        side = self.side
+        starts = apart(side.computed[row_ids] + 1)
+        return lambda: single_tokens(self.kernels, side, side, row_ids, starts, kinds=(shifted, ()))
+
+    def _wide(self, placed: Placed, shifted: tuple[bool, ...]) -> Callable[[], tuple[Tensor, ForwardContext]]:
+        """The newest two tokens of each row. On a CPU each is a sequence of its own that ends with it (as in
+        runner/ragged.py): first all the older ones, then all the newest."""
+        side, older, row_ids, count = self.side, self.older, placed.row_ids, placed.row_ids.shape[0]
+        if self.choosing.exact and not any(shifted):
+            starts = apart(older.computed[placed.twice] + placed.back + 1)
+            return lambda: single_tokens(self.kernels, older, older, placed.twice, starts, placed.back)
+        kinds = [(table.shape[1], any(shifted) and shifted[g]) for g, table in enumerate(side.tables)]
+
+        def lay() -> tuple[Tensor, ForwardContext]:
+            packed = torch.stack((row_ids, torch.full_like(row_ids, 2)))
+            tokens, _, ctx = lay_out(older, older, self.kernels, packed, (2 * count, 2), kinds)
+            if self.choosing.exact:
+                ctx.spans = [(2 * i, 2, n) for i, n in enumerate(ctx.kv_len.tolist())]
+            return tokens, ctx
+
+        return lay

@@ -1,0 +1,303 @@
+"""Models that guess: whatever they guess, no byte changes; and what they keep of a row is always what it should be.
+
+A model that drafts for itself is right whenever it has seen what it should have: its acceptance shows every hole.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from engines import check_nothing_left, exact, greedy, open_llm, run
+from safetensors.torch import load_file, save_file
+
+from tokenmill import SamplingParams
+from tokenmill.core.drafting import AllOfThem
+from tokenmill.core.errors import UserError
+from tokenmill.testing.tiny import make_tiny
+
+MOST = 3
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """The target; another model with other heads and layers; random Medusa heads; heads in FasterDecoding's form."""
+    root = tmp_path_factory.mktemp("drafting")
+    target = make_tiny(root / "target")
+    other = make_tiny(root / "other", hidden=32, heads=2, kv_heads=1, layers=1, architecture="llama", seed=1)
+    medusa = root / "medusa"
+    medusa.mkdir()
+    torch.manual_seed(0)
+    heads = {}
+    for n in range(MOST):
+        heads |= {
+            f"blocks.{n}.layers.0.weight": torch.randn(64, 64) * 0.1,
+            f"blocks.{n}.layers.0.bias": torch.zeros(64),
+        }
+    save_file(heads, medusa / "model.safetensors")
+    config = {"model_type": "medusa", "hidden_size": 64, "vocab_size": 320, "num_heads": MOST, "num_hidden_layers": 1}
+    (medusa / "config.json").write_text(json.dumps(config | {"original_lm_head": True, "medusa_fc_bias": True}))
+    eagle3 = make_eagle(root / "eagle3", words=100)
+    return {"self": target, "other": other, "medusa": medusa, "eagle3": eagle3, "eagle": make_eagle(root / "eagle")}
+
+
+def make_eagle(folder, words=0, hidden=64, heads=4, seed=0):
+    """A random head of EAGLE-1, or of EAGLE-3 if it has words of its own."""
+    folder.mkdir()
+    torch.manual_seed(seed)
+    layer, wide = ("midlayer", 2 * hidden) if words else ("layers.0", hidden)
+    shapes = {f"self_attn.{x}_proj": (hidden, wide) for x in "qkv"} | {"self_attn.o_proj": (hidden, hidden)}
+    shapes |= {"mlp.gate_proj": (96, hidden), "mlp.up_proj": (96, hidden), "mlp.down_proj": (hidden, 96)}
+    tensors = {f"{layer}.{name}.weight": torch.randn(shape) * 0.1 for name, shape in shapes.items()}
+    tensors["fc.weight"] = torch.randn(hidden, (3 if words else 2) * hidden) * 0.1
+    norms = [f"{layer}.post_attention_layernorm"]
+    config = {"hidden_size": hidden, "intermediate_size": 96, "num_attention_heads": heads, "vocab_size": 320}
+    config |= {"rms_norm_eps": 1e-6, "num_hidden_layers": 1, "max_position_embeddings": 2048}
+    if words:
+        norms += [f"{layer}.input_layernorm", f"{layer}.hidden_norm", "norm"]
+        tensors["lm_head.weight"] = torch.randn(words, hidden)
+        tensors["d2t"] = torch.arange(words) * 2
+        tensors["t2d"] = torch.zeros(320, dtype=torch.bool)
+        config |= {"draft_vocab_size": words, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 1, 2]}}
+    save_file(tensors | {f"{name}.weight": torch.ones(hidden) for name in norms}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def drafts(folders, name, **more):
+    """--speculative-config of one of the drafters."""
+    method = {} if name in ("self", "other") else {"method": name}
+    model = {"model": str(folders[name])} if name in folders else {}
+    return {"speculative_config": {**method, **model, "num_speculative_tokens": MOST, **more}}
+
+
+def all_of_them(llm):
+    """The control is for time; here every draft is made."""
+    if llm.engine.scheduler.limits.max_guesses:
+        llm.engine.scheduler.ahead.control = AllOfThem(MOST)
+    return llm
+
+
+STEM = [5, 9, 200, 17, 5, 9, 200, 17, 33, 5, 9]
+PROMPTS = [STEM + tail for tail in ([], [8], [1, 2, 3, 1, 2], [9] * 20)] * 2
+PARAMETERS = [
+    greedy(24, logprobs=1),
+    greedy(25, repetition_penalty=1.3, frequency_penalty=0.4),
+    SamplingParams(temperature=0.9, seed=3, max_tokens=24, n=3, ignore_eos=True),
+    SamplingParams(temperature=0.4, top_k=8, seed=5, max_tokens=19, logprobs=2, ignore_eos=True),
+] * 2
+ENGINES = {
+    "as it is": {},
+    "chunks": {"max_num_batched_tokens": 16},
+    "preemption": {"num_blocks": 16},
+    "as short as can be": {"max_model_len": 58},
+    "blocks of one token": {"block_size": 1, "num_blocks": 220},
+    "eager": {"enforce_eager": True},
+    "native": {"kernels": "auto"},
+    "three plans in flight": {"depth": 3, "num_blocks": 20, "max_num_batched_tokens": 24},
+    "as on a GPU": {"depth": 2},
+    "another process": {"executor": "process"},
+    "8 bit keys": {"kv_cache_dtype": "int8"},
+}
+BRIEF = {"other": ("native",), "medusa": ("chunks", "as on a GPU"), "suffix": ("preemption",),
+         "eagle": ("preemption", "native"), "eagle3": ("chunks", "as on a GPU")}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plain(folders):
+    """Outputs without drafts, by the options that may change them."""
+    known = {}
+
+    def outputs(**options):
+        key = json.dumps(options, sort_keys=True)
+        if key not in known:
+            with open_llm(folders["self"], **options, enforce_eager=True) as llm:
+                known[key] = [exact(o) for o in run(llm, PROMPTS, PARAMETERS)]
+        return known[key]
+
+    return outputs
+
+
+@pytest.mark.parametrize("name, title", [("self", t) for t in ENGINES] + [
+    (name, t) for name, titles in BRIEF.items() for t in titles
+])  # fmt: skip
+def test_every_engine_gives_the_same_bytes(name, title, folders, plain):
+    """Prompts share a beginning and come twice, so that the second time is served by the prefix cache."""
+    options = {"max_model_len": 64, "block_size": 8, **ENGINES[title]}
+    same = {k: v for k, v in options.items() if k in ("max_model_len", "kernels", "kv_cache_dtype")}
+    with all_of_them(open_llm(folders["self"], **drafts(folders, name), **options)) as llm:
+        if "GPU" in title:
+            llm.engine.executor.lazy = False  # submitting computes
+        found = [run(llm, PROMPTS, PARAMETERS) for _ in range(2)]
+        counters = llm.engine.scheduler.counters
+        assert counters.preemptions > 0 or title != "preemption"
+        assert counters.cached_tokens > 0 or "cache" in title
+        if name == "self":
+            assert counters.accepted > 0.6 * counters.drafted > 100  # penalties and filters are not the drafter's
+        check_nothing_left(llm.engine)
+    for outputs in found:
+        assert [exact(o) for o in outputs] == plain(**same)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("kernels", ["reference", "auto"])
+def test_a_model_that_drafts_for_itself_is_right(kernels, depth, folders):
+    params = [greedy(40), SamplingParams(temperature=1.0, seed=4, max_tokens=40, ignore_eos=True)]
+    prompts = [PROMPTS[3], PROMPTS[2]]
+    with all_of_them(open_llm(folders["self"], **drafts(folders, "self"), kernels=kernels, depth=depth)) as llm:
+        for _ in range(2):
+            run(llm, prompts, params)
+        counters = llm.engine.scheduler.counters
+        assert counters.accepted >= 0.97 * counters.drafted
+        assert counters.output_tokens / counters.steps > 1.8 * MOST
+        check_nothing_left(llm.engine)
+
+
+def test_an_eagle_head_that_knows_the_next_state_is_right(tmp_path):
+    """The target's next token depends on its last one alone, and so does the head's state: fc takes the word's half."""
+    target = make_tiny(tmp_path / "parrot", hidden=64, layers=1, architecture="llama")
+    tensors = load_file(target / "model.safetensors")
+    for name in tensors:
+        if "o_proj" in name or "down_proj" in name:
+            tensors[name] = torch.zeros_like(tensors[name])
+        if name.endswith("norm.weight"):
+            tensors[name] = torch.ones_like(tensors[name])
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    head = make_eagle(tmp_path / "eagle")
+    tensors = load_file(head / "model.safetensors")
+    for name in tensors:
+        if "o_proj" in name or "down_proj" in name:
+            tensors[name] = torch.zeros_like(tensors[name])
+    tensors["fc.weight"] = torch.cat((torch.eye(64), torch.zeros(64, 64)), 1)
+    save_file(tensors, head / "model.safetensors")
+    for depth in (1, 2):
+        with all_of_them(open_llm(target, **drafts({"eagle": head}, "eagle"), depth=depth)) as llm:
+            run(llm, PROMPTS[:3], greedy(40))
+            counters = llm.engine.scheduler.counters
+            assert counters.accepted >= 0.99 * counters.drafted > 70
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "medusa", "other"])
+def test_guesses_do_not_depend_on_the_way(name, folders):
+    """What is guessed behind a text is the same however it was cut, shared, put aside and verified."""
+
+    def guesses(**options):
+        found = {}
+        with all_of_them(open_llm(folders["self"], **drafts(folders, name), max_model_len=64, **options)) as llm:
+            drafter = llm.engine.executor.runner.drafter
+            honest = drafter.propose
+
+            def propose(step):
+                honest(step)
+                for row in step.row_list:
+                    length = int(step.rows.length[row])
+                    known = step.rows.tokens[row, : length + step.count].tolist()
+                    found[tuple(known[:length])] = known[length:]
+
+            drafter.propose = propose
+            run(llm, PROMPTS[:4], greedy(24))
+        return found
+
+    plain, cut = guesses(), guesses(max_num_batched_tokens=16, num_blocks=24, block_size=8, depth=2)
+    shared = plain.keys() & cut.keys()
+    same = sum(plain[text] == cut[text] for text in shared)
+    assert len(shared) > 30 and same >= 0.9 * len(shared)
+
+
+TOLD = {
+    "choice": {"structured_outputs": {"choice": ["mill mill mill mill", "mill mill miller", "flour and water"]}},
+    "pattern": {"structured_outputs": {"regex": "([0-9]{3} [a-z]{4} ){3}done"}, "temperature": 0.9, "seed": 5},
+    "with logprobs": {"structured_outputs": {"regex": "([0-9]{3} [a-z]{4} ){3}done"}, "logprobs": 2},
+    "processor": {"logits_processors": [lambda said, x: x + (len(said) % 3 == 0) * 0.5 * (x == x[said[-1:] or [0]])]},
+    "beams": {"use_beam_search": True, "n": 2},
+}
+
+
+@pytest.mark.parametrize("title, depth", [*((title, 2) for title in TOLD), ("pattern", 1)])
+def test_what_the_host_has_a_say_in(title, depth, folders):
+    params = SamplingParams(**{"temperature": 0.0, "max_tokens": 40, "ignore_eos": True, **TOLD[title]})
+    prompts = [" mill mill mill", "flour becomes flour", "12345"]
+    with open_llm(folders["self"]) as llm:
+        wanted = run(llm, prompts, params)
+    with all_of_them(open_llm(folders["self"], **drafts(folders, "self"), depth=depth)) as llm:
+        found = [run(llm, prompts, params) for _ in range(2)]
+        counters = llm.engine.scheduler.counters
+        if title in ("pattern", "with logprobs", "processor"):
+            assert counters.accepted > 0
+        if title == "beams":
+            assert counters.drafted == 0
+        while llm.engine.flying:
+            llm.engine.step()
+        check_nothing_left(llm.engine)
+    for outputs in found:
+        assert [exact(o) for o in outputs] == [exact(o) for o in wanted]
+
+
+def test_drafts_that_were_off_for_a_while_find_their_place_again(folders):
+    """A row whose drafts stop, as at load, and begin again: what was missed is made up for."""
+    with all_of_them(open_llm(folders["self"], **drafts(folders, "self"))) as llm:
+        scheduler, steps = llm.engine.scheduler, []
+
+        class OnAndOff(AllOfThem):
+            def depth(self, rows):
+                steps.append(rows)
+                return MOST if len(steps) // 8 % 2 else 0
+
+        scheduler.ahead.control = OnAndOff(MOST)
+        run(llm, PROMPTS[:3], greedy(90))
+        counters = scheduler.counters
+        assert counters.accepted >= 0.95 * counters.drafted > 50
+        check_nothing_left(llm.engine)
+
+
+def test_usage_says_how_many_were_right(folders):
+    with all_of_them(open_llm(folders["self"], **drafts(folders, "self"))) as llm:
+        (out,) = run(llm, PROMPTS[:1], greedy(30))
+        counters = llm.engine.scheduler.counters
+        assert out.metrics is not None
+        assert (out.metrics.drafted_tokens, out.metrics.accepted_tokens) == (counters.drafted, counters.accepted)
+
+
+def test_a_vocabulary_with_padding(folders, tmp_path):
+    """Fewer and more ids than the target's, where the tokenizer's words are the same."""
+    for size in (331, 352):
+        folder = make_tiny(tmp_path / str(size), seed=size)
+        config = json.loads((folder / "config.json").read_text())
+        tensors = load_file(folder / "model.safetensors")
+        table = tensors["model.embed_tokens.weight"]
+        tensors["model.embed_tokens.weight"] = torch.cat(
+            (table, table.new_zeros(size - table.shape[0], table.shape[1]))
+        )
+        (folder / "config.json").write_text(json.dumps(config | {"vocab_size": size}))
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    small, large = tmp_path / "331", tmp_path / "352"
+    for target, draft in ((small, large), (large, small)):
+        for kernels in ("reference", "auto"):
+            with open_llm(target, kernels=kernels) as llm:
+                wanted = run(llm, PROMPTS[:2], greedy(20))
+            with all_of_them(open_llm(target, kernels=kernels, **drafts({"self": draft}, "self"))) as llm:
+                found = run(llm, [[*PROMPTS[0], 330], PROMPTS[1]], greedy(20))
+                assert exact(found[1]) == exact(wanted[1]) and llm.engine.scheduler.counters.drafted > 0
+
+
+REFUSED = {
+    "another vocabulary": ({"model": "words"}, "vocabulary|tokenizer"),
+    "an unknown entry": ({"model": "other", "draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size"),
+    "an unknown method": ({"method": "dflash"}, "dflash"),
+    "no model": ({"method": "medusa"}, "model"),
+    "too many": ({"model": "other", "num_speculative_tokens": 99}, "num_speculative_tokens"),
+    "heads of another size": ({"method": "medusa", "model": "medusa"}, "hidden"),
+    "no folder": ({"model": "nowhere"}, "nowhere"),
+}
+
+
+@pytest.mark.parametrize("title", REFUSED)
+def test_what_is_refused(title, folders, tmp_path):
+    config, said = REFUSED[title]
+    known = {**folders, "words": make_tiny(tmp_path / "words", vocab=300), "nowhere": tmp_path / "nowhere"}
+    if "model" in config:
+        config = config | {"model": str(known[config["model"]])}
+    target = folders["other"] if title.startswith("heads") else folders["self"]
+    with pytest.raises(UserError, match=said):
+        open_llm(target, speculative_config=config)

@@ -1,0 +1,123 @@
+"""Adapters beside each other: a row's bytes do not depend on whose adapters its company has, on either backend, in four
+formats; and with what else an engine can do: chunks, prefix hits, preemption, drafts, grammars, n, beams, 8 bit K/V."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import BACKENDS, greedy, open_llm
+
+from tokenmill import LLM, LoRARequest, SamplingParams
+from tokenmill.core.request import RequestOutput
+
+ON = {"enable_lora": True, "max_num_seqs": 32}
+PROMPTS = [[3 + random.Random(i).randrange(300) for _ in range(3 + 5 * i % 23)] for i in range(32)]
+"""Of 3 to 25 tokens."""
+
+
+def asked(adapters: dict[str, Path], count: int = 32) -> list[LoRARequest | None]:
+    """Eight adapters and none, in turn."""
+    made = [LoRARequest(name, i + 1, str(path)) for i, (name, path) in enumerate(adapters.items())]
+    return [None if i % 9 == 8 else made[i % 9] for i in range(count)]
+
+
+def said(llm: LLM, prompts: Any, params: Any, adapters: Any) -> list[Any]:
+    """Tokens and log-probabilities of each prompt."""
+    outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, False, lora_request=adapters)
+    return [shown(output) for output in outputs]
+
+
+def shown(output: RequestOutput) -> Any:
+    """Everything of an output that must be the same."""
+    found = []
+    for out in output.outputs:
+        rows = [{k: v.logprob for k, v in row.items()} for row in out.logprobs or ()]
+        found.append((out.token_ids, rows, out.finish_reason))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype", "form"),
+    [
+        ("reference", "float32", None),
+        *((BACKENDS[-1], *each) for each in (("float32", None), ("bfloat16", None), ("bfloat16", "int8"))),
+        (BACKENDS[-1], "float32", "int4"),
+    ],
+)
+def test_each_row_as_if_it_were_alone(
+    base: Path, adapters: dict[str, Path], backend: str, dtype: str, form: str | None
+) -> None:
+    options = {"kernels": backend, "dtype": dtype, "quantization": form, "enable_prefix_caching": False}
+    params = greedy(6, logprobs=2)
+    with open_llm(base, **ON, **options) as llm:
+        together = said(llm, PROMPTS, params, asked(adapters))
+        alone = [said(llm, [p], params, a)[0] for p, a in zip(PROMPTS, asked(adapters), strict=True)]
+        assert together == alone
+        counters = llm.engine.executor.control({"what": "counters"})["kernels"]
+        assert counters["adapt"]["calls"] and not counters["adapt"]["fallbacks"]
+    with open_llm(base, max_num_seqs=32, **options) as plain:
+        for i in (8, 17):
+            assert said(plain, [PROMPTS[i]], params, None)[0] == together[i], "an engine without adapters"
+    assert together[0] != said_without(base, options, params)
+
+
+def said_without(base: Path, options: dict[str, Any], params: Any) -> Any:
+    """The first prompt's answer without its adapter."""
+    with open_llm(base, **options) as plain:
+        return said(plain, PROMPTS[:1], params, None)[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_num_batched_tokens": 16},
+        {"num_blocks": 8, "max_model_len": 64, "max_num_seqs": 8},
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
+        {"kv_cache_dtype": "int8"},
+        {"max_loras": 2},
+        {"max_loras": 1, "max_cpu_loras": 1},
+        {"enforce_eager": True},
+        {"executor": "process"},
+        {"depth": 2},
+    ],
+    ids=["chunks", "preemption", "drafts", "8 bit K/V", "two slots", "one of everything", "not recorded", "a process",
+         "two plans"],
+)  # fmt: skip
+def test_the_same_with_what_else_there_is(base: Path, adapters: dict[str, Path], options: dict[str, Any]) -> None:
+    params = greedy(8, logprobs=1)
+    own = {"kv_cache_dtype": options["kv_cache_dtype"]} if "kv_cache_dtype" in options else {}
+    with open_llm(base, **{**ON, "kernels": BACKENDS[-1], "enable_prefix_caching": False, **own}) as llm:
+        expected = [said(llm, [p], params, a)[0] for p, a in zip(PROMPTS[:12], asked(adapters, 12), strict=True)]
+    with open_llm(base, **{**ON, "kernels": BACKENDS[-1], **options}) as llm:
+        assert said(llm, PROMPTS[:12], params, asked(adapters, 12)) == expected
+        assert said(llm, PROMPTS[:12], params, asked(adapters, 12)) == expected, "cached prefixes"
+
+
+def test_n_beams_grammars_and_vectors(base: Path, adapters: dict[str, Path]) -> None:
+    one, two = asked(adapters)[3], asked(adapters)[4]
+    sampled = SamplingParams(n=3, temperature=0.9, seed=5, max_tokens=5, ignore_eos=True)
+    beams = SamplingParams(n=2, use_beam_search=True, temperature=0.0, max_tokens=5)
+    held = SamplingParams(temperature=0.0, max_tokens=12, structured_outputs={"choice": ["yes", "no", "perhaps"]})
+    with open_llm(base, **ON, kernels=BACKENDS[-1]) as llm:
+        for params in (sampled, beams, held):
+            alone = [said(llm, [PROMPTS[5]], params, each)[0] for each in (one, two, None)]
+            assert said(llm, [PROMPTS[5]] * 3, params, [one, two, None]) == alone
+            assert params is held or len({str(each) for each in alone}) > 1
+        prompt = {"prompt_token_ids": PROMPTS[5]}
+        vectors = [llm.embed(prompt, False, lora_request=each)[0].outputs.embedding for each in (one, None, one)]
+        assert vectors[0] == vectors[2] != vectors[1]
+
+
+def test_cached_prefixes_belong_to_an_adapter(base: Path, adapters: dict[str, Path]) -> None:
+    one, two = asked(adapters)[3], asked(adapters)[4]
+    with open_llm(base, **ON) as llm:
+        prompt = [{"prompt_token_ids": list(range(5, 69))}]
+        counts = [
+            llm.generate(prompt, greedy(1), False, lora_request=each)[0].num_cached_tokens
+            for each in (one, two, None, one, None)
+        ]
+    assert counts[:3] == [0, 0, 0]
+    assert min(counts[3:]) > 0

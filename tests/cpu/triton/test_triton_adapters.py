@@ -1,0 +1,85 @@
+"""Adapters' kernels in the interpreter against plain torch: parts, ranks, gains, activations, blocks without any."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from tokenmill.core.adapters import AdapterSite, Delta
+from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.kernels.triton.kernels import TritonKernels
+
+PLAIN = ReferenceKernels()
+
+
+def make_site(widths: list[int], inputs: int, ranks: list[int], *, gains: bool, seed: int = 0) -> AdapterSite:
+    """A product of these parts, with adapters of these ranks in slots 1, 2, ..."""
+    made, most, columns = torch.Generator().manual_seed(seed), max(ranks), sum(widths)
+    site = AdapterSite(columns, inputs, (0, *accumulate(widths)))
+    lanes = -(-len(widths) * most // 16) * 16
+    site.down = torch.randn(len(ranks) + 1, inputs, lanes, generator=made)
+    site.up = torch.randn(len(ranks) + 1, most, columns, generator=made)
+    site.host_ranks = [0, *ranks]
+    site.ranks = torch.tensor(site.host_ranks, dtype=torch.int32)
+    if gains:
+        site.gains = torch.rand(len(ranks) + 1, columns, generator=made)
+        site.shifts = torch.randn(len(ranks) + 1, columns, generator=made)
+    return site
+
+
+def both(
+    site: AdapterSite, tokens: int, given: list[int], act: str | None, *, residual: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What plain torch makes, what the kernels make, and which rows have adapters."""
+    made = torch.Generator().manual_seed(1)
+    x = torch.randn(tokens, site.inputs, generator=made)
+    weight = torch.randn(site.columns, site.inputs, generator=made)
+    rows, slots = torch.arange(tokens) % len(given), torch.tensor(given, dtype=torch.int32)
+    width = site.columns // 2 if act == "silu_mul" else site.columns
+    beside = torch.randn(tokens, width, generator=made) if residual else None
+    found = []
+    for kernels in (PLAIN, TritonKernels()):
+        delta = Delta(site, x, kernels.adapt(x, site, rows, slots), rows, slots)
+        found.append(kernels.fused_linear(x, weight, act=act, residual=beside, delta=delta))  # type: ignore[arg-type]
+    return found[0], found[1], slots[rows] > 0
+
+
+@pytest.mark.parametrize(
+    ("widths", "ranks", "act", "residual", "gains"),
+    [
+        ([96, 32, 32], [4, 16, 1], None, False, False),
+        ([64], [8, 3], None, True, False),
+        ([48, 48], [5, 16], "silu_mul", False, True),
+        ([96], [16], "silu_mul", True, False),
+        ([32, 80], [2, 33], "gelu", True, True),
+    ],
+    ids=["q, k, v", "one part", "gate and up", "a fused gate_up", "a rank above a tile"],
+)
+def test_kernels_agree_with_plain_torch(
+    widths: list[int], ranks: list[int], act: str | None, residual: bool, gains: bool
+) -> None:
+    site = make_site(widths, 80, ranks, gains=gains)
+    given = [0, *range(1, len(ranks) + 1), 0]
+    plain, ours, _ = both(site, 19, given, act, residual=residual)
+    scale = plain.abs().max()
+    assert float((plain - ours).abs().max() / scale) < 1e-5
+
+
+def test_a_product_that_an_adapter_leaves_alone_stays() -> None:
+    site = make_site([32, 32], 64, [4, 4], gains=False)
+    site.host_ranks[1] = 0
+    assert site.ranks is not None
+    site.ranks[1] = 0
+    plain, ours, _ = both(site, 5, [1, 0], None, residual=False)
+    assert torch.allclose(plain, ours, rtol=1e-5, atol=1e-4)
+
+
+def test_long_sums_and_many_tokens() -> None:
+    site = make_site([64], 700, [4, 7], gains=False)
+    plain, ours, _ = both(site, 70, [2, 1, 0], None, residual=False)
+    assert float((plain - ours).abs().max() / plain.abs().max()) < 1e-5
