@@ -421,5 +421,8 @@ REFUSAL_IS_THE_EFFECT = {
     ("truncate", "context"),
     ("truncation", "context"),
     ("task", "task"),
+    ("lora_path", "no such adapter"),
+    ("load_inplace", "served already"),
+    ("lora_name", "no adapter"),
 }
 """Fields of which one value is refused, and a word of that refusal."""
