@@ -103,11 +103,11 @@ def lay_out(
     row_ids, counts = packed[0], packed[1]
     total, longest = size
     start = rows.computed[row_ids]
-    query_start = torch.zeros(row_ids.shape[0] + 1, dtype=torch.int32, device=device)
     if longest == 1:
         positions, token_rows = start, row_ids
-        query_start[1:] = torch.arange(1, total + 1, dtype=torch.int32, device=device)
+        query_start = torch.arange(total + 1, dtype=torch.int32, device=device)
     else:
+        query_start = torch.zeros(row_ids.shape[0] + 1, dtype=torch.int32, device=device)
         ends = counts.cumsum(0)
         query_start[1:] = ends
         sequence = torch.repeat_interleave(counts, output_size=total)

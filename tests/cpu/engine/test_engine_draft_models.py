@@ -26,20 +26,26 @@ def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("drafting")
     target = make_tiny(root / "target")
     other = make_tiny(root / "other", hidden=32, heads=2, kv_heads=1, layers=1, architecture="llama", seed=1)
-    medusa = root / "medusa"
-    medusa.mkdir()
+    medusa = make_medusa(root / "medusa")
+    eagle3 = make_eagle(root / "eagle3", words=100)
+    return {"self": target, "other": other, "medusa": medusa, "eagle3": eagle3, "eagle": make_eagle(root / "eagle")}
+
+
+def make_medusa(folder, hidden=64):
+    """Random heads in our own form."""
+    folder.mkdir()
     torch.manual_seed(0)
     heads = {}
     for n in range(MOST):
         heads |= {
-            f"blocks.{n}.layers.0.weight": torch.randn(64, 64) * 0.1,
-            f"blocks.{n}.layers.0.bias": torch.zeros(64),
+            f"blocks.{n}.layers.0.weight": torch.randn(hidden, hidden) * 0.1,
+            f"blocks.{n}.layers.0.bias": torch.zeros(hidden),
         }
-    save_file(heads, medusa / "model.safetensors")
-    config = {"model_type": "medusa", "hidden_size": 64, "vocab_size": 320, "num_heads": MOST, "num_hidden_layers": 1}
-    (medusa / "config.json").write_text(json.dumps(config | {"original_lm_head": True, "medusa_fc_bias": True}))
-    eagle3 = make_eagle(root / "eagle3", words=100)
-    return {"self": target, "other": other, "medusa": medusa, "eagle3": eagle3, "eagle": make_eagle(root / "eagle")}
+    save_file(heads, folder / "model.safetensors")
+    config = {"model_type": "medusa", "hidden_size": hidden, "vocab_size": 320, "num_heads": MOST}
+    config |= {"num_hidden_layers": 1, "original_lm_head": True, "medusa_fc_bias": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 def make_eagle(folder, words=0, hidden=64, heads=4, seed=0):
