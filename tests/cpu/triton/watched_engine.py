@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Collection
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
@@ -24,9 +25,16 @@ def open_watched(folder: str, options: dict[str, Any]) -> Any:
     from tokenmill.kernels.triton import TritonKernels
     from tokenmill.runner import replays, runner
 
-    loading.make_kernels = lambda device, *, steady, without: TritonKernels(steady=steady, without=without)
-    loading.records = lambda device: True
-    replays.Recorder = runner.Recorder = FakeRecorder
+    def make_kernels(device: str, *, steady: bool, without: Collection[str]) -> TritonKernels:
+        return TritonKernels(steady=steady, without=without)
+
+    for module, name, other in (
+        (loading, "make_kernels", make_kernels),
+        (loading, "records", lambda device: True),
+        (replays, "Recorder", FakeRecorder),
+        (runner, "Recorder", FakeRecorder),
+    ):
+        setattr(module, name, other)
     return LLM(model=folder, device="fake", dtype="float32", kv_cache_memory_bytes=1 << 20, depth=2, **options)
 
 
