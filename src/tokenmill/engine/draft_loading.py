@@ -90,10 +90,10 @@ def _draft_model(config: EngineConfig, found: Speculation, source: ModelSource, 
         checkpoint.close()
     if model.spec.states:
         raise _refuse(f"{source.path}: a draft model with recurrent layers is not built")
-    if model.spec.max_positions < reach:
+    if model.spec.max_positions < reach + max(0, found.most - 2):  # a row that can still grow has two places left
         raise _refuse(
-            f"{source.path}: its context of {model.spec.max_positions} tokens is shorter than the model's {reach}: "
-            "lower --max-model-len"
+            f"{source.path}: its context of {model.spec.max_positions} tokens is too short for the model's {reach} "
+            f"and {found.most} guesses: lower --max-model-len"
         )
     check_vocabulary(model.spec.vocab_size, source, target, dummy=config.model.load_format == "dummy")
     made = Model(model, target.model.spec.vocab_size)

@@ -307,3 +307,20 @@ def test_what_is_refused(title, folders, tmp_path):
     target = folders["other"] if title.startswith("heads") else folders["self"]
     with pytest.raises(UserError, match=said):
         open_llm(target, speculative_config=config)
+
+
+def test_a_table_of_positions_ends_behind_the_last_guess(folders, tmp_path):
+    """Guesses at the end of the longest row have places, too."""
+    hf = pytest.importorskip("transformers")
+    from parity import make
+
+    make(hf.GPT2Config(vocab_size=320, n_positions=64, n_embd=16, n_layer=1, n_head=2), tmp_path)
+    options = {"speculative_config": {"model": str(tmp_path), "num_speculative_tokens": 6}}
+    with pytest.raises(UserError, match=r"64 tokens is too short for the model's 61 and 6 guesses"):
+        open_llm(folders["self"], max_model_len=61, **options)
+    with open_llm(folders["self"], max_model_len=60, **options) as llm:
+        llm.engine.scheduler.ahead.control = AllOfThem(6)
+        for n in (20, 21, 22):
+            assert len(run(llm, [STEM * 3], greedy(n))[0].outputs[0].token_ids) == n
+        assert len(run(llm, [STEM * 3], greedy(27))[0].outputs[0].token_ids) == 27
+        assert llm.engine.scheduler.counters.failures == 0
