@@ -18,8 +18,8 @@ from tokenmill.checkpoint.gguf_file import TYPES
 from tokenmill.core.errors import ModelError
 from tokenmill.kernels import ReferenceKernels, make_kernels
 from tokenmill.kernels.grid import affine_linear, widen_affine
-from tokenmill.quant.base import MixedWeight
 from tokenmill.quant.affine import AffineWeight
+from tokenmill.quant.base import MixedWeight
 from tokenmill.quant.gguf_weight import BlockWeight, PackedWeight
 from tokenmill.quant.grid import GridWeight
 
