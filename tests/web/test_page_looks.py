@@ -200,7 +200,7 @@ def test_everything_comes_in_one_small_load(serve: Servers, tab: Tabs) -> None:
     page.goto(server.url, wait_until="networkidle")
     page.get_by_role("link", name="Engine").click()
     page.get_by_text("Idle").wait_for()
-    assert len(sizes) > 15 and sum(sizes) <= 300_000
+    assert len(sizes) > 15 and sum(sizes) <= 250_000
     (SHOTS / "size.txt").write_text(f"{sum(sizes)} bytes on the wire in {len(sizes)} answers\n")
 
 

@@ -103,7 +103,10 @@ LLAMA: Mapping[str, Foreign] = {
         "-i --interactive -if --interactive-first -co --color --simple-io --no-mmproj -dio --direct-io", takes=0
     ),
     **_nothing("--hidethinking --context-shift --no-context-shift --prefill-assistant", takes=0),
-    **_refused("adapters are not built yet: merge them into the weights", "--lora --lora-scaled --adapter"),
+    **_refused(
+        "give --enable-lora --lora-modules NAME=FILE, and NAME as the model of requests",
+        "--lora --lora-scaled --adapter",
+    ),
     **_refused("control vectors are not built", "--control-vector --control-vector-scaled"),
     **_refused("pictures and sound are not read", "-mm --mmproj -mmu --mmproj-url --image --audio"),
     **_refused(

@@ -118,7 +118,6 @@ ENGINE: Mapping[str, Other] = {
     **_refused("log-probabilities are those of the model, before any edit", logprobs_mode=("raw_logprobs",)),
     **_refused("the tokenizer is read from the model's own files by one reader", tokenizer_mode=("auto", "slow", "hf")),
     **_refused("config.json is read as hubs have it", config_format=("auto", "hf"), hf_config_path=()),
-    **_refused("every family is written here; code of Transformers is not run", model_impl=("auto", "vllm")),
     **_refused(
         "one engine generates, embeds and scores: leave it out (models with heads of their own are not built)",
         task=("auto", "generate", "embed", "embedding"),

@@ -49,7 +49,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class FileOptions:
-    """Where a model's files come from, beside its name."""
+    """Where a model's files come from, beside its name, and whose code runs them."""
 
     tokenizer_revision: str | None = option(None, "Branch, tag or commit of a hub tokenizer.")
     download_dir: str | None = option(None, "Folder for downloads (default: the hub's cache).")
@@ -61,6 +61,11 @@ class FileOptions:
     )
     override_generation_config: dict[str, Any] | None = option(
         None, "Entries that replace those of generation_config.json (JSON)."
+    )
+    model_impl: str = option(
+        "auto",
+        "Whose code computes: ours, or Transformers' around our attention; auto: ours where it knows the family.",
+        choices=("auto", "tokenmill", "vllm", "transformers"),
     )
     stored_as: str | None = option(
         None, "Refuse a model whose file does not hold its weights so: awq, gptq, compressed-tensors, gguf, ..."
@@ -479,13 +484,8 @@ LINKS = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0", "NVSH
 """Environment of ranks on GPUs: multicast over NVLink is never set up. Some machines forbid it, and it gains little."""
 
 
-def are_calm_links() -> bool:
-    """Was this process started so?"""
-    return all(os.environ.get(name) == value for name, value in LINKS.items())
-
-
 def environment_with(more: Mapping[str, str]) -> dict[str, str]:
-    """Of a child process."""
+    """This process's, or a child's."""
     return {**os.environ, **more}
 
 

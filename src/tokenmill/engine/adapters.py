@@ -16,7 +16,7 @@ from tokenmill.core.config import AdapterOptions
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.execution import Executor
 from tokenmill.core.params import LoRARequest
-from tokenmill.engine.adapter_names import check_name, read_modules
+from tokenmill.engine.adapter_names import check_name, located, read_modules
 from tokenmill.scheduler.scheduler import Scheduler
 
 ASK_S = 0.02
@@ -72,7 +72,7 @@ class AdapterDesk:
                 f"the adapter {name!r} lies at another path; remove it first, or choose another name.",
                 param="lora_request",
             )
-        if not Path(path).exists():
+        if not Path(located(path)).exists():
             raise ParameterError(f"{path}: there is no such adapter.", param="lora_request")
         self.let_go()
         number = self.next_number if number is None else number
@@ -159,7 +159,7 @@ class AdapterDesk:
             entry.ready = number in self._state([number], wait=False)  # its copy may have been let go
         if entry.ready:
             return None
-        self.executor.control({"what": "adapter", "op": "read", "id": number, "path": entry.path})
+        self.executor.control({"what": "adapter", "op": "read", "id": number, "path": located(entry.path)})
         return Reading(self, number)
 
     def wait(self, number: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from tokenmill.checkpoint.hub import Hub
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.forward import Kernels
-from tokenmill.core.model import Group
+from tokenmill.core.model import CausalLM, Group
 from tokenmill.device.memory import counts_memory, describe, devices_like, pick_device, records, release, use, uuid_of
 from tokenmill.engine.draft_loading import Target, load_drafter
 from tokenmill.engine.drafting import read_speculation
@@ -35,7 +35,7 @@ from tokenmill.kvcache.pool import KVPool, make_layout
 from tokenmill.kvcache.states import StatePool
 from tokenmill.lora.sites import Sites
 from tokenmill.lora.store import Store
-from tokenmill.models.registry import build_model, check_keys, check_length
+from tokenmill.models.registry import build_elsewhere, build_model, check_keys, check_length, is_elsewhere
 from tokenmill.parallel.group import SoloGroup
 from tokenmill.quant.detect import check_stored
 from tokenmill.runner.runner import Runner
@@ -106,7 +106,8 @@ def read_config(config: EngineConfig, source: ModelSource) -> dict[str, Any]:
     if config.files.stored_as is not None:
         check_stored(raw, config.files.stored_as, str(source.path), gguf=isinstance(source, GgufSource))
     check_length(raw, config.model.max_model_len)
-    check_keys(raw)
+    if not is_elsewhere(raw, config.files.model_impl):
+        check_keys(raw)
     return raw
 
 
@@ -156,7 +157,7 @@ def load_runner(
     checkpoint = CheckedCheckpoint(raw_checkpoint, thorough=config.execute.check_weights)
     sites = adapter_sites(config, raw, dtype, device)
     try:
-        model = build_model(
+        model = _builder(config, raw, reasons)(
             raw,
             checkpoint,
             dtype=dtype,
@@ -255,6 +256,14 @@ def _tell(extras: Mapping[str, Any], reasons: list[str]) -> None:
         reasons.append(f"{', '.join(changed)} weights are held as int8: no kernel reads them as stored")
     if repeated := extras.get("repeated"):
         reasons.append(f"every rank computes all of {', '.join(repeated)}")
+
+
+def _builder(config: EngineConfig, raw: dict[str, Any], reasons: list[str]) -> Callable[..., CausalLM]:
+    """What makes the model: code of our own, or Transformers', which is said."""
+    if not is_elsewhere(raw, config.files.model_impl):
+        return build_model
+    reasons.append(f"Transformers computes {raw.get('model_type')} but for attention: slower than our own families")
+    return build_elsewhere
 
 
 def _kernels(config: EngineConfig, device: str, reasons: list[str]) -> Kernels:

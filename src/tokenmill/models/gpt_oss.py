@@ -78,7 +78,8 @@ def _narrow_experts(b: Build, route: RouteSpec, hidden: int, inner: int) -> Expe
     count, before = route.experts, b.book.flops
     order = torch.arange(2 * inner).view(inner, 2).t().reshape(-1)
     ups = b.stacked("gate_up_proj", (count, 2 * inner, hidden), b.tensor("gate_up_proj_bias", (count, 2 * inner)))
-    ups = [up.take(order.to(b.device)) for up in ups]
+    ups = [b.adapted(up.take(order.to(b.device)), f"{i}.gate_up_proj", order) for i, up in enumerate(ups)]
     downs = b.stacked("down_proj", (count, hidden, inner), b.tensor("down_proj_bias", (count, hidden)))
+    downs = [b.adapted(down, f"{i}.down_proj") for i, down in enumerate(downs)]
     count_visited(b, before, route)
     return split_experts(b, ups, downs)

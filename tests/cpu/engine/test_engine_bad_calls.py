@@ -48,7 +48,7 @@ def test_misspelt_options_of_chat_and_tools_of_no_use(tiny):
         for given, words in (
             ({"add_generation_promptt": True}, "Did you mean 'add_generation_prompt'"),
             ({"tool": []}, "Did you mean 'tools'"),
-            ({"lora_request": 1}, "adapters are not built"),
+            ({"lora_request": 1}, "must be a LoRARequest"),
             ({"tools": "weather"}, "list of dicts"),
             ({"tools": ["weather"]}, "list of dicts"),
         ):

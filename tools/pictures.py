@@ -1,4 +1,4 @@
-"""Thirty pictures of the page for people to judge: `python -m tests.web.pictures [URL of a server with the demo]`.
+"""Thirty pictures of the page for people to judge: `python -m tools.pictures [URL of a server with the demo]`.
 
 Not a test. With a URL, chat and engine are shown with a real model; the rest is shown with fake engines. -> out/web/.
 """
@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from playwright.sync_api import sync_playwright
-
 from tests.web.conftest import FLAGS, SHOTS, WebServer, start_server
 from tests.web.test_page_engine import load
+
 from tokenmill.testing.fake_generator import FakeOptions
 
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
