@@ -262,8 +262,10 @@ def _builder(config: EngineConfig, raw: dict[str, Any], reasons: list[str]) -> C
     """What makes the model: code of our own, or Transformers', which is said."""
     if not is_elsewhere(raw, config.files.model_impl):
         return build_model
+    if config.parallel.tensor_parallel_size > 1 or config.adapters.enable_lora:
+        raise ModelError("A model that Transformers computes takes neither adapters nor several devices.")
     reasons.append(f"Transformers computes {raw.get('model_type')} but for attention: slower than our own families")
-    return build_elsewhere
+    return lambda *given, group, adapters, **more: build_elsewhere(*given, **more)
 
 
 def _kernels(config: EngineConfig, device: str, reasons: list[str]) -> Kernels:

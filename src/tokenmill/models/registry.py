@@ -95,12 +95,8 @@ def build_elsewhere(
     kernels: Kernels,
     quantization: str | None = None,
     max_positions: int | None = None,
-    group: Group | None = None,
-    adapters: Any = None,
 ) -> CausalLM:
-    """The same as Transformers has it, around our attention (`models/foreign.py`): on one device, without adapters."""
-    if adapters is not None or (group is not None and group.size > 1):
-        raise ModelError("A model that Transformers computes takes neither adapters nor several devices.")
+    """The same as Transformers has it, around our attention (`models/foreign.py`)."""
     foreign = importlib.import_module("tokenmill.models.foreign")
     reach = _positions(ModelConfig(config), max_positions)
     b = Build(ckpt, dtype, torch.device(device), kernels, reach, quantization=quantization)
