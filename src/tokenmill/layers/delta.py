@@ -24,6 +24,8 @@ class DeltaHeads:
     key_dim: int
     value_dim: int
     taps: int
+    tiled: bool = False
+    """Value heads that share a key head do not follow each other, but lie so many apart as there are key heads."""
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -55,7 +57,7 @@ class GatedDelta:
         rate = b.tensor("A_log", (heads.value_heads,), torch.float32).exp()
         shift = b.tensor("dt_bias", (heads.value_heads,), torch.float32)
         sizes = heads.key_heads, heads.value_heads, heads.key_dim, heads.value_dim
-        self.spec = DeltaSpec(*sizes, rate=rate, shift=shift)
+        self.spec = DeltaSpec(*sizes, rate=rate, shift=shift, tiled=heads.tiled)
         self.norm: NormSpec = b.norm("norm", heads.value_dim, eps)
         self.output = RowLinear(b, heads.widths[1], hidden, "out_proj")
         kept = str(b.dtype).removeprefix("torch.")
