@@ -484,13 +484,8 @@ LINKS = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0", "NVSH
 """Environment of ranks on GPUs: multicast over NVLink is never set up. Some machines forbid it, and it gains little."""
 
 
-def are_calm_links() -> bool:
-    """Was this process started so?"""
-    return all(os.environ.get(name) == value for name, value in LINKS.items())
-
-
 def environment_with(more: Mapping[str, str]) -> dict[str, str]:
-    """Of a child process."""
+    """This process's, or a child's."""
     return {**os.environ, **more}
 
 
