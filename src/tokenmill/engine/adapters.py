@@ -31,7 +31,6 @@ class Entry:
     name: str
     path: str
     ready: bool = False
-    leaving: bool = False
     given: int = 0
     """vLLM's number for it: callers' own."""
 
@@ -45,6 +44,8 @@ class AdapterDesk:
         self.numbers: dict[int, Entry] = {}
         self.next_number = 1
         self.asked = 0.0
+        self.leaving: list[Entry] = []
+        """Without a name, and still used by open requests."""
         self.failed: dict[int, str] = {}
         """Why adapters could not be read."""
         if options.lora_modules and not self.enabled:
@@ -117,22 +118,21 @@ class AdapterDesk:
         entry = self.names.pop(name, None)
         if entry is None:
             return False
-        entry.leaving = True
+        self.leaving.append(entry)
         self.let_go()
         return True
 
     def let_go(self) -> None:
         """Forget adapters without a name that no open request uses."""
-        leaving = [entry for entry in self.numbers.values() if entry.leaving]
-        if not leaving:
+        if not self.leaving:
             return
         used = {group.request.adapter for group in self.scheduler.roster.groups.values()}
         used |= {seq.group.request.adapter for flight in self.scheduler.flying for seq in flight.seqs}
-        for entry in leaving:
-            if entry.number not in used:
-                self.scheduler.roster.adapters.drop(entry.number)
-                self.executor.control({"what": "adapter", "op": "drop", "id": entry.number})
-                del self.numbers[entry.number]
+        for entry in [entry for entry in self.leaving if entry.number not in used]:
+            self.leaving.remove(entry)
+            self.scheduler.roster.adapters.drop(entry.number)
+            self.executor.control({"what": "adapter", "op": "drop", "id": entry.number})
+            del self.numbers[entry.number]
 
     def forget_fits(self) -> None:
         """The base has other weights: what was worked out from it is worked out anew."""

@@ -205,4 +205,6 @@ def bias_of(weight: Any) -> Tensor | None:
             return torch.cat([none if b is None else b.cpu() for b, none in zip(found, zeros, strict=True)])
         return None
     bias = getattr(weight, "bias", None)
+    if bias is None and hasattr(weight, "inner"):
+        return bias_of(weight.inner)
     return None if bias is None else bias.detach().float()

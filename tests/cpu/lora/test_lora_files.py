@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from engines import greedy, open_llm
 from making import write_adapter
 from safetensors.torch import load_file, save_file
 
-from tokenmill import LLM, LoRARequest
+from tokenmill import LLM, AsyncLLM, LoRARequest
 from tokenmill.core.errors import UserError
 
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -271,3 +272,26 @@ def test_the_demo_models_adapters() -> None:
     assert said[2].strip() == "SELECT name FROM users;"
     assert [said[1], said[3]] == base
     assert not base[0].startswith("Arr!") and not base[1].startswith("SELECT")
+
+
+async def test_an_engine_in_a_thread(base: Path, adapters: dict[str, Path], tmp_path: Path) -> None:
+    """The same answers; an adapter that cannot be read is told to who asked, and nobody else."""
+    one, two = (LoRARequest(name, i, str(adapters[name])) for i, name in enumerate(("a3", "a5"), 1))
+    prompt = {"prompt_token_ids": [5, 6, 7, 8]}
+    with open_llm(base, enable_lora=True, kernels="auto") as llm:
+        expected = [llm.generate(prompt, greedy(5), False, lora_request=each)[0].outputs for each in (one, two, None)]
+    bad = write_adapter(tmp_path / "bad", base)
+    hold(**{A: NAN})(bad)
+    async with AsyncLLM(str(base), dtype="float32", enable_lora=True, kv_cache_memory_bytes=1 << 23) as engine:
+
+        async def answer(request: LoRARequest | None) -> Any:
+            found = [output async for output in engine.generate(prompt, greedy(5), lora_request=request)]
+            return found[-1].outputs
+
+        asked = [answer(each) for each in (one, two, None, LoRARequest("bad", 9, str(bad)))]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert found[:3] == expected
+        assert isinstance(found[3], UserError) and "NaN" in str(found[3])
+        assert await engine.list_loras() == {1, 2, 9}
+        assert await engine.remove_lora(2) and not await engine.remove_lora(2)
+        assert await answer(one) == expected[0]

@@ -119,8 +119,8 @@ class TritonKernels(ReferenceKernels):
         delta: Delta | None = None,
     ) -> Tensor:
         """residual + act(norm(x) @ weight.T + bias)."""
-        if delta is not None:  # its inputs are normed already
-            y = self.fused_linear(delta.inputs, weight, bias)
+        if delta is not None:
+            y = self.fused_linear(x if norm is None else delta.inputs, weight, bias)  # these are normed already
             return self._adapted(y, delta, act, residual)
         if self.launch.ended is not None:
             self.launch.ended.following = weight.data if isinstance(weight, NarrowMatrix) else weight
