@@ -62,11 +62,7 @@ class FileOptions:
     override_generation_config: dict[str, Any] | None = option(
         None, "Entries that replace those of generation_config.json (JSON)."
     )
-    model_impl: str = option(
-        "auto",
-        "Whose code computes: ours, or Transformers' around our attention; auto: ours where it knows the family.",
-        choices=("auto", "tokenmill", "vllm", "transformers"),
-    )
+    model_impl: str = option("auto", "Whose layers compute.", choices=("auto", "tokenmill", "vllm", "transformers"))
     stored_as: str | None = option(
         None, "Refuse a model whose file does not hold its weights so: awq, gptq, compressed-tensors, gguf, ..."
     )
