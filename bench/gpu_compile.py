@@ -98,6 +98,7 @@ CASES = {
     "8b-int4-g128": Case(LLAMA, DENSE, {"quantization": "int4-g128"}),
     "8b-kv-int8": Case(LLAMA, DENSE, {"kv_cache_dtype": "int8"}),
     "8b-deterministic": Case(LLAMA, DENSE, {"deterministic": True}),
+    "8b-lora": Case(LLAMA, DENSE, {"enable_lora": True, "max_loras": 4}),
     "8b-plain": Case(LLAMA, DENSE, {"disable": "fusion,cascade,dependent-launch,many-rows"}),
     "30b-a3b": Case(MOE, EXPERTS, {"max_model_len": 8192}),
     "30b-a3b-one": Case(MOE, {"single": SINGLE}, {"max_model_len": 8192, "max_num_seqs": 2}),

@@ -166,7 +166,7 @@ async def _answer(llm: AsyncLLM, talk: Conversation, manner: Manner) -> None:
     parser = None if turn.plain else turn.parser()
     screen, heard, output, read = Screen(wrap=manner.wrap, folded=talk.settings.folded), Message(), None, 0
     try:
-        async for output in llm.generate({"prompt_token_ids": ids}, params):
+        async for output in llm.generate({"prompt_token_ids": ids}, params, lora_request=llm.first_adapter):
             if not output.outputs:
                 continue
             new, read = output.outputs[0].text[read:], len(output.outputs[0].text)

@@ -101,7 +101,7 @@ async def _generate_one(llm: AsyncLLM, prompt: str, given: dict[str, Any], live:
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     params = SamplingParams(**{**{name: getattr(defaults, name) for name in names}, **given})
     screen, output = Live(), None
-    async for output in llm.generate(prompt, params):
+    async for output in llm.generate(prompt, params, lora_request=llm.first_adapter):
         if live and output.outputs:
             screen.show(output.outputs[0].text)
     if live:

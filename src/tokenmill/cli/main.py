@@ -6,7 +6,20 @@ import typer
 from typer.completion import completion_init  # type: ignore[attr-defined]  # not on typer's list of exports
 
 from tokenmill import __version__
-from tokenmill.cli import bench, chat, completion, doctor, generate, plan, quantize, serve, tune
+from tokenmill.cli import (
+    bench,
+    chat,
+    completion,
+    distill,
+    doctor,
+    generate,
+    merge,
+    plan,
+    quality,
+    quantize,
+    serve,
+    tune,
+)
 from tokenmill.cli.command import Verb, Verbs
 from tokenmill.cli.errors import told
 from tokenmill.cli.streams import open_missing_streams
@@ -47,6 +60,9 @@ for name, verb in (
     ("plan", plan.plan),
     ("doctor", doctor.doctor),
     ("quantize", quantize.quantize),
+    ("merge", merge.merge),
+    ("distill", distill.distill),
+    ("quality", quality.quality),
     ("tune", tune.tune),
     ("completion", completion.completion),
 ):

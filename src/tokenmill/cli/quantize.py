@@ -7,31 +7,61 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
+from tokenmill.cli.flags import flag, spelling, with_flags
 from tokenmill.cli.loading import size, spinner
 from tokenmill.core.errors import ParameterError, UserError, why
 
 if TYPE_CHECKING:
     from tokenmill.quant.convert import LayerError
 
-Format = Literal["int8", "int4", "fp8", "gguf-q8_0", "gguf-q4_0", "gguf-q4_k", "gguf-bf16", "gguf-f16"]
+Format = Literal[
+    "int8", "int4", "fp8", "gguf-q8_0", "gguf-q4_0", "gguf-q4_k", "gguf-bf16", "gguf-f16",
+    "compressed-tensors", "gptq", "awq", "bitsandbytes", "bitnet",
+]  # fmt: skip
+Method = Literal[
+    "rtn", "gptq", "awq", "autoround", "hqq", "smoothquant", "int8", "fp8", "fp8-block", "mxfp4", "nvfp4", "nf4",
+    "llm.int8", "bitnet", "magnitude", "wanda", "sparsegpt",
+]  # fmt: skip
+FORMS = {"compressed-tensors": "rtn", "gptq": "gptq", "awq": "awq", "bitsandbytes": "nf4", "bitnet": "bitnet"}
+"""Forms of files that methods write, and the method that each is known for."""
 BITS = {"int8": 8, "int4": 4, "fp8": 8}
 SHOWN = 5
 MAX_TEXT_BYTES = 16 << 20
 
 
+METHOD_FLAGS = {
+    "method": flag("method", Method, "How to round, or to prune; some methods calibrate on a text."),
+    "bits": flag("bits", float, "With --method: bits of integers [default: 4]; 4.5: more where they count."),
+    "symmetric": flag("symmetric", bool, "With --method: no zero points.", spelled="--symmetric"),
+    "sparsity": flag("sparsity", str, "With pruning methods: 2:4 (the default), or the part that becomes 0."),
+    "calibration": flag("calibration", Path, "Text to calibrate on [default: a short one in the package]."),
+    "samples": flag("samples", int, "Sequences to calibrate on [default: 128]."),
+    "length": flag("length", int, "Tokens of each [default: 512]."),
+    "device": flag("device", str, "Where to calibrate and round [default: cpu]."),
+}
+"""What only methods take."""
+
+
+@with_flags("chosen", METHOD_FLAGS)
 def quantize(
     source: str = typer.Argument(..., metavar="SRC", help="Folder or hub name of an unquantised model, or `demo`."),
     target: Path = typer.Argument(..., metavar="DST", help="The folder (or .gguf file) to write; it must not exist."),
     format: Format = typer.Option(
-        "int4", "--format", help="Integers in groups with a scale each, 8 bit floats with one per row, or a GGUF file."
+        None,
+        "--format",
+        help="Integers in groups with a scale each (int4 unless told), 8 bit floats with one per row, a GGUF file, or, "
+        "with --method, whose files to write.",
     ),
-    group: int = typer.Option(32, "--group", help="Columns that share a scale: 32, 64, 128 or 256."),
+    group: int = typer.Option(
+        None, "--group", "--group-size", help="Columns that share a scale: 32, 64, 128 or 256 [default: 32; 128]."
+    ),
     skip: str = typer.Option(None, "--skip", metavar="REGEX", help="Leave weights alone whose name matches this."),
     perplexity: Path = typer.Option(None, "--perplexity", metavar="FILE", help="Text to compare before and after on."),
+    chosen: dict[str, Any] | None = None,
 ) -> None:
     """Round a model's weights and write them as compressed-tensors files, or as one GGUF file: other engines read both.
 
@@ -42,6 +72,15 @@ def quantize(
     with spinner("Getting ready ..."):
         from tokenmill.engine.source import FolderSource, find_source
         from tokenmill.quant.convert import Recipe, convert
+    chosen = chosen or {}
+    if chosen and format is not None and format not in FORMS:
+        raise ParameterError(f"{spelling(next(iter(chosen)))} goes with --format {', '.join(FORMS)}, not {format}.")
+    if chosen or format in FORMS:
+        _by_method(source, target, {"form": format or "", "group": group or 128, **chosen}, pattern)
+        if text is not None:
+            _compare(source, str(target), text)
+        return
+    format, group = format or "int4", group or 32
     found = find_source(source)
     if not isinstance(found, FolderSource):
         raise UserError(f"{found.path} is a GGUF file; start from the unquantised model's folder.")
@@ -69,6 +108,29 @@ def _write_gguf(source: Path, target: Path, kind: str, skip: re.Pattern[str] | N
     before = sum(path.stat().st_size for path in source.iterdir() if path.suffix in (".safetensors", ".bin"))
     typer.echo(f"{target}: {size(target.stat().st_size)} instead of {size(before)}; {len(errors)} matrices rounded")
     _table(errors)
+
+
+def _by_method(source: str, target: Path, chosen: dict[str, Any], pattern: re.Pattern[str] | None) -> None:
+    """Round (or prune) by a method, or by the one that the form is known for."""
+    from tokenmill.engine.source import FolderSource, find_source
+    from tokenmill.quantize import recipes, text
+    from tokenmill.quantize.make import Job, make
+
+    calibration, device = chosen.pop("calibration", None), chosen.pop("device", "cpu")
+    recipe = recipes.settle(recipes.Recipe(**{"method": FORMS.get(chosen["form"], "rtn"), **chosen}))
+    found = find_source(source)
+    if not isinstance(found, FolderSource):
+        raise UserError(f"{found.path} is a GGUF file; start from the unquantised model's folder.")
+    tokens = None
+    if recipes.calibrates(recipe):
+        tokens = text.sequences(text.read(calibration), found.tokenizer().encode, recipe.samples, recipe.length)
+    with _bar() as tell:
+        made = make(Job(found.path, target, recipe, pattern, tokens, device), tell)
+    if made.moved:
+        typer.echo(f"{made.moved} scales moved between layers")
+    if made.unreached:
+        typer.echo(f"{len(made.unreached)} matrices were not reached by calibration and rounded to the nearest")
+    _show(found.path, target, made.errors)
 
 
 def _pattern(skip: str | None) -> re.Pattern[str] | None:

@@ -23,14 +23,17 @@ if TYPE_CHECKING:
 
 SERVER_FLAGS = option_flags(SERVER_GROUPS)
 NAMES = "--served-model-name"
+MODULES = "--lora-modules"
 
 
 class SeveralNames(Verb):
-    """`serve MODEL --served-model-name a b`: words after that flag are names, as vLLM reads them."""
+    """`serve MODEL --served-model-name a b`: words after that flag are names, as vLLM reads them; so with adapters."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """The words as click takes them: the names are one word with commas."""
-        return super().parse_args(ctx, joined_names(args) if args and not args[0].startswith("-") else args)
+        if args and not args[0].startswith("-"):
+            args = spread_modules(joined_names(args))
+        return super().parse_args(ctx, args)
 
 
 def joined_names(args: list[str]) -> list[str]:
@@ -45,6 +48,19 @@ def joined_names(args: list[str]) -> list[str]:
         elif word != NAMES:
             names.append(word)
     return [*kept, NAMES, ",".join(names)] if names else args
+
+
+def spread_modules(args: list[str]) -> list[str]:
+    """Every word after the flag for adapters, with a flag of its own."""
+    kept: list[str] = []
+    reading = False
+    for word in args:
+        if word.startswith("-"):
+            reading = word == MODULES
+        elif reading and kept[-1] != MODULES:
+            kept.append(MODULES)
+        kept.append(word)
+    return kept
 
 
 @engine_flags

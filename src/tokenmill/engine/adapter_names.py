@@ -8,7 +8,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tokenmill.core.errors import ParameterError
+from tokenmill.demo.files import demo_dir
 
+DEMO = "demo:"
+"""Begins the path of an adapter that comes with the demo model: demo:pirate, demo:sql."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _.:/@+-]{0,127}")
 
 
@@ -20,6 +23,16 @@ def check_name(name: Any) -> None:
             f"{_shown(name)}.",
             param="lora_name",
         )
+
+
+def located(path: str) -> str:
+    """Where an adapter lies; those of the demo model come with this program."""
+    if not path.startswith(DEMO):
+        return path
+    found = demo_dir(f"lora-{path.removeprefix(DEMO)}")
+    if not re.fullmatch(r"[a-z]+", path.removeprefix(DEMO)) or not found.is_dir():
+        raise ParameterError(f"The demo model has no adapter {path!r}: there are demo:pirate and demo:sql.")
+    return str(found)
 
 
 def read_modules(given: Iterable[str]) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ from tokenmill.core.config import AdapterOptions
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.execution import Executor
 from tokenmill.core.params import LoRARequest
-from tokenmill.engine.adapter_names import check_name, read_modules
+from tokenmill.engine.adapter_names import check_name, located, read_modules
 from tokenmill.scheduler.scheduler import Scheduler
 
 ASK_S = 0.02
@@ -31,7 +31,6 @@ class Entry:
     name: str
     path: str
     ready: bool = False
-    leaving: bool = False
     given: int = 0
     """vLLM's number for it: callers' own."""
 
@@ -45,6 +44,8 @@ class AdapterDesk:
         self.numbers: dict[int, Entry] = {}
         self.next_number = 1
         self.asked = 0.0
+        self.leaving: list[Entry] = []
+        """Without a name, and still used by open requests."""
         self.failed: dict[int, str] = {}
         """Why adapters could not be read."""
         if options.lora_modules and not self.enabled:
@@ -72,7 +73,7 @@ class AdapterDesk:
                 f"the adapter {name!r} lies at another path; remove it first, or choose another name.",
                 param="lora_request",
             )
-        if not Path(path).exists():
+        if not Path(located(path)).exists():
             raise ParameterError(f"{path}: there is no such adapter.", param="lora_request")
         self.let_go()
         number = self.next_number if number is None else number
@@ -117,22 +118,21 @@ class AdapterDesk:
         entry = self.names.pop(name, None)
         if entry is None:
             return False
-        entry.leaving = True
+        self.leaving.append(entry)
         self.let_go()
         return True
 
     def let_go(self) -> None:
         """Forget adapters without a name that no open request uses."""
-        leaving = [entry for entry in self.numbers.values() if entry.leaving]
-        if not leaving:
+        if not self.leaving:
             return
         used = {group.request.adapter for group in self.scheduler.roster.groups.values()}
         used |= {seq.group.request.adapter for flight in self.scheduler.flying for seq in flight.seqs}
-        for entry in leaving:
-            if entry.number not in used:
-                self.scheduler.roster.adapters.drop(entry.number)
-                self.executor.control({"what": "adapter", "op": "drop", "id": entry.number})
-                del self.numbers[entry.number]
+        for entry in [entry for entry in self.leaving if entry.number not in used]:
+            self.leaving.remove(entry)
+            self.scheduler.roster.adapters.drop(entry.number)
+            self.executor.control({"what": "adapter", "op": "drop", "id": entry.number})
+            del self.numbers[entry.number]
 
     def forget_fits(self) -> None:
         """The base has other weights: what was worked out from it is worked out anew."""
@@ -159,7 +159,7 @@ class AdapterDesk:
             entry.ready = number in self._state([number], wait=False)  # its copy may have been let go
         if entry.ready:
             return None
-        self.executor.control({"what": "adapter", "op": "read", "id": number, "path": entry.path})
+        self.executor.control({"what": "adapter", "op": "read", "id": number, "path": located(entry.path)})
         return Reading(self, number)
 
     def wait(self, number: int) -> None:

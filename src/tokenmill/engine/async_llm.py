@@ -127,6 +127,12 @@ class AsyncLLM:
         found: set[int] = await self.service.call(self.service.built.adapters.list_given)
         return found
 
+    @property
+    def first_adapter(self) -> LoRARequest | None:
+        """The first of lora_modules, which verbs answer with that have no way to name one."""
+        entry = next(iter(self.service.built.adapters.names.values()), None)
+        return None if entry is None else LoRARequest(entry.name, entry.number, entry.path)
+
     async def _adapter(self, lora_request: LoRARequest | None) -> int:
         """The number of an adapter; the engine reads it before the request begins."""
         if lora_request is None:

@@ -55,14 +55,14 @@ def count_states(
     return min(rows, fits), min(slots, MOST_SNAPSHOTS)
 
 
-def cache_bytes(config: EngineConfig, device: str, peak: int, reasons: list[str]) -> int:
-    """Bytes for pages, states and what is kept of them."""
+def cache_bytes(config: EngineConfig, device: str, peak: int, reasons: list[str], shares: int = 1) -> int:
+    """Bytes for pages, states and what is kept of them; shares: how many ranks and engines a host's memory serves."""
     budget = config.cache.kv_cache_memory_bytes
     reasons = reasons if config.cache.num_gpu_blocks_override is None else []
     if budget is None:
         free = free_bytes(device)
         if not counts_memory(device):
-            budget = min(CPU_CACHE_BYTES, free // 2)
+            budget = min(CPU_CACHE_BYTES, free // 2) // shares
             reasons.append(f"K/V cache of {budget >> 20} MiB: half of the free memory, at most 2 GiB")
         else:
             used = total_bytes(device) - free
@@ -92,10 +92,13 @@ def peak_step_bytes(
     peak, most = 0, config.schedule.max_num_seqs
     # The most rows, ordinary prompts, the longest chunk, and short ones: they run, and compile, what a mixed step runs.
     cuts = [(rows, step_tokens) for rows in sorted({min(n, most) for n in (most, 64, 2)})]
-    for rows, tokens in cuts + [(min(2, most), n) for n in SHORT_STEPS if n < step_tokens]:
+    every = [(*cut, False) for cut in cuts + [(min(2, most), n) for n in SHORT_STEPS if n < step_tokens]]
+    every += [(*cut, True) for cut in cuts[-1:] if config.adapters.enable_lora]
+    for rows, tokens, adapted in every:
         plan, need, length = peak_plan(rows, tokens, max_len, layout)
         states = StatePool(model.spec.states, len(plan.rows), 0, device) if model.spec.states else None
         runner = Runner(model, kernels, KVPool(layout, need, device, states), len(plan.rows), length + 1)
+        runner.rows.always_adapted |= adapted
         results: list[StepResult] = []
         peak = max(peak, growth_bytes(device, partial(_note_result, runner, plan, results)))
         if results[0].failure is not None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import DeltaSpec, ForwardContext, NormSpec, StateSpec
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, FusedColumnLinear, RowLinear, Rows
@@ -48,8 +47,7 @@ class GatedDelta:
 
     def __init__(self, b: Build, hidden: int, heads: DeltaHeads, eps: float) -> None:
         """b: where the layer's tensors lie; products stored apart (in_proj_qkv, ...) or head by head (in_proj_qkvz)."""
-        if b.group.size > 1:
-            raise ModelError("Layers with a delta rule cannot be split over several devices yet.")
+        b = b.alone("layers with a delta rule")
         self.heads = heads
         self.products = _joined(b, hidden, heads) if b.has("in_proj_qkvz.weight") else _apart(b, hidden, heads)
         taps = b.tensor("conv1d.weight", (heads.channels, 1, heads.taps), torch.float32)

@@ -2,8 +2,8 @@
 sites' tensors.
 
 Filled while a model is built (`Build.adapters`), then given memory: a slot's share of every product for adapters of
-the largest allowed rank. Experts, embeddings and what few adapters have (gains, shifts) get memory with the first
-adapter that has business there. Must not know: files, which adapters there are.
+the largest allowed rank. Mixtures, embeddings, the head and what few adapters have (gains, shifts) get memory with the
+first adapter that has business there. Must not know: files, which adapters there are.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from tokenmill.core.adapters import AdapterSite
 from tokenmill.lora.names import Names
 from tokenmill.lora.weight import LoraWeight, Source
 
+_CHOOSING = frozenset({"gate", "router", "shared_expert_gate", "wg"})
+"""What matrices are called that choose among experts."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -30,6 +33,16 @@ class Place:
     """None: a table of embeddings."""
     bias: Tensor | None = None
     """The product's."""
+
+
+def _mixing(path: str) -> bool:
+    """Is it a matrix of a mixture: an expert's, or one that chooses?"""
+    return ".experts." in path or path.rpartition(".")[2] in _CHOOSING
+
+
+def _usual(path: str) -> bool:
+    """Is it a matrix of a layer that most adapters change? Others get memory with the first one that does."""
+    return any(part.isdigit() for part in path.split(".")) and not _mixing(path)
 
 
 class Sites:
@@ -77,7 +90,7 @@ class Sites:
     def allocate(self) -> int:
         """Memory for what most adapters change: -> bytes."""
         for path, places in self.places.items():
-            if ".experts." not in path:
+            if _usual(path):
                 for place in places:
                     self.ensure(place.site)
         return self.bytes()
@@ -103,9 +116,10 @@ class Sites:
         return True
 
     def recordable(self, site: AdapterSite) -> bool:
-        """Can a recorded step hold what adapters do here? Neither embeddings nor experts, whose tokens are sorted."""
+        """Can a recorded step hold what adapters do here? Not at embeddings and experts, whose tokens are sorted, and
+        routers, which compute in another type."""
         if self._plain is None:
-            places = (p for path, each in self.places.items() if ".experts." not in path for p in each)
+            places = (p for path, each in self.places.items() if not _mixing(path) for p in each)
             self._plain = {id(place.site) for place in places}
         return id(site) in self._plain
 

@@ -53,9 +53,10 @@ def build(c: ModelConfig, b: Build) -> Decoder:
 
 def _experts(b: Build, route: RouteSpec, hidden: int, inner: int) -> ExpertWeights:
     """Stored as [E, in, out], gate and up interleaved, as 4 bit floats [E, out, in], or (by converters) one by one."""
-    if b.has("gate_up_proj_blocks"):
+    whole = b.has("gate_up_proj")  # where weights are invented there is everything, and the config decides
+    if b.has("gate_up_proj_blocks") and (not whole or b.how.get("quant_method") == "mxfp4"):
         return _narrow_experts(b, route, hidden, inner)
-    if not b.has("gate_up_proj"):
+    if not whole:
         return load_experts(b, route, hidden, inner, bias=True)
     count, before = route.experts, b.book.flops
     gate_up = b.tensor("gate_up_proj", (count, hidden, 2 * inner))
@@ -78,7 +79,8 @@ def _narrow_experts(b: Build, route: RouteSpec, hidden: int, inner: int) -> Expe
     count, before = route.experts, b.book.flops
     order = torch.arange(2 * inner).view(inner, 2).t().reshape(-1)
     ups = b.stacked("gate_up_proj", (count, 2 * inner, hidden), b.tensor("gate_up_proj_bias", (count, 2 * inner)))
-    ups = [up.take(order.to(b.device)) for up in ups]
+    ups = [b.adapted(up.take(order.to(b.device)), f"{i}.gate_up_proj", order) for i, up in enumerate(ups)]
     downs = b.stacked("down_proj", (count, hidden, inner), b.tensor("down_proj_bias", (count, hidden)))
+    downs = [b.adapted(down, f"{i}.down_proj") for i, down in enumerate(downs)]
     count_visited(b, before, route)
     return split_experts(b, ups, downs)

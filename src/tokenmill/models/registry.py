@@ -74,19 +74,54 @@ def build_model(
     if unknown := check_keys(config):
         shown = ", ".join(repr(name) for name in unknown[:12]) + (" ..." if len(unknown) > 12 else "")
         log.warning("config.json: %s: not known here, and ignored; if one changes the model, answers suffer.", shown)
-    c = _read(config)
-    # Only the first name counts: some files have a training length beside it under another one.
-    trained = next((c.need(name, int) for name in _POSITION_NAMES if c.has(name)), _DEFAULT_POSITIONS)
     b = Build(
         checkpoint=ckpt,
         dtype=dtype,
         device=torch.device(device),
-        max_positions=min(max_positions or trained, _MAX_POSITIONS),
+        max_positions=_positions(_read(config), max_positions),
         group=group or SoloGroup(),
         kernels=kernels,
         **more,
     )
     return build_stage(config, b)
+
+
+def build_elsewhere(
+    config: dict[str, Any],
+    ckpt: Checkpoint,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    kernels: Kernels,
+    quantization: str | None = None,
+    max_positions: int | None = None,
+) -> CausalLM:
+    """The same as Transformers has it, around our attention (`models/foreign.py`)."""
+    foreign = importlib.import_module("tokenmill.models.foreign")
+    reach = _positions(ModelConfig(config), max_positions)
+    b = Build(ckpt, dtype, torch.device(device), kernels, reach, quantization=quantization)
+    model: CausalLM = foreign.build_foreign(config, b)
+    return model
+
+
+def _positions(c: ModelConfig, wanted: int | None) -> int:
+    # Only the first name counts: some files have a training length beside it under another one.
+    trained = next((c.need(name, int) for name in _POSITION_NAMES if c.has(name)), _DEFAULT_POSITIONS)
+    return min(wanted or trained, _MAX_POSITIONS)
+
+
+def is_elsewhere(config: dict[str, Any], impl: str) -> bool:
+    """Is this model to be computed by Transformers? impl: auto, tokenmill (or vllm, which means ours), transformers."""
+    names = [name for name in config.get("architectures") or () if isinstance(name, str)]
+    if impl in ("tokenmill", "vllm") or (impl == "auto" and any(name in _FAMILIES for name in names)):
+        return False
+    can = importlib.import_module("tokenmill.models.foreign").can_build(config)
+    if impl == "transformers" and not can:
+        raise ModelError(
+            f"--model-impl transformers: Transformers is not installed, or has no causal model of type "
+            f"{config.get('model_type')!r}."
+        )
+    return bool(can)
 
 
 def check_keys(config: dict[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from tokenmill.core.adapters import Delta
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import Act, ForwardContext, Kernels, NormSpec, Weight
 from tokenmill.quant.base import WeightBase
@@ -47,10 +48,11 @@ class OrderedWeight(WeightBase):
         norm: NormSpec | None = None,
         act: Act | None = None,
         residual: Tensor | None = None,
+        delta: Delta | None = None,
     ) -> Tensor:
         """residual + act(norm(x) @ W.T + bias)."""
         x = x if norm is None else ctx.kernels.norm(x, norm)
-        return (self.settled or self.inner).matmul(x[:, self.order], ctx, act=act, residual=residual)
+        return (self.settled or self.inner).matmul(x[:, self.order], ctx, act=act, residual=residual, delta=delta)
 
     def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
         """x [T, in] -> [T, out]."""

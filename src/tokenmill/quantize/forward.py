@@ -31,6 +31,14 @@ def run(model: CausalLM, x: Tensor, kernels: Kernels, device: torch.device) -> T
     return torch.cat(out)
 
 
+def logits(model: CausalLM, hidden: Tensor, kernels: Kernels, device: torch.device) -> Tensor:
+    """[n, hidden] -> [n, vocab] in float32, where they were computed."""
+    nothing = torch.zeros(0, dtype=torch.long, device=device)
+    context = ForwardContext(kernels, nothing, nothing, nothing, 1, [], [])
+    with torch.inference_mode():
+        return model.logits(hidden.to(device), context).float()
+
+
 def _context(pool: KVPool, kernels: Kernels, count: int, length: int) -> ForwardContext:
     """All of `count` sequences from their beginnings, each in blocks of its own."""
     device, held = pool.storage[0].device, -(-length // BLOCK)

@@ -37,12 +37,12 @@ def gptq(weight: Tensor, spec: Spec, inputs: Inputs, damping: float = 0.01) -> C
     return Codes(codes, scales, zeros, spec)
 
 
-def factor(hessian: Tensor, damping: float) -> tuple[Tensor, Tensor]:
-    """An order of columns (largest energy first), and the upper Cholesky factor of the inverse in that order."""
+def factor(hessian: Tensor, damping: float, order: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """An order of columns (largest energy first unless told), and the upper Cholesky factor of the inverse in it."""
     diagonal = hessian.diagonal()
     dead = diagonal == 0
     diagonal[dead] = 1.0
-    order = diagonal.argsort(descending=True)
+    order = diagonal.argsort(descending=True) if order is None else order
     sorted_hessian = hessian[order][:, order].double()
     eye = torch.eye(len(order), dtype=torch.float64, device=hessian.device)
     step = float(diagonal.mean())

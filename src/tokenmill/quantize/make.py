@@ -32,6 +32,8 @@ from tokenmill.quantize.recipes import Recipe
 from tokenmill.quantize.stream import Layer, Stream, fold
 
 _STATE = "state.json"
+_MARKS = ("weight_packed", "qweight", "weight_scale", "SCB", "weight.absmax", "bitmask")
+"""What lies beside a weight, or in its place, once it is rounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +87,7 @@ def _check(job: Job) -> dict[str, Any]:
         raise ModelError(f"{job.source} is already quantised; start from the unquantised model.")
     if job.target.exists() and (not job.target.is_dir() or any(job.target.iterdir())):
         raise UserError(f"{job.target} exists already; name a folder that does not, or an empty one.")
-    if job.recipe.method in recipes.CALIBRATED or job.recipe.bits != int(job.recipe.bits):
-        assert job.tokens is not None, "this method calibrates"
+    assert job.tokens is not None or not recipes.calibrates(job.recipe), "this method calibrates"
     return config
 
 
@@ -143,7 +144,8 @@ class _Run:
 
     def all(self) -> None:
         """Every chosen weight, with calibration layer by layer, else one by one."""
-        if self.job.recipe.bits != int(self.job.recipe.bits) and not self.made.bits:
+        recipe = self.job.recipe
+        if recipe.method in recipes.INTEGERS and recipe.bits != int(recipe.bits) and not self.made.bits:
             self.made.bits = self._shared_bits()
         if self.job.recipe.method in recipes.CALIBRATED:
             self._streamed()
@@ -212,7 +214,8 @@ class _Run:
         """Round these, write them to a file of their own, and note that this is done."""
         tensors = {name: tensor.cpu() for name, tensor in changed.items()}
         for name, weight in weights.items():
-            held = recipes.hold(self.job.recipe, weight, self._bits(name), inputs.get(name))
+            kind = self.ckpt.tensor(name).dtype
+            held = recipes.hold(self.job.recipe, weight, self._bits(name), inputs.get(name), kind)
             base = name.removesuffix(".weight")
             tensors |= {f"{base}.{part}": tensor.cpu().contiguous() for part, tensor in held.tensors.items()}
             size = weight.norm()
@@ -230,9 +233,7 @@ class _Run:
 
 def _replaced(name: str, tensors: dict[str, Tensor]) -> bool:
     base = name.removesuffix("weight")
-    return name not in tensors and any(
-        base + part in tensors for part in ("weight_packed", "qweight", "weight_scale", "SCB", "weight.absmax")
-    )
+    return name not in tensors and any(base + part in tensors for part in _MARKS)
 
 
 def _finish(job: Job, config: dict[str, Any], ckpt: Checkpoint, chosen: set[str], partial: Path, made: Made) -> None:

@@ -12,7 +12,8 @@ from tokenmill.quantize.codes import SHRINKS, Codes, Spec, fitted, grid, rounded
 from tokenmill.quantize.inputs import Inputs
 
 _ROUNDS = 200
-_HALF_QUADRATIC = 20
+_HALF_QUADRATIC = 4
+_NORM = 0.7
 
 
 def clipped(weight: Tensor, spec: Spec, inputs: Inputs) -> Codes:
@@ -58,21 +59,23 @@ def autoround(weight: Tensor, spec: Spec, inputs: Inputs, rounds: int = _ROUNDS)
 
 
 def hqq(weight: Tensor, spec: Spec) -> Codes:
-    """Zero points for errors with few large entries, by half-quadratic splitting, without data (Badri, Shaji, 2023)."""
-    scales, zeros = grid(weight, spec)
-    if spec.symmetric:
-        return rounded(weight, *fitted(weight, spec), spec)
+    """Errors with few large entries, by half-quadratic splitting, without data (Badri, Shaji, 2023).
+
+    Files hold whole zero points, so steps are searched as well as zero points."""
     parts, most = weight.unflatten(1, (-1, spec.group)), (1 << spec.bits) - 1
-    beta, least, best = 10.0, None, zeros
-    for _ in range(_HALF_QUADRATIC):
-        codes = (parts / scales[..., None] + zeros[..., None]).round().clamp(0, most)
-        error = parts - (codes - zeros[..., None]) * scales[..., None]
-        lost = error.abs().pow(0.7).sum(-1)
-        better = torch.ones_like(lost, dtype=torch.bool) if least is None else lost < least
-        best = torch.where(better, zeros, best)
-        least = lost if least is None else torch.where(better, lost, least)
-        kept = error.sign() * (error.abs() - error.abs().clamp(min=1e-8).pow(-0.3) / beta).clamp(min=0.0)
-        zeros = (codes - (parts - kept) / scales[..., None]).mean(-1)
-        zeros = zeros.round().clamp(0, most)  # files hold whole ones
-        beta *= 1.01
-    return rounded(weight, scales, best, spec)
+    least, best = None, grid(weight, spec)
+    for shrink in SHRINKS:
+        scales, zeros = grid(weight, spec, shrink)
+        beta = 10.0
+        for _ in range(1 if spec.symmetric else _HALF_QUADRATIC):
+            codes = (parts / scales[..., None] + zeros[..., None]).round().clamp(0, most)
+            error = parts - (codes - zeros[..., None]) * scales[..., None]
+            lost = error.abs().pow(_NORM).sum(-1)
+            better = torch.ones_like(lost, dtype=torch.bool) if least is None else lost < least
+            best = (torch.where(better, scales, best[0]), torch.where(better, zeros, best[1]))
+            least = lost if least is None else torch.where(better, lost, least)
+            size = error.abs()
+            kept = error.sign() * (size - size.clamp(min=1e-8).pow(_NORM - 1.0) / beta).clamp(min=0.0)
+            zeros = (codes - (parts - kept) / scales[..., None]).mean(-1).round().clamp(0, most)
+            beta *= 1.01
+    return rounded(weight, *best, spec)

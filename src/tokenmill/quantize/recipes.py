@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tokenmill.core.errors import UserError
 from tokenmill.quant import compressed as ct
-from tokenmill.quantize import stored
+from tokenmill.quantize import prune, stored
 from tokenmill.quantize.codes import Codes, Spec, nearest
 from tokenmill.quantize.gptq import gptq
 from tokenmill.quantize.inputs import Inputs
@@ -32,6 +33,7 @@ class Recipe:
     bits: float = 4.0
     group: int = 128
     symmetric: bool = False
+    sparsity: str = "2:4"
     samples: int = 128
     length: int = 512
     damping: float = 0.01
@@ -66,9 +68,9 @@ WHOLE: dict[str, tuple[Callable[[Tensor], Held], str]] = {
     "bitnet": (stored.ternary, "bitnet"),
 }
 """Methods that settle how a weight is stored, and the form of their files."""
-CALIBRATED = frozenset({"gptq", "awq", "autoround", "smoothquant"})
+CALIBRATED = frozenset({"gptq", "awq", "autoround", "smoothquant", "wanda", "sparsegpt"})
 FOLDING = frozenset({"awq", "smoothquant"})
-METHODS = (*INTEGERS, *WHOLE)
+METHODS = (*INTEGERS, *WHOLE, *prune.METHODS)
 FORMS = ("compressed-tensors", "gptq", "awq", "bitsandbytes", "bitnet")
 _WRITERS = {"compressed-tensors": stored.compressed, "gptq": stored.gptq, "awq": stored.awq}
 _BITS = {"compressed-tensors": range(2, 9), "gptq": (2, 3, 4, 8), "awq": (4,)}
@@ -80,6 +82,8 @@ def settle(recipe: Recipe) -> Recipe:
     if recipe.method not in METHODS:
         raise UserError(f"--method {recipe.method}: use {', '.join(METHODS)}.")
     natural = WHOLE[recipe.method][1] if recipe.method in WHOLE else "compressed-tensors"
+    if recipe.method in prune.METHODS:
+        prune.parse(recipe.sparsity)
     form = recipe.form or natural
     if form not in FORMS or (recipe.method in WHOLE and form != natural) or (
         recipe.method in INTEGERS and form not in _WRITERS
@@ -92,7 +96,7 @@ def settle(recipe: Recipe) -> Recipe:
             raise UserError(f"--bits {recipe.bits:g}: files of the form {form} hold {_words(_BITS[form])} bits.")
         if not whole and (form != "compressed-tensors" or not 2 < recipe.bits < 8):
             raise UserError(f"--bits {recipe.bits:g}: bits that differ from weight to weight lie between 2 and 8 and "
-                            "need --form compressed-tensors.")  # fmt: skip
+                            "need --format compressed-tensors.")  # fmt: skip
         if recipe.group not in (32, 64, 128, 256):
             raise UserError(f"--group {recipe.group}: use 32, 64, 128 or 256.")
     if not (0 < recipe.samples <= 1 << 16 and 8 <= recipe.length <= 1 << 16):
@@ -108,17 +112,27 @@ def _words(numbers: Any) -> str:
     return ", ".join(str(n) for n in numbers)
 
 
-def hold(recipe: Recipe, weight: Tensor, bits: int, inputs: Inputs | None) -> Held:
-    """The weight [out, in] float32 as files of this recipe hold it."""
+def hold(recipe: Recipe, weight: Tensor, bits: int, inputs: Inputs | None, kind: torch.dtype = torch.bfloat16) -> Held:
+    """The weight [out, in] float32 as files of this recipe hold it; kind: the type that it had."""
     if recipe.method in WHOLE:
         return WHOLE[recipe.method][0](weight)
+    if recipe.method in prune.METHODS:
+        sparse = prune.METHODS[recipe.method](weight, prune.parse(recipe.sparsity), inputs)
+        return stored.bitmask(sparse, kind)
     spec = Spec(bits, recipe.group, recipe.symmetric)
     codes = INTEGERS[recipe.method](weight, spec, inputs)
     return _WRITERS[recipe.form](codes)
 
 
+def calibrates(recipe: Recipe) -> bool:
+    """Does it look at inputs?"""
+    return recipe.method in CALIBRATED or (recipe.method in INTEGERS and recipe.bits != int(recipe.bits))
+
+
 def columns(recipe: Recipe) -> int:
     """What must divide a weight's columns."""
+    if recipe.method in prune.METHODS:
+        return max(prune.parse(recipe.sparsity).of, 8)
     return recipe.group if recipe.method in INTEGERS else _COLUMNS.get(recipe.method, 1)
 
 
@@ -148,6 +162,13 @@ def config(recipe: Recipe, bits: Mapping[str, int], ignore: list[str]) -> dict[s
 
 
 def _compressed(recipe: Recipe, bits: Mapping[str, int], ignore: list[str]) -> dict[str, Any]:
+    if recipe.method in prune.METHODS:
+        form = "sparse-24-bitmask" if recipe.sparsity == "2:4" else "sparse-bitmask"
+        structure = "2:4" if recipe.sparsity == "2:4" else "unstructured"
+        sparsity = {"format": form, "sparsity_structure": structure, "global_sparsity":
+                    prune.parse(recipe.sparsity).share, "ignore": ignore, "targets": ["Linear"]}  # fmt: skip
+        return {"quant_method": ct.METHOD, "format": "dense", "config_groups": {}, "ignore": ignore,
+                "sparsity_config": sparsity}  # fmt: skip
     if recipe.method == "fp8":
         return ct.fp8_config(ignore)
     token = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "group_size": None, "dynamic": True}

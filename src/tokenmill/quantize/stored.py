@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tokenmill.kernels import fp8
 from tokenmill.quant import bits as packed
+from tokenmill.quant.sparse import pack_mask
 from tokenmill.quant.table import FP4
 from tokenmill.quantize.codes import Codes
 
@@ -173,6 +174,20 @@ def nvfp4(weight: Tensor) -> Held:
     codes, values = _fours(parts / step[..., None])
     tensors = {"weight_packed": _pairs(codes.flatten(1)), "weight_scale": scale, "weight_global_scale": whole.view(1)}
     return Held(tensors, (values * step[..., None]).flatten(1))
+
+
+def bitmask(weight: Tensor, kind: torch.dtype) -> Held:
+    """Without its zeros: the other numbers in a row, and a bit for every place."""
+    values = weight.to(kind)
+    kept = values != 0
+    even = bool((kept.sum(1) == kept[0].sum()).all())
+    tensors = {
+        "compressed": values[kept].view(len(values), -1) if even else values[kept],
+        "bitmask": pack_mask(kept.cpu()),
+        "shape": torch.tensor(weight.shape, dtype=torch.int64),
+        "row_offsets": torch.cat((torch.zeros(1, dtype=torch.int64), kept.sum(1).cumsum(0)[:-1].cpu())),
+    }
+    return Held(tensors, values.float())
 
 
 def _better(parts: Tensor, one: Tensor, other: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
+from tokenmill.core.adapters import Delta
 from tokenmill.core.forward import Act, ForwardContext, Kernels, NormSpec, Weight
 from tokenmill.layers.build import Build
 from tokenmill.quant.base import WeightBase
@@ -45,11 +46,12 @@ class WatchedWeight(WeightBase):
         norm: NormSpec | None = None,
         act: Act | None = None,
         residual: Tensor | None = None,
+        delta: Delta | None = None,
     ) -> Tensor:
         """As the inner weight."""
         x = x if norm is None else ctx.kernels.norm(x, norm)
         self._note(x, norm)
-        y: Tensor = self.inner.matmul(x, ctx, act=act, residual=residual)
+        y: Tensor = self.inner.matmul(x, ctx, act=act, residual=residual, delta=delta)
         return y
 
     def _note(self, x: Tensor, norm: NormSpec | None) -> None:

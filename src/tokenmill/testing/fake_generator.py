@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Inner
 
+from tokenmill.core.config import AdapterOptions
 from tokenmill.core.request import Request, TokenDelta
 from tokenmill.core.step import RowLogprobs
-from tokenmill.engine.wire import Abort, Add, Command, News, Ready, Refused, Report
+from tokenmill.engine.wire import Abort, Adapt, Add, Command, News, Ready, Refused, Report
+from tokenmill.server.adapters import AdapterBook
 from tokenmill.server.backend import EngineStats
 from tokenmill.server.engines.fleet import Fleet
 from tokenmill.server.engines.links import Vitals
@@ -139,6 +141,8 @@ class FakeLink:
                 self._add(command, report)
             elif isinstance(command, Abort):
                 self._abort(command)
+            elif isinstance(command, Adapt) and command.path is not None:
+                report.adapted[command.number] = ""
         running = list(itertools.islice(self.works.values(), self.options.max_rows))
         for work in running:
             if not work.started:
@@ -236,5 +240,6 @@ async def fake_fleet(options: FakeOptions | None = None, fleet_options: FleetOpt
         return links[number, life]
 
     fleet = Fleet(make, ("fake", "other"), fleet_options or FleetOptions())
+    fleet.adapters.book = AdapterBook(AdapterOptions(enable_lora=True), fleet.names)
     await fleet.start()
     return FakeFleet(fleet, links)

@@ -19,9 +19,13 @@ OF_VLLM = {
     *("LLM", "LLMEngine", "SamplingParams", "PoolingParams", "BeamSearchParams", "StructuredOutputsParams"),
     *("EngineArgs", "AsyncEngineArgs", "AsyncLLMEngine", "RequestOutput", "RequestOutputKind", "TextPrompt"),
     *("TokensPrompt", "EmbeddingRequestOutput", "ClassificationRequestOutput", "ScoringRequestOutput"),
-    *("BeamSearchOutput", "Counter", "Gauge", "Histogram", "Metric", "Vector"),
+    *("BeamSearchOutput", "LoRARequest", "Counter", "Gauge", "Histogram", "Metric", "Vector"),
 }
 """Names that vLLM has, too, in its package or where it documents them."""
+
+
+OF_DEMO = ("multi_lora",)
+"""Those that show what the demo model's files can do."""
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +94,7 @@ CHECKS = {
     "metrics": check_metrics,
     "llm_engine": lambda found: sorted(len(o.outputs) for o in found) == [1, 1, 2],
     "async_llm": lambda found: len(found) == 2 and all(found),
+    "multi_lora": lambda found: found[1].outputs[0].text.startswith("Arr!") and check_finished(found, 6),
     "rollouts": lambda found: len(found) == 3 and len(set(found)) > 1,
 }
 
@@ -99,7 +104,7 @@ def test_an_example_runs(file, model, monkeypatch, tmp_path):
     for name, value in {"MAX_NUM_SEQS": "8", "MAX_MODEL_LEN": "512", "KV_CACHE_MEMORY_BYTES": str(1 << 22)}.items():
         monkeypatch.setenv(f"TOKENMILL_{name}", value)
     monkeypatch.chdir(tmp_path)
-    found = runpy.run_path(str(file))["main"](model)
+    found = runpy.run_path(str(file))["main"]("demo" if file.stem in OF_DEMO else model)
     assert CHECKS[file.stem](found) in (None, True)
 
 

@@ -76,7 +76,7 @@ def test_vectors(llm):
     assert len(llm.embed([[7] * 400], truncate_prompt_tokens=-1)[0].prompt_token_ids) == 255
     for given, words in (
         ({"pooling_params": PoolingParams(dimensions=99)}, "more than this model has"),
-        ({"pooling_params": PoolingParams(normalize=False)}, "length 1"), ({"lora_request": 3}, "adapters"),
+        ({"pooling_params": PoolingParams(normalize=False)}, "length 1"), ({"lora_request": 3}, "LoRARequest"),
         ({"pooling_params": 3}, "PoolingParams"), ({"mood": 1}, "no argument 'mood'"),
         ({"truncate_prompt_tokens": 0}, "positive"),
     ):  # fmt: skip
@@ -231,8 +231,9 @@ def test_the_tokenizer_is_transformers_like(llm, theirs):
 def test_what_rests_on_features_to_come_says_what_to_use(llm):
     adapter = LoRARequest("sql", 1, "/somewhere")
     for call, words in (
-        (lambda: llm.generate("x", lora_request=adapter), "merge the adapter"),
+        (lambda: llm.generate("x", lora_request=adapter), "loaded without adapters"),
         (lambda: llm.beam_search("x", BeamSearchParams(beam_width=1, max_tokens=1), lora_request=adapter), "adapters"),
+        (lambda: llm.generate("x", prompt_adapter_request=3), "prompt adapters are not built"),
         (lambda: llm.sleep(), "close\\(\\)"), (lambda: llm.collective_rpc("no_such"), "no method 'no_such'"),
         (lambda: llm.generate("x", tokenization_kwargs={"a": 1}), "tokenization_kwargs"),
         (lambda: llm.stop_profile(), "start_profile"),
@@ -279,7 +280,8 @@ def test_an_engine_by_hand(tiny):
     assert not engine.has_unfinished_requests() and engine.get_num_unfinished_requests() == 0
     check_nothing_left(engine.driver.engine)
     engine.close()
-    for given, words in (({"swap_spce": 1}, "Did you mean 'swap_space'"), ({"enable_lora": True}, "adapters")):
+    misspelt, unbuilt = ({"swap_spce": 1}, "Did you mean 'swap_space'"), ({"enable_prompt_adapter": True}, "adapters")
+    for given, words in (misspelt, unbuilt):
         with pytest.raises(ParameterError, match=words):
             EngineArgs(model=str(tiny), **given)
     assert "hush" not in repr(EngineArgs(hf_token="hush")) and EngineArgs(num_blocks=3) == EngineArgs(num_blocks=3)

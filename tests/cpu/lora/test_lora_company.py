@@ -39,9 +39,13 @@ def shown(output: RequestOutput) -> Any:
     return found
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-    ("dtype", "form"), [("float32", None), ("bfloat16", None), ("bfloat16", "int8"), ("float32", "int4")]
+    ("backend", "dtype", "form"),
+    [
+        ("reference", "float32", None),
+        *((BACKENDS[-1], *each) for each in (("float32", None), ("bfloat16", None), ("bfloat16", "int8"))),
+        (BACKENDS[-1], "float32", "int4"),
+    ],
 )
 def test_each_row_as_if_it_were_alone(
     base: Path, adapters: dict[str, Path], backend: str, dtype: str, form: str | None
@@ -70,7 +74,7 @@ def said_without(base: Path, options: dict[str, Any], params: Any) -> Any:
     "options",
     [
         {"max_num_batched_tokens": 16},
-        {"num_blocks": 24, "max_num_seqs": 8},
+        {"num_blocks": 8, "max_model_len": 64, "max_num_seqs": 8},
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
         {"kv_cache_dtype": "int8"},
         {"max_loras": 2},
@@ -101,7 +105,7 @@ def test_n_beams_grammars_and_vectors(base: Path, adapters: dict[str, Path]) -> 
         for params in (sampled, beams, held):
             alone = [said(llm, [PROMPTS[5]], params, each)[0] for each in (one, two, None)]
             assert said(llm, [PROMPTS[5]] * 3, params, [one, two, None]) == alone
-            assert len({str(each) for each in alone}) > 1
+            assert params is held or len({str(each) for each in alone}) > 1
         prompt = {"prompt_token_ids": PROMPTS[5]}
         vectors = [llm.embed(prompt, False, lora_request=each)[0].outputs.embedding for each in (one, None, one)]
         assert vectors[0] == vectors[2] != vectors[1]

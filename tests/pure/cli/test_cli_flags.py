@@ -55,6 +55,8 @@ def test_each_option_has_a_flag_that_reaches_the_configuration() -> None:
             typed = [spelling(name), value]
         elif plain in samples:
             typed, value = [spelling(name), samples[plain][0]], samples[plain][1]
+        elif plain == list[str]:
+            typed, value = [spelling(name), "word", spelling(name), "other"], ["word", "other"]
         else:
             typed, value = [spelling(name), '{"a": [1]}'], {"a": [1]}
         code, seen, output = run(*typed)

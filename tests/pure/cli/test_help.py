@@ -16,7 +16,7 @@ from tokenmill.cli.help import COMMON, section
 from tokenmill.cli.main import app
 from tokenmill.core.config import GROUPS, SERVER_GROUPS, all_options
 
-VERBS = ["serve", "chat", "generate", "plan", "doctor", "quantize", "tune", "completion"]
+VERBS = ["serve", "chat", "generate", "plan", "doctor", "quantize", "distill", "tune", "completion"]
 VERBS += [f"bench {name}" for name in ("throughput", "latency", "startup", "ablate", "compare", "serve")]
 ROOT: Any = typer.main.get_command(app)
 
@@ -91,9 +91,9 @@ KNOWN |= {"--device": True, "--max-tokens": True, "--kv-cache-dtype": True}
         ("-c 0 -n -1 -t -1 x", "x"),
         ("-fa x -fa on y --flash-attn", "x y"),
         ("-ctk f16 -ctv q8_0", "--kv-cache-dtype int8"),
-        ("--tensor-parallel-size 1 -tp 1 --swap-space 4 --enforce-nothing", None),
-        ("--tensor-parallel-size=1 -tp 1 --swap-space 4 x", "x"),
-        ("--disable-log-requests x --no-enable-lora y", "x y"),
+        ("--pipeline-parallel-size 1 --swap-space 4 --enforce-nothing", None),
+        ("--pipeline-parallel-size=1 -pp 1 --swap-space 4 x", "x"),
+        ("--disable-log-requests x --no-enable-eplb y", "x y"),
         ("-p -ngl --ignore-eos x", "-p -ngl --ignore-eos x"),
         ("-phello --model=-m x", "-phello --model=-m x"),
         ("x -- -m y", "x -- -m y"),

@@ -229,6 +229,12 @@ PROBES: dict[str, dict[str, Probe]] = {
         "tools": _given([TOOL], {"prompt": ABSENT, **_IN_CHAT}),
     },
     "openai.DetokenizeRequest": {"model": _given("nope"), "tokens": ({}, [70], [71])},
+    "lora.LoadAdapterRequest": {
+        "lora_name": ({"load_inplace": True}, "one", "two"),
+        "lora_path": ({"load_inplace": True}, "adapter", "nowhere"),
+        "load_inplace": ({"lora_name": "three"}, True, False),
+    },
+    "lora.UnloadAdapterRequest": {"lora_name": ({}, "some", "other")},
     "stored.UpdateRequest": {"metadata": ({}, {"a": "b"}, {"a": "c"})},
     "responses.TalkRequest": _TALK,
     "responses.CompactRequest": {

@@ -154,7 +154,7 @@ async def test_a_field_that_is_null_is_absent(start: Starter) -> None:
     wrong = {}
     for path, schemas in ENDPOINTS.items():
         valid = VALID[path][0]
-        for name, info in spellings(schemas[0]).items():
+        for name, info in spellings(schemas[0]).items() if valid else ():
             if info.is_required() or name in valid:
                 continue
             answer = await served.post(path_of(path), {**valid, name: None})

@@ -64,6 +64,8 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "scoring.TeiRerankRequest": ("/rerank", {"query": "a", "texts": ["b", "c"]}),
     "scoring.ScoreRequest": ("/score", {"text_1": "a", "text_2": "b"}),
     "scoring.ClassifyRequest": ("/classify", {"input": "Hi", "labels": ["a", "b"]}),
+    "lora.LoadAdapterRequest": ("/v1/load_lora_adapter", {"lora_name": "four", "lora_path": "adapter"}),
+    "lora.UnloadAdapterRequest": ("/v1/unload_lora_adapter", {}),
     "kserve.InferRequest": (
         "/v2/models/fake/infer",
         {"inputs": [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["Hi"]}]},
@@ -124,6 +126,7 @@ class Bench:
 async def bench(start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     template = tmp_path / "template.jinja"
     template.write_text(TEMPLATE)
+    (tmp_path / "adapter").mkdir()
     tokenizer = byte_tokenizer(FILLS)
     first = tokenizer.special_strings["eos_token"]
     number = tokenizer.encode(first, add_special_tokens=False)[0]
@@ -132,6 +135,7 @@ async def bench(start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         FakeOptions(script=THOUGHT, tokenizer=tokenizer, max_model_len=1024),
         chat_template=str(template),
         trust_request_chat_template=True,
+        lora_folder=str(tmp_path),
         reasoning_parser="qwen3",
         tool_call_parser="hermes",
     )

@@ -188,6 +188,8 @@ HARMLESS: dict[str, Reasons] = {
     "scoring.EmbedRequest": ANYWHERE,
     "scoring.SimilarityRequest": ANYWHERE,
     "scoring.TeiRerankRequest": ANYWHERE,
+    "lora.LoadAdapterRequest": _say("adapters of language models alone are read", "is_3d_lora_weight"),
+    "lora.UnloadAdapterRequest": _say("the name decides", "lora_int_id"),
     "kserve.InferRequest": ANYWHERE,
     "kserve.Tensor": _say("the values are counted", "shape"),
     "kserve.Output": {},

@@ -27,8 +27,8 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
     async def load(request: Request) -> Response:
         """Serve an adapter under a name of its own."""
-        body = await read_body(context, request, LoadAdapterRequest)
         traffic, root = _traffic(context), context.config.limits.lora_folder
+        body = await read_body(context, request, LoadAdapterRequest)
         try:
             path = await asyncio.to_thread(folder_of, root, body.lora_path)
             if body.load_inplace and body.lora_name in traffic.book.by_name:
@@ -42,9 +42,10 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
     async def unload(request: Request) -> Response:
         """Let an adapter go; its open requests end first, new ones are refused at once."""
+        traffic = _traffic(context)
         body = await read_body(context, request, UnloadAdapterRequest)
         try:
-            _traffic(context).unload(body.lora_name)
+            traffic.unload(body.lora_name)
         except NoSuchAdapterError as error:
             raise HttpError(404, str(error), param=error.param) from None
         return Response(f"Success: LoRA adapter '{body.lora_name}' removed successfully.", media_type="text/plain")
@@ -57,7 +58,7 @@ def _traffic(context: Context) -> Any:
     """The way to the engines, if clients may use it."""
     traffic = getattr(context.backend, "adapters", None)
     if traffic is None or context.config.limits.lora_folder is None:
-        raise HttpError(403, "Adapters cannot be loaded or unloaded here: --lora-folder allows it, for one folder.")
+        raise HttpError(404, "Adapters cannot be loaded or unloaded here: --lora-folder allows it, for one folder.")
     return traffic
 
 
@@ -68,4 +69,4 @@ def _without(root: str | None, text: str) -> str:
     return text
 
 
-ADAPTERS = Api(add_routes)
+ADAPTERS = Api(add_routes, prefixes=(LOAD, UNLOAD))

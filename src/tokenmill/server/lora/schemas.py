@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, StringConstraints
 
 STRICT = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128)]
@@ -20,8 +20,7 @@ class LoadAdapterRequest(BaseModel):
 
 
 class UnloadAdapterRequest(BaseModel):
-    """POST /v1/unload_lora_adapter; lora_int_id is vLLM's own, and the name decides."""
+    """POST /v1/unload_lora_adapter."""
 
     model_config = STRICT
     lora_name: Name
-    lora_int_id: Annotated[int, Field(ge=0)] | None = None

@@ -1,0 +1,116 @@
+"""`tokenmill distill`: make a drafter for a model. Owns: its flags, and what is shown while it learns."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import typer
+
+from tokenmill.cli.loading import spinner
+from tokenmill.core.errors import ParameterError
+
+if TYPE_CHECKING:
+    from tokenmill.distill.train import Told
+
+Kind = Literal["draft", "medusa", "eagle3"]
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt", "tiktoken.model")
+METHODS = {"draft": "draft_model", "medusa": "medusa", "eagle3": "eagle3"}
+
+
+def distill(  # noqa: PLR0913
+    model: str = typer.Argument(..., metavar="MODEL", help="Folder or hub name of the model that teaches, or `demo`."),
+    target: Path = typer.Argument(..., metavar="DST", help="The folder to write."),
+    data: Path = typer.Option(..., "--data", metavar="FILE", help="Text, or JSON lines with `text` or `prompt`."),
+    kind: Kind = typer.Option("draft", "--kind", help="A small model, Medusa heads, or an EAGLE-3 head."),
+    answers: int = typer.Option(0, "--answers", help="Learn from the model's own answers of so many tokens to each."),
+    steps: int = typer.Option(2000, "--steps", min=1, help="Steps of learning."),
+    minutes: float = typer.Option(0.0, "--minutes", min=0.0, help="Stop after so many (0: when the steps are done)."),
+    batch: int = typer.Option(8, "--batch", min=1, max=4096, help="Lines in a step."),
+    length: int = typer.Option(256, "--length", min=16, max=65536, help="Tokens in a line."),
+    rate: float = typer.Option(1e-3, "--rate", min=1e-7, max=1.0, help="Learning rate."),
+    heads: int = typer.Option(3, "--heads", min=1, max=16, help="Medusa heads."),
+    hidden: int = typer.Option(0, "--hidden", min=0, help="Width of a draft model (0: half of the teacher's)."),
+    layers: int = typer.Option(2, "--layers", min=1, max=64, help="Layers of a draft model."),
+    every: int = typer.Option(200, "--checkpoint-every", min=1, help="Steps between checkpoints."),
+    resume: bool = typer.Option(False, "--resume", help="Go on from the last checkpoint in DST."),
+    device: str = typer.Option("auto", "--device", help="`cpu`, `cuda`, or `auto`."),
+    seed: int = typer.Option(0, "--seed", min=0, help="Of the order of lines and the first weights."),
+) -> None:
+    """Teach a drafter what the model says next, so that --speculative-config makes the model faster.
+
+    What DST holds after each checkpoint is ready to use."""
+    if target.exists() and any(target.iterdir()) and not resume:
+        raise ParameterError(f"{target} is not empty: name another folder, or go on with --resume.")
+    with spinner("Loading ..."):
+        from tokenmill.core.config import make_config
+        from tokenmill.distill.students import DraftStudent, Eagle3Student, MedusaStudent, Student
+        from tokenmill.distill.teacher import Teacher
+        from tokenmill.distill.texts import cut, encode_all, read_texts
+        from tokenmill.distill.train import Course, train
+    texts = read_texts(data)
+    target.mkdir(parents=True, exist_ok=True)
+    pieces = _answer(model, device, texts, answers, target / "answers.jsonl", resume=resume) if answers else None
+    config = make_config(model=model, device=device)
+    with spinner("Loading the model ..."):
+        teacher = Teacher(config, batch, length, taps=3 if kind == "eagle3" else 0)
+        tokenizer = teacher.source.tokenizer()
+    if pieces is None:
+        pieces = encode_all(
+            texts, lambda text: tokenizer.encode(text, add_special_tokens=False), list(tokenizer.eos_ids)
+        )
+    lines = cut(pieces, length)
+    wide = hidden or max(64, teacher.model.spec.hidden_size // 2 // 64 * 64)
+    if wide % 32:
+        raise ParameterError(f"--hidden {hidden} must be a multiple of 32.")
+    student: Student
+    if kind == "draft":
+        student = DraftStudent(teacher, hidden=wide, layers=layers)
+        _copy_tokenizer(teacher.source.path, target)
+    else:
+        student = MedusaStudent(teacher, heads=heads) if kind == "medusa" else Eagle3Student(teacher)
+    course = Course(steps, batch, rate, every, seed, 60 * minutes)
+    right = train(teacher, student, lines, course, target, _tell, resume=resume)
+    typer.echo(f"right on held-out text, by place: {_percent(right)}")
+    spec: dict[str, Any] = {"method": METHODS[kind], "model": str(target)}
+    typer.echo(f"tokenmill serve {model} --speculative-config '{json.dumps(spec)}'")
+
+
+def _answer(model: str, device: str, texts: list[str], most: int, kept: Path, *, resume: bool) -> list[list[int]]:
+    """Prompts with what the model says to them, as token ids; they are kept for --resume."""
+    if resume and kept.exists():
+        return [json.loads(line) for line in kept.read_text().splitlines()]
+    from tokenmill import LLM, SamplingParams
+
+    llm = LLM(model=model, device=device)
+    try:
+        params = [SamplingParams(temperature=0.0 if n % 2 else 0.8, seed=n, max_tokens=most) for n in range(len(texts))]
+        outputs = llm.generate(texts, params, use_tqdm=sys.stderr.isatty())
+    finally:
+        llm.close()
+    found = [[*output.prompt_token_ids, *output.outputs[0].token_ids] for output in outputs]
+    kept.write_text("".join(f"{json.dumps(line)}\n" for line in found))
+    return found
+
+
+def _copy_tokenizer(source: Path, target: Path) -> None:
+    """A draft model speaks the teacher's words."""
+    for name in TOKENIZER:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+
+
+def _tell(told: Told) -> None:
+    """A line at each checkpoint, and now and then between."""
+    if told.right is None and told.step % 20:
+        return
+    left = told.seconds / max(1, told.step) * (told.steps - told.step)
+    right = "" if told.right is None else f"  right {_percent(told.right)}"
+    typer.echo(f"step {told.step}/{told.steps}  loss {told.loss:.3f}{right}  {left / 60:.1f} min left", err=True)
+
+
+def _percent(shares: list[float]) -> str:
+    return ", ".join(f"{100 * share:.1f} %" for share in shares)

@@ -1,0 +1,31 @@
+"""`tokenmill merge`: an adapter worked into its model. Owns: its arguments and what is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from tokenmill.cli.loading import size, spinner
+from tokenmill.core.errors import UserError
+
+
+def merge(
+    base: str = typer.Argument(..., metavar="BASE", help="Folder or hub name of an unquantised model, or `demo`."),
+    adapter: str = typer.Argument(..., metavar="ADAPTER", help="Its adapter: a PEFT folder or a GGUF file."),
+    target: Path = typer.Argument(..., metavar="OUT", help="The folder to write; it must not exist."),
+) -> None:
+    """Write a model with an adapter worked into its weights, as one folder that needs no adapter any more.
+
+    Served as it is, an adapter shares its base with others: see --lora-modules of `serve`."""
+    with spinner("Merging ..."):
+        from tokenmill.engine.adapter_names import located
+        from tokenmill.engine.source import FolderSource, find_source
+        from tokenmill.lora.merge import merge as merge_folders
+
+        found = find_source(base)
+        if not isinstance(found, FolderSource):
+            raise UserError(f"{found.path} is a GGUF file; start from the unquantised model's folder.")
+        count = merge_folders(found.path, Path(located(adapter)), target)
+    written = sum(path.stat().st_size for path in target.iterdir())
+    typer.echo(f"{target}: {count} tensors changed, {size(written)}")

@@ -1,0 +1,64 @@
+"""`tokenmill quality`: what smaller copies of a model keep of it. Owns: its flags, the table and where pictures go."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import typer
+
+from tokenmill.cli.loading import size, spinner
+from tokenmill.core.errors import ParameterError, why
+
+
+def quality(
+    models: list[str] = typer.Argument(..., metavar="MODEL...", help="Folders, files or names to judge."),
+    against: str = typer.Option(..., "--against", metavar="BASE", help="The model that they are copies of."),
+    text: Path = typer.Option(None, "--text", metavar="FILE", help="Text to read [default: a short one]."),
+    tasks: Path = typer.Option(None, "--tasks", metavar="FILE", help="JSON lines: prompt, answer (and choices)."),
+    speed: bool = typer.Option(True, "--speed/--no-speed", help="Time one user's answer on this machine."),
+    picture: Path = typer.Option(None, "--picture", metavar="FILE", help="Size against loss, as .svg or .html."),
+    device: str = typer.Option("cpu", "--device", help="Where they run."),
+    as_json: bool = typer.Option(False, "--json", help="Print figures as JSON."),
+) -> None:
+    """Compare models with the one they were made from: perplexity, divergence, agreement, tasks, size and speed."""
+    if picture is not None and (picture.suffix not in (".svg", ".html") or not picture.absolute().parent.is_dir()):
+        raise ParameterError(f"--picture {picture}: name a .svg or .html file in a folder that exists.")
+    with spinner("Reading ..."):
+        from tokenmill.measure.quality import Questions, compare, read_tasks
+        from tokenmill.quantize import text as texts
+
+        asked = Questions(texts.read(text), None if tasks is None else read_tasks(tasks), speed, device)
+        found = compare(against, models, asked)
+    if as_json:
+        typer.echo(json.dumps([asdict(one) for one in found], indent=2))
+    else:
+        _table([asdict(one) for one in found])
+    if picture is not None:
+        from tokenmill.measure.quality_picture import draw
+
+        try:
+            picture.write_text(draw(found), encoding="utf-8")
+        except OSError as error:
+            raise ParameterError(f"--picture {picture} cannot be written: {why(error)}.") from error
+
+
+def _table(found: list[dict[str, float | int | str | None]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    table.add_column("model", overflow="fold")
+    for name in ("weights", "perplexity", "KL", "same top token", "tasks", "tokens/s"):
+        table.add_column(name, justify="right")
+    for one in found:
+
+        def shown(name: str, form: str, one: dict[str, float | int | str | None] = one) -> str:
+            return "" if one[name] is None else format(one[name], form)
+
+        table.add_row(
+            Path(str(one["model"])).name, size(int(one["weight_bytes"] or 0)), shown("perplexity", ".3f"),
+            shown("kl", ".5f"), shown("agreement", ".2%"), shown("tasks", ".1%"), shown("tokens_per_s", ".1f"),
+        )  # fmt: skip
+    Console().print(table)

@@ -1,0 +1,132 @@
+"""The model that teaches. Owns: loading it as an engine does, and its states for lines of tokens.
+
+Whatever format its weights have, its states come from the kernels that will serve it. Must not know: what is learnt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.errors import ParameterError
+from tokenmill.core.forward import ForwardContext
+from tokenmill.core.step import RowSampling, RowStart, StepPlan, TableEdit
+from tokenmill.device.memory import pick_device
+from tokenmill.engine.loading import compute_dtype, find_model, read_config
+from tokenmill.engine.memory import kv_format
+from tokenmill.engine.source import ModelSource
+from tokenmill.kernels import make_kernels
+from tokenmill.kvcache.pool import KVPool, make_layout
+from tokenmill.models.decoder import Decoder
+from tokenmill.models.registry import build_model
+from tokenmill.runner.batch import make_batch
+from tokenmill.runner.rows import Rows
+
+
+@dataclass(slots=True)
+class States:
+    """Of B lines of T tokens: tokens [B, T], final hidden states [B, T, hidden], tapped layers side by side [B, T, *],
+    and logits [B, T, V] where they were asked for."""
+
+    tokens: Tensor
+    hidden: Tensor
+    taps: Tensor | None
+    logits: Tensor | None
+
+
+class Teacher:
+    """A loaded model with room for `batch` lines of `length` tokens."""
+
+    def __init__(self, config: EngineConfig, batch: int, length: int, taps: int = 0) -> None:
+        """taps: 3: the outputs of three layers are wanted, too."""
+        self.source: ModelSource = find_model(config)
+        self.raw: dict[str, Any] = read_config(config, self.source)
+        self.device = pick_device(config.execute.device)
+        self.dtype = compute_dtype(config.model.dtype, self.raw, self.device, [])
+        self.kernels = make_kernels(self.device)
+        checkpoint = self.source.checkpoint(config.model.load_format, seed=config.model.seed, device=self.device)
+        try:
+            model = build_model(
+                self.raw,
+                checkpoint,
+                dtype=self.dtype,
+                device=self.device,
+                kernels=self.kernels,
+                quantization=config.model.quantization,
+                max_positions=length,
+            )
+        finally:
+            checkpoint.close()
+        if not isinstance(model, Decoder) or model.spec.states:
+            raise ParameterError(f"{self.raw.get('model_type')}: drafters of such models are not built.", param="model")
+        self.model = model
+        self.taps = tap_layers(len(model.layers)) if taps else ()
+        model.taps = tuple(dict.fromkeys(self.taps))
+        layout = make_layout(model.spec.kv_specs, 16, kv_format(config.cache, self.dtype))
+        held = -(-length // layout.block_size)
+        blocks = [0] * len(layout.page_bytes)
+        for spec in layout.groups:
+            blocks[spec.pool] += batch * held
+        self.pool = KVPool(layout, blocks, self.device)
+        self.rows = Rows(batch, length, layout, model.spec.vocab_size, self.device, blocks)
+        self.held = held
+
+    @property
+    def embedding(self) -> Tensor:
+        """[V, hidden] in float32."""
+        assert self.model.embedding is not None
+        return self.model.embedding.weight.dense().float() * self.model.embedding.scale
+
+    @property
+    def head(self) -> Tensor:
+        """The matrix that logits come from [V, hidden] in float32."""
+        if self.model.head is None or self.model.after is not None:
+            raise ParameterError("A head with a projection before it cannot be shared by drafters.", param="model")
+        return self.model.head.weight.dense().float()
+
+    def plan(self, tokens: Tensor) -> StepPlan:
+        """Every line from its start."""
+        plan = StepPlan(id=0)
+        count, length = tokens.shape
+        need = [0] * len(self.pool.layout.page_bytes)
+        for row, line in enumerate(tokens.tolist()):
+            plan.starts.append(RowStart(row=row, tokens=line, num_prompt=length, computed=0, sampling=RowSampling()))
+            for group, spec in enumerate(self.pool.layout.groups):
+                first, size = need[spec.pool], self.pool.layout.block_size
+                need[spec.pool] += self.held
+                blocks = list(range(first, first + self.held))
+                plan.edits.append(TableEdit(row, group, 0, 0, blocks, [size * i for i in range(self.held)]))
+        plan.rows, plan.counts, plan.samples = list(range(count)), [length] * count, [True] * count
+        return plan
+
+    @torch.no_grad()
+    def states(self, tokens: Tensor, *, logits: bool = False) -> States:
+        """Of lines [B, T]; the tensors can be learnt from."""
+        plan = self.plan(tokens)
+        self.rows.apply(plan)
+        batch = make_batch(plan, self.rows, self.pool, self.kernels)
+        hidden = self.model.forward(batch.tokens, batch.ctx)
+        shape = tokens.shape
+        taps = self._taps(batch.ctx)
+        said = self.model.logits(hidden, batch.ctx).float() if logits else None
+        return States(
+            tokens.to(self.device),
+            hidden.float().unflatten(0, shape).clone(),
+            None if taps is None else taps.unflatten(0, shape),
+            None if said is None else said.unflatten(0, shape).clone(),
+        )
+
+    def _taps(self, ctx: ForwardContext) -> Tensor | None:
+        if not self.taps:
+            return None
+        assert ctx.taps is not None
+        return torch.cat([ctx.taps[tap].float() for tap in self.taps], -1)
+
+
+def tap_layers(count: int) -> tuple[int, ...]:
+    """A low, a middle and a high layer of so many, as EAGLE-3 takes them, or what comes nearest in small models."""
+    return tuple(min(max(one - 1, 0), count - 1) for one in (2, count // 2, max(count - 3, 1)))

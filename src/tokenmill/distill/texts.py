@@ -1,0 +1,65 @@
+"""What is learnt from. Owns: reading a file of texts or prompts, and cutting tokens into lines of equal length.
+
+A file is plain text, or JSON lines with a "text" or a "prompt" each. Must not know: models, training.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.errors import ParameterError, why
+
+MOST_BYTES = 4 << 30
+HELD_OUT = 20
+"""Every so many lines one is kept for judging."""
+
+
+def read_texts(path: Path) -> list[str]:
+    """The texts of a file: one in plain text, one a line in JSON lines."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ParameterError(f"--data {path}: over the limit of {MOST_BYTES >> 30} GiB.")
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError(f"--data {path} cannot be read: {why(error)}.") from error
+    found = list(_lines(text, path)) if path.suffix in (".jsonl", ".json") else [text]
+    if not any(one.strip() for one in found):
+        raise ParameterError(f"--data {path} holds no text.")
+    return found
+
+
+def _lines(text: str, path: Path) -> Iterator[str]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+        except ValueError as error:
+            raise ParameterError(f"--data {path}, line {number}: no JSON ({error}).") from None
+        value = entry.get("text", entry.get("prompt")) if isinstance(entry, dict) else entry
+        if not isinstance(value, str):
+            raise ParameterError(f'--data {path}, line {number}: needs a string under "text" or "prompt".')
+        yield value
+
+
+def cut(pieces: list[list[int]], length: int) -> tuple[Tensor, Tensor]:
+    """Token lists -> lines [n, length] to learn from, and lines to be judged by; what is left at the end goes."""
+    flat = torch.tensor([token for piece in pieces for token in piece], dtype=torch.int64)
+    count = flat.shape[0] // length
+    if count < 2:
+        raise ParameterError(
+            f"--data: {flat.shape[0]} tokens are too few for lines of {length}: give more text, or a smaller --length."
+        )
+    lines = flat[: count * length].view(count, length)
+    held = torch.arange(count) % min(HELD_OUT, count) == 0
+    return lines[~held], lines[held]
+
+
+def encode_all(texts: list[str], encode: Callable[[str], list[int]], end: list[int]) -> list[list[int]]:
+    """Tokens of each text, its end included."""
+    return [[*encode(text), *end] for text in texts]

@@ -1,0 +1,168 @@
+"""An adapter merged into its base. Owns: W + scale * up @ down (DoRA: its rows scaled), matrix by matrix, and that
+no half-written folder is ever left behind. Must not know: command lines, engines.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tokenmill.checkpoint.folder import open_checkpoint, read_config
+from tokenmill.core.errors import ModelError, UserError
+from tokenmill.core.model import Checkpoint
+from tokenmill.lora.names import Names
+from tokenmill.lora.peft import WIDE, Adapter, LowRank
+from tokenmill.lora.store import read_adapter
+
+SHARD_BYTES = 2 << 30
+MAX_COPIED_BYTES = 64 << 20
+_WEIGHTS = (".safetensors", ".bin", ".gguf", ".pth", ".pt", ".index.json", ".onnx", ".h5", ".msgpack")
+_TRANSPOSED = ("GPT2LMHeadModel",)
+Tell = Callable[[str, int, int], None]
+"""(weight name, how many are done, how many there are)."""
+
+
+def merge(base: Path, adapter: Path, target: Path, tell: Tell = lambda name, done, total: None) -> int:
+    """Write `base` with `adapter` worked in to the new folder `target`, whole or not at all; -> matrices changed."""
+    config = read_config(base)
+    if config.get("quantization_config"):
+        raise ModelError(f"{base} is quantised: merge into the unquantised model, then quantise the result.")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"{target} exists already; name a folder that does not, or an empty one.")
+    heads = config.get("num_attention_heads") or 0, config.get("num_key_value_heads") or 0
+    found = read_adapter(adapter, (heads[0], heads[1] or heads[0]))
+    found.check_numbers()
+    checkpoint = open_checkpoint(base)
+    transposed = any(name in _TRANSPOSED for name in config.get("architectures") or [])
+    try:
+        changes = _changes(found, checkpoint, transposed=transposed)
+        partial = target.parent / f".{target.name}.partial-{os.getpid()}"
+        try:
+            partial.mkdir(parents=True)
+            _write(checkpoint, partial, changes, tell)
+            _copy_rest(base, partial)
+            if target.exists():
+                target.rmdir()  # it is empty
+            partial.rename(target)
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise UserError(f"{target} cannot be written ({reason}); nothing is left of it.") from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    finally:
+        checkpoint.close()
+    return len(changes)
+
+
+Change = Callable[[Tensor], Tensor]
+
+
+def _changes(adapter: Adapter, checkpoint: Checkpoint, *, transposed: bool) -> dict[str, Change]:
+    """Tensor name -> what becomes of it; refused where the base has no such tensor, or another shape."""
+    stored = set(checkpoint.names())
+    names = Names(name.removesuffix(".weight") for name in stored if name.endswith(".weight"))
+    changes: dict[str, Change] = {}
+    for module, low in {**adapter.linear, **adapter.tables}.items():
+        table = module in adapter.tables
+        name, shape = _name(adapter, names, checkpoint, module, "weight")
+        wanted = (low.down.shape[1], low.up.shape[0]) if table or transposed else (low.up.shape[0], low.down.shape[1])
+        if shape != wanted:
+            raise ModelError(f"{adapter.where}: {module} is {list(shape)} in the base, and the adapter wants {wanted}.")
+        changes[name] = _adding(low, flipped=table or transposed)
+        if low.bias is not None:
+            bias, _ = _name(adapter, names, checkpoint, module, "bias")
+            changes[bias] = _summing(low.bias.float() * low.scale)
+    if adapter.stacked:
+        raise ModelError(f"{adapter.where}: stacked experts (target_parameters) cannot be merged here: PEFT can.")
+    for module, tensors in adapter.whole.items():
+        for end, tensor in tensors.items():
+            if end == "weight" and (module in adapter.linear or module in adapter.tables):
+                continue  # saved beside its adapter, as it was
+            name, shape = _name(adapter, names, checkpoint, module, end)
+            if shape != tuple(tensor.shape):
+                raise ModelError(f"{adapter.where}: {module} is {list(shape)} in the base, not {list(tensor.shape)}.")
+            changes[name] = _replacing(tensor)
+    return changes
+
+
+def _name(adapter: Adapter, names: Names, checkpoint: Checkpoint, module: str, end: str) -> tuple[str, tuple[int, ...]]:
+    path = names.find(module)
+    name = f"{path}.{end}"
+    shape = checkpoint.shape(name) if path is not None and checkpoint.has(name) else None
+    if shape is None:
+        raise ModelError(f"{adapter.where}: the base has no {end} of {module[:160]}: is it another model's adapter?")
+    return name, tuple(shape)
+
+
+def _adding(low: LowRank, *, flipped: bool) -> Change:
+    def change(weight: Tensor) -> Tensor:
+        wide = (weight.t() if flipped else weight).float()
+        wide = wide + low.scale * (low.up.float() @ low.down.float())
+        if low.magnitude is not None:
+            wide = wide * (low.magnitude.float() / torch.linalg.vector_norm(wide, dim=1))[:, None]
+        return (wide.t() if flipped else wide).to(weight.dtype).contiguous()
+
+    return change
+
+
+def _summing(bias: Tensor) -> Change:
+    return lambda old: (old.float() + bias).to(old.dtype)
+
+
+def _replacing(tensor: Tensor) -> Change:
+    return lambda old: tensor.to(old.dtype)
+
+
+def _write(checkpoint: Checkpoint, folder: Path, changes: dict[str, Change], tell: Tell) -> None:
+    """All tensors, in files of a bounded size, with an index if there are several."""
+    files: list[list[str]] = []
+    total = done = 0
+    for waiting in _shards(checkpoint):
+        for name, change in changes.items():
+            if name in waiting:
+                if waiting[name].dtype not in WIDE:
+                    raise ModelError(f"{name} is stored as {waiting[name].dtype}: merge into the unquantised model.")
+                waiting[name] = change(waiting[name])
+                done += 1
+                tell(name, done, len(changes))
+        save_file({k: v.clone() for k, v in waiting.items()}, folder / f"part-{len(files):05}", {"format": "pt"})
+        files.append(list(waiting))
+        total += sum(tensor.nbytes for tensor in waiting.values())
+    count = len(files)
+    names = (
+        [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)] if count > 1 else ["model.safetensors"]
+    )
+    for number, name in enumerate(names):
+        (folder / f"part-{number:05}").chmod(0o644)
+        (folder / f"part-{number:05}").rename(folder / name)
+    if count > 1:
+        where = {key: name for keys, name in zip(files, names, strict=True) for key in keys}
+        table = {"metadata": {"total_size": total}, "weight_map": where}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+
+
+def _shards(checkpoint: Checkpoint) -> Iterator[dict[str, Tensor]]:
+    waiting: dict[str, Tensor] = {}
+    for name in checkpoint.names():
+        tensor = checkpoint.tensor(name)
+        if waiting and sum(each.nbytes for each in waiting.values()) + tensor.nbytes > SHARD_BYTES:
+            yield waiting
+            waiting = {}
+        waiting[name] = tensor
+    yield waiting
+
+
+def _copy_rest(source: Path, target: Path) -> None:
+    """Config, tokenizer, templates: every small file that holds no weights."""
+    for path in sorted(source.iterdir()):
+        small = path.is_file() and not path.name.startswith(".") and path.stat().st_size <= MAX_COPIED_BYTES
+        if small and not path.name.endswith(_WEIGHTS):
+            shutil.copyfile(path, target / path.name)

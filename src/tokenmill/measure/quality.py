@@ -1,0 +1,214 @@
+"""What a model keeps of another one's behaviour. Owns: perplexity, divergence and agreement on a text, tasks, sizes.
+
+    KL         the mean over positions of sum p log(p / q): p the base's next-token probabilities, q the model's
+    agreement  how often the likeliest next token is the base's
+Both models read the same tokens in the same windows. Must not know: terminals, formats of weights.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.errors import ParameterError, UserError, why
+from tokenmill.core.request import SamplingParams
+from tokenmill.engine.loading import compute_dtype
+from tokenmill.engine.source import ModelSource, find_source
+from tokenmill.kernels import make_kernels
+from tokenmill.models.registry import build_model
+from tokenmill.quantize.forward import logits, run
+
+WINDOW = 256
+MOST_TOKENS = 1 << 15
+MOST_TASKS = 10_000
+MOST_TASK_BYTES = 16 << 20
+_PIECE = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """One model's figures; those against the base are None for the base itself."""
+
+    model: str
+    weight_bytes: int
+    perplexity: float
+    kl: float | None
+    agreement: float | None
+    tasks: float | None
+    tokens_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A question: the right one of `choices`, or an answer that the text must begin with."""
+
+    prompt: str
+    choices: tuple[str, ...]
+    answer: int
+    text: str = ""
+
+
+@dataclass(slots=True)
+class _Read:
+    """A model that has read the windows: its hidden states [N, L, hidden], and what makes logits of them."""
+
+    model: Any
+    kernels: Any
+    hidden: Tensor
+    weight_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """What is asked of each model: a text, tasks or None, and whether it is timed."""
+
+    text: str
+    tasks: list[Task] | None = None
+    speed: bool = True
+    device: str = "cpu"
+
+
+def compare(base: str, models: list[str], asked: Questions) -> list[Quality]:
+    """The base's figures, then the others'."""
+    source = find_source(base)
+    windows = _windows(source, asked.text)
+    read = _read(source, windows, asked.device)
+    found = [_figures(base, read, None, windows, asked)]
+    for name in models:
+        other = find_source(name)
+        if not torch.equal(_windows(other, asked.text), windows):
+            raise UserError(f"{name} cuts the text into other tokens than {base}: the two cannot be compared.")
+        found.append(_figures(name, _read(other, windows, asked.device), read, windows, asked))
+    return found
+
+
+def _windows(source: ModelSource, text: str) -> Tensor:
+    ids = source.tokenizer().encode(text)[:MOST_TOKENS]
+    if len(ids) < 16:
+        raise UserError(f"The text has {len(ids)} tokens: 16 are the least.")
+    width = min(WINDOW, len(ids))
+    return torch.tensor(ids[: len(ids) // width * width]).view(-1, width)
+
+
+def _read(source: ModelSource, windows: Tensor, device: str) -> _Read:
+    config, kernels = source.config(), make_kernels(device)
+    checkpoint = source.checkpoint("auto", seed=0, device=device)
+    try:
+        model = build_model(
+            config,
+            checkpoint,
+            dtype=compute_dtype("auto", config, device, []),
+            device=device,
+            kernels=kernels,
+            max_positions=max(16, windows.shape[1]),
+        )
+    finally:
+        checkpoint.close()
+    vocab = model.spec.vocab_size
+    if int(windows.max()) >= vocab:
+        raise UserError(f"{source.path}: its tokenizer has more tokens than its {vocab} embeddings.")
+    hidden = run(model, windows, kernels, torch.device(device))
+    return _Read(model, kernels, hidden, int(model.spec.extras.get("weight_bytes", 0)))  # type: ignore[call-overload]
+
+
+def _figures(name: str, read: _Read, base: _Read | None, windows: Tensor, asked: Questions) -> Quality:
+    device = torch.device(asked.device)
+    targets = windows[:, 1:].flatten()
+    lost = divergence = same = 0.0
+    places = [part.hidden[:, :-1].flatten(0, 1) for part in (read, base) if part is not None]
+    for start in range(0, len(targets), _PIECE):
+        stop = start + _PIECE
+        mine = logits(read.model, places[0][start:stop], read.kernels, device).log_softmax(-1)
+        wanted = targets[start:stop].to(mine.device)
+        lost -= float(mine.gather(1, wanted[:, None]).double().sum())
+        if base is not None:
+            theirs = logits(base.model, places[1][start:stop], base.kernels, device).log_softmax(-1)
+            divergence += float((theirs.exp() * (theirs - mine)).sum(dtype=torch.float64))
+            same += float((theirs.argmax(-1) == mine.argmax(-1)).sum())
+    count = len(targets)
+    return Quality(
+        model=name,
+        weight_bytes=read.weight_bytes,
+        perplexity=math.exp(min(lost / count, 700.0)),
+        kl=None if base is None else max(divergence / count, 0.0),
+        agreement=None if base is None else same / count,
+        tasks=_share_right(name, asked) if asked.tasks else None,
+        tokens_per_s=_speed(name, asked.device) if asked.speed else None,
+    )
+
+
+def read_tasks(path: Path) -> list[Task]:
+    """Tasks from a file of JSON lines: {"prompt", "choices": [...], "answer": index} or {"prompt", "answer": text}."""
+    try:
+        if path.stat().st_size > MOST_TASK_BYTES:
+            raise ParameterError(f"--tasks {path}: the file is over the limit of {MOST_TASK_BYTES >> 20} MiB.")
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError(f"--tasks {path} cannot be read: {why(error)}.") from error
+    if not 0 < len(lines) <= MOST_TASKS:
+        raise ParameterError(f"--tasks {path} has {len(lines)} lines; 1 to {MOST_TASKS} are taken.")
+    return [_task(path, number, line) for number, line in enumerate(lines, 1)]
+
+
+def _task(path: Path, number: int, line: str) -> Task:
+    try:
+        said = json.loads(line)
+        prompt, answer, choices = said["prompt"], said["answer"], said.get("choices")
+        if isinstance(prompt, str) and isinstance(answer, str) and choices is None and answer.strip():
+            return Task(prompt, (), 0, answer)
+        fits = isinstance(choices, list) and len(choices) > 1 and all(isinstance(c, str) and c for c in choices)
+        if isinstance(prompt, str) and fits and type(answer) is int and 0 <= answer < len(choices):
+            return Task(prompt, tuple(choices), answer)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass
+    raise ParameterError(f'--tasks {path}, line {number}: use {{"prompt", "choices", "answer": index}} or {{"prompt", '
+                         '"answer": text}.')  # fmt: skip
+
+
+def _share_right(name: str, asked: Questions) -> float:
+    """The share of tasks that a model gets right: choices by their mean log-probability, texts by greedy decoding."""
+    from tokenmill.engine.llm import LLM
+
+    assert asked.tasks is not None
+    right = 0
+    with LLM(model=name, device=asked.device) as llm:
+        tokenizer = llm.get_tokenizer()
+        for task in asked.tasks:
+            begin = tokenizer.encode(task.prompt)
+            if not task.choices:
+                wanted = len(tokenizer.encode(task.text)) + 4
+                params = SamplingParams(temperature=0.0, max_tokens=wanted)
+                (output,) = llm.generate([{"prompt_token_ids": begin}], params, use_tqdm=False)
+                right += output.outputs[0].text.strip().startswith(task.text.strip())
+                continue
+            ends = [tokenizer.encode(choice, add_special_tokens=False) for choice in task.choices]
+            params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+            prompts = [{"prompt_token_ids": begin + end} for end in ends]
+            scores = []
+            for output, end in zip(llm.generate(prompts, params, use_tqdm=False), ends, strict=True):
+                rows = list(zip(output.prompt_token_ids, output.prompt_logprobs or [], strict=True))[len(begin) :]
+                scores.append(sum(row[token].logprob for token, row in rows if row is not None) / max(len(end), 1))
+            right += max(range(len(scores)), key=scores.__getitem__) == task.answer
+    return right / len(asked.tasks)
+
+
+def _speed(name: str, device: str) -> float:
+    """Tokens per second of one user's answer."""
+    from tokenmill.engine.llm import LLM
+
+    params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
+    with LLM(model=name, device=device, max_num_seqs=1) as llm:
+        prompt = [{"prompt_token_ids": list(range(1, 9))}]
+        best = math.inf
+        for _ in range(3):
+            start = time.perf_counter()
+            llm.generate(prompt, params, use_tqdm=False)
+            best = min(best, time.perf_counter() - start)
+    return 64 / best

@@ -1,0 +1,265 @@
+"""Families that are not written here, as Transformers has them. Owns: building such a model, lending it paged
+attention, and the proof at every load that it then says what it says by itself.
+
+Transformers computes everything but attention: its attention interface calls ours, which stores keys and values in
+pages. A short prompt is computed by Transformers alone and by this way, in pieces; a model whose answers differ (one
+with states, masks or caches of its own) is refused. Nothing is recorded, products are Transformers' own, and a row's
+bytes may depend on the rows beside it. Code that comes with a model is never run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.errors import ModelError
+from tokenmill.core.forward import (
+    AttentionSpec,
+    ForwardContext,
+    GroupPlan,
+    KVSpec,
+    KVView,
+    ModelSpec,
+    StepRows,
+)
+from tokenmill.layers.build import Build
+
+NAME = "tokenmill"
+"""Of our attention in Transformers' interface."""
+PIECES = (10, 1, 13)
+"""Tokens of the prompt that proves it, as it is cut."""
+
+
+def can_build(config: dict[str, Any]) -> bool:
+    """Is Transformers installed, and has it a causal model of this type?"""
+    if importlib.util.find_spec("transformers") is None:
+        return False
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    kind = config.get("model_type")
+    return isinstance(kind, str) and kind in CONFIG_MAPPING and kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+
+@dataclass(slots=True)
+class Host:
+    """What attention layers of one model share: the step that is computed, and what each of them is."""
+
+    specs: dict[int, AttentionSpec] = field(default_factory=dict)
+    kv: list[KVSpec] = field(default_factory=list)
+    ctx: ForwardContext | None = None
+    looking: bool = False
+
+    def attend(self, module: Any, q: Tensor, k: Tensor, v: Tensor, said: dict[str, Any]) -> Tensor:
+        """q [1, H, T, D], k and v [1, Hkv, T, D] -> [1, T, H, Dv]."""
+        if self.looking:
+            self._note(module, q, k, v, said)
+            return q.new_zeros(1, q.shape[2], q.shape[1], v.shape[3])
+        assert self.ctx is not None, "a step is being computed"
+        spec = self.specs[id(module)]
+        qkv = torch.cat([part[0].transpose(0, 1).flatten(1) for part in (q, k, v)], dim=-1)
+        found = self.ctx.kernels.attend_qkv(qkv, spec, self.ctx)
+        return found.view(1, q.shape[2], q.shape[1], -1)
+
+    def _note(self, module: Any, q: Tensor, k: Tensor, v: Tensor, said: dict[str, Any]) -> None:
+        if id(module) in self.specs:
+            raise ModelError("an attention layer is called several times")
+        if said.get("mask") is not None:
+            raise ModelError("attention has a mask of its own")
+        if said.get("is_causal") is False or getattr(module, "is_causal", True) is False:
+            raise ModelError("attention looks ahead")
+        if q.shape[0] != 1 or q.shape[2] != k.shape[2] or q.shape[1] % k.shape[1]:
+            raise ModelError("attention keeps other positions than those of its input")
+        window = said.get("sliding_window") or 0
+        kv = KVSpec("window" if window else "full", k.shape[1], k.shape[3], v.shape[3], int(window))
+        self.kv.append(kv)
+        scale = said.get("scaling")
+        self.specs[id(module)] = AttentionSpec(
+            layer=len(self.kv) - 1, group=list(dict.fromkeys(self.kv)).index(kv), heads=q.shape[1], kv=kv,
+            scale=q.shape[3] ** -0.5 if scale is None else float(scale), softcap=float(said.get("softcap") or 0.0),
+            sinks=said.get("s_aux"), window=int(window),
+        )  # fmt: skip
+
+
+def _attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **said: Any
+) -> tuple[Tensor, None]:
+    """What Transformers calls."""
+    return module.tokenmill_host.attend(module, query, key, value, {"mask": attention_mask, **said}), None
+
+
+class Stub(torch.nn.Module):
+    """In the body's place, so that the model's own way from hidden states to logits can be run by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden: Tensor | None = None
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        from transformers.modeling_outputs import MoeModelOutputWithPast
+
+        return MoeModelOutputWithPast(last_hidden_state=self.hidden)
+
+
+class Foreign:
+    """A causal language model of Transformers with paged attention."""
+
+    def __init__(self, model: Any, host: Host, b: Build, vocab: int) -> None:
+        self.body, self.host, self.model, self.stub = model.base_model, host, model, Stub()
+        for name, part in model.named_children():
+            if part is self.body:
+                setattr(model, name, self.stub)
+                break
+        else:
+            raise ModelError("its head cannot be told from its layers")
+        numbers = sum(p.numel() for p in self.body.parameters()) + sum(p.numel() for p in model.parameters())
+        size = torch.empty((), dtype=b.dtype).element_size()
+        self.spec = ModelSpec(
+            vocab_size=vocab, max_positions=b.max_positions, kv_specs=tuple(host.kv),
+            hidden_size=int(self.body.config.get_text_config().hidden_size), flops_per_token=2.0 * numbers,
+            extras={"weight_bytes": numbers * size, "changed": []},
+        )  # fmt: skip
+
+    def forward(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
+        """tokens [T] -> hidden states [T, hidden]; several sequences lie one behind the other."""
+        ctx.kernels.waits += 1  # such a step is never recorded
+        self.host.ctx = ctx
+        made = self.body(input_ids=tokens[None], position_ids=ctx.positions[None], use_cache=False)
+        return made[0][0]
+
+    def logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+        """[n, hidden] -> [n, vocab]."""
+        self.stub.hidden = hidden[None]
+        ids = torch.zeros((1, len(hidden)), dtype=torch.int64, device=hidden.device)
+        return self.model(input_ids=ids, use_cache=False).logits[0]
+
+
+def build_foreign(config: dict[str, Any], b: Build) -> Foreign:
+    """The model, proven against itself."""
+    kind = config.get("model_type")
+    try:
+        with torch.no_grad():
+            return _build(config, b)
+    except ModelError as error:
+        raise ModelError(f"Model type '{kind}' cannot be run through Transformers here: {error}.") from None
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        raise ModelError(f"Model type '{kind}' cannot be run through Transformers here: {said}") from error
+
+
+def _build(config: dict[str, Any], b: Build) -> Foreign:
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    from transformers.utils.logging import disable_progress_bar
+
+    if b.group.size > 1 or b.quantization is not None or config.get("quantization_config"):
+        raise ModelError("quantised weights and several devices are not built for it")
+    ALL_ATTENTION_FUNCTIONS.register(NAME, _attention)
+    disable_progress_bar()
+    values = {name: value for name, value in config.items() if name not in ("model_type", "dtype", "torch_dtype")}
+    said = AutoConfig.for_model(config["model_type"], **values)
+    said.use_cache = False
+    tensors = {name: b.checkpoint.tensor(name, None, None) for name in b.checkpoint.names()}
+    with torch.random.fork_rng(devices=[]):
+        kind: Any = AutoModelForCausalLM._model_mapping[type(said)]
+        model, report = kind.from_pretrained(
+            None, config=said, state_dict=tensors, dtype=b.dtype, attn_implementation="eager",
+            output_loading_info=True,
+        )  # fmt: skip
+    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if found := sorted(str(key) for key in report[what]):
+            raise ModelError(f"{what.replace('_', ' ')} in the checkpoint: {', '.join(found[:4])}")
+    model = model.to(b.device).eval().requires_grad_(False)
+    if "position_ids" not in inspect.signature(model.base_model.forward).parameters:
+        raise ModelError("it takes no positions")
+    vocab = int(said.get_text_config().vocab_size)
+    ids = torch.randint(0, vocab, (sum(PIECES),), generator=torch.Generator().manual_seed(0)).to(b.device)
+    expected = model(input_ids=ids[None], use_cache=False).logits[0].float()
+    host = Host()
+    for module in model.modules():
+        module.tokenmill_host = host
+    model.set_attn_implementation(NAME)
+    host.looking = True
+    model.base_model(input_ids=ids[None], position_ids=torch.arange(len(ids), device=b.device)[None], use_cache=False)
+    host.looking = False
+    if not host.kv:
+        raise ModelError("it does not ask Transformers' attention interface")
+    _check_windows(said.get_text_config(), host)
+    made = Foreign(model, host, b, vocab)
+    _prove(made, b, ids, expected)
+    b.book.used.update(b.checkpoint.names())
+    return made
+
+
+def _check_windows(said: Any, host: Host) -> None:
+    """A window that only a mask says is not seen by attention."""
+    window = getattr(said, "sliding_window", None) or getattr(said, "window_size", None)
+    switched = getattr(said, "use_sliding_window", True) is not False
+    kinds = getattr(said, "layer_types", None) or []
+    if any(kind not in ("full_attention", "sliding_attention") for kind in kinds):
+        raise ModelError(f"it has layers of other kinds ({', '.join(sorted(set(kinds)))})")
+    windowed = sum(kv.kind == "window" for kv in host.kv)
+    if kinds and len(kinds) == len(host.kv):
+        if windowed != sum(kind == "sliding_attention" for kind in kinds):
+            raise ModelError("its windows are in masks of its own")
+    elif window and switched and not windowed:
+        raise ModelError("its windows are in masks of its own")
+    if getattr(said, "attention_chunk_size", None):
+        raise ModelError("its attention is cut into chunks")
+
+
+def _prove(made: Foreign, b: Build, ids: Tensor, expected: Tensor) -> None:
+    """The prompt in pieces, and as two sequences in one step, says what Transformers says alone."""
+    size, spans = 16, len(PIECES)
+    total, per = len(ids), math.ceil(len(ids) / size)
+    pages = [_pages(kv, 2 * per, size, b) for kv in made.host.kv]
+    found, at = [], 0
+    for count in PIECES:
+        ctx = _context(made.host, b, pages, [(0, at, count)], size, per)
+        hidden = made.forward(ids[at : at + count], ctx)
+        found.append(made.logits(hidden, ctx).float())
+        at += count
+    both = _context(made.host, b, pages, [(0, 0, total), (1, 0, total)], size, per)
+    together = made.logits(made.forward(torch.cat((ids, ids)), both), both).float()
+    bound = 1e-3 if b.dtype == torch.float32 else 6e-2
+    for one in (torch.cat(found), together[:total], together[total:]):
+        away = float((one - expected).norm() / expected.norm())
+        if not away <= bound:
+            raise ModelError(f"its answers to a prompt of {spans} pieces differ from its own by {away:.1g}")
+
+
+def _pages(kv: KVSpec, blocks: int, size: int, b: Build) -> KVView:
+    shapes = ((blocks, kv.heads, size, dim) for dim in (kv.key_dim, kv.value_dim))
+    key, value = (torch.zeros(shape, dtype=b.dtype, device=b.device) for shape in shapes)
+    return KVView(key, value)
+
+
+def _context(
+    host: Host, b: Build, pages: list[KVView], rows: list[tuple[int, int, int]], size: int, per: int
+) -> ForwardContext:
+    """A step of (row, first position, tokens) each; row i has blocks i * per and on."""
+
+    def whole(values: list[Any], dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=b.device)
+
+    positions = [at + i for _, at, n in rows for i in range(n)]
+    owners = [row for row, _, n in rows for _ in range(n)]
+    starts = [sum(n for _, _, n in rows[:i]) for i in range(len(rows) + 1)]
+    ends = [at + n for _, at, n in rows]
+    tables = whole([[row * per + j for j in range(per)] for row, _, _ in rows], torch.int32)
+    slots = whole([row * per * size + p for row, p in zip(owners, positions, strict=True)])
+    entries = whole([math.ceil(end / size) for end in ends], torch.int32)
+    plan = GroupPlan(tables, None, entries, slots, reach=size * per * len(rows))
+    return ForwardContext(
+        kernels=b.kernels, positions=whole(positions), query_start=whole(starts, torch.int32),
+        kv_len=whole(ends, torch.int32), max_query=max(n for _, _, n in rows), kv=pages,
+        groups=[plan] * len(dict.fromkeys(host.kv)), rows=StepRows(whole([row for row, _, _ in rows]), whole(owners)),
+        spans=[(start, n, end) for start, (_, _, n), end in zip(starts, rows, ends, strict=False)]
+        if b.device.type == "cpu" else None, block_size=size,
+    )  # fmt: skip

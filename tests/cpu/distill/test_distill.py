@@ -1,0 +1,95 @@
+"""Drafters that are made load, are right more often the longer they learn, and go on where they were stopped."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from tokenmill import LLM, SamplingParams
+from tokenmill.cli.main import app
+from tokenmill.core.drafting import AllOfThem
+from tokenmill.core.errors import ParameterError
+from tokenmill.distill.texts import cut, read_texts
+from tokenmill.testing.tiny import make_tiny
+
+SETTINGS = ["--batch", "8", "--length", "32", "--device", "cpu", "--checkpoint-every", "20", "--rate", "0.02"]
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """A model with few layers, and text of few words, so that something can be learnt in seconds."""
+    root, rng = tmp_path_factory.mktemp("distill"), random.Random(0)
+    make_tiny(root / "teacher", layers=3)
+    words = ["mill ", "flour ", "bread ", "grain ", "sails "]
+    (root / "text.txt").write_text("".join(rng.choice(words) + "grinds " for _ in range(1500)))
+    return root
+
+
+def distill(root, name, kind, *more):
+    """The verb, which must succeed."""
+    arguments = ["distill", str(root / "teacher"), str(root / name), "--data", str(root / "text.txt"), "--kind", kind]
+    done = CliRunner().invoke(app, [*arguments, *SETTINGS, *more])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.mark.parametrize("kind", ["draft", "medusa", "eagle3"])
+def test_what_is_made_loads_and_guesses(kind, teacher):
+    said = distill(teacher, kind, kind, "--steps", "40")
+    spec = json.loads(said[said.index("'{") + 1 : said.rindex("'")])
+    assert f"--speculative-config '{json.dumps(spec)}'" in said
+    options = {"max_num_seqs": 4, "max_model_len": 256, "num_blocks": 64, "dtype": "float32", "device": "cpu"}
+    params = SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True)
+    prompts = ["mill grinds flour grinds", "bread grinds"]
+    with LLM(str(teacher / "teacher"), **options) as llm:
+        wanted = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
+    with LLM(str(teacher / "teacher"), **options, speculative_config={**spec, "num_speculative_tokens": 2}) as llm:
+        llm.engine.scheduler.ahead.control = AllOfThem(2)
+        found = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
+        counters = llm.engine.scheduler.counters
+    assert found == wanted
+    assert counters.drafted > 20 and (kind == "medusa" or counters.accepted > 0)
+
+
+def test_learning_that_was_stopped_goes_on_as_if_it_had_not_been(teacher):
+    distill(teacher, "whole", "medusa", "--steps", "40")
+    distill(teacher, "parts", "medusa", "--steps", "40", "--minutes", "0.000001")
+    assert torch.load(teacher / "parts" / "training.pt", weights_only=True)["step"] == 1
+    distill(teacher, "parts", "medusa", "--steps", "40", "--resume")
+    whole, parts = (load_file(teacher / name / "model.safetensors") for name in ("whole", "parts"))
+    for name in whole:
+        torch.testing.assert_close(whole[name], parts[name], rtol=0.05, atol=0.02)
+
+
+def test_answers_are_the_models_own(teacher):
+    prompts = teacher / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ["mill", "flour", "bread"]))
+    arguments = ["distill", str(teacher / "teacher"), str(teacher / "own"), "--data", str(prompts), "--kind", "medusa"]
+    done = CliRunner().invoke(app, [*arguments, *SETTINGS, "--steps", "2", "--answers", "40"])
+    assert done.exit_code == 0, done.output
+    lines = [json.loads(line) for line in (teacher / "own" / "answers.jsonl").read_text().splitlines()]
+    assert len(lines) == 3 and all(len(line) > 20 for line in lines)
+
+
+def test_wrong_input_is_told(teacher, tmp_path):
+    for text, said in (("", "no text"), ("{", "no JSON"), ('{"word": 1}', "text")):
+        file = tmp_path / "data.jsonl"
+        file.write_text(text)
+        with pytest.raises(ParameterError, match=said):
+            read_texts(file)
+    with pytest.raises(ParameterError, match="cannot be read"):
+        read_texts(tmp_path / "nothing")
+    with pytest.raises(ParameterError, match="too few"):
+        cut([[1, 2, 3]], 16)
+    learnt, judged = cut([list(range(100))], 10)
+    assert learnt.shape == (9, 10) and judged.shape == (1, 10)
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "file").write_text("x")
+    arguments = ["distill", "demo", str(full), "--data", str(teacher / "text.txt")]
+    assert "not empty" in CliRunner().invoke(app, arguments).output

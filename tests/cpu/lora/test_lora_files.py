@@ -1,0 +1,273 @@
+"""What may be wrong with an adapter's files: one sentence, before any work; and what PEFT can say that is done."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engines import greedy, open_llm
+from making import write_adapter
+from safetensors.torch import load_file, save_file
+
+from tokenmill import LLM, LoRARequest
+from tokenmill.core.errors import UserError
+
+Q = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+@pytest.fixture(scope="module")
+def llm(base: Path) -> Any:
+    with open_llm(base, enable_lora=True, kernels="auto", max_loras=2) as made:
+        yield made
+
+
+def say(**changes: Any) -> Callable[[Path], None]:
+    """Other entries of adapter_config.json."""
+
+    def change(folder: Path) -> None:
+        file = folder / "adapter_config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+    return change
+
+
+def hold(**changes: Any) -> Callable[[Path], None]:
+    """Other tensors; None takes one away."""
+
+    def change(folder: Path) -> None:
+        file = folder / "adapter_model.safetensors"
+        tensors = {k: v for k, v in {**load_file(file), **changes}.items() if v is not None}
+        save_file(tensors, file)
+
+    return change
+
+
+def text(name: str, content: bytes) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_bytes(content) and None
+
+
+def make_folder(folder: Path) -> None:
+    """In the place of the config."""
+    (folder / "adapter_config.json").unlink()
+    (folder / "adapter_config.json").mkdir()
+
+
+A, B = f"{Q}.lora_A.weight", f"{Q}.lora_B.weight"
+NAN = torch.full((4, 128), math.nan)
+HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no config": (lambda folder: (folder / "adapter_config.json").unlink(), "no such file"),
+    "config is a folder": (make_folder, "is a folder"),
+    "config is no JSON": (text("adapter_config.json", b"{"), "not valid JSON"),
+    "config is a list": (text("adapter_config.json", b"[]"), "must hold a JSON object"),
+    "another method": (say(peft_type="IA3"), "peft_type"),
+    "another task": (say(task_type="SEQ_CLS"), "task_type"),
+    "rank is text": (say(r="8"), "r must be a whole number"),
+    "rank is zero": (say(r=0), "r must be a whole number"),
+    "rank is a truth": (say(r=True), "r must be a whole number"),
+    "rank is not the tensors'": (say(r=8), "has rank 4, and adapter_config.json says 8"),
+    "rank beyond all": (say(r=100000), "from 1 to 512"),
+    "alpha is text": (say(lora_alpha="x"), "lora_alpha must be a number"),
+    "alpha is infinite": (text("adapter_config.json", b'{"peft_type":"LORA","r":4,"lora_alpha":1e999}'), "a number"),
+    "patterns are a list": (say(rank_pattern=[]), ""),
+    "a pattern that never ends": (say(rank_pattern={"(a+)+$": 4}), "too long or too deep"),
+    "a pattern that cannot be read": (say(alpha_pattern={"(": 4}), "cannot be read"),
+    "a pattern's rank is text": (say(rank_pattern={"q_proj": "4"}), "whole number"),
+    "PiSSA": (say(init_lora_weights="pissa_niter_4"), "changed the base model's weights"),
+    "layers replicated": (say(layer_replication=[[0, 1]]), "layer_replication"),
+    "QA-LoRA": (say(use_qalora=True), "use_qalora"),
+    "tokens that invoke it": (say(alora_invocation_tokens=[1]), "alora_invocation_tokens"),
+    "a word that nobody knows": (say(use_magic=True), "may change what the adapter computes"),
+    "target_modules is a number": (say(target_modules=3), "target_modules"),
+    "a saved module is missing": (say(modules_to_save=["lm_head"]), "does not hold"),
+    "DoRA without magnitudes": (say(use_dora=True), "no lora_magnitude_vector"),
+    "no weights": (lambda folder: (folder / "adapter_model.safetensors").unlink(), "there is no adapter_model"),
+    "weights are noise": (text("adapter_model.safetensors", b"\xff" * 64), ""),
+    "weights are empty": (text("adapter_model.safetensors", b""), ""),
+    "half is missing": (hold(**{B: None}), "has no lora_B"),
+    "the other half is missing": (hold(**{A: None}), "has no lora_A"),
+    "NaN": (hold(**{A: NAN}), "NaN or infinity"),
+    "infinity": (hold(**{B: torch.full((128, 4), math.inf)}), "NaN or infinity"),
+    "integers": (hold(**{A: torch.ones(4, 128, dtype=torch.int32)}), "is stored as int32"),
+    "a vector": (hold(**{A: torch.ones(128)}), "do not go together"),
+    "empty": (hold(**{A: torch.ones(0, 128), B: torch.ones(128, 0)}), "do not go together"),
+    "halves that do not fit": (hold(**{B: torch.ones(128, 5)}), "do not go together"),
+    "another base": (hold(**{A: torch.ones(4, 96)}), "it has another base"),
+    "a layer that is not there": (
+        hold(**{A.replace("rs.0", "rs.9"): torch.ones(4, 128), B.replace("rs.0", "rs.9"): torch.ones(128, 4)}),
+        "is no matrix of this model",
+    ),
+    "a vision tower": (
+        hold(**{f"base_model.model.vision_tower.layers.0.q.lora_{h}.weight": torch.ones(4, 4) for h in "AB"}),
+        "is no matrix of this model",
+    ),
+    "a tensor of something else": (hold(**{"base_model.model.prompt": torch.ones(3)}), "no tensor of a LoRA adapter"),
+    "twice": (hold(**{f"{Q}.lora_A.default.weight": torch.ones(4, 128)}), "is there twice"),
+    "a norm": (hold(**{"base_model.model.model.norm.weight": torch.ones(128)}), "is no matrix"),
+    "magnitudes nobody asked for": (hold(**{f"{Q}.lora_magnitude_vector": torch.ones(128)}), "does not say use_dora"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_is_wrong_is_told_in_a_sentence(name: str, llm: LLM, base: Path, tmp_path: Path) -> None:
+    change, words = HOSTILE[name]
+    folder = write_adapter(tmp_path / "bad", base)
+    change(folder)
+    if name == "patterns are a list":
+        return  # an empty list says as much as an empty object
+    with pytest.raises(UserError) as caught:
+        llm.generate("x", greedy(1), False, lora_request=LoRARequest(f"bad-{name}".replace("'", ""), 1, str(folder)))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_base_stays_as_it_was(llm: LLM, base: Path) -> None:
+    with open_llm(base, kernels="auto") as plain:
+        assert (
+            llm.generate("x y z", greedy(8), False)[0].outputs == plain.generate("x y z", greedy(8), False)[0].outputs
+        )
+
+
+def test_a_rank_above_the_engines(base: Path, tmp_path: Path, llm: LLM) -> None:
+    folder = write_adapter(tmp_path / "wide", base, rank=17)
+    with pytest.raises(UserError, match="takes adapters up to 16"):
+        llm.generate("x", greedy(1), False, lora_request=LoRARequest("wide", 1, str(folder)))
+
+
+@pytest.mark.parametrize("name", ["", "a" * 200, "../x", "a/../b", "-x", "x\ny", "\u00e9", 7, None])
+def test_names(name: Any, llm: LLM, base: Path, tmp_path: Path) -> None:
+    with pytest.raises((UserError, TypeError)):
+        llm.generate("x", greedy(1), False, lora_request=LoRARequest(name, 1, str(tmp_path)))
+
+
+def test_calls_that_make_no_sense(llm: LLM, base: Path, adapters: dict[str, Path]) -> None:
+    one = LoRARequest("a3", 4, str(adapters["a3"]))
+    for given, words in (
+        ({"lora_request": 3}, "must be a LoRARequest"),
+        ({"lora_request": [one, one]}, "1 prompts but 2 adapters"),
+        ({"lora_request": LoRARequest("other", 1, "/no/such/folder")}, "no such adapter"),
+        ({"lora_request": LoRARequest("other", 1, "")}, "must be a LoRARequest"),
+    ):
+        with pytest.raises(UserError, match=words):
+            llm.generate("x", greedy(1), False, **given)
+    llm.generate("x", greedy(1), False, lora_request=one)
+    with pytest.raises(UserError, match="another path"):
+        llm.generate("x", greedy(1), False, lora_request=LoRARequest("a3", 4, str(adapters["a4"])))
+    with open_llm(base) as plain, pytest.raises(UserError, match="loaded without adapters"):
+        plain.generate("x", greedy(1), False, lora_request=one)
+
+
+def test_adapters_are_listed_and_removed(base: Path, adapters: dict[str, Path]) -> None:
+    with open_llm(base, enable_lora=True, lora_modules=[f"a1={adapters['a1']},a2={adapters['a2']}"]) as llm:
+        engine = llm.llm_engine
+        assert engine.add_lora(LoRARequest("a3", 33, str(adapters["a3"])))
+        assert engine.list_loras() == {33}
+        assert engine.remove_lora(33) and not engine.remove_lora(33)
+        assert engine.list_loras() == set()
+        assert llm.built.adapters.names.keys() == {"a1", "a2"}
+        again = LoRARequest("a3", 34, str(adapters["a4"]))
+        llm.generate("x", greedy(1), False, lora_request=again)
+
+
+def test_a_file_that_changes_is_told(base: Path, adapters: dict[str, Path], tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "one", base, seed=1)
+    with open_llm(base, enable_lora=True, max_loras=1, max_cpu_loras=1) as llm:
+        one, two = LoRARequest("one", 1, str(folder)), LoRARequest("a2", 2, str(adapters["a2"]))
+        llm.generate("x", greedy(1), False, lora_request=one)
+        llm.generate("x", greedy(1), False, lora_request=two)
+        write_adapter(folder, base, seed=2, rank=3)
+        with pytest.raises(UserError, match="have changed"):
+            llm.generate("x", greedy(1), False, lora_request=one)
+
+
+def test_a_gguf_adapter_is_the_same(base: Path, tmp_path: Path, llm: LLM) -> None:
+    """llama.cpp's form: other names, and Llama's query and key rows in pairs."""
+    folder = write_adapter(tmp_path / "peft", base, seed=3, rank=4)
+    parts = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output",
+             "gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}  # fmt: skip
+    tensors = {}
+    for name, tensor in load_file(folder / "adapter_model.safetensors").items():
+        words = name.split(".")
+        layer, part, half = words[4], words[6], words[7]
+        if half == "lora_B" and part in ("q_proj", "k_proj"):
+            heads = 4 if part == "q_proj" else 2
+            tensor = tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
+        tensors[f"blk.{layer}.{parts[part]}.weight.lora_{half[-1].lower()}"] = tensor.contiguous()
+    metadata = {"general.type": "adapter", "adapter.type": "lora", "general.architecture": "llama",
+                "adapter.lora.alpha": 8.0}  # fmt: skip
+    write_gguf_adapter(tmp_path / "it.gguf", metadata, tensors)
+    found = [
+        llm.generate("some words", greedy(8, logprobs=1), False, lora_request=LoRARequest(path.stem, 1, str(path)))[0]
+        for path in (folder, tmp_path / "it.gguf")
+    ]
+    assert found[0].outputs[0].logprobs == found[1].outputs[0].logprobs
+
+
+def write_gguf_adapter(path: Path, metadata: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+    """With the reference library."""
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(str(path), metadata["general.architecture"])
+    writer.add_string("general.type", metadata["general.type"])
+    writer.add_string("adapter.type", metadata["adapter.type"])
+    writer.add_float32("adapter.lora.alpha", metadata["adapter.lora.alpha"])
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("dora", [False, True], ids=["LoRA", "DoRA"])
+def test_merged_weights_say_the_same(base: Path, tmp_path: Path, dora: bool) -> None:
+    from tokenmill.lora.merge import merge
+
+    folder = write_adapter(tmp_path / "one", base, rank=5, dora=dora)
+    assert merge(base, folder, tmp_path / "merged") == 14
+    with open_llm(base, enable_lora=True) as llm, open_llm(tmp_path / "merged") as merged:
+        request = LoRARequest("one", 1, str(folder))
+        first = llm.generate("some words", greedy(6, logprobs=1), False, lora_request=request)[0].outputs[0]
+        second = merged.generate("some words", greedy(6, logprobs=1), False)[0].outputs[0]
+        assert first.token_ids == second.token_ids
+        assert abs((first.cumulative_logprob or 0.0) - (second.cumulative_logprob or 0.0)) < 1e-3
+    with pytest.raises(UserError, match="exists already"):
+        merge(base, folder, tmp_path / "merged")
+
+
+def test_new_weights_of_the_base(base: Path, adapters: dict[str, Path], tmp_path: Path) -> None:
+    """DoRA's lengths are those of the weights that are there now."""
+    tensors = {name: tensor * 0.9 for name, tensor in load_file(base / "model.safetensors").items()}
+    request = LoRARequest("a7", 1, str(adapters["a7"]))
+    with open_llm(base, enable_lora=True, kernels="auto") as llm:
+        llm.generate("some words", greedy(4), False, lora_request=request)
+        llm.update_weights(tensors)
+        found = llm.generate("some words", greedy(8, logprobs=1), False, lora_request=request)[0].outputs[0]
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in base.iterdir():
+        if file.suffix == ".json":
+            (other / file.name).write_bytes(file.read_bytes())
+    save_file(tensors, other / "model.safetensors")
+    with open_llm(other, enable_lora=True, kernels="auto") as llm:
+        expected = llm.generate("some words", greedy(8, logprobs=1), False, lora_request=request)[0].outputs[0]
+    assert found.logprobs == expected.logprobs
+
+
+def test_the_demo_models_adapters() -> None:
+    """Both in one batch with the base: each in its own way, and the base as ever."""
+    with LLM(model="demo", enable_lora=True, max_loras=2) as llm, LLM(model="demo") as plain:
+        pirate, sql = LoRARequest("pirate", 1, "demo:pirate"), LoRARequest("sql", 2, "demo:sql")
+        fact = [{"role": "user", "content": "What is the capital of France?"}]
+        table = [{"role": "user", "content": "Table users(name, age, city, email). Show the name of all users."}]
+        asked = [fact, fact, table, table]
+        found = llm.chat(asked, greedy(32, ignore_eos=False), False, [pirate, None, sql, None])
+        said = [each.outputs[0].text for each in found]
+        base = [each.outputs[0].text for each in plain.chat([fact, table], greedy(32, ignore_eos=False), False)]
+    assert said[0].startswith("Arr!") and "Paris" in said[0]
+    assert said[2].strip() == "SELECT name FROM users;"
+    assert [said[1], said[3]] == base
+    assert not base[0].startswith("Arr!") and not base[1].startswith("SELECT")

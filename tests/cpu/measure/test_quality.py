@@ -1,0 +1,82 @@
+"""`tokenmill quality`: figures that follow from the two models' probabilities, tasks, a table and a picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tokenmill import LLM, SamplingParams
+from tokenmill.cli.main import app
+from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.measure.quality import Questions, compare, read_tasks
+from tokenmill.quantize.make import Job, make
+from tokenmill.quantize.recipes import Recipe, settle
+from tokenmill.testing.tiny import make_tiny
+
+TEXT = "The river was quiet, and nobody spoke for a while. " * 12
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    tmp = tmp_path_factory.mktemp("quality")
+    base = make_tiny(tmp / "base", hidden=64)
+    make(Job(base, tmp / "few", settle(Recipe(method="rtn", bits=2, group=32))))
+    return base, tmp / "few"
+
+
+def test_figures_are_what_the_engine_says(folders: tuple[Path, Path]) -> None:
+    base, few = (str(folder) for folder in folders)
+    first, second, same = compare(base, [few, base], Questions(TEXT, speed=False))
+    assert first.kl is None and same.kl == 0.0 and same.agreement == 1.0 and same.perplexity == first.perplexity
+    assert second.kl is not None and second.kl > 0.001 and second.agreement is not None and second.agreement < 1.0
+    assert second.weight_bytes < first.weight_bytes
+    with LLM(model=few, max_num_seqs=2, kv_cache_memory_bytes=8 << 20) as llm:
+        ids = llm.get_tokenizer().encode(TEXT)
+        width = min(256, len(ids), 10**9)
+        lost = []
+        for at in range(0, len(ids) // width * width, width):
+            window = ids[at : at + width]
+            params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+            (out,) = llm.generate([{"prompt_token_ids": window}], params, use_tqdm=False)
+            rows = zip(window, out.prompt_logprobs or [], strict=True)
+            lost += [-row[i].logprob for i, row in rows if row is not None]
+    assert abs(second.perplexity / float(torch.tensor(lost).mean().exp()) - 1) < 0.02
+
+
+def test_command(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    base, few = (str(folder) for folder in folders)
+    tasks, text, picture = tmp_path / "tasks.jsonl", tmp_path / "text.txt", tmp_path / "picture.svg"
+    lines = [{"prompt": "A", "choices": ["b", "c d"], "answer": 1}, {"prompt": "Say", "answer": "never, I think"}]
+    tasks.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    text.write_text(TEXT)
+    options = ["--against", base, "--tasks", str(tasks), "--text", str(text), "--picture", str(picture)]
+    result = CliRunner().invoke(app, ["quality", few, *options, "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout[result.stdout.index("[") :])
+    assert [one["tasks"] for one in found] == pytest.approx([found[0]["tasks"], found[1]["tasks"]])
+    assert all(one["tasks"] in (0.0, 0.5, 1.0) and one["tokens_per_s"] > 0 for one in found)
+    root = ElementTree.fromstring(picture.read_text())
+    assert any("few" in (text.text or "") for text in root.iter() if text.tag.endswith("text"))
+    result = CliRunner().invoke(app, ["quality", few, "--against", base, "--text", str(text), "--no-speed"])
+    assert result.exit_code == 0 and "perplexity" in result.output and "few" in result.output
+
+
+@pytest.mark.parametrize("line", ["[]", "{", '{"prompt": "a"}', '{"prompt": "a", "choices": ["x"], "answer": 0}',
+                                  '{"prompt": "a", "choices": ["x", "y"], "answer": 2}'])  # fmt: skip
+def test_bad_tasks(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(line)
+    with pytest.raises(ParameterError, match="line 1"):
+        read_tasks(path)
+
+
+def test_bad_questions(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="16 are the least"):
+        compare(str(folders[0]), [], Questions("a", speed=False))
+    result = CliRunner().invoke(app, ["quality", "a", "--against", "b", "--picture", str(tmp_path / "x.png")])
+    assert result.exit_code == 2 and "name a .svg" in result.output

@@ -1,0 +1,307 @@
+"""Methods that make quantised models: what each is for, files that are read back, stops, refusals.
+
+The full table (method x bits on the demonstration model) is in docs/quantisation.md; TOKENMILL_QUANTISE=1 tries the
+order of methods there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from typer.testing import CliRunner
+
+from tokenmill import LLM, SamplingParams
+from tokenmill.checkpoint.folder import open_checkpoint
+from tokenmill.cli.main import app
+from tokenmill.core.errors import ModelError, UserError
+from tokenmill.demo import demo_dir
+from tokenmill.measure.perplexity import perplexity
+from tokenmill.quant.detect import WeightRequest, check_config, load_weight
+from tokenmill.quantize import make as making
+from tokenmill.quantize import prune, recipes, stored, text
+from tokenmill.quantize.codes import Spec, fitted, nearest, rounded
+from tokenmill.quantize.gptq import gptq
+from tokenmill.quantize.inputs import Inputs
+from tokenmill.quantize.make import Job, make
+from tokenmill.quantize.methods import autoround, clipped, hqq
+from tokenmill.quantize.mixed import share_bits
+from tokenmill.quantize.recipes import Recipe, settle
+from tokenmill.testing.tiny import make_tiny
+from tokenmill.text.tokenizer import load_tokenizer
+
+CPU = torch.device("cpu")
+SMALL = {"kv_cache_memory_bytes": 4 << 20, "max_num_seqs": 4}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("tiny"), hidden=64)
+
+
+@pytest.fixture(scope="module")
+def tokens() -> Tensor:
+    return torch.randint(0, 200, (6, 48), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def problem() -> tuple[Tensor, Inputs]:
+    """A weight, and inputs of which few directions are strong, as activations are."""
+    random = torch.Generator().manual_seed(1)
+    x = torch.randn(400, 128, generator=random) @ torch.randn(128, 128, generator=random)
+    x = x * torch.logspace(-1.5, 0.5, 128)[torch.randperm(128, generator=random)]
+    inputs = Inputs(128, CPU)
+    for part in x.split(150):
+        inputs.add(part)
+    return torch.randn(48, 128, generator=random), inputs
+
+
+def test_losses_follow_from_sums(problem: tuple[Tensor, Inputs]) -> None:
+    weight, _ = problem
+    x, sums = torch.randn(50, 128), Inputs(128, CPU)
+    sums.add(x)
+    error = torch.randn_like(weight)
+    assert abs(sums.loss(error) / float((x @ error.T).square().sum() / 50) - 1) < 1e-4
+    by = torch.rand(128) + 0.5
+    assert abs(sums.scaled(by).loss(error * by) / sums.loss(error) - 1) < 1e-4
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("bits", [3, 4])
+def test_methods_that_calibrate_lose_less(bits: int, symmetric: bool, problem: tuple[Tensor, Inputs]) -> None:
+    weight, inputs = problem
+    spec = Spec(bits, 32, symmetric)
+    plain = inputs.loss(nearest(weight, spec).dense() - weight)
+    for method, most in ((gptq, 0.65), (autoround, 0.7), (clipped, 0.95)):
+        codes = method(weight, spec, inputs)
+        assert int(codes.codes.max()) < 1 << bits and codes.zeros.shape == (48, 4)
+        assert inputs.loss(codes.dense() - weight) < most * plain
+    spread = (hqq(weight, spec).dense() - weight).abs().pow(0.7).sum()
+    assert spread < (nearest(weight, spec).dense() - weight).abs().pow(0.7).sum()
+
+
+def test_gptq_without_correlations_is_nearest() -> None:
+    """Inputs that have nothing to do with each other leave nothing to make up for."""
+    weight, spec, inputs = torch.randn(8, 64), Spec(4, 32, False), Inputs(64, CPU)
+    inputs.add(torch.eye(64))
+    assert torch.equal(gptq(weight, spec, inputs).codes, rounded(weight, *fitted(weight, spec), spec).codes)
+    inputs = Inputs(64, CPU)
+    inputs.add(torch.zeros(3, 64))  # dead columns do not stop it
+    assert torch.isfinite(gptq(weight, spec, inputs).dense()).all()
+
+
+HELD = {
+    **{f"{form} {bits}": (form, bits) for form, bits in (("compressed-tensors", 3), ("compressed-tensors", 4),
+                                                         ("gptq", 2), ("gptq", 3), ("gptq", 4), ("gptq", 8),
+                                                         ("awq", 4))},
+    **dict.fromkeys((*recipes.WHOLE, "magnitude"), ("", 4)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("name", HELD)
+def test_what_is_written_is_what_is_read(name: str, symmetric: bool) -> None:
+    form, bits = HELD[name]
+    recipe = settle(Recipe(method="rtn" if form else name, form=form, bits=bits, group=32, symmetric=symmetric))
+    weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(2))
+    held = recipes.hold(recipe, weight, bits, None, torch.float32)
+
+    class Held:
+        def has(self, name: str) -> bool:
+            return name[2:] in held.tensors
+
+        def shape(self, name: str) -> tuple[int, ...] | None:
+            return tuple(held.tensors[name[2:]].shape)
+
+        def tensor(self, name: str, shape: Any = None, dtype: Any = None) -> Tensor:
+            found = held.tensors[name[2:]]
+            assert shape is None or tuple(found.shape) == tuple(shape)
+            return found if dtype is None else found.to(dtype)
+
+        names = part = close = None
+
+    how = check_config({"quantization_config": recipes.config(recipe, {"w": bits}, [])})
+    found = load_weight(Held(), WeightRequest("w", (64, 128)), torch.float32, CPU, None, how)  # type: ignore[arg-type]
+    assert float((found.dense() - held.dense).abs().max()) < 2e-3 * float(held.dense.abs().max())
+    assert float((held.dense - weight).norm() / weight.norm()) < {2: 0.6, 3: 0.25}.get(bits, 0.75)
+
+
+def test_compressed_tensors_reads_what_we_write(tmp_path: Path) -> None:
+    """Every scheme is one that the package knows."""
+    from compressed_tensors.quantization import QuantizationConfig
+
+    for method in ("rtn", "smoothquant", "fp8", "fp8-block", "mxfp4", "nvfp4"):
+        said = recipes.config(settle(Recipe(method=method)), {"a.b": 4, "a.c": 4}, ["lm_head"])
+        scheme = QuantizationConfig.model_validate(said)
+        weights = scheme.config_groups["group_0"].weights
+        assert weights is not None and weights.num_bits == (4 if method in ("rtn", "mxfp4", "nvfp4") else 8)
+    mixed = recipes.config(settle(Recipe(method="gptq", bits=3.5)), {"a.b": 4, "a.c": 3}, ["lm_head"])
+    found = QuantizationConfig.model_validate(mixed).config_groups
+    assert [(g.weights.num_bits, g.targets) for g in found.values()] == [(3, ["a.c"]), (4, ["a.b"])]
+
+
+@pytest.mark.parametrize("kind", ["2:4", "1:4", "0.5", "0.25"])
+def test_pruning(kind: str, problem: tuple[Tensor, Inputs]) -> None:
+    weight, inputs = problem
+    sparsity = prune.parse(kind)
+    lost = {}
+    for name, method in prune.METHODS.items():
+        sparse = method(weight, sparsity, inputs)
+        zeros = sparse == 0
+        assert abs(float(zeros.float().mean()) - sparsity.share) < 0.01
+        if sparsity.of:
+            assert bool((zeros.view(48, -1, sparsity.of).sum(-1) == sparsity.zeros).all())
+        lost[name] = inputs.loss(sparse - weight)
+    assert max(lost["sparsegpt"], lost["wanda"]) < lost["magnitude"]
+    assert sparsity.share < 0.5 or lost["sparsegpt"] < lost["wanda"]
+
+
+def test_bits_go_where_they_count() -> None:
+    lost = {(name, bits): weight * 4.0**-bits for name, weight in (("a", 1.0), ("b", 900.0)) for bits in range(2, 9)}
+    bits = share_bits(lost, {"a": 100, "b": 100}, 4.5)
+    assert bits["b"] > bits["a"] and bits["a"] + bits["b"] == 9
+    assert share_bits(lost, {"a": 100, "b": 100}, 8.0) == {"a": 8, "b": 8}
+
+
+def logits(folder: Path) -> list[float]:
+    with LLM(model=str(folder), dtype="float32", kernels="reference", **SMALL) as llm:
+        ids = list(range(40, 80))
+        params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+        (out,) = llm.generate([{"prompt_token_ids": ids}], params, use_tqdm=False)
+        return [row[i].logprob for i, row in zip(ids, out.prompt_logprobs or [], strict=True) if row is not None]
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [("gptq", {}), ("gptq", {"form": "gptq"}), ("gptq", {"bits": 4.5}), ("awq", {"form": "awq"}), ("smoothquant", {}),
+     ("sparsegpt", {"sparsity": "0.3"}), ("nf4", {})],
+)  # fmt: skip
+def test_whole_models(method: str, more: dict[str, Any], tiny: Path, tokens: Tensor, tmp_path: Path) -> None:
+    recipe = settle(Recipe(method=method, group=32, **more))
+    told: list[tuple[str, int, int]] = []
+    made = make(Job(tiny, tmp_path / "out", recipe, tokens=tokens), lambda *step: told.append(step))
+    assert not made.unreached and len(made.errors) == 14 == told[-1][1] == told[-1][2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+    if method in recipes.FOLDING:
+        assert made.moved >= 6
+    if made.bits:
+        sizes = {n: t.numel() for n, t in load_file(tiny / "model.safetensors").items()}
+        mean = sum(sizes[n] * b for n, b in made.bits.items()) / sum(sizes[n] for n in made.bits)
+        assert 4.2 < mean <= 4.5 and len(set(made.bits.values())) > 1
+    before, after = logits(tiny), logits(tmp_path / "out")
+    most = {"smoothquant": 0.3, "sparsegpt": 3.0}.get(method, 1.5)
+    assert 0 < max(abs(a - b) for a, b in zip(before, after, strict=True)) < most
+
+
+def test_scales_move_and_change_nothing(tiny: Path, tokens: Tensor) -> None:
+    """With enough bits, a model whose scales have moved computes what it did."""
+    config = json.loads((tiny / "config.json").read_text())
+    ckpt = open_checkpoint(tiny)
+    stream = making.Stream(config, ckpt, "cpu", tokens)
+    chosen = {name for name in ckpt.names() if name.endswith("_proj.weight")}
+    layer = stream.look(0, chosen)
+    assert len(layer.folds) == 4 and not layer.missed
+    random = torch.Generator().manual_seed(3)
+
+    def any_scales(one: Any, layer: Any, fitting: Any) -> Tensor:
+        return fitting(torch.rand(layer.weights[one.consumers[0]].shape[1], generator=random) + 0.5)
+
+    plain = {name: weight.clone() for name, weight in layer.weights.items()}
+    assert making.fold(stream, layer, any_scales) == 4
+    assert all(not torch.equal(plain[name], weight) for name, weight in layer.weights.items() if "gate" not in name)
+    assert stream.keeps(layer, {**layer.weights, **layer.changed})
+    spoiled = {**layer.weights, **layer.changed}
+    spoiled["model.layers.0.mlp.up_proj.weight"] = plain["model.layers.0.mlp.up_proj.weight"]
+    assert not stream.keeps(layer, spoiled)
+
+
+def test_a_stop_goes_on_where_it_was(tiny: Path, tokens: Tensor, tmp_path: Path, monkeypatch: Any) -> None:
+    job = Job(tiny, tmp_path / "whole", settle(Recipe(method="gptq", group=32)), tokens=tokens)
+    make(job)
+    stopped = replace(job, target=tmp_path / "out")
+    looks: list[int] = []
+    look = making.Stream.look
+
+    def second_stops(self: Any, index: int, chosen: set[str]) -> Any:
+        looks.append(index)
+        if looks == [0, 1]:
+            raise KeyboardInterrupt
+        return look(self, index, chosen)
+
+    monkeypatch.setattr(making.Stream, "look", second_stops)
+    with pytest.raises(KeyboardInterrupt):
+        make(stopped)
+    assert [path.name for path in tmp_path.iterdir() if "whole" not in path.name] == [".out.partial"]
+    make(stopped)
+    assert looks == [0, 1, 1] and sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "out"))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_experts_that_calibration_never_reaches(tmp_path: Path, tokens: Tensor) -> None:
+    """They are counted and rounded to the nearest."""
+    folder = demo_dir("moe")
+    few = torch.full((1, 8), 7)
+    made = make(Job(folder, tmp_path / "out", settle(Recipe(method="gptq", group=32)), tokens=few))
+    assert made.unreached and all(".experts." in name for name in made.unreached)
+    assert json.loads((tmp_path / "out" / "quantization_report.json").read_text())["unreached"] == made.unreached
+    assert len(logits(tmp_path / "out")) == 39
+
+
+REFUSED: dict[str, tuple[list[str], str]] = {
+    "bits": (["--method", "rtn", "--bits", "9"], "hold 2, 3, 4, 5, 6, 7, 8 bits"),
+    "form": (["--method", "nf4", "--format", "awq"], "bitsandbytes, not awq"),
+    "awq bits": (["--method", "awq", "--format", "awq", "--bits", "3"], "hold 4 bits"),
+    "mixed form": (["--method", "gptq", "--format", "gptq", "--bits", "4.5"], "need --format compressed-tensors"),
+    "group": (["--method", "rtn", "--group-size", "48"], "use 32, 64, 128 or 256"),
+    "columns": (["--method", "rtn", "--group-size", "256"], "whole groups of 256"),
+    "text": (["--method", "gptq", "--calibration", "/nowhere/x"], "cannot be read"),
+    "gguf": (["--method", "gptq", "--format", "gguf-q4_k"], "goes with --format"),
+    "sparsity": (["--method", "wanda", "--sparsity", "4:2"], "use n:m like 2:4"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals(name: str, tiny: Path, tmp_path: Path) -> None:
+    options, told = REFUSED[name]
+    result = CliRunner().invoke(app, ["quantize", str(tiny), str(tmp_path / "out"), *options])
+    assert result.exit_code == 2 and told in " ".join(result.output.split()), result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command(tiny: Path, tmp_path: Path) -> None:
+    options = ["--format", "awq", "--group-size", "32", "--samples", "4", "--length", "32"]
+    result = CliRunner().invoke(app, ["quantize", str(tiny), str(tmp_path / "out"), *options])
+    assert result.exit_code == 0 and "scales moved" in result.output, result.output
+    with pytest.raises(ModelError, match="already quantised"):
+        make(Job(tmp_path / "out", tmp_path / "again", settle(Recipe(method="rtn"))))
+    with pytest.raises(UserError, match="exists already"):
+        make(Job(tiny, tmp_path / "out", settle(Recipe(method="rtn", group=32))))
+
+
+@pytest.mark.skipif(not os.environ.get("TOKENMILL_QUANTISE"), reason="minutes long")
+@pytest.mark.parametrize(("bits", "most"), [(4, 0.65), (3, 0.5)])
+def test_the_order_of_methods(bits: int, most: float, tmp_path: Path) -> None:
+    """On the demonstration model, by its perplexity on text of the project that calibration does not see."""
+    source = demo_dir("main")
+    whole = text.read(None)
+    cut = len(whole) * 3 // 4
+    tokens = text.sequences(whole[:cut], load_tokenizer(source).encode, 128, 256)
+    found = {"": perplexity({"model": str(source)}, whole[cut:]).value}
+    for method in ("rtn", "gptq", "awq"):
+        make(Job(source, tmp_path / method, settle(Recipe(method=method, bits=bits)), tokens=tokens))
+        found[method] = perplexity({"model": str(tmp_path / method)}, whole[cut:]).value
+    for method in ("gptq", "awq"):
+        assert found[method] - found[""] <= most * (found["rtn"] - found[""]), found
+
+
+def test_nf4_rounds_to_the_nearest_quantile() -> None:
+    weight = torch.tensor(stored.NF4).repeat(4).view(1, 64)
+    assert torch.allclose(stored.nf4(weight).dense, weight, atol=1e-6)

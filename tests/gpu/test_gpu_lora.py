@@ -1,0 +1,167 @@
+"""Adapters on the device: kernels against float32, and an engine's tokens against plain torch, recorded and not."""
+
+from __future__ import annotations
+
+import json
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+pytest.importorskip("triton")
+
+from tokenmill import LLM, LoRARequest, SamplingParams
+from tokenmill.core.adapters import AdapterSite, Delta
+from tokenmill.kernels.reference import ReferenceKernels
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 512, "intermediate_size": 1024,
+    "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 2048,
+    "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
+SHAPES = {
+    "self_attn.q_proj": (512, 512), "self_attn.k_proj": (128, 512), "self_attn.v_proj": (128, 512),
+    "self_attn.o_proj": (512, 512), "mlp.gate_proj": (1024, 512), "mlp.up_proj": (1024, 512),
+    "mlp.down_proj": (512, 1024),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory):
+    """Eight, of ranks 1 to 16, the last one with DoRA, and the head changed by one."""
+    root, made = tmp_path_factory.mktemp("adapters"), {}
+    for i, rank in enumerate((1, 4, 8, 16, 3, 16, 5, 16)):
+        tensors, dora = {}, i == 7
+        for layer in range(3):
+            for name, (rows, columns) in SHAPES.items():
+                key = f"base_model.model.model.layers.{layer}.{name}"
+                tensors[f"{key}.lora_A.weight"] = torch.randn(rank, columns) * 0.05
+                tensors[f"{key}.lora_B.weight"] = torch.randn(rows, rank) * 0.05
+                if dora:
+                    tensors[f"{key}.lora_magnitude_vector"] = torch.rand(rows) + 0.5
+        if i == 6:
+            tensors["base_model.model.lm_head.lora_A.weight"] = torch.randn(rank, 512) * 0.05
+            tensors["base_model.model.lm_head.lora_B.weight"] = torch.randn(2048, rank) * 0.05
+        folder = root / f"a{i}"
+        folder.mkdir()
+        save_file(tensors, folder / "adapter_model.safetensors")
+        said = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "use_dora": dora}
+        (folder / "adapter_config.json").write_text(json.dumps(said))
+        made[f"a{i}"] = folder
+    return made
+
+
+def make(model, **options):
+    options = {"max_num_seqs": 64, "num_gpu_blocks_override": 600, "enable_lora": True, **options}
+    return LLM(model=model, load_format="dummy", skip_tokenizer_init=True, max_model_len=1024, **options)
+
+
+def prompts(count):
+    return [{"prompt_token_ids": torch.randint(0, 2048, (5 + 13 * i % 200,)).tolist()} for i in range(count)]
+
+
+def asked(adapters: dict[str, Path], count):
+    found = [LoRARequest(name, i + 1, str(path)) for i, (name, path) in enumerate(adapters.items())]
+    return [None if i % 9 == 8 else found[i % 9] for i in range(count)]
+
+
+def ids(outputs):
+    return [list(o.outputs[0].token_ids) for o in outputs]
+
+
+def agreement(a, b):
+    """Share of tokens before the first difference."""
+    same = total = 0
+    for x, y in zip(a, b, strict=True):
+        first = next((i for i, (m, n) in enumerate(zip(x, y, strict=True)) if m != n), len(x))
+        same, total = same + first, total + len(x)
+    return same / total
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("tokens", [1, 17, 64, 300, 2049])
+@pytest.mark.parametrize(("widths", "act", "residual", "gains"), [
+    ([512, 128, 128], None, False, False), ([512], None, True, True), ([1024, 1024], "silu_mul", False, False),
+])  # fmt: skip
+def test_kernels(dtype, tokens, widths, act, residual, gains):
+    from tokenmill.kernels.triton import TritonKernels
+
+    kernels, plain, columns = TritonKernels(), ReferenceKernels(), sum(widths)
+    ranks = [0, 16, 3, 0, 8]
+    site = AdapterSite(columns, 512, (0, *accumulate(widths)))
+    lanes = -(-len(widths) * 16 // 16) * 16
+    site.down = (torch.randn(5, 512, lanes, device="cuda") * 0.05).to(dtype)
+    site.up = (torch.randn(5, 16, columns, device="cuda") * 0.05).to(dtype)
+    site.host_ranks, site.ranks = ranks, torch.tensor(ranks, dtype=torch.int32, device="cuda")
+    if gains:
+        site.gains, site.shifts = torch.rand(5, columns, device="cuda"), torch.randn(5, columns, device="cuda")
+    x = (torch.randn(tokens, 512, device="cuda")).to(dtype)
+    y = (torch.randn(tokens, columns, device="cuda")).to(dtype)
+    rows = torch.randint(0, 7, (tokens,), device="cuda").sort().values
+    slots = torch.tensor([0, 1, 2, 3, 4, 0, 1], dtype=torch.int32, device="cuda")
+    beside = torch.randn(tokens, columns // 2 if act else columns, device="cuda").to(dtype) if residual else None
+    found = kernels._adapted(y, Delta(site, x, kernels.adapt(x, site, rows, slots), rows, slots), act, beside)
+    wide = Delta(site, x.float(), plain.adapt(x.float(), site, rows, slots), rows, slots)
+    expected = plain.add_delta(y.float(), wide)
+    expected = expected if act is None else plain.activate(expected, act)
+    expected = expected if beside is None else expected + beside.float()
+    error = (found.float() - expected).norm() / expected.norm()
+    assert float(error) < (1e-2 if dtype == torch.bfloat16 else 2e-4)
+    assert kernels.counters()["adapt"] == {"calls": 1, "fallbacks": 0}
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"enforce_eager": True}, {"max_loras": 3}, {"pipeline_depth": 1}, {"deterministic": True}, {"max_cpu_loras": 2},
+], ids=["recorded", "eager", "three slots", "one plan", "deterministic", "few copies"])  # fmt: skip
+def test_like_the_reference(model, adapters, options):
+    given, params = prompts(27), SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    with make(model, dtype="float32", kernels="reference", enforce_eager=True) as llm:
+        expected = ids(llm.generate(given, params, False, lora_request=asked(adapters, 27)))
+    with make(model, dtype="float32", **options) as llm:
+        found = ids(llm.generate(given, params, False, lora_request=asked(adapters, 27)))
+        again = ids(llm.generate(given, params, False, lora_request=asked(adapters, 27)))
+        counters = llm.engine.executor.control({"what": "counters"})["kernels"]
+    assert agreement(found, expected) > 0.97
+    assert agreement(again, expected) > 0.97
+    assert counters["adapt"]["fallbacks"] == 0
+
+
+@pytest.mark.parametrize("quantization", [None, "fp8", "int8", "int4"])
+def test_on_every_format(model, adapters, quantization):
+    given, params = prompts(18), SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    with make(model, quantization=quantization) as llm:
+        mixed = ids(llm.generate(given, params, False, lora_request=asked(adapters, 18)))
+        alone = [ids(llm.generate([p], params, False, lora_request=a))[0]
+                 for p, a in zip(given, asked(adapters, 18), strict=True)]  # fmt: skip
+        plain = ids(llm.generate(given, params, False))
+    assert agreement(mixed, alone) > 0.8
+    assert agreement(mixed, plain) < 0.5
+
+
+def test_company_does_not_matter_when_deterministic(model, adapters):
+    given, params = prompts(27), SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=1)
+    with make(model, deterministic=True) as llm:
+        mixed = llm.generate(given, params, False, lora_request=asked(adapters, 27))
+        for i in (0, 3, 7, 8):
+            alone = llm.generate([given[i]], params, False, lora_request=asked(adapters, 27)[i])[0]
+            assert alone.outputs[0].logprobs == mixed[i].outputs[0].logprobs
+
+
+def test_without_adapters_an_engine_is_as_it_was(model, adapters):
+    given, params = prompts(20), SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=1)
+    with make(model) as llm:
+        llm.generate(given[:2], params, False, lora_request=asked(adapters, 2))
+        found = llm.generate(given, params, False)
+    with make(model, enable_lora=False) as llm:
+        expected = llm.generate(given, params, False)
+    assert [o.outputs[0].logprobs for o in found] == [o.outputs[0].logprobs for o in expected]
