@@ -494,7 +494,7 @@ def environment_with(more: Mapping[str, str]) -> dict[str, str]:
 
 
 def calm_threads() -> None:
-    """Let idle OpenMP threads sleep; call it before torch is imported. They spin by default: with another busy process on
-    the same cores every parallel region then costs a scheduler slice (milliseconds instead of microseconds)."""
+    """Let idle OpenMP threads sleep; call it before torch is imported. They spin by default: with another process busy
+    on the same cores every parallel region then costs a scheduler slice (milliseconds instead of microseconds)."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
