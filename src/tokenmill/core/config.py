@@ -322,10 +322,9 @@ def make_server_config(environment: Mapping[str, str] | None = None, **flat: Any
     return ServerConfig(**_read_groups(SERVER_GROUPS, environment, options_alone(flat, SERVER)))
 
 
-def cache_dir(environment: Mapping[str, str] | None = None) -> Path:
+def cache_dir() -> Path:
     """Where what can be made again is kept."""
-    environment = os.environ if environment is None else environment
-    base = environment.get("TOKENMILL_CACHE") or environment.get("XDG_CACHE_HOME")
+    base = os.environ.get("TOKENMILL_CACHE") or os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "tokenmill"
 
 
@@ -486,10 +485,7 @@ def environment_with(more: Mapping[str, str]) -> dict[str, str]:
 
 
 def calm_threads() -> None:
-    """Let idle OpenMP threads sleep; call it before torch is imported.
-
-    They spin by default: with another busy process on the same cores every parallel region then costs a scheduler
-    slice (milliseconds instead of microseconds).
-    """
+    """Let idle OpenMP threads sleep; call it before torch is imported. They spin by default: with another process busy
+    on the same cores every parallel region then costs a scheduler slice (milliseconds instead of microseconds)."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
