@@ -85,7 +85,7 @@ def open_llm(folder: pathlib.Path, options: dict[str, Any], speculative: dict[st
     """An engine with invented weights."""
     return LLM(
         model=str(folder), load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", max_model_len=4096,
-        max_num_seqs=256, speculative_config=speculative, **options,
+        max_num_seqs=256, gpu_memory_utilization=0.4, speculative_config=speculative, **options,
     )  # fmt: skip
 
 
@@ -111,6 +111,8 @@ def run(case: str, options: argparse.Namespace) -> dict[str, Any]:
         plain = open_llm(folder, more, None)
         without = {n: measure(plain, n, options.tokens, options.prompt) for n in rows}
         close(plain)
+        del plain
+        gc.collect()
         drafting = open_llm(folder, more, {**method, "model": str(other), "num_speculative_tokens": options.most})
         force(drafting, options.p)
         for n in rows:

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "coding.h"
+#include "group.h"
 #include "numbers.h"
 #include "ops.h"
 #include "pack.h"
@@ -152,13 +153,13 @@ void short_conv(Address x, Address out, Address weight, Address bias, Address st
 
 void delta_rule(Address mixed, Address gates, Address out, Address state, Address rate, Address shift,
                 const std::tuple<int64_t, int64_t, int64_t, int64_t>& heads, int64_t stride, int64_t gates_stride,
-                int type, const Step& step) {
+                int type, bool tiled, const Step& step) {
   const auto [key_heads, value_heads, key_dim, value_dim] = heads;
   require(key_heads > 0 && value_heads % key_heads == 0 && value_dim > 0, "delta_rule: heads");
   require(key_dim > 0 && key_dim <= kMostKeys, "delta_rule: keys are too wide");
   const DeltaOp op{raw(mixed), raw(gates), raw(out), at<float>(state), at<const float>(rate), at<const float>(shift),
                    key_heads, value_heads, key_dim, value_dim, stride, gates_stride, static_cast<Type>(type),
-                   row_step(step)};
+                   tiled, row_step(step)};
   const double work = static_cast<double>(value_heads * key_dim * value_dim) * 4;
   run(work * op.step.query_start[op.step.sequences], [&] { table().delta_rule(op); });
 }
@@ -319,8 +320,9 @@ struct Matrix {
   Matrix(Address data, int64_t n, int64_t k, int format, int group, Address bias)
       : Matrix({{data, n, format, group}}, k, bias) {}
 
+  // residual_stride: 0: its rows follow each other.
   void linear(Address x, int64_t rows, int64_t stride, Address out, int type, bool out_f32, Address residual, int kind,
-              const NormSpec* norm, Address gain, Address add) const {
+              const NormSpec* norm, Address gain, Address add, int64_t residual_stride) const {
     LinearOp op{};
     op.gain = at<const float>(gain);
     op.add = at<const float>(add);
@@ -329,6 +331,7 @@ struct Matrix {
     op.count = static_cast<int64_t>(parts.size());
     op.bias = at<const float>(bias);
     op.residual = raw(residual);
+    op.residual_stride = residual_stride;
     op.out = raw(out);
     op.rows = rows;
     op.n = n;
@@ -415,10 +418,12 @@ struct Site {
   }
 };
 
-// The experts of one layer, fixed when the model is built; whoever makes one keeps the matrices alive.
+// The experts of one layer, fixed when the model is built; whoever makes one keeps the matrices alive. Of several ranks
+// each has some columns of the first matrices and some rows of the second: then only the halves can be called.
 struct Experts {
   std::vector<MatrixRef> ups, downs;
-  int64_t hidden = 0, inner = 0;
+  int64_t inner;  // of this rank
+  bool whole;
   Act act;
 
   Experts(const std::vector<const Matrix*>& up, const std::vector<const Matrix*>& down, int kind)
@@ -426,24 +431,26 @@ struct Experts {
     require(!up.empty() && up.size() == down.size(), "every expert has two matrices");
     const bool gated = act == Act::silu_mul || act == Act::gelu_mul || act == Act::gelu_tanh_mul ||
                        act == Act::oai_swiglu;
-    hidden = up[0]->k;
-    inner = down[0]->k;
+    inner = up[0]->n / (gated ? 2 : 1);
+    whole = down[0]->n == up[0]->k && down[0]->k == inner;
     for (size_t e = 0; e < up.size(); ++e) {
-      require(up[e]->k == hidden && down[e]->n == hidden && down[e]->k == inner, "experts differ in shape");
-      require(up[e]->n == (gated ? 2 : 1) * inner, "an expert's matrices do not fit each other");
+      require(up[e]->k == up[0]->k && up[e]->n == up[0]->n, "experts differ in shape");
+      require(down[e]->k == down[0]->k && down[e]->n == down[0]->n, "experts differ in shape");
       require(!gated || up[e]->n % (2 * kTileColumns) == 0, "a gated activation needs halves of whole tiles");
       ups.push_back(up[e]->ref());
       downs.push_back(down[e]->ref());
     }
   }
 
-  void call(Address x, int64_t rows, Address out, int type, Address ids, Address gates, int64_t top_k) const {
+  // half: 0 both, 1 up to the activation, 2 behind it.
+  void call(Address x, int64_t rows, Address out, int type, Address ids, Address gates, int64_t top_k, int half) const {
+    require(half != 0 || whole, "these experts are a rank's share");
     ExpertsOp op{};
     op.x = raw(x);
     op.out = raw(out);
     op.rows = rows;
-    op.hidden = hidden;
-    op.inner = inner;
+    op.hidden = half == 2 ? downs[0].n : ups[0].k;
+    op.inner = half == 2 ? downs[0].k : inner;
     op.top_k = top_k;
     op.experts = static_cast<int64_t>(ups.size());
     op.ups = ups.data();
@@ -452,7 +459,9 @@ struct Experts {
     op.gates = at<const float>(gates);
     op.type = static_cast<Type>(type);
     op.act = act;
-    submit(static_cast<double>(rows * top_k) * static_cast<double>(3 * hidden * inner), [op] { experts(op); });
+    op.inside = half != 2;
+    op.outside = half != 1;
+    submit(static_cast<double>(rows * top_k) * static_cast<double>(3 * op.hidden * op.inner), [op] { experts(op); });
   }
 };
 
@@ -647,6 +656,19 @@ void register_packing(nb::module_& m) {
   });
 }
 
+void register_group(nb::module_& m) {
+  nb::class_<SharedGroup>(m, "SharedGroup")
+      .def(nb::init<Address, int64_t, int, int>())
+      .def("begin", &SharedGroup::begin)
+      .def("fail", &SharedGroup::fail)
+      .def("gather", [](SharedGroup& group, Address x, Address out, int64_t rows, int64_t bytes) {
+        submit(1e9, [&group, x, out, rows, bytes] { group.gather(raw(x), raw(out), rows, bytes); });
+      })
+      .def("reduce", [](SharedGroup& group, Address x, Address residual, Address out, int64_t count, int type) {
+        submit(1e9, [=, &group] { group.reduce(raw(x), raw(residual), raw(out), count, static_cast<Type>(type)); });
+      });
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -703,7 +725,7 @@ NB_MODULE(_native, m) {
       .def(nb::init<Address, int64_t, int64_t, int, int, Address>())
       .def(nb::init<const std::vector<std::tuple<Address, int64_t, int, int>>&, int64_t, Address>())
       .def("linear", &Matrix::linear, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg() = false,
-           nb::arg() = 0, nb::arg() = 0, nb::arg().none() = nb::none(), nb::arg() = 0, nb::arg() = 0)
+           nb::arg() = 0, nb::arg() = 0, nb::arg().none() = nb::none(), nb::arg() = 0, nb::arg() = 0, nb::arg() = 0)
       .def("rows", &Matrix::rows);
   nb::class_<Site>(m, "Site")
       .def(nb::init<const std::tuple<Address, Address, Address, Address, Address>&, const std::vector<int64_t>&, int64_t,
@@ -712,7 +734,8 @@ NB_MODULE(_native, m) {
       .def("expand", &Site::expand);
   nb::class_<Experts>(m, "Experts")
       .def(nb::init<const std::vector<const Matrix*>&, const std::vector<const Matrix*>&, int>())
-      .def("call", &Experts::call);
+      .def("call", &Experts::call, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+           nb::arg() = 0);
   m.def("choose", &choose);
   m.def("heads", &heads);
   nb::class_<Layer>(m, "Layer")
@@ -725,4 +748,5 @@ NB_MODULE(_native, m) {
       .def("attend", &Layer::attend);
 
   register_packing(m);
+  register_group(m);
 }

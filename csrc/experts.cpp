@@ -3,6 +3,7 @@
 // which they were chosen, whatever other tokens chose.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "numbers.h"
@@ -86,9 +87,10 @@ void route_row(const RouteOp& op, int64_t row, std::vector<float>& scores, std::
   }
 }
 
-// (token, choice) pairs one expert after the other: where each pair's row is, and where each expert's rows begin.
+// (token, choice) pairs one expert after the other: where each pair's row is, which pair each row is, and where each
+// expert's rows begin.
 struct Order {
-  std::vector<int64_t> begin, place, token;
+  std::vector<int64_t> begin, place, pair;
 };
 
 Order sorted(const ExpertsOp& op) {
@@ -98,13 +100,13 @@ Order sorted(const ExpertsOp& op) {
     if (op.ids[i] >= 0 && op.ids[i] < op.experts) ++found.begin[static_cast<size_t>(op.ids[i]) + 1];
   }
   for (size_t e = 1; e < found.begin.size(); ++e) found.begin[e] += found.begin[e - 1];
-  found.token.resize(static_cast<size_t>(found.begin.back()));
+  found.pair.resize(static_cast<size_t>(found.begin.back()));
   std::vector<int64_t> next(found.begin.begin(), found.begin.end() - 1);
   for (int64_t i = 0; i < pairs; ++i) {
     if (op.ids[i] < 0 || op.ids[i] >= op.experts) continue;
     const int64_t to = next[static_cast<size_t>(op.ids[i])]++;
     found.place[static_cast<size_t>(i)] = to;
-    found.token[static_cast<size_t>(to)] = i / op.top_k;
+    found.pair[static_cast<size_t>(to)] = i;
   }
   return found;
 }
@@ -123,6 +125,8 @@ LinearOp product(const MatrixRef& matrix, const void* x, void* out, int64_t rows
   return op;
 }
 
+const uint8_t* row_of(const void* x, int64_t row, int64_t bytes) { return static_cast<const uint8_t*>(x) + row * bytes; }
+
 }  // namespace
 
 void route(const RouteOp& op) {
@@ -138,7 +142,7 @@ void route(const RouteOp& op) {
 
 void experts(const ExpertsOp& op) {
   const Order order = sorted(op);
-  const auto count = static_cast<int64_t>(order.token.size());
+  const auto count = static_cast<int64_t>(order.pair.size());
   const int64_t element = op.type == Type::f32 ? 4 : 2, most = op.rows;  // a token visits an expert once
   auto* gathered = static_cast<uint8_t*>(
       scratch(Scratch::partials, static_cast<size_t>(most * (op.hidden + op.inner) * element) + 64));
@@ -148,18 +152,38 @@ void experts(const ExpertsOp& op) {
     const int64_t begin = order.begin[static_cast<size_t>(e)], all = order.begin[static_cast<size_t>(e) + 1] - begin;
     for (int64_t from = 0; from < all; from += most) {
       const int64_t rows = at_most(most, all - from);
-      for (int64_t i = 0; i < rows; ++i) {
-        const int64_t token = order.token[static_cast<size_t>(begin + from + i)];
-        std::memcpy(gathered + i * op.hidden * element, static_cast<const uint8_t*>(op.x) + token * op.hidden * element,
-                    static_cast<size_t>(op.hidden * element));
+      const int64_t* pairs = order.pair.data() + begin + from;
+      if (op.inside) {
+        for (int64_t i = 0; i < rows; ++i) {
+          std::memcpy(gathered + i * op.hidden * element, row_of(op.x, pairs[i] / op.top_k, op.hidden * element),
+                      static_cast<size_t>(op.hidden * element));
+        }
+        LinearOp up = product(op.ups[e], gathered, inner, rows, op.type);
+        up.act = op.act;
+        table().linear(up);
       }
-      LinearOp up = product(op.ups[e], gathered, inner, rows, op.type);
-      up.act = op.act;
-      table().linear(up);
-      LinearOp down = product(op.downs[e], inner, found + (begin + from) * op.hidden, rows, op.type);
-      down.out_f32 = true;
-      table().linear(down);
+      for (int64_t i = 0; i < rows && !(op.inside && op.outside); ++i) {
+        uint8_t* mine = inner + i * op.inner * element;
+        if (op.inside) {
+          std::memcpy(static_cast<uint8_t*>(op.out) + pairs[i] * op.inner * element, mine,
+                      static_cast<size_t>(op.inner * element));
+        } else {
+          std::memcpy(mine, row_of(op.x, pairs[i], op.inner * element), static_cast<size_t>(op.inner * element));
+        }
+      }
+      if (op.outside) {
+        LinearOp down = product(op.downs[e], inner, found + (begin + from) * op.hidden, rows, op.type);
+        down.out_f32 = true;
+        table().linear(down);
+      }
     }
+  }
+  if (!op.outside) {
+    for (int64_t i = 0; i < op.rows * op.top_k; ++i) {
+      if (order.place[static_cast<size_t>(i)] >= 0) continue;
+      std::memset(static_cast<uint8_t*>(op.out) + i * op.inner * element, 0, static_cast<size_t>(op.inner * element));
+    }
+    return;
   }
   auto task = [&](int64_t t) {
     std::vector<float> total(static_cast<size_t>(op.hidden), 0.0f);

@@ -92,6 +92,7 @@ TM_INLINE void finish(const LinearOp& op, const float* c, const float* up, int64
   const int64_t width = pair ? op.n / 2 : op.n;
   const int64_t n = at_most(kTileColumns, width - column);
   const int64_t out_stride = op.out_stride ? op.out_stride : width;
+  const int64_t residual_stride = op.residual_stride ? op.residual_stride : width;
   const float* bias = op.bias;
   // y * gain + add of adapters: columns of one half or the other.
   auto adapted = [&](F y, int64_t r, int64_t at, int64_t left) {
@@ -101,7 +102,8 @@ TM_INLINE void finish(const LinearOp& op, const float* c, const float* up, int64
   };
   for (int64_t r = 0; r < rows; ++r) {
     O* out = static_cast<O*>(op.out) + (row + r) * out_stride + column;
-    const T* residual = op.residual ? static_cast<const T*>(op.residual) + (row + r) * width + column : nullptr;
+    const T* residual =
+        op.residual ? static_cast<const T*>(op.residual) + (row + r) * residual_stride + column : nullptr;
     for (int64_t i = 0; i < n; i += 16) {
       F y = load(c + r * kTileColumns + i);
       F other = pair ? load(up + r * kTileColumns + i) : y;

@@ -156,7 +156,8 @@ struct LinearOp {        // out = residual + act(norm(x) @ W.T + bias)
   const void* residual;  // [rows, n (or n / 2 after a gated act)] in x's type, or null
   void* out;
   int64_t rows, n, k, stride;
-  int64_t out_stride;    // of out, in elements; 0: its width. (The residual's rows always follow each other.)
+  int64_t out_stride;    // of out, in elements; 0: its width
+  int64_t residual_stride;  // of the residual, alike
   Type type;             // of x and residual; out too unless out_f32
   bool out_f32;
   Act act;
@@ -268,6 +269,7 @@ struct ExpertsOp {  // out[t] = sum over j of gates[t, j] * downs[ids[t, j]](act
   const float* gates;
   Type type;
   Act act;
+  bool inside = true, outside = true;  // one half alone: x or out is [rows * top_k, inner], a row for each choice
 };
 
 struct RowStep {  // of what a recurrent layer's sequences are: their rows, borders in the batch, positions of its tokens
@@ -314,6 +316,7 @@ struct DeltaOp {  // kernels/states.py says what it computes
   const float* shift;
   int64_t key_heads, value_heads, key_dim, value_dim, stride, gates_stride;
   Type type;
+  bool tiled;  // value head h belongs to key head h % key_heads; else to h / (value_heads / key_heads)
   RowStep step;
 };
 

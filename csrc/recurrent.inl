@@ -53,6 +53,7 @@ void delta_typed(const DeltaOp& op) {
   const float root = 1.0f / __builtin_sqrtf(static_cast<float>(op.key_dim));
   auto task = [&](int64_t index) {
     const int64_t sequence = index / op.value_heads, head = index % op.value_heads, dim = op.value_dim;
+    const int64_t key_head = op.tiled ? head % op.key_heads : head / share;
     const int64_t begin = op.step.query_start[sequence], end = op.step.query_start[sequence + 1];
     float* state = op.state + (op.step.rows[sequence] * op.value_heads + head) * op.key_dim * dim;
     if (op.step.positions[begin] == 0) std::memset(state, 0, static_cast<size_t>(op.key_dim * dim) * sizeof(float));
@@ -60,8 +61,8 @@ void delta_typed(const DeltaOp& op) {
     for (int64_t t = begin; t < end; ++t) {
       const T* mixed = static_cast<const T*>(op.mixed) + t * op.stride;
       const T* gates = static_cast<const T*>(op.gates) + t * op.gates_stride;
-      scaled_unit(mixed + head / share * op.key_dim, q, op.key_dim, root);
-      scaled_unit(mixed + keys + head / share * op.key_dim, k, op.key_dim, 1.0f);
+      scaled_unit(mixed + key_head * op.key_dim, q, op.key_dim, root);
+      scaled_unit(mixed + keys + key_head * op.key_dim, k, op.key_dim, 1.0f);
       const float soft = softplus(to_float(gates[op.value_heads + head]) + op.shift[head]);
       const F decay = splat(__builtin_expf(-op.rate[head] * soft));
       const F beta = splat(1.0f / (1.0f + __builtin_expf(-to_float(gates[head]))));

@@ -1,5 +1,8 @@
 """docs/models.md from the table of families. Owns: its words; `--write` writes it, else it is compared.
 
+`--foreign FILE` writes docs/models-elsewhere.md from what `TOKENMILL_FAMILIES=1 TOKENMILL_SWEEP=FOLDER pytest
+tests/cpu/models/test_foreign.py` left in FOLDER/foreign.txt.
+
 Run as `python tools/models.py`; the tests compare, too. Knows the tests only by their text: a family is tested if a
 file of tests names it.
 """
@@ -29,7 +32,8 @@ value. **Tested**: a tiny random model gives the logits of Transformers in float
 company, and its greedy tokens through the whole engine (prefix hits, preemption). Every key of every config is deleted
 and changed in tests: the model is then equal to Transformers' or refused.
 
-This page is written by `tools/models.py`. `docs/add-a-model.md` says how to add a row.
+This page is written by `tools/models.py`. `docs/add-a-model.md` says how to add a row. Other families run through
+Transformers, more slowly: [models-elsewhere.md](models-elsewhere.md) lists them.
 
 | architecture | model type | built by | layers | tested | note |
 |---|---|---|---|---|---|
@@ -51,8 +55,55 @@ OWN_FILES = {
 }
 
 
+ELSEWHERE = ROOT / "docs" / "models-elsewhere.md"
+ELSEWHERE_HEAD = """# Models through Transformers
+
+A family that is not in [models.md](models.md) runs through Transformers where that has it (`--model-impl auto`, the
+default; `transformers` asks for it, `tokenmill` for none of it). Transformers computes the layers, tokenmill schedules,
+keeps keys and values in pages, finds prefixes and samples. It is slower: nothing is recorded, and products are
+Transformers' own, so that on a CPU, too, the bytes of a row may depend on the rows beside it. Weights are neither
+quantised nor split over devices. Python code that comes with a model is never run.
+
+Every load is proven: a prompt of {pieces} tokens, computed in three pieces and as two sequences in one step, must say
+what Transformers says alone. What has states, masks or caches of its own is refused with the reason.
+
+Tiny random models of every causal type of Transformers {version}, {date}: {own} are built here, {equal} are equal
+through Transformers (logits within 1e-4, in chunks and in company), {refused} are refused, {untried} have no tiny
+config that the sweep can make; none is wrong. ("Equal" is also said of types that are built here.)
+
+| model type | built here | through Transformers |
+|---|---|---|
+"""
+
+
+def elsewhere(said: str, version: str, date: str) -> str:
+    """The page from a sweep's lines, `type: verdict` each."""
+    own = {row.model_type for row in FIELDS.values()}
+    rows, counts = [], {"equal": 0, "refused": 0, "no": 0}
+    for line in said.splitlines():
+        kind, verdict = line.split(": ", 1)
+        counts[verdict.split()[0].rstrip(":")] += 1
+        verdict = re.sub(r"^refused: .*? here: ", "refused: ", verdict)
+        verdict = re.sub(r"^no tiny model.*", "not tried", verdict).rstrip(".:")
+        here = "yes" if kind in own or f"{kind}_text" in own else ""
+        rows.append(f"| `{kind}` | {here} | {verdict.replace('|', '/')} |\n")
+    head = ELSEWHERE_HEAD.format(
+        pieces=24, version=version, date=date, own=sum("| yes |" in row for row in rows), equal=counts["equal"],
+        refused=counts["refused"], untried=counts["no"],
+    )  # fmt: skip
+    return head + "".join(rows)
+
+
 def main() -> int:
     """Write the page, or say that it is not up to date."""
+    if "--foreign" in sys.argv[1:]:
+        import datetime
+
+        import transformers
+
+        said = Path(sys.argv[sys.argv.index("--foreign") + 1]).read_text(encoding="utf-8")
+        ELSEWHERE.write_text(elsewhere(said, transformers.__version__, str(datetime.date.today())), encoding="utf-8")
+        return 0
     text = page()
     if "--write" in sys.argv[1:]:
         PAGE.write_text(text, encoding="utf-8")

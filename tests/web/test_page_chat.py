@@ -194,7 +194,7 @@ def test_settings_reach_the_request_and_stay(serve: Servers, tab: Tabs) -> None:
         "7 tokens" in page.locator(".figures").inner_text() and "token limit" in page.locator(".figures").inner_text()
     )
     page.reload()
-    page.get_by_role("button", name="Settings, 6 changed").click()
+    page.get_by_role("button", name="Settings 6 changed").click()
     assert page.get_by_label("Seed").input_value() == "42"
     say(page, "Hi")
     ended(page)

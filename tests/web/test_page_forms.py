@@ -87,7 +87,7 @@ def test_search_and_import(serve: Servers, tab: Tabs) -> None:
     chat = {"title": "From elsewhere", "created_at": 1700000000, "updated_at": 1700000000}
     tree = {"1": {"id": "1", "parentId": None, "role": "user", "content": "Stones?"}}
     tree["2"] = {"id": "2", "parentId": "1", "role": "assistant", "content": "Of granite."}
-    chat["chat"] = {"history": {"messages": tree, "currentId": "2"}}  # type: ignore[assignment]
+    chat["chat"] = {"history": {"messages": tree, "currentId": "2"}}
     data = json.dumps([chat]).encode()
     choose.set_input_files([{"name": "a.json", "mimeType": "application/json", "buffer": data}])
     page.get_by_text("Of granite.").wait_for()

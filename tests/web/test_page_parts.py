@@ -228,10 +228,10 @@ def test_nothing_is_drawn_where_nothing_was_measured(modules: Any) -> None:
     now = using(
         modules,
         "series",
-        "const s = m.series(...a); return [m.newest(s, 'out', 201), m.newest(s, 'out', 300), m.middle(s, 'hits', 0)];",
+        "const s = m.series(...a); return [m.recent(s, 'out', 201), m.recent(s, 'out', 300), m.middle(s, 'hits', 0)];",
         [columns, samples],
     )
-    assert now == [10, None, 0.75]
+    assert now == [22, None, 0.75]
 
 
 def test_speed_is_the_engines_or_none(modules: Any) -> None:

@@ -26,7 +26,22 @@ ARCHITECTURES = {
     "gemma3": "Gemma3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
+    "arcee": "ArceeForCausalLM",
+    "cohere2": "Cohere2ForCausalLM",
+    "ernie4_5": "Ernie4_5ForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
+    "glm4": "Glm4ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "hunyuan-dense": "HunYuanDenseV1ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "qwen35": "Qwen3_5ForCausalLM",
+    "qwen35moe": "Qwen3_5MoeForCausalLM",
+    "seed_oss": "SeedOssForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "starcoder2": "Starcoder2ForCausalLM",
 }
+_LAYER_NORMS = ("cohere2", "starcoder2")
+"""Their norms subtract the mean, and the file calls the small number differently."""
 MAX_LAYERS = 10_000
 MAX_EXPERTS = 4096
 
@@ -107,7 +122,9 @@ def _common(meta: Meta, tensors: Tensors) -> dict[str, Any]:
         "num_key_value_heads": meta.whole("attention.head_count_kv", heads),
         "head_dim": head,
         "max_position_embeddings": meta.whole("context_length"),
-        "rms_norm_eps": meta.number("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": meta.number(
+            "attention.layer_norm_epsilon" if meta.arch in _LAYER_NORMS else "attention.layer_norm_rms_epsilon"
+        ),
         "rope_theta": meta.number("rope.freq_base", 10000.0),
         "hidden_act": "silu",
         "attention_bias": "blk.0.attn_q.bias" in tensors,
@@ -118,7 +135,7 @@ def _common(meta: Meta, tensors: Tensors) -> dict[str, Any]:
         config["intermediate_size"] = meta.whole("feed_forward_length")
     if rotated < head:
         config["partial_rotary_factor"] = (rotated + 1e-6) / head
-    if meta.arch != "gemma2" and meta.arch != "gemma3" and meta.value("attention.scale"):
+    if meta.arch not in ("gemma2", "gemma3", "granite") and meta.value("attention.scale"):
         if abs(meta.number("attention.scale") * math.sqrt(head) - 1.0) > 1e-3:
             raise meta.fail(f"{meta.arch}.attention.scale is not supported")
     return config
@@ -233,6 +250,93 @@ def _gpt_oss(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
     return {**own, "model_type": "gpt_oss", "attention_bias": True}
 
 
+def _arcee(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
+    return {"hidden_act": "relu2"}
+
+
+def _cohere2(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
+    """Every fourth layer sees everything, and does not rotate."""
+    own = {"layer_norm_eps": config.pop("rms_norm_eps"), "logit_scale": meta.number("logit_scale")}
+    return {**own, "sliding_window": _window(meta), "sliding_window_pattern": 4}
+
+
+def _ernie(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
+    biased = config.pop("attention_bias")
+    config.pop("mlp_bias")
+    return {"use_bias": biased}
+
+
+def _exaone4(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
+    """The large size has windows in three layers of four."""
+    window = _window(meta)
+    kinds = ["full_attention" if not window or (i + 1) % 4 == 0 else "sliding_attention"
+             for i in range(config["num_hidden_layers"])]  # fmt: skip
+    config.pop("attention_bias")
+    config.pop("mlp_bias")
+    return {"sliding_window": window or None, "sliding_window_pattern": 4 if window else None, "layer_types": kinds}
+
+
+def _granite(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "embedding_multiplier": meta.number("embedding_scale", 1.0),
+        "residual_multiplier": meta.number("residual_scale", 1.0),
+        "attention_multiplier": meta.number("attention.scale"),
+        "logits_scaling": meta.number("logit_scale", 1.0),
+    }
+
+
+def _hunyuan(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
+    """Its stretched rotation is already in the base that the file states."""
+    config.pop("mlp_bias")
+    return {"model_type": "hunyuan_v1_dense"}
+
+
+def _olmo2(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
+    if _window(meta):
+        raise meta.fail("Olmo 3 (olmo2 with windows) is not supported yet")
+    config.pop("mlp_bias")
+    return {}
+
+
+def _qwen35(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
+    """The converter puts value heads in the order of a tiled broadcast, and appends layers for drafts."""
+    values = meta.whole("ssm.time_step_rank")
+    own = {
+        "model_type": "qwen3_5_text",
+        "num_hidden_layers": config["num_hidden_layers"] - meta.whole("nextn_predict_layers", 0, least=0, most=64),
+        "linear_conv_kernel_dim": meta.whole("ssm.conv_kernel"),
+        "linear_num_key_heads": meta.whole("ssm.group_count"),
+        "linear_num_value_heads": values,
+        "linear_key_head_dim": meta.whole("ssm.state_size"),
+        "linear_value_head_dim": meta.whole("ssm.inner_size") // values,
+        "full_attention_interval": meta.whole("full_attention_interval", 4),
+        "_tiled_value_heads": True,
+    }
+    if meta.arch == "qwen35":
+        return own
+    experts = _experts(meta)
+    experts["num_experts"] = experts.pop("num_local_experts")
+    widths = {"moe_intermediate_size": "expert_feed_forward_length",
+              "shared_expert_intermediate_size": "expert_shared_feed_forward_length"}  # fmt: skip
+    return {**own, **experts, **{k: meta.whole(v) for k, v in widths.items()}, "model_type": "qwen3_5_moe_text"}
+
+
+def _seed_oss(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
+    return {"attention_out_bias": False}
+
+
+def _smollm3(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
+    """Every fourth layer does not rotate; the format does not say so."""
+    return {"no_rope_layer_interval": 4, "use_sliding_window": False}
+
+
+def _starcoder2(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
+    biased = config.pop("attention_bias")
+    config.pop("mlp_bias")
+    own = {"norm_epsilon": config.pop("rms_norm_eps"), "use_bias": biased, "sliding_window": _window(meta) or None}
+    return {**own, "hidden_act": "gelu_pytorch_tanh"}
+
+
 _OWN: dict[str, Callable[[Meta, dict[str, Any]], dict[str, Any]]] = {
     "llama": _llama,
     "qwen3moe": _qwen3moe,
@@ -240,4 +344,16 @@ _OWN: dict[str, Callable[[Meta, dict[str, Any]], dict[str, Any]]] = {
     "gemma2": _gemma,
     "gemma3": _gemma,
     "gpt-oss": _gpt_oss,
+    "arcee": _arcee,
+    "cohere2": _cohere2,
+    "ernie4_5": _ernie,
+    "exaone4": _exaone4,
+    "granite": _granite,
+    "hunyuan-dense": _hunyuan,
+    "olmo2": _olmo2,
+    "qwen35": _qwen35,
+    "qwen35moe": _qwen35,
+    "seed_oss": _seed_oss,
+    "smollm3": _smollm3,
+    "starcoder2": _starcoder2,
 }

@@ -118,6 +118,10 @@ class GgufCheckpoint:
                 values = values[self._order(name, source)]
         if source.less:
             values = values.float() - source.less
+        if source.negated_exp:
+            values = torch.log(-values.float())
+        if source.lifted:
+            values = values.reshape(source.lifted)
         return values if dtype is None else values.to(dtype)
 
     def part(

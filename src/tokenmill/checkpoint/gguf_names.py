@@ -25,10 +25,16 @@ class Source:
     """Not 0: the rows of each of these heads are interleaved."""
     less: float = 0.0
     """What the converter added."""
+    lifted: tuple[int, ...] = ()
+    """The shape that models expect of a tensor that the converter flattened."""
+    negated_exp: bool = False
+    """The converter stored minus its exponential."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape as models expect it."""
+        if self.lifted:
+            return self.lifted
         return self.info.shape if self.expert is None else self.info.shape[1:]
 
 
@@ -55,10 +61,38 @@ _GEMMA = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+_HYBRID = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+_STATES = re.compile(r"blk\.(0|[1-9]\d{0,4})\.(ssm_a|ssm_dt\.bias|ssm_conv1d\.weight|ffn_gate_inp_shexp\.weight)")
+WOVEN = ("llama", "arcee", "granite", "smollm3")
+"""Their converter interleaves the rows of queries and keys."""
 SPECIAL_PARTS: dict[str, dict[str, str]] = {
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
+    "exaone4": _AFTER,
+    "glm4": {
+        "ffn_up": "mlp.gate_up_proj",
+        "post_attention_norm": "post_self_attn_layernorm",
+        "post_ffw_norm": "post_mlp_layernorm",
+    },
+    "hunyuan-dense": {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
+    "olmo2": _AFTER,
+    "qwen35": _HYBRID,
+    "qwen35moe": _HYBRID,
+    "seed_oss": {"post_attention_norm": "post_attention_layernorm"},
+    "starcoder2": {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
     "gpt-oss": {"post_attention_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.router"},
 }
 IN_CONFIG = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
@@ -79,8 +113,31 @@ def name_table(arch: str, tensors: Mapping[str, TensorInfo], config: Mapping[str
     return found
 
 
+def _of_states(name: str, info: TensorInfo) -> list[tuple[str, Source]]:
+    """Tensors of gated delta layers that the converter changed; empty: it is none of them."""
+    match = _STATES.fullmatch(name)
+    if match is None:
+        return []
+    at, part = f"model.layers.{match[1]}", match[2]
+    if part == "ssm_a":
+        return [(f"{at}.linear_attn.A_log", Source(info, negated_exp=True))]
+    if part == "ssm_dt.bias":
+        return [(f"{at}.linear_attn.dt_bias", Source(info))]
+    if part == "ssm_conv1d.weight" and len(info.shape) == 2:
+        return [(f"{at}.linear_attn.conv1d.weight", Source(info, lifted=(info.shape[0], 1, info.shape[1])))]
+    if part == "ffn_gate_inp_shexp.weight":
+        return [(f"{at}.mlp.shared_expert_gate.weight", Source(info, lifted=(1, info.shape[-1])))]
+    return []
+
+
 def _places(arch: str, name: str, info: TensorInfo, config: Mapping[str, Any]) -> list[tuple[str, Source]]:
     less = 1.0 if arch.startswith("gemma") and name.endswith("norm.weight") else 0.0
+    if arch in ("qwen35", "qwen35moe"):
+        if (layer := name.split(".")[1]).isdigit() and int(layer) >= config["num_hidden_layers"]:
+            return []  # for drafts of later tokens
+        if found := _of_states(name, info):
+            return found
+        less = 1.0 if name.endswith("norm.weight") and "ssm_norm" not in name else 0.0
     base, _, kind = name.rpartition(".")
     if base in TOP_PARTS and kind in ("weight", "bias"):
         return [(f"{TOP_PARTS[base]}.{kind}", Source(info, less=less))]
@@ -104,7 +161,7 @@ def _places(arch: str, name: str, info: TensorInfo, config: Mapping[str, Any]) -
     if mixtral and part == "ffn_gate_inp":
         return [(f"{inside}.gate.{kind}", Source(info))]
     heads = 0
-    if arch == "llama" and part in ("attn_q", "attn_k"):
+    if arch in WOVEN and part in ("attn_q", "attn_k"):
         heads = config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]
     return [(f"{at}.{ours}.{kind}", Source(info, heads=heads, less=less))]
 

@@ -22,7 +22,7 @@ from tokenmill.core.errors import ParameterError
 
 Verb = Callable[..., None]
 MODEL = typer.Argument(None, metavar="MODEL", help="Folder, .gguf file, hub name, or `demo` (the default).")
-SPREAD = {"tensor_parallel_size": "-tp", "pipeline_parallel_size": "-pp"}
+SPREAD = {"pipeline_parallel_size": "-pp"}
 """Taken as 1 alone (core/config.py), with vLLM's short forms."""
 _PANELS = {
     "listen": "Listening",
@@ -32,6 +32,7 @@ _PANELS = {
     "cache": "K/V cache",
     "schedule": "Scheduling",
     "execute": "Execution",
+    "parallel": "Several devices",
     "speculate": "Speculation",
 }
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from tokenmill.core.arguments import ENGINE, SERVER, SWITCHES, parsed
 from tokenmill.core.errors import UserError
 
-SPREAD = ("tensor_parallel_size", "pipeline_parallel_size")
+SPREAD = ("pipeline_parallel_size",)
 _CHOICES = ("on", "off", "auto", "0", "1", "true", "false")
 
 
@@ -120,7 +120,7 @@ LLAMA: Mapping[str, Foreign] = {
     ),
     **_refused("weights stay on one device: --quantization makes them smaller", "-cmoe --cpu-moe", takes=0),
     **_refused("keys and values stay on the device", "-nkvo --no-kv-offload", takes=0),
-    **_refused("a model runs on one device; --device names it", "-sm --split-mode", "none", "layer"),
+    **_refused("--tensor-parallel-size N splits every layer over N devices", "-sm --split-mode", "none"),
     **_refused("--device cuda:1 names another GPU", "-mg --main-gpu", "0"),
     **_refused(
         "give --hf-overrides with the entries of config.json",
@@ -243,12 +243,14 @@ def _lookup(name: str, verb: str) -> Foreign | None:
 
 def _vllm(name: str) -> Foreign | None:
     """vLLM's flags that are no options here."""
-    short = {"-tp": SPREAD[0], "-pp": SPREAD[1], "-dp": "data_parallel_size"}
+    if name in ("-tp", "-dp"):
+        return Foreign(into="--tensor-parallel-size" if name == "-tp" else "--data-parallel-size")
+    short = {"-pp": SPREAD[0]}
     plain = short.get(name) or name.removeprefix("--").replace("-", "_")
     if name.startswith("--no-") and plain not in SWITCHES and plain.removeprefix("no_") in SWITCHES:
         return Foreign(into="", takes=0)
     if plain in SPREAD:
-        return Foreign(why="an engine runs a model on one device (--quantization makes it smaller)", values={"1": ""})
+        return Foreign(why="layers are not shared out in stages: --tensor-parallel-size splits each", values={"1": ""})
     other = ENGINE.get(plain) or SERVER.get(plain)
     if other is None or not (name.startswith("--") or name in short):
         return None

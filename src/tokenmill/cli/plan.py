@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 from pathlib import Path
@@ -125,7 +126,8 @@ def _device(name: str, types: tuple[str, ...], *, again: bool = False) -> Any:
         title = describe(device)
         kept = None if again else read_kept(device, title, types)
         if kept is not None:
-            return now_here(read_measured(kept, f"measured on {device}"))
+            with contextlib.suppress(ParameterError):  # damaged: it is measured again
+                return now_here(read_measured(kept, f"measured on {device}"))
     with waiting_told("Measuring this machine, about a minute; it is kept for the next time") as told:
         from tokenmill.measure.calibrate import measure_calibrated
 

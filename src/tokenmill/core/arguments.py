@@ -43,7 +43,7 @@ SWITCHES = frozenset(
 )
 """Flags without a value."""
 
-SPELLINGS = {"data_parallel_size": "engines"}
+SPELLINGS: Mapping[str, str] = {}
 """Flags that are other names of options of the server."""
 
 _ALL = "all of these are done by themselves"
@@ -87,7 +87,7 @@ ENGINE: Mapping[str, Other] = {
         *("max_parallel_loading_workers", "safetensors_load_strategy", "pt_load_map_location"),
     ),
     **_harmless(
-        "an engine runs a model on one device, so ranks have nothing to tell each other",
+        "how ranks exchange what they compute is settled by itself",
         *("disable_custom_all_reduce", "disable_nccl_for_dp_synchronization", "all2all_backend"),
         *("expert_placement_strategy", "num_redundant_experts", "eplb_config", "eplb_window_size"),
         *("eplb_step_interval", "eplb_log_balancedness", "dbo_decode_token_threshold", "dbo_prefill_token_threshold"),
@@ -150,11 +150,10 @@ ENGINE: Mapping[str, Other] = {
                model_loader_extra_config=({},), ignore_patterns=("original/**/*", ["original/**/*"]),
                model_weights=()),
     **_refused(
-        "an engine runs a model on one device; `serve --engines N` runs several of the whole model",
+        "engines and their ranks are processes of one machine: --data-parallel-size, --tensor-parallel-size",
         distributed_executor_backend=("mp", "uni"),
         decode_context_parallel_size=(1,),
         prefill_context_parallel_size=(1,),
-        data_parallel_size=(1,),
         data_parallel_size_local=(1,),
         data_parallel_rank=(),
         data_parallel_start_rank=(),

@@ -122,8 +122,8 @@ class ExecuteOptions:
     )
     disable: str | None = option(
         None,
-        "Do without these on a GPU, to measure them: `fusion`, `cascade`, `dependent-launch`, `many-rows` (comma "
-        "separated).",
+        "Do without these on a GPU, to measure them: `fusion`, `cascade`, `dependent-launch`, `many-rows`, "
+        "`all-reduce` (comma separated).",
     )
     check_weights: bool = option(
         False, "Look at every number of the weights while loading, and refuse a file that holds NaN or infinity."
@@ -132,6 +132,14 @@ class ExecuteOptions:
     check_structured: float = option(
         0.0, "Share of finished JSON answers (0 to 1) that are read against their schema once more; misfits are logged."
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelOptions:
+    """How many devices share the work."""
+
+    tensor_parallel_size: int = option(1, "Devices (on a CPU: processes) that share each layer.", "tp")
+    data_parallel_size: int = option(1, "Engines that share the requests, each with the whole model.", "dp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +226,7 @@ class PatienceOptions:
 class ServeOptions:
     """How the server behaves."""
 
-    engines: int = option(1, "Engine processes (data parallel); 0: the engine runs in the server's process.")
+    engines: int = option(1, "The same as --data-parallel-size; 0: the engine runs in the server's process.")
     response_role: str = option("assistant", "Role of chat answers.")
     chat_template: str | None = option(None, "File with a chat template that replaces the model's.")
     default_chat_template_kwargs: dict[str, Any] | None = option(None, "Arguments for the chat template (JSON).")
@@ -258,6 +266,7 @@ GROUPS: dict[str, type] = {
     "cache": CacheOptions,
     "schedule": ScheduleOptions,
     "execute": ExecuteOptions,
+    "parallel": ParallelOptions,
     "speculate": SpeculateOptions,
     "adapters": AdapterOptions,
 }
@@ -272,8 +281,12 @@ class EngineConfig:
     cache: CacheOptions = field(default_factory=CacheOptions)
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
     execute: ExecuteOptions = field(default_factory=ExecuteOptions)
+    parallel: ParallelOptions = field(default_factory=ParallelOptions)
     speculate: SpeculateOptions = field(default_factory=SpeculateOptions)
     adapters: AdapterOptions = field(default_factory=AdapterOptions)
+    number: int = 0
+    engines: int = 1
+    """Which of several engines this is, and how many share the machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,13 +358,13 @@ def _read_groups(
 
 
 def _without_spread(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what vLLM's users often spell out and is the only thing done here: one device, one stage."""
+    """Without what vLLM's users often spell out and is the only thing done here: one stage."""
     kept = {name: value for name, value in flat.items() if name not in _SPREAD}
     for name in _SPREAD & flat.keys():
         if isinstance(flat[name], bool) or flat[name] != 1:
             raise ParameterError(
-                f"{name} must be 1, got {flat[name]!r}: an engine runs a model on one device (--engines runs several "
-                "of the whole model; --quantization makes it smaller).",
+                f"{name} must be 1, got {flat[name]!r}: layers are not shared out in stages "
+                "(--tensor-parallel-size splits each of them over devices).",
                 param=name,
             )
     return kept
@@ -410,6 +423,8 @@ _ALL = {"max_logprobs": -1}
 _POSITIVE = frozenset(
     {
         "block_size",
+        "tensor_parallel_size",
+        "data_parallel_size",
         "max_num_seqs",
         "max_waiting",
         "max_model_len",
@@ -435,7 +450,7 @@ _POSITIVE = frozenset(
 )
 
 
-_SPREAD = frozenset({"tensor_parallel_size", "pipeline_parallel_size"})
+_SPREAD = frozenset({"pipeline_parallel_size"})
 
 _MOST: dict[str, int] = {
     "gpu_memory_utilization": 1,
@@ -449,6 +464,8 @@ _MOST: dict[str, int] = {
     "threads": 1024,
     "port": 65535,
     "engines": 1024,
+    "tensor_parallel_size": 64,
+    "data_parallel_size": 1024,
 }
 """Ceilings of what would otherwise fill the memory or the process table before it fails."""
 
@@ -461,6 +478,20 @@ def wanted_faults() -> str:
 def wants_no_colour() -> bool:
     """Is NO_COLOR set to anything (https://no-color.org)?"""
     return bool(os.environ.get("NO_COLOR"))
+
+
+LINKS = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0", "NVSHMEM_DISABLE_NVLS": "1"}
+"""Environment of ranks on GPUs: multicast over NVLink is never set up. Some machines forbid it, and it gains little."""
+
+
+def are_calm_links() -> bool:
+    """Was this process started so?"""
+    return all(os.environ.get(name) == value for name, value in LINKS.items())
+
+
+def environment_with(more: Mapping[str, str]) -> dict[str, str]:
+    """Of a child process."""
+    return {**os.environ, **more}
 
 
 def calm_threads() -> None:

@@ -145,8 +145,9 @@ class AttentionSpec:
 
 @dataclass(slots=True)
 class DeltaSpec:
-    """One layer with a gated delta rule: every key head serves value_heads / key_heads value heads; rate and shift
-    [Hv] in float32 say how fast a head forgets."""
+    """One layer with a gated delta rule: every key head serves value_heads / key_heads value heads, which follow each
+    other, or (tiled) lie so many apart as there are key heads; rate and shift [Hv] in float32 say how fast one forgets.
+    """
 
     key_heads: int
     value_heads: int
@@ -154,6 +155,7 @@ class DeltaSpec:
     value_dim: int
     rate: Tensor
     shift: Tensor
+    tiled: bool = False
 
 
 @dataclass(slots=True)

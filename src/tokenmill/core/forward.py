@@ -385,6 +385,18 @@ class Kernels(Protocol):
         An id outside 0..len - 1 (an expert of another rank) adds nothing."""
         ...
 
+    def experts_inside(
+        self, x: Tensor, weights: tuple[list[Weight], list[Weight]], ids: Tensor, act: Act, ctx: ForwardContext
+    ) -> Tensor:
+        """The first half of `experts`: act(gate_up[ids[t, j]](x[t])) in row t * k + j -> [T * k, inner]."""
+        ...
+
+    def experts_outside(
+        self, y: Tensor, weights: tuple[list[Weight], list[Weight]], ids: Tensor, gates: Tensor, ctx: ForwardContext
+    ) -> Tensor:
+        """The second half: y [T * k, inner] -> [T, rows of down], added up as `experts` does it."""
+        ...
+
     def pack_mixture(self, mixture: Mixture) -> FusedMixture | None:
         """The whole layer as the backend runs it fastest, its lists of experts emptied; None: `route`, `experts`."""
         ...

@@ -48,10 +48,35 @@ class Checkpoint(Protocol):
 
 
 class Group(Protocol):
-    """A set of ranks that compute one thing together. SoloGroup returns x unchanged."""
+    """A set of ranks that compute one thing together. SoloGroup returns x unchanged.
+
+    exact: layers exchange what they multiply, not sums, so that every number is added up by one rank, in the order in
+    which one rank alone would do it."""
 
     rank: int
     size: int
+    exact: bool
+    calls: int
+    """How often this rank has met the others; ranks that failed alike have met equally often."""
 
-    def all_reduce(self, x: Tensor, residual: Tensor | None = None) -> Tensor: ...
-    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor: ...
+    def all_reduce(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The sum over ranks (+ residual); the same bytes on each. x may be overwritten."""
+        ...
+
+    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
+        """Every rank's x side by side, in rank order."""
+        ...
+
+    def agree(self, values: list[int]) -> list[int]:
+        """The least that any rank says, number by number."""
+        ...
+
+    def begin(self, epoch: int) -> None:
+        """A step of this epoch follows."""
+        ...
+
+    def fail(self) -> None:
+        """This rank cannot go on in this epoch: whoever waits for it fails, too."""
+        ...
+
+    def close(self) -> None: ...

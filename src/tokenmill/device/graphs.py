@@ -63,6 +63,10 @@ class Readback:
         elif not tensor.is_cpu:
             self.host = tensor.cpu()  # waits
 
+    def ready(self) -> bool:
+        """Would `wait` return at once?"""
+        return self.event is None or self.event.query()
+
     def wait(self) -> Tensor:
         """The tensor on the host."""
         if self.event is not None:

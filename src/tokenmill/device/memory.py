@@ -42,6 +42,13 @@ def pick_device(wanted: str) -> str:
     return kind + colon + index
 
 
+def use(device: str) -> None:
+    """From here on this thread's work goes to that device, where there are several of its kind."""
+    module = _module(device)
+    if ":" in device and hasattr(module, "set_device"):
+        module.set_device(int(device.partition(":")[2]))
+
+
 def records(device: str) -> bool:
     """Can steps be recorded on it, whatever the kernels?"""
     return device.startswith("cuda") and torch.version.hip is None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from tokenmill.core.config import EngineConfig, ScheduleOptions
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.execution import Executor
 from tokenmill.engine.adapters import AdapterDesk
 from tokenmill.engine.admission import Admission
@@ -18,9 +19,10 @@ from tokenmill.engine.engine import Engine
 from tokenmill.engine.executor import InProcessExecutor
 from tokenmill.engine.generation import banned, check_generation
 from tokenmill.engine.loading import Facts, find_model, load_runner, read_config, read_generation
+from tokenmill.engine.replicas import Replicas
 from tokenmill.engine.source import ModelSource
 from tokenmill.engine.text import eos_ids_of, give_text, load_tokenizer
-from tokenmill.engine.workers import ProcessExecutor, start_worker
+from tokenmill.engine.workers import start_ranks
 from tokenmill.kvcache.allocation import BlockTables, GroupLayout
 from tokenmill.kvcache.snapshots import Snapshots
 from tokenmill.scheduler.policy import make_policy
@@ -72,6 +74,10 @@ def make_limits(
 
 def build_engine(config: EngineConfig) -> Built:
     """Everything between a request and its token deltas."""
+    if config.parallel.data_parallel_size > 1:
+        raise ParameterError(
+            "data_parallel_size > 1 needs `serve` or LLM: this way in steps one engine.", param="data_parallel_size"
+        )
     source = find_model(config)
     read_config(config, source)  # what is wrong with it is told before the tokenizer is looked for
     speculation = read_speculation(config.speculate)
@@ -105,7 +111,7 @@ def build_engine(config: EngineConfig) -> Built:
         max_rows=facts.max_rows,
         max_waiting=config.schedule.max_waiting,
         eos_ids=eos_ids_of(source.config(), generation, tokenizer),
-        in_process=config.execute.executor == "inprocess",
+        in_process=runs_here(config),
         banned=never,
     )
     masks = MaskPool()
@@ -117,18 +123,51 @@ def build_engine(config: EngineConfig) -> Built:
     return Built(engine, facts, config, tokenizer, generation, source, adapters)
 
 
+def build_llm(config: EngineConfig) -> Built:
+    """The engine of a caller who steps it: one, or several behind the face of one."""
+    count = config.parallel.data_parallel_size
+    if count == 1:
+        return build_engine(config)
+    if config.adapters.enable_lora:
+        raise ParameterError("enable_lora with data_parallel_size > 1 needs `serve`.", param="enable_lora")
+    each = [_replica(config, number, count) for number in range(count)]
+    with ThreadPoolExecutor(count) as pool:  # they load at the same time
+        waiting = [pool.submit(build_engine, one) for one in each]
+    failed = next((error for one in waiting if (error := one.exception()) is not None), None)
+    if failed is not None:
+        for one in waiting:
+            if one.exception() is None:
+                one.result().engine.close()
+        raise failed
+    built = [one.result() for one in waiting]
+    return replace(built[0], engine=Replicas([one.engine for one in built]), config=config)  # type: ignore[arg-type]
+
+
+def _replica(config: EngineConfig, number: int, count: int) -> EngineConfig:
+    """One of several engines, in processes of its own."""
+    alone = replace(config.parallel, data_parallel_size=1)
+    execute = replace(config.execute, executor="process")
+    return replace(config, parallel=alone, execute=execute, number=number, engines=count)
+
+
 def _executor(config: EngineConfig, source: ModelSource) -> tuple[Executor, Facts]:
-    if config.execute.executor == "process":
-        process, pipe, plain = start_worker(load_runner, config)
+    if not runs_here(config):
+        executor, plain = start_ranks(config)
         facts = msgspec.convert(plain, Facts)
-        return ProcessExecutor(process, pipe, facts.num_blocks, plans_in_flight(config, facts.device)), facts
+        executor.depth = plans_in_flight(config, facts.device)
+        return executor, facts
     runner, plain = load_runner(config, source)
     facts = msgspec.convert(plain, Facts)
     depth = plans_in_flight(config, facts.device)
     return InProcessExecutor(runner, facts.num_blocks, depth, lazy=facts.device == "cpu"), facts
 
 
+def runs_here(config: EngineConfig) -> bool:
+    """Does this process run the model itself? Several ranks have processes of their own."""
+    return config.execute.executor == "inprocess" and config.parallel.tensor_parallel_size == 1
+
+
 def plans_in_flight(config: EngineConfig, device: str) -> int:
     """Two, so that the host plans while the device computes; one where the host is the device."""
-    alone = device == "cpu" and config.execute.executor == "inprocess"
+    alone = device == "cpu" and runs_here(config)
     return config.execute.pipeline_depth or (1 if alone else 2)

@@ -36,10 +36,7 @@ class Driver:
     def add(self, request: Request, hear: Hear, pooling: str | None = None) -> None:
         """Accept a request, or raise a UserError that says why not. pooling: for an embedding."""
         with self.alone():
-            if pooling is None:
-                self.engine.add(request)
-            else:
-                self.engine.scheduler.add(self.engine.admission.check_embedding(request, pooling))
+            self.engine.add(request, pooling)
             self.deliveries.add(request, hear)
 
     def step(self) -> None:

@@ -34,9 +34,17 @@ class Engine:
         self.fill = fill
         self.flying: deque[tuple[StepPlan, Ticket]] = deque()
 
-    def add(self, request: Request) -> None:
-        """Accept a request, or raise a UserError that says why not."""
-        self.scheduler.add(self.admission.check(request, len(self.scheduler.roster.groups)))
+    @property
+    def parts(self) -> list[Engine]:
+        """The engines that this is made of: itself (see replicas.py)."""
+        return [self]
+
+    def add(self, request: Request, pooling: str | None = None) -> None:
+        """Accept a request, or raise a UserError that says why not. pooling: for an embedding."""
+        if pooling is not None:
+            self.scheduler.add(self.admission.check_embedding(request, pooling))
+        else:
+            self.scheduler.add(self.admission.check(request, len(self.scheduler.roster.groups)))
 
     def abort(self, request_id: str, index: int | None = None, reason: str = "abort") -> list[TokenDelta]:
         """End a request, or one of its outputs; its terminal deltas."""
@@ -47,17 +55,28 @@ class Engine:
         """Is there anything to step for?"""
         return self.scheduler.has_work
 
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache."""
+        self.scheduler.tables.cache.clear()
+
     def step(self) -> list[TokenDelta]:
         """Keep up to `depth` plans in flight; commit the oldest."""
-        plan = self.scheduler.plan()  # integers only
-        if plan is not None:
-            self.flying.append((plan, self.executor.submit(plan)))
-            if len(self.flying) == 1:
-                self._supply()
-            if len(self.flying) < self.executor.depth:
-                return []
-        if not self.flying:
+        if self.submit() and len(self.flying) < self.executor.depth:
             return []
+        return self.commit() if self.flying else []
+
+    def submit(self) -> bool:
+        """Send one plan more, if there is something to plan."""
+        plan = self.scheduler.plan()  # integers only
+        if plan is None:
+            return False
+        self.flying.append((plan, self.executor.submit(plan)))
+        if len(self.flying) == 1:
+            self._supply()
+        return True
+
+    def commit(self) -> list[TokenDelta]:
+        """Wait for the oldest plan, and commit what came of it."""
         result = self.flying[0][1].wait()  # an interrupted wait leaves the plan in flight
         plan, _ = self.flying.popleft()
         if result.failure is not None and ends_process(result.failure):

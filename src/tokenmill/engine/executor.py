@@ -23,6 +23,10 @@ class InProcessTicket:
     running: Running | None = None
     late: LateInputs | None = None
 
+    def ready(self) -> bool:
+        """Would `wait` only read what is computed? Where plans run when they are waited for, it is as good as that."""
+        return self.running is None or self.executor.runner.ready(self.running)
+
     def wait(self) -> StepResult:
         executor, runner = self.executor, self.executor.runner
         if executor.interruption is not None:
@@ -101,6 +105,9 @@ class FailedTicket:
 
     plan_id: int
     failure: str
+
+    def ready(self) -> bool:
+        return True
 
     def wait(self) -> StepResult:
         return StepResult(plan_id=self.plan_id, failure=self.failure)

@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from tokenmill.core.pooled import (
 )
 from tokenmill.core.request import CompletionOutput, Request, RequestOutput, SamplingParams, TextDelta
 from tokenmill.engine.arguments import EngineArgs
-from tokenmill.engine.build import Built, build_engine
+from tokenmill.engine.build import Built, build_llm
 from tokenmill.engine.driver import Driver
 from tokenmill.engine.gauges import Gauges
 from tokenmill.engine.hub_tokenizer import HubTokenizer
@@ -68,7 +69,7 @@ class LLM:
     """
 
     def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
-        self.built: Built = build_engine(make_config(**with_config_file({"model": model, **options})))
+        self.built: Built = build_llm(make_config(**with_config_file({"model": model, **options})))
         self.engine = self.built.engine
         self.driver = Driver(self.engine, self.built.tokenizer)
         self.reader = PromptReader(self.built.tokenizer, self.built.facts.max_model_len)
@@ -80,9 +81,9 @@ class LLM:
         weakref.finalize(self, _end, self._ending, self.driver.lock)
 
     @functools.cached_property
-    def _gauges(self) -> Gauges:
-        """Made when somebody asks: start-up need not open the device's energy counter."""
-        return Gauges(self.built)
+    def _gauges(self) -> list[Gauges]:
+        """Of each engine; made when somebody asks: start-up need not open the device's energy counter."""
+        return [Gauges(replace(self.built, engine=part)) for part in self.engine.parts]
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
@@ -267,7 +268,8 @@ class LLM:
     def get_metrics(self) -> list[Metric]:
         """The engine's numbers of now, under the names of the server's series."""
         with self.driver.alone():
-            return read_metrics(self._gauges.read(), self.built.config.model.model)
+            name = self.built.config.model.model
+            return [one for i, each in enumerate(self._gauges) for one in read_metrics(each.read(), name, i)]
 
     def update_weights(self, weights: Weights) -> int:
         """New numbers for weights, in place: pairs of name and tensor, a dict of them, or a safetensors file or folder.
@@ -337,7 +339,7 @@ class LLM:
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes."""
         with self.driver.alone():
-            self.engine.scheduler.tables.cache.clear()
+            self.engine.forget_prefixes()
         return True
 
     def __getattr__(self, name: str) -> Any:

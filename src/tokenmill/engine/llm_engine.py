@@ -13,7 +13,7 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.core.params import LoRARequest
 from tokenmill.core.request import RequestOutput, SamplingParams, TextDelta
 from tokenmill.engine.arguments import EngineArgs
-from tokenmill.engine.build import Built, build_engine
+from tokenmill.engine.build import Built, build_llm
 from tokenmill.engine.driver import Driver
 from tokenmill.engine.outputs import Accumulator
 from tokenmill.engine.prompts import Prompt, PromptReader, default_params, make_request
@@ -30,7 +30,7 @@ class LLMEngine:
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, **_: Any) -> LLMEngine:
         """A loaded model; `close()` frees it."""
-        built = build_engine(engine_args.config())
+        built = build_llm(engine_args.config())
         return cls(built, Driver(built.engine, built.tokenizer), PromptReader(built.tokenizer, built.context))
 
     def add_request(

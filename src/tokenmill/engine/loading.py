@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from tokenmill.checkpoint.hub import Hub
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.forward import Kernels
-from tokenmill.core.model import CausalLM
-from tokenmill.device.memory import counts_memory, describe, pick_device, records, release, uuid_of
+from tokenmill.core.model import CausalLM, Group
+from tokenmill.device.memory import counts_memory, describe, devices_like, pick_device, records, release, use, uuid_of
 from tokenmill.engine.draft_loading import Target, load_drafter
 from tokenmill.engine.drafting import read_speculation
 from tokenmill.engine.memory import (
@@ -36,6 +36,7 @@ from tokenmill.kvcache.states import StatePool
 from tokenmill.lora.sites import Sites
 from tokenmill.lora.store import Store
 from tokenmill.models.registry import build_elsewhere, build_model, check_keys, check_length, is_elsewhere
+from tokenmill.parallel.group import SoloGroup
 from tokenmill.quant.detect import check_stored
 from tokenmill.runner.runner import Runner
 
@@ -110,14 +111,44 @@ def read_config(config: EngineConfig, source: ModelSource) -> dict[str, Any]:
     return raw
 
 
-def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tuple[Runner, dict[str, Any]]:
-    """Load the model and its cache onto the device; -> runner and Facts as plain data."""
-    reasons: list[str] = []
+def device_of(config: EngineConfig, rank: int = 0) -> str:
+    """The device of one rank of an engine: engines and their ranks take one after the other, from the named one on."""
     device = pick_device(config.execute.device)
+    size = config.parallel.tensor_parallel_size
+    first = config.number * size + rank
+    if device == "cpu" or (config.engines == 1 and size == 1):
+        return device
+    every = sorted(devices_like(device), key=lambda name: int(name.partition(":")[2]))
+    base = every.index(device) if ":" in device else 0
+    if size > 1 and base + config.engines * size > len(every):
+        raise ParameterError(
+            f"--tensor-parallel-size {size}"
+            + (f" with {config.engines} engines" if config.engines > 1 else "")
+            + f" needs {config.engines * size} devices from {every[base]} on; there are {len(every) - base}.",
+            param="tensor_parallel_size",
+        )
+    return every[(base + first) % len(every)]
+
+
+def _take_place(config: EngineConfig, group: Group) -> str:
+    """The device of this rank, which this thread uses from now on; engines and ranks on one CPU share its cores."""
+    device = device_of(config, group.rank)
+    use(device)
+    shares = group.size * config.engines
     if os.getpid() != IMPORTED_IN:
         torch.set_num_threads(1)
-    elif config.execute.threads:
-        torch.set_num_threads(config.execute.threads)
+    elif config.execute.threads or shares > 1:
+        torch.set_num_threads(max(1, (config.execute.threads or torch.get_num_threads()) // shares))
+    return device
+
+
+def load_runner(
+    config: EngineConfig, source: ModelSource | None = None, group: Group | None = None
+) -> tuple[Runner, dict[str, Any]]:
+    """Load the model, or a rank's share of it, and its cache onto the device; -> runner and Facts as plain data."""
+    reasons: list[str] = []
+    group = group or SoloGroup()
+    device = _take_place(config, group)
     source = source or find_model(config)
     raw = read_config(config, source)
     dtype = compute_dtype(config.model.dtype, raw, device, reasons)
@@ -134,6 +165,7 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
             kernels=kernels,
             quantization=config.model.quantization,
             max_positions=config.model.max_model_len,
+            group=group,
             adapters=sites,
         )
         if damaged := checkpoint.damaged():
@@ -144,8 +176,7 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
             reasons.append(said)
     finally:
         checkpoint.close()
-    if changed := model.spec.extras.get("changed"):
-        reasons.append(f"{', '.join(changed)} weights are held as int8: no kernel reads them as stored")  # type: ignore[arg-type]
+    _tell(model.spec.extras, reasons)
     record = not config.execute.enforce_eager and (kernels.records or records(device))
     drafts = load_drafter(
         config, read_speculation(config.speculate), Target(model, source, dtype, device, kernels, record)
@@ -161,11 +192,11 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
     if counts_memory(device):
         peak = peak_step_bytes(config, (model, kernels, layout), device, min(wanted, step_tokens), step_tokens)
     release(device)
-    budget = cache_bytes(config, device, peak, reasons)
-    rows, slots = count_states(config, model.spec.states, budget, reasons)
+    budget = cache_bytes(config, device, peak, reasons, shares=group.size * config.engines)
+    rows, slots = group.agree(list(count_states(config, model.spec.states, budget, reasons)))
     states = StatePool(model.spec.states, rows, slots, device) if model.spec.states else None
     taken = 0 if states is None else states.size_bytes
-    blocks = count_blocks(config, layout, budget - taken, wanted, step_tokens)
+    blocks = group.agree(count_blocks(config, layout, budget - taken, wanted, step_tokens))
     max_len = fitting_length(config, layout, blocks, wanted, reasons)
     pool = KVPool(layout, blocks, device, states)
     adapters = None if sites is None else Store(sites, kernels, config.adapters.max_cpu_loras)
@@ -181,7 +212,7 @@ def load_runner(config: EngineConfig, source: ModelSource | None = None) -> tupl
 
 def _facts(config: EngineConfig, runner: Runner, device: str, lengths: tuple[int, int], reasons: list[str]) -> Facts:
     """What the runner itself tells; lengths: of the longest sequence, of the largest step."""
-    pool, spec = runner.pool, runner.model.spec
+    pool, spec, ranks = runner.pool, runner.model.spec, config.parallel.tensor_parallel_size
     return Facts(
         vocab_size=spec.vocab_size,
         max_model_len=lengths[0],
@@ -191,14 +222,14 @@ def _facts(config: EngineConfig, runner: Runner, device: str, lengths: tuple[int
         device=device,
         dtype="",
         weight_bytes=int(spec.extras.get("weight_bytes", 0)),  # type: ignore[call-overload]
-        flops_per_token=spec.flops_per_token,
+        flops_per_token=spec.flops_per_token / ranks,
         quantization=config.model.quantization or "",
         max_rows=runner.rows.spare,
         guesses=runner.drafter.most,
         follows=runner.drafter.follows,
         catches_up=runner.drafter.catches_up,
         reasons=reasons,
-        device_name=describe(device),
+        device_name=describe(device) if ranks == 1 else f"{ranks} x {describe(device)}",
         device_uuid=uuid_of(device),
         kv_block_bytes=sum(part.nbytes for part in pool.storage) / max(1, sum(pool.num_blocks)),
     )
@@ -209,6 +240,11 @@ def adapter_sites(config: EngineConfig, raw: dict[str, Any], dtype: torch.dtype,
     said = config.adapters
     if not said.enable_lora:
         return None
+    if config.parallel.tensor_parallel_size > 1:
+        raise ParameterError(
+            "--enable-lora with --tensor-parallel-size > 1 is not built: adapters are not split over ranks.",
+            param="enable_lora",
+        )
     heads = raw.get("num_attention_heads"), raw.get("num_key_value_heads") or raw.get("num_attention_heads")
     counts = tuple(count if isinstance(count, int) else 0 for count in heads)
     return Sites(said.max_loras, said.max_lora_rank, dtype, torch.device(device), (counts[0], counts[1]))
@@ -220,6 +256,14 @@ def _builder(config: EngineConfig, raw: dict[str, Any], reasons: list[str]) -> C
         return build_model
     reasons.append(f"Transformers computes {raw.get('model_type')} but for attention: slower than our own families")
     return build_elsewhere
+
+
+def _tell(extras: Mapping[str, Any], reasons: list[str]) -> None:
+    """What was not built as asked."""
+    if changed := extras.get("changed"):
+        reasons.append(f"{', '.join(changed)} weights are held as int8: no kernel reads them as stored")
+    if repeated := extras.get("repeated"):
+        reasons.append(f"every rank computes all of {', '.join(repeated)}")
 
 
 def _kernels(config: EngineConfig, device: str, reasons: list[str]) -> Kernels:

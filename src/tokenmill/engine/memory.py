@@ -55,14 +55,14 @@ def count_states(
     return min(rows, fits), min(slots, MOST_SNAPSHOTS)
 
 
-def cache_bytes(config: EngineConfig, device: str, peak: int, reasons: list[str]) -> int:
-    """Bytes for pages, states and what is kept of them."""
+def cache_bytes(config: EngineConfig, device: str, peak: int, reasons: list[str], shares: int = 1) -> int:
+    """Bytes for pages, states and what is kept of them; shares: how many ranks and engines a host's memory serves."""
     budget = config.cache.kv_cache_memory_bytes
     reasons = reasons if config.cache.num_gpu_blocks_override is None else []
     if budget is None:
         free = free_bytes(device)
         if not counts_memory(device):
-            budget = min(CPU_CACHE_BYTES, free // 2)
+            budget = min(CPU_CACHE_BYTES, free // 2) // shares
             reasons.append(f"K/V cache of {budget >> 20} MiB: half of the free memory, at most 2 GiB")
         else:
             used = total_bytes(device) - free

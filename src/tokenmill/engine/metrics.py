@@ -89,9 +89,9 @@ def statistic(stats: EngineStats, name: str) -> float:
     return getattr(stats, name) if name else 0.0
 
 
-def read_metrics(stats: EngineStats, model: str) -> list[Metric]:
+def read_metrics(stats: EngineStats, model: str, engine: int = 0) -> list[Metric]:
     """All of one engine's numbers."""
-    labels = {"model_name": model, "engine": "0"}
+    labels = {"model_name": model, "engine": str(engine)}
     found: list[Metric] = [
         Gauge(name=name, labels=labels, value=statistic(stats, each)) for name, (each, _) in GAUGES.items()
     ]

@@ -1,71 +1,98 @@
-"""A runner in a process of its own. Owns: the pipe's messages, the worker's loop and its life.
+"""Runners in processes of their own, one for each rank, behind the Executor seam. Owns: starting them, one plan to all,
+one answer, one fate.
 
-One msgpack message per plan and per result; nothing that crosses is unpickled. The worker ends when its parent does.
-Must not know: scheduling, text.
+A plan crosses as one msgpack message; nothing is unpickled. The first rank's result counts, once every rank has done
+the step. A rank that fails fails the step for all; one that is gone, or does not get on, ends them all. Must not know:
+scheduling, text.
 """
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import queue
-import signal
-import threading
+import os
+import tempfile
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
+from subprocess import Popen, TimeoutExpired
 from typing import Any
 
 import msgspec
 
-from tokenmill.core.config import calm_threads
-from tokenmill.core.errors import EngineDeadError, ModelError, UserError
+from tokenmill.core.config import LINKS, EngineConfig
+from tokenmill.core.errors import EngineDeadError, ModelError
 from tokenmill.core.execution import Ticket
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
-from tokenmill.engine.executor import FailedTicket, answer, operations
-from tokenmill.process.parent import end_with_parent, starts_last
-from tokenmill.runner.runner import Runner
+from tokenmill.device.memory import pick_device
+from tokenmill.engine.executor import FailedTicket
+from tokenmill.engine.watch import Watch
+from tokenmill.engine.worker import (
+    BEAT,
+    CALLS,
+    CONTROL,
+    FAILED,
+    LATE,
+    PLAN,
+    RESULT,
+    Receipt,
+    Start,
+    digest_of,
+)
+from tokenmill.process.pipe import LOOK_S, Pipe
+from tokenmill.process.start import start_process
 
-PLAN, LATE, CONTROL, RESULT, FAILED, BEAT = b"p", b"l", b"c", b"r", b"f", b"b"
-BEAT_S = 1.0
-"""How often a worker that is busy says how far it is."""
-INLINE = 64 << 10
-"""Bytes of a result that a pipe takes at once, even when another one lies in it."""
-START_TIMEOUT_S = 600.0
+START_TIMEOUT_S = 1800.0
 STOP_TIMEOUT_S = 5.0
-UNGUARDED_EXIT = 91
-"""How a worker ends that was about to start a worker, because the main script does not look who runs it."""
+GONE = "the model's process is gone"
+
+
+@dataclass(slots=True)
+class Rank:
+    """One worker, and its answers that nobody has asked for yet."""
+
+    process: Popen[bytes]
+    pipe: Pipe
+    results: deque[tuple[int, bytes]] = field(default_factory=deque)
+    answers: deque[bytes] = field(default_factory=deque)
+    operations: int = 0
 
 
 @dataclass(slots=True)
 class ProcessTicket:
-    """A plan that the worker has been sent."""
+    """A plan that the workers have been sent."""
 
     executor: ProcessExecutor
-    plan_id: int
+    plan: StepPlan
+
+    def ready(self) -> bool:
+        """Has everybody answered? Looks around as well: a rank that is lost is told here, too."""
+        return self.executor.has_result_of(self.plan)
 
     def wait(self) -> StepResult:
-        result = msgspec.msgpack.decode(self.executor.receive(), type=StepResult)
-        assert result.plan_id == self.plan_id, "results come in plan order"
-        return result
+        return self.executor.result_of(self.plan)
 
 
 @dataclass(slots=True)
 class ProcessExecutor:
-    """Talks to one worker; `depth` plans may be in flight."""
+    """Talks to the ranks of one engine; `depth` plans may be in flight. recovers: ranks that failed a step apart can go
+    on together in the next epoch."""
 
-    process: Any
-    pipe: Connection
+    ranks: list[Rank]
     num_blocks: list[int]
+    watch: Watch
     depth: int = 2
     chains: bool = True
+    recovers: bool = True
+    end: Callable[[], None] = lambda: None
     encoder: msgspec.msgpack.Encoder = field(default_factory=msgspec.msgpack.Encoder)
-    early: deque[bytes] = field(default_factory=deque)
     failed_epoch: int = -1
-    operations: int = 0
+    awaited: int = -1
+
+    @property
+    def process(self) -> Popen[bytes]:
+        """The first rank's."""
+        return self.ranks[0].process
 
     def submit(self, plan: StepPlan) -> Ticket:
         """A plan that cannot be encoded fails as a step would: whose fault it is is found out by smaller steps."""
@@ -77,185 +104,200 @@ class ProcessExecutor:
             self.failed_epoch = plan.epoch
             return FailedTicket(plan.id, f"the step could not be sent ({type(error).__name__})")
         self._send(message)
-        return ProcessTicket(self, plan.id)
+        return ProcessTicket(self, plan)
 
     def progress(self) -> int:
-        """Operations of the worker so far, as it last said."""
-        return self.operations
+        """Operations of the ranks so far, as they last said."""
+        return sum(rank.operations for rank in self.ranks)
 
     def supply(self, plan_id: int, inputs: LateInputs) -> None:
         assert not inputs.processors, "admission keeps Python callables out of other processes"
         self._send(LATE + self.encoder.encode((plan_id, inputs.masks)))
 
     def control(self, message: dict[str, Any]) -> dict[str, Any]:
-        self._send(CONTROL + self.encoder.encode(message))
-        while True:
-            kind, body = self._read()
-            if kind == CONTROL:
-                return msgspec.msgpack.decode(body)
-            self.early.append(body)
+        """Asks the first rank."""
+        rank = self.ranks[0]
+        self.watch.begin(0)
+        with self._told():
+            rank.pipe.send(CONTROL + self.encoder.encode(message), self._look)
+        while not rank.answers:
+            self._hear(rank)
+        found: dict[str, Any] = msgspec.msgpack.decode(rank.answers.popleft())
+        return found
 
-    def receive(self) -> bytes:
-        """The next result, in plan order."""
-        if self.early:
-            return self.early.popleft()
-        return self._read()[1]
+    @property
+    def files(self) -> list[int]:
+        """What is readable when a rank says something."""
+        return [rank.pipe.sock.fileno() for rank in self.ranks]
+
+    def has_result_of(self, plan: StepPlan) -> bool:
+        """Would `result_of` answer at once?"""
+        self._await(plan)
+        self._look()
+        return all(rank.results for rank in self.ranks)
+
+    def _await(self, plan: StepPlan) -> None:
+        if self.awaited != plan.id:
+            self.awaited = plan.id
+            self.watch.begin(plan.num_tokens)
+
+    def result_of(self, plan: StepPlan) -> StepResult:
+        """What the first rank says of the plan, when all have done it."""
+        self._await(plan)
+        for rank in self.ranks:
+            while not rank.results:
+                self._hear(rank)
+        self.watch.end()
+        said = [rank.results.popleft() for rank in self.ranks]
+        result = msgspec.msgpack.decode(said[0][1], type=StepResult)
+        receipts = [msgspec.msgpack.decode(body, type=Receipt) for _, body in said[1:]]
+        order = {result.plan_id, *(one.plan_id for one in receipts)}
+        assert order == {plan.id}, "results come in plan order"
+        failures = [failure for failure in (result.failure, *(one.failure for one in receipts)) if failure is not None]
+        if failures:
+            self.failed_epoch = plan.epoch
+            alike = len(failures) == len(said) and len(set(failures)) == 1 and len({calls for calls, _ in said}) == 1
+            if not self.recovers and not alike:
+                raise self._dead(f"a rank failed its step: {failures[0]}")
+            return StepResult(plan_id=plan.id, failure=failures[0])
+        if receipts and any(one.digest != digest_of(result) for one in receipts):
+            raise self._dead("the ranks chose different tokens")
+        return result
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self.pipe.close()
-        self.process.join(STOP_TIMEOUT_S)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join(STOP_TIMEOUT_S)
+        """End all ranks."""
+        self._end(STOP_TIMEOUT_S)
 
     def _send(self, message: bytes) -> None:
-        try:
-            self.pipe.send_bytes(message)
-        except (OSError, ValueError) as error:
-            raise EngineDeadError("the model's process is gone") from error
+        for rank in self.ranks:
+            with self._told():
+                rank.pipe.send(message, self._look)
 
-    def _read(self) -> tuple[bytes, bytes]:
-        while True:
-            try:
-                message = self.pipe.recv_bytes()
-            except (EOFError, OSError) as error:
-                raise EngineDeadError("the model's process is gone") from error
-            if message[:1] != BEAT:
-                return message[:1], message[1:]
-            self.operations = msgspec.msgpack.decode(message[1:])
-
-
-def start_worker(load: Callable[..., tuple[Runner, dict[str, Any]]], config: Any) -> tuple[Any, Connection, dict]:
-    """Start a process that calls `load(config)`; -> process, pipe and the facts that `load` reports."""
-    calm_threads()
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(
-        target=_main, args=(theirs, load, config, starts_last()), daemon=True, name="tokenmill-worker"
-    )
-    try:
-        process.start()
-    except RuntimeError as error:
-        if "bootstrapping phase" not in str(error):
-            raise
-        # This is such a process already, and runs the main script again: its parent is told by the exit status.
-        raise SystemExit(UNGUARDED_EXIT) from None
-    theirs.close()
-    try:
-        if not ours.poll(START_TIMEOUT_S):
-            raise EngineDeadError(f"the model was not loaded within {START_TIMEOUT_S:.0f} s")
-        message = ours.recv_bytes()
-    except EOFError as error:
-        process.join(STOP_TIMEOUT_S)
-        if process.exitcode == UNGUARDED_EXIT:
-            raise UserError(
-                "A process of its own runs the script again up to the line that makes the engine: put that line under "
-                'if __name__ == "__main__": (or leave executor="process" out).',
-                param="executor",
-            ) from None
-        raise EngineDeadError("the model's process ended while loading") from error
-    if message[:1] == FAILED:
-        raise ModelError(msgspec.msgpack.decode(message[1:]))
-    return process, ours, msgspec.msgpack.decode(message[1:])
-
-
-def _main(pipe: Connection, load: Callable[..., tuple[Runner, dict[str, Any]]], config: Any, lasting: bool) -> None:
-    end_with_parent(lasting)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it may want to go on
-    try:
-        runner, facts = load(config)
-    except Exception as error:
-        known = isinstance(error, (ValueError, OSError, MemoryError))
-        pipe.send_bytes(FAILED + msgspec.msgpack.encode(str(error) if known else traceback.format_exc()))
-        return
-    pipe.send_bytes(RESULT + msgspec.msgpack.encode(facts))
-    with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
-        _serve(pipe, runner)
-
-
-class _Sender:
-    """Sends in order; what may fill the pipe goes out from a thread, so that a full pipe never keeps us from reading.
-
-    Otherwise a large result and a large plan wait for each other: each side sends, neither reads.
-    """
-
-    def __init__(self, pipe: Connection) -> None:
-        self.pipe = pipe
-        self.large: queue.Queue[bytes] = queue.Queue()
-        self.thread: threading.Thread | None = None
-        self.lock = threading.Lock()
-
-    def send(self, message: bytes) -> None:
-        if len(message) <= INLINE and not self.large.unfinished_tasks:
-            with self.lock:
-                self.pipe.send_bytes(message)
-            return
-        self.large.put(message)
-        if self.thread is None:
-            self.thread = threading.Thread(target=self._send_large, name="tokenmill-sender", daemon=True)
-            self.thread.start()
-
-    def _send_large(self) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the parent is gone: the reader finds out
-            while True:
-                message = self.large.get()
-                with self.lock:
-                    self.pipe.send_bytes(message)
-                self.large.task_done()
-
-
-def _serve(pipe: Connection, runner: Runner) -> None:
-    """Run plans in order; a plan with late rows samples when its inputs have come, plans behind it wait."""
-    plans: deque[StepPlan] = deque()
-    late: dict[int, LateInputs] = {}
-    read_plan = msgspec.msgpack.Decoder(StepPlan)
-    read_late = msgspec.msgpack.Decoder(tuple[int, dict[int, bytes]])
-    send = _Sender(pipe).send
-    busy = threading.Event()
-    threading.Thread(target=_beat, args=(runner, send, busy), name="tokenmill-beat", daemon=True).start()
-    begun = None
-    while True:
-        while plans and (begun is None or not plans[0].late or plans[0].id in late):
-            busy.set()
-            if begun is None:
-                begun = runner.begin(plans[0])
-            if plans[0].late and plans[0].id not in late:
-                break
-            runner.sample(begun, late.pop(plans[0].id, None))
-            send(RESULT + _encoded(runner.finish(begun)))
-            plans.popleft()
-            begun = None
-            if pipe.poll(0):
-                break
-        busy.clear()
-        message = pipe.recv_bytes()
-        kind, body = message[:1], message[1:]
-        if kind == PLAN:
-            plans.append(read_plan.decode(body))
-        elif kind == LATE:
-            plan_id, masks = read_late.decode(body)
-            late[plan_id] = LateInputs(masks=masks)
+    def _hear(self, rank: Rank) -> None:
+        """Wait a while for something from this rank."""
+        with self._told():
+            message = rank.pipe.receive(LOOK_S)
+        if message is not None:
+            self._take(rank, message)
         else:
-            send(CONTROL + msgspec.msgpack.encode(answer(runner, msgspec.msgpack.decode(body))))
+            self._look()
+
+    def _take(self, rank: Rank, message: bytes) -> None:
+        kind, body = message[:1], message[1:]
+        if kind == BEAT:
+            rank.operations, waits = msgspec.msgpack.decode(body)
+            self.watch.beat(self.ranks.index(rank), rank.operations, waits)
+        elif kind == CONTROL:
+            rank.answers.append(body)
+        else:
+            rank.results.append((CALLS.unpack_from(body)[0], body[CALLS.size :]))
+
+    def _look(self) -> None:
+        if any(rank.process.poll() is not None for rank in self.ranks):
+            raise self._dead(GONE)
+        with self._told():
+            for rank in self.ranks:
+                while (message := rank.pipe.receive(0.0)) is not None:
+                    self._take(rank, message)
+        why = self.watch.look()
+        if why is not None:
+            raise self._dead(f"the model's process hangs: {why}")
+
+    @contextlib.contextmanager
+    def _told(self) -> Any:
+        try:
+            yield
+        except (EOFError, OSError, ValueError) as error:
+            raise self._dead(GONE) from error
+
+    def _dead(self, reason: str) -> EngineDeadError:
+        self._end(0.0)
+        return EngineDeadError(reason)
+
+    def _end(self, patience: float) -> None:
+        end_ranks(self.ranks, patience)
+        self.end()
 
 
-def _encoded(result: StepResult) -> bytes:
-    """A result that cannot be encoded fails as its step would."""
+def end_ranks(ranks: list[Rank], patience: float) -> None:
+    """Ask them to end, and make them."""
+    for rank in ranks:
+        with contextlib.suppress(OSError):
+            rank.pipe.close()
+    until = time.monotonic() + patience
+    for rank in ranks:
+        with contextlib.suppress(TimeoutExpired):
+            rank.process.wait(max(0.0, until - time.monotonic()))
+        if rank.process.poll() is None:
+            rank.process.kill()
+            rank.process.wait()
+
+
+def start_ranks(config: EngineConfig) -> tuple[ProcessExecutor, dict[str, Any]]:
+    """Start the processes of one engine and load the model into them; -> their executor and the first one's facts."""
+    size = config.parallel.tensor_parallel_size
+    device = pick_device(config.execute.device)
+    start, end = Start(config, size=size), _nothing
+    files: tuple[int, ...] = ()
+    memory = _shared_memory(size) if size > 1 and device == "cpu" else None
+    if memory is not None:
+        start.memory, end = memory.file, memory.close
+        files = (memory.file,)
+    elif size > 1:
+        start.meeting, end = _meeting()
+    ranks: list[Rank] = []
     try:
-        return msgspec.msgpack.encode(result)
-    except Exception as error:
-        failure = f"the step's result could not be sent ({type(error).__name__})"
-        return msgspec.msgpack.encode(StepResult(plan_id=result.plan_id, failure=failure))
+        for number in range(size):
+            started = start_process("tokenmill.engine.worker", f"rank {number}", files, LINKS if size > 1 else {})
+            ranks.append(Rank(*started))
+            start.rank = number
+            ranks[-1].pipe.send(msgspec.msgpack.encode(start))
+        facts = _loaded(ranks)
+    except BaseException:
+        end_ranks(ranks, 0.0)
+        end()
+        raise
+    watch = Watch([rank.process.pid for rank in ranks], on_device=device != "cpu")
+    return ProcessExecutor(ranks, facts["num_blocks"], watch, recovers=start.meeting is None, end=end), facts
 
 
-def _beat(runner: Runner, send: Callable[[bytes], None], busy: threading.Event) -> None:
-    """While plans run, say how far they are: whoever waits for a result does not see it otherwise."""
-    said = -1
-    with contextlib.suppress(OSError, ValueError):  # the parent is gone
-        while busy.wait():
-            time.sleep(BEAT_S)
-            done = operations(runner)
-            if busy.is_set() and done != said:
-                send(BEAT + msgspec.msgpack.encode(done))
-                said = done
+def _nothing() -> None:
+    """Nobody holds anything."""
+
+
+def _shared_memory(size: int) -> Any:
+    """For ranks on a CPU; None: without native kernels torch connects them."""
+    try:
+        from tokenmill.parallel.shared import Memory
+    except ImportError:
+        return None
+    return Memory(size)
+
+
+def _meeting() -> tuple[str, Callable[[], None]]:
+    folder = tempfile.TemporaryDirectory(prefix="tokenmill-")
+    return os.path.join(folder.name, "ranks"), folder.cleanup
+
+
+def _loaded(ranks: list[Rank]) -> dict[str, Any]:
+    """The facts of the first rank, when all have loaded."""
+    until = time.monotonic() + START_TIMEOUT_S
+    found: dict[int, bytes] = {}
+    while len(found) < len(ranks):
+        for number, rank in enumerate(ranks):
+            if number in found:
+                continue
+            try:
+                message = rank.pipe.receive(LOOK_S)
+            except EOFError:
+                raise EngineDeadError("the model's process ended while loading") from None
+            if message is None:
+                if time.monotonic() > until:
+                    raise EngineDeadError(f"the model was not loaded within {START_TIMEOUT_S:.0f} s")
+                continue
+            if message[:1] == FAILED:
+                raise ModelError(msgspec.msgpack.decode(message[1:]))
+            assert message[:1] == RESULT
+            found[number] = message[1:]
+    facts: dict[str, Any] = msgspec.msgpack.decode(found[0])
+    return facts

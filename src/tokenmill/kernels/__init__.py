@@ -14,7 +14,7 @@ from tokenmill.kernels.reference import ReferenceKernels
 __all__ = ["ReferenceKernels", "has_kernels", "make_kernels"]
 
 
-OPTIONAL = ("fusion", "cascade", "dependent-launch", "many-rows")
+OPTIONAL = ("fusion", "cascade", "dependent-launch", "many-rows", "all-reduce")
 """What kernels of a GPU can do without, to measure its worth."""
 
 

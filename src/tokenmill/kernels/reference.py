@@ -6,7 +6,7 @@ bytes whatever other rows are in the call (see row_stable.py and paged.py for ho
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -285,21 +285,45 @@ class ReferenceKernels:
         ctx: ForwardContext,
     ) -> Tensor:
         """sum_j gates[t, j] * down[ids[t, j]](act(gate_up[ids[t, j]](x[t]))) -> [T, hidden], summed j = 0..k-1."""
+        inside = ReferenceKernels.experts_inside(self, x, weights, ids, act, ctx)
+        return ReferenceKernels.experts_outside(self, inside, weights, ids, gates, ctx)
+
+    def experts_inside(
+        self, x: Tensor, weights: tuple[list[Weight], list[Weight]], ids: Tensor, act: Act, ctx: ForwardContext
+    ) -> Tensor:
+        """act(gate_up[ids[t, j]](x[t])) in row t * k + j -> [T * k, inner]."""
         self.count("experts")
-        self.waits += x.device.type != "cpu"
-        gate_up, down = weights
-        parts = x.new_zeros(*ids.shape, x.shape[1], dtype=torch.float32)
-        for expert in torch.unique(ids).tolist():
-            if 0 <= expert < len(gate_up):
-                token, place = torch.where(ids == expert)
-                own = ctx.of(token)
-                y = down[expert].matmul(gate_up[expert].matmul(x[token], own, act=act), own)
-                parts[token, place] = y.float()
+        found: Tensor | None = None
+        for expert, (token, place) in self._visits(ids, len(weights[0])):
+            y = weights[0][expert].matmul(x[token], ctx.of(token), act=act)
+            if found is None:
+                found = y.new_zeros(*ids.shape, y.shape[1])
+            found[token, place] = y
+        if found is None:  # nobody's experts: the width is all that is wanted of one
+            found = weights[0][0].matmul(x[:1], ctx, act=act).new_zeros(*ids.shape, weights[1][0].shape[1])
+        return found.flatten(0, 1)
+
+    def experts_outside(
+        self, y: Tensor, weights: tuple[list[Weight], list[Weight]], ids: Tensor, gates: Tensor, ctx: ForwardContext
+    ) -> Tensor:
+        """y [T * k, inner] -> sum_j gates[t, j] * down[ids[t, j]](y[t * k + j]), summed j = 0..k-1."""
+        down = weights[1]
+        y = y.view(*ids.shape, y.shape[1])
+        parts = y.new_zeros(*ids.shape, down[0].shape[0], dtype=torch.float32)
+        for expert, (token, place) in self._visits(ids, len(down)):
+            parts[token, place] = down[expert].matmul(y[token, place], ctx.of(token)).float()
         parts = parts * gates[:, :, None]
         total = parts[:, 0]
         for j in range(1, ids.shape[1]):
             total = total + parts[:, j]
-        return total.to(x.dtype)
+        return total.to(y.dtype)
+
+    def _visits(self, ids: Tensor, count: int) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+        """Every chosen expert, with the tokens and places that it was chosen in."""
+        self.waits += ids.device.type != "cpu"
+        for expert in torch.unique(ids).tolist():
+            if 0 <= expert < count:
+                yield expert, torch.where(ids == expert)
 
     def pack_mixture(self, mixture: Mixture) -> FusedMixture | None:
         """Nothing: layers call route and experts."""

@@ -52,7 +52,9 @@ def delta_rule_(mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ct
     q, k, v = (part.float() for part in mixed.split((keys, keys, values), dim=-1))
     v = v.unflatten(-1, (spec.value_heads, spec.value_dim))
     groups = spec.value_heads // spec.key_heads
-    q, k = (_unit(part.unflatten(-1, (spec.key_heads, -1))).repeat_interleave(groups, dim=1) for part in (q, k))
+    heads = torch.arange(spec.value_heads, device=mixed.device)
+    heads = heads % spec.key_heads if spec.tiled else heads // groups
+    q, k = (_unit(part.unflatten(-1, (spec.key_heads, -1)))[:, heads] for part in (q, k))
     q = q * spec.key_dim**-0.5
     beta, rate = (part.float().contiguous() for part in gates.chunk(2, dim=-1))
     decay = torch.exp(-spec.rate * row_stable.softplus(rate + spec.shift))

@@ -80,7 +80,7 @@ class BlockTables:
     def open(self, seq: Sequence) -> None:
         """Give a sequence empty tables."""
         seq.tables = [Table() for _ in self.layouts]
-        seq.capacity = seq.published = 0
+        seq.capacity = seq.published = seq.followed = 0
         seq.node = self.cache.root(self._salt(seq)) if self.caching else None
         if self.snapshots is not None and self.caching:
             self.snapshots.look_ahead(seq, 0)
@@ -113,6 +113,10 @@ class BlockTables:
             self.snapshots.restore(seq, path[count - 1])
         seq.published = end
         seq.capacity = min(t.end for t in seq.tables)
+        for n, node in enumerate(path[:count]):
+            if seq.followed != position + n * self.block_size or not node.followed:
+                break
+            seq.followed += self.block_size
         return count * self.block_size
 
     def _adopt(self, seq: Sequence, group: int, window: int, nodes: list[Node], end: int, position: int) -> None:
@@ -233,7 +237,18 @@ class BlockTables:
             if fresh:
                 new.append(seq.node)
             seq.published += size
+        if seq.in_step or seq.followed:
+            self._mark_followed(seq)
         return new
+
+    def _mark_followed(self, seq: Sequence) -> None:
+        """The drafter has seen the sequence's tokens: so has it those of the blocks that others may find."""
+        node, end = seq.node, seq.published
+        while isinstance(node, Node) and node.parent is not None and not node.followed:
+            if seq.in_step or end <= seq.followed:  # and in these very blocks: others may have come first
+                own = [self._block_at(table, end - self.block_size) for table in seq.tables]
+                node.followed = own == node.blocks
+            node, end = node.parent, end - self.block_size
 
     def _block_at(self, table: Table, position: int) -> int:
         if not table.first or position < table.first[0]:

@@ -18,9 +18,10 @@ from tokenmill.kvcache.blocks import BlockPool
 
 class Node:
     """One full block of tokens: `blocks[g]` holds its K/V in group g, or -1. A root's key is its salt. `snapshot`: the
-    slot that keeps a row's states behind the block's last token, or -1."""
+    slot that keeps a row's states behind the block's last token, or -1. `followed`: a drafter with K/V of its own has
+    seen the tokens, too."""
 
-    __slots__ = ("blocks", "children", "key", "parent", "snapshot")
+    __slots__ = ("blocks", "children", "followed", "key", "parent", "snapshot")
 
     def __init__(self, key: tuple[int | str, ...], parent: Node | None, num_groups: int) -> None:
         self.key = key
@@ -28,6 +29,7 @@ class Node:
         self.children: dict[tuple[int | str, ...], Node] = {}
         self.blocks = [-1] * num_groups
         self.snapshot = -1
+        self.followed = False
 
     @property
     def alive(self) -> bool:
@@ -116,6 +118,14 @@ class RadixCache:
             assert isinstance(node, Node)
             self._drop(node)
 
+    def unfollow(self) -> None:
+        """What a drafter has seen of any block is in doubt."""
+        stack = list(self.roots.values())
+        while stack:
+            node = stack.pop()
+            node.followed = False
+            stack.extend(node.children.values())
+
     def forget_block(self, group: int, block: int) -> None:
         """Forget the node that names this block, if one does."""
         entry = self.pools[group].cached.get(block)
@@ -155,6 +165,7 @@ class RadixCache:
             self._drop(node)  # nothing below a missing full block can ever be matched
             return
         node.blocks[group] = -1
+        node.followed = False
         pool.uncache(block)
         self._prune(node)
 

@@ -40,6 +40,8 @@ class Book:
     """Multiply-adds times two that one token costs in the matrices built so far."""
     weight_bytes: int = 0
     """Bytes of every matrix that a step multiplies by; a mixture counts with all its experts."""
+    repeated: set[str] = field(default_factory=set)
+    """What every rank computes whole."""
     changed: set[str] = field(default_factory=set)
     """Stored formats that are held in another one, for want of a kernel."""
 
@@ -79,6 +81,13 @@ class Build:
     def exactly(self, dtype: torch.dtype) -> Build:
         """The same in another compute dtype (float32 routers)."""
         return replace(self, dtype=dtype)
+
+    def alone(self, what: str) -> Build:
+        """For what is not split over ranks: each computes all of it."""
+        if self.group.size == 1:
+            return self
+        self.book.repeated.add(what)
+        return replace(self, group=SoloGroup())
 
     def path(self, name: str) -> str:
         """The full checkpoint path of `name`."""

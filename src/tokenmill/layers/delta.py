@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import DeltaSpec, ForwardContext, NormSpec, StateSpec
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, FusedColumnLinear, RowLinear, Rows
@@ -25,6 +24,8 @@ class DeltaHeads:
     key_dim: int
     value_dim: int
     taps: int
+    tiled: bool = False
+    """Value heads that share a key head do not follow each other, but lie so many apart as there are key heads."""
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -48,8 +49,7 @@ class GatedDelta:
 
     def __init__(self, b: Build, hidden: int, heads: DeltaHeads, eps: float) -> None:
         """b: where the layer's tensors lie; products stored apart (in_proj_qkv, ...) or head by head (in_proj_qkvz)."""
-        if b.group.size > 1:
-            raise ModelError("Layers with a delta rule cannot be split over several devices yet.")
+        b = b.alone("layers with a delta rule")
         self.heads = heads
         self.products = _joined(b, hidden, heads) if b.has("in_proj_qkvz.weight") else _apart(b, hidden, heads)
         taps = b.tensor("conv1d.weight", (heads.channels, 1, heads.taps), torch.float32)
@@ -57,7 +57,7 @@ class GatedDelta:
         rate = b.tensor("A_log", (heads.value_heads,), torch.float32).exp()
         shift = b.tensor("dt_bias", (heads.value_heads,), torch.float32)
         sizes = heads.key_heads, heads.value_heads, heads.key_dim, heads.value_dim
-        self.spec = DeltaSpec(*sizes, rate=rate, shift=shift)
+        self.spec = DeltaSpec(*sizes, rate=rate, shift=shift, tiled=heads.tiled)
         self.norm: NormSpec = b.norm("norm", heads.value_dim, eps)
         self.output = RowLinear(b, heads.widths[1], hidden, "out_proj")
         kept = str(b.dtype).removeprefix("torch.")

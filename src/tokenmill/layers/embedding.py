@@ -53,11 +53,13 @@ def add_positions(table: Tensor) -> Callable[[Tensor, ForwardContext], Tensor]:
 
 
 class Head:
-    """Hidden states -> logits: the vocabulary is split over ranks where it divides, then gathered."""
+    """Hidden states -> logits: the vocabulary is split over ranks where it divides, then gathered.
 
-    def __init__(self, b: Build, weight: Weight) -> None:
+    tied: embeddings read the same matrix; an exact group keeps the one settled form of it whole on every rank."""
+
+    def __init__(self, b: Build, weight: Weight, *, tied: bool = False) -> None:
         self.group = b.group
-        self.split = b.group.size > 1 and weight.shape[0] % b.group.size == 0
+        self.split = b.group.size > 1 and weight.shape[0] % b.group.size == 0 and not (tied and b.group.exact)
         self.weight = b.settled(weight.split(0, b.group.rank, b.group.size) if self.split else weight)
 
     def __call__(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:

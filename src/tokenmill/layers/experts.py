@@ -1,6 +1,7 @@
 """Mixtures of experts. Owns: routing, the routed experts, and the shared ones beside them. Knows nothing of families.
 
-Every rank holds a slice of every expert; one sum over the group serves routed and shared experts together.
+Every rank holds a slice of every expert; one sum over the group serves routed and shared experts together. In an exact
+group a rank has some columns of the first matrices and some rows of the second ones, with a gather between them.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Experts:
         # A backend that takes the whole layer empties the lists: nothing is held twice.
         apart = self.choice.by_hand is not None or self.choice.inputs or (plain is not None and plain.act != act)
         products = [self.router, *weights[0], *weights[1], *(beside or ())]
-        self.fused = None if apart else b.kernels.pack_mixture(mixture)
+        self.fused = None if apart or b.group.exact else b.kernels.pack_mixture(mixture)
         if self.fused is not None and b.adapters is not None:
             for product in products:
                 product.site.why_not = "this device runs the whole mixture as one operation"
@@ -87,6 +88,9 @@ class Experts:
             return self.fused(x, ctx, norm=norm, residual=residual)
         kernels = ctx.kernels
         h = x if norm is None else kernels.norm(x, norm)
+        if self.group.exact:
+            y = self._gathered(h, ctx)
+            return y if residual is None else kernels.add(residual, y)
         y = self.fused(h, ctx) if self.fused is not None else self._routed(h, ctx)
         if self.shared is not None and self.shared_gate is not None:
             share = 1.0 / (1.0 + torch.exp(-self.shared_gate.matmul(h, ctx).float()))
@@ -98,16 +102,39 @@ class Experts:
             return self.group.all_reduce(y, residual)
         return y if residual is None else kernels.add(residual, y)
 
+    def _gathered(self, h: Tensor, ctx: ForwardContext) -> Tensor:
+        """Routed and shared experts [T, hidden] in an exact group: some columns of the result, then all."""
+        kernels = ctx.kernels
+        y = self._routed(h, ctx)
+        if self.shared is not None:
+            within = self.shared.down.whole(self.shared.inside(h, ctx))
+            last = self.shared.down.weight
+            if self.shared_gate is not None:
+                share = 1.0 / (1.0 + torch.exp(-self.shared_gate.matmul(h, ctx).float()))
+                y = kernels.add(y, (last.matmul(within, ctx).float() * share).to(y.dtype))
+            else:
+                y = last.matmul(within, ctx, residual=y)
+        return self.group.all_gather(y)
+
+    def _run(self, x: Tensor, ids: Tensor, gates: Tensor, ctx: ForwardContext) -> Tensor:
+        """The chosen experts of x, added up; in an exact group, this rank's columns of that."""
+        if not self.group.exact:
+            return ctx.kernels.experts(x, self.weights, ids, gates, self.act, ctx)
+        inside = ctx.kernels.experts_inside(x, self.weights, ids, self.act, ctx)
+        if inside.shape[1] != self.weights[1][0].shape[1]:
+            inside = self.group.all_gather(inside)
+        return ctx.kernels.experts_outside(inside, self.weights, ids, gates, ctx)
+
     def _routed(self, h: Tensor, ctx: ForwardContext) -> Tensor:
         """The routed experts' part [T, hidden]."""
         logits, by_hand = self.router.matmul(h.float() if self.choice.wide else h, ctx), self.choice.by_hand
         ids, gates = ctx.kernels.route(logits, self.route) if by_hand is None else by_hand(logits)
         if not self.choice.inputs:
-            return ctx.kernels.experts(h, self.weights, ids, gates, self.act, ctx)
+            return self._run(h, ids, gates, ctx)
         each = (h[:, None].float() * gates[:, :, None]).to(h.dtype).flatten(0, 1)
         ones = torch.ones_like(gates).view(-1, 1)
         whose = ctx.of(torch.arange(len(h), device=h.device).repeat_interleave(ids.shape[1]))
-        y = ctx.kernels.experts(each, self.weights, ids.view(-1, 1), ones, self.act, whose).view(*ids.shape, -1)
+        y = self._run(each, ids.view(-1, 1), ones, whose).view(*ids.shape, -1)
         total = y[:, 0]
         for j in range(1, ids.shape[1]):
             total = total + y[:, j]
@@ -166,8 +193,13 @@ def _separate(b: Build, count: int, sizes: tuple[int, int], names: tuple[str, st
         at = b.at(str(index))
         gate, up = (at.weight(name, (inner, hidden), bias=bias).split(0, *share) for name in names[:2])
         ups.append(gate.concat([up]))
-        downs.append(at.weight(names[2], (hidden, inner), bias=bias).split(1, *share))
+        downs.append(_local_down(b, at.weight(names[2], (hidden, inner), bias=bias), share))
     return ups, downs
+
+
+def _local_down(b: Build, weight: Weight, share: tuple[int, int]) -> Weight:
+    """This rank's part of an expert's second matrix; share: of the first one's columns."""
+    return weight.split(0, b.group.rank, b.group.size) if b.group.exact else weight.split(1, *share)
 
 
 def _fused(b: Build, count: int, hidden: int, inner: int) -> ExpertWeights:
@@ -188,7 +220,8 @@ def split_experts(b: Build, gate_up: list[Weight], down: list[Weight]) -> Expert
     inner = gate_up[0].shape[0] // 2
     rows = Rows(inner, inner)
     index = torch.cat([rows.index(0, b.group), rows.index(inner, b.group)]).to(b.device)
-    return [weight.take(index) for weight in gate_up], [weight.split(1, *rows.share(b.group)) for weight in down]
+    share = rows.share(b.group)
+    return [weight.take(index) for weight in gate_up], [_local_down(b, weight, share) for weight in down]
 
 
 def load_joined(

@@ -1,7 +1,8 @@
 """Linear layers over ranks. Owns: which rows or columns of a weight a rank holds. Knows nothing of formats.
 
 Column-parallel layers concatenate what a layer multiplies together (q/k/v, gate/up), each part split by its units
-(heads); a part with fewer units than ranks is repeated. Row-parallel ones sum over the group.
+(heads); a part with fewer units than ranks is repeated. Row-parallel ones sum over the group. In an exact group they
+gather what they multiply instead, compute some rows of the result, and gather these: nothing is added in another order.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from tokenmill.core.forward import ForwardContext
 from tokenmill.core.protocols import Group
 from tokenmill.layers.build import Build
 
+TILE = 64
+"""Columns that a backend computes together: gated activations round otherwise where halves are not whole tiles."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -26,11 +30,17 @@ class Rows:
     units: int
 
     def share(self, group: Group) -> tuple[int, int]:
-        """(part, parts) of this rank."""
+        """(part, parts) of this rank; (0, 1): every rank has all of it."""
+        if group.exact and self.units == self.rows and not self._cuts_evenly(group.size):
+            return 0, 1
         parts = min(self.units, group.size)
         if self.units % parts or group.size % parts:
             raise ModelError(f"{self.units} heads or columns cannot be split over {group.size} ranks.")
         return group.rank * parts // group.size, parts
+
+    def _cuts_evenly(self, parts: int) -> bool:
+        """Is a part cut into tiles as the whole is?"""
+        return self.rows % parts == 0 and (self.rows % TILE != 0 or self.rows // parts % TILE == 0)
 
     def index(self, start: int, group: Group) -> Tensor:
         """This rank's row numbers, if the part begins at `start`."""
@@ -106,18 +116,33 @@ class GatedColumnLinear(ColumnLinear):
 
 
 class RowLinear:
-    """Split along in; partial results are summed over the group, together with the residual."""
+    """Split along in; partial results are summed over the group, together with the residual. In an exact group: split
+    along out, after gathering x."""
 
     def __init__(
         self, b: Build, inputs: int, outputs: int, name: str, *, bias: bool = False, transposed: bool = False
     ) -> None:
         self.names = [b.path(name)]
         self.group = b.group
+        self.inputs = inputs
         weight = b.weight(name, (outputs, inputs), bias=bias, transposed=transposed)
-        self.weight = b.settled(weight.split(1, b.group.rank, b.group.size))
+        self.weight = b.settled(weight.split(0 if b.group.exact else 1, b.group.rank, b.group.size))
 
     def __call__(self, x: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
         """residual + x @ W.T + bias -> [T, out]."""
         if self.group.size == 1:
             return self.weight.matmul(x, ctx, residual=residual)
-        return self.group.all_reduce(self.weight.matmul(x, ctx), residual)
+        if not self.group.exact:
+            return self.group.all_reduce(self.weight.matmul(x, ctx), residual)
+        mine = None if residual is None else local_columns(residual, self.group)
+        return self.group.all_gather(self.weight.matmul(self.whole(x), ctx, residual=mine))
+
+    def whole(self, x: Tensor) -> Tensor:
+        """All columns of x, of which ranks have some each, or all."""
+        return x if x.shape[-1] == self.inputs else self.group.all_gather(x)
+
+
+def local_columns(x: Tensor, group: Group) -> Tensor:
+    """This rank's equal part of the columns of x [T, D], as a view."""
+    width = x.shape[-1] // group.size
+    return x[:, group.rank * width : (group.rank + 1) * width]

@@ -54,6 +54,8 @@ def switches(config: EngineConfig) -> list[Switch]:
         found.append(Switch("shared prefix read once", {"disable": "cascade"}))
         found.append(Switch("dependent launch", {"disable": "dependent-launch"}))
         found.append(Switch("own products of many rows", {"disable": "many-rows"}))
+        if config.parallel.tensor_parallel_size > 1:
+            found.append(Switch("own sum of small tensors over devices", {"disable": "all-reduce"}))
     if config.execute.pipeline_depth != 1 and (device.startswith("cuda") or config.execute.executor == "process"):
         found.append(Switch("overlapped planning", {"pipeline_depth": 1}))
     if config.speculate.speculative_config:

@@ -308,7 +308,8 @@ class CountingKernels(ReferenceKernels):
 class CountingGroup:
     """One of `size` ranks; sums and gathers note the bytes that each rank puts in."""
 
-    rank = 0
+    rank = calls = 0
+    exact = False
 
     def __init__(self, size: int, kernels: CountingKernels) -> None:
         self.size, self.kernels = size, kernels
@@ -322,6 +323,19 @@ class CountingGroup:
         """`size` times as wide."""
         self._note(x)
         return torch.cat([x] * self.size, dim=dim)
+
+    def agree(self, values: list[int]) -> list[int]:
+        """All ranks are this one."""
+        return values
+
+    def begin(self, epoch: int) -> None:
+        """Nothing waits."""
+
+    def fail(self) -> None:
+        """Nothing fails."""
+
+    def close(self) -> None:
+        """Nothing is held."""
 
     def _note(self, x: Tensor) -> None:
         if self.size > 1:

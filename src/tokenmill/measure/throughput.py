@@ -20,6 +20,7 @@ from tokenmill.core.request import Request, SamplingParams, TextDelta
 from tokenmill.core.step import StepPlan
 from tokenmill.device.energy import energy_reader
 from tokenmill.device.memory import describe, peak_bytes
+from tokenmill.engine.build import runs_here
 from tokenmill.engine.llm import LLM
 from tokenmill.measure.calibration import Speeds
 from tokenmill.measure.ceilings import ceilings
@@ -89,7 +90,8 @@ def measure(
         startup = time.perf_counter() - started
         facts = llm.built.facts
         recorder = PlanRecorder(llm.engine.executor)
-        llm.engine.executor = recorder
+        if len(llm.engine.parts) == 1:
+            llm.engine.executor = recorder
         detokenize = detokenize and llm.built.tokenizer is not None
         every = [_jobs(llm, workload) for workload in workloads]
         runs: list[dict[str, Any]] = []
@@ -109,7 +111,9 @@ def measure(
         if runs[-1]["joules"] is None:
             notes.append("watts and joules are null: this device's energy counter (NVML, RAPL) cannot be read")
         memory = _peak_memory(llm, notes)  # before the ceilings: to measure them takes memory too
-        if roofline:
+        if len(llm.engine.parts) > 1:
+            notes.append("mbu and mfu are null: several engines")
+        elif roofline:
             _compare(runs, steps, llm, notes)
         best = max(runs, key=lambda run: run["output_tokens_per_s"])
         head = {
@@ -249,8 +253,8 @@ def summaries(traces: list[Trace]) -> dict[str, Any]:
 
 
 def _counters(llm: LLM) -> dict[str, int]:
-    counters = llm.engine.scheduler.counters
-    return {name: getattr(counters, name) for name in _COUNTED}
+    every = [part.scheduler.counters for part in llm.engine.parts]
+    return {name: sum(getattr(counters, name) for counters in every) for name in _COUNTED}
 
 
 def _calls(llm: LLM) -> dict[str, dict[str, int]]:
@@ -263,7 +267,7 @@ def _difference(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, 
 
 
 def _peak_memory(llm: LLM, notes: list[str]) -> int | None:
-    if llm.built.config.execute.executor == "inprocess":
+    if runs_here(llm.built.config):
         return peak_bytes(llm.built.facts.device)
     notes.append("peak_memory_bytes is null: the model runs in a process of its own")
     return None
@@ -273,7 +277,8 @@ def _compare(runs: list[dict[str, Any]], steps: list[Steps], llm: LLM, notes: li
     """Fill in mbu, mfu and roofline, the shares of what the hardware could do, from what each step had to do."""
     config, facts = llm.built.config, llm.built.facts
     try:
-        planner = read_model(config, "cpu" if facts.device == "cpu" else "gpu")
+        ranks = config.parallel.tensor_parallel_size
+        planner = read_model(config, "cpu" if facts.device == "cpu" else "gpu", ranks)
     except TokenmillError as error:
         notes.append(f"mbu and mfu are null: {error}")
         return

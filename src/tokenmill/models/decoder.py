@@ -68,7 +68,7 @@ class Decoder:
         self.before = ends.before(body) if ends.before is not None and self.is_first else None
         self.head: Head | None = None
         if self.is_last and sizes.tied:  # settled before there is much else: two copies of it are held meanwhile
-            self.head = Head(b, self._head_weight(b, sizes, ends, width))
+            self.head = Head(b, self._head_weight(b, sizes, ends, width), tied=True)
         self.layers = [layer(body, i) for i in range(first, last)]
         self.softcap, self.logit_scale = ends.softcap, ends.logit_scale
         self.bias: Tensor | None = None
@@ -90,7 +90,11 @@ class Decoder:
             hidden_size=sizes.hidden,
             states=tuple(b.book.states),
             flops_per_token=b.book.flops,
-            extras={"weight_bytes": b.book.weight_bytes, "changed": sorted(b.book.changed)},
+            extras={
+                "weight_bytes": b.book.weight_bytes,
+                "changed": sorted(b.book.changed),
+                "repeated": sorted(b.book.repeated),
+            },
         )
 
     def _head_weight(self, b: Build, sizes: Sizes, ends: Ends, width: int) -> Weight:

@@ -94,6 +94,13 @@ def _attention(
     return module.tokenmill_host.attend(module, query, key, value, {"mask": attention_mask, **said}), None
 
 
+class Given(tuple):
+    """What a body gives, as far as a head reads it: hidden states, and nothing under any other name."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[0] if name == "last_hidden_state" else None
+
+
 class Stub(torch.nn.Module):
     """In the body's place, so that the model's own way from hidden states to logits can be run by itself."""
 
@@ -102,9 +109,7 @@ class Stub(torch.nn.Module):
         self.hidden: Tensor | None = None
 
     def forward(self, *given: Any, **named: Any) -> Any:
-        from transformers.modeling_outputs import MoeModelOutputWithPast
-
-        return MoeModelOutputWithPast(last_hidden_state=self.hidden)
+        return Given((self.hidden,))
 
 
 class Foreign:
@@ -163,7 +168,7 @@ def _build(config: dict[str, Any], b: Build) -> Foreign:
     ALL_ATTENTION_FUNCTIONS.register(NAME, _attention)
     disable_progress_bar()
     values = {name: value for name, value in config.items() if name not in ("model_type", "dtype", "torch_dtype")}
-    said = AutoConfig.for_model(config["model_type"], **values)
+    said = AutoConfig.for_model(config["model_type"], **_numbers(values))
     said.use_cache = False
     tensors = {name: b.checkpoint.tensor(name, None, None) for name in b.checkpoint.names()}
     with torch.random.fork_rng(devices=[]):
@@ -195,6 +200,13 @@ def _build(config: dict[str, Any], b: Build) -> Foreign:
     _prove(made, b, ids, expected)
     b.book.used.update(b.checkpoint.names())
     return made
+
+
+def _numbers(said: Any) -> Any:
+    """Files cannot hold infinity, and say it in an object."""
+    if isinstance(said, dict):
+        return float(said["__float__"]) if "__float__" in said else {name: _numbers(one) for name, one in said.items()}
+    return [_numbers(one) for one in said] if isinstance(said, list) else said
 
 
 def _check_windows(said: Any, host: Host) -> None:

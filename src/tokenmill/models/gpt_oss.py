@@ -53,9 +53,10 @@ def build(c: ModelConfig, b: Build) -> Decoder:
 
 def _experts(b: Build, route: RouteSpec, hidden: int, inner: int) -> ExpertWeights:
     """Stored as [E, in, out], gate and up interleaved, as 4 bit floats [E, out, in], or (by converters) one by one."""
-    if b.has("gate_up_proj_blocks"):
+    whole = b.has("gate_up_proj")  # where weights are invented there is everything, and the config decides
+    if b.has("gate_up_proj_blocks") and (not whole or b.how.get("quant_method") == "mxfp4"):
         return _narrow_experts(b, route, hidden, inner)
-    if not b.has("gate_up_proj"):
+    if not whole:
         return load_experts(b, route, hidden, inner, bias=True)
     count, before = route.experts, b.book.flops
     gate_up = b.tensor("gate_up_proj", (count, hidden, 2 * inner))

@@ -74,6 +74,8 @@ def make_attention(
     if qk is not None and qk.kind == "bare_rms" and not kind.rotates:
         qk = None
     late = qk is not None and qk.rotated
+    if extra.within or (qk is not None and qk.over in ("row", "own")):
+        b, inside = (each.alone("attention whose norms see all heads") for each in (b, inside))
     slopes = None
     if on(c, scores.alibi):
         slopes = local_heads(b, alibi_slopes(heads.heads)).to(b.device)
@@ -106,8 +108,6 @@ def make_attention(
         touches.append(turn(rope, spec))
     touches += _temper(c, b, extra, kind, heads.width // b.group.size)
     within = norm(c, inside, norms, extra.within, heads.width) if extra.within else None
-    if within is not None:
-        _alone(b, "a norm over all heads together")
     return Attention(qkv, output, spec, touches=touches, within=within)
 
 
@@ -126,8 +126,6 @@ def _head_norms(
     if qk is None or qk.over == "own":
         return None, None
     whole = qk.over == "row"
-    if whole:
-        _alone(b, "a norm over all heads together")
     sizes = (heads.width, heads.kv_heads * heads.dim) if whole else (heads.dim, heads.dim)
     eps, layer = read_eps(c, norms), qk.kind != "rms"
     if qk.kind == "bare_rms":
@@ -142,7 +140,6 @@ def _head_norms(
 
 def _own_norms(c: ModelConfig, b: Build, qk: HeadNorms, norms: Norms, heads: Heads) -> Touch:
     """Every head's own weights, stored as one matrix [heads, width] or one vector a head."""
-    _alone(b, "a norm with weights for each head")
     rows = []
     for name, count in zip(qk.names, (heads.heads, heads.kv_heads), strict=True):
         if b.has(f"{name}.weight"):
@@ -152,11 +149,6 @@ def _own_norms(c: ModelConfig, b: Build, qk: HeadNorms, norms: Norms, heads: Hea
     ones = torch.ones(heads.dim, dtype=b.dtype, device=b.device)
     plain = NormSpec(weight=ones, eps=read_eps(c, norms), kind="rms" if qk.kind == "rms" else "layer")
     return own_norms(plain, torch.cat(rows))
-
-
-def _alone(b: Build, what: str) -> None:
-    if b.group.size > 1:
-        raise ModelError(f"This architecture has {what}, which cannot be split over {b.group.size} devices yet.")
 
 
 # ------------------------------------------------------------------ feed-forward layers
@@ -178,7 +170,7 @@ def make_feed(c: ModelConfig, at: Build, row: Feed, norms: Norms) -> MLP:
         act = read_act(c, gated=row.gated, default="silu", key=row.act)
     within = None
     if row.within:
-        _alone(b, "a norm within its feed-forward layer")
+        b = b.alone("feed-forward layers with a norm inside")
         within = norm(c, b, norms, row.within, inner)
     return MLP(_up(b, row, hidden, inner, bias), RowLinear(b, inner, hidden, row.names[-1], bias=bias), act,
                by_hand=by_hand, within=within)  # fmt: skip

@@ -61,6 +61,7 @@ def read_delta(c: ModelConfig) -> DeltaHeads:
         c.get("linear_key_head_dim", int, 128),
         c.get("linear_value_head_dim", int, 128),
         c.get("linear_conv_kernel_dim", int, 4, low=2, high=64),
+        c.get("_tiled_value_heads", bool, False),
     )
 
 

@@ -10,6 +10,8 @@ class SoloGroup:
 
     rank = 0
     size = 1
+    exact = False
+    calls = 0
 
     def all_reduce(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """x (+ residual), unchanged in shape."""
@@ -18,3 +20,16 @@ class SoloGroup:
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         """x itself."""
         return x
+
+    def agree(self, values: list[int]) -> list[int]:
+        """The values themselves."""
+        return values
+
+    def begin(self, epoch: int) -> None:
+        """Nothing: there is nobody to wait for."""
+
+    def fail(self) -> None:
+        """Nothing: nobody waits."""
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -294,7 +294,12 @@ def work_of(pid: int) -> float:
 
 def is_stopped(pid: int) -> bool:
     """Has somebody stopped this process? False where the system does not say."""
+    return state_of(pid) in ("T", "t")
+
+
+def state_of(pid: int) -> str:
+    """The system's letter for what a process does (R: computes, S: waits, D: for a disk, T: stopped); "": unknown."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
-        return False
+        return ""

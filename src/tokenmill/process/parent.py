@@ -11,7 +11,10 @@ import os
 import signal
 import sys
 import threading
+import time
 
+LOOK_S = 1.0
+"""How often a child looks for its parent where nothing tells it."""
 _SET_DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG of prctl(2): sent when the thread ends that started this process."""
 
@@ -29,6 +32,19 @@ def die_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # it ended before we asked
             os._exit(1)
+
+
+def end_with(parent: int, lasting: bool) -> None:
+    """From here on this process, started by `parent`, ends when that does. lasting: as in `end_with_parent`."""
+    if lasting:
+        die_with(parent)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(LOOK_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="tokenmill-parent", daemon=True).start()
 
 
 def end_with_parent(lasting: bool) -> None:

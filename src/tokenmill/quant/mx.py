@@ -54,6 +54,10 @@ def mxfp4(codes: Tensor, scales: Tensor, dtype: torch.dtype, bias: Tensor | None
     return BlockWeight([Blocks(_TYPE, raw.contiguous())], dtype, bias)
 
 
+_SMALL = 121
+"""The exponent of invented scales: numbers of the usual size."""
+
+
 def load_stacked(
     ckpt: Checkpoint, name: str, shape: tuple[int, int, int], dtype: torch.dtype, bias: Tensor | None
 ) -> list[BlockWeight]:
@@ -61,8 +65,12 @@ def load_stacked(
     count, rows, columns = shape
     if columns % _GROUP:
         raise ModelError(f"'{name}_blocks' cannot hold rows of {columns}: blocks are of {_GROUP}.")
-    codes = ckpt.tensor(f"{name}_blocks", (count, rows, columns // _GROUP, _GROUP // 2))
-    scales = ckpt.tensor(f"{name}_scales", (count, rows, columns // _GROUP))
+    invented = torch.uint8 if ckpt.shape(f"{name}_blocks") is None else None  # dummy weights ask for a type
+    codes = ckpt.tensor(f"{name}_blocks", (count, rows, columns // _GROUP, _GROUP // 2), invented)
+    if invented is None:
+        scales = ckpt.tensor(f"{name}_scales", (count, rows, columns // _GROUP))
+    else:
+        scales = codes.new_full((count, rows, columns // _GROUP), _SMALL)
     return [
         mxfp4(codes[e], scales[e], dtype, None if bias is None else bias[e], f"{name}_blocks") for e in range(count)
     ]

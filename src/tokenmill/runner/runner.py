@@ -162,6 +162,10 @@ class Runner:
         except Exception as error:
             self._fail(running, error)
 
+    def ready(self, running: Running) -> bool:
+        """Would `finish` find everything computed?"""
+        return running.result is not None or running.read is None or running.read.ready()
+
     @torch.inference_mode()
     def finish(self, running: Running) -> StepResult:
         """Wait for the device and gather what the host must know."""

@@ -114,9 +114,10 @@ class Outcome:
     def _verified(self, seq: Sequence, tried: int, accepted: int, *, by_host: bool) -> None:
         seq.computed -= tried - accepted
         self.counters.count_draft(tried, accepted)
-        self.roster.observe(tried, accepted)
-        if by_host:
+        if by_host and not seq.told:
             self.roster.drafter.observe(seq, tried, accepted)
+        else:
+            self.roster.observe(tried, accepted)
 
     def _confirm(self, seq: Sequence) -> None:
         """The state that was kept on the way belongs to tokens which are known now."""

@@ -224,8 +224,6 @@ class Scheduler:
         if gain:
             seq.computed += gain
             seq.cached += gain
-            if seq.followed == position:
-                seq.followed += gain
             self.counters.cached_tokens += gain
             seq.jumped = True
         return gain
@@ -352,7 +350,7 @@ class Scheduler:
                 self.tables.open(seq)
                 hit = self.tables.match(seq, 0, len(seq.tokens) - 1) if seq.group.reads_cache else 0
                 if self.tables.has_room(seq, self.policy.reserve(seq)):
-                    seq.computed = seq.cached = seq.followed = hit
+                    seq.computed = seq.cached = hit
                     self.counters.cached_tokens += hit
                     return True
                 self.tables.close(seq)
@@ -402,6 +400,8 @@ class Scheduler:
         alone = flight.seqs[0] if len(flight.seqs) == 1 else None
         blamed = alone if alone is not None and alone.id == self.suspect else None
         self.suspect = alone.id if alone is not None else self.suspect
+        if self.limits.follows:
+            self.tables.cache.unfollow()
         for record in [flight, *self.flying]:
             self.tables.cache.retract(record.nodes)
             if record.kept and self.tables.snapshots is not None:

@@ -14,7 +14,7 @@ import signal
 import socket
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.core.config import EngineConfig, ServerConfig
@@ -69,11 +69,15 @@ def served_names(engine: EngineConfig) -> tuple[str, ...]:
 def make_fleet(engine: EngineConfig, server: ServerConfig, build: Build) -> Fleet:
     """Engines in processes, or one in a thread."""
 
+    count = count_engines(engine, server)
+    each = replace(engine, parallel=replace(engine.parallel, data_parallel_size=1), engines=max(1, count))
+
     def link(number: int, life: int) -> Link:
-        return ThreadLink(build, engine) if server.serve.engines == 0 else ProcessLink(build, engine)
+        mine = replace(each, number=number)
+        return ThreadLink(build, mine) if count == 0 else ProcessLink(build, mine)
 
     options = FleetOptions(
-        engines=max(1, server.serve.engines),
+        engines=max(1, count),
         watchdog_s=server.patience.watchdog_timeout,
         max_restarts_per_minute=server.patience.max_restarts,
         fair=len(server.listen.api_key or ()) > 1,
@@ -82,6 +86,14 @@ def make_fleet(engine: EngineConfig, server: ServerConfig, build: Build) -> Flee
     fleet = Fleet(link, names, options)
     fleet.adapters.book = AdapterBook(engine.adapters, names)
     return fleet
+
+
+def count_engines(engine: EngineConfig, server: ServerConfig) -> int:
+    """Engines behind this server; 0: one in its own process."""
+    asked, size = server.serve.engines, engine.parallel.data_parallel_size
+    if size > 1 and asked not in (1, size):
+        raise UserError(f"--engines {asked} and --data-parallel-size {size} say different things: give one of them.")
+    return asked if size == 1 else size
 
 
 async def _serve(engine: EngineConfig, server: ServerConfig, hooks: Hooks, build: Build, sock: socket.socket) -> int:

@@ -35,6 +35,10 @@ class Memory:
 
     slots: list[dict[int, tuple[int, int, int]]] = field(default_factory=list)
     snapshots: dict[int, tuple[int, int]] = field(default_factory=dict)
+    seen: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By slot of group `follows` what a drafter has kept: (position, token)."""
+    follows: int = -1
+    """The group in whose blocks a drafter keeps what it has seen, so that its holes are found; -1: none."""
 
 
 @dataclass(slots=True)
@@ -99,11 +103,32 @@ class HashExecutor:
             result.tokens.append(self._sample(row, drafts[i], plan.counts[i], plan.samples[i], i, result))
             if plan.samples[i]:
                 row.guessed = self.guess(self._contents(row, row.tokens), row.start.sampling.seed)
+        if self.memory.follows >= 0:
+            self._follow(plan)
         for save in plan.saves:
             row = self.rows[save.row]
             if before[save.row] < save.position <= row.computed:
                 self.memory.snapshots[save.slot] = (save.position, row.states[save.position])
         return result
+
+    def _follow(self, plan: StepPlan) -> None:
+        """The drafter takes in what the plan says, and then has seen all but the newest two tokens of rows that it
+        guesses for; these it sees now, with its own guesses."""
+        seen = self.memory.seen
+        for row_id, first, count in plan.follows:
+            row = self.rows[row_id]
+            for position in range(first, first + count):
+                tokens = row.tokens + [RUBBISH] * (first + count - len(row.tokens))
+                seen[self._slot(row, self.memory.follows, position)] = position, tokens[position]
+        for i in plan.proposes:
+            row = self.rows[plan.rows[i]]
+            for position in range(len(row.tokens) - 2):
+                kept = seen.get(self._slot(row, self.memory.follows, position))
+                assert kept == (position, row.tokens[position]), f"the drafter holds {kept} at {position}"
+            tokens = row.tokens + (row.guessed + [RUBBISH] * plan.depth)[: plan.depth]
+            end = min(len(row.tokens) + plan.depth - 1, len(row.tables[self.memory.follows]) * self.block_size)
+            for position in range(max(0, len(row.tokens) - 2), end):
+                seen[self._slot(row, self.memory.follows, position)] = position, tokens[position]
 
     def _drafts(self, plan: StepPlan, i: int) -> list[int]:
         """What grant i verifies: the host's drafts, else what lies in the row, be it rubbish."""
@@ -141,6 +166,9 @@ class HashExecutor:
                 old = memory.get(copy.src * self.block_size + offset)
                 if old is not None:
                     memory[copy.dst * self.block_size + offset] = old
+                kept = self.memory.seen.get(copy.src * self.block_size + offset)
+                if copy.group == self.memory.follows and kept is not None:
+                    self.memory.seen[copy.dst * self.block_size + offset] = kept
         for row_id, tokens in plan.appended.items():
             self.rows[row_id].tokens += tokens
 

@@ -24,7 +24,7 @@ SETTINGS = ["--batch", "8", "--length", "32", "--device", "cpu", "--checkpoint-e
 def teacher(tmp_path_factory):
     """A model with few layers, and text of few words, so that something can be learnt in seconds."""
     root, rng = tmp_path_factory.mktemp("distill"), random.Random(0)
-    folder = make_tiny(root / "teacher", layers=3)
+    make_tiny(root / "teacher", layers=3)
     words = ["mill ", "flour ", "bread ", "grain ", "sails "]
     (root / "text.txt").write_text("".join(rng.choice(words) + "grinds " for _ in range(1500)))
     return root

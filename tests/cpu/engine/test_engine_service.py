@@ -16,7 +16,7 @@ from tokenmill.engine import outputs
 from tokenmill.engine.faults import STICKY, Faults, FaultyExecutor, ends_process, read_faults
 from tokenmill.engine.loop import EngineLoop
 from tokenmill.engine.service import Service
-from tokenmill.engine.workers import _encoded
+from tokenmill.engine.worker import encoded
 
 OPTIONS: dict[str, Any] = {"kv_cache_memory_bytes": 1 << 24, "kernels": "auto"}
 PARAMS = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
@@ -175,6 +175,6 @@ def test_a_step_that_cannot_be_encoded_fails_as_a_step(tiny: Path) -> None:
 
 
 def test_a_workers_result_that_cannot_be_encoded_fails_its_step() -> None:
-    found = msgspec.msgpack.decode(_encoded(StepResult(plan_id=3, tokens=[[1 << 70]])), type=StepResult)
+    found = msgspec.msgpack.decode(encoded(StepResult(plan_id=3, tokens=[[1 << 70]])), type=StepResult)
     assert found.plan_id == 3 and "OverflowError" in (found.failure or "")
     assert STICKY not in (found.failure or "")

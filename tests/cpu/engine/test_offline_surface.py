@@ -280,7 +280,8 @@ def test_an_engine_by_hand(tiny):
     assert not engine.has_unfinished_requests() and engine.get_num_unfinished_requests() == 0
     check_nothing_left(engine.driver.engine)
     engine.close()
-    for given, words in (({"swap_spce": 1}, "Did you mean 'swap_space'"), ({"enable_prompt_adapter": True}, "adapters")):
+    misspelt, unbuilt = ({"swap_spce": 1}, "Did you mean 'swap_space'"), ({"enable_prompt_adapter": True}, "adapters")
+    for given, words in (misspelt, unbuilt):
         with pytest.raises(ParameterError, match=words):
             EngineArgs(model=str(tiny), **given)
     assert "hush" not in repr(EngineArgs(hf_token="hush")) and EngineArgs(num_blocks=3) == EngineArgs(num_blocks=3)

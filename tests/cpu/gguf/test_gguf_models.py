@@ -10,16 +10,27 @@ import torch
 from parity import make, ours, theirs
 from torch import Tensor
 from transformers import (
+    ArceeConfig,
+    Cohere2Config,
+    Ernie4_5Config,
+    Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Glm4Config,
     GptOssConfig,
+    GraniteConfig,
+    HunYuanDenseV1Config,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
+    Olmo2Config,
     Phi3Config,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    SeedOssConfig,
+    SmolLM3Config,
+    Starcoder2Config,
 )
 from writing import Writer
 
@@ -56,6 +67,18 @@ CONFIGS: dict[str, Any] = {
                        pad_token_id=0),
     "gpt-oss": GptOssConfig(**SIZES, **EXPERTS, head_dim=64, sliding_window=20,
                             rope_parameters={**YARN, "truncate": False}),
+    "arcee": ArceeConfig(**SIZES),
+    "cohere2": Cohere2Config(**{**SIZES, "num_hidden_layers": 4}, sliding_window=20, logit_scale=0.5),
+    "ernie4_5": Ernie4_5Config(**SIZES, head_dim=64, use_bias=False),
+    "exaone4": Exaone4Config(**{**SIZES, "num_hidden_layers": 4}, sliding_window=20, sliding_window_pattern=4),
+    "glm4": Glm4Config(**SIZES, head_dim=64, attention_bias=True, pad_token_id=0, eos_token_id=[1]),
+    "granite": GraniteConfig(**SIZES, embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.2,
+                             logits_scaling=2.0),
+    "hunyuan": HunYuanDenseV1Config(**SIZES, head_dim=64),
+    "olmo2": Olmo2Config(**SIZES),
+    "seed_oss": SeedOssConfig(**SIZES, head_dim=64),
+    "smollm3": SmolLM3Config(**{**SIZES, "num_hidden_layers": 4}, pad_token_id=0, bos_token_id=1, eos_token_id=2),
+    "starcoder2": Starcoder2Config(**SIZES, sliding_window=20),
 }  # fmt: skip
 
 

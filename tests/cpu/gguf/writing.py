@@ -23,7 +23,19 @@ ARCHES = {
     "gemma3_text": "GEMMA3",
     "phi3": "PHI3",
     "gpt_oss": "GPT_OSS",
+    "arcee": "ARCEE",
+    "cohere2": "COHERE2",
+    "ernie4_5": "ERNIE4_5",
+    "exaone4": "EXAONE4",
+    "glm4": "GLM4",
+    "granite": "GRANITE",
+    "hunyuan_v1_dense": "HUNYUAN_DENSE",
+    "olmo2": "OLMO2",
+    "seed_oss": "SEED_OSS",
+    "smollm3": "SMOLLM3",
+    "starcoder2": "STARCODER2",
 }
+WOVEN = ("llama", "arcee", "granite", "smollm3")
 # Where a type has its half-precision scales, and values for them that give weights around 0.1.
 HALVES = {
     "Q2_K": ((80, 2e-3), (82, 3e-3)),
@@ -85,7 +97,15 @@ class Writer:
         out.add_feed_forward_length(c["intermediate_size"])
         out.add_head_count(heads)
         out.add_head_count_kv(c["num_key_value_heads"])
-        out.add_layer_norm_rms_eps(c["rms_norm_eps"])
+        if "rms_norm_eps" in c:
+            out.add_layer_norm_rms_eps(c["rms_norm_eps"])
+        else:
+            out.add_layer_norm_eps(c.get("layer_norm_eps") or c["norm_epsilon"])
+        for key, add in {"embedding_multiplier": out.add_embedding_scale, "residual_multiplier": out.add_residual_scale,
+                         "attention_multiplier": out.add_attention_scale, "logits_scaling": out.add_logit_scale,
+                         "logit_scale": out.add_logit_scale}.items():  # fmt: skip
+            if key in c:
+                add(c[key])
         out.add_rope_freq_base(full.get("rope_theta", 10000.0))
         out.add_key_length(head)
         out.add_value_length(head)
@@ -141,7 +161,7 @@ class Writer:
         assert found, name
         target = f"{found}.{suffix if suffix in ('weight', 'bias') else 'weight'}"
         heads = 0
-        if self.arch == "llama" and base.endswith(("q_proj", "k_proj")):
+        if self.arch in WOVEN and base.endswith(("q_proj", "k_proj")):
             heads = self.config["num_attention_heads" if base.endswith("q_proj") else "num_key_value_heads"]
         if heads:
             values = permute(values, heads)

@@ -1,9 +1,10 @@
-"""Weights split over ranks give what one rank gives. The ranks are threads here."""
+"""Weights split over ranks give what one rank gives, in an exact group the same bytes. The ranks are threads here."""
 
 from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,10 @@ from test_families import CASES, prompt
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError
+from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.parallel.shared import Memory, SharedGroup
+
+NATIVE = pytest.importorskip("tokenmill.kernels.cpu", reason="the native kernels were not built")
 
 
 class Shared:
@@ -23,6 +28,11 @@ class Shared:
 
 
 class ThreadGroup:
+    """Adds up as a GPU's ranks do."""
+
+    exact = False
+    calls = 0
+
     def __init__(self, shared: Shared, rank: int) -> None:
         self.shared, self.rank, self.size = shared, rank, shared.size
 
@@ -61,6 +71,51 @@ def test_ranks_give_what_one_gives(name, ranks, tmp_path):
         results = list(pool.map(run, range(ranks)))
     for result in results:
         assert (result - alone).abs().max() <= 1e-4
+
+
+@pytest.fixture
+def memory():
+    """Makes the memory that ranks share."""
+    made: list[Memory] = []
+
+    def make_one(size: int) -> Memory:
+        made.append(Memory(size))
+        return made[-1]
+
+    yield make_one
+    for each in made:
+        each.close()
+
+
+FORMS = {
+    "float32": {},
+    "bfloat16": {"dtype": torch.bfloat16},
+    **{form: {"quantization": form} for form in ("int8", "int4", "fp8")},
+}
+PLAIN = ("qwen2", "qwen3-moe", "mixtral", "phi3", "gpt2", "falcon-40b", "deepseek-v2", "gpt-oss")
+NARROW = ("qwen2", "qwen3-moe", "deepseek-v2")
+EXACT = [(name, form) for name in PLAIN for form in ("float32", "bfloat16")]
+EXACT += [(name, form) for name in NARROW for form in ("int8", "int4", "fp8")]
+
+
+@pytest.mark.parametrize("backend", ["reference", "native"])
+@pytest.mark.parametrize(("name", "form"), EXACT)
+def test_exact_ranks_give_the_bytes_of_one(name, form, backend, tmp_path, memory):
+    _, config, tensors = make(CASES[name].config, tmp_path)
+    prompts, steps = {"a": prompt(40)}, [[("a", 30)], [("a", 10)]]
+    shared = memory(2)
+
+    def answers(**more: Any) -> Tensor:
+        kernels = NATIVE.CpuKernels(1) if backend == "native" else ReferenceKernels()
+        dtype = FORMS[form].get("dtype", torch.float32)
+        with torch.no_grad():
+            model = load(config, tensors, kernels=kernels, **FORMS[form], **more)
+            return ours(model, prompts, steps, kernels, dtype=dtype)["a"]
+
+    alone = answers()
+    with ThreadPoolExecutor(2) as pool:
+        for result in pool.map(lambda rank: answers(group=SharedGroup(shared.file, rank, 2)), range(2)):
+            assert torch.equal(result, alone)
 
 
 def test_heads_that_do_not_divide_are_refused(tmp_path):

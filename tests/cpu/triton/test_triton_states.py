@@ -23,7 +23,7 @@ HEADS = [(2, 4, 16, 16), (1, 1, 20, 40)]
 
 
 def delta(heads: tuple[int, int, int, int]) -> DeltaSpec:
-    return DeltaSpec(*heads, rate=torch.rand(heads[1]) * 4, shift=torch.randn(heads[1]))
+    return DeltaSpec(*heads, rate=torch.rand(heads[1]) * 4, shift=torch.randn(heads[1]), tiled=heads[0] == 2)
 
 
 def run(kernels, compute, parts, steps=STEPS):

@@ -117,7 +117,9 @@ def test_values_as_programs_write_them():
 
 
 def test_parallel_flags_and_other_names():
-    assert "tensor_parallel_size must be 1" in serve("-tp", "2")
+    assert "pipeline_parallel_size must be 1" in serve("-pp", "2")
+    for words in (["-tp", "0"], ["--tp", "0"], ["--tensor-parallel-size", "0"]):
+        assert "tensor_parallel_size must be positive" in serve(*words)
 
 
 @pytest.mark.parametrize("verb", [["generate", "-p", "x"], ["chat"], ["bench", "latency"], ["bench", "throughput"]])

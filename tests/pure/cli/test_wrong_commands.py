@@ -44,8 +44,8 @@ WRONG = [
     ("serve --list-devices", "`tokenmill doctor`"),
     ("chat -c", "here it is called --max-model-len"),
     # vLLM's and Ollama's
-    ("serve --tensor-parallel-size 2 /no/such", "must be 1, got 2"),
-    ("chat --tensor-parallel-size 2", "an engine runs a model on one device"),
+    ("serve --pipeline-parallel-size 2 /no/such", "must be 1, got 2"),
+    ("chat --pipeline-parallel-size 2", "layers are not shared out in stages"),
     ("generate /no/such -p hi --tensor-parallel-size 1 --swap-space 4 --disable-log-requests", "'/no/such' is neither"),
     ("chat --enable-prompt-adapter", "prompt adapters are not built"),
     ("serve --cpu-offload-gb 10", "--quantization makes them smaller"),

@@ -62,6 +62,26 @@ class NoisyDrafter:
         pass
 
 
+@dataclass(slots=True)
+class Moody:
+    """Wants other numbers of drafts all the time, and often none."""
+
+    most: int
+    dice: random.Random
+    now: int = 0
+
+    def depth(self, rows: int) -> int:
+        if self.dice.random() < 0.2:
+            self.now = self.dice.choice([0, self.most, self.dice.randint(0, self.most)])
+        return self.now
+
+    def observe(self, tried: int, accepted: int) -> None:
+        assert 0 <= accepted <= tried <= self.most
+
+    def timed(self, rows: int, depth: int, seconds: float) -> None:
+        """Stories know no clock."""
+
+
 def ideal_beams(model: HashModel, prompt: list[int], search: BeamSearch) -> list[list[int]]:
     """Beam search on plain lists, with no engine in the way."""
     request = Request(id="x", prompt_ids=prompt, params=SamplingParams(), seed=0)
@@ -214,6 +234,10 @@ def run_story(
         once = cache(lambda tokens, seed: drafter.guess(list(tokens), seed, most_guesses))
         for rank in ranks:  # all of them guess alike
             rank.guess = lambda tokens, seed: once(tuple(tokens), seed)
+    plain = [group for group, window in enumerate(windows) if not window]
+    follows = bool(plain) and guessing and not stateful and rng.random() < 0.6
+    for rank in ranks if follows else ():
+        rank.memory.follows = plain[0]
     limits = Limits(
         max_rows=rng.choice([1, 2, 3] if crowded_beams else [1, 2, 4, 16]),
         max_step_tokens=rng.choice([1, 3, 8, 64]),
@@ -221,6 +245,7 @@ def run_story(
         max_drafts=rng.randint(1, 4) if drafting else 0,
         max_guesses=most_guesses,
         step_guesses=rng.choice([1, 3, 64]),
+        follows=follows,
         chains=executor.chains,
         whole_prompts=rng.random() < 0.1,
         whole_batches=rng.random() < 0.1,
@@ -230,7 +255,8 @@ def run_story(
         every, turn = rng.choice([1, 8, 24, 1000]), rng.choice([1, 4, 12, 1000])
         snapshots = Snapshots(rng.choice([0, 1, 3, 12, 100]), block_size, every, turn)
     tables = BlockTables(layouts, blocks, block_size, prefix_cache=rng.random() < 0.85, snapshots=snapshots)
-    scheduler = Scheduler(limits, tables, make_policy(rng.choice(["fcfs", "priority"])), drafter)
+    control = Moody(most_guesses, random.Random(rng.random())) if rng.random() < 0.5 else None
+    scheduler = Scheduler(limits, tables, make_policy(rng.choice(["fcfs", "priority"])), drafter, control)
     if sabotage is not None:
         sabotage(scheduler)
     story = Story(rng)

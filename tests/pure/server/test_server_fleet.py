@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from tests.pure.server.conftest import Served, Starter, kill, until
 from tests.pure.server.test_server_chat import events
 from tokenmill.core.request import SamplingParams
 from tokenmill.engine.prompts import make_request
-from tokenmill.server.engines.route import MAX_REMEMBERED, STRIDE, Router
 from tokenmill.server.engines.state import FleetOptions
 from tokenmill.testing.fake_generator import FakeOptions, fake_fleet
 
@@ -192,38 +190,6 @@ async def test_other_engines_take_over_at_once(start: Starter) -> None:
     await until(lambda: min(len(engine.requests) for engine in served.fake.fleet.engines) >= 3)
     await kill(served, 3, engine=1)
     assert [texts((await t).json()) for t in tasks] == [texts(c) for c in calm]
-
-
-def test_the_router_balances_and_remembers_prefixes() -> None:
-    router = Router()
-    shared = list(range(4 * STRIDE))
-    loads = {0: 0, 1: 0, 2: 0}
-    first = router.choose(loads, shared + [1] * STRIDE, "")
-    assert {router.choose(loads, shared + [i] * STRIDE, "") for i in range(8)} == {first}
-    assert router.choose({**loads, first: 9}, shared, "") != first  # too busy for its prefix to matter
-    assert router.choose(loads, shared, "another tenant") in loads
-    router.forget(first)
-    random.seed(1)
-    counts = dict.fromkeys(loads, 0)
-    for _ in range(300):
-        engine = router.choose(counts, [random.randrange(1000) for _ in range(100)], "")
-        counts[engine] += 1
-    assert max(counts.values()) - min(counts.values()) <= 8
-
-
-def test_no_key_makes_the_router_forget_what_it_knows_of_another() -> None:
-    router, loads = Router(), {0: 0, 1: 0}
-    prompt = [7] * STRIDE * 3
-    stays = router.choose(loads, prompt, "a/", "talk", "a")
-    for number in range(2 * MAX_REMEMBERED):
-        router.sessions.put("b", (f"talk {number}",), number % 2)
-        router.seen[stays].put("b", (number, -number), stays)
-    assert router.sessions.count == router.seen[stays].count == MAX_REMEMBERED
-    busy = {stays: 3, 1 - stays: 0}
-    assert router.choose(busy, [1], "a/", "talk", "a") == stays
-    assert router.choose(busy, prompt, "a/", None, "a") == stays
-    router.sessions.put("a", [f"mine {number}" for number in range(2 * MAX_REMEMBERED)], 0)
-    assert router.sessions.count == MAX_REMEMBERED and len(router.sessions.owners["b"]) >= MAX_REMEMBERED // 2 - 1
 
 
 async def test_the_fleet_is_a_text_generator() -> None:

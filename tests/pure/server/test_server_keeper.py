@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 
 from tests.pure.server.conftest import Starter, kill, until
+from tokenmill.engine.routing import Router
 from tokenmill.engine.wire import Beat, Failed, News
 from tokenmill.server.engines import child, keeper
 from tokenmill.server.engines.channel import BlockingEnd, LoopEnd, frame
 from tokenmill.server.engines.fleet import Fleet
 from tokenmill.server.engines.links import ProcessLink, Vitals, vitals_of
 from tokenmill.server.engines.reserve import Reserve
-from tokenmill.server.engines.route import Router
 from tokenmill.server.engines.state import Engine, FleetOptions
 from tokenmill.testing.fake_generator import FakeLink, FakeOptions
 

@@ -137,20 +137,31 @@ class CpuKernels(ReferenceKernels):
         if norm is not None:
             found = self._norms.get(id(norm))
             native_norm = found[2] if found is not None and found[0] is norm else self._bind_norm(norm)
-        shared = 0
+        shared = between = 0
         if residual is not None:
-            if residual.dtype != x.dtype or not residual.is_contiguous():
+            if residual.dtype != x.dtype or residual.stride(1) != 1:
                 residual = residual.to(x.dtype).contiguous()
-            shared = residual.data_ptr()
+            shared, between = residual.data_ptr(), residual.stride(0)
         if delta is None:
             packed.native.linear(
-                x.data_ptr(), rows, x.stride(0), out.data_ptr(), kind, False, shared, ACTS[act], native_norm
+                x.data_ptr(),
+                rows,
+                x.stride(0),
+                out.data_ptr(),
+                kind,
+                False,
+                shared,
+                ACTS[act],
+                native_norm,
+                0,
+                0,
+                between,
             )
             return out
         gain, add = self._addends(delta)
         packed.native.linear(
             x.data_ptr(), rows, x.stride(0), out.data_ptr(), kind, False, shared, ACTS[act], native_norm,
-            0 if gain is None else gain.data_ptr(), add.data_ptr(),
+            0 if gain is None else gain.data_ptr(), add.data_ptr(), between,
         )  # fmt: skip
         return out
 
@@ -479,24 +490,42 @@ class CpuKernels(ReferenceKernels):
         ctx: ForwardContext,
     ) -> Tensor:
         """The chosen experts' products, one expert after the other, in one native call."""
-        kind = TYPES.get(x.dtype)
-        bound = self._experts.get(id(weights))
-        if bound is None or bound.weights is not weights:
-            bound = self._experts[id(weights)] = BoundExperts(weights, ACTS[act], gated=act in GATED)
-        if kind is None or bound.native is None:
-            self.count("experts", fallback=True)
+        bound = self._experts_for(x, weights, act)
+        if bound is None:
             return super().experts(x, weights, ids, gates, act, ctx)
-        self.count("experts")
-        x, ids, gates = x.contiguous(), ids.contiguous(), gates.contiguous()
-        out = torch.empty_like(x)
-        bound.native.call(
-            x.data_ptr(), x.shape[0], out.data_ptr(), kind, ids.data_ptr(), gates.data_ptr(), ids.shape[1]
-        )
-        rows = ctx.rows
+        out, rows = bound.call(x, ids, gates, torch.empty_like(x), TYPES[x.dtype], 0), ctx.rows
         if rows is not None and rows.adapters is not None:  # whose adapters change experts is computed once more
             at = torch.where(rows.adapters[rows.tokens] > 0)[0]
             out[at] = super().experts(x[at], weights, ids[at], gates[at], act, ctx.of(at))
         return out
+
+    def experts_inside(
+        self, x: Tensor, weights: tuple[list[Weight], list[Weight]], ids: Tensor, act: Act, ctx: ForwardContext
+    ) -> Tensor:
+        """The chosen experts' products up to the activation, a row for each choice."""
+        bound = self._experts_for(x, weights, act)
+        if bound is None:
+            return super().experts_inside(x, weights, ids, act, ctx)
+        out = torch.empty((ids.numel(), weights[0][0].shape[0] // (1 + (act in GATED))), dtype=x.dtype)
+        return bound.call(x, ids, None, out, TYPES[x.dtype], 1)
+
+    def experts_outside(
+        self, y: Tensor, weights: tuple[list[Weight], list[Weight]], ids: Tensor, gates: Tensor, ctx: ForwardContext
+    ) -> Tensor:
+        """What comes behind the activation, added up for each token."""
+        bound = self._experts.get(id(weights))
+        if bound is None or bound.weights is not weights or bound.native is None or y.dtype not in TYPES:
+            return super().experts_outside(y, weights, ids, gates, ctx)
+        out = torch.empty((ids.shape[0], weights[1][0].shape[0]), dtype=y.dtype)
+        return bound.call(y, ids, gates, out, TYPES[y.dtype], 2)
+
+    def _experts_for(self, x: Tensor, weights: tuple[list[Weight], list[Weight]], act: Act) -> BoundExperts | None:
+        bound = self._experts.get(id(weights))
+        if bound is None or bound.weights is not weights:
+            bound = self._experts[id(weights)] = BoundExperts(weights, ACTS[act], gated=act in GATED)
+        able = x.dtype in TYPES and bound.native is not None
+        self.count("experts", fallback=not able)
+        return bound if able else None
 
     # ------------------------------------------------------------------ attention
 

@@ -57,7 +57,8 @@ def delta_rule_(mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ct
     heads = spec.key_heads, spec.value_heads, spec.key_dim, spec.value_dim
     addresses = mixed.data_ptr(), gates.data_ptr(), out.data_ptr(), state.data_ptr()
     fixed = spec.rate.data_ptr(), spec.shift.data_ptr(), heads
-    _native.delta_rule(*addresses, *fixed, mixed.stride(0), gates.stride(0), kind, step_of(ctx, state.shape[0]))
+    strides, step = (mixed.stride(0), gates.stride(0)), step_of(ctx, state.shape[0])
+    _native.delta_rule(*addresses, *fixed, *strides, kind, spec.tiled, step)
     return out
 
 

@@ -2,6 +2,7 @@
 
 Both kernels run over blocks of tokens and, within one, over the adapters that its tokens have: each is read once for a
 block, and a block without any ends at once. So one grid serves every mixture, and a recording holds for all of them.
+In steps of few tokens programs share a block's adapters, so that different ones are read beside each other.
 Long sums are split; the second kernel adds the parts, and does what follows the product: activation and residual.
 Must not know: models, how adapters got into their slots.
 """
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from tokenmill.core.adapters import AdapterSite, Delta
 from tokenmill.kernels.triton.common import act_parts, begin, gated_act, plain_act, pow2, wait
+from tokenmill.kernels.triton.pieces import any_of
 
 FEW = 64
 """Tokens up to which a product waits for memory, not for arithmetic."""
@@ -37,7 +39,8 @@ def _next_slot(slots, after):
 @triton.jit
 def _shrink_kernel(
     x_ptr, down_ptr, ranks_ptr, rows_ptr, slots_ptr, low_ptr, T, K, K_EACH, x_stride, parts,
-    LANES: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr, IEEE: tl.constexpr, PDL: tl.constexpr,
+    LANES: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr, TURNS: tl.constexpr,
+    IEEE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     t = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -45,6 +48,7 @@ def _shrink_kernel(
     wait(PDL)
     rows = tl.load(rows_ptr + t, mask=real, other=0)
     slots = tl.load(slots_ptr + rows, mask=real, other=0)
+    slots = tl.where(slots % TURNS == tl.program_id(2), slots, 0)
     first = tl.program_id(1) * K_EACH
     low = low_ptr + tl.program_id(1).to(tl.int64) * T * LANES
     slot = _next_slot(slots, 0)
@@ -114,10 +118,11 @@ def _expand_kernel(
     y_ptr, low_ptr, up_ptr, ranks_ptr, rows_ptr, slots_ptr, gains_ptr, shifts_ptr, residual_ptr, out_ptr,
     T, N, WIDTH, most_rank, border1, border2, border3, tiles1, tiles2, tiles3,
     PARTS: tl.constexpr, SPLITS: tl.constexpr, LANES: tl.constexpr, GAINS: tl.constexpr, RESIDUAL: tl.constexpr,
-    ACT: tl.constexpr, GATED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
+    ACT: tl.constexpr, GATED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, TURNS: tl.constexpr,
     IEEE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of tokens, tile of columns); no tile crosses a border of parts. WIDTH: of the output."""
+    """Program (block of tokens, tile of columns, every TURNS-th slot); no tile crosses a border of parts. WIDTH: of the
+    output."""
     begin(PDL)
     t = tl.program_id(0) * BM + tl.arange(0, BM)
     real = t < T
@@ -137,24 +142,33 @@ def _expand_kernel(
     wait(PDL)
     rows = tl.load(rows_ptr + t, mask=real, other=0)
     slots = tl.load(slots_ptr + rows, mask=real, other=0)
-    both = real[:, None] & ok[None, :]
-    at = t[:, None].to(tl.int64) * N + n[None, :]
-    y = tl.load(y_ptr + at, mask=both, other=0.0).to(tl.float32)
-    y = _adapted(y, gains_ptr, shifts_ptr, slots, n, ok, N, GAINS)
-    y += _carried(low_ptr, up_ptr, ranks_ptr, slots, t, T, n, ok, part, most_rank, N,
-                  SPLITS, LANES, BM, BN, BR, IEEE)  # fmt: skip
-    if GATED:
-        other = tl.load(y_ptr + at + WIDTH, mask=both, other=0.0).to(tl.float32)
-        other = _adapted(other, gains_ptr, shifts_ptr, slots, n + WIDTH, ok, N, GAINS)
-        other += _carried(low_ptr, up_ptr, ranks_ptr, slots, t, T, n + WIDTH, ok, PARTS - 1, most_rank, N,
-                          SPLITS, LANES, BM, BN, BR, IEEE)  # fmt: skip
-        y = gated_act(y, other, ACT)
-    else:
-        y = plain_act(y, ACT)
-    to = t[:, None].to(tl.int64) * WIDTH + n[None, :]
-    if RESIDUAL:
-        y += tl.load(residual_ptr + to, mask=both, other=0.0).to(tl.float32)
-    tl.store(out_ptr + to, y.to(out_ptr.dtype.element_ty), mask=both)
+    real = real & (slots % TURNS == tl.program_id(2))
+    slots = tl.where(real, slots, 0)
+    if any_of(real):
+        both = real[:, None] & ok[None, :]
+        at = t[:, None].to(tl.int64) * N + n[None, :]
+        y = tl.load(y_ptr + at, mask=both, other=0.0).to(tl.float32)
+        y = _adapted(y, gains_ptr, shifts_ptr, slots, n, ok, N, GAINS)
+        y += _carried(low_ptr, up_ptr, ranks_ptr, slots, t, T, n, ok, part, most_rank, N,
+                      SPLITS, LANES, BM, BN, BR, IEEE)  # fmt: skip
+        if GATED:
+            other = tl.load(y_ptr + at + WIDTH, mask=both, other=0.0).to(tl.float32)
+            other = _adapted(other, gains_ptr, shifts_ptr, slots, n + WIDTH, ok, N, GAINS)
+            other += _carried(low_ptr, up_ptr, ranks_ptr, slots, t, T, n + WIDTH, ok, PARTS - 1, most_rank, N,
+                              SPLITS, LANES, BM, BN, BR, IEEE)  # fmt: skip
+            y = gated_act(y, other, ACT)
+        else:
+            y = plain_act(y, ACT)
+        to = t[:, None].to(tl.int64) * WIDTH + n[None, :]
+        if RESIDUAL:
+            y += tl.load(residual_ptr + to, mask=both, other=0.0).to(tl.float32)
+        tl.store(out_ptr + to, y.to(out_ptr.dtype.element_ty), mask=both)
+
+
+def turns_of(tokens: int, site: AdapterSite) -> int:
+    """How many programs share a block's adapters."""
+    assert site.down is not None
+    return min(16, pow2(site.down.shape[0])) if tokens <= FEW else 1
 
 
 def can_adapt(site: AdapterSite, x: Tensor) -> bool:
@@ -170,10 +184,11 @@ def adapt(x: Tensor, site: AdapterSite, rows: Tensor, slots: Tensor, *, steady: 
     each = -(-triton.cdiv(site.inputs, splits) // 64) * 64
     low = torch.empty((splits, tokens, lanes), dtype=torch.float32, device=x.device)
     block = 16 if steady or tokens <= FEW else 32
-    _shrink_kernel[(triton.cdiv(tokens, block), splits)](
+    turns = turns_of(tokens, site)
+    _shrink_kernel[(triton.cdiv(tokens, block), splits, turns)](
         x, site.down, site.ranks, rows, slots, low, tokens, site.inputs, each, x.stride(0), site.parts,
-        LANES=lanes, BM=block, BK=64, BL=min(64, pow2(lanes)), IEEE=x.dtype == torch.float32, PDL=pdl,
-        num_warps=4, launch_pdl=pdl,
+        LANES=lanes, BM=block, BK=64, BL=min(64, pow2(lanes)), TURNS=turns,
+        IEEE=x.dtype == torch.float32, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return low
 
@@ -191,13 +206,15 @@ def finish(y: Tensor, delta: Delta, act: str | None, residual: Tensor | None, *,
     for start, end in zip((0, *borders), (*borders, site.columns), strict=True):
         total += triton.cdiv(end - start, columns)
         tiles.append(total)
-    grid = triton.cdiv(tokens, block), triton.cdiv(width, columns) if gated or site.parts == 1 else total
+    turns = turns_of(tokens, site)
+    grid = triton.cdiv(tokens, block), triton.cdiv(width, columns) if gated or site.parts == 1 else total, turns
     most = site.up.shape[1]
     _expand_kernel[grid](
         y, low, site.up, site.ranks, delta.rows, delta.slots, site.gains, site.shifts, residual, out,
         tokens, site.columns, width, most, *borders, *tiles[:3],
         PARTS=site.parts, SPLITS=low.shape[0], LANES=low.shape[2], GAINS=site.gains is not None,
         RESIDUAL=residual is not None, ACT=kind, GATED=gated, BM=block, BN=columns,
-        BR=max(16, min(64, pow2(most))), IEEE=y.dtype == torch.float32, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        BR=max(16, min(64, pow2(most))), TURNS=turns, IEEE=y.dtype == torch.float32, PDL=pdl, num_warps=4,
+        launch_pdl=pdl,
     )  # fmt: skip
     return out

@@ -72,8 +72,9 @@ def _inverse(a, SIZE: tl.constexpr, EXACT: tl.constexpr):
 @triton.jit(do_not_specialize=["sequences"])
 def _prepare_kernel(
     mixed_ptr, gate_ptr, rate_ptr, shift_ptr, start_ptr, w_ptr, u_ptr, p_ptr, scales_ptr, sequences, mixed_stride,
-    gate_stride, HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr,
-    BV: tl.constexpr, SIZE: tl.constexpr, FIND: tl.constexpr, SHORT: tl.constexpr, EXACT: tl.constexpr,
+    gate_stride, HK: tl.constexpr, HV: tl.constexpr, TILED: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, SIZE: tl.constexpr, FIND: tl.constexpr, SHORT: tl.constexpr,
+    EXACT: tl.constexpr,
 ):  # fmt: skip
     number, head = tl.program_id(0), tl.program_id(1)
     sequence, part = find_part(start_ptr, number, sequences, SIZE, FIND)
@@ -84,7 +85,8 @@ def _prepare_kernel(
         r, k, v = tl.arange(0, SIZE), tl.arange(0, BK), tl.arange(0, BV)
         real = part * SIZE + r < count
         token = (first + part * SIZE + r).to(tl.int64)
-        keys = mixed_ptr + token[:, None] * mixed_stride + head // (HV // HK) * DK + k[None, :]
+        key_head = head % HK if TILED else head // (HV // HK)
+        keys = mixed_ptr + token[:, None] * mixed_stride + key_head * DK + k[None, :]
         real_k = real[:, None] & (k < DK)[None, :]
         real_v = real[:, None] & (v < DV)[None, :]
         gates = gate_ptr + token * gate_stride + head
@@ -125,7 +127,8 @@ def _prepare_kernel(
 @triton.jit
 def _walk_kernel(
     mixed_ptr, w_ptr, u_ptr, p_ptr, scales_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr, mixed_stride,
-    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    HK: tl.constexpr, HV: tl.constexpr, TILED: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr,
     SIZE: tl.constexpr, SHORT: tl.constexpr, EXACT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     head, sequence = tl.program_id(1), tl.program_id(2)
@@ -153,7 +156,8 @@ def _walk_kernel(
             query_scale, key_scale = tl.load(scales + SIZE + r), tl.load(scales + 2 * SIZE + r)
             real = part * SIZE + r < count
             token = (first + part * SIZE + r).to(tl.int64)
-            keys = mixed_ptr + token[:, None] * mixed_stride + head // (HV // HK) * DK + k[None, :]
+            key_head = head % HK if TILED else head // (HV // HK)
+            keys = mixed_ptr + token[:, None] * mixed_stride + key_head * DK + k[None, :]
             query = tl.load(keys, mask=real[:, None] & real_k, other=0.0)
             key = tl.load(keys + HK * DK, mask=real[:, None] & real_k, other=0.0)
             low = s.to(kind)
@@ -184,7 +188,8 @@ def chunked_delta_(
     u = torch.empty((numbers, heads, SIZE, spec.value_dim), dtype=torch.float32, device=device)
     p = torch.empty((numbers, heads, SIZE, SIZE), dtype=kind, device=device)
     scales = torch.empty((numbers, heads, 3, SIZE), dtype=torch.float32, device=device)
-    sizes = {"HK": spec.key_heads, "HV": heads, "DK": spec.key_dim, "DV": spec.value_dim, "SIZE": SIZE, "SHORT": SHORT}
+    sizes = {"HK": spec.key_heads, "HV": heads, "TILED": spec.tiled, "DK": spec.key_dim, "DV": spec.value_dim}
+    sizes |= {"SIZE": SIZE, "SHORT": SHORT}
     exact = INTERPRETED or kind == torch.float32
     rows, columns = max(16, pow2(spec.key_dim)), max(16, pow2(spec.value_dim))
     _prepare_kernel[(numbers, heads)](

@@ -118,8 +118,8 @@ def short_conv_(
 @triton.jit
 def _delta_kernel(
     mixed_ptr, gate_ptr, rate_ptr, shift_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr, mixed_stride,
-    gate_stride, HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr,
-    BV: tl.constexpr, MOST: tl.constexpr, PDL: tl.constexpr,
+    gate_stride, HK: tl.constexpr, HV: tl.constexpr, TILED: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, MOST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     head, sequence = tl.program_id(1), tl.program_id(2)
@@ -135,7 +135,8 @@ def _delta_kernel(
         places = state_ptr + (row * HV + head) * (DK * DV) + k[:, None] * DV + v[None, :]
         inside = real_k[:, None] & real_v[None, :]
         s = tl.load(places, mask=inside & known, other=0.0)
-        keys = mixed_ptr + first.to(tl.int64) * mixed_stride + head // (HV // HK) * DK + k
+        key_head = head % HK if TILED else head // (HV // HK)
+        keys = mixed_ptr + first.to(tl.int64) * mixed_stride + key_head * DK + k
         values = mixed_ptr + first.to(tl.int64) * mixed_stride + 2 * HK * DK + head * DV + v
         gates = gate_ptr + first.to(tl.int64) * gate_stride
         out = out_ptr + (first.to(tl.int64) * HV + head) * DV + v
@@ -173,8 +174,8 @@ def delta_rule_(
     grid = (triton.cdiv(spec.value_dim, columns), spec.value_heads, ctx.rows.sequences.shape[0])
     _delta_kernel[grid](
         mixed, gates, spec.rate, spec.shift, state, out, ctx.query_start, ctx.rows.sequences, ctx.positions,
-        mixed.stride(0), gates.stride(0), HK=spec.key_heads, HV=spec.value_heads, DK=spec.key_dim, DV=spec.value_dim,
-        BK=pow2(spec.key_dim), BV=columns, MOST=most, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        mixed.stride(0), gates.stride(0), HK=spec.key_heads, HV=spec.value_heads, TILED=spec.tiled, DK=spec.key_dim,
+        DV=spec.value_dim, BK=pow2(spec.key_dim), BV=columns, MOST=most, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from tokenmill.core.errors import BusyError, EngineDeadError, ParameterError, Se
 from tokenmill.core.request import Request, TextDelta, TokenDelta
 from tokenmill.engine.admission import Admission, work_of
 from tokenmill.engine.deliveries import Deliveries
+from tokenmill.engine.routing import Asked, Router
 from tokenmill.engine.wire import Abort, Add, Beat, Failed, News, Ready, Refused, Report, check_carried
 from tokenmill.server.adapters import AdapterBook
 from tokenmill.server.backend import MAX_CHUNKS, UNAVAILABLE, DeltaStream, EngineStats, ModelInfo, Timeline
@@ -27,7 +28,6 @@ from tokenmill.server.engines.adapters import AdapterTraffic
 from tokenmill.server.engines.fair_queue import FairQueue
 from tokenmill.server.engines.keeper import Keeper, MakeLink, Reports
 from tokenmill.server.engines.learned import learn_admission, learn_model
-from tokenmill.server.engines.route import Router
 from tokenmill.server.engines.state import Engine, FleetOptions, Open
 from tokenmill.server.engines.trials import Trials, Ways
 from tokenmill.text.codec import Tokenizer
@@ -311,8 +311,10 @@ class Fleet:
 
     def _prefilled(self, request_id: str, now: float, tokens: int) -> None:
         entry = self.open_requests.get(request_id)
-        if entry is not None and len(entry.timeline.prefill) < MAX_CHUNKS:
-            entry.timeline.prefill.append((now, tokens))
+        if entry is not None:
+            self.router.computed(entry.engine, request_id, tokens, len(entry.request.prompt_ids))
+            if len(entry.timeline.prefill) < MAX_CHUNKS:
+                entry.timeline.prefill.append((now, tokens))
 
     def _failed(self, request_id: str, message: str) -> None:
         entry = self.open_requests.get(request_id)
@@ -389,6 +391,7 @@ class Fleet:
             self.adapters.let_go()
         if entry.engine >= 0:
             self.engines[entry.engine].requests.discard(entry.request.id)
+            self.router.done(entry.engine, entry.request.id)
         entry.timeline.ended = time.monotonic()
         self.trials.over(entry)
         owner = entry.stream.owner
@@ -421,16 +424,13 @@ class Fleet:
 
     def _dispatch(self, entry: Open) -> None:
         """To an engine that serves all."""
-        loads = {e.number: len(e.requests) for e in self.engines if e.ready and e.number != self.trials.engine}
+        able = [e.number for e in self.engines if e.ready and e.number != self.trials.engine]
         request, stream = entry.request, entry.stream
-        if not loads:
-            self.parked.append(request.id)
-            return
-        rank = stream.rank
-        if rank is None or rank not in loads:
-            salt = f"{request.adapter}/{request.salt}" if request.adapter else request.salt
-            rank = self.router.choose(loads, request.prompt_ids, salt, stream.session, stream.owner)
-        self._send(entry, rank)
+        if not able:
+            return self.parked.append(request.id)
+        salt = f"{request.adapter}/{request.salt}" if request.adapter else request.salt
+        asked = Asked(request.id, request.prompt_ids, salt, stream.session, stream.owner)
+        self._send(entry, self.router.choose(able, asked, only=stream.rank if stream.rank in able else None))
 
     def _send(self, entry: Open, number: int) -> None:
         """To this engine."""

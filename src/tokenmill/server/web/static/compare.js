@@ -3,7 +3,7 @@ import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { copyCode } from "./chat.js";
 import { ModelChoice } from "./composer.js";
 import { adopt, apiMessage, chat, withSystem } from "./conversation.js";
-import { changedCount, migrated, requestFields } from "./fields.js";
+import { migrated, requestFields } from "./fields.js";
 import { Figures } from "./figures.js";
 import { Body, Trouble } from "./message.js";
 import { SettingsFields } from "./settings.js";
@@ -125,12 +125,11 @@ function SideHead({ which, side, model, card, turns, live }) {
   const [open, setOpen] = useState(false);
   const value = useStore(side.settings);
   const { model: chosen } = useStore(side.choice);
-  const changed = changedCount(value);
   const name = NAMES[which];
   return html`<section class="side-head" aria-label=${`Side ${name}`}>
     <b class=${`side-mark side-${name}`} aria-hidden="true">${name}</b>
     <${ModelChoice} label=${`Model of ${name}`} value=${chosen || model} onChange=${(m) => side.choice.set({ model: m })} />
-    <button type="button" class="chip" aria-label=${`Settings of ${name}${changed ? `, ${changed} changed` : ""}`} onClick=${() => setOpen(true)}><${Icon} name="tune" /><span class="what">${summary(value)}</span></button>
+    <button type="button" class="chip" aria-label=${`${summary(value)}, settings of ${name}`} onClick=${() => setOpen(true)}><${Icon} name="tune" /><span class="what">${summary(value)}</span></button>
     <span class="grow"></span>
     <${IconButton} icon="branch" label=${`Go on with ${name} in the chat`} disabled=${live || turns.length === 0} onClick=${() => goOnWith(which)} />
     ${open && html`<${Dialog} title=${`Settings of ${name}`} onClose=${() => setOpen(false)}><div class="settings-body"><${SettingsFields} store=${side.settings} card=${card} model=${model} lean /></div><//>`}

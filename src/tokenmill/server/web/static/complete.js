@@ -69,7 +69,7 @@ export function CompleteView({ panels, setPanels }) {
       ${answer?.error && html`<${Trouble} error=${answer.error} onRetry=${goOn} onSettings=${() => setPanels({ ...panels, settings: true })} />`}
       <div class="composer-row">
         <${ModelChoice} value=${model} onChange=${chooseModel} />
-        <button type="button" class="chip" aria-label=${changed ? `Settings, ${changed} changed` : "Settings"} aria-expanded=${Boolean(panels.settings)} onClick=${() => setPanels({ ...panels, settings: !panels.settings })}><${Icon} name="tune" /><span>Settings</span>${changed > 0 && html`<b>${changed}</b>`}</button>
+        <button type="button" class="chip" aria-label=${changed ? `Settings ${changed} changed` : "Settings"} aria-expanded=${Boolean(panels.settings)} onClick=${() => setPanels({ ...panels, settings: !panels.settings })}><${Icon} name="tune" /><span>Settings</span>${changed > 0 && html` <b>${changed}</b>`}</button>
         <${IconButton} icon="undo" label="Take the last continuation back" disabled=${live || before.length === 0} onClick=${back} />
         <${CopyButton} text=${() => text} label="Copy the text" />
         <span class="grow"></span>

@@ -110,8 +110,8 @@ export function Composer({ open, onSettings, settingsOpen }) {
       <${IconButton} icon="clip" label="Add text files" onClick=${() => picker.current.click()} />
       <input ref=${picker} type="file" multiple class="unseen" tabindex="-1" aria-label="Text files" onChange=${(e) => { take([...e.target.files]); e.target.value = ""; }} />
       <${ModelChoice} value=${model} onChange=${chooseModel} />
-      <button type="button" class="chip" aria-label=${changed ? `Settings, ${changed} changed` : "Settings"} aria-expanded=${Boolean(settingsOpen)} onClick=${onSettings}><${Icon} name="tune" />
-        <span>Settings</span>${changed > 0 && html`<b>${changed}</b>`}</button>
+      <button type="button" class="chip" aria-label=${changed ? `Settings ${changed} changed` : "Settings"} aria-expanded=${Boolean(settingsOpen)} onClick=${onSettings}><${Icon} name="tune" />
+        <span>Settings</span>${changed > 0 && html` <b>${changed}</b>`}</button>
       <span class="grow"></span>
       <${ContextMeter} card=${card} model=${model} used=${usedBy(shownPath())} text=${live ? "" : spoken({ content: text, files })} />
       ${live

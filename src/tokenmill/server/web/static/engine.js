@@ -6,7 +6,7 @@ import { Trouble } from "./message.js";
 import { Engines, Events, Facts, Headline, Lanes, Memory, Models, Roofline, share } from "./panels.js";
 import { PlotCard } from "./plots.js";
 import { Requests, useRequests } from "./requests.js";
-import { middle, newest, series } from "./series.js";
+import { middle, recent, series } from "./series.js";
 import { useStore } from "./store.js";
 import { count, duration, html, Icon, rate } from "./ui.js";
 
@@ -70,8 +70,8 @@ export function EngineView({ theme, picked, onPick }) {
   const range = state ? { min: state.now - span, max: state.now } : { min: 0, max: span };
   const sum = (name) => state.engines.reduce((total, e) => total + (e[name] ?? 0), 0);
   const figures = columns && {
-    speed: newest(columns, "out", state.now), first: middle(columns, "ttft_p50", state.now - span), running: sum("running"), waiting: sum("waiting"),
-    bytesPerS: newest(columns, "bytes_per_s", state.now), flopsPerS: newest(columns, "flops_per_s", state.now),
+    speed: recent(columns, "out", state.now), first: middle(columns, "ttft_p50", state.now - span), running: sum("running"), waiting: sum("waiting"),
+    bytesPerS: recent(columns, "bytes_per_s", state.now), flopsPerS: recent(columns, "flops_per_s", state.now),
   };
   return html`<div class="engine" tabindex="-1">
     <div class="engine-inner">

@@ -23,7 +23,7 @@ const marked = new Marked({
     image: ({ href, text }) => `<a href="${escape(href)}">${escape(text || href)}</a>`,
     code: ({ text, lang }) => codeHtml(text, lang),
     table(token) {
-      return `<div class="table" tabindex="0" role="region" aria-label="Table">${tableHtml.call(this, token)}</div>`;
+      return `<div class="table" tabindex="0" role="group" aria-label="Table">${tableHtml.call(this, token)}</div>`;
     },
   },
 });

@@ -57,7 +57,8 @@ export function Lanes({ list, now, span, onPick }) {
           const words = `Request of ${clock(r.created)}, ${r.state === "open" ? "running" : duration(r.duration_ms)}`;
           const until = r.state === "open" ? now : began(r) + r.duration_ms / 1000;
           const [a, b] = [part(began(r)), part(until)];
-          return html`<button type="button" key=${r.id} class=${r.state === "open" ? "request live" : "request"} aria-label=${words} title=${words} style=${{ insetInlineStart: `${a}%`, width: `max(3px, ${b - a}%)` }} onClick=${() => onPick(r.id)}>
+          const last = r.state === "open" && prompt ? phases(prompt, r.duration_ms).found.at(-1)?.key : ""; // it goes on between two looks
+          return html`<button type="button" key=${r.id} class=${r.state === "open" ? `request live ${last}` : "request"} aria-label=${words} title=${words} style=${{ insetInlineStart: `${a}%`, width: `max(3px, ${b - a}%)` }} onClick=${() => onPick(r.id)}>
             ${prompt && phases(prompt, r.duration_ms).found.map((p) => {
               const [pa, pb] = [part(began(r) + p.from / 1000), part(began(r) + p.to / 1000)];
               return pb > pa ? html`<i key=${p.key} class=${p.key} style=${{ insetInlineStart: `${((pa - a) / Math.max(b - a, 1e-6)) * 100}%`, width: `${((pb - pa) / Math.max(b - a, 1e-6)) * 100}%` }}></i>` : null;

@@ -37,12 +37,16 @@ export function series(columns, samples) {
   return found;
 }
 
-// The newest value that is not older than `within` seconds; null: none.
-export function newest(columns, key, now, within = 3) {
-  for (let i = columns.at.length - 1; i >= 0 && columns.at[i] >= now - within; i -= 1) {
-    if (columns[key][i] !== null) return columns[key][i];
+// The mean of a rate over the last seconds, each value as long as it was measured; null: nothing was.
+export function recent(columns, key, now, within = 3) {
+  let [sum, seconds] = [0, 0];
+  for (let i = columns.at.length - 1; i > 0 && columns.at[i] >= now - within; i -= 1) {
+    const span = Math.min(columns.at[i] - columns.at[i - 1], 1.5);
+    if (columns[key][i] === null) continue;
+    sum += columns[key][i] * span;
+    seconds += span;
   }
-  return null;
+  return seconds > 0 ? sum / seconds : null;
 }
 
 // The middle of what was measured since a moment; null: nothing was.

@@ -1,0 +1,99 @@
+"""Several engines of one model behind the face of one, for callers in this process (data parallel). Owns: who works on
+what, and going on with whichever has something to commit.
+
+Each has processes of its own, so that all compute at once while this thread plans for one after the other. Must not
+know: text, HTTP.
+"""
+
+from __future__ import annotations
+
+import select
+from collections import deque
+from typing import Any
+
+from tokenmill.core.request import Request, TokenDelta
+from tokenmill.engine.engine import Engine
+from tokenmill.engine.routing import Asked, Router
+from tokenmill.process.pipe import LOOK_S
+
+
+class Replicas:
+    """What callers use of an Engine, over several."""
+
+    def __init__(self, parts: list[Engine]) -> None:
+        self.parts = parts
+        self.admission, self.executor, self.scheduler = parts[0].admission, parts[0].executor, parts[0].scheduler
+        self.router = Router()
+        self.owners: dict[str, int] = {}
+        self.news = select.poll()
+        for part in parts:
+            executor: Any = part.executor
+            for file in executor.files:
+                self.news.register(file, select.POLLIN)
+
+    @property
+    def flying(self) -> deque[Any]:
+        """Plans in flight, of all."""
+        return deque(plan for part in self.parts for plan in part.flying)
+
+    @property
+    def has_work(self) -> bool:
+        """Is there anything to step for?"""
+        return any(part.has_work for part in self.parts)
+
+    def add(self, request: Request, pooling: str | None = None) -> None:
+        """Accept a request, or raise a UserError that says why not."""
+        number = self.router.choose(range(len(self.parts)), Asked(request.id, request.prompt_ids, request.salt or ""))
+        try:
+            self.parts[number].add(request, pooling)
+        except BaseException:
+            self.router.done(number, request.id)
+            raise
+        self.owners[request.id] = number
+
+    def abort(self, request_id: str, index: int | None = None, reason: str = "abort") -> list[TokenDelta]:
+        """End a request, or one of its outputs; its terminal deltas."""
+        number = self.owners.get(request_id)
+        if number is None:
+            return []
+        return self._seen(number, self.parts[number].abort(request_id, index, reason))
+
+    def forget_prefixes(self) -> None:
+        """Empty the prefix caches."""
+        for number, part in enumerate(self.parts):
+            part.forget_prefixes()
+            self.router.forget(number)
+
+    def step(self) -> list[TokenDelta]:
+        """Give every engine all that it takes, and commit what has come; waits until something has."""
+        for part in self.parts:
+            while part.has_work and len(part.flying) < part.executor.depth and part.submit():
+                pass
+        waiting = [(number, part) for number, part in enumerate(self.parts) if part.flying]
+        while waiting:
+            ready = [(number, part) for number, part in waiting if _is_ready(part.flying[0][1])]
+            if ready:
+                return [delta for number, part in ready for delta in self._seen(number, part.commit())]
+            self.news.poll(LOOK_S * 1000)
+        return []
+
+    def close(self) -> None:
+        """Stop all."""
+        for part in self.parts:
+            part.close()
+
+    def _seen(self, number: int, deltas: list[TokenDelta]) -> list[TokenDelta]:
+        """The same; what they say of an engine's load is noted."""
+        for delta in deltas:
+            self.router.computed(number, delta.request_id, 1, 0)
+        ended = {delta.request_id for delta in deltas if delta.finish is not None}
+        for name in ended - self.parts[number].scheduler.roster.groups.keys():
+            self.owners.pop(name, None)
+            self.router.done(number, name)
+        return deltas
+
+
+def _is_ready(ticket: Any) -> bool:
+    """Has everybody answered? Tickets of processes know."""
+    ready: bool = ticket.ready()
+    return ready

@@ -1,0 +1,103 @@
+"""Whether workers get on. Owns: how long a step should take, and telling a long step from one that will never end.
+
+A worker that somebody stopped, or all of them standing still, is noticed within seconds; one that computes without an
+end, when its step takes far longer than such steps took before. Must not know: what steps compute.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from tokenmill.process.client import state_of, work_of
+
+QUIET_S = 2.0
+"""So long may workers stand still that ought to compute."""
+STOPPED_S = 1.0
+FACTOR = 3.0
+"""So many times its expected length may a step take before it counts as endless."""
+LEAST_WORK = 0.02
+"""Share of a core that tells one that computes from one that waits: its own beats take far less."""
+SHORT = 64
+"""Tokens of steps that all take about as long: they read the weights once."""
+
+
+class Pace:
+    """How long steps take, as seen."""
+
+    def __init__(self) -> None:
+        self.short = 0.0
+        self.per_token = 0.0
+
+    def saw(self, tokens: int, seconds: float) -> None:
+        """A step of so many tokens took so long."""
+        if tokens <= SHORT:
+            self.short = max(self.short * 0.99, seconds)
+        else:
+            self.per_token = max(self.per_token * 0.99, seconds / tokens)
+
+    def expect(self, tokens: int) -> float | None:
+        """Seconds, or None: no such step has been seen."""
+        if not self.short or (tokens > SHORT and not self.per_token):
+            return None
+        return self.short + (self.per_token * tokens if tokens > SHORT else 0.0)
+
+
+class Watch:
+    """Over the processes of one engine's ranks. on_device: they wait for a GPU, and use a core meanwhile."""
+
+    def __init__(self, pids: Sequence[int], *, on_device: bool) -> None:
+        self.pids = pids
+        self.on_device = on_device
+        self.pace = Pace()
+        self.tokens = 0
+        self.began = self.moved = self.advanced = self.looked = time.monotonic()
+        self.stopped: float | None = None
+        self.work = [0.0] * len(pids)
+        self.done = [(0, False)] * len(pids)
+
+    def begin(self, tokens: int) -> None:
+        """A step is waited for from now on."""
+        self.tokens = tokens
+        self.began = self.moved = self.advanced = self.looked = time.monotonic()
+        self.stopped = None
+
+    def end(self) -> None:
+        """It is done."""
+        self.pace.saw(self.tokens, time.monotonic() - self.began)
+
+    def beat(self, rank: int, operations: int, waits: bool) -> None:
+        """How far a rank is, by its own word, and whether it waits for its device."""
+        if (operations, waits) != self.done[rank]:
+            self.done[rank] = operations, waits
+            self.advanced = time.monotonic()
+
+    def look(self) -> str | None:
+        """Why there is nothing to wait for any more; None: it may still come."""
+        now = time.monotonic()
+        late = now - self.looked
+        if late < 0.05:
+            return None
+        self.looked = now
+        if late > 1.0:  # this process stood still itself
+            self.began, self.moved, self.advanced = self.began + late, self.moved + late, self.advanced + late
+        work = [work_of(pid) for pid in self.pids]
+        states = [state_of(pid) for pid in self.pids]
+        if "D" in states or any(new - old > LEAST_WORK * late for new, old in zip(work, self.work, strict=True)):
+            self.moved = now
+        self.work = work
+        stopped = [rank for rank, state in enumerate(states) if state in ("T", "t")]
+        if not stopped:
+            self.stopped = None
+        elif self.stopped is None:
+            self.stopped = now
+        elif now - self.stopped > STOPPED_S:
+            return f"rank {stopped[0]} was stopped"
+        if now - self.moved > QUIET_S:
+            return f"no rank has done anything for {now - self.moved:.1f} s"
+        expected = self.pace.expect(self.tokens)
+        waits = not self.on_device or all(waiting for _, waiting in self.done)
+        if expected is not None and waits and now - self.began > FACTOR * expected + QUIET_S:
+            if now - self.advanced > QUIET_S:
+                return f"a step has taken {now - self.began:.1f} s, where {expected:.2f} s were expected"
+        return None

@@ -1,0 +1,188 @@
+"""What runs in a worker's process: one rank's runner. Owns: loading it, plans in and results out, its beat.
+
+Everybody gets the same plans; the first rank says what came out, the others that they did it, with a digest of the
+tokens. A GPU is given the next plan before the results of the last one are read. Must not know: scheduling, text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import struct
+import sys
+import threading
+import traceback
+import zlib
+from collections import deque
+
+import msgspec
+
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.errors import EngineDeadError
+from tokenmill.core.model import Group
+from tokenmill.core.step import LateInputs, StepPlan, StepResult
+from tokenmill.device.memory import pick_device, records, use
+from tokenmill.engine.executor import InProcessExecutor, InProcessTicket, answer, operations
+from tokenmill.engine.loading import device_of, load_runner
+from tokenmill.parallel.group import SoloGroup
+from tokenmill.process.pipe import Pipe
+from tokenmill.process.start import own_end
+
+PLAN, LATE, CONTROL, RESULT, FAILED, BEAT = b"p", b"l", b"c", b"r", b"f", b"b"
+CALLS = struct.Struct(">Q")
+"""Before a result: how often the rank has met the others."""
+BEAT_S = 0.5
+"""How often a worker that is busy says how far it is."""
+DEPTH = 2
+"""Plans that a device is given ahead of their results."""
+
+
+class Start(msgspec.Struct):
+    """What a rank must know first of all. memory: the file of the ranks' memory; meeting: a file that they meet by."""
+
+    config: EngineConfig
+    rank: int = 0
+    size: int = 1
+    memory: int | None = None
+    meeting: str | None = None
+
+
+class Receipt(msgspec.Struct, array_like=True):
+    """What a rank besides the first says of a step."""
+
+    plan_id: int
+    digest: int
+    failure: str | None = None
+
+
+def digest_of(result: StepResult) -> int:
+    """Of the tokens, which all ranks must have chosen alike."""
+    return zlib.crc32(msgspec.msgpack.encode(result.tokens))
+
+
+def make_group(start: Start) -> Group:
+    """The group that this rank belongs to."""
+    if start.size == 1:
+        return SoloGroup()
+    if start.memory is not None:
+        from tokenmill.parallel.shared import SharedGroup
+
+        return SharedGroup(start.memory, start.rank, start.size)
+    from tokenmill.parallel.distributed import TorchGroup
+
+    assert start.meeting is not None
+    device = device_of(start.config, start.rank)
+    use(device)
+    exact = start.config.execute.deterministic or device == "cpu"
+    without = (start.config.execute.disable or "").replace(" ", "").split(",")
+    if exact or not records(device) or "all-reduce" in without:
+        return TorchGroup(start.meeting, start.rank, start.size, device, exact=exact)
+    from tokenmill.parallel.pushed import PushGroup
+
+    return PushGroup(start.meeting, start.rank, start.size, device, pdl="dependent-launch" not in without)
+
+
+def run_worker() -> None:
+    """The process's main function."""
+    pipe = own_end()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
+    message = pipe.receive()
+    assert message is not None
+    start = msgspec.msgpack.decode(message, type=Start)
+    try:
+        group = make_group(start)
+        runner, facts = load_runner(start.config, group=group)
+    except Exception as error:
+        known = isinstance(error, (ValueError, OSError, MemoryError)) and not isinstance(error, EngineDeadError)
+        with contextlib.suppress(OSError):
+            pipe.send(FAILED + msgspec.msgpack.encode(str(error) if known else traceback.format_exc()))
+        _end(1)
+    with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
+        pipe.send(RESULT + msgspec.msgpack.encode(facts))
+        lazy = pick_device(start.config.execute.device) == "cpu"
+        Worker(pipe, InProcessExecutor(runner, facts["num_blocks"], DEPTH, lazy=lazy), group).serve()
+    _end(0)
+
+
+def _end(status: int) -> None:
+    """At once: what libraries do at the end of a process may wait for other ranks."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+class Worker:
+    """One rank at work."""
+
+    def __init__(self, pipe: Pipe, executor: InProcessExecutor, group: Group) -> None:
+        self.pipe, self.executor, self.group = pipe, executor, group
+        self.tickets: deque[InProcessTicket] = deque()
+        self.supplied: set[int] = set()
+        self.read_plan = msgspec.msgpack.Decoder(StepPlan)
+        self.read_late = msgspec.msgpack.Decoder(tuple[int, dict[int, bytes]])
+        self.busy = threading.Event()
+        self.waits = False
+
+    def serve(self) -> None:
+        """Until the other end is gone."""
+        threading.Thread(target=self._beat, name="tokenmill-beat", daemon=True).start()
+        while True:
+            if self.pipe.poll() or not self._can_finish():
+                self.waits = False
+                if not self.tickets:
+                    self.busy.clear()
+                message = self.pipe.receive()
+                assert message is not None
+                self.busy.set()
+                self._take(message[:1], message[1:])
+            elif self.tickets[0].ready():
+                self.waits = False
+                self._finish()
+            else:
+                self.waits = True
+
+    def _can_finish(self) -> bool:
+        """Is there a plan for which nothing is missing any more?"""
+        return bool(self.tickets) and (not self.tickets[0].plan.late or self.tickets[0].plan.id in self.supplied)
+
+    def _take(self, kind: bytes, body: bytes) -> None:
+        if kind == PLAN:
+            self.tickets.append(self.executor.submit(self.read_plan.decode(body)))
+        elif kind == LATE:
+            plan_id, masks = self.read_late.decode(body)
+            self.supplied.add(plan_id)
+            self.executor.supply(plan_id, LateInputs(masks=masks))
+        else:
+            self.pipe.send(CONTROL + msgspec.msgpack.encode(answer(self.executor.runner, msgspec.msgpack.decode(body))))
+
+    def _finish(self) -> None:
+        ticket = self.tickets[0]
+        self.group.begin(ticket.plan.epoch)
+        result = ticket.wait()
+        if result.failure is not None:
+            self.group.fail()
+        self.tickets.popleft()
+        self.supplied.discard(ticket.plan.id)
+        said = encoded(result)
+        if self.group.rank:
+            said = msgspec.msgpack.encode(Receipt(result.plan_id, digest_of(result), result.failure))
+        self.pipe.send(RESULT + CALLS.pack(self.group.calls) + said)
+
+    def _beat(self) -> None:
+        """While plans run, say how far they are: whoever waits for a result does not see it otherwise."""
+        pause = threading.Event()
+        with contextlib.suppress(OSError, ValueError, EOFError):  # the parent is gone
+            while self.busy.wait():
+                pause.wait(BEAT_S)
+                if self.busy.is_set():
+                    self.pipe.send(BEAT + msgspec.msgpack.encode((operations(self.executor.runner), self.waits)))
+
+
+def encoded(result: StepResult) -> bytes:
+    """A result that cannot be encoded fails as its step would."""
+    try:
+        return msgspec.msgpack.encode(result)
+    except Exception as error:
+        failure = f"the step's result could not be sent ({type(error).__name__})"
+        return msgspec.msgpack.encode(StepResult(plan_id=result.plan_id, failure=failure))

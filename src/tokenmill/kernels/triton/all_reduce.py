@@ -1,0 +1,82 @@
+"""A small sum over GPUs that see each other's memory. Owns: pushing parts into the others' buffers, and adding up what
+has come into one's own, with a residual.
+
+Nobody waits for a signal: a part is there when its elements are, because an empty one holds a bit pattern that no part
+has (-0.0, which is sent as 0.0). Three slots take turns; each call empties the one of the call before, which others
+write again only when they have seen our parts of the call between. Whose turn it is lies in device memory, block by
+block, so recorded steps go on where the last one stopped. Every rank adds in rank order: all get the same bytes.
+Must not know: groups, layers.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tokenmill.kernels.triton.common import begin, wait
+
+SLOTS = 3
+BLOCK = 1024
+EMPTY = -(1 << 15)
+"""The bits of -0.0 in 16-bit floats."""
+
+
+@triton.jit
+def _push_kernel(
+    x_ptr, residual_ptr, out_ptr, buffers_ptr, turns_ptr, n, slot_size,
+    RANK: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr, EMPTY: tl.constexpr, SLOTS: tl.constexpr,
+    RESIDUAL: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    block = tl.program_id(0)
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    real = at < n
+    wait(PDL)
+    turn = tl.load(turns_ptr + block)
+    slot = turn % SLOTS
+    x = tl.load(x_ptr + at, mask=real, other=0.0)
+    bits = x.to(tl.int16, bitcast=True)
+    bits = tl.where(bits == EMPTY, 0, bits).to(tl.int16)
+    for peer in tl.static_range(RANKS):
+        if peer != RANK:
+            theirs = tl.multiple_of(tl.load(buffers_ptr + peer).to(tl.pointer_type(tl.int16)), 16)
+            tl.store(theirs + (slot * RANKS + RANK) * slot_size + at, bits, mask=real)
+    own = tl.multiple_of(tl.load(buffers_ptr + RANK).to(tl.pointer_type(tl.int16)), 16)
+    before = (turn + SLOTS - 1) % SLOTS
+    empty = tl.full([BLOCK], EMPTY, dtype=tl.int16)
+    for peer in tl.static_range(RANKS):
+        tl.store(own + (before * RANKS + peer) * slot_size + at, empty)
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for peer in tl.static_range(RANKS):
+        if peer == RANK:
+            total += bits.to(x_ptr.dtype.element_ty, bitcast=True).to(tl.float32)
+        else:
+            place = own + (slot * RANKS + peer) * slot_size + at
+            part = tl.load(place, mask=real, other=0, volatile=True)
+            while tl.max((part == EMPTY).to(tl.int32), axis=0) != 0:
+                part = tl.load(place, mask=real, other=0, volatile=True)
+            total += part.to(x_ptr.dtype.element_ty, bitcast=True).to(tl.float32)
+    if RESIDUAL:
+        total += tl.load(residual_ptr + at, mask=real, other=0.0).to(tl.float32)
+    tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=real)
+    tl.store(turns_ptr + block, turn + 1)
+
+
+def push_sum(
+    x: Tensor, residual: Tensor | None, buffers: Tensor, turns: Tensor, rank: int, slot_size: int, *, pdl: bool
+) -> Tensor:
+    """residual + the sum of every rank's x, in 16-bit floats, rounded once.
+
+    buffers [ranks] int64: addresses of int16 [SLOTS, ranks, slot_size] on each device, EMPTY at first; turns int32
+    [slot_size / BLOCK], zeros at first; slot_size: a multiple of BLOCK, no less than x has elements.
+    """
+    out = torch.empty_like(x)
+    count = x.numel()
+    _push_kernel[(triton.cdiv(count, BLOCK),)](
+        x, residual, out, buffers, turns, count, slot_size,
+        RANK=rank, RANKS=buffers.numel(), BLOCK=BLOCK, EMPTY=EMPTY, SLOTS=SLOTS,
+        RESIDUAL=residual is not None, PDL=pdl, num_warps=4, launch_pdl=pdl,
+    )  # fmt: skip
+    return out
