@@ -154,9 +154,7 @@ class AdapterOptions:
     """Adapters (LoRA) on top of the model."""
 
     enable_lora: bool = option(False, "Take adapters (LoRA).")
-    lora_modules: list[str] | None = option(
-        None, "An adapter as NAME=PATH: a PEFT folder or a GGUF file (may be repeated, or separated by commas)."
-    )
+    lora_modules: list[str] | None = option(None, "NAME=PATH: a PEFT folder or a GGUF file (may be repeated).")
     max_loras: int = option(8, "Adapters that lie on the device at once; more take turns.")
     max_lora_rank: int = option(16, "The largest rank of an adapter.")
     max_cpu_loras: int | None = option(None, "Adapters whose copies stay in host memory (default: all that were used).")
@@ -195,9 +193,7 @@ class LimitOptions:
         False, "Refuse requests that hold names which no API here knows (else: told in X-Tokenmill-Ignored)."
     )
     tokens_per_minute: int = option(0, "Prompt and output tokens per minute and key (0: no limit).")
-    lora_folder: str | None = option(
-        None, "The one folder whose adapters clients may load, and unload (default: they may not)."
-    )
+    lora_folder: str | None = option(None, "The one folder whose adapters clients may load (default: none).")
     prices: str | None = option(
         None, "Dollars per million tokens, `prompt=0.10,output=0.40,cached=0.02`: usage then says what a request cost."
     )
