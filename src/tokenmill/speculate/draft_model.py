@@ -72,12 +72,7 @@ class DraftModel:
         packed = send(torch.tensor([row_list, counts, [span[1] for span in spans]], dtype=torch.int64), device)
         self.side.computed[packed[0]] = packed[2]
         shifted = self._shifted(row_list)
-        blocks = [rows.blocks[g] for g in self.side.groups]
-        known = [row for row in row_list if row != rows.spare]
-        kinds = [
-            (max((len(held[row]) for row in known), default=1), moved)
-            for held, moved in zip(blocks, shifted, strict=True)
-        ]
+        kinds = [(self._entries(g, row_list), moved) for g, moved in zip(self.side.groups, shifted, strict=True)]
         size = sum(counts), max(counts)
         tokens, _, ctx = lay_out(self.side, self.side, self.kernels, packed[:2], size, kinds)
         if device.type == "cpu":
@@ -95,13 +90,21 @@ class DraftModel:
         side.length[row_ids] = length
         side.computed[row_ids] = newest
         self.passes.older.computed[row_ids] = newest - 1
+        real = slice(len(step.row_list))  # a spare row that fills up a rung would move on once for each place it fills
         for n in range(step.count):
             ids = self.passes.run(placed, shifted, wide=n == 0, drawn=drawn)
-            self.kernels.advance_(row_ids, ids, side.tokens, side.length, side.computed)
+            self.kernels.advance_(row_ids[real], ids[real], side.tokens, side.length, side.computed)
 
     def forget_weights(self) -> None:
         """What was made of the old ones is made again."""
         self.replays.forget_weights()
+
+    def _entries(self, group: int, row_list: list[int]) -> int:
+        """Entries of the longest of these rows' tables. The spare row counts none: all of its entries may be read."""
+        blocks = self.rows.blocks[group]
+        if self.rows.spare in row_list:
+            return self.rows.tables[group].shape[1]
+        return max(len(blocks[row]) for row in row_list)
 
     def _shifted(self, row_list: list[int]) -> tuple[bool, ...]:
         """Which of its groups' tables do not begin at j * block size."""

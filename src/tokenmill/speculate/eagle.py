@@ -91,11 +91,12 @@ class EagleHead:
         side.length[row_ids] = length
         side.computed[row_ids] = (length - 2).clamp_(min=0)
         self._states(row_ids.shape[0], self.out[step.places()])
+        real = slice(len(step.row_list))  # a spare row that fills up a rung would move on once for each place it fills
         for n in range(step.count):
             if n:
                 self._pass(placed, drawn=drawn)
             ids = self._guess(placed, drawn=drawn)
-            self.kernels.advance_(row_ids, ids, side.tokens, side.length, side.computed)
+            self.kernels.advance_(row_ids[real], ids[real], side.tokens, side.length, side.computed)
 
     def forget_weights(self) -> None:
         """What was made of the old ones is made again."""
