@@ -67,7 +67,7 @@ class DraftModel:
         """Compute tokens for their K/V alone."""
         if not spans:
             return
-        rows, device = self.rows, self.rows.device
+        device = self.rows.device
         row_list, counts = [span[0] for span in spans], [span[2] for span in spans]
         packed = send(torch.tensor([row_list, counts, [span[1] for span in spans]], dtype=torch.int64), device)
         self.side.computed[packed[0]] = packed[2]

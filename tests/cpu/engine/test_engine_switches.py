@@ -75,7 +75,12 @@ ELSEWHERE = {
     *("trust_remote_code", "disable_log_stats"),  # do nothing
     *("tokenizer_revision", "download_dir", "hf_token", "stored_as"),  # where files come from
     *("generation_config", "override_generation_config"),  # defaults of requests
-    *("model_impl", "lora_modules", "max_lora_rank", "max_cpu_loras"),  # what is loaded (tests of adapters and families)
+    *(
+        "model_impl",
+        "lora_modules",
+        "max_lora_rank",
+        "max_cpu_loras",
+    ),  # what is loaded
     *("tensor_parallel_size", "data_parallel_size"),  # processes of their own (test_engine_ranks.py)
 }
 """Options that are not drawn."""
