@@ -131,7 +131,8 @@ def main() -> None:
             with LLM(model=str(root), max_lora_rank=given.rank, **fixed, **options) as llm:
                 found["startup_s"]["with" if options else "without"] = time.perf_counter() - began
                 for kind in kinds:
-                    rows = [None] * given.rows if kind == "off" else chosen(adapters, kind, given.rows)
+                    named = "none" if kind == "off" else kind
+                    rows = chosen(adapters, named, given.rows)
                     found["tokens_per_s"][kind] = timed(llm, given.rows, given.tokens, rows, given.runs)
                 if options:
                     fresh = root / "fresh"

@@ -65,6 +65,11 @@ def plan(
     on = options.get("device", "auto")
     options = {name: value for name, value in options.items() if name != "device"}
     config, _ = settle(model, options)
+    if config.parallel.data_parallel_size > 1:
+        raise ParameterError(
+            "plan tells of one engine: --data-parallel-size N gives N times its throughput at N times its cost.",
+            param="data_parallel_size",
+        )
     check_outputs(None, picture)
     with waiting_told("Getting ready"):
         from tokenmill.measure import plan as planning

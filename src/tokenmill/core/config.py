@@ -62,11 +62,7 @@ class FileOptions:
     override_generation_config: dict[str, Any] | None = option(
         None, "Entries that replace those of generation_config.json (JSON)."
     )
-    model_impl: str = option(
-        "auto",
-        "Whose code computes: ours, or Transformers' around our attention; auto: ours where it knows the family.",
-        choices=("auto", "tokenmill", "vllm", "transformers"),
-    )
+    model_impl: str = option("auto", "Whose layers compute.", choices=("auto", "tokenmill", "vllm", "transformers"))
     stored_as: str | None = option(
         None, "Refuse a model whose file does not hold its weights so: awq, gptq, compressed-tensors, gguf, ..."
     )
@@ -158,9 +154,7 @@ class AdapterOptions:
     """Adapters (LoRA) on top of the model."""
 
     enable_lora: bool = option(False, "Take adapters (LoRA).")
-    lora_modules: list[str] | None = option(
-        None, "An adapter as NAME=PATH: a PEFT folder or a GGUF file (may be repeated, or separated by commas)."
-    )
+    lora_modules: list[str] | None = option(None, "NAME=PATH: a PEFT folder or a GGUF file (may be repeated).")
     max_loras: int = option(8, "Adapters that lie on the device at once; more take turns.")
     max_lora_rank: int = option(16, "The largest rank of an adapter.")
     max_cpu_loras: int | None = option(None, "Adapters whose copies stay in host memory (default: all that were used).")
@@ -199,9 +193,7 @@ class LimitOptions:
         False, "Refuse requests that hold names which no API here knows (else: told in X-Tokenmill-Ignored)."
     )
     tokens_per_minute: int = option(0, "Prompt and output tokens per minute and key (0: no limit).")
-    lora_folder: str | None = option(
-        None, "The one folder whose adapters clients may load, and unload (default: they may not)."
-    )
+    lora_folder: str | None = option(None, "The one folder whose adapters clients may load (default: none).")
     prices: str | None = option(
         None, "Dollars per million tokens, `prompt=0.10,output=0.40,cached=0.02`: usage then says what a request cost."
     )
@@ -326,10 +318,9 @@ def make_server_config(environment: Mapping[str, str] | None = None, **flat: Any
     return ServerConfig(**_read_groups(SERVER_GROUPS, environment, options_alone(flat, SERVER)))
 
 
-def cache_dir(environment: Mapping[str, str] | None = None) -> Path:
+def cache_dir() -> Path:
     """Where what can be made again is kept."""
-    environment = os.environ if environment is None else environment
-    base = environment.get("TOKENMILL_CACHE") or environment.get("XDG_CACHE_HOME")
+    base = os.environ.get("TOKENMILL_CACHE") or os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "tokenmill"
 
 
@@ -484,21 +475,13 @@ LINKS = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0", "NVSH
 """Environment of ranks on GPUs: multicast over NVLink is never set up. Some machines forbid it, and it gains little."""
 
 
-def are_calm_links() -> bool:
-    """Was this process started so?"""
-    return all(os.environ.get(name) == value for name, value in LINKS.items())
-
-
 def environment_with(more: Mapping[str, str]) -> dict[str, str]:
-    """Of a child process."""
+    """This process's, or a child's."""
     return {**os.environ, **more}
 
 
 def calm_threads() -> None:
-    """Let idle OpenMP threads sleep; call it before torch is imported.
-
-    They spin by default: with another busy process on the same cores every parallel region then costs a scheduler
-    slice (milliseconds instead of microseconds).
-    """
+    """Let idle OpenMP threads sleep; call it before torch is imported. They spin by default: with another process busy
+    on the same cores every parallel region then costs a scheduler slice (milliseconds instead of microseconds)."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")

@@ -55,11 +55,16 @@ def read_speculation(options: SpeculateOptions) -> Speculation | None:
     if not isinstance(spec, dict):
         raise _refuse('it must be an object, like {"method": "ngram"}')
     method = spec.get("method") or ("draft_model" if "model" in spec else None)
+    every = {*COMMON, *(name for names in METHODS.values() for name in names)}
+    if unknown := sorted(set(spec) - every):
+        raise _refuse(f"unknown entries ({', '.join(unknown)}); known are {', '.join(sorted(every))}")
     if method not in METHODS:
         raise _refuse(f"method {method!r} is not available; use one of {', '.join(map(repr, METHODS))}")
     known = {*COMMON, *METHODS[method]}
     if extra := sorted(set(spec) - known):
-        raise _refuse(f"unknown entries for {method!r} ({', '.join(extra)}); known are {', '.join(sorted(known))}")
+        raise _refuse(
+            f"entries without meaning for {method!r} ({', '.join(extra)}); known are {', '.join(sorted(known))}"
+        )
     model = spec.get("model")
     if "model" in METHODS[method] and (not isinstance(model, str) or not model):
         raise _refuse(f'{method!r} needs "model", a folder, a file or a name as --model has it')

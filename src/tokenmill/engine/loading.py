@@ -250,20 +250,22 @@ def adapter_sites(config: EngineConfig, raw: dict[str, Any], dtype: torch.dtype,
     return Sites(said.max_loras, said.max_lora_rank, dtype, torch.device(device), (counts[0], counts[1]))
 
 
-def _builder(config: EngineConfig, raw: dict[str, Any], reasons: list[str]) -> Callable[..., CausalLM]:
-    """What makes the model: code of our own, or Transformers', which is said."""
-    if not is_elsewhere(raw, config.files.model_impl):
-        return build_model
-    reasons.append(f"Transformers computes {raw.get('model_type')} but for attention: slower than our own families")
-    return build_elsewhere
-
-
 def _tell(extras: Mapping[str, Any], reasons: list[str]) -> None:
     """What was not built as asked."""
     if changed := extras.get("changed"):
         reasons.append(f"{', '.join(changed)} weights are held as int8: no kernel reads them as stored")
     if repeated := extras.get("repeated"):
         reasons.append(f"every rank computes all of {', '.join(repeated)}")
+
+
+def _builder(config: EngineConfig, raw: dict[str, Any], reasons: list[str]) -> Callable[..., CausalLM]:
+    """What makes the model: code of our own, or Transformers', which is said."""
+    if not is_elsewhere(raw, config.files.model_impl):
+        return build_model
+    if config.parallel.tensor_parallel_size > 1 or config.adapters.enable_lora:
+        raise ModelError("A model that Transformers computes takes neither adapters nor several devices.")
+    reasons.append(f"Transformers computes {raw.get('model_type')} but for attention: slower than our own families")
+    return lambda *given, group, adapters, **more: build_elsewhere(*given, **more)
 
 
 def _kernels(config: EngineConfig, device: str, reasons: list[str]) -> Kernels:

@@ -165,6 +165,8 @@ def _build(config: dict[str, Any], b: Build) -> Foreign:
 
     if b.group.size > 1 or b.quantization is not None or config.get("quantization_config"):
         raise ModelError("quantised weights and several devices are not built for it")
+    if b.adapters is not None:
+        raise ModelError("adapters are not built for it")
     ALL_ATTENTION_FUNCTIONS.register(NAME, _attention)
     disable_progress_bar()
     values = {name: value for name, value in config.items() if name not in ("model_type", "dtype", "torch_dtype")}

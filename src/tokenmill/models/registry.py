@@ -93,13 +93,13 @@ def build_elsewhere(
     dtype: torch.dtype,
     device: torch.device | str,
     kernels: Kernels,
-    quantization: str | None = None,
     max_positions: int | None = None,
+    **more: Any,
 ) -> CausalLM:
     """The same as Transformers has it, around our attention (`models/foreign.py`)."""
     foreign = importlib.import_module("tokenmill.models.foreign")
     reach = _positions(ModelConfig(config), max_positions)
-    b = Build(ckpt, dtype, torch.device(device), kernels, reach, quantization=quantization)
+    b = Build(ckpt, dtype, torch.device(device), kernels, reach, **more)
     model: CausalLM = foreign.build_foreign(config, b)
     return model
 

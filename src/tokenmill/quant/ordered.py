@@ -103,7 +103,7 @@ class OrderedWeight(WeightBase):
 
     def rows(self, ids: Tensor) -> Tensor:
         """Dense rows [n, in]."""
-        found = (self.settled or self.inner).rows(ids)
+        found = (self.settled or self.inner).rows(ids.to(self.order.device))
         out = torch.zeros(found.shape[0], self.shape[1], dtype=found.dtype, device=found.device)
         return out.index_add_(1, self.order, found)
 

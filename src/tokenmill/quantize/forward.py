@@ -26,7 +26,7 @@ def run(model: CausalLM, x: Tensor, kernels: Kernels, device: torch.device) -> T
     with torch.inference_mode():
         for start in range(0, count, size):
             part = x[start : start + size].to(device)
-            context = _context(pool, kernels, part.shape[0], length)
+            context = _context(pool, kernels, part.shape[:2], device)
             out.append(model.forward(part.flatten(0, 1), context).view(*part.shape[:2], -1).cpu())
     return torch.cat(out)
 
@@ -39,9 +39,10 @@ def logits(model: CausalLM, hidden: Tensor, kernels: Kernels, device: torch.devi
         return model.logits(hidden.to(device), context).float()
 
 
-def _context(pool: KVPool, kernels: Kernels, count: int, length: int) -> ForwardContext:
-    """All of `count` sequences from their beginnings, each in blocks of its own."""
-    device, held = pool.storage[0].device, -(-length // BLOCK)
+def _context(pool: KVPool, kernels: Kernels, shape: torch.Size, device: torch.device) -> ForwardContext:
+    """All of `count` sequences [count, length] from their beginnings, each in blocks of its own."""
+    count, length = shape
+    held = -(-length // BLOCK)
     at = torch.arange(count, device=device)
     within = torch.arange(length, device=device)
     table = (at[:, None] * held + torch.arange(held, device=device)).to(torch.int32)

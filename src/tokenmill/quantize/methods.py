@@ -14,6 +14,8 @@ from tokenmill.quantize.inputs import Inputs
 _ROUNDS = 200
 _HALF_QUADRATIC = 4
 _NORM = 0.7
+_HQQ_SHRINKS = 2
+"""Without data, its norm would cut off more than models can bear."""
 
 
 def clipped(weight: Tensor, spec: Spec, inputs: Inputs) -> Codes:
@@ -64,7 +66,7 @@ def hqq(weight: Tensor, spec: Spec) -> Codes:
     Files hold whole zero points, so steps are searched as well as zero points."""
     parts, most = weight.unflatten(1, (-1, spec.group)), (1 << spec.bits) - 1
     least, best = None, grid(weight, spec)
-    for shrink in SHRINKS:
+    for shrink in SHRINKS[:_HQQ_SHRINKS]:
         scales, zeros = grid(weight, spec, shrink)
         beta = 10.0
         for _ in range(1 if spec.symmetric else _HALF_QUADRATIC):

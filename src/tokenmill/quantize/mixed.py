@@ -11,9 +11,11 @@ LEAST, MOST = 2, 8
 def share_bits(lost: Mapping[tuple[str, int], float], sizes: Mapping[str, int], mean: float) -> dict[str, int]:
     """Bits by weight, `mean` on average over all numbers; lost[name, bits]: what rounding to so many loses.
 
-    From the fewest on, the next bit goes where it saves most per number, as long as it fits."""
-    bits = dict.fromkeys(sizes, LEAST)
-    room = (mean - LEAST) * sum(sizes.values())
+    From the whole bits that all can have, the next one goes where it saves most per number, as long as it fits. (None
+    gets fewer: what two bits lose in one layer is more, behind all the others, than its own outputs show.)"""
+    least = max(LEAST, int(mean))
+    bits = dict.fromkeys(sizes, least)
+    room = (mean - least) * sum(sizes.values())
     gains: list[tuple[float, str]] = []
 
     def offer(name: str) -> None:

@@ -24,7 +24,7 @@ from tokenmill.quantize.forward import run
 from tokenmill.quantize.inputs import Inputs
 from tokenmill.quantize.watch import Seen, WatchingBuild
 
-_LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _SAME = 1e-3
 """Outputs of a layer may differ by this part once scales have moved."""
 
@@ -146,6 +146,8 @@ def layer_count(config: Mapping[str, Any]) -> int:
     for name in _LAYERS:
         if isinstance(config.get(name), int):
             return int(config[name])
+    if isinstance(kinds := config.get("layers_block_type"), list):
+        return len(kinds)
     raise ModelError(f"config.json names no number of layers ({', '.join(_LAYERS)}).")
 
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.errors import SequenceError, TooLargeError, UserError
 from tokenmill.engine.admission import BusyError
+from tokenmill.runner.drafts import Forgetful
 
 NAN, INF = math.nan, math.inf
 PARAMETERS = [
@@ -292,21 +293,26 @@ def test_nan_in_one_sequence_stays_there(backend, options, poisoned):
 
 
 class Reckless:
-    """Drafts the token whose embedding is NaN, on the host and on a device."""
+    """Drafts the token whose embedding is NaN, on the host."""
 
-    most = 3
-
-    def propose(self, subject, what, longest=None):
-        if longest is None:
-            return [7] * what
-        places = subject.length[what][:, None] + torch.arange(self.most)
-        subject.tokens[what[:, None], places] = 7
+    def propose(self, seq, most):
+        return [7] * most
 
     def observe(self, seq, proposed, accepted):
         assert accepted == 0
 
     def forget(self, seq):
         pass
+
+
+class RecklessOnDevice(Forgetful):
+    """The same on a device."""
+
+    most = 3
+
+    def propose(self, step):
+        places = step.rows.length[step.row_ids][:, None] + torch.arange(step.count)
+        step.rows.tokens[step.row_ids[:, None], places] = 7
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -319,7 +325,7 @@ def test_nan_behind_a_wrong_draft_is_nobodys(backend, depth, poisoned):
     with open_llm(poisoned, kernels=backend, depth=depth, speculative_config=drafts) as llm:
         llm.engine.scheduler.roster.drafter = Reckless()
         if depth > 1:
-            llm.engine.executor.runner.drafter = Reckless()
+            llm.engine.executor.runner.drafter = RecklessOnDevice()
         assert [exact(o) for o in run(llm, SOUND, params)] == wanted
         counters = llm.engine.scheduler.counters
         assert counters.drafted > 100 and counters.accepted == 0

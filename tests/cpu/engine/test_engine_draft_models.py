@@ -94,12 +94,10 @@ PARAMETERS = [
     SamplingParams(temperature=0.4, top_k=8, seed=5, max_tokens=19, logprobs=2, ignore_eos=True),
 ] * 2
 ENGINES = {
-    "as it is": {},
     "chunks": {"max_num_batched_tokens": 16},
     "preemption": {"num_blocks": 16},
     "as short as can be": {"max_model_len": 58},
     "blocks of one token": {"block_size": 1, "num_blocks": 220},
-    "eager": {"enforce_eager": True},
     "native": {"kernels": "auto"},
     "three plans in flight": {"depth": 3, "num_blocks": 20, "max_num_batched_tokens": 24},
     "as on a GPU": {"depth": 2},

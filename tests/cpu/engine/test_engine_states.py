@@ -88,7 +88,7 @@ KINDS = (
 )
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_company_preemption_and_kept_states_change_nothing(seed: int, hybrid: tuple[Path, Any]) -> None:
     folder, _ = hybrid
     rng = random.Random(seed)

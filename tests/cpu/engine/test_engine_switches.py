@@ -60,8 +60,14 @@ CHANGES_NOTHING: dict[str, tuple[Any, ...]] = {
     "deterministic": (False, True),
     "check_weights": (False, False, True),
     "check_structured": (0.0, 1.0),
-    "speculative_config": (None, None, DRAFTS, {"method": "ngram"}, {**DRAFTS, "num_speculative_tokens": 16}),
-}
+    "speculative_config": (None, None, DRAFTS, {"method": "ngram"}, {**DRAFTS, "num_speculative_tokens": 16},
+                           {"method": "suffix"}),
+    "enable_lora": (False, False, True),
+    "max_loras": (8, 1),
+}  # fmt: skip
+OF_THE_DEMO = ({"model": str(demo_dir("draft")), "num_speculative_tokens": 3},
+               {"method": "medusa", "model": str(demo_dir("medusa")), "num_speculative_tokens": 3})  # fmt: skip
+"""Drafters that were made for one of the models."""
 ELSEWHERE = {
     *("model", "tokenizer", "load_format", "revision", "hf_overrides", "seed", "served_model_name"),  # what, not how
     *("skip_tokenizer_init", "max_model_len", "num_gpu_blocks_override", "max_waiting"),  # each run sets them
@@ -69,6 +75,13 @@ ELSEWHERE = {
     *("trust_remote_code", "disable_log_stats"),  # do nothing
     *("tokenizer_revision", "download_dir", "hf_token", "stored_as"),  # where files come from
     *("generation_config", "override_generation_config"),  # defaults of requests
+    *(
+        "model_impl",
+        "lora_modules",
+        "max_lora_rank",
+        "max_cpu_loras",
+    ),  # what is loaded
+    *("tensor_parallel_size", "data_parallel_size"),  # processes of their own (test_engine_ranks.py)
 }
 """Options that are not drawn."""
 
@@ -219,6 +232,8 @@ def try_one(number: int, models: Any) -> str:
     rng = random.Random(number)
     model = models(rng.choice(MODELS))
     computes, options = draw(rng, COMPUTES), draw(rng, CHANGES_NOTHING)
+    if model.folder == demo_dir("main") and rng.random() < 0.5:
+        options["speculative_config"] = rng.choice(OF_THE_DEMO)
     if model.readable:  # plain torch is too slow for these
         computes |= {"kernels": "auto", "quantization": rng.choice((None, "int8", "int4"))}
     way = rng.choice(("at once", "arriving", "arriving", "streamed"))

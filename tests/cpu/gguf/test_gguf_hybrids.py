@@ -104,9 +104,9 @@ def write(path: Path, arch: str, c: dict[str, Any], tensors: dict[str, Tensor]) 
     if arch == "qwen35moe":
         for layer in range(c["num_hidden_layers"]):
             at = f"model.layers.{layer}.mlp.experts"
-            gate, up = tensors[f"{at}.gate_up_proj"].chunk(2, dim=1)
-            for kind, part in {"gate": gate, "up": up, "down": tensors[f"{at}.down_proj"]}.items():
-                out.add_tensor(f"blk.{layer}.ffn_{kind}_exps.weight", part.contiguous().numpy())
+            for kind in ("gate", "up", "down"):
+                stack = torch.stack([tensors[f"{at}.{e}.{kind}_proj.weight"] for e in range(c["num_experts"])])
+                out.add_tensor(f"blk.{layer}.ffn_{kind}_exps.weight", stack.numpy())
     out.add_tensor(f"blk.{c['num_hidden_layers']}.nextn.eh_proj.weight", torch.ones(4, 4).numpy())
     out.write_header_to_file()
     out.write_kv_data_to_file()

@@ -46,6 +46,7 @@ WRONG = [
     # vLLM's and Ollama's
     ("serve --pipeline-parallel-size 2 /no/such", "must be 1, got 2"),
     ("chat --pipeline-parallel-size 2", "layers are not shared out in stages"),
+    ("plan demo --data-parallel-size 2", "plan tells of one engine"),
     ("generate /no/such -p hi --tensor-parallel-size 1 --swap-space 4 --disable-log-requests", "'/no/such' is neither"),
     ("chat --enable-prompt-adapter", "prompt adapters are not built"),
     ("serve --cpu-offload-gb 10", "--quantization makes them smaller"),

@@ -140,7 +140,7 @@ def _log_exponential(i, key, PRECISE: tl.constexpr):
 
 
 @triton.jit(
-    do_not_specialize=["per", "has_words", "has_least"],
+    do_not_specialize=["per", "has_words", "has_least", "mask_words"],
     do_not_specialize_on_alignment=["words_ptr", "masks_ptr", "row_ptr", "position_ptr", "prompt_ptr", "stream_ptr",
                                     "scale_ptr", "least_ptr"],
 )  # fmt: skip

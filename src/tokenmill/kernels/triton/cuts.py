@@ -23,7 +23,7 @@ _BINS, _PIECES, _BLOCK = 16, 2 if INTERPRETED else 64, 256
 
 
 @triton.jit(
-    do_not_specialize=["per", "shift", "first", "has_words", "limit_stride", "scale_stride"],
+    do_not_specialize=["per", "shift", "first", "has_words", "mask_words", "limit_stride", "scale_stride"],
     do_not_specialize_on_alignment=["words_ptr", "masks_ptr", "row_ptr", "scale_ptr", "limit_ptr"],
 )
 def _cut_kernel(
