@@ -99,7 +99,7 @@ class TritonKernels(ReferenceKernels):
         self.near: dict[str, Way | None] = {}
         """Ways of operations that were not measured, by their nearest measured one; None: none is near."""
         self._common: tuple[GroupPlan, Tensor] | None = None
-        self._arranged: tuple[GroupPlan, tuple[Tensor, Tensor]] | None = None
+        self._arranged: tuple[GroupPlan, int, tuple[Tensor, Tensor]] | None = None
 
     # ------------------------------------------------------------ matmuls
 
@@ -508,9 +508,10 @@ class TritonKernels(ReferenceKernels):
         mixed = seqs > 1
         plan = ctx.groups[spec.group]
         if can_gather(q, spec, plan, ctx.max_query) and not (self.launch.small or self.launch.steady):
-            if self._arranged is None or self._arranged[0] is not plan:
-                self._arranged = plan, arrange(spec, ctx, q.shape[0])
-            attend_long(q, out, spec, ctx, self._arranged[1], pdl=self.launch.pdl, hopper=self.launch.hopper)
+            group = spec.heads // spec.kv.heads  # a drafting head that reads the same tables may have another
+            if self._arranged is None or self._arranged[0] is not plan or self._arranged[1] != group:
+                self._arranged = plan, group, arrange(spec, ctx, q.shape[0])
+            attend_long(q, out, spec, ctx, self._arranged[2], pdl=self.launch.pdl, hopper=self.launch.hopper)
         else:
             attend_many(
                 q, out, spec, ctx, pdl=self.launch.pdl, mixed=True, config=(64, 32, 4, 2) if self.launch.small else None
