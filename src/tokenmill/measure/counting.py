@@ -361,16 +361,19 @@ def count_model(
     """
     kernels = CountingKernels(kind)
     with torch.no_grad():
-        model = build_model(
-            dict(config),
-            ShapeCheckpoint(checkpoint),
-            dtype=dtype,
-            device=META,
-            kernels=kernels,
-            group=CountingGroup(ranks, kernels),
-            quantization=quantization,
-            max_positions=max_positions,
-        )
+        try:
+            model = build_model(
+                dict(config),
+                ShapeCheckpoint(checkpoint),
+                dtype=dtype,
+                device=META,
+                kernels=kernels,
+                group=CountingGroup(ranks, kernels),
+                quantization=quantization,
+                max_positions=max_positions,
+            )
+        except (NotImplementedError, RuntimeError) as error:  # a form whose reader looks at numbers
+            raise ModelError(f"This checkpoint's weights cannot be counted without reading them: {error}") from error
         body, head = _count_step(model, kernels, PROBE_TOKENS, PROBE_TOKENS)
         peak = _peak(model, kernels, *step)
     notes: Any = model.spec.extras.get("notes", ())

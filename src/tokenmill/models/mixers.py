@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import KVSpec, NormSpec
+from tokenmill.core.forward import NormSpec
 from tokenmill.layers.build import Build
 from tokenmill.layers.space import Around, GatedConvolution, ScanSizes, SelectiveScan, SpaceHeads, StateSpace
 from tokenmill.models.common import Block
@@ -43,12 +43,6 @@ class SpaceKeys:
     expand: str = "mamba_expand"
     eps: str = "rms_norm_eps"
     lowest: str = ""
-
-
-def only_positions(b: Build) -> None:
-    """A model of states alone has pages, too: by them positions are counted and beginnings are found again. They are as
-    small as can be, and nothing reads them."""
-    b.add_kv(KVSpec("full", 1, 16, 16))
 
 
 def space_heads(c: ModelConfig, names: SpaceKeys) -> SpaceHeads:
@@ -173,8 +167,6 @@ def alone(make: Callable[[ModelConfig, Build, int], Block]) -> Callable[[ModelCo
     """A model of which every layer is such a block."""
 
     def single(c: ModelConfig, b: Build, at: Build, index: int) -> Block:
-        if index == 0:
-            only_positions(b)
         return make(c, at, index)
 
     return single

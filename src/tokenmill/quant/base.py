@@ -17,6 +17,11 @@ from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import Act, ForwardContext, Kernels, NormSpec, Weight
 
 
+def known(t: Tensor) -> bool:
+    """Has it numbers? Plans count weights that have none."""
+    return t.device.type != "meta"
+
+
 class WeightBase:
     """A matrix [out, in] (with an optional bias) in some format."""
 

@@ -22,6 +22,7 @@ from tokenmill.core.errors import ModelError
 from tokenmill.core.model import Checkpoint
 from tokenmill.quant import bits as packed
 from tokenmill.quant import sparse
+from tokenmill.quant.base import known
 from tokenmill.quant.grid import GridWeight
 from tokenmill.quant.ordered import OrderedWeight, in_order
 
@@ -138,7 +139,8 @@ def load_grid(
         words = ckpt.tensor(f"{name}.weight_packed", (rows, -(-columns * bits // 32)))
         if words.dtype != torch.int32:
             raise ModelError(f"'{name}.weight_packed' must be int32, not {words.dtype}.")
-        if ckpt.has(f"{name}.weight_shape") and ckpt.tensor(f"{name}.weight_shape", (2,)).tolist() != [rows, columns]:
+        said = ckpt.tensor(f"{name}.weight_shape", (2,)) if ckpt.has(f"{name}.weight_shape") else None
+        if said is not None and known(said) and said.tolist() != [rows, columns]:
             raise ModelError(f"'{name}.weight_shape' is not {[rows, columns]}, which the config asks for.")
         q = unpack(words, bits, columns)
     else:
@@ -153,7 +155,7 @@ def load_grid(
     order = None
     if ckpt.has(f"{name}.weight_g_idx"):
         index = ckpt.tensor(f"{name}.weight_g_idx", (columns,))
-        if bool((index != -1).any()):  # all -1: written, but in order
+        if known(index) and bool((index != -1).any()):  # all -1: written, but in order
             whole = group * repeat[1]
             order = in_order(index, whole, columns // whole, f"{name}.weight_g_idx")
     q = q if order is None else q[:, order]
@@ -172,7 +174,7 @@ def _zeros(ckpt: Checkpoint, name: str, bits: int, rows: int, repeat: tuple[int,
     elif found.numel() not in (rows * groups, 1) or found.is_floating_point():
         raise ModelError(f"'{full}' has shape {list(found.shape)} of {found.dtype}, which does not fit.")
     found = found.to(torch.int16).reshape(-1, groups if found.numel() > 1 else 1).expand(rows, groups)
-    return found.repeat_interleave(times, 1).contiguous() if bool(found.any()) else None
+    return found.repeat_interleave(times, 1).contiguous() if not known(found) or bool(found.any()) else None
 
 
 def _scales(ckpt: Checkpoint, name: str, shape: tuple[int, int]) -> tuple[Tensor, int, tuple[int, int]]:
@@ -184,11 +186,11 @@ def _scales(ckpt: Checkpoint, name: str, shape: tuple[int, int]) -> tuple[Tensor
     if stored.numel() % rows or not stored.numel() or not stored.is_floating_point():
         raise ModelError(f"'{name}.weight_scale' has shape {list(stored.shape)}, which does not fit {list(shape)}.")
     scales = stored.reshape(rows, -1).half()
-    if not bool(torch.isfinite(scales).all()):
+    if known(scales) and not bool(torch.isfinite(scales).all()):
         raise ModelError(f"'{name}.weight_scale' has numbers beyond float16, or none.")
     count = scales.shape[1]
     group = columns // count
     if columns % count or (group % 32 and count > 1):
         raise ModelError(f"'{name}.weight_scale': {count} scales for {columns} columns; groups are of 32 n.")
-    known = next((g for g in _GROUPS if group % g == 0), group)
-    return scales.repeat_interleave(group // known, 1), known, (count, group // known)
+    size = next((g for g in _GROUPS if group % g == 0), group)
+    return scales.repeat_interleave(group // size, 1), size, (count, group // size)

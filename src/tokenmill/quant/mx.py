@@ -20,6 +20,7 @@ from tokenmill.checkpoint.gguf_blocks import Blocks
 from tokenmill.checkpoint.gguf_file import TYPES
 from tokenmill.core.errors import ModelError
 from tokenmill.core.model import Checkpoint
+from tokenmill.quant.base import known
 from tokenmill.quant.gguf_weight import BlockWeight
 from tokenmill.quant.table import FP4, TableWeight, nibbles
 
@@ -46,7 +47,7 @@ def mxfp4(codes: Tensor, scales: Tensor, dtype: torch.dtype, bias: Tensor | None
     if codes.dtype != torch.uint8 or scales.dtype not in (torch.uint8, torch.float8_e8m0fnu):
         raise ModelError(f"'{name}' must hold uint8, not {codes.dtype} with scales of {scales.dtype}.")
     powers = scales.view(torch.uint8)
-    if bool((powers == _NAN).any()):
+    if known(powers) and bool((powers == _NAN).any()):
         raise ModelError(f"'{name}' has scales that are no numbers: the file is damaged.")
     spread = nibbles(codes)  # a block of GGUF has columns 0 to 15 in the lower halves, 16 to 31 in the upper
     halves = spread[..., :16] | spread[..., 16:] << 4

@@ -23,6 +23,7 @@ from torch import Tensor
 from tokenmill.core.errors import ModelError
 from tokenmill.core.model import Checkpoint
 from tokenmill.quant import bits as packed
+from tokenmill.quant.base import known
 from tokenmill.quant.grid import GridWeight
 from tokenmill.quant.ordered import OrderedWeight, in_order
 
@@ -105,7 +106,7 @@ def load(
             index = ckpt.tensor(f"{name}.g_idx", (columns,))
             if index.dtype not in (torch.int32, torch.int64):
                 raise ModelError(f"'{name}.g_idx' must hold integers, not {index.dtype}.")
-            order = in_order(index, group, groups, f"{name}.g_idx")
+            order = in_order(index, group, groups, f"{name}.g_idx") if known(index) else None
     q = q if order is None else q[:, order]
     grid = make(q, scales.T.contiguous(), zeros, bits, group, dtype, bias)
     return grid if order is None else OrderedWeight(grid, order, columns)
@@ -125,7 +126,7 @@ def make(
     half = 1 << (bits - 1)
     q, less = (codes.to(torch.int16) - half).to(torch.int8).contiguous(), zeros.to(torch.int16) - half
     width = 8 if bits > 4 else 4
-    kept = less.contiguous() if bool(less.any()) else None
+    kept = less.contiguous() if not known(less) or bool(less.any()) else None
     return GridWeight(q, scales.half(), bits=width, group=group, dtype=dtype, bias=bias, zeros=kept)
 
 

@@ -34,6 +34,11 @@ SMALL = {
 }  # fmt: skip
 ACTS = {"GPT2LMHeadModel": "gelu", "BloomForCausalLM": "gelu", "FalconForCausalLM": "gelu", "OPTForCausalLM": "relu",
         "GPTNeoXForCausalLM": "gelu", "GemmaForCausalLM": "gelu"}  # fmt: skip
+STATES = {
+    "Mamba2ForCausalLM": {"num_heads": 2, "n_groups": 1},
+    "NemotronHForCausalLM": {"hybrid_override_pattern": "M*", "mamba_num_heads": 2, "mamba_head_dim": 64,
+                             "n_groups": 1},
+}  # fmt: skip
 FIELDS = {"device", "fits", "memory", "max_context", "max_batch", "points", "usd_per_million_tokens", "flags"}
 POINT = {"batch", "context", "ttft_ms", "tpot_ms", "output_tokens_per_s", "limit"}
 
@@ -69,6 +74,7 @@ def test_every_architecture_can_be_planned(name, tmp_path):
         config |= {"hidden_act": act, "activation_function": act}
     if name.startswith(("Qwen3Next", "Qwen3_5")):
         config |= {"full_attention_interval": 2}
+    config |= STATES.get(name, {})
     found = make(write(tmp_path, config), options={"max_model_len": 384})
     assert found["fits"] and found["max_context"] == 384
     assert found["per_token"]["flops"] > 2 * 64 * 64 and found["memory"]["weights"] > 0
