@@ -113,6 +113,7 @@ class Outcome:
 
     def _verified(self, seq: Sequence, tried: int, accepted: int, *, by_host: bool) -> None:
         seq.computed -= tried - accepted
+        seq.followed = min(seq.followed, seq.computed + seq.ahead)  # plans in flight had hoped for all of them
         self.counters.count_draft(tried, accepted)
         if by_host and not seq.told:
             self.roster.drafter.observe(seq, tried, accepted)

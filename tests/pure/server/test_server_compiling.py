@@ -38,8 +38,10 @@ def make_loop() -> tuple[EngineLoop, Admission]:
         abort=lambda *args: [],
     )
     facts = SimpleNamespace(device="cpu", device_uuid="")
+    adapters = SimpleNamespace(check=lambda number: None, begin=lambda number: None, let_go=lambda: None)
+    config = SimpleNamespace(cache=SimpleNamespace(block_size=16))
     return EngineLoop(
-        SimpleNamespace(engine=engine, facts=facts, config=SimpleNamespace(cache=SimpleNamespace(block_size=16))),
+        SimpleNamespace(engine=engine, facts=facts, config=config, adapters=adapters),
         lambda wait: None,
         lambda news: None,
     ), admission  # type: ignore[arg-type]
