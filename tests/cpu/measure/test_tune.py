@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import yaml
@@ -93,6 +94,7 @@ def test_what_was_typed_is_not_searched():
     assert Trial({}).score() < score({"share": 0.0, "output_tokens_per_s": 9.0})
 
 
+@pytest.mark.skipif(not os.environ.get("TOKENMILL_RELIABILITY"), reason="measures this machine first: a minute")
 def test_tune_writes_what_serve_reads(tiny, tmp_path):
     out, found = tmp_path / "tuned.yaml", tmp_path / "out.json"
     flags = ["--slo", "ttft=100s", "--users", 2, "--input-len", 20, "--output-len", 4, "--num-prompts", 8]

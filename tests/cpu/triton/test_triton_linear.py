@@ -132,7 +132,7 @@ def test_greedy_takes_the_lowest_of_equal_ids_and_shows_nan():
 @pytest.mark.parametrize("lines", [3, 20, 70, 300])
 def test_greedy_whatever_the_number_of_pieces(lines):
     """A line is cut into fewer pieces the more lines there are."""
-    logits = torch.randn(lines, 66 * 1024 + 5)
+    logits = torch.randn(lines, (66 if lines < 70 else 18) * 1024 + 5)
     ids, marked, largest = TritonKernels("cpu").greedy(logits)
     assert torch.equal(ids, logits.argmax(-1)) and torch.equal(marked, ids)
     assert torch.equal(largest, logits.amax(-1))

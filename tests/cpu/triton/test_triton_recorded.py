@@ -75,10 +75,9 @@ def tokens(folder: pathlib.Path, options: dict, *, recorded: bool, warm: bool = 
 @pytest.mark.parametrize(
     "options",
     [
-        {"max_num_batched_tokens": 8},
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}, "depth": 2},
     ],
-    ids=["chunks", "drafts of the device"],
+    ids=["drafts of the device"],
 )
 def test_the_same_tokens(tiny: pathlib.Path, options: dict) -> None:
     expected, _ = tokens(tiny, options, recorded=False)
