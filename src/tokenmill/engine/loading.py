@@ -268,11 +268,16 @@ def _builder(config: EngineConfig, raw: dict[str, Any], reasons: list[str]) -> C
     return lambda *given, group, adapters, **more: build_elsewhere(*given, **more)
 
 
+def left_out(config: EngineConfig) -> list[str]:
+    """What `--disable` names."""
+    return [part.strip() for part in (config.execute.disable or "").split(",") if part.strip()]
+
+
 def _kernels(config: EngineConfig, device: str, reasons: list[str]) -> Kernels:
     execute = config.execute
     if not has_kernels(device):
         reasons.append(f"plain torch computes on {device}: there are no kernels of our own for it, and it is slower")
-    without = [part.strip() for part in (execute.disable or "").split(",") if part.strip()]
+    without = left_out(config)
     if unknown := set(without) - set(OPTIONAL):
         raise ParameterError(
             f"--disable {', '.join(sorted(unknown))}: what can be left out is {', '.join(OPTIONAL)}.", param="disable"

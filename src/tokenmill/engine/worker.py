@@ -24,7 +24,7 @@ from tokenmill.core.model import Group
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
 from tokenmill.device.memory import pick_device, records, use
 from tokenmill.engine.executor import InProcessExecutor, InProcessTicket, answer, operations
-from tokenmill.engine.loading import device_of, load_runner
+from tokenmill.engine.loading import device_of, left_out, load_runner
 from tokenmill.parallel.group import SoloGroup
 from tokenmill.process.pipe import Pipe
 from tokenmill.process.start import own_end
@@ -75,7 +75,7 @@ def make_group(start: Start) -> Group:
     device = device_of(start.config, start.rank)
     use(device)
     exact = start.config.execute.deterministic or device == "cpu"
-    without = (start.config.execute.disable or "").replace(" ", "").split(",")
+    without = left_out(start.config)
     if exact or not records(device) or "all-reduce" in without:
         return TorchGroup(start.meeting, start.rank, start.size, device, exact=exact)
     from tokenmill.parallel.pushed import PushGroup

@@ -5,18 +5,17 @@ no half-written folder is ever left behind. Must not know: command lines, engine
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from tokenmill.checkpoint.folder import open_checkpoint, read_config
-from tokenmill.core.errors import ModelError, UserError
+from tokenmill.checkpoint.new_folder import check_free, new_folder
+from tokenmill.core.errors import ModelError
 from tokenmill.core.model import Checkpoint
 from tokenmill.lora.names import Names
 from tokenmill.lora.peft import WIDE, Adapter, LowRank
@@ -35,8 +34,7 @@ def merge(base: Path, adapter: Path, target: Path, tell: Tell = lambda name, don
     config = read_config(base)
     if config.get("quantization_config"):
         raise ModelError(f"{base} is quantised: merge into the unquantised model, then quantise the result.")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"{target} exists already; name a folder that does not, or an empty one.")
+    check_free(target)
     heads = config.get("num_attention_heads") or 0, config.get("num_key_value_heads") or 0
     found = read_adapter(adapter, (heads[0], heads[1] or heads[0]))
     found.check_numbers()
@@ -44,19 +42,9 @@ def merge(base: Path, adapter: Path, target: Path, tell: Tell = lambda name, don
     transposed = any(name in _TRANSPOSED for name in config.get("architectures") or [])
     try:
         changes = _changes(found, checkpoint, transposed=transposed)
-        partial = target.parent / f".{target.name}.partial-{os.getpid()}"
-        try:
-            partial.mkdir(parents=True)
+        with new_folder(target) as partial:
             _write(checkpoint, partial, changes, tell)
             _copy_rest(base, partial)
-            if target.exists():
-                target.rmdir()  # it is empty
-            partial.rename(target)
-        except (OSError, SafetensorError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise UserError(f"{target} cannot be written ({reason}); nothing is left of it.") from error
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
     finally:
         checkpoint.close()
     return len(changes)

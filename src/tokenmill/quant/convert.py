@@ -5,7 +5,6 @@ ever left behind. Must not know: command lines, engines, how a folder is found.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterable
@@ -14,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from tokenmill.checkpoint.folder import open_checkpoint, read_config
+from tokenmill.checkpoint.new_folder import check_free, new_folder
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.core.model import Checkpoint
 from tokenmill.kernels import fp8
@@ -68,11 +67,7 @@ def convert(
     ckpt = open_checkpoint(source)
     try:
         chosen = names_to_round(ckpt, recipe)
-        if target.exists():
-            target.rmdir()  # it is empty
-        partial = target.parent / f".{target.name}.partial-{os.getpid()}"
-        try:
-            partial.mkdir(parents=True)
+        with new_folder(target) as partial:
             errors = _write(ckpt, partial, chosen, recipe, tell)
             ignore = sorted(linear_names(ckpt) - chosen | {"lm_head.weight"})
             left = [n.removesuffix(".weight") for n in ignore]
@@ -83,12 +78,6 @@ def convert(
             write_json(partial / REPORT, {"weights": [asdict(e) for e in errors], "bits": recipe.bits,
                                            "group": recipe.group})  # fmt: skip
             copy_rest(source, partial)
-            partial.rename(target)
-        except (OSError, SafetensorError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise UserError(f"{target} cannot be written ({reason}); nothing is left of it.") from error
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
     finally:
         ckpt.close()
     return errors
@@ -105,17 +94,22 @@ def _check(source: Path, target: Path, recipe: Recipe) -> dict[str, Any]:
         raise ModelError(f"{source}: this architecture stores its matrices transposed, which the format cannot say.")
     if recipe.group < 32 or recipe.group % 32 or recipe.group > 256 or 256 % recipe.group:
         raise UserError(f"--group {recipe.group}: use 32, 64, 128 or 256.")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"{target} exists already; name a folder that does not, or an empty one.")
+    check_free(target)
     return config
+
+
+def roundable(ckpt: Checkpoint, skip: re.Pattern[str] | None) -> set[str]:
+    """The matrices that are not always kept, nor skipped; refused where there is none."""
+    names = {name for name in linear_names(ckpt) if not KEPT.search(name)}
+    names = {name for name in names if skip is None or not skip.search(name)}
+    if not names:
+        raise ModelError("There is no weight to quantise here (or --skip leaves none).")
+    return names
 
 
 def names_to_round(ckpt: Checkpoint, recipe: Recipe) -> set[str]:
     """The weights to round; refused when a group does not divide one of them."""
-    names = {name for name in linear_names(ckpt) if not KEPT.search(name)}
-    names = {name for name in names if recipe.skip is None or not recipe.skip.search(name)}
-    if not names:
-        raise ModelError("There is no weight to quantise here (or --skip leaves none).")
+    names = roundable(ckpt, recipe.skip)
     for name in sorted(names):
         shape = ckpt.shape(name)
         assert shape is not None

@@ -21,9 +21,19 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tokenmill.checkpoint.folder import open_checkpoint, read_config
+from tokenmill.checkpoint.new_folder import check_free
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.core.model import Checkpoint
-from tokenmill.quant.convert import KEPT, REPORT, LayerError, Shards, Tell, copy_rest, linear_names, write_json
+from tokenmill.quant.convert import (
+    REPORT,
+    LayerError,
+    Shards,
+    Tell,
+    copy_rest,
+    linear_names,
+    roundable,
+    write_json,
+)
 from tokenmill.quantize import folds, recipes
 from tokenmill.quantize.codes import Spec, nearest
 from tokenmill.quantize.inputs import Inputs
@@ -85,18 +95,14 @@ def _check(job: Job) -> dict[str, Any]:
     config = read_config(job.source)
     if config.get("quantization_config"):
         raise ModelError(f"{job.source} is already quantised; start from the unquantised model.")
-    if job.target.exists() and (not job.target.is_dir() or any(job.target.iterdir())):
-        raise UserError(f"{job.target} exists already; name a folder that does not, or an empty one.")
+    check_free(job.target)
     assert job.tokens is not None or not recipes.calibrates(job.recipe), "this method calibrates"
     return config
 
 
 def _chosen(ckpt: Checkpoint, job: Job) -> set[str]:
     """The weights to round; refused when one does not come in whole groups."""
-    names = {name for name in linear_names(ckpt) if not KEPT.search(name)}
-    names = {name for name in names if job.skip is None or not job.skip.search(name)}
-    if not names:
-        raise ModelError("There is no weight to quantise here (or --skip leaves none).")
+    names = roundable(ckpt, job.skip)
     group, rows = recipes.columns(job.recipe), recipes.rows(job.recipe)
     for name in sorted(names):
         shape = ckpt.shape(name)

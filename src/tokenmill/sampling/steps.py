@@ -59,22 +59,24 @@ class Step:
         return 1 << (FIRST_BIT + USUAL_ORDER.index(self.name))
 
 
+def _cut_(part: Part, k: Tensor | None, p: Tensor | None) -> bool:
+    """Let the backend cut, without sorting; False: it cannot."""
+    least = None if part.kernels is None else part.kernels.least_kept(part.s, k, p)
+    if least is not None:
+        filters.keep_at_least_(part.s, least)
+    return least is not None
+
+
 def _top_k_(part: Part) -> None:
     k = part.number("top_k")
-    least = part.kernels.least_kept(part.s, k, None) if part.kernels is not None else None
-    if least is None:
+    if not _cut_(part, k, None):
         filters.top_k_(part.s, k, max(p.top_k for p in part.params))
-    else:
-        filters.keep_at_least_(part.s, least)
 
 
 def _top_p_(part: Part) -> None:
     p = part.number("top_p")
-    least = part.kernels.least_kept(part.s, None, p) if part.kernels is not None else None
-    if least is None:
+    if not _cut_(part, None, p):
         filters.top_p_(part.s, p)
-    else:
-        filters.keep_at_least_(part.s, least)
 
 
 def _by(change_: Callable[..., None], *names: str) -> Callable[[Part], None]:
