@@ -9,10 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tokenmill.checkpoint.names import without_hub
 from tokenmill.checkpoint.resume import fetch_large
+from tokenmill.checkpoint.stored import find_stored
 from tokenmill.core.errors import UserError
 
 T = TypeVar("T")
@@ -41,18 +44,42 @@ class Hub:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One file of a repository."""
+
+    name: str
+    size: int
+    blob: str
+    """How the hub's cache calls it: the digest of a large file."""
+
+    @property
+    def digest(self) -> str:
+        """As Ollama writes it; "" for a small file."""
+        return f"sha256:{self.blob}" if len(self.blob) == 64 else ""
+
+
 def resolve_model(name: str, revision: str | None = None, hub: Hub | None = None) -> Path:
-    """The folder or file of a model: an existing path as it is, otherwise a hub name that is downloaded (or found
-    cached). `owner/model:Q4_K_M` names one of the GGUF files of a repository."""
+    """The folder or file of a model: an existing path as it is, a stored model's, otherwise a hub name, downloaded or
+    found cached. `owner/model:Q4_K_M` names one of the GGUF files of a repository."""
     path = Path(name).expanduser()
     if name and path.exists():
         return path
+    if revision is None and (stored := find_stored(name)) is not None:
+        name, revision = stored.options["model"], stored.options.get("revision")
+        if Path(name).exists():
+            return Path(name)
+    return download_model(without_hub(name), revision, hub)
+
+
+def download_model(name: str, revision: str | None = None, hub: Hub | None = None) -> Path:
+    """The same for a hub name alone."""
     repo, colon, tag = name.partition(":")
     right = _NAME.fullmatch(repo) and ".." not in name and not repo.endswith(".gguf")
     if not right or (colon and ("/" not in repo or not _TAG.fullmatch(tag))):
         raise UserError(
-            f"{name!r} is neither an existing folder or file nor a hub name (owner/model, or owner/model:Q4_K_M); "
-            "check the spelling"
+            f"{name!r} is neither an existing folder or file nor a stored model nor a hub name (owner/model, or "
+            "owner/model:Q4_K_M); check the spelling"
         )
     hub = hub or Hub()
     if colon:
@@ -88,6 +115,37 @@ def _untagged(repo: str, revision: str | None, hub: Hub, folder: Path) -> Path:
     file = there[kind][1]
     parts = _PART.sub("-*-of-*", file)
     return _download(repo, revision, [parts], hub) / file
+
+
+def chosen_files(name: str, revision: str | None, hub: Hub) -> tuple[list[Wanted], str]:
+    """The files that `download_model` would fetch, and the commit; nothing without a network."""
+    import huggingface_hub
+
+    repo, _, tag = name.partition(":")
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        return [], ""
+    api = huggingface_hub.HfApi(token=hub.token)
+    try:
+        about = api.model_info(repo, revision=revision, files_metadata=True)
+    except Exception:  # the download says what is wrong, or finds the model in the cache
+        return [], ""
+    sizes = {each.rfilename: each for each in about.siblings or ()}
+    kinds = models_of(list(sizes))
+    if tag or not any(fnmatch(file, "*.safetensors") or fnmatch(file, _TORCH_FILES[0]) for file in sizes):
+        kind = tag.lower() or (next(iter(kinds)) if len(kinds) == 1 else _USUAL.lower())
+        patterns = [_PART.sub("-*-of-*", kinds[kind][1])] if kind in kinds else []
+    else:
+        plain = any(fnmatch(file, "*.safetensors") for file in sizes)
+        patterns = _FILES if plain else [*_FILES, *_TORCH_FILES]
+    helpers: Any = huggingface_hub.utils
+    names = helpers.filter_repo_objects(list(sizes), allow_patterns=patterns, ignore_patterns=_NOT) if patterns else ()
+    return [_wanted(sizes[file]) for file in names], str(about.sha or "")
+
+
+def _wanted(sibling: Any) -> Wanted:
+    large = sibling.lfs
+    digest = (large.get("sha256") if isinstance(large, dict) else getattr(large, "sha256", None)) if large else None
+    return Wanted(sibling.rfilename, sibling.size or 0, digest or sibling.blob_id or "")
 
 
 def gguf_patterns(tag: str) -> list[str]:

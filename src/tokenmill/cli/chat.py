@@ -11,7 +11,7 @@ import typer
 
 from tokenmill.cli.ahead import lacks_template
 from tokenmill.cli.conversation import Conversation, Messages
-from tokenmill.cli.flags import MODEL, engine_flags, settle
+from tokenmill.cli.flags import MODEL, Settled, engine_flags, settle_stored
 from tokenmill.cli.generate import check_output
 from tokenmill.cli.loading import describe, load
 from tokenmill.cli.reading import at_terminal, messages
@@ -36,6 +36,8 @@ class Manner:
     most: int | None
     template: str | None
     wrap: bool
+    given: bool = False
+    """The template stands on the command line: no model's own one takes its place."""
 
 
 @engine_flags
@@ -54,7 +56,7 @@ def chat(
     """Talk with a model; /help lists what can be typed. From a pipe, each line is one turn."""
     from tokenmill.server.preflight import read_template
 
-    manner = Manner(max_tokens, read_template(chat_template), wrap)
+    manner = Manner(max_tokens, read_template(chat_template), wrap, given=chat_template is not None)
     talk = Conversation(system=system)
     if temperature is not None:
         talk.command(f"/temp {temperature}")
@@ -75,10 +77,12 @@ def chat(
 
 def _load(model: str | None, options: dict[str, Any], manner: Manner, talk: Conversation) -> AsyncLLM:
     """A model that can chat; what says that it cannot is told before the load where it can be seen."""
-    config, keywords = settle(model, options)
+    settled = settle_stored(model, options)
+    config, name = settled.config, settled.name
+    _heed(settled, manner, talk)
     if manner.template is None and lacks_template(config):
-        raise ParameterError(NO_TEMPLATE.format(config.model.model))
-    llm, seconds = load(keywords)
+        raise ParameterError(NO_TEMPLATE.format(name))
+    llm, seconds = load(settled.keywords)
     try:
         for line in describe(llm.service.built, seconds):
             _tell(line)
@@ -86,12 +90,26 @@ def _load(model: str | None, options: dict[str, Any], manner: Manner, talk: Conv
         if tokenizer is None:
             raise ParameterError("This model has no tokenizer, so nobody can talk with it.")
         if tokenizer.chat_template is None and manner.template is None:
-            raise ParameterError(NO_TEMPLATE.format(config.model.model))
+            raise ParameterError(NO_TEMPLATE.format(name))
     except BaseException:
         llm.close()
         raise
-    talk.model = config.model.model
+    talk.model = name
     return llm
+
+
+def _heed(settled: Settled, manner: Manner, talk: Conversation) -> None:
+    """What a stored model says of conversations; what is typed wins, and a conversation that has begun goes on."""
+    from tokenmill.server.preflight import read_template
+
+    said = settled.stored.server if settled.stored is not None else {}
+    if not manner.given:
+        manner.template = read_template(said.get("chat_template"))
+    opening = said.get("opening") or {}
+    if not talk.turns:
+        talk.system = opening.get("system") if talk.system is None else talk.system
+        for message in opening.get("messages", ()):
+            talk.say(message["role"], message["content"])
 
 
 def _change(llm: AsyncLLM, options: dict[str, Any], manner: Manner, talk: Conversation) -> AsyncLLM:
@@ -99,8 +117,9 @@ def _change(llm: AsyncLLM, options: dict[str, Any], manner: Manner, talk: Conver
     old, new, talk.settings.model = talk.model, talk.settings.model, None
     others = {name: value for name, value in options.items() if name not in ("model", "served_model_name")}
     try:
-        config, _ = settle(new, others)
-        if manner.template is None and lacks_template(config):
+        settled = settle_stored(new, others)
+        own = settled.stored is not None and "chat_template" in settled.stored.server
+        if not manner.given and not own and lacks_template(settled.config):
             raise ParameterError(NO_TEMPLATE.format(new))
     except TokenmillError as error:
         _complain(error)

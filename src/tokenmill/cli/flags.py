@@ -9,19 +9,20 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import Field
+from dataclasses import Field, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_origin
 
 import typer
 
+from tokenmill.checkpoint.stored import Stored, find_stored, under
 from tokenmill.core.arguments import ENGINE, SERVER, SPELLINGS, SWITCHES, options_alone, parsed
 from tokenmill.core.config import GROUPS, EngineConfig, all_options, make_config
 from tokenmill.core.config_file import read_config_file
 from tokenmill.core.errors import ParameterError
 
 Verb = Callable[..., None]
-MODEL = typer.Argument(None, metavar="MODEL", help="Folder, .gguf file, hub name, or `demo` (the default).")
+MODEL = typer.Argument(None, metavar="MODEL", help="Folder, .gguf file, stored or hub name, or `demo` (the default).")
 SPREAD = {"pipeline_parallel_size": "-pp"}
 """Taken as 1 alone (core/config.py), with vLLM's short forms."""
 _PANELS = {
@@ -95,8 +96,28 @@ def flag(name: str, kind: Any, help: str, *, spelled: str = "", **settings: Any)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
 
 
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The configuration, keywords for LLM, and the stored model whose defaults they hold, if it is one."""
+
+    config: EngineConfig
+    keywords: dict[str, Any]
+    stored: Stored | None = None
+
+    @property
+    def name(self) -> str:
+        """What the model is called."""
+        return self.stored.name if self.stored is not None else self.config.model.model
+
+
 def settle(model: str | None, options: Mapping[str, Any]) -> tuple[EngineConfig, dict[str, Any]]:
     """Check what was typed, before anything heavy is imported; -> the configuration, and keywords for LLM."""
+    found = settle_stored(model, options)
+    return found.config, found.keywords
+
+
+def settle_stored(model: str | None, options: Mapping[str, Any]) -> Settled:
+    """The same for verbs that heed a stored model's system message and template as well."""
     given = {name: value for name, value in options.items() if name != "config"}
     filed, _ = read_config_file(options.get("config"))
     if model is not None or "model" in given:
@@ -106,7 +127,11 @@ def settle(model: str | None, options: Mapping[str, Any]) -> tuple[EngineConfig,
             raise ParameterError(f"Two models are named: {model!r} and --model {given['model']!r}. Give one of them.")
     given = {**filed, **given}
     config = make_config(**given)
-    return config, {**given, "model": config.model.model}
+    stored = find_stored(config.model.model) if config.model.revision is None else None
+    if stored is not None:
+        given = under(stored, given)
+        config = make_config(**given)
+    return Settled(config, {**given, "model": config.model.model}, stored)
 
 
 def spelling(name: str) -> str:

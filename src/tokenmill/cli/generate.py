@@ -50,7 +50,8 @@ def generate(
     """Continue a prompt and print the text. What is not given comes from the model's own defaults."""
     config, keywords = settle(model, options)
     text = _read_prompt(prompt, prompt_file)
-    given = {"max_tokens": DEFAULT_TOKENS, "seed": options.get("seed"), **sampling}
+    most = (keywords.get("override_generation_config") or {}).get("max_new_tokens", DEFAULT_TOKENS)
+    given = {"max_tokens": most, **({"seed": options["seed"]} if "seed" in options else {}), **sampling}
     _check(given)
     live = not as_json and given.get("n", 1) == 1 and (sys.stdout.isatty() if stream is None else stream)
     llm, seconds = load(keywords)
@@ -95,11 +96,11 @@ def _check(given: dict[str, Any]) -> None:
 async def _generate_one(llm: AsyncLLM, prompt: str, given: dict[str, Any], live: bool) -> RequestOutput:
     """The finished output; with `live`, its text goes to the terminal on the way."""
     from tokenmill.core.request import SamplingParams
+    from tokenmill.engine.generation import DEFAULTS
     from tokenmill.engine.prompts import default_params
 
     defaults = default_params(llm.service.built.generation)
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    params = SamplingParams(**{**{name: getattr(defaults, name) for name in names}, **given})
+    params = SamplingParams(**{**{name: getattr(defaults, name) for name in DEFAULTS}, **given})
     screen, output = Live(), None
     async for output in llm.generate(prompt, params, lora_request=llm.first_adapter):
         if live and output.outputs:

@@ -13,7 +13,7 @@ import typer
 
 from tokenmill.cli.ahead import lacks_template
 from tokenmill.cli.command import Verb
-from tokenmill.cli.flags import MODEL, engine_flags, option_flags, other_flags, settle, settle_others, with_flags
+from tokenmill.cli.flags import MODEL, engine_flags, option_flags, other_flags, settle_others, settle_stored, with_flags
 from tokenmill.cli.loading import say, size, waiting_told
 from tokenmill.core.config import GROUPS, SERVER_GROUPS, ListenOptions, all_options, make_server_config
 from tokenmill.core.config_file import read_config_file
@@ -78,8 +78,9 @@ def serve(
     _, filed = read_config_file(config)
     meant = settle_others(others)
     ours = {name: meant.pop(name) for name in SERVER_FLAGS.keys() & meant.keys()}
-    engine_config, _ = settle(model, {**meant, **options, "config": config})
-    server_config = make_server_config(**{**filed, **ours, **server})
+    settled = settle_stored(model, {**meant, **options, "config": config})
+    engine_config, stored = settled.config, settled.stored
+    server_config = make_server_config(**{**(stored.server if stored is not None else {}), **filed, **ours, **server})
     from tokenmill.server.logs import set_up_logs
     from tokenmill.server.run import Hooks, serve
 

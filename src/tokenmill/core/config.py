@@ -200,6 +200,20 @@ class LimitOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoreOptions:
+    """What clients may do to the models that are stored on this machine."""
+
+    allow_model_changes: bool = option(
+        False, "Clients may pull, create, copy and delete stored models, and send files for them (Ollama's API)."
+    )
+    model_folder: str | None = option(
+        None,
+        "The one folder whose models clients may pull and name in FROM and ADAPTER (default: none, hub names alone).",
+    )
+    max_blob_bytes: int = option(64 << 30, "Largest file that clients may send for models, and all that no model uses.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class PatienceOptions:
     """How long the server waits for whom."""
 
@@ -236,7 +250,12 @@ class ServeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class MessageOptions:
-    """How answers are read: tool calls and reasoning."""
+    """How conversations begin, and how answers are read: tool calls and reasoning."""
+
+    opening: dict[str, Any] | None = option(
+        None,
+        'What conversations begin with (JSON): {"system": TEXT (for those that have none), "messages": [...]}.',
+    )
 
     tool_call_parser: str = option("auto", "Format of the model's tool calls (auto: from its chat template; none).")
     reasoning_parser: str = option("auto", "Format of the model's reasoning (auto: from its chat template; none).")
@@ -246,6 +265,7 @@ class MessageOptions:
 SERVER_GROUPS: dict[str, type] = {
     "listen": ListenOptions,
     "limits": LimitOptions,
+    "store": StoreOptions,
     "patience": PatienceOptions,
     "serve": ServeOptions,
     "messages": MessageOptions,
@@ -287,6 +307,7 @@ class ServerConfig:
 
     listen: ListenOptions = field(default_factory=ListenOptions)
     limits: LimitOptions = field(default_factory=LimitOptions)
+    store: StoreOptions = field(default_factory=StoreOptions)
     patience: PatienceOptions = field(default_factory=PatienceOptions)
     serve: ServeOptions = field(default_factory=ServeOptions)
     messages: MessageOptions = field(default_factory=MessageOptions)
@@ -322,6 +343,15 @@ def cache_dir() -> Path:
     """Where what can be made again is kept."""
     base = os.environ.get("TOKENMILL_CACHE") or os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "tokenmill"
+
+
+def data_dir() -> Path:
+    """Where what was asked for is kept: stored models."""
+    home = os.environ.get("TOKENMILL_HOME")
+    if home:
+        return Path(home).expanduser()
+    base = os.environ.get("XDG_DATA_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "share") / "tokenmill"
 
 
 def _read_groups(
@@ -430,6 +460,7 @@ _POSITIVE = frozenset(
         "gpu_memory_utilization",
         "max_num_queued_reqs",
         "max_body_bytes",
+        "max_blob_bytes",
         "max_header_bytes",
         "max_connections",
         "max_n",

@@ -23,6 +23,14 @@ DONE = {
     "eta_cutoff": "default, in requests' units of 0.0001",
     "repetition_penalty": "default, with `do_sample: false` too",
     "no_repeat_ngram_size": "default, with `do_sample: false` too",
+    "presence_penalty": "default",
+    "frequency_penalty": "default",
+    "repeat_last_n": "default",
+    "mirostat": "default",
+    "mirostat_tau": "default",
+    "mirostat_eta": "default",
+    "stop": "default",
+    "seed": "default",
     "max_new_tokens": "default of `max_tokens` offline and in chats",
     "suppress_tokens": "never chosen, in any request",
     "bad_words_ids": "never said, in any request",
@@ -75,8 +83,10 @@ NAMED: dict[str, tuple[Any, ...]] = {
 """Fields that are not applied, with the values that ask for nothing; any other value is named in a warning."""
 
 _CUTOFFS = ("epsilon_cutoff", "eta_cutoff")
-_ANY_WAY = ("repetition_penalty", "no_repeat_ngram_size")
-DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "typical_p", *_CUTOFFS, *_ANY_WAY)
+_PENALTIES = ("presence_penalty", "frequency_penalty", "repeat_last_n")
+_ANY_WAY = ("repetition_penalty", "no_repeat_ngram_size", *_PENALTIES, "stop", "seed")
+_MIROSTAT = ("mirostat", "mirostat_tau", "mirostat_eta")
+DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "typical_p", *_CUTOFFS, *_MIROSTAT, *_ANY_WAY)
 """Fields of requests that a model's files set."""
 UNITS = 1e4
 """Transformers writes the cut-offs as probabilities, requests count them in units of 0.0001."""

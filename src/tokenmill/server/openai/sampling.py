@@ -61,8 +61,6 @@ def sampling_params(
         **values,
         n=body.n or 1,
         best_of=body.best_of or None,
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
         logit_bias=_bias(body.logit_bias),
         max_tokens=max_tokens,
         logprobs=logprobs,

@@ -1,0 +1,62 @@
+"""Names of stored models: `mill`, `mill:small`, `owner/model:Q4_K_M`. Owns: what may be one, and the file that stands
+for it. Must not know: what is stored.
+
+Names are plain ASCII, so that nothing that looks like another name is one, and no name leads out of the store's folder.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tokenmill.core.errors import ParameterError
+
+LATEST = "latest"
+HUBS = ("hf.co/", "huggingface.co/")
+MOST = 200
+_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_-])?"
+_NAME = re.compile(rf"({_PART}(?:/{_PART})?)(?::({_PART}))?", re.ASCII)
+
+
+def full_name(given: object, param: str = "model") -> str:
+    """The name with its tag (`mill` is `mill:latest`, and `hf.co/owner/model` is `owner/model:latest`); refuses what
+    can be none."""
+    found = _NAME.fullmatch(without_hub(given)) if isinstance(given, str) and len(given) <= MOST else None
+    if found is None or ".." in found[0]:
+        raise ParameterError(
+            "a model's name is NAME, NAME:TAG or OWNER/NAME:TAG of letters, digits and ._- (each part begins with a "
+            f"letter or digit and has at most 96 of them), not {_shown(given)}.",
+            param=param,
+        )
+    return f"{found[1]}:{found[2] or LATEST}"
+
+
+def may_be_name(given: str) -> bool:
+    """Could a stored model be called so?"""
+    found = _NAME.fullmatch(without_hub(given)) if len(given) <= MOST else None
+    return found is not None and ".." not in given
+
+
+def short_name(name: str) -> str:
+    """The name as people say it: without the tag that is meant anyway."""
+    return name.removesuffix(f":{LATEST}")
+
+
+def without_hub(name: str) -> str:
+    """`hf.co/owner/model` is `owner/model`: there is one hub."""
+    return next((name[len(hub) :] for hub in HUBS if name.lower().startswith(hub)), name)
+
+
+def file_name(name: str) -> str:
+    """The file for a full name. Names that differ in case alone share it, on every file system."""
+    return name.lower().replace("/", "+").replace(":", "@") + ".json"
+
+
+def name_from(path_name: str) -> str:
+    """A name for what lies in a file or folder that is called so."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", path_name.removesuffix(".gguf"))
+    return re.sub(r"\.{2,}", ".", plain).strip("._-")[:96].rstrip("._-") or "model"
+
+
+def _shown(given: object) -> str:
+    text = ascii(given)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,165 @@
+"""Bringing a model into the store: from the hub, or as a reference to what lies on this machine. Owns: what has to be
+fetched, how much of it is there, and which files a removed model takes with it.
+
+Must not know: terminals, HTTP answers, Modelfiles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenmill.checkpoint.entry import Entry, Source
+from tokenmill.checkpoint.hub import Hub, Wanted, chosen_files, download_model
+from tokenmill.checkpoint.names import LATEST, full_name, name_from, without_hub
+from tokenmill.checkpoint.resume import LARGE
+from tokenmill.checkpoint.store import Store
+from tokenmill.core.errors import UserError
+
+LOOK_S = 0.25
+_KINDS = ("*.safetensors", "*.gguf", "pytorch_model*.bin")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a pull is. digest: of one file, as the hub knows it; total 0: a remark without numbers."""
+
+    status: str
+    digest: str = ""
+    total: int = 0
+    completed: int = 0
+
+
+Tell = Callable[[Progress], None]
+
+
+def pull_local(store: Store, path: Path, name: str | None = None) -> Entry:
+    """Store what lies on this machine, where it lies."""
+    path = path.absolute()
+    form, size = measured(path)
+    full = full_name(name or name_from(path.name))
+    return store.put(Entry(full, Source("path", path=str(path)), size=size, format=form))
+
+
+def pull_hub(store: Store, given: str, revision: str | None, hub: Hub, tell: Tell, name: str | None = None) -> Entry:
+    """Download a model of the hub, and store it under its own name or another one."""
+    plain = without_hub(given)
+    repo, _, tag = plain.partition(":")
+    asked = repo if tag.lower() in ("", LATEST) else plain
+    full = full_name(name or plain)
+    tell(Progress("pulling manifest"))
+    files, commit = chosen_files(asked, revision, hub)
+    there = {file.blob for file in files if _have(hub, repo, file) >= file.size > 0}
+    with _watched(hub, repo, files, tell):
+        path = download_model(asked, revision, hub)
+    tell(Progress("verifying sha256 digest"))
+    form, size = measured(path)
+    tell(Progress("writing manifest"))
+    source = Source(
+        "hub", path=str(path), repo=asked, revision=commit or revision or "", fetched=bool(files) and not there
+    )
+    return store.put(Entry(full, source, size=size, format=form))
+
+
+def measured(path: Path) -> tuple[str, int]:
+    """(format, bytes of weights); refuses what holds none."""
+    if path.is_file() and path.suffix == ".gguf":
+        return "gguf", sum(file.stat().st_size for file in parts_of(path))
+    if path.is_dir():
+        for pattern, form in zip(_KINDS, ("safetensors", "gguf", "pytorch"), strict=True):
+            files = [file for file in path.glob(pattern) if file.is_file()]
+            if files:
+                return form, sum(file.stat().st_size for file in files)
+        raise UserError(f"{path} holds no weights ({', '.join(_KINDS)}).")
+    raise UserError(f"{path}: a model is a folder or a .gguf file; this is neither.")
+
+
+def parts_of(path: Path) -> list[Path]:
+    """All files of a GGUF model in parts."""
+    head, mark, _ = path.name.partition("-00001-of-")
+    return sorted(path.parent.glob(f"{head}-*-of-*.gguf")) if mark else [path]
+
+
+def drop_files(store: Store, entry: Entry) -> int:
+    """Remove what a pull has brought for this model, unless another stored model needs it; -> bytes."""
+    source = entry.source
+    if source.kind != "hub" or not source.fetched:
+        return 0
+    used = {other.source.path for other in store.entries()[0] if other.source.kind == "hub"}
+    path = Path(source.path)
+    if source.path in used or not path.exists():
+        return 0
+    files = parts_of(path) if path.is_file() else [file for file in path.rglob("*") if not file.is_dir()]
+    return sum(_drop(file) for file in files)
+
+
+def _drop(file: Path) -> int:
+    """A name in the hub's cache, and the file behind it if it has no other name there."""
+    target = file.resolve()
+    try:
+        size = target.stat().st_size
+        file.unlink()
+        if target != file and target.parent.name == "blobs":
+            snapshots = target.parent.parent / "snapshots"
+            if any(other.is_symlink() and other.resolve() == target for other in snapshots.rglob("*")):
+                return 0
+            target.unlink()
+    except OSError:
+        return 0
+    with contextlib.suppress(OSError):
+        file.parent.rmdir()  # it was the last one
+    return size
+
+
+@contextlib.contextmanager
+def _watched(hub: Hub, repo: str, files: Sequence[Wanted], tell: Tell) -> Iterator[None]:
+    """Tell how much of each large file is there, now and then, until the download ends."""
+    large = [file for file in files if file.name.endswith(LARGE)]
+    ended = threading.Event()
+    told: dict[str, int] = {}
+
+    def look() -> None:
+        for file in large:
+            have = min(file.size, _have(hub, repo, file))
+            if told.get(file.name) != have and (have or ended.is_set()):
+                told[file.name] = have
+                short = file.blob[:12] if file.digest else file.name
+                tell(Progress(f"pulling {short}", file.digest, file.size, have))
+
+    def watch() -> None:
+        while not ended.wait(LOOK_S):
+            look()
+
+    thread = threading.Thread(target=watch, daemon=True, name="tokenmill-pull")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    look()
+
+
+def _have(hub: Hub, repo: str, file: Wanted) -> int:
+    """Bytes of a file that lie in the hub's cache, whole or in part."""
+    from huggingface_hub import constants, file_download
+
+    root = Path(hub.folder or constants.HF_HUB_CACHE)
+    blobs = root / file_download.repo_folder_name(repo_id=repo, repo_type="model") / "blobs"
+    sizes = [0]
+    for found in (blobs / file.blob, blobs / f"{file.blob}.part", *blobs.glob(f"{file.blob}*.incomplete")):
+        with contextlib.suppress(OSError):
+            sizes.append(os.stat(found).st_size)
+    return max(sizes)
+
+
+def shown(entry: Entry) -> str:
+    """Where it comes from, for people."""
+    source = entry.source
+    if source.kind == "hub":
+        return source.repo + (f"@{source.revision[:12]}" if source.revision else "")
+    return source.path or f"{len(source.files)} files"

@@ -1,0 +1,228 @@
+"""Models under names of one's own. Owns: the folder of manifests, that each is written whole or not at all, and that
+two processes do not undo each other's changes. Files that clients send are kept by blobs.py.
+
+Must not know: Modelfiles, HTTP, engines, and what a manifest's parameters mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from tokenmill.checkpoint.entry import Entry, Source
+from tokenmill.checkpoint.names import file_name, full_name, may_be_name, short_name
+from tokenmill.core.errors import ModelError, UserError, why
+from tokenmill.core.files import read_regular
+
+MOST_BYTES = 8 << 20
+"""Of a manifest."""
+MOST_MODELS = 10_000
+STALE_S = 24 * 3600.0
+"""Age of what is left over from a process that was killed."""
+_decode = msgspec.json.Decoder(Entry).decode
+
+
+class NoSuchModelError(UserError):
+    """The store has none of that name."""
+
+
+class Store:
+    """The models in one folder."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.models = home / "models"
+        self.blobs = home / "blobs"
+        self.files = home / "files"
+
+    def get(self, name: str) -> Entry:
+        """The model of this name; NoSuchModelError when there is none."""
+        full = full_name(name)
+        path = self.models / file_name(full)
+        if not os.path.lexists(path):
+            raise NoSuchModelError(f"model {short_name(full)!r} not found: `tokenmill list` shows what is stored.")
+        return _read(path, full)
+
+    def find(self, name: str) -> Entry | None:
+        """The model of this name, if there is one."""
+        if not may_be_name(name) or not os.path.lexists(self.models / file_name(full_name(name))):
+            return None
+        return self.get(name)
+
+    def entries(self) -> tuple[list[Entry], list[str]]:
+        """All models, the one that changed last first; and a sentence for every manifest that cannot be read."""
+        found, wrong = [], []
+        for path in sorted(self.models.glob("*.json"))[:MOST_MODELS]:
+            if path.name.startswith("."):
+                continue
+            try:
+                found.append(_read(path, None))
+            except ModelError as error:
+                if os.path.lexists(path):  # else it was removed meanwhile
+                    wrong.append(str(error))
+        return sorted(found, key=lambda entry: (-entry.changed, entry.name)), wrong
+
+    def put(self, entry: Entry) -> Entry:
+        """Store a model, in the place of one of the same name."""
+        full = full_name(entry.name)
+        entry = msgspec.structs.replace(entry, name=full, changed=entry.changed or time.time())
+        data = msgspec.json.format(msgspec.json.encode(entry), indent=1) + b"\n"
+        if len(data) > MOST_BYTES:
+            raise UserError(f"{full}: its words and parameters are more than {MOST_BYTES} bytes.")
+        with self.changing():
+            for digest in sorted(entry.blobs):
+                if not self.blob(digest).is_file():
+                    raise UserError(f"there is no file {digest} here: send it first (POST /api/blobs/{digest}).")
+            path = self.models / file_name(full)
+            if not path.exists() and len(os.listdir(self.models)) >= MOST_MODELS:
+                raise UserError(f"{MOST_MODELS} models are stored; remove one first.")
+            write_whole(path, data)
+        return entry
+
+    def remove(self, name: str) -> Entry | None:
+        """Forget a model, and the files that clients sent for it alone; -> what it was (None: nobody can read that)."""
+        full = full_name(name)
+        path = self.models / file_name(full)
+        with self.changing():
+            entry = None
+            with contextlib.suppress(ModelError):
+                entry = self.get(full)
+            try:
+                path.unlink()
+            except FileNotFoundError:
+                raise NoSuchModelError(
+                    f"model {short_name(full)!r} not found: `tokenmill list` shows what is stored."
+                ) from None
+            self._sweep(entry.blobs if entry is not None else set())
+        return entry
+
+    def copy(self, source: str, target: str) -> Entry:
+        """The same model under another name."""
+        return self.put(msgspec.structs.replace(self.get(source), name=full_name(target, "destination"), changed=0.0))
+
+    def blob(self, digest: str) -> Path:
+        """Where the file of a checked digest lies, or would."""
+        return self.blobs / digest.replace(":", "-")
+
+    def folder(self, source: Source) -> Path:
+        """The files that clients sent, under the names that they gave them."""
+        target = self.files / _folder_name(source)
+        if not target.is_dir():
+            with self.changing():
+                self._gather(source, target)
+        return target
+
+    def _gather(self, source: Source, target: Path) -> None:
+        partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+        try:
+            partial.mkdir(parents=True)
+            for name, digest in source.files.items():
+                link(self.blob(digest), partial / name)
+            with contextlib.suppress(FileExistsError, OSError):
+                partial.rename(target)
+            if not target.is_dir():
+                raise UserError(f"{target} cannot be written.")
+        except FileNotFoundError as error:
+            raise UserError(f"a file of this model is gone from {self.blobs}: create the model again.") from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def collect(self) -> None:
+        """Remove what no model needs: files that nobody has used for a day, and what killed processes left."""
+        with self.changing():
+            self._sweep(set())
+
+    def _sweep(self, dropped: set[str]) -> None:
+        entries, wrong = self.entries()
+        if wrong:
+            return  # nobody knows what those need
+        needed = set[str]().union(*(entry.blobs for entry in entries))
+        for path in self.blobs.iterdir():
+            digest = path.name.replace("-", ":", 1)
+            if digest not in needed and (digest in dropped or _is_old(path)):
+                path.unlink(missing_ok=True)
+        for path in self.models.glob(".*"):
+            if _is_old(path):
+                path.unlink(missing_ok=True)
+        used = {_folder_name(s) for e in entries for s in (e.source, e.adapter) if s is not None and s.files}
+        for path in self.files.iterdir():
+            if path.name not in used and (not path.name.startswith(".") or _is_old(path)):
+                shutil.rmtree(path, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """Alone among all processes and threads that change the store."""
+        try:
+            for folder in (self.models, self.blobs, self.files):
+                folder.mkdir(parents=True, exist_ok=True)
+            with (self.home / ".lock").open("ab") as file:
+                _lock(file.fileno())
+                yield
+        except OSError as error:
+            raise UserError(f"the folder of stored models, {self.home}, cannot be changed: {why(error)}.") from error
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """A file that is there whole or not at all, even if the machine stops."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with partial.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def link(file: Path, name: Path) -> None:
+    """The same file under another name, without a copy."""
+    try:
+        os.link(file, name)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a file system without such links
+        name.symlink_to(file.resolve(strict=True))
+
+
+def _read(path: Path, full: str | None) -> Entry:
+    """A manifest; ModelError that names its file."""
+    data = read_regular(path, MOST_BYTES)
+    try:
+        entry = _decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ModelError(
+            f"{path}: this is no manifest of a stored model ({str(error)[:200]}); remove the file, and create or pull "
+            "the model again."
+        ) from None
+    if file_name(entry.name) != path.name or (full is not None and file_name(full) != path.name):
+        raise ModelError(f"{path}: the manifest is of {ascii(entry.name)[:80]}; remove the file.")
+    return entry
+
+
+def _folder_name(source: Source) -> str:
+    return hashlib.sha256(msgspec.json.encode(source.files, order="sorted")).hexdigest()
+
+
+def _is_old(path: Path) -> bool:
+    try:
+        return path.lstat().st_mtime < time.time() - STALE_S
+    except FileNotFoundError:
+        return False
+
+
+def _lock(file: int) -> None:
+    """Wait until nobody else holds it; closing the file gives it back."""
+    try:
+        import fcntl
+    except ImportError:  # a system without such locks
+        return
+    fcntl.flock(file, fcntl.LOCK_EX)

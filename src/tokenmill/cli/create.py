@@ -1,0 +1,43 @@
+"""`tokenmill create`: a stored model from a Modelfile. Owns: its flags, and where paths in a Modelfile lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from tokenmill.checkpoint.modelfile import MOST_CHARS, read_modelfile
+from tokenmill.checkpoint.names import short_name
+from tokenmill.checkpoint.stored import open_store
+from tokenmill.cli.loading import size
+from tokenmill.cli.pull import shown_progress
+from tokenmill.core.errors import ParameterError, why
+
+
+def create(
+    name: str = typer.Argument(..., metavar="NAME", help="What the model shall be called."),
+    file: Path = typer.Option(Path("Modelfile"), "--file", "-f", help="The Modelfile (default: ./Modelfile)."),
+    quantize: str = typer.Option(None, "--quantize", "-q", hidden=True, help=""),
+) -> None:
+    """Store a model under a name: FROM another one, with PARAMETER, SYSTEM, TEMPLATE, ADAPTER, MESSAGE of its own."""
+    if quantize is not None:
+        raise ParameterError(
+            f"--quantize {quantize} is not done here: `tokenmill quantize SRC DST` writes a smaller model, FROM DST "
+            "makes one of it."
+        )
+    try:
+        text = file.read_text(encoding="utf-8") if file.stat().st_size <= 4 * MOST_CHARS else "\0"
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError(f"{file} cannot be read: {why(error)}.") from error
+    said = read_modelfile(text)
+    from tokenmill.server.ollama.create import Reach, create, from_modelfile
+
+    def find(given: str) -> Path | None:
+        for path in (file.parent / Path(given).expanduser(), Path(given).expanduser()):
+            if path.exists() and (path.is_dir() or path.suffix == ".gguf"):
+                return path
+        return None
+
+    with shown_progress() as tell:
+        entry = create(open_store(), from_modelfile(name, said), Reach(find), tell)
+    typer.echo(f"{short_name(entry.name)}: {entry.format}, {size(entry.size)}")

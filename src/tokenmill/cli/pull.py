@@ -1,0 +1,79 @@
+"""`tokenmill pull`: a model for the store, from the hub or from this machine. Owns: its flags and what is shown on the
+way. Must not know: how files come."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer
+
+from tokenmill.checkpoint.names import short_name
+from tokenmill.checkpoint.pull import Progress, Tell, pull_hub, pull_local
+from tokenmill.checkpoint.stored import open_store
+from tokenmill.cli.loading import say, size
+from tokenmill.core.errors import ParameterError
+
+
+def pull(
+    model: str = typer.Argument(..., metavar="MODEL", help="OWNER/NAME, OWNER/NAME:Q4_K_M, a folder or a .gguf file."),
+    name: str = typer.Option(None, "--name", help="What it shall be called (default: as the hub or the file has it)."),
+    revision: str = typer.Option(None, "--revision", help="Branch, tag or commit of a hub model."),
+    download_dir: str = typer.Option(None, "--download-dir", help="Folder for downloads (default: the hub's cache)."),
+    hf_token: str = typer.Option(None, "--hf-token", help="Token for the hub (default: HF_TOKEN, or the stored one)."),
+) -> None:
+    """Download a model and store it under a name; a folder or file of this machine stays where it is.
+
+    A download that broke off goes on where it ended."""
+    store = open_store()
+    path = Path(model).expanduser()
+    if path.exists():
+        entry = pull_local(store, path, name)
+    elif model.startswith((".", "/", "~")) or model.endswith(".gguf"):
+        raise ParameterError(f"{model}: there is no such folder or file.")
+    elif "/" not in model:
+        raise ParameterError(
+            f"{model!r} is neither a folder or file here nor a name of the hub (OWNER/NAME): names without an owner "
+            "belong to Ollama's own registry, which is not asked."
+        )
+    else:
+        from tokenmill.checkpoint.hub import Hub
+
+        with shown_progress() as tell:
+            entry = pull_hub(store, model, revision, Hub(download_dir, hf_token), tell, name)
+    typer.echo(f"{short_name(entry.name)}: {entry.format}, {size(entry.size)}")
+
+
+@contextlib.contextmanager
+def shown_progress() -> Iterator[Tell]:
+    """A bar per file on a terminal, else a line when a file begins and ends."""
+    if not sys.stderr.isatty():
+        told: dict[str, int] = {}
+
+        def tell_lines(step: Progress) -> None:
+            if not step.total or step.status not in told or step.completed == step.total:
+                told[step.status] = step.completed
+                much = f" ({size(step.completed)} of {size(step.total)})" if step.total else ""
+                say(f"tokenmill: {step.status}{much}")
+
+        yield tell_lines
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Bars(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bars:
+        tasks: dict[str, int] = {}
+
+        def tell_bars(step: Progress) -> None:
+            if step.total:
+                if step.status not in tasks:
+                    tasks[step.status] = bars.add_task(step.status, total=step.total)
+                bars.update(tasks[step.status], completed=step.completed)  # type: ignore[arg-type]
+            else:
+                bars.console.print(step.status, style="dim")
+
+        yield tell_bars

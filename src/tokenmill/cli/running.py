@@ -1,0 +1,91 @@
+"""`tokenmill ps` and `tokenmill stop`: the models of a running server. Owns: asking it, and what is printed.
+
+Must not know: how a server loads models.
+"""
+
+from __future__ import annotations
+
+import datetime
+import http.client
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+import typer
+
+from tokenmill.cli.loading import size
+from tokenmill.cli.stored import ago, table
+from tokenmill.core.config import make_server_config
+from tokenmill.core.errors import ParameterError, UserError
+
+URL = typer.Option(None, "--url", help="The server (default: the one that `serve` starts: http://127.0.0.1:8000).")
+KEY = typer.Option(None, "--api-key", help="The key that it asks for.")
+TIMEOUT_S = 30.0
+MOST_BYTES = 16 << 20
+NEVER_YEAR = 2900
+
+
+def ps(url: str = URL, api_key: str = KEY) -> None:
+    """List the models that a running server holds in memory."""
+    models = ask(url, api_key, "/api/ps").get("models") or []
+    rows = [("NAME", "ID", "SIZE", "CONTEXT", "UNTIL")]
+    for each in models:
+        context = f"{each.get('context_length') or 0:,}"
+        rows.append((str(each.get("name")), str(each.get("digest"))[:12], size(each.get("size_vram") or 0), context,
+                     until(str(each.get("expires_at") or ""))))  # fmt: skip
+    typer.echo(table(rows))
+
+
+def stop(
+    name: str = typer.Argument(..., metavar="NAME", help="A model that the server holds in memory."),
+    url: str = URL,
+    api_key: str = KEY,
+) -> None:
+    """Let a running server unload a model; its open answers end first."""
+    ask(url, api_key, "/api/generate", {"model": name, "keep_alive": 0, "stream": False})
+    typer.echo(f"{name} is unloaded when its open answers have ended")
+
+
+def ask(url: str | None, key: str | None, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The server's answer, or its error in one sentence."""
+    listen = make_server_config().listen
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen.host, listen.host)
+    where = (url or f"http://{f'[{host}]' if ':' in host else host}:{listen.port}").rstrip("/").removesuffix("/v1")
+    if not where.startswith(("http://", "https://")):
+        raise ParameterError(f"--url is an address like http://127.0.0.1:8000, not {where!r}.")
+    key = key or next(iter(listen.api_key or ()), None)
+    headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        request = urllib.request.Request(where + path, data, headers)
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            found = json.loads(answer.read(MOST_BYTES))
+    except urllib.error.HTTPError as error:
+        raise UserError(f"{where}: {_said(error)}") from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise UserError(f"no server answers at {where} ({reason}); `tokenmill serve MODEL` starts one.") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{where} does not speak Ollama's API.")
+    return found
+
+
+def _said(error: urllib.error.HTTPError) -> str:
+    try:
+        said = json.loads(error.read(1 << 16)).get("error")
+    except (OSError, ValueError, AttributeError):
+        said = None
+    return str(said.get("message") if isinstance(said, dict) else said or f"status {error.code}")
+
+
+def until(moment: str) -> str:
+    """When a model is unloaded, for people."""
+    try:
+        found = datetime.datetime.fromisoformat(moment)
+    except ValueError:
+        return moment
+    if found.year >= NEVER_YEAR:
+        return "for ever"
+    left = (found - datetime.datetime.now(datetime.UTC)).total_seconds()
+    return "now" if left <= 0 else f"in {ago(left).removesuffix(' ago')}"

@@ -1,0 +1,96 @@
+"""`tokenmill list`, `show`, `rm` and `cp`: the models that are stored here. Owns: what is printed of them.
+
+Must not know: how they are kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+import typer
+
+from tokenmill.checkpoint.names import short_name
+from tokenmill.checkpoint.pull import drop_files, shown
+from tokenmill.checkpoint.stored import open_store
+from tokenmill.cli.loading import say, size
+from tokenmill.core.errors import ParameterError
+
+NAME = typer.Argument(..., metavar="NAME", help="A stored model; `tokenmill list` shows them.")
+
+
+Part = Literal["modelfile", "parameters", "template", "system", "license"]
+"""What `show` may print alone."""
+
+
+def list_models() -> None:
+    """List the stored models: name, size, format, and when each changed."""
+    entries, wrong = open_store().entries()
+    rows = [("NAME", "ID", "SIZE", "FORMAT", "CHANGED")]
+    rows += [(e.name, e.digest[:12], size(e.size), e.format, ago(time.time() - e.changed)) for e in entries]
+    typer.echo(table(rows))
+    for sentence in wrong:
+        say(f"tokenmill: {sentence}")
+
+
+def show(
+    name: str = NAME,
+    part: Part = typer.Option(None, "--only", metavar="PART", help="modelfile, parameters, template, system, license."),
+) -> None:
+    """Show what a stored model is made of, as a Modelfile or in part."""
+    entry = open_store().get(name)
+    from tokenmill.checkpoint.parameters import written
+
+    words = entry.words
+    if part in (None, "modelfile"):
+        from tokenmill.server.ollama.create import modelfile_of
+
+        if part is None:
+            about = f"{entry.name}, {entry.format}, {size(entry.size)}, from {shown(entry)}, {entry.digest[:12]}"
+            typer.echo(f"# {about}")
+        typer.echo(modelfile_of(entry), nl=False)
+    elif part == "parameters":
+        typer.echo("\n".join(f"{each} {value}" for each, value in written(entry.parameters)))
+    elif part == "template":
+        typer.echo(words.written or words.template)
+    elif part == "system":
+        typer.echo(words.system)
+    else:
+        typer.echo("\n".join(words.license))
+
+
+def rm(names: list[str] = typer.Argument(..., metavar="NAME...", help="Stored models.")) -> None:
+    """Forget stored models. Files that came with `pull` go with the last model that needs them; others stay."""
+    store = open_store()
+    for name in names:
+        entry = store.remove(name)
+        freed = drop_files(store, entry) if entry is not None else 0
+        more = f", {size(freed)} of downloads with it" if freed else ""
+        typer.echo(f"removed {short_name(entry.name) if entry is not None else name}{more}")
+
+
+def cp(
+    source: str = typer.Argument(..., metavar="SOURCE", help="A stored model."),
+    target: str = typer.Argument(..., metavar="TARGET", help="Its other name."),
+) -> None:
+    """Store a model under another name as well."""
+    store = open_store()
+    if store.find(target) is not None:
+        raise ParameterError(f"{target!r} is stored already: remove it first, or choose another name.")
+    typer.echo(f"{short_name(store.copy(source, target).name)}: the same as {short_name(source)}")
+
+
+def table(rows: Sequence[tuple[str, ...]]) -> str:
+    """Rows with columns below each other."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def ago(seconds: float) -> str:
+    """How long something has been, for people."""
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length:.0f} {unit} ago"
+    return f"{max(0.0, seconds):.0f} seconds ago"
