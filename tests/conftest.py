@@ -7,10 +7,13 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import tempfile
 
 from tokenmill.core.config import calm_threads
 
 calm_threads()
+# A person's stored models are no part of a test.
+os.environ["TOKENMILL_HOME"] = str(pathlib.Path(tempfile.gettempdir()) / f"tokenmill-tests-{os.getpid()}")
 if not pathlib.Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 with contextlib.suppress(ImportError):  # a machine that only runs tests/gpu may lack it

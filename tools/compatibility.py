@@ -21,7 +21,7 @@ import tokenmill
 from tokenmill.core.arguments import ENGINE
 from tokenmill.server.absent import ABSENT, why_absent
 from tokenmill.server.app import APIS
-from tokenmill.server.ollama.routes import REFUSED
+from tokenmill.server.ollama.models import PUSH
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "compatibility.md"
 HEAD = """# What programs for other engines find here
@@ -34,7 +34,6 @@ HTTP API are in [fields.md](fields.md).
 
 ENDPOINTS = """An error of the path's own API says why it is refused.
 """
-NOT_LOADED = "the server serves the models that it was started with"
 
 
 def page() -> str:
@@ -70,8 +69,7 @@ def verdict_of_path(line: str) -> Verdict | None:
     if path in ABSENT or not matched:
         why = why_absent(method, path)
         return None if why is None else Verdict("refused", why)
-    changes = path.startswith("/api/") and path.split("/")[2] in REFUSED
-    return Verdict("refused", NOT_LOADED) if changes else Verdict("done")
+    return Verdict("refused", PUSH.rstrip(".")) if path == "/api/push" else Verdict("done")
 
 
 def _known(line: str) -> Verdict:

@@ -46,6 +46,7 @@ class Guard:
         self.generating = frozenset[str]().union(*(api.generating for api in apis))
         self.keyless = frozenset[str]().union(*(api.keyless for api in apis))
         self.unlogged = OPEN_PATHS.union(*(api.unlogged for api in apis))
+        self.streamed = tuple(prefix for api in apis for prefix in api.streamed)
         self.access = Access(self.config.listen)
         self.load = Load()
         self.root = "/" + self.config.listen.root_path.strip("/")
@@ -112,7 +113,7 @@ class _Visit:
             await self.guard.app(self.scope, self.receive, self._send)
             return
         self.tenant = state["tenant"] = access.tenant(path, self.headers)
-        if path in OPEN_PATHS or method in ("GET", "HEAD", "OPTIONS"):
+        if path in OPEN_PATHS or method in ("GET", "HEAD", "OPTIONS") or path.startswith(self.guard.streamed):
             await self.guard.app(self.scope, self.receive, self._send)
             return
         if path in self.guard.generating:

@@ -13,6 +13,7 @@ from pathlib import Path
 from tokenmill.core.config import ListenOptions, ServeOptions, ServerConfig
 from tokenmill.core.errors import ParameterError, UserError, why
 from tokenmill.server.access import MAX_KEY
+from tokenmill.server.opening import check_opening
 from tokenmill.server.prices import read_prices
 from tokenmill.server.traces import check_endpoint
 from tokenmill.text.messages.detect import find_format
@@ -25,6 +26,7 @@ def check_before_loading(server: ServerConfig) -> None:
     read_template(server.serve.chat_template)
     _check_record(server.serve)
     read_prices(server.limits.prices)
+    check_opening(server.messages.opening)
     if server.serve.otlp_traces_endpoint:
         check_endpoint(server.serve.otlp_traces_endpoint)
     find_format(None, server.messages.tool_call_parser, server.messages.reasoning_parser)

@@ -111,6 +111,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self.part = Part.NOTHING
         self.refused = False
         self.wire = self.head = self.payload = 0
+        self.most: int | None = None
+        """Bytes of the body that is coming, if a handler takes more of them than others do."""
         self.running: Any = None
         self.timer: asyncio.TimerHandle | None = None
         self.on_gone: set[Callable[[], None]] = set()
@@ -209,6 +211,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.part = Part.HEAD
         self.wire = self.head = self.payload = 0
+        self.most = None
         self._set_timer(self.bounds.read_timeout)
 
     def on_url(self, url: bytes) -> None:
@@ -237,12 +240,19 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self.part = Part.BODY
         self._set_timer(self.bounds.read_timeout + GRACE_S)
-        self.scope["state"].update(abort=self.transport.abort, on_gone=self.on_gone, sending=self._is_sending)
+        state = self.scope["state"]
+        state.update(abort=self.transport.abort, on_gone=self.on_gone, sending=self._is_sending, widen=self._widen)
         super().on_headers_complete()
         if self.parser.should_upgrade():  # either a handler takes the connection, or what follows is not read
             self.cycle.keep_alive = False
             if self._get_upgrade() == b"websocket" and not self.pipeline and self.running is self.cycle:
                 self.scope["state"]["upgrade"] = self._upgrade
+
+    def _widen(self, most: int) -> None:
+        """A handler takes this body as it comes: it may be so long, and each part of it has the time of a whole one."""
+        if self.running is self.cycle and self.part is Part.BODY and not self.refused:
+            self.most = most
+            self._set_timer(self.bounds.read_timeout + GRACE_S)
 
     def _is_sending(self) -> bool:
         """Is a body still on its way?"""
@@ -256,9 +266,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self.payload += len(body)
         if self.refused:
             return
-        if self.payload > self.bounds.body + LINGER_BYTES:
-            self._refuse(413, f"The body is larger than {self.bounds.body} bytes.")
+        most = self.bounds.body if self.most is None else self.most
+        if self.payload > most + LINGER_BYTES:
+            self._refuse(413, f"The body is larger than {most} bytes.")
             return
+        if self.most is not None:
+            self._set_timer(self.bounds.read_timeout + GRACE_S)
         super().on_body(body)
 
     def on_message_complete(self) -> None:

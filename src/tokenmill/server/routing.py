@@ -52,6 +52,8 @@ class Api:
     any_type: bool = False
     """Bodies are read as JSON whatever their Content-Type says: this API's own server does so, and `curl -d` without a
     header calls every body a form."""
+    streamed: tuple[str, ...] = ()
+    """POSTs to paths that begin so bring bytes, which their handlers read as they come."""
     header: bytes = b""
     shared: tuple[str, ...] = ()
     """Prefixes of paths that are another API's as well: requests with `header` are this one's."""

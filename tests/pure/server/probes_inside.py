@@ -300,6 +300,14 @@ INSIDE: dict[str, dict[str, Bodies]] = {
         "tool_name": _ollama(USER, {**USER, "tool_name": "look"}),
         "tool_call_id": _ollama(USER, {**USER, "tool_call_id": "c1"}),
     },
+    "ollama.StoredMessage": {
+        name: (
+            "/api/create",
+            {"model": "mine", "from": "weights", "stream": False, "messages": [USER]},
+            {"model": "mine", "from": "weights", "stream": False, "messages": [{**USER, name: value}]},
+        )
+        for name, value in {"role": "assistant", "content": "Ho"}.items()
+    },
     "ollama.Call": {
         "function": _ollama(
             {**USER, "tool_calls": [OLLAMA_CALL]}, {**USER, "tool_calls": [{"function": {"name": "hear"}}]}

@@ -134,14 +134,16 @@ def test_all_apis_that_make_text_are_among_them() -> None:
     }
 
 
-ONCE = ("lora.LoadAdapterRequest", "lora.UnloadAdapterRequest")
-"""Plans whose requests change the server, so that they do not succeed twice (tests/cpu/server/test_adapters.py)."""
+STORE = ("ollama.PullRequest", "ollama.CreateRequest", "ollama.CopyRequest", "ollama.DeleteRequest")
+ONCE = ("lora.LoadAdapterRequest", "lora.UnloadAdapterRequest", *STORE)
+"""Plans whose requests change the server or the store, so that they do not succeed twice
+(tests/cpu/server/test_adapters.py, test_server_store.py)."""
 
 
 @pytest.mark.parametrize("plan", BASES)
 async def test_a_name_that_nobody_knows_is_told_or_refused(start: Starter, plan: str, tmp_path: Path) -> None:
     served = await start(FakeOptions(max_model_len=512))
-    strict = await start(strict_fields=True, lora_folder=str(tmp_path))
+    strict = await start(strict_fields=True, lora_folder=str(tmp_path), allow_model_changes=True)
     path, body = wrapped(plan, {"zzz": 1})
     if plan in ONCE:
         refused = await strict.post(path, body)
@@ -358,6 +360,7 @@ OPEN = {
     ),
     **dict.fromkeys(("tool_choice", "metadata", "logit_bias"), "its own reader refuses what it does not know"),
     "data": "a tensor's values",
+    **dict.fromkeys(("files", "adapters"), "names of files, with their digests"),
 }
 """Objects whose names are not judged here, and who judges them."""
 

@@ -13,6 +13,9 @@ from tokenizers import processors
 from tests.pure.server.conftest import Served, Starter, stand
 from tests.pure.server.probes import ABSENT, PROBES, REFUSAL_IS_THE_EFFECT, THOUGHT, USER
 from tests.pure.server.probes_inside import INSIDE
+from tokenmill.checkpoint.entry import Entry, Source
+from tokenmill.checkpoint.store import Store
+from tokenmill.checkpoint.stored import open_store
 from tokenmill.server.job import Job
 from tokenmill.server.openai.stored.kept import KeptChat
 from tokenmill.server.plans import make_plans
@@ -51,6 +54,10 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ollama.EmbedRequest": ("/api/embed", {"model": "fake", "input": "Hi"}),
     "ollama.EmbeddingsRequest": ("/api/embeddings", {"model": "fake", "prompt": "Hi"}),
     "ollama.ShowRequest": ("/api/show", {"model": "fake"}),
+    "ollama.PullRequest": ("/api/pull", {"model": "weights"}),
+    "ollama.CreateRequest": ("/api/create", {"model": "mine", "from": "weights", "stream": False}),
+    "ollama.CopyRequest": ("/api/copy", {"source": "here", "destination": "there"}),
+    "ollama.DeleteRequest": ("/api/delete", {}),
     "tgi.TgiRequest": ("/", {"inputs": "Hi"}),
     "tgi.Parameters": ("/generate", {"inputs": "Hi"}),
     "tgi.VllmRequest": ("/generate", {"prompt": "Hi", "seed": 3, "max_tokens": 6}),
@@ -113,13 +120,24 @@ class Bench:
         """-> status, and all that can be seen of it."""
         self.seen.clear()
         stand(self.served.context)
+        store = fresh_store()
         answer = await self.served.post(path, body)
         for kind in (Conversation, KeptChat):
             for kept in self.served.context.store.all(kind, "anonymous"):
                 said = kept.messages if isinstance(kept, KeptChat) else kept.encoded()
                 self.seen.append(VOLATILE.sub("", f"{kept.kind} {kept.metadata} {said.decode()}"))
+        self.seen += [f"{entry.name} {entry.digest}" for entry in store.entries()[0]]
         assert answer.status_code in (200, 400, 404), (path, body, answer.text)
         return answer.status_code, (list(self.seen), answer.status_code, VOLATILE.sub("", answer.text))
+
+
+def fresh_store() -> Store:
+    """One model is stored, and no other."""
+    store = open_store()
+    for entry in store.entries()[0]:
+        store.remove(entry.name)
+    store.put(Entry("here", Source("path", path="/nowhere")))
+    return store
 
 
 @pytest.fixture
@@ -127,6 +145,9 @@ async def bench(start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     template = tmp_path / "template.jinja"
     template.write_text(TEMPLATE)
     (tmp_path / "adapter").mkdir()
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "model.safetensors").write_bytes(bytes(10))
+    monkeypatch.setenv("TOKENMILL_HOME", str(tmp_path / "home"))
     tokenizer = byte_tokenizer(FILLS)
     first = tokenizer.special_strings["eos_token"]
     number = tokenizer.encode(first, add_special_tokens=False)[0]
@@ -136,6 +157,8 @@ async def bench(start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         chat_template=str(template),
         trust_request_chat_template=True,
         lora_folder=str(tmp_path),
+        allow_model_changes=True,
+        model_folder=str(tmp_path),
         reasoning_parser="qwen3",
         tool_call_parser="hermes",
     )

@@ -145,6 +145,7 @@ HARMLESS: dict[str, Reasons] = {
     "ollama.EmbedRequest": ANYWHERE,
     "ollama.EmbeddingsRequest": ANYWHERE,
     "ollama.ShowRequest": {**ANYWHERE, **_say("what is known is told in any case", "verbose")},
+    "ollama.PullRequest": _say("hub names come over TLS", "insecure"),
     "ollama.Options": {
         **_COMPANIONS,
         **_OF_SAMPLERS,

@@ -239,6 +239,13 @@ REFUSED: dict[str, Refusals] = {
         **GENERATING,
         **_refuse("it is not accepted from requests", "template"),
     },
+    "ollama.PullRequest": _refuse("the hub's token is the server's (HF_TOKEN)", "username", "password"),
+    "ollama.CreateRequest": {
+        **_refuse("`tokenmill quantize` writes a smaller model, which can be pulled", "quantize", "quantization"),
+        **_refuse("paths are not read from clients: send the text as modelfile", "path"),
+        **_refuse("answers are read as the chat template says", "renderer", "parser", "requires"),
+        **_refuse("models are made of files of this machine", "remote_host", "info"),
+    },
     "ollama.Options": {
         **GENERATING,
         **_refuse("the model is loaded with what its files say", rope_frequency_base=(), rope_frequency_scale=()),

@@ -1,6 +1,6 @@
 """Ollama's endpoints. Owns: their paths, and what is said about the served model.
 
-`ollama` clients pull, push and create models; a server of one model refuses those. Must not know: engines.
+Which models there are is changed in models.py. Must not know: engines.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 import tokenmill
+from tokenmill.checkpoint.names import may_be_name
+from tokenmill.checkpoint.stored import find_stored
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError
 from tokenmill.server.ollama.answers import Answer, error_body, moment, now
+from tokenmill.server.ollama.changes import Changes, in_thread
+from tokenmill.server.ollama.models import BLOBS, add_model_routes, around, list_stored, show_stored
 from tokenmill.server.ollama.schemas import (
     ChatRequest,
     EmbeddingsRequest,
@@ -39,7 +43,6 @@ from tokenmill.text.messages.describe import MessageFormat
 RAW = "{% for message in messages %}{{ message.content }}{% endfor %}"
 """The template of a prompt that is to stay as it is."""
 LEVELS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "unknown": "unknown"}
-REFUSED = ("create", "copy", "pull", "push", "delete", "blobs")
 
 
 def add_routes(app: FastAPI, context: Context) -> None:
@@ -98,15 +101,20 @@ def add_routes(app: FastAPI, context: Context) -> None:
     post(app, "/api/chat", chat, ChatRequest)
     post(app, "/api/embed", embed, EmbedRequest)
     post(app, "/api/embeddings", old_embeddings, EmbeddingsRequest)
-    _add_telling(app, context)
+    changes = Changes(context)
+    add_model_routes(app, context, changes)
+    _add_telling(app, context, changes)
 
 
-def _add_telling(app: FastAPI, context: Context) -> None:
-    """What is served, and what is not done here."""
+def _add_telling(app: FastAPI, context: Context, changes: Changes) -> None:
+    """What is served, and what is stored where clients may change it."""
 
     async def tags(request: Request) -> Response:
         """The served models."""
-        return json_answer({"models": [entry(context, name) for name in context.backend.info.names]})
+        found = [entry(context, name) for name in context.backend.info.names]
+        if changes.allowed:
+            found += await in_thread(lambda: list_stored(changes.store, {each["name"] for each in found}))
+        return json_answer({"models": found})
 
     async def running(request: Request) -> Response:
         """The loaded models: all of them, for ever."""
@@ -121,32 +129,41 @@ def _add_telling(app: FastAPI, context: Context) -> None:
         name = body.model or body.name
         if not name:
             raise ParameterError("model is missing.", param="model")
-        return json_answer(described(context, served(context, name)))
+        return json_answer(await in_thread(lambda: _shown(context, changes, name)))
 
     async def version(request: Request) -> Response:
         """This server's version."""
         return json_answer({"version": tokenmill.__version__})
 
-    async def refused(request: Request) -> Response:
-        """Models do not come and go here."""
-        raise HttpError(501, "This server serves the models that it was started with; it does not load or make others.")
-
     post(app, "/api/show", show, ShowRequest)
     get(app, "/api/tags", tags)
     get(app, "/api/ps", running)
     get(app, "/api/version", version)
-    for verb in REFUSED:
-        path = f"/api/{verb}" if verb != "blobs" else "/api/blobs/{digest}"
-        app.add_api_route(path, refused, methods=["POST", "DELETE", "HEAD"], include_in_schema=False)
 
 
 OLLAMA = Api(
     add_routes,
     generating=frozenset({"/api/generate", "/api/chat", "/api/embed", "/api/embeddings"}),
     prefixes=("/api/",),
+    streamed=(BLOBS,),
     error=error_body,
     any_type=True,
 )
+
+
+def _shown(context: Context, changes: Changes, name: str) -> dict[str, Any]:
+    """What is known about a served model, with what its manifest adds; or about a stored one."""
+    try:
+        found = described(context, served(context, name))
+    except HttpError:
+        if not changes.allowed or not may_be_name(name) or (other := changes.store.find(name)) is None:
+            raise
+        return show_stored(changes.store, other)
+    known = find_stored(name) if may_be_name(name) else None
+    if known is None or known.options["model"] != context.backend.info.root:
+        return found
+    said = around(known.entry)
+    return {**found, **said, "template": said["template"] or found["template"]}
 
 
 def served(context: Context, name: str) -> str:
@@ -188,7 +205,8 @@ def has_template(context: Context) -> bool:
 
 def untouched(context: Context) -> Context:
     """The same server with prompts left as they are."""
-    return replace(context, chat_template=RAW, form=MessageFormat())
+    plain = replace(context.config, messages=replace(context.config.messages, opening=None))
+    return replace(context, config=plain, chat_template=RAW, form=MessageFormat())
 
 
 def loaded(context: Context, model: str, empty: dict[str, Any]) -> dict[str, Any]:

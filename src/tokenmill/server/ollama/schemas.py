@@ -209,3 +209,61 @@ class ShowRequest(BaseModel):
     model: Label | None = None
     name: Label | None = None
     verbose: bool = False
+
+
+class Streaming(BaseModel):
+    """What requests about stored models share; `name` is the older word for `model`."""
+
+    model_config = LOOSE
+    model: Label | None = None
+    name: Label | None = None
+    stream: bool = True
+
+    def named(self) -> str:
+        """The model; refuses a request without one."""
+        found = self.model or self.name
+        if not found:
+            raise ParameterError("model is missing.", param="model")
+        return found
+
+
+class PullRequest(Streaming):
+    """POST /api/pull."""
+
+
+class StoredMessage(BaseModel):
+    """A message that conversations begin with."""
+
+    model_config = LOOSE
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class CreateRequest(Streaming):
+    """POST /api/create: in parts, or as the text of a Modelfile."""
+
+    modelfile: str | None = None
+    from_: Annotated[str, Field(max_length=1024)] | None = Field(None, alias="from")
+    files: dict[Label, Label] | None = None
+    adapters: dict[Label, Label] | None = None
+    template: str | None = None
+    license: str | Annotated[list[str], few(16)] | None = None
+    system: str | None = None
+    parameters: dict[Label, Any] | None = None
+    messages: Annotated[list[StoredMessage], few(MOST_MESSAGES)] | None = None
+
+
+class DeleteRequest(BaseModel):
+    """DELETE /api/delete."""
+
+    model_config = LOOSE
+    model: Label | None = None
+    name: Label | None = None
+
+
+class CopyRequest(BaseModel):
+    """POST /api/copy."""
+
+    model_config = LOOSE
+    source: Annotated[str, Field(min_length=1, max_length=1024)]
+    destination: Annotated[str, Field(min_length=1, max_length=1024)]

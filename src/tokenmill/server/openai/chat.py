@@ -20,6 +20,7 @@ from tokenmill.server.openai.logprobs import TokenNames, chat_logprobs, prompt_r
 from tokenmill.server.openai.sampling import all_of_them, sampling_params, truncate, within
 from tokenmill.server.openai.schemas import ChatRequest, Message
 from tokenmill.server.openai.tools import call_objects, tool_wish
+from tokenmill.server.opening import begun
 from tokenmill.text.messages.message import Message as Said
 
 
@@ -135,7 +136,10 @@ def _usual_length(context: Context) -> int | None:
 async def render(context: Context, body: ChatRequest, *, counted: bool = False) -> tuple[str, list[int]]:
     """The prompt that a conversation becomes, as text and ids. `counted`: they are not to be computed."""
     return await context.text.chat(
-        lambda: ([template_message(m) for m in body.messages], _template_options(context, body)),
+        lambda: (
+            begun(context.config.messages.opening, [template_message(m) for m in body.messages]),
+            _template_options(context, body),
+        ),
         add_special_tokens=body.add_special_tokens,
         any_length=counted or body.truncate_prompt_tokens is not None,
     )

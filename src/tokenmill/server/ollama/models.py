@@ -1,0 +1,274 @@
+"""Ollama's endpoints that change which models there are: pull, create, copy, delete, and files for them. Owns: their
+paths, and what is told of stored models.
+
+Off unless --allow-model-changes. Must not know: how models are kept, engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from tokenmill.checkpoint.blobs import Incoming, read_digest
+from tokenmill.checkpoint.entry import Entry
+from tokenmill.checkpoint.gguf_file import open_gguf
+from tokenmill.checkpoint.hub import Hub
+from tokenmill.checkpoint.modelfile import read_modelfile
+from tokenmill.checkpoint.names import may_be_name, short_name
+from tokenmill.checkpoint.parameters import written
+from tokenmill.checkpoint.pull import Progress, Tell, drop_files, pull_hub, pull_local
+from tokenmill.checkpoint.store import NoSuchModelError, Store
+from tokenmill.checkpoint.stored import location
+from tokenmill.core.errors import ModelError, ParameterError, UserError
+from tokenmill.core.files import read_object
+from tokenmill.server.context import Context
+from tokenmill.server.errors import HttpError
+from tokenmill.server.ollama.answers import moment
+from tokenmill.server.ollama.changes import Changes, Work, in_thread
+from tokenmill.server.ollama.create import Reach, Recipe, create, from_modelfile, modelfile_of
+from tokenmill.server.ollama.schemas import CopyRequest, CreateRequest, DeleteRequest, PullRequest, Streaming
+from tokenmill.server.ollama.stored import Stored, stored
+from tokenmill.server.routing import json_answer, post, read_body
+from tokenmill.server.sse import LineStream
+
+BLOBS = "/api/blobs/"
+PUSH = "Nothing is uploaded from here: a model is a folder or file of this machine, and the hub's own tools send those."
+_MOST_CONFIG = 4 << 20
+
+
+def add_model_routes(app: FastAPI, context: Context, changes: Changes) -> None:
+    """/api/pull, create, copy, delete, push and blobs."""
+
+    async def pull(request: Request) -> Response:
+        """Store a model of the hub, or of the folder that clients may use."""
+        store = changes.check()
+        body = await read_body(context, request, PullRequest)
+        return await _answer(changes, body, partial(_pull, changes, store, body.named()))
+
+    async def make(request: Request) -> Response:
+        """Store a model that is made from another one."""
+        store = changes.check()
+        body = await read_body(context, request, CreateRequest)
+        recipe = await in_thread(partial(recipe_of, body))
+        return await _answer(changes, body, partial(_create, changes, store, recipe))
+
+    async def copy(request: Request) -> Response:
+        """Store a model under another name."""
+        store = changes.check()
+        body = await read_body(context, request, CopyRequest)
+        await in_thread(lambda: store.copy(body.source, body.destination))
+        return Response(b"", 200)
+
+    async def delete(request: Request) -> Response:
+        """Forget a model."""
+        store = changes.check()
+        body = await read_body(context, request, DeleteRequest)
+        name = body.model or body.name
+        if not name:
+            raise ParameterError("model is missing.", param="model")
+        await in_thread(partial(_delete, store, name))
+        return Response(b"", 200)
+
+    async def push(request: Request) -> Response:
+        """Not done."""
+        raise HttpError(501, PUSH)
+
+    async def have_blob(request: Request) -> Response:
+        """Is this file here?"""
+        store, digest = changes.check(), read_digest(request.path_params["digest"])
+        return Response(b"", 200 if await in_thread(store.blob(digest).is_file) else 404)
+
+    async def take_blob(request: Request) -> Response:
+        """A file, by the digest of its bytes."""
+        return await receive(changes.check(), context, request)
+
+    post(app, "/api/pull", pull, PullRequest)
+    post(app, "/api/create", make, CreateRequest)
+    post(app, "/api/copy", copy, CopyRequest)
+    post(app, "/api/delete", delete, DeleteRequest)
+    app.add_api_route("/api/delete", delete, methods=["DELETE"], include_in_schema=False)
+    app.add_api_route("/api/push", push, methods=["POST"], include_in_schema=False)
+    app.add_api_route(BLOBS + "{digest}", have_blob, methods=["HEAD"], include_in_schema=False)
+    app.add_api_route(BLOBS + "{digest}", take_blob, methods=["POST"], include_in_schema=False)
+
+
+async def receive(store: Store, context: Context, request: Request) -> Response:
+    """Keep the body as it comes, if it is what the digest says."""
+    digest, most = read_digest(request.path_params["digest"]), context.config.store.max_blob_bytes
+    length = request.headers.get("content-length", "")
+    expected = int(length) if length.isdigit() and len(length) < 19 else None
+    if await in_thread(store.blob(digest).is_file):
+        return Response(b"", 200)
+    incoming: Incoming = await in_thread(lambda: Incoming(store, digest, most, expected))
+    request.scope["state"].get("widen", int)(most)
+    try:
+        parts = request.stream()
+        while True:
+            async with asyncio.timeout(context.config.patience.read_timeout):
+                piece = await anext(parts, None)
+            if piece is None:
+                break
+            await in_thread(partial(incoming.write, piece))
+        await in_thread(incoming.finish)
+    except TimeoutError:
+        raise HttpError(408, "The file did not arrive in time.") from None
+    except ClientDisconnect:
+        return Response(b"", 499)
+    finally:
+        await asyncio.shield(asyncio.to_thread(incoming.close))
+    return Response(b"", 201)
+
+
+async def _answer(changes: Changes, body: Streaming, work: Work) -> Response:
+    """Progress as it comes, or the end alone."""
+    if not body.stream:
+        return json_answer(await changes.whole(work))
+    return LineStream(changes.lines(work), lambda: None)
+
+
+def _pull(changes: Changes, store: Store, name: str, tell: Tell) -> None:
+    path = changes.find(name)
+    if path is not None:
+        tell(Progress("pulling manifest"))
+        pull_local(store, path, name if may_be_name(name) and not name.endswith(".gguf") else None)
+    elif "/" in name:
+        pull_hub(store, name, None, Hub(), tell)
+    else:
+        raise NoSuchModelError(
+            f"pull model manifest: file does not exist: {name[:100]!r} is no name of the hub (OWNER/NAME), and nothing "
+            "in the folder that --model-folder names."
+        )
+
+
+def _create(changes: Changes, store: Store, recipe: Recipe, tell: Tell) -> None:
+    create(store, recipe, Reach(changes.find), tell)
+
+
+def _delete(store: Store, name: str) -> None:
+    entry = store.remove(name)
+    if entry is not None:
+        drop_files(store, entry)
+
+
+def recipe_of(body: CreateRequest) -> Recipe:
+    """What a client says that a model is made of."""
+    name = body.named()
+    if body.modelfile is not None:
+        parts = ("from_", "files", "adapters", "template", "license", "system", "parameters", "messages")
+        both = [part.rstrip("_") for part in parts if getattr(body, part)]
+        if both:
+            raise ParameterError(f"Give modelfile or {both[0]}, not both.", param="modelfile")
+        return from_modelfile(name, read_modelfile(body.modelfile))
+    license = [body.license] if isinstance(body.license, str) else list(body.license or ())
+    return Recipe(
+        name,
+        body.from_ or "",
+        files=dict(body.files or {}),
+        parameters=dict(body.parameters or {}),
+        system=body.system,
+        template=body.template,
+        adapter_files=dict(body.adapters or {}),
+        license=[text for text in license if text],
+        messages=[{"role": message.role, "content": message.content} for message in body.messages or ()],
+    )
+
+
+# ---------------------------------------------------------------- what is told
+
+
+def list_stored(store: Store, but: set[str]) -> list[dict[str, Any]]:
+    """/api/tags of stored models, those excepted that are told already."""
+    return [told(store, entry) for entry in store.entries()[0] if entry.name not in but]
+
+
+def told(store: Store, entry: Entry) -> dict[str, Any]:
+    """A stored model in a list."""
+    return {
+        "name": entry.name,
+        "model": entry.name,
+        "modified_at": moment(entry.changed),
+        "size": entry.size,
+        "digest": entry.digest,
+        "details": details(store, entry),
+    }
+
+
+def details(store: Store, entry: Entry) -> dict[str, Any]:
+    """Family, size and format, as the files have them."""
+    files, facts = _facts(store, entry)
+    family = str(facts.get("family") or "unknown")
+    return {
+        "parent_model": entry.parent,
+        "format": entry.format,
+        "family": family,
+        "families": [family],
+        "parameter_size": _count(files.parameters if files is not None else 0),
+        "quantization_level": (files.level if files is not None else "") or "unknown",
+    }
+
+
+def show_stored(store: Store, entry: Entry) -> dict[str, Any]:
+    """/api/show of a stored model."""
+    files, facts = _facts(store, entry)
+    family = str(facts.get("family") or "unknown")
+    info: dict[str, Any] = {"general.architecture": family}
+    if files is not None and files.parameters:
+        info["general.parameter_count"] = files.parameters
+    if facts.get("context"):
+        info[f"{family}.context_length"] = facts["context"]
+    return {**around(entry), "details": details(store, entry), "model_info": info, "capabilities": ["completion"],
+            "modified_at": moment(entry.changed)}  # fmt: skip
+
+
+def around(entry: Entry) -> dict[str, Any]:
+    """What its manifest says besides the weights."""
+    words = entry.words
+    found: dict[str, Any] = {
+        "modelfile": f"# {short_name(entry.name)}\n{modelfile_of(entry)}",
+        "parameters": "\n".join(f"{name:30} {value}" for name, value in written(entry.parameters)),
+        "template": words.written or words.template,
+    }
+    for name, value in (("system", words.system), ("license", "\n".join(words.license)), ("messages", words.messages)):
+        if value:
+            found[name] = value
+    return found
+
+
+def _facts(store: Store, entry: Entry) -> tuple[Stored | None, dict[str, Any]]:
+    try:
+        where, _ = location(store, entry.source)
+    except UserError:
+        return None, {}
+    return _read_files(where, entry.changed)
+
+
+@lru_cache(maxsize=256)
+def _read_files(where: str, changed: float) -> tuple[Stored | None, dict[str, Any]]:
+    """What the headers of its files say."""
+    path = Path(where)
+    try:
+        if path.is_dir() and not (path / "config.json").exists():
+            path = next(iter(sorted(path.glob("*.gguf"))), path)
+        if path.is_file():
+            metadata = open_gguf(path).metadata
+            family = metadata.get("general.architecture")
+            return stored(str(path)), {"family": family, "context": metadata.get(f"{family}.context_length")}
+        config = read_object(path / "config.json", _MOST_CONFIG)
+        found = {"family": config.get("model_type"), "context": config.get("max_position_embeddings")}
+    except (ModelError, OSError):
+        found = {}
+    return stored(where), found
+
+
+def _count(weights: float) -> str:
+    """1234567 -> 1.2M"""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if weights >= size:
+            return f"{weights / size:.1f}{unit}"
+    return str(round(weights))

@@ -1,0 +1,43 @@
+"""What conversations begin with, if the server is told so (--opening). Owns: its form, and putting it before messages.
+
+Must not know: templates, APIs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenmill.core.errors import ParameterError
+
+NAMES = {"system", "messages"}
+ROLES = ("system", "user", "assistant")
+
+
+def check_opening(opening: Mapping[str, Any] | None) -> None:
+    """Refuse what no conversation can begin with."""
+    if opening is None:
+        return
+    messages = opening.get("messages") or []
+    right = isinstance(messages, list) and all(
+        isinstance(m, dict) and m.keys() == {"role", "content"} and m["role"] in ROLES and isinstance(m["content"], str)
+        for m in messages
+    )
+    if not opening.keys() <= NAMES or not isinstance(opening.get("system", ""), str) or not right:
+        raise ParameterError(
+            '--opening is {"system": TEXT, "messages": [{"role": "user", "content": TEXT}, ...]}, either of them or '
+            "both.",
+            param="opening",
+        )
+
+
+def begun(opening: Mapping[str, Any] | None, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages as the model sees them: a system message of the request replaces ours."""
+    found = list(messages)
+    if not opening or not found:
+        return found
+    own = found[0].get("role") in ("system", "developer")
+    system = opening.get("system")
+    head = [] if own or not system else [{"role": "system", "content": system}]
+    before = [dict(message) for message in opening.get("messages") or ()]
+    return [*found[:1], *before, *found[1:]] if own else [*head, *before, *found]
