@@ -11,8 +11,8 @@ import pytest
 from tests.pure.server.conftest import until
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import ParameterError, UserError
-from tokenmill.server.many.catalogue import Bounds, Catalogue, GoneError, UnreadyError
-from tokenmill.server.many.entry import Entry, Spec, State
+from tokenmill.server.many.catalogue import Bounds, Catalogue
+from tokenmill.server.many.entry import Entry, GoneError, Spec, State, UnreadyError
 
 
 @dataclass

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 from tokenmill.core.errors import EngineDeadError, ParameterError, UserError
-from tokenmill.server.many.entry import Entry, Spec, State, U
+from tokenmill.server.many.entry import Entry, GoneError, Spec, State, U, UnreadyError
 
 log = logging.getLogger("tokenmill.server")
 LOOK_S = 0.05
@@ -25,18 +25,6 @@ LOOK_S = 0.05
 LEAST_STAY_S = 0.25
 """A model that has open requests serves so long, and as long as its load took, before others may make it stop."""
 GIB = 1 << 30
-
-
-class UnreadyError(Exception):
-    """A model cannot be had now. `never`: trying again will not help until somebody changes something."""
-
-    def __init__(self, message: str, retry_after: float = 1.0, *, never: bool = False) -> None:
-        super().__init__(message)
-        self.retry_after, self.never = retry_after, never
-
-
-class GoneError(Exception):
-    """The model has been taken out of the catalogue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +55,26 @@ class Catalogue(Generic[U]):
         """Without a name, and not gone yet."""
         self.room = asyncio.Lock()
         self.pulse = asyncio.Event()
-        self.closed = False
+        self.started = self.closed = False
 
     # ------------------------------------------------------------ what there is
+
+    async def start(self) -> None:
+        """Load those that are pinned; raises what is wrong with one of them."""
+        for entry in [each for each in self.entries.values() if each.spec.pin]:
+            try:
+                await self.load(entry)
+            except UnreadyError as error:
+                raise entry.life.error or UserError(str(error)) from None
+        self.started = True
+
+    def adopt(self, spec: Spec, unit: U) -> Entry[U]:
+        """A model that is loaded already."""
+        entry = self.add(spec)
+        entry.unit, entry.reserved = unit, True
+        self._ready(entry, time.monotonic())
+        self.started = True
+        return entry
 
     @property
     def first(self) -> Entry[U]:
@@ -141,6 +146,13 @@ class Catalogue(Generic[U]):
             self._arm(entry)
             self._wake()
 
+    def keep(self, entry: Entry[U], seconds: float) -> None:
+        """It stays so long when nobody asks (below zero: for ever); pinned ones stay anyway."""
+        if not entry.spec.pin:
+            entry.life.keep = seconds
+            if not entry.life.open:
+                self._arm(entry)
+
     async def load(self, entry: Entry[U], keep: float | None = None) -> None:
         """Have it loaded, without a request."""
         await self.enter(entry, keep)
@@ -200,7 +212,9 @@ class Catalogue(Generic[U]):
             life.state = State.FAILED if failed else State.UNLOADED
             return error
         except Exception as error:
-            log.exception("a model could not be loaded", extra={"data": {"model": entry.name}})
+            if self.started:  # before, whoever starts the server is told
+                ours = None if isinstance(error, UserError | EngineDeadError) else error
+                log.error("a model could not be loaded", exc_info=ours, extra={"data": {"model": entry.name}})
             entry.failed(error)
             left = life.retry_at - time.monotonic()
             return UnreadyError(f"{entry.name!r} could not be loaded: {_said(error)}", max(1.0, left),

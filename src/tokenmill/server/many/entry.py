@@ -20,6 +20,18 @@ NEVER = -1.0
 FIRST_BACK_OFF_S, LONGEST_BACK_OFF_S = 1.0, 60.0
 
 
+class UnreadyError(Exception):
+    """A model cannot be had now. `never`: trying again will not help until somebody changes something."""
+
+    def __init__(self, message: str, retry_after: float = 1.0, *, never: bool = False) -> None:
+        super().__init__(message)
+        self.retry_after, self.never = retry_after, never
+
+
+class GoneError(Exception):
+    """The model has been taken out of the catalogue."""
+
+
 class State(StrEnum):
     """Where an entry stands."""
 
@@ -119,7 +131,7 @@ class Entry(Generic[U]):
         self.measured = False
         self.reserved = False
         """Its memory is its own: it is loaded, or being loaded or unloaded."""
-        self.task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[UnreadyError | None] | None = None
         """Its loading, or its unloading."""
         self.removed = False
         self.stay = False
