@@ -6,22 +6,33 @@ Owns: who may change models, which paths may be named, and what a client hears o
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from fastapi import Request
 
+from tokenmill.checkpoint.entry import Entry as StoredModel
+from tokenmill.checkpoint.names import full_name, may_be_name, short_name
 from tokenmill.checkpoint.pull import Progress, Tell
 from tokenmill.checkpoint.store import NoSuchModelError, Store
-from tokenmill.checkpoint.stored import open_store
+from tokenmill.checkpoint.stored import as_stored, open_store
+from tokenmill.core.config import EngineConfig, make_config
 from tokenmill.core.errors import UserError
-from tokenmill.server.context import Context
+from tokenmill.server.context import Context, House
 from tokenmill.server.errors import HttpError, describe_error
+from tokenmill.server.many.door import find, rights
+from tokenmill.server.many.entry import GoneError, Spec, State
 from tokenmill.server.ollama.answers import error_body
 
+log = logging.getLogger("tokenmill.server")
+KEEP_S = 300.0
+"""How long a stored model stays when nobody asks, as with Ollama's own server; `keep_alive` says otherwise."""
 AT_ONCE = 4
 """Pulls and creations that run beside each other."""
 OFF = "Stored models cannot be changed through this server: --allow-model-changes allows it."
@@ -31,10 +42,14 @@ Work = Callable[[Tell], None]
 
 @dataclass(slots=True)
 class Changes:
-    """The store of one server. on_change: told the name of each model that came, changed or went."""
+    """The store of one server."""
 
     context: Context
     running: int = 0
+    known: dict[str, tuple[StoredModel, str]] = field(default_factory=dict)
+    """Stored models that requests may use: by full name, what the manifest says, and what the catalogue calls it."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    leaving: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
     def allowed(self) -> bool:
@@ -46,11 +61,53 @@ class Changes:
         """This machine's models."""
         return open_store()
 
-    def check(self) -> Store:
-        """The store, if clients may change it."""
+    def check(self, request: Request) -> Store:
+        """The store, if this client may change it."""
         if not self.allowed:
             raise HttpError(501, OFF)
+        if rights(self.context.house, request) is not None:
+            raise HttpError(403, "This key may use some models, and change none.")
         return self.store
+
+    def stored(self, name: str) -> StoredModel | None:
+        """The stored model behind a name that requests use."""
+        return next((found for found, own in self.known.values() if name in (short_name(found.name), own)), None)
+
+    def unloaded(self, request: Request, name: str) -> StoredModel | None:
+        """The same, if nothing has loaded it yet and this client may ask for it."""
+        if not name or not may_be_name(name):
+            return None
+        try:
+            entry = find(self.context.house, request, short_name(full_name(name)))
+        except HttpError:
+            return None  # whoever answers says it
+        return self.stored(short_name(full_name(name))) if entry.state is not State.READY else None
+
+    async def sync(self) -> None:
+        """Every stored model may be asked for, as its manifest has it now; those that are gone may not."""
+        if not self.allowed:
+            return
+        models = self.context.house.models
+        async with self.turn:
+            entries = {entry.name: entry for entry in (await asyncio.to_thread(self.store.entries))[0]}
+            for name, (found, own) in list(self.known.items()):
+                if name not in entries or entries[name].digest != found.digest:
+                    del self.known[name]
+                    self._leave(own)
+            await asyncio.sleep(0)  # their names are free now; their open requests end by themselves
+            for name, entry in entries.items():
+                if name in self.known:
+                    continue
+                try:
+                    spec = await asyncio.to_thread(spec_of, self.store, entry, self.context.house)
+                    self.known[name] = (entry, models.add(spec).name)
+                except UserError as error:  # its files are gone, or the server was started with a model of that name
+                    log.info("stored model left out", extra={"data": {"model": name, "reason": str(error)}})
+
+    def _leave(self, own: str) -> None:
+        task = asyncio.get_running_loop().create_task(_removed(self.context.house, own))
+        self.leaving.add(task)
+        task.add_done_callback(self.leaving.discard)
 
     def find(self, given: str) -> Path | None:
         """What this names in the one folder that clients may use; nothing elsewhere is told from what is not there."""
@@ -70,6 +127,7 @@ class Changes:
         async for line in self._steps(work):
             if isinstance(line, Exception):
                 raise described(line)
+        await self.sync()
         return {"status": "success"}
 
     async def lines(self, work: Work) -> AsyncIterator[bytes]:
@@ -79,6 +137,7 @@ class Changes:
                 yield error_body(described(line)) + b"\n"
                 return
             yield encode(as_object(line)) + b"\n"
+        await self.sync()
         yield b'{"status":"success"}\n'
 
     async def _steps(self, work: Work) -> AsyncIterator[Progress | Exception]:
@@ -109,6 +168,36 @@ class Changes:
         if step is None:
             self.running -= 1
         heard.put_nowait(step)
+
+
+async def _removed(house: House, own: str) -> None:
+    with contextlib.suppress(GoneError):
+        await house.models.remove(own)
+
+
+def spec_of(store: Store, entry: StoredModel, house: House) -> Spec:
+    """A stored model as an entry of the catalogue: its own options, on the devices of the server's first model."""
+    found = as_stored(store, entry)
+    engine, first = make_config(**found.options), house.models.first.spec.engine
+    own = {name: found.options[name] for name in ("device", "threads") if name in found.options}
+    engine = replace(engine, execute=replace(first.execute, **own), files=replace(first.files, **_generation(engine)))
+    config = house.config
+    server = replace(
+        config,
+        serve=replace(config.serve, chat_template=found.server.get("chat_template")),
+        messages=replace(config.messages, opening=found.server.get("opening")),
+    )
+    return Spec(engine, server, ttl=KEEP_S)
+
+
+def _generation(engine: EngineConfig) -> dict[str, Any]:
+    files = engine.files
+    return {
+        "generation_config": files.generation_config,
+        "override_generation_config": files.override_generation_config,
+        "tokenizer_revision": files.tokenizer_revision,
+        "stored_as": files.stored_as,
+    }
 
 
 def as_object(step: Progress) -> dict[str, Any]:

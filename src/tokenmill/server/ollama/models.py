@@ -47,32 +47,34 @@ def add_model_routes(app: FastAPI, context: Context, changes: Changes) -> None:
 
     async def pull(request: Request) -> Response:
         """Store a model of the hub, or of the folder that clients may use."""
-        store = changes.check()
+        store = changes.check(request)
         body = await read_body(context, request, PullRequest)
         return await _answer(changes, body, partial(_pull, changes, store, body.named()))
 
     async def make(request: Request) -> Response:
         """Store a model that is made from another one."""
-        store = changes.check()
+        store = changes.check(request)
         body = await read_body(context, request, CreateRequest)
         recipe = await in_thread(partial(recipe_of, body))
         return await _answer(changes, body, partial(_create, changes, store, recipe))
 
     async def copy(request: Request) -> Response:
         """Store a model under another name."""
-        store = changes.check()
+        store = changes.check(request)
         body = await read_body(context, request, CopyRequest)
         await in_thread(lambda: store.copy(body.source, body.destination))
+        await changes.sync()
         return Response(b"", 200)
 
     async def delete(request: Request) -> Response:
         """Forget a model."""
-        store = changes.check()
+        store = changes.check(request)
         body = await read_body(context, request, DeleteRequest)
         name = body.model or body.name
         if not name:
             raise ParameterError("model is missing.", param="model")
         await in_thread(partial(_delete, store, name))
+        await changes.sync()
         return Response(b"", 200)
 
     async def push(request: Request) -> Response:
@@ -81,12 +83,12 @@ def add_model_routes(app: FastAPI, context: Context, changes: Changes) -> None:
 
     async def have_blob(request: Request) -> Response:
         """Is this file here?"""
-        store, digest = changes.check(), read_digest(request.path_params["digest"])
+        store, digest = changes.check(request), read_digest(request.path_params["digest"])
         return Response(b"", 200 if await in_thread(store.blob(digest).is_file) else 404)
 
     async def take_blob(request: Request) -> Response:
         """A file, by the digest of its bytes."""
-        return await receive(changes.check(), context, request)
+        return await receive(changes.check(request), context, request)
 
     post(app, "/api/pull", pull, PullRequest)
     post(app, "/api/create", make, CreateRequest)
@@ -180,11 +182,6 @@ def recipe_of(body: CreateRequest) -> Recipe:
 
 
 # ---------------------------------------------------------------- what is told
-
-
-def list_stored(store: Store, but: set[str]) -> list[dict[str, Any]]:
-    """/api/tags of stored models, those excepted that are told already."""
-    return [told(store, entry) for entry in store.entries()[0] if entry.name not in but]
 
 
 def told(store: Store, entry: Entry) -> dict[str, Any]:
