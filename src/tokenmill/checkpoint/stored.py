@@ -51,19 +51,20 @@ def open_store() -> Store:
     return Store(data_dir())
 
 
-def find_stored(name: str, store: Store | None = None) -> Stored | None:
-    """The stored model of this name; None for a path, `demo`, or a name that nothing is stored under."""
+def find_stored(name: str, store: Store | None = None, *, called: str | None = None) -> Stored | None:
+    """The stored model of this name; None for a path, `demo`, or a name that nothing is stored under. `called`: what
+    requests shall call it."""
     store = store or open_store()
     if name == DEMO or not store.models.is_dir() or Path(name).expanduser().exists():
         return None
     entry = store.find(name)
-    return None if entry is None else as_stored(store, entry)
+    return None if entry is None else as_stored(store, entry, called)
 
 
-def as_stored(store: Store, entry: Entry) -> Stored:
+def as_stored(store: Store, entry: Entry, called: str | None = None) -> Stored:
     """What its manifest means."""
     where, revision = location(store, entry.source)
-    name = short_name(entry.name)
+    name = called or short_name(entry.name)
     options: dict[str, Any] = {"model": where, "served_model_name": name, **as_options(entry.parameters)}
     if revision:
         options["revision"] = revision

@@ -30,6 +30,8 @@ from tokenmill.server.lora.routes import ADAPTERS
 from tokenmill.server.many.catalogue import Catalogue
 from tokenmill.server.many.entry import Entry, Spec
 from tokenmill.server.many.loaded import let_go
+from tokenmill.server.many.nobody import Nobody
+from tokenmill.server.many.routes import MODELS
 from tokenmill.server.many.series import ModelSeries
 from tokenmill.server.metrics import Metrics
 from tokenmill.server.ollama.routes import OLLAMA
@@ -50,7 +52,21 @@ from tokenmill.server.web.events import Events
 from tokenmill.server.web.routes import WEB
 from tokenmill.text.messages.detect import find_format
 
-APIS = (ANTHROPIC, OPENAI, STORED_CHATS, ADAPTERS, RESPONSES, OLLAMA, TGI, KSERVE, LLAMACPP, SCORING, OPERATIONS, WEB)
+APIS = (
+    ANTHROPIC,
+    OPENAI,
+    STORED_CHATS,
+    ADAPTERS,
+    MODELS,
+    RESPONSES,
+    OLLAMA,
+    TGI,
+    KSERVE,
+    LLAMACPP,
+    SCORING,
+    OPERATIONS,
+    WEB,
+)
 """Every family of endpoints; the first that knows a path answers. A new one is a folder with an `Api`, named here."""
 
 
@@ -88,6 +104,9 @@ class _Alone:
 
     def held_bytes(self) -> int:
         return 0
+
+    def end_all(self, reason: str) -> None:
+        """Whoever started the backend ends it."""
 
     async def close(self) -> None:
         await let_go(self.context)
@@ -135,6 +154,11 @@ def make_context(backend: Backend, config: ServerConfig, house: House | None = N
         form=find_format(template or own, config.messages.tool_call_parser, config.messages.reasoning_parser),
         traces=_traces(config.serve, info.names[0]),
     )
+
+
+def make_front(house: House) -> Context:
+    """What endpoints that are about no model see where the first one is not loaded."""
+    return make_context(Nobody(), house.config, house)
 
 
 def _recorder(options: ServeOptions) -> Recorder | None:

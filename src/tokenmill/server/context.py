@@ -51,6 +51,9 @@ class Model(Unit, Protocol):
 
     context: Context
 
+    def end_all(self, reason: str) -> None:
+        """Every open request ends now, with an error that says why."""
+
 
 @dataclass(slots=True)
 class House:

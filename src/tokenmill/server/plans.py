@@ -17,6 +17,7 @@ from tokenmill.server.inputs.refused import REFUSED
 from tokenmill.server.kserve import schemas as kserve
 from tokenmill.server.llamacpp import schemas as llamacpp
 from tokenmill.server.lora.schemas import LoadAdapterRequest, UnloadAdapterRequest
+from tokenmill.server.many.schemas import ModelRequest
 from tokenmill.server.ollama import schemas as ollama
 from tokenmill.server.openai import schemas as openai
 from tokenmill.server.openai.stored.schemas import UpdateRequest
@@ -114,6 +115,8 @@ ENDPOINTS: dict[str, tuple[type[BaseModel], ...]] = {
     "/apply-template": (llamacpp.TemplateRequest,),
     "/v1/load_lora_adapter": (LoadAdapterRequest,),
     "/v1/unload_lora_adapter": (UnloadAdapterRequest,),
+    "/models/load": (ModelRequest,),
+    "/models/unload": (ModelRequest,),
 }
 """Every path that takes a body, and the forms that the body may have."""
 

@@ -233,6 +233,7 @@ PROBES: dict[str, dict[str, Probe]] = {
         "lora_name": ({"load_inplace": True}, "one", "two"),
         "lora_path": ({"load_inplace": True}, "adapter", "nowhere"),
         "load_inplace": ({"lora_name": "three"}, True, False),
+        "model": ({"lora_name": "one", "load_inplace": True}, "fake", "nope"),
     },
     "lora.UnloadAdapterRequest": {"lora_name": ({}, "some", "other")},
     "ollama.PullRequest": {
@@ -256,6 +257,7 @@ PROBES: dict[str, dict[str, Probe]] = {
     },
     "ollama.CopyRequest": {"source": ({}, "here", "nope"), "destination": ({}, "one", "two")},
     "ollama.DeleteRequest": {"model": ({}, "here", "nope"), "name": ({}, "here", "nope")},
+    "many.ModelRequest": {"model": ({}, "fake", "nope")},
     "stored.UpdateRequest": {"metadata": ({}, {"a": "b"}, {"a": "c"})},
     "responses.TalkRequest": _TALK,
     "responses.CompactRequest": {

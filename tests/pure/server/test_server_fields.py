@@ -142,8 +142,8 @@ ONCE = ("lora.LoadAdapterRequest", "lora.UnloadAdapterRequest", *STORE)
 
 @pytest.mark.parametrize("plan", BASES)
 async def test_a_name_that_nobody_knows_is_told_or_refused(start: Starter, plan: str, tmp_path: Path) -> None:
-    served = await start(FakeOptions(max_model_len=512))
-    strict = await start(strict_fields=True, lora_folder=str(tmp_path), allow_model_changes=True)
+    served = await start(FakeOptions(max_model_len=512), models_control=True)
+    strict = await start(strict_fields=True, lora_folder=str(tmp_path), models_control=True, allow_model_changes=True)
     path, body = wrapped(plan, {"zzz": 1})
     if plan in ONCE:
         refused = await strict.post(path, body)

@@ -29,6 +29,11 @@ def add_routes(app: FastAPI, context: Context) -> None:
         """Serve an adapter under a name of its own."""
         traffic, root = _traffic(context), context.config.limits.lora_folder
         body = await read_body(context, request, LoadAdapterRequest)
+        context.check_model(body.model)
+        if (other := context.house.models.find(body.lora_name)) is not None and other.book is not traffic.book:
+            raise HttpError(
+                400, f"The name {body.lora_name!r} is served already: choose another one.", param="lora_name"
+            )
         try:
             path = await asyncio.to_thread(folder_of, root, body.lora_path)
             if body.load_inplace and body.lora_name in traffic.book.by_name:

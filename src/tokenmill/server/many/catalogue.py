@@ -13,7 +13,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic
 
 from tokenmill.core.errors import EngineDeadError, ParameterError, UserError
@@ -58,6 +58,10 @@ class Catalogue(Generic[U]):
         self.started = self.closed = False
 
     # ------------------------------------------------------------ what there is
+
+    def limit(self, memory: int) -> None:
+        """So many bytes for all loaded models."""
+        self.bounds = replace(self.bounds, memory=memory)
 
     async def start(self) -> None:
         """Load those that are pinned; raises what is wrong with one of them."""
@@ -235,7 +239,7 @@ class Catalogue(Generic[U]):
         life.used = life.since = now
         life.load_s, life.loads = now - began, life.loads + 1
         if (held := unit.held_bytes()) and entry.spec.memory is None:
-            entry.size, entry.measured = held, True
+            entry.size, entry.measured = held + entry.beside, True
         if not entry.spec.pin:
             life.keep = entry.spec.keep
         self._arm(entry)

@@ -128,6 +128,8 @@ class Entry(Generic[U]):
         self.unit: U | None = None
         self.size = spec.memory or 0
         """Bytes: what was predicted, then what was measured."""
+        self.beside = 0
+        """Of them, what it cannot measure itself."""
         self.measured = False
         self.reserved = False
         """Its memory is its own: it is loaded, or being loaded or unloaded."""

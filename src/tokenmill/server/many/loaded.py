@@ -26,6 +26,10 @@ class Loaded:
     def held_bytes(self) -> int:
         return bytes_of(self.fleet.info) * len(self.fleet.engines)
 
+    def end_all(self, reason: str) -> None:
+        """Every open request ends now."""
+        self.fleet.end_all(reason)
+
     async def close(self) -> None:
         """Its engines end first: nobody asks any more."""
         await self.fleet.close()

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ class Changes:
     @property
     def allowed(self) -> bool:
         """May clients change anything?"""
-        return self.context.config.store.allow_model_changes
+        return self.context.config.store.allow_model_changes is True
 
     @property
     def store(self) -> Store:
@@ -87,22 +87,27 @@ class Changes:
         """Every stored model may be asked for, as its manifest has it now; those that are gone may not."""
         if not self.allowed:
             return
-        models = self.context.house.models
         async with self.turn:
-            entries = {entry.name: entry for entry in (await asyncio.to_thread(self.store.entries))[0]}
-            for name, (found, own) in list(self.known.items()):
-                if name not in entries or entries[name].digest != found.digest:
-                    del self.known[name]
-                    self._leave(own)
+            self._drop({entry.name: entry for entry in (await asyncio.to_thread(self.store.entries))[0]})
             await asyncio.sleep(0)  # their names are free now; their open requests end by themselves
-            for name, entry in entries.items():
-                if name in self.known:
-                    continue
-                try:
-                    spec = await asyncio.to_thread(spec_of, self.store, entry, self.context.house)
-                    self.known[name] = (entry, models.add(spec).name)
-                except UserError as error:  # its files are gone, or the server was started with a model of that name
-                    log.info("stored model left out", extra={"data": {"model": name, "reason": str(error)}})
+            self.add_stored()
+
+    def add_stored(self) -> None:
+        """Every stored model that requests cannot name yet."""
+        for entry in self.store.entries()[0] if self.allowed else ():
+            if entry.name in self.known:
+                continue
+            try:
+                spec = spec_of(self.store, entry, self.context.house)
+                self.known[entry.name] = (entry, self.context.house.models.add(spec).name)
+            except UserError as error:  # its files are gone, or the server was started with a model of that name
+                log.info("stored model left out", extra={"data": {"model": entry.name, "reason": str(error)}})
+
+    def _drop(self, entries: Mapping[str, StoredModel]) -> None:
+        for name, (found, own) in list(self.known.items()):
+            if name not in entries or entries[name].digest != found.digest:
+                del self.known[name]
+                self._leave(own)
 
     def _leave(self, own: str) -> None:
         task = asyncio.get_running_loop().create_task(_removed(self.context.house, own))

@@ -116,6 +116,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
     post(app, "/api/embed", embed, EmbedRequest)
     post(app, "/api/embeddings", old_embeddings, EmbeddingsRequest)
     changes = Changes(context)
+    changes.add_stored()
     add_model_routes(app, context, changes)
     _add_telling(app, context, changes)
 

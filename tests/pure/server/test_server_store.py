@@ -1,0 +1,221 @@
+"""Stored models through Ollama's API: pulled from a folder, created, listed, shown, copied, deleted; files by digest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pure.server.conftest import Served, Starter
+from tokenmill.checkpoint.stored import open_store
+from tokenmill.server.ollama.changes import OFF
+
+BAD = [
+    "",
+    ".",
+    "..",
+    "../weights",
+    "/etc/passwd",
+    "a/../b",
+    "a b",
+    "a\0b",
+    "x" * 300,
+    "weights\u2024gguf",
+    "ａbc",
+    "a/b/c",
+    "-a",
+    "a:",
+    ":a",
+    "a:b:c",
+    "~/x",
+    "a\\b",
+]
+
+
+@pytest.fixture
+async def served(start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Served:
+    monkeypatch.setenv("TOKENMILL_HOME", str(tmp_path / "home"))
+    weights = tmp_path / "models" / "weights"
+    weights.mkdir(parents=True)
+    (weights / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 64}')
+    entry = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
+    head = json.dumps({"a": entry}).encode()
+    (weights / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + bytes(16))
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "model.safetensors").write_bytes(b"x")
+    (tmp_path / "models" / "way-out").symlink_to(tmp_path / "secret")
+    return await start(allow_model_changes=True, model_folder=str(tmp_path / "models"))
+
+
+def steps(answer: Any) -> list[dict[str, Any]]:
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+async def names(served: Served) -> list[str]:
+    return [each["name"] for each in (await served.client.get("/api/tags")).json()["models"]]
+
+
+async def test_nothing_changes_unless_it_is_allowed(start: Starter, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("TOKENMILL_HOME", str(tmp_path))
+    served = await start()
+    for path in ("pull", "create", "copy", "delete"):
+        answer = await served.post(f"/api/{path}", {"model": "x"})
+        assert answer.status_code == 501 and answer.json() == {"error": OFF}
+    digest = "sha256:" + "0" * 64
+    assert (await served.client.post(f"/api/blobs/{digest}", content=b"x")).status_code == 501
+    assert (await served.client.head(f"/api/blobs/{digest}")).status_code == 501
+    assert not list(tmp_path.iterdir()) and await names(served) == ["fake:latest"]
+
+
+async def test_a_model_comes_is_told_of_and_goes(served: Served) -> None:
+    said = steps(await served.post("/api/pull", {"model": "weights", "insecure": True}))
+    assert said == [{"status": "pulling manifest"}, {"status": "success"}]
+    assert (await served.post("/api/pull", {"name": "weights", "stream": False})).json() == {"status": "success"}
+    assert await names(served) == ["fake:latest", "weights:latest"]
+    told = (await served.client.get("/api/tags")).json()["models"][1]
+    assert told["details"]["family"] == "llama" and told["details"]["format"] == "safetensors" and told["size"] > 16
+    assert len(told["digest"]) == 64 and told["details"]["quantization_level"] == "F32"
+    body = {"model": "mill", "from": "weights", "system": "Be brief.", "parameters": {"temperature": 0.5, "stop": "x"}}
+    said = steps(await served.post("/api/create", body))
+    assert [each["status"] for each in said] == ["writing manifest", "success"]
+    shown = (await served.post("/api/show", {"model": "mill"})).json()
+    assert shown["system"] == "Be brief." and "temperature" in shown["parameters"]
+    assert "SYSTEM Be brief." in shown["modelfile"] and shown["model_info"]["llama.context_length"] == 64
+    assert (await served.post("/api/copy", {"source": "mill", "destination": "a/b:c"})).status_code == 200
+    assert set(await names(served)) == {"fake:latest", "weights:latest", "mill:latest", "a/b:c"}
+    gone = await served.client.request("DELETE", "/api/delete", json={"model": "mill"})
+    assert gone.status_code == 200 and gone.content == b""
+    again = await served.client.request("DELETE", "/api/delete", json={"name": "mill"})
+    assert again.status_code == 404 and "mill" in again.json()["error"]
+    assert (await served.post("/api/show", {"model": "mill"})).status_code == 404
+    assert (await served.post("/api/copy", {"source": "mill", "destination": "x"})).status_code == 404
+    assert (await served.post("/api/show", {"model": "a/b:c"})).json()["system"] == "Be brief."
+    assert [each["name"] for each in (await served.client.get("/api/ps")).json()["models"]] == ["fake:latest"]
+
+
+async def test_a_modelfile_makes_one_too(served: Served) -> None:
+    text = 'FROM weights\nPARAMETER num_ctx 32\nSYSTEM """a\nb"""\nMESSAGE user Hi\nMESSAGE assistant Ho\n'
+    done = await served.post("/api/create", {"name": "mill", "modelfile": text, "stream": False})
+    assert done.json() == {"status": "success"}
+    entry = open_store().get("mill")
+    assert entry.words.system == "a\nb" and entry.parameters == {"num_ctx": 32} and len(entry.words.messages) == 2
+    for change, word in {
+        "FROM nowhere": "nowhere",
+        "PARAMETER a 1": "PARAMETER",
+        "FROM weights\nPARAMETER zzz 1": "zzz",
+        "FROM ../secret": "secret",
+        "FROM way-out": "way-out",
+        "FROM weights\nTEMPLATE {{ .Tools }}": ".Tools",
+        "FROM weights\nADAPTER lora": "lora",
+    }.items():
+        answer = await served.post("/api/create", {"name": "bad", "modelfile": change, "stream": False})
+        assert answer.status_code == 400 and word in answer.json()["error"], answer.text
+        said = steps(await served.post("/api/create", {"name": "bad", "modelfile": change})) if word != "PARAMETER" else []
+        assert all("error" in each for each in said[-1:])
+    assert open_store().find("bad") is None
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_hostile_names_say_nothing_of_this_machine(served: Served, name: str) -> None:
+    for path, body in {
+        "/api/pull": {"model": name, "stream": False},
+        "/api/create": {"model": name, "from": "weights", "stream": False},
+        "/api/copy": {"source": "weights", "destination": name},
+        "/api/delete": {"model": name},
+    }.items():
+        answer = await served.post(path, body)
+        assert answer.status_code in (400, 404), (path, answer.text)
+    assert open_store().entries() == ([], [])
+
+
+async def test_paths_outside_the_folder_are_as_absent_as_what_is_not_there(served: Served, tmp_path: Path) -> None:
+    answers = set()
+    for name in ("../secret", str(tmp_path / "secret"), "way-out", "nothing", "weights/config.json"):
+        answer = await served.post("/api/pull", {"model": name, "stream": False})
+        assert answer.status_code in (400, 404)
+        answers.add(answer.json()["error"].replace(repr(name), "").split("(")[0])
+    inside = await served.post("/api/pull", {"model": str(tmp_path / "models" / "weights"), "stream": False})
+    assert inside.json() == {"status": "success"} and "weights:latest" in await names(served)
+
+
+async def test_files_come_by_digest(served: Served, tmp_path: Path) -> None:
+    weights = tmp_path / "models" / "weights"
+    files = {}
+    for file in weights.iterdir():
+        digest = f"sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}"
+        assert (await served.client.head(f"/api/blobs/{digest}")).status_code == 404
+        wrong = await served.client.post(f"/api/blobs/{digest}", content=b"something else")
+        assert wrong.status_code == 400 and "digest" in wrong.json()["error"]
+        assert (await served.client.post(f"/api/blobs/{digest}", content=file.read_bytes())).status_code == 201
+        assert (await served.client.post(f"/api/blobs/{digest}", content=b"whatever")).status_code == 200
+        assert (await served.client.head(f"/api/blobs/{digest}")).status_code == 200
+        files[file.name] = digest
+    assert (await served.client.post("/api/blobs/md5:12", content=b"x")).status_code == 400
+    missing = {**files, "more.json": "sha256:" + "1" * 64}
+    for bad, word in ((missing, "more.json"), ({"../x": files["config.json"]}, "without folders")):
+        answer = await served.post("/api/create", {"model": "sent", "files": bad, "stream": False})
+        assert answer.status_code == 400 and word in answer.json()["error"]
+    said = steps(await served.post("/api/create", {"model": "sent", "files": files}))
+    assert [each["status"][:27] for each in said[:2]] == ["using existing layer sha256"] * 2
+    store = open_store()
+    folder = store.folder(store.get("sent").source)
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    assert len(list(store.blobs.iterdir())) == 2
+    assert (await served.post("/api/delete", {"model": "sent"})).status_code == 200
+    assert not list(store.blobs.iterdir()) and not list(store.files.iterdir())
+
+
+async def test_files_have_a_ceiling(start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENMILL_HOME", str(tmp_path))
+    served = await start(allow_model_changes=True, max_blob_bytes=1000)
+    sent = []
+    for size, status in ((1001, 400), (600, 201), (500, 400), (300, 201)):
+        data = bytes([size % 251]) * size
+        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        sent.append((await served.client.post(f"/api/blobs/{digest}", content=data)).status_code == status)
+    assert all(sent) and sum(path.stat().st_size for path in open_store().blobs.iterdir()) == 900
+
+
+async def test_large_files_pass_the_sockets(listen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than a body may otherwise have, in chunks, at a real listener."""
+    import httpx
+
+    monkeypatch.setenv("TOKENMILL_HOME", str(tmp_path))
+    data = bytes(range(256)) * (12 << 10)
+    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    listening = await listen(allow_model_changes=True, max_body_bytes=1 << 20, max_blob_bytes=4 << 20)
+    pieces = [data[at : at + 100_000] for at in range(0, len(data), 100_000)]
+
+    async def body(times: int = 1) -> Any:
+        for piece in pieces * times:
+            yield piece
+
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listening.port}", timeout=120) as client:
+        assert (await client.post(f"/api/blobs/{digest}", content=body())).status_code == 201
+        assert (await client.head(f"/api/blobs/{digest}")).status_code == 200
+        other = digest[:-1] + ("0" if digest[-1] != "0" else "1")
+        assert (await client.post(f"/api/blobs/{other}", content=data)).status_code == 400
+        assert (await client.post("/api/show", content=b" " * (2 << 20))).status_code == 413
+    assert open_store().blob(digest).read_bytes() == data
+
+
+async def test_openings_stand_before_conversations(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    opening = {"system": "Be brief.", "messages": [{"role": "user", "content": "A"}, {"role": "assistant", "content": "B"}]}
+    served, plain = await start(opening=opening), await start()
+    hi, own = {"role": "user", "content": "Hi"}, {"role": "system", "content": "Mine."}
+    said = [{"role": "system", "content": "Be brief."}, *opening["messages"], hi]
+    for given, meant in (([hi], said), ([own, hi], [own, *opening["messages"], hi])):
+        found = await served.post("/apply-template", {"messages": given})
+        assert found.json() == (await plain.post("/apply-template", {"messages": meant})).json()
+        counted = await served.post("/tokenize", {"messages": given})
+        assert counted.json()["count"] == (await plain.post("/tokenize", {"messages": meant})).json()["count"]
+        asked = {"model": "fake", "messages": given, "stream": False}
+        again = {**asked, "messages": meant}
+        first, second = await served.post("/api/chat", asked), await plain.post("/api/chat", again)
+        assert first.json()["prompt_eval_count"] == second.json()["prompt_eval_count"]
+    raw = {"model": "fake", "prompt": "abc", "raw": True, "stream": False}
+    assert (await served.post("/api/generate", raw)).json()["prompt_eval_count"] == 3
