@@ -120,9 +120,10 @@ def _untagged(repo: str, revision: str | None, hub: Hub, folder: Path) -> Path:
 def chosen_files(name: str, revision: str | None, hub: Hub) -> tuple[list[Wanted], str]:
     """The files that `download_model` would fetch, and the commit; nothing without a network."""
     import huggingface_hub
+    from huggingface_hub import constants
 
     repo, _, tag = name.partition(":")
-    if huggingface_hub.constants.HF_HUB_OFFLINE:
+    if constants.HF_HUB_OFFLINE:
         return [], ""
     api = huggingface_hub.HfApi(token=hub.token)
     try:

@@ -13,6 +13,7 @@ from tests.pure.server.conftest import Served, Starter
 from tokenmill.checkpoint.stored import open_store
 from tokenmill.server.ollama.changes import OFF
 
+FAKE = ["fake:latest", "other:latest"]
 BAD = [
     "",
     ".",
@@ -38,6 +39,8 @@ BAD = [
 @pytest.fixture
 async def served(start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Served:
     monkeypatch.setenv("TOKENMILL_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     weights = tmp_path / "models" / "weights"
     weights.mkdir(parents=True)
     (weights / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 64}')
@@ -68,15 +71,15 @@ async def test_nothing_changes_unless_it_is_allowed(start: Starter, tmp_path: Pa
     digest = "sha256:" + "0" * 64
     assert (await served.client.post(f"/api/blobs/{digest}", content=b"x")).status_code == 501
     assert (await served.client.head(f"/api/blobs/{digest}")).status_code == 501
-    assert not list(tmp_path.iterdir()) and await names(served) == ["fake:latest"]
+    assert not list(tmp_path.iterdir()) and await names(served) == FAKE
 
 
 async def test_a_model_comes_is_told_of_and_goes(served: Served) -> None:
     said = steps(await served.post("/api/pull", {"model": "weights", "insecure": True}))
     assert said == [{"status": "pulling manifest"}, {"status": "success"}]
     assert (await served.post("/api/pull", {"name": "weights", "stream": False})).json() == {"status": "success"}
-    assert await names(served) == ["fake:latest", "weights:latest"]
-    told = (await served.client.get("/api/tags")).json()["models"][1]
+    assert await names(served) == [*FAKE, "weights:latest"]
+    told = (await served.client.get("/api/tags")).json()["models"][-1]
     assert told["details"]["family"] == "llama" and told["details"]["format"] == "safetensors" and told["size"] > 16
     assert len(told["digest"]) == 64 and told["details"]["quantization_level"] == "F32"
     body = {"model": "mill", "from": "weights", "system": "Be brief.", "parameters": {"temperature": 0.5, "stop": "x"}}
@@ -86,7 +89,7 @@ async def test_a_model_comes_is_told_of_and_goes(served: Served) -> None:
     assert shown["system"] == "Be brief." and "temperature" in shown["parameters"]
     assert "SYSTEM Be brief." in shown["modelfile"] and shown["model_info"]["llama.context_length"] == 64
     assert (await served.post("/api/copy", {"source": "mill", "destination": "a/b:c"})).status_code == 200
-    assert set(await names(served)) == {"fake:latest", "weights:latest", "mill:latest", "a/b:c"}
+    assert set(await names(served)) == {*FAKE, "weights:latest", "mill:latest", "a/b:c"}
     gone = await served.client.request("DELETE", "/api/delete", json={"model": "mill"})
     assert gone.status_code == 200 and gone.content == b""
     again = await served.client.request("DELETE", "/api/delete", json={"name": "mill"})
@@ -94,7 +97,7 @@ async def test_a_model_comes_is_told_of_and_goes(served: Served) -> None:
     assert (await served.post("/api/show", {"model": "mill"})).status_code == 404
     assert (await served.post("/api/copy", {"source": "mill", "destination": "x"})).status_code == 404
     assert (await served.post("/api/show", {"model": "a/b:c"})).json()["system"] == "Be brief."
-    assert [each["name"] for each in (await served.client.get("/api/ps")).json()["models"]] == ["fake:latest"]
+    assert [each["name"] for each in (await served.client.get("/api/ps")).json()["models"]] == FAKE
 
 
 async def test_a_modelfile_makes_one_too(served: Served) -> None:
@@ -105,7 +108,7 @@ async def test_a_modelfile_makes_one_too(served: Served) -> None:
     assert entry.words.system == "a\nb" and entry.parameters == {"num_ctx": 32} and len(entry.words.messages) == 2
     for change, word in {
         "FROM nowhere": "nowhere",
-        "PARAMETER a 1": "PARAMETER",
+        "SYSTEM a": "FROM",
         "FROM weights\nPARAMETER zzz 1": "zzz",
         "FROM ../secret": "secret",
         "FROM way-out": "way-out",
@@ -114,30 +117,29 @@ async def test_a_modelfile_makes_one_too(served: Served) -> None:
     }.items():
         answer = await served.post("/api/create", {"name": "bad", "modelfile": change, "stream": False})
         assert answer.status_code == 400 and word in answer.json()["error"], answer.text
-        said = steps(await served.post("/api/create", {"name": "bad", "modelfile": change})) if word != "PARAMETER" else []
-        assert all("error" in each for each in said[-1:])
     assert open_store().find("bad") is None
+    (last,) = steps(await served.post("/api/create", {"name": "bad", "from": "nowhere"}))
+    assert "nowhere" in last["error"]
 
 
-@pytest.mark.parametrize("name", BAD)
-async def test_hostile_names_say_nothing_of_this_machine(served: Served, name: str) -> None:
-    for path, body in {
-        "/api/pull": {"model": name, "stream": False},
-        "/api/create": {"model": name, "from": "weights", "stream": False},
-        "/api/copy": {"source": "weights", "destination": name},
-        "/api/delete": {"model": name},
-    }.items():
-        answer = await served.post(path, body)
-        assert answer.status_code in (400, 404), (path, answer.text)
+async def test_hostile_names_say_nothing_of_this_machine(served: Served) -> None:
+    for name in BAD:
+        for path, body in {
+            "/api/pull": {"model": name, "stream": False},
+            "/api/create": {"model": name, "from": "weights", "stream": False},
+            "/api/copy": {"source": "weights", "destination": name},
+            "/api/delete": {"model": name},
+        }.items():
+            answer = await served.post(path, body)
+            assert answer.status_code in (400, 404), (path, answer.text)
     assert open_store().entries() == ([], [])
 
 
 async def test_paths_outside_the_folder_are_as_absent_as_what_is_not_there(served: Served, tmp_path: Path) -> None:
-    answers = set()
     for name in ("../secret", str(tmp_path / "secret"), "way-out", "nothing", "weights/config.json"):
         answer = await served.post("/api/pull", {"model": name, "stream": False})
         assert answer.status_code in (400, 404)
-        answers.add(answer.json()["error"].replace(repr(name), "").split("(")[0])
+        assert "secret" not in answer.json()["error"].replace(ascii(name), "")
     inside = await served.post("/api/pull", {"model": str(tmp_path / "models" / "weights"), "stream": False})
     assert inside.json() == {"status": "success"} and "weights:latest" in await names(served)
 
@@ -204,7 +206,10 @@ async def test_large_files_pass_the_sockets(listen: Any, tmp_path: Path, monkeyp
 
 
 async def test_openings_stand_before_conversations(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
-    opening = {"system": "Be brief.", "messages": [{"role": "user", "content": "A"}, {"role": "assistant", "content": "B"}]}
+    opening = {
+        "system": "Be brief.",
+        "messages": [{"role": "user", "content": "A"}, {"role": "assistant", "content": "B"}],
+    }
     served, plain = await start(opening=opening), await start()
     hi, own = {"role": "user", "content": "Hi"}, {"role": "system", "content": "Mine."}
     said = [{"role": "system", "content": "Be brief."}, *opening["messages"], hi]

@@ -131,7 +131,7 @@ class Changes:
         """Do it all, then answer."""
         async for line in self._steps(work):
             if isinstance(line, Exception):
-                raise described(line)
+                raise described(line) from line
         await self.sync()
         return {"status": "success"}
 
@@ -161,6 +161,8 @@ class Changes:
             try:
                 work(put)
             except Exception as error:
+                if not isinstance(error, UserError):
+                    log.exception("a change of the store failed")
                 put(error)
             put(None)
 
