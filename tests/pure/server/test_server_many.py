@@ -134,7 +134,8 @@ async def test_every_api_reaches_the_model_that_it_names(build: Any) -> None:
     for path, (body, said) in ASKED.items():
         for name in SAYS:
             before = city.entry(name).life.used
-            answer = await city.post(path.format(name=name), {"model": f"{name}-alias", **body})
+            named = {} if "{name}" in path else {"model": f"{name}-alias"}
+            answer = await city.post(path.format(name=name), named | body)
             assert answer.status_code == 200, (path, answer.text)
             assert city.entry(name).life.used > before, path
             if said is not None:
