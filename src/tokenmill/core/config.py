@@ -453,10 +453,7 @@ _POSITIVE = frozenset(
         "models_memory",
     }
 )
-
-
 _SPREAD = frozenset({"pipeline_parallel_size"})
-
 _MOST: dict[str, int] = {
     "gpu_memory_utilization": 1,
     "check_structured": 1,

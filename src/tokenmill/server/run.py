@@ -143,7 +143,7 @@ class Opening:
 
     async def load(self, entry: Entry[Model]) -> Model:
         """One model, from nothing to where it answers."""
-        from tokenmill.server.many.loaded import Loaded
+        from tokenmill.server.switch.loaded import Loaded
 
         if self.beside is None:
             self.beside = asyncio.ensure_future(asyncio.to_thread(import_http))

@@ -236,7 +236,7 @@ PROBES: dict[str, dict[str, Probe]] = {
         "model": ({"lora_name": "one", "load_inplace": True}, "fake", "nope"),
     },
     "lora.UnloadAdapterRequest": {"lora_name": ({}, "some", "other")},
-    "many.ModelRequest": {"model": ({}, "fake", "nope")},
+    "switch.ModelRequest": {"model": ({}, "fake", "nope")},
     "stored.UpdateRequest": {"metadata": ({}, {"a": "b"}, {"a": "c"})},
     "responses.TalkRequest": _TALK,
     "responses.CompactRequest": {

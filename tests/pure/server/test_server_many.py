@@ -14,15 +14,15 @@ import pytest
 from tests.pure.server.conftest import until
 from tokenmill.core.config import ServerConfig, make_config, make_server_config
 from tokenmill.core.errors import UserError
+from tokenmill.server import door
 from tokenmill.server.access import digest, shown
 from tokenmill.server.app import make_app, make_context, make_front, make_house
 from tokenmill.server.context import House, Model
 from tokenmill.server.engines.fleet import Fleet
 from tokenmill.server.engines.state import FleetOptions
-from tokenmill.server.many import door
 from tokenmill.server.many.catalogue import Bounds, Catalogue
 from tokenmill.server.many.entry import Entry, Spec, State
-from tokenmill.server.many.loaded import Loaded
+from tokenmill.server.switch.loaded import Loaded
 from tokenmill.testing.fake_generator import FakeLink, FakeOptions
 
 SAYS = {"red": "I am red.", "green": "I am green.", "blue": "I am blue."}

@@ -19,7 +19,6 @@ import tokenmill
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError
-from tokenmill.server.many.shown import Shown, listed
 from tokenmill.server.ollama.answers import Answer, error_body, moment, now
 from tokenmill.server.ollama.keeping import FOREVER, keep, sent_away
 from tokenmill.server.ollama.schemas import (
@@ -35,6 +34,7 @@ from tokenmill.server.openai import embeddings
 from tokenmill.server.openai.chat import Chat
 from tokenmill.server.openai.schemas import EmbeddingRequest
 from tokenmill.server.routing import Api, Work, get, json_answer, of_model, post, read_body
+from tokenmill.server.switch.shown import Shown, listed
 from tokenmill.server.translated_chat import open_translated
 from tokenmill.text.fill import find_fill
 from tokenmill.text.messages.describe import MessageFormat

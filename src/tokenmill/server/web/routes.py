@@ -15,13 +15,13 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 import tokenmill
+from tokenmill.server.activity import COLUMNS
 from tokenmill.server.context import Context, Model
+from tokenmill.server.door import choose
 from tokenmill.server.errors import HttpError
-from tokenmill.server.many.door import choose
 from tokenmill.server.many.entry import Entry
-from tokenmill.server.many.shown import context_of, listed, status
 from tokenmill.server.routing import Api, get, json_answer, tenant
-from tokenmill.server.web.activity import COLUMNS
+from tokenmill.server.switch.shown import context_of, listed, status
 from tokenmill.server.web.card import card
 from tokenmill.server.web.files import PageFile, read_files
 
