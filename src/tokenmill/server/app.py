@@ -25,7 +25,7 @@ from tokenmill.server.events import Events
 from tokenmill.server.gate import Gate, GateLimits
 from tokenmill.server.guard import Guard
 from tokenmill.server.history import History
-from tokenmill.server.house_metrics import HouseMetrics
+from tokenmill.server.house_metrics import HouseMetrics, Source
 from tokenmill.server.kserve.routes import KSERVE
 from tokenmill.server.llamacpp.routes import LLAMACPP
 from tokenmill.server.lora.routes import ADAPTERS
@@ -89,8 +89,15 @@ def make_house(config: ServerConfig, models: Catalogue[Model]) -> House:
         recorder=_recorder(config.serve),
     )
     metrics.kept.set_function(lambda: made.past.store.size)
-    metrics.more = lambda: [ModelSeries(models), *(each.registry for each in made.series.values())]
+    metrics.more = lambda: _sources(made)
     return made
+
+
+def _sources(house: House) -> list[Source]:
+    """Series of the models that there are; those of models that were taken out go."""
+    entries = house.models.entries
+    house.series = {name: each for name, each in house.series.items() if name in entries or not name}
+    return [ModelSeries(house.models), *(each.registry for name, each in house.series.items() if name)]
 
 
 @dataclass(slots=True)

@@ -91,6 +91,7 @@ ERRORS = {
     "415": "The body is not JSON.",
     "429": "Over this key's rate or share; see Retry-After.",
     "503": "No room, or no engine; see Retry-After.",
+    "507": "The model does not fit into the memory for models.",
 }
 _ERROR = {
     "type": "object",

@@ -1,6 +1,6 @@
 """Ollama's endpoints. Owns: their paths, and what is said about the served model.
 
-`ollama` clients pull, push and create models; a server of one model refuses those. Must not know: engines.
+`ollama` clients pull, push and create models; those are refused. Must not know: engines.
 """
 
 from __future__ import annotations
@@ -104,6 +104,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         """One vector, in the older form."""
         async with Work(context, request) as work:
             body = await work.read(EmbeddingsRequest)
+            keep(context.house, request, body.keep_alive)
             found = await vectors(context, work, body.model, body.prompt, None)
             return json_answer({"embedding": found["data"][0]["embedding"]})
 
