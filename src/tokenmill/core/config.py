@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from tokenmill.core.arguments import SERVER, options_alone
+from tokenmill.core.bounds import ALL, MOST, POSITIVE
 from tokenmill.core.errors import ParameterError
 
 
@@ -436,8 +437,8 @@ def _check(name: str, value: Any, item: Field, kind: Any) -> None:
             raise ParameterError(f"{name} must be a number, got {value!r}.", param=name)
         if int in numeric and float not in numeric and not isinstance(value, int):
             raise ParameterError(f"{name} must be an integer, got {value!r}.", param=name)
-        positive, most = name in _POSITIVE, _MOST.get(name)
-        if not (value > 0 if positive else value >= 0) and value != _ALL.get(name):
+        positive, most = name in POSITIVE, MOST.get(name)
+        if not (value > 0 if positive else value >= 0) and value != ALL.get(name):
             wanted = "be positive" if positive else "not be negative"
             raise ParameterError(f"{name} must {wanted}, got {value}.", param=name)
         if value == math.inf or (most is not None and value > most):
@@ -452,58 +453,7 @@ def _check(name: str, value: Any, item: Field, kind: Any) -> None:
             raise ParameterError(f"{name} must be text or a list of texts, got {value!r}.", param=name)
 
 
-_ALL = {"max_logprobs": -1}
-"""Values that stand for no limit."""
-_POSITIVE = frozenset(
-    {
-        "block_size",
-        "tensor_parallel_size",
-        "data_parallel_size",
-        "max_num_seqs",
-        "max_waiting",
-        "max_model_len",
-        "max_num_batched_tokens",
-        "pipeline_depth",
-        "threads",
-        "num_gpu_blocks_override",
-        "kv_cache_memory_bytes",
-        "max_loras",
-        "max_lora_rank",
-        "max_cpu_loras",
-        "gpu_memory_utilization",
-        "max_num_queued_reqs",
-        "max_body_bytes",
-        "max_blob_bytes",
-        "max_header_bytes",
-        "max_connections",
-        "max_n",
-        "read_timeout",
-        "write_timeout",
-        "text_timeout",
-        "watchdog_timeout",
-        "models_memory",
-    }
-)
-
-
 _SPREAD = frozenset({"pipeline_parallel_size"})
-
-_MOST: dict[str, int] = {
-    "gpu_memory_utilization": 1,
-    "check_structured": 1,
-    "max_num_seqs": 1 << 16,
-    "num_gpu_blocks_override": 1 << 27,
-    "block_size": 1 << 20,
-    "pipeline_depth": 64,
-    "max_loras": 4096,
-    "max_lora_rank": 512,
-    "threads": 1024,
-    "port": 65535,
-    "engines": 1024,
-    "tensor_parallel_size": 64,
-    "data_parallel_size": 1024,
-}
-"""Ceilings of what would otherwise fill the memory or the process table before it fails."""
 
 
 def wanted_faults() -> str:

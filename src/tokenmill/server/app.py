@@ -15,23 +15,23 @@ import tokenmill
 from tokenmill.core.config import ServeOptions, ServerConfig, make_config
 from tokenmill.core.errors import UserError
 from tokenmill.server.absent import why_absent
+from tokenmill.server.activity import Activity
 from tokenmill.server.anthropic.routes import ANTHROPIC
 from tokenmill.server.backend import Backend
 from tokenmill.server.bodies import Bodies
 from tokenmill.server.context import Context, House, Model, Past, RequestLimits
 from tokenmill.server.errors import HttpError, describe_error, error_headers
+from tokenmill.server.events import Events
 from tokenmill.server.gate import Gate, GateLimits
 from tokenmill.server.guard import Guard
 from tokenmill.server.history import History
-from tokenmill.server.house_metrics import HouseMetrics
+from tokenmill.server.house_metrics import HouseMetrics, Source
 from tokenmill.server.kserve.routes import KSERVE
 from tokenmill.server.llamacpp.routes import LLAMACPP
 from tokenmill.server.lora.routes import ADAPTERS
 from tokenmill.server.many.catalogue import Catalogue
 from tokenmill.server.many.entry import Entry, Spec
-from tokenmill.server.many.loaded import let_go
 from tokenmill.server.many.nobody import Nobody
-from tokenmill.server.many.routes import MODELS
 from tokenmill.server.many.series import ModelSeries
 from tokenmill.server.metrics import Metrics
 from tokenmill.server.ollama.routes import OLLAMA
@@ -44,11 +44,11 @@ from tokenmill.server.record import Recorder
 from tokenmill.server.responses.routes import RESPONSES
 from tokenmill.server.routing import error_shape
 from tokenmill.server.scoring.routes import SCORING
+from tokenmill.server.switch.loaded import let_go
+from tokenmill.server.switch.routes import MODELS
 from tokenmill.server.text import TextWorkers
 from tokenmill.server.tgi.routes import TGI
 from tokenmill.server.traces import Traces
-from tokenmill.server.web.activity import Activity
-from tokenmill.server.web.events import Events
 from tokenmill.server.web.routes import WEB
 from tokenmill.text.messages.detect import find_format
 
@@ -89,8 +89,15 @@ def make_house(config: ServerConfig, models: Catalogue[Model]) -> House:
         recorder=_recorder(config.serve),
     )
     metrics.kept.set_function(lambda: made.past.store.size)
-    metrics.more = lambda: [ModelSeries(models), *(each.registry for each in made.series.values())]
+    metrics.more = lambda: _sources(made)
     return made
+
+
+def _sources(house: House) -> list[Source]:
+    """Series of the models that there are; those of models that were taken out go."""
+    entries = house.models.entries
+    house.series = {name: each for name, each in house.series.items() if name in entries or not name}
+    return [ModelSeries(house.models), *(each.registry for name, each in house.series.items() if name)]
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import tokenmill
 from tokenmill.core.config import ServeOptions, ServerConfig
+from tokenmill.server.activity import Activity
 from tokenmill.server.backend import Backend
 from tokenmill.server.bodies import Bodies
 from tokenmill.server.errors import HttpError
@@ -25,7 +26,6 @@ from tokenmill.server.record import Recorder
 from tokenmill.server.store import Store
 from tokenmill.server.text import TextWorkers
 from tokenmill.server.traces import Traces
-from tokenmill.server.web.activity import Activity
 from tokenmill.text.messages.describe import MessageFormat
 
 

@@ -14,8 +14,8 @@ from starlette.responses import Response
 import tokenmill
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, error_bytes
-from tokenmill.server.many.shown import trouble_of_all
 from tokenmill.server.routing import Api, get, json_answer
+from tokenmill.server.switch.shown import trouble_of_all
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -91,6 +91,7 @@ ERRORS = {
     "415": "The body is not JSON.",
     "429": "Over this key's rate or share; see Retry-After.",
     "503": "No room, or no engine; see Retry-After.",
+    "507": "The model does not fit into the memory for models.",
 }
 _ERROR = {
     "type": "object",

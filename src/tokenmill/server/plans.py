@@ -17,7 +17,6 @@ from tokenmill.server.inputs.refused import REFUSED
 from tokenmill.server.kserve import schemas as kserve
 from tokenmill.server.llamacpp import schemas as llamacpp
 from tokenmill.server.lora.schemas import LoadAdapterRequest, UnloadAdapterRequest
-from tokenmill.server.many.schemas import ModelRequest
 from tokenmill.server.ollama import schemas as ollama
 from tokenmill.server.openai import schemas as openai
 from tokenmill.server.openai.stored.schemas import UpdateRequest
@@ -31,6 +30,7 @@ from tokenmill.server.scoring.schemas import (
     SimilarityRequest,
     TeiRerankRequest,
 )
+from tokenmill.server.switch.schemas import ModelRequest
 from tokenmill.server.tgi import schemas as tgi
 
 OBJECTS: dict[str, tuple[str, dict[str, str]]] = {

@@ -22,16 +22,16 @@ from starlette.routing import Match, Route
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.bodies import B, Parcel, Schema, parse
 from tokenmill.server.context import Context
+from tokenmill.server.door import ModelAnswer, ModelHandler, Streams
 from tokenmill.server.errors import HttpError, error_bytes
 from tokenmill.server.inputs.headers import judge_query, told_headers
 from tokenmill.server.inputs.look import Unknown, as_headers, look, refuse_unknown
 from tokenmill.server.inputs.plan import plan_name
 from tokenmill.server.job import Job
-from tokenmill.server.many.door import ModelAnswer, ModelHandler, Streams
 from tokenmill.server.sse import EventStream, LineStream
 
 Handler = Callable[[Request], Awaitable[Response]] | ModelHandler
-"""One that takes a context as well is about one model: it is chosen and loaded first (many/door.py)."""
+"""One that takes a context as well is about one model: it is chosen and loaded first (door.py)."""
 Endpoint = Callable[[Request], Awaitable[Response]]
 MAX_SESSION = 256
 encode = msgspec.json.Encoder().encode

@@ -112,17 +112,17 @@ class Opening:
         self.beside: asyncio.Future[None] | None = None
         self.house: House | None = None
         self.models: Catalogue[Model] | None = None
+        self.survey = Survey((), None)
         self.broken: Callable[[str], None] = lambda reason: None
 
     def catalogue(self, specs: Sequence[Spec]) -> Catalogue[Model]:
         """All models, none of them loaded."""
         given = self.server.models
         several = len(specs) > 1 or not specs[0].pin or self.server.store.allow_model_changes
-        survey = Survey(specs, given.models_memory) if several else None
+        self.survey = survey = Survey(specs, given.models_memory)
         bounds = Bounds(given.models_memory, given.models_queue, given.models_patience)
-        made: Catalogue[Model] = Catalogue(self.load, bounds, survey.size_of if survey is not None else None)
-        if survey is not None:
-            survey.found_memory = made.limit
+        made: Catalogue[Model] = Catalogue(self.load, bounds, survey.size_of if several else None)
+        survey.found_memory = made.limit
         for spec in specs:
             made.add(spec)
         self.models = made
@@ -143,7 +143,7 @@ class Opening:
 
     async def load(self, entry: Entry[Model]) -> Model:
         """One model, from nothing to where it answers."""
-        from tokenmill.server.many.loaded import Loaded
+        from tokenmill.server.switch.loaded import Loaded
 
         if self.beside is None:
             self.beside = asyncio.ensure_future(asyncio.to_thread(import_http))
@@ -185,6 +185,7 @@ async def _serve(
         hooks.loading(name)
     try:
         if await shutdown.unless_ended(models.start()):
+            models.predict = opening.survey.size_of  # a single model is loaded uncounted; others may be added
             await _serve_loaded(await opening.shared(), hooks, shutdown, sock)
     finally:
         await models.close()

@@ -143,7 +143,10 @@ OPTIONS: dict[str, Probe] = {
     **{name: SAMPLING[name] for name in ("presence_penalty", "frequency_penalty", "repeat_last_n")},
     **{name: SAMPLING[name] for name in ("mirostat", "mirostat_tau", "mirostat_eta")},
 }
+KEEP: Probe = ({}, "5m", "soon")
+"""A duration, and none; what durations do is seen where several models are served (test_server_many.py)."""
 _OLLAMA: dict[str, Probe] = {
+    "keep_alive": KEEP,
     "model": ({}, "fake", "other"),
     "stream": ({}, False, True),
     "format": _given("json"),
@@ -257,7 +260,7 @@ PROBES: dict[str, dict[str, Probe]] = {
     },
     "ollama.CopyRequest": {"source": ({}, "here", "nope"), "destination": ({}, "one", "two")},
     "ollama.DeleteRequest": {"model": ({}, "here", "nope"), "name": ({}, "here", "nope")},
-    "many.ModelRequest": {"model": ({}, "fake", "nope")},
+    "switch.ModelRequest": {"model": ({}, "fake", "nope")},
     "stored.UpdateRequest": {"metadata": ({}, {"a": "b"}, {"a": "c"})},
     "responses.TalkRequest": _TALK,
     "responses.CompactRequest": {
@@ -332,13 +335,14 @@ PROBES: dict[str, dict[str, Probe]] = {
     "ollama.Options": OPTIONS,
     "ollama.EmbedOptions": {"num_ctx": OPTIONS["num_ctx"]},
     "ollama.EmbedRequest": {
+        "keep_alive": KEEP,
         "model": ({}, "fake", "nope"),
         "input": ({}, "Hi", "Ho"),
         "truncate": ({"_long": True}, False, True),
         "dimensions": _given(2),
         "options": _given({"num_ctx": 1 << 20}),
     },
-    "ollama.EmbeddingsRequest": {"model": ({}, "fake", "nope"), "prompt": ({}, "Hi", "Ho")},
+    "ollama.EmbeddingsRequest": {"keep_alive": KEEP, "model": ({}, "fake", "nope"), "prompt": ({}, "Hi", "Ho")},
     "ollama.ShowRequest": {"model": ({}, "fake", "nope"), "name": ({"model": ABSENT}, "fake", "nope")},
     "tgi.TgiRequest": {
         "inputs": ({}, "Hi", "Ho"),
@@ -448,6 +452,7 @@ REFUSAL_IS_THE_EFFECT = {
     ("truncate", "context"),
     ("truncation", "context"),
     ("task", "task"),
+    ("keep_alive", "duration"),
     ("lora_path", "no such adapter"),
     ("load_inplace", "served already"),
     ("lora_name", "no adapter"),

@@ -11,8 +11,10 @@ import pytest
 from tests.pure.server.conftest import until
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.measure.need import Need
 from tokenmill.server.many.catalogue import Bounds, Catalogue
 from tokenmill.server.many.entry import Entry, GoneError, Spec, State, UnreadyError
+from tokenmill.server.many.survey import Survey
 
 
 @dataclass
@@ -302,3 +304,36 @@ async def test_two_hundred_requests_of_eight_clients_with_room_for_two_of_three(
 
     await asyncio.gather(*(client(number) for number in range(8)))
     assert len(served) == 200 and len(world.alive()) <= 2 < len(world.loads)
+
+
+async def test_sizes_are_asked_for_once_and_shares_of_the_cache_are_set() -> None:
+    asked: list[Any] = []
+
+    def ask(what: Any) -> tuple[int, list[Need]]:
+        asked.append([config.model.model for config in what[0]])
+        return 100, [Need(30, 8, 2, fixed=config.cache.kv_cache_memory_bytes is not None) for config in what[0]]
+
+    world, specs = World(held={"demo": 21}), [spec("demo", memory=None), spec("/nowhere/x", memory=None)]
+    survey = Survey(specs, None, ask)
+    models = Catalogue(world.make, predict=survey.size_of)
+    survey.found_memory = models.limit
+    world.gate.set()
+    for each in specs:
+        models.add(each)
+    for entry in models.entries.values():
+        await models.load(entry)
+    demo, other = models.entries.values()
+    assert asked == [["demo"], ["/nowhere/x"]]  # what is not here is asked for when it is needed
+    assert models.bounds.memory == 100 and demo.size == 21 + 2 and other.size == 30
+    assert demo.spec.engine.cache.kv_cache_memory_bytes == 8
+
+
+async def test_models_that_cannot_be_counted_are_loaded_all_the_same() -> None:
+    def ask(what: Any) -> tuple[int, list[Need]]:
+        raise OSError("no more processes")
+
+    world, specs = World(), [spec("a", memory=None)]
+    models = Catalogue(world.make, predict=Survey(specs, None, ask).size_of)
+    world.gate.set()
+    await models.load(models.add(specs[0]))
+    assert world.alive() == ["a"] and models.bounds.memory is None

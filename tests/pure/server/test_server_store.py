@@ -1,4 +1,4 @@
-"""Stored models through Ollama's API: pulled from a folder, created, listed, shown, copied, deleted; files by digest."""
+"""Stored models through Ollama's API: pulled, created, listed, shown, copied, deleted; files by digest."""
 
 from __future__ import annotations
 

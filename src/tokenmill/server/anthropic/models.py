@@ -14,9 +14,9 @@ from starlette.responses import Response
 
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, quoted
-from tokenmill.server.many.shown import Shown, known, listed
 from tokenmill.server.pages import read_limit
 from tokenmill.server.routing import json_answer
+from tokenmill.server.switch.shown import Shown, known, listed
 
 MOST = 1000
 

@@ -13,13 +13,13 @@ import tokenmill
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.bodies import translated
 from tokenmill.server.context import Context
+from tokenmill.server.door import Streams, find
 from tokenmill.server.errors import HttpError, describe_error
 from tokenmill.server.kserve.schemas import TEXT, GenerateRequest, InferRequest
-from tokenmill.server.many.door import Streams, find
-from tokenmill.server.many.shown import known_name, trouble, trouble_of_all
 from tokenmill.server.openai.completions import Completion, open_completion
 from tokenmill.server.openai.schemas import CompletionRequest
 from tokenmill.server.routing import Api, Work, get, json_answer, post
+from tokenmill.server.switch.shown import known_name, trouble, trouble_of_all
 
 encode = msgspec.json.Encoder().encode
 OUT = "text_output"

@@ -13,10 +13,10 @@ from starlette.responses import Response
 
 import tokenmill
 from tokenmill.server.context import Context
+from tokenmill.server.door import Streams
 from tokenmill.server.errors import HttpError, asked_in
 from tokenmill.server.llamacpp import answers
 from tokenmill.server.llamacpp.schemas import CompletionRequest, EmbeddingRequest, InfillRequest, TemplateRequest
-from tokenmill.server.many.door import Streams
 from tokenmill.server.openai import embeddings, schemas, tokens
 from tokenmill.server.openai.completions import Read, open_completion
 from tokenmill.server.routing import Api, Work, get, json_answer, post, read_body, written_answer

@@ -60,8 +60,8 @@ class Catalogue(Generic[U]):
     # ------------------------------------------------------------ what there is
 
     def limit(self, memory: int) -> None:
-        """So many bytes for all loaded models."""
-        self.bounds = replace(self.bounds, memory=memory)
+        """So many bytes for models, beside those that are loaded already."""
+        self.bounds = replace(self.bounds, memory=memory + sum(each.size for each in self._loaded()))
 
     async def start(self) -> None:
         """Load those that are pinned; raises what is wrong with one of them."""

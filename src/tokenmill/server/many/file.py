@@ -107,7 +107,7 @@ def _spec(name: str, given: Any, options: Mapping[str, Any], server: ServerConfi
     except UserError as error:
         said = str(error)
         raise ParameterError(said if said.startswith(where) else f"{where}: {said}", param=error.param) from None
-    if any("," in each for each in spec.names) or "" in spec.names:
+    if "," in name or not name.strip() or any("," in alias for alias in spec.aliases):
         raise ParameterError(f"{where}: a model's name is not empty and has no comma.", param="models")
     return spec
 

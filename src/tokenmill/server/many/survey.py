@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import multiprocessing
+import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -33,8 +34,11 @@ def count_needs(asked: Asked) -> tuple[int, list[Need]]:
 def ask_child(asked: Asked) -> tuple[int, list[Need]]:
     """Start it, ask, end it."""
     context = multiprocessing.get_context("spawn")
-    with without_main(count_needs), ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(count_needs, asked).result(timeout=PATIENCE_S)
+    quiet = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's
+    with ProcessPoolExecutor(1, mp_context=context, initializer=signal.signal, initargs=quiet) as pool:
+        with without_main(count_needs):
+            counted = pool.submit(count_needs, asked)
+        return counted.result(timeout=PATIENCE_S)
 
 
 class Survey:

@@ -25,8 +25,8 @@ from tokenmill.checkpoint.stored import as_stored, open_store
 from tokenmill.core.config import EngineConfig, make_config
 from tokenmill.core.errors import UserError
 from tokenmill.server.context import Context, House
+from tokenmill.server.door import find, rights
 from tokenmill.server.errors import HttpError, describe_error
-from tokenmill.server.many.door import find, rights
 from tokenmill.server.many.entry import GoneError, Spec, State
 from tokenmill.server.ollama.answers import error_body
 

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.context import House
-from tokenmill.server.many.door import find, peek, text_of
+from tokenmill.server.door import find, peek, text_of
 from tokenmill.server.many.entry import NEVER
 from tokenmill.server.ollama.answers import now
 from tokenmill.server.routing import json_answer

@@ -20,8 +20,7 @@ from tokenmill.checkpoint.names import may_be_name
 from tokenmill.checkpoint.stored import find_stored
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.context import Context
-from tokenmill.server.many.door import peek, text_of
-from tokenmill.server.many.shown import Shown, listed
+from tokenmill.server.door import peek, text_of
 from tokenmill.server.ollama.answers import Answer, error_body, moment, now
 from tokenmill.server.ollama.changes import Changes, in_thread
 from tokenmill.server.ollama.keeping import FOREVER, keep, sent_away
@@ -39,6 +38,7 @@ from tokenmill.server.openai import embeddings
 from tokenmill.server.openai.chat import Chat
 from tokenmill.server.openai.schemas import EmbeddingRequest
 from tokenmill.server.routing import Api, Work, get, json_answer, of_model, post, read_body
+from tokenmill.server.switch.shown import Shown, listed
 from tokenmill.server.translated_chat import open_translated
 from tokenmill.text.fill import find_fill
 from tokenmill.text.messages.describe import MessageFormat
@@ -107,6 +107,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         """One vector, in the older form."""
         async with Work(context, request) as work:
             body = await work.read(EmbeddingsRequest)
+            keep(context.house, request, body.keep_alive)
             found = await vectors(context, work, body.model, body.prompt, None)
             return json_answer({"embedding": found["data"][0]["embedding"]})
 

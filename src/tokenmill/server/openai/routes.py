@@ -9,9 +9,8 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from tokenmill.server.context import Context
+from tokenmill.server.door import Streams
 from tokenmill.server.errors import HttpError, error_object
-from tokenmill.server.many.door import Streams
-from tokenmill.server.many.shown import known, listed
 from tokenmill.server.openai import chat, chat_stream, completions, embeddings, tokens
 from tokenmill.server.openai.schemas import (
     AnyRequest,
@@ -25,6 +24,7 @@ from tokenmill.server.openai.schemas import (
 from tokenmill.server.openai.stored.keep import begin_keeping, kept_base
 from tokenmill.server.routing import Api, Work, body_size, get, json_answer, post, read_body, tenant, written_answer
 from tokenmill.server.sse import DONE, event
+from tokenmill.server.switch.shown import known, listed
 
 
 def add_routes(app: FastAPI, context: Context) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError
-from tokenmill.server.many.shown import Shown, status
 from tokenmill.server.openai.chat import template_message
 from tokenmill.server.openai.schemas import DetokenizeRequest, TokenizeRequest
 from tokenmill.server.opening import begun
+from tokenmill.server.switch.shown import Shown, status
 from tokenmill.server.text import Talk
 
 

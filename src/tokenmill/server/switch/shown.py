@@ -12,7 +12,7 @@ from fastapi import Request
 
 from tokenmill.server.backend import ModelInfo
 from tokenmill.server.context import Context, House, Model, no_such_model
-from tokenmill.server.many.door import LATEST, rights
+from tokenmill.server.door import LATEST, rights
 from tokenmill.server.many.entry import Entry, State
 
 VALUES = {

@@ -12,12 +12,12 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from tokenmill.server.context import Context, Model
+from tokenmill.server.door import entered, find
 from tokenmill.server.errors import HttpError
-from tokenmill.server.many.door import entered, find
 from tokenmill.server.many.entry import Entry
-from tokenmill.server.many.schemas import ModelRequest
-from tokenmill.server.many.shown import status
 from tokenmill.server.routing import Api, json_answer, post, read_body
+from tokenmill.server.switch.schemas import ModelRequest
+from tokenmill.server.switch.shown import status
 
 LOAD, UNLOAD = "/models/load", "/models/unload"
 

@@ -1,0 +1,53 @@
+"""What numbers options may have. Owns: which must be positive, and ceilings. Must not know: what options do."""
+
+from __future__ import annotations
+
+ALL = {"max_logprobs": -1}
+"""Values that stand for no limit."""
+POSITIVE = frozenset(
+    {
+        "block_size",
+        "tensor_parallel_size",
+        "data_parallel_size",
+        "max_num_seqs",
+        "max_waiting",
+        "max_model_len",
+        "max_num_batched_tokens",
+        "pipeline_depth",
+        "threads",
+        "num_gpu_blocks_override",
+        "kv_cache_memory_bytes",
+        "max_loras",
+        "max_lora_rank",
+        "max_cpu_loras",
+        "gpu_memory_utilization",
+        "max_num_queued_reqs",
+        "max_body_bytes",
+        "max_blob_bytes",
+        "max_header_bytes",
+        "max_connections",
+        "max_n",
+        "read_timeout",
+        "write_timeout",
+        "text_timeout",
+        "watchdog_timeout",
+        "models_memory",
+    }
+)
+
+MOST: dict[str, int] = {
+    "gpu_memory_utilization": 1,
+    "check_structured": 1,
+    "max_num_seqs": 1 << 16,
+    "num_gpu_blocks_override": 1 << 27,
+    "block_size": 1 << 20,
+    "pipeline_depth": 64,
+    "max_loras": 4096,
+    "max_lora_rank": 512,
+    "threads": 1024,
+    "port": 65535,
+    "engines": 1024,
+    "tensor_parallel_size": 64,
+    "data_parallel_size": 1024,
+}
+"""Ceilings of what would otherwise fill the memory or the process table before it fails."""
