@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pathlib
 import sys
+import tempfile
 
 import ollama
 
@@ -77,3 +79,43 @@ async def together() -> None:
 
 
 asyncio.run(together())
+
+# Models that are pulled from a folder of the server, made, shown, used, copied and deleted.
+steps = list(client.pull("weights", stream=True))
+assert steps[-1].status == "success" and client.pull("weights").status == "success"
+made = client.create(
+    "brief", from_="weights", system="Answer briefly.", parameters={"temperature": 0, "num_predict": 20}
+)
+assert made.status == "success"
+assert {"demo:latest", "weights:latest", "brief:latest"} <= {each.model for each in client.list().models}
+assert "SYSTEM Answer briefly." in client.show("brief").modelfile and "num_predict" in client.show("brief").parameters
+spoken = client.chat("brief", PARIS, keep_alive="10m")
+assert "Paris" in spoken.message.content and spoken.eval_count <= 20
+assert (
+    spoken.prompt_eval_count
+    == client.chat(
+        "weights", [{"role": "system", "content": "Answer briefly."}, *PARIS], options=COLD, keep_alive=0
+    ).prompt_eval_count
+)
+held = {each.model: each for each in client.ps().models}
+assert held["brief:latest"].expires_at.year < 2900 < held["demo:latest"].expires_at.year
+assert client.generate("brief", keep_alive=0).done
+assert client.copy("brief", "team/brief:v1").status == "success"
+assert client.chat("team/brief:v1", PARIS).message.content == spoken.message.content
+with tempfile.TemporaryDirectory() as folder:
+    files = {}
+    for name, text in {"config.json": "{}", "model.safetensors": "no weights"}.items():
+        (pathlib.Path(folder) / name).write_text(text)
+        files[name] = client.create_blob(pathlib.Path(folder) / name)
+assert client.create("sent", files=files).status == "success"
+for name in ("brief", "team/brief:v1", "sent", "weights"):
+    assert client.delete(name).status == "success"
+assert {each.model for each in client.list().models} == {"demo:latest"}
+for wrong in (lambda: client.delete("brief"), lambda: client.copy("brief", "x"), lambda: client.chat("brief", PARIS),
+              lambda: client.create("x", from_="../weights"), lambda: client.push("demo")):  # fmt: skip
+    try:
+        wrong()
+    except ollama.ResponseError as error:
+        assert error.status_code in (400, 404, 501) and error.error
+    else:
+        raise AssertionError("a bad request was taken")

@@ -58,7 +58,7 @@ def main() -> int:
     commands = {name: prepare(name, CLIENTS[name]) for name in names}
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "server.log"
-        server = start(log)
+        server = start(log, Path(folder))
         failed = []
         try:
             url = wait_for_url(server, log)
@@ -103,12 +103,15 @@ def prepare(name: str, client: Client) -> list[str] | None:
     return ["node", str(folder / client.script)]
 
 
-def start(log: Path) -> subprocess.Popen[bytes]:
-    """The server as a person would start it."""
+def start(log: Path, folder: Path) -> subprocess.Popen[bytes]:
+    """The server as a person would start it; clients may change which models there are."""
+    (folder / "models").mkdir()
+    shutil.copytree(ROOT / "src" / "tokenmill" / "demo" / "main", folder / "models" / "weights")
     code = "from tokenmill.cli.main import main; main()"
     flags = ["--port", "0", "--api-key", KEY, "--enable-per-request-metrics", "--scheduling-policy", "priority"]
     flags += ["--log-level", "warning"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    flags += ["--allow-model-changes", "--model-folder", str(folder / "models")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TOKENMILL_HOME": str(folder / "home")}
     with log.open("wb") as out:
         return subprocess.Popen(
             [sys.executable, "-c", code, "serve", "demo", *flags], stdout=out, stderr=subprocess.STDOUT, env=environment

@@ -148,6 +148,8 @@ def _have(hub: Hub, repo: str, file: Wanted) -> int:
     """Bytes of a file that lie in the hub's cache, whole or in part."""
     from huggingface_hub import constants, file_download
 
+    if not file.blob:
+        return 0  # nobody knows how it is called there
     root = Path(hub.folder or constants.HF_HUB_CACHE)
     blobs = root / file_download.repo_folder_name(repo_id=repo, repo_type="model") / "blobs"
     sizes = [0]

@@ -78,7 +78,8 @@ def serving(hub: Hub) -> Iterator[Hub]:
                 plain = [{"type": "file", "path": n, "size": len(b), "oid": _tag(b)} for n, b in names.items()]
                 return self._say(200, json.dumps(plain).encode(), body)
             about = {"_id": "1", "id": repo, "modelId": repo, "sha": COMMIT, "private": False, "tags": [],
-                     "siblings": [{"rfilename": name, "size": len(data)} for name, data in names.items()]}  # fmt: skip
+                     "siblings": [{"rfilename": name, "size": len(data), "blobId": _tag(data)}
+                                  for name, data in names.items()]}  # fmt: skip
             self._say(200, json.dumps(about).encode(), body)
 
         def _file(self, data: bytes, body: bool) -> None:

@@ -16,7 +16,25 @@ from tokenmill.cli.help import COMMON, section
 from tokenmill.cli.main import app
 from tokenmill.core.config import GROUPS, SERVER_GROUPS, all_options
 
-VERBS = ["serve", "chat", "generate", "plan", "doctor", "quantize", "distill", "tune", "completion"]
+VERBS = [
+    "serve",
+    "chat",
+    "generate",
+    "plan",
+    "doctor",
+    "quantize",
+    "distill",
+    "tune",
+    "completion",
+    "pull",
+    "list",
+    "show",
+    "create",
+    "cp",
+    "rm",
+    "ps",
+    "stop",
+]
 VERBS += [f"bench {name}" for name in ("throughput", "latency", "startup", "ablate", "compare", "serve")]
 ROOT: Any = typer.main.get_command(app)
 

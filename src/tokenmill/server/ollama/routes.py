@@ -134,7 +134,8 @@ def _add_telling(app: FastAPI, context: Context, changes: Changes) -> None:
     async def running(request: Request) -> Response:
         """The loaded models, and when they go."""
         loaded = [each for each in listed(context.house, request) if each.info is not None]
-        return json_answer({"models": [{**entry(each), **_presence(each)} for each in loaded]})
+        told = await in_thread(lambda: [{**listed_entry(changes, each), **_presence(each)} for each in loaded])
+        return json_answer({"models": told})
 
     async def show(request: Request) -> Response:
         """What is known about a model; a stored one need not be loaded for that."""
