@@ -15,14 +15,31 @@ from typing import Any, Literal, get_origin
 
 import typer
 
-from tokenmill.checkpoint.stored import Stored, find_stored, under
+from tokenmill.checkpoint.names import short_name
+from tokenmill.checkpoint.stored import Stored, find_stored, open_store, under
 from tokenmill.core.arguments import ENGINE, SERVER, SPELLINGS, SWITCHES, options_alone, parsed
 from tokenmill.core.config import GROUPS, EngineConfig, all_options, make_config
 from tokenmill.core.config_file import read_config_file
-from tokenmill.core.errors import ParameterError
+from tokenmill.core.errors import ParameterError, UserError
 
 Verb = Callable[..., None]
-MODEL = typer.Argument(None, metavar="MODEL", help="Folder, .gguf file, stored or hub name, or `demo` (the default).")
+
+
+def stored_names(incomplete: str) -> list[str]:
+    """What a shell offers where a model is meant: stored ones; where none fits, it offers files."""
+    try:
+        entries, _ = open_store().entries()
+    except (OSError, UserError):
+        return []
+    return [name for name in (short_name(entry.name) for entry in entries) if name.startswith(incomplete)]
+
+
+MODEL = typer.Argument(
+    None,
+    metavar="MODEL",
+    help="Folder, .gguf file, stored or hub name, or `demo` (the default).",
+    autocompletion=stored_names,
+)
 SPREAD = {"pipeline_parallel_size": "-pp"}
 """Taken as 1 alone (core/config.py), with vLLM's short forms."""
 _PANELS = {

@@ -43,7 +43,9 @@ def stop(
     api_key: str = KEY,
 ) -> None:
     """Let a running server unload a model; its open answers end first."""
-    ask(url, api_key, "/api/generate", {"model": name, "keep_alive": 0, "stream": False})
+    found = ask(url, api_key, "/api/generate", {"model": name, "keep_alive": 0, "stream": False})
+    if found.get("done_reason") != "unload":
+        raise UserError(f"{name} stays: the server was started with it.")
     typer.echo(f"{name} is unloaded when its open answers have ended")
 
 

@@ -14,10 +14,13 @@ import typer
 from tokenmill.checkpoint.names import short_name
 from tokenmill.checkpoint.pull import drop_files, shown
 from tokenmill.checkpoint.stored import open_store
+from tokenmill.cli.flags import stored_names
 from tokenmill.cli.loading import say, size
 from tokenmill.core.errors import ParameterError
 
-NAME = typer.Argument(..., metavar="NAME", help="A stored model; `tokenmill list` shows them.")
+NAME = typer.Argument(
+    ..., metavar="NAME", help="A stored model; `tokenmill list` shows them.", autocompletion=stored_names
+)
 
 
 Part = Literal["modelfile", "parameters", "template", "system", "license"]
@@ -60,7 +63,9 @@ def show(
         typer.echo("\n".join(words.license))
 
 
-def rm(names: list[str] = typer.Argument(..., metavar="NAME...", help="Stored models.")) -> None:
+def rm(
+    names: list[str] = typer.Argument(..., metavar="NAME...", help="Stored models.", autocompletion=stored_names),
+) -> None:
     """Forget stored models. Files that came with `pull` go with the last model that needs them; others stay."""
     store = open_store()
     for name in names:
@@ -71,7 +76,7 @@ def rm(names: list[str] = typer.Argument(..., metavar="NAME...", help="Stored mo
 
 
 def cp(
-    source: str = typer.Argument(..., metavar="SOURCE", help="A stored model."),
+    source: str = typer.Argument(..., metavar="SOURCE", help="A stored model.", autocompletion=stored_names),
     target: str = typer.Argument(..., metavar="TARGET", help="Its other name."),
 ) -> None:
     """Store a model under another name as well."""

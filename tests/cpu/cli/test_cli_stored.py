@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tokenmill.checkpoint.stored import open_store
-from tokenmill.cli.flags import settle_stored
+from tokenmill.cli.flags import settle_stored, stored_names
 from tokenmill.cli.main import app
 from tokenmill.core.config import make_server_config
 from tokenmill.server.many.file import name_models
@@ -61,6 +61,7 @@ def test_a_model_is_made_told_of_and_removed(place: Path) -> None:
     assert {row[0] for row in rows()[1:]} == {"tiny:latest", "mill:latest", "team/mill:v1"}
     by_name = {row[0]: row for row in rows()[1:]}
     assert by_name["mill:latest"][1] == by_name["team/mill:v1"][1] != by_name["tiny:latest"][1]
+    assert stored_names("m") == ["mill"] and stored_names("zz") == []
     shown = run("show", "mill").stdout
     assert "SYSTEM Be brief." in shown and "PARAMETER num_ctx 256" in shown and "MESSAGE assistant Ho" in shown
     (place / "Again").write_text(run("show", "mill", "--only", "modelfile").stdout)
@@ -142,7 +143,7 @@ def test_ps_and_stop_ask_a_server() -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             asked.append((self.path, body))
             good = body["model"] == "a"
-            self._say(200 if good else 404, {"done": True} if good else {"error": "there is no such model"})
+            self._say(200 if good else 404, {"done_reason": "unload"} if good else {"error": "there is no such model"})
 
         def _say(self, status: int, found: Any) -> None:
             data = json.dumps(found).encode()

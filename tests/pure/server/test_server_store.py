@@ -132,6 +132,10 @@ async def test_hostile_names_say_nothing_of_this_machine(served: Served) -> None
         }.items():
             answer = await served.post(path, body)
             assert answer.status_code in (400, 404), (path, answer.text)
+    for path, body in {"pull": {"model": "fake"}, "create": {"model": "fake", "from": "weights"},
+                       "copy": {"source": "weights", "destination": "fake"}}.items():  # fmt: skip
+        answer = await served.post(f"/api/{path}", body)
+        assert answer.status_code == 400 and "started with a model 'fake'" in answer.json()["error"]
     assert open_store().entries() == ([], [])
 
 

@@ -69,6 +69,12 @@ class Changes:
             raise HttpError(403, "This key may use some models, and change none.")
         return self.store
 
+    def check_free(self, name: str) -> None:
+        """Refuse to store a model under the name of one that the server was started with."""
+        short = short_name(full_name(name))
+        if self.context.house.models.find(short) is not None and self.stored(short) is None:
+            raise HttpError(400, f"The server was started with a model {short!r}: choose another name.", param="model")
+
     def stored(self, name: str) -> StoredModel | None:
         """The stored model behind a name that requests use."""
         return next((found for found, own in self.known.values() if name in (short_name(found.name), own)), None)

@@ -49,12 +49,15 @@ def add_model_routes(app: FastAPI, context: Context, changes: Changes) -> None:
         """Store a model of the hub, or of the folder that clients may use."""
         store = changes.check(request)
         body = await read_body(context, request, PullRequest)
+        if may_be_name(body.named()):
+            changes.check_free(body.named())
         return await _answer(changes, body, partial(_pull, changes, store, body.named()))
 
     async def make(request: Request) -> Response:
         """Store a model that is made from another one."""
         store = changes.check(request)
         body = await read_body(context, request, CreateRequest)
+        changes.check_free(body.named())
         recipe = await in_thread(partial(recipe_of, body))
         return await _answer(changes, body, partial(_create, changes, store, recipe))
 
@@ -62,6 +65,7 @@ def add_model_routes(app: FastAPI, context: Context, changes: Changes) -> None:
         """Store a model under another name."""
         store = changes.check(request)
         body = await read_body(context, request, CopyRequest)
+        changes.check_free(body.destination)
         await in_thread(lambda: store.copy(body.source, body.destination))
         await changes.sync()
         return Response(b"", 200)

@@ -188,7 +188,12 @@ def _shown(context: Context, name: str) -> dict[str, Any]:
 def listed_entry(changes: Changes, shown: Shown) -> dict[str, Any]:
     """A model in a list: as its manifest has it, if it is stored."""
     other = changes.stored(shown.name)
-    return entry(shown) if other is None else told(changes.store, other)
+    return entry(shown) if other is None else {**told(changes.store, other), **_called(shown.name)}
+
+
+def _called(name: str) -> dict[str, str]:
+    tagged = name if ":" in name else f"{name}:latest"
+    return {"name": tagged, "model": tagged}
 
 
 def served(context: Context, name: str) -> str:
@@ -264,12 +269,10 @@ def _presence(shown: Shown) -> dict[str, Any]:
 def entry(shown: Shown) -> dict[str, Any]:
     """A model in a list."""
     name = shown.name
-    tagged = name if ":" in name else f"{name}:latest"
     files = _files_of(shown.root)
     known = shown.info.details if shown.info is not None else {}
     return {
-        "name": tagged,
-        "model": tagged,
+        **_called(name),
         "modified_at": now() if files is None else moment(files.modified),
         "size": known.get("weight_bytes", shown.entry.size) if files is None else files.size,
         "digest": hashlib.sha256(f"{shown.root}\0{name}".encode()).hexdigest(),
