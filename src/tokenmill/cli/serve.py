@@ -15,7 +15,15 @@ import typer
 
 from tokenmill.cli.ahead import lacks_template
 from tokenmill.cli.command import Verb
-from tokenmill.cli.flags import engine_flags, option_flags, other_flags, settle_others, settle_stored, with_flags
+from tokenmill.cli.flags import (
+    engine_flags,
+    option_flags,
+    other_flags,
+    settle_others,
+    settle_stored,
+    stored_names,
+    with_flags,
+)
 from tokenmill.cli.loading import say, size, waiting_told
 from tokenmill.core.config import (
     GROUPS,
@@ -33,7 +41,10 @@ if TYPE_CHECKING:
     from tokenmill.server.many.entry import Spec
 
 MODELS = typer.Argument(
-    None, metavar="MODEL...", help="Folder, .gguf file, hub name, or `demo` (the default); several load when asked for."
+    None,
+    metavar="MODEL...",
+    help="Folder, .gguf file, stored or hub name, or `demo` (the default); several load when asked for.",
+    autocompletion=stored_names,
 )
 SERVER_FLAGS = option_flags(SERVER_GROUPS)
 NAMES = "--served-model-name"
