@@ -24,6 +24,7 @@ from tokenmill.checkpoint.folder import open_checkpoint, read_config
 from tokenmill.checkpoint.new_folder import check_free
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.core.model import Checkpoint
+from tokenmill.models.text_part import outer_of
 from tokenmill.quant.convert import (
     REPORT,
     LayerError,
@@ -95,6 +96,11 @@ def _check(job: Job) -> dict[str, Any]:
     config = read_config(job.source)
     if config.get("quantization_config"):
         raise ModelError(f"{job.source} is already quantised; start from the unquantised model.")
+    if outer_of(config) is not None:
+        raise ModelError(
+            f"{job.source} also sees or hears: its text part cannot be calibrated here yet. Rounding to the nearest "
+            "value can do it, and so can --quantization at the load."
+        )
     check_free(job.target)
     assert job.tokens is not None or not recipes.calibrates(job.recipe), "this method calibrates"
     return config
