@@ -44,7 +44,9 @@ def chosen(params: RowSampling, x: torch.Tensor, count: int) -> tuple[list[int],
     for first in range(0, count, 500):
         here = min(500, count - first)
         at = torch.zeros(here, dtype=torch.int64), PROMPT - 1 + first + torch.arange(here)
-        ask = Ask([0] * here, torch.zeros(1, 8, dtype=torch.int32), functools.partial(tuple, at), lambda: count + PROMPT)
+        ask = Ask(
+            [0] * here, torch.zeros(1, 8, dtype=torch.int32), functools.partial(tuple, at), lambda: count + PROMPT
+        )
         sampled, marked = choose(x.expand(here, -1).clone(), ask, table, KERNELS)
         assert torch.equal(sampled.ids, marked)
         found += sampled.ids.tolist()
