@@ -42,7 +42,7 @@ async def test_two_models_share_a_gpu(tmp_path: Path) -> None:
             right = [await say(client, name) for name in NAMES]
             one, two = models.entries.values()
             assert right[0] != right[1] and one.unit is not None and two.unit is not None
-            assert models.bounds.memory is not None and 0 < one.size + two.size <= models.bounds.memory
+            assert 0 < one.size + two.size <= (models.memory_of("cuda") or 0)
             models.bounds = Bounds(max(one.size, two.size) + 1)
             await models.unload(two)
             for name, tokens in (("two", right[1]), ("one", right[0])):

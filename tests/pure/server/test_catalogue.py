@@ -157,6 +157,15 @@ async def test_what_was_measured_counts_instead_of_what_was_predicted() -> None:
     assert sorted(world.alive()) == ["b", "c"] and models.entries["a"].size == 25
 
 
+async def test_each_device_has_its_own_memory() -> None:
+    world = World()
+    models = catalogue(world, spec("a"), spec("b"), memory=10)
+    models.add(Spec(make_config({}, model="c", device="cuda:1"), memory=10))
+    for name in "abc":
+        await models.load(models.entries[name])
+    assert world.alive() == ["b", "c"]
+
+
 async def test_groups_and_loners() -> None:
     world = World()
     groups = frozenset({"big"})
@@ -324,7 +333,7 @@ async def test_sizes_are_asked_for_once_and_shares_of_the_cache_are_set() -> Non
         await models.load(entry)
     demo, other = models.entries.values()
     assert asked == [["demo"], ["/nowhere/x"]]  # what is not here is asked for when it is needed
-    assert models.bounds.memory == 100 and demo.size == 21 + 2 and other.size == 30
+    assert models.memory_of("auto") == 100 and demo.size == 21 + 2 and other.size == 30
     assert demo.spec.engine.cache.kv_cache_memory_bytes == 8
 
 
@@ -336,4 +345,4 @@ async def test_models_that_cannot_be_counted_are_loaded_all_the_same() -> None:
     models = Catalogue(world.make, predict=Survey(specs, None, ask).size_of)
     world.gate.set()
     await models.load(models.add(specs[0]))
-    assert world.alive() == ["a"] and models.bounds.memory is None
+    assert world.alive() == ["a"] and models.memory_of("auto") is None
