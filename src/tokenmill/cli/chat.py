@@ -178,7 +178,8 @@ async def _answer(llm: AsyncLLM, talk: Conversation, manner: Manner) -> None:
     if dropped:
         _tell(f"(the context is full: the oldest {dropped} messages are forgotten)")
     prompt, ids = await asyncio.to_thread(lambda: llm.reader.chat(talk.messages(), **extra))
-    params = _params(llm, talk, min(manner.most or context, context - len(ids)))
+    usual = manner.most or built.generation.get("max_new_tokens") or context
+    params = _params(llm, talk, min(usual, context - len(ids)))
     if talk.settings.tools and form.calls is None:
         raise ParameterError("This model's chat template shows no form for tool calls; /tools takes the tools away.")
     turn, params = plan_turn(form, _wish(talk), params, prompt, tokenizer=tokenizer, template=template)

@@ -26,7 +26,6 @@ def check_before_loading(server: ServerConfig) -> None:
     check_entry(server)
     _check_record(server.serve)
     read_prices(server.limits.prices)
-    check_opening(server.messages.opening)
     if server.serve.otlp_traces_endpoint:
         check_endpoint(server.serve.otlp_traces_endpoint)
 
@@ -34,6 +33,7 @@ def check_before_loading(server: ServerConfig) -> None:
 def check_entry(server: ServerConfig) -> None:
     """The same for what each of several models may have of its own."""
     read_template(server.serve.chat_template)
+    check_opening(server.messages.opening)
     find_format(None, server.messages.tool_call_parser, server.messages.reasoning_parser)
 
 

@@ -74,6 +74,13 @@ def test_defaults():
     ]
 
 
+def test_defaults_that_stored_models_state():
+    any_way = {"presence_penalty": 0.5, "frequency_penalty": 0.25, "repeat_last_n": 64, "stop": ["x"], "seed": 3}
+    said = {**any_way, "mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.2, "temperature": 0.5}
+    assert default_params(said) == SamplingParams(**said)
+    assert default_params({**said, "do_sample": False}) == SamplingParams(temperature=0.0, **any_way)
+
+
 def test_the_docs_hold_these_lists():
     page = (Path(__file__).parents[3] / "docs/model-folders.md").read_text()
     done, rest = page.split("## generation_config.json")[1].split("Not applied, and named")

@@ -11,7 +11,13 @@ import pytest
 
 from tests.pure.server.conftest import Served, Starter
 from tokenmill.checkpoint.stored import open_store
+from tokenmill.core.errors import ParameterError
+from tokenmill.core.request import SamplingParams
+from tokenmill.server.context import RequestLimits
 from tokenmill.server.ollama.changes import OFF
+from tokenmill.server.openai.sampling import sampling_params
+from tokenmill.server.openai.schemas import CompletionRequest
+from tokenmill.server.opening import check_opening
 
 FAKE = ["fake:latest", "other:latest"]
 BAD = [
@@ -228,3 +234,25 @@ async def test_openings_stand_before_conversations(start: Starter, monkeypatch: 
         assert first.json()["prompt_eval_count"] == second.json()["prompt_eval_count"]
     raw = {"model": "fake", "prompt": "abc", "raw": True, "stream": False}
     assert (await served.post("/api/generate", raw)).json()["prompt_eval_count"] == 3
+
+
+@pytest.mark.parametrize("opening", [
+    {"sistem": "x"}, {"system": 3}, {"messages": "x"}, {"messages": [3]}, {"messages": [{"role": "user"}]},
+    {"messages": [{"role": "tool", "content": "x"}]}, {"messages": [{"role": "user", "content": 3}]},
+    {"messages": [{"role": "user", "content": "x", "name": "y"}]},
+])  # fmt: skip
+def test_bad_openings_are_refused(opening: dict[str, Any]) -> None:
+    with pytest.raises(ParameterError, match="--opening is"):
+        check_opening(opening)
+
+
+def test_stored_parameters_are_defaults_of_requests() -> None:
+    stored = {"stop": ["x"], "presence_penalty": 0.5, "frequency_penalty": 0.25, "seed": 3, "mirostat": 2, "top_k": 7}
+
+    def read(**given: Any) -> SamplingParams:
+        body = CompletionRequest.model_validate({"prompt": "a", **given})
+        return sampling_params(body, stored, RequestLimits(), max_tokens=4, logprobs=None)
+
+    assert read() == SamplingParams(max_tokens=4, **stored)
+    mine = {"stop": ["y"], "presence_penalty": 0.0, "frequency_penalty": -1.0, "seed": 4, "mirostat": 0, "top_k": 1}
+    assert read(**mine) == SamplingParams(max_tokens=4, **mine)

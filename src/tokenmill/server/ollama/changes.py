@@ -18,6 +18,7 @@ import msgspec
 from fastapi import Request
 
 from tokenmill.checkpoint.entry import Entry as StoredModel
+from tokenmill.checkpoint.hub import Hub
 from tokenmill.checkpoint.names import full_name, may_be_name, short_name
 from tokenmill.checkpoint.pull import Progress, Tell
 from tokenmill.checkpoint.store import NoSuchModelError, Store
@@ -60,6 +61,12 @@ class Changes:
     def store(self) -> Store:
         """This machine's models."""
         return open_store()
+
+    @property
+    def hub(self) -> Hub:
+        """How this server downloads."""
+        files = self.context.house.models.first.spec.engine.files
+        return Hub(files.download_dir, files.hf_token)
 
     def check(self, request: Request) -> Store:
         """The store, if this client may change it."""

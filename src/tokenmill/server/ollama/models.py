@@ -18,7 +18,6 @@ from starlette.responses import Response
 from tokenmill.checkpoint.blobs import Incoming, read_digest
 from tokenmill.checkpoint.entry import Entry
 from tokenmill.checkpoint.gguf_file import open_gguf
-from tokenmill.checkpoint.hub import Hub
 from tokenmill.checkpoint.modelfile import read_modelfile
 from tokenmill.checkpoint.names import may_be_name, short_name
 from tokenmill.checkpoint.parameters import written
@@ -144,7 +143,7 @@ def _pull(changes: Changes, store: Store, name: str, tell: Tell) -> None:
         tell(Progress("pulling manifest"))
         pull_local(store, path, name if may_be_name(name) and not name.endswith(".gguf") else None)
     elif "/" in name:
-        pull_hub(store, name, None, Hub(), tell)
+        pull_hub(store, name, None, changes.hub, tell)
     else:
         raise NoSuchModelError(
             f"pull model manifest: file does not exist: {name[:100]!r} is no name of the hub (OWNER/NAME), and nothing "
@@ -153,7 +152,7 @@ def _pull(changes: Changes, store: Store, name: str, tell: Tell) -> None:
 
 
 def _create(changes: Changes, store: Store, recipe: Recipe, tell: Tell) -> None:
-    create(store, recipe, Reach(changes.find), tell)
+    create(store, recipe, Reach(changes.find, changes.hub), tell)
 
 
 def _delete(store: Store, name: str) -> None:
