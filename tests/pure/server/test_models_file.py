@@ -103,7 +103,12 @@ def test_several_names_are_several_models() -> None:
 
 def test_the_command_takes_a_file_or_several_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr("tokenmill.server.run.serve_models", lambda *a, **k: seen.append((*a, k)) or 0)
+
+    def serve(*given: Any, **more: Any) -> int:
+        seen.append((*given, more))
+        return 0
+
+    monkeypatch.setattr("tokenmill.server.run.serve_models", serve)
     monkeypatch.setattr("tokenmill.server.logs.set_up_logs", lambda options: None)
     path = tmp_path / "models.yaml"
     path.write_text(FILE)

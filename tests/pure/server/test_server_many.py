@@ -104,7 +104,7 @@ async def build() -> AsyncIterator[Any]:
         await city.house.models.close()
 
 
-ASKED = {
+ASKED: dict[str, tuple[dict[str, Any], Any]] = {
     "/v1/chat/completions": ({"messages": TALK}, lambda a: a["choices"][0]["message"]["content"]),
     "/v1/completions": ({"prompt": "x", "max_tokens": 40}, lambda a: a["choices"][0]["text"]),
     "/invocations": ({"messages": TALK}, lambda a: a["choices"][0]["message"]["content"]),
