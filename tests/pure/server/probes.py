@@ -245,8 +245,8 @@ PROBES: dict[str, dict[str, Probe]] = {
         "stream": ({}, True, False),
     },
     "ollama.CreateRequest": {
-        "model": ({}, "mine", "other"),
-        "name": ({"model": ABSENT}, "mine", "other"),
+        "model": ({}, "mine", "yours"),
+        "name": ({"model": ABSENT}, "mine", "yours"),
         "stream": ({}, True, False),
         "modelfile": ({"from": ABSENT}, "FROM weights", "FROM weights\nSYSTEM Be brief."),
         "from": ({}, "weights", "nope"),
