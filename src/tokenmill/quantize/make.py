@@ -267,9 +267,8 @@ def _finish(job: Job, config: dict[str, Any], ckpt: Checkpoint, chosen: set[str]
         shards.close()
         bits = {name.removesuffix(".weight"): made.bits.get(name, int(job.recipe.bits)) for name in sorted(chosen)}
         ignore = sorted(n.removesuffix(".weight") for n in linear_names(ckpt) - chosen | {"lm_head.weight"})
-        write_json(
-            finished / "config.json", {**config, "quantization_config": recipes.config(job.recipe, bits, ignore)}
-        )
+        said = recipes.config(job.recipe, bits, ignore)
+        write_json(finished / "config.json", config if said is None else {**config, "quantization_config": said})
         report = {"recipe": asdict(job.recipe), "weights": [asdict(e) for e in made.errors],
                   "unreached": made.unreached, "moved": made.moved, "bits": made.bits}  # fmt: skip
         write_json(finished / REPORT, report)
