@@ -136,7 +136,7 @@ def _log_exponential(i, key, PRECISE: tl.constexpr):
     if PRECISE:
         return libdevice.log(-libdevice.log1p(-v))
     u = 1.0 - v  # the interpreter has no log1p
-    return tl.log(tl.where(u == 1.0, v, tl.log(u) * v / (u - 1.0)))
+    return tl.log(tl.where(u == 1.0, v, tl.log(u) * v / tl.where(u == 1.0, 1.0, u - 1.0)))
 
 
 @triton.jit(
