@@ -204,6 +204,13 @@ def _exaone4(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
     return {"sliding_window": window or None, "sliding_window_pattern": 4 if window else None, "layer_types": kinds}
 
 
+def _glm4(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
+    """Of a model that also sees, the converter puts the rows of queries and keys in another order."""
+    if meta.metadata.get("glm4.rope.dimension_sections") is not None:
+        raise meta.fail("glm4.rope.dimension_sections (the text part of GLM-4.1V) is not supported")
+    return {}
+
+
 def _granite(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
     return {
         "embedding_multiplier": meta.number("embedding_scale", 1.0),
@@ -268,6 +275,8 @@ def _starcoder2(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
 _OWN: dict[str, Callable[[Meta, dict[str, Any]], dict[str, Any]]] = {
     "llama": _llama,
     "qwen3moe": _qwen3moe,
+    "qwen3vlmoe": _qwen3moe,
+    "glm4": _glm4,
     "phi3": _phi3,
     "gemma2": _gemma,
     "gemma3": _gemma,

@@ -145,6 +145,17 @@ def _latent_yarn(meta: Meta, longest: int) -> Config | None:
     }  # fmt: skip
 
 
+def _qwen2moe(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
+    """No published model of this family makes the shares of the chosen experts add up to one."""
+    sizes = _sizes(meta, "qwen2_moe")
+    return {
+        **sizes, **_heads(meta, tensors, sizes["num_hidden_layers"]), **_experts(meta, "num_experts"),
+        "hidden_act": "silu", "norm_topk_prob": False, "intermediate_size": meta.whole("feed_forward_length"),
+        "moe_intermediate_size": meta.whole("expert_feed_forward_length"), "decoder_sparse_step": 1,
+        "shared_expert_intermediate_size": meta.whole("expert_shared_feed_forward_length"),
+    }  # fmt: skip
+
+
 def _qwen3next(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     sizes = _sizes(meta, "qwen3_next")
     heads = _heads(meta, tensors, sizes["num_hidden_layers"])
@@ -370,6 +381,7 @@ CONFIGS: dict[str, Callable[[Meta, Tensors, Factors], Config]] = {
     "mamba2": _mamba2,
     "nemotron_h": _nemotron_h,
     "nemotron_h_moe": _nemotron_h,
+    "qwen2moe": _qwen2moe,
     "qwen3next": _qwen3next,
 }
 """Architectures that are read here."""

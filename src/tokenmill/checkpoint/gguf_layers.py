@@ -151,6 +151,11 @@ LAYERS: dict[str, Names] = {
         "attn_kv_a_norm.weight": "self_attn.kv_a_layernorm.weight",
         "attn_kv_b.weight": "self_attn.kv_b_proj.weight",
     }, _STACKS, top=_TOP),
+    "qwen2moe": Names({
+        **_attention(), **_BEFORE, **_shared("mlp.shared_expert"), "ffn_gate_inp.weight": "mlp.gate.weight",
+        "ffn_norm.weight": "post_attention_layernorm.weight",
+        "ffn_gate_inp_shexp.weight": ("mlp.shared_expert_gate.weight", _one_row),
+    }, _STACKS, top=_TOP),
     "qwen3next": Names({
         **_attention(), **{name: (ours, _less) for name, ours in _HEAD_NORMS.items() if isinstance(ours, str)},
         **_feed("mlp"), **_shared("mlp.shared_expert"), "attn_norm.weight": ("input_layernorm.weight", _less),

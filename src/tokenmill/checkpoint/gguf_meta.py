@@ -51,6 +51,10 @@ ARCHITECTURES = {
     "nemotron_h": "NemotronHForCausalLM",
     "nemotron_h_moe": "NemotronHForCausalLM",
     "qwen3next": "Qwen3NextForCausalLM",
+    "qwen2moe": "Qwen2MoeForCausalLM",
+    "qwen2vl": "Qwen2ForCausalLM",
+    "qwen3vl": "Qwen3ForCausalLM",
+    "qwen3vlmoe": "Qwen3MoeForCausalLM",
 }
 MAX_LAYERS = 10_000
 MAX_EXPERTS = 4096

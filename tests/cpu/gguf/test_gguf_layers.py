@@ -51,6 +51,13 @@ CASES: dict[str, tuple[str, Any]] = {
     "qwen3next": ("QWEN3NEXT", hf.Qwen3NextConfig(
         **BASE, **DELTA, **MIX, head_dim=16, shared_expert_intermediate_size=40, norm_topk_prob=True,
         layer_types=["linear_attention"] * 3 + ["full_attention"])),
+    "qwen2moe": ("QWEN2MOE", hf.Qwen2MoeConfig(
+        **BASE, **MIX, shared_expert_intermediate_size=40, norm_topk_prob=False)),
+    "glm4": ("GLM4", hf.Glm4Config(
+        **BASE, head_dim=16, attention_bias=True, pad_token_id=0, eos_token_id=[1])),
+    "qwen2vl": ("QWEN2VL", hf.Qwen2Config(**BASE)),
+    "qwen3vl": ("QWEN3VL", hf.Qwen3Config(**BASE, head_dim=16)),
+    "qwen3vlmoe": ("QWEN3VLMOE", hf.Qwen3MoeConfig(**BASE, **MIX, head_dim=16, norm_topk_prob=True)),
     "gemma4": ("GEMMA4", hf.Gemma4TextConfig(**GEMMA4, pad_token_id=0)),
     "gemma4-moe": ("GEMMA4", hf.Gemma4TextConfig(
         **{**GEMMA4, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "use_double_wide_mlp": False},
@@ -194,9 +201,14 @@ def bias(name: str, x: Tensor, c: C) -> dict[str, Tensor]:
     return latent(name, x, c) if "kv_lora_rank" in c else states(name, x, c)
 
 
+def plain(name: str, x: Tensor, c: C) -> dict[str, Tensor]:
+    return {name: x[0] if name.endswith("shared_expert_gate.weight") else x}
+
+
 CHANGES: dict[str, Callable[[str, Tensor, C], dict[str, Tensor]]] = {
-    "GLM4_MOE": bias, "DEEPSEEK2": bias, "QWEN3NEXT": delta, "GEMMA4": gemma, "GRANITE_HYBRID": granite, "LFM2": bias,
-    "LFM2MOE": bias, "FALCON_H1": falcon, "NEMOTRON_H": woven, "NEMOTRON_H_MOE": woven, "MAMBA": states,
+    **dict.fromkeys(("GLM4", "QWEN2MOE", "QWEN2VL", "QWEN3VL", "QWEN3VLMOE"), plain),
+    **dict.fromkeys(("GLM4_MOE", "DEEPSEEK2", "LFM2", "LFM2MOE"), bias), "QWEN3NEXT": delta, "GEMMA4": gemma,
+    "GRANITE_HYBRID": granite, "FALCON_H1": falcon, "NEMOTRON_H": woven, "NEMOTRON_H_MOE": woven, "MAMBA": states,
     "MAMBA2": second_states, "JAMBA": states,
 }  # fmt: skip
 
@@ -424,6 +436,7 @@ def test_quantised_files_keep_their_numbers(name: str, tmp_path: Path) -> None:
         ("deepseek2-v3", {"deepseek2.rope.scaling.yarn_log_multiplier": None}, "yarn with a rope.scaling.yarn_log"),
         ("glm4moe", {"glm4moe.expert_gating_func": 1}, "expert_gating_func is not supported"),
         ("gemma4", {"gemma4.attention.sliding_window_pattern": 6}, "must say it for each of 4 layers"),
+        ("glm4", {"glm4.rope.dimension_sections": [8, 12, 12, 0]}, "glm4.rope.dimension_sections"),
         ("gemma4", {"gemma4.rope.dimension_count_swa": 8}, "rotate a part of each head"),
         ("granitehybrid", {"granitehybrid.attention.scale": None}, "Bamba"),
         ("nemotron_h_moe", {"nemotron_h_moe.moe_latent_size": 8}, "moe_latent_size"),
