@@ -11,12 +11,12 @@ from tokenmill.core.forward import NormSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.common import Scratch  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
-from tokenmill.kernels.triton.narrow import NarrowMatrix, pack4, pack8, unpack4  # noqa: E402
-from tokenmill.kernels.triton.narrow_gemv import narrow_gemv  # noqa: E402
-from tokenmill.kernels.triton.narrow_linear import narrow_operation  # noqa: E402
-from tokenmill.kernels.triton.narrow_round import round_rows, widened  # noqa: E402
-from tokenmill.kernels.triton.narrow_thin import narrow_thin  # noqa: E402
-from tokenmill.kernels.triton.narrow_wide import narrow_wide  # noqa: E402
+from tokenmill.kernels.triton.quantised.narrow import NarrowMatrix, pack4, pack8, unpack4  # noqa: E402
+from tokenmill.kernels.triton.quantised.narrow_gemv import narrow_gemv  # noqa: E402
+from tokenmill.kernels.triton.quantised.narrow_linear import narrow_operation  # noqa: E402
+from tokenmill.kernels.triton.quantised.narrow_round import round_rows, widened  # noqa: E402
+from tokenmill.kernels.triton.quantised.narrow_thin import narrow_thin  # noqa: E402
+from tokenmill.kernels.triton.quantised.narrow_wide import narrow_wide  # noqa: E402
 
 REFERENCE = ReferenceKernels()
 FP8 = torch.float8_e4m3fn

@@ -27,30 +27,22 @@ from tokenmill.core.forward import (
     SpaceSpec,
 )
 from tokenmill.kernels.reference import ReferenceKernels
-from tokenmill.kernels.triton import adapters, pointwise
-from tokenmill.kernels.triton.choose import choose, greedy
-from tokenmill.kernels.triton.chunks import can_chunk, chunked_delta_
+from tokenmill.kernels.triton import pointwise
+from tokenmill.kernels.triton.attention.decode import attend_one, decode_config, early_keys
+from tokenmill.kernels.triton.attention.gathered import arrange, attend_long, can_gather
+from tokenmill.kernels.triton.attention.latent import attend_latent, prepare_latent, serves
+from tokenmill.kernels.triton.attention.prefill import attend_many
+from tokenmill.kernels.triton.attention.prepare import can_prepare, prepare_qkv, whole_scales
+from tokenmill.kernels.triton.attention.shared import attend_shared, can_share, common_entries, shared_parts
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts, multiprocessors, shared_memory
-from tokenmill.kernels.triton.cuts import least_kept
-from tokenmill.kernels.triton.decode import attend_one, decode_config, early_keys
-from tokenmill.kernels.triton.gathered import arrange, attend_long, can_gather
-from tokenmill.kernels.triton.gemv import gemv
-from tokenmill.kernels.triton.latent import attend_latent, prepare_latent, serves
+from tokenmill.kernels.triton.experts.mixture import pack_mixture
+from tokenmill.kernels.triton.experts.route import route
 from tokenmill.kernels.triton.launch import Launch
-from tokenmill.kernels.triton.mixture import pack_mixture
-from tokenmill.kernels.triton.narrow import NarrowMatrix, can_pack4, can_pack8, pack4, pack8
-from tokenmill.kernels.triton.narrow_linear import measured_narrow, narrow_linear
-from tokenmill.kernels.triton.prefill import attend_many
-from tokenmill.kernels.triton.prepare import can_prepare, prepare_qkv, whole_scales
-from tokenmill.kernels.triton.recurrent import ALL, SHORT, delta_rule_, gated_norm, short_conv_
-from tokenmill.kernels.triton.route import route
-from tokenmill.kernels.triton.shared import attend_shared, can_share, common_entries, shared_parts
-from tokenmill.kernels.triton.space import selective_scan_, state_space_
-from tokenmill.kernels.triton.steady import steady
-from tokenmill.kernels.triton.stepping import accept_, advance_, gather_rows
-from tokenmill.kernels.triton.thin import thin
-from tokenmill.kernels.triton.unfit import UNFIT, else_reference, note_unfit
-from tokenmill.kernels.triton.ways import (
+from tokenmill.kernels.triton.products import adapters
+from tokenmill.kernels.triton.products.gemv import gemv
+from tokenmill.kernels.triton.products.steady import steady
+from tokenmill.kernels.triton.products.thin import thin
+from tokenmill.kernels.triton.products.ways import (
     FEW,
     Sample,
     Way,
@@ -61,6 +53,15 @@ from tokenmill.kernels.triton.ways import (
     samples,
     wide_way,
 )
+from tokenmill.kernels.triton.quantised.narrow import NarrowMatrix, can_pack4, can_pack8, pack4, pack8
+from tokenmill.kernels.triton.quantised.narrow_linear import measured_narrow, narrow_linear
+from tokenmill.kernels.triton.sampling.choose import choose, greedy
+from tokenmill.kernels.triton.sampling.cuts import least_kept
+from tokenmill.kernels.triton.states.chunks import can_chunk, chunked_delta_
+from tokenmill.kernels.triton.states.recurrent import ALL, SHORT, delta_rule_, gated_norm, short_conv_
+from tokenmill.kernels.triton.states.space import selective_scan_, state_space_
+from tokenmill.kernels.triton.states.stepping import accept_, advance_, gather_rows
+from tokenmill.kernels.triton.unfit import UNFIT, else_reference, note_unfit
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _WIDEST = 1 << 15
@@ -271,7 +272,7 @@ class TritonKernels(ReferenceKernels):
         if norm is not None:
             x = self.norm(x, norm)
         if way[0] != "blas":
-            from tokenmill.kernels.triton.wide import wide  # the interpreter cannot load it
+            from tokenmill.kernels.triton.products.wide import wide  # the interpreter cannot load it
 
             residual = None if residual is None else residual.contiguous()
             return wide(x.contiguous(), weight, residual, gated=act is not None)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.triton.common import Scratch
-from tokenmill.kernels.triton.ways import Way
+from tokenmill.kernels.triton.products.ways import Way
 
 
 @dataclass(slots=True)

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from tokenmill.core.forward import ForwardContext, Mixture, NormSpec, Weight
 from tokenmill.kernels.triton.common import act_parts, copy_engine
-from tokenmill.kernels.triton.experts import combine, one_down, one_up
-from tokenmill.kernels.triton.grouped import STEADY, grouped, looks, pairs_per_tile
+from tokenmill.kernels.triton.experts.experts import combine, one_down, one_up
+from tokenmill.kernels.triton.experts.grouped import STEADY, grouped, looks, pairs_per_tile
+from tokenmill.kernels.triton.experts.narrow_grouped import NarrowStack, can_stack, narrow_grouped
+from tokenmill.kernels.triton.experts.route import pick, route
+from tokenmill.kernels.triton.experts.route_few import pick_few, splits
+from tokenmill.kernels.triton.experts.sorting import Sorted, sort_pairs
 from tokenmill.kernels.triton.launch import Experts, Launch
-from tokenmill.kernels.triton.narrow_grouped import NarrowStack, can_stack, narrow_grouped
-from tokenmill.kernels.triton.route import pick, route
-from tokenmill.kernels.triton.route_few import pick_few, splits
-from tokenmill.kernels.triton.sorting import Sorted, sort_pairs
 
 FEW_TOKENS = 64
 """Tokens up to which every program of the router may read its rows again."""

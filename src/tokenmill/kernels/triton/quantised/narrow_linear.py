@@ -22,12 +22,12 @@ from torch import Tensor
 from tokenmill.core.forward import Act, NormSpec
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts
 from tokenmill.kernels.triton.launch import Launch
-from tokenmill.kernels.triton.narrow import BLOCK, NarrowMatrix
-from tokenmill.kernels.triton.narrow_gemv import narrow_gemv
-from tokenmill.kernels.triton.narrow_round import round_rows, widened
-from tokenmill.kernels.triton.narrow_thin import narrow_thin
-from tokenmill.kernels.triton.narrow_wide import narrow_wide
-from tokenmill.kernels.triton.ways import Way
+from tokenmill.kernels.triton.products.ways import Way
+from tokenmill.kernels.triton.quantised.narrow import BLOCK, NarrowMatrix
+from tokenmill.kernels.triton.quantised.narrow_gemv import narrow_gemv
+from tokenmill.kernels.triton.quantised.narrow_round import round_rows, widened
+from tokenmill.kernels.triton.quantised.narrow_thin import narrow_thin
+from tokenmill.kernels.triton.quantised.narrow_wide import narrow_wide
 
 RUNGS = (1, 8, 16, 32, 64, 128, 256, 512)
 """Rows for which ways differ."""

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tokenmill.core.forward import NormSpec
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts, begin, gated_act, plain_act, pow2, prefetch, wait
-from tokenmill.kernels.triton.narrow import BLOCK, NarrowMatrix
-from tokenmill.kernels.triton.narrow_words import bytes4, dot4, dot_float8, half_pair, halves
+from tokenmill.kernels.triton.quantised.narrow import BLOCK, NarrowMatrix
+from tokenmill.kernels.triton.quantised.narrow_words import bytes4, dot4, dot_float8, half_pair, halves
 
 KINDS = {torch.float8_e4m3fn: 0, torch.int8: 1, torch.int16: 2}
 """What a matrix holds -> what kernels call it: float8, integers of 8 bits, integers of 4 bits."""

@@ -15,11 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext
+from tokenmill.kernels.triton.attention.narrow_keys import fold_pairs, in_pairs, joined, kind_of, split_query
+from tokenmill.kernels.triton.attention.paging import FLOOR, LOG2E, bend, locate, product, rounded
+from tokenmill.kernels.triton.attention.prepare import rotated, scale_strides
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, prefetch, wait
-from tokenmill.kernels.triton.narrow_keys import fold_pairs, in_pairs, joined, kind_of, split_query
-from tokenmill.kernels.triton.narrow_words import bfloat_at
-from tokenmill.kernels.triton.paging import FLOOR, LOG2E, bend, locate, product, rounded
-from tokenmill.kernels.triton.prepare import rotated, scale_strides
+from tokenmill.kernels.triton.quantised.narrow_words import bfloat_at
 
 
 @triton.jit
