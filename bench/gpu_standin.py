@@ -164,6 +164,8 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
             yield value
         elif isinstance(getattr(value, "base", None), torch.Tensor):  # a descriptor
             yield value.base
+        elif isinstance(value, tuple):
+            yield from _tensors(value)
 
 
 def _is_there(value: Any) -> bool:
