@@ -16,8 +16,8 @@ from torch import Tensor
 
 from tokenmill.core.adapters import AdapterSites
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import KVSpec, NormSpec, RopeSpec, StateSpec
-from tokenmill.core.protocols import Checkpoint, Group, Kernels, Weight
+from tokenmill.core.forward import Kernels, KVSpec, NormSpec, RopeSpec, StateSpec, Weight
+from tokenmill.core.model import Checkpoint, Group
 from tokenmill.parallel.group import SoloGroup
 from tokenmill.quant.detect import WeightRequest, from_dense, head_scheme, load_stacked, load_weight
 

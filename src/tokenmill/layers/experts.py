@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import Act, ForwardContext, Mixture, NormSpec, RouteSpec
-from tokenmill.core.protocols import Weight
+from tokenmill.core.forward import Act, ForwardContext, Mixture, NormSpec, RouteSpec, Weight
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import Rows
 from tokenmill.layers.mlp import MLP

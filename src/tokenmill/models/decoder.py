@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import ForwardContext, KVSpec, ModelSpec, NormSpec
-from tokenmill.core.protocols import Checkpoint, Weight
+from tokenmill.core.forward import ForwardContext, KVSpec, ModelSpec, NormSpec, Weight
+from tokenmill.core.model import Checkpoint
 from tokenmill.layers.build import Build, bare
 from tokenmill.layers.embedding import Embedding, Head
 
