@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from tokenmill.models.fields import FIELDS
+from tokenmill.models.outer import OUTERS, TEXTS
 from tokenmill.models.registry import file_of
 from tokenmill.models.row import Shape
 from tokenmill.models.rules import everywhere
@@ -37,6 +38,18 @@ Transformers, more slowly: [models-elsewhere.md](models-elsewhere.md) lists them
 
 | architecture | model type | built by | layers | tested | note |
 |---|---|---|---|---|---|
+"""
+TEXT_HEAD = """
+## Text parts of models that also see or hear
+
+Such a checkpoint is served as it lies on the hub, text alone: `text_config` is the config of a family above, tensors
+lose their prefix, those of the other parts are counted in one line and not loaded, and requests with pictures or sound
+are refused. Positions of three parts (M-RoPE) are plain ones in text. `models/outer.py` lists what is known; each is
+compared with Transformers as above. Any kind of text part that is known may stand in any of them. Where neither
+config.json nor `text_config` says whether the head is the embedding, the tensors do.
+
+| architecture | model type | text part, if the file names none |
+|---|---|---|
 """
 OWN_FILES = {
     "Qwen3NextForCausalLM": "gated delta layers, gated attention, experts; drafts are not built",
@@ -125,6 +138,12 @@ def page() -> str:
         built = "a row" if row else f"`models/{file_of(name)}.py`"
         tested = "yes" if is_tested(kind, tests) else "no"
         lines.append(f"| `{name}` | `{kind}` | {built} | {layers} | {tested} | {note} |\n")
+    lines.append(TEXT_HEAD)
+    for name in sorted(OUTERS, key=str.lower):
+        outer = OUTERS[name]
+        lines.append(f"| `{name}` | `{outer.model_type}` | `{outer.text}`: `{TEXTS[outer.text].architecture}` |\n")
+    kinds = ", ".join(f"`{kind}`" for kind in sorted(TEXTS))
+    lines.append(f"\nKinds of text parts: {kinds}.\n")
     return "".join(lines)
 
 

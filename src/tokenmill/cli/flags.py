@@ -27,6 +27,7 @@ SPREAD = {"pipeline_parallel_size": "-pp"}
 _PANELS = {
     "listen": "Listening",
     "serve": "Serving",
+    "models": "Many models",
     "model": "Model",
     "files": "Files",
     "cache": "K/V cache",

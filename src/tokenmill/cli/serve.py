@@ -6,6 +6,8 @@ Must not know: torch, endpoints.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +15,26 @@ import typer
 
 from tokenmill.cli.ahead import lacks_template
 from tokenmill.cli.command import Verb
-from tokenmill.cli.flags import MODEL, engine_flags, option_flags, other_flags, settle, settle_others, with_flags
+from tokenmill.cli.flags import engine_flags, option_flags, other_flags, settle, settle_others, with_flags
 from tokenmill.cli.loading import say, size, waiting_told
-from tokenmill.core.config import GROUPS, SERVER_GROUPS, ListenOptions, all_options, make_server_config
+from tokenmill.core.config import (
+    GROUPS,
+    SERVER_GROUPS,
+    ListenOptions,
+    ServerConfig,
+    all_options,
+    make_server_config,
+)
 from tokenmill.core.config_file import read_config_file
+from tokenmill.core.errors import ParameterError
 
 if TYPE_CHECKING:
     from tokenmill.server.backend import ModelInfo
+    from tokenmill.server.many.entry import Spec
 
+MODELS = typer.Argument(
+    None, metavar="MODEL...", help="Folder, .gguf file, hub name, or `demo` (the default); several load when asked for."
+)
 SERVER_FLAGS = option_flags(SERVER_GROUPS)
 NAMES = "--served-model-name"
 MODULES = "--lora-modules"
@@ -67,19 +81,23 @@ def spread_modules(args: list[str]) -> list[str]:
 @with_flags("server", SERVER_FLAGS)
 @with_flags("others", other_flags([*all_options(GROUPS), *SERVER_FLAGS]))
 def serve(
-    model: str = MODEL,
+    model: list[str] = MODELS,
     config: Path = typer.Option(None, "--config", help="YAML file with any of these options (flags win over it)."),
     *,
     server: dict[str, Any],
     options: dict[str, Any],
     others: dict[str, Any],
 ) -> None:
-    """Serve a model over HTTP with OpenAI's API."""
+    """Serve a model over HTTP with OpenAI's API; or several, which load when they are asked for."""
     _, filed = read_config_file(config)
     meant = settle_others(others)
     ours = {name: meant.pop(name) for name in SERVER_FLAGS.keys() & meant.keys()}
-    engine_config, _ = settle(model, {**meant, **options, "config": config})
     server_config = make_server_config(**{**filed, **ours, **server})
+    given = {**meant, **options, "config": config}
+    if server_config.models.models or len(model or ()) > 1:
+        _serve_many(model or [], given, server_config)
+        return
+    engine_config, _ = settle(model[0] if model else None, given)
     from tokenmill.server.logs import set_up_logs
     from tokenmill.server.run import Hooks, serve
 
@@ -96,8 +114,9 @@ def serve(
             say(f"tokenmill: loading {name} ...")
             waiting.enter_context(waiting_told("Loading"))
 
-        def serving(url: str, info: ModelInfo) -> None:
+        def serving(url: str, info: ModelInfo | None) -> None:
             waiting.close()
+            assert info is not None
             chats = bool(server_config.serve.chat_template or (info.tokenizer and info.tokenizer.chat_template))
             say("\n".join(banner(url, info, keyed=keyed, chats=chats)))
             for line in open_doors(server_config.listen):
@@ -106,6 +125,47 @@ def serve(
         status = serve(engine_config, server_config, Hooks(loading, serving, _tell_end))
     if status:
         raise typer.Exit(status)
+
+
+def _serve_many(models: list[str], given: dict[str, Any], server: ServerConfig) -> None:
+    """Models of a file, or several that were typed."""
+    from tokenmill.server.logs import set_up_logs
+    from tokenmill.server.many.file import name_models, read_models
+    from tokenmill.server.run import Hooks, serve_models
+
+    filed, _ = read_config_file(given["config"])
+    base = {**filed, **{name: value for name, value in given.items() if name != "config"}}
+    rights: dict[str, frozenset[str]] = {}
+    if server.models.models:
+        if models or "model" in base:
+            raise ParameterError("Give --models FILE or a MODEL, not both.", param="models")
+        specs, rights, keys = read_models(Path(server.models.models), base, server)
+        server = replace(server, listen=replace(server.listen, api_key=[*(server.listen.api_key or ()), *keys] or None))
+        specs = [replace(spec, server=replace(spec.server, listen=server.listen)) for spec in specs]
+    else:
+        specs = name_models(models, base, server)
+    set_up_logs(server.serve)
+
+    def serving(url: str, info: ModelInfo | None) -> None:
+        say("\n".join(catalogue_banner(url, specs, keyed=bool(server.listen.api_key))))
+        for line in open_doors(server.listen):
+            typer.secho(line, fg="yellow", err=True)
+
+    hooks = Hooks(lambda name: say(f"tokenmill: loading {name} ..."), serving, _tell_end)
+    if status := serve_models(specs, server, hooks, rights=rights):
+        raise typer.Exit(status)
+
+
+def catalogue_banner(url: str, specs: Sequence[Spec], *, keyed: bool) -> list[str]:
+    """What there is, and where."""
+    lines = [f"{len(specs)} models; one that is not loaded loads when it is asked for"]
+    lines += [f"  {spec.names[0]}{' (loaded, and stays)' if spec.pin else ''}" for spec in specs[:20]]
+    if len(specs) > 20:
+        lines.append(f"  and {len(specs) - 20} more: /v1/models lists them")
+    where = (
+        f"listening on {url}" if url.startswith("unix:") else f"listening on {url}/v1, web page at {reachable(url)}/"
+    )
+    return [*lines, where, f"  {curl(url, specs[0].names[0], keyed=keyed)}"]
 
 
 def banner(url: str, info: ModelInfo, *, keyed: bool, chats: bool = True) -> list[str]:

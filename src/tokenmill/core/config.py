@@ -243,12 +243,24 @@ class MessageOptions:
     enable_auto_tool_choice: bool = option(True, "Accepted for compatibility; models may always call tools.")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelsOptions:
+    """Many models behind one address."""
+
+    models: str | None = option(None, "File (YAML or JSON) of models, each with its options; they load when asked for.")
+    models_memory: int | None = option(None, "Bytes for all loaded models (default: the free memory at the start).")
+    models_queue: int = option(256, "Requests that may wait for one model to load; more get 503.")
+    models_patience: float = option(30.0, "Seconds that a load waits for models with open requests to go.")
+    models_control: bool = option(False, "Clients may load and unload models (/models/load, /models/unload).")
+
+
 SERVER_GROUPS: dict[str, type] = {
     "listen": ListenOptions,
     "limits": LimitOptions,
     "patience": PatienceOptions,
     "serve": ServeOptions,
     "messages": MessageOptions,
+    "models": ModelsOptions,
 }
 """Options of the server alone; engines know nothing of them."""
 
@@ -290,6 +302,7 @@ class ServerConfig:
     patience: PatienceOptions = field(default_factory=PatienceOptions)
     serve: ServeOptions = field(default_factory=ServeOptions)
     messages: MessageOptions = field(default_factory=MessageOptions)
+    models: ModelsOptions = field(default_factory=ModelsOptions)
 
 
 def all_options(groups: Mapping[str, type] = GROUPS) -> dict[str, tuple[str, Field, Any]]:
@@ -437,12 +450,10 @@ _POSITIVE = frozenset(
         "write_timeout",
         "text_timeout",
         "watchdog_timeout",
+        "models_memory",
     }
 )
-
-
 _SPREAD = frozenset({"pipeline_parallel_size"})
-
 _MOST: dict[str, int] = {
     "gpu_memory_utilization": 1,
     "check_structured": 1,

@@ -36,6 +36,7 @@ from tokenmill.kvcache.states import StatePool
 from tokenmill.lora.sites import Sites
 from tokenmill.lora.store import Store
 from tokenmill.models.registry import build_elsewhere, build_model, check_keys, check_length, is_elsewhere
+from tokenmill.models.text_part import overridden, text_part
 from tokenmill.parallel.group import SoloGroup
 from tokenmill.quant.detect import check_stored
 from tokenmill.runner.runner import Runner
@@ -102,12 +103,15 @@ def read_generation(config: EngineConfig, source: ModelSource) -> dict[str, Any]
 
 def read_config(config: EngineConfig, source: ModelSource) -> dict[str, Any]:
     """What config.json says, with --hf-overrides; refuses a length that the model does not reach."""
-    raw = {**source.config(), **(config.model.hf_overrides or {})}
+    raw = overridden(source.config(), config.model.hf_overrides or {})
     if config.files.stored_as is not None:
         check_stored(raw, config.files.stored_as, str(source.path), gguf=isinstance(source, GgufSource))
+    if is_elsewhere(raw, config.files.model_impl):
+        check_length(raw, config.model.max_model_len)
+        return raw
+    raw = text_part(raw)
     check_length(raw, config.model.max_model_len)
-    if not is_elsewhere(raw, config.files.model_impl):
-        check_keys(raw)
+    check_keys(raw)
     return raw
 
 

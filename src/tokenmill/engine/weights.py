@@ -29,7 +29,9 @@ from tokenmill.layers.build import Book, Build, bare
 from tokenmill.lora.sites import Sites
 from tokenmill.lora.weight import Source
 from tokenmill.models.decoder import Decoder
-from tokenmill.models.registry import build_stage
+from tokenmill.models.registry import build_stage, text_alone
+from tokenmill.models.text_names import text_names
+from tokenmill.models.text_part import TEXT_OF
 from tokenmill.runner.runner import Runner
 
 Weights = Iterable[tuple[str, Tensor]] | Mapping[str, Tensor] | str | Path
@@ -129,6 +131,10 @@ class WeightUpdates:
         source = self.built.source.checkpoint(
             self.built.config.model.load_format, seed=self.built.config.model.seed, device=self.built.facts.device
         )
+        config = read_config(self.built.config, self.built.source)
+        source = text_alone(config, source)
+        if TEXT_OF in config:
+            given = {ours: given[name] for ours, name in text_names(given)[0].items()}
         try:
             given = _without_copy_of_head(given, source)
             _check(given, source)

@@ -208,9 +208,18 @@ def _local_down(b: Build, weight: Weight, share: tuple[int, int]) -> Weight:
 
 
 def _fused(b: Build, count: int, hidden: int, inner: int) -> ExpertWeights:
-    gate_up = b.tensor("gate_up_proj", (count, 2 * inner, hidden))
-    down = b.tensor("down_proj", (count, hidden, inner))
+    gate_up = _either_way(b, "gate_up_proj", (count, 2 * inner, hidden))
+    down = _either_way(b, "down_proj", (count, hidden, inner))
     return split_experts(b, wrap_each(b, gate_up, "gate_up_proj"), wrap_each(b, down, "down_proj"))
+
+
+def _either_way(b: Build, name: str, shape: tuple[int, int, int]) -> Tensor:
+    """Experts [E, out, in]; some published files hold them as [E, in, out] (Qwen3-VL)."""
+    turned = (shape[0], shape[2], shape[1])
+    stored = b.checkpoint.shape(b.path(name))
+    if stored is None or tuple(stored) != turned or turned == shape:
+        return b.tensor(name, shape)
+    return b.tensor(name, turned).transpose(1, 2).contiguous()
 
 
 def wrap_each(b: Build, parts: Iterable[Tensor], name: str) -> list[Weight]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from tokenmill.checkpoint.renamed import RenamedCheckpoint
 from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.forward import Kernels
 from tokenmill.core.model import CausalLM, Checkpoint, Group
@@ -19,6 +20,8 @@ from tokenmill.layers.rope import rope_settings
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.fields import check_fields, complete
 from tokenmill.models.table import TABLE
+from tokenmill.models.text_names import text_names
+from tokenmill.models.text_part import TEXT_OF, outer_of, settle_tie, text_part
 from tokenmill.models.turns import OWN_NAMES
 from tokenmill.parallel.group import SoloGroup
 from tokenmill.quant.detect import check_config
@@ -72,6 +75,7 @@ def build_model(
 
     max_positions: the longest sequence of this run (default: what the config trained for); more: other fields of Build.
     """
+    config = text_part(config)
     if unknown := check_keys(config):
         shown = ", ".join(repr(name) for name in unknown[:12]) + (" ..." if len(unknown) > 12 else "")
         log.warning("config.json: %s: not known here, and ignored; if one changes the model, answers suffer.", shown)
@@ -114,6 +118,8 @@ def _positions(c: ModelConfig, wanted: int | None) -> int:
 def is_elsewhere(config: dict[str, Any], impl: str) -> bool:
     """Is this model to be computed by Transformers? impl: auto, tokenmill (or vllm, which means ours), transformers."""
     names = [name for name in config.get("architectures") or () if isinstance(name, str)]
+    if outer_of(config) is not None and impl == "auto":
+        return False
     if impl in ("tokenmill", "vllm") or (impl == "auto" and any(name in _FAMILIES for name in names)):
         return False
     can = importlib.import_module("tokenmill.models.foreign").can_build(config)
@@ -127,6 +133,7 @@ def is_elsewhere(config: dict[str, Any], impl: str) -> bool:
 
 def check_keys(config: dict[str, Any]) -> list[str]:
     """Refuse a config.json that asks for what is not built; -> keys that are not known."""
+    config = text_part(config)
     return check_fields(config, _architecture(config))
 
 
@@ -134,6 +141,7 @@ def check_length(config: dict[str, Any], wanted: int | None) -> None:
     """Refuse a --max-model-len that this config.json does not reach: beyond it, answers are noise."""
     if wanted is None:
         return
+    config = text_part(config)
     name = next((name for name in _POSITION_NAMES if config.get(name) is not None), None)
     longest = _MAX_POSITIONS if name is None else min(_longest(config, name), _MAX_POSITIONS)
     if wanted <= longest:
@@ -167,7 +175,9 @@ def _longest(config: dict[str, Any], name: str) -> int:
 
 def build_stage(config: dict[str, Any], b: Build) -> CausalLM:
     """The layers of `b.stage` (None: the whole model, which must use every tensor of the checkpoint)."""
+    config = text_part(config)
     check_keys(config)
+    config, b = _text_alone(config, b)
     c = _read(config)
     family = importlib.import_module(f"tokenmill.models.{_FAMILIES[c.architecture]}")
     b = replace(b, how=check_config(config))
@@ -175,6 +185,21 @@ def build_stage(config: dict[str, Any], b: Build) -> CausalLM:
     if b.stage is None:
         b.check_leftovers()
     return model
+
+
+def _text_alone(config: dict[str, Any], b: Build) -> tuple[dict[str, Any], Build]:
+    checkpoint = text_alone(config, b.checkpoint, tell=b.stage is None)
+    return settle_tie(config, checkpoint.names()), replace(b, checkpoint=checkpoint)
+
+
+def text_alone(config: dict[str, Any], checkpoint: Checkpoint, *, tell: bool = False) -> Checkpoint:
+    """The tensors under the family's names, where this is the text part of a model that also sees or hears."""
+    if TEXT_OF not in config or isinstance(checkpoint, RenamedCheckpoint):
+        return checkpoint
+    table, apart = text_names(checkpoint.names())
+    if apart and tell:
+        log.warning("Text only: %d tensors of what sees and hears are not loaded.", len(apart))
+    return RenamedCheckpoint(checkpoint, table)
 
 
 def _read(config: dict[str, Any]) -> ModelConfig:

@@ -24,6 +24,7 @@ from tokenmill.checkpoint.folder import open_checkpoint, read_config
 from tokenmill.checkpoint.new_folder import check_free
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.core.model import Checkpoint
+from tokenmill.models.text_part import outer_of
 from tokenmill.quant.convert import (
     REPORT,
     LayerError,
@@ -95,6 +96,11 @@ def _check(job: Job) -> dict[str, Any]:
     config = read_config(job.source)
     if config.get("quantization_config"):
         raise ModelError(f"{job.source} is already quantised; start from the unquantised model.")
+    if outer_of(config) is not None:
+        raise ModelError(
+            f"{job.source} also sees or hears: its text part cannot be calibrated here yet. Rounding to the nearest "
+            "value can do it, and so can --quantization at the load."
+        )
     check_free(job.target)
     assert job.tokens is not None or not recipes.calibrates(job.recipe), "this method calibrates"
     return config
@@ -261,9 +267,8 @@ def _finish(job: Job, config: dict[str, Any], ckpt: Checkpoint, chosen: set[str]
         shards.close()
         bits = {name.removesuffix(".weight"): made.bits.get(name, int(job.recipe.bits)) for name in sorted(chosen)}
         ignore = sorted(n.removesuffix(".weight") for n in linear_names(ckpt) - chosen | {"lm_head.weight"})
-        write_json(
-            finished / "config.json", {**config, "quantization_config": recipes.config(job.recipe, bits, ignore)}
-        )
+        said = recipes.config(job.recipe, bits, ignore)
+        write_json(finished / "config.json", config if said is None else {**config, "quantization_config": said})
         report = {"recipe": asdict(job.recipe), "weights": [asdict(e) for e in made.errors],
                   "unreached": made.unreached, "moved": made.moved, "bits": made.bits}  # fmt: skip
         write_json(finished / REPORT, report)

@@ -71,7 +71,6 @@ WHOLE: dict[str, tuple[Callable[[Tensor], Held], str]] = {
 CALIBRATED = frozenset({"gptq", "awq", "autoround", "smoothquant", "wanda", "sparsegpt"})
 FOLDING = frozenset({"awq", "smoothquant"})
 METHODS = (*INTEGERS, *WHOLE, *prune.METHODS)
-FORMS = ("compressed-tensors", "gptq", "awq", "bitsandbytes", "bitnet")
 _WRITERS = {"compressed-tensors": stored.compressed, "gptq": stored.gptq, "awq": stored.awq}
 _BITS = {"compressed-tensors": range(2, 9), "gptq": (2, 3, 4, 8), "awq": (4,)}
 _COLUMNS = {"mxfp4": 32, "nvfp4": 16, "nf4": 64}
@@ -81,15 +80,14 @@ def settle(recipe: Recipe) -> Recipe:
     """The recipe with its form, refused where the two do not go together."""
     if recipe.method not in METHODS:
         raise UserError(f"--method {recipe.method}: use {', '.join(METHODS)}.")
-    natural = WHOLE[recipe.method][1] if recipe.method in WHOLE else "compressed-tensors"
     if recipe.method in prune.METHODS:
         prune.parse(recipe.sparsity)
-    form = recipe.form or natural
-    if form not in FORMS or (recipe.method in WHOLE and form != natural) or (
-        recipe.method in INTEGERS and form not in _WRITERS
-    ):  # fmt: skip
-        held = natural if recipe.method in WHOLE else ", ".join(_WRITERS)
-        raise UserError(f"--method {recipe.method} makes files of the form {held}, not {form}.")
+        forms: tuple[str, ...] = ("plain", "compressed-tensors")
+    else:
+        forms = (WHOLE[recipe.method][1],) if recipe.method in WHOLE else tuple(_WRITERS)
+    form = recipe.form or forms[0]
+    if form not in forms:
+        raise UserError(f"--method {recipe.method} makes files of the form {', '.join(forms)}, not {form}.")
     if recipe.method in INTEGERS:
         whole = recipe.bits == int(recipe.bits)
         if whole and int(recipe.bits) not in _BITS[form]:
@@ -118,7 +116,7 @@ def hold(recipe: Recipe, weight: Tensor, bits: int, inputs: Inputs | None, kind:
         return WHOLE[recipe.method][0](weight)
     if recipe.method in prune.METHODS:
         sparse = prune.METHODS[recipe.method](weight, prune.parse(recipe.sparsity), inputs)
-        return stored.bitmask(sparse, kind)
+        return stored.plain(sparse, kind) if recipe.form == "plain" else stored.bitmask(sparse, kind)
     spec = Spec(bits, recipe.group, recipe.symmetric)
     codes = INTEGERS[recipe.method](weight, spec, inputs)
     return _WRITERS[recipe.form](codes)
@@ -141,8 +139,10 @@ def rows(recipe: Recipe) -> int:
     return 8 if recipe.form == "awq" else 4 if recipe.form == "bitnet" else 1
 
 
-def config(recipe: Recipe, bits: Mapping[str, int], ignore: list[str]) -> dict[str, Any]:
-    """What config.json says; bits: of each rounded module."""
+def config(recipe: Recipe, bits: Mapping[str, int], ignore: list[str]) -> dict[str, Any] | None:
+    """What config.json says of the weights' form, if anything; bits: of each rounded module."""
+    if recipe.form == "plain":
+        return None
     if recipe.form == "gptq":
         return {"quant_method": "gptq", "bits": int(recipe.bits), "group_size": recipe.group, "desc_act": False,
                 "sym": recipe.symmetric, "lm_head": False, "damp_percent": recipe.damping, "true_sequential": False,

@@ -176,6 +176,12 @@ def nvfp4(weight: Tensor) -> Held:
     return Held(tensors, (values * step[..., None]).flatten(1))
 
 
+def plain(weight: Tensor, kind: torch.dtype) -> Held:
+    """As it was, zeros and all: any reader takes it."""
+    values = weight.to(kind)
+    return Held({"weight": values}, values.float())
+
+
 def bitmask(weight: Tensor, kind: torch.dtype) -> Held:
     """Without its zeros: the other numbers in a row, and a bit for every place."""
     values = weight.to(kind)

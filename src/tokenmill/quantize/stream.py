@@ -110,11 +110,11 @@ class Stream:
         found = folds.find(seen.fed, set(mine) - set(missed), self.ckpt.has)
         return Layer(index, weights, dict(seen.inputs), found, missed=missed)
 
-    def go_on(self, index: int, tensors: Mapping[str, Tensor], hidden: set[str], how: dict[str, Any]) -> None:
+    def go_on(self, index: int, tensors: Mapping[str, Tensor], hidden: set[str], how: dict[str, Any] | None) -> None:
         """Hidden states behind layer `index` with these tensors in place of those hidden; how: config.json's words."""
         if index + 1 >= self.count:
             return
-        config = {**self.config, "quantization_config": how}
+        config = self.config if how is None else {**self.config, "quantization_config": how}
         model = self._build(index, Overlaid(self.ckpt, tensors, hidden), config=config)
         self.x = run(model, self.x, self.kernels, self.device)
 

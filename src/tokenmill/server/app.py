@@ -5,25 +5,34 @@ Must not know: paths (each API's `routes.py`), how tokens are made (Backend), so
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 import tokenmill
-from tokenmill.core.config import ServeOptions, ServerConfig
+from tokenmill.core.config import ServeOptions, ServerConfig, make_config
 from tokenmill.core.errors import UserError
 from tokenmill.server.absent import why_absent
+from tokenmill.server.activity import Activity
 from tokenmill.server.anthropic.routes import ANTHROPIC
 from tokenmill.server.backend import Backend
 from tokenmill.server.bodies import Bodies
-from tokenmill.server.context import Context, Past, RequestLimits
+from tokenmill.server.context import Context, House, Model, Past, RequestLimits
 from tokenmill.server.errors import HttpError, describe_error, error_headers
+from tokenmill.server.events import Events
 from tokenmill.server.gate import Gate, GateLimits
 from tokenmill.server.guard import Guard
 from tokenmill.server.history import History
+from tokenmill.server.house_metrics import HouseMetrics, Source
 from tokenmill.server.kserve.routes import KSERVE
 from tokenmill.server.llamacpp.routes import LLAMACPP
 from tokenmill.server.lora.routes import ADAPTERS
+from tokenmill.server.many.catalogue import Catalogue
+from tokenmill.server.many.entry import Entry, Spec
+from tokenmill.server.many.nobody import Nobody
+from tokenmill.server.many.series import ModelSeries
 from tokenmill.server.metrics import Metrics
 from tokenmill.server.ollama.routes import OLLAMA
 from tokenmill.server.openai.routes import OPENAI
@@ -35,48 +44,128 @@ from tokenmill.server.record import Recorder
 from tokenmill.server.responses.routes import RESPONSES
 from tokenmill.server.routing import error_shape
 from tokenmill.server.scoring.routes import SCORING
+from tokenmill.server.switch.loaded import let_go
+from tokenmill.server.switch.routes import MODELS
 from tokenmill.server.text import TextWorkers
 from tokenmill.server.tgi.routes import TGI
 from tokenmill.server.traces import Traces
 from tokenmill.server.web.routes import WEB
 from tokenmill.text.messages.detect import find_format
 
-APIS = (ANTHROPIC, OPENAI, STORED_CHATS, ADAPTERS, RESPONSES, OLLAMA, TGI, KSERVE, LLAMACPP, SCORING, OPERATIONS, WEB)
+APIS = (
+    ANTHROPIC,
+    OPENAI,
+    STORED_CHATS,
+    ADAPTERS,
+    MODELS,
+    RESPONSES,
+    OLLAMA,
+    TGI,
+    KSERVE,
+    LLAMACPP,
+    SCORING,
+    OPERATIONS,
+    WEB,
+)
 """Every family of endpoints; the first that knows a path answers. A new one is a folder with an `Api`, named here."""
 
 
-def make_context(backend: Backend, config: ServerConfig) -> Context:
-    """The parts of one server around a loaded backend."""
-    info = backend.info
-    metrics = Metrics(backend, info.names[0])
-    backend.observe = metrics.saw_step
-    limits = config.limits
+def make_house(config: ServerConfig, models: Catalogue[Model]) -> House:
+    """What the models of one server share."""
+    metrics, limits = HouseMetrics(), config.limits
     gate_limits = GateLimits(
         capacity=limits.max_num_queued_reqs,
         requests_per_minute=limits.requests_per_minute,
         tokens_per_minute=limits.tokens_per_minute,
         tenants=max(1, len(config.listen.api_key or ())),
     )
-    template = read_template(config.serve.chat_template)
-    own = None if info.tokenizer is None else info.tokenizer.chat_template
-    made = Context(
-        backend=backend,
+    made = House(
         config=config,
+        models=models,
         gate=Gate(gate_limits, metrics.reject),
         metrics=metrics,
-        text=TextWorkers(info.tokenizer, info.max_model_len, budget_s=config.patience.text_timeout),
         bodies=Bodies(limits.max_body_bytes, make_plans()),
+        past=Past(History(owners=gate_limits.tenants)),
+        recorder=_recorder(config.serve),
+    )
+    metrics.kept.set_function(lambda: made.past.store.size)
+    metrics.more = lambda: _sources(made)
+    return made
+
+
+def _sources(house: House) -> list[Source]:
+    """Series of the models that there are; those of models that were taken out go."""
+    entries = house.models.entries
+    house.series = {name: each for name, each in house.series.items() if name in entries or not name}
+    return [ModelSeries(house.models), *(each.registry for name, each in house.series.items() if name)]
+
+
+@dataclass(slots=True)
+class _Alone:
+    """A model whose backend somebody else starts and ends."""
+
+    context: Context
+
+    def open_requests(self) -> int:
+        return 0
+
+    def held_bytes(self) -> int:
+        return 0
+
+    def end_all(self, reason: str) -> None:
+        """Whoever started the backend ends it."""
+
+    async def close(self) -> None:
+        await let_go(self.context)
+
+
+async def _unmade(entry: Entry[Model]) -> Model:
+    raise UserError(f"{entry.name} cannot be loaded by this server.")
+
+
+def _alone(backend: Backend, config: ServerConfig) -> Context:
+    """A house with one model, which is there already."""
+    info = backend.info
+    names = ",".join(name for name in info.names if name not in info.adapters)
+    house = make_house(config, Catalogue(_unmade))
+    context = make_context(backend, config, house)
+    house.models.adopt(Spec(make_config({}, served_model_name=names), config, pin=True), _Alone(context))
+    return context
+
+
+def make_context(backend: Backend, config: ServerConfig, house: House | None = None) -> Context:
+    """The parts of one model around its loaded backend. Without a house it is the only one, in a house of its own."""
+    if house is None:
+        return _alone(backend, config)
+    info, limits = backend.info, config.limits
+    metrics = house.series.get(info.names[0]) or Metrics(backend, info.names[0])
+    house.series[info.names[0]] = metrics
+    metrics.attach(backend)
+    backend.observe = metrics.saw_step
+    template = read_template(config.serve.chat_template)
+    own = None if info.tokenizer is None else info.tokenizer.chat_template
+    activity = Activity(backend, metrics, Events())
+    activity.watch()
+    house.metrics.listeners.add(activity.events.refused)
+    return Context(
+        house=house,
+        backend=backend,
+        config=config,
+        metrics=metrics,
+        text=TextWorkers(info.tokenizer, info.max_model_len, budget_s=config.patience.text_timeout),
         limits=RequestLimits(
             limits.max_n, info.vocab_size if limits.max_logprobs < 0 else limits.max_logprobs, limits.max_stop
         ),
+        activity=activity,
         chat_template=template,
         form=find_format(template or own, config.messages.tool_call_parser, config.messages.reasoning_parser),
-        past=Past(History(owners=gate_limits.tenants)),
-        recorder=_recorder(config.serve),
         traces=_traces(config.serve, info.names[0]),
     )
-    metrics.kept.set_function(lambda: made.store.size)
-    return made
+
+
+def make_front(house: House) -> Context:
+    """What endpoints that are about no model see where the first one is not loaded."""
+    return make_context(Nobody(), house.config, house)
 
 
 def _recorder(options: ServeOptions) -> Recorder | None:
@@ -94,7 +183,7 @@ def _traces(options: ServeOptions, model: str) -> Traces | None:
 def make_app(context: Context) -> Guard:
     """The whole ASGI application."""
     app = FastAPI(title="tokenmill", version=tokenmill.__version__, docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.context = context
+    app.state.context, app.state.apis = context, APIS
     app.add_exception_handler(HTTPException, _routing_error)
     app.add_exception_handler(Exception, _any_error)
     for api in APIS:

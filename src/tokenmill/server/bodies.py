@@ -93,14 +93,14 @@ class Parcel:
         self.parts.clear()
         return data
 
-    def names(self) -> frozenset[str]:
-        """The names in the body, which stays where it is; none where it is no object."""
+    def fields(self) -> Mapping[str, msgspec.Raw]:
+        """The fields of the body, which stays where it is; none where it is no object."""
         data = b"".join(self.parts)
         check_ceilings(data)
         try:
-            return frozenset(_fields(data))
+            return _fields(data)
         except (msgspec.MsgspecError, RecursionError, ValueError):
-            return frozenset()
+            return {}
 
     def release(self) -> None:
         """It is held no longer."""

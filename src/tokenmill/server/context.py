@@ -1,17 +1,25 @@
-"""What every endpoint needs. Owns: one record per server; made in `app.py`. Must not know: anything else."""
+"""What every endpoint needs. Owns: one record per server (House) and one per loaded model (Context); made in `app.py`.
+
+Must not know: anything else.
+"""
 
 from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import tokenmill
 from tokenmill.core.config import ServeOptions, ServerConfig
+from tokenmill.server.activity import Activity
 from tokenmill.server.backend import Backend
 from tokenmill.server.bodies import Bodies
 from tokenmill.server.errors import HttpError
 from tokenmill.server.gate import Gate
 from tokenmill.server.history import History
+from tokenmill.server.house_metrics import HouseMetrics
+from tokenmill.server.many.catalogue import Catalogue
+from tokenmill.server.many.entry import Unit
 from tokenmill.server.metrics import Metrics
 from tokenmill.server.prices import Prices, read_prices
 from tokenmill.server.record import Recorder
@@ -38,32 +46,72 @@ class Past:
     store: Store = field(default_factory=Store)
 
 
-@dataclass(slots=True)
-class Context:
-    """One server's parts."""
+class Model(Unit, Protocol):
+    """A loaded model, as endpoints need it."""
 
-    backend: Backend
+    context: Context
+
+    def end_all(self, reason: str) -> None:
+        """Every open request ends now, with an error that says why."""
+
+
+@dataclass(slots=True)
+class House:
+    """What all models of one server share."""
+
     config: ServerConfig
+    models: Catalogue[Model]
     gate: Gate
-    metrics: Metrics
-    text: TextWorkers
+    metrics: HouseMetrics
     bodies: Bodies
-    limits: RequestLimits
-    chat_template: str | None = None
     past: Past = field(default_factory=Past)
     recorder: Recorder | None = None
+    rights: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Entries that a key may use, by the key as it is shown; those that are not here may use all."""
+    series: dict[str, Metrics] = field(default_factory=dict)
+    """Each model's, whether it is loaded or not."""
+
+
+@dataclass(slots=True)
+class Context:
+    """One loaded model's parts."""
+
+    house: House
+    backend: Backend
+    config: ServerConfig
+    """The server's, with what this model has of its own."""
+    metrics: Metrics
+    text: TextWorkers
+    limits: RequestLimits
+    activity: Activity
+    chat_template: str | None = None
     form: MessageFormat = field(default_factory=MessageFormat)
     traces: Traces | None = None
 
     @property
+    def gate(self) -> Gate:
+        """Who may come in."""
+        return self.house.gate
+
+    @property
+    def bodies(self) -> Bodies:
+        """Threads that read bodies."""
+        return self.house.bodies
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """Where requests are written down."""
+        return self.house.recorder
+
+    @property
     def history(self) -> History:
         """Figures of recent requests."""
-        return self.past.history
+        return self.house.past.history
 
     @property
     def store(self) -> Store:
         """What clients want kept."""
-        return self.past.store
+        return self.house.past.store
 
     @property
     def options(self) -> ServeOptions:
@@ -101,8 +149,11 @@ class Context:
         if name is None or name == "":
             return names[0]
         if name not in names:
-            shown = name[:100]
-            raise HttpError(
-                404, f"The model {shown!r} does not exist here; this server has {names[0]!r}.", param="model"
-            )
+            raise no_such_model(name, names[0])
         return name
+
+
+def no_such_model(name: str, other: str | None) -> HttpError:
+    """404, with one that there is."""
+    more = f"; this server has {other!r}" if other is not None else ""
+    return HttpError(404, f"The model {name[:100]!r} does not exist here{more}.", param="model")

@@ -35,8 +35,10 @@ class EngineSeries:
     """Gauges and totals of all engines, read when Prometheus asks."""
 
     def __init__(self, backend: Backend, model: str) -> None:
-        self.backend = backend
+        self.backend: Backend | None = backend
+        """None while the model is not loaded."""
         self.model = model
+        self.info = backend.info
         self.device = recognise(str(backend.info.details.get("device_name", "")))
         self.seen: dict[int, tuple[float, EngineStats]] = {}
 
@@ -46,7 +48,10 @@ class EngineSeries:
 
     def collect(self) -> Iterator[Metric]:
         """All series."""
-        engines = self.backend.stats()
+        backend = self.backend
+        if backend is None:
+            return
+        engines = backend.stats()
         labels = ["model_name", "engine"]
         for table, family in ((GAUGES, GaugeMetricFamily), (COUNTERS, CounterMetricFamily)):
             for name, (field, text) in table.items():
@@ -65,8 +70,10 @@ class EngineSeries:
         yield self._device_info()
         yield from self._shares(engines)
         yield from self._energy(engines)
-        for name, value in self.backend.counters().items():
-            yield GaugeMetricFamily(f"tokenmill:{name}", name.replace("_", " "), value)
+        for name, value in backend.counters().items():
+            made = GaugeMetricFamily(f"tokenmill:{name}", name.replace("_", " "), labels=labels[:1])
+            made.add_metric([self.model], value)
+            yield made
 
     def _by_place(self, engines: list[EngineStats]) -> Metric:
         """How often drafts were right up to each of their places."""
@@ -79,18 +86,18 @@ class EngineSeries:
 
     def _cache_info(self, engines: list[EngineStats]) -> Metric:
         info = GaugeMetricFamily(
-            "vllm:cache_config_info", "The K/V cache.", labels=["engine", "block_size", "num_gpu_blocks"]
+            "vllm:cache_config_info", "The K/V cache.", labels=["model_name", "engine", "block_size", "num_gpu_blocks"]
         )
-        size = str(self.backend.info.details.get("block_size", ""))
+        size = str(self.info.details.get("block_size", ""))
         for number, stats in enumerate(engines):
-            info.add_metric([str(number), size, str(stats.kv_blocks)], 1)
+            info.add_metric([self.model, str(number), size, str(stats.kv_blocks)], 1)
         return info
 
     def _device_info(self) -> Metric:
         """What the engines run on, and the types that they compute in."""
         names = ["device", "device_name", "dtype", "quantization"]
-        info = GaugeMetricFamily("tokenmill:device_info", "What the engines run on.", labels=names)
-        info.add_metric([str(self.backend.info.details.get(name, "")) for name in names], 1)
+        info = GaugeMetricFamily("tokenmill:device_info", "What the engines run on.", labels=["model_name", *names])
+        info.add_metric([self.model, *(str(self.info.details.get(name, "")) for name in names)], 1)
         return info
 
     def _shares(self, engines: list[EngineStats]) -> Iterator[Metric]:
@@ -126,7 +133,7 @@ class EngineSeries:
             yield from (joules, watts, each)
 
     def _dtype(self) -> str:
-        return str(self.backend.info.details.get("dtype", "bfloat16"))
+        return str(self.info.details.get("dtype", "bfloat16"))
 
 
 def _shares_of(device: Device, dtype: str, seconds: float, a: EngineStats, b: EngineStats) -> tuple[float, float]:

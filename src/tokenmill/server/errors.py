@@ -32,6 +32,7 @@ TYPES = {
     501: "NotImplementedError",
     503: "ServiceUnavailableError",
     504: "TimeoutError",
+    507: "InsufficientMemoryError",
 }
 OVERFLOW = "context_length_exceeded"
 """The code that OpenAI's clients look for when a conversation has outgrown the context."""

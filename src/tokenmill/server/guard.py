@@ -39,7 +39,7 @@ class Guard:
         self.app = app
         self.apis = apis
         self.config = context.config
-        self.metrics = context.metrics
+        self.metrics = context.house.metrics
         self.gate = context.gate
         self.bodies = context.bodies
         self.routes = frozenset(getattr(route, "path", "") for route in app.routes)

@@ -44,10 +44,16 @@ class Parts(Protocol):
     """What a job needs of its server."""
 
     backend: Backend
-    gate: Gate
     metrics: Metrics
-    recorder: Recorder | None
     traces: Traces | None
+
+    @property
+    def gate(self) -> Gate:
+        """Who may come in."""
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """Where requests are written down."""
 
     @property
     def prices(self) -> Prices | None:

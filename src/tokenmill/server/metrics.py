@@ -1,22 +1,20 @@
-"""Numbers for Prometheus under vLLM's names, and our own under `tokenmill:`. Owns: one registry per server.
+"""One model's numbers for Prometheus under vLLM's names. Owns: one registry per model.
 
-Must not know: endpoints, engines' insides.
+What concerns the whole server is in `house_metrics.py`. Must not know: endpoints, engines' insides.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from tokenmill.core.request import Request
 from tokenmill.server.backend import Backend, Timeline
 from tokenmill.server.engine_series import EngineSeries
-from tokenmill.server.logs import NAMES as LOGGERS
-from tokenmill.server.outlet import dropped_lines
 
 TTFT = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -30,8 +28,6 @@ LATENCY = (
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 RECENT = 4096
 """Latencies that are kept for whoever looks at the last seconds."""
-LAG = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-BODY = (1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 REASONS = ("stop", "length", "abort", "error", "repetition")
 
 
@@ -58,7 +54,7 @@ def token_edges(longest: int) -> list[int]:
 
 
 class Metrics:
-    """All series of one server."""
+    """All series of one model, whether it is loaded now or not."""
 
     def __init__(self, backend: Backend, model: str) -> None:
         self.registry = CollectorRegistry()
@@ -88,39 +84,12 @@ class Metrics:
             registry=self.registry,
         )
         self.success = {r: success.labels(**self.labels, finished_reason=r) for r in REASONS}
-        names = ["handler", "method", "status"]
-        self.http = Counter("http_requests", "HTTP requests.", names, registry=self.registry)
-        self.http_seconds = Histogram(
-            "http_request_duration_seconds", "HTTP durations.", ["handler", "method"], registry=self.registry
-        )
-        self.http_bytes = Histogram(
-            "http_request_size_bytes", "Bodies.", ["handler"], buckets=BODY, registry=self.registry
-        )
-        self.on_reject: Callable[[str], None] = lambda reason: None
-        self.rejected = Counter("tokenmill:rejected", "Refused requests.", ["reason"], registry=self.registry)
-        self.ignored = Counter(
-            "tokenmill:ignored_fields",
-            "Names in bodies, queries and headers that have no effect.",
-            ["plan"],
-            registry=self.registry,
-        )
         names = ["model_name", "mode", "outcome", "request_type"]
         self.calls = Counter(
             "vllm:tool_call_parser_invocations", "Outputs read for tool calls.", names, registry=self.registry
         )
-        self.lag = Histogram(
-            "tokenmill:event_loop_lag_seconds", "How late the event loop was.", buckets=LAG, registry=self.registry
-        )
-        self.worst_lag = Gauge(
-            "tokenmill:event_loop_worst_lag_seconds", "The most since the last look.", registry=self.registry
-        )
-        self._worst = 0.0
-        dropped = Gauge("tokenmill:dropped_log_lines", "Log lines that nobody took.", registry=self.registry)
-        dropped.set_function(lambda: dropped_lines(LOGGERS))
-        self.kept = Gauge("tokenmill:kept_responses_bytes", "Responses kept for later.", registry=self.registry)
-        self.load = Gauge("tokenmill:open_http_requests", "HTTP requests being served.", registry=self.registry)
-        self.registry.register(EngineSeries(backend, model))
-        ProcessCollector(registry=self.registry)
+        self.series = EngineSeries(backend, model)
+        self.registry.register(self.series)
 
     def _histogram(self, name: str, text: str, buckets: Iterable[float], suffix: str = "") -> Any:
         made = Histogram(name + suffix, text, ["model_name", "engine"], buckets=tuple(buckets), registry=self.registry)
@@ -135,15 +104,9 @@ class Metrics:
         """A first token came this long after its request; the histogram counts it when the request has ended."""
         self.recent_ttft.append(seconds)
 
-    def saw_lag(self, seconds: float) -> None:
-        """The event loop was late by so much."""
-        self.lag.observe(seconds)
-        self._worst = max(self._worst, seconds)
-
-    def reject(self, reason: str) -> None:
-        """A request was refused before any work."""
-        self.rejected.labels(reason).inc()
-        self.on_reject(reason)
+    def attach(self, backend: Backend | None) -> None:
+        """The model is loaded again, or (None) it is not loaded: what was counted stays."""
+        self.series.backend = backend
 
     def read_calls(self, kind: str, *, found: bool, streamed: bool) -> None:
         """An output of a request with tools is whole; vLLM counts streamed ones once per delta, this once."""
@@ -177,9 +140,3 @@ class Metrics:
             self.inference.observe(t.last_token - started)
             if end.num_tokens > 1:
                 self.per_token.observe((t.last_token - t.first_token) / (end.num_tokens - 1))
-
-    def render(self) -> bytes:
-        """The text that Prometheus reads."""
-        self.worst_lag.set(self._worst)
-        self._worst = 0.0
-        return generate_latest(self.registry)

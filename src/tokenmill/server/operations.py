@@ -15,6 +15,7 @@ import tokenmill
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, error_bytes
 from tokenmill.server.routing import Api, get, json_answer
+from tokenmill.server.switch.shown import trouble_of_all
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -24,14 +25,14 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
     async def health(request: Request) -> Response:
         """200 while the engine makes progress, else 503."""
-        if context.backend.health():
+        if trouble_of_all(context.house):
             found = HttpError(503, "The engine is not available right now.", retry_after=1)
             return Response(error_bytes(found), 503, media_type="application/json")
         return json_answer({"status": "ok"})
 
     async def ready(request: Request) -> Response:
         """200 while new requests are taken."""
-        return Response(status_code=503 if context.gate.draining or context.backend.health() else 200)
+        return Response(status_code=503 if context.gate.draining or trouble_of_all(context.house) else 200)
 
     async def version(request: Request) -> Response:
         """This server's version."""
@@ -43,7 +44,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
     async def metrics(request: Request) -> Response:
         """Numbers for Prometheus."""
-        return Response(context.metrics.render(), media_type=METRICS_TYPE)
+        return Response(context.house.metrics.render(), media_type=METRICS_TYPE)
 
     async def document(request: Request) -> Response:
         """This API as an OpenAPI document."""
@@ -90,6 +91,7 @@ ERRORS = {
     "415": "The body is not JSON.",
     "429": "Over this key's rate or share; see Retry-After.",
     "503": "No room, or no engine; see Retry-After.",
+    "507": "The model does not fit into the memory for models.",
 }
 _ERROR = {
     "type": "object",

@@ -30,6 +30,7 @@ from tokenmill.server.scoring.schemas import (
     SimilarityRequest,
     TeiRerankRequest,
 )
+from tokenmill.server.switch.schemas import ModelRequest
 from tokenmill.server.tgi import schemas as tgi
 
 OBJECTS: dict[str, tuple[str, dict[str, str]]] = {
@@ -110,6 +111,8 @@ ENDPOINTS: dict[str, tuple[type[BaseModel], ...]] = {
     "/apply-template": (llamacpp.TemplateRequest,),
     "/v1/load_lora_adapter": (LoadAdapterRequest,),
     "/v1/unload_lora_adapter": (UnloadAdapterRequest,),
+    "/models/load": (ModelRequest,),
+    "/models/unload": (ModelRequest,),
 }
 """Every path that takes a body, and the forms that the body may have."""
 

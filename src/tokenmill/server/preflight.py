@@ -22,11 +22,16 @@ def check_before_loading(server: ServerConfig) -> None:
     """Refuse what would be refused after the load anyway."""
     _check_keys(server.listen)
     _check_tls(server.listen)
-    read_template(server.serve.chat_template)
+    check_entry(server)
     _check_record(server.serve)
     read_prices(server.limits.prices)
     if server.serve.otlp_traces_endpoint:
         check_endpoint(server.serve.otlp_traces_endpoint)
+
+
+def check_entry(server: ServerConfig) -> None:
+    """The same for what each of several models may have of its own."""
+    read_template(server.serve.chat_template)
     find_format(None, server.messages.tool_call_parser, server.messages.reasoning_parser)
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial, wraps
-from typing import Any
+from inspect import signature
+from typing import Any, cast
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -21,6 +22,7 @@ from starlette.routing import Match, Route
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.bodies import B, Parcel, Schema, parse
 from tokenmill.server.context import Context
+from tokenmill.server.door import ModelAnswer, ModelHandler, Streams
 from tokenmill.server.errors import HttpError, error_bytes
 from tokenmill.server.inputs.headers import judge_query, told_headers
 from tokenmill.server.inputs.look import Unknown, as_headers, look, refuse_unknown
@@ -28,7 +30,9 @@ from tokenmill.server.inputs.plan import plan_name
 from tokenmill.server.job import Job
 from tokenmill.server.sse import EventStream, LineStream
 
-Handler = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[Request], Awaitable[Response]] | ModelHandler
+"""One that takes a context as well is about one model: it is chosen and loaded first (door.py)."""
+Endpoint = Callable[[Request], Awaitable[Response]]
 MAX_SESSION = 256
 encode = msgspec.json.Encoder().encode
 
@@ -49,6 +53,8 @@ class Api:
     """Paths that begin so get their errors from `error`."""
     error: Callable[[HttpError], bytes] = error_bytes
     """The body of an error answer."""
+    streams: Streams = field(default_factory=Streams)
+    """Which answers are server-sent events."""
     any_type: bool = False
     """Bodies are read as JSON whatever their Content-Type says: this API's own server does so, and `curl -d` without a
     header calls every body a form."""
@@ -139,7 +145,7 @@ def _tell(context: Context, request: Request, plan: str, unknown: Unknown) -> No
     """Names that have no effect here; with --strict-fields they are refused."""
     if not unknown.names:
         return
-    context.metrics.ignored.labels(plan).inc(len(unknown.names))
+    context.house.metrics.ignored.labels(plan).inc(len(unknown.names))
     if context.config.limits.strict_fields:
         refuse_unknown(unknown)
     request.scope["state"].setdefault("warnings", []).extend(as_headers(unknown))
@@ -239,6 +245,20 @@ def tenant(request: Request) -> str:
     return request.scope["state"].get("tenant", "anonymous")
 
 
+def of_model(handler: Handler, fields: tuple[str, ...] = ("model",)) -> Endpoint:
+    """A handler as routes take it. `fields`: where its body names the model."""
+    if len(signature(handler).parameters) == 1:
+        return cast(Endpoint, handler)
+    about = cast(ModelHandler, handler)
+
+    async def endpoint(request: Request) -> Response:
+        return ModelAnswer(about, request, fields)
+
+    endpoint.__name__, endpoint.__doc__ = handler.__name__, handler.__doc__
+    vars(endpoint)["about_model"] = True
+    return endpoint
+
+
 def get(app: FastAPI, path: str, handler: Handler, *, documented: bool = True) -> None:
     """A route without a body."""
     app.add_api_route(
@@ -267,12 +287,14 @@ def delete(app: FastAPI, path: str, handler: Handler) -> None:
     app.add_api_route(path, _judged(path, handler), methods=["DELETE"], response_class=Response)
 
 
-def _judged(path: str, handler: Handler) -> Handler:
-    @wraps(handler)
+def _judged(path: str, handler: Handler) -> Endpoint:
+    inner = of_model(handler)
+
+    @wraps(inner)
     async def judged(request: Request) -> Response:
         if path.startswith("/v1/"):
             judge_around(request.app.state.context, request)
-        return await handler(request)
+        return await inner(request)
 
     return judged
 
@@ -294,12 +316,15 @@ _NULL = {"type": "null"}
 """A field that need not be given is absent if it is null, in every object."""
 
 
-def post(app: FastAPI, path: str, handler: Handler, schema: type[BaseModel]) -> None:
-    """A route whose body is read by hand (strictly, from bytes) and documented from its schema."""
+def post(
+    app: FastAPI, path: str, handler: Handler, schema: type[BaseModel], fields: tuple[str, ...] = ("model",)
+) -> None:
+    """A route whose body is read by hand (strictly, from bytes) and documented from its schema. `fields`: where the
+    body names the model that it is for."""
     content = {"application/json": {"schema": _described(schema)}}
     app.add_api_route(
         path,
-        handler,
+        of_model(handler, fields),
         methods=["POST"],
         response_class=Response,
         openapi_extra={"requestBody": {"required": True, "content": content}},

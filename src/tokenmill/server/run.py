@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +25,14 @@ from tokenmill.server.engines.child import Build, build_default
 from tokenmill.server.engines.fleet import Fleet
 from tokenmill.server.engines.links import Link, ProcessLink, ThreadLink
 from tokenmill.server.engines.state import FleetOptions
+from tokenmill.server.many.catalogue import Bounds, Catalogue
+from tokenmill.server.many.entry import Entry, Spec
+from tokenmill.server.many.survey import Survey
 from tokenmill.server.preflight import check_before_loading
 
 if TYPE_CHECKING:
-    from tokenmill.server.context import Context
+    from tokenmill.server.context import House, Model
+    from tokenmill.server.gate import Gate
 
 log = logging.getLogger("tokenmill.server")
 BROKEN_EXIT = 3
@@ -41,17 +45,28 @@ class Hooks:
     the end begins: how many answers are waited for, and for how many seconds at most."""
 
     loading: Callable[[str], None] = lambda model: None
-    serving: Callable[[str, ModelInfo], None] = lambda url, info: None
+    serving: Callable[[str, ModelInfo | None], None] = lambda url, info: None
     ending: Callable[[int, float], None] = lambda open_answers, seconds: None
 
 
 def serve(engine: EngineConfig, server: ServerConfig, hooks: Hooks | None = None, build: Build = build_default) -> int:
-    """Serve until a signal; -> the exit status."""
+    """Serve one model until a signal; -> the exit status."""
+    return serve_models([Spec(engine, server, pin=True)], server, hooks, build)
+
+
+def serve_models(
+    specs: Sequence[Spec],
+    server: ServerConfig,
+    hooks: Hooks | None = None,
+    build: Build = build_default,
+    rights: Mapping[str, frozenset[str]] | None = None,
+) -> int:
+    """The same with many models; those that are pinned are loaded before it serves. rights: models by key."""
     import uvloop
 
     check_before_loading(server)
     with contextlib.closing(_bind(server)) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(engine, server, hooks or Hooks(), build, sock))
+        return runner.run(_serve(specs, server, hooks or Hooks(), (build, dict(rights or {})), sock))
 
 
 def import_http() -> None:
@@ -60,15 +75,9 @@ def import_http() -> None:
     import tokenmill.server.listener  # noqa: F401
 
 
-def served_names(engine: EngineConfig) -> tuple[str, ...]:
-    """The names of the model: those given (commas separate several), or what was loaded."""
-    given = [name.strip() for name in (engine.model.served_model_name or "").split(",") if name.strip()]
-    return tuple(given) or (engine.model.model,)
-
-
-def make_fleet(engine: EngineConfig, server: ServerConfig, build: Build) -> Fleet:
+def make_fleet(spec: Spec, book: AdapterBook, build: Build) -> Fleet:
     """Engines in processes, or one in a thread."""
-
+    engine, server = spec.engine, spec.server
     count = count_engines(engine, server)
     each = replace(engine, parallel=replace(engine.parallel, data_parallel_size=1), engines=max(1, count))
 
@@ -82,9 +91,8 @@ def make_fleet(engine: EngineConfig, server: ServerConfig, build: Build) -> Flee
         max_restarts_per_minute=server.patience.max_restarts,
         fair=len(server.listen.api_key or ()) > 1,
     )
-    names = served_names(engine)
-    fleet = Fleet(link, names, options)
-    fleet.adapters.book = AdapterBook(engine.adapters, names)
+    fleet = Fleet(link, spec.names, options)
+    fleet.adapters.book = book
     return fleet
 
 
@@ -96,40 +104,110 @@ def count_engines(engine: EngineConfig, server: ServerConfig) -> int:
     return asked if size == 1 else size
 
 
-async def _serve(engine: EngineConfig, server: ServerConfig, hooks: Hooks, build: Build, sock: socket.socket) -> int:
+class Opening:
+    """Loads the models of one server, and holds what they share once the HTTP side is imported."""
+
+    def __init__(self, server: ServerConfig, build: Build, rights: dict[str, frozenset[str]]) -> None:
+        self.server, self.build, self.rights = server, build, rights
+        self.beside: asyncio.Future[None] | None = None
+        self.house: House | None = None
+        self.models: Catalogue[Model] | None = None
+        self.survey = Survey((), None)
+        self.broken: Callable[[str], None] = lambda reason: None
+
+    def catalogue(self, specs: Sequence[Spec]) -> Catalogue[Model]:
+        """All models, none of them loaded."""
+        given = self.server.models
+        several = len(specs) > 1 or not specs[0].pin
+        self.survey = survey = Survey(specs, given.models_memory)
+        bounds = Bounds(given.models_memory, given.models_queue, given.models_patience)
+        made: Catalogue[Model] = Catalogue(self.load, bounds, survey.size_of if several else None)
+        survey.found_memory = made.limit
+        for spec in specs:
+            made.add(spec)
+        self.models = made
+        return made
+
+    async def shared(self) -> House:
+        """What all models share."""
+        if self.house is None:
+            assert self.models is not None
+            if self.beside is None:
+                self.beside = asyncio.ensure_future(asyncio.to_thread(import_http))  # while an engine loads
+            await asyncio.shield(self.beside)
+            from tokenmill.server.app import make_house
+
+            self.house = self.house or make_house(self.server, self.models)
+            self.house.rights = self.rights
+        return self.house
+
+    async def load(self, entry: Entry[Model]) -> Model:
+        """One model, from nothing to where it answers."""
+        from tokenmill.server.switch.loaded import Loaded
+
+        if self.beside is None:
+            self.beside = asyncio.ensure_future(asyncio.to_thread(import_http))
+        fleet = make_fleet(entry.spec, entry.book, self.build)
+        fleet.on_broken = lambda reason: self._broken(entry, reason)
+        try:
+            await fleet.start()
+            house = await self.shared()
+            from tokenmill.server.app import make_context
+
+            return Loaded(fleet, make_context(fleet, entry.spec.server, house))
+        except BaseException:
+            await fleet.close()
+            raise
+
+    def _broken(self, entry: Entry[Model], reason: str) -> None:
+        """Engines of one model cannot be kept alive: a server of that model alone gives up."""
+        assert self.models is not None
+        if len(self.models.entries) == 1:
+            self.broken(reason)
+        else:
+            log.error("a model gives up", extra={"data": {"model": entry.name, "reason": reason}})
+            self.models.broken(entry, reason)
+
+
+async def _serve(
+    specs: Sequence[Spec],
+    server: ServerConfig,
+    hooks: Hooks,
+    make: tuple[Build, dict[str, frozenset[str]]],
+    sock: socket.socket,
+) -> int:
     shutdown = Shutdown(server.patience.shutdown_timeout)
     shutdown.listen_to_signals()
-    fleet = make_fleet(engine, server, build)
-    fleet.on_broken = shutdown.give_up
-    hooks.loading(engine.model.model)
-    beside = asyncio.ensure_future(asyncio.to_thread(import_http))  # while the engine loads
+    opening = Opening(server, *make)
+    opening.broken = shutdown.give_up
+    models = opening.catalogue(specs)
+    for name in [entry.spec.engine.model.model for entry in models.entries.values() if entry.spec.pin]:
+        hooks.loading(name)
     try:
-        if await shutdown.unless_ended(fleet.start()):
-            await beside
-            await _serve_loaded(fleet, server, hooks, shutdown, sock)
+        if await shutdown.unless_ended(models.start()):
+            models.predict = opening.survey.size_of  # a single model is loaded uncounted; others may be added
+            await _serve_loaded(await opening.shared(), hooks, shutdown, sock)
     finally:
-        await fleet.close()
+        await models.close()
     return shutdown.status
 
 
-async def _serve_loaded(
-    fleet: Fleet, server: ServerConfig, hooks: Hooks, shutdown: Shutdown, sock: socket.socket
-) -> None:
-    from tokenmill.server.app import make_app, make_context
+async def _serve_loaded(house: House, hooks: Hooks, shutdown: Shutdown, sock: socket.socket) -> None:
+    from tokenmill.server.app import make_app, make_front
     from tokenmill.server.listener import HttpServer
 
-    context = make_context(fleet, server)
-    http = HttpServer(make_app(context), server, sock)
+    server, first = house.config, house.models.first
+    http = HttpServer(make_app(first.unit.context if first.unit is not None else make_front(house)), server, sock)
     await http.start()
     gc.freeze()  # what is there now stays: the collector need not look at it again, with the loop standing still
-    hooks.serving(_url(server, sock), fleet.info)
-    log.info("serving", extra={"data": {"model": fleet.info.names[0], "url": _url(server, sock)}})
-    await shutdown.wait(context, hooks.ending)
-    fleet.end_all("the server is shutting down")
+    url = _url(server, sock)
+    hooks.serving(url, first.unit.context.backend.info if first.unit is not None else None)
+    log.info("serving", extra={"data": {"model": first.name, "url": url}})
+    await shutdown.wait(house.gate, hooks.ending)
+    for entry in house.models.entries.values():
+        if entry.unit is not None:
+            entry.unit.end_all("the server is shutting down")
     await http.stop()
-    context.text.close()
-    if context.traces is not None:
-        await asyncio.to_thread(context.traces.close)
 
 
 class Shutdown:
@@ -172,15 +250,15 @@ class Shutdown:
             await task
         return False
 
-    async def wait(self, context: Context, ending: Callable[[int, float], None]) -> None:
+    async def wait(self, gate: Gate, ending: Callable[[int, float], None]) -> None:
         """Until a signal, and then until nothing runs, the grace is over, or a second signal."""
         await self.ending.wait()
-        context.gate.draining = True
-        ending(context.gate.open, self.grace)
-        log.info("draining", extra={"data": {"open": context.gate.open}})
+        gate.draining = True
+        ending(gate.open, self.grace)
+        log.info("draining", extra={"data": {"open": gate.open}})
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.grace):
-                while context.gate.open and not self.hurry.is_set():
+                while gate.open and not self.hurry.is_set():
                     await asyncio.sleep(0.02)
 
 

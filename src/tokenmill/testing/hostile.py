@@ -74,6 +74,8 @@ VALID: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "/apply-template": ({"messages": TALK}, ("messages", "tools", "chat_template_kwargs")),
     "/v1/load_lora_adapter": ({}, ("lora_name", "lora_path")),
     "/v1/unload_lora_adapter": ({}, ("lora_name",)),
+    "/models/load": ({}, ("model",)),
+    "/models/unload": ({}, ("model",)),
     "/api/create": ({}, ("unknown",)),
     "/api/copy": ({}, ("unknown",)),
     "/api/pull": ({}, ("unknown",)),

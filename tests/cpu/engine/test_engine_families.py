@@ -40,7 +40,7 @@ class Family:
         self.folder = folder
         self.reference, config, _ = case.make(folder)
         self.limit = case.longest or 128
-        self.prompts = prompts_for(config["vocab_size"])
+        self.prompts = prompts_for(config.get("text_config", config)["vocab_size"])
         self.params = [greedy(min(new, self.limit - len(p)), logprobs=4, prompt_logprobs=2) for p in self.prompts]
 
     def open(self, **options: Any) -> Any:

@@ -10,7 +10,7 @@ from engines import BACKENDS, check_nothing_left, exact, follow, open_llm
 from tokenmill import SamplingParams
 from tokenmill.engine.prompts import make_request
 
-COUNT = 200
+COUNT = 100
 ROUGH = {
     "chunks and preemption": {"long_prefill_token_threshold": 7, "num_blocks": 18, "max_num_seqs": 12},
     "small steps at depth 2": {"max_num_batched_tokens": 19, "depth": 2, "max_num_seqs": 5, "block_size": 8},

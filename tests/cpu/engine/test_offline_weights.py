@@ -10,6 +10,7 @@ import torch
 from engines import BACKENDS, exact, greedy, open_llm, run
 from safetensors.torch import load_file, save_file
 from test_engine_families import ALL
+from text_part_cases import Seeing
 from transformers import AutoModelForCausalLM
 
 from tokenmill import AsyncLLM, SamplingParams
@@ -17,7 +18,8 @@ from tokenmill.core.errors import UserError
 from tokenmill.engine.weights import inside
 from tokenmill.testing.tiny import make_tiny
 
-FAMILIES = ("mistral-window", "qwen3-moe", "gemma3", "gpt2", "opt", "falcon-7b", "deepseek-v2", "gpt-oss", "qwen3-next")
+FAMILIES = ("mistral-window", "qwen3-moe", "gemma3", "gpt2", "opt", "falcon-7b", "deepseek-v2", "gpt-oss", "qwen3-next",
+            "llava")  # fmt: skip
 PROMPTS = [[1, 2, 3], [4, 5] * 12]
 KINDS = [{}, {"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "int4"}, {"quantization": "fp8"}]
 
@@ -156,7 +158,8 @@ async def test_an_async_engine_takes_them_between_requests(folders):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families(name, tmp_path):
-    _, config, tensors = ALL[name].make(tmp_path / "old")
+    _, config, tensors = {**ALL, "llava": Seeing("llava")}[name].make(tmp_path / "old")
+    config = config.get("text_config", config)
     shutil.copytree(tmp_path / "old", tmp_path / "new")
     source = torch.Generator().manual_seed(3)
     new = {k: t + 0.02 * torch.randn(t.shape, generator=source).to(t.dtype) for k, t in tensors.items()}

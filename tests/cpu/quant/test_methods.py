@@ -163,6 +163,26 @@ def test_pruning(kind: str, problem: tuple[Tensor, Inputs]) -> None:
     assert sparsity.share < 0.5 or lost["sparsegpt"] < lost["wanda"]
 
 
+@pytest.mark.parametrize(("method", "more"), [("rtn", {"symmetric": True}), ("fp8", {}), ("wanda", {})])
+def test_transformers_reads_what_we_write(
+    method: str, more: dict[str, Any], tiny: Path, tokens: Tensor, tmp_path: Path
+) -> None:
+    """Each weight is the one that we hold, also where Transformers' reader is told no form at all."""
+    from transformers import AutoModelForCausalLM
+
+    recipe = settle(Recipe(method=method, group=32, **more))
+    out = tmp_path / "out"
+    made = make(Job(tiny, out, recipe, tokens=tokens), lambda *step: None)
+    model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
+    ids = torch.tensor([list(range(40, 80))])
+    with torch.no_grad():
+        lines = model(ids).logits.log_softmax(-1)[0]
+    theirs = lines[torch.arange(39), ids[0, 1:]].tolist()
+    most = {"rtn": 0.3, "fp8": 1.0}.get(method, 1e-4)  # both round activations, each in its own way
+    assert max(abs(a - b) for a, b in zip(logits(out), theirs, strict=True)) < most
+    assert len(made.errors) == 14
+
+
 def test_bits_go_where_they_count() -> None:
     lost = {(name, bits): weight * 4.0**-bits for name, weight in (("a", 1.0), ("b", 900.0)) for bits in range(2, 9)}
     bits = share_bits(lost, {"a": 100, "b": 100}, 4.5)
@@ -181,7 +201,7 @@ def logits(folder: Path) -> list[float]:
 @pytest.mark.parametrize(
     ("method", "more"),
     [("gptq", {}), ("gptq", {"form": "gptq"}), ("gptq", {"bits": 4.5}), ("awq", {"form": "awq"}), ("smoothquant", {}),
-     ("sparsegpt", {"sparsity": "0.3"}), ("nf4", {})],
+     ("sparsegpt", {"sparsity": "0.3", "form": "compressed-tensors"}), ("nf4", {})],
 )  # fmt: skip
 def test_whole_models(method: str, more: dict[str, Any], tiny: Path, tokens: Tensor, tmp_path: Path) -> None:
     recipe = settle(Recipe(method=method, group=32, **more))

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder
+from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, interpreter_builder
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 ACCESSES: dict[str, tuple[int, int | None]] = {
@@ -68,12 +69,15 @@ class Bounds:
         filled = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
         torch.use_deterministic_algorithms(True, warn_only=True)  # fills new memory
         InterpretedFunction.run = watched
+        options = interpreter_builder.options
+        interpreter_builder.options = replace(options, sanitize_overflow=True)
         for name, places in ACCESSES.items():
             setattr(InterpreterBuilder, name, self._watched(name, *places))
         try:
             yield self
         finally:
             InterpretedFunction.run = run
+            interpreter_builder.options = options
             for name, operation in plain.items():
                 setattr(InterpreterBuilder, name, operation)
             torch.use_deterministic_algorithms(filled[0], warn_only=filled[1])

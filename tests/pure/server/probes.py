@@ -143,7 +143,10 @@ OPTIONS: dict[str, Probe] = {
     **{name: SAMPLING[name] for name in ("presence_penalty", "frequency_penalty", "repeat_last_n")},
     **{name: SAMPLING[name] for name in ("mirostat", "mirostat_tau", "mirostat_eta")},
 }
+KEEP: Probe = ({}, "5m", "soon")
+"""A duration, and none; what durations do is seen where several models are served (test_server_many.py)."""
 _OLLAMA: dict[str, Probe] = {
+    "keep_alive": KEEP,
     "model": ({}, "fake", "other"),
     "stream": ({}, False, True),
     "format": _given("json"),
@@ -233,8 +236,10 @@ PROBES: dict[str, dict[str, Probe]] = {
         "lora_name": ({"load_inplace": True}, "one", "two"),
         "lora_path": ({"load_inplace": True}, "adapter", "nowhere"),
         "load_inplace": ({"lora_name": "three"}, True, False),
+        "model": ({"lora_name": "one", "load_inplace": True}, "fake", "nope"),
     },
     "lora.UnloadAdapterRequest": {"lora_name": ({}, "some", "other")},
+    "switch.ModelRequest": {"model": ({}, "fake", "nope")},
     "stored.UpdateRequest": {"metadata": ({}, {"a": "b"}, {"a": "c"})},
     "responses.TalkRequest": _TALK,
     "responses.CompactRequest": {
@@ -309,13 +314,14 @@ PROBES: dict[str, dict[str, Probe]] = {
     "ollama.Options": OPTIONS,
     "ollama.EmbedOptions": {"num_ctx": OPTIONS["num_ctx"]},
     "ollama.EmbedRequest": {
+        "keep_alive": KEEP,
         "model": ({}, "fake", "nope"),
         "input": ({}, "Hi", "Ho"),
         "truncate": ({"_long": True}, False, True),
         "dimensions": _given(2),
         "options": _given({"num_ctx": 1 << 20}),
     },
-    "ollama.EmbeddingsRequest": {"model": ({}, "fake", "nope"), "prompt": ({}, "Hi", "Ho")},
+    "ollama.EmbeddingsRequest": {"keep_alive": KEEP, "model": ({}, "fake", "nope"), "prompt": ({}, "Hi", "Ho")},
     "ollama.ShowRequest": {"model": ({}, "fake", "nope"), "name": ({"model": ABSENT}, "fake", "nope")},
     "tgi.TgiRequest": {
         "inputs": ({}, "Hi", "Ho"),
@@ -421,6 +427,7 @@ REFUSAL_IS_THE_EFFECT = {
     ("truncate", "context"),
     ("truncation", "context"),
     ("task", "task"),
+    ("keep_alive", "duration"),
     ("lora_path", "no such adapter"),
     ("load_inplace", "served already"),
     ("lora_name", "no adapter"),

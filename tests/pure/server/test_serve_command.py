@@ -16,7 +16,7 @@ from tokenmill.cli.serve import NAMES, _tell_end, banner, curl, open_doors
 from tokenmill.core.config import EngineConfig, ServerConfig, make_server_config
 from tokenmill.core.errors import UserError
 from tokenmill.server.backend import ModelInfo
-from tokenmill.server.run import served_names
+from tokenmill.server.many.entry import Spec
 
 INFO = ModelInfo(
     names=("tiny",),
@@ -73,9 +73,9 @@ def test_several_names_of_one_model(asked: list[Any]) -> None:
     for words in (("a", "b"), ("a,b",), ("a", NAMES, "b")):
         assert run("folder", NAMES, *words, "--port", "9").exit_code == 0
         engine, server = asked.pop()
-        assert served_names(engine) == ("a", "b") and engine.model.model == "folder" and server.listen.port == 9
+        assert Spec(engine).names == ("a", "b") and engine.model.model == "folder" and server.listen.port == 9
     assert run(NAMES, "a", "folder").exit_code == 0
-    assert served_names(asked[0][0]) == ("a",) and asked[0][0].model.model == "folder"
+    assert Spec(asked[0][0]).names == ("a",) and asked[0][0].model.model == "folder"
 
 
 def test_a_file_gives_defaults_that_flags_replace(asked: list[Any], tmp_path: Path) -> None:

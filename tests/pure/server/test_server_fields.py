@@ -140,8 +140,8 @@ ONCE = ("lora.LoadAdapterRequest", "lora.UnloadAdapterRequest")
 
 @pytest.mark.parametrize("plan", BASES)
 async def test_a_name_that_nobody_knows_is_told_or_refused(start: Starter, plan: str, tmp_path: Path) -> None:
-    served = await start(FakeOptions(max_model_len=512))
-    strict = await start(strict_fields=True, lora_folder=str(tmp_path))
+    served = await start(FakeOptions(max_model_len=512), models_control=True)
+    strict = await start(strict_fields=True, lora_folder=str(tmp_path), models_control=True)
     path, body = wrapped(plan, {"zzz": 1})
     if plan in ONCE:
         refused = await strict.post(path, body)

@@ -66,6 +66,7 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "scoring.ClassifyRequest": ("/classify", {"input": "Hi", "labels": ["a", "b"]}),
     "lora.LoadAdapterRequest": ("/v1/load_lora_adapter", {"lora_name": "four", "lora_path": "adapter"}),
     "lora.UnloadAdapterRequest": ("/v1/unload_lora_adapter", {}),
+    "switch.ModelRequest": ("/models/load", {}),
     "kserve.InferRequest": (
         "/v2/models/fake/infer",
         {"inputs": [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["Hi"]}]},
@@ -136,6 +137,7 @@ async def bench(start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         chat_template=str(template),
         trust_request_chat_template=True,
         lora_folder=str(tmp_path),
+        models_control=True,
         reasoning_parser="qwen3",
         tool_call_parser="hermes",
     )

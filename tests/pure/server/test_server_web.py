@@ -11,9 +11,9 @@ from collections import deque
 import pytest
 
 from tests.pure.server.conftest import Served, Starter
+from tokenmill.server.activity import COLUMNS, MAX_SAMPLES, Activity, quantiles, whole
 from tokenmill.server.backend import EngineStats
-from tokenmill.server.web.activity import COLUMNS, MAX_SAMPLES, Activity, quantiles, whole
-from tokenmill.server.web.events import Events
+from tokenmill.server.events import Events
 from tokenmill.server.web.files import STATIC, policy
 from tokenmill.server.web.routes import FILES, PATHS
 from tokenmill.testing.fake_generator import FakeOptions
@@ -264,7 +264,7 @@ def test_the_newest_samples_are_kept() -> None:
 
 
 async def test_the_clock_runs_while_engines_work_and_rests_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenmill.server.web.activity.PERIOD_S", 0.01)
+    monkeypatch.setattr("tokenmill.server.activity.PERIOD_S", 0.01)
     figures = _Figures()
     heard: list[int] = []
     figures.observe = heard.append  # type: ignore[assignment]

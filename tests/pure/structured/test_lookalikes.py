@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 FUZZ = Path(__file__).parents[3] / "bench" / "structured" / "fuzz.py"
-SIZE = {"--first": 10_000, "--schemas": 120, "--walks": 4, "--most": 160, "--vocabulary": 1500}
+SIZE = {"--first": 10_000, "--schemas": 50, "--walks": 4, "--most": 160, "--vocabulary": 1500}
 
 
 def test_lookalikes_of_public_schemas(tmp_path):
@@ -24,4 +24,4 @@ def test_lookalikes_of_public_schemas(tmp_path):
     found = json.loads((tmp_path / "found.json").read_text())
     assert not found["wrong"]
     counts = found["counts"]
-    assert counts["valid"] == counts["finished"] > 250 and counts.get("refused", 0) < 6, found
+    assert counts["valid"] == counts["finished"] > 100 and counts.get("refused", 0) < 4, found

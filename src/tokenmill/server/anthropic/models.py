@@ -5,7 +5,7 @@ Must not know: engines, how OpenAI words the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,6 +16,7 @@ from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, quoted
 from tokenmill.server.pages import read_limit
 from tokenmill.server.routing import json_answer
+from tokenmill.server.switch.shown import Shown, known, listed
 
 MOST = 1000
 
@@ -24,12 +25,12 @@ def models_answer(context: Context, request: Request, created: int) -> Response:
     """All models, or the one whose name the path has."""
     name = request.path_params.get("name")
     if name is not None:
-        return json_answer(_card(context, context.check_model(name), created))
-    return json_answer(_listed(context, request.query_params, created))
+        return json_answer(_card(known(context.house, request, name), created))
+    return json_answer(_listed(listed(context.house, request), request.query_params, created))
 
 
-def _card(context: Context, name: str, created: int) -> dict[str, Any]:
-    longest = context.backend.info.max_model_len
+def _card(shown: Shown, created: int) -> dict[str, Any]:
+    name, longest = shown.name, shown.max_model_len
     return {
         "type": "model",
         "id": name,
@@ -45,8 +46,9 @@ def _card(context: Context, name: str, created: int) -> dict[str, Any]:
     }
 
 
-def _listed(context: Context, query: Mapping[str, str], created: int) -> dict[str, Any]:
-    names, limit = list(context.backend.info.names), read_limit(query, MOST)
+def _listed(models: Sequence[Shown], query: Mapping[str, str], created: int) -> dict[str, Any]:
+    cards, limit = {each.name: each for each in models}, read_limit(query, MOST)
+    names = list(cards)
     after, before = query.get("after_id"), query.get("before_id")
     if after is not None and before is not None:
         raise HttpError(400, "Give after_id or before_id, not both.", param="after_id")
@@ -58,7 +60,7 @@ def _listed(context: Context, query: Mapping[str, str], created: int) -> dict[st
         left = names[_place(names, after) + 1 :] if after is not None else names
         more, left = len(left) > limit, left[:limit]
     ends = {"first_id": left[0], "last_id": left[-1]} if left else {"first_id": None, "last_id": None}
-    return {"data": [_card(context, name, created) for name in left], "has_more": more, **ends}
+    return {"data": [_card(cards[name], created) for name in left], "has_more": more, **ends}
 
 
 def _place(names: list[str], name: str) -> int:

@@ -11,6 +11,7 @@ from tokenmill.server.anthropic import answers
 from tokenmill.server.anthropic.models import models_answer
 from tokenmill.server.anthropic.schemas import CountRequest, MessagesRequest
 from tokenmill.server.context import Context
+from tokenmill.server.door import Streams
 from tokenmill.server.routing import Api, Work, body_size, get_with_header, json_answer, post, read_body
 from tokenmill.server.translated_chat import count_translated, open_translated
 
@@ -22,7 +23,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
     """/v1/messages, /v1/messages/count_tokens, and /v1/models for Anthropic's clients."""
     created = int(time.time())
 
-    async def messages(request: Request) -> Response:
+    async def messages(request: Request, context: Context) -> Response:
         """Answer a conversation."""
         async with Work(context, request) as work:
             body = await work.read(MessagesRequest)
@@ -32,7 +33,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
                 work.stream(answers.events(chat, name)) if body.stream else json_answer(await answers.whole(chat, name))
             )
 
-    async def count(request: Request) -> Response:
+    async def count(request: Request, context: Context) -> Response:
         """How many tokens a conversation has."""
         size = body_size(request)
         body = await read_body(context, request, CountRequest)
@@ -55,4 +56,8 @@ ANTHROPIC = Api(
     error=answers.error_body,
     header=HEADER,
     shared=("/v1/models",),
+    streams=Streams(
+        asked=frozenset({"/v1/messages"}),
+        failed=lambda found: b"event: error\ndata: " + answers.error_body(found) + b"\n\n",
+    ),
 )

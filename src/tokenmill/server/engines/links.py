@@ -69,7 +69,7 @@ def _bytes_read(pid: int) -> int:
 
 
 @contextlib.contextmanager
-def without_main(build: Build) -> Iterator[None]:
+def without_main(build: Callable[..., Any]) -> Iterator[None]:
     """A spawned process imports its parent's main module first: half a second for nothing if that is a program."""
     main = sys.modules["__main__"]
     if build.__module__ == "__main__":

@@ -26,7 +26,7 @@ ANYWHERE: Reasons = {
         "id_slot",
         "n_cache_reuse",
     ),
-    **_say("a wish about speed: the model stays loaded", "keep_alive"),
+    **_say("a wish about speed: Ollama's API heeds it", "keep_alive"),
 }
 """In every request."""
 
@@ -87,6 +87,12 @@ _OLLAMA_LOADING: Reasons = _say(
 _PADDING: Reasons = _say("streams are not padded; true is OpenAI's default", "include_obfuscation")
 _SHIFT: Reasons = _say("an answer ends where the context ends; true is the default of Ollama's clients", "shift")
 
+
+def _without_keeping(reasons: Reasons) -> Reasons:
+    """Ollama's own requests say how long a model stays."""
+    return {name: reason for name, reason in reasons.items() if name != "keep_alive"}
+
+
 HARMLESS: dict[str, Reasons] = {
     "openai.ChatRequest": {name: why for name, why in GENERATING.items() if name != "metadata"},
     "openai.CompletionRequest": GENERATING,
@@ -140,10 +146,10 @@ HARMLESS: dict[str, Reasons] = {
         **_say("arguments are always sent as they come", "eager_input_streaming"),
         **_say(_KIND, "type"),
     },
-    "ollama.GenerateRequest": {**_NO_SAMPLERS, **_SHIFT},
-    "ollama.ChatRequest": {**_NO_SAMPLERS, **_SHIFT},
-    "ollama.EmbedRequest": ANYWHERE,
-    "ollama.EmbeddingsRequest": ANYWHERE,
+    "ollama.GenerateRequest": _without_keeping({**_NO_SAMPLERS, **_SHIFT}),
+    "ollama.ChatRequest": _without_keeping({**_NO_SAMPLERS, **_SHIFT}),
+    "ollama.EmbedRequest": _without_keeping(ANYWHERE),
+    "ollama.EmbeddingsRequest": _without_keeping(ANYWHERE),
     "ollama.ShowRequest": {**ANYWHERE, **_say("what is known is told in any case", "verbose")},
     "ollama.Options": {
         **_COMPANIONS,

@@ -94,7 +94,7 @@ def judge_query(path: str, given: Mapping[str, str], unknown: Unknown) -> None:
     for name in given:
         if path == "/v1/chat/completions" and METADATA.fullmatch(name):
             continue
-        if name in QUERIES.get(path, ()) or name in HARMLESS_QUERIES:
+        if name == "model" or name in QUERIES.get(path, ()) or name in HARMLESS_QUERIES:
             continue
         refused = REFUSED_QUERIES.get((path, name))
         if refused is None:

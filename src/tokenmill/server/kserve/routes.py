@@ -13,11 +13,13 @@ import tokenmill
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.bodies import translated
 from tokenmill.server.context import Context
+from tokenmill.server.door import Streams, find
 from tokenmill.server.errors import HttpError, describe_error
 from tokenmill.server.kserve.schemas import TEXT, GenerateRequest, InferRequest
 from tokenmill.server.openai.completions import Completion, open_completion
 from tokenmill.server.openai.schemas import CompletionRequest
 from tokenmill.server.routing import Api, Work, get, json_answer, post
+from tokenmill.server.switch.shown import known_name, trouble, trouble_of_all
 
 encode = msgspec.json.Encoder().encode
 OUT = "text_output"
@@ -42,23 +44,23 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
     async def ready(request: Request) -> Response:
         """Are requests taken?"""
-        up = not (context.gate.draining or context.backend.health())
+        up = not context.gate.draining and trouble_of_all(context.house) is None
         return json_answer({"ready": up}, 200 if up else 503)
 
     async def model(request: Request) -> Response:
         """Names and types of a model's tensors."""
-        name = context.check_model(request.path_params["model"])
+        name = known_name(context.house, request, request.path_params["model"])
         tensors = [{"name": n, "datatype": "BYTES", "shape": [-1]} for n in (TEXT, OUT)]
         about = {"name": name, "versions": ["1"], "platform": "tokenmill"}
         return json_answer({**about, "inputs": tensors[:1], "outputs": tensors[1:]})
 
     async def model_ready(request: Request) -> Response:
         """Does this model take requests?"""
-        name = context.check_model(request.path_params["model"])
-        up = not (context.gate.draining or context.backend.health())
+        name = known_name(context.house, request, request.path_params["model"])
+        up = not context.gate.draining and trouble(find(context.house, request, name)) is None
         return json_answer({"name": name, "ready": up}, 200 if up else 503)
 
-    async def infer(request: Request) -> Response:
+    async def infer(request: Request, context: Context) -> Response:
         """Texts in, texts out."""
         async with Work(context, request) as work:
             body = await work.read(InferRequest)
@@ -74,7 +76,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
                 {"model_name": name, "model_version": "1", "id": body.id or work.base(), "outputs": kept}
             )
 
-    async def generate(request: Request) -> Response:
+    async def generate(request: Request, context: Context) -> Response:
         """One text in, one out."""
         async with Work(context, request) as work:
             body = await work.read(GenerateRequest)
@@ -85,7 +87,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
             found = {"model_name": name, "model_version": "1", OUT: out.text, "finish_reason": out.finish_reason}
             return json_answer({**found, "id": body.id or work.base()})
 
-    async def generate_stream(request: Request) -> Response:
+    async def generate_stream(request: Request, context: Context) -> Response:
         """The same, piece by piece."""
         async with Work(context, request) as work:
             body = await work.read(GenerateRequest)
@@ -104,7 +106,14 @@ def add_routes(app: FastAPI, context: Context) -> None:
     post(app, f"{MODEL}/generate_stream", generate_stream, GenerateRequest)
 
 
-KSERVE = Api(add_routes, prefixes=("/v2/models", "/v2/health"), error=error_body)
+KSERVE = Api(
+    add_routes,
+    prefixes=("/v2/models", "/v2/health"),
+    error=error_body,
+    streams=Streams(
+        always=frozenset({"generate_stream"}), failed=lambda found: b"data: " + error_body(found) + b"\n\n"
+    ),
+)
 
 
 Asked = Callable[[], tuple[str | list[str], dict[str, Any]]]

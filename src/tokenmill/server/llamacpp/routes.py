@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 import tokenmill
 from tokenmill.server.context import Context
+from tokenmill.server.door import Streams
 from tokenmill.server.errors import HttpError, asked_in
 from tokenmill.server.llamacpp import answers
 from tokenmill.server.llamacpp.schemas import CompletionRequest, EmbeddingRequest, InfillRequest, TemplateRequest
@@ -27,20 +28,20 @@ EMBEDDING = ("/embedding", "/embeddings")
 def add_routes(app: FastAPI, context: Context) -> None:
     """/completion, /infill, /embedding, /apply-template, /props, /slots and /lora-adapters."""
 
-    async def complete(request: Request) -> Response:
+    async def complete(request: Request, context: Context) -> Response:
         """Continue one or several prompts."""
         async with Work(context, request) as work:
             body = await work.read(CompletionRequest)
             return await _answer(context, work, body.fields)
 
-    async def infill(request: Request) -> Response:
+    async def infill(request: Request, context: Context) -> Response:
         """Write between two texts."""
         async with Work(context, request) as work:
             body = await work.read(InfillRequest)
             with asked_in("input_prefix"):
                 return await _infill(context, work, body)
 
-    async def embed(request: Request) -> Response:
+    async def embed(request: Request, context: Context) -> Response:
         """Unit vectors, each in a list of its own."""
         async with Work(context, request) as work:
             body = await work.read(EmbeddingRequest)
@@ -48,7 +49,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
             found = await embeddings.embed(context, asked, work.job, work.base())
             return json_answer([{"index": e["index"], "embedding": [e["embedding"]]} for e in found["data"]])
 
-    async def apply(request: Request) -> Response:
+    async def apply(request: Request, context: Context) -> Response:
         """The prompt that a conversation becomes."""
         body = await read_body(context, request, TemplateRequest)
         text, _ = await context.text.chat(lambda: tokens.talk(context, body), any_length=True)
@@ -66,11 +67,11 @@ def add_routes(app: FastAPI, context: Context) -> None:
 def _add_telling(app: FastAPI, context: Context) -> None:
     """What is served."""
 
-    async def props(request: Request) -> Response:
+    async def props(request: Request, context: Context) -> Response:
         """The model, its template and its defaults."""
         return json_answer(_props(context))
 
-    async def slots(request: Request) -> Response:
+    async def slots(request: Request, context: Context) -> Response:
         """The rows, as slots: how many are at work, and nothing of what they do."""
         info = context.backend.info
         busy = min(context.gate.open, info.max_rows)
@@ -79,7 +80,7 @@ def _add_telling(app: FastAPI, context: Context) -> None:
         more = {"n_ctx": info.max_model_len, "speculative": False}
         return json_answer([{"id": i, "is_processing": i < busy, **more} for i in range(info.max_rows)])
 
-    async def adapters(request: Request) -> Response:
+    async def adapters(request: Request, context: Context) -> Response:
         """The served ones; a request names one as its model."""
         listed = enumerate(context.backend.info.adapters)
         return json_answer([{"id": i, "path": name, "scale": 0.0} for i, name in listed])
@@ -95,6 +96,7 @@ LLAMACPP = Api(
     prefixes=(*GENERATING, *EMBEDDING, "/apply-template", "/props", "/slots", "/lora-adapters"),
     error=answers.error_body,
     any_type=True,
+    streams=Streams(asked=frozenset(GENERATING), failed=lambda found: b"data: " + answers.error_body(found) + b"\n\n"),
 )
 
 

@@ -25,10 +25,15 @@ LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 def add_routes(app: FastAPI, context: Context) -> None:
     """Load and unload."""
 
-    async def load(request: Request) -> Response:
+    async def load(request: Request, context: Context) -> Response:
         """Serve an adapter under a name of its own."""
         traffic, root = _traffic(context), context.config.limits.lora_folder
         body = await read_body(context, request, LoadAdapterRequest)
+        context.check_model(body.model)
+        if (other := context.house.models.find(body.lora_name)) is not None and other.book is not traffic.book:
+            raise HttpError(
+                400, f"The name {body.lora_name!r} is served already: choose another one.", param="lora_name"
+            )
         try:
             path = await asyncio.to_thread(folder_of, root, body.lora_path)
             if body.load_inplace and body.lora_name in traffic.book.by_name:
@@ -40,7 +45,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
             raise HttpError(400, _without(root, str(error)), param=error.param) from None
         return Response(f"Success: LoRA adapter '{body.lora_name}' added successfully.", media_type="text/plain")
 
-    async def unload(request: Request) -> Response:
+    async def unload(request: Request, context: Context) -> Response:
         """Let an adapter go; its open requests end first, new ones are refused at once."""
         traffic = _traffic(context)
         body = await read_body(context, request, UnloadAdapterRequest)
@@ -51,7 +56,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         return Response(f"Success: LoRA adapter '{body.lora_name}' removed successfully.", media_type="text/plain")
 
     post(app, LOAD, load, LoadAdapterRequest)
-    post(app, UNLOAD, unload, UnloadAdapterRequest)
+    post(app, UNLOAD, unload, UnloadAdapterRequest, ("lora_name",))
 
 
 def _traffic(context: Context) -> Any:

@@ -11,12 +11,14 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 
 
 class LoadAdapterRequest(BaseModel):
-    """POST /v1/load_lora_adapter; load_inplace: an adapter of that name is replaced."""
+    """POST /v1/load_lora_adapter; load_inplace: an adapter of that name is
+    replaced; model: what it is an adapter of (default: the first model)."""
 
     model_config = STRICT
     lora_name: Name
     lora_path: Annotated[str, StringConstraints(min_length=1, max_length=1024)]
     load_inplace: bool = False
+    model: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
 
 
 class UnloadAdapterRequest(BaseModel):

@@ -1,12 +1,13 @@
 """Ollama's endpoints. Owns: their paths, and what is said about the served model.
 
-`ollama` clients pull, push and create models; a server of one model refuses those. Must not know: engines.
+`ollama` clients pull, push and create models; those are refused. Must not know: engines.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -19,6 +20,7 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError
 from tokenmill.server.ollama.answers import Answer, error_body, moment, now
+from tokenmill.server.ollama.keeping import FOREVER, keep, sent_away
 from tokenmill.server.ollama.schemas import (
     ChatRequest,
     EmbeddingsRequest,
@@ -27,11 +29,12 @@ from tokenmill.server.ollama.schemas import (
     Options,
     ShowRequest,
 )
-from tokenmill.server.ollama.stored import Stored, stored
+from tokenmill.server.ollama.stored import stored
 from tokenmill.server.openai import embeddings
 from tokenmill.server.openai.chat import Chat
 from tokenmill.server.openai.schemas import EmbeddingRequest
-from tokenmill.server.routing import Api, Work, get, json_answer, post, read_body
+from tokenmill.server.routing import Api, Work, get, json_answer, of_model, post, read_body
+from tokenmill.server.switch.shown import Shown, listed
 from tokenmill.server.translated_chat import open_translated
 from tokenmill.text.fill import find_fill
 from tokenmill.text.messages.describe import MessageFormat
@@ -47,8 +50,17 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
     async def generate(request: Request) -> Response:
         """Answer one prompt."""
+        return await sent_away(context.house, request, "prompt", {"response": ""}) or await generate_loaded(request)
+
+    async def chat(request: Request) -> Response:
+        """Answer a conversation."""
+        said = {"message": {"role": "assistant", "content": ""}}
+        return await sent_away(context.house, request, "messages", said) or await chat_loaded(request)
+
+    async def answer_prompt(request: Request, context: Context) -> Response:
         async with Work(context, request) as work:
             body = await work.read(GenerateRequest)
+            keep(context.house, request, body.keep_alive)
             check_room(context, body.options)
             if not body.prompt:
                 return json_answer(loaded(context, body.model, {"response": ""}))
@@ -60,10 +72,10 @@ def add_routes(app: FastAPI, context: Context) -> None:
             answer = Answer(chat, body.model, generate=True)
             return work.lines(answer.lines()) if body.stream else json_answer(await answer.whole())
 
-    async def chat(request: Request) -> Response:
-        """Answer a conversation."""
+    async def answer_chat(request: Request, context: Context) -> Response:
         async with Work(context, request) as work:
             body = await work.read(ChatRequest)
+            keep(context.house, request, body.keep_alive)
             check_room(context, body.options)
             if not body.messages:
                 return json_answer(loaded(context, body.model, {"message": {"role": "assistant", "content": ""}}))
@@ -71,10 +83,11 @@ def add_routes(app: FastAPI, context: Context) -> None:
             answer = Answer(opened, body.model, generate=False)
             return work.lines(answer.lines()) if body.stream else json_answer(await answer.whole())
 
-    async def embed(request: Request) -> Response:
+    async def embed(request: Request, context: Context) -> Response:
         """Unit vectors of texts."""
         async with Work(context, request) as work:
             body = await work.read(EmbedRequest)
+            keep(context.house, request, body.keep_alive)
             check_room(context, body.options)
             found = await vectors(context, work, body.model, body.input, body)
             return json_answer(
@@ -87,13 +100,15 @@ def add_routes(app: FastAPI, context: Context) -> None:
                 }
             )
 
-    async def old_embeddings(request: Request) -> Response:
+    async def old_embeddings(request: Request, context: Context) -> Response:
         """One vector, in the older form."""
         async with Work(context, request) as work:
             body = await work.read(EmbeddingsRequest)
+            keep(context.house, request, body.keep_alive)
             found = await vectors(context, work, body.model, body.prompt, None)
             return json_answer({"embedding": found["data"][0]["embedding"]})
 
+    generate_loaded, chat_loaded = of_model(answer_prompt), of_model(answer_chat)
     post(app, "/api/generate", generate, GenerateRequest)
     post(app, "/api/chat", chat, ChatRequest)
     post(app, "/api/embed", embed, EmbedRequest)
@@ -105,17 +120,15 @@ def _add_telling(app: FastAPI, context: Context) -> None:
     """What is served, and what is not done here."""
 
     async def tags(request: Request) -> Response:
-        """The served models."""
-        return json_answer({"models": [entry(context, name) for name in context.backend.info.names]})
+        """All models, loaded or not."""
+        return json_answer({"models": [entry(each) for each in listed(context.house, request)]})
 
     async def running(request: Request) -> Response:
-        """The loaded models: all of them, for ever."""
-        info = context.backend.info
-        more = {"size_vram": info.details.get("weight_bytes", 0), "context_length": info.max_model_len}
-        more["expires_at"] = "2999-12-31T00:00:00Z"
-        return json_answer({"models": [{**entry(context, name), **more} for name in context.backend.info.names]})
+        """The loaded models, and when they go."""
+        loaded = [each for each in listed(context.house, request) if each.info is not None]
+        return json_answer({"models": [{**entry(each), **_presence(each)} for each in loaded]})
 
-    async def show(request: Request) -> Response:
+    async def show(request: Request, context: Context) -> Response:
         """What is known about a model."""
         body = await read_body(context, request, ShowRequest)
         name = body.model or body.name
@@ -131,7 +144,7 @@ def _add_telling(app: FastAPI, context: Context) -> None:
         """Models do not come and go here."""
         raise HttpError(501, "This server serves the models that it was started with; it does not load or make others.")
 
-    post(app, "/api/show", show, ShowRequest)
+    post(app, "/api/show", show, ShowRequest, ("model", "name"))
     get(app, "/api/tags", tags)
     get(app, "/api/ps", running)
     get(app, "/api/version", version)
@@ -207,28 +220,39 @@ async def vectors(context: Context, work: Work, model: str, texts: Any, more: Em
     return await embeddings.embed(context, body, work.job, work.base())
 
 
-def entry(context: Context, name: str) -> dict[str, Any]:
+def _presence(shown: Shown) -> dict[str, Any]:
+    """What is told of a model that is loaded."""
+    assert shown.info is not None
+    left = shown.entry.expires_in
+    return {
+        "size_vram": shown.info.details.get("weight_bytes", 0),
+        "context_length": shown.info.max_model_len,
+        "expires_at": FOREVER if left is None else moment(time.time() + left),
+    }
+
+
+def entry(shown: Shown) -> dict[str, Any]:
     """A model in a list."""
-    info = context.backend.info
+    name = shown.name
     tagged = name if ":" in name else f"{name}:latest"
-    files = files_of(context)
+    files = _files_of(shown.root)
+    known = shown.info.details if shown.info is not None else {}
     return {
         "name": tagged,
         "model": tagged,
         "modified_at": now() if files is None else moment(files.modified),
-        "size": info.details.get("weight_bytes", 0) if files is None else files.size,
-        "digest": hashlib.sha256(f"{info.root}\0{name}".encode()).hexdigest(),
-        "details": details(context),
+        "size": known.get("weight_bytes", shown.entry.size) if files is None else files.size,
+        "digest": hashlib.sha256(f"{shown.root}\0{name}".encode()).hexdigest(),
+        "details": details(shown.root, known),
     }
 
 
-def details(context: Context) -> dict[str, Any]:
-    """Family, size and format."""
-    info = context.backend.info
-    known, files = info.details, files_of(context)
+def details(root: str, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Family, size and format. `known`: what its engine has told, if it is loaded."""
+    files = _files_of(root)
     family = str(known.get("family", "unknown"))
-    _, _, tag = info.root.partition(":")  # owner/model:Q4_K_M is a GGUF file of the hub
-    form = files.format if files is not None else "gguf" if tag or info.root.endswith(".gguf") else "safetensors"
+    _, _, tag = root.partition(":")  # owner/model:Q4_K_M is a GGUF file of the hub
+    form = files.format if files is not None else "gguf" if tag or root.endswith(".gguf") else "safetensors"
     level = known.get("quantization") or (files.level if files is not None else tag) or known.get("dtype", "unknown")
     count = files.parameters if files is not None else 0
     return {
@@ -239,11 +263,6 @@ def details(context: Context) -> dict[str, Any]:
         "parameter_size": _count(count or float(known.get("flops_per_token", 0.0)) / 2),
         "quantization_level": LEVELS.get(str(level), str(level).upper()),
     }
-
-
-def files_of(context: Context) -> Stored | None:
-    """The served model's files, read once."""
-    return _files_of(context.backend.info.root)
 
 
 def described(context: Context, name: str) -> dict[str, Any]:
@@ -262,7 +281,7 @@ def described(context: Context, name: str) -> dict[str, Any]:
         "modelfile": f"FROM {name}\n",
         "parameters": "\n".join(f"{key} {value}" for key, value in sorted(info.generation.items())),
         "template": template if isinstance(template, str) else "",
-        "details": details(context),
+        "details": details(info.root, info.details),
         "model_info": {
             "general.architecture": family,
             f"{family}.context_length": info.max_model_len,
@@ -273,7 +292,7 @@ def described(context: Context, name: str) -> dict[str, Any]:
     }
 
 
-_files_of = lru_cache(maxsize=8)(stored)
+_files_of = lru_cache(maxsize=64)(stored)
 
 
 def _count(weights: float) -> str:

@@ -20,7 +20,7 @@ Think = bool | Literal["low", "medium", "high"] | None
 
 
 class Options(BaseModel):
-    """Sampling; what concerns loading a model is ignored, because it is loaded."""
+    """Sampling; what concerns how a model is loaded is said where the server is started."""
 
     model_config = LOOSE
     num_predict: int | None = None
@@ -200,6 +200,7 @@ class EmbeddingsRequest(BaseModel):
     model_config = LOOSE
     model: Name
     prompt: str = ""
+    keep_alive: float | Label | None = None
 
 
 class ShowRequest(BaseModel):

@@ -9,7 +9,8 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from tokenmill.server.context import Context
-from tokenmill.server.errors import HttpError
+from tokenmill.server.door import Streams
+from tokenmill.server.errors import HttpError, error_object
 from tokenmill.server.openai import chat, chat_stream, completions, embeddings, tokens
 from tokenmill.server.openai.schemas import (
     AnyRequest,
@@ -22,12 +23,14 @@ from tokenmill.server.openai.schemas import (
 )
 from tokenmill.server.openai.stored.keep import begin_keeping, kept_base
 from tokenmill.server.routing import Api, Work, body_size, get, json_answer, post, read_body, tenant, written_answer
+from tokenmill.server.sse import DONE, event
+from tokenmill.server.switch.shown import known, listed
 
 
 def add_routes(app: FastAPI, context: Context) -> None:
     """Chat, completions, embeddings, models, and what reads tokens."""
 
-    async def chat_completions(request: Request) -> Response:
+    async def chat_completions(request: Request, context: Context) -> Response:
         """Answer a conversation."""
         async with Work(context, request) as work:
             body = await work.read(ChatRequest)
@@ -39,7 +42,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
                 return work.stream(keeping.stream(chat_stream.ChatStream(opened).chunks()))
             return await keeping.whole(partial(chat.whole_answer, opened))
 
-    async def text_completions(request: Request) -> Response:
+    async def text_completions(request: Request, context: Context) -> Response:
         """Continue one or several prompts."""
         async with Work(context, request) as work:
             body = await work.read(CompletionRequest)
@@ -49,13 +52,13 @@ def add_routes(app: FastAPI, context: Context) -> None:
             found = await opened.job.gather()
             return await written_answer(context, work.job, partial(completions.whole_answer, opened, found))
 
-    async def make_embeddings(request: Request) -> Response:
+    async def make_embeddings(request: Request, context: Context) -> Response:
         """Unit vectors of texts."""
         async with Work(context, request) as work:
             body = await work.read(EmbeddingRequest)
             return json_answer(await embeddings.embed(context, body, work.job, work.base(body.request_id)))
 
-    async def pool(request: Request) -> Response:
+    async def pool(request: Request, context: Context) -> Response:
         """The same vectors, in vLLM's form."""
         async with Work(context, request) as work:
             body = await work.read(PoolingRequest)
@@ -63,12 +66,12 @@ def add_routes(app: FastAPI, context: Context) -> None:
                 embeddings.pooled(await embeddings.embed(context, body, work.job, work.base(body.request_id)))
             )
 
-    async def invoke(request: Request) -> Response:
+    async def invoke(request: Request, context: Context) -> Response:
         """A chat, a completion or embeddings, by what the body holds: the one path of some hosts."""
-        names = await context.bodies.run_in_thread(body_size(request), request.scope["state"]["body"].names)
+        names = await context.bodies.run_in_thread(body_size(request), request.scope["state"]["body"].fields)
         for name, handler in kinds.items():
             if name in names:
-                return await handler(request)
+                return await handler(request, context)
         raise HttpError(400, f"The body must hold one of {', '.join(kinds)}.")
 
     kinds = {"messages": chat_completions, "prompt": text_completions, "input": make_embeddings}
@@ -87,12 +90,11 @@ def _add_telling(app: FastAPI, context: Context) -> None:
 
     async def models(request: Request) -> Response:
         """The served models."""
-        return json_answer(tokens.model_list(context, created))
+        return json_answer(tokens.model_list(listed(context.house, request), created))
 
     async def model(request: Request) -> Response:
         """One served model."""
-        name = context.check_model(request.path_params["name"])
-        return json_answer(tokens.model_card(context, name, created))
+        return json_answer(tokens.model_card(known(context.house, request, request.path_params["name"]), created))
 
     async def timeline(request: Request) -> Response:
         """What happened to a recent request, and when; only its own key may ask."""
@@ -101,16 +103,16 @@ def _add_telling(app: FastAPI, context: Context) -> None:
             raise HttpError(404, "There is no such request, or it is too long ago.", param="id")
         return json_answer(found)
 
-    async def tokenizer_info(request: Request) -> Response:
+    async def tokenizer_info(request: Request, context: Context) -> Response:
         """The tokenizer's settings."""
         return json_answer(tokens.tokenizer_info(context))
 
-    async def tokenize(request: Request) -> Response:
+    async def tokenize(request: Request, context: Context) -> Response:
         """Token ids of a prompt or a conversation."""
         body = await read_body(context, request, TokenizeRequest)
         return json_answer(await tokens.tokenize(context, body))
 
-    async def detokenize(request: Request) -> Response:
+    async def detokenize(request: Request, context: Context) -> Response:
         """Text of token ids."""
         body = await read_body(context, request, DetokenizeRequest)
         return json_answer(await tokens.detokenize(context, body))
@@ -127,4 +129,8 @@ def _add_telling(app: FastAPI, context: Context) -> None:
 OPENAI = Api(
     add_routes,
     generating=frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/pooling", "/invocations"}),
+    streams=Streams(
+        asked=frozenset({"/v1/chat/completions", "/v1/completions", "/invocations"}),
+        failed=lambda found: event(error_object(found)) + DONE,
+    ),
 )

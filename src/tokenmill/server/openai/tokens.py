@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Iterable
 from typing import Any
 
 from tokenmill.core.errors import ParameterError
@@ -10,6 +10,7 @@ from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError
 from tokenmill.server.openai.chat import template_message
 from tokenmill.server.openai.schemas import DetokenizeRequest, TokenizeRequest
+from tokenmill.server.switch.shown import Shown, status
 from tokenmill.server.text import Talk
 
 
@@ -99,18 +100,18 @@ def tokenizer_info(context: Context) -> dict[str, Any]:
     }
 
 
-def model_card(context: Context, name: str, created: int) -> dict[str, Any]:
+def model_card(shown: Shown, created: int) -> dict[str, Any]:
     """One entry of /v1/models."""
-    info = context.backend.info
-    adapter = name in info.adapters
+    name = shown.name
     return {
         "id": name,
         "object": "model",
         "created": created,
         "owned_by": "tokenmill",
-        "root": info.folders[name] if adapter else info.root,
-        "parent": info.names[0] if adapter else None,
-        "max_model_len": info.max_model_len,
+        "root": shown.root,
+        "parent": shown.parent,
+        "max_model_len": shown.max_model_len,
+        **status(shown.entry),
         "permission": [
             {
                 "id": f"modelperm-{name}",
@@ -130,7 +131,6 @@ def model_card(context: Context, name: str, created: int) -> dict[str, Any]:
     }
 
 
-def model_list(context: Context, created: int | None = None) -> dict[str, Any]:
+def model_list(models: Iterable[Shown], created: int) -> dict[str, Any]:
     """All served names."""
-    at = int(time.time()) if created is None else created
-    return {"object": "list", "data": [model_card(context, name, at) for name in context.backend.info.names]}
+    return {"object": "list", "data": [model_card(shown, created) for shown in models]}

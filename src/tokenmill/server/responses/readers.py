@@ -23,7 +23,7 @@ from tokenmill.server.translated_chat import count_translated, hear_all, open_tr
 def add_readers(app: FastAPI, context: Context) -> None:
     """Count and compact."""
 
-    async def count(request: Request) -> Response:
+    async def count(request: Request, context: Context) -> Response:
         """How many tokens a response's input has."""
         size = body_size(request)
         body = await read_body(context, request, TalkRequest)
@@ -34,7 +34,7 @@ def add_readers(app: FastAPI, context: Context) -> None:
         number = await count_translated(context, lambda: body.fields(talk.messages), size)
         return json_answer({"object": "response.input_tokens", "input_tokens": number})
 
-    async def compact(request: Request) -> Response:
+    async def compact(request: Request, context: Context) -> Response:
         """A long conversation as a short one, to go on with."""
         async with Work(context, request) as work:
             given = await work.read(CompactRequest)

@@ -15,7 +15,8 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from tokenmill.server.context import Context
-from tokenmill.server.errors import HttpError
+from tokenmill.server.door import Streams
+from tokenmill.server.errors import HttpError, error_object
 from tokenmill.server.pages import listed, read_page
 from tokenmill.server.responses.conversations import PATH as CONVERSATIONS
 from tokenmill.server.responses.conversations import add_conversations
@@ -36,7 +37,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
     """Create, get, follow, cancel, delete, and list the input of responses."""
     tasks: set[asyncio.Task[None]] = set()
 
-    async def create(request: Request) -> Response:
+    async def create(request: Request, context: Context) -> Response:
         """Answer, now or in the background."""
         async with Work(context, request) as work:
             body = await work.read(ResponsesRequest)
@@ -103,7 +104,19 @@ def add_routes(app: FastAPI, context: Context) -> None:
     add_conversations(app, context)
 
 
-RESPONSES = Api(add_routes, generating=frozenset({PATH, f"{PATH}/compact"}), prefixes=(PATH, CONVERSATIONS))
+def _failed(found: HttpError) -> bytes:
+    """A stream's first and last event."""
+    said = error_object(found)["error"]
+    told = {"type": "error", "sequence_number": 0, "code": str(said["code"]), "message": said["message"]}
+    return b"event: error\ndata: " + msgspec.json.encode({**told, "param": said["param"]}) + b"\n\n"
+
+
+RESPONSES = Api(
+    add_routes,
+    generating=frozenset({PATH, f"{PATH}/compact"}),
+    prefixes=(PATH, CONVERSATIONS),
+    streams=Streams(asked=frozenset({PATH}), failed=_failed),
+)
 
 
 def _detached(run: Run, tasks: set[asyncio.Task[None]], *, stream: bool) -> Response:

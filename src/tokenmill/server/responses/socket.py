@@ -16,6 +16,7 @@ from fastapi import Request
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.server.bodies import Parcel
 from tokenmill.server.context import Context
+from tokenmill.server.door import asked_model
 from tokenmill.server.errors import HttpError, describe_error, error_object, quoted
 from tokenmill.server.fields import MOST_LABEL
 from tokenmill.server.responses.kept import KeptResponse, RecentResponse
@@ -54,12 +55,12 @@ class Conversing:
 
     async def _answer(self, socket: WebSocket, parcel: Parcel) -> None:
         message = self._as_request(parcel)
-        async with Work(self.context, message) as work:
+        async with asked_model(self.context.house, message) as context, Work(context, message) as work:
             body = await work.read(ResponsesRequest, self._envelope)
             if body.background:
                 raise ParameterError("background runs begin with POST /v1/responses.", param="background")
             silent = not self.generate
-            run = await open_run(self.context, work.job, body, work.base(), self.recent, silent=silent)
+            run = await open_run(context, work.job, body, work.base(), self.recent, silent=silent)
             work.after.append(partial(settle, run))
             async for told in events(run):
                 for event in told:

@@ -33,7 +33,7 @@ SCORE = ("/score", "/v1/score")
 def add_routes(app: FastAPI, context: Context) -> None:
     """/rerank, /score and /classify."""
 
-    async def rerank(request: Request) -> Response:
+    async def rerank(request: Request, context: Context) -> Response:
         """Documents by relevance to a query."""
         async with Work(context, request) as work:
             body: RerankRequest | TeiRerankRequest = await work.read(form_of)
@@ -54,7 +54,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
                 {"id": f"rerank-{work.base()}", "model": model, "usage": _usage(work.job), "results": results}
             )
 
-    async def score(request: Request) -> Response:
+    async def score(request: Request, context: Context) -> Response:
         """How well texts go together."""
         async with Work(context, request) as work:
             body = await work.read(ScoreRequest)
@@ -63,7 +63,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
             data = [{"index": i, "object": "score", "score": value} for i, value in enumerate(found)]
             return json_answer(_list(f"score-{work.base()}", model, data, work.job))
 
-    async def classify(request: Request) -> Response:
+    async def classify(request: Request, context: Context) -> Response:
         """The likeliest label of each text."""
         async with Work(context, request) as work:
             body = await work.read(ClassifyRequest)

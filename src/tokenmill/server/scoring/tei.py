@@ -23,7 +23,7 @@ PATHS = ("/embed", "/similarity")
 def add_tei(app: FastAPI, context: Context) -> None:
     """/embed and /similarity."""
 
-    async def embed(request: Request) -> Response:
+    async def embed(request: Request, context: Context) -> Response:
         """Unit vectors of texts: a bare list."""
         async with Work(context, request) as work:
             body = await work.read(EmbedRequest)
@@ -32,7 +32,7 @@ def add_tei(app: FastAPI, context: Context) -> None:
             found = await embeddings.embed(context, asked, work.job, work.base())
             return json_answer([entry["embedding"] for entry in found["data"]])
 
-    async def similarity(request: Request) -> Response:
+    async def similarity(request: Request, context: Context) -> Response:
         """How near each sentence is to the first one."""
         async with Work(context, request) as work:
             inputs = (await work.read(SimilarityRequest)).inputs

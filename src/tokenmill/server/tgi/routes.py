@@ -12,6 +12,7 @@ from starlette.responses import Response
 import tokenmill
 from tokenmill.server.bodies import translated
 from tokenmill.server.context import Context
+from tokenmill.server.door import Streams
 from tokenmill.server.errors import describe_error
 from tokenmill.server.openai.completions import Completion, open_completion
 from tokenmill.server.openai.schemas import CompletionRequest
@@ -26,7 +27,7 @@ encode = msgspec.json.Encoder().encode
 def add_routes(app: FastAPI, context: Context) -> None:
     """/generate, /generate_stream, /info, and / for those who post there."""
 
-    async def generate(request: Request) -> Response:
+    async def generate(request: Request, context: Context) -> Response:
         """Continue a prompt, in TGI's form (`inputs`) or vLLM's first one (`prompt`)."""
         async with Work(context, request) as work:
             body: TgiRequest | VllmRequest = await work.read(form_of)
@@ -34,19 +35,19 @@ def add_routes(app: FastAPI, context: Context) -> None:
                 return await _vllm(context, work, body)
             return await _tgi(context, work, body, stream=False)
 
-    async def generate_stream(request: Request) -> Response:
+    async def generate_stream(request: Request, context: Context) -> Response:
         """The same, token by token."""
         async with Work(context, request) as work:
             body = await work.read(TgiRequest)
             return await _tgi(context, work, body, stream=True)
 
-    async def root(request: Request) -> Response:
+    async def root(request: Request, context: Context) -> Response:
         """The same for clients that post to /: a list of one answer, or a stream."""
         async with Work(context, request) as work:
             body = await work.read(TgiRequest)
             return await _tgi(context, work, body, stream=body.stream, listed=not body.stream)
 
-    async def info(request: Request) -> Response:
+    async def info(request: Request, context: Context) -> Response:
         """What is served, and its limits."""
         return json_answer(_info(context))
 
@@ -61,6 +62,11 @@ TGI = Api(
     generating=frozenset({"/generate", "/generate_stream"}),
     prefixes=("/", "/generate", "/info"),
     error=answers.error_body,
+    streams=Streams(
+        asked=frozenset({"/"}),
+        always=frozenset({"/generate_stream"}),
+        failed=lambda found: b"data:" + answers.error_body(found) + b"\n\n",
+    ),
 )
 
 

@@ -15,12 +15,14 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 import tokenmill
-from tokenmill.server.context import Context
+from tokenmill.server.activity import COLUMNS
+from tokenmill.server.context import Context, Model
+from tokenmill.server.door import choose
 from tokenmill.server.errors import HttpError
+from tokenmill.server.many.entry import Entry
 from tokenmill.server.routing import Api, get, json_answer, tenant
-from tokenmill.server.web.activity import COLUMNS, Activity
+from tokenmill.server.switch.shown import context_of, listed, status
 from tokenmill.server.web.card import card
-from tokenmill.server.web.events import Events
 from tokenmill.server.web.files import PageFile, read_files
 
 FILES = read_files()
@@ -30,17 +32,16 @@ MAX_LISTED = 200
 
 def add_routes(app: FastAPI, context: Context) -> None:
     """The page, `/v1/engine`, `/v1/card`, and the list of recent requests."""
-    events = Events()
-    activity = Activity(context.backend, context.metrics, events)
-    activity.watch()
-    context.metrics.on_reject = events.refused
     began = time.time()
 
     async def engine(request: Request) -> Response:
         """What the engines do now, and did in the last minutes; `since` leaves out samples that one has already."""
-        state = engine_state(context)
-        state.update(started=began, columns=COLUMNS, samples=activity.since(_number(request, "since", 0.0)))
-        state["events"] = events.shown()
+        asked = choose(context.house, request, None)  # it is not loaded for being looked at
+        mine = context_of(asked) or context
+        state = engine_state(mine, asked)
+        state["catalogue"] = [{"name": each.name, **status(each.entry)} for each in listed(context.house, request)]
+        state.update(started=began, columns=COLUMNS, samples=mine.activity.since(_number(request, "since", 0.0)))
+        state["events"] = mine.activity.events.shown()
         return json_answer(state)
 
     async def requests(request: Request) -> Response:
@@ -50,7 +51,8 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
     async def model_card(request: Request) -> Response:
         """What the served model is and can do, and what a request that says nothing gets."""
-        return json_answer(await asyncio.to_thread(card, context))  # files are looked at once
+        mine = context_of(choose(context.house, request, None)) or context
+        return json_answer(await asyncio.to_thread(card, mine))  # files are looked at once
 
     get(app, "/v1/engine", engine)
     get(app, "/v1/card", model_card)
@@ -66,14 +68,14 @@ def _sender(file: PageFile) -> Any:
     return send
 
 
-def engine_state(context: Context) -> dict[str, Any]:
+def engine_state(context: Context, entry: Entry[Model]) -> dict[str, Any]:
     """Gauges, totals and limits of now."""
     backend, info = context.backend, context.backend.info
     return {
         "object": "engine",
         "now": time.time(),
         "version": tokenmill.__version__,
-        "models": info.names,
+        "models": info.names or entry.spec.names,
         "max_model_len": info.max_model_len,
         "max_rows": info.max_rows,
         "problem": backend.health(),

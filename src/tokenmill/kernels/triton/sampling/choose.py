@@ -136,7 +136,7 @@ def _log_exponential(i, key, PRECISE: tl.constexpr):
     if PRECISE:
         return libdevice.log(-libdevice.log1p(-v))
     u = 1.0 - v  # the interpreter has no log1p
-    return tl.log(tl.where(u == 1.0, v, tl.log(u) * v / (u - 1.0)))
+    return tl.log(tl.where(u == 1.0, v, tl.log(u) * v / tl.where(u == 1.0, 1.0, u - 1.0)))
 
 
 @triton.jit(
@@ -197,8 +197,8 @@ def choose(
     width = 0 if masks is None else masks.shape[1]
     block = 1024
     blocks = triton.cdiv(vocab, block)
-    # Two kinds only, so that all are compiled when steps are recorded.
-    pieces = 16 if lines >= 66 or blocks <= 16 else 64
+    # A vocabulary has two kinds at most, so that all are compiled when steps are recorded.
+    pieces = 1 if blocks == 1 else 16 if lines >= 66 or blocks <= 16 else 64
     common = {"PIECES": pieces, "BLOCK": block, "PDL": pdl, "num_warps": 4, "launch_pdl": pdl}
     if masks is None:
         ids, marked, before = greedy(logits, scratch, pdl=pdl)

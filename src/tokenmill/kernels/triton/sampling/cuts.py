@@ -105,17 +105,19 @@ def cut_(
     rows, scales, largest = lines
     words, packed, width, has_words = masks
     state = torch.empty(count, 3, dtype=torch.int64, device=logits.device)
-    parts = torch.empty(count, _PIECES, _BINS, dtype=torch.int64, device=logits.device)
+    blocks = triton.cdiv(vocab, _BLOCK)
+    pieces = _PIECES if blocks > 1 else 1
+    parts = torch.empty(count, pieces, _BINS, dtype=torch.int64, device=logits.device)
     for limit, mass in zip(limits, (False, True), strict=True):
         if limit is None:
             continue
         for shift in _SHIFTS:
             # Without fused multiply-adds the scores are the bits that separate operations give.
-            _cut_kernel[(count, _PIECES)](
+            _cut_kernel[(count, pieces)](
                 logits, words, packed, rows, scales, largest, limit, least, state, parts,
                 scratch.counters(logits.device), vocab, logits.stride(0), width, scales.stride(0), limit.stride(0),
-                has_words, triton.cdiv(triton.cdiv(vocab, _BLOCK), _PIECES), shift, int(shift == _SHIFTS[0]),
-                MASS=mass, PIECES=_PIECES, BLOCK=_BLOCK, BINS=_BINS, PDL=pdl, num_warps=4, launch_pdl=pdl,
+                has_words, triton.cdiv(blocks, pieces), shift, int(shift == _SHIFTS[0]),
+                MASS=mass, PIECES=pieces, BLOCK=_BLOCK, BINS=_BINS, PDL=pdl, num_warps=4, launch_pdl=pdl,
                 enable_fp_fusion=False,
             )  # fmt: skip
 

@@ -23,8 +23,9 @@ export const runningIn = (conversation) => [...working].find(([, c]) => c.id ===
 
 export async function loadModels() {
   try {
-    const [{ data: models }, card] = await Promise.all([getJson("v1/models"), getJson("v1/card")]);
+    const { data: models } = await getJson("v1/models");
     const model = models.some((m) => m.id === chat.get().model) ? chat.get().model : (models[0]?.id ?? "");
+    const card = await getJson(`v1/card?model=${encodeURIComponent(model)}`);
     chat.set({ models, model, card, problem: null });
   } catch (error) {
     chat.set({ problem: error.status === 401 ? null : explain(error) });
@@ -34,6 +35,7 @@ export async function loadModels() {
 export function chooseModel(model) {
   lastModel.write(model);
   chat.set({ model });
+  void loadModels(); // its card is another one
 }
 
 export const loadList = async () => chat.set({ list: await db.list() });

@@ -28,19 +28,22 @@ const PLOTS = [
 ];
 
 // Polls while the view is shown and the window is visible.
-function useEngine(paused) {
+function useEngine(paused, model) {
   const [state, setState] = useState(null);
   const [error, setError] = useState(null);
   const samples = useRef([]);
+  const of = useRef(model);
   useEffect(() => {
     if (paused) return undefined;
+    if (of.current !== model) samples.current = []; // another model has a past of its own
+    of.current = model;
     let timer = 0;
     const controller = new AbortController();
     const poll = async () => {
       try {
         if (document.visibilityState === "visible") {
           const latest = samples.current.at(-1)?.[0] ?? 0;
-          const found = await getJson(`v1/engine?since=${latest}`, controller.signal);
+          const found = await getJson(`v1/engine?since=${latest}&model=${encodeURIComponent(model)}`, controller.signal);
           samples.current = [...samples.current, ...found.samples].slice(-MOST);
           setState({ ...found, samples: samples.current });
           setError(null);
@@ -56,16 +59,16 @@ function useEngine(paused) {
       clearTimeout(timer);
       controller.abort();
     };
-  }, [paused]);
+  }, [paused, model]);
   return { state, error };
 }
 
 export function EngineView({ theme, picked, onPick }) {
   const [paused, setPaused] = useState(false);
   const [span, setSpan] = useState(WINDOWS[0].s);
-  const { state, error } = useEngine(paused);
+  const { card, model, models } = useStore(chat);
+  const { state, error } = useEngine(paused, model);
   const requests = useRequests(paused);
-  const { card, models } = useStore(chat);
   const columns = useMemo(() => (state ? series(state.columns, state.samples) : null), [state]);
   const range = state ? { min: state.now - span, max: state.now } : { min: 0, max: span };
   const sum = (name) => state.engines.reduce((total, e) => total + (e[name] ?? 0), 0);
@@ -92,7 +95,7 @@ export function EngineView({ theme, picked, onPick }) {
         <div class="plots">${PLOTS.map((plot) =>
           html`<${PlotCard} key=${plot.title} plot=${plot} theme=${theme} range=${range} data=${[columns.at, ...plot.series.map((s) => columns[s.key])]} />`)}</div>
         <div class="pair"><${Memory} state=${state} card=${card} /><${Roofline} figures=${figures} card=${card} /></div>
-        <div class="pair"><${Events} events=${state.events} now=${state.now} />${models.length > 1 && html`<${Models} models=${models} />`}</div>
+        <div class="pair"><${Events} events=${state.events} now=${state.now} />${models.length > 1 && html`<${Models} models=${models} stands=${state.catalogue} />`}</div>
         ${state.engines.length > 1 && html`<${Engines} engines=${state.engines} />`}`}
       <${Requests} requests=${requests} picked=${picked} onPick=${onPick} />
     </div>

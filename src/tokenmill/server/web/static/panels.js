@@ -160,6 +160,10 @@ export function Engines({ engines }) {
   </table></div></section>`;
 }
 
-export function Models({ models }) {
-  return html`<section class="card"><header><h2>Models and adapters</h2></header><ul class="model-list">${models.map((m) => html`<li key=${m.id}><code>${m.id}</code><span class="hint">${m.parent ? `adapter of ${m.parent}` : "model"}</span></li>`)}</ul></section>`;
+// Where a model stands, and what it takes or would take.
+const standing = (found) => (found ? [found.status.failed ? "failed" : found.status.value, found.tokenmill.size ? bytes(found.tokenmill.size) : ""].filter(Boolean).join(", ") : "model");
+
+export function Models({ models, stands = [] }) {
+  const known = Object.fromEntries(stands.map((s) => [s.name, s]));
+  return html`<section class="card"><header><h2>Models and adapters</h2></header><ul class="model-list">${models.map((m) => html`<li key=${m.id}><code>${m.id}</code><span class="hint">${m.parent ? `adapter of ${m.parent}` : standing(known[m.id])}</span></li>`)}</ul></section>`;
 }

@@ -14,7 +14,7 @@ from math import isnan, nan
 from typing import Protocol
 
 from tokenmill.server.backend import Backend, EngineStats
-from tokenmill.server.web.events import Events
+from tokenmill.server.events import Events
 
 PERIOD_S = 1.0
 MAX_SAMPLES = 900

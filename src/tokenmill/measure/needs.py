@@ -1,0 +1,52 @@
+"""How much memory models will take here, before any of them is loaded. Owns: the question a server of many models asks.
+
+The counting is `tokenmill plan`'s. Run in a process of its own: a server does not import torch. Must not know: servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.errors import TokenmillError
+from tokenmill.device.memory import counts_memory, free_bytes, pick_device
+from tokenmill.measure.devices import Device
+from tokenmill.measure.need import Need
+from tokenmill.measure.plan import Planner, held_in_all, layouts, read_model
+
+
+def find_needs(configs: Sequence[EngineConfig], memory: int | None, shares: int) -> tuple[int, list[Need]]:
+    """(bytes that models may take together, what each takes). memory: that is given; shares: among how many it is
+    divided where a model does not say how much K/V cache it wants."""
+    device = pick_device(configs[0].execute.device)
+    whole = memory
+    if whole is None:
+        whole = free_bytes(device)
+        if counts_memory(device):
+            whole = int(whole * configs[0].cache.gpu_memory_utilization)
+    return whole, [_need(config, device, whole, shares) for config in configs]
+
+
+def _need(config: EngineConfig, device: str, memory: int, shares: int) -> Need:
+    kind = "cpu" if device == "cpu" else "gpu"
+    try:
+        planner = read_model(config, kind, config.parallel.tensor_parallel_size)
+        count = config.parallel.data_parallel_size
+        fixed = config.cache.kv_cache_memory_bytes is not None or config.cache.num_gpu_blocks_override is not None
+        found = _for(planner, kind, memory if fixed else memory // shares)
+        if not found.kv:
+            found = _for(planner, kind, memory)
+        return Need(found.whole * count, found.kv, (found.whole - found.kv - planner.sheet.held_bytes) * count, fixed)
+    except (TokenmillError, OSError, MemoryError, ValueError):  # its load will say it better
+        return Need()
+
+
+def _for(planner: Planner, kind: str, memory: int) -> Need:
+    """With this much memory on one device; tensor-parallel ranks take their share each."""
+    here = Device("here", "", kind, memory, 1.0, {}, 1.0, "")
+    whole, kv = held_in_all(planner, here), layouts(planner, here).kv_bytes
+    blocks = planner.config.cache.num_gpu_blocks_override
+    if blocks is not None:
+        exact = blocks * sum(layouts(planner, here).cache.page_bytes)
+        whole, kv = whole - kv + exact, exact
+    return Need(whole, kv)

@@ -1,0 +1,106 @@
+"""Models that also see or hear, as a table. Owns: which architectures have a text part, of which kind it is, and what
+an absent key of its config means. The numbers are those of Transformers' config classes.
+
+Must not know: how configs are read (`models/text_part.py`), how families are built, tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Text:
+    """A kind of text part: the architecture that computes it, and what its config class says of absent keys."""
+
+    architecture: str
+    defaults: Mapping[str, Any]
+    fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Keys that the family reads and this class does not: the values that are as good as not there."""
+
+
+def _sizes(vocab: int, hidden: int, inner: int, layers: int, heads: int, **more: Any) -> dict[str, Any]:
+    return {"vocab_size": vocab, "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
+            "num_attention_heads": heads, **more}  # fmt: skip
+
+
+_NO_HEAD_DIM: dict[str, tuple[Any, ...]] = {"head_dim": ()}
+_QWEN2_VL = Text("Qwen2ForCausalLM", _sizes(
+    152064, 8192, 29568, 80, 64, num_key_value_heads=8, rms_norm_eps=1e-5, max_window_layers=80, rope_theta=1e6,
+    max_position_embeddings=32768), _NO_HEAD_DIM)  # fmt: skip
+_GEMMA3 = _sizes(262208, 2304, 9216, 26, 8, max_position_embeddings=131072)
+_GEMMA4 = _sizes(262144, 2304, 9216, 30, 8)
+
+TEXTS: dict[str, Text] = {
+    "llama": Text("LlamaForCausalLM", _sizes(32000, 4096, 11008, 32, 32)),
+    "mistral": Text("MistralForCausalLM", _sizes(32000, 4096, 14336, 32, 32)),
+    "ministral3": Text("Ministral3ForCausalLM", _sizes(131072, 4096, 14336, 34, 32)),
+    "qwen2": Text("Qwen2ForCausalLM", _sizes(151936, 4096, 22016, 32, 32)),
+    "qwen3": Text("Qwen3ForCausalLM", _sizes(151936, 4096, 22016, 32, 32)),
+    "qwen3_moe": Text("Qwen3MoeForCausalLM", _sizes(
+        151936, 2048, 6144, 24, 32, moe_intermediate_size=768, num_experts=128)),
+    "gpt_oss": Text("GptOssForCausalLM", _sizes(201088, 2880, 2880, 36, 64, num_local_experts=128)),
+    "lfm2": Text("Lfm2ForCausalLM", _sizes(65536, 2560, 12288, 32, 32)),
+    "gemma3_text": Text("Gemma3ForCausalLM", _GEMMA3),
+    "gemma4_text": Text("Gemma4ForCausalLM", _GEMMA4),
+    "llama4_text": Text("Llama4ForCausalLM", _sizes(202048, 5120, 8192, 48, 40, num_local_experts=16)),
+    "qwen2_vl_text": _QWEN2_VL,
+    "qwen2_5_vl_text": _QWEN2_VL,
+    "qwen3_vl_text": Text("Qwen3ForCausalLM", _sizes(
+        151936, 4096, 22016, 32, 32, rope_theta=500000.0, max_position_embeddings=128000),
+        {"sliding_window": (), "use_sliding_window": (False,)}),
+    "qwen3_vl_moe_text": Text("Qwen3MoeForCausalLM", _sizes(
+        151936, 2048, 5632, 24, 16, num_key_value_heads=16, moe_intermediate_size=1408, num_experts=60,
+        num_experts_per_tok=4, norm_topk_prob=True, rope_theta=500000.0, max_position_embeddings=128000),
+        {"norm_topk_prob": (True,), "sliding_window": (), "use_sliding_window": (False,)}),
+    "qwen3_5_text": Text("Qwen3_5ForCausalLM", _sizes(248320, 4096, 12288, 32, 16)),
+    "qwen3_5_moe_text": Text("Qwen3_5MoeForCausalLM", _sizes(248320, 2048, 5632, 40, 16)),
+    "glm4v_text": Text("Glm4ForCausalLM", _sizes(
+        151552, 4096, 13696, 40, 32, head_dim=None, rms_norm_eps=1e-5, partial_rotary_factor=None,
+        max_position_embeddings=32768), {"attention_bias": (True,), **_NO_HEAD_DIM}),
+    "glm4v_moe_text": Text("Glm4MoeForCausalLM", _sizes(
+        151424, 4096, 10944, 46, 96, moe_intermediate_size=1408, n_routed_experts=128, attention_bias=True,
+        max_position_embeddings=65536, n_group=1, topk_group=1), {"use_qk_norm": (False,)}),
+}  # fmt: skip
+"""`model_type` of a text part -> what it is. Numbers are those of Transformers' config classes."""
+
+_IMAGE = ("image_token_id", "image_token_index", "image_seq_length", "projector_hidden_act", "vision_feature_layer",
+          "vision_feature_select_strategy", "multimodal_projector_bias", "image_grid_pinpoints")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outer:
+    """An architecture around a text part: the kind of text part where the file names none, and its own keys."""
+
+    model_type: str
+    text: str
+    own: tuple[str, ...] = ()
+    flat: bool = False
+    """Older files hold the text part's keys beside its own."""
+
+
+OUTERS: dict[str, Outer] = {
+    "Qwen2VLForConditionalGeneration": Outer("qwen2_vl", "qwen2_vl_text", flat=True),
+    "Qwen2_5_VLForConditionalGeneration": Outer("qwen2_5_vl", "qwen2_5_vl_text", flat=True),
+    "Qwen3VLForConditionalGeneration": Outer("qwen3_vl", "qwen3_vl_text"),
+    "Qwen3VLMoeForConditionalGeneration": Outer("qwen3_vl_moe", "qwen3_vl_moe_text"),
+    "Qwen3_5ForConditionalGeneration": Outer("qwen3_5", "qwen3_5_text"),
+    "Qwen3_5MoeForConditionalGeneration": Outer("qwen3_5_moe", "qwen3_5_moe_text"),
+    "Gemma3ForConditionalGeneration": Outer("gemma3", "gemma3_text", ("mm_tokens_per_image",)),
+    "Gemma4ForConditionalGeneration": Outer("gemma4", "gemma4_text", ("vision_soft_tokens_per_image",)),
+    "Mistral3ForConditionalGeneration": Outer("mistral3", "mistral", (*_IMAGE, "spatial_merge_size")),
+    "Llama4ForConditionalGeneration": Outer("llama4", "llama4_text"),
+    "Glm4vForConditionalGeneration": Outer("glm4v", "glm4v_text"),
+    "Glm4vMoeForConditionalGeneration": Outer("glm4v_moe", "glm4v_moe_text"),
+    "Glm46VForConditionalGeneration": Outer("glm46v", "glm4v_text"),
+    "LlavaForConditionalGeneration": Outer("llava", "llama", _IMAGE),
+    "LlavaNextForConditionalGeneration": Outer("llava_next", "llama", _IMAGE),
+    "LlavaOnevisionForConditionalGeneration": Outer("llava_onevision", "qwen2", (*_IMAGE, "vision_aspect_ratio")),
+    "Idefics3ForConditionalGeneration": Outer("idefics3", "llama", ("scale_factor",)),
+    "SmolVLMForConditionalGeneration": Outer("smolvlm", "llama", ("scale_factor",)),
+    "InternVLForConditionalGeneration": Outer("internvl", "qwen2", (*_IMAGE, "downsample_ratio")),
+    "Lfm2VlForConditionalGeneration": Outer("lfm2_vl", "lfm2", (
+        *_IMAGE, "projector_hidden_size", "projector_bias", "projector_use_layernorm", "downsample_factor")),
+}  # fmt: skip

@@ -1,0 +1,41 @@
+"""Tensors of a model that also sees or hears. Owns: under which prefixes its text part lies, and which are not of it.
+
+Must not know: configs, families.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from tokenmill.core.errors import ModelError
+
+_PREFIXES = (
+    ("model.language_model.", "model."),
+    ("model.text_model.", "model."),
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+    ("text_model.model.", "model."),
+)
+"""Where text parts lie: stored prefix -> the family's."""
+_ELSEWHERE = re.compile(
+    r"(model\.)?(visual|vision_tower|vision_model|vision_encoder|image_tower|multi_modal_projector|connector|"
+    r"audio_tower|audio_model|embed_vision|embed_audio|image_newline)(\.|$)"
+)
+"""Tensors of the other parts."""
+
+
+def text_names(stored: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+    """The family's names -> the stored ones; and the stored names of the other parts."""
+    found: dict[str, str] = {}
+    apart: list[str] = []
+    for name in stored:
+        if _ELSEWHERE.match(name):
+            apart.append(name)
+            continue
+        prefix = next((pair for pair in _PREFIXES if name.startswith(pair[0])), ("", ""))
+        ours = prefix[1] + name.removeprefix(prefix[0])
+        if ours in found:
+            raise ModelError(f"Tensors {found[ours]!r} and {name!r} both are {ours!r} of the text part.")
+        found[ours] = name
+    return found, apart

@@ -1,0 +1,133 @@
+"""The text part of a model that also sees or hears. Owns: its config as the family that it is would have it.
+
+Positions that have three parts are plain ones where all three are equal, as they are in text. What belongs to the
+other parts is not read. Must not know: how families are built, tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tokenmill.core.errors import ModelError
+from tokenmill.models.fields import FIELDS
+from tokenmill.models.outer import OUTERS, TEXTS, Outer, Text
+
+TEXT_OF = "_text_of"
+"""In the config of a text part: the architecture that it was taken out of."""
+_SAID_OUTSIDE = ("quantization_config", "compression_config", "auto_map")
+"""What is said of the whole file and concerns the text part, too."""
+_OUTER = ("architectures", "model_type", "text_config", "vision_config", "audio_config", "tie_word_embeddings",
+          "dtype", "torch_dtype", *_SAID_OUTSIDE)  # fmt: skip
+_ALSO = {"num_experts": "num_local_experts", "num_local_experts": "num_experts"}
+"""One thing under two names."""
+_PARTS = ("mrope_section", "mrope_interleaved")
+"""How three-part positions are shared out among pairs: nothing where the three are equal."""
+
+
+def outer_of(config: Mapping[str, Any]) -> str | None:
+    """The architecture around a text part that this config names, if it does."""
+    names = config.get("architectures")
+    return next((name for name in names if name in OUTERS), None) if isinstance(names, list) else None
+
+
+def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of the text part as its family would have it; any other config as it is."""
+    name = outer_of(config)
+    if name is None:
+        return _plain_positions(dict(config))
+    outer, inner = OUTERS[name], config.get("text_config")
+    if inner is None and outer.flat:
+        inner = {key: value for key, value in config.items() if key not in _OUTER}
+    if not isinstance(inner, Mapping):
+        raise ModelError(f"config.json: {name} needs an object 'text_config', not {inner!r}.")
+    kind = inner.get("model_type") or outer.text
+    text = TEXTS.get(kind) if isinstance(kind, str) else None
+    if text is None:
+        raise ModelError(
+            f"config.json: the text part of this {name} is of the kind {kind!r}, which is not supported here. "
+            f"Known: {', '.join(sorted(TEXTS))}."
+        )
+    _check_type(config, name, outer)
+    _check_outside(config, inner, outer)
+    _check_fixed(inner, kind, text)
+    absent = {key: value for key, value in text.defaults.items() if inner.get(_ALSO.get(key, key)) is None}
+    found = {**absent, **{key: value for key, value in inner.items() if key not in ("architectures", "auto_map")}}
+    found.update({key: config[key] for key in _SAID_OUTSIDE if config.get(key) is not None})
+    dtype = config.get("dtype") or config.get("torch_dtype") or inner.get("dtype") or inner.get("torch_dtype")
+    if dtype is not None:
+        found["dtype"] = dtype
+    tied = config.get("tie_word_embeddings", inner.get("tie_word_embeddings"))
+    if tied is None:
+        found.pop("tie_word_embeddings", None)  # the tensors say it: see `settle_tie`
+    else:
+        found["tie_word_embeddings"] = tied
+    found.update(architectures=[text.architecture], model_type=kind)
+    return {**_plain_positions(found), "model_type": FIELDS[text.architecture].model_type, TEXT_OF: name}
+
+
+def settle_tie(config: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """A file of a text part that does not say whether its head is the embedding: it is, where no head is stored."""
+    stored = set(names)
+    if TEXT_OF not in config or "tie_word_embeddings" in config or not stored:
+        return config
+    return {**config, "tie_word_embeddings": "lm_head.weight" not in stored}
+
+
+def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with these keys; those of a text part may be given within `text_config` or beside it."""
+    inner = config.get("text_config")
+    if outer_of({**config, **overrides}) is None or not isinstance(inner, Mapping):
+        return {**config, **overrides}
+    given = overrides.get("text_config")
+    beside = {key: value for key, value in overrides.items() if key not in _OUTER}
+    inner = {**inner, **beside, **(given if isinstance(given, Mapping) else {})}
+    return {**config, **{key: value for key, value in overrides.items() if key in _OUTER}, "text_config": inner}
+
+
+def _check_type(config: Mapping[str, Any], name: str, outer: Outer) -> None:
+    kind = config.get("model_type")
+    if kind is not None and kind != outer.model_type:
+        raise ModelError(f"config.json: architecture '{name}' and model_type {kind!r} contradict each other.")
+
+
+def _check_fixed(inner: Mapping[str, Any], kind: str, text: Text) -> None:
+    for key, values in text.fixed.items():
+        said = inner.get(key)
+        if key == "head_dim" and said and said * inner.get("num_attention_heads", 0) == inner.get("hidden_size"):
+            continue
+        if said is not None and said not in values:
+            raise ModelError(f"config.json: 'text_config.{key}' = {repr(said)[:80]} is not read in {kind}.")
+
+
+def _check_outside(config: Mapping[str, Any], inner: Mapping[str, Any], outer: Outer) -> None:
+    """Keys beside the text part are not read: refuse those that look as if they should be."""
+    for key, value in config.items():
+        if value is None or key in _OUTER or key in inner or key in outer.own or _APART.search(key):
+            continue
+        if _CHANGES.search(key) and value not in (False, 0, 1, "", [], {}):
+            raise ModelError(
+                f"config.json: '{key}' = {repr(value)[:80]} lies beside 'text_config' and is not read there; if it is "
+                f"a leftover, load with --hf-overrides '{{\"{key}\": null}}'."
+            )
+
+
+_APART = re.compile(r"image|vision|visual|video|audio|speech|projector|perceiver|(^|_)mm_|^bo[ia]_|^eo[ia]_")
+"""Names of what belongs to eyes and ears."""
+_CHANGES = re.compile(r"rope|rotary|window|cap(ping)?$|multiplier|(^|_)scal(e|es|ing)(_|$)|norm|sink|logit_|clip")
+
+
+def _plain_positions(config: dict[str, Any]) -> dict[str, Any]:
+    """Without what shares three-part positions out among pairs, in families that have them."""
+    if not re.fullmatch(
+        r"(qwen2(_5)?_vl|qwen3_vl(_moe)?|qwen3_5(_moe)?|glm4v(_moe)?)_text", str(config.get("model_type"))
+    ):
+        return config
+    for name in ("rope_scaling", "rope_parameters"):
+        said = config.get(name)
+        if isinstance(said, Mapping) and (any(part in said for part in _PARTS) or "mrope" in said.values()):
+            kept = {key: value for key, value in said.items() if key not in _PARTS}
+            kept.update({key: "default" for key in ("type", "rope_type") if kept.get(key) == "mrope"})
+            config = {**config, name: kept}
+    return config

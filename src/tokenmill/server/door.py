@@ -1,0 +1,221 @@
+"""Which model a request is for, and the wait until it is loaded. Owns: reading the name before any other work, who may
+ask for what, refusals, and the comments that keep a stream's connection alive meanwhile.
+
+The name is the path's, the query's or the body's `model`; without one, the first entry answers that this key may use. A
+server of one model reads nothing: the model itself says whether the name is one of its own. Must not know: any one API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from fastapi import Request
+from starlette.responses import Response
+
+from tokenmill.server.context import Context, House, Model, no_such_model
+from tokenmill.server.errors import HttpError, describe_error
+from tokenmill.server.many.entry import Entry, GoneError, State, UnreadyError
+from tokenmill.server.sse import HEADERS
+
+ModelHandler = Callable[[Request, Context], Awaitable[Response]]
+FIRST_COMMENT_S = 1.0
+"""Until then a stream's answer has not begun, so that a refusal still has a status of its own."""
+COMMENT_S = 5.0
+COMMENT = b": loading\n\n"
+LATEST = ":latest"
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Paths whose answers are server-sent events: where the body says `stream`, or always (there a path's
+    last part will do); and how an error is said once such an answer has begun."""
+
+    asked: frozenset[str] = frozenset()
+    always: frozenset[str] = frozenset()
+    failed: Callable[[HttpError], bytes] = lambda found: b""
+
+    def holds(self, path: str, fields: Mapping[str, msgspec.Raw]) -> bool:
+        """Will the answer be events?"""
+        return self.of(path) and (path not in self.asked or bytes(fields.get("stream", b"")) == b"true")
+
+    def of(self, path: str) -> bool:
+        """Is this path one of them?"""
+        return path in self.asked or path in self.always or path.rpartition("/")[2] in self.always
+
+
+class ModelAnswer(Response):
+    """An answer that a model gives: it is found, loaded, and held while it answers."""
+
+    def __init__(self, handler: ModelHandler, request: Request, names: tuple[str, ...] = ("model",)) -> None:
+        """`names`: where the body names the model."""
+        self.handler, self.request, self.names = handler, request, names
+        self.background = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        request = self.request
+        house: House = request.app.state.context.house
+        fields = await peek(house, request) if len(house.models.entries) > 1 else {}
+        entry = choose(house, request, next(filter(None, (text_of(fields, name) for name in self.names)), None))
+        if entry.state is State.READY:
+            await self._answer(house, entry, scope, receive, send)
+            return
+        streams = find_streams(request)
+        if streams is None or not streams.holds(request.url.path, fields or await peek(house, request)):
+            await self._answer(house, entry, scope, receive, send)
+            return
+        late = _Late(send, streams.failed)
+        telling = asyncio.ensure_future(late.tell())
+        try:
+            await self._answer(house, entry, scope, receive, late.send, telling)
+        except Exception as error:
+            if not late.begun:
+                raise
+            await late.fail(describe_error(error))
+        finally:
+            telling.cancel()
+
+    async def _answer(
+        self, house: House, entry: Entry[Model], scope: Any, receive: Any, send: Any, telling: Any = None
+    ) -> None:
+        self.request.scope["state"]["entry"] = entry
+        async with held(house, entry) as context:
+            if telling is not None:
+                telling.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await telling
+            response = await self.handler(self.request, context)
+            await response(scope, receive, send)
+
+
+@contextlib.asynccontextmanager
+async def asked_model(house: House, request: Request) -> AsyncIterator[Context]:
+    """The parts of the model that a message over a socket is for, while it is answered."""
+    fields = await peek(house, request) if len(house.models.entries) > 1 else {}
+    async with held(house, choose(house, request, text_of(fields, "model"))) as context:
+        yield context
+
+
+@contextlib.asynccontextmanager
+async def held(house: House, entry: Entry[Model]) -> AsyncIterator[Context]:
+    """A model's parts, while they are used."""
+    unit = await entered(house, entry)
+    try:
+        yield unit.context
+    finally:
+        house.models.leave(entry)
+
+
+async def entered(house: House, entry: Entry[Model]) -> Model:
+    """Wait until it is loaded; refusals as clients see them."""
+    try:
+        async with asyncio.timeout(house.config.patience.request_timeout or None):
+            return await house.models.enter(entry)
+    except UnreadyError as error:
+        house.metrics.reject("model")
+        raise refusal(error) from None
+    except GoneError:
+        raise no_such_model(entry.name, None) from None
+
+
+def refusal(error: UnreadyError) -> HttpError:
+    """507 for what does not fit at all, else 503; the loader's own sentence."""
+    return HttpError(507 if error.never else 503, str(error), retry_after=error.retry_after)
+
+
+async def peek(house: House, request: Request) -> Mapping[str, msgspec.Raw]:
+    """The body's fields, unread; the body stays where it is."""
+    parcel = request.scope["state"].get("body")
+    if parcel is None:
+        return {}
+    found: Mapping[str, msgspec.Raw] = await house.bodies.run_in_thread(parcel.size, parcel.fields)
+    return found
+
+
+def text_of(fields: Mapping[str, msgspec.Raw], name: str) -> str | None:
+    """A field that is text."""
+    try:
+        return msgspec.json.decode(fields[name], type=str)
+    except (KeyError, msgspec.MsgspecError):
+        return None
+
+
+def choose(house: House, request: Request, named: str | None) -> Entry[Model]:
+    """The entry that a request is for; 404 where there is none, or not for this key."""
+    models, allowed = house.models, rights(house, request)
+    if len(models.entries) == 1 and allowed is None:
+        return models.first
+    name = request.path_params.get("model") or request.query_params.get("model") or named
+    mine = [each for each in models.entries.values() if allowed is None or each.name in allowed]
+    if not name:
+        if not mine:
+            raise HttpError(404, "There is no model here.", param="model")
+        return mine[0]
+    return find(house, request, name)
+
+
+def find(house: House, request: Request, name: str) -> Entry[Model]:
+    """The entry of this name; 404 where there is none, or not for this key."""
+    models, allowed = house.models, rights(house, request)
+    entry = models.find(name) or models.find(name.removesuffix(LATEST))
+    if entry is None or (allowed is not None and entry.name not in allowed):
+        mine = [each.name for each in models.entries.values() if allowed is None or each.name in allowed]
+        raise no_such_model(name, mine[0] if mine else None)
+    return entry
+
+
+def rights(house: House, request: Request) -> frozenset[str] | None:
+    """Names of the entries that this key may use; None: all."""
+    return house.rights.get(request.scope["state"].get("tenant", ""))
+
+
+def find_streams(request: Request) -> Streams | None:
+    """How answers on this path stream, if they may be events."""
+    path = request.url.path
+    for api in request.app.state.apis:
+        if api.streams.of(path):
+            found: Streams = api.streams
+            return found
+    return None
+
+
+class _Late:
+    """An answer that begins with comments. What comes then is its body; its head has been sent."""
+
+    def __init__(self, send: Any, failed: Callable[[HttpError], bytes]) -> None:
+        self.inner, self.failed = send, failed
+        self.begun = False
+        self.refused: int | None = None
+        self.said = b""
+
+    async def tell(self) -> None:
+        """Comments, until somebody ends this."""
+        await asyncio.sleep(FIRST_COMMENT_S)
+        self.begun = True
+        await self.inner({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        while True:
+            await self._body(COMMENT)
+            await asyncio.sleep(COMMENT_S)
+
+    async def send(self, message: Any) -> None:
+        if not self.begun:
+            await self.inner(message)
+        elif message["type"] == "http.response.start":
+            self.refused = message["status"] if message["status"] != 200 else None
+        elif self.refused is None:
+            await self.inner(message)
+        else:  # an answer that is no stream: an error, which has become an event's data
+            self.said += message.get("body", b"")
+            if not message.get("more_body"):
+                await self.inner({**message, "body": b"data: " + self.said + b"\n\n"})
+
+    async def fail(self, found: HttpError) -> None:
+        """It ends with an error, as this API says it in a stream."""
+        await self.inner({"type": "http.response.body", "body": self.failed(found), "more_body": False})
+
+    async def _body(self, data: bytes) -> None:
+        await self.inner({"type": "http.response.body", "body": data, "more_body": True})

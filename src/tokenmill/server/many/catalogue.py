@@ -1,0 +1,421 @@
+"""Which models are loaded. Owns: the states of all entries, who waits for a load, and who goes when memory ends.
+
+`unloaded -> loading -> ready -> draining -> unloaded`, and `failed`, from which a later request tries again. Loads
+wait for room in turn: the least recently used entry without open requests goes; if all have some, the least recently
+used one takes no new ones until its open ones have ended. All of it happens in the event loop's thread. Must not know:
+HTTP, what a model is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Generic
+
+from tokenmill.core.errors import EngineDeadError, ParameterError, UserError
+from tokenmill.server.many.entry import Entry, GoneError, Spec, State, U, UnreadyError
+
+log = logging.getLogger("tokenmill.server")
+LOOK_S = 0.05
+"""How often who waits for room looks again at what no event tells."""
+LEAST_STAY_S = 0.25
+"""A model that has open requests serves so long, and as long as its load took, before others may make it stop."""
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """`memory`: bytes for all loaded models (None: no limit); `queue`: requests that may wait for one model;
+    `patience_s`: how long a load waits for room."""
+
+    memory: int | None = None
+    queue: int = 256
+    patience_s: float = 30.0
+
+
+class Catalogue(Generic[U]):
+    """`make`: loads an entry; `predict`: says how many bytes one will take (0: nobody knows)."""
+
+    def __init__(
+        self,
+        make: Callable[[Entry[U]], Awaitable[U]],
+        bounds: Bounds | None = None,
+        predict: Callable[[Entry[U]], Awaitable[int]] | None = None,
+    ) -> None:
+        self.make, self.predict = make, predict
+        self.bounds = bounds or Bounds()
+        self.entries: dict[str, Entry[U]] = {}
+        self.names: dict[str, Entry[U]] = {}
+        """Every name and alias."""
+        self.removed: set[Entry[U]] = set()
+        """Without a name, and not gone yet."""
+        self.room = asyncio.Lock()
+        self.pulse = asyncio.Event()
+        self.started = self.closed = False
+
+    # ------------------------------------------------------------ what there is
+
+    def limit(self, memory: int) -> None:
+        """So many bytes for models, beside those that are loaded already."""
+        self.bounds = replace(self.bounds, memory=memory + sum(each.size for each in self._loaded()))
+
+    async def start(self) -> None:
+        """Load those that are pinned; raises what is wrong with one of them."""
+        for entry in [each for each in self.entries.values() if each.spec.pin]:
+            try:
+                await self.load(entry)
+            except UnreadyError as error:
+                raise entry.life.error or UserError(str(error)) from None
+        self.started = True
+
+    def adopt(self, spec: Spec, unit: U) -> Entry[U]:
+        """A model that is loaded already."""
+        entry = self.add(spec)
+        entry.unit, entry.reserved = unit, True
+        self._ready(entry, time.monotonic())
+        self.started = True
+        return entry
+
+    @property
+    def first(self) -> Entry[U]:
+        """Answers where a request names no model."""
+        return next(iter(self.entries.values()))
+
+    def find(self, name: str) -> Entry[U] | None:
+        """The entry of this name, alias, or adapter."""
+        found = self.names.get(name)
+        if found is None:
+            adapted = [each for each in self.entries.values() if name in each.book.by_name]
+            found = adapted[0] if adapted else None
+        return found
+
+    def add(self, spec: Spec) -> Entry[U]:
+        """One more model; it is loaded when somebody asks for it."""
+        for name in (*spec.names, *spec.adapters):
+            if self.find(name) is not None:
+                raise ParameterError(f"Two models are called {name!r}: give each a name of its own.", param="model")
+        entry: Entry[U] = Entry(spec)
+        for other in self.entries.values():
+            if spec.pin and other.spec.pin and entry.conflicts(other):
+                raise ParameterError(
+                    f"{entry.name!r} and {other.name!r} are both pinned, and may not be loaded together.", param="pin"
+                )
+        self.entries[entry.name] = entry
+        self.names |= dict.fromkeys(spec.names, entry)
+        return entry
+
+    async def remove(self, name: str) -> None:
+        """Nobody may ask for it any more; it goes when its open requests have ended."""
+        entry = self.names.get(name)
+        if entry is None:
+            raise GoneError(name)
+        del self.entries[entry.name]
+        self.names = {each: kept for each, kept in self.names.items() if kept is not entry}
+        entry.removed = True
+        self.removed.add(entry)
+        self._wake()
+        try:
+            await self.unload(entry)
+        finally:
+            self.removed.discard(entry)
+
+    # ------------------------------------------------------------ requests
+
+    async def enter(self, entry: Entry[U], keep: float | None = None) -> U:
+        """A request comes for this model: wait until it is loaded. `keep`: how long it shall stay afterwards."""
+        if entry.removed:
+            raise GoneError(entry.name)
+        if entry.state is not State.READY:
+            await self._wait(entry)
+        life = entry.life
+        life.open += 1
+        life.used = time.monotonic()
+        if not entry.spec.pin:
+            life.keep = entry.spec.keep if keep is None else keep
+        if life.expiry is not None:
+            life.expiry.cancel()
+            life.expiry = None
+        assert entry.unit is not None
+        return entry.unit
+
+    def leave(self, entry: Entry[U]) -> None:
+        """A request has ended."""
+        entry.life.open -= 1
+        entry.life.used = time.monotonic()
+        if not entry.life.open:
+            self._arm(entry)
+            self._wake()
+
+    def keep(self, entry: Entry[U], seconds: float) -> None:
+        """It stays so long when nobody asks (below zero: for ever); pinned ones stay anyway."""
+        if not entry.spec.pin:
+            entry.life.keep = seconds
+            if not entry.life.open:
+                self._arm(entry)
+
+    async def load(self, entry: Entry[U], keep: float | None = None) -> None:
+        """Have it loaded, without a request."""
+        await self.enter(entry, keep)
+        self.leave(entry)
+
+    async def unload(self, entry: Entry[U]) -> None:
+        """Let it go once its open requests have ended; new ones wait for its next load."""
+        while entry.state is State.LOADING and entry.task is not None:
+            await asyncio.wait((entry.task,))
+        if entry.state is State.READY:
+            self._drain(entry)
+        if entry.state is State.DRAINING and entry.task is not None:
+            await asyncio.wait((entry.task,))
+
+    async def _wait(self, entry: Entry[U]) -> None:
+        life = entry.life
+        if life.waiting >= self.bounds.queue:
+            raise UnreadyError(f"{life.waiting} requests wait for {entry.name!r} already; it takes no more now.")
+        life.waiting += 1
+        try:
+            while entry.state is not State.READY:
+                if entry.removed or self.closed:
+                    raise GoneError(entry.name)
+                self._check_failure(entry)
+                if entry.task is None:
+                    entry.task = asyncio.get_running_loop().create_task(self._load(entry))
+                task = entry.task
+                await asyncio.wait((task,))  # a waiter that leaves does not end it
+                if (error := task.result()) is not None:
+                    raise UnreadyError(str(error), error.retry_after, never=error.never)
+            if entry.removed:
+                raise GoneError(entry.name)
+        finally:
+            life.waiting -= 1
+
+    @staticmethod
+    def _check_failure(entry: Entry[U]) -> None:
+        left = entry.life.retry_at - time.monotonic()
+        if entry.state is State.FAILED and left > 0:
+            raise UnreadyError(f"{entry.name!r} could not be loaded: {_said(entry.life.error)}", max(1.0, left))
+
+    # ------------------------------------------------------------ loading
+
+    async def _load(self, entry: Entry[U]) -> UnreadyError | None:
+        """-> why it could not be. Never raises."""
+        life, failed = entry.life, entry.state is State.FAILED
+        life.state = State.LOADING
+        began = time.monotonic()
+        try:
+            if self.predict is not None and not entry.size:
+                entry.size = await self.predict(entry)
+            async with self.room:
+                await self._make_room(entry)
+                entry.reserved = True
+            entry.unit = await self.make(entry)
+        except UnreadyError as error:
+            life.state = State.FAILED if failed else State.UNLOADED
+            return error
+        except Exception as error:
+            if self.started:  # before, whoever starts the server is told
+                ours = None if isinstance(error, UserError | EngineDeadError) else error
+                log.error("a model could not be loaded", exc_info=ours, extra={"data": {"model": entry.name}})
+            entry.failed(error)
+            left = life.retry_at - time.monotonic()
+            return UnreadyError(f"{entry.name!r} could not be loaded: {_said(error)}", max(1.0, left),
+                                never=isinstance(error, MemoryError))  # fmt: skip
+        else:
+            self._ready(entry, began)
+            return None
+        finally:
+            entry.reserved = entry.unit is not None
+            entry.task = None
+            self._wake()
+
+    def _ready(self, entry: Entry[U], began: float) -> None:
+        life, unit = entry.life, entry.unit
+        assert unit is not None
+        now = time.monotonic()
+        life.state, life.error, life.failures = State.READY, None, 0
+        life.used = life.since = now
+        life.load_s, life.loads = now - began, life.loads + 1
+        if (held := unit.held_bytes()) and entry.spec.memory is None:
+            entry.size, entry.measured = held + entry.beside, True
+        if not entry.spec.pin:
+            life.keep = entry.spec.keep
+        self._arm(entry)
+
+    async def _make_room(self, entry: Entry[U]) -> None:
+        """Wait until this entry may be loaded beside those that are."""
+        until = time.monotonic() + self.bounds.patience_s
+        closed: list[Entry[U]] = []
+        try:
+            while rivals := self._rivals(entry):
+                if entry.removed or self.closed:
+                    raise UnreadyError(f"{entry.name!r} is no longer served.")
+                self._check_hope(entry, rivals)
+                idle = [each for each in rivals if each.idle]
+                if idle:
+                    self._drain(_oldest(idle))
+                elif not any(each.state is State.DRAINING for each in rivals):
+                    closed += self._close_one(rivals)
+                going = [each for each in rivals if each.state is State.DRAINING and not each.busy]
+                if not going and time.monotonic() >= until:
+                    busy = ", ".join(repr(each.name) for each in rivals)
+                    raise UnreadyError(
+                        f"There is no room for {entry.name!r} now: {busy} cannot go before their open requests have "
+                        "ended.", 5,
+                    )  # fmt: skip
+                await self._change()
+        except BaseException:
+            for each in closed:
+                each.stay = True
+            raise
+
+    def _rivals(self, entry: Entry[U]) -> list[Entry[U]]:
+        """Who must go: those that may not lie beside it, or all if memory is short."""
+        others = [each for each in self._loaded() if each is not entry]
+        conflicting = [each for each in others if entry.conflicts(each)]
+        if conflicting or self.bounds.memory is None:
+            return conflicting
+        used = sum(each.size for each in others)
+        if used + entry.size <= self.bounds.memory:
+            return []
+        self._check_size(entry, others)
+        return others
+
+    def _check_size(self, entry: Entry[U], others: Iterable[Entry[U]]) -> None:
+        """Could it ever have room?"""
+        most = self.bounds.memory or 0
+        fixed = [each for each in others if each.spec.pin]
+        left = most - sum(each.size for each in fixed)
+        if entry.size > left:
+            stay = f", of which {', '.join(repr(e.name) for e in fixed)} keep {_gib(most - left)}" if fixed else ""
+            raise UnreadyError(
+                f"{entry.name!r} needs {_gib(entry.size)}, and models may take {_gib(most)} in all{stay}: it does not "
+                "fit.", 60, never=True,
+            )  # fmt: skip
+
+    @staticmethod
+    def _check_hope(entry: Entry[U], rivals: Iterable[Entry[U]]) -> None:
+        pinned = [each for each in rivals if each.spec.pin and entry.conflicts(each)]
+        if pinned:
+            raise UnreadyError(
+                f"{entry.name!r} may not be loaded beside {pinned[0].name!r}, which stays loaded.", 60, never=True
+            )
+
+    def _close_one(self, rivals: Iterable[Entry[U]]) -> list[Entry[U]]:
+        """The least recently used of those that have served long enough takes no more requests."""
+        now = time.monotonic()
+        ready = [each for each in rivals if each.state is State.READY and not each.spec.pin]
+        able = [each for each in ready if now - each.life.since >= max(LEAST_STAY_S, each.life.load_s)]
+        if not able:
+            return []
+        chosen = _oldest(able)
+        self._drain(chosen)
+        return [chosen]
+
+    def _loaded(self) -> list[Entry[U]]:
+        """All that take memory, those that are leaving the catalogue included."""
+        return [each for each in (*self.entries.values(), *self.removed) if each.reserved]
+
+    # ------------------------------------------------------------ unloading
+
+    def _drain(self, entry: Entry[U]) -> None:
+        entry.life.state, entry.stay = State.DRAINING, False
+        if entry.life.expiry is not None:
+            entry.life.expiry.cancel()
+        entry.task = asyncio.get_running_loop().create_task(self._unload(entry))
+
+    async def _unload(self, entry: Entry[U]) -> UnreadyError | None:
+        while entry.busy:
+            await self._change()
+            if entry.stay:  # it was to go, and need not
+                entry.life.state, entry.task = State.READY, None
+                self._arm(entry)
+                self._wake()
+                return None
+        unit, entry.unit = entry.unit, None
+        await self._close_unit(entry, unit)
+        entry.life.state, entry.task = State.UNLOADED, None
+        self._wake()
+        return None
+
+    async def _close_unit(self, entry: Entry[U], unit: U | None) -> None:
+        try:
+            if unit is not None:
+                await unit.close()
+        except Exception:
+            log.exception("a model could not be closed in an orderly way")
+        finally:
+            entry.reserved = False
+            self._wake()
+
+    def broken(self, entry: Entry[U], reason: str) -> None:
+        """Its engines cannot be kept alive: whoever asked has been told; a later request tries again."""
+        if entry.state is not State.READY:
+            return  # its load, or its end, sees to it
+        unit, entry.unit = entry.unit, None
+        entry.failed(EngineDeadError(reason))
+        entry.task = asyncio.get_running_loop().create_task(self._bury(entry, unit))
+
+    async def _bury(self, entry: Entry[U], unit: U | None) -> UnreadyError | None:
+        await self._close_unit(entry, unit)
+        entry.task = None
+        return None
+
+    async def close(self) -> None:
+        """The end of all."""
+        self.closed = True
+        for entry in self.entries.values():
+            if entry.life.expiry is not None:
+                entry.life.expiry.cancel()
+            if entry.task is not None:
+                entry.task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await entry.task
+        units = [entry.unit for entry in self.entries.values() if entry.unit is not None]
+        await asyncio.gather(*(unit.close() for unit in units), return_exceptions=True)
+
+    # ------------------------------------------------------------ time
+
+    def _arm(self, entry: Entry[U]) -> None:
+        """Nobody asks: it goes after a while."""
+        life = entry.life
+        if life.expiry is not None:
+            life.expiry.cancel()
+            life.expiry = None
+        if entry.state is State.READY and life.keep >= 0 and not entry.spec.pin:
+            wait = max(0.0, life.used + life.keep - time.monotonic())
+            life.expiry = asyncio.get_running_loop().call_later(wait, self._expire, entry)
+
+    def _expire(self, entry: Entry[U]) -> None:
+        entry.life.expiry = None
+        if entry.idle and not self.closed:
+            self._drain(entry)
+        elif entry.state is State.READY and not entry.life.open:  # somebody waits no more, and it still computes
+            entry.life.expiry = asyncio.get_running_loop().call_later(1.0, self._expire, entry)
+
+    def _wake(self) -> None:
+        """Something has changed."""
+        pulse, self.pulse = self.pulse, asyncio.Event()
+        pulse.set()
+
+    async def _change(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                await self.pulse.wait()
+
+
+def _oldest(entries: Iterable[Entry[U]]) -> Entry[U]:
+    return min(entries, key=lambda each: each.life.used)
+
+
+def _said(error: Exception | None) -> str:
+    """What is wrong, in the loader's words; what is not meant for people is not shown."""
+    if isinstance(error, UserError | EngineDeadError | OSError | MemoryError) and str(error):
+        return str(error)
+    return "its load ended with an internal error (the log has it)."
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f} GiB"

@@ -1,0 +1,170 @@
+"""A file of models, or several names of models, as what is asked of each. Owns: its fields, and who may use what.
+
+An entry's options have the names of flags; those of the command line hold for every entry that says nothing else. Must
+not know: HTTP, how models are loaded.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tokenmill.core.config import (
+    GROUPS,
+    SERVER_GROUPS,
+    MessageOptions,
+    ServeOptions,
+    ServerConfig,
+    all_options,
+    make_config,
+)
+from tokenmill.core.errors import ParameterError, UserError, why
+from tokenmill.server.access import digest, shown
+from tokenmill.server.many.entry import Spec
+from tokenmill.server.preflight import check_entry
+
+MAX_FILE_BYTES = 1 << 20
+MOST_MODELS = 1000
+FIELDS = ("aliases", "ttl", "pin", "alone", "groups", "memory")
+OWN = frozenset(
+    (
+        *("engines", "response_role", "chat_template", "default_chat_template_kwargs", "trust_request_chat_template"),
+        *("enable_force_include_usage", "enable_per_request_metrics", "tool_call_parser", "reasoning_parser"),
+    )
+)
+"""Options of the server that each model may have of its own."""
+
+
+def read_models(
+    path: Path, options: Mapping[str, Any], server: ServerConfig
+) -> tuple[list[Spec], dict[str, frozenset[str]], list[str]]:
+    """(what is asked of each model, models by key as it is shown, those keys) of a file."""
+    found = _load(path)
+    unknown = [name for name in found if name not in ("models", "keys")]
+    if unknown:
+        raise _unknown(f"--models {path}", str(unknown[0]), ("models", "keys"))
+    entries = found.get("models")
+    if not isinstance(entries, dict) or not entries or not all(isinstance(name, str) for name in entries):
+        raise ParameterError(f"--models {path} must hold `models`: a mapping of names to what each is.", param="models")
+    if len(entries) > MOST_MODELS:
+        raise ParameterError(f"--models {path} names {len(entries)} models; {MOST_MODELS} is the most.", param="models")
+    specs = [_spec(name, given, options, server) for name, given in entries.items()]
+    keys = _read_keys(path, found.get("keys"), specs)
+    return specs, {shown(digest(key)): names for key, names in keys.items()}, list(keys)
+
+
+def name_models(models: Sequence[str], options: Mapping[str, Any], server: ServerConfig) -> list[Spec]:
+    """Several models with the same options, each under its own name."""
+    return [_spec(name, None, options, server) for name in models]
+
+
+def _load(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ParameterError(f"--models {path} is larger than {MAX_FILE_BYTES} bytes.", param="models")
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError(f"--models {path} cannot be read: {why(error)}.", param="models") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        said = " ".join(str(error).split())
+        raise ParameterError(f"--models {path} is neither YAML nor JSON: {said}.", param="models") from error
+    if not isinstance(found, dict):
+        raise ParameterError(f"--models {path} must hold a mapping with `models`.", param="models")
+    return found
+
+
+def _spec(name: str, given: Any, options: Mapping[str, Any], server: ServerConfig) -> Spec:
+    where = f"models.{name}"
+    given = {"model": given} if isinstance(given, str) else {} if given is None else given
+    if not isinstance(given, dict) or not all(isinstance(each, str) for each in given):
+        raise ParameterError(f"{where} must be a model, or a mapping of options.", param="models")
+    named = {each.replace("-", "_"): value for each, value in given.items()}
+    own = {each: named.pop(each) for each in FIELDS if each in named}
+    mine = {each: named.pop(each) for each in OWN & named.keys()}
+    for each in named:
+        if each in all_options(SERVER_GROUPS):
+            raise ParameterError(f"{where}: {each} is the whole server's, not one model's.", param=each)
+        if each == "served_model_name":
+            raise ParameterError(f"{where}: the entry's name is the served name; aliases give more.", param=each)
+        if each not in all_options(GROUPS) and each not in _ALIASES:
+            raise _unknown(where, each, (*FIELDS, *OWN, *all_options(GROUPS)))
+    base = {each: value for each, value in options.items() if each not in ("model", "served_model_name")}
+    try:
+        config = make_config(**{**base, "model": name, **named, "served_model_name": name})
+        spec = Spec(config, _server_of(server, mine), **_own(where, own))
+        check_entry(spec.server)
+    except UserError as error:
+        said = str(error)
+        raise ParameterError(said if said.startswith(where) else f"{where}: {said}", param=error.param) from None
+    if "," in name or not name.strip() or any("," in alias for alias in spec.aliases):
+        raise ParameterError(f"{where}: a model's name is not empty and has no comma.", param="models")
+    return spec
+
+
+_ALIASES = frozenset(alias for _, item, _ in all_options(GROUPS).values() for alias in item.metadata["aliases"])
+
+
+def _server_of(server: ServerConfig, mine: Mapping[str, Any]) -> ServerConfig:
+    """The server's options with those of one model."""
+    checked = _checked_server(mine)
+    serve = {name: value for name, value in checked.items() if name in ServeOptions.__dataclass_fields__}
+    messages = {name: value for name, value in checked.items() if name in MessageOptions.__dataclass_fields__}
+    return replace(server, serve=replace(server.serve, **serve), messages=replace(server.messages, **messages))
+
+
+def _checked_server(mine: Mapping[str, Any]) -> dict[str, Any]:
+    from tokenmill.core.config import make_server_config
+
+    make_server_config({}, **mine)
+    return dict(mine)
+
+
+def _own(where: str, own: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an entry that are no options."""
+    found: dict[str, Any] = {}
+    for name, value in own.items():
+        if name in ("pin", "alone"):
+            if not isinstance(value, bool):
+                raise ParameterError(f"{where}: {name} must be true or false, got {value!r}.", param=name)
+            found[name] = value
+        elif name in ("ttl", "memory"):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not 0 <= value < 1e18:
+                raise ParameterError(f"{where}: {name} must be a number that is not negative.", param=name)
+            found[name] = float(value) if name == "ttl" else int(value)
+        else:
+            texts = [value] if isinstance(value, str) else value
+            if not isinstance(texts, list) or not all(isinstance(each, str) and each for each in texts):
+                raise ParameterError(f"{where}: {name} must be a list of names.", param=name)
+            found[name] = tuple(texts) if name == "aliases" else frozenset(texts)
+    return found
+
+
+def _read_keys(path: Path, given: Any, specs: Sequence[Spec]) -> dict[str, frozenset[str]]:
+    """Key -> names of the entries that it may use."""
+    if given is None:
+        return {}
+    if not isinstance(given, dict) or not all(isinstance(key, str) and key for key in given):
+        raise ParameterError(f"--models {path}: `keys` must be a mapping of keys to lists of models.", param="keys")
+    named = {name: spec.names[0] for spec in specs for name in spec.names}
+    found = {}
+    for number, (key, models) in enumerate(given.items(), 1):
+        texts = [models] if isinstance(models, str) else models
+        if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
+            raise ParameterError(f"--models {path}: key {number} needs a list of models.", param="keys")
+        for each in texts:
+            if each not in named:
+                raise _unknown(f"--models {path}: key {number}", each, tuple(named))
+        found[key] = frozenset(named[each] for each in texts)
+    return found
+
+
+def _unknown(where: str, name: str, known: Sequence[str]) -> ParameterError:
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return ParameterError(f"{where}: there is no {name[:100]!r} here.{hint}", param=name[:100])

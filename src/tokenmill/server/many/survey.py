@@ -1,0 +1,86 @@
+"""How large each model will be. Owns: asking a process that may count models, once for all that lie on this machine.
+
+Must not know: how models are counted, HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tokenmill.core.config import EngineConfig
+from tokenmill.measure.need import Need
+from tokenmill.server.engines.links import without_main
+from tokenmill.server.many.entry import Entry, Spec
+
+log = logging.getLogger("tokenmill.server")
+PATIENCE_S = 600.0
+Asked = tuple[Sequence[EngineConfig], int | None, int]
+
+
+def count_needs(asked: Asked) -> tuple[int, list[Need]]:
+    """In the other process, which imports torch."""
+    from tokenmill.measure.needs import find_needs
+
+    return find_needs(*asked)
+
+
+def ask_child(asked: Asked) -> tuple[int, list[Need]]:
+    """Start it, ask, end it."""
+    context = multiprocessing.get_context("spawn")
+    with without_main(count_needs), ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(count_needs, asked).result(timeout=PATIENCE_S)
+
+
+class Survey:
+    """Sizes of a catalogue's entries. `ask`: counts several models; `found_memory` hears what they may take in all."""
+
+    def __init__(
+        self,
+        specs: Sequence[Spec],
+        memory: int | None,
+        ask: Callable[[Asked], tuple[int, list[Need]]] = ask_child,
+    ) -> None:
+        self.specs = {spec.names[0]: spec for spec in specs}
+        self.memory, self.ask = memory, ask
+        self.known: dict[str, Need] = {}
+        self.lock = asyncio.Lock()
+        self.found_memory: Callable[[int], None] = lambda memory: None
+
+    async def size_of(self, entry: Entry[Any]) -> int:
+        """Bytes; 0 where nobody knows. One that does not say how much K/V cache it wants gets its share."""
+        async with self.lock:
+            if entry.name not in self.known:
+                await self._look(entry)
+        need = self.known[entry.name]
+        if need.whole and not need.fixed and need.kv:
+            entry.spec = entry.spec.with_kv(need.kv)
+        entry.beside = max(0, need.beside)
+        return need.whole
+
+    async def _look(self, entry: Entry[Any]) -> None:
+        """This one, and all others whose files are here."""
+        self.specs.setdefault(entry.name, entry.spec)
+        batch = [entry.name]
+        batch += [n for n, spec in self.specs.items() if n not in self.known and n != entry.name and _is_here(spec)]
+        configs = [self.specs[name].engine for name in batch]
+        try:
+            memory, needs = await asyncio.to_thread(self.ask, (configs, self.memory, len(self.specs)))
+        except Exception:
+            log.exception("models could not be counted: they are loaded without knowing their sizes")
+            self.known[entry.name] = Need()
+            return
+        self.known |= dict(zip(batch, needs, strict=True))
+        if self.memory is None:
+            self.memory = memory
+            self.found_memory(memory)
+
+
+def _is_here(spec: Spec) -> bool:
+    name = spec.engine.model.model
+    return name == "demo" or Path(name).expanduser().exists()

@@ -1,0 +1,78 @@
+"""Ollama's `keep_alive`: how long a model stays when nobody asks. Owns: its durations, and unloading by it.
+
+Must not know: how answers are made.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from fastapi import Request
+from starlette.responses import Response
+
+from tokenmill.core.errors import ParameterError
+from tokenmill.server.context import House
+from tokenmill.server.door import find, peek, text_of
+from tokenmill.server.many.entry import NEVER
+from tokenmill.server.ollama.answers import now
+from tokenmill.server.routing import json_answer
+
+FOREVER = "2999-12-31T00:00:00Z"
+UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = r"([0-9]{1,12}(?:\.[0-9]{0,9})?)(ns|us|µs|ms|s|m|h)"
+_NOTHING = (b"", b'""', b"[]", b"null")
+MOST_S = 100 * 365 * 86400.0
+"""More than that is for ever."""
+
+
+def seconds_of(said: float | str) -> float:
+    """Seconds (a number, or text such as `5m` and `1h30m`); below zero: for ever."""
+    if isinstance(said, str):
+        text = said.strip()
+        sign = -1.0 if text.startswith("-") else 1.0
+        bare = text.lstrip("+-")
+        if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{0,9})?", bare):
+            found = sign * float(bare)
+        elif re.fullmatch(f"(?:{_PART})+", bare):
+            found = sign * sum(float(count) * UNITS[unit] for count, unit in re.findall(_PART, bare))
+        else:
+            raise ParameterError("keep_alive must be seconds, or a duration such as '5m'.", param="keep_alive")
+    else:
+        found = float(said)
+    return NEVER if found < 0 or found > MOST_S else found
+
+
+def keep(house: House, request: Request, said: float | str | None) -> None:
+    """How long the model of this request stays when its answer has ended."""
+    if said is not None:
+        house.models.keep(request.scope["state"]["entry"], seconds_of(said))
+
+
+async def sent_away(house: House, request: Request, asked: str, empty: dict[str, Any]) -> Response | None:
+    """`keep_alive: 0` without words (in the field `asked`) unloads, and loads nothing first; None: something else is
+    asked, or the model is pinned."""
+    models = house.models
+    if len(models.entries) == 1 and models.first.spec.pin:
+        return None
+    fields = await peek(house, request)
+    if bytes(fields.get(asked, b"")) not in _NOTHING or not _is_zero(fields):
+        return None
+    name = text_of(fields, "model")
+    if not name:
+        return None
+    entry = find(house, request, name)
+    if entry.spec.pin:
+        return None
+    models.keep(entry, 0.0)
+    return json_answer({"model": name, "created_at": now(), **empty, "done": True, "done_reason": "unload"})
+
+
+def _is_zero(fields: Mapping[str, msgspec.Raw]) -> bool:
+    try:
+        said = msgspec.json.decode(fields["keep_alive"], type=float | str)
+        return seconds_of(said) == 0
+    except (KeyError, msgspec.MsgspecError, ParameterError):
+        return False

@@ -1,0 +1,52 @@
+"""A loaded model: its engines, and what endpoints need of it. Owns: its making and its end.
+
+Must not know: other models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from tokenmill.server.backend import ModelInfo
+from tokenmill.server.context import Context
+from tokenmill.server.engines.fleet import Fleet
+
+
+@dataclass(slots=True)
+class Loaded:
+    """See the module's text."""
+
+    fleet: Fleet
+    context: Context
+
+    def open_requests(self) -> int:
+        return len(self.fleet.open_requests)
+
+    def held_bytes(self) -> int:
+        return bytes_of(self.fleet.info) * len(self.fleet.engines)
+
+    def end_all(self, reason: str) -> None:
+        """Every open request ends now."""
+        self.fleet.end_all(reason)
+
+    async def close(self) -> None:
+        """Its engines end first: nobody asks any more."""
+        await self.fleet.close()
+        await let_go(self.context)
+
+
+async def let_go(context: Context) -> None:
+    """The threads of a context, and who listens for it."""
+    context.text.close()
+    context.metrics.attach(None)
+    context.house.metrics.listeners.discard(context.activity.events.refused)
+    if context.traces is not None:
+        await asyncio.to_thread(context.traces.close)
+
+
+def bytes_of(info: ModelInfo) -> int:
+    """Weights, adapters and K/V cache, as one engine measured them."""
+    facts = info.details
+    blocks = sum(facts.get("num_blocks") or ()) * float(facts.get("kv_block_bytes", 0.0))
+    return int(facts.get("weight_bytes", 0)) + int(facts.get("adapter_bytes", 0)) + int(blocks)

@@ -1,0 +1,57 @@
+"""Models that are loaded and unloaded by hand, on the paths of llama.cpp's router. Owns: those paths, and who may.
+
+Off unless --models-control allows it: any key that may use a model may then load and unload it. Must not know: how
+models are loaded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from tokenmill.server.context import Context, Model
+from tokenmill.server.door import entered, find
+from tokenmill.server.errors import HttpError
+from tokenmill.server.many.entry import Entry
+from tokenmill.server.routing import Api, json_answer, post, read_body
+from tokenmill.server.switch.schemas import ModelRequest
+from tokenmill.server.switch.shown import status
+
+LOAD, UNLOAD = "/models/load", "/models/unload"
+
+
+def add_routes(app: FastAPI, context: Context) -> None:
+    """Load and unload."""
+    house = context.house
+
+    async def asked(request: Request) -> Entry[Model]:
+        if not house.config.models.models_control:
+            raise HttpError(404, "Models cannot be loaded or unloaded by hand here: --models-control allows it.")
+        return find(house, request, (await read_body(context, request, ModelRequest)).model)
+
+    async def load(request: Request) -> Response:
+        """Load a model; the answer comes when it is loaded."""
+        entry = await asked(request)
+        await entered(house, entry)
+        house.models.leave(entry)
+        return _told(entry)
+
+    async def unload(request: Request) -> Response:
+        """Unload a model: its open requests end first, and the answer comes when it is gone."""
+        entry = await asked(request)
+        if entry.spec.pin:
+            raise HttpError(400, f"{entry.name!r} is pinned: it stays loaded.", param="model")
+        await house.models.unload(entry)
+        return _told(entry)
+
+    post(app, LOAD, load, ModelRequest)
+    post(app, UNLOAD, unload, ModelRequest)
+
+
+def _told(entry: Entry[Any]) -> Response:
+    return json_answer({"success": True, "model": entry.name, **status(entry)})
+
+
+MODELS = Api(add_routes, prefixes=(LOAD, UNLOAD))

@@ -1,0 +1,127 @@
+"""What lists say of models, loaded or not. Owns: their names, facts and states, and the server's health.
+
+Must not know: any one API's shapes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request
+
+from tokenmill.server.backend import ModelInfo
+from tokenmill.server.context import Context, House, Model, no_such_model
+from tokenmill.server.door import LATEST, rights
+from tokenmill.server.many.entry import Entry, State
+
+VALUES = {
+    State.UNLOADED: "unloaded",
+    State.LOADING: "loading",
+    State.READY: "loaded",
+    State.DRAINING: "unloading",
+    State.FAILED: "unloaded",
+}
+"""States as llama.cpp's router words them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A name that requests may use. `info`: None while its model is not loaded."""
+
+    name: str
+    entry: Entry[Model]
+    info: ModelInfo | None
+    adapter: str | None = None
+    """Where it lies, if it is an adapter."""
+
+    @property
+    def parent(self) -> str | None:
+        """An adapter's model."""
+        return self.entry.name if self.adapter is not None else None
+
+    @property
+    def root(self) -> str:
+        """Where it comes from."""
+        if self.adapter is not None:
+            return self.adapter
+        return self.entry.spec.engine.model.model if self.info is None else self.info.root
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Its context; None: nobody knows before it is loaded."""
+        return self.entry.spec.engine.model.max_model_len if self.info is None else self.info.max_model_len
+
+
+def context_of(entry: Entry[Model]) -> Context | None:
+    """The parts of a model that is loaded."""
+    return entry.unit.context if entry.unit is not None else None
+
+
+def listed(house: House, request: Request) -> list[Shown]:
+    """All names that this key may use."""
+    allowed, found = rights(house, request), []
+    for entry in house.models.entries.values():
+        if allowed is None or entry.name in allowed:
+            found += _names(entry)
+    return found
+
+
+def _names(entry: Entry[Model]) -> list[Shown]:
+    context = context_of(entry)
+    if context is None:
+        adapters = {name: served.path for name, served in entry.book.by_name.items()}
+        return [Shown(name, entry, None, adapters.get(name)) for name in (*entry.spec.names, *adapters)]
+    info = context.backend.info
+    return [Shown(name, entry, info, info.folders[name] if name in info.adapters else None) for name in info.names]
+
+
+def known(house: House, request: Request, name: str) -> Shown:
+    """The model of this name; 404 where there is none, or not for this key."""
+    mine = listed(house, request)
+    for each in mine:
+        if each.name == name:
+            return each
+    if name.endswith(LATEST):
+        return known(house, request, name.removesuffix(LATEST))
+    raise no_such_model(name, mine[0].name if mine else None)
+
+
+def known_name(house: House, request: Request, name: str) -> str:
+    """The same, if it is there."""
+    return known(house, request, name).name
+
+
+def status(entry: Entry[Model]) -> dict[str, Any]:
+    """Where a model stands: llama.cpp's `status`, and more under our name."""
+    life = entry.life
+    value: dict[str, Any] = {"value": VALUES[entry.state]}
+    if entry.state is State.FAILED:
+        value["failed"] = True
+    return {
+        "status": value,
+        "tokenmill": {
+            "state": entry.state.value,
+            "pinned": entry.spec.pin,
+            "size": entry.size,
+            "measured": entry.measured,
+            "open": life.open,
+            "waiting": life.waiting,
+            "expires_in": entry.expires_in if entry.state is State.READY else None,
+            "load_s": round(life.load_s, 3),
+            "loads": life.loads,
+        },
+    }
+
+
+def trouble(entry: Entry[Model]) -> str | None:
+    """Why it makes no progress; None: it does, or it is loaded when somebody asks."""
+    if entry.state is State.FAILED:
+        return str(entry.life.error)
+    context = context_of(entry)
+    return None if context is None else context.backend.health()
+
+
+def trouble_of_all(house: House) -> str | None:
+    """The server is as well as its pinned models: what comes and goes does not count."""
+    return next(filter(None, (trouble(each) for each in house.models.entries.values() if each.spec.pin)), None)

@@ -1,0 +1,18 @@
+"""Text parts of models that also see, through the whole engine, against Transformers."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from engines import BACKENDS
+from test_engine_families import Family, five_modes
+from text_part_cases import CASES, Seeing
+
+FULL = os.environ.get("TOKENMILL_FAMILIES") == "1"
+
+
+@pytest.mark.parametrize("name", CASES if FULL else ("gemma3",))
+def test_in_five_modes(name: str, tmp_path: Any) -> None:
+    five_modes(Family(Seeing(name), tmp_path), BACKENDS[-1])

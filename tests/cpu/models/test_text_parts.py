@@ -1,0 +1,215 @@
+"""Text parts of models that also see or hear: against Transformers in float32, under the names that files have."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from parity import load, ours, theirs
+from test_families import prompt
+from text_part_cases import CASES, make
+from torch import Tensor
+
+from tokenmill.core.errors import ModelError
+from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.measure.counting import count_model
+from tokenmill.models.fields import FIELDS, complete
+from tokenmill.models.outer import OUTERS, TEXTS
+from tokenmill.models.registry import check_keys
+from tokenmill.models.text_part import overridden, text_part
+
+FULL = os.environ.get("TOKENMILL_FAMILIES") == "1"
+USUAL = ("qwen2.5-vl", "qwen3-vl-moe", "qwen3.5", "qwen3.5-moe", "gemma3", "gemma4", "ministral3", "llama4", "glm4v",
+         "llava", "idefics3")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES if FULL else USUAL)
+def test_like_transformers(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    reference, config, tensors = make(name, tmp_path)
+    with caplog.at_level(logging.WARNING, "tokenmill.models"):
+        model = load(config, tensors)
+    assert "Text only: " in caplog.text and "not known here" not in caplog.text, caplog.text
+    tokens = prompt(70)
+    expected = theirs(reference, tokens)
+    found = ours(model, {"a": tokens}, [[("a", 30)], [("a", 40)]], ReferenceKernels())["a"]
+    assert expected.std() > 0.03
+    assert (found - expected).abs().max() <= 1e-4
+
+
+HUB = {
+    "model.language_model.": "language_model.model.", "lm_head.": "language_model.lm_head.",
+    "model.vision_tower.": "vision_tower.", "model.multi_modal_projector.": "multi_modal_projector.",
+}  # fmt: skip
+
+
+def renamed(tensors: dict[str, Tensor], table: dict[str, str]) -> dict[str, Tensor]:
+    """The tensors under other prefixes (ours -> another one)."""
+    found = {}
+    for name, value in tensors.items():
+        old, new = next(((old, new) for old, new in table.items() if name.startswith(old)), ("", ""))
+        found[new + name.removeprefix(old)] = value
+    return found
+
+
+def logits(config: dict[str, Any], tensors: dict[str, Tensor]) -> Tensor:
+    return ours(load(config, tensors), {"a": prompt(20)}, [[("a", 20)]])["a"]
+
+
+def test_prefixes_of_published_files(tmp_path: Path) -> None:
+    _, config, tensors = make("llava", tmp_path)
+    newer = renamed(tensors, {old: new for new, old in HUB.items()})
+    inner = renamed(newer, HUB)
+    assert any(name.startswith("language_model.model.layers.0") for name in inner)
+    assert any(name.startswith("model.language_model.layers.0") for name in newer)
+    assert torch.equal(logits(config, inner), logits(config, newer))
+    twice = {**inner, "model.language_model.norm.weight": inner["language_model.model.norm.weight"]}
+    with pytest.raises(ModelError, match=r"both are 'model\.norm\.weight' of the text part"):
+        load(config, twice)
+    with pytest.raises(ModelError, match=r"does not use: language_model\.other\.weight"):
+        load(config, {**inner, "language_model.other.weight": torch.ones(2)})
+
+
+def test_experts_of_published_qwen3_vl_lie_the_other_way(tmp_path: Path) -> None:
+    _, config, tensors = make("qwen3-vl-moe", tmp_path)
+    turned = {k: v.transpose(1, 2).contiguous() if ".experts." in k else v for k, v in tensors.items()}
+    assert sum(".experts.gate_up_proj" in name for name in tensors) == 2
+    assert torch.equal(logits(config, tensors), logits(config, turned))
+
+
+def test_flat_configs_of_older_files(tmp_path: Path) -> None:
+    _, config, tensors = make("qwen2.5-vl", tmp_path)
+    inner = {k: v for k, v in config["text_config"].items() if k not in ("model_type", "rope_parameters", "dtype")}
+    flat = {**{k: v for k, v in config.items() if k != "text_config"}, **inner, "rope_theta": 1e4,
+            "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}, "torch_dtype": "float32"}  # fmt: skip
+    older = renamed(tensors, {"model.language_model.": "model.", "model.visual.": "visual."})
+    assert any(name.startswith("model.layers.0") for name in older)
+    assert torch.equal(logits(config, tensors), logits(flat, older))
+
+
+def test_the_tensors_say_whether_the_head_is_the_embedding(tmp_path: Path) -> None:
+    _, config, tensors = make("mistral3", tmp_path)
+    silent = {k: v for k, v in config.items() if k != "tie_word_embeddings"}
+    silent["text_config"] = {k: v for k, v in config["text_config"].items() if k != "tie_word_embeddings"}
+    assert torch.equal(logits(config, tensors), logits(silent, tensors))
+    head = next(name for name in tensors if name.endswith("lm_head.weight"))
+    tied = {k: v for k, v in tensors.items() if k != head}
+    embedding = next(v for k, v in tensors.items() if k.endswith("embed_tokens.weight"))
+    assert torch.equal(logits(silent, tied), logits(config, {**tied, head: embedding}))
+    with pytest.raises(ModelError, match=r"no tensor 'lm_head\.weight'"):
+        load(config, tied)
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_absent_keys_mean_what_transformers_takes_them_for(kind: str) -> None:
+    outer = next(name for name, one in OUTERS.items() if one.text == kind or kind not in
+                 {two.text for two in OUTERS.values()})  # fmt: skip
+    said = text_part({"architectures": [outer], "text_config": {"model_type": kind}})
+    found = complete(said, TEXTS[kind].architecture)
+    wanted = hf.CONFIG_MAPPING[kind]().to_dict()
+    wanted["partial_rotary_factor"] = (wanted.get("rope_parameters") or {}).get("partial_rotary_factor")
+    wanted["rope_theta"] = (wanted.get("rope_parameters") or {}).get("rope_theta")
+    assert said["model_type"] == FIELDS[TEXTS[kind].architecture].model_type
+    for key, value in found.items():
+        if key in ("tie_word_embeddings", "rope_parameters", "model_type", "head_dim", "layer_types", "architectures"):
+            continue  # the tensors say it; computed from other keys
+        if value is not None and wanted.get(key) is not None:
+            assert value == wanted[key], key
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"text_config": None}, "needs an object 'text_config'"),
+        ({"text_config": {"model_type": "mpt"}}, "of the kind 'mpt', which is not supported here. Known: .*llama"),
+        ({"text_config": {"model_type": "llama", "logit_scale": 3.0}}, "'logit_scale' = 3.0 changes what a model"),
+        ({"model_type": "llama"}, "'LlavaForConditionalGeneration' and model_type 'llama' contradict"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "'rope_scaling' = .* lies beside 'text_config'"),
+        ({"architectures": ["Qwen3VLForConditionalGeneration"], "model_type": None,
+          "text_config": {"model_type": "qwen3_vl_text", "sliding_window": 9}}, "sliding_window' = 9 is not read in"),
+        ({"architectures": ["Qwen3VLMoeForConditionalGeneration"], "model_type": None,
+          "text_config": {"model_type": "qwen3_vl_moe_text", "norm_topk_prob": False}}, "'text_config.norm_topk_prob'"),
+        ({"architectures": ["Qwen2VLForConditionalGeneration"], "model_type": None,
+          "text_config": {"head_dim": 8, "hidden_size": 32, "num_attention_heads": 2}}, "'text_config.head_dim' = 8"),
+    ],
+)  # fmt: skip
+def test_what_is_not_built_is_refused_by_name(change: dict[str, Any], says: str) -> None:
+    config = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava",
+              "text_config": {"model_type": "llama"}, "vision_config": {}}  # fmt: skip
+    check_keys(config)
+    with pytest.raises(ModelError, match=says):
+        check_keys({**config, **change})
+
+
+def test_overrides_reach_the_text_part() -> None:
+    config = {"architectures": ["LlavaForConditionalGeneration"], "text_config": {"hidden_size": 8, "vocab_size": 5}}
+    beside = overridden(config, {"max_position_embeddings": 99, "text_config": {"vocab_size": 6}})
+    assert beside["text_config"] == {"hidden_size": 8, "vocab_size": 6, "max_position_embeddings": 99}
+    assert text_part(beside)["max_position_embeddings"] == 99
+    assert overridden({"a": 1}, {"a": 2, "text_config": {}}) == {"a": 2, "text_config": {}}
+
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "gemma-3-4b": {
+        "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255999, "eoi_token_index": 256000,
+        "eos_token_id": [1, 106], "image_token_index": 262144, "initializer_range": 0.02, "mm_tokens_per_image": 256,
+        "model_type": "gemma3", "torch_dtype": "bfloat16", "vision_config": {"hidden_size": 1152},
+        "text_config": {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
+                        "num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+                        "sliding_window": 1024}},
+    "qwen2.5-vl-7b": {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"], "attention_dropout": 0.0, "hidden_act": "silu",
+        "hidden_size": 3584, "image_token_id": 151655, "intermediate_size": 18944, "max_position_embeddings": 128000,
+        "max_window_layers": 28, "model_type": "qwen2_5_vl", "num_attention_heads": 28, "num_hidden_layers": 28,
+        "num_key_value_heads": 4, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32768,
+        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16", "use_cache": True, "use_sliding_window": False, "video_token_id": 151656,
+        "vision_config": {"depth": 32}, "vision_token_id": 151654, "vocab_size": 152064},
+    "llama-4-scout": {
+        "architectures": ["Llama4ForConditionalGeneration"], "boi_token_index": 200080, "eoi_token_index": 200081,
+        "image_token_index": 200092, "model_type": "llama4", "tie_word_embeddings": False, "vision_config": {},
+        "text_config": {"_attn_implementation_autoset": True, "attention_bias": False, "attention_chunk_size": 8192,
+                        "attn_temperature_tuning": 4, "floor_scale": 8192, "for_llm_compressor": False,
+                        "head_dim": 128, "hidden_size": 5120, "interleave_moe_layer_step": 1,
+                        "intermediate_size_mlp": 16384, "max_position_embeddings": 10485760,
+                        "model_type": "llama4_text", "no_rope_layers": [], "num_local_experts": 16,
+                        "rope_scaling": {"factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0,
+                                         "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+                        "use_qk_norm": True, "vocab_size": 202048}},
+    "llava-1.5-7b": {
+        "architectures": ["LlavaForConditionalGeneration"], "ignore_index": -100, "image_seq_length": 576,
+        "image_token_index": 32000, "model_type": "llava", "pad_token_id": 32001, "projector_hidden_act": "gelu",
+        "tie_word_embeddings": False, "vision_feature_layer": -2, "vision_feature_select_strategy": "default",
+        "vocab_size": 32064, "vision_config": {"projection_dim": 768},
+        "text_config": {"_name_or_path": "x", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 4096,
+                        "model_type": "llama", "rms_norm_eps": 1e-05, "torch_dtype": "float16", "vocab_size": 32064}},
+    "smolvlm": {
+        "architectures": ["Idefics3ForConditionalGeneration"], "image_token_id": 49190, "model_type": "idefics3",
+        "scale_factor": 4, "tie_word_embeddings": False, "vision_config": {"hidden_size": 768}, "vocab_size": 49280,
+        "text_config": {"_flash_attn_2_enabled": True, "architectures": ["VLlama3ForCausalLM"], "head_dim": 64,
+                        "hidden_size": 960, "intermediate_size": 2560, "is_llama_config": True, "model_type": "llama",
+                        "num_attention_heads": 15, "num_hidden_layers": 32, "num_key_value_heads": 5,
+                        "pixel_shuffle_factor": 4, "qk_layer_norms": False, "rms_norm_eps": 1e-05,
+                        "rope_interleaved": False, "rope_theta": 100000, "vocab_size": 49280}},
+    "mistral-small-3.1": {
+        "architectures": ["Mistral3ForConditionalGeneration"], "image_token_index": 10, "model_type": "mistral3",
+        "multimodal_projector_bias": False, "projector_hidden_act": "gelu", "spatial_merge_size": 2,
+        "torch_dtype": "bfloat16", "vision_config": {}, "vision_feature_layer": -1,
+        "text_config": {"attention_dropout": 0.0, "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120,
+                        "intermediate_size": 32768, "max_position_embeddings": 131072, "model_type": "mistral",
+                        "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 8,
+                        "rms_norm_eps": 1e-05, "rope_theta": 1000000000.0, "sliding_window": None,
+                        "vocab_size": 131072}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs_are_read_as_they_are(name: str) -> None:
+    known = {"is_llama_config", "pixel_shuffle_factor", "rope_interleaved", "qk_layer_norms", "ignore_index"}
+    assert set(check_keys(PUBLISHED[name])) <= known
+    sheet = count_model(PUBLISHED[name], dtype=torch.bfloat16, max_positions=4096)
+    assert sheet.spec.hidden_size == text_part(PUBLISHED[name])["hidden_size"]

@@ -1,0 +1,109 @@
+"""Tiny models that also see: configs of their text parts, with what real checkpoints switch on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as hf
+from family_cases import BASE, LLAMA3, MINISTRAL3, YARN
+from safetensors.torch import load_file
+from test_families import DELTA, HYBRID
+from torch import Tensor
+
+MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+WOVEN = {**MROPE, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+QWEN_EYE = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "patch_size": 2,
+            "out_hidden_size": 32, "spatial_merge_size": 1, "temporal_patch_size": 1}  # fmt: skip
+QWEN3_EYE = {**QWEN_EYE, "deepstack_visual_indexes": [0], "num_position_embeddings": 4}
+CLIP = {"model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "image_size": 4, "patch_size": 2, "projection_dim": 8}  # fmt: skip
+SIGLIP = {**CLIP, "model_type": "siglip_vision_model"}
+PIXTRAL = {**CLIP, "model_type": "pixtral", "head_dim": 8}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+GEMMA = {**BASE, "num_hidden_layers": 3, "head_dim": 8, "sliding_window": 20}
+GEMMA4 = {**GEMMA, "pad_token_id": 0, "global_head_dim": 16, "hidden_size_per_layer_input": 8,
+          "vocab_size_per_layer_input": 67,
+          "layer_types": ["sliding_attention", "full_attention", "full_attention"]}  # fmt: skip
+IDS = {"image_token_id": 1000, "video_token_id": 1001, "vision_start_token_id": 1002, "vision_end_token_id": 1003}
+IMAGE = {"image_token_index": 1000}
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "qwen2-vl": ("Qwen2VL", {**BASE, "rope_parameters": MROPE}, {"depth": 1, "embed_dim": 16, "num_heads": 2,
+        "hidden_size": 32, "patch_size": 2, "mlp_ratio": 1, "spatial_merge_size": 1}, IDS),
+    "qwen2.5-vl": ("Qwen2_5_VL", {**BASE, "rope_parameters": MROPE, "use_sliding_window": True, "sliding_window": 20,
+        "max_window_layers": 1}, QWEN_EYE, {**IDS, "tie_word_embeddings": True}),
+    "qwen3-vl": ("Qwen3VL", {**BASE, "head_dim": 16, "rope_parameters": {**WOVEN, "mrope_section": [4, 2, 2]}},
+        QWEN3_EYE, IDS),
+    "qwen3-vl-moe": ("Qwen3VLMoe", {**BASE, **EXPERTS, "head_dim": 8, "norm_topk_prob": True,
+        "rope_parameters": {**YARN, **{k: WOVEN[k] for k in ("mrope_section", "mrope_interleaved")}}}, QWEN3_EYE, IDS),
+    "qwen3.5": ("Qwen3_5", {**HYBRID, **DELTA, "rope_parameters": {**WOVEN, "partial_rotary_factor": 0.5}},
+        {k: v for k, v in QWEN3_EYE.items() if "deepstack" not in k}, IDS),
+    "qwen3.5-moe": ("Qwen3_5Moe", {**HYBRID, **DELTA, **EXPERTS, "shared_expert_intermediate_size": 24,
+        "rope_parameters": {**WOVEN, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.25}},
+        {k: v for k, v in QWEN3_EYE.items() if "deepstack" not in k}, IDS),
+    "gemma3": ("Gemma3", {**GEMMA, "query_pre_attn_scalar": 16}, SIGLIP, {"mm_tokens_per_image": 4, **IMAGE}),
+    "gemma4": ("Gemma4", GEMMA4, {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8, "patch_size": 2,
+        "position_embedding_size": 16}, {"image_token_id": 1000, "video_token_id": 1001, "audio_token_id": 1002}),
+    "mistral3": ("Mistral3", {**BASE, "model_type": "mistral", "head_dim": 16, "sliding_window": None}, PIXTRAL,
+        {**IMAGE, "tie_word_embeddings": False}),
+    "ministral3": ("Mistral3", {**BASE, "model_type": "ministral3", "head_dim": 8, "rope_parameters": MINISTRAL3},
+        PIXTRAL, {**IMAGE, "tie_word_embeddings": False}),
+    "llama4": ("Llama4", {**BASE, "num_hidden_layers": 4, "head_dim": 8, "num_local_experts": 4,
+        "intermediate_size_mlp": 40, "interleave_moe_layer_step": 2, "attn_scale": 0.2, "floor_scale": 16,
+        "attention_chunk_size": 128}, {"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "image_size": 4, "patch_size": 2, "vision_output_dim": 32, "projector_input_dim": 16,
+        "projector_output_dim": 16, "pixel_shuffle_ratio": 1.0}, IMAGE),
+    "glm4v": ("Glm4v", {**BASE, "rope_parameters": {**MROPE, "mrope_section": [1, 1, 0],
+        "partial_rotary_factor": 0.5}}, {**QWEN_EYE, "image_size": 4}, IDS),
+    "glm4v-moe": ("Glm4vMoe", {**BASE, "moe_intermediate_size": 20, "n_routed_experts": 8, "num_experts_per_tok": 3,
+        "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 1.3,
+        "rope_parameters": {**MROPE, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5}},
+        {**QWEN_EYE, "image_size": 4}, IDS),
+    "llava": ("Llava", {**BASE, "model_type": "llama", "rope_parameters": LLAMA3}, CLIP, IMAGE),
+    "llava-next-mistral": ("LlavaNext", {**BASE, "model_type": "mistral", "sliding_window": 24}, CLIP,
+        {**IMAGE, "image_grid_pinpoints": [[4, 8]]}),
+    "llava-onevision": ("LlavaOnevision", {**BASE, "model_type": "qwen2"}, SIGLIP, {
+        **IMAGE, "image_grid_pinpoints": [[4, 8]]}),
+    "idefics3": ("Idefics3", {**BASE, "model_type": "llama"}, {k: v for k, v in CLIP.items() if k != "model_type"},
+        {"image_token_id": 1000}),
+    "smolvlm": ("SmolVLM", {**BASE, "model_type": "llama", "rope_parameters": {"rope_type": "default",
+        "rope_theta": 1e5}}, {k: v for k, v in CLIP.items() if k != "model_type"},
+        {"image_token_id": 1000, "tie_word_embeddings": True}),
+    "internvl": ("InternVL", {**BASE, "model_type": "qwen3", "head_dim": 16}, {"hidden_size": 16,
+        "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": [4, 4],
+        "patch_size": [2, 2]}, {"image_token_id": 1000, "tie_word_embeddings": False}),
+    "lfm2-vl": ("Lfm2Vl", {**BASE, "model_type": "lfm2", "block_auto_adjust_ff_dim": False,
+        "layer_types": ["conv", "full_attention"]}, {**CLIP, "model_type": "siglip2_vision_model",
+        "num_patches": 4}, {"image_token_id": 1000}),
+}  # fmt: skip
+
+
+@dataclass
+class Seeing:
+    """A case for the tests of whole engines."""
+
+    name: str
+    longest: int | None = None
+
+    def make(self, folder: Path) -> tuple[Any, dict[str, Any], dict[str, Tensor]]:
+        """Transformers' model, config.json and tensors."""
+        return make(self.name, folder)
+
+
+def make(name: str, folder: Path) -> tuple[Any, dict[str, Any], dict[str, Tensor]]:
+    """A random model that sees, saved and read back: (model, config.json, tensors)."""
+    kind, text, vision, outside = CASES[name]
+    config = getattr(hf, f"{kind}Config")(text_config=text, vision_config=vision, **outside)
+    torch.manual_seed(0)
+    model = getattr(hf, f"{kind}ForConditionalGeneration")._from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            noise = torch.randn_like(parameter)
+            parameter.copy_(parameter + 0.3 * noise if "norm" in key or parameter.ndim == 1 else noise * 0.15)
+    model.save_pretrained(folder)
+    tensors = {k: v for file in sorted(folder.glob("*.safetensors")) for k, v in load_file(file).items()}
+    return model, json.loads((folder / "config.json").read_text()), tensors

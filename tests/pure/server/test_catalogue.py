@@ -1,0 +1,304 @@
+"""The states of many models: who waits, who goes, who never does. No HTTP, no engines."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.pure.server.conftest import until
+from tokenmill.core.config import make_config
+from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.server.many.catalogue import Bounds, Catalogue
+from tokenmill.server.many.entry import Entry, GoneError, Spec, State, UnreadyError
+
+
+@dataclass
+class Unit:
+    name: str
+    held: int = 0
+    background: int = 0
+    closed: bool = False
+
+    def open_requests(self) -> int:
+        return self.background
+
+    def held_bytes(self) -> int:
+        return self.held
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+        self.closed = True
+
+
+@dataclass
+class World:
+    """Loads that are seen, held up and made to fail."""
+
+    loads: list[str] = field(default_factory=list)
+    errors: dict[str, Exception] = field(default_factory=dict)
+    held: dict[str, int] = field(default_factory=dict)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    units: list[Unit] = field(default_factory=list)
+
+    async def make(self, entry: Entry[Unit]) -> Unit:
+        self.loads.append(entry.name)
+        await self.gate.wait()
+        if entry.name in self.errors:
+            raise self.errors[entry.name]
+        self.units.append(Unit(entry.name, self.held.get(entry.name, 0)))
+        return self.units[-1]
+
+    def alive(self) -> list[str]:
+        return [unit.name for unit in self.units if not unit.closed]
+
+
+def spec(name: str, **more: Any) -> Spec:
+    return Spec(make_config({}, model=name), **{"memory": 10, **more})
+
+
+def catalogue(world: World, *specs: Spec, held_up: bool = False, **bounds: Any) -> Catalogue[Unit]:
+    made = Catalogue(world.make, Bounds(**bounds))
+    for each in specs:
+        made.add(each)
+    if not held_up:
+        world.gate.set()
+    return made
+
+
+async def test_many_wait_for_one_load_and_the_queue_is_bounded() -> None:
+    world = World()
+    models = catalogue(world, spec("a"), held_up=True, queue=3)
+    waiting = [asyncio.ensure_future(models.enter(models.first)) for _ in range(3)]
+    await until(lambda: world.loads)
+    assert models.first.state is State.LOADING
+    with pytest.raises(UnreadyError, match="3 requests wait"):
+        await models.enter(models.first)
+    waiting[0].cancel()  # a client that leaves does not end the load
+    world.gate.set()
+    units = await asyncio.gather(*waiting[1:])
+    assert world.loads == ["a"] and units[0] is units[1] and models.first.life.open == 2
+    assert models.first.life.waiting == 0
+
+
+async def test_least_recently_used_goes_and_pinned_stays() -> None:
+    world = World()
+    models = catalogue(world, spec("a", pin=True), spec("b"), spec("c"), spec("d"), memory=30)
+    for name in ("a", "b", "c", "b", "d"):
+        await models.load(models.entries[name])
+    assert sorted(world.alive()) == ["a", "b", "d"]
+    assert models.entries["c"].state is State.UNLOADED
+
+
+async def test_nobody_with_open_requests_goes() -> None:
+    world = World()
+    models = catalogue(world, spec("a"), spec("b"), memory=10, patience_s=0)
+    a, b = models.entries.values()
+    await models.enter(a)
+    with pytest.raises(UnreadyError, match="no room for 'b' now: 'a' cannot go") as found:
+        await models.load(b)
+    assert found.value.retry_after >= 1 and not found.value.never
+    await until(lambda: a.state is State.READY)
+    assert world.alive() == ["a"] and b.state is State.UNLOADED
+    models.leave(a)
+    a.unit.background = 1  # nobody waits for it, and it goes on
+    with pytest.raises(UnreadyError):
+        await models.load(b)
+    a.unit.background = 0
+    await until(lambda: a.state is State.READY)
+    await models.load(b)
+    assert world.alive() == ["b"]
+
+
+async def test_a_busy_model_takes_no_more_until_others_had_their_turn() -> None:
+    world = World()
+    models = catalogue(world, spec("a"), spec("b"), memory=10)
+    a, b = models.entries.values()
+    await models.enter(a)
+    turn = asyncio.ensure_future(models.enter(b))
+    await until(lambda: a.state is State.DRAINING)
+    later = asyncio.ensure_future(models.enter(a))
+    await asyncio.sleep(0)
+    assert a.life.open == 1 and not later.done()
+    models.leave(a)
+    await turn
+    assert world.alive() == ["b"]
+    models.leave(b)
+    await later
+    assert world.alive() == ["a"] and a.life.open == 1
+
+
+async def test_what_can_never_fit_is_said_at_once() -> None:
+    world = World()
+    models = catalogue(world, spec("a", pin=True), spec("b", memory=25), spec("c"), memory=30)
+    await models.load(models.first)
+    await models.load(models.entries["c"])
+    with pytest.raises(UnreadyError, match=r"'b' needs .* 'a' keep .* does not fit") as found:
+        await models.load(models.entries["b"])
+    assert found.value.never and sorted(world.alive()) == ["a", "c"]
+
+
+async def test_what_was_measured_counts_instead_of_what_was_predicted() -> None:
+    world = World(held={"a": 25, "b": 5, "c": 5})
+
+    async def predict(entry: Entry[Unit]) -> int:
+        return 10
+
+    models = Catalogue(world.make, Bounds(memory=30), predict)
+    world.gate.set()
+    for name in ("a", "b", "c"):
+        models.add(spec(name, memory=None))
+    for name in ("a", "b", "b", "c"):
+        await models.load(models.entries[name])
+    assert sorted(world.alive()) == ["b", "c"] and models.entries["a"].size == 25
+
+
+async def test_groups_and_loners() -> None:
+    world = World()
+    groups = frozenset({"big"})
+    models = catalogue(world, spec("a", groups=groups), spec("b", groups=groups), spec("c"), spec("d", alone=True))
+    seen = []
+    for name in ("a", "c", "b", "d", "c"):
+        await models.load(models.entries[name])
+        seen.append("".join(sorted(world.alive())))
+    assert seen == ["a", "ac", "bc", "d", "c"]
+
+
+def test_pinned_ones_that_exclude_each_other_are_refused() -> None:
+    models = catalogue(World(), spec("a", pin=True, alone=True))
+    with pytest.raises(ParameterError, match="both pinned"):
+        models.add(spec("b", pin=True))
+    with pytest.raises(ParameterError, match="Two models are called"):
+        models.add(spec("x", aliases=("a",)))
+
+
+async def test_a_group_with_a_pinned_member_has_no_other() -> None:
+    world, groups = World(), frozenset({"big"})
+    models = catalogue(world, spec("a", groups=groups, pin=True), spec("b", groups=groups))
+    await models.load(models.first)
+    with pytest.raises(UnreadyError, match="may not be loaded beside 'a', which stays") as found:
+        await models.load(models.entries["b"])
+    assert found.value.never
+
+
+async def test_a_failed_load_is_told_and_not_tried_at_once() -> None:
+    world = World(errors={"a": UserError("There is no such folder.")})
+    models = catalogue(world, spec("a"), spec("b"))
+    await models.load(models.entries["b"])
+    for _ in range(3):
+        with pytest.raises(UnreadyError, match="'a' could not be loaded: There is no such folder") as found:
+            await models.load(models.first)
+        assert found.value.retry_after >= 0.5
+    assert world.loads == ["b", "a"] and models.first.state is State.FAILED and world.alive() == ["b"]
+    del world.errors["a"]
+    models.first.life.retry_at = 0.0
+    await models.load(models.first)
+    assert models.first.state is State.READY and models.first.life.failures == 0
+
+
+async def test_an_inner_error_is_not_shown() -> None:
+    models = catalogue(World(errors={"a": KeyError("/secret/path")}), spec("a"))
+    with pytest.raises(UnreadyError, match="internal error") as found:
+        await models.load(models.first)
+    assert "secret" not in str(found.value)
+
+
+async def test_it_goes_after_its_time_and_a_request_may_change_that() -> None:
+    world = World()
+    models = catalogue(world, spec("a", ttl=1000.0), spec("b", pin=True))
+    a, b = models.entries.values()
+    await models.load(a)
+    assert 990 < a.expires_in <= 1000
+    await models.enter(a, 0.0)
+    await models.enter(a, -1.0)
+    models.leave(a)
+    models.leave(a)
+    assert a.expires_in is None and a.life.expiry is None
+    await models.load(a, 0.0)
+    await until(lambda: a.state is State.UNLOADED)
+    await models.load(a)
+    assert a.life.loads == 2 and a.expires_in is not None
+    await models.load(b, 0.0)
+    assert b.expires_in is None and b.life.expiry is None
+
+
+async def test_unloading_waits_for_open_requests() -> None:
+    world = World()
+    models = catalogue(world, spec("a"))
+    await models.enter(models.first)
+    going = asyncio.ensure_future(models.unload(models.first))
+    await until(lambda: models.first.state is State.DRAINING)
+    assert world.alive() == ["a"]
+    models.leave(models.first)
+    await going
+    assert not world.alive() and models.first.state is State.UNLOADED
+
+
+async def test_models_come_and_go_while_it_runs() -> None:
+    world = World()
+    models = catalogue(world, spec("a"), spec("b"), memory=10, patience_s=0)
+    b = models.entries["b"]
+    await models.enter(b)
+    going = asyncio.ensure_future(models.remove("b"))
+    await until(lambda: b.state is State.DRAINING)
+    assert models.find("b") is None
+    with pytest.raises(GoneError):
+        await models.enter(b)
+    again = models.add(spec("b"))
+    with pytest.raises(UnreadyError):  # the old one's memory is still taken
+        await models.load(again)
+    models.leave(b)
+    await going
+    await models.load(again)
+    assert world.alive() == ["b"]
+    with pytest.raises(GoneError):
+        await models.remove("nothing")
+
+
+async def test_waiting_requests_of_a_removed_model_are_told() -> None:
+    world = World()
+    models = catalogue(world, spec("a"), spec("b"), held_up=True)
+    waiting = asyncio.ensure_future(models.enter(models.entries["b"]))
+    await until(lambda: world.loads)
+    going = asyncio.ensure_future(models.remove("b"))
+    await asyncio.sleep(0)
+    world.gate.set()
+    with pytest.raises(GoneError):
+        await waiting
+    await going
+    assert not world.alive()
+
+
+async def test_a_broken_one_is_tried_again_and_touches_no_other() -> None:
+    world = World()
+    models = catalogue(world, spec("a"), spec("b"))
+    for entry in models.entries.values():
+        await models.load(entry)
+    models.broken(models.first, "engines died 6 times")
+    await until(lambda: world.alive() == ["b"])
+    with pytest.raises(UnreadyError, match="engines died"):
+        await models.load(models.first)
+    models.first.life.retry_at = 0.0
+    await models.load(models.first)
+    assert world.alive() == ["b", "a"]
+
+
+async def test_two_hundred_requests_of_eight_clients_with_room_for_two_of_three() -> None:
+    world = World()
+    models = catalogue(world, *(spec(name) for name in "abc"), memory=20)
+    served: list[str] = []
+
+    async def client(number: int) -> None:
+        for turn in range(25):
+            entry = models.entries["abc"[(number + turn) % 3]]
+            unit = await models.enter(entry)
+            assert unit.name == entry.name and not unit.closed
+            await asyncio.sleep(0)
+            assert not unit.closed and sum(each.size for each in models.entries.values() if each.reserved) <= 20
+            served.append(unit.name)
+            models.leave(entry)
+
+    await asyncio.gather(*(client(number) for number in range(8)))
+    assert len(served) == 200 and len(world.alive()) <= 2 < len(world.loads)

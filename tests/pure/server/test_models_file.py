@@ -1,0 +1,122 @@
+"""What a file of models says, what is refused in it, and that several MODELs mean the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tokenmill.cli.main import app
+from tokenmill.core.config import make_server_config
+from tokenmill.core.errors import UserError
+from tokenmill.server.access import digest, shown
+from tokenmill.server.many.file import name_models, read_models
+
+FILE = """
+models:
+  small: {model: /m/small, aliases: [fast, gpt-4o-mini], pin: true, max-model-len: 2048}
+  big:
+    model: /m/big.gguf
+    ttl: 600
+    groups: [big]
+    memory: 4000000000
+    kv_cache_dtype: int8
+    tool_call_parser: none
+    lora_modules: [sql=/m/sql]
+    enable_lora: true
+  other: /m/other
+  /m/plain:
+keys:
+  sk-small: [fast]
+  sk-two: [small, big]
+"""
+
+
+def read(tmp_path: Path, text: str, **options: Any) -> Any:
+    path = tmp_path / "models.yaml"
+    path.write_text(text)
+    return read_models(path, options, make_server_config({}))
+
+
+def test_every_field_arrives(tmp_path: Path) -> None:
+    specs, rights, keys = read(tmp_path, FILE, max_num_seqs=7, max_model_len=99)
+    small, big, other, plain = specs
+    assert small.names == ("small", "fast", "gpt-4o-mini") and small.pin and small.keep < 0
+    assert small.engine.model.max_model_len == 2048 and big.engine.model.max_model_len == 99
+    assert {each.engine.schedule.max_num_seqs for each in specs} == {7}
+    assert (big.ttl, big.keep, big.memory, big.groups) == (600, 600, 4_000_000_000, frozenset({"big"}))
+    assert big.engine.cache.kv_cache_dtype == "int8" and big.server.messages.tool_call_parser == "none"
+    assert small.server.messages.tool_call_parser == "auto" and big.adapters == ("sql",)
+    assert other.engine.model.model == "/m/other" and plain.engine.model.model == "/m/plain" == plain.names[0]
+    assert rights == {shown(digest("sk-small")): frozenset({"small"}),
+                      shown(digest("sk-two")): frozenset({"small", "big"})}  # fmt: skip
+    assert keys == ["sk-small", "sk-two"]
+
+
+def test_json_is_read_as_well(tmp_path: Path) -> None:
+    (spec,), rights, keys = read(tmp_path, json.dumps({"models": {"a": {"model": "x"}}}))
+    assert spec.names == ("a",) and not rights and not keys
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "models: {a: {max_modle_len: 5}}",
+            r"models.a: there is no 'max_modle_len' here. Did you mean 'max_model_len'",
+        ),
+        ("models: {a: {tll: 5}}", "Did you mean 'ttl'"),
+        ("models: {a: {port: 5}}", "models.a: port is the whole server's"),
+        ("models: {a: {served_model_name: b}}", "aliases give more"),
+        ("models: {a: {max_model_len: no}}", "models.a: max_model_len must be"),
+        ("models: {a: {pin: 3}}", "pin must be true or false"),
+        ("models: {a: {ttl: -1}}", "ttl must be a number that is not negative"),
+        ("models: {a: {memory: .nan}}", "memory must be a number"),
+        ("models: {a: {groups: [1]}}", "groups must be a list of names"),
+        ("models: {a: {chat_template: /nowhere/x}}", "models.a: --chat-template /nowhere/x cannot be read"),
+        ("models: {a: {tool_call_parser: zzz}}", "models.a: "),
+        ("models: {'a,b': {}}", "has no comma"),
+        ("models: {a: 5}", "must be a model, or a mapping"),
+        ("models: []", "must hold `models`"),
+        ("model: {}", "Did you mean 'models'"),
+        ("[]", "must hold a mapping"),
+        ("a: [", "is neither YAML nor JSON"),
+        ("models: {a: }\nkeys: {k: [b]}", "key 1: there is no 'b' here"),
+        ("models: {a: }\nkeys: [k]", "`keys` must be a mapping"),
+    ],
+)
+def test_what_is_wrong_is_refused_in_a_sentence(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(UserError) as found:
+        read(tmp_path, text)
+    assert said in str(found.value) and "\n" not in str(found.value)
+    assert "sk-" not in str(found.value)
+
+
+def test_several_names_are_several_models() -> None:
+    specs = name_models(["/m/a", "demo"], {"max_num_seqs": 3, "model": "/m/a"}, make_server_config({}))
+    assert [spec.names for spec in specs] == [("/m/a",), ("demo",)] and not any(spec.pin for spec in specs)
+    assert {spec.engine.schedule.max_num_seqs for spec in specs} == {3}
+
+
+def test_the_command_takes_a_file_or_several_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr("tokenmill.server.run.serve_models", lambda *a, **k: seen.append((*a, k)) or 0)
+    monkeypatch.setattr("tokenmill.server.logs.set_up_logs", lambda options: None)
+    path = tmp_path / "models.yaml"
+    path.write_text(FILE)
+    runner = CliRunner()
+    for args in (
+        ["--models", str(path), "--port", "0", "--max-num-seqs", "5"],
+        ["demo", "/m/b", "--models-queue", "3"],
+    ):
+        assert runner.invoke(app, ["serve", *args]).exit_code == 0, args
+    (filed, server, _, more), (named, other, _, _) = seen
+    assert [spec.names[0] for spec in filed] == ["small", "big", "other", "/m/plain"]
+    assert filed[0].engine.schedule.max_num_seqs == 5 and list(server.listen.api_key) == ["sk-small", "sk-two"]
+    assert len(more["rights"]) == 2 and filed[0].server.listen.api_key == server.listen.api_key
+    assert [spec.names[0] for spec in named] == ["demo", "/m/b"] and other.models.models_queue == 3
+    both = runner.invoke(app, ["serve", "demo", "--models", str(path)])
+    assert both.exit_code != 0

@@ -1,0 +1,389 @@
+"""Many models behind one address, over fake engines: every API reaches the right one, waits for it, and lists it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.pure.server.conftest import until
+from tokenmill.core.config import ServerConfig, make_config, make_server_config
+from tokenmill.core.errors import UserError
+from tokenmill.server import door
+from tokenmill.server.access import digest, shown
+from tokenmill.server.app import make_app, make_context, make_front, make_house
+from tokenmill.server.context import House, Model
+from tokenmill.server.engines.fleet import Fleet
+from tokenmill.server.engines.state import FleetOptions
+from tokenmill.server.many.catalogue import Bounds, Catalogue
+from tokenmill.server.many.entry import Entry, Spec, State
+from tokenmill.server.switch.loaded import Loaded
+from tokenmill.testing.fake_generator import FakeLink, FakeOptions
+
+SAYS = {"red": "I am red.", "green": "I am green.", "blue": "I am blue."}
+LONG = {"red": 512, "green": 1024, "blue": 2048}
+TALK = [{"role": "user", "content": "Who are you?"}]
+
+
+@dataclass
+class City:
+    """A server of three models, each of which says its own name."""
+
+    client: httpx.AsyncClient
+    house: House
+    app: Any
+    links: dict[str, list[FakeLink]] = field(default_factory=dict)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    errors: dict[str, Exception] = field(default_factory=dict)
+
+    def entry(self, name: str) -> Entry[Model]:
+        return self.house.models.entries[name]
+
+    def loaded(self) -> list[str]:
+        return [name for name, entry in self.house.models.entries.items() if entry.unit is not None]
+
+    async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
+        return await self.client.post(path, json=body, headers=headers)
+
+    async def get(self, path: str, **headers: str) -> Any:
+        return (await self.client.get(path, headers=headers)).json()
+
+
+@pytest.fixture
+async def build() -> AsyncIterator[Any]:
+    made: list[City] = []
+
+    def start(*, held_up: bool = False, memory: int | None = 20, patience_s: float = 30.0, pin: str = "",
+              rights: dict[str, frozenset[str]] | None = None, ttl: float = 0.0, **server: Any) -> City:  # fmt: skip
+        config: ServerConfig = make_server_config({}, **server)
+        city: City
+
+        async def make(entry: Entry[Model]) -> Model:
+            await city.gate.wait()
+            if entry.name in city.errors:
+                raise city.errors[entry.name]
+            options = FakeOptions(script=SAYS[entry.name], max_model_len=LONG[entry.name])
+
+            def link(number: int, life: int) -> FakeLink:
+                city.links.setdefault(entry.name, []).append(FakeLink(options))
+                return city.links[entry.name][-1]
+
+            fleet = Fleet(link, entry.spec.names, FleetOptions(watchdog_s=600))
+            fleet.adapters.book = entry.book
+            fleet.on_broken = lambda reason: city.house.models.broken(entry, reason)
+            await fleet.start()
+            return Loaded(fleet, make_context(fleet, entry.spec.server, city.house))
+
+        models: Catalogue[Model] = Catalogue(make, Bounds(memory, patience_s=patience_s))
+        for name in SAYS:
+            engine = make_config({}, model=f"/models/{name}", served_model_name=name)
+            spec = Spec(engine, config, (f"{name}-alias",), ttl=ttl, pin=name == pin, memory=10)
+            models.add(spec)
+        house = make_house(config, models)
+        house.rights = rights or {}
+        app = make_app(make_front(house))
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        client = httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=120)
+        city = City(client, house, app)
+        if not held_up:
+            city.gate.set()
+        made.append(city)
+        return city
+
+    yield start
+    for city in made:
+        await city.client.aclose()
+        await city.house.models.close()
+
+
+ASKED = {
+    "/v1/chat/completions": ({"messages": TALK}, lambda a: a["choices"][0]["message"]["content"]),
+    "/v1/completions": ({"prompt": "x", "max_tokens": 40}, lambda a: a["choices"][0]["text"]),
+    "/invocations": ({"messages": TALK}, lambda a: a["choices"][0]["message"]["content"]),
+    "/v1/responses": ({"input": "Hi", "store": False}, lambda a: a["output"][0]["content"][0]["text"]),
+    "/v1/messages": ({"messages": TALK, "max_tokens": 40}, lambda a: a["content"][0]["text"]),
+    "/api/chat": ({"messages": TALK, "stream": False}, lambda a: a["message"]["content"]),
+    "/api/generate": ({"prompt": "Hi", "stream": False}, lambda a: a["response"]),
+    "/generate?model={name}": ({"inputs": "Hi", "parameters": {"max_new_tokens": 40}}, lambda a: a["generated_text"]),
+    "/v2/models/{name}/generate": ({"text_input": "x", "parameters": {"max_tokens": 40}}, lambda a: a["text_output"]),
+    "/completion": ({"prompt": "x", "n_predict": 40}, lambda a: a["content"]),
+    "/v1/responses/input_tokens": ({"input": "Hi"}, None),
+    "/v1/messages/count_tokens": ({"messages": TALK}, None),
+    "/v1/embeddings": ({"input": "Hi"}, None),
+    "/tokenize": ({"prompt": "Hi"}, None),
+    "/detokenize": ({"tokens": [70]}, None),
+    "/api/embed": ({"input": "Hi"}, None),
+    "/api/show": ({}, None),
+    "/apply-template?model={name}": ({"messages": TALK}, None),
+    "/rerank": ({"query": "a", "documents": ["b"]}, None),
+    "/embed?model={name}": ({"inputs": "a"}, None),
+}
+LENGTHS = {
+    "/tokenize": lambda a: a["max_model_len"],
+    "/api/show": lambda a: next(v for k, v in a["model_info"].items() if k.endswith("context_length")),
+}
+
+
+async def test_every_api_reaches_the_model_that_it_names(build: Any) -> None:
+    city = build(memory=None)
+    for path, (body, said) in ASKED.items():
+        for name in SAYS:
+            before = city.entry(name).life.used
+            named = {} if "{name}" in path else {"model": f"{name}-alias"}
+            answer = await city.post(path.format(name=name), named | body)
+            assert answer.status_code == 200, (path, answer.text)
+            assert city.entry(name).life.used > before, path
+            if said is not None:
+                assert said(answer.json()) == SAYS[name], path
+            if path in LENGTHS:
+                assert LENGTHS[path](answer.json()) == LONG[name]
+    for path in ("/props", "/slots", "/info", "/tokenizer_info", "/v1/engine", "/v1/card"):
+        told = [json.dumps(await city.get(f"{path}?model={name}")) for name in SAYS]
+        assert all(str(LONG[name]) in each for name, each in zip(SAYS, told, strict=True)), path
+
+
+HOUSE = {
+    *("/health", "/v1/health", "/ready", "/ping", "/version", "/load", "/metrics", "/openapi.json"),
+    *("/v1/models", "/models", "/v1/models/{name:path}", "/models/load", "/models/unload", "/api/tags", "/api/ps"),
+    *("/api/version", "/api/generate", "/api/chat", "/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/{model}"),
+    *("/v2/models/{model}/ready", "/v1/engine", "/v1/card", "/v1/requests", "/v1/requests/{id}"),
+    *("/v1/responses", "/v1/responses/{response_id}", "/v1/responses/{response_id}/input_items"),
+    *("/v1/responses/{response_id}/cancel", "/v1/chat/completions"),
+}
+"""Paths on which nothing is loaded before they look: they list, tell, keep, or choose a model themselves."""
+KEPT = ("/v1/conversations", "/v1/chat/completions/", "/static/", "/api/")
+
+
+def test_every_route_is_of_a_model_or_of_the_house(build: Any) -> None:
+    about = {}
+    for route in build().app.app.routes:
+        endpoint = getattr(route, "endpoint", None)
+        inner = getattr(endpoint, "__wrapped__", endpoint)
+        for method in route.methods - {"HEAD"}:
+            about[method, route.path] = hasattr(inner, "about_model")
+    house = {path for (_, path), of_model in about.items() if not of_model}
+    assert {p for p in house if p not in HOUSE and not p.startswith(KEPT)} <= {"/"}
+    assert about["POST", "/v1/chat/completions"] and not about["GET", "/v1/chat/completions"]
+    assert about["POST", "/"] and about["POST", "/v1/responses"] and sum(about.values()) >= 35
+
+
+async def test_nothing_is_loaded_before_it_is_asked_for(build: Any) -> None:
+    city = build(held_up=True)
+    assert (await city.client.get("/health")).status_code == 200
+    cards = (await city.get("/v1/models"))["data"]
+    assert [card["id"] for card in cards] == [each for name in SAYS for each in (name, f"{name}-alias")]
+    assert {card["status"]["value"] for card in cards} == {"unloaded"}
+    assert next(each["name"] for each in (await city.get("/api/tags"))["models"]) == "red:latest"
+    assert (await city.get("/api/ps"))["models"] == []
+    assert (await city.get("/v2/models/blue"))["name"] == "blue"
+    assert (await city.get("/v1/engine?model=blue"))["catalogue"][0]["status"] == {"value": "unloaded"}
+    assert (await city.client.get("/v1/card")).status_code == 200 and not city.loaded()
+    waiting = [asyncio.ensure_future(city.post("/v1/completions", {"model": "red", "prompt": "x"})) for _ in range(3)]
+    await until(lambda: city.entry("red").life.waiting == 3)
+    assert (await city.get("/v1/models/red"))["tokenmill"]["state"] == "loading"
+    city.gate.set()
+    assert {(await each).json()["choices"][0]["text"] for each in waiting} == {SAYS["red"]}
+    assert city.entry("red").life.loads == 1 and city.loaded() == ["red"]
+    assert (await city.get("/v1/models/red"))["status"] == {"value": "loaded"}
+    assert 'tokenmill:model_state{model="red",state="ready"} 1.0' in (await city.client.get("/metrics")).text
+
+
+async def test_an_unknown_model_is_each_apis_own_404(build: Any) -> None:
+    city = build()
+    shapes = {}
+    for path, (body, _) in ASKED.items():
+        answer = await city.post(path.format(name="nope"), {"model": "nope", **body})
+        assert answer.status_code == 404 and "'nope' does not exist here" in answer.text, path
+        shapes[path] = answer.json()
+    assert not city.loaded()
+    assert isinstance(shapes["/api/chat"]["error"], str) and shapes["/v1/messages"]["type"] == "error"
+    assert shapes["/v1/completions"]["error"]["param"] == "model"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "last"),
+    [
+        ("/v1/chat/completions", {"messages": TALK}, b"data: [DONE]\n\n"),
+        ("/v1/completions", {"prompt": "x"}, b"data: [DONE]\n\n"),
+        ("/v1/messages", {"messages": TALK, "max_tokens": 40}, b"message_stop"),
+        ("/v1/responses", {"input": "Hi"}, b"response.completed"),
+        ("/completion", {"prompt": "x", "n_predict": 40}, b'"stop":true'),
+    ],
+)
+async def test_streams_are_kept_alive_while_a_model_loads(
+    build: Any, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], last: bytes
+) -> None:
+    monkeypatch.setattr(door, "FIRST_COMMENT_S", 0.001)
+    monkeypatch.setattr(door, "COMMENT_S", 0.001)
+    city = build(held_up=True)
+    asked = asyncio.ensure_future(city.post(f"{path}?model=green", {"model": "green", "stream": True, **body}))
+    await until(lambda: city.entry("green").life.waiting)
+    await asyncio.sleep(0.02)
+    city.gate.set()
+    answer = await asked
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.content.startswith(b": loading\n\n: loading\n\n") and last in answer.content
+    assert b"green" in answer.content
+    city.errors["blue"] = UserError("The folder is empty.")
+    city.gate.clear()
+    asked = asyncio.ensure_future(city.post(f"{path}?model=blue", {"model": "blue", "stream": True, **body}))
+    await until(lambda: city.entry("blue").life.waiting)
+    await asyncio.sleep(0.02)
+    city.gate.set()
+    said = (await asked).content
+    assert said.startswith(b": loading") and b"'blue' could not be loaded: The folder is empty." in said
+    assert b"error" in said and said.endswith(b"\n\n")
+
+
+async def test_a_failed_load_is_honest_and_touches_no_other(build: Any) -> None:
+    city = build()
+    city.errors["blue"] = UserError("There is no config.json in it.")
+    assert (await city.post("/v1/completions", {"model": "red", "prompt": "x"})).status_code == 200
+    for path in ("/v1/completions", "/api/generate"):
+        answer = await city.post(path, {"model": "blue", "prompt": "x"})
+        assert answer.status_code == 503 and "There is no config.json in it." in answer.text
+        assert int(answer.headers["retry-after"]) >= 1
+    assert (await city.get("/v1/models/blue"))["status"] == {"value": "unloaded", "failed": True}
+    assert city.loaded() == ["red"] and (await city.client.get("/health")).status_code == 200
+
+
+async def test_what_does_not_fit_is_507_and_what_cannot_go_is_503(build: Any) -> None:
+    city = build(memory=15, pin="red", patience_s=0.0)
+    await city.house.models.start()
+    answer = await city.post("/v1/completions", {"model": "blue", "prompt": "x"})
+    assert answer.status_code == 507 and "does not fit" in answer.json()["error"]["message"]
+    city = build(memory=15, patience_s=0.0)
+    await city.house.models.enter(city.entry("red"))
+    answer = await city.post("/v1/completions", {"model": "blue", "prompt": "x"})
+    assert answer.status_code == 503 and "no room for 'blue'" in answer.text and answer.headers["retry-after"]
+
+
+async def test_two_hundred_requests_of_eight_clients_reach_the_right_model(build: Any) -> None:
+    city = build(memory=20)
+    names = list(SAYS)
+
+    async def ask(number: int) -> None:
+        for turn in range(25):
+            name = names[(number * 7 + turn * (1 + number % 2)) % 3]
+            answer = await city.post("/v1/completions", {"model": name, "prompt": f"{number} {turn}"})
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["choices"][0]["text"] == SAYS[name] and answer.json()["model"] == name
+
+    await asyncio.gather(*(ask(number) for number in range(8)))
+    text = (await city.client.get("/metrics")).text
+    done = [line for line in text.splitlines() if line.startswith("vllm:request_success_total") and "stop" in line]
+    assert sum(float(line.rpartition(" ")[2]) for line in done) == 200
+    assert len(city.loaded()) <= 2 and city.house.gate.open == 0
+    assert sum(entry.life.loads for entry in city.house.models.entries.values()) > 3
+
+
+async def test_a_dying_engine_disturbs_no_other_model(build: Any) -> None:
+    city = build(memory=None)
+    for name in ("red", "green"):
+        await city.house.models.load(city.entry(name))
+    city.links["red"][0].options.step_s = city.links["green"][0].options.step_s = 0.005
+    asked = [asyncio.ensure_future(city.post("/v1/completions", {"model": n, "prompt": "x"})) for n in ("red", "green")]
+    await until(lambda: city.links["red"][0].output_tokens > 1)
+    city.links["red"][0].die()
+    for name, each in zip(("red", "green"), asked, strict=True):
+        assert (await each).json()["choices"][0]["text"] == SAYS[name]
+    assert len(city.links["red"]) == 2 and len(city.links["green"]) == 1
+
+
+async def test_loading_and_unloading_by_hand(build: Any) -> None:
+    closed = build()
+    assert (await closed.post("/models/load", {"model": "red"})).status_code == 404
+    city = build(models_control=True, pin="blue")
+    answer = await city.post("/models/load", {"model": "red-alias"})
+    assert answer.status_code == 200 and answer.json()["status"] == {"value": "loaded"}
+    assert (await city.post("/models/unload", {"model": "red"})).json()["tokenmill"]["state"] == "unloaded"
+    assert (await city.post("/models/unload", {"model": "blue"})).status_code == 400
+    assert (await city.post("/models/load", {"model": "nope"})).status_code == 404
+    assert not city.loaded()
+
+
+async def test_unloading_drains(build: Any) -> None:
+    city = build(models_control=True)
+    await city.house.models.load(city.entry("red"))
+    city.links["red"][0].options.step_s = 0.005
+    asked = asyncio.ensure_future(city.post("/v1/completions", {"model": "red", "prompt": "x"}))
+    await until(lambda: city.links["red"][0].output_tokens > 1)
+    going = asyncio.ensure_future(city.post("/models/unload", {"model": "red"}))
+    await until(lambda: city.entry("red").state is State.DRAINING)
+    assert (await asked).json()["choices"][0]["text"] == SAYS["red"]
+    assert (await going).status_code == 200 and not city.loaded()
+
+
+async def test_a_background_response_keeps_its_model(build: Any) -> None:
+    city = build(models_control=True)
+    await city.house.models.load(city.entry("red"))
+    city.links["red"][0].options.step_s = 0.005
+    body = {"model": "red", "input": "Hi", "background": True}
+    made = (await city.post("/v1/responses", body)).json()
+    assert city.entry("red").life.open == 0
+    await city.post("/models/unload", {"model": "red"})
+    kept = await city.get(f"/v1/responses/{made['id']}")
+    assert kept["status"] == "completed" and kept["model"] == "red"
+    assert kept["output"][0]["content"][0]["text"] == SAYS["red"]
+    follow = {"model": "green", "input": "And you?", "previous_response_id": made["id"]}
+    assert (await city.post("/v1/responses", follow)).json()["output"][0]["content"][0]["text"] == SAYS["green"]
+
+
+async def test_ollama_drives_what_is_loaded(build: Any) -> None:
+    city = build(ttl=1000.0)
+    ask = {"model": "red", "stream": False}
+    said = (await city.post("/api/generate", ask)).json()
+    assert said["done_reason"] == "load" and city.loaded() == ["red"]
+    (shown_red, _) = (await city.get("/api/ps"))["models"]
+    assert shown_red["name"] == "red:latest" and shown_red["expires_at"] < "2999" and "size" in shown_red
+    for keep, left in (("5m", 300), (90, 90), ("1h30m", 5400), ("-1", None), (-1, None), (None, 1000)):
+        body = {"prompt": "Hi", **ask} if keep is None else {"prompt": "Hi", "keep_alive": keep, **ask}
+        assert (await city.post("/api/generate", body)).status_code == 200
+        found = city.entry("red").expires_in
+        assert found == left or (left is not None and found is not None and left - 60 < found <= left), keep
+    bad = await city.post("/api/generate", {**ask, "prompt": "Hi", "keep_alive": "soon"})
+    assert bad.status_code == 400 and "keep_alive" in bad.json()["error"]
+    assert (await city.post("/api/chat", {**ask, "messages": TALK, "keep_alive": 0})).json()["message"]["content"]
+    await until(lambda: not city.loaded())
+    await city.post("/api/embed", {"model": "green:latest", "input": "x"})
+    gone = (await city.post("/api/generate", {"model": "green", "keep_alive": 0})).json()
+    assert gone["done_reason"] == "unload"
+    await until(lambda: not city.loaded())
+    again = (await city.post("/api/chat", {"model": "green", "keep_alive": "0s", "messages": []})).json()
+    assert again["done_reason"] == "unload" and not city.loaded()
+
+
+async def test_keys_may_be_restricted_to_models(build: Any) -> None:
+    keys = ["key-of-all-0123456789", "key-of-green-012345678"]
+    city = build(api_key=keys, rights={shown(digest(keys[1])): frozenset({"green"})}, models_control=True)
+    own = {"authorization": f"Bearer {keys[1]}"}
+    refused = await city.post("/v1/completions", {"model": "red", "prompt": "x"}, **own)
+    unknown = await city.post("/v1/completions", {"model": "nop", "prompt": "x"}, **own)
+    assert refused.status_code == unknown.status_code == 404
+    assert refused.text.replace("red", "nop") == unknown.text and "green" in refused.text
+    assert (await city.post("/models/load", {"model": "red"}, **own)).status_code == 404
+    assert (await city.client.get("/v1/models/red", headers=own)).status_code == 404
+    assert [card["id"] for card in (await city.get("/v1/models", **own))["data"]] == ["green", "green-alias"]
+    default = await city.post("/v1/completions", {"prompt": "x"}, **own)
+    assert default.json()["choices"][0]["text"] == SAYS["green"] and city.loaded() == ["green"]
+    every = {"authorization": f"Bearer {keys[0]}"}
+    assert (await city.post("/v1/completions", {"model": "red", "prompt": "x"}, **every)).status_code == 200
+    assert len((await city.get("/v1/models", **every))["data"]) == 6
+    claude = {**own, "anthropic-version": "2023-06-01"}
+    assert [card["id"] for card in (await city.get("/v1/models", **claude))["data"]] == ["green", "green-alias"]
+
+
+async def test_models_come_and_go(build: Any) -> None:
+    city = build(memory=None)
+    models = city.house.models
+    assert (await city.post("/v1/completions", {"model": "blue", "prompt": "x"})).status_code == 200
+    await models.remove("blue")
+    assert (await city.post("/v1/completions", {"model": "blue", "prompt": "x"})).status_code == 404
+    models.add(Spec(make_config({}, model="blue"), city.house.config))
+    answer = await city.post("/v1/completions", {"model": "blue", "prompt": "x"})
+    assert answer.json()["choices"][0]["text"] == SAYS["blue"]
