@@ -13,6 +13,7 @@ import re
 import sys
 from pathlib import Path
 
+from tokenmill.checkpoint.gguf_meta import ARCHITECTURES
 from tokenmill.models.fields import FIELDS
 from tokenmill.models.outer import OUTERS, TEXTS
 from tokenmill.models.registry import file_of
@@ -50,6 +51,16 @@ config.json nor `text_config` says whether the head is the embedding, the tensor
 
 | architecture | model type | text part, if the file names none |
 |---|---|---|
+"""
+GGUF_HEAD = """
+## GGUF files
+
+What `general.architecture` may say, and the family that computes it. `llama` is Mistral or Mixtral, too, `mamba`
+FalconMamba, `deepseek2` the second version where experts are chosen by a softmax. Where the format leaves a number out,
+it is that of every published model of the family; what would have to be guessed is refused by the name of its key.
+
+| architecture | computed as |
+|---|---|
 """
 OWN_FILES = {
     "Qwen3NextForCausalLM": "gated delta layers, gated attention, experts; drafts are not built",
@@ -144,6 +155,8 @@ def page() -> str:
         lines.append(f"| `{name}` | `{outer.model_type}` | `{outer.text}`: `{TEXTS[outer.text].architecture}` |\n")
     kinds = ", ".join(f"`{kind}`" for kind in sorted(TEXTS))
     lines.append(f"\nKinds of text parts: {kinds}.\n")
+    lines.append(GGUF_HEAD)
+    lines += [f"| `{name}` | `{ARCHITECTURES[name]}` |\n" for name in sorted(ARCHITECTURES)]
     return "".join(lines)
 
 

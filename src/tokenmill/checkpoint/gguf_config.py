@@ -10,84 +10,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tokenmill.checkpoint.gguf_file import TensorInfo
-from tokenmill.core.errors import ModelError
+from tokenmill.checkpoint.gguf_config_layers import CONFIGS
+from tokenmill.checkpoint.gguf_meta import ARCHITECTURES, MAX_EXPERTS, MAX_LAYERS, Factors, Meta, Tensors, shown
 
-Tensors = Mapping[str, TensorInfo]
-Factors = Callable[[str], "list[float] | None"]
-"""The numbers of a small tensor, or None if there is no such tensor."""
-
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3moe": "Qwen3MoeForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3": "Gemma3ForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "gpt-oss": "GptOssForCausalLM",
-    "arcee": "ArceeForCausalLM",
-    "cohere2": "Cohere2ForCausalLM",
-    "ernie4_5": "Ernie4_5ForCausalLM",
-    "exaone4": "Exaone4ForCausalLM",
-    "glm4": "Glm4ForCausalLM",
-    "granite": "GraniteForCausalLM",
-    "hunyuan-dense": "HunYuanDenseV1ForCausalLM",
-    "olmo2": "Olmo2ForCausalLM",
-    "qwen35": "Qwen3_5ForCausalLM",
-    "qwen35moe": "Qwen3_5MoeForCausalLM",
-    "seed_oss": "SeedOssForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
-    "starcoder2": "Starcoder2ForCausalLM",
-}
 _LAYER_NORMS = ("cohere2", "starcoder2")
 """Their norms subtract the mean, and the file calls the small number differently."""
-MAX_LAYERS = 10_000
-MAX_EXPERTS = 4096
-
-
-class Meta:
-    """Checked reading of one architecture's keys."""
-
-    def __init__(self, metadata: Mapping[str, Any], path: str) -> None:
-        self.metadata, self.path = metadata, path
-        self.arch = metadata.get("general.architecture")
-        if not isinstance(self.arch, str) or self.arch not in ARCHITECTURES:
-            known = ", ".join(sorted(ARCHITECTURES))
-            raise self.fail(f"architecture {str(self.arch)[:80]!r} is not supported; known: {known}")
-
-    def fail(self, what: str) -> ModelError:
-        """The error that names the file."""
-        return ModelError(f"{self.path}: {what}.")
-
-    def value(self, name: str) -> Any:
-        """The value of `architecture.name`, or None; a list of equal values (one per layer) counts as one."""
-        found = self.metadata.get(f"{self.arch}.{name}")
-        if isinstance(found, list) and found:
-            if any(item != found[0] for item in found):
-                raise self.fail(f"{self.arch}.{name} differs from layer to layer, which is not supported")
-            return found[0]
-        return found
-
-    def whole(self, name: str, default: int | None = None, *, most: int = 1 << 26, least: int = 1) -> int:
-        """A whole number; without a default it must be there."""
-        found = self.value(name)
-        found = default if found is None else found
-        if isinstance(found, bool) or not isinstance(found, int) or not least <= found <= most:
-            raise self.fail(f"{self.arch}.{name} must be a whole number from {least} to {most}, not {_shown(found)}")
-        return found
-
-    def number(self, name: str, default: float | None = None) -> float:
-        """A finite number >= 0; without a default it must be there."""
-        found = self.value(name)
-        found = default if found is None else found
-        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < math.inf:
-            raise self.fail(f"{self.arch}.{name} must be a number, not {_shown(found)}")
-        return float(found)
-
-
-def _shown(value: Any) -> str:
-    return "absent" if value is None else repr(value)[:60]
 
 
 def read_config(metadata: Mapping[str, Any], tensors: Tensors, factors: Factors, path: str) -> dict[str, Any]:
@@ -96,10 +23,11 @@ def read_config(metadata: Mapping[str, Any], tensors: Tensors, factors: Factors,
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise meta.fail("it has no token_embd.weight matrix; it is no whole model (a LoRA or a vocabulary alone?)")
-    config = _common(meta, tensors)
-    config["vocab_size"] = embedding.shape[0]
-    config["tie_word_embeddings"] = "output.weight" not in tensors
-    config["torch_dtype"] = _dtype(tensors)
+    whole = {"vocab_size": embedding.shape[0], "torch_dtype": _dtype(tensors),
+             "tie_word_embeddings": "output.weight" not in tensors}  # fmt: skip
+    if meta.arch in CONFIGS:
+        return {"architectures": [ARCHITECTURES[meta.arch]], **whole, **CONFIGS[meta.arch](meta, tensors, factors)}
+    config = {**_common(meta, tensors), **whole}
     scaling = _rope_scaling(meta, config, factors)
     if scaling is not None:
         config["rope_scaling"] = scaling
@@ -167,7 +95,7 @@ def _rope_scaling(meta: Meta, config: dict[str, Any], factors: Factors) -> dict[
     if kind in (None, "none"):
         return None
     if kind not in ("linear", "yarn"):
-        raise meta.fail(f"rope scaling {_shown(kind)} is not supported (none, linear, yarn, or stored factors)")
+        raise meta.fail(f"rope scaling {shown(kind)} is not supported (none, linear, yarn, or stored factors)")
     scaling = {"rope_type": kind, "factor": meta.number("rope.scaling.factor")}
     if kind == "yarn":
         scaling["original_max_position_embeddings"] = original
@@ -276,6 +204,13 @@ def _exaone4(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
     return {"sliding_window": window or None, "sliding_window_pattern": 4 if window else None, "layer_types": kinds}
 
 
+def _glm4(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
+    """Of a model that also sees, the converter puts the rows of queries and keys in another order."""
+    if meta.metadata.get("glm4.rope.dimension_sections") is not None:
+        raise meta.fail("glm4.rope.dimension_sections (the text part of GLM-4.1V) is not supported")
+    return {}
+
+
 def _granite(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
     return {
         "embedding_multiplier": meta.number("embedding_scale", 1.0),
@@ -340,6 +275,8 @@ def _starcoder2(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
 _OWN: dict[str, Callable[[Meta, dict[str, Any]], dict[str, Any]]] = {
     "llama": _llama,
     "qwen3moe": _qwen3moe,
+    "qwen3vlmoe": _qwen3moe,
+    "glm4": _glm4,
     "phi3": _phi3,
     "gemma2": _gemma,
     "gemma3": _gemma,

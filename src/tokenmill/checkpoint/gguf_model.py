@@ -16,7 +16,8 @@ from torch import Tensor
 from tokenmill.checkpoint import gguf_config
 from tokenmill.checkpoint.gguf_blocks import PLAIN, Blocks, blocks, decode, plain
 from tokenmill.checkpoint.gguf_file import GgufFile, TensorInfo, open_gguf
-from tokenmill.checkpoint.gguf_names import Source, name_table
+from tokenmill.checkpoint.gguf_names import name_table
+from tokenmill.checkpoint.gguf_source import Joined, Source
 from tokenmill.checkpoint.shards import check_part, check_shape, no_tensor
 from tokenmill.core.errors import ModelError
 
@@ -88,7 +89,7 @@ def unweave(heads: int, rows: int) -> Tensor:
 class GgufCheckpoint:
     """Checkpoint over GGUF files. `blocks` gives quantised matrices as they lie in the file."""
 
-    def __init__(self, path: Path, table: Mapping[str, Source], where: Mapping[str, GgufFile]) -> None:
+    def __init__(self, path: Path, table: Mapping[str, Source | Joined], where: Mapping[str, GgufFile]) -> None:
         self._path, self._table, self._where = path, dict(table), dict(where)
 
     def names(self) -> Iterable[str]:
@@ -107,6 +108,9 @@ class GgufCheckpoint:
         """The tensor in `dtype`, or as stored (float32 where it is quantised)."""
         source = self._source(name)
         check_shape(self._path, name, source.shape, shape)
+        if isinstance(source, Joined):
+            joined = self._joined(source)
+            return joined if dtype is None else joined.to(dtype)
         values = plain(source.info, self._data(source))
         if values is None:
             quantised = self.blocks(name)
@@ -114,8 +118,8 @@ class GgufCheckpoint:
             values = quantised.dense().view(source.shape)
         else:
             values = values if source.expert is None else values[source.expert]
-            if source.heads:
-                values = values[self._order(name, source)]
+            if (order := self._order(name, source)) is not None:
+                values = values[order]
         if source.less:
             values = values.float() - source.less
         if source.negated_exp:
@@ -142,21 +146,28 @@ class GgufCheckpoint:
         """The rows of a quantised tensor, not decoded; None: it is not quantised."""
         source = self._source(name)
         check_shape(self._path, name, source.shape, shape)
-        if source.info.type.name in PLAIN:
+        if isinstance(source, Joined) or source.info.type.name in PLAIN:
             return None
         forget = partial(self._where[source.info.name].forget, source.info)
         found = blocks(source.info, self._data(source), forget)
         if source.expert is not None:
-            rows = source.shape[0] if len(source.shape) > 1 else 1
+            rows = source.info.shape[1] if len(source.info.shape) > 2 else 1
             found = Blocks(found.type, found.raw[source.expert * rows : (source.expert + 1) * rows], found.forget)
-        return found.take(self._order(name, source)) if source.heads and len(source.shape) > 1 else found
+        order = self._order(name, source) if len(source.shape) > 1 else None
+        return found if order is None else found.take(order)
 
     def close(self) -> None:
         """Forget the files; maps go when the last tensor over them goes."""
         self._table.clear()
         self._where.clear()
 
-    def _source(self, name: str) -> Source:
+    def _joined(self, source: Joined) -> Tensor:
+        """Keys and values head by head, as one product has them."""
+        parts = [decode(info, self._where[info.name].bytes_of(info)).view(info.shape).float()
+                 for info in (source.info, source.values)]  # fmt: skip
+        return torch.cat((parts[0].transpose(1, 2), parts[1]), dim=1).reshape(source.shape)
+
+    def _source(self, name: str) -> Source | Joined:
         source = self._table.get(name)
         if source is None:
             raise no_tensor(self._path, name)
@@ -165,7 +176,12 @@ class GgufCheckpoint:
     def _data(self, source: Source) -> memoryview:
         return self._where[source.info.name].bytes_of(source.info)
 
-    def _order(self, name: str, source: Source) -> Tensor:
+    def _order(self, name: str, source: Source) -> Tensor | None:
+        """The rows as models expect them; None: as they are stored."""
+        if source.rows:
+            return torch.tensor(source.rows)
+        if not source.heads:
+            return None
         rows = source.shape[0]
         if rows % (2 * source.heads):
             raise ModelError(f"{self._path}: the {rows} rows of {name!r} are not pairs of {source.heads} heads.")

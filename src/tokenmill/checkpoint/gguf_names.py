@@ -7,36 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.checkpoint.gguf_config import MAX_EXPERTS
 from tokenmill.checkpoint.gguf_file import TensorInfo
+from tokenmill.checkpoint.gguf_layers import LAYERS, places
+from tokenmill.checkpoint.gguf_source import Joined, Places, Source, stacked
 from tokenmill.core.errors import ModelError
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a tensor of ours lies: a stored tensor, one expert of it, and what must be undone."""
-
-    info: TensorInfo
-    expert: int | None = None
-    heads: int = 0
-    """Not 0: the rows of each of these heads are interleaved."""
-    less: float = 0.0
-    """What the converter added."""
-    lifted: tuple[int, ...] = ()
-    """The shape that models expect of a tensor that the converter flattened."""
-    negated_exp: bool = False
-    """The converter stored minus its exponential."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape as models expect it."""
-        if self.lifted:
-            return self.lifted
-        return self.info.shape if self.expert is None else self.info.shape[1:]
-
 
 TOP_PARTS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER_PARTS = {
@@ -100,20 +76,21 @@ IN_CONFIG = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_fa
 _LAYER_NAME = re.compile(r"blk\.(0|[1-9]\d{0,4})\.([a-z_0-9]+)(?:\.(\d{1,4}))?\.(weight|bias)")
 
 
-def name_table(arch: str, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> dict[str, Source]:
+def name_table(arch: str, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> dict[str, Source | Joined]:
     """Our name -> where it lies. A tensor that means nothing here keeps its own name: models then refuse it."""
-    found: dict[str, Source] = {}
+    found: dict[str, Source | Joined] = {}
     for name, info in tensors.items():
         if name in IN_CONFIG:
             continue
-        for ours, source in _places(arch, name, info, config):
+        given = places(arch, name, tensors, config) if arch in LAYERS else _places(arch, name, info, config)
+        for ours, source in given:
             if ours in found:
                 raise ModelError(f"Tensors {found[ours].info.name!r} and {name!r} both mean {ours!r}.")
             found[ours] = source
     return found
 
 
-def _of_states(name: str, info: TensorInfo) -> list[tuple[str, Source]]:
+def _of_states(name: str, info: TensorInfo) -> Places:
     """Tensors of gated delta layers that the converter changed; empty: it is none of them."""
     match = _STATES.fullmatch(name)
     if match is None:
@@ -130,7 +107,7 @@ def _of_states(name: str, info: TensorInfo) -> list[tuple[str, Source]]:
     return []
 
 
-def _places(arch: str, name: str, info: TensorInfo, config: Mapping[str, Any]) -> list[tuple[str, Source]]:
+def _places(arch: str, name: str, info: TensorInfo, config: Mapping[str, Any]) -> Places:
     less = 1.0 if arch.startswith("gemma") and name.endswith("norm.weight") else 0.0
     if arch in ("qwen35", "qwen35moe"):
         if (layer := name.split(".")[1]).isdigit() and int(layer) >= config["num_hidden_layers"]:
@@ -148,7 +125,8 @@ def _places(arch: str, name: str, info: TensorInfo, config: Mapping[str, Any]) -
     at, mixtral = f"model.layers.{layer}", config.get("model_type") == "mixtral"
     inside = f"{at}.block_sparse_moe" if mixtral else f"{at}.mlp"
     if part in STACKED_PARTS and expert is None:
-        return _stacked(inside, STACKED_PARTS[part], kind, info, mixtral)
+        last = _MIXTRAL[STACKED_PARTS[part]] if mixtral else STACKED_PARTS[part]
+        return stacked(f"{inside}.experts", last, info, kind)
     if expert is not None:
         if not mixtral or f"{part}_exps" not in STACKED_PARTS:
             return [(name, Source(info))]
@@ -164,10 +142,3 @@ def _places(arch: str, name: str, info: TensorInfo, config: Mapping[str, Any]) -
     if arch in WOVEN and part in ("attn_q", "attn_k"):
         heads = config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]
     return [(f"{at}.{ours}.{kind}", Source(info, heads=heads, less=less))]
-
-
-def _stacked(inside: str, ours: str, kind: str, info: TensorInfo, mixtral: bool) -> list[tuple[str, Source]]:
-    if len(info.shape) != (3 if kind == "weight" else 2) or info.shape[0] > MAX_EXPERTS:
-        raise ModelError(f"Tensor {info.name!r} should hold one matrix per expert, but has the shape {info.shape}.")
-    last = _MIXTRAL[ours] if mixtral else ours
-    return [(f"{inside}.experts.{e}.{last}.{kind}", Source(info, expert=e)) for e in range(info.shape[0])]

@@ -136,6 +136,9 @@ def _serve_many(models: list[str], given: dict[str, Any], server: ServerConfig) 
     filed, _ = read_config_file(given["config"])
     base = {**filed, **{name: value for name, value in given.items() if name != "config"}}
     rights: dict[str, frozenset[str]] = {}
+    if "served_model_name" in base:
+        raise ParameterError("--served-model-name names one model; a file of models (--models) has names and aliases.",
+                             param="served_model_name")  # fmt: skip
     if server.models.models:
         if models or "model" in base:
             raise ParameterError("Give --models FILE or a MODEL, not both.", param="models")

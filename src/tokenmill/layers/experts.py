@@ -241,8 +241,10 @@ def split_experts(b: Build, gate_up: list[Weight], down: list[Weight]) -> Expert
 def load_joined(
     b: Build, route: RouteSpec, hidden: int, inner: int, names: tuple[str, str, str], *, bias: bool = False
 ) -> ExpertWeights:
-    """Experts as names[0] [E, 2 inner, hidden] and names[1] [E, hidden, inner]."""
+    """Experts as names[0] [E, 2 inner, hidden] and names[1] [E, hidden, inner], or one by one under the usual names."""
     before, count = b.book.flops, route.experts
+    if not b.has(names[0]):
+        return load_experts(b, route, hidden, inner, bias=bias)
     gate_up = b.tensor(names[0], (count, 2 * inner, hidden))
     down = b.tensor(names[1], (count, hidden, inner))
     ups, downs = wrap_each(b, gate_up, "gate_up_proj"), wrap_each(b, down, "down_proj")

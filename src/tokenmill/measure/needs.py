@@ -34,6 +34,8 @@ def _need(config: EngineConfig, device: str, memory: int, shares: int) -> Need:
         count = config.parallel.data_parallel_size
         fixed = config.cache.kv_cache_memory_bytes is not None or config.cache.num_gpu_blocks_override is not None
         found = _for(planner, kind, memory if fixed else memory // shares)
+        if not found.kv:  # the weights alone take its share: the cache gets as much again
+            found = _for(planner, kind, min(memory, found.whole + memory // shares))
         if not found.kv:
             found = _for(planner, kind, memory)
         return Need(found.whole * count, found.kv, (found.whole - found.kv - planner.sheet.held_bytes) * count, fixed)

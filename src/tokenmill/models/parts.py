@@ -178,6 +178,8 @@ def make_feed(c: ModelConfig, at: Build, row: Feed, norms: Norms) -> MLP:
 
 def _up(b: Build, row: Feed | SharedRow, hidden: int, inner: int, bias: bool) -> ColumnLinear:
     part = Rows(inner, inner)
+    if len(row.names) == 2 and row.gated and not b.has(f"{row.names[0]}.weight") and b.has("gate_proj.weight"):
+        return ColumnLinear(b, hidden, {"gate_proj": part, "up_proj": part}, bias=bias)  # other formats hold them apart
     if len(row.names) == 2 and row.gated:
         return FusedColumnLinear(b, hidden, row.names[0], (part, part), bias=bias)
     return ColumnLinear(b, hidden, dict.fromkeys(row.names[:-1], part), bias=bias)

@@ -65,7 +65,7 @@ class ModelAnswer(Response):
             await self._answer(house, entry, scope, receive, send)
             return
         streams = find_streams(request)
-        if streams is None or not streams.holds(request.url.path, fields or await peek(house, request)):
+        if streams is None or not streams.holds(scope["path"], fields or await peek(house, request)):
             await self._answer(house, entry, scope, receive, send)
             return
         late = _Late(send, streams.failed)
@@ -175,7 +175,7 @@ def rights(house: House, request: Request) -> frozenset[str] | None:
 
 def find_streams(request: Request) -> Streams | None:
     """How answers on this path stream, if they may be events."""
-    path = request.url.path
+    path = request.scope["path"]
     for api in request.app.state.apis:
         if api.streams.of(path):
             found: Streams = api.streams

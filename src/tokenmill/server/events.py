@@ -18,6 +18,7 @@ COUNTED = {
 }
 REFUSED = {
     "queue_full": "the queue was full",
+    "model": "a model could not be had",
     "share": "a key had its share of the places",
     "requests_per_minute": "too many requests a minute for a key",
     "tokens_per_minute": "too many tokens a minute for a key",

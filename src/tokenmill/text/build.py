@@ -59,6 +59,23 @@ def from_sentencepiece(model: SentencePieceModel) -> Tokenizer:
     return tokenizer
 
 
+def from_marked_merges(
+    tokens: Sequence[str], merges: Sequence[tuple[str, str]], unknown: int, kinds: Sequence[int]
+) -> Tokenizer:
+    """A BPE tokenizer of whole texts, whose spaces are marks, and which spells in bytes what has no token."""
+    vocab = {token: index for index, token in enumerate(tokens)}
+    core = models.BPE(vocab=vocab, merges=list(merges), unk_token=tokens[unknown], fuse_unk=True, byte_fallback=True)
+    tokenizer = Tokenizer(core)
+    tokenizer.normalizer = normalizers.Replace(" ", SPACE_MARK)
+    steps: list[decoders.Decoder] = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence(steps)
+    for kind, special in ((PieceKind.UNKNOWN, True), (PieceKind.CONTROL, True), (PieceKind.USER_DEFINED, False)):
+        names = [token for token, found in zip(tokens, kinds, strict=True) if found == kind]
+        added = [AddedToken(name, special=special, normalized=not special and SPACE_MARK in name) for name in names]
+        tokenizer.add_special_tokens(added) if special else tokenizer.add_tokens(added)
+    return tokenizer
+
+
 def _sentencepiece_normalizer(model: SentencePieceModel) -> normalizers.Normalizer:
     steps: list[normalizers.Normalizer] = []
     if model.charsmap:
@@ -145,8 +162,9 @@ def read_ranks(text: str) -> dict[bytes, int]:
     return ranks
 
 
-def from_ranks(ranks: Mapping[bytes, int], pattern: str = WORDS_DIGITS_3) -> Tokenizer:
-    """A byte-level BPE tokenizer from ranks, where a token's rank is both its id and its merge priority."""
+def from_ranks(ranks: Mapping[bytes, int], pattern: str = WORDS_DIGITS_3, before: Sequence[str] = ()) -> Tokenizer:
+    """A byte-level BPE tokenizer from ranks, where a token's rank is both its merge priority and, behind the special
+    tokens `before`, its id."""
     shown = {byte: char for char, byte in byte_alphabet().items()}
 
     def spell(data: bytes) -> str:
@@ -160,7 +178,13 @@ def from_ranks(ranks: Mapping[bytes, int], pattern: str = WORDS_DIGITS_3) -> Tok
             # A token that its own lower ranks do not build as a pair can never appear in encoded text.
             if len(parts) == 2:
                 merges.append((spell(parts[0]), spell(parts[1])))
-    return from_merges({spell(word): rank for word, rank in ranks.items()}, merges, pattern)
+    vocab = {name: index for index, name in enumerate(before)}
+    vocab.update({spell(word): rank + len(before) for word, rank in ranks.items()})
+    if len(vocab) != len(before) + len(ranks):
+        raise ModelError("it has a token twice")
+    tokenizer = from_merges(vocab, merges, pattern)
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in before])
+    return tokenizer
 
 
 def _split_below(ranks: Mapping[bytes, int], word: bytes, limit: int) -> list[bytes]:

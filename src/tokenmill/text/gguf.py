@@ -13,36 +13,13 @@ from tokenizers import AddedToken, normalizers
 from tokenmill.core.errors import ModelError
 from tokenmill.text import build
 from tokenmill.text.codec import Tokenizer, TokenizerSettings
+from tokenmill.text.gguf_patterns import COMPOSED, FRAMED, PATTERNS, REFUSED, WHOLE_WORDS
 from tokenmill.text.patterns import check_patterns
 from tokenmill.text.sentencepiece import ModelKind, Piece, PieceKind, SentencePieceModel
 
 MAX_TOKENS = 1 << 22
 HUGGING_FACE = "tokenizer.huggingface.json"
 """A whole tokenizer.json, which says more than the other keys can."""
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_START = r"[^\r\n\p{L}\p{N}]?"
-_CASES = f"{_START}{_UPPER}*{_LOWER}+{{0}}|{_START}{_UPPER}+{_LOWER}*{{0}}"
-_GPT4O = _CASES.replace("{0}", _ENDINGS) + r"|\p{N}{1,3}|" + _REST
-_TEKKEN = _CASES.replace("{0}", "") + r"|\p{N}|" + _REST
-_DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
-PATTERNS: dict[str, str | tuple[str, ...] | None] = {
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "smaug-bpe", "dbrx", "falcon3"), build.WORDS_DIGITS_3),
-    **dict.fromkeys(("qwen2", "stablelm2", "deepseek-r1-qwen"), build.WORDS_DIGITS_1),
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jina-v2-code"), None),
-    **dict.fromkeys(("starcoder", "refact", "command-r", "smollm"), (r"\p{N}", _GPT2)),
-    **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
-    "tekken": _TEKKEN,
-    "default": _DEFAULT,
-}
-"""How words are split, by the names in `tokenizer.ggml.pre`. None: GPT-2's own pattern."""
-WHOLE_WORDS = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "tekken", "gpt-4o", "llama4"})
-COMPOSED = frozenset({"qwen2", "deepseek-r1-qwen"})
-"""Tokenizers that normalise to NFC before they split."""
-_FRAMED = frozenset({"llama3", "llama-v3", "llama-bpe", "tekken"})
-"""Tokenizers that put the first token before a text when the file does not say."""
 _ENDS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>",
     "<EOT>", "_<EOT>", "<|end_of_text|>",
@@ -56,9 +33,11 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], path: str) -> Tokenizer:
     read = _Keys(metadata, path)
     kind = read.text("model")
     whole = isinstance(metadata.get(HUGGING_FACE), str)
-    make = _whole if whole else {"llama": _sentencepiece, "gpt2": _byte_level}.get(kind)
+    make = _whole if whole else _KINDS.get(kind)
     if make is None:
-        raise read.fail(f"its tokenizer is of the kind {kind[:40]!r}; llama (SentencePiece) and gpt2 (BPE) are read")
+        raise read.fail(
+            f"its tokenizer is of the kind {kind[:40]!r}; llama (SentencePiece), gpt2 and gemma4 (BPE) are read"
+        )
     tokens = read.tokens()
     kinds = read.kinds(len(tokens))
     try:
@@ -170,14 +149,11 @@ def _sentencepiece(read: _Keys, tokens: list[str], kinds: list[int]) -> tokenize
 
 def _byte_level(read: _Keys, tokens: list[str], kinds: list[int]) -> tokenizers.Tokenizer:
     name = read.text("pre", "default")
+    if name in REFUSED:
+        raise ModelError(f"words are split by the rule {name!r}, which is not read: {REFUSED[name]}")
     if name not in PATTERNS:
         raise ModelError(f"words are split by the rule {name[:40]!r}; known: {', '.join(sorted(PATTERNS))}")
-    merges = read.get("merges")
-    if not isinstance(merges, list) or not set(map(type, merges)) <= {str}:
-        raise ModelError("its merges are absent, or one is no text")
-    pairs = [tuple(merge.split(" ")) for merge in merges]
-    if not set(map(len, pairs)) <= {2}:
-        raise ModelError("one of its merges is not two tokens with one space between them")
+    pairs = _merges(read)
     vocab = {token: index for index, token in enumerate(tokens)}
     inner = build.from_merges(vocab, pairs, PATTERNS[name], whole_words=name in WHOLE_WORDS)
     if name in COMPOSED:
@@ -189,8 +165,34 @@ def _byte_level(read: _Keys, tokens: list[str], kinds: list[int]) -> tokenizers.
     return inner
 
 
+def _merges(read: _Keys) -> list[tuple[str, str]]:
+    """Pairs of tokens that become one, the first first."""
+    merges = read.get("merges")
+    if not isinstance(merges, list) or not set(map(type, merges)) <= {str}:
+        raise ModelError("its merges are absent, or one is no text")
+    pairs = [merge.split(" ") for merge in merges]
+    if not set(map(len, pairs)) <= {2}:
+        raise ModelError("one of its merges is not two tokens with one space between them")
+    return [(left, right) for left, right in pairs]
+
+
+def _marked_spaces(read: _Keys, tokens: list[str], kinds: list[int]) -> tokenizers.Tokenizer:
+    """Gemma 4: merges of whole texts whose spaces are marks, bytes for what has no token."""
+    unknown = read.id("unknown", len(tokens))
+    if unknown is None:
+        raise ModelError("it names no token for what is unknown")
+    return build.from_marked_merges(tokens, _merges(read), unknown, kinds)
+
+
+_KINDS: dict[str, Callable[[_Keys, list[str], list[int]], tokenizers.Tokenizer]] = {
+    "llama": _sentencepiece,
+    "gpt2": _byte_level,
+    "gemma4": _marked_spaces,
+}
+
+
 def _frame(read: _Keys, inner: tokenizers.Tokenizer, strings: Mapping[str, str], kind: str) -> None:
-    default = kind == "llama" or read.get("pre") in _FRAMED
+    default = kind in ("llama", "gemma4") or read.get("pre") in FRAMED
     before = [strings["bos_token"]] if read.flag("add_bos_token", default) and "bos_token" in strings else []
     after = [strings["eos_token"]] if read.flag("add_eos_token", False) and "eos_token" in strings else []
     build.surround(inner, before, after)

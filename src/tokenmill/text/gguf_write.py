@@ -14,7 +14,8 @@ from typing import Any
 
 from tokenmill.core.errors import ModelError
 from tokenmill.core.files import read_regular
-from tokenmill.text.gguf import COMPOSED, HUGGING_FACE, PATTERNS, WHOLE_WORDS
+from tokenmill.text.gguf import HUGGING_FACE
+from tokenmill.text.gguf_patterns import COMPOSED, PATTERNS, WHOLE_WORDS
 from tokenmill.text.sentencepiece import Piece, PieceKind, read_sentencepiece
 from tokenmill.text.tokenizer import MAX_VOCABULARY_BYTES, Tokenizer, load_tokenizer
 

@@ -15,6 +15,7 @@ from tokenmill.core.files import open_regular, present, read_object, read_regula
 from tokenmill.text import build
 from tokenmill.text.codec import Tokenizer, TokenizerSettings
 from tokenmill.text.patterns import check_patterns
+from tokenmill.text.rank_files import from_rank_file, from_tekken
 from tokenmill.text.sentencepiece import ModelKind, read_sentencepiece
 
 __all__ = ["Tokenizer", "load_tokenizer"]
@@ -51,20 +52,23 @@ def _vocabulary(folder: Path, config: dict[str, Any], strings: dict[str, str]) -
     if present(path := folder / "tokenizer.json"):
         return _guarded(path, _native, MAX_TOKENIZER_BYTES)
     if present(path := folder / "tokenizer.model"):
-        if _is_rank_file(path):
-            inner = _guarded(path, lambda data: build.from_ranks(build.read_ranks(data.decode())))
-        else:
+        if not _is_rank_file(path):
             return _sentencepiece(path, config, strings)
-    elif found := sorted(folder.glob("*.tiktoken")):
+        inner = _guarded(path, lambda data: from_rank_file(data, path.name, config))
+    elif present(path := folder / "tekken.json"):
+        inner, named = _guarded(path, from_tekken, MAX_TOKENIZER_BYTES)
+        strings.update({name: text for name, text in named.items() if name not in strings})
+        _frame(inner, config, strings, bos=True)
+        return inner
+    elif found := [*sorted(folder.glob("*.tiktoken")), *filter(present, [folder / "tiktoken.model"])]:
         path = found[0]
-        pattern = build.WORDS_DIGITS_1 if path.name.startswith("qwen") else build.WORDS_DIGITS_3
-        inner = _guarded(path, lambda data: build.from_ranks(build.read_ranks(data.decode()), pattern))
+        inner = _guarded(path, lambda data: from_rank_file(data, path.name, config))
     elif present(path := folder / "vocab.json"):
         inner = _vocab_and_merges(folder, config)
     else:
         raise ModelError(
-            f"{folder}: no tokenizer found; it needs tokenizer.json, tokenizer.model, a .tiktoken file, "
-            "or vocab.json with merges.txt"
+            f"{folder}: no tokenizer found; it needs tokenizer.json, tokenizer.model, tekken.json, a .tiktoken "
+            "file, or vocab.json with merges.txt"
         )
     _add_tokens(inner, folder, config, strings)
     _frame(inner, config, strings, bos=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tokenmill.checkpoint.gguf_file import open_gguf
 from tokenmill.core.errors import ModelError
 from tokenmill.text.codec import Tokenizer as Ours
 from tokenmill.text.gguf import tokenizer_from_gguf
+from tokenmill.text.gguf_patterns import COMPOSED, PATTERNS, REFUSED
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, doesn't it? I'M sure THEY'LL agree; we've 1234567 reasons.",
@@ -61,6 +63,28 @@ SPLITS: dict[str, Any] = {
     ],
     "gpt-4o": [pre_tokenizers.Split(Regex(O200K), "isolated"), pre_tokenizers.ByteLevel(**LEVEL)],
     "tekken": [pre_tokenizers.Split(Regex(TEKKEN), "isolated"), pre_tokenizers.ByteLevel(**LEVEL)],
+    "qwen35": [
+        pre_tokenizers.Split(
+            Regex(
+                r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+                r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+            ),
+            "isolated",
+        ),
+        pre_tokenizers.ByteLevel(**LEVEL),
+    ],
+    "deepseek-v3": [
+        pre_tokenizers.Split(Regex(r"\p{N}{1,3}"), "isolated"),
+        pre_tokenizers.Split(Regex("[一-龥\u3040-ゟ゠-ヿ]+"), "isolated"),
+        pre_tokenizers.Split(
+            Regex(
+                r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+                r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
+            ),
+            "isolated",
+        ),
+        pre_tokenizers.ByteLevel(**LEVEL),
+    ],
     "smollm": [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)],
 }
 RUN = "\u2581\u2581"
@@ -71,7 +95,7 @@ def byte_level(pre: str) -> Tokenizer:
     """A small trained vocabulary with that way of splitting."""
     inner = Tokenizer(models.BPE(ignore_merges=pre in ("llama-bpe", "tekken", "gpt-4o")))
     inner.pre_tokenizer = pre_tokenizers.Sequence(SPLITS[pre])
-    inner.normalizer = normalizers.NFC() if pre == "qwen2" else None
+    inner.normalizer = normalizers.NFC() if pre in ("qwen2", "qwen35") else None
     inner.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     inner.train_from_iterator(
@@ -80,6 +104,9 @@ def byte_level(pre: str) -> Tokenizer:
     inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIAL])
     inner.add_tokens([AddedToken("<tool>", special=False, normalized=False)])
     return inner
+
+
+SHARED = byte_level("gpt-2")
 
 
 def write_byte_level(path: Path, inner: Tokenizer, pre: str, **options: Any) -> None:
@@ -123,6 +150,53 @@ def test_byte_level_ids(pre: str, tmp_path: Path) -> None:
         assert ours.decode(ids, skip_special_tokens=False) == theirs.decode(ids, skip_special_tokens=False)
     assert ours.special_ids == {inner.token_to_id(name) for name in SPECIAL}
     assert ours.eos_ids == (inner.token_to_id("<|im_end|>"), inner.token_to_id("<|endoftext|>"))
+
+
+@pytest.mark.parametrize("pre", sorted({str(pattern): name for name, pattern in PATTERNS.items()}.values()))
+def test_every_known_splitter_splits(pre: str, tmp_path: Path) -> None:
+    """Each pattern compiles, loses nothing, and is fast; what it splits is checked above where a library says it."""
+    write_byte_level(tmp_path / "t.gguf", SHARED, pre, add_bos_token=False)
+    ours = read(tmp_path / "t.gguf")
+    for text in TEXTS:
+        found = ours.decode(ours.encode(text, add_special_tokens=False), skip_special_tokens=False)
+        assert found == (normalizers.NFC().normalize_str(text) if pre in COMPOSED else text)
+
+
+def test_refused_splitters_say_why(tmp_path: Path) -> None:
+    assert not set(REFUSED) & set(PATTERNS)
+    write_byte_level(tmp_path / "t.gguf", SHARED, "modern-bert")
+    with pytest.raises(ModelError, match="the rule 'modern-bert', which is not read: models of embeddings"):
+        read(tmp_path / "t.gguf")
+
+
+def test_marked_spaces(tmp_path: Path) -> None:
+    """Gemma 4's: merges of whole texts, bytes for what has no token."""
+    inner = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    inner.normalizer = normalizers.Replace(" ", "\u2581")
+    inner.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    inner.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    kept = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    inner.train_from_iterator(
+        CORPUS[:2] * 3, trainers.BpeTrainer(vocab_size=600, special_tokens=kept, show_progress=False)
+    )
+    state = json.loads(inner.to_str())
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < 4]
+    inner = Tokenizer.from_str(json.dumps(state))
+    tokens = [inner.id_to_token(i) for i in range(inner.get_vocab_size())]
+    out = gguf.GGUFWriter(str(tmp_path / "t.gguf"), "gemma4")
+    out.add_tokenizer_model("gemma4")
+    out.add_token_list(tokens)
+    out.add_token_merges([" ".join(pair) for pair in state["model"]["merges"]])
+    out.add_token_types([6 if token in kept[4:] else 3 if token in kept else 1 for token in tokens])
+    out.add_bos_token_id(2)
+    out.add_eos_token_id(1)
+    out.add_unk_token_id(3)
+    finish(out)
+    ours = read(tmp_path / "t.gguf")
+    for text in TEXTS:
+        assert ours.encode(text) == [2, *inner.encode(text, add_special_tokens=False).ids], text
+        assert ours.decode(ours.encode(text)) == text
+    assert ours.eos_ids == (1,)
 
 
 def test_frame_and_templates(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ PAIRED = {
     "mistral": "mistral",
     "kimi_k2": "think_tokens",
     "granite": "granite",
+    "seed_oss": "seed_oss",
+    "apertus": "apertus",
 }
 FORMATS = {
     **{name: MessageFormat(THINKING[PAIRED.get(name, "think")], form) for name, form in CALL_FORMATS.items()},
@@ -45,7 +47,7 @@ def messages(name: str, count: int = 100):
     """(message, its text, whether the prompt has opened the reasoning)."""
     rng = random.Random(name)
     form = FORMATS[name]
-    plain = name in ("pythonic", "gemma")
+    plain = name in ("pythonic", "gemma", "lfm2", "olmo3")
     for _ in range(count):
         message = random_message(rng, form, plain)
         opened = bool(message.reasoning) and rng.random() < 0.5

@@ -117,6 +117,45 @@ GOOD = [
     ("granite", '<|tool_call|>[{"name": "now", "arguments": {}}]', "", [("now", {})]),
     ("functionary_v32", 'all\nOne moment.>>>get_weather\n{"city": "Paris", "days": 2}', "One moment.", [PARIS]),
     ("functionary_v32", "Type\n>>> print(1)\n1", "Type\n>>> print(1)\n1", []),
+    (
+        "seed_oss",
+        "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n<parameter=days>2</parameter>\n"
+        "</function>\n</seed:tool_call>",
+        "",
+        [PARIS],
+    ),
+    (
+        "lfm2",
+        '<|tool_call_start|>[get_weather(city="Paris", days=2)]<|tool_call_end|>Checking the weather.',
+        "Checking the weather.",
+        [PARIS],
+    ),
+    (
+        "olmo3",
+        '<function_calls>\nget_weather(city="Paris", days=2)\nnow()\n</function_calls>',
+        "",
+        [PARIS, ("now", {})],
+    ),
+    (
+        "apertus",
+        '<|tools_prefix|>[{"get_weather": {"city": "Paris", "days": 2}}, {"now": {}}]<|tools_suffix|>',
+        "",
+        [PARIS, ("now", {})],
+    ),
+    (
+        "nemotron",
+        'Let me see.\n<TOOLCALL>[{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}]</TOOLCALL>',
+        "Let me see.",
+        [PARIS],
+    ),
+    (
+        "tool_calls",
+        '<tool_calls>[\n    {"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}\n]</tool_calls>',
+        "",
+        [PARIS],
+    ),
+    ("minimax", '<tool_calls>[{"name": "now", "arguments": {}}]</tool_calls>', "", [("now", {})]),
+    ("minimax", '<tool_calls>\n{"name": "now", "arguments": {}}\n</tool_calls>', "", [("now", {})]),
 ]
 
 
@@ -173,6 +212,13 @@ TEMPLATES = {
     "mistral": "[TOOL_CALLS]' + name + '[ARGS]",
     "kimi_k2": "<|tool_calls_section_begin|>",
     "cohere": "<|START_ACTION|>",
+    "seed_oss": "<seed:tool_call>\n<function=example_function>\n<parameter=example_parameter_1>value_1</parameter>",
+    "lfm2": "{{- '<|tool_call_start|>[' }}",
+    "olmo3": "within <function_calls></function_calls> XML tags",
+    "apertus": "{{ assistant_token + '<|tools_prefix|>[' }}<|inner_prefix|>",
+    "nemotron": "{{- '<TOOLCALL>[' -}}",
+    "tool_calls": "{{- '<tool_calls>[\\n' }}",
+    "minimax": "{{- '<tool_calls>\\n' }}",
     "llama3_json": 'respond {"name": function name, "parameters": dictionary of argument name and its value}',
 }
 
@@ -183,6 +229,17 @@ def test_the_template_tells_the_format(name):
     assert found.calls is CALL_FORMATS[name]
     assert find_format(TEMPLATES[name], calls="none").calls is None
     assert find_format(TEMPLATES[name], calls="qwen25").calls is CALL_FORMATS["hermes"]
+
+
+def test_answers_in_marks():
+    """ERNIE writes its answer between marks, which mean nothing."""
+    form = find_format("<think>\n</think>\n\n<response>\n</response>\n<tool_call>")
+    assert form == MessageFormat(THINKING["ernie45"], CALL_FORMATS["hermes"])
+    found = parse_message(form, "<think>\nA\n</think>\n\n<response>\nB\n</response>")
+    assert (found.reasoning, found.content.rstrip()) == ("A", "B")
+    assert find_format("a <response> alone").thinking is None
+    found = parse_message(MessageFormat(THINKING["apertus"]), "<|inner_prefix|>A<|inner_suffix|>B")
+    assert (found.reasoning, found.content) == ("A", "B")
 
 
 def test_names_and_prompts():

@@ -11,8 +11,10 @@ import pytest
 from tests.pure.server.conftest import until
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.measure.need import Need
 from tokenmill.server.many.catalogue import Bounds, Catalogue
 from tokenmill.server.many.entry import Entry, GoneError, Spec, State, UnreadyError
+from tokenmill.server.many.survey import Survey
 
 
 @dataclass
@@ -103,6 +105,7 @@ async def test_nobody_with_open_requests_goes() -> None:
     await until(lambda: a.state is State.READY)
     assert world.alive() == ["a"] and b.state is State.UNLOADED
     models.leave(a)
+    assert a.unit is not None
     a.unit.background = 1  # nobody waits for it, and it goes on
     with pytest.raises(UnreadyError):
         await models.load(b)
@@ -155,6 +158,15 @@ async def test_what_was_measured_counts_instead_of_what_was_predicted() -> None:
     assert sorted(world.alive()) == ["b", "c"] and models.entries["a"].size == 25
 
 
+async def test_each_device_has_its_own_memory() -> None:
+    world = World()
+    models = catalogue(world, spec("a"), spec("b"), memory=10)
+    models.add(Spec(make_config({}, model="c", device="cuda:1"), memory=10))
+    for name in "abc":
+        await models.load(models.entries[name])
+    assert world.alive() == ["b", "c"]
+
+
 async def test_groups_and_loners() -> None:
     world = World()
     groups = frozenset({"big"})
@@ -195,7 +207,7 @@ async def test_a_failed_load_is_told_and_not_tried_at_once() -> None:
     del world.errors["a"]
     models.first.life.retry_at = 0.0
     await models.load(models.first)
-    assert models.first.state is State.READY and models.first.life.failures == 0
+    assert models.first.life.failures == 0 and sorted(world.alive()) == ["a", "b"]
 
 
 async def test_an_inner_error_is_not_shown() -> None:
@@ -210,7 +222,7 @@ async def test_it_goes_after_its_time_and_a_request_may_change_that() -> None:
     models = catalogue(world, spec("a", ttl=1000.0), spec("b", pin=True))
     a, b = models.entries.values()
     await models.load(a)
-    assert 990 < a.expires_in <= 1000
+    assert 990 < (a.expires_in or 0) <= 1000
     await models.enter(a, 0.0)
     await models.enter(a, -1.0)
     models.leave(a)
@@ -302,3 +314,36 @@ async def test_two_hundred_requests_of_eight_clients_with_room_for_two_of_three(
 
     await asyncio.gather(*(client(number) for number in range(8)))
     assert len(served) == 200 and len(world.alive()) <= 2 < len(world.loads)
+
+
+async def test_sizes_are_asked_for_once_and_shares_of_the_cache_are_set() -> None:
+    asked: list[Any] = []
+
+    def ask(what: Any) -> tuple[int, list[Need]]:
+        asked.append([config.model.model for config in what[0]])
+        return 100, [Need(30, 8, 2, fixed=config.cache.kv_cache_memory_bytes is not None) for config in what[0]]
+
+    world, specs = World(held={"demo": 21}), [spec("demo", memory=None), spec("/nowhere/x", memory=None)]
+    survey = Survey(specs, None, ask)
+    models = Catalogue(world.make, predict=survey.size_of)
+    survey.found_memory = models.limit
+    world.gate.set()
+    for each in specs:
+        models.add(each)
+    for entry in models.entries.values():
+        await models.load(entry)
+    demo, other = models.entries.values()
+    assert asked == [["demo"], ["/nowhere/x"]]  # what is not here is asked for when it is needed
+    assert models.memory_of("auto") == 100 and demo.size == 21 + 2 and other.size == 30
+    assert demo.spec.engine.cache.kv_cache_memory_bytes == 8
+
+
+async def test_models_that_cannot_be_counted_are_loaded_all_the_same() -> None:
+    def ask(what: Any) -> tuple[int, list[Need]]:
+        raise OSError("no more processes")
+
+    world, specs = World(), [spec("a", memory=None)]
+    models = Catalogue(world.make, predict=Survey(specs, None, ask).size_of)
+    world.gate.set()
+    await models.load(models.add(specs[0]))
+    assert world.alive() == ["a"] and models.memory_of("auto") is None

@@ -103,7 +103,12 @@ def test_several_names_are_several_models() -> None:
 
 def test_the_command_takes_a_file_or_several_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr("tokenmill.server.run.serve_models", lambda *a, **k: seen.append((*a, k)) or 0)
+
+    def serve(*given: Any, **more: Any) -> int:
+        seen.append((*given, more))
+        return 0
+
+    monkeypatch.setattr("tokenmill.server.run.serve_models", serve)
     monkeypatch.setattr("tokenmill.server.logs.set_up_logs", lambda options: None)
     path = tmp_path / "models.yaml"
     path.write_text(FILE)
@@ -118,5 +123,6 @@ def test_the_command_takes_a_file_or_several_names(tmp_path: Path, monkeypatch: 
     assert filed[0].engine.schedule.max_num_seqs == 5 and list(server.listen.api_key) == ["sk-small", "sk-two"]
     assert len(more["rights"]) == 2 and filed[0].server.listen.api_key == server.listen.api_key
     assert [spec.names[0] for spec in named] == ["demo", "/m/b"] and other.models.models_queue == 3
+    assert runner.invoke(app, ["serve", "demo", "/m/b", "--served-model-name", "x"]).exit_code != 0
     both = runner.invoke(app, ["serve", "demo", "--models", str(path)])
     assert both.exit_code != 0

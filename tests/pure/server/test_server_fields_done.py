@@ -66,7 +66,7 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "scoring.ClassifyRequest": ("/classify", {"input": "Hi", "labels": ["a", "b"]}),
     "lora.LoadAdapterRequest": ("/v1/load_lora_adapter", {"lora_name": "four", "lora_path": "adapter"}),
     "lora.UnloadAdapterRequest": ("/v1/unload_lora_adapter", {}),
-    "switch.ModelRequest": ("/models/load", {}),
+    "switch.ModelRequest": ("/models/load", {"model": "fake"}),
     "kserve.InferRequest": (
         "/v2/models/fake/infer",
         {"inputs": [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["Hi"]}]},

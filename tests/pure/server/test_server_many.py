@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import Request
 
 from tests.pure.server.conftest import until
 from tokenmill.core.config import ServerConfig, make_config, make_server_config
@@ -17,9 +18,11 @@ from tokenmill.core.errors import UserError
 from tokenmill.server import door
 from tokenmill.server.access import digest, shown
 from tokenmill.server.app import make_app, make_context, make_front, make_house
+from tokenmill.server.bodies import Parcel
 from tokenmill.server.context import House, Model
 from tokenmill.server.engines.fleet import Fleet
 from tokenmill.server.engines.state import FleetOptions
+from tokenmill.server.errors import HttpError
 from tokenmill.server.many.catalogue import Bounds, Catalogue
 from tokenmill.server.many.entry import Entry, Spec, State
 from tokenmill.server.switch.loaded import Loaded
@@ -101,7 +104,7 @@ async def build() -> AsyncIterator[Any]:
         await city.house.models.close()
 
 
-ASKED = {
+ASKED: dict[str, tuple[dict[str, Any], Any]] = {
     "/v1/chat/completions": ({"messages": TALK}, lambda a: a["choices"][0]["message"]["content"]),
     "/v1/completions": ({"prompt": "x", "max_tokens": 40}, lambda a: a["choices"][0]["text"]),
     "/invocations": ({"messages": TALK}, lambda a: a["choices"][0]["message"]["content"]),
@@ -182,7 +185,8 @@ async def test_nothing_is_loaded_before_it_is_asked_for(build: Any) -> None:
     assert (await city.get("/api/ps"))["models"] == []
     assert (await city.get("/v2/models/blue"))["name"] == "blue"
     assert (await city.get("/v1/engine?model=blue"))["catalogue"][0]["status"] == {"value": "unloaded"}
-    assert (await city.client.get("/v1/card")).status_code == 200 and not city.loaded()
+    card = await city.get("/v1/card?model=blue")
+    assert card["model"] == "blue" and card["can"]["chat"] and not city.loaded()
     waiting = [asyncio.ensure_future(city.post("/v1/completions", {"model": "red", "prompt": "x"})) for _ in range(3)]
     await until(lambda: city.entry("red").life.waiting == 3)
     assert (await city.get("/v1/models/red"))["tokenmill"]["state"] == "loading"
@@ -376,6 +380,44 @@ async def test_keys_may_be_restricted_to_models(build: Any) -> None:
     assert len((await city.get("/v1/models", **every))["data"]) == 6
     claude = {**own, "anthropic-version": "2023-06-01"}
     assert [card["id"] for card in (await city.get("/v1/models", **claude))["data"]] == ["green", "green-alias"]
+
+
+async def test_a_message_over_a_socket_chooses_its_model(build: Any) -> None:
+    city = build()
+    for name in (*SAYS, "nope"):
+        parcel = Parcel(city.house.bodies)
+        parcel.add(json.dumps({"type": "response.create", "model": name, "input": "Hi"}).encode())
+        request = Request({"type": "http", "state": {"body": parcel}, "query_string": b"", "path_params": {}})
+        if name == "nope":
+            with pytest.raises(HttpError, match="'nope' does not exist"):
+                await door.asked_model(city.house, request).__aenter__()
+            continue
+        async with door.asked_model(city.house, request) as context:
+            assert context.backend.info.names[0] == name and city.entry(name).life.open == 1
+        assert city.entry(name).life.open == 0
+
+
+async def test_a_client_that_leaves_while_a_model_loads_leaves_nothing(build: Any) -> None:
+    city = build(held_up=True)
+    asked = asyncio.ensure_future(city.post("/v1/completions", {"model": "red", "prompt": "x", "stream": True}))
+    await until(lambda: city.entry("red").life.waiting)
+    asked.cancel()
+    await until(lambda: not city.entry("red").life.waiting)
+    city.gate.set()
+    await until(lambda: city.loaded() == ["red"])
+    assert city.entry("red").life.open == 0 and city.house.gate.open == 0
+
+
+async def test_series_of_models_that_are_gone_go(build: Any) -> None:
+    city = build(memory=None)
+    for name in SAYS:
+        assert (await city.post("/v1/completions", {"model": name, "prompt": "x"})).status_code == 200
+    text = (await city.client.get("/metrics")).text
+    assert text.count("# TYPE vllm:time_to_first_token_seconds histogram") == 1
+    assert all(f'model_name="{name}"' in text and f'model="{name}"' in text for name in SAYS)
+    await city.house.models.remove("blue")
+    text = (await city.client.get("/metrics")).text
+    assert "blue" not in text and 'model_name="green"' in text
 
 
 async def test_models_come_and_go(build: Any) -> None:

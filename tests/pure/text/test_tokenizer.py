@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sentencepiece
@@ -94,6 +95,75 @@ def test_rank_file(name: str, byte_level: tokenizers.Tokenizer, tmp_path: Path) 
         want = byte_level.encode(text)
         assert [ours.token_bytes(i) for i in ids] == [byte_side.token_bytes(i) for i in want.ids]
     assert ours.eos_ids == (len(words),)
+
+
+def rank_lines(words: list[bytes]) -> bytes:
+    return b"".join(base64.b64encode(word) + b" " + str(rank).encode() + b"\n" for rank, word in enumerate(words))
+
+
+WORDS = [bytes([byte]) for byte in range(256)] + [b"12", b"th", "風".encode()[:2], "風".encode(), "風車".encode()]
+KIMI = r"""[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""  # noqa: E501
+
+
+def test_rank_files_of_classes_with_code(tmp_path: Path) -> None:
+    (tmp_path / "tiktoken.model").write_bytes(rank_lines(WORDS))
+    listed = {str(len(WORDS) + 2): {"content": "<|im_end|>", "special": True}}
+    config = {"tokenizer_class": "TikTokenTokenizer", "added_tokens_decoder": listed, "eos_token": "<|im_end|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    ours = load_tokenizer(tmp_path)
+    assert ours.eos_ids == (len(WORDS) + 2,) and ours.vocab_size == len(WORDS) + 256
+    assert ours.encode("<|reserved_token_261|>") == [261]
+    split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(KIMI), "isolated").pre_tokenize_str
+    for text in ("風車x12345 th", "Naïve風Words don't 漢字かな", "a\n\n b"):
+        words = [word for word, _ in split(text)]
+        assert [i for word in words for i in ours.encode(word)] == ours.encode(text)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "OddTokenizer"}))
+    with pytest.raises(ModelError, match="a pattern in the code of 'OddTokenizer', which is not known"):
+        load_tokenizer(tmp_path)
+
+
+TEKKEN: dict[str, Any] = {
+    "config": {"pattern": r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+", "default_vocab_size": 270,
+               "default_num_special_tokens": 10},
+    "vocab": [{"rank": rank, "token_bytes": base64.b64encode(word).decode(), "token_str": None}
+              for rank, word in enumerate(WORDS)],
+    "special_tokens": [{"rank": 0, "token_str": "<unk>", "is_control": True},
+                       {"rank": 1, "token_str": "<s>", "is_control": True},
+                       {"rank": 2, "token_str": "</s>", "is_control": True},
+                       {"rank": 3, "token_str": "[INST]", "is_control": True}],
+}  # fmt: skip
+
+
+def test_tekken(tmp_path: Path) -> None:
+    (tmp_path / "tekken.json").write_text(json.dumps(TEKKEN))
+    ours = load_tokenizer(tmp_path)
+    assert (ours.bos_id, ours.eos_ids, ours.vocab_size) == (1, (2,), 270)
+    # Special tokens first; of 261 byte strings, 260 fit: the last one is spelled by what is left.
+    assert ours.encode("[INST]th12風") == [1, 3, 10 + 257, 10 + ord("1"), 10 + ord("2"), 10 + 259]
+    assert ours.decode(ours.encode("風車", add_special_tokens=False)) == "風車"
+    assert ours.encode("風車", add_special_tokens=False)[0] == 10 + 259
+    older = {key: value for key, value in TEKKEN.items() if key != "special_tokens"}
+    older["config"] = {**TEKKEN["config"], "default_num_special_tokens": 14}
+    (tmp_path / "tekken.json").write_text(json.dumps(older))
+    assert load_tokenizer(tmp_path).encode("[TOOL_CALLS]<SPECIAL_13>", add_special_tokens=False)[0] == 9
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"config": None}, "config must hold an object"),
+        ({"config": {**TEKKEN["config"], "pattern": 3}}, "'config.pattern' must be text"),
+        ({"config": {**TEKKEN["config"], "pattern": "(a+)+$("}}, "is not usable"),
+        ({"config": {**TEKKEN["config"], "default_vocab_size": 5}}, "do not fit into a vocabulary"),
+        ({"config": {**TEKKEN["config"], "default_vocab_size": 999}}, "must list at least 989"),
+        ({"vocab": [*TEKKEN["vocab"][1:], TEKKEN["vocab"][0]]}, "entry 0 of 'vocab' is out of order"),
+        ({"special_tokens": [{"rank": 99, "token_str": "x"}]}, "a special token is unusable"),
+    ],
+)
+def test_broken_tekken_files_are_refused_in_words(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+    (tmp_path / "tekken.json").write_text(json.dumps({**TEKKEN, **change}))
+    with pytest.raises(ModelError, match=says):
+        load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic
 
 from tokenmill.core.errors import EngineDeadError, ParameterError, UserError
@@ -29,8 +29,8 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """`memory`: bytes for all loaded models (None: no limit); `queue`: requests that may wait for one model;
-    `patience_s`: how long a load waits for room."""
+    """`memory`: bytes of a device for all loaded models (None: what was measured); `queue`: requests that may wait for
+    one model; `patience_s`: how long a load waits for room."""
 
     memory: int | None = None
     queue: int = 256
@@ -48,6 +48,8 @@ class Catalogue(Generic[U]):
     ) -> None:
         self.make, self.predict = make, predict
         self.bounds = bounds or Bounds()
+        self.limits: dict[str, int] = {}
+        """Bytes by device, where they were measured."""
         self.entries: dict[str, Entry[U]] = {}
         self.names: dict[str, Entry[U]] = {}
         """Every name and alias."""
@@ -59,9 +61,13 @@ class Catalogue(Generic[U]):
 
     # ------------------------------------------------------------ what there is
 
-    def limit(self, memory: int) -> None:
-        """So many bytes for models, beside those that are loaded already."""
-        self.bounds = replace(self.bounds, memory=memory + sum(each.size for each in self._loaded()))
+    def limit(self, place: str, memory: int) -> None:
+        """So many bytes of a device for models, beside those that are loaded already."""
+        self.limits[place] = memory + sum(each.size for each in self._loaded() if each.spec.place == place)
+
+    def memory_of(self, place: str) -> int | None:
+        """Bytes of a device for all loaded models; None: no limit."""
+        return self.limits.get(place) if self.bounds.memory is None else self.bounds.memory
 
     async def start(self) -> None:
         """Load those that are pinned; raises what is wrong with one of them."""
@@ -275,17 +281,18 @@ class Catalogue(Generic[U]):
         """Who must go: those that may not lie beside it, or all if memory is short."""
         others = [each for each in self._loaded() if each is not entry]
         conflicting = [each for each in others if entry.conflicts(each)]
-        if conflicting or self.bounds.memory is None:
+        memory = self.memory_of(entry.spec.place)
+        if conflicting or memory is None:
             return conflicting
-        used = sum(each.size for each in others)
-        if used + entry.size <= self.bounds.memory:
+        others = [each for each in others if each.spec.place == entry.spec.place]
+        if sum(each.size for each in others) + entry.size <= memory:
             return []
         self._check_size(entry, others)
         return others
 
     def _check_size(self, entry: Entry[U], others: Iterable[Entry[U]]) -> None:
         """Could it ever have room?"""
-        most = self.bounds.memory or 0
+        most = self.memory_of(entry.spec.place) or 0
         fixed = [each for each in others if each.spec.pin]
         left = most - sum(each.size for each in fixed)
         if entry.size > left:

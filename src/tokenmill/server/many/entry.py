@@ -68,6 +68,11 @@ class Spec:
         return tuple(name for name, _ in read_modules(self.engine.adapters.lora_modules or []))
 
     @property
+    def place(self) -> str:
+        """The device whose memory it takes, as it was asked for."""
+        return self.engine.execute.device
+
+    @property
     def keep(self) -> float:
         """How long it stays without requests."""
         return NEVER if self.pin or not self.ttl else self.ttl

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import multiprocessing
+import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -33,8 +34,11 @@ def count_needs(asked: Asked) -> tuple[int, list[Need]]:
 def ask_child(asked: Asked) -> tuple[int, list[Need]]:
     """Start it, ask, end it."""
     context = multiprocessing.get_context("spawn")
-    with without_main(count_needs), ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(count_needs, asked).result(timeout=PATIENCE_S)
+    quiet = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's
+    with ProcessPoolExecutor(1, mp_context=context, initializer=signal.signal, initargs=quiet) as pool:
+        with without_main(count_needs):
+            counted = pool.submit(count_needs, asked)
+        return counted.result(timeout=PATIENCE_S)
 
 
 class Survey:
@@ -48,9 +52,11 @@ class Survey:
     ) -> None:
         self.specs = {spec.names[0]: spec for spec in specs}
         self.memory, self.ask = memory, ask
+        self.measured: dict[str, int] = {}
+        """Free bytes by device."""
         self.known: dict[str, Need] = {}
         self.lock = asyncio.Lock()
-        self.found_memory: Callable[[int], None] = lambda memory: None
+        self.found_memory: Callable[[str, int], None] = lambda place, memory: None
 
     async def size_of(self, entry: Entry[Any]) -> int:
         """Bytes; 0 where nobody knows. One that does not say how much K/V cache it wants gets its share."""
@@ -66,19 +72,21 @@ class Survey:
     async def _look(self, entry: Entry[Any]) -> None:
         """This one, and all others whose files are here."""
         self.specs.setdefault(entry.name, entry.spec)
-        batch = [entry.name]
-        batch += [n for n, spec in self.specs.items() if n not in self.known and n != entry.name and _is_here(spec)]
+        batch, place = [entry.name], entry.spec.place
+        mates = [name for name, spec in self.specs.items() if spec.place == place]
+        batch += [n for n in mates if n not in self.known and n != entry.name and _is_here(self.specs[n])]
         configs = [self.specs[name].engine for name in batch]
+        given = self.measured.get(place) if self.memory is None else self.memory
         try:
-            memory, needs = await asyncio.to_thread(self.ask, (configs, self.memory, len(self.specs)))
+            memory, needs = await asyncio.to_thread(self.ask, (configs, given, len(mates)))
         except Exception:
             log.exception("models could not be counted: they are loaded without knowing their sizes")
             self.known[entry.name] = Need()
             return
         self.known |= dict(zip(batch, needs, strict=True))
-        if self.memory is None:
-            self.memory = memory
-            self.found_memory(memory)
+        if given is None:
+            self.measured[place] = memory
+            self.found_memory(place, memory)
 
 
 def _is_here(spec: Spec) -> bool:

@@ -13,6 +13,7 @@ from tokenmill.engine.generation import DEFAULTS, default_params
 from tokenmill.measure.devices import recognise
 from tokenmill.measure.kept import kept_ceilings
 from tokenmill.server.context import Context
+from tokenmill.server.many.entry import Entry
 from tokenmill.server.ollama.stored import Stored, stored
 from tokenmill.text.fill import find_fill
 
@@ -44,6 +45,14 @@ def card(context: Context) -> dict[str, Any]:
         "defaults": _defaults(context),
         "ceilings": _ceilings(str(known.get("device", "")), str(known.get("device_name", "")), str(known.get("dtype"))),
     }
+
+
+def unloaded_card(empty: dict[str, Any], entry: Entry[Any]) -> dict[str, Any]:
+    """What is known of a model before it is loaded; nobody knows what it can do, so nothing is ruled out."""
+    length = entry.spec.engine.model.max_model_len or 0
+    can = {**dict.fromkeys(empty["can"], True), "pictures": False}
+    root = entry.spec.engine.model.model
+    return {**empty, "model": entry.name, "root": root, "context": length, "rows": 0, "can": can}
 
 
 def _parameters(known: dict[str, Any]) -> int:

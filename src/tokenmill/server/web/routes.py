@@ -22,7 +22,7 @@ from tokenmill.server.errors import HttpError
 from tokenmill.server.many.entry import Entry
 from tokenmill.server.routing import Api, get, json_answer, tenant
 from tokenmill.server.switch.shown import context_of, listed, status
-from tokenmill.server.web.card import card
+from tokenmill.server.web.card import card, unloaded_card
 from tokenmill.server.web.files import PageFile, read_files
 
 FILES = read_files()
@@ -51,7 +51,9 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
     async def model_card(request: Request) -> Response:
         """What the served model is and can do, and what a request that says nothing gets."""
-        mine = context_of(choose(context.house, request, None)) or context
+        asked = choose(context.house, request, None)
+        if (mine := context_of(asked)) is None:
+            return json_answer(unloaded_card(card(context), asked))
         return json_answer(await asyncio.to_thread(card, mine))  # files are looked at once
 
     get(app, "/v1/engine", engine)

@@ -23,7 +23,13 @@ _CALL_MARKS: tuple[tuple[tuple[str, ...], str], ...] = (  # all of them must be 
     (("[TOOL_CALLS]", "[ARGS]"), "mistral"),
     (("[TOOL_CALLS]",), "mistral_v3"),
     (("<minimax:tool_call>",), "minimax_m2"),
+    (("<tool_calls>[",), "tool_calls"),
     (("<tool_calls>",), "minimax"),
+    (("<seed:tool_call>",), "seed_oss"),
+    (("<TOOLCALL>",), "nemotron"),
+    (("<|tool_call_start|>",), "lfm2"),
+    (("<|tools_prefix|>",), "apertus"),
+    (("<function_calls>",), "olmo3"),
     (("<arg_key>",), "glm45"),
     (("<function=", "<parameter="), "qwen3_coder"),
     (("<|action_start|>",), "internlm"),
@@ -45,16 +51,18 @@ _CALL_MARKS: tuple[tuple[tuple[str, ...], str], ...] = (  # all of them must be 
     (("<|python_tag|>",), "llama3_json"),
     (('"parameters": dictionary of argument name',), "llama3_json"),
 )
-_THINKING_MARKS = (
-    ("<|channel|>", "harmony"),
-    ("[THINK]", "mistral"),
-    ("<|START_THINKING|>", "cohere"),
-    ("<seed:think>", "seed_oss"),
-    ("<|channel>", "gemma4"),
-    ("Here is my thought process:", "granite"),
-    ("◁think▷", ""),
-    ("<think>", "think"),
-    ("</think>", "think"),
+_THINKING_MARKS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("<|channel|>",), "harmony"),
+    (("[THINK]",), "mistral"),
+    (("<|START_THINKING|>",), "cohere"),
+    (("<seed:think>",), "seed_oss"),
+    (("<|channel>",), "gemma4"),
+    (("<|inner_prefix|>",), "apertus"),
+    (("<think>", "<response>", "</response>"), "ernie45"),
+    (("Here is my thought process:",), "granite"),
+    (("◁think▷",), ""),
+    (("<think>",), "think"),
+    (("</think>",), "think"),
 )
 _PROMPT_PART = re.compile(r"add_generation_prompt")
 
@@ -105,7 +113,7 @@ def _thinking(text: str, name: str) -> Thinking | None:
                 param="reasoning_parser",
             )
         return found
-    chosen = next((f for mark, f in _THINKING_MARKS if mark in text), "")
+    chosen = next((f for marks, f in _THINKING_MARKS if all(mark in text for mark in marks)), "")
     return THINKING.get(chosen)
 
 

@@ -128,7 +128,13 @@ GLM = CallFormat(
         ),
     ),
 )
-MINIMAX_M1 = CallFormat("minimax", (Calls("<tool_calls>\n", (Object(),), "\n</tool_calls>", many=True),))
+MINIMAX_M1 = CallFormat(
+    "minimax",
+    (
+        Calls("<tool_calls>\n", (Object(),), "\n</tool_calls>", many=True),
+        Calls("<tool_calls>\n", (Object(),), "\n</tool_calls>", array=True, many=True, between=", "),
+    ),
+)
 MINIMAX_M2 = CallFormat(
     "minimax_m2",
     (
@@ -240,6 +246,52 @@ FUNCTIONARY_V32 = CallFormat(
     start_drop=("all\n",),
     between="",
 )
+_MARKED = (Object(),)
+SEED = CallFormat(
+    "seed_oss",
+    (
+        Calls(
+            "<seed:tool_call>\n",
+            (
+                Lit("<function="),
+                Name((">",)),
+                Pairs("\n<parameter=", ">", "</parameter>"),
+                Lit("\n</function>", optional=True),
+            ),
+            "\n</seed:tool_call>",
+        ),
+    ),
+)
+LFM2 = CallFormat(
+    "lfm2",
+    (Calls("<|tool_call_start|>", (Python(),), "<|tool_call_end|>", array=True, many=True, between=", "),),
+    glue="",
+)
+OLMO3 = CallFormat("olmo3", (Calls("<function_calls>\n", (Python(),), "\n</function_calls>", many=True),))
+APERTUS = CallFormat(
+    "apertus",
+    (
+        Calls(
+            "<|tools_prefix|>",
+            (Lit('{"'), Name(('"',)), Lit(":"), Args(), Lit("}")),
+            "<|tools_suffix|>",
+            array=True,
+            many=True,
+            between=", ",
+        ),
+    ),
+    glue="",
+)
+NEMOTRON = CallFormat(
+    "nemotron", (Calls("<TOOLCALL>", _MARKED, "</TOOLCALL>", array=True, many=True, between=", "),), glue=""
+)
+TOOL_CALLS = CallFormat(
+    "tool_calls",
+    (
+        Calls("<tool_calls>", _MARKED, "</tool_calls>", array=True, many=True, between=", "),
+        MINIMAX_M1.blocks[0],
+    ),
+)
 PLAIN = CallFormat("plain", (Calls("", (Object(),), array=True, many=True, between=", ", bare=True),), glue="")
 """A JSON array of calls: what models are held to whose own format no grammar is made for."""
 
@@ -268,6 +320,12 @@ CALL_FORMATS: dict[str, CallFormat] = {
         INTERNLM,
         FUNCTIONARY,
         FUNCTIONARY_V32,
+        SEED,
+        LFM2,
+        OLMO3,
+        APERTUS,
+        NEMOTRON,
+        TOOL_CALLS,
     )
 }
 
@@ -289,6 +347,8 @@ THINKING: dict[str, Thinking] = {
     ),
     "seed_oss": Thinking("<seed:think>", "</seed:think>", lead=""),
     "gemma4": Thinking("<|channel>thought\n", "<channel|>", lead=""),
+    "apertus": Thinking("<|inner_prefix|>", "<|inner_suffix|>", lead=""),
+    "ernie45": Thinking("<think>\n", "\n</think>", drop=("<response>\n", "\n</response>")),
 }
 
 CALL_ALIASES = {
@@ -299,7 +359,6 @@ CALL_ALIASES = {
     "llama3": "llama3_json",
     "llama4_json": "llama3_json",
     "llama4_pythonic": "pythonic",
-    "olmo3": "pythonic",
     "deepseekv3": "deepseek_v3",
     "deepseek_r1": "deepseek_v3",
     "deepseekv31": "deepseek_v31",
@@ -315,6 +374,11 @@ CALL_ALIASES = {
     "command_r": "cohere",
     "internlm2": "internlm",
     "functionary_v3": "functionary",
+    "ernie45": "hermes",
+    "hunyuan_a13b": "tool_calls",
+    "jamba": "tool_calls",
+    "nemotron_v2": "nemotron",
+    "seed": "seed_oss",
 }
 THINKING_ALIASES = {
     "deepseek_r1": "think",
@@ -326,7 +390,6 @@ THINKING_ALIASES = {
     "hunyuan_a13b": "think",
     "step3": "think",
     "olmo3": "think",
-    "ernie45": "think",
     "kimi_k2": "think_tokens",
     "kimi": "think_tokens",
     "openai_gptoss": "harmony",

@@ -1,0 +1,261 @@
+"""GGUF tensor names of families whose layers are not Llama's: mixtures with shared experts, latent attention, layers
+with states. Owns: one table an architecture, and what undoes the converter's changes there.
+
+Names and changes are those of the format's own converter. Must not know: metadata other than the config made of it,
+tensor data.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenmill.checkpoint.gguf_file import TensorInfo
+from tokenmill.checkpoint.gguf_source import Joined, Places, Source, stacked
+
+Change = Callable[[TensorInfo, Mapping[str, Any]], dict[str, Any]]
+"""(tensor, config) -> fields of its Source."""
+
+
+def _flat(info: TensorInfo, config: Mapping[str, Any]) -> dict[str, Any]:
+    size = 1
+    for dim in info.shape:
+        size *= dim
+    return {"lifted": (size,)}
+
+
+def _rate(info: TensorInfo, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {**_flat(info, config), "negated_exp": True}
+
+
+def _matrix_rate(info: TensorInfo, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"negated_exp": True}
+
+
+def _taps(info: TensorInfo, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"lifted": (info.shape[0], 1, info.shape[-1])}
+
+
+def _one_row(info: TensorInfo, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"lifted": (1, info.shape[-1])}
+
+
+def _less(info: TensorInfo, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"less": 1.0}
+
+
+def _queries(info: TensorInfo, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"heads": config["num_attention_heads"]}
+
+
+def _keys(info: TensorInfo, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"heads": config["num_key_value_heads"]}
+
+
+Part = str | tuple[str, Change]
+"""Our name below the layer, and what undoes the converter."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """One architecture: its parts, the stacks of experts (stored name -> what an expert's matrix is called), where
+    these lie, and what comes before the layers' numbers."""
+
+    parts: Mapping[str, Part]
+    stacks: Mapping[str, str] = field(default_factory=dict)
+    experts: str = "mlp.experts"
+    top: Mapping[str, Part] = field(default_factory=dict)
+    body: str = "model"
+
+
+def _attention(at: str = "self_attn", out: str = "o_proj", *, woven: bool = False) -> dict[str, Part]:
+    found: dict[str, Part] = {}
+    for kind in ("weight", "bias"):
+        found[f"attn_q.{kind}"] = (f"{at}.q_proj.{kind}", _queries) if woven else f"{at}.q_proj.{kind}"
+        found[f"attn_k.{kind}"] = (f"{at}.k_proj.{kind}", _keys) if woven else f"{at}.k_proj.{kind}"
+        found[f"attn_v.{kind}"] = f"{at}.v_proj.{kind}"
+        found[f"attn_output.{kind}"] = f"{at}.{out}.{kind}"
+    return found
+
+
+def _both(pairs: Mapping[str, str]) -> dict[str, Part]:
+    """Weights and biases of these."""
+    return {f"{theirs}.{kind}": f"{ours}.{kind}" for theirs, ours in pairs.items() for kind in ("weight", "bias")}
+
+
+def _feed(at: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj") -> dict[str, Part]:
+    return _both({"ffn_gate": f"{at}.{gate}", "ffn_up": f"{at}.{up}", "ffn_down": f"{at}.{down}"})
+
+
+def _space(at: str) -> dict[str, Part]:
+    """Mamba-2."""
+    return {
+        **_both({"ssm_in": f"{at}.in_proj", "ssm_out": f"{at}.out_proj"}),
+        "ssm_conv1d.weight": (f"{at}.conv1d.weight", _taps), "ssm_conv1d.bias": f"{at}.conv1d.bias",
+        "ssm_dt.bias": f"{at}.dt_bias", "ssm_a": (f"{at}.A_log", _rate), "ssm_d": (f"{at}.D", _flat),
+        "ssm_norm.weight": (f"{at}.norm.weight", _flat),
+    }  # fmt: skip
+
+
+def _scan(at: str) -> dict[str, Part]:
+    """Mamba-1."""
+    return {
+        **_both({"ssm_in": f"{at}.in_proj", "ssm_out": f"{at}.out_proj", "ssm_dt": f"{at}.dt_proj"}),
+        "ssm_conv1d.weight": (f"{at}.conv1d.weight", _taps), "ssm_conv1d.bias": f"{at}.conv1d.bias",
+        "ssm_x.weight": f"{at}.x_proj.weight", "ssm_a": (f"{at}.A_log", _matrix_rate), "ssm_d": f"{at}.D",
+        **{f"ssm_{one}_norm.weight": f"{at}.{one}_layernorm.weight" for one in ("dt", "b", "c")},
+    }  # fmt: skip
+
+
+def _shared(at: str) -> dict[str, Part]:
+    return {f"ffn_{one}_shexp.weight": f"{at}.{one}_proj.weight" for one in ("gate", "up", "down")}
+
+
+_STACKS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+_PLAIN_STACKS = {"ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+_W = {"ffn_gate_exps": "w1", "ffn_up_exps": "w3", "ffn_down_exps": "w2"}
+_BEFORE: dict[str, Part] = {"attn_norm.weight": "input_layernorm.weight"}
+_HEAD_NORMS: dict[str, Part] = {"attn_q_norm.weight": "self_attn.q_norm.weight",
+                                "attn_k_norm.weight": "self_attn.k_norm.weight"}  # fmt: skip
+_TOP: dict[str, Part] = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight",
+                         "output.weight": "lm_head.weight"}  # fmt: skip
+_FINAL: dict[str, Part] = {**_TOP, "output_norm.weight": "model.final_layernorm.weight"}
+_BACKBONE: dict[str, Part] = {"token_embd.weight": "backbone.embeddings.weight", "output.weight": "lm_head.weight",
+                              "output_norm.weight": "backbone.norm_f.weight"}  # fmt: skip
+_EMBEDDING_NORM: dict[str, Part] = {"token_embd.weight": "model.embed_tokens.weight", "output.weight": "lm_head.weight",
+                                    "token_embd_norm.weight": "model.embedding_norm.weight"}  # fmt: skip
+_ALONE: dict[str, Part] = {"attn_norm.weight": "norm.weight"}
+_BIASED_ROUTER: dict[str, Part] = {"ffn_gate_inp.weight": "mlp.gate.weight",
+                                   "exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}  # fmt: skip
+_CONVOLUTION: dict[str, Part] = {
+    **_attention(out="out_proj"), "attn_norm.weight": "operator_norm.weight", "ffn_norm.weight": "ffn_norm.weight",
+    "attn_q_norm.weight": "self_attn.q_layernorm.weight", "attn_k_norm.weight": "self_attn.k_layernorm.weight",
+    "shortconv.conv.weight": ("conv.conv.weight", _taps), "shortconv.conv.bias": "conv.conv.bias",
+    **_both({"shortconv.in_proj": "conv.in_proj", "shortconv.out_proj": "conv.out_proj"}),
+    **_feed("feed_forward", "w1", "w3", "w2"),
+}  # fmt: skip
+
+LAYERS: dict[str, Names] = {
+    "glm4moe": Names({
+        **_attention(), **_BEFORE, **_HEAD_NORMS, **_feed("mlp"), **_BIASED_ROUTER, **_shared("mlp.shared_experts"),
+        "post_attention_norm.weight": "post_attention_layernorm.weight",
+    }, _STACKS, top=_TOP),
+    "deepseek2": Names({
+        **_BEFORE, **_feed("mlp"), **_BIASED_ROUTER, **_shared("mlp.shared_experts"),
+        "ffn_norm.weight": "post_attention_layernorm.weight", "attn_output.weight": "self_attn.o_proj.weight",
+        "attn_q.weight": "self_attn.q_proj.weight", "attn_q_a.weight": "self_attn.q_a_proj.weight",
+        "attn_q_b.weight": "self_attn.q_b_proj.weight", "attn_q_a_norm.weight": "self_attn.q_a_layernorm.weight",
+        "attn_kv_a_mqa.weight": "self_attn.kv_a_proj_with_mqa.weight",
+        "attn_kv_a_norm.weight": "self_attn.kv_a_layernorm.weight",
+        "attn_kv_b.weight": "self_attn.kv_b_proj.weight",
+    }, _STACKS, top=_TOP),
+    "qwen2moe": Names({
+        **_attention(), **_BEFORE, **_shared("mlp.shared_expert"), "ffn_gate_inp.weight": "mlp.gate.weight",
+        "ffn_norm.weight": "post_attention_layernorm.weight",
+        "ffn_gate_inp_shexp.weight": ("mlp.shared_expert_gate.weight", _one_row),
+    }, _STACKS, top=_TOP),
+    "qwen3next": Names({
+        **_attention(), **{name: (ours, _less) for name, ours in _HEAD_NORMS.items() if isinstance(ours, str)},
+        **_feed("mlp"), **_shared("mlp.shared_expert"), "attn_norm.weight": ("input_layernorm.weight", _less),
+        "post_attention_norm.weight": ("post_attention_layernorm.weight", _less),
+        "ffn_gate_inp.weight": "mlp.gate.weight",
+        "ffn_gate_inp_shexp.weight": ("mlp.shared_expert_gate.weight", _one_row),
+        "attn_qkv.weight": "linear_attn.in_proj_qkv.weight", "attn_gate.weight": "linear_attn.in_proj_z.weight",
+        "ssm_in.weight": "linear_attn.in_proj_qkvz.weight", "ssm_out.weight": "linear_attn.out_proj.weight",
+        "ssm_norm.weight": "linear_attn.norm.weight", "ssm_a": ("linear_attn.A_log", _rate),
+        "ssm_dt.bias": "linear_attn.dt_bias", "ssm_conv1d.weight": ("linear_attn.conv1d.weight", _taps),
+    }, _STACKS, top={**_TOP, "output_norm.weight": ("model.norm.weight", _less)}),
+    "gemma4": Names({
+        **_attention(), **_BEFORE, **_HEAD_NORMS, **_feed("mlp"),
+        "post_attention_norm.weight": "post_attention_layernorm.weight",
+        "ffn_norm.weight": "pre_feedforward_layernorm.weight",
+        "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
+        "post_ffw_norm_1.weight": "post_feedforward_layernorm_1.weight",
+        "pre_ffw_norm_2.weight": "pre_feedforward_layernorm_2.weight",
+        "post_ffw_norm_2.weight": "post_feedforward_layernorm_2.weight",
+        "inp_gate.weight": "per_layer_input_gate.weight", "proj.weight": "per_layer_projection.weight",
+        "post_norm.weight": "post_per_layer_input_norm.weight", "layer_output_scale.weight": "layer_scalar",
+        "ffn_gate_inp.weight": "router.proj.weight", "ffn_gate_inp.scale": "router.scale",
+        "ffn_down_exps.scale": "router.per_expert_scale",
+    }, {**_STACKS, "ffn_gate_up_exps": "gate_proj|up_proj"}, "experts", {
+        **_TOP, "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
+        "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
+        "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
+    }),
+    "granitehybrid": Names({
+        **_attention(woven=True), **_BEFORE, **_space("mamba"), **_feed("shared_mlp", down="output_linear"),
+        **_shared("shared_mlp"), "ffn_down_shexp.weight": "shared_mlp.output_linear.weight",
+        "ffn_norm.weight": "post_attention_layernorm.weight",
+        "ffn_gate_inp.weight": "block_sparse_moe.router.layer.weight",
+    }, _STACKS, "block_sparse_moe", _TOP),
+    "lfm2": Names(_CONVOLUTION, top=_EMBEDDING_NORM),
+    "lfm2moe": Names({**_CONVOLUTION, "ffn_gate_inp.weight": "feed_forward.gate.weight",
+                      "exp_probs_b.bias": "feed_forward.expert_bias"}, _W, "feed_forward.experts", _EMBEDDING_NORM),
+    "falcon-h1": Names({
+        **_attention(), **_BEFORE, **_space("mamba"), **_feed("feed_forward"),
+        "ffn_norm.weight": "pre_ff_layernorm.weight", "ffn_norm": "pre_ff_layernorm.weight",  # as the converter has it
+    }, top=_FINAL),
+    "nemotron_h": Names({
+        **_attention("mixer", woven=True), **_ALONE, **_space("mixer"),
+        **_both({"ffn_up": "mixer.up_proj", "ffn_down": "mixer.down_proj"}),
+    }, top=_BACKBONE, body="backbone"),
+    "nemotron_h_moe": Names({
+        **_attention("mixer", woven=True), **_ALONE, **_space("mixer"),
+        "ffn_gate_inp.weight": "mixer.gate.weight", "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
+        "ffn_up_shexp.weight": "mixer.shared_experts.up_proj.weight",
+        "ffn_down_shexp.weight": "mixer.shared_experts.down_proj.weight",
+    }, _PLAIN_STACKS, "mixer.experts", _BACKBONE, "backbone"),
+    "mamba": Names({**_ALONE, **_scan("mixer")}, top=_BACKBONE, body="backbone"),
+    "mamba2": Names({**_ALONE, **_space("mixer")}, top=_BACKBONE, body="backbone"),
+    "jamba": Names({
+        **_attention(), **_BEFORE, **_scan("mamba"), **_feed("feed_forward"),
+        "ffn_norm.weight": "pre_ff_layernorm.weight", "ffn_gate_inp.weight": "feed_forward.router.weight",
+    }, _STACKS, "feed_forward.experts", _FINAL),
+}  # fmt: skip
+_NAME = re.compile(r"blk\.(0|[1-9]\d{0,4})\.(.+)")
+
+
+def places(arch: str, name: str, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> Places:
+    """Where a stored tensor goes; under its own name if it means nothing here."""
+    names, info = LAYERS[arch], tensors[name]
+    if name in names.top:
+        return [_place("", names.top[name], info, config)]
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return [(name, Source(info))]
+    if int(match[1]) >= config["num_hidden_layers"]:
+        return []  # for drafts of later tokens
+    at, part = f"{names.body}.layers.{match[1]}.", match[2]
+    base, _, kind = part.rpartition(".")
+    if part in ("attn_k_b.weight", "attn_v_b.weight"):
+        values = tensors.get(f"blk.{match[1]}.attn_v_b.weight")
+        if part[5] == "v" or values is None:
+            return [] if values is not None and part[5] == "v" else [(name, Source(info))]
+        return [(f"{at}self_attn.kv_b_proj.weight", Joined.of(info, values))]
+    if part == "ssm_ba.weight":
+        return _beta_alpha(f"{at}linear_attn.in_proj_", info, f"blk.{match[1]}.ssm_in.weight" in tensors, config)
+    if base in names.stacks and kind == "weight":
+        return stacked(f"{at}{names.experts}", names.stacks[base], info)
+    if part in names.parts:
+        return [_place(at, names.parts[part], info, config)]
+    return [(name, Source(info))]
+
+
+def _place(at: str, part: Part, info: TensorInfo, config: Mapping[str, Any]) -> tuple[str, Source]:
+    if isinstance(part, str):
+        return at + part, Source(info)
+    return at + part[0], Source(info, **part[1](info, config))
+
+
+def _beta_alpha(at: str, info: TensorInfo, together: bool, config: Mapping[str, Any]) -> Places:
+    """Rows of both, key head by key head; taken apart where the other products are."""
+    if together:
+        return [(f"{at}ba.weight", Source(info))]
+    keys = config["linear_num_key_heads"]
+    share = info.shape[0] // keys // 2
+    rows = [range(head * 2 * share, head * 2 * share + share) for head in range(keys)]
+    first = tuple(row for part in rows for row in part)
+    return [(f"{at}b.weight", Source(info, rows=first)),
+            (f"{at}a.weight", Source(info, rows=tuple(row + share for row in first)))]  # fmt: skip

@@ -1,0 +1,120 @@
+"""Checked reading of GGUF metadata. Owns: the known architectures, and refusing values by the name of their key.
+
+Must not know: what a key means.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tokenmill.checkpoint.gguf_file import TensorInfo
+from tokenmill.core.errors import ModelError
+
+Tensors = Mapping[str, TensorInfo]
+Factors = Callable[[str], "list[float] | None"]
+"""The numbers of a small tensor, or None if there is no such tensor."""
+
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "gpt-oss": "GptOssForCausalLM",
+    "arcee": "ArceeForCausalLM",
+    "cohere2": "Cohere2ForCausalLM",
+    "ernie4_5": "Ernie4_5ForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
+    "glm4": "Glm4ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "hunyuan-dense": "HunYuanDenseV1ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "qwen35": "Qwen3_5ForCausalLM",
+    "qwen35moe": "Qwen3_5MoeForCausalLM",
+    "seed_oss": "SeedOssForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "starcoder2": "Starcoder2ForCausalLM",
+    "deepseek2": "DeepseekV3ForCausalLM",
+    "falcon-h1": "FalconH1ForCausalLM",
+    "gemma4": "Gemma4ForCausalLM",
+    "glm4moe": "Glm4MoeForCausalLM",
+    "granitehybrid": "GraniteMoeHybridForCausalLM",
+    "jamba": "JambaForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
+    "lfm2moe": "Lfm2MoeForCausalLM",
+    "mamba": "MambaForCausalLM",
+    "mamba2": "Mamba2ForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
+    "nemotron_h_moe": "NemotronHForCausalLM",
+    "qwen3next": "Qwen3NextForCausalLM",
+    "qwen2moe": "Qwen2MoeForCausalLM",
+    "qwen2vl": "Qwen2ForCausalLM",
+    "qwen3vl": "Qwen3ForCausalLM",
+    "qwen3vlmoe": "Qwen3MoeForCausalLM",
+}
+MAX_LAYERS = 10_000
+MAX_EXPERTS = 4096
+
+
+class Meta:
+    """Checked reading of one architecture's keys."""
+
+    def __init__(self, metadata: Mapping[str, Any], path: str) -> None:
+        self.metadata, self.path = metadata, path
+        self.arch = metadata.get("general.architecture")
+        if not isinstance(self.arch, str) or self.arch not in ARCHITECTURES:
+            known = ", ".join(sorted(ARCHITECTURES))
+            raise self.fail(f"architecture {str(self.arch)[:80]!r} is not supported; known: {known}")
+
+    def fail(self, what: str) -> ModelError:
+        """The error that names the file."""
+        return ModelError(f"{self.path}: {what}.")
+
+    def value(self, name: str) -> Any:
+        """The value of `architecture.name`, or None; a list of equal values (one per layer) counts as one."""
+        found = self.metadata.get(f"{self.arch}.{name}")
+        if isinstance(found, list) and found:
+            if any(item != found[0] for item in found):
+                raise self.fail(f"{self.arch}.{name} differs from layer to layer, which is not supported")
+            return found[0]
+        return found
+
+    def whole(self, name: str, default: int | None = None, *, most: int = 1 << 26, least: int = 1) -> int:
+        """A whole number; without a default it must be there."""
+        found = self.value(name)
+        found = default if found is None else found
+        if isinstance(found, bool) or not isinstance(found, int) or not least <= found <= most:
+            raise self.fail(f"{self.arch}.{name} must be a whole number from {least} to {most}, not {shown(found)}")
+        return found
+
+    def each(self, name: str, count: int) -> list[int]:
+        """A whole number for each layer, which the file may state once."""
+        found = self.metadata.get(f"{self.arch}.{name}")
+        listed = found if isinstance(found, list) else [found] * count
+        fine = all(isinstance(one, int) and not isinstance(one, bool) and 0 <= one <= 1 << 26 for one in listed)
+        if len(listed) != count or not fine:
+            raise self.fail(f"{self.arch}.{name} must be a whole number, or one for each of {count} layers")
+        return [one for one in listed if isinstance(one, int)]
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false."""
+        found = self.metadata.get(f"{self.arch}.{name}")
+        if found is not None and not isinstance(found, bool):
+            raise self.fail(f"{self.arch}.{name} must be true or false, not {shown(found)}")
+        return default if found is None else found
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A finite number >= 0; without a default it must be there."""
+        found = self.value(name)
+        found = default if found is None else found
+        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < math.inf:
+            raise self.fail(f"{self.arch}.{name} must be a number, not {shown(found)}")
+        return float(found)
+
+
+def shown(value: Any) -> str:
+    return "absent" if value is None else repr(value)[:60]

@@ -1,0 +1,79 @@
+"""Where a tensor of ours lies in a GGUF file. Owns: what must be undone of the converter's changes, as plain records.
+
+Must not know: names of families, tensor data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tokenmill.checkpoint.gguf_file import TensorInfo
+from tokenmill.core.errors import ModelError
+
+MAX_EXPERTS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A stored tensor, one expert of it, or some of its rows, and what must be undone."""
+
+    info: TensorInfo
+    expert: int | None = None
+    heads: int = 0
+    """Not 0: the rows of each of these heads are interleaved."""
+    less: float = 0.0
+    """What the converter added."""
+    lifted: tuple[int, ...] = ()
+    """The shape that models expect of a tensor that the converter flattened."""
+    negated_exp: bool = False
+    """The converter stored minus its exponential."""
+    rows: tuple[int, ...] = ()
+    """These rows, in this order; empty: all."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape as models expect it."""
+        if self.lifted:
+            return self.lifted
+        whole = self.info.shape if self.expert is None else self.info.shape[1:]
+        return (len(self.rows), *whole[1:]) if self.rows else whole
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Latent attention's second product of keys and values: the first stored head by head [heads, latent, keys], the
+    second [heads, values, latent]."""
+
+    info: TensorInfo
+    values: TensorInfo
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[heads * (keys + values), latent]."""
+        heads, latent, keys = self.info.shape
+        return heads * (keys + self.values.shape[1]), latent
+
+    @staticmethod
+    def of(keys: TensorInfo, values: TensorInfo) -> Joined:
+        """Of two tensors that fit."""
+        fits = len(keys.shape) == len(values.shape) == 3
+        if not fits or keys.shape[0] != values.shape[0] or keys.shape[1] != values.shape[2]:
+            raise ModelError(f"Tensors {keys.name!r} {keys.shape} and {values.name!r} {values.shape} do not fit.")
+        return Joined(keys, values)
+
+
+Places = list[tuple[str, Source | Joined]]
+"""Our names of what one stored tensor holds."""
+
+
+def stacked(at: str, names: str, info: TensorInfo, kind: str = "weight") -> Places:
+    """Experts in one tensor; names: what an expert's matrix is called, or two that lie one above the other ("a|b")."""
+    if len(info.shape) != (3 if kind == "weight" else 2) or info.shape[0] > MAX_EXPERTS:
+        raise ModelError(f"Tensor {info.name!r} should hold one matrix per expert, but has the shape {info.shape}.")
+    parts = names.split("|")
+    size = info.shape[1] // len(parts)
+    found: Places = []
+    for number, name in enumerate(parts):
+        rows = tuple(range(number * size, number * size + size)) if len(parts) > 1 else ()
+        found += [(f"{at}.{e}.{name}.{kind}", Source(info, expert=e, rows=rows)) for e in range(info.shape[0])]
+    return found
