@@ -1,10 +1,10 @@
 """Writes the table of measured ways from what bench/gpu_ways.py timed, and says what the rule for other shapes loses.
 
-python bench/fit_ways.py TIMES.json ... [--table src/tokenmill/kernels/triton/measured.json] [--device "NVIDIA H200"]
+python bench/fit_ways.py TIMES.json ... [--table TABLE] [--device "NVIDIA H200"]
 
-Operations that the table has already stay as they are. Without --table only the errors are printed: for each number of
-rows how much slower the chosen way is than the best one, by the nearest measured shape (all shapes with the same number
-of columns left out) and by the default rule.
+TABLE is src/tokenmill/kernels/triton/products/measured.json. Operations that the table has already stay as they are.
+Without --table only the errors are printed: for each number of rows how much slower the chosen way is than the best
+one, by the nearest measured shape (all shapes with the same number of columns left out) and by the default rule.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pathlib
 import statistics
 from collections import defaultdict
 
-from tokenmill.kernels.triton.ways import Way, default_way, nearest_way, operation, samples
+from tokenmill.kernels.triton.products.ways import Way, default_way, nearest_way, operation, samples
 
 Shape = tuple[int, int, str | None, bool]
 Times = dict[tuple[Shape, int], dict[Way, float]]

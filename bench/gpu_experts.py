@@ -18,12 +18,12 @@ from typing import Any
 import torch
 
 from tokenmill.core.forward import ForwardContext, Mixture, NormSpec, RouteSpec
-from tokenmill.kernels.triton.experts import combine, one_down, one_up
-from tokenmill.kernels.triton.grouped import Tiling, grouped, looks, pairs_per_tile
+from tokenmill.kernels.triton.experts.experts import combine, one_down, one_up
+from tokenmill.kernels.triton.experts.grouped import Tiling, grouped, looks, pairs_per_tile
+from tokenmill.kernels.triton.experts.route import pick, route
+from tokenmill.kernels.triton.experts.route_few import pick_few
+from tokenmill.kernels.triton.experts.sorting import sort_pairs
 from tokenmill.kernels.triton.kernels import TritonKernels
-from tokenmill.kernels.triton.route import pick, route
-from tokenmill.kernels.triton.route_few import pick_few
-from tokenmill.kernels.triton.sorting import sort_pairs
 from tokenmill.quant.dense import DenseWeight
 
 EXPERTS, HIDDEN, INNER, TOP, LAYERS = 128, 2048, 768, 8, 4

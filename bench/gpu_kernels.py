@@ -20,14 +20,14 @@ from dataclasses import dataclass, replace
 import torch
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan, KVSpec, KVView, NormSpec, RopeSpec
-from tokenmill.kernels.triton import decode
 from tokenmill.kernels.triton import kernels as choosing
+from tokenmill.kernels.triton.attention import decode
+from tokenmill.kernels.triton.attention.decode import attend_one
+from tokenmill.kernels.triton.attention.gathered import MOST, arrange, attend_gathered, attend_long, gather
+from tokenmill.kernels.triton.attention.prefill import attend_many
 from tokenmill.kernels.triton.common import Scratch
-from tokenmill.kernels.triton.decode import attend_one
-from tokenmill.kernels.triton.gathered import MOST, arrange, attend_gathered, attend_long, gather
 from tokenmill.kernels.triton.kernels import TritonKernels
-from tokenmill.kernels.triton.prefill import attend_many
-from tokenmill.kernels.triton.ways import FEW, RUNGS, Way, operation
+from tokenmill.kernels.triton.products.ways import FEW, RUNGS, Way, operation
 
 SHAPES = {  # name: (rows of the weight, columns, norm before, activation, residual)
     "qkv": (6144, 4096, True, None, False),

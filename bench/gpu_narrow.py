@@ -5,7 +5,7 @@ python bench/gpu_narrow.py [--only PREFIX,...] [--compile I/N] [--json OUT] [--t
 Geometry: 8B Llama (hidden 4096, inner 14336, vocabulary 128256), bf16 activations, random data. A figure is the median
 of whole operations: norm before, rounding of activations, activation and residual after. With --compile the variants of
 share I of N are only compiled (in parallel processes). --tune writes the fastest way of each operation as the table
-that `kernels/triton/measured_narrow.json` holds.
+that `kernels/triton/quantised/measured_narrow.json` holds.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import torch
 
 from tokenmill.core.forward import NormSpec
 from tokenmill.kernels.triton.kernels import TritonKernels
-from tokenmill.kernels.triton.narrow import NarrowMatrix, pack4, pack8
-from tokenmill.kernels.triton.narrow_linear import narrow_operation, rungs
-from tokenmill.kernels.triton.ways import Way
+from tokenmill.kernels.triton.products.ways import Way
+from tokenmill.kernels.triton.quantised.narrow import NarrowMatrix, pack4, pack8
+from tokenmill.kernels.triton.quantised.narrow_linear import narrow_operation, rungs
 
 SHAPES = {  # name: (rows of the weight, columns, norm before, activation, residual)
     "qkv": (6144, 4096, True, None, False),

@@ -13,7 +13,7 @@ import contextlib
 import gc
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,6 +91,8 @@ class Standin:
         self.phase = "start"
         self.launches = 0
         self.problems: list[str] = []
+        self.noted: Callable[[str], None] | None = None
+        """Is told what torch would launch."""
         self._bases: dict[int, tuple[int, StorageWeakRef]] = {}
         self._next = 1 << 40
 
@@ -162,6 +164,12 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
             yield value
         elif isinstance(getattr(value, "base", None), torch.Tensor):  # a descriptor
             yield value.base
+        elif isinstance(value, tuple):
+            yield from _tensors(value)
+
+
+def _is_there(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == "meta"
 
 
 def _to_meta(value: Any) -> Any:
@@ -199,6 +207,10 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         capture = self.standin.capture
+        if self.standin.noted is not None and not func.is_view:
+            shapes = [f"{t.dtype}{list(t.shape)}" for t in tree_leaves(out) if _is_there(t)]
+            if shapes:
+                self.standin.noted(f"{func}{shapes}")
         if capture is not None:
             given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
             made = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]

@@ -27,7 +27,7 @@ from gpu_kernels import time_calls
 from tokenmill.core.forward import NormSpec
 from tokenmill.kernels.triton.common import Scratch
 from tokenmill.kernels.triton.kernels import TritonKernels
-from tokenmill.kernels.triton.ways import Way, operation
+from tokenmill.kernels.triton.products.ways import Way, operation
 
 Shape = tuple[int, int, str | None, bool, bool]
 FIRST = (

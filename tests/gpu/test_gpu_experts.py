@@ -131,8 +131,8 @@ def test_float32(tokens):
 @pytest.mark.parametrize("tokens", [17, 32, 50, 64])
 @pytest.mark.parametrize("near", [False, True])
 def test_a_split_router_chooses_alike(tokens, near):
-    from tokenmill.kernels.triton.route import pick
-    from tokenmill.kernels.triton.route_few import pick_few, splits
+    from tokenmill.kernels.triton.experts.route import pick
+    from tokenmill.kernels.triton.experts.route_few import pick_few, splits
 
     kernels, spec, x = triton_kernels(), RouteSpec(128, 8), rand(tokens, 2048)
     router, norm = rand(128, 2048, scale=2048**-0.5), NormSpec(rand(2048).abs() + 0.5, 1e-6)
@@ -221,7 +221,7 @@ def test_quantised_experts_are_recorded(scheme, tmp_path):
 @pytest.mark.parametrize("kind", ["fp8", "blocks", "int4"])
 @pytest.mark.parametrize("tokens", [1, 5, 64, 300, 2048])
 def test_packed_experts(kind, tokens):
-    from tokenmill.kernels.triton.narrow import pack4, pack8
+    from tokenmill.kernels.triton.quantised.narrow import pack4, pack8
 
     experts, hidden, inner, top = 16, 512, 384, 4
 

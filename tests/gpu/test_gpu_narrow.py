@@ -30,7 +30,7 @@ def relative(found, expected):
 
 
 def matrix(kind, rows, columns, bias=False):
-    from tokenmill.kernels.triton.narrow import pack4, pack8
+    from tokenmill.kernels.triton.quantised.narrow import pack4, pack8
 
     name, _, group = kind.partition("/")
     b = rand(rows) if bias else None
@@ -109,7 +109,7 @@ def test_other_types(dtype, kind, rows):
 
 @pytest.mark.parametrize("dtype", [FP8, torch.int8])
 def test_rounding(dtype):
-    from tokenmill.kernels.triton.narrow_round import round_rows
+    from tokenmill.kernels.triton.quantised.narrow_round import round_rows
 
     x, norm = rand(40, 14336), NormSpec(rand(14336).abs() + 0.5, 1e-5)
     q, steps = round_rows(x, dtype, norm, pdl=True)

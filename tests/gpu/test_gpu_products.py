@@ -21,7 +21,7 @@ SHAPES = [
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("rows", [1, 100, 128, 200, 512, 1111, 2500])
 def test_wide(rows, shape):
-    from tokenmill.kernels.triton.wide import wide
+    from tokenmill.kernels.triton.products.wide import wide
 
     out, inner, what = shape
     x = torch.randn(rows, inner, device="cuda", dtype=torch.bfloat16)
@@ -39,7 +39,7 @@ def test_wide(rows, shape):
 
 def test_rows_are_what_they_are_alone():
     """K is never cut, so a row's bytes do not depend on the rows beside it."""
-    from tokenmill.kernels.triton.wide import wide
+    from tokenmill.kernels.triton.products.wide import wide
 
     x = torch.randn(300, 1024, device="cuda", dtype=torch.bfloat16)
     weight = torch.randn(2048, 1024, device="cuda", dtype=torch.bfloat16)

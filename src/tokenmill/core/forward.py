@@ -116,9 +116,16 @@ class FusedMixture(Protocol):
     """A mixture of experts as a backend runs it."""
 
     def __call__(
-        self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
+        self,
+        x: Tensor,
+        ctx: ForwardContext,
+        *,
+        norm: NormSpec | None = None,
+        residual: Tensor | None = None,
+        ahead: Weight | None = None,
     ) -> Tensor:
-        """residual + experts(norm(x)) + shared experts; x [T, hidden] -> [T, hidden]."""
+        """residual + experts(norm(x)) + shared experts; x [T, hidden] -> [T, hidden]. ahead: the weight that multiplies
+        next, which may be brought near meanwhile."""
         ...
 
 

@@ -7,7 +7,7 @@ Knows nothing of families: the names come from the models.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from tokenmill.core.adapters import AdapterSites
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import KVSpec, NormSpec, RopeSpec, StateSpec
-from tokenmill.core.protocols import Checkpoint, Group, Kernels, Weight
+from tokenmill.core.forward import Kernels, KVSpec, NormSpec, RopeSpec, StateSpec, Weight
+from tokenmill.core.model import Checkpoint, Group
 from tokenmill.parallel.group import SoloGroup
 from tokenmill.quant.detect import WeightRequest, from_dense, head_scheme, load_stacked, load_weight
 
@@ -44,6 +44,8 @@ class Book:
     """What every rank computes whole."""
     changed: set[str] = field(default_factory=set)
     """Stored formats that are held in another one, for want of a kernel."""
+    who_waits: Callable[[Weight], None] | None = None
+    """Is told which matrix is multiplied next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,18 @@ class Build:
         self.book.weight_bytes += weight.bytes()
         for part in getattr(weight, "parts", [weight]):
             self.book.changed.update(getattr(part, "changed", ()))
+        self.comes_next(weight)
         return weight
+
+    def tell_next(self, told: Callable[[Weight], None]) -> None:
+        """`told` hears of the matrix that is multiplied after what has been built: layers are built in that order."""
+        self.book.who_waits = told
+
+    def comes_next(self, weight: Weight) -> None:
+        """This matrix is multiplied next."""
+        told, self.book.who_waits = self.book.who_waits, None
+        if told is not None:
+            told(weight)
 
     def norm(
         self, name: str, size: int, eps: float, *, layer: bool = False, bias: bool = False, offset: float = 0.0

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext
-from tokenmill.core.protocols import Weight
+from tokenmill.core.forward import ForwardContext, Weight
 from tokenmill.layers.build import Build
 from tokenmill.quant.dense import DenseWeight
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import Act, ForwardContext, Mixture, NormSpec, RouteSpec
-from tokenmill.core.protocols import Weight
+from tokenmill.core.forward import Act, ForwardContext, Mixture, NormSpec, RouteSpec, Weight
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import Rows
 from tokenmill.layers.mlp import MLP
@@ -74,9 +73,15 @@ class Experts:
         apart = self.choice.by_hand is not None or self.choice.inputs or (plain is not None and plain.act != act)
         products = [self.router, *weights[0], *weights[1], *(beside or ())]
         self.fused = None if apart or b.group.exact else b.kernels.pack_mixture(mixture)
+        self.ahead: Weight | None = None
+        """What is multiplied after this layer."""
+        b.tell_next(self._told)
         if self.fused is not None and b.adapters is not None:
             for product in products:
                 product.site.why_not = "this device runs the whole mixture as one operation"
+
+    def _told(self, weight: Weight) -> None:
+        self.ahead = weight
 
     def __call__(
         self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
@@ -84,14 +89,14 @@ class Experts:
         """residual + experts(norm(x)); x [T, hidden]."""
         if self.fused is not None and self.shared_gate is None:
             if self.group.size > 1:
-                return self.group.all_reduce(self.fused(x, ctx, norm=norm), residual)
-            return self.fused(x, ctx, norm=norm, residual=residual)
+                return self.group.all_reduce(self.fused(x, ctx, norm=norm, ahead=self.ahead), residual)
+            return self.fused(x, ctx, norm=norm, residual=residual, ahead=self.ahead)
         kernels = ctx.kernels
         h = x if norm is None else kernels.norm(x, norm)
         if self.group.exact:
             y = self._gathered(h, ctx)
             return y if residual is None else kernels.add(residual, y)
-        y = self.fused(h, ctx) if self.fused is not None else self._routed(h, ctx)
+        y = self._routed(h, ctx) if self.fused is None else self.fused(h, ctx, ahead=self.shared_gate)
         if self.shared is not None and self.shared_gate is not None:
             share = 1.0 / (1.0 + torch.exp(-self.shared_gate.matmul(h, ctx).float()))
             beside = self.shared.down.weight.matmul(self.shared.inside(h, ctx), ctx)

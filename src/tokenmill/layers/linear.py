@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import ForwardContext
-from tokenmill.core.protocols import Group
+from tokenmill.core.model import Group
 from tokenmill.layers.build import Build
 
 TILE = 64

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import ForwardContext, KVSpec, ModelSpec, NormSpec
-from tokenmill.core.protocols import Checkpoint, Weight
+from tokenmill.core.forward import ForwardContext, KVSpec, ModelSpec, NormSpec, Weight
+from tokenmill.core.model import Checkpoint
 from tokenmill.layers.build import Build, bare
 from tokenmill.layers.embedding import Embedding, Head
 
@@ -70,6 +70,8 @@ class Decoder:
         if self.is_last and sizes.tied:  # settled before there is much else: two copies of it are held meanwhile
             self.head = Head(b, self._head_weight(b, sizes, ends, width), tied=True)
         self.layers = [layer(body, i) for i in range(first, last)]
+        if self.head is not None:
+            b.comes_next(self.head.weight)
         if not b.book.kv_specs:  # of states alone: positions are counted, and beginnings found again, by pages
             b.add_kv(KVSpec("full", 1, 16, 16))  # as small as can be, and nothing reads them
         self.softcap, self.logit_scale = ends.softcap, ends.logit_scale

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import ForwardContext, NormSpec
-from tokenmill.core.protocols import Weight
+from tokenmill.core.forward import ForwardContext, NormSpec, Weight
 from tokenmill.layers.build import Build
 from tokenmill.layers.embedding import Embedding
 from tokenmill.layers.norm import add_normed

@@ -13,7 +13,8 @@ import torch
 
 from tokenmill.checkpoint.renamed import RenamedCheckpoint
 from tokenmill.core.errors import ModelError, ParameterError
-from tokenmill.core.protocols import CausalLM, Checkpoint, Group, Kernels
+from tokenmill.core.forward import Kernels
+from tokenmill.core.model import CausalLM, Checkpoint, Group
 from tokenmill.layers.build import Build
 from tokenmill.layers.rope import rope_settings
 from tokenmill.models.config import ModelConfig

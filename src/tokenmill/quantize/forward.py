@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.forward import ForwardContext, GroupPlan, Kernels, KVFormat, StepRows
-from tokenmill.core.protocols import CausalLM
+from tokenmill.core.model import CausalLM
 from tokenmill.kvcache.pool import KVPool, make_layout
 from tokenmill.kvcache.states import StatePool
 

@@ -5,7 +5,7 @@ Must not know: budgets, admission, devices. The scheduler calls `take` for each 
 
 from __future__ import annotations
 
-from tokenmill.core.protocols import Constraint
+from tokenmill.core.constraint import Constraint
 from tokenmill.core.request import TokenDelta
 from tokenmill.core.sequence import FINISHED, RUNNING, Sequence, SequenceGroup
 from tokenmill.core.step import StepPlan, StepResult

@@ -11,7 +11,9 @@ from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tokenmill.core.protocols import Constraint, HostDrafter, SchedulePolicy
+from tokenmill.core.constraint import Constraint
+from tokenmill.core.drafting import HostDrafter
+from tokenmill.core.policy import SchedulePolicy
 from tokenmill.core.request import TokenDelta
 from tokenmill.core.sequence import FINISHED, RUNNING, WAITING, Sequence, SequenceGroup
 from tokenmill.kvcache.allocation import BlockTables

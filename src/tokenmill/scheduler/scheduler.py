@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from tokenmill.core.drafting import AllOfThem, DraftControl
-from tokenmill.core.protocols import HostDrafter, SchedulePolicy
+from tokenmill.core.drafting import AllOfThem, DraftControl, HostDrafter
+from tokenmill.core.policy import SchedulePolicy
 from tokenmill.core.request import TokenDelta
 from tokenmill.core.sequence import FINISHED, RUNNING, WAITING, Sequence, SequenceGroup
 from tokenmill.core.step import RowStart, StepPlan, StepResult

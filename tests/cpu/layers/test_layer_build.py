@@ -8,9 +8,10 @@ from paged_batch import PagedBatch
 from parity import DictCheckpoint
 
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import KVSpec, NormSpec
+from tokenmill.core.forward import KVSpec, NormSpec, RouteSpec
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.layers.build import Build
+from tokenmill.layers.experts import Experts
 from tokenmill.quant.base import MixedWeight, WeightBase
 from tokenmill.quant.dense import DenseWeight
 
@@ -123,3 +124,25 @@ def test_weights_split_only_evenly_and_keep_the_bias_once():
     assert weight.split(0, 1, 2).bias is not None
     assert weight.split(1, 0, 2).bias is not None and weight.split(1, 1, 2).bias is None
     assert weight.bytes() == 6 * 4 * 4 + 6 * 4
+
+
+def test_a_mixture_names_what_is_multiplied_after_it():
+    named = []
+
+    class Whole(ReferenceKernels):
+        def pack_mixture(self, mixture):
+            return lambda x, ctx, *, norm=None, residual=None, ahead=None: named.append(ahead) or x
+
+    b = Build(DictCheckpoint({}), torch.float32, torch.device("cpu"), Whole(), 64)
+
+    def layer():
+        lists = [[DenseWeight(torch.randn(*shape)) for _ in range(2)] for shape in ((8, 4), (4, 4))]
+        return Experts(b, DenseWeight(torch.randn(2, 4)), RouteSpec(2, 1), (lists[0], lists[1]), "silu_mul")
+
+    first, product, last = layer(), b.settled(DenseWeight(torch.randn(4, 4))), layer()
+    head = DenseWeight(torch.randn(9, 4))
+    b.comes_next(head)
+    b.settled(DenseWeight(torch.randn(4, 4)))
+    for mixture in (first, last):
+        mixture(torch.randn(1, 4), context())
+    assert named[0] is product and named[1] is head

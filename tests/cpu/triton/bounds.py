@@ -9,7 +9,7 @@ read there lies far outside. Must not know: kernels, engines.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -31,6 +31,16 @@ ACCESSES: dict[str, tuple[int, int | None]] = {
 
 class OutOfBoundsError(Exception):
     """A kernel touched memory that its launch was not given."""
+
+
+def flat(arguments: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Arguments by name; those of a tuple by its name and theirs."""
+    for name, given in arguments:
+        if isinstance(given, tuple):
+            fields = getattr(given, "_fields", range(len(given)))
+            yield from flat((f"{name}.{field}", one) for field, one in zip(fields, given, strict=True))
+        else:
+            yield name, given
 
 
 class Bounds:
@@ -77,6 +87,8 @@ class Bounds:
             return TensorDescriptor(
                 self.opened(given.base), given.shape, given.strides, given.block_shape, given.padding
             )
+        if isinstance(given, tuple):
+            return type(given)(*map(self._open, given)) if hasattr(given, "_fields") else tuple(map(self._open, given))
         return self.opened(given)
 
     def _begin(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -84,7 +96,7 @@ class Bounds:
         self.kernel = function.fn.__name__
         self.launches[self.kernel] += 1
         parts: dict[int, tuple[int, str]] = {}
-        for name, given in [*zip(function.arg_names, args, strict=False), *kwargs.items()]:
+        for name, given in flat([*zip(function.arg_names, args, strict=False), *kwargs.items()]):
             tensor = given.base if isinstance(given, TensorDescriptor) else given
             if isinstance(tensor, Tensor):
                 memory = tensor.untyped_storage()

@@ -13,10 +13,10 @@ from paged_batch import PagedBatch  # noqa: E402
 
 from tokenmill.core.forward import AttentionSpec, KVSpec, NormSpec, RopeSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
+from tokenmill.kernels.triton.attention.decode import attend_one  # noqa: E402
+from tokenmill.kernels.triton.attention.shared import attend_shared, common_entries  # noqa: E402
 from tokenmill.kernels.triton.common import Scratch  # noqa: E402
-from tokenmill.kernels.triton.decode import attend_one  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
-from tokenmill.kernels.triton.shared import attend_shared, common_entries  # noqa: E402
 
 REFERENCE = ReferenceKernels()
 

@@ -10,13 +10,13 @@ triton = pytest.importorskip("triton")
 from tokenmill.core.forward import ForwardContext, Mixture, NormSpec, RouteSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.common import Scratch  # noqa: E402
-from tokenmill.kernels.triton.experts import combine, one_down, one_up  # noqa: E402
-from tokenmill.kernels.triton.grouped import Tiling, grouped  # noqa: E402
+from tokenmill.kernels.triton.experts.experts import combine, one_down, one_up  # noqa: E402
+from tokenmill.kernels.triton.experts.grouped import Tiling, grouped  # noqa: E402
+from tokenmill.kernels.triton.experts.mixture import stack  # noqa: E402
+from tokenmill.kernels.triton.experts.route import pick, route  # noqa: E402
+from tokenmill.kernels.triton.experts.route_few import pick_few  # noqa: E402
+from tokenmill.kernels.triton.experts.sorting import sort_pairs  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
-from tokenmill.kernels.triton.mixture import stack  # noqa: E402
-from tokenmill.kernels.triton.route import pick, route  # noqa: E402
-from tokenmill.kernels.triton.route_few import pick_few  # noqa: E402
-from tokenmill.kernels.triton.sorting import sort_pairs  # noqa: E402
 from tokenmill.quant.dense import DenseWeight  # noqa: E402
 
 REFERENCE = ReferenceKernels()

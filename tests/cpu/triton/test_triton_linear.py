@@ -10,10 +10,10 @@ triton = pytest.importorskip("triton")
 from tokenmill.core.forward import NormSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.common import Scratch  # noqa: E402
-from tokenmill.kernels.triton.gemv import gemv  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
-from tokenmill.kernels.triton.thin import thin  # noqa: E402
-from tokenmill.kernels.triton.ways import wide_way  # noqa: E402
+from tokenmill.kernels.triton.products.gemv import gemv  # noqa: E402
+from tokenmill.kernels.triton.products.thin import thin  # noqa: E402
+from tokenmill.kernels.triton.products.ways import wide_way  # noqa: E402
 
 REFERENCE = ReferenceKernels()
 

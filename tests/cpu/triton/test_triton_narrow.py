@@ -11,12 +11,12 @@ from tokenmill.core.forward import NormSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.common import Scratch  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
-from tokenmill.kernels.triton.narrow import NarrowMatrix, pack4, pack8, unpack4  # noqa: E402
-from tokenmill.kernels.triton.narrow_gemv import narrow_gemv  # noqa: E402
-from tokenmill.kernels.triton.narrow_linear import narrow_operation  # noqa: E402
-from tokenmill.kernels.triton.narrow_round import round_rows, widened  # noqa: E402
-from tokenmill.kernels.triton.narrow_thin import narrow_thin  # noqa: E402
-from tokenmill.kernels.triton.narrow_wide import narrow_wide  # noqa: E402
+from tokenmill.kernels.triton.quantised.narrow import NarrowMatrix, pack4, pack8, unpack4  # noqa: E402
+from tokenmill.kernels.triton.quantised.narrow_gemv import SpreadRow, narrow_gemv  # noqa: E402
+from tokenmill.kernels.triton.quantised.narrow_linear import narrow_operation  # noqa: E402
+from tokenmill.kernels.triton.quantised.narrow_round import round_rows, widened  # noqa: E402
+from tokenmill.kernels.triton.quantised.narrow_thin import narrow_thin  # noqa: E402
+from tokenmill.kernels.triton.quantised.narrow_wide import narrow_wide  # noqa: E402
 
 REFERENCE = ReferenceKernels()
 FP8 = torch.float8_e4m3fn
@@ -74,7 +74,7 @@ def test_one_row(kind, act, fused):
     norm = NormSpec(torch.rand(inner) + 0.5, 1e-5, offset=0.25) if fused else None
     residual = torch.randn(1, width // 2 if act else width) if fused else None
     config = (64 if "blocks" in kind else 2, 64, 1, 0) if fused else (64 if "blocks" in kind else 4, 16, 2, 0)
-    found, _ = narrow_gemv(x, weight, norm, act, residual, pdl=False, config=config)
+    found = narrow_gemv(x, weight, norm, act, residual, pdl=False, config=config)
     assert relative(found, exact(x, weight, norm, act, residual)) < (2e-3 if "fp8" in kind else 0.05)
 
 
@@ -83,24 +83,31 @@ def test_one_row(kind, act, fused):
 def test_a_gated_row_is_spread_for_the_next_matrix(kind, width):
     up, down = matrix(kind, 2 * width, 64), matrix(kind, 12, width)
     x = torch.randn(1, 64)
-    inner, spread = narrow_gemv(x, up, None, "silu_mul", None, pdl=False, config=(16, 16, 1, 0))
-    assert spread is not None and spread.shape == (3 * width // 4,)
-    want, none = narrow_gemv(inner, down, None, None, None, pdl=False, config=(4, 16, 1, 0))
-    found, _ = narrow_gemv(inner, down, None, None, None, pdl=False, config=(4, 16, 1, 0), spread=spread)
-    assert none is None and torch.equal(found, want)
+    inner = narrow_gemv(x, up, None, "silu_mul", None, pdl=False, config=(16, 16, 1, 0))
+    assert isinstance(inner, SpreadRow) and inner.words.shape == (3 * width // 4,)
+    want = narrow_gemv(inner.clone(), down, None, None, None, pdl=False, config=(4, 16, 1, 0))
+    found = narrow_gemv(inner, down, None, None, None, pdl=False, config=(4, 16, 1, 0))
+    assert type(found) is torch.Tensor and torch.equal(found, want)
+    inner.words.zero_()  # they are what is multiplied
+    assert not narrow_gemv(inner, down, None, None, None, pdl=False, config=(4, 16, 1, 0)).any()
 
 
-def test_only_what_was_just_made_counts_as_spread():
+def test_only_the_row_itself_counts_as_spread():
     kernels, up, down = TritonKernels(), matrix("fp8", 64, 32), matrix("fp8", 16, 32)
     kernels.launch.narrow_ways = {narrow_operation(1, up, "silu_mul"): ("gemv", 4, 16, 1, 0)}
     x = torch.randn(1, 32)
     inner = kernels.fused_linear(x, up, act="silu_mul")
-    assert kernels.launch.spread is not None and kernels.launch.spread[0] is inner
+    assert isinstance(inner, SpreadRow)
     first = kernels.fused_linear(inner, down)
-    assert kernels.launch.spread is None and torch.equal(first, kernels.fused_linear(inner, down))
-    kernels.fused_linear(x, up, act="silu_mul")
-    other = torch.randn(1, 32)
+    assert torch.equal(first, kernels.fused_linear(inner.clone(), down))
+    assert type(inner * 2) is type(inner.view(32)) is torch.Tensor
+    inner.words.zero_()
+    other = inner + 0  # another row, which has no words
     assert relative(kernels.fused_linear(other, down), exact(other, down, None, None, None)) < 2e-3
+    norm = NormSpec(torch.rand(32) + 0.5, 1e-5)  # nor has a norm of it
+    assert relative(kernels.fused_linear(inner, down, norm=norm), exact(inner, down, norm, None, None)) < 2e-3
+    integers = matrix("int8", 16, 32)
+    assert relative(kernels.fused_linear(inner, integers), exact(inner, integers, None, None, None)) < 0.05
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,9 +9,9 @@ triton = pytest.importorskip("triton")
 
 from tokenmill.core.forward import ForwardContext, Mixture, NormSpec, RouteSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
+from tokenmill.kernels.triton.experts.narrow_grouped import NarrowStack  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
-from tokenmill.kernels.triton.narrow import NarrowMatrix, pack4, pack8  # noqa: E402
-from tokenmill.kernels.triton.narrow_grouped import NarrowStack  # noqa: E402
+from tokenmill.kernels.triton.quantised.narrow import NarrowMatrix, pack4, pack8  # noqa: E402
 from tokenmill.quant.base import WeightBase  # noqa: E402
 from tokenmill.quant.dense import DenseWeight  # noqa: E402
 

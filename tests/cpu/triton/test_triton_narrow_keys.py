@@ -12,9 +12,9 @@ from paged_batch import PagedBatch  # noqa: E402
 
 from tokenmill.core.forward import AttentionSpec, KVSpec, KVView  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
+from tokenmill.kernels.triton.attention.narrow_keys import halves_of, in_pairs  # noqa: E402
+from tokenmill.kernels.triton.attention.prepare import whole_scales  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
-from tokenmill.kernels.triton.narrow_keys import halves_of, in_pairs  # noqa: E402
-from tokenmill.kernels.triton.prepare import whole_scales  # noqa: E402
 
 REFERENCE = ReferenceKernels()
 FP8 = torch.float8_e4m3fn

@@ -10,9 +10,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from tokenmill.kernels.triton import kernels, ways
+from tokenmill.kernels.triton import kernels
 from tokenmill.kernels.triton.common import pow2
-from tokenmill.kernels.triton.ways import nearest_way, operation, samples
+from tokenmill.kernels.triton.products import ways
+from tokenmill.kernels.triton.products.ways import nearest_way, operation, samples
 
 TABLES = json.loads(pathlib.Path(ways.__file__).with_name("measured.json").read_text())
 

@@ -27,30 +27,22 @@ from tokenmill.core.forward import (
     SpaceSpec,
 )
 from tokenmill.kernels.reference import ReferenceKernels
-from tokenmill.kernels.triton import adapters, pointwise
-from tokenmill.kernels.triton.choose import choose, greedy
-from tokenmill.kernels.triton.chunks import can_chunk, chunked_delta_
+from tokenmill.kernels.triton import pointwise
+from tokenmill.kernels.triton.attention.decode import attend_one, decode_config, early_keys
+from tokenmill.kernels.triton.attention.gathered import arrange, attend_long, can_gather
+from tokenmill.kernels.triton.attention.latent import attend_latent, prepare_latent, serves
+from tokenmill.kernels.triton.attention.prefill import attend_many
+from tokenmill.kernels.triton.attention.prepare import can_prepare, prepare_qkv, whole_scales
+from tokenmill.kernels.triton.attention.shared import attend_shared, can_share, common_entries, shared_parts
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts, multiprocessors, shared_memory
-from tokenmill.kernels.triton.cuts import least_kept
-from tokenmill.kernels.triton.decode import attend_one, decode_config, early_keys
-from tokenmill.kernels.triton.gathered import arrange, attend_long, can_gather
-from tokenmill.kernels.triton.gemv import gemv
-from tokenmill.kernels.triton.latent import attend_latent, prepare_latent, serves
+from tokenmill.kernels.triton.experts.mixture import pack_mixture
+from tokenmill.kernels.triton.experts.route import route
 from tokenmill.kernels.triton.launch import Launch
-from tokenmill.kernels.triton.mixture import pack_mixture
-from tokenmill.kernels.triton.narrow import NarrowMatrix, can_pack4, can_pack8, pack4, pack8
-from tokenmill.kernels.triton.narrow_linear import measured_narrow, narrow_linear
-from tokenmill.kernels.triton.prefill import attend_many
-from tokenmill.kernels.triton.prepare import can_prepare, prepare_qkv, whole_scales
-from tokenmill.kernels.triton.recurrent import ALL, SHORT, delta_rule_, gated_norm, short_conv_
-from tokenmill.kernels.triton.route import route
-from tokenmill.kernels.triton.shared import attend_shared, can_share, common_entries, shared_parts
-from tokenmill.kernels.triton.space import selective_scan_, state_space_
-from tokenmill.kernels.triton.steady import steady
-from tokenmill.kernels.triton.stepping import accept_, advance_, gather_rows
-from tokenmill.kernels.triton.thin import thin
-from tokenmill.kernels.triton.unfit import UNFIT, else_reference, note_unfit
-from tokenmill.kernels.triton.ways import (
+from tokenmill.kernels.triton.products import adapters
+from tokenmill.kernels.triton.products.gemv import gemv
+from tokenmill.kernels.triton.products.steady import steady
+from tokenmill.kernels.triton.products.thin import thin
+from tokenmill.kernels.triton.products.ways import (
     FEW,
     Sample,
     Way,
@@ -61,6 +53,22 @@ from tokenmill.kernels.triton.ways import (
     samples,
     wide_way,
 )
+from tokenmill.kernels.triton.quantised.narrow import NarrowMatrix, can_pack4, can_pack8, pack4, pack8
+from tokenmill.kernels.triton.quantised.narrow_linear import (
+    measured_narrow,
+    narrow_linear,
+    narrow_way,
+    norms_inside,
+    scaled_product,
+)
+from tokenmill.kernels.triton.quantised.narrow_round import widened
+from tokenmill.kernels.triton.sampling.choose import choose, greedy
+from tokenmill.kernels.triton.sampling.cuts import least_kept
+from tokenmill.kernels.triton.states.chunks import can_chunk, chunked_delta_
+from tokenmill.kernels.triton.states.recurrent import ALL, SHORT, delta_rule_, gated_norm, short_conv_
+from tokenmill.kernels.triton.states.space import selective_scan_, state_space_
+from tokenmill.kernels.triton.states.stepping import accept_, advance_, gather_rows
+from tokenmill.kernels.triton.unfit import UNFIT, else_reference, note_unfit
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _WIDEST = 1 << 15
@@ -83,7 +91,7 @@ class TritonKernels(ReferenceKernels):
         self.without = frozenset(without)
         real, capability = not INTERPRETED, (0, 0) if INTERPRETED else torch.cuda.get_device_capability()
         self.launch = Launch(
-            operations=self,
+            count=self.count,
             pdl="dependent-launch" not in without and capability[0] >= 9,
             hopper=capability[0] == 9,
             small=real and shared_memory() < _ROOMY,
@@ -122,9 +130,6 @@ class TritonKernels(ReferenceKernels):
         if delta is not None:
             y = self.fused_linear(x if norm is None else delta.inputs, weight, bias)  # these are normed already
             return self._adapted(y, delta, act, residual)
-        if self.launch.ended is not None:
-            self.launch.ended.following = weight.data if isinstance(weight, NarrowMatrix) else weight
-            self.launch.ended = None
         if not self.launch.fuses and (norm or act or residual is not None):
             return super().fused_linear(x, weight, bias, norm=norm, act=act, residual=residual)
         try:
@@ -175,8 +180,7 @@ class TritonKernels(ReferenceKernels):
         if self.launch.steady:
             return self._steady(x, weight, bias, norm, act, residual)
         if isinstance(weight, NarrowMatrix):
-            self.count("narrow_linear")
-            return narrow_linear(self.launch, x, weight, norm, act, residual)
+            return self._packed(x, weight, norm, act, residual)
         way = self._way(x, weight, bias, norm, act, fused=act is not None or residual is not None)
         if way[0] in ("blas", "wide"):
             return self._wide_linear(x, weight, bias, norm, act, residual, way)
@@ -193,6 +197,27 @@ class TritonKernels(ReferenceKernels):
         return thin(
             x, weight, bias, norm, act, residual, scratch=self.launch.scratch, pdl=self.launch.pdl, config=way[1:7]
         )
+
+    def _packed(
+        self, x: Tensor, weight: NarrowMatrix, norm: NormSpec | None, act: Act | None, residual: Tensor | None
+    ) -> Tensor:
+        """The same with a packed weight."""
+        self.count("narrow_linear")
+        if x.shape[0] == 0:
+            return x.new_empty((0, weight.shape[0] // (2 if act_parts(act)[1] else 1)))
+        pdl, way = self.launch.pdl, narrow_way(self.launch, x, weight, act)
+        if residual is not None and not residual.is_contiguous():
+            residual = residual.contiguous()
+        if norm is not None and not norms_inside(way, weight, norm):
+            x, norm = self.norm(x, norm), None
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        if way[0] == "widen":
+            wide = widened(weight, x.dtype, pdl=pdl)
+            return self.fused_linear(x, wide, weight.bias, act=act, residual=residual)
+        if way[0] == "library":
+            return self._finished(scaled_product(x, weight, norm, pdl=pdl), act, residual)
+        return narrow_linear(self.launch, x, weight, norm, act, residual, way)
 
     def natural_group(self, bits: int, columns: int) -> int:
         """8 bits: the whole row, which is what tensor cores multiply; 4 bits: 32 columns, as the files have it."""
@@ -271,7 +296,7 @@ class TritonKernels(ReferenceKernels):
         if norm is not None:
             x = self.norm(x, norm)
         if way[0] != "blas":
-            from tokenmill.kernels.triton.wide import wide  # the interpreter cannot load it
+            from tokenmill.kernels.triton.products.wide import wide  # the interpreter cannot load it
 
             residual = None if residual is None else residual.contiguous()
             return wide(x.contiguous(), weight, residual, gated=act is not None)
@@ -283,7 +308,10 @@ class TritonKernels(ReferenceKernels):
         """residual + act(x @ weight.T + bias), the product by torch."""
         if act is None and bias is None and residual is not None:
             return torch.addmm(residual, x, weight.t())
-        y = torch.nn.functional.linear(x, weight, bias)
+        return self._finished(torch.nn.functional.linear(x, weight, bias), act, residual)
+
+    def _finished(self, y: Tensor, act: Act | None, residual: Tensor | None) -> Tensor:
+        """residual + act(y), in place of y where there is no activation."""
         if act is not None:
             y = self.activate(y, act)
         return y if residual is None else y.add_(residual)

@@ -1,39 +1,28 @@
-"""What launches on one device share. Owns: how they are made there, scratch memory, and what one tells the next.
+"""What launches on one device share. Owns: how they are made there, and scratch memory.
 
-`TritonKernels` makes one; products of packed weights and mixtures of experts are given it in place of the kernels.
-Must not know: which kernel serves which operation.
+`TritonKernels` makes one; products of packed weights and mixtures of experts are given it, and know nothing of the
+backend. What a launch leaves for a later one is not here: it is in the result, or an argument.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
-from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.triton.common import Scratch
-from tokenmill.kernels.triton.ways import Way
-
-
-@dataclass(slots=True)
-class Experts:
-    """What a mixture of experts learns from the product behind it."""
-
-    following: Tensor | None = None
-    """The weight that was multiplied after these experts the last time."""
+from tokenmill.kernels.triton.products.ways import Way
 
 
 @dataclass(slots=True)
 class Launch:
     """How kernels are launched on one device.
 
-    operations: the backend itself, for what is composed of other operations, and counted. pdl: kernels may start while
-    the one before ends. hopper: it is one. small: little shared memory. steady: a row's bytes do not depend on its
-    company. fuses: operations may be joined. narrow_ways: measured ways of packed weights.
+    count: notes one call of an operation. pdl: kernels may start while the one before ends. hopper: it is one. small:
+    little shared memory. steady: a row's bytes do not depend on its company. fuses: operations may be joined.
+    narrow_ways: measured ways of packed weights.
     """
 
-    operations: ReferenceKernels
+    count: Callable[[str], None]
     pdl: bool = False
     hopper: bool = False
     small: bool = False
@@ -41,7 +30,3 @@ class Launch:
     fuses: bool = True
     scratch: Scratch = field(default_factory=Scratch)
     narrow_ways: dict[str, Way] = field(default_factory=dict)
-    ended: Experts | None = None
-    """Experts that have just run: they want to know which weight follows."""
-    spread: tuple[Tensor, Tensor, torch.dtype] | None = None
-    """The row that a packed weight has just made, and the same as a next weight of that type will want it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenmill.core.errors import UserError
-from tokenmill.core.protocols import SchedulePolicy
+from tokenmill.core.policy import SchedulePolicy
 from tokenmill.scheduler.policy.first_come import FirstCome
 from tokenmill.scheduler.policy.priority import Priority
 

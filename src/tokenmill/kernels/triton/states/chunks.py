@@ -24,7 +24,7 @@ from torch import Tensor
 
 from tokenmill.core.forward import DeltaSpec, ForwardContext
 from tokenmill.kernels.triton.common import INTERPRETED, pow2, sigmoid
-from tokenmill.kernels.triton.recurrent import SHORT, find_part, parts_of, pow2_of, softplus
+from tokenmill.kernels.triton.states.recurrent import SHORT, find_part, parts_of, pow2_of, softplus
 
 SIZE = 64
 WIDEST = 256

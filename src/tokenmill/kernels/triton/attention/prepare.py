@@ -11,8 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext, KVView, NormSpec
+from tokenmill.kernels.triton.attention.paging import rounded
 from tokenmill.kernels.triton.common import begin, pow2, wait
-from tokenmill.kernels.triton.paging import rounded
 
 
 @triton.jit

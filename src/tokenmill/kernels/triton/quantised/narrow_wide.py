@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts, begin, gated_act, plain_act, wait
-from tokenmill.kernels.triton.narrow import BLOCK, NarrowMatrix
+from tokenmill.kernels.triton.quantised.narrow import BLOCK, NarrowMatrix
 
 
 @triton.jit

@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.core.forward import KVView
-from tokenmill.kernels.triton.narrow_words import float8_of
-from tokenmill.kernels.triton.paging import bend, product
+from tokenmill.kernels.triton.attention.paging import bend, product
+from tokenmill.kernels.triton.quantised.narrow_words import float8_of
 
 
 @triton.jit

@@ -12,9 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan
+from tokenmill.kernels.triton.attention.paging import FLOOR, LOG2E, bend, locate, product
+from tokenmill.kernels.triton.attention.prepare import scale_strides
 from tokenmill.kernels.triton.common import INTERPRETED, begin, pow2, wait
-from tokenmill.kernels.triton.paging import FLOOR, LOG2E, bend, locate, product
-from tokenmill.kernels.triton.prepare import scale_strides
 
 
 @triton.jit

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tokenmill.core.forward import NormSpec
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts, begin, gated_act, plain_act, pow2, wait
-from tokenmill.kernels.triton.route import bring
+from tokenmill.kernels.triton.experts.route import bring
 
 NEAR = 10 << 20
 """Bytes of the second launch's weights that the first one brings near when it ends."""

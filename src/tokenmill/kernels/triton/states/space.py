@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tokenmill.core.forward import ForwardContext, SpaceSpec
 from tokenmill.kernels.triton.common import begin, pow2, wait
-from tokenmill.kernels.triton.recurrent import softplus
+from tokenmill.kernels.triton.states.recurrent import softplus
 
 HIGHEST = 3.0e38
 """A bound that is none."""

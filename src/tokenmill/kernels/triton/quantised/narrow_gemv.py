@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tokenmill.core.forward import NormSpec
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts, begin, gated_act, plain_act, pow2, prefetch, wait
-from tokenmill.kernels.triton.narrow import BLOCK, NarrowMatrix
-from tokenmill.kernels.triton.narrow_words import bytes4, dot4, dot_float8, half_pair, halves
+from tokenmill.kernels.triton.quantised.narrow import BLOCK, NarrowMatrix
+from tokenmill.kernels.triton.quantised.narrow_words import bytes4, dot4, dot_float8, half_pair, halves
 
 KINDS = {torch.float8_e4m3fn: 0, torch.int8: 1, torch.int16: 2}
 """What a matrix holds -> what kernels call it: float8, integers of 8 bits, integers of 4 bits."""
@@ -314,12 +314,28 @@ def _gemv_kernel(
         _emit(emit_ptr, y.to(tl.float32), tl.program_id(0), N, BN, KIND, WIDE)
 
 
+class SpreadRow(Tensor):
+    """A row [1, N] that its product has also left as words of a next matrix of that type meet it. Whatever else is
+    done with it gives plain tensors."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    words: Tensor
+    type_of_words: torch.dtype
+
+    @classmethod
+    def of(cls, row: Tensor, words: Tensor, type_of_words: torch.dtype) -> SpreadRow:
+        """The row and its words."""
+        made = row.as_subclass(cls)
+        made.words, made.type_of_words = words, type_of_words
+        return made
+
+
 def narrow_gemv(
     x: Tensor, weight: NarrowMatrix, norm: NormSpec | None, act: str | None, residual: Tensor | None,
-    *, pdl: bool, config: tuple[int, int, int, int], spread: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """x [1, K] -> residual + act(norm(x) @ weight.T + bias), and that spread for a next matrix of the same kind, if it
-    was made on the way; config (BN, words in a piece, warps, early lines). `spread`: norm(x), if that was made before.
+    *, pdl: bool, config: tuple[int, int, int, int],
+) -> Tensor:  # fmt: skip
+    """x [1, K] -> residual + act(norm(x) @ weight.T + bias), as a SpreadRow if that was made on the way, too; config
+    (BN, words in a piece, warps, early lines).
 
     K must be a multiple of 4; BN must divide a block of scales, and a gated activation's halves must begin at a block's
     border."""
@@ -330,7 +346,9 @@ def narrow_gemv(
     kind = KINDS[weight.data.dtype]
     words = weight.data.shape[1] * weight.data.element_size() // 4
     block_j = min(block_j, max(16, pow2(words)))
-    if spread is None:
+    if isinstance(x, SpreadRow) and x.type_of_words == weight.data.dtype and norm is None:
+        spread = x.words
+    else:
         spread = _spread(x, words, kind, norm, pdl=pdl)
     # A program's results are whole words of the next matrix, if that is of the same kind.
     emits = gated and kind < 2 and block_n % 4 == 0 and width % 4 == 0
@@ -346,7 +364,7 @@ def narrow_gemv(
         EMITS=emits, EARLY=early if pdl and words > block_j else 0, WIDE=INTERPRETED, PDL=pdl,
         num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
-    return out, emitted
+    return out if emitted is None else SpreadRow.of(out, emitted, weight.data.dtype)
 
 
 def _spread(x: Tensor, words: int, kind: int, norm: NormSpec | None, *, pdl: bool) -> Tensor:

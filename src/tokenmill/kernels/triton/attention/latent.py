@@ -13,8 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext
+from tokenmill.kernels.triton.attention.paging import FLOOR, LOG2E, product
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, shared_memory, wait
-from tokenmill.kernels.triton.paging import FLOOR, LOG2E, product
 
 
 @triton.jit

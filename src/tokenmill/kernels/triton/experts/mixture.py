@@ -16,13 +16,13 @@ from torch import Tensor
 
 from tokenmill.core.forward import ForwardContext, Mixture, NormSpec, Weight
 from tokenmill.kernels.triton.common import act_parts, copy_engine
-from tokenmill.kernels.triton.experts import combine, one_down, one_up
-from tokenmill.kernels.triton.grouped import STEADY, grouped, looks, pairs_per_tile
-from tokenmill.kernels.triton.launch import Experts, Launch
-from tokenmill.kernels.triton.narrow_grouped import NarrowStack, can_stack, narrow_grouped
-from tokenmill.kernels.triton.route import pick, route
-from tokenmill.kernels.triton.route_few import pick_few, splits
-from tokenmill.kernels.triton.sorting import Sorted, sort_pairs
+from tokenmill.kernels.triton.experts.experts import combine, one_down, one_up
+from tokenmill.kernels.triton.experts.grouped import STEADY, grouped, looks, pairs_per_tile
+from tokenmill.kernels.triton.experts.narrow_grouped import NarrowStack, can_stack, narrow_grouped
+from tokenmill.kernels.triton.experts.route import pick, route
+from tokenmill.kernels.triton.experts.route_few import pick_few, splits
+from tokenmill.kernels.triton.experts.sorting import Sorted, sort_pairs
+from tokenmill.kernels.triton.launch import Launch
 
 FEW_TOKENS = 64
 """Tokens up to which every program of the router may read its rows again."""
@@ -35,7 +35,6 @@ class StackedMixture:
         self.launch = launch
         self.mixture = mixture
         self.ups, self.downs = ups, downs
-        self.learnt = Experts()
         self.modest = launch.small or not copy_engine()
         self.experts = self._stacked(ups).shape[0]
         router = mixture.router.pieces()
@@ -44,37 +43,38 @@ class StackedMixture:
         self.barrier_count = torch.zeros(1, dtype=torch.int32, device=self._stacked(ups).device)
 
     def __call__(
-        self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
+        self,
+        x: Tensor,
+        ctx: ForwardContext,
+        *,
+        norm: NormSpec | None = None,
+        residual: Tensor | None = None,
+        ahead: Weight | None = None,
     ) -> Tensor:
-        """x [T, hidden] -> [T, hidden]."""
-        self.launch.operations.count("experts")
+        """x [T, hidden] -> [T, hidden]; ahead: the weight that multiplies next."""
+        self.launch.count("experts")
         if residual is not None and not residual.is_contiguous():
             residual = residual.contiguous()
         x = x if x.is_contiguous() else x.contiguous()
-        y = self._compute(x, ctx, norm, residual)
-        self.launch.ended = self.learnt
-        return y
-
-    def _compute(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None, residual: Tensor | None) -> Tensor:
         # Steady: a token takes the same way in any company.
         fuses = self.launch.fuses and not self.launch.steady
         if fuses and x.shape[0] == 1 and isinstance(self.ups, Stack) and isinstance(self.downs, Stack):
-            return self._one(x, ctx, norm, residual, (self.ups, self.downs))
+            return self._one(x, ctx, norm, residual, (self.ups, self.downs), ahead)
         if fuses and 0 < x.shape[0] <= FEW_TOKENS and self.router is not None:
-            ids, gates, h = self._pick(x, norm, self._stacked(self.ups), keep=True)
+            ids, gates, h = self._pick(x, ctx, norm, self._stacked(self.ups), keep=True)
         else:
-            h = x if norm is None else self.launch.operations.norm(x, norm)
+            h = x if norm is None else ctx.kernels.norm(x, norm)
             ids, gates = self._route(h, ctx)
         return self._several(h, ids, gates, self._shared(h, ctx, None, residual))
 
     def _pick(
-        self, x: Tensor, norm: NormSpec | None, near: Tensor | None, *, keep: bool
+        self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None, near: Tensor | None, *, keep: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Ids, gates, and norm(x) if it is to be kept."""
         launch = self.launch
         assert self.router is not None
         if norm is not None and (norm.kind != "rms" or norm.bias is not None):
-            x, norm = launch.operations.norm(x, norm), None
+            x, norm = ctx.kernels.norm(x, norm), None
         if keep and splits(x, self.router[0]):
             return pick_few(
                 x, *self.router, norm, self.mixture.route, scratch=launch.scratch, count=self.barrier_count,
@@ -91,15 +91,17 @@ class StackedMixture:
         norm: NormSpec | None,
         residual: Tensor | None,
         weights: tuple[Stack, Stack],
+        ahead: Weight | None,
     ) -> Tensor:
+        """For one token."""
         launch, m = self.launch, self.mixture
         if norm is not None and (norm.kind != "rms" or norm.bias is not None):
-            x, norm = launch.operations.norm(x, norm), None
+            x, norm = ctx.kernels.norm(x, norm), None
         residual = self._shared(x, ctx, norm, residual)
         if self.router is None:
-            picked = self._route(x if norm is None else launch.operations.norm(x, norm), ctx)
+            picked = self._route(x if norm is None else ctx.kernels.norm(x, norm), ctx)
         else:
-            picked = self._pick(x, norm, self.learnt.following, keep=False)[:2]
+            picked = self._pick(x, ctx, norm, _table(ahead), keep=False)[:2]
         ups, downs = weights
         up = one_up(x, ups.table, ups.bias, picked[0], norm, m.act, pdl=launch.pdl, near=downs.table)
         return one_down(up, downs.table, downs.bias, picked, residual, pdl=launch.pdl, early=True)
@@ -127,7 +129,7 @@ class StackedMixture:
     def _route(self, h: Tensor, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
         m = self.mixture
         logits = m.router.matmul(h.float() if m.wide else h, ctx)
-        self.launch.operations.count("route")
+        self.launch.count("route")
         # Of many tokens some go to the first experts, too; a long chunk is not in want of memory.
         likely = self.experts <= h.shape[0] * m.route.top_k and h.shape[0] <= 1024
         return route(
@@ -151,6 +153,13 @@ class Stack:
 
 
 Stacked = Stack | NarrowStack
+
+
+def _table(weight: Weight | None) -> Tensor | None:
+    """The numbers of a weight (of its first part), where they are one tensor."""
+    parts = [] if weight is None else getattr(weight, "parts", [weight])
+    found = parts[0].pieces() if parts else None
+    return None if found is None else found[1]["table"]
 
 
 def form_of(weights: list[Weight]) -> Any | None:

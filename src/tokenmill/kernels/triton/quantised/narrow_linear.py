@@ -22,12 +22,12 @@ from torch import Tensor
 from tokenmill.core.forward import Act, NormSpec
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts
 from tokenmill.kernels.triton.launch import Launch
-from tokenmill.kernels.triton.narrow import BLOCK, NarrowMatrix
-from tokenmill.kernels.triton.narrow_gemv import narrow_gemv
-from tokenmill.kernels.triton.narrow_round import round_rows, widened
-from tokenmill.kernels.triton.narrow_thin import narrow_thin
-from tokenmill.kernels.triton.narrow_wide import narrow_wide
-from tokenmill.kernels.triton.ways import Way
+from tokenmill.kernels.triton.products.ways import Way
+from tokenmill.kernels.triton.quantised.narrow import BLOCK, NarrowMatrix
+from tokenmill.kernels.triton.quantised.narrow_gemv import narrow_gemv
+from tokenmill.kernels.triton.quantised.narrow_round import round_rows
+from tokenmill.kernels.triton.quantised.narrow_thin import narrow_thin
+from tokenmill.kernels.triton.quantised.narrow_wide import narrow_wide
 
 RUNGS = (1, 8, 16, 32, 64, 128, 256, 512)
 """Rows for which ways differ."""
@@ -99,43 +99,37 @@ def narrow_linear(
     norm: NormSpec | None,
     act: Act | None,
     residual: Tensor | None,
+    way: Way,
 ) -> Tensor:
-    """x [T, K] -> residual + act(norm(x) @ weight.T + bias) [T, N]."""
-    if x.shape[0] == 0:
-        width = weight.shape[0] // (2 if act_parts(act)[1] else 1)
-        return x.new_empty((0, width))
-    way = _way(launch, x, weight, act)
-    grouped = weight.group > 0 and not weight.blocks
-    if residual is not None and not residual.is_contiguous():
-        residual = residual.contiguous()
-    inside = way[0] == "gemv" or (way[0] != "widen" and not grouped)  # the norm is done on the way
-    if norm is not None and not (inside and norm.kind == "rms" and norm.bias is None):
-        x, norm = launch.operations.norm(x, norm), None
-    if x.stride(1) != 1:
-        x = x.contiguous()
+    """x [T, K] -> residual + act(norm(x) @ weight.T + bias) [T, N], by a kernel of ours: the ways "gemv", "thin" and
+    "wide". The result for one row may be a SpreadRow."""
     pdl, scratch = launch.pdl, launch.scratch
     if way[0] == "gemv":
-        before = launch.spread
-        kind = weight.data.dtype
-        spread = before[1] if before is not None and before[0] is x and before[2] == kind and norm is None else None
-        y, emitted = narrow_gemv(x, weight, norm, act, residual, pdl=pdl, config=way[1:], spread=spread)
-        launch.spread = None if emitted is None else (y, emitted, kind)
-        return y
-    if way[0] == "widen":
-        return launch.operations.fused_linear(
-            x, widened(weight, x.dtype, pdl=pdl), weight.bias, act=act, residual=residual
-        )
-    if way[0] == "thin" and grouped:
+        return narrow_gemv(x, weight, norm, act, residual, pdl=pdl, config=way[1:])
+    if way[0] == "thin" and weight.group > 0 and not weight.blocks:
         return narrow_thin(x, weight, act, residual, x.dtype, scratch=scratch, pdl=pdl, config=way[1:])
     rounded = round_rows(x, weight.data.dtype, norm, pdl=pdl)
     if way[0] == "thin":
         return narrow_thin(rounded, weight, act, residual, x.dtype, scratch=scratch, pdl=pdl, config=way[1:])
-    if way[0] == "wide":
-        return narrow_wide(*rounded, weight, act, residual, x.dtype, pdl=pdl, config=way[1:])
-    return _library(launch, rounded, weight, act, residual, x.dtype)
+    assert way[0] == "wide", "the other ways are not kernels of ours"
+    return narrow_wide(*rounded, weight, act, residual, x.dtype, pdl=pdl, config=way[1:])
 
 
-def _way(launch: Launch, x: Tensor, weight: NarrowMatrix, act: Act | None) -> Way:
+def scaled_product(x: Tensor, weight: NarrowMatrix, norm: NormSpec | None, *, pdl: bool) -> Tensor:
+    """norm(x) @ weight.T + bias [T, N] through cuBLAS: the way "library"."""
+    q, steps = round_rows(x, weight.data.dtype, norm, pdl=pdl)
+    scales = steps[:, None], weight.scales[None]
+    return torch._scaled_mm(q, weight.data.t(), *scales, bias=weight.bias, out_dtype=x.dtype, use_fast_accum=True)
+
+
+def norms_inside(way: Way, weight: NarrowMatrix, norm: NormSpec) -> bool:
+    """Is the norm done on the way?"""
+    inside = way[0] == "gemv" or (way[0] != "widen" and (weight.group == 0 or weight.blocks))
+    return inside and norm.kind == "rms" and norm.bias is None
+
+
+def narrow_way(launch: Launch, x: Tensor, weight: NarrowMatrix, act: Act | None) -> Way:
+    """How x is multiplied."""
     gated = act_parts(act)[1]
     width = weight.shape[0] // 2 if gated else weight.shape[0]
     library = (
@@ -153,20 +147,3 @@ def _way(launch: Launch, x: Tensor, weight: NarrowMatrix, act: Act | None) -> Wa
     found = _measured(launch.narrow_ways, x.shape[0], weight, act)
     way = found or default_narrow(x.shape[0], weight, gated=gated, library=library, small=launch.small)
     return way if way[0] != "library" or library else _WIDE
-
-
-def _library(
-    launch: Launch,
-    rounded: tuple[Tensor, Tensor],
-    weight: NarrowMatrix,
-    act: Act | None,
-    residual: Tensor | None,
-    dtype: torch.dtype,
-) -> Tensor:
-    q, steps = rounded
-    y = torch._scaled_mm(
-        q, weight.data.t(), steps[:, None], weight.scales[None], bias=weight.bias, out_dtype=dtype, use_fast_accum=True
-    )
-    if act is not None:
-        y = launch.operations.activate(y, act)
-    return y if residual is None else y.add_(residual)

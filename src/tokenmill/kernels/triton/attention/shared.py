@@ -12,9 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan
+from tokenmill.kernels.triton.attention.paging import FLOOR, bend, product
+from tokenmill.kernels.triton.attention.prepare import scale_strides
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, shared_memory, wait
-from tokenmill.kernels.triton.paging import FLOOR, bend, product
-from tokenmill.kernels.triton.prepare import scale_strides
 
 LEAST = 8
 """Table entries below which sharing does not pay."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tokenmill.core.adapters import AdapterSite, Delta
 from tokenmill.kernels.triton.common import act_parts, begin, gated_act, plain_act, pow2, wait
-from tokenmill.kernels.triton.pieces import any_of
+from tokenmill.kernels.triton.sampling.pieces import any_of
 
 FEW = 64
 """Tokens up to which a product waits for memory, not for arithmetic."""

@@ -14,10 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts, begin, gated_act, plain_act, wait
-from tokenmill.kernels.triton.grouped import Tiling, pair_of, pairs_per_tile, room_for, span
-from tokenmill.kernels.triton.narrow import BLOCK
-from tokenmill.kernels.triton.narrow_thin import _multiply, _packed
-from tokenmill.kernels.triton.sorting import Sorted
+from tokenmill.kernels.triton.experts.grouped import Tiling, pair_of, pairs_per_tile, room_for, span
+from tokenmill.kernels.triton.experts.sorting import Sorted
+from tokenmill.kernels.triton.quantised.narrow import BLOCK
+from tokenmill.kernels.triton.quantised.narrow_thin import _multiply, _packed
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tokenmill.core.forward import NormSpec
 from tokenmill.kernels.triton.common import begin, pow2, wait
-from tokenmill.kernels.triton.narrow import BLOCK, NarrowMatrix
+from tokenmill.kernels.triton.quantised.narrow import BLOCK, NarrowMatrix
 
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan
+from tokenmill.kernels.triton.attention.paging import FLOOR, LOG2E, bend, product
+from tokenmill.kernels.triton.attention.prepare import scale_strides
 from tokenmill.kernels.triton.common import INTERPRETED, begin, pow2, wait
-from tokenmill.kernels.triton.paging import FLOOR, LOG2E, bend, product
-from tokenmill.kernels.triton.prepare import scale_strides
 
 ALIGN = 16 if INTERPRETED else 128
 """Sequences begin at multiples of this in the row, so that a tile of keys belongs to one of them."""
@@ -213,7 +213,7 @@ def attend_long(
     """q [T, H, D] -> out [T, H * D], for the sequences with several new tokens; hopper: the device is one."""
     gathered = gather(spec, ctx, arranged[0], q.dtype, pdl=pdl)
     if hopper and not spec.softcap and spec.kv.key_dim in (64, 128):
-        from tokenmill.kernels.triton.hopper import attend_hopper  # the interpreter cannot load it
+        from tokenmill.kernels.triton.attention.hopper import attend_hopper  # the interpreter cannot load it
 
         attend_hopper(q, out, spec, ctx, arranged, gathered)
     else:

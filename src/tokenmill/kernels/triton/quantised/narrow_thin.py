@@ -25,7 +25,7 @@ from tokenmill.kernels.triton.common import (
     prefetch,
     wait,
 )
-from tokenmill.kernels.triton.narrow import BLOCK, NarrowMatrix
+from tokenmill.kernels.triton.quantised.narrow import BLOCK, NarrowMatrix
 
 Rounded = tuple[Tensor, Tensor]
 """Activations [M, K] in the weight's type, and their scales [M] float32."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts, begin, gated_act, plain_act, wait
-from tokenmill.kernels.triton.sorting import Sorted
+from tokenmill.kernels.triton.experts.sorting import Sorted
 
 FEW = 64 if INTERPRETED else 1024
 """Pairs up to which programs look for their own."""

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tokenmill.core.forward import NormSpec, RouteSpec
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, multiprocessors, pow2, wait
-from tokenmill.kernels.triton.grid_barrier import arrive, meet
-from tokenmill.kernels.triton.route import NEAR_EXPERTS, _pick_experts, _rank, bring, constants, near_lines
+from tokenmill.kernels.triton.experts.grid_barrier import arrive, meet
+from tokenmill.kernels.triton.experts.route import NEAR_EXPERTS, _pick_experts, _rank, bring, constants, near_lines
 
 _PARTS, _CHOICE, _BOTH = 0, 1, 2
 

@@ -1,0 +1,602 @@
+"""Attention of one new token per sequence. Owns: splitting a sequence's keys over programs, and joining their parts.
+
+A program serves all query heads of one key/value head (they share what it reads) over one split of one sequence. The
+last program of a (sequence, head) to finish joins the parts, in order, so no second launch is needed.
+Fresh: q, k and v come as the product left them; the program norms and rotates them, stores the new key, and reads the
+older keys before it waits for that product. Else `prepare.py` has done so. A prefix that all sequences share can be
+left to `shared.py`: its parts come first, and splits begin behind it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tokenmill.core.forward import AttentionSpec, ForwardContext
+from tokenmill.kernels.triton.attention.narrow_keys import fold_pairs, in_pairs, joined, kind_of, split_query
+from tokenmill.kernels.triton.attention.paging import FLOOR, LOG2E, bend, locate, product, rounded
+from tokenmill.kernels.triton.attention.prepare import rotated, scale_strides
+from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, prefetch, wait
+from tokenmill.kernels.triton.quantised.narrow_words import bfloat_at
+
+
+class Pages(NamedTuple):
+    """One layer's keys and values, and their scales; helpers are given those of one head as a plain tuple."""
+
+    key: Any
+    value: Any
+    key_scale: Any
+    value_scale: Any
+
+
+class Strides(NamedTuple):
+    """Of pages, in numbers as they are loaded: pairs where they are stored in 8 bits."""
+
+    key_block: Any
+    key_head: Any
+    key_row: Any
+    value_block: Any
+    value_head: Any
+    value_row: Any
+    scale_block: Any
+    scale_head: Any
+    scale_row: Any
+
+
+class Plan(NamedTuple):
+    """Which keys each sequence has. shared: table entries that all have in common; slot: where a new key goes."""
+
+    table: Any
+    first: Any
+    entries: Any
+    start: Any
+    length: Any
+    shared: Any
+    slot: Any
+
+
+class Bends(NamedTuple):
+    """Per query head, what bends scores."""
+
+    sink: Any
+    slope: Any
+
+
+class Turns(NamedTuple):
+    """What norms and rotates new heads."""
+
+    q_norm: Any
+    k_norm: Any
+    cos: Any
+    sin: Any
+
+
+class Epsilons(NamedTuple):
+    """Of these norms."""
+
+    q: Any
+    k: Any
+
+
+class Partial(NamedTuple):
+    """Parts of one sequence and head lie together, [PARTS, GROUP, DV]; their maxima and sums beside them; counters."""
+
+    part: Any
+    top: Any
+    count: Any
+
+
+class Shape(NamedTuple):
+    """Query heads, those of one key/value head, widths, positions of a block; and the same as powers of two."""
+
+    H: int
+    GROUP: int
+    D: int
+    DV: int
+    SIZE: int
+    BH: int
+    BN: int
+    BD: int
+    BV: int
+
+
+class Cut(NamedTuple):
+    """How a sequence is cut: splits, parts before them and in all, least tiles of one; tiles to bring near by lines."""
+
+    SPLITS: int
+    BEFORE: int
+    PARTS: int
+    PARTS_BLOCK: int
+    LEAST: int
+    STAGES: int
+    NEAR: int
+    LINE: int
+    LINES: int
+
+
+class Seen(NamedTuple):
+    """Is there a first position of each table entry, a window, a cap of scores, sinks, a slope by distance?"""
+
+    FIRST: bool
+    WINDOW: bool
+    SOFTCAP: bool
+    SINKS: bool
+    ALIBI: bool
+
+
+class Fresh(NamedTuple):
+    """How new heads are normed and rotated."""
+
+    Q_NORM: bool
+    K_NORM: bool
+    Q_OFFSET: float
+    K_OFFSET: float
+    ROPE: bool
+    START: int
+    DIM: int
+    INTERLEAVED: bool
+
+
+@triton.jit
+def _load_tile(
+    index, high, here, strides, table, first, entries, kv_len, query_position, window,
+    SHAPE: tl.constexpr, SEEN: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
+    """Keys [BD, BN] and values [BN, BV] of these indexes, their scales [BN], positions, and which are seen.
+    SCALED: pairs of numbers are loaded, half as many, twice as wide."""
+    keys, values, key_scales, value_scales = here
+    PAIR: tl.constexpr = 2 if SCALED else 1
+    D: tl.constexpr = SHAPE.D // PAIR
+    DV: tl.constexpr = SHAPE.DV // PAIR
+    d = tl.arange(0, SHAPE.BD // PAIR)
+    v = tl.arange(0, SHAPE.BV // PAIR)
+    block, offset, position, known = locate(index, table, first, entries, kv_len, SHAPE.SIZE, SEEN.FIRST)
+    seen = known & (index < high)
+    if SEEN.WINDOW:
+        seen = seen & (query_position - position < window)
+    k = tl.load(
+        keys + block[None, :] * strides.key_block + offset[None, :] * strides.key_row + d[:, None],
+        mask=seen[None, :] & (d < D)[:, None], other=0.0,
+    )  # fmt: skip
+    # Values of unseen keys are zeros, not leftovers: 0 * NaN would leak.
+    val = tl.load(
+        values + block[:, None] * strides.value_block + offset[:, None] * strides.value_row + v[None, :],
+        mask=seen[:, None] & (v < DV)[None, :], other=0.0,
+    )  # fmt: skip
+    k_scale = 1.0
+    v_scale = 1.0
+    if SCALED:
+        spot = block * strides.scale_block + offset * strides.scale_row
+        k_scale = bfloat_at(key_scales, spot, seen)
+        v_scale = bfloat_at(value_scales, spot, seen)
+    return k, val, k_scale, v_scale, position, seen
+
+
+@triton.jit
+def _bring_near(low, high, here, strides, table, first, entries, kv_len,
+                SHAPE: tl.constexpr, CUT: tl.constexpr, FIRST: tl.constexpr, SKIP: tl.constexpr):  # fmt: skip
+    """Ask for the keys and values of the first tiles from `low` on, but for SKIP that are loaded already."""
+    keys, values = here[0], here[1]
+    n = tl.arange(0, SHAPE.BN)
+    line = tl.arange(0, CUT.LINES)[None, :] * CUT.LINE
+    NEAR: tl.constexpr = CUT.NEAR
+    for tile in tl.static_range(NEAR):
+        early = low + (tile + SKIP) * SHAPE.BN + n
+        early = tl.maximum(tl.minimum(early, high - 1), 0)
+        block, offset, _, _ = locate(early, table, first, entries, kv_len, SHAPE.SIZE, FIRST)
+        prefetch(keys + (block * strides.key_block + offset * strides.key_row)[:, None] + line)
+        prefetch(values + (block * strides.value_block + offset * strides.value_row)[:, None] + line)
+
+
+@triton.jit
+def _extent(seq, split, end, kv_len, query_position, window, plan, SHAPE: tl.constexpr, CUT: tl.constexpr,
+            SEEN: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    """Which indexes this split reads, and how many splits the sequence needs: short ones fewer than there are."""
+    begin_at = 0
+    if CUT.BEFORE > 0:
+        wait(PDL)
+        begin_at = tl.load(plan.shared).to(tl.int32) * SHAPE.SIZE
+    if SEEN.WINDOW and not SEEN.FIRST:
+        begin_at = tl.maximum(begin_at, (query_position - window + 1) // SHAPE.BN * SHAPE.BN)
+        begin_at = tl.maximum(begin_at, 0)
+    chunk = tl.maximum(tl.cdiv(tl.cdiv(end - begin_at, SHAPE.BN), CUT.SPLITS), CUT.LEAST) * SHAPE.BN
+    active = tl.minimum(CUT.SPLITS, tl.maximum(tl.cdiv(end - begin_at, tl.maximum(chunk, 1)), 1))
+    low = begin_at + split * chunk
+    high = tl.minimum(low + chunk, end)
+    if split == active - 1:
+        high = end
+    return low, high, active
+
+
+@triton.jit
+def _new_heads(
+    source, kv_head, head, real, query_position, turns, eps, like,
+    SHAPE: tl.constexpr, NEW: tl.constexpr, KIND: tl.constexpr, STORED: tl.constexpr,
+):  # fmt: skip
+    """The product's heads at `source`: q [BH, BD], the newest key [1, BD] and value [1, BV] as they will be stored, and
+    their scales."""
+    D: tl.constexpr = SHAPE.D
+    H: tl.constexpr = SHAPE.H
+    DV: tl.constexpr = SHAPE.DV
+    KV: tl.constexpr = SHAPE.H // SHAPE.GROUP
+    d = tl.arange(0, SHAPE.BD)
+    v = tl.arange(0, SHAPE.BV)
+    at_position = query_position.to(tl.int64)
+    q = rotated(source + head[:, None] * D, turns.q_norm, turns.cos, turns.sin, at_position, real[:, None], d, eps.q,
+                D, NEW.Q_NORM, NEW.Q_OFFSET, NEW.ROPE, NEW.START, NEW.DIM, NEW.INTERLEAVED).to(like)  # fmt: skip
+    one = tl.arange(0, 1)[:, None]
+    key = rotated(source + (H + kv_head) * D + one, turns.k_norm, turns.cos, turns.sin, at_position, one == 0, d,
+                  eps.k, D, NEW.K_NORM, NEW.K_OFFSET, NEW.ROPE, NEW.START, NEW.DIM, NEW.INTERLEAVED)  # fmt: skip
+    value = tl.load(source + (H + KV) * D + kv_head * DV + one + v[None, :], mask=(v < DV)[None, :], other=0.0)
+    key_scale = 1.0
+    value_scale = 1.0
+    if KIND is not None:
+        key = tl.where((d < D)[None, :], key.to(like).to(tl.float32), 0.0)
+        key, a_scale = rounded(key, KIND)
+        value, b_scale = rounded(value.to(tl.float32), KIND)
+        key_scale = tl.sum(a_scale.to(tl.float32))
+        value_scale = tl.sum(b_scale.to(tl.float32))
+    else:
+        key = key.to(STORED)
+        value = value.to(STORED)
+    return q, key, value, key_scale, value_scale
+
+
+@triton.jit
+def _store_newest(key, value, key_scale, value_scale, slot, here, strides, SHAPE: tl.constexpr, KIND: tl.constexpr):
+    """The newest key and value go to their slot."""
+    keys, values, key_scales, value_scales = here
+    D: tl.constexpr = SHAPE.D
+    DV: tl.constexpr = SHAPE.DV
+    SIZE: tl.constexpr = SHAPE.SIZE
+    d = tl.arange(0, SHAPE.BD)
+    v = tl.arange(0, SHAPE.BV)
+    one = tl.arange(0, 1)[:, None]
+    spot = keys + slot // SIZE * strides.key_block + slot % SIZE * strides.key_row
+    spot_v = values + slot // SIZE * strides.value_block + slot % SIZE * strides.value_row
+    if KIND is not None:
+        spot = spot.to(tl.pointer_type(KIND))
+        spot_v = spot_v.to(tl.pointer_type(KIND))
+    tl.store(spot + d[None, :] + one, key, mask=(d < D)[None, :])
+    tl.store(spot_v + v[None, :] + one, value, mask=(v < DV)[None, :])
+    if KIND is not None:
+        spot_s = slot // SIZE * strides.scale_block + slot % SIZE * strides.scale_row
+        tl.store(key_scales + spot_s, key_scale.to(key_scales.dtype.element_ty))
+        tl.store(value_scales + spot_s, value_scale.to(key_scales.dtype.element_ty))
+
+
+@triton.jit
+def _fold(
+    acc, odd, top, total, q, pairs, k, val, k_scale, v_scale, position, seen, query_position, slope, scale, softcap,
+    SEEN: tl.constexpr, KIND: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Take one tile of keys into the running result (of 8 bits: into that of even and odd columns); pairs: the query's
+    even and odd columns, and its largest magnitudes."""
+    if KIND is not None:
+        q_even, q_odd, most = pairs
+        acc, odd, top, total = fold_pairs(
+            acc, odd, top, total, q_even, q_odd, most, k, val, k_scale, v_scale, position, seen, query_position,
+            slope, scale, softcap, SEEN.SOFTCAP, SEEN.ALIBI, KIND, WIDE,
+        )  # fmt: skip
+    else:
+        scores = product(q, k, tl.zeros((q.shape[0], k.shape[1]), dtype=tl.float32), WIDE)
+        scores = bend(scores, query_position, position[None, :], slope, scale, softcap, SEEN.SOFTCAP, SEEN.ALIBI)
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, axis=1))
+        shrink = tl.exp2(top - new_top)
+        p = tl.exp2(scores - new_top[:, None])
+        total = total * shrink + tl.sum(p, axis=1)
+        acc = product(p.to(q.dtype), val, acc * shrink[:, None], WIDE)
+        top = new_top
+    return acc, odd, top, total
+
+
+@triton.jit
+def _fold_newest(acc, top, total, q, key, value, key_scale, value_scale, slope, scale, softcap, SOFTCAP: tl.constexpr):
+    """Take the newest key into the result: it is at distance 0, and nothing hides it."""
+    newest = tl.sum(q.to(tl.float32) * key.to(tl.float32), axis=1) * key_scale
+    newest = bend(newest, 0, 0, slope, scale, softcap, SOFTCAP, False)
+    higher = tl.maximum(top, newest)
+    weight = tl.exp2(newest - higher)
+    total = total * tl.exp2(top - higher) + weight
+    acc = acc * tl.exp2(top - higher)[:, None]
+    acc += (weight * value_scale).to(q.dtype).to(tl.float32)[:, None] * value.to(tl.float32)
+    return acc, higher, total
+
+
+@triton.jit
+def _part(place, partial, real, v, DV: tl.constexpr, CACHE: tl.constexpr):
+    """A part that some program has left: the largest score of each row, the sum, and the values."""
+    top = tl.load(partial.top + place * 2, mask=real, other=FLOOR, cache_modifier=CACHE)
+    total = tl.load(partial.top + place * 2 + 1, mask=real, other=0.0, cache_modifier=CACHE)
+    part = tl.load(
+        partial.part + place[:, None] * DV + v[None, :],
+        mask=(real & (total != 0.0))[:, None] & (v < DV)[None, :],
+        other=0.0,
+        cache_modifier=CACHE,
+    )
+    return top, total, part
+
+
+@triton.jit
+def _join_shared(acc, top, total, origin, partial, row, real, v, SHAPE: tl.constexpr, CUT: tl.constexpr):
+    """Take the parts of a shared prefix into the result: nobody else works on this sequence and head."""
+    BEFORE: tl.constexpr = CUT.BEFORE  # a range asks for a constexpr
+    for other in tl.static_range(BEFORE):
+        place = origin + other * SHAPE.GROUP + row
+        their_top, theirs, part = _part(place, partial, real, v, SHAPE.DV, "")
+        new_top = tl.maximum(top, their_top)
+        old, new = tl.exp2(top - new_top), tl.exp2(their_top - new_top)
+        total = total * old + tl.where(theirs == 0.0, 0.0, theirs * new)
+        acc = acc * old[:, None] + part * new[:, None]
+        top = new_top
+    return acc, top, total
+
+
+@triton.jit
+def _leave_part(acc, top, total, place, unit, partial, real, v, active, DV: tl.constexpr):
+    """Leave this split's part where the others find it -> have they all done so?"""
+    tl.store(
+        partial.part + place[:, None] * DV + v[None, :],
+        acc,
+        mask=real[:, None] & (v < DV)[None, :],
+        cache_modifier=".cg",
+    )
+    tl.store(partial.top + place * 2, top, mask=real, cache_modifier=".cg")
+    tl.store(partial.top + place * 2 + 1, total, mask=real, cache_modifier=".cg")
+    tl.debug_barrier()
+    return tl.atomic_add(partial.count + unit, 1, sem="acq_rel") == active - 1
+
+
+@triton.jit
+def _join_all(origin, parts, unit, partial, row, real, v, SHAPE: tl.constexpr, CUT: tl.constexpr):
+    """All parts of a sequence and head, in order; the counter is ready for the next launch then."""
+    tl.store(partial.count + unit, 0)
+    every = tl.arange(0, CUT.PARTS_BLOCK)
+    spots = origin + every[:, None] * SHAPE.GROUP + row[None, :]
+    there = (every < parts)[:, None] & real[None, :]
+    tops = tl.load(partial.top + spots * 2, mask=there, other=FLOOR, cache_modifier=".cg")
+    totals = tl.load(partial.top + spots * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
+    top = tl.max(tops, axis=0)
+    # A part without keys left no values; NaN sums must stay, so ask for zero, not for "greater".
+    total = tl.sum(tl.where(totals == 0.0, 0.0, totals * tl.exp2(tops - top[None, :])), axis=0)
+    BH: tl.constexpr = SHAPE.BH
+    BV: tl.constexpr = SHAPE.BV
+    acc = tl.zeros((BH, BV), dtype=tl.float32)
+    for other in tl.range(0, parts, loop_unroll_factor=4):
+        place = origin + other * SHAPE.GROUP + row
+        their_top, _, part = _part(place, partial, real, v, SHAPE.DV, ".cg")
+        acc += part * tl.exp2(their_top - top)[:, None]
+    return acc, top, total
+
+
+@triton.jit
+def _finish(acc, top, total, query, head, real, v, out_ptr, sinks, SHAPE: tl.constexpr, SINKS: tl.constexpr):
+    """Weigh the sinks, divide, store."""
+    if SINKS:
+        sink = tl.load(sinks + head, mask=real, other=FLOOR).to(tl.float32) * LOG2E
+        new_top = tl.maximum(top, sink)
+        total = total * tl.exp2(top - new_top) + tl.exp2(sink - new_top)
+        acc = acc * tl.exp2(top - new_top)[:, None]
+    y = acc / tl.where(real, total, 1.0)[:, None]
+    target = out_ptr + query * SHAPE.H * SHAPE.DV + head[:, None] * SHAPE.DV + v[None, :]
+    tl.store(target, y.to(out_ptr.dtype.element_ty), mask=real[:, None] & (v < SHAPE.DV)[None, :])
+
+
+@triton.jit(do_not_specialize=["table_stride", "q_stride"])
+def _decode_kernel(
+    q_ptr, pages, plan, bends, turns, out_ptr, partial, q_stride, table_stride, strides, scale, softcap, window, eps,
+    SHAPE: tl.constexpr, CUT: tl.constexpr, SEEN: tl.constexpr, NEW: tl.constexpr, KIND: tl.constexpr,
+    MIXED: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """NEW: q_ptr is the product, and the newest key is stored here; MIXED: some sequences have more new tokens."""
+    begin(PDL)
+    FRESH: tl.constexpr = NEW is not None
+    SCALED: tl.constexpr = KIND is not None
+    PAIR: tl.constexpr = 2 if SCALED else 1
+    seq = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    # Lengths and tables are older than the embedding, an ordinary launch: they need no waiting for.
+    query = seq.to(tl.int64)
+    if MIXED:
+        query = tl.load(plan.start + seq).to(tl.int64)
+        count = tl.load(plan.start + seq + 1) - query
+    kv_len = tl.load(plan.length + seq)
+    query_position = kv_len - 1
+    if FRESH:
+        kv_len = query_position  # the newest key is not in the cache yet
+    end = kv_len
+    entries = 0
+    if SEEN.FIRST:
+        entries = tl.load(plan.entries + seq)
+        end = entries * SHAPE.SIZE
+    low, high, active = _extent(seq, split, end, kv_len, query_position, window, plan, SHAPE, CUT, SEEN, PDL)
+    table = plan.table + seq.to(tl.int64) * table_stride
+    first = plan.first
+    if SEEN.FIRST:
+        first = plan.first + seq.to(tl.int64) * table_stride
+    keys = pages.key + kv_head.to(tl.int64) * strides.key_head
+    values = pages.value + kv_head.to(tl.int64) * strides.value_head
+    key_scales = keys  # not read where there are none
+    value_scales = values
+    if SCALED:
+        key_scales = pages.key_scale + kv_head.to(tl.int64) * strides.scale_head
+        value_scales = pages.value_scale + kv_head.to(tl.int64) * strides.scale_head
+    here = (keys, values, key_scales, value_scales)
+    row = tl.arange(0, SHAPE.BH)
+    real = row < SHAPE.GROUP
+    head = kv_head * SHAPE.GROUP + row
+    n = tl.arange(0, SHAPE.BN)
+    v = tl.arange(0, SHAPE.BV)
+    if FRESH:
+        # All keys in the cache are older than this step: load the first ones, bring the following near.
+        k, val, k_scale, v_scale, position, seen = _load_tile(
+            low + n, high, here, strides, table, first, entries, kv_len, query_position, window, SHAPE, SEEN, SCALED
+        )
+        slot = tl.load(plan.slot + seq)
+    if PDL and CUT.BEFORE == 0:
+        _bring_near(low, tl.minimum(high, end), here, strides, table, first, entries, kv_len,
+                    SHAPE, CUT, SEEN.FIRST, FRESH)  # fmt: skip
+    wait(PDL)
+    if split >= active:
+        return
+    if MIXED:
+        if count != 1:
+            return  # the other kernel's
+
+    BH: tl.constexpr = SHAPE.BH
+    BV: tl.constexpr = SHAPE.BV // PAIR
+    slope = tl.zeros((BH,), dtype=tl.float32)
+    if SEEN.ALIBI:
+        slope = tl.load(bends.slope + head, mask=real, other=0.0).to(tl.float32)
+    acc = tl.zeros((BH, BV), dtype=tl.float32)
+    odd = tl.zeros((BH, BV), dtype=tl.float32)
+    top = tl.full((BH,), FLOOR, dtype=tl.float32)
+    total = tl.zeros((BH,), dtype=tl.float32)
+    if FRESH:
+        q, new_key, new_value, new_key_scale, new_value_scale = _new_heads(
+            q_ptr + query * q_stride, kv_head, head, real, query_position, turns, eps, q_ptr.dtype.element_ty,
+            SHAPE, NEW, KIND, pages.key.dtype.element_ty,
+        )  # fmt: skip
+        if split == active - 1:
+            _store_newest(new_key, new_value, new_key_scale, new_value_scale, slot, here, strides, SHAPE, KIND)
+    else:
+        d = tl.arange(0, SHAPE.BD)
+        q = tl.load(q_ptr + query * q_stride + head[:, None] * SHAPE.D + d[None, :],
+                    mask=real[:, None] & (d < SHAPE.D)[None, :], other=0.0)  # fmt: skip
+    pairs = (0, 0, 0)
+    if SCALED:
+        pairs = split_query(q, SHAPE.BH, SHAPE.BD)
+    if FRESH:
+        acc, odd, top, total = _fold(acc, odd, top, total, q, pairs, k, val, k_scale, v_scale, position, seen,
+                                     query_position, slope, scale, softcap, SEEN, KIND, WIDE)  # fmt: skip
+    for at in tl.range(low + FRESH * SHAPE.BN, high, SHAPE.BN, num_stages=CUT.STAGES):
+        k, val, k_scale, v_scale, position, seen = _load_tile(
+            at + n, high, here, strides, table, first, entries, kv_len, query_position, window, SHAPE, SEEN, SCALED
+        )
+        acc, odd, top, total = _fold(acc, odd, top, total, q, pairs, k, val, k_scale, v_scale, position, seen,
+                                     query_position, slope, scale, softcap, SEEN, KIND, WIDE)  # fmt: skip
+    if SCALED:
+        acc = joined(acc, odd, SHAPE.BH, SHAPE.BV)
+    if FRESH:
+        if split == active - 1:
+            acc, top, total = _fold_newest(acc, top, total, q, new_key, new_value, new_key_scale, new_value_scale,
+                                           slope, scale, softcap, SEEN.SOFTCAP)  # fmt: skip
+
+    last = True
+    if CUT.PARTS > 1:
+        unit = seq * tl.num_programs(1) + kv_head
+        origin = unit.to(tl.int64) * CUT.PARTS * SHAPE.GROUP
+        if CUT.SPLITS == 1:
+            acc, top, total = _join_shared(acc, top, total, origin, partial, row, real, v, SHAPE, CUT)
+        elif CUT.BEFORE + active > 1:
+            place = origin + (CUT.BEFORE + split) * SHAPE.GROUP + row
+            last = _leave_part(acc, top, total, place, unit, partial, real, v, active, SHAPE.DV)
+            if last:
+                acc, top, total = _join_all(
+                    origin, CUT.BEFORE + active, unit, partial, row, real, v, SHAPE, CUT
+                )  # fmt: skip
+    if last:
+        _finish(acc, top, total, query, head, real, v, out_ptr, bends.sink, SHAPE, SEEN.SINKS)
+
+
+def attend_one(
+    q: Tensor, out: Tensor, spec: AttentionSpec, ctx: ForwardContext, scratch: Scratch, *,
+    pdl: bool, mixed: bool = False, fresh: bool = False, before: int = 0, shared: Tensor | None = None,
+    config: tuple[int, int, int, int, int, int] | None = None,
+) -> None:  # fmt: skip
+    """q [T, H, Dk] -> out [T, H * Dv], for the sequences with one new token.
+
+    fresh: q is [T, all heads] as the product left it, and each sequence has one new token, whose key is stored here.
+    before: parts that `shared.py` has put in front, for the first `shared` table entries.
+    config (most splits, BN, warps, stages, tiles to bring near, least tiles of a split)."""
+    kv, plan, rope = ctx.kv[spec.layer], ctx.groups[spec.group], spec.rope
+    seqs, heads = plan.tables.shape[0], spec.kv.heads
+    group = spec.heads // heads
+    longest = plan.tables.shape[1] * ctx.block_size
+    cut = config or decode_config(seqs * heads, longest, spec, mixed=mixed, eight=kv.key_scale is not None)
+    splits, block_n, warps, stages, near, least = cut
+    room = scratch.floats // (seqs * spec.heads * (spec.kv.value_dim + 2))
+    splits = max(1, min(splits, room - before))
+    parts = before + splits
+    assert parts == 1 or room >= parts, "a prefix is shared only where its parts fit"
+    assert seqs * heads <= scratch.num_counters
+    keys, values, least_width, kind = kv.key, kv.value, 16, kind_of(kv)
+    if kind is not None:
+        keys, values, least_width = in_pairs(keys), in_pairs(values), 32
+    line = 128 // keys.element_size()
+    partial = scratch.partial(q.device)
+    tops = partial[seqs * spec.heads * parts * spec.kv.value_dim :] if parts > 1 else partial
+    q_norm, k_norm = (spec.q_norm, spec.k_norm) if fresh else (None, None)
+    if not fresh:
+        rope = None
+    lines = pow2(max(1, min(keys.shape[3], values.shape[3]) // line) + 1) // 2
+    width, value_width = spec.kv.key_dim, spec.kv.value_dim
+    new = None
+    if fresh:
+        new = Fresh(
+            q_norm is not None, k_norm is not None,
+            0.0 if q_norm is None else q_norm.offset, 0.0 if k_norm is None else k_norm.offset,
+            rope is not None, 0 if rope is None else rope.start, 0 if rope is None else rope.dim,
+            rope is not None and rope.interleaved,
+        )  # fmt: skip
+    _decode_kernel[(seqs, heads, splits)](
+        q,
+        Pages(keys, values, kv.key_scale, kv.value_scale),
+        Plan(plan.tables, plan.first, plan.entries, ctx.query_start, ctx.kv_len, shared, plan.slots if fresh else None),
+        Bends(spec.sinks, spec.alibi),
+        Turns(
+            None if q_norm is None else q_norm.weight, None if k_norm is None else k_norm.weight,
+            None if rope is None else rope.cos, None if rope is None else rope.sin,
+        ),
+        out, Partial(partial, tops, scratch.counters(q.device)), q.stride(0), plan.tables.stride(0),
+        Strides(*keys.stride()[:3], *values.stride()[:3], *scale_strides(kv)),
+        spec.scale, spec.softcap, spec.window,
+        Epsilons(0.0 if q_norm is None else q_norm.eps, 0.0 if k_norm is None else k_norm.eps),
+        SHAPE=Shape(
+            spec.heads, group, width, value_width, ctx.block_size,
+            max(16, pow2(group)), block_n, max(least_width, pow2(width)), max(least_width, pow2(value_width)),
+        ),
+        CUT=Cut(splits, before, parts, pow2(parts), least, stages, near, line, lines),
+        SEEN=Seen(plan.first is not None, spec.window > 0, spec.softcap > 0, spec.sinks is not None,
+                  spec.alibi is not None),
+        NEW=new, KIND=kind, MIXED=mixed, WIDE=INTERPRETED or q.dtype == torch.float32, PDL=pdl,
+        num_warps=warps, launch_pdl=pdl,
+    )  # fmt: skip
+
+
+def early_keys(units: int) -> bool:
+    """Does it pay to keep the first keys in registers before the new ones exist? (It halves how many programs fit.)"""
+    return units <= 64 or 128 < units <= 256
+
+
+def decode_config(
+    units: int, longest: int, spec: AttentionSpec, *, mixed: bool = False, eight: bool = False, beside: bool = False
+) -> tuple[int, int, int, int, int, int]:
+    """(most splits, BN, warps, stages, tiles to bring near, least tiles of a split) for `units` = sequences *
+    key/value heads: measured on an H200. eight: keys are stored in 8 bits; beside: a shared prefix is read elsewhere.
+
+    Powers of two keep the kernels few that must be compiled. Tables are looked up one pipeline stage before keys are
+    loaded: five stages hold two tiles of keys."""
+    width = spec.kv.key_dim + spec.kv.value_dim
+    block_n = 64 if width <= 256 else 32
+    if mixed:  # beside prefills it matters little: two kernels, which the engine compiles when it starts
+        return (4 if units <= 512 else 1), block_n, 4, 3, 1, 1
+    if eight and units > 128:
+        # Unpacking is work: small tiles of few warps, of which many run at once.
+        return (1, 32, 1, 5, 1, 1) if units >= 1024 else (1, block_n, 2 if units > 256 else 4, 5, 1, 1)
+    if units >= 1024 and beside:  # what is left is short: many small programs at once
+        return 1, min(block_n, 32), 2, 3, 1, 1
+    if units >= 1024:
+        return 1, block_n, 2, 5, 1, 1
+    if 128 < units <= 256:
+        return 1, block_n, 8, 3, 2, 1
+    splits = 16 if units < 64 else 8
+    while splits > 1 and (splits * units > (1056 if units < 256 else 528) or splits * block_n > 2 * longest):
+        splits //= 2
+    return (splits, min(block_n, 32), 8, 3, 0, 1) if units <= 64 else (splits, block_n, 4, 3, 1, 1)
