@@ -21,12 +21,6 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
-    """The same random weights every time: what is compared within a tolerance holds or does not."""
-    torch.manual_seed(0)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With a GPU the same kernels run there (tests/gpu); one process cannot have both."""
     if torch.cuda.is_available():
