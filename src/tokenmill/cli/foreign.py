@@ -150,7 +150,10 @@ LLAMA: Mapping[str, Foreign] = {
     **_refused("embeddings are pooled as the model says", "--pooling", "none", "mean", "last", "cls"),
     **_refused("a request says it: chat_template_kwargs", "--reasoning-budget", "-1"),
     **_refused("--reasoning-parser names the format", "--reasoning-format", "auto", "deepseek", "none"),
-    **_refused("a server has one model: start another for another", "--models-dir --models-preset --models-max"),
+    **_refused(
+        "several models are named on the command line, or in a file: --models FILE", "--models-dir --models-preset"
+    ),
+    **_refused("memory says how many models are loaded: --models-memory BYTES", "--models-max"),
     **_refused("hub names come over TLS", "--insecure", takes=0),
     **_refused("a request says it: think, reasoning_effort", "--think", takes=-1),
     **_refused("the context is kept whole: `chat` forgets the oldest turns", "--grp-attn-n -gan --grp-attn-w -gaw"),
