@@ -25,7 +25,7 @@ from tokenmill.core.model import Checkpoint
 from tokenmill.engine.build import Built
 from tokenmill.engine.executor import InProcessExecutor
 from tokenmill.engine.loading import DTYPES, adapter_sites, read_config
-from tokenmill.layers.build import Book, Build, bare
+from tokenmill.layers.build import Book, Build, Following, bare
 from tokenmill.lora.sites import Sites
 from tokenmill.lora.weight import Source
 from tokenmill.models.decoder import Decoder
@@ -210,7 +210,7 @@ class WeightUpdates:
 
 def pairs(old: Any, new: Any, seen: set[int]) -> Iterator[tuple[Tensor, Tensor]]:
     """The tensors of two things of one structure, side by side; each old one once."""
-    if old is new or id(old) in seen or isinstance(old, (RopeSpec, AdapterSite, Sites, Source)):
+    if old is new or id(old) in seen or isinstance(old, (RopeSpec, AdapterSite, Sites, Source, Following)):
         return
     if type(old) is not type(new):
         raise _unlike(old, new)

@@ -7,7 +7,7 @@ Knows nothing of families: the names come from the models.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,6 +29,13 @@ _IGNORABLE = re.compile(
 
 
 @dataclass(slots=True)
+class Following:
+    """The matrix that is multiplied after a layer: another layer's, named here so that it can be fetched early."""
+
+    weight: Weight | None = None
+
+
+@dataclass(slots=True)
 class Book:
     """What one model under construction has pulled and registered so far."""
 
@@ -44,8 +51,8 @@ class Book:
     """What every rank computes whole."""
     changed: set[str] = field(default_factory=set)
     """Stored formats that are held in another one, for want of a kernel."""
-    who_waits: Callable[[Weight], None] | None = None
-    """Is told which matrix is multiplied next."""
+    waits: Following | None = None
+    """Learns which matrix is multiplied next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,15 +167,15 @@ class Build:
         self.comes_next(weight)
         return weight
 
-    def tell_next(self, told: Callable[[Weight], None]) -> None:
-        """`told` hears of the matrix that is multiplied after what has been built: layers are built in that order."""
-        self.book.who_waits = told
+    def following(self) -> Following:
+        """What is multiplied after what has been built, known a layer later: layers are built in that order."""
+        self.book.waits = Following()
+        return self.book.waits
 
     def comes_next(self, weight: Weight) -> None:
         """This matrix is multiplied next."""
-        told, self.book.who_waits = self.book.who_waits, None
-        if told is not None:
-            told(weight)
+        if self.book.waits is not None:
+            self.book.waits.weight, self.book.waits = weight, None
 
     def norm(
         self, name: str, size: int, eps: float, *, layer: bool = False, bias: bool = False, offset: float = 0.0

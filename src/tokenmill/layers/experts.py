@@ -73,15 +73,10 @@ class Experts:
         apart = self.choice.by_hand is not None or self.choice.inputs or (plain is not None and plain.act != act)
         products = [self.router, *weights[0], *weights[1], *(beside or ())]
         self.fused = None if apart or b.group.exact else b.kernels.pack_mixture(mixture)
-        self.ahead: Weight | None = None
-        """What is multiplied after this layer."""
-        b.tell_next(self._told)
+        self.following = b.following()
         if self.fused is not None and b.adapters is not None:
             for product in products:
                 product.site.why_not = "this device runs the whole mixture as one operation"
-
-    def _told(self, weight: Weight) -> None:
-        self.ahead = weight
 
     def __call__(
         self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
@@ -89,8 +84,8 @@ class Experts:
         """residual + experts(norm(x)); x [T, hidden]."""
         if self.fused is not None and self.shared_gate is None:
             if self.group.size > 1:
-                return self.group.all_reduce(self.fused(x, ctx, norm=norm, ahead=self.ahead), residual)
-            return self.fused(x, ctx, norm=norm, residual=residual, ahead=self.ahead)
+                return self.group.all_reduce(self.fused(x, ctx, norm=norm, ahead=self.following.weight), residual)
+            return self.fused(x, ctx, norm=norm, residual=residual, ahead=self.following.weight)
         kernels = ctx.kernels
         h = x if norm is None else kernels.norm(x, norm)
         if self.group.exact:

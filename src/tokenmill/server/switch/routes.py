@@ -24,9 +24,9 @@ LOAD, UNLOAD = "/models/load", "/models/unload"
 
 def add_routes(app: FastAPI, context: Context) -> None:
     """Load and unload."""
-    house = context.house
 
     async def asked(request: Request) -> Entry[Model]:
+        house = context.house
         if not house.config.models.models_control:
             raise HttpError(404, "Models cannot be loaded or unloaded by hand here: --models-control allows it.")
         return find(house, request, (await read_body(context, request, ModelRequest)).model)
@@ -34,8 +34,8 @@ def add_routes(app: FastAPI, context: Context) -> None:
     async def load(request: Request) -> Response:
         """Load a model; the answer comes when it is loaded."""
         entry = await asked(request)
-        await entered(house, entry)
-        house.models.leave(entry)
+        await entered(context.house, entry)
+        context.house.models.leave(entry)
         return _told(entry)
 
     async def unload(request: Request) -> Response:
@@ -43,7 +43,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         entry = await asked(request)
         if entry.spec.pin:
             raise HttpError(400, f"{entry.name!r} is pinned: it stays loaded.", param="model")
-        await house.models.unload(entry)
+        await context.house.models.unload(entry)
         return _told(entry)
 
     post(app, LOAD, load, ModelRequest)
