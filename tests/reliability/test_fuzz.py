@@ -27,7 +27,6 @@ from tests.reliability.fuzz.corpus import STANDING, Case, corpus, placed
 from tests.reliability.fuzz.mutate import Mutator
 from tests.reliability.fuzz.wire import Heard, Sent, body_of, framed, plain, send
 from tests.reliability.test_rows import SMALL_POOL, percentile, resident, rss
-from tokenmill.server.ollama.routes import REFUSED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 Launch = Callable[..., Running]
@@ -41,7 +40,7 @@ MOST_GRAMMARS, FILL_AT_ONCE = 2000, 16
 MOST_FILES = 8
 """Pipes of helpers that are kept once several were needed; whatever leaks with requests is more."""
 FAULT = re.compile(rb'0x[0-9a-fA-F]{6,}|Traceback|File "|Internal error \(')
-ABSENT = tuple(f"/api/{verb}" for verb in REFUSED)
+ABSENT = tuple(f"/api/{verb}" for verb in ("pull", "push", "create", "copy", "delete", "blobs"))
 """501: what Ollama's clients may ask of other servers (loading and making models)."""
 
 

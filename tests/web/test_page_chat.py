@@ -75,7 +75,7 @@ def no_work(server: WebServer) -> None:
 
 
 def test_a_chat_to_its_end(serve: Servers, tab: Tabs) -> None:
-    server = serve(FakeOptions(script=STORY))
+    server = serve(FakeOptions(script=STORY, step_s=0.002))
     page = tab(server.url)
     say(page, "Tell me of the mill.\nSlowly.")
     ended(page)

@@ -191,7 +191,7 @@ def test_a_text_is_continued_and_taken_back(serve: Servers, tab: Tabs) -> None:
 
 def test_a_base_model_is_led_to_the_text(serve: Servers, tab: Tabs) -> None:
     page = tab("about:blank")
-    page.route("**/v1/card", lambda r: r.fulfill(json=CARD))
+    page.route("**/v1/card?*", lambda r: r.fulfill(json=CARD))
     page.goto(serve().url)
     page.get_by_text("A model that continues text").wait_for()
     page.get_by_text("8.03B weights, 15 GiB").wait_for()

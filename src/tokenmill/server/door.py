@@ -140,7 +140,7 @@ def text_of(fields: Mapping[str, msgspec.Raw], name: str) -> str | None:
     """A field that is text."""
     try:
         return msgspec.json.decode(fields[name], type=str)
-    except (KeyError, msgspec.MsgspecError):
+    except (KeyError, msgspec.MsgspecError, ValueError):  # text may be no UTF-8
         return None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from inspect import signature
 from typing import Any, cast
 
@@ -301,6 +301,7 @@ def _judged(path: str, handler: Handler) -> Endpoint:
     return judged
 
 
+@cache
 def _described(schema: type[BaseModel]) -> dict[str, Any]:
     """The JSON schema; its parts are named after their API, because several have a Message of their own."""
     family = schema.__module__.split(".")[-2]

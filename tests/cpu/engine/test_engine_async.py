@@ -96,7 +96,7 @@ async def test_a_cancelled_request_that_waits_leaves_the_queue(engine):
     await nothing_left(engine)
 
 
-async def test_a_thousand_random_aborts_leave_nothing_behind(engine):
+async def test_random_aborts_leave_nothing_behind(engine):
     rng = random.Random(2)
     ends = []
 
@@ -120,7 +120,7 @@ async def test_a_thousand_random_aborts_leave_nothing_behind(engine):
             if output.finished:
                 ends.extend(o.finish_reason for o in output.outputs)
 
-    tasks = [asyncio.create_task(one(i)) for i in range(1000)]
+    tasks = [asyncio.create_task(one(i)) for i in range(400)]
     for _ in range(40):
         await asyncio.sleep(0.05)
         rng.choice(tasks).cancel()

@@ -15,7 +15,7 @@ from test_engine_families import ONE_OF_EACH, Family, five_modes, own_process
 
 FULL = os.environ.get("TOKENMILL_FAMILIES") == "1"
 OFTEN = [f"{name}-0" for name in FAMILIES if name.replace("_", "-") not in ONE_OF_EACH or FULL]
-APART = ("cohere-0", "qwen2_moe-0")
+APART = ("qwen2_moe-0",)
 
 
 @pytest.mark.parametrize("backend", BACKENDS if FULL else BACKENDS[-1:])

@@ -74,5 +74,5 @@ def _is_zero(fields: Mapping[str, msgspec.Raw]) -> bool:
     try:
         said = msgspec.json.decode(fields["keep_alive"], type=float | str)
         return seconds_of(said) == 0
-    except (KeyError, msgspec.MsgspecError, ParameterError):
+    except (KeyError, msgspec.MsgspecError, ValueError, ParameterError):
         return False
