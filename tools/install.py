@@ -65,12 +65,13 @@ def set_up(constraints: Path, tests: bool) -> None:
     native = digest(*sources, project_text(), str(ROOT), str(compiler()))
     tests = tests or bool(record.get("tests"))
     missing = record.get("packages") != wanted or tests != bool(record.get("tests"))
-    if not missing and record.get("native") == native:
+    built = record.get("native") == native and not map_is_stale()
+    if not missing and built:
         return
     began = time.monotonic()
     make_venv()
     say(f"== setting up .venv ({constraints.name}); the first time takes a minute or two")
-    compiling = None if record.get("native") == native else Job("native", "install", "--no-deps", "-e", str(ROOT))
+    compiling = None if built else Job("native", "install", "--no-deps", "-e", str(ROOT))
     if missing:
         fetch(constraints, tests, compiling, began)
         write_record(packages=wanted, tests=tests)
@@ -166,6 +167,13 @@ def site_packages() -> Path:
 
 def count_packages() -> int:
     return sum(1 for _ in site_packages().glob("*.dist-info"))
+
+
+def map_is_stale() -> bool:
+    """The package is found by a map of its modules that was written at its installation: one that has moved since, or
+    become a folder, is looked for where it was."""
+    maps = site_packages().glob("_editable_*tokenmill.py")
+    return any(not Path(name).exists() for each in maps for name in re.findall(r"'([^']+\.py)'", each.read_text()))
 
 
 def make_venv() -> None:

@@ -157,6 +157,12 @@ def test_what_is_done_is_not_done_again(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert did(cuda, False) == ["packages", "tests", "compiled"]  # tests that were there stay usable
     monkeypatch.setattr(install, "compiler", lambda: "/another/c++")
     assert did(cuda, False) == ["native"]
+    module, here = tmp_path / "module.py", install.site_packages() / "_editable_skbc_tokenmill.py"
+    module.touch()
+    here.write_text(f"install({{'tokenmill.module': {str(module)!r}}}, {{}})")
+    assert did(cuda, False) == []
+    module.unlink()  # or it has become a folder
+    assert did(cuda, False) == ["native"]
 
 
 def test_a_failure_says_what_and_shows_the_last_lines(tmp_path: Path) -> None:
