@@ -64,6 +64,7 @@ class FileOptions:
         None, "Entries that replace those of generation_config.json (JSON)."
     )
     model_impl: str = option("auto", "Whose layers compute.", choices=("auto", "tokenmill", "vllm", "transformers"))
+    sleep_folder: str | None = option(None, "Folder for the weights of sleeping models on a CPU (default: /var/tmp).")
     stored_as: str | None = option(
         None, "Refuse a model whose file does not hold its weights so: awq, gptq, compressed-tensors, gguf, ..."
     )
@@ -126,6 +127,7 @@ class ExecuteOptions:
         False, "Look at every number of the weights while loading, and refuse a file that holds NaN or infinity."
     )
     disable_log_stats: bool = option(False, "Accepted for compatibility.")
+    enable_sleep_mode: bool = option(False, "The model's memory may be given back and taken again (sleep, wake_up).")
     check_structured: float = option(
         0.0, "Share of finished JSON answers (0 to 1) that are read against their schema once more; misfits are logged."
     )

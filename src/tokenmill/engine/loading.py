@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tokenmill.core.model import CausalLM, Group
 from tokenmill.device.memory import counts_memory, describe, devices_like, pick_device, records, release, use, uuid_of
 from tokenmill.engine.draft_loading import Target, load_drafter
 from tokenmill.engine.drafting import read_speculation
+from tokenmill.engine.inplace import Stages
 from tokenmill.engine.memory import (
     cache_bytes,
     count_blocks,
@@ -29,6 +31,7 @@ from tokenmill.engine.memory import (
     kv_format,
     peak_step_bytes,
 )
+from tokenmill.engine.sleeping import make_bed, sleeper_of
 from tokenmill.engine.source import GgufSource, ModelSource, find_source
 from tokenmill.kernels import OPTIONAL, ReferenceKernels, has_kernels, make_kernels
 from tokenmill.kvcache.pool import KVPool, make_layout
@@ -160,6 +163,7 @@ def load_runner(
     raw_checkpoint = source.checkpoint(config.model.load_format, seed=config.model.seed, device=device)
     checkpoint = CheckedCheckpoint(raw_checkpoint, thorough=config.execute.check_weights)
     sites = adapter_sites(config, raw, dtype, device)
+    bed = make_bed(config, device)
     try:
         model = _builder(config, raw, reasons)(
             raw,
@@ -185,6 +189,7 @@ def load_runner(
     drafts = load_drafter(
         config, read_speculation(config.speculate), Target(model, source, dtype, device, kernels, record)
     )
+    bed.take(model, drafts.drafter, kernels)
     specs = model.spec.kv_specs + drafts.kv_specs
     layout = make_layout(specs, config.cache.block_size, kv_format(config.cache, dtype))
     step_tokens = config.schedule.max_num_batched_tokens or (2048 if device == "cpu" else 8192)
@@ -198,13 +203,16 @@ def load_runner(
     release(device)
     budget = cache_bytes(config, device, peak, reasons, shares=group.size * config.engines)
     rows, slots = group.agree(list(count_states(config, model.spec.states, budget, reasons)))
-    states = StatePool(model.spec.states, rows, slots, device) if model.spec.states else None
+    states = StatePool(model.spec.states, rows, slots, device, bed.zeros) if model.spec.states else None
     taken = 0 if states is None else states.size_bytes
     blocks = group.agree(count_blocks(config, layout, budget - taken, wanted, step_tokens))
     max_len = fitting_length(config, layout, blocks, wanted, reasons)
-    pool = KVPool(layout, blocks, device, states)
+    pool = KVPool(layout, blocks, device, states, bed.zeros)
     adapters = None if sites is None else Store(sites, kernels, config.adapters.max_cpu_loras)
     runner = Runner(model, kernels, pool, rows, max_len, record=record, drafter=drafts.drafter, adapters=adapters)
+    stages = Stages(raw, config, dtype, device, kernels, partial(adapter_sites, config, {}, dtype, device), group)
+    load = partial(source.checkpoint, config.model.load_format, seed=config.model.seed, device=device)
+    runner.sleeper = sleeper_of(runner, bed, stages, load)
     runner.warm()
     facts = _facts(config, runner, device, (max_len, step_tokens), reasons)
     facts.dtype, facts.family = str(dtype).removeprefix("torch."), str(raw.get("model_type", ""))
