@@ -273,7 +273,12 @@ class ModelsOptions:
     models_memory: int | None = option(None, "Bytes for all loaded models (default: the free memory at the start).")
     models_queue: int = option(256, "Requests that may wait for one model to load; more get 503.")
     models_patience: float = option(30.0, "Seconds that a load waits for models with open requests to go.")
-    models_control: bool = option(False, "Clients may load and unload models (/models/load, /models/unload).")
+    models_control: bool = option(
+        False, "Clients may load and unload models (/models/load, /models/unload) and put them to sleep."
+    )
+    models_sleep_memory: int | None = option(
+        None, "Bytes of host memory for all models that sleep (default: half of the machine's); others are unloaded."
+    )
 
 
 SERVER_GROUPS: dict[str, type] = {

@@ -6,6 +6,7 @@ Must not know: other models.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tokenmill.server.backend import ModelInfo
@@ -25,6 +26,21 @@ class Loaded:
 
     def held_bytes(self) -> int:
         return bytes_of(self.fleet.info) * len(self.fleet.engines)
+
+    def kept_bytes(self) -> int:
+        return self.fleet.rest.kept
+
+    async def sleep(self, level: int) -> None:
+        await self.fleet.rest.sleep(level)
+
+    async def wake(self, tags: Sequence[str]) -> list[str]:
+        await self.fleet.rest.wake(tags)
+        return self.fleet.rest.asleep
+
+    async def abort_all(self) -> None:
+        """Every open request ends now, with what it has said."""
+        for name in list(self.fleet.open_requests):
+            await self.fleet.abort(name)
 
     def end_all(self, reason: str) -> None:
         """Every open request ends now."""
