@@ -274,17 +274,21 @@ def _facts(config: EngineConfig, runner: Runner, device: str, lengths: tuple[int
     )
 
 
-def adapter_sites(config: EngineConfig, raw: dict[str, Any], dtype: torch.dtype, device: str) -> Sites | None:
-    """Where adapters go in a model that is about to be built; None: it takes none."""
-    said = config.adapters
-    if not said.enable_lora:
-        return None
-    if config.parallel.ranks > 1:
+def check_adapters(config: EngineConfig) -> None:
+    """Refuse what adapters do not go with."""
+    if config.adapters.enable_lora and config.parallel.ranks > 1:
         raise ParameterError(
             "--enable-lora with several ranks (--tensor-parallel-size, --pipeline-parallel-size) is not built: "
             "adapters are not split over them.",
             param="enable_lora",
         )
+
+
+def adapter_sites(config: EngineConfig, raw: dict[str, Any], dtype: torch.dtype, device: str) -> Sites | None:
+    """Where adapters go in a model that is about to be built; None: it takes none."""
+    said = config.adapters
+    if not said.enable_lora:
+        return None
     heads = raw.get("num_attention_heads"), raw.get("num_key_value_heads") or raw.get("num_attention_heads")
     counts = tuple(count if isinstance(count, int) else 0 for count in heads)
     return Sites(said.max_loras, said.max_lora_rank, dtype, torch.device(device), (counts[0], counts[1]))
