@@ -65,18 +65,19 @@ class Stages:
 
 
 def layer_order(model: Decoder) -> list[int]:
-    """The last layer first: it tells whether the embedding is the head's matrix."""
-    count = len(model.layers)
-    return [count - 1, *range(count - 1)]
+    """Numbers of the layers that are here, the last one first: it tells whether the embedding is the head's matrix."""
+    last = model.first + len(model.layers) - 1
+    return [last, *range(model.first, last)]
 
 
 def fill(model: Decoder, new: Decoder, layer: int) -> None:
     """Copy a layer that was built anew over the old one, once all that is to be copied is known to fit."""
     tied = model.embedding is not None and model.head is not None and model.embedding.weight is bare(model.head.weight)
-    ends = [name for name in _ENDS if not (name == "embedding" and tied and layer != len(model.layers) - 1)]
+    place = layer - model.first
+    ends = [name for name in _ENDS if not (name == "embedding" and tied and place != len(model.layers) - 1)]
     both = [(getattr(model, name), getattr(new, name)) for name in ends if getattr(new, name) is not None]
     seen: set[int] = set()
-    found = [pair for old, made in (*both, (model.layers[layer], new.layers[0])) for pair in pairs(old, made, seen)]
+    found = [pair for old, made in (*both, (model.layers[place], new.layers[0])) for pair in pairs(old, made, seen)]
     for old, made in found:
         old.copy_(made)
 

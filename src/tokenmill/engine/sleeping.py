@@ -17,12 +17,13 @@ from torch import Tensor
 
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import BusyError, ParameterError, UserError
-from tokenmill.core.model import CausalLM, Checkpoint
+from tokenmill.core.model import CausalLM
 from tokenmill.core.sleeping import CACHE, TAGS, WEIGHTS, NoSleep, Sleeper, Slept, check_level, check_mode, check_tags
 from tokenmill.device.arena import Arena, CudaPages, Pages, relocate
 from tokenmill.device.host_pages import HostPages, can_drop
 from tokenmill.device.memory import records, release, total_bytes
 from tokenmill.engine.inplace import Stages, held, refill, weights_of
+from tokenmill.engine.source import ModelSource
 from tokenmill.kvcache.zeros import zeros
 from tokenmill.models.decoder import Decoder
 from tokenmill.runner.runner import Runner
@@ -182,8 +183,8 @@ def make_bed(config: EngineConfig, device: str) -> NoBed | HostBed | DeviceBed:
 class RunnerSleep:
     """A runner's Sleeper."""
 
-    def __init__(self, runner: Runner, bed: HostBed | DeviceBed, stages: Stages, open_files: Callable[[], Checkpoint]):
-        self.runner, self.bed, self.stages, self.open_files = runner, bed, stages, open_files
+    def __init__(self, runner: Runner, bed: HostBed | DeviceBed, stages: Stages, source: ModelSource) -> None:
+        self.runner, self.bed, self.stages, self.source = runner, bed, stages, source
         self.level = 0
         self.asleep: list[str] = []
         """Tags that are not here."""
@@ -217,7 +218,9 @@ class RunnerSleep:
         return Slept(list(self.asleep))
 
     def _read_again(self) -> None:
-        with contextlib.closing(self.open_files()) as checkpoint:
+        model = self.stages.config.model
+        found = self.source.checkpoint(model.load_format, seed=model.seed, device=self.stages.device)
+        with contextlib.closing(found) as checkpoint:
             refill(self.runner.model, checkpoint, self.stages)
         self.bed.changed()
         if self.updated:  # what was made of the numbers before is of no use
@@ -301,8 +304,6 @@ class SleepDesk:
         return said
 
 
-def sleeper_of(
-    runner: Runner, bed: NoBed | HostBed | DeviceBed, stages: Stages, open_files: Callable[[], Checkpoint]
-) -> Sleeper:
+def sleeper_of(runner: Runner, bed: NoBed | HostBed | DeviceBed, stages: Stages, source: ModelSource) -> Sleeper:
     """For a runner that has been loaded."""
-    return NoSleep() if isinstance(bed, NoBed) else RunnerSleep(runner, bed, stages, open_files)
+    return NoSleep() if isinstance(bed, NoBed) else RunnerSleep(runner, bed, stages, source)
