@@ -69,6 +69,8 @@ class FakeOptions:
     max_model_len: int = 4096
     hung: bool = False
     script: str = ""
+    facts: dict[str, object] = field(default_factory=dict)
+    """More that it says of itself."""
     restless: str = ""
     """Why it neither sleeps nor wakes."""
     tokenizer: Tokenizer = field(default_factory=lambda: byte_tokenizer(FILLS))
@@ -134,6 +136,7 @@ class FakeLink:
             "max_rows": options.max_rows,
             "priorities": False,
             "device": "fake",
+            **options.facts,
         }
         return Ready(facts=facts, eos_ids=[258], generation={}, tokenizer=options.tokenizer.state())
 

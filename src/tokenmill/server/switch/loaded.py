@@ -63,6 +63,12 @@ async def let_go(context: Context) -> None:
 
 def bytes_of(info: ModelInfo) -> int:
     """Weights, adapters and K/V cache, as one engine measured them."""
+    return sum(parts_of(info).values())
+
+
+def parts_of(info: ModelInfo) -> dict[str, int]:
+    """The same, part by part."""
     facts = info.details
     blocks = sum(facts.get("num_blocks") or ()) * float(facts.get("kv_block_bytes", 0.0))
-    return int(facts.get("weight_bytes", 0)) + int(facts.get("adapter_bytes", 0)) + int(blocks)
+    weights, adapters = int(facts.get("weight_bytes", 0)), int(facts.get("adapter_bytes", 0))
+    return {"weights": weights, "kv_cache": int(blocks), "adapters": adapters}
