@@ -232,15 +232,15 @@ def load_runner(
     drafter = drafts.drafter
     runner = Runner(model, kernels, pool, rows, max_len, record=record, drafter=drafter, adapters=adapters)
     runner.link, runner.translate = mesh.link(inbox), pages.translate
-    stages = Stages(raw, config, dtype, device, kernels, partial(adapter_sites, config, {}, dtype, device), mesh.group)
-    runner.sleeper = sleeper_of(runner, bed, stages, source)
+    again = partial(adapter_sites, config, {}, dtype, device)
+    made = Stages(raw, config, dtype, device, kernels, again, mesh.group, mesh.place)
+    runner.sleeper = sleeper_of(runner, bed, made, source)
     runner.warm()
     facts = _facts(config, runner, device, (max_len, step_tokens), reasons)
     facts.groups, facts.num_blocks = [(g.pool, g.window) for g in pages.groups], blocks
     facts.dtype, facts.family = str(dtype).removeprefix("torch."), str(raw.get("model_type", ""))
-    facts.weight_bytes += drafts.weight_bytes
+    facts.weight_bytes, facts.snapshots = facts.weight_bytes + drafts.weight_bytes, slots if stateful else None
     facts.adapter_slots, facts.adapter_bytes = 0 if sites is None else sites.slots, adapter_bytes
-    facts.snapshots = slots if stateful else None
     return runner, msgspec.to_builtins(facts)
 
 

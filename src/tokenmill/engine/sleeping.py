@@ -27,6 +27,7 @@ from tokenmill.engine.source import ModelSource
 from tokenmill.kvcache.zeros import zeros
 from tokenmill.models.decoder import Decoder
 from tokenmill.runner.runner import Runner
+from tokenmill.runner.stage import FromInbox
 
 if TYPE_CHECKING:
     from tokenmill.core.drafting import DeviceDrafter
@@ -81,7 +82,8 @@ class HostBed:
         """Nothing is moved."""
 
     def lay(self, runner: Runner, level: int) -> tuple[int, int]:
-        weights = weights_of(runner.model) if isinstance(runner.model, Decoder) else []
+        model = inner(runner.model)
+        weights = weights_of(model) if isinstance(model, Decoder) else []
         caches = _caches(runner)
         apart = {t.untyped_storage().data_ptr() for t in (*weights, *caches)}
         bound: list[object] = getattr(runner.kernels, "bound", list)()
@@ -193,10 +195,10 @@ class RunnerSleep:
         check_level(level)
         if self.asleep == list(TAGS) and level <= self.level:
             return Slept(list(self.asleep))
+        if level == 2 and not isinstance(inner(self.runner.model), Decoder):
+            raise UserError("level 2 is not built for models that Transformers computes: sleep at level 1.")
         if self.asleep:
             self.wake(TAGS)
-        if level == 2 and not isinstance(self.runner.model, Decoder):
-            raise UserError("level 2 is not built for models that Transformers computes: sleep at level 1.")
         freed, kept = self.bed.lay(self.runner, level)
         self.asleep, self.level = list(TAGS), level
         release(self.stages.device)
@@ -219,7 +221,7 @@ class RunnerSleep:
         model = self.stages.config.model
         found = self.source.checkpoint(model.load_format, seed=model.seed, device=self.stages.device)
         with contextlib.closing(found) as checkpoint:
-            refill(self.runner.model, checkpoint, self.stages)
+            refill(inner(self.runner.model), checkpoint, self.stages)
         self.bed.changed()
         if self.updated:  # what was made of the numbers before is of no use
             self.updated = False
@@ -229,6 +231,11 @@ class RunnerSleep:
         """Weights have new numbers."""
         self.updated = True
         self.bed.changed()
+
+
+def inner(model: CausalLM) -> CausalLM:
+    """The model itself, where a later stage's takes its tokens from an inbox."""
+    return model.model if isinstance(model, FromInbox) else model
 
 
 def _caches(runner: Runner) -> list[Tensor]:
@@ -286,14 +293,14 @@ class SleepDesk:
 
     def _tell(self, message: dict[str, Any], level: int) -> Slept:
         said = self._ask(message)
+        failed = next((each.error for each in said if each.error is not None), None)
+        if failed is not None and message["what"] == "sleep":  # all of them, or none
+            self._ask({"what": "wake", "tags": list(TAGS)})
         self.level = level if self.asleep else 0
+        if failed is not None:
+            raise UserError(failed)
         if self.level == 2:
             self.reread()
-        failed = next((each.error for each in said if each.error is not None), None)
-        if failed is not None:
-            if message["what"] == "sleep":  # all of them, or none
-                self._ask({"what": "wake", "tags": list(TAGS)})
-            raise UserError(failed)
         return Slept(list(self.asleep), sum(each.freed for each in said), sum(each.kept for each in said))
 
     def _ask(self, message: dict[str, Any]) -> list[Slept]:
