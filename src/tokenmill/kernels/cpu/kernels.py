@@ -82,9 +82,10 @@ class CpuKernels(ReferenceKernels):
 
     def record(self, compute: Callable[[], T], room: Tensor | None = None) -> tuple[T, Callable[[], None] | None]:
         """What `compute` makes, and a function that makes it again in the same tensors; None: it is not all native."""
-        return record(compute, self._bound, room)
+        return record(compute, self.bound, room)
 
-    def _bound(self) -> list[object]:
+    def bound(self) -> list[object]:
+        """What it keeps by address."""
         return [*self._layers.values(), *self._norms.values(), *self._packed.values(), *self._experts.values(),
                 *self._sites.values()]  # fmt: skip
 
