@@ -16,6 +16,7 @@ from tokenmill.core.forward import Act, ForwardContext, Mixture, NormSpec, Route
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import Rows
 from tokenmill.layers.mlp import MLP
+from tokenmill.quant.detect import Share
 
 Choose = Callable[[Tensor], tuple[Tensor, Tensor]]
 """logits [T, E] -> ids [T, k] and gates [T, k] in float32."""
@@ -191,15 +192,19 @@ def _separate(b: Build, count: int, sizes: tuple[int, int], names: tuple[str, st
     ups, downs = [], []
     for index in range(count):
         at = b.at(str(index))
-        gate, up = (at.weight(name, (inner, hidden), bias=bias).split(0, *share) for name in names[:2])
+        gate, up = (at.weight(name, (inner, hidden), bias=bias, share=(0, *share)) for name in names[:2])
         ups.append(gate.concat([up]))
-        downs.append(_local_down(b, at.weight(names[2], (hidden, inner), bias=bias), share))
+        downs.append(at.weight(names[2], (hidden, inner), bias=bias, share=down_share(b, share)))
     return ups, downs
 
 
+def down_share(b: Build, share: tuple[int, int]) -> Share:
+    """This rank's part of an expert's second matrix; share: of the first one's rows."""
+    return (0, b.group.rank, b.group.size) if b.group.exact else (1, *share)
+
+
 def _local_down(b: Build, weight: Weight, share: tuple[int, int]) -> Weight:
-    """This rank's part of an expert's second matrix; share: of the first one's columns."""
-    return weight.split(0, b.group.rank, b.group.size) if b.group.exact else weight.split(1, *share)
+    return weight.split(*down_share(b, share))
 
 
 def _fused(b: Build, count: int, hidden: int, inner: int) -> ExpertWeights:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenmill.core.forward import RouteSpec
 from tokenmill.layers.build import Build
-from tokenmill.layers.experts import ExpertWeights, count_visited, load_joined
+from tokenmill.layers.experts import ExpertWeights, count_visited, down_share, load_joined
 from tokenmill.layers.linear import Rows
 from tokenmill.models import mixers, rules, turns
 from tokenmill.models.common import Block, read_heads
@@ -90,8 +90,8 @@ def _load_plain(
     ups, downs = [], []
     for index in range(route.experts):
         at = b.at(str(index))
-        ups.append(at.weight(names[0], (inner, hidden), bias=bias).split(0, *share))
-        downs.append(at.weight(names[1], (hidden, inner), bias=bias).split(1, *share))
+        ups.append(at.weight(names[0], (inner, hidden), bias=bias, share=(0, *share)))
+        downs.append(at.weight(names[1], (hidden, inner), bias=bias, share=down_share(b, share)))
     count_visited(b, before, route)
     return ups, downs
 
