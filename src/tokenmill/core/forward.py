@@ -33,6 +33,7 @@ from tokenmill.core.descriptors import (
 )
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 __all__ = [
@@ -101,6 +102,7 @@ class Mixture:
     """One mixture of experts: the router's matrix, one gate_up and one down per expert, and what lies beside them.
 
     `shared`: (up, down) of experts that every token visits, with the same activation. wide: logits in float32.
+    first: the number of the first expert in the lists; the router may know more, which are other ranks'.
     """
 
     router: Weight
@@ -110,6 +112,7 @@ class Mixture:
     act: Act
     shared: tuple[Weight, Weight] | None = None
     wide: bool = False
+    first: int = 0
 
 
 class FusedMixture(Protocol):
@@ -402,6 +405,23 @@ class Kernels(Protocol):
         self, y: Tensor, weights: tuple[list[Weight], list[Weight]], ids: Tensor, gates: Tensor, ctx: ForwardContext
     ) -> Tensor:
         """The second half: y [T * k, inner] -> [T, rows of down], added up as `experts` does it."""
+        ...
+
+    def experts_apart(
+        self,
+        x: Tensor,
+        weights: tuple[list[Weight], list[Weight]],
+        ids: Tensor,
+        act: Act,
+        ctx: ForwardContext,
+        first: int,
+    ) -> Tensor:
+        """Experts `first`, first + 1, ...: down(gate_up(x)) in row t * k + j as `experts` has it before it adds up
+        [T * k, hidden] in float32; zeros where another expert is chosen."""
+        ...
+
+    def add_experts(self, parts: Tensor, gates: Tensor, dtype: torch.dtype) -> Tensor:
+        """What `experts_apart` leaves, of all ranks together, added up as `experts` does it -> [T, hidden]."""
         ...
 
     def pack_mixture(self, mixture: Mixture) -> FusedMixture | None:

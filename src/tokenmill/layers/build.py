@@ -75,6 +75,8 @@ class Build:
     """These layers alone, [first, last); None: those of `place`."""
     place: Place = field(default_factory=Place)
     """Which pipeline stage this is."""
+    whole_experts: bool = False
+    """Ranks share mixtures out by experts, not each of these by columns."""
     adapters: AdapterSites | None = None
     """Hears of every matrix that adapters may change."""
 
