@@ -36,6 +36,7 @@ from tokenmill.core.descriptors import (
 from tokenmill.core.matrix import StoredMatrix
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 __all__ = [
@@ -110,6 +111,7 @@ class Mixture:
     """One mixture of experts: the router's matrix, one gate_up and one down per expert, and what lies beside them.
 
     `shared`: (up, down) of experts that every token visits, with the same activation. wide: logits in float32.
+    first: the number of the first expert in the lists; the router may know more, which are other ranks'.
     """
 
     router: Weight
@@ -119,6 +121,7 @@ class Mixture:
     act: Act
     shared: tuple[Weight, Weight] | None = None
     wide: bool = False
+    first: int = 0
 
 
 class FusedMixture(Protocol):
@@ -329,6 +332,23 @@ class Kernels(Protocol):
 
         Without gates only the first half: act(...) in row t * k + j -> [T * k, inner]. Without an activation only the
         second: x [T * k, inner] is that. An id outside 0..len - 1 (an expert of another rank) adds nothing."""
+        ...
+
+    def experts_apart(
+        self,
+        x: Tensor,
+        weights: tuple[list[Weight], list[Weight]],
+        ids: Tensor,
+        act: Act,
+        ctx: ForwardContext,
+        first: int,
+    ) -> Tensor:
+        """Experts `first`, first + 1, ...: down(gate_up(x)) in row t * k + j as `experts` has it before it adds up
+        [T * k, hidden] in float32; zeros where another expert is chosen."""
+        ...
+
+    def add_experts(self, parts: Tensor, gates: Tensor, dtype: torch.dtype) -> Tensor:
+        """What `experts_apart` leaves, of all ranks together, added up as `experts` does it -> [T, hidden]."""
         ...
 
     def pack_mixture(self, mixture: Mixture) -> FusedMixture | None:

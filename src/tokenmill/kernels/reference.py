@@ -239,15 +239,37 @@ class ReferenceKernels:
 
     def _outside(self, y: Tensor, down: list[Weight], ids: Tensor, gates: Tensor, ctx: ForwardContext) -> Tensor:
         """y [T * k, inner] -> sum_j gates[t, j] * down[ids[t, j]](y[t * k + j]), summed j = 0..k-1."""
+        parts = self._downs(y, down, ids, ctx)
+        return ReferenceKernels.add_experts(self, parts, gates, y.dtype)
+
+    def experts_apart(
+        self,
+        x: Tensor,
+        weights: tuple[list[Weight], list[Weight]],
+        ids: Tensor,
+        act: Act,
+        ctx: ForwardContext,
+        first: int,
+    ) -> Tensor:
+        """Experts `first`, first + 1, ... in rows t * k + j [T * k, hidden], zeros where another one is chosen."""
+        ids = ids - first
+        inside = self._inside(x, weights, ids, act, ctx)
+        return self._downs(inside, weights[1], ids, ctx)
+
+    def _downs(self, y: Tensor, down: list[Weight], ids: Tensor, ctx: ForwardContext) -> Tensor:
         y = y.view(*ids.shape, y.shape[1])
         parts = y.new_zeros(*ids.shape, down[0].shape[0], dtype=torch.float32)
         for expert, (token, place) in self._visits(ids, len(down)):
             parts[token, place] = down[expert].matmul(y[token, place], ctx.of(token)).float()
-        parts = parts * gates[:, :, None]
-        total = parts[:, 0]
-        for j in range(1, ids.shape[1]):
-            total = total + parts[:, j]
-        return total.to(y.dtype)
+        return parts.flatten(0, 1)
+
+    def add_experts(self, parts: Tensor, gates: Tensor, dtype: torch.dtype) -> Tensor:
+        """sum_j gates[t, j] * parts[t * k + j] -> [T, hidden], summed j = 0..k-1."""
+        weighed = parts.view(*gates.shape, -1) * gates[:, :, None]
+        total = weighed[:, 0]
+        for j in range(1, gates.shape[1]):
+            total = total + weighed[:, j]
+        return total.to(dtype)
 
     def _visits(self, ids: Tensor, count: int) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
         """Every chosen expert, with the tokens and places that it was chosen in."""

@@ -445,6 +445,32 @@ class CpuKernels(ReferenceKernels):
             out[at] = super().experts(x[at], weights, ids[at], gates[at], act, ctx.of(at))
         return out
 
+    def experts_apart(
+        self,
+        x: Tensor,
+        weights: tuple[list[Weight], list[Weight]],
+        ids: Tensor,
+        act: Act,
+        ctx: ForwardContext,
+        first: int,
+    ) -> Tensor:
+        """These experts' products, a row for each choice, in float32."""
+        bound = self._experts_for(x, weights, act)
+        if bound is None:
+            return super().experts_apart(x, weights, ids, act, ctx, first)
+        out = torch.empty((ids.numel(), x.shape[1]), dtype=torch.float32)
+        return bound.call(x, ids, None, out, TYPES[x.dtype], 3, first)
+
+    def add_experts(self, parts: Tensor, gates: Tensor, dtype: torch.dtype) -> Tensor:
+        """The weighted sum over choices, in one native call."""
+        if dtype not in TYPES:
+            return super().add_experts(parts, gates, dtype)
+        (rows, top_k), hidden = gates.shape, parts.shape[1]
+        parts, gates = parts.contiguous(), gates.contiguous()
+        out = torch.empty((rows, hidden), dtype=dtype)
+        _native.add_experts(parts.data_ptr(), rows, hidden, out.data_ptr(), TYPES[dtype], gates.data_ptr(), top_k)
+        return out
+
     def _experts_for(
         self, x: Tensor, weights: tuple[list[Weight], list[Weight]], act: Act | None
     ) -> BoundExperts | None:
