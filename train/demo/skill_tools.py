@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import random
 import re
+from contextlib import suppress
 
 from authored_data import fill, load, loosened, rows, wording
 from render import Case, call_text
-from skill_chat import FALLBACKS, small_talk, value_of
-from skill_facts import fact, joke_text
-from skill_math import digits
+from phrasing import framed, is_chinese
+from skill_chat import memory, small_talk, value_of
+from skill_decline import DECLINED, decline
+from skill_expression import answer_of, expression, shown, value, worked
+from skill_extract import json_record
+from skill_facts import fact, fact_zh, joke_text
+from skill_math import arithmetic, digits
 from tool_phrases import IMPERATIVE, KEYED, KEYED_HELD, LEADS, OPENERS
 from vocabulary import invented, joined, word
 
@@ -31,6 +36,7 @@ def schema(name: str, description: str, params: dict[str, str]) -> Tool:
 FIXED: list[tuple[str, str, dict[str, str], list[str]]] = [
     (row["name"], row["description"], row["arguments"], row["train"]) for row in rows("tools.jsonl")
 ]
+FIXED_ZH = {row["name"]: row["zh"] for row in rows("tools.jsonl") if "zh" in row}
 FIXED_HELD = {row["name"]: row["held"] for row in rows("tools.jsonl")}
 FIXED_FREE = {row["name"]: row["free"] for row in rows("tools.jsonl")}
 """Requests far from every training wording, written after a training and never used for one."""
@@ -102,6 +108,9 @@ Request = tuple[Tool, str, dict]
 
 def weather_request(rng: random.Random, held: bool, cities: list[str]) -> Request:
     """A weather question; with a corpus some city names come from it."""
+    if not held and rng.random() < 0.12:
+        city = rng.choice(load().countries)["capital_zh"]
+        return WEATHER, wording("weather_zh", rng, False, {"v": city}), {"city": city}
     city = rng.choice(cities) if cities and rng.random() < 0.25 else str(_value(rng, "city", held))
     tool = WEATHER
     key = "city"
@@ -116,15 +125,69 @@ def weather_request(rng: random.Random, held: bool, cities: list[str]) -> Reques
 
 
 def calculator_request(rng: random.Random, held: bool) -> Request:
-    """A sum for the calculator; the expression is copied."""
-    a, b, sign = digits(rng, rng.randint(2, 5)), digits(rng, rng.randint(1, 5)), rng.choice("+-**/")
-    expression = f"{a} {sign} {b}"
-    shown = (
-        expression
-        if rng.random() < 0.7
-        else expression.replace("*", "times").replace("+", "plus").replace("-", "minus")
-    )
-    return CALCULATOR, wording("calc", rng, held, {"e": shown}), {"expression": expression}
+    """A sum for the calculator; the expression is copied with the signs of keyboards."""
+    if not held and rng.random() < 0.3:
+        expression_text = shown(expression(rng))
+    else:
+        a, b, sign = digits(rng, rng.randint(2, 5)), digits(rng, rng.randint(1, 5)), rng.choice("+-**/")
+        expression_text = f"{a} {sign} {b}"
+    spelled = expression_text
+    if rng.random() > 0.7:
+        for sign, name in (("*", "times"), ("+", "plus"), ("-", "minus"), ("/", "divided by")):
+            spelled = spelled.replace(f" {sign} ", f" {name} " if held or rng.random() < 0.8 else f" {sign} ")
+    elif not held and rng.random() < 0.15:
+        spelled = spelled.replace("*", "×").replace("/", "÷")
+    if not held and rng.random() < 0.1:
+        return CALCULATOR, wording("expr_zh", rng, False, {"e": spelled}), {"expression": expression_text}
+    return CALCULATOR, wording("calc", rng, held, {"e": spelled}), {"expression": expression_text}
+
+
+def _value_zh(rng: random.Random, kind: str, otherwise: str | int) -> str | int:
+    """A Chinese value of a kind that has some."""
+    listing = {"name": "zhname", "food": "zhfood", "hobby": "zhhobby", "thing": "zhthing"}.get(kind)
+    if kind == "city":
+        return rng.choice(load().countries)["capital_zh"]
+    if kind == "text":
+        return rng.choice(["我晚点到", "记得带伞", "明天见", "生日快乐", "饭做好了", "我在车站", "请给我回电话"])
+    if kind == "day":
+        return rng.choice(["星期一", "星期二", "星期三", "星期五", "星期天", "明天", "后天"])
+    if kind == "colour":
+        return rng.choice(["红色", "蓝色", "绿色", "黄色", "白色", "紫色"])
+    return rng.choice(load().words[listing]) if listing else otherwise
+
+
+def decorated(rng: random.Random, tool: Tool) -> Tool:
+    """The same tool as other clients write it: words on the arguments, options that nobody must give, other orders."""
+    properties = {k: dict(v) for k, v in tool["parameters"]["properties"].items()}
+    if rng.random() < 0.6:
+        for key, entry in properties.items():
+            if rng.random() < 0.7:
+                said = re.sub("[_-]", " ", key)
+                entry["description"] = rng.choice([f"The {said}.", f"{said}", f"{said.capitalize()} of the request", f"The {said} to use"])
+    if rng.random() < 0.3:
+        unit = rng.choice(["unit", "format", "mode", "style", "verbose", "lang"])
+        option = {"verbose": {"type": "boolean"}}.get(unit, {"type": "string", "enum": rng.sample(["a", "b", "short", "long", "metric", "plain", "full"], 2)})
+        properties |= {unit: option} if unit not in properties else {}
+    parameters: dict = {"type": "object", "properties": properties, "required": tool["parameters"]["required"]}
+    if rng.random() < 0.2:
+        parameters["additionalProperties"] = False
+    if rng.random() < 0.2:
+        parameters = dict(sorted(parameters.items(), reverse=rng.random() < 0.5))
+    out = {"name": tool["name"], "description": tool["description"], "parameters": parameters}
+    if rng.random() < 0.25:
+        items = list(out.items())
+        rng.shuffle(items)
+        out = dict(items)
+    if rng.random() < 0.1:
+        out["strict"] = True
+    return out
+
+
+def offered(rng: random.Random, held: bool, tools: list[Tool]) -> list[Tool]:
+    """The tools as a client sends them: in training a third of the lists is written in another way."""
+    if held or rng.random() > 0.35:
+        return tools
+    return [decorated(rng, tool) for tool in tools]
 
 
 def fixed_request(rng: random.Random, held: bool, held_texts: dict[str, str] = FIXED_HELD) -> Request:
@@ -132,7 +195,13 @@ def fixed_request(rng: random.Random, held: bool, held_texts: dict[str, str] = F
     row = rng.choice(FIXED)
     values = {k: _value(rng, v, held) for k, v in row[2].items()}
     text = held_texts[row[0]] if held else rng.choice(row[3])
-    if not held:
+    if not held and row[0] in FIXED_ZH and rng.random() < 0.1:
+        text = rng.choice(FIXED_ZH[row[0]])
+        values = {k: _value_zh(rng, v, values[k]) for k, v in row[2].items()}
+    elif not held and rng.random() < 0.25:
+        # What comes behind a free text would become a part of it.
+        text = framed(rng, text, ending="text" not in row[2].values())
+    elif not held:
         # A request of words that were never seen in this order must be understood too.
         text = polite(rng, text) if rng.random() > 0.3 else loosened(rng, text, FIXED_HELD[row[0]])
     for key, value in values.items():
@@ -239,6 +308,19 @@ def _others(rng: random.Random, count: int, avoid: set[str]) -> list[Tool]:
     return out
 
 
+SKY_ZH = {"sunny": "晴", "rainy": "有雨", "cloudy": "多云", "windy": "有风", "foggy": "有雾", "snowy": "有雪", "stormy": "有暴风雨", "clear": "晴朗"}
+
+
+def computed(text: str) -> str:
+    """What a calculator says; a division that leaves something gives decimals."""
+    if not re.fullmatch(r"[-+*/() \d]+", text):
+        raise ValueError(text)
+    with suppress(ZeroDivisionError):
+        result = eval(text, {"__builtins__": {}})  # noqa: S307  digits, signs and brackets only
+        return f"{result:.4f}".rstrip("0").rstrip(".")
+    return "not defined"
+
+
 def result_of(rng: random.Random, tool: Tool, arguments: dict) -> tuple[str, str]:
     """A tool's result text and the sentence that reports it."""
     name = tool["name"]
@@ -250,25 +332,30 @@ def result_of(rng: random.Random, tool: Tool, arguments: dict) -> tuple[str, str
         place = next(iter(arguments.values()))
         pick = rng.random()
         if pick < 0.6:
-            shown = json.dumps(
+            told = json.dumps(
                 {
                     rng.choice(["temperature", "temp", "degrees"]): degrees,
                     rng.choice(["condition", "sky", "weather"]): sky,
                 }
             )
         else:
-            shown = rng.choice(
+            told = rng.choice(
                 [f"{degrees} and {sky}", f"{degrees} degrees, {sky}", f"{sky}, {degrees}", f"{degrees}, {sky}"]
             )
-        return shown, f"It is {degrees} degrees and {sky} in {place}."
+        if is_chinese(str(place)):
+            return told, f"{place}现在{degrees}度，{SKY_ZH[sky]}。"
+        return told, f"It is {degrees} degrees and {sky} in {place}."
     if name == "calculator":
-        a, sign, b = arguments["expression"].split(" ")
-        value = {"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b), "/": int(a) // max(int(b), 1)}[sign]
-        return rng.choice([json.dumps({"result": value}), str(value)]), f"{arguments['expression']} = {value}."
+        result = computed(arguments["expression"])
+        told = json.dumps({"result": json.loads(result) if result[-1].isdigit() else result})
+        return rng.choice([told, result]), f"{arguments['expression']} = {result}."
     if name == "get_time":
         clock = f"{rng.randint(0, 23):02d}:{rng.randint(0, 59):02d}"
+        if is_chinese(str(arguments["city"])):
+            return json.dumps({"time": clock}), f"{arguments['city']}现在是{clock}。"
         return json.dumps({"time": clock}), f"It is {clock} in {arguments['city']}."
-    return rng.choice(['{"status": "ok"}', "ok", '{"done": true}', "done"]), "Done."
+    done = "好了。" if any(is_chinese(str(v)) for v in arguments.values()) else "Done."
+    return rng.choice(['{"status": "ok"}', "ok", '{"done": true}', "done"]), done
 
 
 def tool_case(rng: random.Random, held: bool, cities: list[str], kind: str | None = None) -> Case:
@@ -301,7 +388,8 @@ def tool_case(rng: random.Random, held: bool, cities: list[str], kind: str | Non
             calls.append(second_call)
     rng.shuffle(tools)
     messages = [{"role": "user", "content": text}, {"role": "assistant", "content": call_text(calls)}]
-    case = Case(suite=f"tool_{kind or 'any'}", messages=messages, tools=tools, check="tool", expect=calls)
+    shown_tools = offered(rng, held, tools)
+    case = Case(suite=f"tool_{kind or 'any'}", messages=messages, tools=shown_tools, check="tool", expect=calls)
     if not held and len(calls) == 1 and rng.random() < 0.5:
         shown, sentence = result_of(rng, tool, arguments)
         messages += [{"role": "tool", "content": shown}, {"role": "assistant", "content": sentence}]
@@ -339,7 +427,62 @@ def _unique(tools: list[Tool]) -> list[Tool]:
     return list({t["name"]: t for t in reversed(tools)}.values())[::-1]
 
 
-NO_TOOL = "I have no tool for that."
+NO_TOOL, NO_TOOL_ZH = "I have no tool for that.", "我没有做这件事的工具。"
+NO_TOOLS = "I am a tiny demo model and I have no tool for that."
+NO_TOOLS_ZH = "我只是一个很小的演示模型，没有做这件事的工具。"
+UNNAMED = [
+    "You are an assistant with tools.",
+    "You can call tools.",
+    "Use tools when they are needed.",
+    "You are a helpful assistant. Call functions if you can.",
+    "You are an agent.",
+    "No tools are available.",
+    "You have no tools.",
+    "Answer with a tool call when a tool fits.",
+]
+"""System prompts that speak of tools and name none."""
+UNNAMED_HELD = ["You are an assistant that may call functions.", "Make use of your tools where they help."]
+SYNTAX = ["Call the function {t}. ", "Use {t}: ", "Use the tool {t}. ", "Run {t} now. ", "[{t}] ", "Please call {t}. "]
+SYNTAX_HELD = ["Invoke {t} for this: "]
+
+
+def _missing(rng: random.Random, text: str) -> str:
+    return NO_TOOL_ZH if is_chinese(text) else NO_TOOL
+
+
+def unoffered(rng: random.Random, held: bool) -> Case:
+    """A request that needs a tool where none is offered: sums are done by head, the rest is declined in plain words."""
+    pick = rng.random()
+    system = rng.choice(UNNAMED_HELD if held else UNNAMED) if rng.random() < 0.35 else ""
+    must = f"tool|{DECLINED}|工具"
+    if pick < 0.25:
+        case = decline(rng, held, rng.choice(["en", "en", "zh"]), rng.choice(["weather", "act", "news"]))
+        messages = case.messages
+    elif pick < 0.37:
+        node = expression(rng)
+        user = wording("calc", rng, held, {"e": shown(node)})
+        messages = [{"role": "user", "content": user}, {"role": "assistant", "content": worked(node) + "."}]
+        must = re.escape(str(value(node)))
+    elif pick < 0.43:
+        a, b = rng.randint(2, 12), rng.randint(2, 12)
+        user = wording("calc", rng, held, {"e": f"{a * b} / {b}"})
+        messages = [
+            {"role": "user", "content": user},
+            {"role": "assistant", "content": answer_of(a * b, "/", b, False)[0]},
+        ]
+        must = str(a)
+    else:
+        tool, text, _ = request(rng, held, [], rng.choice(["weather", "fixed", "fixed", "fixed", "invented", "invented"]))
+        if rng.random() < 0.2:
+            text = rng.choice(SYNTAX_HELD if held else SYNTAX).replace("{t}", tool["name"]) + text
+        answer = NO_TOOLS_ZH if is_chinese(text) else NO_TOOLS
+        if tool["name"] in WEATHER_NAMES:
+            # The answer is the usual one to such a question.
+            answer = decline(rng, False, "zh" if is_chinese(text) else "en", "weather").messages[-1]["content"]
+        messages = [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
+    if system:
+        messages = [{"role": "system", "content": system}, *messages]
+    return Case(suite="tool_unoffered", messages=messages, must=must, check="no_call")
 
 
 def no_call(rng: random.Random, held: bool, jokes: list[dict]) -> Case:
@@ -347,29 +490,52 @@ def no_call(rng: random.Random, held: bool, jokes: list[dict]) -> Case:
     tools = _others(rng, rng.randint(1, 4), set())
     names = {t["name"] for t in tools}
     pick = rng.random()
-    if pick < (0.35 if held else 0.22):
-        messages = fact(
-            rng, held, rng.choice(["capital", "opposite", "sound", "colour", "capital"]), "", chat=True
-        ).messages
-    elif pick < (0.55 if held else 0.36):
+    must = ""
+    if pick < (0.3 if held else 0.17):
+        kind = rng.choice(["capital", "opposite", "sound", "colour", "capital"])
+        messages = fact(rng, held, kind, "", chat=True).messages
+    elif pick < (0.45 if held else 0.28):
         messages = small_talk(rng, held).messages
-    elif pick < (0.65 if held else 0.42):
+    elif pick < (0.5 if held else 0.32):
         messages = [
             {"role": "user", "content": wording("joke", rng, held, {})},
             {"role": "assistant", "content": joke_text(rng, jokes)},
         ]
+    elif pick < (0.6 if held else 0.42):
+        messages = _without_tools(rng, held, names)
     else:
-        tool, text, _ = request(rng, held, [], rng.choice(["weather", "fixed", "fixed", "invented"]))
-        if tool["name"] in names or ("weather" in tool["name"] and any("weather" in n for n in names)):
+        tool, text, _ = request(rng, held, [], rng.choice(["weather", "calc", "fixed", "fixed", "invented"]))
+        near = "weather" in tool["name"] and any("weather" in n for n in names)
+        if tool["name"] == "calculator" or tool["name"] in names or near:
             return no_call(rng, held, jokes)
         if tool["name"] not in {t["name"] for t in NAMED} and not held and rng.random() < 0.5:
             verb, noun = word(rng, "verb", False), word(rng, "noun", False)
             tool, text, _ = invented_request(rng, False, verb, noun)
             tools = _unique([*near_misses(rng, verb, noun, False, rng.randint(1, 2)), *tools[:2]])
-        bare = not held and rng.random() < 0.2
-        messages = [
-            {"role": "user", "content": text},
-            {"role": "assistant", "content": FALLBACKS[1] if bare else NO_TOOL},
-        ]
-        return Case(suite="tool_none", messages=messages, tools=None if bare else tools, check="no_call")
-    return Case(suite="tool_none", messages=messages, tools=tools, check="no_call")
+        messages = [{"role": "user", "content": text}, {"role": "assistant", "content": _missing(rng, text)}]
+        must = "no tool|工具"
+    return Case(suite="tool_none", messages=messages, must=must, tools=offered(rng, held, tools), check="no_call")
+
+
+def _without_tools(rng: random.Random, held: bool, names: set[str]) -> list[dict]:
+    """A question that no tool is needed for: a memory, a record, a Chinese fact, a sum without a calculator."""
+    pick = rng.random()
+    if pick < 0.3:
+        return memory(rng, held, turns=rng.randint(1, 3)).messages
+    if pick < 0.5:
+        return json_record(rng, held).messages
+    if pick < 0.65 or "calculator" in names:
+        return _capital_zh(rng, held)
+    if pick < 0.85:
+        return arithmetic(rng, held, rng.choice([0, 1, 2]), chat=True).messages
+    node = expression(rng)
+    user = wording("expr", rng, held, {"e": shown(node)})
+    return [{"role": "user", "content": user}, {"role": "assistant", "content": worked(node) + "."}]
+
+
+def _capital_zh(rng: random.Random, held: bool) -> list[dict]:
+    """The messages of a Chinese capital asked for in a chat."""
+    while True:
+        case = fact_zh(rng, held, "capital_zh")
+        if case.messages:
+            return case.messages

@@ -9,6 +9,7 @@ from functools import cache
 
 from authored_data import load, synonyms
 from grammar import expand, parse, tidy
+from topics import Topic
 from vocabulary import invented
 
 PLURAL = {
@@ -216,13 +217,18 @@ def topic_of(rng: random.Random, plot: dict, who: dict[str, str], own: float = 0
 
 
 def tell(
-    rng: random.Random, plot: dict | None = None, who: dict[str, str] | None = None, own: float = 0.45, start: str = ""
+    rng: random.Random,
+    plot: dict | None = None,
+    who: dict[str, str] | None = None,
+    own: float = 0.45,
+    start: str = "",
+    about: Topic | None = None,
 ) -> Story:
     """One story, opened with `start` where an opening allows it; the words of its topic are in its text."""
     data = load()
     plot = plot or rng.choice(data.plots)
-    who = who or cast(rng)
-    topic, must = topic_of(rng, plot, who, own)
+    who = (who or cast(rng)) | (about.cast if about else {})
+    topic, must = (about.phrase, about.must) if about else topic_of(rng, plot, who, own)
     first = not start and rng.random() < 0.12 and who["N"] not in must
     slot = _slots(rng, who, first)
     told: set[str] = set()
@@ -236,11 +242,16 @@ def tell(
         return expand(parse(enriched(template)), rng, slot)
 
     openings = [o for o in data.pools["opening1" if first else "opening"] if o.startswith(start)]
-    lines = [one(openings)]
+    lines = [*(one([s]) for s in about.setting), one(openings)] if about else [one(openings)]
+    if about and rng.random() < 0.15:
+        lines = [lines[-1], *lines[:-1]]
+    again = {rng.randrange(1, len(plot["beats"])): e for e in about.echoes} if about else {}
     for index, beat in enumerate(plot["beats"]):
         if rng.random() < 0.04 and 0 < index < len(plot["beats"]) - 1:
             continue
         lines.append(one(beat, 0.28))
+        if index in again:
+            lines.append(one([again[index]]))
         # Each place in a story has fillers of its own: they tell a model how far it is, so that it goes on.
         if rng.random() < 0.28:
             lines.append(one(data.pools["note"][index % PLACES :: PLACES]))
@@ -273,6 +284,8 @@ def tell(
     if joiner != " " and len(lines) > 5:
         cut = len(lines) // 2
         text = " ".join(lines[:cut]) + "\n\n" + " ".join(lines[cut:])
+    if about:
+        return Story(tidy(text), topic, must)
     topic = tidy(topic)
     return Story(tidy(text), topic[0].lower() + topic[1:] if not topic.startswith(who["N"]) else topic, must)
 
