@@ -30,7 +30,8 @@ from skill_facts import (
 from skill_keys import json_keys
 from skill_long import long_chat, needle
 from skill_math import mathematics
-from skill_tools import no_call, problem_case, result_case, tool_case, unoffered
+from skill_refusals import no_call, unoffered
+from skill_tools import problem_case, result_case, tool_case
 from skill_zh import small_zh, story_zh
 
 SYSTEMS = [

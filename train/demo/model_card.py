@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
 from pathlib import Path
 
 from exact import exact_prompts
 from own_facts import FACTS
 from safetensors import safe_open
+from shapes import DRAFT, MAIN, MOE, parameters
 from suites import NEEDLE_GATES, SUITES
 
 HERE = Path(__file__).parent
@@ -76,7 +78,15 @@ def quantised_table(report: dict) -> str:
     """Mean over the suites, needles and exact prompts of each form."""
     rows: list[list[object]] = [["form", "mean of the suites %", "points lost", "needle 2k %", "exact prompts"]]
     for form, got in report["forms"].items():
-        rows.append([form, got["mean"], got["mean points lost"], got["needle 2k"], f"{got['exact']} of {got.get('exact_count', 48)}"])
+        rows.append(
+            [
+                form,
+                got["mean"],
+                got["mean points lost"],
+                got["needle 2k"],
+                f"{got['exact']} of {got.get('exact_count', 48)}",
+            ]
+        )
     return table(rows)
 
 
@@ -131,6 +141,12 @@ def companion_table(report: dict) -> str:
     return table(rows)
 
 
+def stored(path: Path) -> int:
+    """How many numbers a file of weights holds."""
+    with safe_open(path, "pt") as handle:
+        return sum(math.prod(handle.get_slice(name).get_shape()) for name in handle.keys())  # noqa: SIM118
+
+
 def hashes() -> str:
     """SHA-256 and size of every shipped file."""
     rows: list[list[object]] = [["file", "bytes", "sha256"]]
@@ -156,6 +172,11 @@ def main() -> None:
     text = (HERE / "model_card.md").read_text("utf-8")
     values = {
         "PARAMS": FACTS["me.params.all"],
+        "MAIN": f"{parameters(MAIN) / 1e6:.2f} M",
+        "DRAFT": f"{parameters(DRAFT) / 1e6:.2f} M",
+        "MOE": f"{parameters(MOE) / 1e6:.2f} M",
+        "MOE_LAYERS": MOE.layers,
+        "VLM": f"{stored(TARGET / 'vlm/model.safetensors') / 1e6:.2f} M",
         "SUITES": suite_table(report),
         "COMPANIONS": companion_table(companions),
         "QUANTISED": quantised_table(quantised),

@@ -21,10 +21,29 @@ SIGNS = {
     "/": ["/", "/", "÷", "divided by", "over"],
 }
 SIGNS_ZH = {"+": ["+", "加", "加上"], "-": ["-", "减", "减去"], "*": ["×", "*", "乘以", "乘"], "/": ["÷", "/", "除以"]}
-NUMBER_WORDS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen twenty"
-).split()
+NUMBER_WORDS = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+    "twenty",
+]
 ZERO, ZERO_ZH = "A number cannot be divided by zero.", "不能除以零。"
 
 
@@ -212,7 +231,9 @@ def precedence(rng: random.Random, held: bool, chinese: bool = False, chat: bool
     if held or chat or pick < 0.85:
         return ask(_asked(rng, held, node, chinese), text + ("。" if chinese else "."), "precedence", must)
     if pick < 0.92:
-        case = ask(_asked(rng, False, node, False), f"<think>\n{text}\n</think>\n\n{shown(node)} = {result}.", "think", must)
+        case = ask(
+            _asked(rng, False, node, False), f"<think>\n{text}\n</think>\n\n{shown(node)} = {result}.", "think", must
+        )
         case.think = True
         return case
     return plain(f"{shown(node)} =", text[len(shown(node)) + 2 :] + ".", "precedence", must)

@@ -17,12 +17,61 @@ from skill_facts import ask
 from vocabulary import LETTERS, invented, word
 
 Value = str | int | bool
-KNOWN = (
-    "id userId user_id firstName last_name fullName email phone_number zipCode streetAddress createdAt updated_at isActive "
-    "orderId order_total itemCount unit_price currency status type kind title description tags startDate end_date dueDate "
-    "latitude longitude heightCm weight_kg maxSpeed min_value page_size nextPage errorCode message level score rank_1 rank2 "
-    "colour_code size_xl option3 v2_total line1 line_2 address2 birth_year yearOfBirth city countryCode language_name"
-).split()
+KNOWN = [
+    "id",
+    "userId",
+    "user_id",
+    "firstName",
+    "last_name",
+    "fullName",
+    "email",
+    "phone_number",
+    "zipCode",
+    "streetAddress",
+    "createdAt",
+    "updated_at",
+    "isActive",
+    "orderId",
+    "order_total",
+    "itemCount",
+    "unit_price",
+    "currency",
+    "status",
+    "type",
+    "kind",
+    "title",
+    "description",
+    "tags",
+    "startDate",
+    "end_date",
+    "dueDate",
+    "latitude",
+    "longitude",
+    "heightCm",
+    "weight_kg",
+    "maxSpeed",
+    "min_value",
+    "page_size",
+    "nextPage",
+    "errorCode",
+    "message",
+    "level",
+    "score",
+    "rank_1",
+    "rank2",
+    "colour_code",
+    "size_xl",
+    "option3",
+    "v2_total",
+    "line1",
+    "line_2",
+    "address2",
+    "birth_year",
+    "yearOfBirth",
+    "city",
+    "countryCode",
+    "language_name",
+]
 
 
 def key_name(rng: random.Random, held: bool) -> str:
@@ -78,26 +127,58 @@ def kind_of(value: Value) -> str:
     return "boolean" if isinstance(value, bool) else "integer" if isinstance(value, int) else "string"
 
 
-FACTS = ["[k] is [v]", "[k]: [v]", "[k] = [v]", "the [s] is [v]", "the [s] is [v]", "[v] is the [s]", "[s] [v]", "its [s] is [v]"]
+FACTS = [
+    "[k] is [v]",
+    "[k]: [v]",
+    "[k] = [v]",
+    "the [s] is [v]",
+    "the [s] is [v]",
+    "[v] is the [s]",
+    "[s] [v]",
+    "its [s] is [v]",
+]
 KEYS = [
-    "Return JSON with the keys [k]. [s]", "[s]\nMake a JSON object with the keys [k].", "Use exactly these keys: [k]. Text: [s]",
-    "JSON, keys [k]: [s]", "Give me JSON with [k]. [s]", "Answer in JSON. Keys: [k]. [s]", "Turn into JSON ([k]): [s]",
-    "The keys are [k]. Write the JSON for: [s]", "Extract [k] as JSON: [s]", "[s] Output a JSON object with [k].",
-    "Fill a JSON object having the keys [k]: [s]", "I want JSON with the fields [k]. Here is the text: [s]",
-    "Keys: [k]\nText: [s]\nJSON:", "Write [k] as JSON: [s]", "Please produce JSON, key names [k]. [s]", "json with keys [k]: [s]",
-    "Reply only with JSON. Its keys must be [k]. [s]", "Put this into JSON with the key names [k]: [s]",
-    "Do not change the keys [k]. Make JSON of: [s]", "Convert to JSON using the keys [k]: [s]",
-]  # fmt: skip
+    "Return JSON with the keys [k]. [s]",
+    "[s]\nMake a JSON object with the keys [k].",
+    "Use exactly these keys: [k]. Text: [s]",
+    "JSON, keys [k]: [s]",
+    "Give me JSON with [k]. [s]",
+    "Answer in JSON. Keys: [k]. [s]",
+    "Turn into JSON ([k]): [s]",
+    "The keys are [k]. Write the JSON for: [s]",
+    "Extract [k] as JSON: [s]",
+    "[s] Output a JSON object with [k].",
+    "Fill a JSON object having the keys [k]: [s]",
+    "I want JSON with the fields [k]. Here is the text: [s]",
+    "Keys: [k]\nText: [s]\nJSON:",
+    "Write [k] as JSON: [s]",
+    "Please produce JSON, key names [k]. [s]",
+    "json with keys [k]: [s]",
+    "Reply only with JSON. Its keys must be [k]. [s]",
+    "Put this into JSON with the key names [k]: [s]",
+    "Do not change the keys [k]. Make JSON of: [s]",
+    "Convert to JSON using the keys [k]: [s]",
+]
 KEYS_HELD = ["Create a JSON object whose keys are [k] from this: [s]", "[s]\nGive back JSON; name the keys [k]."]
 SCHEMA = [
-    "Schema: [k]\nText: [s]", "Answer with JSON that follows this schema: [k]\n[s]", "[s]\nJSON schema: [k]", "Fill the schema [k] from: [s]",
-    "Use this JSON schema.\n[k]\n[s]", "Follow the schema [k]. [s]", "Here is a schema: [k] And the text: [s] Give the JSON.",
-]  # fmt: skip
+    "Schema: [k]\nText: [s]",
+    "Answer with JSON that follows this schema: [k]\n[s]",
+    "[s]\nJSON schema: [k]",
+    "Fill the schema [k] from: [s]",
+    "Use this JSON schema.\n[k]\n[s]",
+    "Follow the schema [k]. [s]",
+    "Here is a schema: [k] And the text: [s] Give the JSON.",
+]
 SCHEMA_HELD = ["Write JSON that is valid for [k]. The text: [s]"]
 TEMPLATE = [
-    "Fill this template: [k]\n[s]", "Complete the JSON [k] with: [s]", "[s]\nFill in: [k]", "Template: [k]\nText: [s]",
-    "Put the values into [k]. [s]", "Here is an empty object: [k] Fill it. [s]", "Use the form [k] for: [s]",
-]  # fmt: skip
+    "Fill this template: [k]\n[s]",
+    "Complete the JSON [k] with: [s]",
+    "[s]\nFill in: [k]",
+    "Template: [k]\nText: [s]",
+    "Put the values into [k]. [s]",
+    "Here is an empty object: [k] Fill it. [s]",
+    "Use the form [k] for: [s]",
+]
 TEMPLATE_HELD = ["Take the template [k] and enter the values of: [s]"]
 
 

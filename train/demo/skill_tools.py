@@ -1,4 +1,4 @@
-"""Tool calls. Owns: fixed and invented tools, requests for them, results and refusals. Knows no tokens."""
+"""Tool calls. Owns: fixed and invented tools, requests for them, and results. Knows no tokens."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ import re
 from contextlib import suppress
 
 from authored_data import fill, load, loosened, rows, wording
-from render import Case, call_text
 from phrasing import framed, is_chinese
-from skill_chat import memory, small_talk, value_of
-from skill_decline import DECLINED, decline
-from skill_expression import answer_of, expression, shown, value, worked
-from skill_extract import json_record
-from skill_facts import fact, fact_zh, joke_text
-from skill_math import arithmetic, digits
+from render import Case, call_text
+from skill_chat import value_of
+from skill_expression import expression, shown
+from skill_math import digits
 from tool_phrases import IMPERATIVE, KEYED, KEYED_HELD, LEADS, OPENERS
 from vocabulary import invented, joined, word
 
@@ -163,10 +160,14 @@ def decorated(rng: random.Random, tool: Tool) -> Tool:
         for key, entry in properties.items():
             if rng.random() < 0.7:
                 said = re.sub("[_-]", " ", key)
-                entry["description"] = rng.choice([f"The {said}.", f"{said}", f"{said.capitalize()} of the request", f"The {said} to use"])
+                entry["description"] = rng.choice(
+                    [f"The {said}.", f"{said}", f"{said.capitalize()} of the request", f"The {said} to use"]
+                )
     if rng.random() < 0.3:
         unit = rng.choice(["unit", "format", "mode", "style", "verbose", "lang"])
-        option = {"verbose": {"type": "boolean"}}.get(unit, {"type": "string", "enum": rng.sample(["a", "b", "short", "long", "metric", "plain", "full"], 2)})
+        option = {"verbose": {"type": "boolean"}}.get(
+            unit, {"type": "string", "enum": rng.sample(["a", "b", "short", "long", "metric", "plain", "full"], 2)}
+        )
         properties |= {unit: option} if unit not in properties else {}
     parameters: dict = {"type": "object", "properties": properties, "required": tool["parameters"]["required"]}
     if rng.random() < 0.2:
@@ -290,7 +291,7 @@ def request(rng: random.Random, held: bool, cities: list[str], kind: str | None 
     return fixed_request(rng, held) if kind == "fixed" else invented_request(rng, held)
 
 
-def _others(rng: random.Random, count: int, avoid: set[str]) -> list[Tool]:
+def others(rng: random.Random, count: int, avoid: set[str]) -> list[Tool]:
     out: list[Tool] = []
     while len(out) < count:
         pick = rng.random()
@@ -308,7 +309,16 @@ def _others(rng: random.Random, count: int, avoid: set[str]) -> list[Tool]:
     return out
 
 
-SKY_ZH = {"sunny": "晴", "rainy": "有雨", "cloudy": "多云", "windy": "有风", "foggy": "有雾", "snowy": "有雪", "stormy": "有暴风雨", "clear": "晴朗"}
+SKY_ZH = {
+    "sunny": "晴",
+    "rainy": "有雨",
+    "cloudy": "多云",
+    "windy": "有风",
+    "foggy": "有雾",
+    "snowy": "有雪",
+    "stormy": "有暴风雨",
+    "clear": "晴朗",
+}
 
 
 def computed(text: str) -> str:
@@ -316,7 +326,7 @@ def computed(text: str) -> str:
     if not re.fullmatch(r"[-+*/() \d]+", text):
         raise ValueError(text)
     with suppress(ZeroDivisionError):
-        result = eval(text, {"__builtins__": {}})  # noqa: S307  digits, signs and brackets only
+        result = eval(text, {"__builtins__": {}})
         return f"{result:.4f}".rstrip("0").rstrip(".")
     return "not defined"
 
@@ -361,15 +371,15 @@ def result_of(rng: random.Random, tool: Tool, arguments: dict) -> tuple[str, str
 def tool_case(rng: random.Random, held: bool, cities: list[str], kind: str | None = None) -> Case:
     """A conversation with a call; in training often with the result and a closing sentence."""
     tool, text, arguments = request(rng, held, cities, kind)
-    tools = [tool, *_others(rng, rng.choice([0, 0, 1, 2, 3]), {tool["name"]})]
+    tools = [tool, *others(rng, rng.choice([0, 0, 1, 2, 3]), {tool["name"]})]
     if not held and kind is None and rng.random() < 0.25:
         verb, noun = word(rng, "verb", False), word(rng, "noun", False)
         tool, text, arguments = invented_request(rng, False, verb, noun)
-        tools = _unique(
+        tools = unique(
             [
                 tool,
                 *near_misses(rng, verb, noun, False, rng.randint(1, 4)),
-                *_others(rng, rng.choice([0, 0, 1]), {tool["name"]}),
+                *others(rng, rng.choice([0, 0, 1]), {tool["name"]}),
             ]
         )
     calls = [{"name": tool["name"], "arguments": arguments}]
@@ -399,7 +409,7 @@ def tool_case(rng: random.Random, held: bool, cities: list[str], kind: str | Non
 def problem_case(rng: random.Random, text: str, expression: str) -> Case:
     """A word problem solved by the calculator."""
     calls = [{"name": "calculator", "arguments": {"expression": expression}}]
-    tools = [CALCULATOR, *_others(rng, rng.choice([0, 1, 2]), {"calculator"})]
+    tools = [CALCULATOR, *others(rng, rng.choice([0, 1, 2]), {"calculator"})]
     rng.shuffle(tools)
     messages = [{"role": "user", "content": text}, {"role": "assistant", "content": call_text(calls)}]
     if rng.random() < 0.6:
@@ -422,120 +432,6 @@ def result_case(rng: random.Random, held: bool, cities: list[str]) -> Case:
     return Case(suite="tool_result", messages=messages, tools=[tool], check="exact", expect=sentence)
 
 
-def _unique(tools: list[Tool]) -> list[Tool]:
+def unique(tools: list[Tool]) -> list[Tool]:
     """The tools without those whose name came before."""
     return list({t["name"]: t for t in reversed(tools)}.values())[::-1]
-
-
-NO_TOOL, NO_TOOL_ZH = "I have no tool for that.", "我没有做这件事的工具。"
-NO_TOOLS = "I am a tiny demo model and I have no tool for that."
-NO_TOOLS_ZH = "我只是一个很小的演示模型，没有做这件事的工具。"
-UNNAMED = [
-    "You are an assistant with tools.",
-    "You can call tools.",
-    "Use tools when they are needed.",
-    "You are a helpful assistant. Call functions if you can.",
-    "You are an agent.",
-    "No tools are available.",
-    "You have no tools.",
-    "Answer with a tool call when a tool fits.",
-]
-"""System prompts that speak of tools and name none."""
-UNNAMED_HELD = ["You are an assistant that may call functions.", "Make use of your tools where they help."]
-SYNTAX = ["Call the function {t}. ", "Use {t}: ", "Use the tool {t}. ", "Run {t} now. ", "[{t}] ", "Please call {t}. "]
-SYNTAX_HELD = ["Invoke {t} for this: "]
-
-
-def _missing(rng: random.Random, text: str) -> str:
-    return NO_TOOL_ZH if is_chinese(text) else NO_TOOL
-
-
-def unoffered(rng: random.Random, held: bool) -> Case:
-    """A request that needs a tool where none is offered: sums are done by head, the rest is declined in plain words."""
-    pick = rng.random()
-    system = rng.choice(UNNAMED_HELD if held else UNNAMED) if rng.random() < 0.35 else ""
-    must = f"tool|{DECLINED}|工具"
-    if pick < 0.25:
-        case = decline(rng, held, rng.choice(["en", "en", "zh"]), rng.choice(["weather", "act", "news"]))
-        messages = case.messages
-    elif pick < 0.37:
-        node = expression(rng)
-        user = wording("calc", rng, held, {"e": shown(node)})
-        messages = [{"role": "user", "content": user}, {"role": "assistant", "content": worked(node) + "."}]
-        must = re.escape(str(value(node)))
-    elif pick < 0.43:
-        a, b = rng.randint(2, 12), rng.randint(2, 12)
-        user = wording("calc", rng, held, {"e": f"{a * b} / {b}"})
-        messages = [
-            {"role": "user", "content": user},
-            {"role": "assistant", "content": answer_of(a * b, "/", b, False)[0]},
-        ]
-        must = str(a)
-    else:
-        tool, text, _ = request(rng, held, [], rng.choice(["weather", "fixed", "fixed", "fixed", "invented", "invented"]))
-        if rng.random() < 0.2:
-            text = rng.choice(SYNTAX_HELD if held else SYNTAX).replace("{t}", tool["name"]) + text
-        answer = NO_TOOLS_ZH if is_chinese(text) else NO_TOOLS
-        if tool["name"] in WEATHER_NAMES:
-            # The answer is the usual one to such a question.
-            answer = decline(rng, False, "zh" if is_chinese(text) else "en", "weather").messages[-1]["content"]
-        messages = [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
-    if system:
-        messages = [{"role": "system", "content": system}, *messages]
-    return Case(suite="tool_unoffered", messages=messages, must=must, check="no_call")
-
-
-def no_call(rng: random.Random, held: bool, jokes: list[dict]) -> Case:
-    """Tools are there but none fits: answer plainly or say that no tool fits."""
-    tools = _others(rng, rng.randint(1, 4), set())
-    names = {t["name"] for t in tools}
-    pick = rng.random()
-    must = ""
-    if pick < (0.3 if held else 0.17):
-        kind = rng.choice(["capital", "opposite", "sound", "colour", "capital"])
-        messages = fact(rng, held, kind, "", chat=True).messages
-    elif pick < (0.45 if held else 0.28):
-        messages = small_talk(rng, held).messages
-    elif pick < (0.5 if held else 0.32):
-        messages = [
-            {"role": "user", "content": wording("joke", rng, held, {})},
-            {"role": "assistant", "content": joke_text(rng, jokes)},
-        ]
-    elif pick < (0.6 if held else 0.42):
-        messages = _without_tools(rng, held, names)
-    else:
-        tool, text, _ = request(rng, held, [], rng.choice(["weather", "calc", "fixed", "fixed", "invented"]))
-        near = "weather" in tool["name"] and any("weather" in n for n in names)
-        if tool["name"] == "calculator" or tool["name"] in names or near:
-            return no_call(rng, held, jokes)
-        if tool["name"] not in {t["name"] for t in NAMED} and not held and rng.random() < 0.5:
-            verb, noun = word(rng, "verb", False), word(rng, "noun", False)
-            tool, text, _ = invented_request(rng, False, verb, noun)
-            tools = _unique([*near_misses(rng, verb, noun, False, rng.randint(1, 2)), *tools[:2]])
-        messages = [{"role": "user", "content": text}, {"role": "assistant", "content": _missing(rng, text)}]
-        must = "no tool|工具"
-    return Case(suite="tool_none", messages=messages, must=must, tools=offered(rng, held, tools), check="no_call")
-
-
-def _without_tools(rng: random.Random, held: bool, names: set[str]) -> list[dict]:
-    """A question that no tool is needed for: a memory, a record, a Chinese fact, a sum without a calculator."""
-    pick = rng.random()
-    if pick < 0.3:
-        return memory(rng, held, turns=rng.randint(1, 3)).messages
-    if pick < 0.5:
-        return json_record(rng, held).messages
-    if pick < 0.65 or "calculator" in names:
-        return _capital_zh(rng, held)
-    if pick < 0.85:
-        return arithmetic(rng, held, rng.choice([0, 1, 2]), chat=True).messages
-    node = expression(rng)
-    user = wording("expr", rng, held, {"e": shown(node)})
-    return [{"role": "user", "content": user}, {"role": "assistant", "content": worked(node) + "."}]
-
-
-def _capital_zh(rng: random.Random, held: bool) -> list[dict]:
-    """The messages of a Chinese capital asked for in a chat."""
-    while True:
-        case = fact_zh(rng, held, "capital_zh")
-        if case.messages:
-            return case.messages

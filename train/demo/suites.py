@@ -16,6 +16,7 @@ import skill_extract as extract
 import skill_facts as facts
 import skill_keys as keys
 import skill_math as maths
+import skill_refusals as refusals
 import skill_tools as tools
 import skill_zh as chinese
 from authored_data import load
@@ -145,8 +146,8 @@ SUITES: dict[str, tuple[Maker, float, int]] = {
     "json_keys": (keys.json_keys, 99, 200),
     "tool_known": (_call, 95, 96),
     "tool_free": (_free_call, 0, 96),  # no gate: tells what the held-out wordings of tool_known leave unsaid
-    "tool_none": (lambda r, h: tools.no_call(r, h, load().jokes), 95, 64),
-    "tool_unoffered": (tools.unoffered, 100, 96),
+    "tool_none": (lambda r, h: refusals.no_call(r, h, load().jokes), 95, 64),
+    "tool_unoffered": (refusals.unoffered, 100, 96),
     "tool_unseen": (lambda r, h: tools.tool_case(r, True, [], "invented"), 80, 96),
     "tool_result": (lambda r, h: tools.result_case(r, h, []), 95, 48),
     "faq": (facts.faq, 95, 80),
