@@ -158,8 +158,6 @@ def of_flag(flag: str) -> Verdict:
         help = {**all_options(GROUPS), **all_options(SERVER_GROUPS)}
         text = help[name][1].metadata["help"] if name in help else ""
         return harmless(text) if text.startswith("Accepted for compatibility") else done()
-    if name == "pipeline_parallel_size":
-        return refused("layers are not shared out in stages (1)")
     return of_other((ENGINE if name in ENGINE else SERVER)[name])
 
 

@@ -136,7 +136,13 @@ class ParallelOptions:
     """How many devices share the work."""
 
     tensor_parallel_size: int = option(1, "Devices (on a CPU: processes) that share each layer.", "tp")
+    pipeline_parallel_size: int = option(1, "Stages of devices (on a CPU: processes) that share the layers.", "pp")
     data_parallel_size: int = option(1, "Engines that share the requests, each with the whole model.", "dp")
+
+    @property
+    def ranks(self) -> int:
+        """Devices of one engine."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,7 +351,7 @@ def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def make_config(environment: Mapping[str, str] | None = None, **flat: Any) -> EngineConfig:
     """EngineConfig from flat names; unset ones come from TOKENMILL_* variables, then from the defaults."""
-    return EngineConfig(**_read_groups(GROUPS, environment, _without_spread(options_alone(flat))))
+    return EngineConfig(**_read_groups(GROUPS, environment, options_alone(flat)))
 
 
 def make_server_config(environment: Mapping[str, str] | None = None, **flat: Any) -> ServerConfig:
@@ -390,19 +396,6 @@ def _read_groups(
         for name, value in values.items():
             _check(name, value, known[name][1], known[name][2])
     return {group: groups[group](**values) for group, values in chosen.items()}
-
-
-def _without_spread(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what vLLM's users often spell out and is the only thing done here: one stage."""
-    kept = {name: value for name, value in flat.items() if name not in _SPREAD}
-    for name in _SPREAD & flat.keys():
-        if isinstance(flat[name], bool) or flat[name] != 1:
-            raise ParameterError(
-                f"{name} must be 1, got {flat[name]!r}: layers are not shared out in stages "
-                "(--tensor-parallel-size splits each of them over devices).",
-                param=name,
-            )
-    return kept
 
 
 def override(config: EngineConfig, group: str, **values: Any) -> EngineConfig:
@@ -451,9 +444,6 @@ def _check(name: str, value: Any, item: Field, kind: Any) -> None:
     if list[str] in allowed and value is not None:
         if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
             raise ParameterError(f"{name} must be text or a list of texts, got {value!r}.", param=name)
-
-
-_SPREAD = frozenset({"pipeline_parallel_size"})
 
 
 def wanted_faults() -> str:

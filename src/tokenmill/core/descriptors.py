@@ -236,6 +236,8 @@ class ModelSpec:
     hidden_size: int
     flops_per_token: float = 0.0
     states: tuple[StateSpec, ...] = ()
+    ends: tuple[bool, bool] = (True, True)
+    """Does it begin at token ids, does it end at logits? A stage of a pipeline may not."""
     extras: dict[str, object] = field(default_factory=dict)
 
 

@@ -31,6 +31,7 @@ from tokenmill.core.descriptors import (
     StateSpec,
     StepRows,
 )
+from tokenmill.core.matrix import StoredMatrix
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,11 +53,13 @@ __all__ = [
     "Mixture",
     "ModelSpec",
     "NormSpec",
+    "Packed",
     "RopeSpec",
     "RouteSpec",
     "SpaceSpec",
     "StateSpec",
     "StepRows",
+    "StoredMatrix",
     "Weight",
 ]
 
@@ -177,6 +180,23 @@ class Weight(Protocol):
     def bytes(self) -> int: ...
 
 
+class Packed(Protocol):
+    """A matrix in a backend's own form, its bias within. One that the backend's `product` does not know has
+    `product(x)` -> x @ matrix.T + bias."""
+
+    def rows(self, ids: Tensor, dtype: Any) -> Tensor:
+        """Dense rows [n, K] in torch's type `dtype`."""
+        ...
+
+    def pieces(self) -> tuple[Any, dict[str, Tensor | None]] | None:
+        """See Weight.pieces."""
+        ...
+
+    def bytes(self) -> int:
+        """Bytes held."""
+        ...
+
+
 class Kernels(Protocol):
     """Coarse operations; built per engine. `kernels/reference.py` is the specification, backends override.
 
@@ -214,14 +234,14 @@ class Kernels(Protocol):
         ...
 
     def norm(self, x: Tensor, spec: NormSpec) -> Tensor: ...
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x [T, K] @ weight [N, K].T + bias -> [T, N] in x's dtype, float32 accumulation."""
+    def pack(self, matrix: StoredMatrix) -> Packed | None:
+        """The form in which `product` is fastest; None: it has none for this kind, multiply the matrix as it is."""
         ...
 
-    def fused_linear(
+    def product(
         self,
         x: Tensor,
-        weight: Any,
+        weight: Tensor | StoredMatrix | Packed,
         bias: Tensor | None = None,
         *,
         norm: NormSpec | None = None,
@@ -229,8 +249,17 @@ class Kernels(Protocol):
         residual: Tensor | None = None,
         delta: Delta | None = None,
     ) -> Tensor:
-        """residual + act(norm(x) @ weight.T + bias); weight [N, K], or what pack_dense gave (bias within). delta: see
-        `add_delta`, which comes before the activation."""
+        """residual + act(norm(x) @ weight.T + bias) [T, N] in x's dtype, sums in float32; x [T, K].
+
+        weight: a tensor [N, K], a matrix as it is stored, or what `pack` made of one (the bias is within these two).
+        x [T, H, K] and a tensor [H, N, K]: head by head, [T, H, N], and nothing around it. delta: see `add_delta`,
+        which comes before the activation. On a CPU integers multiply activations that are rounded to int8 as well, in
+        groups of 32 with scale max|x| / 127: sums within a group are exact, groups add up ascending in float32."""
+        ...
+
+    def quantise(self, weight: Tensor, bits: int, group: int = 0) -> tuple[Tensor, Tensor]:
+        """weight [N, K] -> q [N, K] int8 and scales [N, ceil(K / group)] float16, rounded to nearest (8 or 4 bits).
+        group: columns that share a scale; 0: as many as the backend multiplies fastest."""
         ...
 
     def adapt(self, x: Tensor, site: AdapterSite, rows: Tensor, slots: Tensor) -> Tensor:
@@ -245,57 +274,6 @@ class Kernels(Protocol):
     def embed_delta(self, y: Tensor, ids: Tensor, site: AdapterSite, of: tuple[Tensor, Tensor], scale: float) -> Tensor:
         """y [T, width] + scale * up @ down[ids]: what adapters of a table of embeddings add to its rows; of: rows
         and slots, as in `adapt`."""
-        ...
-
-    def pack_dense(self, weight: Tensor, bias: Tensor | None = None) -> Any | None:
-        """The form in which `fused_linear` is fastest, with .rows(ids, dtype) and .bytes(); None: as it is."""
-        ...
-
-    def quantise(self, weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
-        """weight [N, K] -> q [N, K] int8 and scales [N, ceil(K / group)] float16, rounded to nearest (8 or 4 bits)."""
-        ...
-
-    def pack_grid(self, q: Tensor, scales: Tensor, bits: int, bias: Tensor | None = None) -> Any | None:
-        """As pack_dense, for integers q [N, K] with float16 scales [N, groups]; None: grid_linear takes them as are."""
-        ...
-
-    def natural_group(self, bits: int, columns: int) -> int:
-        """Columns that share a scale where weights are rounded at load and nobody asked for a group."""
-        ...
-
-    def pack_zeros(self, q: Tensor, scales: Tensor, zeros: Tensor, bias: Tensor | None = None) -> Any | None:
-        """As pack_grid, for 4 bit numbers (q - zeros) * scales with zeros [N, groups] int8; None: there is no form."""
-        ...
-
-    def pack_fp8(self, data: Tensor, scales: Tensor, bias: Tensor | None = None, *, blocks: bool = False) -> Any | None:
-        """As pack_dense, for float8 (e4m3) data [N, K] with float32 scales [N, 1], or one per 128 x 128 block."""
-        ...
-
-    def fp8_linear(self, x: Tensor, data: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x @ (data * scales).T + bias -> [T, N] in x's dtype; float32 scales [N, 1] or [N / 128, K / 128]."""
-        ...
-
-    def pack_blocks(
-        self,
-        pieces: list[tuple[str, Tensor]],
-        columns: int,
-        bias: Tensor | None = None,
-        done: Callable[[], None] | None = None,
-    ) -> Any | None:
-        """As pack_dense, for rows in GGUF blocks: (type, raw [rows, bytes]) one below the other, `columns` numbers in
-        each. done: called from time to time: what was read so far is not needed again. None: no form for these."""
-        ...
-
-    def grid_linear(self, x: Tensor, q: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x @ (q * scales).T + bias -> [T, N] in x's dtype. On a CPU the activations are rounded to int8 as well, in
-        groups of 32 with scale max|x| / 127: sums within a group are exact, groups add up ascending in float32."""
-        ...
-
-    def affine_linear(
-        self, x: Tensor, q: Tensor, scale: Tensor, offset: Tensor | None, bias: Tensor | None = None
-    ) -> Tensor:
-        """x @ (q * scale + offset).T + bias; scale and offset [N, groups] float32, group 16 or 32. Activations are
-        rounded as in grid_linear; an offset multiplies the sum of its group's rounded activations."""
         ...
 
     def activate(self, x: Tensor, act: Act) -> Tensor: ...
@@ -367,10 +345,6 @@ class Kernels(Protocol):
     ) -> Tensor:
         """A state space with a decay of each number (kernels/states.py): x and rates [T, C], mixed [T, (b | c)], fixed
         (rate [N, C], skip [C]) in float32 -> [T, C]; state [R + 1, N, C] in float32."""
-        ...
-
-    def head_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Per-head product: x [T, H, K], weight [H, N, K] -> [T, H, N] (MLA absorption)."""
         ...
 
     def route(self, logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:

@@ -14,11 +14,11 @@ from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.execution import Executor
 from tokenmill.engine.adapters import AdapterDesk
 from tokenmill.engine.admission import Admission
-from tokenmill.engine.drafting import control_of, host_drafter, read_speculation
+from tokenmill.engine.drafting import check_stages, control_of, host_drafter, read_speculation
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.executor import InProcessExecutor
 from tokenmill.engine.generation import banned, check_generation
-from tokenmill.engine.loading import Facts, find_model, load_runner, read_config, read_generation
+from tokenmill.engine.loading import Facts, check_adapters, find_model, load_runner, read_config, read_generation
 from tokenmill.engine.replicas import Replicas
 from tokenmill.engine.source import ModelSource
 from tokenmill.engine.text import eos_ids_of, give_text, load_tokenizer
@@ -81,6 +81,8 @@ def build_engine(config: EngineConfig) -> Built:
     source = find_model(config)
     read_config(config, source)  # what is wrong with it is told before the tokenizer is looked for
     speculation = read_speculation(config.speculate)
+    check_stages(config, speculation)
+    check_adapters(config)
     drafter, most = host_drafter(speculation)
     tokenizer = load_tokenizer(config, source)
     generation = read_generation(config, source)
@@ -96,6 +98,7 @@ def build_engine(config: EngineConfig) -> Built:
     )
     limits = make_limits(config.schedule, facts.max_step_tokens, most, facts.guesses, chains=executor.chains)
     limits = replace(limits, max_rows=facts.max_rows, max_adapters=facts.adapter_slots)
+    limits = replace(limits, cohorts=1 if executor.chains else executor.depth)
     limits = replace(limits, follows=facts.follows, catches_up=facts.catches_up)
     policy, control = make_policy(config.schedule.scheduling_policy), control_of(speculation, STEP_GUESSES)
     scheduler = Scheduler(limits, tables, policy, drafter, control)
@@ -164,10 +167,11 @@ def _executor(config: EngineConfig, source: ModelSource) -> tuple[Executor, Fact
 
 def runs_here(config: EngineConfig) -> bool:
     """Does this process run the model itself? Several ranks have processes of their own."""
-    return config.execute.executor == "inprocess" and config.parallel.tensor_parallel_size == 1
+    return config.execute.executor == "inprocess" and config.parallel.ranks == 1
 
 
 def plans_in_flight(config: EngineConfig, device: str) -> int:
-    """Two, so that the host plans while the device computes; one where the host is the device."""
-    alone = device == "cpu" and runs_here(config)
-    return config.execute.pipeline_depth or (1 if alone else 2)
+    """Two, so that the host plans while the device computes; one where the host is the device. One more than stages, so
+    that each of them has a step while the host plans."""
+    alone, stages = device == "cpu" and runs_here(config), config.parallel.pipeline_parallel_size
+    return config.execute.pipeline_depth or (1 if alone else 1 + stages)

@@ -23,12 +23,15 @@ from tokenmill.core.forward import (
     KVView,
     Mixture,
     NormSpec,
+    Packed,
     RopeSpec,
     RouteSpec,
     SpaceSpec,
     Weight,
 )
-from tokenmill.kernels import adapters, fp8, grid, paged, row_stable, states, stored
+from tokenmill.core.matrix import StoredMatrix
+from tokenmill.kernels import adapters, grid, paged, row_stable, states, stored
+from tokenmill.kernels.plain import PRODUCTS
 
 T = TypeVar("T")
 
@@ -72,12 +75,7 @@ class ReferenceKernels:
         self.count("norm")
         return _norm(x, spec)
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x [T, K] @ weight [N, K].T + bias -> [T, N]."""
-        self.count("linear")
-        return row_stable.linear(x, weight, bias)
-
-    def fused_linear(
+    def product(
         self,
         x: Tensor,
         weight: Any,
@@ -89,7 +87,29 @@ class ReferenceKernels:
         delta: Delta | None = None,
     ) -> Tensor:
         """residual + act(norm(x) @ weight.T + bias), one operation after the other."""
-        y = self.linear(x if norm is None else self.norm(x, norm), weight, bias)
+        y = self.multiply(x if norm is None else self.norm(x, norm), weight, bias)
+        return self._around(y, act, residual, delta)
+
+    def multiply(self, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
+        """x @ weight.T + bias."""
+        if isinstance(weight, Tensor):
+            if weight.ndim == 3:
+                self.count("head_matmul")
+                return row_stable.per_head(x, weight)
+            self.count("linear")
+            return row_stable.linear(x, weight, bias)
+        if not isinstance(weight, StoredMatrix):  # a packed form that brings its own product
+            self.count("own_product")
+            own: Tensor = weight.product(x)
+            return own
+        found = PRODUCTS.get(weight.kind)
+        if found is None:
+            return self.product(x, weight.dense(), weight.bias)
+        self.count(f"{weight.kind}_product")
+        return found(x, weight)
+
+    def _around(self, y: Tensor, act: Act | None, residual: Tensor | None, delta: Delta | None = None) -> Tensor:
+        """residual + act(y and what adapters add)."""
         y = y if delta is None else self.add_delta(y, delta)
         y = y if act is None else self.activate(y, act)
         return y if residual is None else self.add(residual, y)
@@ -112,57 +132,13 @@ class ReferenceKernels:
         self.waits += y.device.type != "cpu"
         return adapters.embed_delta(y, ids, site, of[1][of[0]], scale)
 
-    def pack_dense(self, weight: Tensor, bias: Tensor | None = None) -> Any | None:
-        """Nothing: plain torch multiplies matrices as they are."""
+    def pack(self, matrix: StoredMatrix) -> Packed | None:
+        """Nothing: plain torch multiplies matrices as they are stored."""
         return None
 
-    def quantise(self, weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
-        """weight [N, K] -> q int8 and scales float16."""
-        return grid.quantise(weight, bits, group)
-
-    def pack_grid(self, q: Tensor, scales: Tensor, bits: int, bias: Tensor | None = None) -> Any | None:
-        """Plain torch multiplies integers as they are."""
-        return None
-
-    def natural_group(self, bits: int, columns: int) -> int:
-        """32 columns, as most formats have it."""
-        return 32
-
-    def pack_zeros(self, q: Tensor, scales: Tensor, zeros: Tensor, bias: Tensor | None = None) -> Any | None:
-        """Nothing: the differences are 8 bit numbers."""
-        return None
-
-    def pack_fp8(self, data: Tensor, scales: Tensor, bias: Tensor | None = None, *, blocks: bool = False) -> Any | None:
-        """Nothing: plain torch multiplies widened matrices."""
-        return None
-
-    def fp8_linear(self, x: Tensor, data: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x [T, K] @ (data * scales).T + bias, in float32."""
-        self.count("fp8_linear")
-        y = row_stable.linear(x.float(), fp8.widen(data, scales), None if bias is None else bias.float())
-        return y.to(x.dtype)
-
-    def pack_blocks(
-        self,
-        pieces: list[tuple[str, Tensor]],
-        columns: int,
-        bias: Tensor | None = None,
-        done: Callable[[], None] | None = None,
-    ) -> Any | None:
-        """Nothing: plain torch multiplies decoded integers."""
-        return None
-
-    def grid_linear(self, x: Tensor, q: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x [T, K] @ (q * scales).T + bias; on a CPU with activations rounded to int8 in groups of 32."""
-        self.count("grid_linear")
-        return grid.grid_linear(x, q, scales, bias)
-
-    def affine_linear(
-        self, x: Tensor, q: Tensor, scale: Tensor, offset: Tensor | None, bias: Tensor | None = None
-    ) -> Tensor:
-        """x [T, K] @ (q * scale + offset).T + bias, float32 scales and offsets per 16 or 32 columns."""
-        self.count("affine_linear")
-        return grid.affine_linear(x, q, scale, offset, bias)
+    def quantise(self, weight: Tensor, bits: int, group: int = 0) -> tuple[Tensor, Tensor]:
+        """weight [N, K] -> q int8 and scales float16; 32 columns share a scale, as most formats have it."""
+        return grid.quantise(weight, bits, group or grid.ACTIVATION_GROUP)
 
     def activate(self, x: Tensor, act: Act) -> Tensor:
         """x [T, D] -> [T, D], or [T, D / 2] for the gated kinds."""
@@ -261,14 +237,6 @@ class ReferenceKernels:
         self.count("selective_scan")
         self.waits += ctx.spans is None
         return states.selective_scan_(x, rates, mixed, fixed, state, ctx)
-
-    def head_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x [T, H, K], weight [H, N, K] -> [T, H, N]."""
-        self.count("head_matmul")
-        if x.device.type != "cpu":
-            return torch.einsum("thk,hnk->thn", x, weight).contiguous()
-        blocks = [row_stable.batched(part.transpose(0, 1), weight.transpose(1, 2)) for part in row_stable.row_blocks(x)]
-        return torch.cat(blocks, dim=1)[:, : x.shape[0]].transpose(0, 1).contiguous()
 
     def route(self, logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
         """logits [T, E] -> expert ids [T, k] (int64) and gates [T, k] (float32), best first."""

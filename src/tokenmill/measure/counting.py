@@ -7,7 +7,8 @@ operation that cannot be counted is refused, not guessed. Must not know: devices
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ from tokenmill.core.forward import (
     RouteSpec,
     SpaceSpec,
     StepRows,
+    StoredMatrix,
     Weight,
 )
 from tokenmill.core.model import CausalLM, Checkpoint
@@ -37,6 +39,8 @@ from tokenmill.models.registry import build_model
 
 PROBE_TOKENS = 2
 """Tokens of the counting run; everything counted is a multiple of it."""
+_GROUP = 32
+"""Columns that share a scale where nobody asks for a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +124,7 @@ class CountingKernels(ReferenceKernels):
         self.tally.weight_bytes += spec.weight.nbytes
         return self._note(torch.empty_like(x), moved=2 * x.nbytes)
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """[T, N]."""
-        return self._product(x, weight.shape, weight.nbytes + (0 if bias is None else bias.nbytes))
-
-    def fused_linear(
+    def product(
         self,
         x: Tensor,
         weight: Any,
@@ -135,53 +135,38 @@ class CountingKernels(ReferenceKernels):
         residual: Tensor | None = None,
         delta: Delta | None = None,
     ) -> Tensor:
-        """[T, N], or [T, N / 2] after a gate."""
+        """[T, N], or [T, N / 2] after a gate; [T, H, N] of a matrix per head."""
+        if isinstance(weight, StoredMatrix) and not (norm is None and act is None and residual is None):
+            y = self.product(x if norm is None else self.norm(x, norm), weight)
+            return self._around(y, act, residual)
         if norm is not None:
             self.tally.weight_bytes += norm.weight.nbytes
-        y = self._product(x, weight.shape, weight.nbytes + (0 if bias is None else bias.nbytes))
+        *heads, rows, _ = weight.shape
+        y = x.new_empty(len(x), *heads, rows)
+        self.tally.flops += 2.0 * math.prod(weight.shape)
+        self.tally.weight_bytes += weight.nbytes + (0 if bias is None else bias.nbytes)
+        self._note(y, moved=x.nbytes + y.nbytes)
         if act is not None:
             wide, y = y, _activated(y, act)
             self.tally.moved += (y.nbytes - wide.nbytes) / PROBE_TOKENS
         self.tally.moved += 0 if residual is None else residual.nbytes / PROBE_TOKENS
         return y
 
-    def quantise(self, weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
+    def quantise(self, weight: Tensor, bits: int, group: int = 0) -> tuple[Tensor, Tensor]:
         """Integers and scales without data."""
         rows, columns = weight.shape
         q = torch.empty(rows, columns, dtype=torch.int8, device=META)
-        return q, torch.empty(rows, -(-columns // group), dtype=torch.float16, device=META)
+        return q, torch.empty(rows, -(-columns // (group or _GROUP)), dtype=torch.float16, device=META)
 
-    def pack_grid(self, q: Tensor, scales: Tensor, bits: int, bias: Tensor | None = None) -> Packed:
-        """`bits` a number, and the scales."""
-        size = -(-q.numel() * bits // 8) + scales.nbytes + (0 if bias is None else bias.nbytes)
-        return Packed((q.shape[0], q.shape[1]), size)
-
-    def pack_blocks(
-        self,
-        pieces: list[tuple[str, Tensor]],
-        columns: int,
-        bias: Tensor | None = None,
-        done: Callable[[], None] | None = None,
-    ) -> Packed | None:
-        """On a CPU the bytes of the blocks; None: they become integers."""
-        if self.kind != "cpu" or any(name not in AS_STORED for name, _ in pieces):
-            return None
-        size = sum(raw.nbytes for _, raw in pieces) + (0 if bias is None else bias.nbytes)
-        return Packed((sum(len(raw) for _, raw in pieces), columns), size)
-
-    def grid_linear(self, x: Tensor, q: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-        """[T, N]."""
-        return self._product(x, q.shape, q.nbytes + scales.nbytes)
-
-    def fp8_linear(self, x: Tensor, data: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-        """[T, N]."""
-        return self._product(x, data.shape, data.nbytes + scales.nbytes)
-
-    def affine_linear(
-        self, x: Tensor, q: Tensor, scale: Tensor, offset: Tensor | None, bias: Tensor | None = None
-    ) -> Tensor:
-        """[T, N]."""
-        return self._product(x, q.shape, q.nbytes + scale.nbytes + (0 if offset is None else offset.nbytes))
+    def pack(self, matrix: StoredMatrix) -> Packed | None:
+        """So many bits a number, and the scales; blocks as they are, on a CPU, else they become integers."""
+        size = 0 if matrix.bias is None else matrix.bias.nbytes
+        if matrix.kind in ("int8", "int4"):
+            return Packed(matrix.shape, size - (-matrix.part("codes").numel() * int(matrix.kind[3:]) // 8)
+                          + matrix.part("scales").nbytes)  # fmt: skip
+        if matrix.kind == "blocks" and self.kind == "cpu" and all(name in AS_STORED for name, _ in matrix.parts):
+            return Packed(matrix.shape, size + matrix.nbytes)
+        return None
 
     def activate(self, x: Tensor, act: Act) -> Tensor:
         """The same shape, or half of it after a gate."""
@@ -261,14 +246,6 @@ class CountingKernels(ReferenceKernels):
         out = x.new_empty(x.shape)
         return self._note(out, moved=3 * out.nbytes)
 
-    def head_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
-        """[T, H, N]."""
-        heads, outputs, inner = weight.shape
-        out = x.new_empty(len(x), heads, outputs)
-        self.tally.flops += 2.0 * heads * outputs * inner
-        self.tally.weight_bytes += weight.nbytes
-        return self._note(out, moved=x.nbytes + out.nbytes)
-
     def route(self, logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
         """[T, k] ids and gates."""
         ids = torch.empty(len(logits), spec.top_k, dtype=torch.int64, device=META)
@@ -292,12 +269,6 @@ class CountingKernels(ReferenceKernels):
         wide = x.new_empty(len(x) * ids.shape[1], ups[0].shape[0])
         inner = _activated(wide, act)
         return self._note(out, moved=x.nbytes + wide.nbytes + inner.nbytes + out.nbytes)
-
-    def _product(self, x: Tensor, shape: tuple[int, ...], size: int) -> Tensor:
-        out = x.new_empty(len(x), shape[0])
-        self.tally.flops += 2.0 * shape[0] * shape[1]
-        self.tally.weight_bytes += size
-        return self._note(out, moved=x.nbytes + out.nbytes)
 
     def _note(self, out: Tensor, *, moved: float) -> Tensor:
         self.tally.moved += moved / PROBE_TOKENS

@@ -54,17 +54,19 @@ class Decoder:
     """A causal language model: one pipeline stage of it, or all."""
 
     def __init__(self, b: Build, body: Build, sizes: Sizes, ends: Ends, layer: Callable[[Build, int], Layer]) -> None:
-        first, last = b.stage or (0, sizes.layers)
+        width = ends.width or sizes.hidden
+        first, last = b.layers(sizes.layers, sizes.hidden, sizes.vocab * width)
         self.first = first
         self.taps: tuple[int, ...] = ()
         """Layers whose outputs a drafter reads in every step (ForwardContext.taps)."""
         self.is_first, self.is_last = first == 0, last == sizes.layers
-        width = ends.width or sizes.hidden
         self.embedding: Embedding | None = None
         if sizes.tied and self.is_last:
             _check_tied(b.checkpoint, body.path(f"{ends.embed}.weight"), b.path(f"{ends.head}.weight"))
         if self.is_first or (self.is_last and sizes.tied):
             self.embedding = Embedding(body, ends.embed, (sizes.vocab, width), scale=ends.scale, tied=sizes.tied)
+            if sizes.tied and not self.is_last and b.place.stages > 1:  # in the form that one process reads
+                self.embedding.weight = b.settled(self.embedding.weight)
         self.before = ends.before(body) if ends.before is not None and self.is_first else None
         self.head: Head | None = None
         if self.is_last and sizes.tied:  # settled before there is much else: two copies of it are held meanwhile
@@ -72,7 +74,8 @@ class Decoder:
         self.layers = [layer(body, i) for i in range(first, last)]
         if self.head is not None:
             b.comes_next(self.head.weight)
-        if not b.book.kv_specs:  # of states alone: positions are counted, and beginnings found again, by pages
+        stand_in = not b.book.kv_specs
+        if stand_in:  # of states alone: positions are counted, and beginnings found again, by pages
             b.add_kv(KVSpec("full", 1, 16, 16))  # as small as can be, and nothing reads them
         self.softcap, self.logit_scale = ends.softcap, ends.logit_scale
         self.bias: Tensor | None = None
@@ -93,11 +96,14 @@ class Decoder:
             kv_specs=tuple(b.book.kv_specs),
             hidden_size=sizes.hidden,
             states=tuple(b.book.states),
+            ends=(self.is_first, self.is_last),
             flops_per_token=b.book.flops,
             extras={
                 "weight_bytes": b.book.weight_bytes,
                 "changed": sorted(b.book.changed),
                 "repeated": sorted(b.book.repeated),
+                "stand_in": stand_in,
+                "layers": (first, last),
             },
         )
 

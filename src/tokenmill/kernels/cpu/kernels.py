@@ -26,6 +26,7 @@ from tokenmill.core.forward import (
     NormSpec,
     RouteSpec,
     SpaceSpec,
+    StoredMatrix,
     Weight,
 )
 from tokenmill.kernels.adapters import addends
@@ -34,7 +35,7 @@ from tokenmill.kernels.cpu.accept import accept_
 from tokenmill.kernels.cpu.adapters import Addends, BoundSites
 from tokenmill.kernels.cpu.bound import BoundExperts, BoundLayer, BoundPlan
 from tokenmill.kernels.cpu.choose import choose
-from tokenmill.kernels.cpu.packed import TYPES, PackedMatrix, pack_blocks, pack_dense, pack_quantised, quantise
+from tokenmill.kernels.cpu.packed import PACKERS, TYPES, PackedMatrix, pack_dense, quantise
 from tokenmill.kernels.cpu.replay import record
 from tokenmill.kernels.reference import ReferenceKernels
 
@@ -99,14 +100,10 @@ class CpuKernels(ReferenceKernels):
 
     # ------------------------------------------------------------------ matmuls
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x [T, K] @ weight [N, K].T + bias -> [T, N] in x's dtype."""
-        return self.fused_linear(x, weight, bias)
-
-    def fused_linear(
+    def product(
         self,
         x: Tensor,
-        weight: Tensor | PackedMatrix,
+        weight: Any,
         bias: Tensor | None = None,
         *,
         norm: NormSpec | None = None,
@@ -115,16 +112,19 @@ class CpuKernels(ReferenceKernels):
         delta: Delta | None = None,
     ) -> Tensor:
         """residual + act(norm(x) @ weight.T + bias) in x's dtype; weight dense [N, K], or packed (bias within)."""
-        kind = TYPES.get(x.dtype)
-        if kind is None or (isinstance(weight, Tensor) and weight.dtype not in TYPES) or x.ndim != 2:
-            return self._plain_linear(x, weight, bias, (norm, act, residual), delta)
-        packed = weight if isinstance(weight, PackedMatrix) else self._pack(weight, bias)
+        kind, packed = TYPES.get(x.dtype), weight
+        if type(weight) is not PackedMatrix or kind is None or x.ndim != 2:
+            if isinstance(weight, Tensor) and weight.ndim == 3:
+                return self._per_head(x, weight)
+            if kind is None or not isinstance(weight, Tensor) or weight.dtype not in TYPES or x.ndim != 2:
+                return self._plain_product(x, weight, bias, (norm, act, residual, delta))
+            packed = self._pack(weight, bias)
         width = packed.n
         if act in GATED:
             width //= 2
             if width % _native.TILE_COLUMNS:
                 # The halves share a tile, so gate and up are not at hand together.
-                y = self.activate(self.fused_linear(x, packed, norm=norm, delta=delta), act)
+                y = self.activate(self.product(x, packed, norm=norm, delta=delta), act)
                 return y if residual is None else self.add(residual, y)
         rows, inner = x.shape
         if inner != packed.k:
@@ -165,6 +165,19 @@ class CpuKernels(ReferenceKernels):
         )  # fmt: skip
         return out
 
+    def _per_head(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [T, H, K], weight [H, N, K] -> [T, H, N]."""
+        kind, (count, outer, inner) = TYPES.get(x.dtype), weight.shape
+        if kind is None or weight.dtype != x.dtype or outer % _native.TILE_COLUMNS or inner % 2:
+            self.count("head_matmul", fallback=True)
+            return super().product(x, weight)
+        self.count("head_matmul")
+        x = x.contiguous()
+        out = torch.empty((x.shape[0], count, outer), dtype=x.dtype)
+        packed = self._pack(weight, None)
+        _native.heads(packed.native, count, x.data_ptr(), x.shape[0], out.data_ptr(), kind)
+        return out
+
     def _addends(self, delta: Delta) -> Addends:
         found = self._sites.expand(delta)
         self.count("add_delta", fallback=found is None)
@@ -179,62 +192,30 @@ class CpuKernels(ReferenceKernels):
         self.count("adapt")
         return found
 
-    def pack_dense(self, weight: Tensor, bias: Tensor | None = None) -> PackedMatrix | None:
-        """For a Weight that keeps the packed form and lets the original go; None: this dtype is not packed."""
-        if weight.dtype not in TYPES or weight.device.type != "cpu" or 0 in weight.shape:
-            return None
-        return pack_dense(weight, None if bias is None else bias.to(weight.dtype))
+    def pack(self, matrix: StoredMatrix) -> PackedMatrix | None:
+        """The kinds that have a native layout (packed.py); None: this one has not."""
+        make, bias = PACKERS.get(matrix.kind), matrix.bias
+        return None if make is None or (bias is not None and bias.dtype not in TYPES) else make(matrix)
 
-    def quantise(self, weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
+    def quantise(self, weight: Tensor, bits: int, group: int = 0) -> tuple[Tensor, Tensor]:
         """weight [N, K] -> q int8 and scales float16."""
         if weight.dtype not in TYPES or weight.device.type != "cpu":
             return super().quantise(weight, bits, group)
-        return quantise(weight, "int8" if bits == 8 else "int4", group)
+        return quantise(weight, "int8" if bits == 8 else "int4", group or _native.GROUP)
 
-    def pack_grid(self, q: Tensor, scales: Tensor, bits: int, bias: Tensor | None = None) -> PackedMatrix | None:
-        """int8 or int4 weights; None: these groups have no native layout."""
-        if q.device.type != "cpu" or q.shape[1] % 32 or scales.shape[1] * 256 < q.shape[1]:
-            return None
-        if bias is not None and bias.dtype not in TYPES:
-            return None
-        return pack_quantised(q, scales, "int8" if bits == 8 else "int4", bias)
-
-    def pack_zeros(self, q: Tensor, scales: Tensor, zeros: Tensor, bias: Tensor | None = None) -> PackedMatrix | None:
-        """4 bit numbers (q - zeros) * scales in their own bits."""
-        if q.device.type != "cpu" or q.shape[1] % 32 or scales.shape[1] * 256 < q.shape[1]:
-            return None
-        if bias is not None and bias.dtype not in TYPES:
-            return None
-        return pack_quantised(q, scales, "int4", bias, zeros=zeros)
-
-    def pack_blocks(
-        self,
-        pieces: list[tuple[str, Tensor]],
-        columns: int,
-        bias: Tensor | None = None,
-        done: Callable[[], None] | None = None,
-    ) -> PackedMatrix | None:
-        """GGUF blocks in their own bits; None: a type or a mixture that has no native layout."""
-        if bias is not None and bias.dtype not in TYPES:
-            return None
-        return pack_blocks(pieces, columns, bias, done)
-
-    def _plain_linear(
+    def _plain_product(
         self,
         x: Tensor,
-        weight: Tensor | PackedMatrix,
+        weight: Any,
         bias: Tensor | None,
-        around: tuple[NormSpec | None, Act | None, Tensor | None],
-        delta: Delta | None = None,
+        around: tuple[NormSpec | None, Act | None, Tensor | None, Delta | None],
     ) -> Tensor:
-        """around: norm, activation, residual."""
-        assert isinstance(weight, Tensor), "packed weights multiply float32 and bfloat16 rows [T, K] only"
-        self.count("linear", fallback=True)
-        norm, act, residual = around
-        y = super().linear(x if norm is None else self.norm(x, norm), weight, bias)
-        y = y if delta is None else self.add_delta(y, delta)
-        y = y if act is None else self.activate(y, act)
-        return y if residual is None else self.add(residual, y)
+        """around: norm, activation, residual, what adapters add."""
+        assert not isinstance(weight, PackedMatrix), "packed weights multiply float32 and bfloat16 rows [T, K] only"
+        if isinstance(weight, Tensor):
+            self.count("linear", fallback=True)
+        norm, act, residual, delta = around
+        return super().product(x, weight, bias, norm=norm, act=act, residual=residual, delta=delta)
 
     def _pack(self, weight: Tensor, bias: Tensor | None) -> PackedMatrix:
         """The packed form of a tensor that somebody else owns: kept while it lives and stays unchanged."""
@@ -447,20 +428,7 @@ class CpuKernels(ReferenceKernels):
         self.count("accept_")
         return accept_(grants, most, marked, tokens, length, computed)
 
-    # ------------------------------------------------------------------ per head, per expert
-
-    def head_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x [T, H, K], weight [H, N, K] -> [T, H, N]."""
-        kind, (count, outer, inner) = TYPES.get(x.dtype), weight.shape
-        if kind is None or weight.dtype != x.dtype or outer % _native.TILE_COLUMNS or inner % 2:
-            self.count("head_matmul", fallback=True)
-            return super().head_matmul(x, weight)
-        self.count("head_matmul")
-        x = x.contiguous()
-        out = torch.empty((x.shape[0], count, outer), dtype=x.dtype)
-        packed = self._pack(weight, None)
-        _native.heads(packed.native, count, x.data_ptr(), x.shape[0], out.data_ptr(), kind)
-        return out
+    # ------------------------------------------------------------------ experts
 
     def route(self, logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
         """logits [T, E] -> expert ids and gates [T, k]."""

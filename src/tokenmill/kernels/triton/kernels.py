@@ -25,6 +25,7 @@ from tokenmill.core.forward import (
     NormSpec,
     RouteSpec,
     SpaceSpec,
+    StoredMatrix,
 )
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.triton import pointwise
@@ -53,7 +54,7 @@ from tokenmill.kernels.triton.products.ways import (
     samples,
     wide_way,
 )
-from tokenmill.kernels.triton.quantised.narrow import NarrowMatrix, can_pack4, can_pack8, pack4, pack8
+from tokenmill.kernels.triton.quantised.narrow import PACKERS, NarrowMatrix
 from tokenmill.kernels.triton.quantised.narrow_linear import (
     measured_narrow,
     narrow_linear,
@@ -111,11 +112,7 @@ class TritonKernels(ReferenceKernels):
 
     # ------------------------------------------------------------ matmuls
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x [T, K] @ weight [N, K].T + bias -> [T, N]."""
-        return self.fused_linear(x, weight, bias)
-
-    def fused_linear(
+    def product(
         self,
         x: Tensor,
         weight: Any,
@@ -127,17 +124,20 @@ class TritonKernels(ReferenceKernels):
         delta: Delta | None = None,
     ) -> Tensor:
         """residual + act(norm(x) @ weight.T + bias)."""
+        narrow = type(weight) is NarrowMatrix
+        if not narrow and (not isinstance(weight, Tensor) or weight.ndim == 3):
+            return super().product(x, weight, bias, norm=norm, act=act, residual=residual, delta=delta)
         if delta is not None:
-            y = self.fused_linear(x if norm is None else delta.inputs, weight, bias)  # these are normed already
+            y = self.product(x if norm is None else delta.inputs, weight, bias)  # these are normed already
             return self._adapted(y, delta, act, residual)
         if not self.launch.fuses and (norm or act or residual is not None):
-            return super().fused_linear(x, weight, bias, norm=norm, act=act, residual=residual)
+            return self._around(self.product(x if norm is None else self.norm(x, norm), weight, bias), act, residual)
         try:
             return self._product(x, weight, bias, norm, act, residual)
         except UNFIT as error:
             note_unfit(self, "linear", error)
         x = x if norm is None else self.norm(x, norm)
-        if isinstance(weight, NarrowMatrix):
+        if narrow:
             every = torch.arange(weight.shape[0], device=x.device)
             weight, bias = weight.rows(every, x.dtype), weight.bias
         return self._library(x, weight, bias, act, residual)
@@ -214,32 +214,19 @@ class TritonKernels(ReferenceKernels):
             x = x.contiguous()
         if way[0] == "widen":
             wide = widened(weight, x.dtype, pdl=pdl)
-            return self.fused_linear(x, wide, weight.bias, act=act, residual=residual)
+            return self.product(x, wide, weight.bias, act=act, residual=residual)
         if way[0] == "library":
             return self._finished(scaled_product(x, weight, norm, pdl=pdl), act, residual)
         return narrow_linear(self.launch, x, weight, norm, act, residual, way)
 
-    def natural_group(self, bits: int, columns: int) -> int:
-        """8 bits: the whole row, which is what tensor cores multiply; 4 bits: 32 columns, as the files have it."""
-        return columns if bits == 8 else super().natural_group(bits, columns)
+    def quantise(self, weight: Tensor, bits: int, group: int = 0) -> tuple[Tensor, Tensor]:
+        """As specified; unasked, 8 bits have one scale a row, which is what tensor cores multiply."""
+        return super().quantise(weight, bits, group or (weight.shape[1] if bits == 8 else 0))
 
-    def pack_grid(self, q: Tensor, scales: Tensor, bits: int, bias: Tensor | None = None) -> NarrowMatrix | None:
-        """Integers q [N, K] with float16 scales [N, groups]; None: these groups have no layout."""
-        if bits == 8:
-            return pack8(q, scales, bias) if can_pack8(q, scales) else None
-        return pack4(q, scales, None, bias) if can_pack4(q, scales) else None
-
-    def pack_zeros(self, q: Tensor, scales: Tensor, zeros: Tensor, bias: Tensor | None = None) -> NarrowMatrix | None:
-        """4 bit numbers with zero points [N, groups]."""
-        return pack4(q, scales, zeros, bias) if can_pack4(q, scales) else None
-
-    def pack_fp8(
-        self, data: Tensor, scales: Tensor, bias: Tensor | None = None, *, blocks: bool = False
-    ) -> NarrowMatrix | None:
-        """float8 data [N, K] with scales per row or per 128 x 128 block; None: this GPU has no such numbers."""
-        if not INTERPRETED and torch.cuda.get_device_capability() < (8, 9):
-            return None
-        return pack8(data, scales, bias, blocks=blocks)
+    def pack(self, matrix: StoredMatrix) -> NarrowMatrix | None:
+        """The kinds of 8 and 4 bits that have a layout (narrow.py); None: this one has not."""
+        make = PACKERS.get(matrix.kind)
+        return None if make is None else make(matrix)
 
     def _steady(
         self,
