@@ -162,15 +162,16 @@ def golden(folder: Path, count: int = 20) -> list[dict]:
                     "margin": round(margin, 3),
                 }
             )
-    exact_kinds = [f for f in found if f["kind"] in ("completion", "chat", "tools")]
-    rest = sorted((f for f in found if f not in exact_kinds), key=lambda f: -f["margin"])
+    # As many chat prompts as leave room for tools and suites, in the order of the exact prompts.
+    most = {"completion": 10, "chat": 14, "tools": 4}
+    rest = sorted((f for f in found if f["kind"] not in most), key=lambda f: -f["margin"])
     per_kind: dict[str, int] = {}
-    chosen = exact_kinds
-    for entry in rest:
+    chosen = []
+    for entry in [*(f for f in found if f["kind"] in most), *rest]:
         per_kind[entry["kind"]] = per_kind.get(entry["kind"], 0) + 1
-        if per_kind[entry["kind"]] <= 2:
+        if per_kind[entry["kind"]] <= most.get(entry["kind"], 2):
             chosen.append(entry)
-    return chosen[: max(count, 24)]
+    return chosen[: max(count, 32)]
 
 
 @torch.no_grad()

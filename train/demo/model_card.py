@@ -179,6 +179,8 @@ def main() -> None:
         "VLM": f"{stored(TARGET / 'vlm/model.safetensors') / 1e6:.2f} M",
         "SUITES": suite_table(report),
         "COMPANIONS": companion_table(companions),
+        "QUANTISED_ITEMS": quantised["count"],
+        "QUANTISED_NEEDLES": quantised["needles"],
         "QUANTISED": quantised_table(quantised),
         "HASHES": hashes(),
         "EXACT": f"{report['exact_passed']} of {len(report['exact'])}",

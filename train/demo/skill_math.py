@@ -95,6 +95,32 @@ def too_large(rng: random.Random) -> Case:
     return ask(user, TOO_LARGE, "too_large", "too large")
 
 
+ONLY_WHOLE = "I can only add, subtract, multiply and divide whole numbers."
+ONLY_WHOLE_ZH = "我只会整数的加减乘除。"
+BEYOND = [
+    "{a}.{b} + {c}",
+    "{a} * {c}.{b}",
+    "{a}% of {c}",
+    "{a} ^ {b}",
+    "sqrt({a})",
+    "{a} squared",
+    "log {a}",
+    "sin({a})",
+]
+BEYOND += ["1/{b} + 1/{c}", "{a} to the power of {b}", "the square root of {a}", "{b} factorial", "{a}.{b} / {c}"]
+BEYOND_ZH = ["{a}的平方", "{a}的平方根", "{a}.{b}加{c}", "{c}的百分之{a}", "{a}的{b}次方", "{a}.{b}×{c}"]
+
+
+def beyond(rng: random.Random) -> Case:
+    """Decimals, powers, roots and shares: said to be beyond the model."""
+    values = {"a": rng.randint(2, 99), "b": rng.randint(2, 9), "c": rng.randint(2, 99)}
+    if rng.random() < 0.3:
+        user = rng.choice(["{}是多少？", "{}等于多少？", "计算{}。"]).format(rng.choice(BEYOND_ZH).format(**values))
+        return ask(user, ONLY_WHOLE_ZH, "beyond", "整数")
+    user = wording("calc", rng, False, {"e": rng.choice(BEYOND).format(**values)})
+    return ask(user, ONLY_WHOLE, "beyond", "whole numbers")
+
+
 def compare(rng: random.Random, held: bool) -> Case:
     """Which of two numbers is larger."""
     size = rng.randint(1, 3)
@@ -184,7 +210,7 @@ def mathematics(rng: random.Random, held: bool = False) -> Case:
     if pick < 0.87:
         return long_product(rng)
     if pick < 0.89:
-        return too_large(rng)
+        return too_large(rng) if rng.random() < 0.6 else beyond(rng)
     if pick < 0.92:
         return compare(rng, held)
     if pick < 0.97:

@@ -178,10 +178,8 @@ PARAPHRASE = [
     "division",
     "precedence",
     "json_keys",
-    "story_topic",
     "decline",
     "own_facts",
-    "memory_attribute",
 ]
 NEEDLE_GATES = {512: 99, 1024: 98, 2048: 97, 4096: 95, 8192: 85}
 
