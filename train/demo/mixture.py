@@ -211,7 +211,7 @@ def makers(corpus: Corpus, long: bool) -> list[tuple[str, float, Callable[[rando
         ("math", 16, mathematics),
         ("extract", 8 * late, lambda r: extraction(r)),
         ("keys", 5, lambda r: json_keys(r, False)),
-        ("tools", 15 * late, lambda r: tools(r, corpus)),
+        ("tools", 16 * late, lambda r: tools(r, corpus)),
         ("transform", 2.5, lambda r: transform(r, False)),
     ]
     if not long:

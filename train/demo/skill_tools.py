@@ -100,6 +100,7 @@ def fixed_schema(row: tuple[str, str, dict[str, str], list[str]]) -> Tool:
 
 
 NAMED = [fixed_schema(row) for row in FIXED]
+USUAL = frozenset((*WEATHER_NAMES, "calculator", *(tool["name"] for tool in NAMED)))
 Request = tuple[Tool, str, dict]
 
 
@@ -291,7 +292,30 @@ def request(rng: random.Random, held: bool, cities: list[str], kind: str | None 
     return fixed_request(rng, held) if kind == "fixed" else invented_request(rng, held)
 
 
-def others(rng: random.Random, count: int, avoid: set[str]) -> list[Tool]:
+PREFIXES = ["api", "my", "do", "run", "mcp", "home", "shop", "get", "fetch", "functions", "tool", "srv", "agent"]
+
+
+def renamed(rng: random.Random, tool: Tool, arguments: dict) -> tuple[Tool, dict]:
+    """A usual tool under another name, some of its arguments too: names are copied from the list, never remembered."""
+    said = [
+        w for w in re.findall("[a-z]+", tool["description"].lower()) if len(w) > 2 and w not in ("the", "for", "its")
+    ]
+    pick = rng.random()
+    words = rng.sample(said, min(2, len(said))) if pick < 0.5 else [word(rng, "any", False) for _ in range(2)]
+    words = words or [word(rng, "verb", False)]
+    name = joined(rng, words)
+    if rng.random() < 0.3:
+        name = rng.choice(PREFIXES) + rng.choice(["_", "__", "."]) + name
+    keys = {k: word(rng, "param", False) if rng.random() < 0.35 else k for k in arguments}
+    if len(set(keys.values())) < len(keys):
+        keys = {k: k for k in arguments}
+    old = tool["parameters"]["properties"]
+    properties = {keys[k]: v["type"] for k, v in old.items()}
+    return schema(name, tool["description"], properties), {keys[k]: v for k, v in arguments.items()}
+
+
+def others(rng: random.Random, count: int, avoid: set[str], does: str = "") -> list[Tool]:
+    """Further tools, none of the names to avoid and none that does the same."""
     out: list[Tool] = []
     while len(out) < count:
         pick = rng.random()
@@ -302,7 +326,8 @@ def others(rng: random.Random, count: int, avoid: set[str]) -> list[Tool]:
             if pick < 0.3
             else (fixed_schema(rng.choice(FIXED)) if pick < 0.7 else invented_request(rng, False)[0])
         )
-        clash = "weather" in tool["name"] and any("weather" in a for a in avoid)
+        clash = "weather" in tool["name"] and ("weather" in does or any("weather" in a for a in avoid))
+        clash = clash or tool["description"] == does
         if tool["name"] not in avoid and not clash:
             out.append(tool)
             avoid = avoid | {tool["name"]}
@@ -371,7 +396,10 @@ def result_of(rng: random.Random, tool: Tool, arguments: dict) -> tuple[str, str
 def tool_case(rng: random.Random, held: bool, cities: list[str], kind: str | None = None) -> Case:
     """A conversation with a call; in training often with the result and a closing sentence."""
     tool, text, arguments = request(rng, held, cities, kind)
-    tools = [tool, *others(rng, rng.choice([0, 0, 1, 2, 3]), {tool["name"]})]
+    known = not held and kind is None and tool["name"] in USUAL
+    if known and rng.random() < 0.4:
+        tool, arguments = renamed(rng, tool, arguments)
+    tools = [tool, *others(rng, rng.choice([0, 0, 1, 2, 3]), {tool["name"]}, tool["description"])]
     if not held and kind is None and rng.random() < 0.25:
         verb, noun = word(rng, "verb", False), word(rng, "noun", False)
         tool, text, arguments = invented_request(rng, False, verb, noun)
@@ -385,7 +413,8 @@ def tool_case(rng: random.Random, held: bool, cities: list[str], kind: str | Non
     calls = [{"name": tool["name"], "arguments": arguments}]
     if not held and kind is None and rng.random() < 0.1:
         second = request(rng, held, cities, "weather" if "weather" in tool["name"] else None)
-        if second[0]["name"] == tool["name"] or second[0]["name"] not in {t["name"] for t in tools}:
+        new = second[0]["name"] not in {t["name"] for t in tools} and second[0]["description"] != tool["description"]
+        if second[0]["name"] == tool["name"] or new:
             if second[0]["name"] != tool["name"]:
                 tools.append(second[0])
                 second_call = {"name": second[0]["name"], "arguments": second[2]}

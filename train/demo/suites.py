@@ -238,7 +238,9 @@ def judge(case: Case, answer: str, ended: bool) -> dict[str, float]:
         calls = calls_of(text)
         right = bool(calls) and [c.get("name") for c in calls] == [c["name"] for c in case.expect]
         whole = bool(calls) and bool(CALLS.fullmatch(text))
-        return {"ok": calls == case.expect and whole, "right_tool": right, "well_formed": whole}
+        names = {t["name"] for t in case.tools or []}
+        known = all(c.get("name") in names for c in calls or [])
+        return {"ok": calls == case.expect and whole, "right_tool": right, "well_formed": whole, "offered": known}
     if case.check == "no_call":
         said = {"says": bool(re.search(case.must, text, re.I))} if case.must else {}
         return {"ok": "<tool_call>" not in text, **said}

@@ -26,7 +26,19 @@ from skill_decline import DECLINED, declines
 from skill_facts import story_chat
 from skill_keys import json_keys
 from skill_refusals import no_call, unoffered
-from skill_tools import ARGS, FIXED, FIXED_FREE, FIXED_HELD, decorated, invented_request, near_misses, tool_case
+from skill_tools import (
+    ARGS,
+    FIXED,
+    FIXED_FREE,
+    FIXED_HELD,
+    decorated,
+    invented_request,
+    near_misses,
+    others,
+    renamed,
+    request,
+    tool_case,
+)
 from stories import enriched, tell
 from suites import language_of, repeated_share
 from topics import nouns, topic
@@ -357,6 +369,25 @@ def test_decorated_tools_ask_for_the_same_arguments() -> None:
         other = decorated(rng, tool)
         assert other["name"] == tool["name"] and other["parameters"]["required"] == list(arguments)
         assert set(arguments) <= set(other["parameters"]["properties"])
+
+
+def test_a_renamed_tool_keeps_what_it_does() -> None:
+    rng = random.Random(32)
+    for _ in range(200):
+        tool, _, arguments = request(rng, False, [], rng.choice(["weather", "calc", "fixed"]))
+        other, given = renamed(rng, tool, arguments)
+        assert other["description"] == tool["description"] and list(given.values()) == list(arguments.values())
+        assert list(given) == list(other["parameters"]["properties"])
+        beside = others(rng, 3, {other["name"]}, other["description"])
+        assert tool["description"] not in [t["description"] for t in beside]
+
+
+def test_every_call_of_the_training_data_is_offered() -> None:
+    rng = random.Random(33)
+    for _ in range(600):
+        case = tool_case(rng, False, [])
+        calls = suites.calls_of("\n".join(m["content"] for m in case.messages if m["role"] == "assistant"))
+        assert calls and {c["name"] for c in calls} <= {t["name"] for t in case.tools or []}
 
 
 def _keys(value: object) -> list[str]:
