@@ -36,6 +36,7 @@ from tokenmill.core.descriptors import (
 from tokenmill.core.matrix import StoredMatrix
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 __all__ = [
@@ -110,6 +111,7 @@ class Mixture:
     """One mixture of experts: the router's matrix, one gate_up and one down per expert, and what lies beside them.
 
     `shared`: (up, down) of experts that every token visits, with the same activation. wide: logits in float32.
+    first: the number of the first expert in the lists; the router may know more, which are other ranks'.
     """
 
     router: Weight
@@ -119,6 +121,7 @@ class Mixture:
     act: Act
     shared: tuple[Weight, Weight] | None = None
     wide: bool = False
+    first: int = 0
 
 
 class FusedMixture(Protocol):
@@ -323,12 +326,19 @@ class Kernels(Protocol):
         gates: Tensor | None,
         act: Act | None,
         ctx: ForwardContext,
+        first: int | None = None,
     ) -> Tensor:
         """weights (gate_up, down), one of each per expert: sum over j = 0..k-1, in this order and in float32, of
         gates[t, j] * down[ids[t, j]](act(gate_up[ids[t, j]](x[t]))) -> [T, hidden] in x's dtype.
 
         Without gates only the first half: act(...) in row t * k + j -> [T * k, inner]. Without an activation only the
-        second: x [T * k, inner] is that. An id outside 0..len - 1 (an expert of another rank) adds nothing."""
+        second: x [T * k, inner] is that. An id outside 0..len - 1 (an expert of another rank) adds nothing.
+        With `first`, the number of the first expert in the lists, and without gates: both halves, not added up
+        (`add_experts`), in row t * k + j [T * k, hidden] in float32; zeros where an expert of another rank is chosen."""
+        ...
+
+    def add_experts(self, parts: Tensor, gates: Tensor, dtype: torch.dtype) -> Tensor:
+        """Parts of `experts` [T * k, hidden] that are all there now, added up as it does -> [T, hidden]."""
         ...
 
     def pack_mixture(self, mixture: Mixture) -> FusedMixture | None:

@@ -184,6 +184,7 @@ def load_runner(
             max_positions=config.model.max_model_len,
             group=mesh.group,
             place=mesh.place,
+            whole_experts=config.parallel.enable_expert_parallel,
             adapters=sites,
         )
         check_stages(model, mesh)
@@ -309,7 +310,7 @@ def _builder(config: EngineConfig, raw: dict[str, Any], reasons: list[str]) -> C
     if config.parallel.ranks > 1 or config.adapters.enable_lora:
         raise ModelError("A model that Transformers computes takes neither adapters nor several devices.")
     reasons.append(f"Transformers computes {raw.get('model_type')} but for attention: slower than our own families")
-    return lambda *given, group, place, adapters, **more: build_elsewhere(*given, **more)
+    return lambda *given, group, place, whole_experts, adapters, **more: build_elsewhere(*given, **more)
 
 
 def left_out(config: EngineConfig) -> list[str]:

@@ -427,12 +427,16 @@ class CpuKernels(ReferenceKernels):
         gates: Tensor | None,
         act: Act | None,
         ctx: ForwardContext,
+        first: int | None = None,
     ) -> Tensor:
         """The chosen experts' products, one expert after the other, in one native call."""
         bound = self._experts_for(x, weights, act)
         if bound is None:
-            return super().experts(x, weights, ids, gates, act, ctx)
+            return super().experts(x, weights, ids, gates, act, ctx, first)
         kind = TYPES[x.dtype]
+        if first is not None:
+            out = torch.empty((ids.numel(), x.shape[1]), dtype=torch.float32)
+            return bound.call(x, ids, None, out, kind, 3, first)
         if gates is None:
             out = torch.empty((ids.numel(), weights[0][0].shape[0] // (1 + (act in GATED))), dtype=x.dtype)
             return bound.call(x, ids, None, out, kind, 1)
@@ -442,6 +446,16 @@ class CpuKernels(ReferenceKernels):
         if rows is not None and rows.adapters is not None:  # whose adapters change experts is computed once more
             at = torch.where(rows.adapters[rows.tokens] > 0)[0]
             out[at] = super().experts(x[at], weights, ids[at], gates[at], act, ctx.of(at))
+        return out
+
+    def add_experts(self, parts: Tensor, gates: Tensor, dtype: torch.dtype) -> Tensor:
+        """The weighted sum over choices, in one native call."""
+        if dtype not in TYPES:
+            return super().add_experts(parts, gates, dtype)
+        (rows, top_k), hidden = gates.shape, parts.shape[1]
+        parts, gates = parts.contiguous(), gates.contiguous()
+        out = torch.empty((rows, hidden), dtype=dtype)
+        _native.add_experts(parts.data_ptr(), rows, hidden, out.data_ptr(), TYPES[dtype], gates.data_ptr(), top_k)
         return out
 
     def _experts_for(
