@@ -334,7 +334,7 @@ class Kernels(Protocol):
         Without gates only the first half: act(...) in row t * k + j -> [T * k, inner]. Without an activation only the
         second: x [T * k, inner] is that. An id outside 0..len - 1 (an expert of another rank) adds nothing.
         With `first`, the number of the first expert in the lists, and without gates: both halves, not added up
-        (`add_experts`), in row t * k + j [T * k, hidden] in float32; zeros where an expert of another rank is chosen."""
+        (`add_experts`), in row t * k + j [T * k, hidden] in float32; zeros where the chosen one is elsewhere."""
         ...
 
     def add_experts(self, parts: Tensor, gates: Tensor, dtype: torch.dtype) -> Tensor:
