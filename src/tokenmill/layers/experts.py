@@ -130,7 +130,7 @@ class Experts:
         """The chosen experts of x, added up; in an exact group, this rank's columns of that, or all where each rank has
         whole experts."""
         if self.by_expert and self.group.exact:
-            parts = ctx.kernels.experts_apart(x, self.weights, ids, self.act, ctx, self.first)
+            parts = ctx.kernels.experts(x, self.weights, ids, None, self.act, ctx, self.first)
             return ctx.kernels.add_experts(self.group.all_reduce(parts), gates, x.dtype)
         if not self.group.exact:
             ids = ids - self.first if self.by_expert else ids
