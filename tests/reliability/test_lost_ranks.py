@@ -74,8 +74,9 @@ async def lose(served: Running, how: signal.Signals, rng: random.Random, marks: 
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_streams_outlive_their_ranks(launch: Launch, how: signal.Signals) -> None:
-    served = launch("--tensor-parallel-size", "2", "--max-restarts", "1000", "--max-model-len", "512")
+@pytest.mark.parametrize("way", ["--tensor-parallel-size", "--pipeline-parallel-size"])
+def test_streams_outlive_their_ranks(launch: Launch, way: str, how: signal.Signals) -> None:
+    served = launch(way, "2", "--max-restarts", "1000", "--max-model-len", "512")
     asyncio.run(_streams_outlive_their_ranks(served, how))
 
 

@@ -32,6 +32,7 @@ from tokenmill.models.decoder import Decoder
 from tokenmill.models.registry import build_stage, text_alone
 from tokenmill.models.text_names import text_names
 from tokenmill.models.text_part import TEXT_OF
+from tokenmill.parallel.stages import Place
 from tokenmill.runner.runner import Runner
 
 Weights = Iterable[tuple[str, Tensor]] | Mapping[str, Tensor] | str | Path
@@ -193,7 +194,7 @@ class WeightUpdates:
             quantization=config.model.quantization,
             kernels=runner.kernels,
             book=book,
-            stage=(layer, layer + 1),
+            place=Place(only=(layer, layer + 1)),
             adapters=adapter_sites(config, {}, DTYPES[facts.dtype], facts.device),
         )
         made = build_stage(read_config(config, self.built.source), b)

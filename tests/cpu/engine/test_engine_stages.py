@@ -50,7 +50,11 @@ def same(folder: Path, several: dict[str, Any], *, drafts: bool = True, plain: b
     with open_llm(folder, **options) as llm:
         wanted = [exact(output) for output in run(llm, prompts, params)]
         groups = len(llm.engine.scheduler.tables.layouts)
-    rough = {"long_prefill_token_threshold": 7, "num_blocks": 26 * groups, **({"speculative_config": NGRAM} if drafts else {})}
+    rough = {
+        "long_prefill_token_threshold": 7,
+        "num_blocks": 26 * groups,
+        **({"speculative_config": NGRAM} if drafts else {}),
+    }
     with open_llm(folder, **several, **options, **rough) as llm:
         for _ in range(2):
             assert [exact(output) for output in run(llm, prompts, params)] == wanted
