@@ -168,6 +168,11 @@ def make_bed(config: EngineConfig, device: str) -> NoBed | HostBed | DeviceBed:
     """What --enable-sleep-mode asks for; refuses devices whose memory cannot go and come back."""
     if not config.execute.enable_sleep_mode:
         return NoBed()
+    if config.parallel.pipeline_parallel_size > 1:
+        raise ParameterError(
+            "--enable-sleep-mode is not built for --pipeline-parallel-size above 1: layers of a stage are not read anew.",
+            param="enable_sleep_mode",
+        )
     if device == "cpu" and can_drop():
         return HostBed(config.files.sleep_folder)
     if not records(device):
