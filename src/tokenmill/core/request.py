@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.core.errors import ParameterError
+from tokenmill.core.errors import ParameterError, shown
 from tokenmill.core.samplers import (
     MOST_BREAKER_CHARS,
     MOST_BREAKERS,
@@ -33,7 +33,6 @@ MAX_LOGPROBS = 1 << 20
 MAX_STOP = 16
 MAX_STOP_CHARS = 256
 SEED_BITS = 64
-_MOST_SHOWN = 100
 
 LogitsProcessor = Callable[..., Any]
 """(output_ids, logits) or (prompt_ids, output_ids, logits) -> logits, for one sequence; logits is a 1-D tensor."""
@@ -151,38 +150,27 @@ class SamplingParams(SamplerFields, kw_only=True, omit_defaults=True, metaclass=
         return self.n if self.use_beam_search else self.num_sequences
 
 
-def _shown(value: object) -> str:
-    """A value for a message: never long, whatever it is."""
-    if isinstance(value, int) and abs(value) >= 2**64:
-        return f"an integer of {value.bit_length()} bits"
-    try:
-        text = repr(value)
-    except Exception:
-        text = f"a {type(value).__name__}"
-    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "..."
-
-
 def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ParameterError(f"{name} must be a number, got {_shown(value)}.", param=name)
+        raise ParameterError(f"{name} must be a number, got {shown(value)}.", param=name)
     if isinstance(value, float) and not math.isfinite(value):
         raise ParameterError(f"{name} must be finite, got {value}.", param=name)
     if value < low or value > high or (open_low and value == low):
         raise ParameterError(
-            f"{name} must be in {'(' if open_low else '['}{low:g}, {high:g}], got {_shown(value)}.", param=name
+            f"{name} must be in {'(' if open_low else '['}{low:g}, {high:g}], got {shown(value)}.", param=name
         )
 
 
 def _integer(name: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ParameterError(f"{name} must be an integer, got {_shown(value)}.", param=name)
+        raise ParameterError(f"{name} must be an integer, got {shown(value)}.", param=name)
     if not low <= value <= high:
-        raise ParameterError(f"{name} must be in [{low}, {high}], got {_shown(value)}.", param=name)
+        raise ParameterError(f"{name} must be in [{low}, {high}], got {shown(value)}.", param=name)
 
 
 def _flag(name: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise ParameterError(f"{name} must be true or false, got {_shown(value)}.", param=name)
+        raise ParameterError(f"{name} must be true or false, got {shown(value)}.", param=name)
 
 
 def _ids(name: str, value: object, most: int) -> None:
@@ -284,9 +272,7 @@ def _check_lists(p: SamplingParams) -> None:
             raise ParameterError("logit_bias must map at most 4096 token ids to numbers.", param="logit_bias")
         for token, bias in p.logit_bias.items():
             if isinstance(token, str):
-                raise ParameterError(
-                    f"logit_bias wants token ids as integers, got {_shown(token)}.", param="logit_bias"
-                )
+                raise ParameterError(f"logit_bias wants token ids as integers, got {shown(token)}.", param="logit_bias")
             _integer("logit_bias", token, 0, 2**31 - 1)
             _number("logit_bias", bias, -100.0, 100.0)
     if p.logits_processors is not None:

@@ -31,7 +31,7 @@ def first_finding(error: ValidationError) -> tuple[str, str]:
     paths = [_path(each["loc"]) for each in found]
     start = paths[0]
     same = [n for n, path in enumerate(paths) if path[: len(start)] == start]
-    best = max(same, key=lambda n: (len(paths[n]), not _of_kind(found[n]["type"]), -n))
+    best = max(same, key=lambda n: (len(paths[n]), _places(paths[n]), not _of_kind(found[n]["type"]), -n))
     rest = len({path[: len(start)] for path in paths}) - 1
     more = f" (and {rest} more)" if rest > 0 else ""
     message = found[best]["msg"]
@@ -56,6 +56,11 @@ def renamed(field: str, names: Names) -> str:
 def reworded(message: str, field: str, name: str) -> str:
     """A sentence about a field, about its other name."""
     return re.sub(rf"(?<![\w.]){re.escape(field)}(?![\w]|\.\w)", lambda _: name, message, count=1)
+
+
+def _places(path: tuple[str, ...]) -> list[int]:
+    """How far along in lists it lies."""
+    return [int(part) for part in path if part.isascii() and part.isdigit()]
 
 
 def _path(places: Sequence[int | str]) -> tuple[str, ...]:
