@@ -139,6 +139,9 @@ class ParallelOptions:
 
     tensor_parallel_size: int = option(1, "Devices (on a CPU: processes) that share each layer.", "tp")
     pipeline_parallel_size: int = option(1, "Stages of devices (on a CPU: processes) that share the layers.", "pp")
+    enable_expert_parallel: bool = option(
+        False, "Share mixtures out by whole experts over the ranks of --tensor-parallel-size.", "ep"
+    )
     data_parallel_size: int = option(1, "Engines that share the requests, each with the whole model.", "dp")
 
     @property

@@ -7,7 +7,7 @@ Must not know: requests, where new numbers come from, formats.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
@@ -57,10 +57,9 @@ class Stages:
             quantization=self.config.model.quantization,
             kernels=self.kernels,
             book=book,
-            stage=(layer, layer + 1),
+            place=replace(self.place, only=(layer, layer + 1)),
             adapters=self.make_sites(),
             group=self.group,
-            place=self.place,
         )
         made = build_stage(self.raw, b)
         assert isinstance(made, Decoder)

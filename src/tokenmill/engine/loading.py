@@ -209,10 +209,8 @@ def load_runner(
     wanted = min(config.model.max_model_len or model.spec.max_positions, model.spec.max_positions)
     if not config.schedule.enable_chunked_prefill:
         step_tokens = max(step_tokens, wanted)
-    inbox = torch.zeros(0, dtype=dtype)
-    if mesh.place.stages > 1:
-        most = 0 if mesh.place.is_first else max(step_tokens, MOST_PADDED) + config.schedule.max_num_seqs
-        inbox = torch.zeros(most, model.spec.hidden_size, dtype=dtype, device=device)
+    most = 0 if mesh.place.is_first else max(step_tokens, MOST_PADDED) + config.schedule.max_num_seqs
+    inbox = torch.zeros(most, model.spec.hidden_size, dtype=dtype, device=device)
     model = model if mesh.place.is_first else FromInbox(model, inbox)
     adapter_bytes = 0 if sites is None else sites.allocate()
     peak = 0
@@ -232,9 +230,9 @@ def load_runner(
     drafter = drafts.drafter
     runner = Runner(model, kernels, pool, rows, max_len, record=record, drafter=drafter, adapters=adapters)
     runner.link, runner.translate = mesh.link(inbox), pages.translate
-    again = partial(adapter_sites, config, {}, dtype, device)
-    made = Stages(raw, config, dtype, device, kernels, again, mesh.group, mesh.place)
-    runner.sleeper = sleeper_of(runner, bed, made, source)
+    fresh_sites = partial(adapter_sites, config, {}, dtype, device)
+    stages = Stages(raw, config, dtype, device, kernels, fresh_sites, mesh.group, mesh.place)
+    runner.sleeper = sleeper_of(runner, bed, stages, source)
     runner.warm()
     facts = _facts(config, runner, device, (max_len, step_tokens), reasons)
     facts.groups, facts.num_blocks = [(g.pool, g.window) for g in pages.groups], blocks

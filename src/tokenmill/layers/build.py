@@ -20,7 +20,7 @@ from tokenmill.core.forward import Kernels, KVSpec, NormSpec, RopeSpec, StateSpe
 from tokenmill.core.model import Checkpoint, Group
 from tokenmill.parallel.group import SoloGroup
 from tokenmill.parallel.stages import Place, weigh
-from tokenmill.quant.detect import WeightRequest, from_dense, head_scheme, load_stacked, load_weight
+from tokenmill.quant.detect import Share, WeightRequest, from_dense, head_scheme, load_stacked, load_weight
 
 _IGNORABLE = re.compile(
     r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|masked_bias|attn\.bias|attention\.bias|\.[kvq]_scale"
@@ -71,10 +71,8 @@ class Build:
     """What config.json says of stored weights (`quant.detect.check_config`)."""
     prefix: str = ""
     book: Book = field(default_factory=Book)
-    stage: tuple[int, int] | None = None
-    """These layers alone, [first, last); None: those of `place`."""
     place: Place = field(default_factory=Place)
-    """Which pipeline stage this is."""
+    """Which pipeline stage this is, and what else is said of how a model lies on several devices."""
     adapters: AdapterSites | None = None
     """Hears of every matrix that adapters may change."""
 
@@ -127,13 +125,15 @@ class Build:
         exact: bool = False,
         head: bool = False,
         bare: bool = False,
+        share: Share | None = None,
     ) -> Weight:
         """A matrix [out, in] in whatever format it is stored.
 
         exact: never quantised at load (embeddings, routers); head: in 8 bits at least, because its outliers matter;
-        bare: adapters do not come here.
+        bare: adapters do not come here; share: this rank's part alone, of which alone the file is read where it is not
+        quantised.
         """
-        request = WeightRequest(self.path(name), shape, bias, transposed)
+        request = WeightRequest(self.path(name), shape, bias, transposed, share)
         if not exact:
             self.book.flops += 2.0 * shape[0] * shape[1]
         checked = _Checked(self.checkpoint, self.book.used)
@@ -206,9 +206,9 @@ class Build:
 
     def layers(self, count: int, hidden: int, head: int) -> tuple[int, int]:
         """[first, last) of this many layers to build; head: the numbers of the output head."""
-        if self.stage is not None:
-            return self.stage
-        if self.place.stages == 1:
+        if self.place.only is not None:
+            return self.place.only
+        if self.place.is_whole:
             return 0, count
         return self.place.layers(*weigh(self.checkpoint, count, hidden, float(head)))
 

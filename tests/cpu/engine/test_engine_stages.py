@@ -49,7 +49,12 @@ def same(folder: Path, several: dict[str, Any], *, drafts: bool = True, plain: b
     ]
     with open_llm(folder, **options) as llm:
         wanted = [exact(output) for output in run(llm, prompts, params)]
-    rough = {"long_prefill_token_threshold": 7, "num_blocks": 26, **({"speculative_config": NGRAM} if drafts else {})}
+        groups = len(llm.engine.scheduler.tables.layouts)
+    rough = {
+        "long_prefill_token_threshold": 7,
+        "num_blocks": 26 * groups,
+        **({"speculative_config": NGRAM} if drafts else {}),
+    }
     with open_llm(folder, **several, **options, **rough) as llm:
         for _ in range(2):
             assert [exact(output) for output in run(llm, prompts, params)] == wanted
@@ -112,6 +117,19 @@ def test_every_family_over_ranks(name: str, tmp_path: Path) -> None:
 def test_every_format(name: str, form: str, several: dict[str, Any], tmp_path: Path) -> None:
     family(name, tmp_path)
     same(tmp_path, several, quantization=form)
+
+
+MIXTURES = [name for name in NAMES if "num_experts_per_tok" in str(ALL[f"{name}-0"].config) or "moe" in name]
+
+
+@LONG
+@pytest.mark.parametrize("name", MIXTURES)
+def test_every_mixture_by_experts(name: str, tmp_path: Path) -> None:
+    drafts = family(name, tmp_path)
+    try:
+        same(tmp_path, {"tensor_parallel_size": 2, "enable_expert_parallel": True}, drafts=drafts, dtype="bfloat16")
+    except ModelError as error:
+        pytest.skip(f"refused: {error}")
 
 
 @LONG
