@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests.web.conftest import Tabs, shoot
+from tests.web.test_page_looks import AXE, check_axe
 from tokenmill.core.config import make_config, make_server_config
 from tokenmill.server.app import make_app, make_context, make_front, make_house
 from tokenmill.server.context import Model
@@ -92,6 +93,8 @@ def test_models_are_switched_by_hand(town: Callable[[bool], str], tab: Tabs) -> 
     models.get_by_text("loaded, 9 GiB", exact=True).wait_for()
     models.get_by_role("img", name="All models, 1 GiB free").wait_for()
     shoot(page, "models")
+    if AXE.is_file():
+        check_axe(page, "models")
     sleep = models.get_by_role("button", name="Sleep writer-8b")
     sleep.focus()
     page.keyboard.press("Enter")
@@ -115,5 +118,7 @@ def test_without_leave_there_is_nothing_to_press(town: Callable[[bool], str], ta
     assert models.locator(".model-asks button").count() == 0
     models.scroll_into_view_if_needed()
     shoot(page, "models-narrow")
+    if AXE.is_file():
+        check_axe(page, "models, dark")
     assert page.evaluate("document.documentElement.scrollWidth") == 360, "nothing sticks out"
     assert httpx.post(f"{url}sleep?model=fast-3b").status_code == 404

@@ -23,9 +23,11 @@ export const runningIn = (conversation) => [...working].find(([, c]) => c.id ===
 
 export async function loadModels() {
   try {
+    const before = chat.get().model;
     const { data: models } = await getJson("v1/models");
-    const model = models.some((m) => m.id === chat.get().model) ? chat.get().model : (models[0]?.id ?? "");
+    const model = models.some((m) => m.id === before) ? before : (models[0]?.id ?? "");
     const card = await getJson(`v1/card?model=${encodeURIComponent(model)}`);
+    if (chat.get().model !== before) return; // another one was chosen meanwhile, and asks for itself
     chat.set({ models, model, card, problem: null });
   } catch (error) {
     chat.set({ problem: error.status === 401 ? null : explain(error) });
