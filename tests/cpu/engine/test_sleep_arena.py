@@ -15,7 +15,7 @@ from tokenmill.core.errors import UserError
 from tokenmill.device import arena
 from tokenmill.device.arena import Arena, relocate
 from tokenmill.engine import loading
-from tokenmill.engine.inplace import weights_of
+from tokenmill.engine.inplace import held, weights_of
 from tokenmill.engine.sleeping import DeviceBed
 from tokenmill.testing.tiny import make_tiny
 
@@ -134,6 +134,17 @@ def test_a_device_that_is_full_is_told_and_waking_can_be_tried_again(folder, bed
         pages.room = 1 << 40
         llm.wake_up()
         assert said(llm) == before
+
+
+def test_buffers_that_ranks_share_stay():
+    from tokenmill.parallel.group import SoloGroup
+
+    class Layer:
+        __module__ = "tokenmill.layers.made_up"
+
+    layer, group = Layer(), SoloGroup()
+    layer.weight, layer.group, group.buffer = torch.ones(3), group, torch.ones(5)
+    assert [each.numel() for each in held(layer, set())] == [3]
 
 
 def test_views_move_with_their_storage():
