@@ -69,13 +69,13 @@ class LatentAttention:
         h = x if norm is None else kernels.norm(x, norm)
         low = h if self.q_a is None else self.q_a.matmul(h, ctx)
         q = self.q_b.matmul(low, ctx, norm=self.q_norm).view(tokens, heads, -1)
-        absorbed = kernels.head_matmul(q[..., : self.nope], self.into)
+        absorbed = kernels.product(q[..., : self.nope], self.into)
         kv = self.kv_a.matmul(h, ctx)
         latent = kernels.norm(kv[:, : self.latent], self.kv_norm)
         queries = torch.cat((absorbed, q[..., self.nope :]), dim=-1).view(tokens, -1)
         qkv = torch.cat((queries, latent, kv[:, self.latent :]), dim=-1)
-        mixed = kernels.attention(kernels.prepare_qkv(qkv, self.spec, ctx), self.spec, ctx)
-        values = kernels.head_matmul(mixed.view(tokens, heads, self.latent), self.out_of)
+        mixed = kernels.attend(qkv, self.spec, ctx)
+        values = kernels.product(mixed.view(tokens, heads, self.latent), self.out_of)
         return self.output(values.view(tokens, -1), ctx, residual=residual)
 
 

@@ -15,7 +15,7 @@ from tokenmill.checkpoint.renamed import RenamedCheckpoint
 from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.forward import Kernels
 from tokenmill.core.model import CausalLM, Checkpoint, Group
-from tokenmill.layers.build import Build
+from tokenmill.layers.build import Build, check_leftovers
 from tokenmill.layers.rope import rope_settings
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.fields import check_fields, complete
@@ -174,7 +174,7 @@ def _longest(config: dict[str, Any], name: str) -> int:
 
 
 def build_stage(config: dict[str, Any], b: Build) -> CausalLM:
-    """The layers of `b.stage` (None: the whole model, which must use every tensor of the checkpoint)."""
+    """The layers of `b.place`; the whole model must use every tensor of the checkpoint."""
     config = text_part(config)
     check_keys(config)
     config, b = _text_alone(config, b)
@@ -182,13 +182,16 @@ def build_stage(config: dict[str, Any], b: Build) -> CausalLM:
     family = importlib.import_module(f"tokenmill.models.{_FAMILIES[c.architecture]}")
     b = replace(b, how=check_config(config))
     model: CausalLM = family.build(c, b)
-    if b.stage is None:
-        b.check_leftovers()
+    if b.place.only is None:
+        left = b.leftovers()
+        if b.place.stages == 1:
+            check_leftovers(left)
+        model.spec.extras["left"] = left  # what no stage uses is found when all have said this
     return model
 
 
 def _text_alone(config: dict[str, Any], b: Build) -> tuple[dict[str, Any], Build]:
-    checkpoint = text_alone(config, b.checkpoint, tell=b.stage is None)
+    checkpoint = text_alone(config, b.checkpoint, tell=b.place.only is None and b.place.is_first)
     return settle_tie(config, checkpoint.names()), replace(b, checkpoint=checkpoint)
 
 

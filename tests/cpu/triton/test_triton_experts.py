@@ -58,7 +58,7 @@ def test_pick_is_norm_router_and_route(name, tokens, keep):
     norm = NormSpec(torch.rand(40) + 0.5, 1e-6, offset=0.5)
     ids, gates, h = pick(x, w, add, norm, spec, scratch=scratch, pdl=False, keep=keep, near=torch.zeros(64, 64))
     normed = REFERENCE.norm(x, norm)
-    expected, weights = REFERENCE.route(REFERENCE.linear(normed, w, add), spec)
+    expected, weights = REFERENCE.route(REFERENCE.product(normed, w, add), spec)
     assert torch.equal(ids.long(), expected) and torch.allclose(gates, weights, atol=1e-5)
     assert torch.allclose(h, normed if keep else x, atol=1e-5)
     assert not scratch.counters(x.device).any()
@@ -73,7 +73,7 @@ def test_several_pick_together(name, tokens, width):
     for norm, add in ((norm, add), (None, None)):  # noqa: B020
         ids, gates, h = pick_few(x, w, add, norm, spec, scratch=Scratch(1 << 14, 8), count=None, pdl=False)
         normed = x if norm is None else REFERENCE.norm(x, norm)
-        expected, weights = REFERENCE.route(REFERENCE.linear(normed, w, add), spec)
+        expected, weights = REFERENCE.route(REFERENCE.product(normed, w, add), spec)
         assert torch.equal(ids.long(), expected) and torch.allclose(gates, weights, atol=1e-5)
         assert torch.allclose(h, normed, atol=1e-5)
 
@@ -166,12 +166,29 @@ def test_a_whole_layer(tokens, shared):
     ctx = ForwardContext(kernels, x, x, x, 1, [], [])
     found = fused(x, ctx, norm=norm, residual=x)
     h = REFERENCE.norm(x, norm)
-    ids, gates = REFERENCE.route(REFERENCE.linear(h, router.table), spec)
+    ids, gates = REFERENCE.route(REFERENCE.product(h, router.table), spec)
     expected = x + exact_experts(h, ups, downs, ids, gates, "silu_mul")
     if beside is not None:
         expected += REFERENCE.activate(h @ beside[0].table.T, "silu_mul") @ beside[1].table.T
     assert torch.allclose(found, expected, atol=1e-4)
     assert kernels.waits == 0 and not kernels.launch.scratch.counters(x.device).any()
+
+
+@pytest.mark.parametrize("tokens", [1, 20])
+def test_ranks_with_some_experts_each_add_up_to_the_layer(tokens):
+    x, ups, downs, _, _ = operands(tokens, 8, 32, 24, 3)
+    router, spec, norm = DenseWeight(torch.randn(8, 32)), RouteSpec(8, 3), NormSpec(torch.rand(32) + 0.5, 1e-6)
+
+    def run(first, stop):
+        kernels = TritonKernels()
+        lists = [DenseWeight(w.clone()) for w in ups[0][first:stop]], [DenseWeight(w) for w in downs[0][first:stop]]
+        fused = kernels.pack_mixture(Mixture(router, spec, *lists, "silu_mul", first=first))
+        found = fused(x, ForwardContext(kernels, x, x, x, 1, [], []), norm=norm)
+        assert kernels.waits == 0
+        return found
+
+    apart = run(0, 2) + run(2, 5) + run(5, 8)
+    assert torch.allclose(apart, run(0, 8), atol=1e-4)
 
 
 def test_other_formats_are_left_alone():
