@@ -13,6 +13,7 @@ from typing import Any
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
+from tokenmill.core.errors import ParameterError
 from tokenmill.structured import regex
 from tokenmill.structured.emit import Emitter
 from tokenmill.structured.limits import MAX_LITERAL, MAX_SPEC_BYTES, refuse
@@ -98,6 +99,11 @@ def from_choice(choices: Any) -> str:
     return LLMatcher.grammar_from_regex("|".join(regex.literal(c) for c in texts))
 
 
+_PARTS = re.compile(
+    r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|(?P<note>#[^\n]*)|(?P<bar>\s*\n\s*(?=\|))|(?P<name>[A-Za-z0-9_][\w-]*)(?=\s*::=)'
+)
+
+
 def from_grammar(text: Any) -> str:
     """Lark (as llguidance reads it) or GBNF."""
     _text("grammar", text)
@@ -106,11 +112,31 @@ def from_grammar(text: Any) -> str:
     if "::=" not in text:
         refuse("grammar must be Lark (with a rule `start:`) or GBNF (with a rule `root ::=`).")
     try:
-        return LLMatcher.grammar_from_lark(gbnf_to_lark(re.sub(r"\\[uU]([0-9a-fA-F]{4,8})", _plain_escape, text)))
+        text = re.sub(r"\\[uU]([0-9a-fA-F]{4,8})", _plain_escape, _tidied(text))
+        return LLMatcher.grammar_from_lark(gbnf_to_lark(text))
+    except ParameterError:
+        raise
     except RecursionError:
         refuse("grammar: it is nested too deeply.")
     except Exception as error:
         refuse(f"grammar: {str(error)[:300]}")
+
+
+def _tidied(text: str) -> str:
+    """GBNF without comments, and with alternatives that begin a line on the line before, as people write them.
+
+    The converter takes the last of two rules with one name; which of them was meant nobody can say.
+    """
+    names: set[str] = set()
+
+    def part(found: re.Match[str]) -> str:
+        if found["name"] is not None and found["name"] in names:
+            refuse(f"grammar: the rule {found['name'][:100]!r} is there twice.")
+        names.add(found["name"] or "")
+        return "" if found["note"] is not None else " " if found["bar"] is not None else found[0]
+
+    plain = _PARTS.sub(lambda found: "" if found["note"] is not None else found[0], text)
+    return _PARTS.sub(part, plain)
 
 
 def _plain_escape(match: re.Match[str]) -> str:
