@@ -15,6 +15,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.structured import regex
+from tokenmill.structured.classes import LAST, Ranges
 from tokenmill.structured.emit import Emitter
 from tokenmill.structured.limits import MAX_LITERAL, MAX_SPEC_BYTES, refuse
 from tokenmill.structured.schema import SchemaReader, parse
@@ -23,7 +24,7 @@ from tokenmill.structured.tags import TagGrammar
 
 MAX_CHOICES = 10_000
 MAX_TAGS = 256
-WHITESPACE: regex.Ranges = ((9, 10), (13, 13), (32, 32))
+WHITESPACE: Ranges = ((9, 10), (13, 13), (32, 32))
 USUAL_WHITESPACE = r"[ \t]{1,2}|\r?\n[ \t]{0,64}"
 """Between JSON's tokens by default: a space or two, or a line end and indentation. Without a bound, a model that has
 lost its way spends all its tokens on blanks."""
@@ -143,7 +144,7 @@ def _plain_escape(match: re.Match[str]) -> str:
     """The converter loses leading zeros of \\u escapes, so none is left to it."""
     digits = match[1][: 4 if match[0][1] == "u" else 8]
     code, rest = int(digits, 16), match[1][len(digits) :]
-    if len(digits) not in (4, 8) or code > regex.LAST or 0xD800 <= code < 0xE000:
+    if len(digits) not in (4, 8) or code > LAST or 0xD800 <= code < 0xE000:
         refuse(f"grammar: {match[0]} is no character.")
     return (f"\\x{code:02x}" if code < 0xA0 else chr(code)) + rest
 
