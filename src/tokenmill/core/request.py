@@ -248,7 +248,9 @@ def _check_counts(p: SamplingParams) -> None:
         if getattr(p, name) is not None:
             _integer(name, getattr(p, name), -1, MAX_LOGPROBS)
     if p.truncate_prompt_tokens is not None:
-        _integer("truncate_prompt_tokens", p.truncate_prompt_tokens, 1, 2**31 - 1)
+        _integer("truncate_prompt_tokens", p.truncate_prompt_tokens, -1, 2**31 - 1)  # -1: as much as fits
+        if p.truncate_prompt_tokens == 0:
+            raise ParameterError("truncate_prompt_tokens must be -1 or at least 1.", param="truncate_prompt_tokens")
     _integer("output_kind", p.output_kind, 0, 2)
 
 

@@ -160,8 +160,10 @@ def make_request(
     if not isinstance(params, SamplingParams):
         raise ParameterError(f"sampling_params must be a SamplingParams, not {type(params).__name__}.")
     params.check()  # fields may have been set since it was made
-    if params.truncate_prompt_tokens is not None:
-        ids = ids[-params.truncate_prompt_tokens :]
+    if (keep := params.truncate_prompt_tokens) is not None:
+        if keep == -1:  # as much as fits beside the answer
+            keep = len(ids) if context is None else max(1, context - max(1, params.max_tokens or 1))
+        ids = ids[-keep:]
     if context is not None and params.max_tokens is not None and 0 < context - len(ids) < params.max_tokens:
         params = msgspec.structs.replace(params, max_tokens=context - len(ids))
     seed = params.seed if params.seed is not None else secrets.randbits(63)

@@ -80,8 +80,8 @@ def named(letter: str, wide: bool) -> Ranges | None:
 
 @cache
 def _digits_of_some() -> Ranges:
-    """Decimal digits of all scripts."""
-    return normalise(tuple((code, code) for code in range(LAST + 1) if chr(code).isdecimal()))
+    """Decimal digits of all scripts, which lie in the first two planes."""
+    return normalise(tuple((code, code) for code in range(0x20000) if chr(code).isdecimal()))
 
 
 @cache

@@ -13,7 +13,9 @@ from typing import Any
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
+from tokenmill.core.errors import ParameterError
 from tokenmill.structured import regex
+from tokenmill.structured.classes import LAST, Ranges
 from tokenmill.structured.emit import Emitter
 from tokenmill.structured.limits import MAX_LITERAL, MAX_SPEC_BYTES, refuse
 from tokenmill.structured.schema import SchemaReader, parse
@@ -22,7 +24,7 @@ from tokenmill.structured.tags import TagGrammar
 
 MAX_CHOICES = 10_000
 MAX_TAGS = 256
-WHITESPACE: regex.Ranges = ((9, 10), (13, 13), (32, 32))
+WHITESPACE: Ranges = ((9, 10), (13, 13), (32, 32))
 USUAL_WHITESPACE = r"[ \t]{1,2}|\r?\n[ \t]{0,64}"
 """Between JSON's tokens by default: a space or two, or a line end and indentation. Without a bound, a model that has
 lost its way spends all its tokens on blanks."""
@@ -98,6 +100,11 @@ def from_choice(choices: Any) -> str:
     return LLMatcher.grammar_from_regex("|".join(regex.literal(c) for c in texts))
 
 
+_PARTS = re.compile(
+    r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|(?P<note>#[^\n]*)|(?P<bar>\s*\n\s*(?=\|))|(?P<name>[A-Za-z0-9_][\w-]*)(?=\s*::=)'
+)
+
+
 def from_grammar(text: Any) -> str:
     """Lark (as llguidance reads it) or GBNF."""
     _text("grammar", text)
@@ -106,18 +113,38 @@ def from_grammar(text: Any) -> str:
     if "::=" not in text:
         refuse("grammar must be Lark (with a rule `start:`) or GBNF (with a rule `root ::=`).")
     try:
-        return LLMatcher.grammar_from_lark(gbnf_to_lark(re.sub(r"\\[uU]([0-9a-fA-F]{4,8})", _plain_escape, text)))
+        text = re.sub(r"\\[uU]([0-9a-fA-F]{4,8})", _plain_escape, _tidied(text))
+        return LLMatcher.grammar_from_lark(gbnf_to_lark(text))
+    except ParameterError:
+        raise
     except RecursionError:
         refuse("grammar: it is nested too deeply.")
     except Exception as error:
         refuse(f"grammar: {str(error)[:300]}")
 
 
+def _tidied(text: str) -> str:
+    """GBNF without comments, and with alternatives that begin a line on the line before, as people write them.
+
+    The converter takes the last of two rules with one name; which of them was meant nobody can say.
+    """
+    names: set[str] = set()
+
+    def part(found: re.Match[str]) -> str:
+        if found["name"] is not None and found["name"] in names:
+            refuse(f"grammar: the rule {found['name'][:100]!r} is there twice.")
+        names.add(found["name"] or "")
+        return "" if found["note"] is not None else " " if found["bar"] is not None else found[0]
+
+    plain = _PARTS.sub(lambda found: "" if found["note"] is not None else found[0], text)
+    return _PARTS.sub(part, plain)
+
+
 def _plain_escape(match: re.Match[str]) -> str:
     """The converter loses leading zeros of \\u escapes, so none is left to it."""
     digits = match[1][: 4 if match[0][1] == "u" else 8]
     code, rest = int(digits, 16), match[1][len(digits) :]
-    if len(digits) not in (4, 8) or code > regex.LAST or 0xD800 <= code < 0xE000:
+    if len(digits) not in (4, 8) or code > LAST or 0xD800 <= code < 0xE000:
         refuse(f"grammar: {match[0]} is no character.")
     return (f"\\x{code:02x}" if code < 0xA0 else chr(code)) + rest
 

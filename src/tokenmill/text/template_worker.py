@@ -90,7 +90,9 @@ def shaped(message: Message, shape: ContentShape) -> Message:
     message = {key: value for key, value in message.items() if value is not None}
     if shape.nulls:
         message.setdefault("content", content)
-    if isinstance(content, list) and not shape.parts:
+    # Templates that read a user's parts mostly add what a tool said to a text.
+    result = message.get("role") in ("tool", "function") and not shape.wraps
+    if isinstance(content, list) and (not shape.parts or (result and all(map(_is_text, content)))):
         message["content"] = "\n".join(map(_part_text, content))
     elif isinstance(content, list):
         message["content"] = [_plain_part(part) for part in content]
@@ -102,6 +104,11 @@ def shaped(message: Message, shape: ContentShape) -> Message:
     if isinstance(message.get("tool_calls"), list):
         message["tool_calls"] = [_parsed_call(call) for call in message["tool_calls"]]
     return message
+
+
+def _is_text(part: object) -> bool:
+    kind = part.get("type", "text") if isinstance(part, dict) else None
+    return isinstance(part, str) or (isinstance(kind, str) and isinstance(part, dict) and kind in _TEXT_PARTS)
 
 
 def _part_text(part: object) -> str:

@@ -25,7 +25,8 @@ PARAMETERS = [
     *[({name: value}, name)
       for name in ("n", "best_of", "top_k", "max_tokens", "min_tokens", "seed", "logprobs", "prompt_logprobs",
                    "truncate_prompt_tokens") for value in (True, 1.5, "2", -(2**70))],
-    *[({name: value}, name) for name in ("n", "best_of", "max_tokens", "truncate_prompt_tokens") for value in (0, -1)],
+    *[({name: value}, name) for name in ("n", "best_of", "max_tokens") for value in (0, -1)],
+    *[({"truncate_prompt_tokens": value}, "truncate_prompt_tokens") for value in (0, -2)],
     *[({name: 1}, name) for name in ("ignore_eos", "detokenize", "use_beam_search", "include_stop_str_in_output")],
     ({"top_p": 0.0}, "top_p"), ({"repetition_penalty": 0.0}, "repetition_penalty"), ({"logprobs": -2}, "logprobs"),
     ({"stop": [1]}, "stop"), ({"stop": ["x"] * 17}, "stop"), ({"stop": ""}, "stop"), ({"stop": "x" * 300}, "stop"),

@@ -143,6 +143,8 @@ def test_answers_end_where_the_context_ends(llm):
     out = run(llm, [[5] * 250], greedy(100))[0].outputs[0]
     assert (len(out.token_ids), out.finish_reason) == (6, "length")
     assert len(run(llm, [[5] * 400], greedy(100, truncate_prompt_tokens=254))[0].outputs[0].token_ids) == 2
+    fitting = run(llm, [[5] * 400], greedy(100, truncate_prompt_tokens=-1))[0]
+    assert (len(fitting.prompt_token_ids), len(fitting.outputs[0].token_ids)) == (156, 100)
 
 
 def test_without_detokenizing_there_is_no_text(llm):

@@ -79,6 +79,19 @@ def test_parts_stay_parts_where_a_template_loops_over_them(families: dict[str, C
     assert render(only_parts) == "[hello]"
 
 
+def test_what_a_tool_said_is_text_where_only_other_roles_have_parts() -> None:
+    mixed = (
+        "{% for m in messages %}{% if m.content is string %}{{ m.role + ':' + m.content }}{% elif m.role == 'user' %}"
+        "{% for p in m.content %}[{{ p.text }}]{% endfor %}{% else %}{{ m.role + ':' + m.content }}{% endif %}"
+        "{% endfor %}"
+    )
+    said = [{"type": "text", "text": "sunny"}, {"type": "text", "text": "warm"}]
+    asked = {"role": "user", "content": said}
+    assert render(mixed, [asked, {"role": "tool", "content": said}]) == "[sunny][warm]tool:sunny\nwarm"
+    with pytest.raises(UserError):
+        render(mixed, [asked, {"role": "tool", "content": [{"type": "image"}]}])
+
+
 def test_tool_arguments_come_as_objects() -> None:
     text_call = {"type": "function", "function": {"name": "weather", "arguments": '{"town": "Köln", "days": [1, 2]}'}}
     chats = [[*USER, {"role": "assistant", "content": "", "tool_calls": [call]}] for call in (CALL, text_call)]

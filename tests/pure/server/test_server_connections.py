@@ -238,6 +238,19 @@ async def test_a_body_beside_an_upgrade_is_read(listen: Any, upgrade: bytes, chu
     await closed(server)
 
 
+async def test_a_head_without_its_body(listen: Any) -> None:
+    """Balancers ask so whether a server is up; the connection goes on."""
+    server = await listen()
+    reader, writer = await server.connect()
+    for path in (b"/health", b"/v1/models", b"/health"):
+        writer.write(b"HEAD " + path + b" HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.split()[1] == b"200" and b"content-length: 0" not in head.lower()
+    writer.write(b"HEAD /nope HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+    assert (await rest(reader)).endswith(b"\r\n\r\n")
+    await closed(server)
+
+
 async def test_large_bodies_and_extra_line_ends_keep_the_connection(listen: Any) -> None:
     server = await listen()
     reader, writer = await server.connect()

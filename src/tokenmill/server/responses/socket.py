@@ -109,6 +109,6 @@ class Conversing:
     def _error(found: HttpError) -> dict[str, Any]:
         said = error_object(found)["error"]
         code = said["code"] if isinstance(said["code"], str) else None
-        if found.status == 404 and found.param == KeptResponse.param:
-            code, said["param"] = "previous_response_not_found", "previous_response_id"
+        if found.status == 404 and found.param == "previous_response_id":
+            code = "previous_response_not_found"
         return {"type": "error", "status": found.status, "error": {**said, "code": code}}
