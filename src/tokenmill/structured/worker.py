@@ -44,6 +44,6 @@ def _compile(text: str) -> None:
         refuse("the grammar engine takes too long for it. Simplify it.")
 
 
-def run() -> None:
+def run_helper() -> None:
     """As a process of its own."""
     serve(Task(lambda setup: answer, rests=True, nice=NICE))
