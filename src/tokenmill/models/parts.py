@@ -19,8 +19,8 @@ from tokenmill.layers.build import Build
 from tokenmill.layers.experts import Choice, Experts, Shared, load_experts, sparsemixer
 from tokenmill.layers.linear import ColumnLinear, FusedColumnLinear, RowLinear, Rows
 from tokenmill.layers.mlp import MLP, ByHand, gated_by, xielu
+from tokenmill.layers.qkv_touches import Touch, clip, own_norms, row_norms, temper, temperatures, turn
 from tokenmill.layers.rope import make_rope
-from tokenmill.layers.touch import Touch, clip, own_norms, row_norms, temper, temperatures, turn
 from tokenmill.models.common import read_act
 from tokenmill.models.config import ModelConfig, activation
 from tokenmill.models.row import Attend, Drafts, Extra, Feed, HeadNorms, Mix, Norms, Scores, Switch

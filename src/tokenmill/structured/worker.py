@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from tokenmill.core.errors import UserError
 from tokenmill.process.worker import Task, serve
-from tokenmill.structured.compiled import limits
+from tokenmill.structured.compiled_grammar import limits
 from tokenmill.structured.limits import refuse
 from tokenmill.structured.lowering import lower_spec
 
