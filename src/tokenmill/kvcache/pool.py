@@ -12,7 +12,7 @@ else page by page: what one layer reads then lies close together, which address 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -67,7 +67,9 @@ def make_layout(
     group_specs = tuple(dict.fromkeys(specs))
     group_of = tuple(group_specs.index(spec) for spec in specs)
     pages = [group_of.count(g) * _share_bytes(spec, block_size, kv_format) for g, spec in enumerate(group_specs)]
-    marks = [(page,) for page in pages] if apart is None else [apart[spec] for spec in group_specs]
+    marks: list[tuple[int, ...]] = (
+        [(page,) for page in pages] if apart is None else [apart[spec] for spec in group_specs]
+    )
     pools = list(dict.fromkeys(marks))
     sizes = tuple(pages[marks.index(mark)] for mark in pools)
     groups = tuple(
@@ -103,15 +105,20 @@ class KVPool:
     """Zeroed pages on a device."""
 
     def __init__(
-        self, layout: CacheLayout, num_blocks: list[int], device: str, states: StatePool | None = None
+        self,
+        layout: CacheLayout,
+        num_blocks: list[int],
+        device: str,
+        states: StatePool | None = None,
+        make: Callable[[int, int, str], Tensor] = zeros,
     ) -> None:
-        """states: of a model whose rows have states besides their pages."""
+        """states: of a model whose rows have states besides their pages; make: zeroed memory."""
         self.layout = layout
         self.states = states
         self.state_views = [] if states is None else states.views
         self.num_blocks = num_blocks
         self.storage = [
-            zeros(blocks + 1, page, device) for blocks, page in zip(num_blocks, layout.page_bytes, strict=True)
+            make(blocks + 1, page, device) for blocks, page in zip(num_blocks, layout.page_bytes, strict=True)
         ]
         self.views = self._views()
 
