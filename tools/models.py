@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tokenmill.checkpoint.gguf_meta import ARCHITECTURES
 from tokenmill.models.fields import FIELDS
-from tokenmill.models.outer import OUTERS, TEXTS
+from tokenmill.models.multimodal import OUTERS, TEXTS
 from tokenmill.models.registry import file_of
 from tokenmill.models.row import Shape
 from tokenmill.models.rules import everywhere
@@ -45,8 +45,8 @@ TEXT_HEAD = """
 
 Such a checkpoint is served as it lies on the hub, text alone: `text_config` is the config of a family above, tensors
 lose their prefix, those of the other parts are counted in one line and not loaded, and requests with pictures or sound
-are refused. Positions of three parts (M-RoPE) are plain ones in text. `models/outer.py` lists what is known; each is
-compared with Transformers as above. Any kind of text part that is known may stand in any of them. Where neither
+are refused. Positions of three parts (M-RoPE) are plain ones in text. `models/multimodal.py` lists what is known; each
+is compared with Transformers as above. Any kind of text part that is known may stand in any of them. Where neither
 config.json nor `text_config` says whether the head is the embedding, the tensors do.
 
 | architecture | model type | text part, if the file names none |

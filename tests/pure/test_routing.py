@@ -19,7 +19,7 @@ def ask(prompt: list[int], salt: str = "", session: str | None = None, owner: st
 def served(router: Router, engines: list[int], prompt: list[int], **more: str) -> int:
     """Choose, and have the request end."""
     asked = ask(prompt, **more)
-    engine = router.choose(engines, asked)
+    engine = router.pick_engine(engines, asked)
     router.computed(engine, asked.name, len(prompt), len(prompt))
     router.done(engine, asked.name)
     return engine
@@ -31,10 +31,10 @@ def test_a_known_beginning_draws_until_its_engine_has_more_to_do() -> None:
     first = served(router, engines, [*shared, *[1] * STRIDE])
     assert {served(router, engines, [*shared, *[i] * STRIDE]) for i in range(8)} == {first}
     long = ask([5] * 40 * STRIDE)
-    assert router.choose(engines, long, only=first) == first
-    assert router.choose(engines, ask(shared)) != first  # too busy for its prefix to matter
+    assert router.pick_engine(engines, long, only=first) == first
+    assert router.pick_engine(engines, ask(shared)) != first  # too busy for its prefix to matter
     router.computed(first, long.name, 39 * STRIDE, 40 * STRIDE)
-    assert router.choose(engines, ask([*shared, *[9] * STRIDE])) == first  # that prompt is nearly done
+    assert router.pick_engine(engines, ask([*shared, *[9] * STRIDE])) == first  # that prompt is nearly done
     router.done(first, long.name)
     router.forget(first)
     assert router._load(first).cost == 0
@@ -46,7 +46,7 @@ def test_loads_are_even_whatever_is_asked() -> None:
     tokens, open_requests = dict.fromkeys(engines, 0), dict.fromkeys(engines, 0)
     for _ in range(400):
         prompt = [rng.randrange(1000) for _ in range(rng.randrange(20, 400))]
-        engine = router.choose(engines, ask(prompt))
+        engine = router.pick_engine(engines, ask(prompt))
         tokens[engine] += len(prompt)
         open_requests[engine] += 1
     for counted in (tokens, open_requests):
@@ -61,7 +61,7 @@ def test_prefixes_hit_nearly_as_often_as_on_one_engine() -> None:
     shared = [rng.randrange(1000) for _ in range(2048)]
     counts = dict.fromkeys(engines, 0)
     for _ in range(256):
-        counts[router.choose(engines, ask([*shared, *(rng.randrange(1000) for _ in range(128))]))] += 1
+        counts[router.pick_engine(engines, ask([*shared, *(rng.randrange(1000) for _ in range(128))]))] += 1
     missed = sum(1 for count in counts.values() if count)
     assert (256 - missed) * 2048 / (256 * 2176) > 255 * 2048 / (256 * 2176) - 0.02
     assert max(counts.values()) <= 1.1 * min(counts.values())
@@ -73,7 +73,7 @@ def test_a_session_stays_while_it_pays() -> None:
     stays = served(router, engines, prompt, session="talk", owner="a")
     other = [[8] * 10 * STRIDE, [9] * 10 * STRIDE]  # edited histories: only the session says where they were
     assert served(router, engines, other[0], session="talk", owner="a") == stays
-    router.choose(engines, ask([1] * 30 * STRIDE), only=stays)
+    router.pick_engine(engines, ask([1] * 30 * STRIDE), only=stays)
     assert served(router, engines, other[1], session="talk", owner="a") != stays
 
 

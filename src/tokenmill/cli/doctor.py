@@ -54,7 +54,7 @@ def _measure(device: str, as_json: bool) -> None:
     with spinner("Getting ready ..."):
         from tokenmill.device.memory import pick_device
         from tokenmill.measure.calibrate import measure_calibrated
-        from tokenmill.measure.kept import keep
+        from tokenmill.measure.kept_measurements import keep
 
     picked, found = pick_device(device), dict[str, Any]()
     types = TYPES["cpu" if picked == "cpu" else "gpu"]

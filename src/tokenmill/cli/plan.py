@@ -125,7 +125,7 @@ def _device(name: str, types: tuple[str, ...], *, again: bool = False) -> Any:
     with waiting_told("Getting ready"):
         from tokenmill.device.memory import describe, pick_device
         from tokenmill.measure.ceilings import now_here, read_measured
-        from tokenmill.measure.kept import keep, read_kept
+        from tokenmill.measure.kept_measurements import keep, read_kept
 
         device = pick_device(name)
         title = describe(device)

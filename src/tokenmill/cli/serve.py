@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tokenmill.cli.ahead import lacks_template
 from tokenmill.cli.command import Verb
 from tokenmill.cli.flags import (
     engine_flags,
@@ -25,6 +24,7 @@ from tokenmill.cli.flags import (
     with_flags,
 )
 from tokenmill.cli.loading import say, size, waiting_told
+from tokenmill.cli.unloaded_model import lacks_template
 from tokenmill.core.config import (
     GROUPS,
     SERVER_GROUPS,

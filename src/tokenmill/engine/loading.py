@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import torch
 
-from tokenmill.checkpoint.checked import CheckedCheckpoint
+from tokenmill.checkpoint.checked_tensors import CheckedCheckpoint
 from tokenmill.checkpoint.folder import read_generation_config
 from tokenmill.checkpoint.hub import Hub
 from tokenmill.core.config import EngineConfig

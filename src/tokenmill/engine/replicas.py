@@ -43,7 +43,8 @@ class Replicas:
 
     def add(self, request: Request, pooling: str | None = None) -> None:
         """Accept a request, or raise a UserError that says why not."""
-        number = self.router.choose(range(len(self.parts)), Asked(request.id, request.prompt_ids, request.salt or ""))
+        asked = Asked(request.id, request.prompt_ids, request.salt or "")
+        number = self.router.pick_engine(range(len(self.parts)), asked)
         try:
             self.parts[number].add(request, pooling)
         except BaseException:

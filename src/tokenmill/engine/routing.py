@@ -108,7 +108,7 @@ class Router:
         self.loads: dict[int, Load] = {}
         self.sessions = Memory()
 
-    def choose(self, engines: Iterable[int], asked: Asked, *, only: int | None = None) -> int:
+    def pick_engine(self, engines: Iterable[int], asked: Asked, *, only: int | None = None) -> int:
         """The engine for a request, which counts as sent there from now on. only: it is settled already."""
         able = [only] if only is not None else list(engines)
         owner = asked.owner if asked.salt else ""  # without a salt keys share what is cached

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan, KVView
-from tokenmill.kernels import row_stable, stored
+from tokenmill.kernels import row_stable, stored_kv
 from tokenmill.kernels.row_stable import ROW_BLOCK
 
 TILE = 64
@@ -133,10 +133,10 @@ def _load_tile(
     block = plan.tables[seq].gather(1, entry).long()
     gone = ~known[:, None, :, None]
     # Absent keys are zeros, not leftovers: 0 * NaN would leak another sequence's trouble into this one.
-    k = stored.load(kv.key, kv.key_scale, block, offset).transpose(1, 2).masked_fill(gone, 0.0)
+    k = stored_kv.load(kv.key, kv.key_scale, block, offset).transpose(1, 2).masked_fill(gone, 0.0)
     if kv.value.data_ptr() == kv.key.data_ptr():
         return k, k[..., :value_dim], pos, known
-    v = stored.load(kv.value, kv.value_scale, block, offset).transpose(1, 2).masked_fill(gone, 0.0)
+    v = stored_kv.load(kv.value, kv.value_scale, block, offset).transpose(1, 2).masked_fill(gone, 0.0)
     return k, v, pos, known
 
 

@@ -29,7 +29,7 @@ from tokenmill.core.forward import (
     Weight,
 )
 from tokenmill.core.matrix import StoredMatrix
-from tokenmill.kernels import adapters, grid, paged, row_stable, states, stored
+from tokenmill.kernels import adapters, grid, paged, row_stable, states, stored_kv
 from tokenmill.kernels.plain import PRODUCTS
 
 T = TypeVar("T")
@@ -166,7 +166,7 @@ class ReferenceKernels:
         k = _prepare_heads(parts[1], width, spec.k_norm, spec.rope, ctx.positions)
         kv, slots = ctx.kv[spec.layer], ctx.groups[spec.group].slots.long()
         block, offset = slots // ctx.block_size, slots % ctx.block_size
-        stored.store(kv, block, offset, k, None if latent else parts[2].reshape(tokens, heads, -1))
+        stored_kv.store(kv, block, offset, k, None if latent else parts[2].reshape(tokens, heads, -1))
         return q
 
     def attention(self, q: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:

@@ -15,7 +15,7 @@ from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import AttentionSpec, ForwardContext, KVSpec, NormSpec, RopeSpec
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, GatedColumnLinear, RowLinear, Rows
-from tokenmill.layers.touch import Touch
+from tokenmill.layers.qkv_touches import Touch
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from tokenmill.layers.mlp import MLP
 from tokenmill.parallel.group import SoloGroup
 from tokenmill.quant.detect import Share
 
-Choose = Callable[[Tensor], tuple[Tensor, Tensor]]
+RouteByHand = Callable[[Tensor], tuple[Tensor, Tensor]]
 """logits [T, E] -> ids [T, k] and gates [T, k] in float32."""
 
 ExpertWeights = tuple[list[Weight], list[Weight]]
@@ -28,12 +28,12 @@ ExpertWeights = tuple[list[Weight], list[Weight]]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Routing:
     """What a RouteSpec does not say. wide: the router's logits in float32 whatever the compute dtype; by_hand: another
     way to choose; inputs: gates multiply what goes into an expert, not what comes out."""
 
     wide: bool = False
-    by_hand: Choose | None = None
+    by_hand: RouteByHand | None = None
     inputs: bool = False
 
 
@@ -57,7 +57,7 @@ class Experts:
         act: Act,
         *,
         shared: Shared | None = None,
-        choice: Choice | None = None,
+        routing: Routing | None = None,
     ) -> None:
         self.group = b.group
         self.router = b.settled(router)
@@ -69,14 +69,14 @@ class Experts:
         for part in weights:
             part[:] = [b.settled(w) for w in part]
         self.act: Act = act
-        self.choice = choice or Choice()
+        self.routing = routing or Routing()
         self.shared = None if shared is None else shared.mlp
         self.shared_gate = None if shared is None or shared.gate is None else b.settled(shared.gate)
         plain = None if self.shared_gate is not None else self.shared
         beside = None if plain is None else (plain.up.weight, plain.down.weight)
-        mixture = Mixture(self.router, route, *weights, act, beside, self.choice.wide, self.first)
+        mixture = Mixture(self.router, route, *weights, act, beside, self.routing.wide, self.first)
         # A backend that takes the whole layer empties the lists: nothing is held twice.
-        apart = self.choice.by_hand is not None or self.choice.inputs or (plain is not None and plain.act != act)
+        apart = self.routing.by_hand is not None or self.routing.inputs or (plain is not None and plain.act != act)
         products = [self.router, *weights[0], *weights[1], *(beside or ())]
         self.fused = None if apart or b.group.exact else b.kernels.pack_mixture(mixture)
         self.following = b.following()
@@ -142,9 +142,9 @@ class Experts:
 
     def _routed(self, h: Tensor, ctx: ForwardContext) -> Tensor:
         """The routed experts' part [T, hidden]."""
-        logits, by_hand = self.router.matmul(h.float() if self.choice.wide else h, ctx), self.choice.by_hand
+        logits, by_hand = self.router.matmul(h.float() if self.routing.wide else h, ctx), self.routing.by_hand
         ids, gates = ctx.kernels.route(logits, self.route) if by_hand is None else by_hand(logits)
-        if not self.choice.inputs:
+        if not self.routing.inputs:
             return self._run(h, ids, gates, ctx)
         each = (h[:, None].float() * gates[:, :, None]).to(h.dtype).flatten(0, 1)
         ones = torch.ones_like(gates).view(-1, 1)
@@ -156,12 +156,12 @@ class Experts:
         return total.contiguous()
 
 
-def sparsemixer(jitter: float) -> Choose:
+def sparsemixer(jitter: float) -> RouteByHand:
     """Two experts, one after the other: each one's gate is its softmax among those whose logits come near it.
 
     Near: (best - logit) / max(|logit|, best) is at most 2 * jitter. The first is out of reach of the second."""
 
-    def choose(logits: Tensor) -> tuple[Tensor, Tensor]:
+    def route(logits: Tensor) -> tuple[Tensor, Tensor]:
         logits = logits.float()
         left, ids, gates = logits, [], []
         for _ in range(2):
@@ -173,7 +173,7 @@ def sparsemixer(jitter: float) -> Choose:
             left = left.scatter(-1, at, float("-inf"))
         return torch.cat(ids, -1), torch.cat(gates, -1)
 
-    return choose
+    return route
 
 
 def load_experts(

@@ -39,7 +39,7 @@ class Source:
         """These rows of it."""
         return replace(self, rows=index if self.rows is None else self.rows[index])
 
-    def narrow(self, start: int, stop: int, first: bool) -> Source:
+    def between(self, start: int, stop: int, first: bool) -> Source:
         """These columns of it."""
         begin = 0 if self.columns is None else self.columns[0]
         return replace(self, columns=(begin + start, begin + stop), first=self.first and first)
@@ -154,8 +154,8 @@ class LoraWeight(WeightBase):
             rows = self.take(torch.arange(start, stop)).sources
             return type(self)(self.base.split(0, part, parts), rows, self.register)
         start, stop = self.part_range(1, part, parts)
-        narrow = [source.narrow(start, stop, part == 0) for source in self.sources]
-        return type(self)(self.base.split(1, part, parts), narrow, self.register)
+        sources = [source.between(start, stop, part == 0) for source in self.sources]
+        return type(self)(self.base.split(1, part, parts), sources, self.register)
 
     def settle(self, kernels: Kernels) -> Weight:
         """The base in its final form, with a site."""

@@ -23,7 +23,7 @@ from tokenmill.engine.loading import compute_dtype
 from tokenmill.engine.source import ModelSource, find_source
 from tokenmill.kernels import make_kernels
 from tokenmill.models.registry import build_model
-from tokenmill.quantize.forward import logits, run
+from tokenmill.quantize.forward import forward_in_parts, logits
 
 WINDOW = 256
 MOST_TOKENS = 1 << 15
@@ -114,7 +114,7 @@ def _read(source: ModelSource, windows: Tensor, device: str) -> _Read:
     vocab = model.spec.vocab_size
     if int(windows.max()) >= vocab:
         raise UserError(f"{source.path}: its tokenizer has more tokens than its {vocab} embeddings.")
-    hidden = run(model, windows, kernels, torch.device(device))
+    hidden = forward_in_parts(model, windows, kernels, torch.device(device))
     return _Read(model, kernels, hidden, int(model.spec.extras.get("weight_bytes", 0)))  # type: ignore[call-overload]
 
 

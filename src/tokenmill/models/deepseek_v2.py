@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext, KVSpec, NormSpec, RouteSpec
 from tokenmill.layers.build import Build
-from tokenmill.layers.experts import Choice, Experts, Shared, load_experts
+from tokenmill.layers.experts import Experts, Routing, Shared, load_experts
 from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows
 from tokenmill.layers.mlp import MLP, gated_mlp
 from tokenmill.layers.rope import attention_gain, make_rope
@@ -118,7 +118,7 @@ def _experts(c: ModelConfig, b: Build, hidden: int) -> Experts:
     shared, bias = None, c.get("mlp_bias", bool, False)
     if shared_count:
         shared = Shared(gated_mlp(b.at("shared_experts"), hidden, inner * shared_count, act, bias=bias))
-    return Experts(b, router, route, weights, act, shared=shared, choice=Choice(wide=True))
+    return Experts(b, router, route, weights, act, shared=shared, routing=Routing(wide=True))
 
 
 def _route(c: ModelConfig, count: int) -> RouteSpec:

@@ -14,8 +14,8 @@ from tokenmill.core.forward import AttentionSpec, ForwardContext, NormSpec
 from tokenmill.layers.attention import Attention, Heads, attention_spec
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, RowLinear
+from tokenmill.layers.qkv_touches import Touch, rotate
 from tokenmill.layers.rope import RopeSettings, make_rope, rope_settings
-from tokenmill.layers.touch import Touch, rotate
 from tokenmill.models.common import Block
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import check_heads

@@ -16,11 +16,11 @@ from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import Act, NormSpec, RouteSpec
 from tokenmill.layers.attention import Attention, Heads, alibi_slopes, attention_spec, local_heads
 from tokenmill.layers.build import Build
-from tokenmill.layers.experts import Choice, Experts, Shared, load_experts, sparsemixer
+from tokenmill.layers.experts import Experts, Routing, Shared, load_experts, sparsemixer
 from tokenmill.layers.linear import ColumnLinear, FusedColumnLinear, RowLinear, Rows
 from tokenmill.layers.mlp import MLP, ByHand, gated_by, xielu
+from tokenmill.layers.qkv_touches import Touch, clip, own_norms, row_norms, temper, temperatures, turn
 from tokenmill.layers.rope import make_rope
-from tokenmill.layers.touch import Touch, clip, own_norms, row_norms, temper, temperatures, turn
 from tokenmill.models.common import read_act
 from tokenmill.models.config import ModelConfig, activation
 from tokenmill.models.row import Attend, Drafts, Extra, Feed, HeadNorms, Mix, Norms, Scores, Switch
@@ -207,8 +207,8 @@ def make_mixture(c: ModelConfig, b: Build, at: Build, row: Mix, feed: Feed, inde
         if route.top_k != 2:
             raise ModelError(f"config.json: '{row.top_k[0]}' = {route.top_k} is not supported in {c.architecture}.")
         choose = sparsemixer(c.get("router_jitter_noise", float, 0.01, low=0.0))
-    choice = Choice(row.route.wide, choose, row.route.inputs)
-    return Experts(b, router, route, weights, act, shared=shared, choice=choice)
+    routing = Routing(row.route.wide, choose, row.route.inputs)
+    return Experts(b, router, route, weights, act, shared=shared, routing=routing)
 
 
 def _of_layer(c: ModelConfig, names: tuple[str, ...], index: int) -> ModelConfig:

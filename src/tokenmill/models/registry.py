@@ -19,10 +19,10 @@ from tokenmill.layers.build import Build, check_leftovers
 from tokenmill.layers.rope import rope_settings
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.fields import check_fields, complete
+from tokenmill.models.positions import OWN_NAMES
 from tokenmill.models.table import TABLE
 from tokenmill.models.text_names import text_names
 from tokenmill.models.text_part import TEXT_OF, outer_of, settle_tie, text_part
-from tokenmill.models.turns import OWN_NAMES
 from tokenmill.parallel.group import SoloGroup
 from tokenmill.quant.detect import check_config
 

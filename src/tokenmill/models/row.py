@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tokenmill.models import rules, turns
+from tokenmill.models import positions, rules
+from tokenmill.models.positions import RopeRule
 from tokenmill.models.rules import Dense, LayerRule, Number
-from tokenmill.models.turns import RopeRule
 
 Switch = bool | str
 """True, False, or the config key that says which."""
@@ -81,7 +81,7 @@ class Attend:
     out_bias: Switch | None = None
     """None: as `bias`."""
     norms: HeadNorms | None = None
-    rope: RopeRule | None = turns.whole_rope
+    rope: RopeRule | None = positions.whole_rope
     pairs: Switch = False
     """Neighbours rotate together (0, 1), (2, 3)...; else the halves of what rotates."""
     layer: LayerRule = rules.everywhere
@@ -110,7 +110,7 @@ class Extra:
     """Queries, keys and values are cut off at this value."""
     late: bool = False
     """They are cut off after norms of whole rows."""
-    temper: Callable[[Any], turns.Temper | None] | None = None
+    temper: Callable[[Any], positions.Temper | None] | None = None
     """Queries are multiplied by a number for each position."""
     within: str = ""
     """A norm between attention and the output matrix."""

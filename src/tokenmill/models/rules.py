@@ -1,5 +1,5 @@
 """What differs from layer to layer or from config to config, as small functions. Owns: windows, layers without
-rotation, scales, sizes, which layers are mixtures (`models/turns.py` has rope settings).
+rotation, scales, sizes, which layers are mixtures (`models/positions.py` has rope settings).
 
 Every rule is a function of the config; rows of the table name them. Must not know: tensors, families.
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tokenmill.models import rules, table_mixtures, table_older, table_states, turns
+from tokenmill.models import positions, rules, table_mixtures, table_older, table_states
 from tokenmill.models.keys import GATED, NO_BIAS, NO_MLP_BIAS, without
 from tokenmill.models.row import (
     Attend,
@@ -42,7 +42,7 @@ _AROUND = Norms(
     after=_AFTER,
 )
 _GEMMA_SHAPE = Shape(
-    attend=Attend(bias="attention_bias", rope=turns.whole_rope, layer=rules.typed(2), scores=Scores(
+    attend=Attend(bias="attention_bias", rope=positions.whole_rope, layer=rules.typed(2), scores=Scores(
         rules.inverse_root("query_pre_attn_scalar", 256.0), "attn_logit_softcapping")),
     norms=_AROUND,
     feed=Feed(act="hidden_activation"),
@@ -52,7 +52,7 @@ _OLMO2 = Shape(
     attend=Attend(bias="attention_bias", norms=HeadNorms("row")),
     norms=Norms(before=(), after=_AFTER),
 )
-_GLM = Attend(bias="attention_bias", out_bias=False, rope=turns.partial_rope, pairs=True)
+_GLM = Attend(bias="attention_bias", out_bias=False, rope=positions.partial_rope, pairs=True)
 _GLM_KEYS = {**GATED, "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072,
              "rms_norm_eps": 1.5625e-07, "attention_bias": True, "partial_rotary_factor": 0.5}  # fmt: skip
 _FUSED = Feed(names=("gate_up_proj", "down_proj"))
@@ -107,8 +107,8 @@ _DENSE: dict[str, Family] = {
             only={**NO_BIAS, "original_max_position_embeddings": ()},
             layers="sliding_attention",
         ),
-        Shape(attend=Attend(layer=rules.windowed, rope=turns.ministral3_rope,
-                            extra=Extra(temper=turns.ministral3_temper))),
+        Shape(attend=Attend(layer=rules.windowed, rope=positions.ministral3_rope,
+                            extra=Extra(temper=positions.ministral3_temper))),
         "queries are scaled by their position",
     ),
     "Qwen2ForCausalLM": Family(
@@ -145,7 +145,7 @@ _DENSE: dict[str, Family] = {
             only={**NO_BIAS, "full_attn_mod": (1,), "interpolate_factor": (1,)},
             layers="sliding_attention",
         ),
-        Shape(attend=Attend(qkv=("qkv_proj",), rope=turns.phi3_rope, layer=rules.windowed), feed=_FUSED),
+        Shape(attend=Attend(qkv=("qkv_proj",), rope=positions.phi3_rope, layer=rules.windowed), feed=_FUSED),
         "Phi-3, Phi-3.5 and Phi-4",
     ),
     "PhiForCausalLM": Family(
@@ -157,7 +157,7 @@ _DENSE: dict[str, Family] = {
             layers="full_attention",
         ),
         Shape(
-            attend=Attend(out="dense", bias=True, rope=turns.partial_rope, norms=HeadNorms(
+            attend=Attend(out="dense", bias=True, rope=positions.partial_rope, norms=HeadNorms(
                 names=("q_layernorm", "k_layernorm"), kind="layer", present="qk_layernorm")),
             norms=Norms("layer", "layer_norm_eps", before=("input_layernorm",), last="final_layernorm"),
             feed=Feed(names=("fc1", "fc2"), gated=False, bias=True),
@@ -198,7 +198,7 @@ _DENSE: dict[str, Family] = {
             ignored=("hidden_act", "_sliding_window_pattern", "cache_implementation"),
         ),
         replace(_GEMMA_SHAPE, attend=replace(
-            _GEMMA_SHAPE.attend, rope=turns.gemma3_rope, layer=rules.typed(6, "sliding_window_pattern"),
+            _GEMMA_SHAPE.attend, rope=positions.gemma3_rope, layer=rules.typed(6, "sliding_window_pattern"),
             norms=HeadNorms())),
         "the text model",
     ),
@@ -236,7 +236,7 @@ _DENSE: dict[str, Family] = {
                       "rope_theta": 500000.0},
             only={**NO_MLP_BIAS, "original_max_position_embeddings": ()},
         ),
-        replace(_OLMO2, attend=replace(_OLMO2.attend, rope=turns.typed_rope, layer=rules.typed(4))),
+        replace(_OLMO2, attend=replace(_OLMO2.attend, rope=positions.typed_rope, layer=rules.typed(4))),
     ),
     "GraniteForCausalLM": Family(
         Fields(
@@ -292,7 +292,7 @@ _DENSE: dict[str, Family] = {
             layers="full_attention",
         ),
         Shape(
-            attend=Attend(bias="use_qkv_bias", out_bias=False, rope=turns.partial_rope, norms=HeadNorms(
+            attend=Attend(bias="use_qkv_bias", out_bias=False, rope=positions.partial_rope, norms=HeadNorms(
                 "own", ("q_layernorm", "k_layernorm"), "scale", "qk_layernorm")),
             norms=Norms("layer", "layer_norm_eps", one_if_parallel=True),
             parallel="use_parallel_residual",
@@ -349,7 +349,7 @@ _DENSE: dict[str, Family] = {
             ignored=("attention_head_dim", "cla_share_factor", "norm_type", "dense_list", "org_vocab_size"),
             layers="full_attention",
         ),
-        Shape(attend=replace(_OWN, rope=turns.hunyuan_rope, norms=HeadNorms(
+        Shape(attend=replace(_OWN, rope=positions.hunyuan_rope, norms=HeadNorms(
             names=("query_layernorm", "key_layernorm"), rotated=True))),
         "heads are normed after their rotation",
     ),
@@ -373,7 +373,7 @@ _DENSE: dict[str, Family] = {
             layers="full_attention",
         ),
         Shape(
-            attend=replace(_OWN, norms=HeadNorms(), rope=turns.default_rope({
+            attend=replace(_OWN, norms=HeadNorms(), rope=positions.default_rope({
                 "rope_type": "llama3", "rope_theta": 12000000.0, "factor": 8.0, "low_freq_factor": 1.0,
                 "high_freq_factor": 4.0, "original_max_position_embeddings": 8192})),
             norms=Norms(before=("attention_layernorm", "feedforward_layernorm")),
@@ -401,7 +401,7 @@ _DENSE: dict[str, Family] = {
             only={"lm_head_bias": (False,)},
             layers="full_attention",
         ),
-        Shape(attend=replace(_OWN, rope=turns.partial_rope), norms=Norms("layer", "norm_eps", 1.0), feed=_PLAIN),
+        Shape(attend=replace(_OWN, rope=positions.partial_rope), norms=Norms("layer", "norm_eps", 1.0), feed=_PLAIN),
         "Nemotron-4 and Minitron",
     ),
     "HeliumForCausalLM": Family(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tokenmill.layers.experts import load_joined, load_stacked, load_transposed
-from tokenmill.models import rules, turns
+from tokenmill.models import positions, rules
 from tokenmill.models.keys import GATED, MOE, NO_BIAS, NO_MLP_BIAS
 from tokenmill.models.row import (
     SIZES,
@@ -119,7 +119,7 @@ ROWS: dict[str, Family] = {
             layers="sliding_attention",
         ),
         Shape(
-            attend=Attend(bias="attention_bias", layer=rules.windowed, rope=turns.phimoe_rope),
+            attend=Attend(bias="attention_bias", layer=rules.windowed, rope=positions.phimoe_rope),
             norms=Norms("layer", "rms_norm_eps"),
             mix=replace(_MIXTRAL, at=("block_sparse_moe", "mlp"), route=Route(sparsemixer=True)),
             outside=Outside(head_bias="lm_head_bias"),
@@ -179,7 +179,7 @@ ROWS: dict[str, Family] = {
             layers="full_attention",
         ),
         Shape(
-            attend=Attend(bias="attention_bias", out_bias=False, rope=turns.partial_rope,
+            attend=Attend(bias="attention_bias", out_bias=False, rope=positions.partial_rope,
                           norms=HeadNorms(present="use_qk_norm")),
             mix=DEEPSEEK_MIX,
             outside=Outside(drafts=Drafts(later="num_nextn_predict_layers")),
@@ -214,7 +214,7 @@ ROWS: dict[str, Family] = {
             layers="full_attention",
         ),
         Shape(
-            attend=Attend(norms=HeadNorms("row"), rope=turns.minimax_rope),
+            attend=Attend(norms=HeadNorms("row"), rope=positions.minimax_rope),
             mix=replace(_MIXTRAL, route=Route("sigmoid", bias="e_score_correction_bias")),
             outside=Outside(drafts=Drafts(r"^model\.mtp\.")),
         ),
@@ -263,7 +263,7 @@ ROWS: dict[str, Family] = {
             layers="full_attention",
         ),
         Shape(
-            attend=Attend(bias="attention_bias", rope=turns.hunyuan_rope, norms=HeadNorms(
+            attend=Attend(bias="attention_bias", rope=positions.hunyuan_rope, norms=HeadNorms(
                 names=("query_layernorm", "key_layernorm"), rotated=True)),
             mix=Mix(
                 router="gate.wg",
@@ -291,7 +291,7 @@ ROWS: dict[str, Family] = {
         ),
         Shape(
             attend=Attend(bias="attention_bias", pairs=True, layer=rules.llama4, norms=HeadNorms(
-                kind="bare_rms", present="use_qk_norm", rotated=True), extra=Extra(temper=turns.llama4_temper)),
+                kind="bare_rms", present="use_qk_norm", rotated=True), extra=Extra(temper=positions.llama4_temper)),
             feed=Feed("feed_forward", inner=rules.value("intermediate_size_mlp")),
             mix=Mix(
                 at=("feed_forward",),
@@ -319,7 +319,7 @@ ROWS: dict[str, Family] = {
             layers="full_attention",
         ),
         Shape(
-            attend=Attend("norm_attn_norm.attn", ("Wqkv",), "out_proj", rope=turns.dbrx_rope,
+            attend=Attend("norm_attn_norm.attn", ("Wqkv",), "out_proj", rope=positions.dbrx_rope,
                           extra=Extra(clip="attn_config.clip_qkv")),
             norms=Norms("scale", 1e-5, before=("norm_attn_norm.norm_1", "norm_attn_norm.norm_2"), last="norm_f"),
             feed=Feed(act="ffn_config.ffn_act_fn.name"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenmill.layers.attention import codegen_order, per_head_order, per_head_order_if_many
-from tokenmill.models import rules, turns
+from tokenmill.models import positions, rules
 from tokenmill.models.keys import GATED, without
 from tokenmill.models.row import (
     Attend,
@@ -27,7 +27,7 @@ _GPT_KEYS = {"n_inner": None, "activation_function": "gelu_new", "layer_norm_eps
 _LN = ("ln_1", "ln_2")
 _BART_NORMS = Norms("layer", 1e-5, before=("self_attn_layer_norm", "final_layer_norm"), last="layer_norm")
 _GPTJ = Shape(
-    attend=Attend("attn", out="out_proj", rope=turns.rotary_dim, pairs=True),
+    attend=Attend("attn", out="out_proj", rope=positions.rotary_dim, pairs=True),
     norms=Norms("layer", "layer_norm_epsilon", before=("ln_1",), last="ln_f"),
     feed=Feed(names=("fc_in", "fc_out"), gated=False, bias=True, act="activation_function",
               inner=rules.four_times("n_inner")),
@@ -50,7 +50,7 @@ ROWS: dict[str, Family] = {
             layers="full_attention",
         ),
         Shape(
-            attend=Attend("attention", ("query_key_value",), "dense", "attention_bias", rope=turns.neox_rope,
+            attend=Attend("attention", ("query_key_value",), "dense", "attention_bias", rope=positions.neox_rope,
                           extra=Extra(fused=per_head_order)),
             norms=Norms("layer", "layer_norm_eps", last="final_layer_norm"),
             feed=Feed(names=("dense_h_to_4h", "dense_4h_to_h"), gated=False, bias=True),
@@ -64,7 +64,7 @@ ROWS: dict[str, Family] = {
                                       "max_position_embeddings": 16384, "qk_layernorm": True,
                                       "partial_rotary_factor": 0.5}, only={"head_dim": ()}, layers="full_attention"),
         Shape(
-            attend=Attend("self_attn", ("query_key_value",), "dense", True, rope=turns.partial_rope,
+            attend=Attend("self_attn", ("query_key_value",), "dense", True, rope=positions.partial_rope,
                           norms=HeadNorms(names=("q_layernorm", "k_layernorm"), kind="layer", present="qk_layernorm"),
                           extra=Extra(fused=per_head_order)),
             norms=Norms("layer", "layer_norm_eps", last="final_layernorm"),
@@ -112,7 +112,7 @@ ROWS: dict[str, Family] = {
             layers="full_attention",
         ),
         Shape(
-            attend=Attend("attn", ("qkv_proj",), "out_proj", rope=turns.rotary_dim, pairs=True,
+            attend=Attend("attn", ("qkv_proj",), "out_proj", rope=positions.rotary_dim, pairs=True,
                           extra=Extra(fused=codegen_order)),
             norms=_GPTJ.norms, feed=_GPTJ.feed, outside=_GPTJ.outside, parallel=True, names=_GPT_NAMES,
         ),

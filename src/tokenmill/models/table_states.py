@@ -7,7 +7,7 @@ from typing import Any
 from tokenmill.core.forward import RouteSpec
 from tokenmill.layers.build import Build
 from tokenmill.layers.experts import ExpertWeights, count_visited, down_share, expert_share, load_joined
-from tokenmill.models import mixers, rules, turns
+from tokenmill.models import mixers, positions, rules
 from tokenmill.models.common import Block, read_heads
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.keys import GATED, MOE, NO_BIAS, NO_MLP_BIAS, ROPE, without
@@ -155,7 +155,7 @@ ROWS: dict[str, Family] = {
                ignored=(*_TRAINING, "z_loss_coefficient", "layer_types", "layers_block_type", "num_experts")),
         Shape(
             mixer=mixers.indexed_space,
-            attend=Attend(bias="attention_bias", rope=turns.partial_rope),
+            attend=Attend(bias="attention_bias", rope=positions.partial_rope),
             norms=Norms(before=("input_layernorm", "pre_ff_layernorm"), last="final_layernorm"),
             feed=Feed("feed_forward", bias="mlp_bias"),
         ),

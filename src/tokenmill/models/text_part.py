@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenmill.core.errors import ModelError
 from tokenmill.models.fields import FIELDS
-from tokenmill.models.outer import OUTERS, TEXTS, Outer, Text
+from tokenmill.models.multimodal import OUTERS, TEXTS, Outer, Text
 
 TEXT_OF = "_text_of"
 """In the config of a text part: the architecture that it was taken out of."""

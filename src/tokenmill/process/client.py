@@ -35,7 +35,7 @@ LOOK_S = 0.1
 STOPPED_S = 0.5
 """So long a helper may stand still by somebody's will."""
 MEMORY_BYTES = 1 << 30
-_RUN = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from {module} import run; run()"
+_RUN = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from {module} import run_helper; run_helper()"
 _OWN_FAULT = {getattr(signal, f"SIG{name}", None) for name in ("SEGV", "BUS", "ABRT", "FPE", "ILL", "SYS", "XCPU")}
 
 

@@ -14,7 +14,7 @@ BLOCK = 16
 BATCH_TOKENS = 4096
 
 
-def run(model: CausalLM, x: Tensor, kernels: Kernels, device: torch.device) -> Tensor:
+def forward_in_parts(model: CausalLM, x: Tensor, kernels: Kernels, device: torch.device) -> Tensor:
     """x: tokens [N, L] (the first layer's) or hidden states [N, L, hidden] -> hidden states [N, L, hidden]."""
     count, length = x.shape[:2]
     size = max(1, BATCH_TOKENS // length)

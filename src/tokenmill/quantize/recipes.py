@@ -14,12 +14,12 @@ from torch import Tensor
 
 from tokenmill.core.errors import UserError
 from tokenmill.quant import compressed as ct
-from tokenmill.quantize import prune, stored
+from tokenmill.quantize import prune, stored_forms
 from tokenmill.quantize.codes import Codes, Spec, nearest
 from tokenmill.quantize.gptq import gptq
 from tokenmill.quantize.inputs import Inputs
 from tokenmill.quantize.methods import autoround, clipped, hqq
-from tokenmill.quantize.stored import Held
+from tokenmill.quantize.stored_forms import Held
 
 Round = Callable[[Tensor, Spec, Inputs | None], Codes]
 
@@ -57,21 +57,21 @@ INTEGERS: dict[str, Round] = {
 }
 """Methods whose result is integers in groups."""
 WHOLE: dict[str, tuple[Callable[[Tensor], Held], str]] = {
-    "smoothquant": (stored.eight_rows, "compressed-tensors"),
-    "int8": (stored.eight_rows, "compressed-tensors"),
-    "fp8": (stored.float8, "compressed-tensors"),
-    "fp8-block": (stored.float8_blocks, "compressed-tensors"),
-    "mxfp4": (stored.mxfp4, "compressed-tensors"),
-    "nvfp4": (stored.nvfp4, "compressed-tensors"),
-    "nf4": (stored.nf4, "bitsandbytes"),
-    "llm.int8": (stored.bitsandbytes_eight, "bitsandbytes"),
-    "bitnet": (stored.ternary, "bitnet"),
+    "smoothquant": (stored_forms.eight_rows, "compressed-tensors"),
+    "int8": (stored_forms.eight_rows, "compressed-tensors"),
+    "fp8": (stored_forms.float8, "compressed-tensors"),
+    "fp8-block": (stored_forms.float8_blocks, "compressed-tensors"),
+    "mxfp4": (stored_forms.mxfp4, "compressed-tensors"),
+    "nvfp4": (stored_forms.nvfp4, "compressed-tensors"),
+    "nf4": (stored_forms.nf4, "bitsandbytes"),
+    "llm.int8": (stored_forms.bitsandbytes_eight, "bitsandbytes"),
+    "bitnet": (stored_forms.ternary, "bitnet"),
 }
 """Methods that settle how a weight is stored, and the form of their files."""
 CALIBRATED = frozenset({"gptq", "awq", "autoround", "smoothquant", "wanda", "sparsegpt"})
 FOLDING = frozenset({"awq", "smoothquant"})
 METHODS = (*INTEGERS, *WHOLE, *prune.METHODS)
-_WRITERS = {"compressed-tensors": stored.compressed, "gptq": stored.gptq, "awq": stored.awq}
+_WRITERS = {"compressed-tensors": stored_forms.compressed, "gptq": stored_forms.gptq, "awq": stored_forms.awq}
 _BITS = {"compressed-tensors": range(2, 9), "gptq": (2, 3, 4, 8), "awq": (4,)}
 _COLUMNS = {"mxfp4": 32, "nvfp4": 16, "nf4": 64}
 
@@ -116,7 +116,7 @@ def hold(recipe: Recipe, weight: Tensor, bits: int, inputs: Inputs | None, kind:
         return WHOLE[recipe.method][0](weight)
     if recipe.method in prune.METHODS:
         sparse = prune.METHODS[recipe.method](weight, prune.parse(recipe.sparsity), inputs)
-        return stored.plain(sparse, kind) if recipe.form == "plain" else stored.bitmask(sparse, kind)
+        return stored_forms.plain(sparse, kind) if recipe.form == "plain" else stored_forms.bitmask(sparse, kind)
     spec = Spec(bits, recipe.group, recipe.symmetric)
     codes = INTEGERS[recipe.method](weight, spec, inputs)
     return _WRITERS[recipe.form](codes)

@@ -21,7 +21,7 @@ from tokenmill.models.registry import build_stage
 from tokenmill.parallel.stages import Place
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quantize import folds
-from tokenmill.quantize.forward import run
+from tokenmill.quantize.forward import forward_in_parts
 from tokenmill.quantize.inputs import Inputs
 from tokenmill.quantize.watch import Seen, WatchingBuild
 
@@ -104,7 +104,7 @@ class Stream:
         """What calibration shows of layer `index`; chosen: the weights that will be rounded."""
         seen = Seen(wanted=frozenset(chosen))
         model = self._build(index, self.ckpt, seen=seen)
-        run(model, self.x, self.kernels, self.device)
+        forward_in_parts(model, self.x, self.kernels, self.device)
         mine = [name for name in seen.built if name in chosen]
         weights = {name: self.ckpt.tensor(name).to(self.device, torch.float32) for name in mine}
         missed = [name for name in mine if name not in seen.inputs]
@@ -117,13 +117,13 @@ class Stream:
             return
         config = self.config if how is None else {**self.config, "quantization_config": how}
         model = self._build(index, Overlaid(self.ckpt, tensors, hidden), config=config)
-        self.x = run(model, self.x, self.kernels, self.device)
+        self.x = forward_in_parts(model, self.x, self.kernels, self.device)
 
     def keeps(self, layer: Layer, tensors: Mapping[str, Tensor]) -> bool:
         """Does the layer compute the same with these tensors in place of its own?"""
         x = self.x[:2]
         one, other = (
-            run(self._build(layer.index, ckpt), x, self.kernels, self.device)
+            forward_in_parts(self._build(layer.index, ckpt), x, self.kernels, self.device)
             for ckpt in (self.ckpt, Overlaid(self.ckpt, tensors))
         )
         change = one.float() - (x.float() if x.is_floating_point() else 0.0)

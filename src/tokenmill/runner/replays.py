@@ -36,7 +36,7 @@ class Replays:
         self.room: Tensor | None = None
         self.recorder: Recorder | None = None
 
-    def run(self, key: Hashable, computing: Callable[[], Callable[[], T]]) -> T:
+    def make_or_replay(self, key: Hashable, computing: Callable[[], Callable[[], T]]) -> T:
         """What computing() makes when it is called; what computing itself does is no part of a recording. Work of equal
         keys is the same on the same memory."""
         found = self.made.get(key)

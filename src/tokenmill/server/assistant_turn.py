@@ -20,10 +20,10 @@ from tokenmill.text.codec import Tokenizer
 from tokenmill.text.messages.describe import MessageFormat, Thinking
 from tokenmill.text.messages.detect import closed_thinking, opens_thinking, thinks_by_itself
 from tokenmill.text.messages.families import PLAIN
-from tokenmill.text.messages.hold import Tree, const, held_calls, literals, triggered_calls
 from tokenmill.text.messages.message import Message
 from tokenmill.text.messages.parser import MessageParser
 from tokenmill.text.messages.span import control_marks, reasoning_span
+from tokenmill.text.messages.structural_tags import Tree, const, held_calls, literals, triggered_calls
 
 Template = str | Mapping[str, str] | None
 

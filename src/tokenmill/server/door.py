@@ -60,7 +60,7 @@ class ModelAnswer(Response):
         request = self.request
         house: House = request.app.state.context.house
         fields = await peek(house, request) if len(house.models.entries) > 1 else {}
-        entry = choose(house, request, next(filter(None, (text_of(fields, name) for name in self.names)), None))
+        entry = find_entry(house, request, next(filter(None, (text_of(fields, name) for name in self.names)), None))
         if entry.state is State.READY:
             await self._answer(house, entry, scope, receive, send)
             return
@@ -96,7 +96,7 @@ class ModelAnswer(Response):
 async def asked_model(house: House, request: Request) -> AsyncIterator[Context]:
     """The parts of the model that a message over a socket is for, while it is answered."""
     fields = await peek(house, request) if len(house.models.entries) > 1 else {}
-    async with held(house, choose(house, request, text_of(fields, "model"))) as context:
+    async with held(house, find_entry(house, request, text_of(fields, "model"))) as context:
         yield context
 
 
@@ -144,7 +144,7 @@ def text_of(fields: Mapping[str, msgspec.Raw], name: str) -> str | None:
         return None
 
 
-def choose(house: House, request: Request, named: str | None) -> Entry[Model]:
+def find_entry(house: House, request: Request, named: str | None) -> Entry[Model]:
     """The entry that a request is for; 404 where there is none, or not for this key."""
     models, allowed = house.models, rights(house, request)
     if len(models.entries) == 1 and allowed is None:

@@ -25,8 +25,8 @@ from tokenmill.server.context import Context
 from tokenmill.server.door import ModelAnswer, ModelHandler, Streams
 from tokenmill.server.errors import HttpError, error_bytes
 from tokenmill.server.inputs.headers import judge_query, told_headers
-from tokenmill.server.inputs.look import Unknown, as_headers, look, refuse_unknown
 from tokenmill.server.inputs.plan import plan_name
+from tokenmill.server.inputs.unread_names import Unknown, as_headers, look, refuse_unknown
 from tokenmill.server.job import Job
 from tokenmill.server.sse import EventStream, LineStream
 

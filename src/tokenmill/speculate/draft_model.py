@@ -57,7 +57,7 @@ class DraftModel:
             placed, _ = self.choosing.place([self.rows.spare] * rung)
             for wide in (True, False):
                 for drawn in (False, True):
-                    self.passes.run(placed, plain, wide=wide, drawn=drawn)
+                    self.passes.guess_behind(placed, plain, wide=wide, drawn=drawn)
         for count in PROMPTS:
             if count <= self.rows.max_len:
                 self.follow([(self.rows.spare, 0, count)])
@@ -92,7 +92,7 @@ class DraftModel:
         self.passes.older.computed[row_ids] = newest - 1
         real = slice(len(step.row_list))  # a spare row that fills up a rung would move on once for each place it fills
         for n in range(step.count):
-            ids = self.passes.run(placed, shifted, wide=n == 0, drawn=drawn)
+            ids = self.passes.guess_behind(placed, shifted, wide=n == 0, drawn=drawn)
             self.kernels.advance_(row_ids[real], ids[real], side.tokens, side.length, side.computed)
 
     def forget_weights(self) -> None:

@@ -127,7 +127,7 @@ class EagleHead:
 
             return compute
 
-        return self.replays.run(("guess", rung, drawn), computing)
+        return self.replays.make_or_replay(("guess", rung, drawn), computing)
 
     def _pass(self, placed: Placed, *, drawn: bool) -> None:
         """The newest guess of each row, and the state that it was guessed from, give the next state."""
@@ -144,7 +144,7 @@ class EagleHead:
 
             return compute
 
-        made = computing()() if any(shifted) else self.replays.run(("pass", rung), computing)
+        made = computing()() if any(shifted) else self.replays.make_or_replay(("pass", rung), computing)
         states.copy_(made)
 
     def _shifted(self) -> tuple[bool, ...]:

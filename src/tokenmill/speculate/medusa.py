@@ -76,7 +76,7 @@ class MedusaHeads(Forgetful):
         if self.choosing.exact and rung > MOST_ROWS:
             made = computing()()
         else:
-            made = self.replays.run((rung, step.count, drawn), computing)
+            made = self.replays.make_or_replay((rung, step.count, drawn), computing)
         if drawn:
             made = [self.choosing.choose(x, placed, newest + n, drawn=True) for n, x in enumerate(made)]
         ahead = torch.arange(step.count, device=given.device)

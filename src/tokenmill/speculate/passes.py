@@ -55,7 +55,7 @@ class Passes:
         self.choosing = choosing
         self.replays = replays
 
-    def run(self, placed: Placed, shifted: tuple[bool, ...], *, wide: bool, drawn: bool) -> Tensor:
+    def guess_behind(self, placed: Placed, shifted: tuple[bool, ...], *, wide: bool, drawn: bool) -> Tensor:
         """-> a guess for each placed row [rung]."""
         rung, exact = placed.row_ids.shape[0], self.choosing.exact
         chooses = not (drawn and exact)  # such a choice is no part of a native tape
@@ -67,7 +67,7 @@ class Passes:
         if any(shifted) or (exact and rung > MOST_ROWS):
             made = computing()()
         else:
-            made = self.replays.run((rung, wide, drawn), computing)
+            made = self.replays.make_or_replay((rung, wide, drawn), computing)
         if chooses:
             return made
         return self.choosing.choose(made, placed, self.side.computed[placed.row_ids], drawn=True)

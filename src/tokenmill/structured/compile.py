@@ -28,7 +28,7 @@ from tokenmill.core.constraint import Constraint
 from tokenmill.core.errors import BusyError, ParameterError, UserError
 from tokenmill.core.request import ReasoningSpan
 from tokenmill.structured.check import Checker
-from tokenmill.structured.compiled import Compiled
+from tokenmill.structured.compiled_grammar import Compiled
 from tokenmill.structured.constraint import REFUSED, GrammarConstraint
 from tokenmill.structured.helper import LoweringProcess
 from tokenmill.structured.limits import MAX_SPEC_BYTES, refuse

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from llguidance import LLMatcher
 
 from tokenmill.core.errors import OVER_LIMIT
-from tokenmill.structured.compiled import NO_TOKEN, Compiled, reason
+from tokenmill.structured.compiled_grammar import NO_TOKEN, Compiled, reason
 from tokenmill.structured.sheltered import FAILED
 from tokenmill.structured.vocabulary import Vocabulary
 

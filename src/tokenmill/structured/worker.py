@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from tokenmill.core.errors import UserError
 from tokenmill.process.worker import Task, serve
-from tokenmill.structured.compiled import limits
+from tokenmill.structured.compiled_grammar import limits
 from tokenmill.structured.limits import refuse
 from tokenmill.structured.lowering import lower_spec
 
@@ -44,6 +44,6 @@ def _compile(text: str) -> None:
         refuse("the grammar engine takes too long for it. Simplify it.")
 
 
-def run() -> None:
+def run_helper() -> None:
     """As a process of its own."""
     serve(Task(lambda setup: answer, rests=True, nice=NICE))

@@ -13,9 +13,9 @@ from typing import Any, final
 import tokenizers
 
 from tokenmill.core.errors import UserError
-from tokenmill.text.inside import inside_twin
+from tokenmill.text.inside_twin import inside_twin
 from tokenmill.text.pieces import PieceTable, read_rules
-from tokenmill.text.plain import control_ids, plain_twin
+from tokenmill.text.plain_twin import control_ids, plain_twin
 
 
 @dataclass(frozen=True)

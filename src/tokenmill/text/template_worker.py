@@ -251,6 +251,6 @@ def _warm() -> None:
             _words(error)
 
 
-def run() -> None:
+def run_helper() -> None:
     """As a process of its own: no new files or sockets."""
     serve(Task(prepare, warm=_warm, files=3))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tokenmill.checkpoint.checked import CheckedCheckpoint
+from tokenmill.checkpoint.checked_tensors import CheckedCheckpoint
 from tokenmill.checkpoint.folder import open_checkpoint
 
 TENSORS = {

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.forward import KVFormat, KVSpec
 from tokenmill.kernels.reference import ReferenceKernels
-from tokenmill.kernels.stored import load, quantise, store
+from tokenmill.kernels.stored_kv import load, quantise, store
 from tokenmill.kvcache.pool import KVPool, make_layout
 
 STEP = {"int8": 0.5 / 127, "float8_e4m3fn": 2.0**-4}

@@ -26,7 +26,7 @@ from tokenmill.demo import demo_dir
 from tokenmill.measure.perplexity import perplexity
 from tokenmill.quant.detect import WeightRequest, check_config, load_weight
 from tokenmill.quantize import make as making
-from tokenmill.quantize import prune, recipes, stored, text
+from tokenmill.quantize import prune, recipes, stored_forms, text
 from tokenmill.quantize.codes import Spec, fitted, nearest, rounded
 from tokenmill.quantize.gptq import gptq
 from tokenmill.quantize.inputs import Inputs
@@ -323,5 +323,5 @@ def test_the_order_of_methods(bits: int, most: float, tmp_path: Path) -> None:
 
 
 def test_nf4_rounds_to_the_nearest_quantile() -> None:
-    weight = torch.tensor(stored.NF4).repeat(4).view(1, 64)
-    assert torch.allclose(stored.nf4(weight).dense, weight, atol=1e-6)
+    weight = torch.tensor(stored_forms.NF4).repeat(4).view(1, 64)
+    assert torch.allclose(stored_forms.nf4(weight).dense, weight, atol=1e-6)

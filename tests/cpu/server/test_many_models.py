@@ -14,7 +14,7 @@ import pytest
 
 from tests.cpu.server.conftest import Running, _descendants
 from tokenmill.core.config import make_config, make_server_config
-from tokenmill.measure.needs import find_needs
+from tokenmill.measure.memory_needs import find_needs
 from tokenmill.server.app import make_app, make_front
 from tokenmill.server.engines.child import build_default
 from tokenmill.server.many.entry import Spec

@@ -250,7 +250,7 @@ def test_pydantic_models_offline():
 @pytest.mark.parametrize("fuel", [None, 300])
 def test_a_grammar_that_runs_out_harms_nobody_else(tiny, monkeypatch, fuel):
     """One sequence uses up the lexer that it shares: it goes on, or names the limit; the others say the same."""
-    from tokenmill.structured import compiled as lexers
+    from tokenmill.structured import compiled_grammar as lexers
 
     spec = {"regex": "(?:x(.{1,30} ){5}.{1,30}x|y[a-d]{20})"}
     with opened(tiny) as llm:

@@ -14,8 +14,8 @@ from tokenmill import SamplingParams
 from tokenmill.testing.tiny import make_tiny
 from tokenmill.text.messages.describe import MessageFormat
 from tokenmill.text.messages.families import CALL_FORMATS
-from tokenmill.text.messages.hold import held_calls
 from tokenmill.text.messages.parser import parse_message
+from tokenmill.text.messages.structural_tags import held_calls
 
 PERSON = {
     "type": "object",

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tokenmill.cli.ahead import lacks_template
 from tokenmill.cli.conversation import HELP
 from tokenmill.cli.main import app
+from tokenmill.cli.unloaded_model import lacks_template
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import UserError
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tokenmill.measure import kept
+from tokenmill.measure import kept_measurements
 
 FOUND: dict[str, Any] = {"read_gb_per_s": 20.0, "tflops": {"bfloat16": 0.5}}
 
@@ -21,27 +21,33 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_was_measured_is_found_again() -> None:
-    assert kept.read_kept("cpu", "CPU, 2 threads", ()) is None
-    kept.keep(FOUND, "cpu", "CPU, 2 threads", ("float32", "bfloat16"))
-    assert kept.read_kept("cpu", "CPU, 2 threads", ("bfloat16",)) == FOUND
-    assert kept.read_kept("cpu", "CPU, 2 threads", ("bfloat16", "int8")) is None
-    assert kept.read_kept("cpu", "CPU, 4 threads", ()) is None
-    assert kept.kept_ceilings("cpu", "CPU, 2 threads") == (20e9, {"bfloat16": 0.5e12})
+    assert kept_measurements.read_kept("cpu", "CPU, 2 threads", ()) is None
+    kept_measurements.keep(FOUND, "cpu", "CPU, 2 threads", ("float32", "bfloat16"))
+    assert kept_measurements.read_kept("cpu", "CPU, 2 threads", ("bfloat16",)) == FOUND
+    assert kept_measurements.read_kept("cpu", "CPU, 2 threads", ("bfloat16", "int8")) is None
+    assert kept_measurements.read_kept("cpu", "CPU, 4 threads", ()) is None
+    assert kept_measurements.kept_ceilings("cpu", "CPU, 2 threads") == (20e9, {"bfloat16": 0.5e12})
 
 
 def test_old_and_damaged_ones_are_not() -> None:
-    place = kept.keep(FOUND, "cuda:0", "a GPU", ("bfloat16",))
+    place = kept_measurements.keep(FOUND, "cuda:0", "a GPU", ("bfloat16",))
     assert place is not None
-    old = time.time() - kept.LASTS_S - 1
+    old = time.time() - kept_measurements.LASTS_S - 1
     os.utime(place, (old, old))
-    assert kept.read_kept("cuda:0", "a GPU", ()) is None
+    assert kept_measurements.read_kept("cuda:0", "a GPU", ()) is None
     for text in ("", "[]", "{", "null"):
         place.write_text(text)
-        assert kept.read_kept("cuda:0", "a GPU", ()) is None and kept.kept_ceilings("cuda:0", "a GPU") is None
+        assert (
+            kept_measurements.read_kept("cuda:0", "a GPU", ()) is None
+            and kept_measurements.kept_ceilings("cuda:0", "a GPU") is None
+        )
     place.write_text('{"read_gb_per_s": "fast"}')
-    assert kept.kept_ceilings("cuda:0", "a GPU") is None
+    assert kept_measurements.kept_ceilings("cuda:0", "a GPU") is None
 
 
 def test_a_place_that_cannot_be_written_is_no_trouble(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (cache / "tokenmill").write_text("a file")
-    assert kept.keep(FOUND, "cpu", "x", ("int8",)) is None and kept.read_kept("cpu", "x", ()) is None
+    assert (
+        kept_measurements.keep(FOUND, "cpu", "x", ("int8",)) is None
+        and kept_measurements.read_kept("cpu", "x", ()) is None
+    )

@@ -24,5 +24,5 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     return {"pid": os.getpid(), "text": "x" * question.get("size", 1)}
 
 
-def run() -> None:
+def run_helper() -> None:
     serve(Task(prepare))

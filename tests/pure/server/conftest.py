@@ -15,7 +15,7 @@ from tokenmill.server.app import make_app, make_context
 from tokenmill.server.context import Context
 from tokenmill.server.engines.state import FleetOptions
 from tokenmill.server.listener import HttpServer
-from tokenmill.server.openai.stored.kept import KeptChat
+from tokenmill.server.openai.stored.kept_chats import KeptChat
 from tokenmill.server.responses.conversation import Conversation
 from tokenmill.server.run import _bind
 from tokenmill.testing.fake_generator import FakeFleet, FakeOptions, fake_fleet

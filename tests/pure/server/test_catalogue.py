@@ -11,7 +11,7 @@ import pytest
 from tests.pure.server.conftest import until
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import ParameterError, UserError
-from tokenmill.measure.need import Need
+from tokenmill.measure.memory_need import Need
 from tokenmill.server.many.catalogue import Bounds, Catalogue
 from tokenmill.server.many.entry import Entry, GoneError, Spec, State, UnreadyError
 from tokenmill.server.many.survey import Survey

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.pure.server.conftest import Served, Starter, until
-from tokenmill.server.openai.stored.kept import KeptChat
+from tokenmill.server.openai.stored.kept_chats import KeptChat
 from tokenmill.server.responses.conversation import Conversation
 from tokenmill.server.responses.items import SUMMARY, full_items, messages_of
 from tokenmill.server.store import Kept, Store

@@ -16,9 +16,9 @@ from tests.pure.server.test_server_fields_done import BASES, UNDER
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.inputs.harmless import HARMLESS
 from tokenmill.server.inputs.headers import DONE_HEADERS, HARMLESS_HEADERS, QUERIES, TOLD_HEADERS
-from tokenmill.server.inputs.look import MOST_CHARS, MOST_TOLD, Unknown, look
 from tokenmill.server.inputs.plan import Refusal, parts, plan_name, spellings
 from tokenmill.server.inputs.refused import GENERATING, REFUSED
+from tokenmill.server.inputs.unread_names import MOST_CHARS, MOST_TOLD, Unknown, look
 from tokenmill.server.plans import ALIASES, ENDPOINTS, OBJECTS, make_plans
 from tokenmill.testing.fake_generator import FakeOptions
 

@@ -17,7 +17,7 @@ from tokenmill.checkpoint.entry import Entry, Source
 from tokenmill.checkpoint.store import Store
 from tokenmill.checkpoint.stored import open_store
 from tokenmill.server.job import Job
-from tokenmill.server.openai.stored.kept import KeptChat
+from tokenmill.server.openai.stored.kept_chats import KeptChat
 from tokenmill.server.plans import make_plans
 from tokenmill.server.responses.conversation import Conversation
 from tokenmill.testing.fake_generator import FILLS, FakeOptions, byte_tokenizer

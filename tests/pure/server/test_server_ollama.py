@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tokenmill.server.ollama.stored import stored
+from tokenmill.server.ollama.stored_files import stored
 from tokenmill.testing.fake_generator import FakeOptions
 
 CALL = 'Let me see.<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'

@@ -12,7 +12,7 @@ import pytest
 from tokenmill.core.errors import TooLargeError
 from tokenmill.server.errors import HttpError
 from tokenmill.server.responses.items import messages_of
-from tokenmill.server.responses.kept import KeptResponse as Kept
+from tokenmill.server.responses.kept_responses import KeptResponse as Kept
 from tokenmill.server.store import Store
 from tokenmill.testing.fake_generator import FakeOptions
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.pure.server.conftest import Served, Starter, until
-from tokenmill.server.openai.stored.kept import KeptChat
+from tokenmill.server.openai.stored.kept_chats import KeptChat
 from tokenmill.server.openai.stored.streamed import completion_of
 from tokenmill.testing.fake_generator import FakeOptions
 

@@ -21,7 +21,7 @@ from tests.pure.server.listening import Listening
 from tests.pure.server.test_server_strict_types import strictly, typed
 from tokenmill.core.config import make_server_config
 from tokenmill.server.bodies import Bodies, Parcel
-from tokenmill.server.responses.kept import RecentResponse
+from tokenmill.server.responses.kept_responses import RecentResponse
 from tokenmill.server.websockets.frames import (
     BAD_TEXT,
     BAD_TYPE,

@@ -14,9 +14,9 @@ from tokenmill.core.request import SamplingParams
 from tokenmill.server.assistant_turn import ToolWish, plan_turn
 from tokenmill.text.messages.describe import MessageFormat
 from tokenmill.text.messages.families import CALL_FORMATS, THINKING
-from tokenmill.text.messages.hold import held_calls, triggered_calls
 from tokenmill.text.messages.message import Call, Message
 from tokenmill.text.messages.parser import parse_message
+from tokenmill.text.messages.structural_tags import held_calls, triggered_calls
 
 TOOLS = {
     "get_weather": {

@@ -11,7 +11,7 @@ from bytewise import END, allowed, byte_vocabulary
 
 from tokenmill.core.errors import OUR_FAULT, OVER_LIMIT, BusyError, ParameterError
 from tokenmill.core.request import ReasoningSpan
-from tokenmill.structured import compiled, mask_pool
+from tokenmill.structured import compiled_grammar, mask_pool
 from tokenmill.structured.compile import Compiler
 from tokenmill.structured.sheltered import Sheltered
 from tokenmill.structured.vocabulary import Vocabulary
@@ -39,7 +39,7 @@ def finish(constraint, rng, said=b""):
 
 
 def test_a_lexer_that_runs_out_of_states_stops_nobody(compiler, monkeypatch):
-    monkeypatch.setattr(compiled, "MOST_STATES", 1500)
+    monkeypatch.setattr(compiled_grammar, "MOST_STATES", 1500)
     rng = random.Random(2)
     running = [compiler.constraint(TWO_WORDS) for _ in range(8)]
     source = next(iter(compiler._cache.values()))[0]
@@ -57,7 +57,7 @@ def test_a_lexer_that_runs_out_of_states_stops_nobody(compiler, monkeypatch):
 
 def dead(compiler, monkeypatch, spec, *texts):
     """Constraints that have said these texts, on a lexer that another one has then used up."""
-    monkeypatch.setattr(compiled, "MOST_STATES", 4000)
+    monkeypatch.setattr(compiled_grammar, "MOST_STATES", 4000)
     walks = []
     for text in texts:
         walk = compiler.constraint(spec)
@@ -121,7 +121,7 @@ def test_one_that_no_lexer_bears_says_which_limit_and_harms_nobody(compiler, mon
     safe.accept(list(b"safe 1"))
     culprit = compiler.constraint(spec)
     source = next(iter(compiler._cache.values()))[0]
-    monkeypatch.setattr(compiled, "STEP_FUEL", 3)
+    monkeypatch.setattr(compiled_grammar, "STEP_FUEL", 3)
     source.root = None  # the next lexers have no fuel to speak of
     culprit = compiler.constraint(spec)
     culprit.accept([ord("x")])

@@ -427,7 +427,7 @@ class Fleet:
             return self.parked.append(request.id)
         salt = f"{request.adapter}/{request.salt}" if request.adapter else request.salt
         asked = Asked(request.id, request.prompt_ids, salt, stream.session, stream.owner)
-        self._send(entry, self.router.choose(able, asked, only=stream.rank if stream.rank in able else None))
+        self._send(entry, self.router.pick_engine(able, asked, only=stream.rank if stream.rank in able else None))
 
     def _send(self, entry: Open, number: int) -> None:
         """To this engine."""

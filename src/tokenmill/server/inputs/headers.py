@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from tokenmill.core.errors import ParameterError
-from tokenmill.server.inputs.look import Unknown, plain
+from tokenmill.server.inputs.unread_names import Unknown, plain
 from tokenmill.server.pages import PAGED
 
 DONE_HEADERS: Mapping[str, str] = {

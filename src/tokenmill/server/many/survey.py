@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.core.config import EngineConfig
-from tokenmill.measure.need import Need
+from tokenmill.measure.memory_need import Need
 from tokenmill.server.engines.links import without_main
 from tokenmill.server.many.entry import Entry, Spec
 
@@ -26,7 +26,7 @@ Asked = tuple[Sequence[EngineConfig], int | None, int]
 
 def count_needs(asked: Asked) -> tuple[int, list[Need]]:
     """In the other process, which imports torch."""
-    from tokenmill.measure.needs import find_needs
+    from tokenmill.measure.memory_needs import find_needs
 
     return find_needs(*asked)
 

@@ -170,7 +170,7 @@ class Changes:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._heard, heard, step)
 
-        def run() -> None:
+        def work_and_tell() -> None:
             try:
                 work(put)
             except Exception as error:
@@ -180,7 +180,7 @@ class Changes:
             put(None)
 
         self.running += 1
-        threading.Thread(target=run, daemon=True, name="tokenmill-store").start()
+        threading.Thread(target=work_and_tell, daemon=True, name="tokenmill-store").start()
         while (step := await heard.get()) is not None:
             yield step
 

@@ -32,7 +32,7 @@ from tokenmill.server.ollama.answers import moment
 from tokenmill.server.ollama.changes import Changes, Work, in_thread
 from tokenmill.server.ollama.create import Reach, Recipe, create, from_modelfile, modelfile_of
 from tokenmill.server.ollama.schemas import CopyRequest, CreateRequest, DeleteRequest, PullRequest, Streaming
-from tokenmill.server.ollama.stored import Stored, stored
+from tokenmill.server.ollama.stored_files import Stored, stored
 from tokenmill.server.routing import json_answer, post, read_body
 from tokenmill.server.sse import LineStream
 

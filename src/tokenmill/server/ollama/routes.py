@@ -34,7 +34,7 @@ from tokenmill.server.ollama.schemas import (
     Options,
     ShowRequest,
 )
-from tokenmill.server.ollama.stored import stored
+from tokenmill.server.ollama.stored_files import stored
 from tokenmill.server.openai import embeddings
 from tokenmill.server.openai.chat import Chat
 from tokenmill.server.openai.schemas import EmbeddingRequest

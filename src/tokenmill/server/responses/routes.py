@@ -20,7 +20,7 @@ from tokenmill.server.errors import HttpError, error_object
 from tokenmill.server.pages import listed, read_page
 from tokenmill.server.responses.conversations import PATH as CONVERSATIONS
 from tokenmill.server.responses.conversations import add_conversations
-from tokenmill.server.responses.kept import KeptResponse
+from tokenmill.server.responses.kept_responses import KeptResponse
 from tokenmill.server.responses.readers import add_readers
 from tokenmill.server.responses.runs import Run, events, open_run, settle, write
 from tokenmill.server.responses.schemas import ResponsesRequest

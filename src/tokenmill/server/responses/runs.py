@@ -20,7 +20,7 @@ from tokenmill.server.errors import describe_error, in_names_of
 from tokenmill.server.job import Job
 from tokenmill.server.responses.answers import Events, Growing
 from tokenmill.server.responses.conversation import Conversation, encoded_items
-from tokenmill.server.responses.kept import KeptResponse, RecentResponse
+from tokenmill.server.responses.kept_responses import KeptResponse, RecentResponse
 from tokenmill.server.responses.schemas import NAMES, ResponsesRequest, Talk, TalkRequest, joined, read_talk
 from tokenmill.server.store import Store
 from tokenmill.server.translated_chat import listen, open_translated

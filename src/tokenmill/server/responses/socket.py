@@ -19,7 +19,7 @@ from tokenmill.server.context import Context
 from tokenmill.server.door import asked_model
 from tokenmill.server.errors import HttpError, describe_error, error_object, quoted
 from tokenmill.server.fields import MOST_LABEL
-from tokenmill.server.responses.kept import KeptResponse, RecentResponse
+from tokenmill.server.responses.kept_responses import KeptResponse, RecentResponse
 from tokenmill.server.responses.runs import events, open_run, settle
 from tokenmill.server.responses.schemas import ResponsesRequest
 from tokenmill.server.routing import Work

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.sleeping import check_level, check_mode, check_tags
 from tokenmill.server.context import Context, Model
-from tokenmill.server.door import choose, refusal
+from tokenmill.server.door import find_entry, refusal
 from tokenmill.server.errors import HttpError
 from tokenmill.server.many.entry import Entry, State, UnreadyError
 from tokenmill.server.routing import Api, get, judge_around
@@ -26,7 +26,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
     def asked(request: Request) -> Entry[Model]:
         judge_around(context, request)
-        entry = choose(house, request, None)
+        entry = find_entry(house, request, None)
         if not entry.spec.sleeps:
             raise HttpError(404, f"{entry.name!r} cannot sleep: --enable-sleep-mode allows it.")
         if len(house.models.entries) > 1 and not house.config.models.models_control:

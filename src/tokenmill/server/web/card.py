@@ -11,10 +11,10 @@ from typing import Any
 import tokenmill
 from tokenmill.engine.generation import DEFAULTS, default_params
 from tokenmill.measure.devices import recognise
-from tokenmill.measure.kept import kept_ceilings
+from tokenmill.measure.kept_measurements import kept_ceilings
 from tokenmill.server.context import Context
 from tokenmill.server.many.entry import Entry
-from tokenmill.server.ollama.stored import Stored, stored
+from tokenmill.server.ollama.stored_files import Stored, stored
 from tokenmill.text.fill import find_fill
 
 

@@ -17,7 +17,7 @@ from starlette.responses import Response
 import tokenmill
 from tokenmill.server.activity import COLUMNS
 from tokenmill.server.context import Context, Model
-from tokenmill.server.door import choose
+from tokenmill.server.door import find_entry
 from tokenmill.server.errors import HttpError
 from tokenmill.server.many.entry import Entry
 from tokenmill.server.routing import Api, get, json_answer, tenant
@@ -37,7 +37,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
     async def engine(request: Request) -> Response:
         """What the engines do now, and did in the last minutes; `since` leaves out samples that one has already."""
-        asked = choose(context.house, request, None)  # it is not loaded for being looked at
+        asked = find_entry(context.house, request, None)  # it is not loaded for being looked at
         mine = context_of(asked) or context
         state = engine_state(mine, asked)
         state["catalogue"] = [stand(each) for each in listed(context.house, request)]
@@ -55,7 +55,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
     async def model_card(request: Request) -> Response:
         """What the served model is and can do, and what a request that says nothing gets."""
-        asked = choose(context.house, request, None)
+        asked = find_entry(context.house, request, None)
         if (mine := context_of(asked)) is None:
             return json_answer(unloaded_card(card(context), asked))
         return json_answer(await asyncio.to_thread(card, mine))  # files are looked at once

@@ -172,7 +172,7 @@ class WebSocket:
         self._come.set()
         self._gone.set()
 
-    async def run(self, converse: Callable[[WebSocket], Awaitable[None]]) -> None:
+    async def converse_until_gone(self, converse: Callable[[WebSocket], Awaitable[None]]) -> None:
         """Until the client has gone or the talk is over; what runs for it is cancelled then."""
         talk = asyncio.ensure_future(converse(self))
         watch = asyncio.ensure_future(self._gone.wait())

@@ -34,7 +34,7 @@ class Upgraded(Response):
         take = partial(_take, upgrade, self.patience, self.bodies)
         await send({"type": "http.response.start", "status": 101, "headers": headers, "take": take})
         socket: WebSocket = scope["state"]["taken"]
-        await socket.run(self.talk)
+        await socket.converse_until_gone(self.talk)
 
 
 def _take(

@@ -61,7 +61,7 @@ def product(a, b, acc, WIDE: tl.constexpr):
 
 @triton.jit
 def rounded(x, KIND: tl.constexpr):
-    """x [R, N] in float32 -> numbers [R, N] of the 8-bit type KIND and their scales [R] (see kernels/stored.py)."""
+    """x [R, N] in float32 -> numbers [R, N] of the 8-bit type KIND and their scales [R] (see kernels/stored_kv.py)."""
     LARGEST: tl.constexpr = 127.0 if tl.int8 == KIND else 448.0
     wide = tl.max(tl.abs(x), axis=1) / LARGEST
     # To bfloat16, ties to even, by hand: the interpreter would cut off.

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from tokenmill.server.context import Context
 from tokenmill.server.inputs.headers import METADATA
-from tokenmill.server.openai.stored.kept import KeptChat
+from tokenmill.server.openai.stored.kept_chats import KeptChat
 from tokenmill.server.openai.stored.schemas import UpdateRequest
 from tokenmill.server.pages import listed, read_page
 from tokenmill.server.routing import Api, delete, get, json_answer, post, read_body, tenant

@@ -11,7 +11,7 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import TokenmillError
 from tokenmill.device.memory import counts_memory, free_bytes, pick_device
 from tokenmill.measure.devices import Device
-from tokenmill.measure.need import Need
+from tokenmill.measure.memory_need import Need
 from tokenmill.measure.plan import Planner, held_in_all, layouts, read_model
 
 

@@ -1,4 +1,4 @@
-"""What one model will take, as numbers that may travel. Must not know: how they are found (needs.py)."""
+"""What one model will take, as numbers that may travel. Must not know: how they are found (memory_needs.py)."""
 
 from __future__ import annotations
 
