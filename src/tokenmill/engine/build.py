@@ -18,15 +18,7 @@ from tokenmill.engine.drafting import check_stages, control_of, host_drafter, re
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.executor import InProcessExecutor
 from tokenmill.engine.generation import banned, check_generation
-from tokenmill.engine.loading import (
-    Facts,
-    check_adapters,
-    check_experts,
-    find_model,
-    load_runner,
-    read_config,
-    read_generation,
-)
+from tokenmill.engine.loading import Facts, check_ranks, find_model, load_runner, read_config, read_generation
 from tokenmill.engine.replicas import Replicas
 from tokenmill.engine.source import ModelSource
 from tokenmill.engine.text import eos_ids_of, give_text, load_tokenizer
