@@ -202,13 +202,13 @@ def layer_case(rows: int, length: int, pdl: bool = True, **changes: Way) -> Case
             if config == ():
                 return qkv[:, :4096].contiguous()
             if config is None:
-                return kernels.attend_qkv(qkv, spec, ctx)
+                return kernels.attend(qkv, spec, ctx)
             apart = config[0] == "apart"
             decode.decode_config = lambda *_, **__: config[1:] if apart else config
             y = (
                 kernels.attention(kernels.prepare_qkv(qkv, spec, ctx), spec, ctx)
                 if apart
-                else kernels.attend_qkv(qkv, spec, ctx)
+                else kernels.attend(qkv, spec, ctx)
             )
             decode.decode_config = plain
             return y

@@ -149,7 +149,7 @@ def test_attention(name, steady):
             slots = a.groups[0].slots
             for pages in (a.kv[0].key, a.kv[0].value):
                 pages[slots // 16, :, slots % 16] = float("nan")
-            assert relative(kernels.attend_qkv(x, spec, a), expected) < 1e-2
+            assert relative(kernels.attend(x, spec, a), expected) < 1e-2
     assert not kernels.launch.scratch.counters(x.device).any()
 
 
@@ -172,7 +172,7 @@ def test_eight_bit_pages(name, dtype):
         expected = REFERENCE.attention(expected_q, spec, b)
         assert relative(kernels.attention(q, spec, a), expected) < 1e-2
         if a.max_query == 1:
-            assert relative(kernels.attend_qkv(x, spec, a), expected) < 1e-2
+            assert relative(kernels.attend(x, spec, a), expected) < 1e-2
     same = ours.kv[0].key.float() == exact.kv[0].key.float()
     assert same.float().mean() > 0.97  # rotations in bf16 and float32 may round apart
 

@@ -27,7 +27,7 @@ SWITCHES = frozenset(
         *("enable_logging_iteration_details", "enable_lora_bias", "enable_mfu_metrics"),
         *("enable_mm_embeds", "enable_offline_docs", "enable_prompt_adapter", "enable_prompt_embeds"),
         *("enable_prompt_tokens_details", "enable_request_id_headers", "enable_server_load_tracking"),
-        *("enable_sleep_mode", "enable_ssl_refresh", "enable_tokenizer_info_endpoint"),
+        *("enable_ssl_refresh", "enable_tokenizer_info_endpoint"),
         *("enable_multimodal_encoder_data_parallel", "enable_return_routed_experts", "kv_sharing_fast_prefill"),
         *(
             "exclude_tools_when_tool_choice_none",
@@ -133,7 +133,6 @@ ENGINE: Mapping[str, Other] = {
     **_refused("plugins are not loaded", "io_processor_plugin", "logits_processor_pattern", "logits_processors",
                "reasoning_parser_plugin", "scheduler_cls", "worker_cls", "worker_extension_cls",
                worker_cls=("auto",), worker_extension_cls=()),
-    **_refused("close() frees the memory, and another LLM loads again; sleeping is not built yet", "enable_sleep_mode"),
     **_refused("prompt adapters are not built: LoRA adapters are (--enable-lora)", "enable_prompt_adapter",
                "prompt_adapters"),
     **_refused("this engine reads text", "default_mm_loras"),

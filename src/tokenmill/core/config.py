@@ -64,6 +64,7 @@ class FileOptions:
         None, "Entries that replace those of generation_config.json (JSON)."
     )
     model_impl: str = option("auto", "Whose layers compute.", choices=("auto", "tokenmill", "vllm", "transformers"))
+    sleep_folder: str | None = option(None, "Folder for the weights of sleeping models on a CPU (default: /var/tmp).")
     stored_as: str | None = option(
         None, "Refuse a model whose file does not hold its weights so: awq, gptq, compressed-tensors, gguf, ..."
     )
@@ -126,6 +127,7 @@ class ExecuteOptions:
         False, "Look at every number of the weights while loading, and refuse a file that holds NaN or infinity."
     )
     disable_log_stats: bool = option(False, "Accepted for compatibility.")
+    enable_sleep_mode: bool = option(False, "The model's memory may be given back and taken again (sleep, wake_up).")
     check_structured: float = option(
         0.0, "Share of finished JSON answers (0 to 1) that are read against their schema once more; misfits are logged."
     )
@@ -280,7 +282,12 @@ class ModelsOptions:
     models_memory: int | None = option(None, "Bytes for all loaded models (default: the free memory at the start).")
     models_queue: int = option(256, "Requests that may wait for one model to load; more get 503.")
     models_patience: float = option(30.0, "Seconds that a load waits for models with open requests to go.")
-    models_control: bool = option(False, "Clients may load and unload models (/models/load, /models/unload).")
+    models_control: bool = option(
+        False, "Clients may load and unload models (/models/load, /models/unload) and put them to sleep."
+    )
+    models_sleep_memory: int | None = option(
+        None, "Bytes of host memory for all models that sleep (default: half of the machine's); others are unloaded."
+    )
 
 
 SERVER_GROUPS: dict[str, type] = {

@@ -7,7 +7,7 @@ both, and a mixture is made of weights. `runner/batch.py` makes a ForwardContext
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
@@ -16,6 +16,7 @@ from tokenmill.core.descriptors import (
     DRAWN,
     Act,
     AttentionSpec,
+    ConvSpec,
     Cuts,
     DeltaSpec,
     Draws,
@@ -27,6 +28,7 @@ from tokenmill.core.descriptors import (
     NormSpec,
     RopeSpec,
     RouteSpec,
+    ScanSpec,
     SpaceSpec,
     StateSpec,
     StepRows,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Act",
     "AttentionSpec",
+    "ConvSpec",
     "DeltaSpec",
     "DRAWN",
     "Cuts",
@@ -55,8 +58,10 @@ __all__ = [
     "ModelSpec",
     "NormSpec",
     "Packed",
+    "Recurrence",
     "RopeSpec",
     "RouteSpec",
+    "ScanSpec",
     "SpaceSpec",
     "StateSpec",
     "StepRows",
@@ -65,6 +70,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+Recurrence = ConvSpec | DeltaSpec | SpaceSpec | ScanSpec
 
 
 @dataclass(slots=True)
@@ -214,11 +220,9 @@ class Kernels(Protocol):
         """{op: {"calls": n, "fallbacks": m}} since the start."""
         ...
 
-    narrow_logits: bool
-    """`greedy` and `choose` read logits as the head's product left them, so that nothing need widen them."""
-
-    cuts_draws: bool
-    """`choose` takes draws with cuts, and `least_kept` says where they are."""
+    chooses: bool
+    """`greedy` and `choose` read logits as the head's product left them, so that nothing need widen them; `choose`
+    takes draws with cuts, and `least_kept` says where they are."""
 
     records: bool
     """Can `record` succeed?"""
@@ -236,7 +240,13 @@ class Kernels(Protocol):
         """table [V, hidden], ids [T] -> [T, hidden] * scale."""
         ...
 
-    def norm(self, x: Tensor, spec: NormSpec) -> Tensor: ...
+    def norm(
+        self, x: Tensor, spec: NormSpec, gate: Tensor | None = None, size: int = 0, *, first: bool = False
+    ) -> Tensor:
+        """x [..., D] normed. With a gate (x and gate [T, D]): silu(gate) norm(x), or norm(silu(gate) x) if the gate
+        comes `first`, by the root mean square of every `size` columns; spec.weight [size] or [D]."""
+        ...
+
     def pack(self, matrix: StoredMatrix) -> Packed | None:
         """The form in which `product` is fastest; None: it has none for this kind, multiply the matrix as it is."""
         ...
@@ -267,87 +277,41 @@ class Kernels(Protocol):
 
     def adapt(self, x: Tensor, site: AdapterSite, rows: Tensor, slots: Tensor) -> Tensor:
         """What each token's adapter makes of x [T, in]: down @ x -> [T, lanes] float32; rows [T] name the tokens' rows
-        and slots [R + 1] each row's adapter. What lies behind an adapter's own lanes is not defined."""
+        and slots [R + 1] each row's adapter. What lies behind an adapter's own lanes is not defined. x [T] int64: ids
+        of a table of embeddings, whose rows of `down` are taken."""
         ...
 
     def add_delta(self, y: Tensor, delta: Delta) -> Tensor:
         """y [T, N] * gain + shift + up @ low, as core/adapters.py says; rows without an adapter stay as they are."""
         ...
 
-    def embed_delta(self, y: Tensor, ids: Tensor, site: AdapterSite, of: tuple[Tensor, Tensor], scale: float) -> Tensor:
-        """y [T, width] + scale * up @ down[ids]: what adapters of a table of embeddings add to its rows; of: rows
-        and slots, as in `adapt`."""
+    def activate(self, x: Tensor, act: Act | Literal["sigmoid"], gate: Tensor | None = None) -> Tensor:
+        """act(x) [T, D], or [T, D / 2] for the kinds that hold a gate themselves; with a gate [T, D]: act(gate) x, act
+        being silu or sigmoid."""
         ...
 
-    def activate(self, x: Tensor, act: Act) -> Tensor: ...
     def add(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
         """x + scale * y."""
         ...
 
-    def prepare_qkv(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
-        """qkv [T, H*Dk + Hkv*Dk + Hkv*Dv] -> q [T, H, Dk] normed and rotated; k and v go to their slots.
+    def attend(self, x: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
+        """Against the paged K/V as stored, causal by position -> [T, H * Dv].
 
-        Latent: qkv is [T, H*Dk + Dk] (queries already absorbed; then latent | rope key); the rotated part of
-        each query head and of the key is its last `rope.dim` entries (RopeSpec.start)."""
+        x [T, H*Dk + Hkv*Dk + Hkv*Dv]: queries and keys are normed and rotated first, k and v go to their slots.
+        Latent: x [T, H*Dk + Dk] (queries already absorbed; then latent | rope key); the rotated part of each query head
+        and of the key is its last `rope.dim` entries (RopeSpec.start). x [T, H, Dk]: queries that are ready, against
+        what another layer has stored."""
         ...
 
-    def attention(self, q: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
-        """q [T, H, Dk] against the paged K/V as stored -> [T, H * Dv]. Causal by position."""
-        ...
+    def recur_(self, inputs: Sequence[Tensor], spec: Recurrence, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """What a recurrent layer makes of its inputs and the states of the step's rows (kernels/states.py has the
+        formulas); rows at position 0 begin with zeros. The state is in float32, but that of convolutions in x's type:
 
-    def attend_qkv(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
-        """attention(prepare_qkv(qkv)), which a backend may do at once."""
-        ...
-
-    def short_conv_(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        state: Tensor,
-        ctx: ForwardContext,
-        *,
-        silu: bool = True,
-    ) -> Tensor:
-        """x [T, C] -> the sum over each channel's last K inputs, or its silu; weight [K, C], bias [C] in float32, state
-        [R + 1, K - 1, C] in x's type."""
-        ...
-
-    def gated_norm(
-        self,
-        x: Tensor,
-        gate: Tensor,
-        spec: NormSpec | None,
-        size: int,
-        *,
-        first: bool = False,
-        act: Literal["silu", "sigmoid"] = "silu",
-    ) -> Tensor:
-        """x and gate [T, D] -> act(gate) norm(x), or norm(act(gate) x) if the gate comes `first`: the root mean square
-        of every `size` columns; spec.weight [size] or [D]. Without a spec: act(gate) x."""
-        ...
-
-    def delta_rule_(self, mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """The gated delta rule (kernels/states.py): mixed [T, (q | k | v)], gates [T, (beta | rate)] -> [T, Hv, Dv];
-        state [R + 1, Hv, Dk, Dv] in float32. Rows at position 0 begin with zeros."""
-        ...
-
-    def state_space_(self, mixed: Tensor, rates: Tensor, spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """A state space with one decay a head (kernels/states.py): mixed [T, (x | b | c)], rates [T, H] -> [T, H * P];
-        state [R + 1, H, N, P] in float32."""
-        ...
-
-    def selective_scan_(
-        self,
-        x: Tensor,
-        rates: Tensor,
-        mixed: Tensor,
-        fixed: tuple[Tensor, Tensor],
-        state: Tensor,
-        ctx: ForwardContext,
-    ) -> Tensor:
-        """A state space with a decay of each number (kernels/states.py): x and rates [T, C], mixed [T, (b | c)], fixed
-        (rate [N, C], skip [C]) in float32 -> [T, C]; state [R + 1, N, C] in float32."""
+            ConvSpec   x [T, C]                                          state [R + 1, K - 1, C]       -> [T, C]
+            DeltaSpec  mixed [T, (q | k | v)], gates [T, (beta | rate)]  state [R + 1, Hv, Dk, Dv]     -> [T, Hv, Dv]
+            SpaceSpec  mixed [T, (x | b | c)], rates [T, H]              state [R + 1, H, N, P]        -> [T, H * P]
+            ScanSpec   x and rates [T, C], mixed [T, (b | c)]            state [R + 1, N, C]           -> [T, C]
+        """
         ...
 
     def route(self, logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
@@ -359,43 +323,22 @@ class Kernels(Protocol):
         x: Tensor,
         weights: tuple[list[Weight], list[Weight]],
         ids: Tensor,
-        gates: Tensor,
-        act: Act,
+        gates: Tensor | None,
+        act: Act | None,
         ctx: ForwardContext,
+        first: int | None = None,
     ) -> Tensor:
         """weights (gate_up, down), one of each per expert: sum over j = 0..k-1, in this order and in float32, of
         gates[t, j] * down[ids[t, j]](act(gate_up[ids[t, j]](x[t]))) -> [T, hidden] in x's dtype.
 
-        An id outside 0..len - 1 (an expert of another rank) adds nothing."""
-        ...
-
-    def experts_inside(
-        self, x: Tensor, weights: tuple[list[Weight], list[Weight]], ids: Tensor, act: Act, ctx: ForwardContext
-    ) -> Tensor:
-        """The first half of `experts`: act(gate_up[ids[t, j]](x[t])) in row t * k + j -> [T * k, inner]."""
-        ...
-
-    def experts_outside(
-        self, y: Tensor, weights: tuple[list[Weight], list[Weight]], ids: Tensor, gates: Tensor, ctx: ForwardContext
-    ) -> Tensor:
-        """The second half: y [T * k, inner] -> [T, rows of down], added up as `experts` does it."""
-        ...
-
-    def experts_apart(
-        self,
-        x: Tensor,
-        weights: tuple[list[Weight], list[Weight]],
-        ids: Tensor,
-        act: Act,
-        ctx: ForwardContext,
-        first: int,
-    ) -> Tensor:
-        """Experts `first`, first + 1, ...: down(gate_up(x)) in row t * k + j as `experts` has it before it adds up
-        [T * k, hidden] in float32; zeros where another expert is chosen."""
+        Without gates only the first half: act(...) in row t * k + j -> [T * k, inner]. Without an activation only the
+        second: x [T * k, inner] is that. An id outside 0..len - 1 (an expert of another rank) adds nothing.
+        With `first`, the number of the first expert in the lists, and without gates: both halves, not added up
+        (`add_experts`), in row t * k + j [T * k, hidden] in float32; zeros where the chosen one is elsewhere."""
         ...
 
     def add_experts(self, parts: Tensor, gates: Tensor, dtype: torch.dtype) -> Tensor:
-        """What `experts_apart` leaves, of all ranks together, added up as `experts` does it -> [T, hidden]."""
+        """Parts of `experts` [T * k, hidden] that are all there now, added up as it does -> [T, hidden]."""
         ...
 
     def pack_mixture(self, mixture: Mixture) -> FusedMixture | None:
@@ -422,7 +365,7 @@ class Kernels(Protocol):
         """The score [n] from which tokens of scaled logits s [n, V], the largest of which is 0, are kept: the k [n]
         int64 likeliest ones, then those of them that together reach probability p [n] float32. None: it cannot.
 
-        What it gives is what `choose` uses for draws with cuts; only a backend that has both says `cuts_draws`."""
+        What it gives is what `choose` uses for draws with cuts; only a backend that has both says `chooses`."""
         ...
 
     def gather_rows(

@@ -42,7 +42,10 @@ class StoredMatrix:
 
     def find(self, name: str) -> Tensor | None:
         """The part of this name, if there is one."""
-        return next((tensor for other, tensor in self.parts if other == name), None)
+        for other, tensor in self.parts:
+            if other == name:
+                return tensor
+        return None
 
     def part(self, name: str) -> Tensor:
         """The part of this name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,7 @@ import msgspec
 from tokenmill.core.config import EngineConfig, ScheduleOptions
 from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.execution import Executor
+from tokenmill.core.request import Request
 from tokenmill.engine.adapters import AdapterDesk
 from tokenmill.engine.admission import Admission
 from tokenmill.engine.drafting import check_stages, control_of, host_drafter, read_speculation
@@ -20,6 +22,7 @@ from tokenmill.engine.executor import InProcessExecutor
 from tokenmill.engine.generation import banned, check_generation
 from tokenmill.engine.loading import Facts, check_ranks, find_model, load_runner, read_config, read_generation
 from tokenmill.engine.replicas import Replicas
+from tokenmill.engine.sleeping import SleepDesk
 from tokenmill.engine.source import ModelSource
 from tokenmill.engine.text import eos_ids_of, give_text, load_tokenizer
 from tokenmill.engine.workers import start_ranks
@@ -48,6 +51,7 @@ class Built:
     generation: dict[str, Any]
     source: ModelSource
     adapters: AdapterDesk
+    sleep: SleepDesk
 
     @property
     def context(self) -> int:
@@ -121,9 +125,20 @@ def build_engine(config: EngineConfig) -> Built:
     if tokenizer is not None:
         give_text(admission, tokenizer, config.execute.check_structured)
     adapters = AdapterDesk(executor, scheduler, config.adapters)
-    admission.check_adapter = adapters.check
     engine = Engine(scheduler, executor, admission, masks.fill)
-    return Built(engine, facts, config, tokenizer, generation, source, adapters)
+    sleep = SleepDesk(engine)
+    admission.check_engine = checks_of(adapters, sleep)
+    return Built(engine, facts, config, tokenizer, generation, source, adapters, sleep)
+
+
+def checks_of(adapters: AdapterDesk, sleep: SleepDesk) -> Callable[[Request], None]:
+    """What an engine cannot take now."""
+
+    def check(request: Request) -> None:
+        sleep.check()
+        adapters.check(request.adapter)
+
+    return check
 
 
 def build_llm(config: EngineConfig) -> Built:
@@ -143,7 +158,11 @@ def build_llm(config: EngineConfig) -> Built:
                 one.result().engine.close()
         raise failed
     built = [one.result() for one in waiting]
-    return replace(built[0], engine=Replicas([one.engine for one in built]), config=config)  # type: ignore[arg-type]
+    engine = Replicas([one.engine for one in built])
+    sleep = SleepDesk(engine)
+    for part in built:
+        part.engine.admission.check_engine = checks_of(part.adapters, sleep)
+    return replace(built[0], engine=engine, config=config, sleep=sleep)  # type: ignore[arg-type]
 
 
 def _replica(config: EngineConfig, number: int, count: int) -> EngineConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tokenmill.core.model import CausalLM
 from tokenmill.device.memory import counts_memory, describe, devices_like, pick_device, records, release, use, uuid_of
 from tokenmill.engine.draft_loading import Target, load_drafter
 from tokenmill.engine.drafting import read_speculation
+from tokenmill.engine.inplace import Stages
 from tokenmill.engine.memory import (
     cache_bytes,
     count_blocks,
@@ -29,6 +31,7 @@ from tokenmill.engine.memory import (
     kv_format,
     peak_step_bytes,
 )
+from tokenmill.engine.sleeping import make_bed, sleeper_of
 from tokenmill.engine.source import GgufSource, ModelSource, find_source
 from tokenmill.kernels import OPTIONAL, ReferenceKernels, has_kernels, make_kernels
 from tokenmill.kvcache.pool import KVPool
@@ -173,6 +176,7 @@ def load_runner(
     raw_checkpoint = source.checkpoint(config.model.load_format, seed=config.model.seed, device=device)
     checkpoint = CheckedCheckpoint(raw_checkpoint, thorough=config.execute.check_weights)
     sites = adapter_sites(config, raw, dtype, device)
+    bed = make_bed(config, device)
     try:
         model = _builder(config, raw, reasons)(
             raw,
@@ -187,12 +191,7 @@ def load_runner(
             adapters=sites,
         )
         check_stages(model, mesh)
-        if damaged := checkpoint.damaged():
-            more = f" (and {len(damaged) - 3} more)" if len(damaged) > 3 else ""
-            said = f"the file is damaged: {', '.join(damaged[:3])}{more} holds NaN or infinity"
-            if config.execute.check_weights:
-                raise ModelError(f"{source.path}: {said} (--check-weights).")
-            reasons.append(said)
+        _check_damage(config, checkpoint, source, reasons)
     finally:
         checkpoint.close()
     _tell(model.spec.extras, reasons)
@@ -200,6 +199,7 @@ def load_runner(
     drafts = load_drafter(
         config, read_speculation(config.speculate), Target(model, source, dtype, device, kernels, record)
     )
+    bed.take(model, drafts.drafter, kernels)
     specs = model.spec.kv_specs + drafts.kv_specs
     said = msgspec.to_builtins(Said(specs, bool(model.spec.extras.get("stand_in"))))
     every = [msgspec.convert(each, Said) for each in mesh.by_stage(said)]
@@ -219,17 +219,20 @@ def load_runner(
     release(device)
     budget = cache_bytes(config, device, peak, reasons, shares=mesh.size * config.engines)
     rows, slots = mesh.agree(list(count_states(config, model.spec.states, budget, reasons)))
-    states = StatePool(model.spec.states, rows, slots, device) if model.spec.states else None
+    states = StatePool(model.spec.states, rows, slots, device, bed.zeros) if model.spec.states else None
     taken = 0 if states is None else states.size_bytes
     counted = count_blocks(config, layout, budget - taken, wanted, step_tokens)
     blocks = mesh.agree(pages.everywhere(counted, MANY_BLOCKS))
     stateful = mesh.agree([0 if model.spec.states else 1]) == [0]
     max_len = fitting_length(config, pages.groups, blocks, wanted, reasons)
-    pool = KVPool(layout, pages.here(blocks), device, states)
+    pool = KVPool(layout, pages.here(blocks), device, states, bed.zeros)
     adapters = None if sites is None else Store(sites, kernels, config.adapters.max_cpu_loras)
     drafter = drafts.drafter
     runner = Runner(model, kernels, pool, rows, max_len, record=record, drafter=drafter, adapters=adapters)
     runner.link, runner.translate = mesh.link(inbox), pages.translate
+    fresh_sites = partial(adapter_sites, config, {}, dtype, device)
+    stages = Stages(raw, config, dtype, device, kernels, fresh_sites, mesh.group, mesh.place)
+    runner.sleeper = sleeper_of(runner, bed, stages, source)
     runner.warm()
     facts = _facts(config, runner, device, (max_len, step_tokens), reasons)
     facts.groups, facts.num_blocks = [(g.pool, g.window) for g in pages.groups], blocks
@@ -247,6 +250,16 @@ def check_stages(model: CausalLM, mesh: Mesh) -> None:
     if mesh.place.stages > 1:
         left = [set(each) for each in mesh.share(model.spec.extras.get("left", []))]
         check_leftovers(sorted(set.intersection(*left)))
+
+
+def _check_damage(config: EngineConfig, checkpoint: CheckedCheckpoint, source: ModelSource, reasons: list[str]) -> None:
+    """Numbers that are none are told, or end the load."""
+    if damaged := checkpoint.damaged():
+        more = f" (and {len(damaged) - 3} more)" if len(damaged) > 3 else ""
+        said = f"the file is damaged: {', '.join(damaged[:3])}{more} holds NaN or infinity"
+        if config.execute.check_weights:
+            raise ModelError(f"{source.path}: {said} (--check-weights).")
+        reasons.append(said)
 
 
 def _facts(config: EngineConfig, runner: Runner, device: str, lengths: tuple[int, int], reasons: list[str]) -> Facts:

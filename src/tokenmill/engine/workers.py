@@ -120,13 +120,22 @@ class ProcessExecutor:
 
     def control(self, message: dict[str, Any]) -> dict[str, Any]:
         """Asks the first rank."""
-        rank = self.ranks[0]
+        return self._ask(self.ranks[:1], message)[0]
+
+    def control_all(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        """Asks every rank; they work on it at the same time."""
+        return self._ask(self.ranks, message)
+
+    def _ask(self, ranks: list[Rank], message: dict[str, Any]) -> list[dict[str, Any]]:
         self.watch.begin(0)
-        with self._told():
-            rank.pipe.send(CONTROL + self.encoder.encode(message), self._look)
-        while not rank.answers:
-            self._hear(rank)
-        found: dict[str, Any] = msgspec.msgpack.decode(rank.answers.popleft())
+        for rank in ranks:
+            with self._told():
+                rank.pipe.send(CONTROL + self.encoder.encode(message), self._look)
+        found: list[dict[str, Any]] = []
+        for rank in ranks:
+            while not rank.answers:
+                self._hear(rank)
+            found.append(msgspec.msgpack.decode(rank.answers.popleft()))
         return found
 
     @property

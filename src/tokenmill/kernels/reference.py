@@ -6,7 +6,7 @@ bytes whatever other rows are in the call (see row_stable.py and paged.py for ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -16,7 +16,6 @@ from tokenmill.core.adapters import AdapterSite, Delta
 from tokenmill.core.forward import (
     Act,
     AttentionSpec,
-    DeltaSpec,
     Draws,
     ForwardContext,
     FusedMixture,
@@ -24,9 +23,9 @@ from tokenmill.core.forward import (
     Mixture,
     NormSpec,
     Packed,
+    Recurrence,
     RopeSpec,
     RouteSpec,
-    SpaceSpec,
     Weight,
 )
 from tokenmill.core.matrix import StoredMatrix
@@ -44,8 +43,7 @@ class ReferenceKernels:
         self.instead = instead
         self._counters: dict[str, dict[str, int]] = {}
         self.waits = 0
-        self.narrow_logits = False
-        self.cuts_draws = False
+        self.chooses = False
         self.records = False
 
     def counters(self) -> dict[str, dict[str, int]]:
@@ -70,8 +68,12 @@ class ReferenceKernels:
         found = table[ids]
         return found if scale == 1.0 else found * scale
 
-    def norm(self, x: Tensor, spec: NormSpec) -> Tensor:
+    def norm(
+        self, x: Tensor, spec: NormSpec, gate: Tensor | None = None, size: int = 0, *, first: bool = False
+    ) -> Tensor:
         """x [..., D] -> the same shape and dtype, statistics in float32."""
+        if gate is not None:
+            return self.gated_norm(x, gate, spec, size, first=first)
         self.count("norm")
         return _norm(x, spec)
 
@@ -118,19 +120,14 @@ class ReferenceKernels:
         """down @ x of each token's adapter -> [T, lanes] float32."""
         self.count("adapt")
         self.waits += x.device.type != "cpu"
-        return adapters.adapt(x, site, slots[rows])
+        take = adapters.take_rows if x.ndim == 1 else adapters.adapt
+        return take(x, site, slots[rows])
 
     def add_delta(self, y: Tensor, delta: Delta) -> Tensor:
         """y [T, N] * gain + shift + up @ low; rows without an adapter stay as they are."""
         self.count("add_delta")
         self.waits += y.device.type != "cpu"
         return adapters.add_delta(y, delta)
-
-    def embed_delta(self, y: Tensor, ids: Tensor, site: AdapterSite, of: tuple[Tensor, Tensor], scale: float) -> Tensor:
-        """y [T, width] + scale * up @ down[ids]."""
-        self.count("embed_delta")
-        self.waits += y.device.type != "cpu"
-        return adapters.embed_delta(y, ids, site, of[1][of[0]], scale)
 
     def pack(self, matrix: StoredMatrix) -> Packed | None:
         """Nothing: plain torch multiplies matrices as they are stored."""
@@ -140,8 +137,10 @@ class ReferenceKernels:
         """weight [N, K] -> q int8 and scales float16; 32 columns share a scale, as most formats have it."""
         return grid.quantise(weight, bits, group or grid.ACTIVATION_GROUP)
 
-    def activate(self, x: Tensor, act: Act) -> Tensor:
+    def activate(self, x: Tensor, act: Act | Literal["sigmoid"], gate: Tensor | None = None) -> Tensor:
         """x [T, D] -> [T, D], or [T, D / 2] for the gated kinds."""
+        if gate is not None:
+            return self.gated_norm(x, gate, None, x.shape[1], act=act)
         self.count("activate")
         return _activate(x.float(), act).to(x.dtype)
 
@@ -149,6 +148,10 @@ class ReferenceKernels:
         """x + scale * y."""
         self.count("add")
         return x + y if scale == 1.0 else x + scale * y
+
+    def attend(self, x: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
+        """x [T, all heads], prepared first, or queries [T, H, Dk] -> [T, H * Dv]."""
+        return self.attention(x if x.ndim == 3 else self.prepare_qkv(x, spec, ctx), spec, ctx)
 
     def prepare_qkv(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
         """qkv [T, all heads] -> q [T, H, Dk] normed and rotated; keys and values go to their slots."""
@@ -172,24 +175,12 @@ class ReferenceKernels:
         self.waits += ctx.spans is None
         return paged.attend(q, spec, ctx)
 
-    def attend_qkv(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
-        """qkv [T, all heads] -> [T, H * Dv]: prepare_qkv, then attention."""
-        return self.attention(self.prepare_qkv(qkv, spec, ctx), spec, ctx)
-
-    def short_conv_(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        state: Tensor,
-        ctx: ForwardContext,
-        *,
-        silu: bool = True,
-    ) -> Tensor:
-        """x [T, C] -> a convolution over each channel's last inputs, which `state` keeps by row, and its silu."""
-        self.count("short_conv")
+    def recur_(self, inputs: Sequence[Tensor], spec: Recurrence, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """What the layer makes of its inputs and the states of the step's rows."""
+        name, compute = states.RECURRENCES[type(spec)]
+        self.count(name)
         self.waits += ctx.spans is None
-        return states.short_conv_(x, weight, bias, state, ctx, silu=silu)
+        return compute(inputs, spec, state, ctx)
 
     def gated_norm(
         self,
@@ -199,9 +190,9 @@ class ReferenceKernels:
         size: int,
         *,
         first: bool = False,
-        act: Literal["silu", "sigmoid"] = "silu",
+        act: str = "silu",
     ) -> Tensor:
-        """x and gate [T, D] -> silu(gate) norm(x), or norm(silu(gate) x), normed by pieces of `size` columns."""
+        """Where norm and activate have a gate: x and gate [T, D] -> act(gate) norm(x), or norm(act(gate) x)."""
         self.count("gated_norm")
         pieces, gates = x.float().reshape(-1, size), gate.float().reshape(-1, size)
         gates = (gates if act == "silu" else 1.0) * row_stable.sigmoid(gates)
@@ -211,32 +202,6 @@ class ReferenceKernels:
         pieces = pieces / torch.sqrt(row_stable.sum_last(pieces * pieces) / size + spec.eps)
         y = pieces.view(len(x), -1, spec.weight.shape[0]) * (spec.weight.float() + spec.offset)
         return (y.view(len(x), -1) if first else y.view(len(x), -1) * gates.view(len(x), -1)).to(x.dtype)
-
-    def delta_rule_(self, mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """mixed [T, (q | k | v)] -> [T, Hv, Dv]; `state` keeps a matrix by row and head."""
-        self.count("delta_rule")
-        self.waits += ctx.spans is None
-        return states.delta_rule_(mixed, gates, spec, state, ctx)
-
-    def state_space_(self, mixed: Tensor, rates: Tensor, spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """mixed [T, (x | b | c)], rates [T, H] -> [T, H * P]; `state` keeps a matrix by row and head."""
-        self.count("state_space")
-        self.waits += ctx.spans is None
-        return states.state_space_(mixed, rates, spec, state, ctx)
-
-    def selective_scan_(
-        self,
-        x: Tensor,
-        rates: Tensor,
-        mixed: Tensor,
-        fixed: tuple[Tensor, Tensor],
-        state: Tensor,
-        ctx: ForwardContext,
-    ) -> Tensor:
-        """x and rates [T, C], mixed [T, (b | c)] -> [T, C]; `state` keeps N numbers by row and channel."""
-        self.count("selective_scan")
-        self.waits += ctx.spans is None
-        return states.selective_scan_(x, rates, mixed, fixed, state, ctx)
 
     def route(self, logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
         """logits [T, E] -> expert ids [T, k] (int64) and gates [T, k] (float32), best first."""
@@ -248,15 +213,20 @@ class ReferenceKernels:
         x: Tensor,
         weights: tuple[list[Weight], list[Weight]],
         ids: Tensor,
-        gates: Tensor,
-        act: Act,
+        gates: Tensor | None,
+        act: Act | None,
         ctx: ForwardContext,
+        first: int | None = None,
     ) -> Tensor:
         """sum_j gates[t, j] * down[ids[t, j]](act(gate_up[ids[t, j]](x[t]))) -> [T, hidden], summed j = 0..k-1."""
-        inside = ReferenceKernels.experts_inside(self, x, weights, ids, act, ctx)
-        return ReferenceKernels.experts_outside(self, inside, weights, ids, gates, ctx)
+        ids = ids if first is None else ids - first
+        if act is not None:
+            x = self._inside(x, weights, ids, act, ctx)
+        if gates is None:
+            return x if first is None else self._downs(x, weights[1], ids, ctx)
+        return ReferenceKernels.add_experts(self, self._downs(x, weights[1], ids, ctx), gates, x.dtype)
 
-    def experts_inside(
+    def _inside(
         self, x: Tensor, weights: tuple[list[Weight], list[Weight]], ids: Tensor, act: Act, ctx: ForwardContext
     ) -> Tensor:
         """act(gate_up[ids[t, j]](x[t])) in row t * k + j -> [T * k, inner]."""
@@ -271,28 +241,8 @@ class ReferenceKernels:
             found = weights[0][0].matmul(x[:1], ctx, act=act).new_zeros(*ids.shape, weights[1][0].shape[1])
         return found.flatten(0, 1)
 
-    def experts_outside(
-        self, y: Tensor, weights: tuple[list[Weight], list[Weight]], ids: Tensor, gates: Tensor, ctx: ForwardContext
-    ) -> Tensor:
-        """y [T * k, inner] -> sum_j gates[t, j] * down[ids[t, j]](y[t * k + j]), summed j = 0..k-1."""
-        parts = ReferenceKernels._downs(self, y, weights[1], ids, ctx)
-        return ReferenceKernels.add_experts(self, parts, gates, y.dtype)
-
-    def experts_apart(
-        self,
-        x: Tensor,
-        weights: tuple[list[Weight], list[Weight]],
-        ids: Tensor,
-        act: Act,
-        ctx: ForwardContext,
-        first: int,
-    ) -> Tensor:
-        """Experts `first`, first + 1, ... in rows t * k + j [T * k, hidden], zeros where another one is chosen."""
-        ids = ids - first
-        inside = ReferenceKernels.experts_inside(self, x, weights, ids, act, ctx)
-        return ReferenceKernels._downs(self, inside, weights[1], ids, ctx)
-
     def _downs(self, y: Tensor, down: list[Weight], ids: Tensor, ctx: ForwardContext) -> Tensor:
+        """down[ids[t, j]](y[t * k + j]) in row t * k + j -> [T * k, hidden] in float32."""
         y = y.view(*ids.shape, y.shape[1])
         parts = y.new_zeros(*ids.shape, down[0].shape[0], dtype=torch.float32)
         for expert, (token, place) in self._visits(ids, len(down)):
@@ -410,7 +360,7 @@ def _norm(x: Tensor, spec: NormSpec) -> Tensor:
     return (y if spec.bias is None else y + spec.bias.float()).to(x.dtype)
 
 
-def _activate(x: Tensor, act: Act) -> Tensor:
+def _activate(x: Tensor, act: str) -> Tensor:
     if act == "oai_swiglu":
         gate, up = x.chunk(2, dim=-1)
         gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)

@@ -12,7 +12,7 @@ else page by page: what one layer reads then lies close together, which address 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -105,15 +105,20 @@ class KVPool:
     """Zeroed pages on a device."""
 
     def __init__(
-        self, layout: CacheLayout, num_blocks: list[int], device: str, states: StatePool | None = None
+        self,
+        layout: CacheLayout,
+        num_blocks: list[int],
+        device: str,
+        states: StatePool | None = None,
+        make: Callable[[int, int, str], Tensor] = zeros,
     ) -> None:
-        """states: of a model whose rows have states besides their pages."""
+        """states: of a model whose rows have states besides their pages; make: zeroed memory."""
         self.layout = layout
         self.states = states
         self.state_views = [] if states is None else states.views
         self.num_blocks = num_blocks
         self.storage = [
-            zeros(blocks + 1, page, device) for blocks, page in zip(num_blocks, layout.page_bytes, strict=True)
+            make(blocks + 1, page, device) for blocks, page in zip(num_blocks, layout.page_bytes, strict=True)
         ]
         self.views = self._views()
 

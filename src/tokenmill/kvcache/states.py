@@ -6,6 +6,7 @@ Must not know: sequences, the prefix cache, which slot is whose. The last row is
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -13,13 +14,16 @@ from torch import Tensor
 from tokenmill.core.forward import StateSpec
 from tokenmill.kvcache.zeros import zeros
 
+Make = Callable[[int, int, str], Tensor]
+
 
 class StatePool:
     """`views[i]`: the parts of layer i's states by row, [rows + 1, ...] each."""
 
-    def __init__(self, specs: tuple[StateSpec, ...], rows: int, slots: int, device: str) -> None:
-        self.views = [_zeros(spec, rows + 1, device) for spec in specs]
-        self.kept = [_zeros(spec, slots, device) for spec in specs]
+    def __init__(self, specs: tuple[StateSpec, ...], rows: int, slots: int, device: str, make: Make = zeros) -> None:
+        """make: zeroed memory."""
+        self.views = [_zeros(spec, rows + 1, device, make) for spec in specs]
+        self.kept = [_zeros(spec, slots, device, make) for spec in specs]
 
     @property
     def size_bytes(self) -> int:
@@ -53,9 +57,9 @@ def row_bytes(specs: tuple[StateSpec, ...]) -> int:
     return sum(spec.size_bytes for spec in specs)
 
 
-def _zeros(spec: StateSpec, count: int, device: str) -> tuple[Tensor, ...]:
+def _zeros(spec: StateSpec, count: int, device: str, make: Make) -> tuple[Tensor, ...]:
     made = []
     for dtype, shape in spec.parts:
         kind = getattr(torch, dtype)
-        made.append(zeros(count, math.prod(shape) * kind.itemsize, device).view(kind).view(count, *shape))
+        made.append(make(count, math.prod(shape) * kind.itemsize, device).view(kind).view(count, *shape))
     return tuple(made)

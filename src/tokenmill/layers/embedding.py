@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from tokenmill.core.adapters import Delta
 from tokenmill.core.forward import ForwardContext, Weight
 from tokenmill.core.model import Group
 from tokenmill.layers.build import Build
@@ -42,7 +43,8 @@ class Embedding:
         if site is None or rows is None or rows.adapters is None or not (site.used or site.whole):
             return x
         if site.used:
-            x = ctx.kernels.embed_delta(x, tokens, site, (rows.tokens, rows.adapters), self.scale)
+            low = ctx.kernels.adapt(tokens, site, rows.tokens, rows.adapters)
+            x = ctx.kernels.add_delta(x, Delta(site, tokens, low, rows.tokens, rows.adapters, self.scale))
         for slot, weight in site.whole.items():
             at = torch.where(rows.adapters[rows.tokens] == slot)[0]
             x = x.index_copy(0, at, self._rows(weight, tokens[at], ctx))
@@ -84,5 +86,5 @@ class Head:
     def __call__(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
         """[n, hidden] -> [n, vocab] in float32, or as multiplied where the backend reads that."""
         logits = self.weight.matmul(hidden, ctx)
-        logits = logits if ctx.kernels.narrow_logits else logits.float()
+        logits = logits if ctx.kernels.chooses else logits.float()
         return self.group.all_gather(logits) if self.split else logits

@@ -131,15 +131,15 @@ class Experts:
         """The chosen experts of x, added up; in an exact group, this rank's columns of that, or all where each rank has
         whole experts."""
         if self.by_expert and self.group.exact:
-            parts = ctx.kernels.experts_apart(x, self.weights, ids, self.act, ctx, self.first)
+            parts = ctx.kernels.experts(x, self.weights, ids, None, self.act, ctx, self.first)
             return ctx.kernels.add_experts(self.group.all_reduce(parts), gates, x.dtype)
         if not self.group.exact:
             ids = ids - self.first if self.by_expert else ids
             return ctx.kernels.experts(x, self.weights, ids, gates, self.act, ctx)
-        inside = ctx.kernels.experts_inside(x, self.weights, ids, self.act, ctx)
+        inside = ctx.kernels.experts(x, self.weights, ids, None, self.act, ctx)
         if inside.shape[1] != self.weights[1][0].shape[1]:
             inside = self.group.all_gather(inside)
-        return ctx.kernels.experts_outside(inside, self.weights, ids, gates, ctx)
+        return ctx.kernels.experts(inside, self.weights, ids, gates, None, ctx)
 
     def _routed(self, h: Tensor, ctx: ForwardContext) -> Tensor:
         """The routed experts' part [T, hidden]."""

@@ -8,7 +8,7 @@ operation that cannot be counted is refused, not guessed. Must not know: devices
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,12 +20,15 @@ from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import (
     Act,
     AttentionSpec,
+    ConvSpec,
     DeltaSpec,
     ForwardContext,
     KVSpec,
     ModelSpec,
     NormSpec,
+    Recurrence,
     RouteSpec,
+    ScanSpec,
     SpaceSpec,
     StepRows,
     StoredMatrix,
@@ -119,10 +122,12 @@ class CountingKernels(ReferenceKernels):
         out = table.new_empty(len(ids), table.shape[1])
         return self._note(out, moved=2 * out.nbytes)
 
-    def norm(self, x: Tensor, spec: NormSpec) -> Tensor:
+    def norm(
+        self, x: Tensor, spec: NormSpec, gate: Tensor | None = None, size: int = 0, *, first: bool = False
+    ) -> Tensor:
         """The same shape."""
         self.tally.weight_bytes += spec.weight.nbytes
-        return self._note(torch.empty_like(x), moved=2 * x.nbytes)
+        return self._note(torch.empty_like(x), moved=(2 if gate is None else 3) * x.nbytes)
 
     def product(
         self,
@@ -168,8 +173,10 @@ class CountingKernels(ReferenceKernels):
             return Packed(matrix.shape, size + matrix.nbytes)
         return None
 
-    def activate(self, x: Tensor, act: Act) -> Tensor:
+    def activate(self, x: Tensor, act: Act | Literal["sigmoid"], gate: Tensor | None = None) -> Tensor:
         """The same shape, or half of it after a gate."""
+        if gate is not None:
+            return self._note(x.new_empty(x.shape), moved=3 * x.numel() * x.element_size())
         out = _activated(x, act)
         return self._note(out, moved=x.nbytes + out.nbytes)
 
@@ -189,62 +196,26 @@ class CountingKernels(ReferenceKernels):
         out = q.new_empty(len(q), spec.heads * spec.kv.value_dim)
         return self._note(out, moved=q.nbytes + out.nbytes)
 
-    def short_conv_(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        state: Tensor,
-        ctx: ForwardContext,
-        *,
-        silu: bool = True,
-    ) -> Tensor:
-        """[T, C]; what it reads and writes of states is counted by row, not here."""
-        self.tally.flops += 2.0 * weight.numel()
-        out = x.new_empty(x.shape)
-        return self._note(out, moved=2 * out.nbytes)
-
-    def gated_norm(
-        self,
-        x: Tensor,
-        gate: Tensor,
-        spec: NormSpec | None,
-        size: int,
-        *,
-        first: bool = False,
-        act: Literal["silu", "sigmoid"] = "silu",
-    ) -> Tensor:
-        """[T, D]."""
-        self.tally.weight_bytes += spec.weight.nbytes if spec is not None else 0
-        out = x.new_empty(x.shape)
-        return self._note(out, moved=3 * out.nbytes)
-
-    def delta_rule_(self, mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """[T, Hv, Dv]: each number of a state is forgotten a little, asked, written and asked."""
-        self.tally.flops += 7.0 * spec.value_heads * spec.key_dim * spec.value_dim
-        out = mixed.new_empty(len(mixed), spec.value_heads, spec.value_dim)
-        return self._note(out, moved=mixed.shape[0] * mixed.shape[1] * mixed.element_size() + out.nbytes)
-
-    def state_space_(self, mixed: Tensor, rates: Tensor, spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """[T, H * P]."""
-        self.tally.flops += 5.0 * spec.heads * spec.head_dim * spec.keys
-        out = mixed.new_empty(len(mixed), spec.heads * spec.head_dim)
-        return self._note(out, moved=mixed.shape[0] * mixed.shape[1] * mixed.element_size() + out.nbytes)
-
-    def selective_scan_(
-        self,
-        x: Tensor,
-        rates: Tensor,
-        mixed: Tensor,
-        fixed: tuple[Tensor, Tensor],
-        state: Tensor,
-        ctx: ForwardContext,
-    ) -> Tensor:
-        """[T, C]."""
-        self.tally.flops += 6.0 * state.shape[1] * state.shape[2]
-        self.tally.weight_bytes += fixed[0].nbytes
-        out = x.new_empty(x.shape)
-        return self._note(out, moved=3 * out.nbytes)
+    def recur_(self, inputs: Sequence[Tensor], spec: Recurrence, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """As the specification has it; what is read and written of states is counted by row, not here. Each number of a
+        delta rule's state is forgotten a little, asked, written and asked."""
+        x, moved = inputs[0], 0
+        width = x.shape[1:]
+        match spec:
+            case ConvSpec():
+                self.tally.flops += 2.0 * spec.weight.numel()
+            case DeltaSpec():
+                self.tally.flops += 7.0 * spec.value_heads * spec.key_dim * spec.value_dim
+                width = torch.Size((spec.value_heads, spec.value_dim))
+            case SpaceSpec():
+                self.tally.flops += 5.0 * spec.heads * spec.head_dim * spec.keys
+                width = torch.Size((spec.heads * spec.head_dim,))
+            case ScanSpec():
+                self.tally.flops += 6.0 * state.shape[1] * state.shape[2]
+                self.tally.weight_bytes += spec.rate.nbytes
+                moved = x.numel() * x.element_size()
+        out = x.new_empty(len(x), *width)
+        return self._note(out, moved=x.numel() * x.element_size() + moved + out.nbytes)
 
     def route(self, logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
         """[T, k] ids and gates."""
@@ -256,11 +227,13 @@ class CountingKernels(ReferenceKernels):
         x: Tensor,
         weights: tuple[list[Weight], list[Weight]],
         ids: Tensor,
-        gates: Tensor,
-        act: Act,
+        gates: Tensor | None,
+        act: Act | None,
         ctx: ForwardContext,
+        first: int | None = None,
     ) -> Tensor:
         """[T, hidden]; which experts a step reads depends on its tokens, so the mixture is noted."""
+        assert act is not None, "one rank alone computes both halves"
         ups, downs = weights
         held = sum(w.bytes() for w in (*ups, *downs)) / len(ups)
         flops = 2.0 * (ups[0].shape[0] * ups[0].shape[1] + downs[0].shape[0] * downs[0].shape[1])
@@ -373,6 +346,6 @@ def _peak(model: CausalLM, kernels: CountingKernels, tokens: int, lines: int) ->
     return live.most
 
 
-def _activated(x: Tensor, act: Act) -> Tensor:
+def _activated(x: Tensor, act: str) -> Tensor:
     gated = act.endswith("_mul") or act == "oai_swiglu"
     return x.new_empty(*x.shape[:-1], x.shape[-1] // 2 if gated else x.shape[-1])

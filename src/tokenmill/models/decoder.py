@@ -140,7 +140,7 @@ class Decoder:
         return x
 
     def logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
-        """[n, hidden] -> [n, vocab], logit scale and soft-cap applied; in float32, or see Kernels.narrow_logits."""
+        """[n, hidden] -> [n, vocab], logit scale and soft-cap applied; in float32, or see Kernels.chooses."""
         assert self.head is not None, "only the last pipeline stage has logits"
         if self.after is not None:
             hidden = self.after.matmul(hidden, ctx)

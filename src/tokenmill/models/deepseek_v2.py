@@ -74,7 +74,7 @@ class LatentAttention:
         latent = kernels.norm(kv[:, : self.latent], self.kv_norm)
         queries = torch.cat((absorbed, q[..., self.nope :]), dim=-1).view(tokens, -1)
         qkv = torch.cat((queries, latent, kv[:, self.latent :]), dim=-1)
-        mixed = kernels.attention(kernels.prepare_qkv(qkv, self.spec, ctx), self.spec, ctx)
+        mixed = kernels.attend(qkv, self.spec, ctx)
         values = kernels.product(mixed.view(tokens, heads, self.latent), self.out_of)
         return self.output(values.view(tokens, -1), ctx, residual=residual)
 

@@ -17,6 +17,7 @@ from tokenmill.core.adapters import AdapterStore, NoAdapters
 from tokenmill.core.drafting import DeviceDrafter, Drafting, Seen
 from tokenmill.core.forward import Kernels
 from tokenmill.core.model import CausalLM
+from tokenmill.core.sleeping import NoSleep, Sleeper
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
 from tokenmill.device.graphs import Readback, Recorder
 from tokenmill.kvcache.pool import KVPool
@@ -85,6 +86,7 @@ class Runner:
         """To the stages before and behind this one."""
         self.to_logits = model.spec.ends[1]
         self.adapters: AdapterStore = adapters or NoAdapters()
+        self.sleeper: Sleeper = NoSleep()
         self.model = model
         self.kernels = kernels
         self.pool = pool
@@ -145,6 +147,7 @@ class Runner:
         for recorder in self.recorders:
             recorder.forget_weights()
         self.drafter.forget_weights()
+        self.sleeper.changed()
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan) -> Running:

@@ -67,7 +67,7 @@ def chosen(params: RowSampling, x: torch.Tensor, count: int) -> tuple[list[int],
         sampled, marked = choose(x.expand(here, -1).clone(), ask, table, KERNELS)
         assert torch.equal(sampled.ids, marked)
         found += sampled.ids.tolist()
-    return found, way([0], ({}, {}), table, cuts=KERNELS.cuts_draws)
+    return found, way([0], ({}, {}), table, cuts=KERNELS.chooses)
 
 
 @pytest.mark.timeout(7200)

@@ -9,7 +9,7 @@ for what csrc does not do.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -20,12 +20,11 @@ from tokenmill.core.adapters import AdapterSite, Delta
 from tokenmill.core.forward import (
     Act,
     AttentionSpec,
-    DeltaSpec,
     Draws,
     ForwardContext,
     NormSpec,
+    Recurrence,
     RouteSpec,
-    SpaceSpec,
     StoredMatrix,
     Weight,
 )
@@ -249,8 +248,12 @@ class CpuKernels(ReferenceKernels):
         )
         return out
 
-    def norm(self, x: Tensor, spec: NormSpec) -> Tensor:
+    def norm(
+        self, x: Tensor, spec: NormSpec, gate: Tensor | None = None, size: int = 0, *, first: bool = False
+    ) -> Tensor:
         """x [..., D] -> the same shape and dtype, statistics in float32."""
+        if gate is not None:
+            return self.gated_norm(x, gate, spec, size, first=first)
         kind = TYPES.get(x.dtype)
         if kind is None or spec.weight.dtype not in TYPES:
             self.count("norm", fallback=True)
@@ -271,20 +274,12 @@ class CpuKernels(ReferenceKernels):
         _native.norm(native, x.data_ptr(), out.data_ptr(), rows, stride, kind)
         return out
 
-    def short_conv_(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        state: Tensor,
-        ctx: ForwardContext,
-        *,
-        silu: bool = True,
-    ) -> Tensor:
-        """x [T, C] -> a convolution over each channel's last inputs, and its silu."""
-        found = states.short_conv_(x, weight, bias, state, ctx, silu=silu)
-        self.count("short_conv", fallback=found is None)
-        return super().short_conv_(x, weight, bias, state, ctx, silu=silu) if found is None else found
+    def recur_(self, inputs: Sequence[Tensor], spec: Recurrence, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """What the layer makes of its inputs and the states of the step's rows."""
+        name, compute = states.RECURRENCES[type(spec)]
+        found = compute(inputs, spec, state, ctx)
+        self.count(name, fallback=found is None)
+        return super().recur_(inputs, spec, state, ctx) if found is None else found
 
     def gated_norm(
         self,
@@ -294,41 +289,17 @@ class CpuKernels(ReferenceKernels):
         size: int,
         *,
         first: bool = False,
-        act: Literal["silu", "sigmoid"] = "silu",
+        act: str = "silu",
     ) -> Tensor:
         """x and gate [T, D] -> silu(gate) norm(x), or norm(silu(gate) x)."""
         found = states.gated_norm(x, gate, spec, size, first=first, act=act)
         self.count("gated_norm", fallback=found is None)
         return super().gated_norm(x, gate, spec, size, first=first, act=act) if found is None else found
 
-    def delta_rule_(self, mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """mixed [T, (q | k | v)] -> [T, Hv, Dv]."""
-        found = states.delta_rule_(mixed, gates, spec, state, ctx)
-        self.count("delta_rule", fallback=found is None)
-        return super().delta_rule_(mixed, gates, spec, state, ctx) if found is None else found
-
-    def state_space_(self, mixed: Tensor, rates: Tensor, spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """mixed [T, (x | b | c)], rates [T, H] -> [T, H * P]."""
-        found = states.state_space_(mixed, rates, spec, state, ctx)
-        self.count("state_space", fallback=found is None)
-        return super().state_space_(mixed, rates, spec, state, ctx) if found is None else found
-
-    def selective_scan_(
-        self,
-        x: Tensor,
-        rates: Tensor,
-        mixed: Tensor,
-        fixed: tuple[Tensor, Tensor],
-        state: Tensor,
-        ctx: ForwardContext,
-    ) -> Tensor:
-        """x and rates [T, C], mixed [T, (b | c)] -> [T, C]."""
-        found = states.selective_scan_(x, rates, mixed, fixed, state, ctx)
-        self.count("selective_scan", fallback=found is None)
-        return super().selective_scan_(x, rates, mixed, fixed, state, ctx) if found is None else found
-
-    def activate(self, x: Tensor, act: Act) -> Tensor:
+    def activate(self, x: Tensor, act: Act | Literal["sigmoid"], gate: Tensor | None = None) -> Tensor:
         """x [T, D] -> [T, D], or [T, D / 2] for the gated kinds."""
+        if gate is not None:
+            return self.gated_norm(x, gate, None, x.shape[1], act=act)
         kind = TYPES.get(x.dtype)
         if kind is None:
             self.count("activate", fallback=True)
@@ -453,55 +424,29 @@ class CpuKernels(ReferenceKernels):
         x: Tensor,
         weights: tuple[list[Weight], list[Weight]],
         ids: Tensor,
-        gates: Tensor,
-        act: Act,
+        gates: Tensor | None,
+        act: Act | None,
         ctx: ForwardContext,
+        first: int | None = None,
     ) -> Tensor:
         """The chosen experts' products, one expert after the other, in one native call."""
         bound = self._experts_for(x, weights, act)
         if bound is None:
-            return super().experts(x, weights, ids, gates, act, ctx)
-        out, rows = bound.call(x, ids, gates, torch.empty_like(x), TYPES[x.dtype], 0), ctx.rows
+            return super().experts(x, weights, ids, gates, act, ctx, first)
+        kind = TYPES[x.dtype]
+        if first is not None:
+            out = torch.empty((ids.numel(), x.shape[1]), dtype=torch.float32)
+            return bound.call(x, ids, None, out, kind, 3, first)
+        if gates is None:
+            out = torch.empty((ids.numel(), weights[0][0].shape[0] // (1 + (act in GATED))), dtype=x.dtype)
+            return bound.call(x, ids, None, out, kind, 1)
+        if act is None:
+            return bound.call(x, ids, gates, torch.empty((len(ids), weights[1][0].shape[0]), dtype=x.dtype), kind, 2)
+        out, rows = bound.call(x, ids, gates, torch.empty_like(x), kind, 0), ctx.rows
         if rows is not None and rows.adapters is not None:  # whose adapters change experts is computed once more
             at = torch.where(rows.adapters[rows.tokens] > 0)[0]
             out[at] = super().experts(x[at], weights, ids[at], gates[at], act, ctx.of(at))
         return out
-
-    def experts_inside(
-        self, x: Tensor, weights: tuple[list[Weight], list[Weight]], ids: Tensor, act: Act, ctx: ForwardContext
-    ) -> Tensor:
-        """The chosen experts' products up to the activation, a row for each choice."""
-        bound = self._experts_for(x, weights, act)
-        if bound is None:
-            return super().experts_inside(x, weights, ids, act, ctx)
-        out = torch.empty((ids.numel(), weights[0][0].shape[0] // (1 + (act in GATED))), dtype=x.dtype)
-        return bound.call(x, ids, None, out, TYPES[x.dtype], 1)
-
-    def experts_outside(
-        self, y: Tensor, weights: tuple[list[Weight], list[Weight]], ids: Tensor, gates: Tensor, ctx: ForwardContext
-    ) -> Tensor:
-        """What comes behind the activation, added up for each token."""
-        bound = self._experts.get(id(weights))
-        if bound is None or bound.weights is not weights or bound.native is None or y.dtype not in TYPES:
-            return super().experts_outside(y, weights, ids, gates, ctx)
-        out = torch.empty((ids.shape[0], weights[1][0].shape[0]), dtype=y.dtype)
-        return bound.call(y, ids, gates, out, TYPES[y.dtype], 2)
-
-    def experts_apart(
-        self,
-        x: Tensor,
-        weights: tuple[list[Weight], list[Weight]],
-        ids: Tensor,
-        act: Act,
-        ctx: ForwardContext,
-        first: int,
-    ) -> Tensor:
-        """These experts' products, a row for each choice, in float32."""
-        bound = self._experts_for(x, weights, act)
-        if bound is None:
-            return super().experts_apart(x, weights, ids, act, ctx, first)
-        out = torch.empty((ids.numel(), x.shape[1]), dtype=torch.float32)
-        return bound.call(x, ids, None, out, TYPES[x.dtype], 3, first)
 
     def add_experts(self, parts: Tensor, gates: Tensor, dtype: torch.dtype) -> Tensor:
         """The weighted sum over choices, in one native call."""
@@ -513,12 +458,18 @@ class CpuKernels(ReferenceKernels):
         _native.add_experts(parts.data_ptr(), rows, hidden, out.data_ptr(), TYPES[dtype], gates.data_ptr(), top_k)
         return out
 
-    def _experts_for(self, x: Tensor, weights: tuple[list[Weight], list[Weight]], act: Act) -> BoundExperts | None:
+    def _experts_for(
+        self, x: Tensor, weights: tuple[list[Weight], list[Weight]], act: Act | None
+    ) -> BoundExperts | None:
+        """None: csrc cannot. Without an activation: what the first half was bound to."""
         bound = self._experts.get(id(weights))
         if bound is None or bound.weights is not weights:
+            if act is None:
+                return None
             bound = self._experts[id(weights)] = BoundExperts(weights, ACTS[act], gated=act in GATED)
         able = x.dtype in TYPES and bound.native is not None
-        self.count("experts", fallback=not able)
+        if act is not None:
+            self.count("experts", fallback=not able)
         return bound if able else None
 
     # ------------------------------------------------------------------ attention

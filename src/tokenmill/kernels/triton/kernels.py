@@ -5,7 +5,7 @@ Must not know: models, plans, engines.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 import torch
@@ -16,15 +16,14 @@ from tokenmill.core.errors import UserError
 from tokenmill.core.forward import (
     Act,
     AttentionSpec,
-    DeltaSpec,
     Draws,
     ForwardContext,
     FusedMixture,
     GroupPlan,
     Mixture,
     NormSpec,
+    Recurrence,
     RouteSpec,
-    SpaceSpec,
     StoredMatrix,
 )
 from tokenmill.kernels.reference import ReferenceKernels
@@ -65,9 +64,8 @@ from tokenmill.kernels.triton.quantised.narrow_linear import (
 from tokenmill.kernels.triton.quantised.narrow_round import widened
 from tokenmill.kernels.triton.sampling.choose import choose, greedy
 from tokenmill.kernels.triton.sampling.cuts import least_kept
-from tokenmill.kernels.triton.states.chunks import can_chunk, chunked_delta_
-from tokenmill.kernels.triton.states.recurrent import ALL, SHORT, delta_rule_, gated_norm, short_conv_
-from tokenmill.kernels.triton.states.space import selective_scan_, state_space_
+from tokenmill.kernels.triton.states.recurrences import RECURRENCES
+from tokenmill.kernels.triton.states.recurrent import gated_norm
 from tokenmill.kernels.triton.states.stepping import accept_, advance_, gather_rows
 from tokenmill.kernels.triton.unfit import UNFIT, else_reference, note_unfit
 
@@ -100,8 +98,7 @@ class TritonKernels(ReferenceKernels):
             fuses="fusion" not in without,
             narrow_ways=measured_narrow(torch.cuda.get_device_name()) if real else {},
         )
-        self.narrow_logits = True
-        self.cuts_draws = True
+        self.chooses = True
         self.unfit: set[str] = set()
         self.ways: dict[str, Way] = measured_ways(torch.cuda.get_device_name()) if real else {}
         self.measured: list[Sample] = samples(self.ways)
@@ -312,8 +309,12 @@ class TritonKernels(ReferenceKernels):
         return found if scale == 1.0 else found.mul_(scale)
 
     @else_reference
-    def norm(self, x: Tensor, spec: NormSpec) -> Tensor:
+    def norm(
+        self, x: Tensor, spec: NormSpec, gate: Tensor | None = None, size: int = 0, *, first: bool = False
+    ) -> Tensor:
         """x [..., D] -> the same shape and dtype."""
+        if gate is not None:
+            return self.gated_norm(x, gate, spec, size, first=first)
         if x.shape[-1] > _WIDEST or x.numel() == 0:
             self.count("norm", fallback=True)
             return super().norm(x, spec)
@@ -321,8 +322,10 @@ class TritonKernels(ReferenceKernels):
         return pointwise.norm(x, spec, pdl=self.launch.pdl)
 
     @else_reference
-    def activate(self, x: Tensor, act: Act) -> Tensor:
+    def activate(self, x: Tensor, act: Act | Literal["sigmoid"], gate: Tensor | None = None) -> Tensor:
         """x [T, D] -> [T, D], or [T, D / 2] for the gated kinds."""
+        if gate is not None:
+            return self.gated_norm(x, gate, None, x.shape[1], act=act)
         if x.ndim != 2 or x.numel() == 0:
             self.count("activate", fallback=True)
             return super().activate(x, act)
@@ -402,39 +405,14 @@ class TritonKernels(ReferenceKernels):
     # ------------------------------------------------------------ states
 
     @else_reference
-    def short_conv_(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        state: Tensor,
-        ctx: ForwardContext,
-        *,
-        silu: bool = True,
-    ) -> Tensor:
-        """x [T, C] -> a convolution over each channel's last inputs, and its silu."""
-        if x.stride(1) != 1 or x.shape[0] == 0:
-            self.count("short_conv", fallback=True)
-            return super().short_conv_(x, weight, bias, state, ctx, silu=silu)
-        self.count("short_conv")
-        return short_conv_(x, weight, bias, state, ctx, silu=silu, pdl=self.launch.pdl)
-
-    @else_reference
-    def delta_rule_(self, mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """mixed [T, (q | k | v)] -> [T, Hv, Dv]: token by token where a row has few (or where its bytes must not depend
-        on the step), in chunks where it has many."""
-        if mixed.stride(1) != 1 or gates.stride(1) != 1 or mixed.shape[0] == 0 or spec.key_dim > 256:
-            self.count("delta_rule", fallback=True)
-            return super().delta_rule_(mixed, gates, spec, state, ctx)
-        self.count("delta_rule")
-        out = torch.empty((len(mixed), spec.value_heads, spec.value_dim), dtype=mixed.dtype, device=mixed.device)
-        chunked = ctx.max_query > SHORT and can_chunk(spec) and not self.launch.steady
-        if chunked:
-            chunked_delta_(mixed, gates, spec, state, ctx, out, small=self.launch.small)
-        if not chunked or len(ctx.kv_len) > 1:
-            most = SHORT if chunked else ALL
-            delta_rule_(mixed, gates, spec, state, ctx, out, most=most, pdl=self.launch.pdl)
-        return out
+    def recur_(self, inputs: Sequence[Tensor], spec: Recurrence, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """What the layer makes of its inputs and the states of the step's rows."""
+        name, compute = RECURRENCES[type(spec)]
+        found = compute(self.launch, inputs, spec, state, ctx)
+        if found is not None:
+            return found
+        self.count(name, fallback=True)
+        return super().recur_(inputs, spec, state, ctx)
 
     @else_reference
     def gated_norm(
@@ -445,7 +423,7 @@ class TritonKernels(ReferenceKernels):
         size: int,
         *,
         first: bool = False,
-        act: Literal["silu", "sigmoid"] = "silu",
+        act: str = "silu",
     ) -> Tensor:
         """x and gate [T, D] -> silu(gate) norm(x), or norm(silu(gate) x)."""
         if x.stride(1) != 1 or gate.stride(1) != 1 or x.numel() == 0 or size > _WIDEST:
@@ -453,33 +431,6 @@ class TritonKernels(ReferenceKernels):
             return super().gated_norm(x, gate, spec, size, first=first, act=act)
         self.count("gated_norm")
         return gated_norm(x, gate, spec, size, first=first, act=act, pdl=self.launch.pdl)
-
-    @else_reference
-    def state_space_(self, mixed: Tensor, rates: Tensor, spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """mixed [T, (x | b | c)], rates [T, H] -> [T, H * P], token by token."""
-        if mixed.stride(1) != 1 or mixed.shape[0] == 0:
-            self.count("state_space", fallback=True)
-            return super().state_space_(mixed, rates, spec, state, ctx)
-        self.count("state_space")
-        rates = rates if rates.stride(1) == 1 else rates.contiguous()
-        return state_space_(mixed, rates, spec, state, ctx, pdl=self.launch.pdl)
-
-    @else_reference
-    def selective_scan_(
-        self,
-        x: Tensor,
-        rates: Tensor,
-        mixed: Tensor,
-        fixed: tuple[Tensor, Tensor],
-        state: Tensor,
-        ctx: ForwardContext,
-    ) -> Tensor:
-        """x and rates [T, C], mixed [T, (b | c)] -> [T, C], token by token."""
-        if x.stride(1) != 1 or rates.stride(1) != 1 or mixed.stride(1) != 1 or x.shape[0] == 0:
-            self.count("selective_scan", fallback=True)
-            return super().selective_scan_(x, rates, mixed, fixed, state, ctx)
-        self.count("selective_scan")
-        return selective_scan_(x, rates, mixed, fixed, state, ctx, pdl=self.launch.pdl)
 
     # ------------------------------------------------------------ attention
 
@@ -536,10 +487,10 @@ class TritonKernels(ReferenceKernels):
         return out
 
     @else_reference
-    def attend_qkv(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
+    def attend(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
         """The same from the product [T, all heads]; where every sequence has one new token, in one launch."""
-        if not self._fresh(qkv, spec, ctx):
-            return self.attention(self.prepare_qkv(qkv, spec, ctx), spec, ctx)
+        if qkv.ndim == 3 or not self._fresh(qkv, spec, ctx):
+            return super().attend(qkv, spec, ctx)
         self.count("attend_qkv")
         qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
         out = torch.empty((qkv.shape[0], spec.heads * spec.kv.value_dim), dtype=qkv.dtype, device=qkv.device)
