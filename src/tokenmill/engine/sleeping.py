@@ -170,7 +170,7 @@ def make_bed(config: EngineConfig, device: str) -> NoBed | HostBed | DeviceBed:
         return NoBed()
     if config.parallel.pipeline_parallel_size > 1:
         raise ParameterError(
-            "--enable-sleep-mode is not built for --pipeline-parallel-size above 1: layers of a stage are not read anew.",
+            "--enable-sleep-mode is not built for --pipeline-parallel-size above 1: a stage is not read anew.",
             param="enable_sleep_mode",
         )
     if device == "cpu" and can_drop():
