@@ -36,16 +36,18 @@ def requests() -> tuple[list[list[int]], list[SamplingParams]]:
 
 
 def compare(folder, ranks: int, **options) -> None:
-    """One process and several ranks, plain and roughly."""
+    """One process and several ranks, plain and roughly; those of one stage sleep in between."""
     prompts, params = requests()
     options = {"kernels": "auto", "max_model_len": 160, **options}
-    with open_llm(folder, **options) as llm:
+    with open_llm(folder, **{**options, "pipeline_parallel_size": 1}) as llm:
         wanted = [exact(output) for output in run(llm, prompts, params)]
-    with open_llm(folder, tensor_parallel_size=ranks, enable_sleep_mode=True, **options, **ROUGH) as llm:
-        for level in (1, 2, 1):
+    sleeps = options.get("pipeline_parallel_size", 1) == 1
+    with open_llm(folder, tensor_parallel_size=ranks, enable_sleep_mode=sleeps, **options, **ROUGH) as llm:
+        for level in (1, 2, 1) if sleeps else (0, 0):
             assert [exact(output) for output in run(llm, prompts, params)] == wanted
-            llm.sleep(level)
-            llm.wake_up()
+            if level:
+                llm.sleep(level)
+                llm.wake_up()
         counters = llm.engine.scheduler.counters
         assert counters.preemptions and counters.accepted and counters.cached_tokens
         check_nothing_left(llm.engine)
