@@ -196,7 +196,7 @@ def _closing(found: dict[str, Any]) -> list[str]:
     lines = []
     sent = found["traffic"]
     if found["devices"] > 1:
-        parts = {"sums": "sums of slices", "experts": "states to experts and back", "stages": "states between stages"}
+        parts = {"sums": "sums of slices", "stages": "states between stages"}
         told = ", ".join(f"{text} {sent[name] / 1024:.1f} KiB" for name, text in parts.items() if sent[name])
         lines.append(f"Each rank sends per token: {told}, at {sent['link_bytes_per_s'] / 1e9:g} GB/s.")
     if found["usd_per_million_tokens"] is not None:

@@ -435,6 +435,8 @@ def _check(name: str, value: Any, item: Field, kind: Any) -> None:
         raise ParameterError(f"{name} must be one of {', '.join(choices)}, got {value!r}.", param=name)
     allowed = getattr(kind, "__args__", (kind,))
     numeric = [k for k in allowed if k in (int, float)]
+    if value is None and name.endswith("_parallel_size"):
+        raise ParameterError(f"{name} must be a number, got None.", param=name)
     if numeric and bool not in allowed and value is not None:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ParameterError(f"{name} must be a number, got {value!r}.", param=name)

@@ -20,7 +20,7 @@ from tokenmill.engine.drafting import check_stages, control_of, host_drafter, re
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.executor import InProcessExecutor
 from tokenmill.engine.generation import banned, check_generation
-from tokenmill.engine.loading import Facts, check_adapters, find_model, load_runner, read_config, read_generation
+from tokenmill.engine.loading import Facts, check_ranks, find_model, load_runner, read_config, read_generation
 from tokenmill.engine.replicas import Replicas
 from tokenmill.engine.sleeping import SleepDesk
 from tokenmill.engine.source import ModelSource
@@ -86,7 +86,7 @@ def build_engine(config: EngineConfig) -> Built:
     read_config(config, source)  # what is wrong with it is told before the tokenizer is looked for
     speculation = read_speculation(config.speculate)
     check_stages(config, speculation)
-    check_adapters(config)
+    check_ranks(config)
     drafter, most = host_drafter(speculation)
     tokenizer = load_tokenizer(config, source)
     generation = read_generation(config, source)

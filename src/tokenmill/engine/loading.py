@@ -243,7 +243,9 @@ def load_runner(
 
 
 def check_stages(model: CausalLM, mesh: Mesh) -> None:
-    """Refuse a checkpoint with tensors that no stage asked for."""
+    """Refuse a checkpoint with tensors that no stage asked for, and whole experts where there are none."""
+    if mesh.place.whole_experts and not any(mesh.by_stage(model.spec.extras.get("mixtures", 0))):
+        raise ModelError("--enable-expert-parallel: this model has no experts to share out; leave it out.")
     if mesh.place.stages > 1:
         left = [set(each) for each in mesh.share(model.spec.extras.get("left", []))]
         check_leftovers(sorted(set.intersection(*left)))
@@ -284,8 +286,13 @@ def _facts(config: EngineConfig, runner: Runner, device: str, lengths: tuple[int
     )
 
 
-def check_adapters(config: EngineConfig) -> None:
-    """Refuse what adapters do not go with."""
+def check_ranks(config: EngineConfig) -> None:
+    """Refuse what does not go with several ranks, or needs them."""
+    if config.parallel.enable_expert_parallel and config.parallel.tensor_parallel_size == 1:
+        raise ParameterError(
+            "--enable-expert-parallel shares experts out over the ranks of --tensor-parallel-size, which is 1.",
+            param="enable_expert_parallel",
+        )
     if config.adapters.enable_lora and config.parallel.ranks > 1:
         raise ParameterError(
             "--enable-lora with several ranks (--tensor-parallel-size, --pipeline-parallel-size) is not built: "

@@ -52,6 +52,8 @@ class Book:
     """What every rank computes whole."""
     changed: set[str] = field(default_factory=set)
     """Stored formats that are held in another one, for want of a kernel."""
+    mixtures: int = 0
+    """Mixtures of experts built so far."""
     waits: Following | None = None
     """Learns which matrix is multiplied next."""
 

@@ -63,6 +63,7 @@ class Experts:
         self.router = b.settled(router)
         self.route = route
         self.weights = weights
+        b.book.mixtures += 1
         self.first = held(b, route.experts).start
         self.by_expert = b.place.whole_experts and b.group.size > 1
         """Each rank has some experts, whole."""

@@ -25,7 +25,6 @@ from tokenmill.measure.spread import (
     Spread,
     bubbles,
     check_spread,
-    exchange_bytes,
     hop_seconds,
     spread_cost,
     stage_of,
@@ -317,13 +316,11 @@ def prefill(planner: Planner, reach: Speeds, tokens: int, spread: Spread | None 
 
 
 def _traffic(planner: Planner, setup: Setup) -> dict[str, float]:
-    """Bytes per token that a rank sends: sums of slices, states to whole experts, states to the next stage."""
+    """Bytes per token that a rank sends: sums of slices and experts, states to the next stage."""
     sheet, spread = planner.sheet, setup.spread
     cost = spread_cost(step_cost(sheet, [Grant(1, 0)], planner.kv_format), sheet, spread)
-    exchanged = exchange_bytes(sheet, spread)
     return {
-        "sums": cost.reduced_bytes - exchanged,
-        "experts": exchanged,
+        "sums": cost.reduced_bytes,
         "stages": state_bytes(sheet) / spread.ranks if spread.stages > 1 else 0.0,
         "link_bytes_per_s": setup.device.link_bytes_per_s,
     }

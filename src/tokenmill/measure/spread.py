@@ -5,8 +5,8 @@ Slices (tensor parallel) are counted from the layers themselves (counting.py); h
     stages      each of p stages holds its share of the layers; the batch goes through them in p parts. A token takes
                 the time of all layers for its part, and p - 1 hops; a prompt of m chunks (m + p - 1) / (m p) of its
                 time.
-    experts     whole ones on e ranks: the same bytes on average, but the busiest rank sets the pace; each token's state
-                goes to every other rank that one of its experts is on, and back, instead of being summed.
+    experts     whole ones on e ranks: the same bytes on average, but the busiest rank sets the pace; sums are exchanged
+                as those of slices are.
 Must not know: terminals, devices.
 """
 
@@ -42,9 +42,9 @@ def check_spread(sheet: Sheet, spread: Spread) -> None:
         raise ParameterError(f"{layers} layers cannot be dealt out to {spread.stages} stages; choose a smaller --pp.")
     if spread.whole_experts and not sheet.body.mixtures:
         raise ParameterError("This model has no experts to be dealt out: leave out --ep.")
-    if spread.whole_experts and any(mixture.experts % spread.ranks for mixture in sheet.body.mixtures):
+    if spread.whole_experts and any(mixture.experts < spread.ranks for mixture in sheet.body.mixtures):
         count = sheet.body.mixtures[0].experts
-        raise ParameterError(f"{count} experts cannot be dealt out to {spread.ranks} ranks evenly; change --tp.")
+        raise ParameterError(f"{count} experts cannot be dealt out to {spread.ranks} ranks; change --tp.")
 
 
 def stage_of(sheet: Sheet, stages: int) -> Sheet:
@@ -62,16 +62,13 @@ def stage_of(sheet: Sheet, stages: int) -> Sheet:
 
 
 def spread_cost(cost: Cost, sheet: Sheet, spread: Spread) -> Cost:
-    """Whole experts: the busiest rank's work, and exchanged states instead of sums; else unchanged."""
+    """Whole experts: the busiest rank's work; else unchanged."""
     if not spread.whole_experts or spread.ranks == 1 or not cost.counts.tokens:
         return cost
     mixture, tokens = sheet.body.mixtures[0], cost.counts.tokens
     worst = imbalance(tokens * mixture.top_k, spread.ranks)
     cost.flops["experts"] *= worst
     cost.weight_bytes["experts"] *= min(worst, mixture.experts / max(1.0, _touched(cost, mixture.bytes)))
-    state = state_bytes(sheet)
-    sums, exchanged = len(sheet.body.mixtures) * tokens * state, exchange_bytes(sheet, spread) * tokens
-    cost.reduced_bytes = max(0.0, cost.reduced_bytes - sums) + exchanged
     return cost
 
 
@@ -84,15 +81,6 @@ def imbalance(choices: float, ranks: int) -> float:
     """How much more than the average the busiest of `ranks` gets when this many choices fall at random."""
     mean = choices / ranks
     return min(float(ranks), 1.0 + math.sqrt(2.0 * math.log(ranks) / mean)) if ranks > 1 else 1.0
-
-
-def exchange_bytes(sheet: Sheet, spread: Spread) -> float:
-    """Bytes per token that a rank sends and gets back over all layers of whole experts."""
-    if not spread.whole_experts or spread.ranks == 1:
-        return 0.0
-    ranks, state = spread.ranks, state_bytes(sheet)
-    remote = sum((ranks - 1) * (1.0 - (1.0 - 1.0 / ranks) ** m.top_k) for m in sheet.body.mixtures)
-    return 2.0 * remote * state / ranks  # a token begins on one of the ranks
 
 
 def state_bytes(sheet: Sheet) -> int:

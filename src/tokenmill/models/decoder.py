@@ -105,6 +105,7 @@ class Decoder:
                 "changed": sorted(b.book.changed),
                 "repeated": sorted(b.book.repeated),
                 "stand_in": stand_in,
+                "mixtures": b.book.mixtures,
                 "layers": (first, last),
             },
         )

@@ -36,10 +36,10 @@ def requests() -> tuple[list[list[int]], list[SamplingParams]]:
 
 
 def compare(folder, ranks: int, **options) -> None:
-    """One process and several ranks, plain and roughly."""
+    """One process and several ranks, plain and roughly, with sleep in between."""
     prompts, params = requests()
     options = {"kernels": "auto", "max_model_len": 160, **options}
-    with open_llm(folder, **options) as llm:
+    with open_llm(folder, **{**options, "pipeline_parallel_size": 1}) as llm:
         wanted = [exact(output) for output in run(llm, prompts, params)]
     with open_llm(folder, tensor_parallel_size=ranks, enable_sleep_mode=True, **options, **ROUGH) as llm:
         for level in (1, 2, 1):

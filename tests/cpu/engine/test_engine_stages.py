@@ -175,6 +175,7 @@ def test_stages_number_blocks_alike() -> None:
     ("options", "said"),
     [
         ({"enable_lora": True}, "several ranks"),
+        ({"enable_expert_parallel": True}, "which is 1"),
         ({"speculative_config": {"method": "medusa", "model": "x"}}, "does not go with --pipeline-parallel-size"),
     ],
 )
