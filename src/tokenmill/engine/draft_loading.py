@@ -47,29 +47,28 @@ class Target:
 
 @dataclass(slots=True)
 class LoadedDrafter:
-    """A drafter with the specs of the K/V that it keeps, layer by layer, and its weights' bytes."""
+    """A drafter with the specs of the K/V that it keeps, layer by layer, and its weights' bytes. most: drafts of a row,
+    the host's included."""
 
     drafter: DeviceDrafter | None = None
     kv_specs: tuple[KVSpec, ...] = ()
     weight_bytes: int = 0
+    most: int = 0
 
 
 def load_drafter(config: EngineConfig, found: Speculation | None, target: Target) -> LoadedDrafter:
     """The drafter of the device that --speculative-config asks for, if any."""
     if found is None:
         return LoadedDrafter()
-    if target.model.spec.states:
-        raise ParameterError(
-            f"{target.source.config().get('model_type')}: drafts for models with recurrent layers are not built yet: "
-            "leave --speculative-config out.",
-            param="speculative_config",
-        )
     if found.method in LOADERS:
         source = find_source(found.model or "", found.revision, Hub(config.files.download_dir, config.files.hf_token))
-        return LOADERS[found.method](config, found, source, target)
-    if looks_on_device(config, found, target.device):
-        return LoadedDrafter(NgramLookup(found.most, found.longest, found.shortest))
-    return LoadedDrafter()
+        loaded = LOADERS[found.method](config, found, source, target)
+    elif looks_on_device(config, found, target.device):
+        loaded = LoadedDrafter(NgramLookup(found.most, found.longest, found.shortest))
+    else:
+        loaded = LoadedDrafter()
+    loaded.most = found.most
+    return loaded
 
 
 def _draft_model(config: EngineConfig, found: Speculation, source: ModelSource, target: Target) -> LoadedDrafter:

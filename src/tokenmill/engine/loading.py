@@ -82,6 +82,8 @@ class Facts(msgspec.Struct):
     """It can take in later what it has missed."""
     snapshots: int | None = None
     """Slots for kept states; None: this model's rows have none."""
+    trail: int | None = None
+    """Drafts that can be tried in a step, of all rows, where these have states; None: they have none."""
 
 
 def find_model(config: EngineConfig) -> ModelSource:
@@ -197,8 +199,9 @@ def load_runner(
         peak = peak_step_bytes(config, (model, kernels, layout), device, min(wanted, step_tokens), step_tokens)
     release(device)
     budget = cache_bytes(config, device, peak, reasons, shares=group.size * config.engines)
-    rows, slots = group.agree(list(count_states(config, model.spec.states, budget, reasons)))
-    states = StatePool(model.spec.states, rows, slots, device) if model.spec.states else None
+    counted = count_states(config, model.spec.states, budget, reasons, drafts.most)
+    rows, slots, trail = group.agree(list(counted))
+    states = StatePool(model.spec.states, rows, slots, device, trail) if model.spec.states else None
     taken = 0 if states is None else states.size_bytes
     blocks = group.agree(count_blocks(config, layout, budget - taken, wanted, step_tokens))
     max_len = fitting_length(config, layout, blocks, wanted, reasons)
@@ -210,7 +213,7 @@ def load_runner(
     facts.dtype, facts.family = str(dtype).removeprefix("torch."), str(raw.get("model_type", ""))
     facts.weight_bytes += drafts.weight_bytes
     facts.adapter_slots, facts.adapter_bytes = 0 if sites is None else sites.slots, adapter_bytes
-    facts.snapshots = slots if model.spec.states else None
+    facts.snapshots, facts.trail = (slots, trail) if model.spec.states else (None, None)
     return runner, msgspec.to_builtins(facts)
 
 

@@ -25,6 +25,7 @@ from tokenmill.runner.ragged import RaggedMembers, RaggedTokens
 from tokenmill.runner.recorder import Graphs, RecordedSteps, StepRecorder, Tapes
 from tokenmill.runner.rows import Rows
 from tokenmill.runner.single import ROOM, SingleTokens
+from tokenmill.runner.trail import settle_states
 from tokenmill.sampling.arrays import send, to_device
 from tokenmill.sampling.choose import Ask, Way, choose, take_largest, way
 from tokenmill.sampling.logprobs import token_logprobs
@@ -101,7 +102,7 @@ class Runner:
         parts = self.model, self.kernels, self.rows, self.pool
         if self.kernels.records:
             made: list[StepRecorder] = [RecordedSteps(SingleTokens(*parts, exact=True), Tapes(self.kernels, ROOM))]
-            if self.pool.states is None:  # tokens of one row cannot go on from its state side by side
+            if self.pool.states is None or self.pool.states.trail:
                 ragged = RaggedTokens(*parts)
                 made.append(RecordedSteps(ragged, Tapes(self.kernels, ragged.room_bytes)))
             return made
@@ -159,6 +160,7 @@ class Runner:
             return
         try:
             self._sample(running, late or LateInputs())
+            self._settle(running)
         except Exception as error:
             self._fail(running, error)
 
@@ -213,8 +215,6 @@ class Runner:
             batch = make_batch(plan, rows, self.pool, self.kernels)
             running.batch = batch
             running.hidden = self.model.forward(batch.tokens, batch.ctx)
-        if plan.saves and self.pool.states is not None:  # no drafts are tried: the grant ends just there
-            self.pool.states.save([(save.row, save.slot) for save in plan.saves])
 
     def _sample(self, running: Running, late: LateInputs) -> None:
         plan, batch, rows = running.plan, running.batch, self.rows
@@ -254,6 +254,17 @@ class Runner:
             self._move_mus(running, None)
             self._advance(running)
         self._leave_drafts(running)
+
+    def _settle(self, running: Running) -> None:
+        """States are kept, and rows go on with those behind their last tokens that stand."""
+        states, plan, left = self.pool.states, running.plan, running.left
+        if states is None or running.batch is None:
+            return
+        if states.trail:
+            stand = None if left.kept is None else (left.verified, left.kept)
+            settle_states(states, plan, running.batch, self.rows, stand)
+        elif plan.saves:  # no drafts are tried: the grant ends just there
+            states.save([(save.row, save.slot) for save in plan.saves])
 
     def _take(self, running: Running, best: tuple[Tensor, Tensor, Tensor]) -> None:
         """The choice came with the logits: what `_sample` does in general, in a few operations (see single.py)."""
