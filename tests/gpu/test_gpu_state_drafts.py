@@ -1,4 +1,4 @@
-"""Drafts over states on a GPU: with --deterministic the tokens of a run without drafts, however often they are wrong."""
+"""Drafts over states on a GPU: with --deterministic the tokens of a run without drafts, though many are wrong."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def answers(folder, speculative=None, texts=None, **options):
         found = [[o.outputs[0].token_ids for o in llm.generate(PROMPTS, PARAMS, use_tqdm=False)] for _ in range(2)]
         return found, llm.engine.scheduler.counters.accepted
     finally:
-        llm.shutdown()
+        llm.close()
 
 
 def test_the_same_tokens(folder):
