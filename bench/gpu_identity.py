@@ -59,7 +59,7 @@ BLOCKS = SMALL | {
 MORE = {
     "mamba": Case(MAMBA, ROUND), "mamba2": Case(MAMBA2, ROUND), "small-blocks": Case(BLOCKS, ROUND),
     "30b-a3b-deterministic": Case(MOE, EXPERTS, {"max_model_len": 8192, "deterministic": True}),
-    "small-int8-g": Case(SMALL, ANY, {"quantization": "int8", "quantization_group": 64}),
+    "small-int8": Case(SMALL, ANY, {"quantization": "int8"}),
     "8b-lora-fp8": Case(LLAMA, ANY, {"enable_lora": True, "max_loras": 4, "quantization": "fp8"}),
 }  # fmt: skip
 DEFAULT = (

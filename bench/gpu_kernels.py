@@ -103,7 +103,7 @@ def way_case(name: str, rows: int, way: Way, pdl: bool = True) -> Case:
         kernels = TritonKernels(without=() if pdl else ("dependent-launch",))
         kernels.launch.scratch = SCRATCH
         kernels.ways = {operation(rows, (out, inner), act, has_norm): way}
-        calls = [lambda w=w: kernels.fused_linear(x, w, norm=norm, act=act, residual=residual) for w in many]
+        calls = [lambda w=w: kernels.product(x, w, norm=norm, act=act, residual=residual) for w in many]
         return calls, many[0].numel() * 2.0, 2.0 * rows * out * inner
 
     tuned = operation(rows, (out, inner), act, has_norm) if pdl else ""
@@ -202,13 +202,13 @@ def layer_case(rows: int, length: int, pdl: bool = True, **changes: Way) -> Case
             if config == ():
                 return qkv[:, :4096].contiguous()
             if config is None:
-                return kernels.attend_qkv(qkv, spec, ctx)
+                return kernels.attend(qkv, spec, ctx)
             apart = config[0] == "apart"
             decode.decode_config = lambda *_, **__: config[1:] if apart else config
             y = (
                 kernels.attention(kernels.prepare_qkv(qkv, spec, ctx), spec, ctx)
                 if apart
-                else kernels.attend_qkv(qkv, spec, ctx)
+                else kernels.attend(qkv, spec, ctx)
             )
             decode.decode_config = plain
             return y
@@ -216,10 +216,10 @@ def layer_case(rows: int, length: int, pdl: bool = True, **changes: Way) -> Case
         def call(layer: int):
             x = hidden
             w = {name: weights(name)[layer % len(weights(name))] for name in SHAPES}
-            y = attend(kernels.fused_linear(x, w["qkv"], norm=gain), replace(first, layer=layer))
-            x = kernels.fused_linear(y, w["o"], residual=x)
-            y = kernels.fused_linear(x, w["gate_up"], norm=gain, act="silu_mul")
-            return kernels.fused_linear(y, w["down"], residual=x)
+            y = attend(kernels.product(x, w["qkv"], norm=gain), replace(first, layer=layer))
+            x = kernels.product(y, w["o"], residual=x)
+            y = kernels.product(x, w["gate_up"], norm=gain, act="silu_mul")
+            return kernels.product(y, w["down"], residual=x)
 
         moved = sum(SHAPES[name][0] * SHAPES[name][1] * 2.0 for name in SHAPES if name != "head")
         return [lambda i=i: call(i) for i in range(8)], moved + rows * length * 4096.0, 0.0

@@ -120,7 +120,7 @@ def calls(kind: str, name: str, rows: int, way: Way, most: int) -> tuple[list[Ca
     x = rand(rows, inner)
     norm = NormSpec(rand(inner), 1e-5) if has_norm else None
     residual = rand(rows, out) if has_residual else None
-    return [lambda w=w: kernels.fused_linear(x, w, norm=norm, act=act, residual=residual) for w in many], many[0]
+    return [lambda w=w: kernels.product(x, w, norm=norm, act=act, residual=residual) for w in many], many[0]
 
 
 def replayed(steps: list[Callable[[], object]]) -> float:

@@ -27,11 +27,12 @@ def measure(rank: int, devices: int, meeting: str) -> None:
     """One rank; the first one tells."""
     import torch
 
-    from tokenmill.parallel.distributed import TorchGroup
+    from tokenmill.parallel.distributed import TorchGroup, World
     from tokenmill.parallel.pushed import MOST, PushGroup
+    from tokenmill.parallel.stages import Place
 
     torch.cuda.set_device(rank)
-    group = PushGroup(meeting, rank, devices, f"cuda:{rank}", pdl=True)
+    group = PushGroup(World(meeting, Place(), rank, devices, f"cuda:{rank}"), pdl=True)
     if rank == 0:
         print(f"SUMS own kernel: {'yes' if group.buffers is not None else 'NO, NCCL alone'}", flush=True)
 

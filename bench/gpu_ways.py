@@ -93,7 +93,7 @@ def calls_of(shape: Shape, rows: int, way: Way, weights: list[torch.Tensor]) -> 
     kernels = TritonKernels()
     kernels.launch.scratch = SCRATCH
     kernels.ways = {operation(rows, (out, inner), act, normed): way}
-    return [lambda w=w: kernels.fused_linear(x, w, norm=norm, act=act, residual=residual) for w in weights]  # type: ignore[misc]
+    return [lambda w=w: kernels.product(x, w, norm=norm, act=act, residual=residual) for w in weights]  # type: ignore[misc]
 
 
 def compile_share(share: int, jobs: int, rows: list[int]) -> None:

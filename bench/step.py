@@ -63,7 +63,7 @@ class NullKernels(ReferenceKernels):
     def norm(self, x: Tensor, spec: NormSpec) -> Tensor:
         return x
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def multiply(self, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
         return self.out(x.shape[0], weight.shape[0])
 
     def activate(self, x: Tensor, act: Any) -> Tensor:

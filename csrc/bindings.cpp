@@ -448,9 +448,10 @@ struct Experts {
     }
   }
 
-  // half: 0 both, 1 up to the activation, 2 behind it.
-  void call(Address x, int64_t rows, Address out, int type, Address ids, Address gates, int64_t top_k, int half) const {
-    require(half != 0 || whole, "these experts are a rank's share");
+  // half: 0 both, 1 up to the activation, 2 behind it, 3 both and not summed. first: the first one's id.
+  void call(Address x, int64_t rows, Address out, int type, Address ids, Address gates, int64_t top_k, int half,
+            int64_t first) const {
+    require((half != 0 && half != 3) || whole, "these experts are a rank's share");
     ExpertsOp op{};
     op.x = raw(x);
     op.out = raw(out);
@@ -467,9 +468,24 @@ struct Experts {
     op.act = act;
     op.inside = half != 2;
     op.outside = half != 1;
+    op.summed = half != 3;
+    op.first = first;
     submit(static_cast<double>(rows * top_k) * static_cast<double>(3 * op.hidden * op.inner), [op] { experts(op); });
   }
 };
+
+// The sum over choices of what experts of all ranks have left, float y [rows * top_k, hidden].
+void add_experts_of(Address y, int64_t rows, int64_t hidden, Address out, int type, Address gates, int64_t top_k) {
+  ExpertsOp op{};
+  op.x = raw(y);
+  op.out = raw(out);
+  op.rows = rows;
+  op.hidden = hidden;
+  op.top_k = top_k;
+  op.gates = at<const float>(gates);
+  op.type = static_cast<Type>(type);
+  submit(static_cast<double>(rows * top_k * hidden), [op] { add_experts(op); });
+}
 
 void choose(Address logits, int64_t rows, int64_t count, int type, Address bias, Address ids, Address gates,
             int64_t top_k, const std::tuple<int, bool, float, int64_t, int64_t, bool>& how) {
@@ -741,8 +757,9 @@ NB_MODULE(_native, m) {
   nb::class_<Experts>(m, "Experts")
       .def(nb::init<const std::vector<const Matrix*>&, const std::vector<const Matrix*>&, int>())
       .def("call", &Experts::call, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-           nb::arg() = 0);
+           nb::arg() = 0, nb::arg() = 0);
   m.def("choose", &choose);
+  m.def("add_experts", &add_experts_of);
   m.def("heads", &heads);
   nb::class_<Layer>(m, "Layer")
       .def(nb::init<int, int, int, int, bool, float, float, int64_t, Address, Address>())

@@ -97,14 +97,16 @@ Order sorted(const ExpertsOp& op) {
   const int64_t pairs = op.rows * op.top_k;
   Order found{std::vector<int64_t>(static_cast<size_t>(op.experts) + 1), std::vector<int64_t>(static_cast<size_t>(pairs), -1), {}};
   for (int64_t i = 0; i < pairs; ++i) {
-    if (op.ids[i] >= 0 && op.ids[i] < op.experts) ++found.begin[static_cast<size_t>(op.ids[i]) + 1];
+    const int64_t id = op.ids[i] - op.first;
+    if (id >= 0 && id < op.experts) ++found.begin[static_cast<size_t>(id) + 1];
   }
   for (size_t e = 1; e < found.begin.size(); ++e) found.begin[e] += found.begin[e - 1];
   found.pair.resize(static_cast<size_t>(found.begin.back()));
   std::vector<int64_t> next(found.begin.begin(), found.begin.end() - 1);
   for (int64_t i = 0; i < pairs; ++i) {
-    if (op.ids[i] < 0 || op.ids[i] >= op.experts) continue;
-    const int64_t to = next[static_cast<size_t>(op.ids[i])]++;
+    const int64_t id = op.ids[i] - op.first;
+    if (id < 0 || id >= op.experts) continue;
+    const int64_t to = next[static_cast<size_t>(id)]++;
     found.place[static_cast<size_t>(i)] = to;
     found.pair[static_cast<size_t>(to)] = i;
   }
@@ -126,6 +128,28 @@ LinearOp product(const MatrixRef& matrix, const void* x, void* out, int64_t rows
 }
 
 const uint8_t* row_of(const void* x, int64_t row, int64_t bytes) { return static_cast<const uint8_t*>(x) + row * bytes; }
+
+// out[t] = the sum over j of gates[t, j] * y, a row of `found` for each choice: row t * k + j, or `place` of that.
+void weigh(const ExpertsOp& op, const float* found, const int64_t* places) {
+  auto task = [&](int64_t t) {
+    std::vector<float> total(static_cast<size_t>(op.hidden), 0.0f);
+    for (int64_t j = 0; j < op.top_k; ++j) {
+      const int64_t place = places ? places[t * op.top_k + j] : t * op.top_k + j;
+      if (place < 0) continue;
+      const float gate = op.gates[t * op.top_k + j];
+      const float* y = found + place * op.hidden;
+      for (int64_t i = 0; i < op.hidden; ++i) total[static_cast<size_t>(i)] += gate * y[i];
+    }
+    for (int64_t i = 0; i < op.hidden; ++i) {
+      if (op.type == Type::f32) {
+        static_cast<float*>(op.out)[t * op.hidden + i] = total[static_cast<size_t>(i)];
+      } else {
+        static_cast<bf16*>(op.out)[t * op.hidden + i] = to_bf16(total[static_cast<size_t>(i)]);
+      }
+    }
+  };
+  parallel_for(op.rows, task);
+}
 
 }  // namespace
 
@@ -185,24 +209,21 @@ void experts(const ExpertsOp& op) {
     }
     return;
   }
-  auto task = [&](int64_t t) {
-    std::vector<float> total(static_cast<size_t>(op.hidden), 0.0f);
-    for (int64_t j = 0; j < op.top_k; ++j) {
-      const int64_t place = order.place[static_cast<size_t>(t * op.top_k + j)];
-      if (place < 0) continue;
-      const float gate = op.gates[t * op.top_k + j];
-      const float* y = found + place * op.hidden;
-      for (int64_t i = 0; i < op.hidden; ++i) total[static_cast<size_t>(i)] += gate * y[i];
-    }
-    for (int64_t i = 0; i < op.hidden; ++i) {
-      if (op.type == Type::f32) {
-        static_cast<float*>(op.out)[t * op.hidden + i] = total[static_cast<size_t>(i)];
+  if (!op.summed) {
+    for (int64_t i = 0; i < op.rows * op.top_k; ++i) {
+      const int64_t place = order.place[static_cast<size_t>(i)];
+      float* out = static_cast<float*>(op.out) + i * op.hidden;
+      if (place < 0) {
+        std::memset(out, 0, static_cast<size_t>(op.hidden) * 4);
       } else {
-        static_cast<bf16*>(op.out)[t * op.hidden + i] = to_bf16(total[static_cast<size_t>(i)]);
+        std::memcpy(out, found + place * op.hidden, static_cast<size_t>(op.hidden) * 4);
       }
     }
-  };
-  parallel_for(op.rows, task);
+    return;
+  }
+  weigh(op, found, order.place.data());
 }
+
+void add_experts(const ExpertsOp& op) { weigh(op, static_cast<const float*>(op.x), nullptr); }
 
 }  // namespace tokenmill

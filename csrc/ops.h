@@ -270,6 +270,8 @@ struct ExpertsOp {  // out[t] = sum over j of gates[t, j] * downs[ids[t, j]](act
   Type type;
   Act act;
   bool inside = true, outside = true;  // one half alone: x or out is [rows * top_k, inner], a row for each choice
+  bool summed = true;  // false: out is float [rows * top_k, hidden], a row for each choice, of zeros where there is none
+  int64_t first = 0;   // ids begin at this one
 };
 
 struct RowStep {  // of what a recurrent layer's sequences are: where their states lie, borders in the batch, positions
@@ -365,6 +367,7 @@ struct RouteOp {
 };
 
 void experts(const ExpertsOp& op);
+void add_experts(const ExpertsOp& op);  // x is what `experts` leaves where it does not sum, from any rank
 void route(const RouteOp& op);
 
 // These throw where an index lies outside what it names, before they write anything.

@@ -56,8 +56,8 @@ METHODS: dict[str, Verdict] = {
     "stop_profile": done("gives the trace's file"),
     "reset_prefix_cache": done(),
     "reset_mm_cache": harmless("there is no cache of media"),
-    "sleep": refused("`close()` frees the memory, and another `LLM` loads again; sleeping is not built yet"),
-    "wake_up": harmless("an engine is always awake"),
+    "sleep": done("with `enable_sleep_mode=True`; level 2 reads the files again by itself"),
+    "wake_up": done(),
     "get_metrics": done("the server's series; histograms are left to requests' own `metrics`"),
     "get_world_size": done("1"),
     "enqueue": refused("`llm_engine.add_request()` and `step()` do it"),
@@ -158,8 +158,6 @@ def of_flag(flag: str) -> Verdict:
         help = {**all_options(GROUPS), **all_options(SERVER_GROUPS)}
         text = help[name][1].metadata["help"] if name in help else ""
         return harmless(text) if text.startswith("Accepted for compatibility") else done()
-    if name == "pipeline_parallel_size":
-        return refused("layers are not shared out in stages (1)")
     return of_other((ENGINE if name in ENGINE else SERVER)[name])
 
 

@@ -69,7 +69,7 @@ def linear_cases(kernels: CpuKernels, n: int, k: int, rows: list[int], budget_s:
             if name == "torch bf16":
                 seconds = median_seconds(lambda i: torch.nn.functional.linear(x, copies[i % len(copies)]), budget_s)
             else:
-                seconds = median_seconds(lambda i: kernels.fused_linear(x, copies[i % len(copies)]), budget_s)
+                seconds = median_seconds(lambda i: kernels.product(x, copies[i % len(copies)]), budget_s)
             out.append(
                 {"op": "linear", "format": name, "rows": m, "n": n, "k": k, "us": seconds * 1e6,
                  "gb_per_s": size / seconds / 1e9, "gflop_per_s": 2 * m * n * k / seconds / 1e9}
@@ -125,7 +125,7 @@ def row_cases(kernels: CpuKernels, budget_s: float) -> list[dict[str, Any]]:
             "norm 256": lambda _: kernels.norm(x, spec),
             "silu_mul 1536": lambda _: kernels.activate(gate_up, "silu_mul"),
             "add 256": lambda _: kernels.add(x, x),
-            "linear 512x256": lambda _: kernels.fused_linear(x, small),
+            "linear 512x256": lambda _: kernels.product(x, small),
             "torch rms_norm 256": lambda _: torch.nn.functional.rms_norm(x, (256,), spec.weight),
         }
         for name, call in calls.items():

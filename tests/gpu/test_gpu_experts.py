@@ -93,7 +93,7 @@ def test_mixture(tokens, shape, skew):
     h = REFERENCE.norm(x, norm)
     # Few tokens are routed before their norm is rounded.
     seen = REFERENCE.norm(x.float(), NormSpec(norm.weight.float(), norm.eps)) if tokens <= 64 else h.float()
-    ids, gates = REFERENCE.route(REFERENCE.linear(seen, mixture.router.table, mixture.router.bias), mixture.route)
+    ids, gates = REFERENCE.route(REFERENCE.product(seen, mixture.router.table, mixture.router.bias), mixture.route)
     expected = exact(h, ups, downs, ids, gates, "silu_mul") + residual.float()
     if mixture.shared is not None:
         up, down = (w.table.float() for w in mixture.shared)
@@ -123,7 +123,7 @@ def test_steady_rows_ignore_their_company():
 def test_float32(tokens):
     kernels, fused, mixture, ups, downs = layer(12, 320, 160, 3, dtype=torch.float32)
     x = rand(tokens, 320, dtype=torch.float32)
-    ids, gates = REFERENCE.route(REFERENCE.linear(x, mixture.router.table), mixture.route)
+    ids, gates = REFERENCE.route(REFERENCE.product(x, mixture.router.table), mixture.route)
     found = fused(x, ForwardContext(kernels, x, x, x, 1, [], []))
     assert relative(found, exact(x, ups, downs, ids, gates, "silu_mul")) < 1e-4
 
@@ -249,6 +249,6 @@ def test_packed_experts(kind, tokens):
     router = rand(experts, hidden, dtype=torch.float32, scale=hidden**-0.5)
     kernels, spec, x = triton_kernels(), RouteSpec(experts, top), rand(tokens, hidden)
     fused = kernels.pack_mixture(Mixture(DenseWeight(router), spec, ups, downs, "silu_mul", wide=True))
-    ids, gates = REFERENCE.route(REFERENCE.linear(x.float(), router), spec)
+    ids, gates = REFERENCE.route(REFERENCE.product(x.float(), router), spec)
     found = fused(x, ForwardContext(kernels, x, x, x, 1, [], []))
     assert relative(found, exact(x, *wide, ids, gates, "silu_mul")) < 1e-2

@@ -1,6 +1,7 @@
-"""Every family on the device in bfloat16 against Transformers, from the same weights.
+"""Every family on the device in bfloat16 against plain torch in float32, from the same weights.
 
-The measure is Transformers in float32; its own bfloat16 run on the device shows what the type costs.
+The measure is ReferenceKernels in float32, which tests/cpu/models holds against Transformers; their own bfloat16 run
+shows what the type costs. So an older Transformers on the machine, or one that cannot run a family, does not matter.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ hf = pytest.importorskip("transformers")
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "cpu" / "models"))
 
 from paged_batch import PagedBatch  # noqa: E402
-from parity import DictCheckpoint, make, theirs  # noqa: E402
+from parity import DictCheckpoint, make  # noqa: E402
 
 
 def read_cases():
@@ -37,6 +38,7 @@ def read_cases():
 
 CASES, random_prompt = read_cases()
 
+from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.models.registry import build_model  # noqa: E402
 
 LLAMA = hf.LlamaConfig(vocab_size=67, hidden_size=128, intermediate_size=256, num_hidden_layers=3,
@@ -46,17 +48,18 @@ QWEN3 = hf.Qwen3Config(vocab_size=67, hidden_size=64, intermediate_size=96, num_
 STEPS = [[("a", 40), ("b", 3)], [("a", 1), ("b", 1)], [("a", 1), ("b", 60)], [("a", 1)], [("a", 37)]]
 
 
-MIXTURES = ("moe", "mixtral", "deepseek", "oss")
-
-
 def errors(found, exact):
     """Relative error of each position [T]."""
     return (found - exact).norm(dim=-1) / exact.norm(dim=-1)
 
 
-def on_device(model, kernels, prompts):
+def logits_of(case, config, tensors, kernels, dtype, prompts):
     """Logits [T, vocab] of each sequence, computed in STEPS."""
-    batch = PagedBatch(model.spec.kv_specs, kernels, dtype=torch.bfloat16, device="cuda", states=model.spec.states)
+    model = build_model(
+        config, DictCheckpoint({k: v.to("cuda", dtype) for k, v in tensors.items()}), dtype=dtype, device="cuda",
+        kernels=kernels, max_positions=None if case is None else case.longest,
+    )  # fmt: skip
+    batch = PagedBatch(model.spec.kv_specs, kernels, dtype=dtype, device="cuda", states=model.spec.states)
     done, out = dict.fromkeys(prompts, 0), {name: [] for name in prompts}
     for grants in STEPS:
         tokens = [t for name, n in grants for t in prompts[name][done[name] : done[name] + n]]
@@ -75,36 +78,20 @@ def test_logits(name, tmp_path):
 
     own = {"llama": LLAMA, "qwen3": QWEN3}
     case = CASES.get(name)
-    reference, config, tensors = make(
+    _, config, tensors = make(
         own[name] if case is None else case.config, tmp_path, attention="eager" if case is None else case.attention
     )
-    with torch.no_grad():  # weights that bfloat16 holds exactly
-        for parameter in reference.parameters():
-            parameter.copy_(parameter.bfloat16().float())
-    tensors = {k: v.bfloat16() for k, v in tensors.items()}
-    kernels = TritonKernels()
-    model = build_model(
-        config, DictCheckpoint({k: v.cuda() for k, v in tensors.items()}), dtype=torch.bfloat16, device="cuda",
-        kernels=kernels, max_positions=None if case is None else case.longest,
-    )  # fmt: skip
+    tensors = {k: v.bfloat16() for k, v in tensors.items()}  # weights that bfloat16 holds exactly
     prompts = {"a": random_prompt(80), "b": random_prompt(64, 2)}
-    found = on_device(model, kernels, prompts)
-    exact = {key: theirs(reference, tokens) for key, tokens in prompts.items()}
-    low = reference.bfloat16().cuda()
+    exact = logits_of(case, config, tensors, ReferenceKernels(), torch.float32, prompts)
+    plain = logits_of(case, config, tensors, ReferenceKernels(), torch.bfloat16, prompts)
+    found = logits_of(case, config, tensors, TritonKernels(), torch.bfloat16, prompts)
     agree = total = 0
-    for key, tokens in prompts.items():
-        if name == "phi3-long" and key == "b":
-            continue  # see tests/cpu/models
-        error, usual = errors(found[key], exact[key]), torch.zeros(1)
-        try:
-            with torch.no_grad():
-                like = low(torch.tensor([tokens], device="cuda"), use_cache=False).logits[0].float().cpu()
-            usual = errors(like, exact[key])
-        except RuntimeError:
-            pass  # grouped products of Transformers refuse rows of few bytes
+    for key in prompts:
+        error, usual = errors(found[key], exact[key]), errors(plain[key], exact[key])
         # Where two experts score alike, rounding may choose the other: such positions are few.
-        measure = torch.median if any(part in name for part in MIXTURES) else torch.mean
-        assert measure(error) <= max(1e-2, 1.5 * float(measure(usual))), (key, measure(error), measure(usual))
+        assert torch.median(error) <= max(1e-2, 1.5 * float(torch.median(usual))), (key, error, usual)
+        assert torch.mean(error) <= max(2e-2, 3 * float(torch.mean(usual))), (key, error, usual)
         best = exact[key].topk(2, dim=-1).values
         clear = best[:, 0] - best[:, 1] > 4 * error.clamp(min=1e-2) * exact[key].std(dim=-1)
         agree += int((found[key].argmax(-1) == exact[key].argmax(-1))[clear].sum())

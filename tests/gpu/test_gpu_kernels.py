@@ -47,12 +47,12 @@ def test_fused_linear(rows, width, inner, kind):
     act = "silu_mul" if kind in ("gated", "all") else None
     bias = rand(width) if kind == "all" else None
     residual = rand(rows, width // 2 if act else width) if kind in ("norm", "all") else None
-    exact = REFERENCE.fused_linear(
+    exact = REFERENCE.product(
         x.float(), w.float(), None if bias is None else bias.float(), norm=wide(norm), act=act,
         residual=None if residual is None else residual.float(),
     )  # fmt: skip
     for _ in range(3):
-        found = kernels.fused_linear(x, w, bias, norm=norm, act=act, residual=residual)
+        found = kernels.product(x, w, bias, norm=norm, act=act, residual=residual)
         assert relative(found, exact) < 1e-2
     assert not kernels.launch.scratch.counters(x.device).any()
 
@@ -67,25 +67,25 @@ def test_steady_products(width, inner, kind):
     norm = NormSpec(rand(inner).abs() + 0.5, 1e-5) if kind == "all" else None
     x, w = rand(300, inner), rand(width, inner, scale=inner**-0.5)
     residual = rand(300, width // 2) if kind == "all" else None
-    exact = REFERENCE.fused_linear(
+    exact = REFERENCE.product(
         x.float(), w.float(), None if bias is None else bias.float(), norm=wide(norm), act=act,
         residual=None if residual is None else residual.float(),
     )  # fmt: skip
-    whole = kernels.fused_linear(x, w, bias, norm=norm, act=act, residual=residual)
+    whole = kernels.product(x, w, bias, norm=norm, act=act, residual=residual)
     assert relative(whole, exact) < 1e-2
     for at, count in ((0, 1), (7, 1), (3, 5), (20, 16), (9, 33), (100, 64), (50, 65), (13, 128), (0, 200)):
         part = slice(at, at + count)
         r = None if residual is None else residual[part]
-        assert torch.equal(kernels.fused_linear(x[part], w, bias, norm=norm, act=act, residual=r), whole[part])
+        assert torch.equal(kernels.product(x[part], w, bias, norm=norm, act=act, residual=r), whole[part])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("rows", [1, 5, 40])
 def test_other_types(dtype, rows):
     x, w = rand(rows, 512, dtype=dtype), rand(256, 512, dtype=dtype, scale=0.04)
-    found = triton_kernels().fused_linear(x, w, act="gelu_tanh_mul")
+    found = triton_kernels().product(x, w, act="gelu_tanh_mul")
     limit = 2e-3 if dtype == torch.float16 else 1e-5
-    assert relative(found, REFERENCE.fused_linear(x.double(), w.double(), act="gelu_tanh_mul")) < limit
+    assert relative(found, REFERENCE.product(x.double(), w.double(), act="gelu_tanh_mul")) < limit
 
 
 def test_greedy():
@@ -149,7 +149,7 @@ def test_attention(name, steady):
             slots = a.groups[0].slots
             for pages in (a.kv[0].key, a.kv[0].value):
                 pages[slots // 16, :, slots % 16] = float("nan")
-            assert relative(kernels.attend_qkv(x, spec, a), expected) < 1e-2
+            assert relative(kernels.attend(x, spec, a), expected) < 1e-2
     assert not kernels.launch.scratch.counters(x.device).any()
 
 
@@ -172,7 +172,7 @@ def test_eight_bit_pages(name, dtype):
         expected = REFERENCE.attention(expected_q, spec, b)
         assert relative(kernels.attention(q, spec, a), expected) < 1e-2
         if a.max_query == 1:
-            assert relative(kernels.attend_qkv(x, spec, a), expected) < 1e-2
+            assert relative(kernels.attend(x, spec, a), expected) < 1e-2
     same = ours.kv[0].key.float() == exact.kv[0].key.float()
     assert same.float().mean() > 0.97  # rotations in bf16 and float32 may round apart
 

@@ -88,6 +88,16 @@ def agreement(a, b):
     return same / total
 
 
+def apart(a, b):
+    """How far the logprobs of first tokens are from each other at most; tokens that one of both does not list are left
+    out, but something is listed by both or the answer is infinite."""
+    worst = 0.0
+    for x, y in zip(a, b, strict=True):
+        x, y = x.outputs[0].logprobs[0], y.outputs[0].logprobs[0]
+        worst = max(worst, max((abs(x[t].logprob - y[t].logprob) for t in x.keys() & y.keys()), default=float("inf")))
+    return worst
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("tokens", [1, 17, 64, 300, 2049])
 @pytest.mark.parametrize(("widths", "act", "residual", "gains"), [
@@ -138,14 +148,15 @@ def test_like_the_reference(model, adapters, options):
 
 @pytest.mark.parametrize("quantization", [None, "fp8", "int8", "int4"])
 def test_on_every_format(model, adapters, quantization):
-    given, params = prompts(18), SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-    with make(model, quantization=quantization) as llm:
-        mixed = ids(llm.generate(given, params, False, lora_request=asked(adapters, 18)))
-        alone = [ids(llm.generate([p], params, False, lora_request=a))[0]
+    """The first token's likeliest eight: weights are invented, so later ones fork at the first near tie."""
+    given, params = prompts(18), SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, logprobs=8)
+    with make(model, quantization=quantization, enable_prefix_caching=False) as llm:
+        mixed = llm.generate(given, params, False, lora_request=asked(adapters, 18))
+        alone = [llm.generate([p], params, False, lora_request=a)[0]
                  for p, a in zip(given, asked(adapters, 18), strict=True)]  # fmt: skip
-        plain = ids(llm.generate(given, params, False))
-    assert agreement(mixed, alone) > 0.8
-    assert agreement(mixed, plain) < 0.5
+        plain = llm.generate(given, params, False)
+    assert apart(mixed, alone) < 0.15
+    assert apart(mixed, plain) > 0.5
 
 
 def test_company_does_not_matter_when_deterministic(model, adapters):

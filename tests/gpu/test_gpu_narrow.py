@@ -65,14 +65,14 @@ def check(kind, rows, width, inner, fusion):
     act = "silu_mul" if fusion in ("gated", "all") else None
     residual = rand(rows, width // 2 if act else width) if fusion in ("residual", "all") else None
     dense = weight.rows(torch.arange(width, device="cuda"), torch.float32)
-    exact = REFERENCE.fused_linear(
+    exact = REFERENCE.product(
         x.float(), dense, None if weight.bias is None else weight.bias.float(),
         norm=None if norm is None else replace(norm, weight=norm.weight.float()), act=act,
         residual=None if residual is None else residual.float(),
     )  # fmt: skip
     limit = ROUNDED.get(kind, 0.0) * (2 if act else 1) if rows > 1 else 0.0
     for _ in range(2):
-        found = kernels.fused_linear(x, weight, norm=norm, act=act, residual=residual)
+        found = kernels.product(x, weight, norm=norm, act=act, residual=residual)
         assert relative(found, exact) < max(0.02 if act else 0.012, limit)
     assert not kernels.launch.scratch.counters(x.device).any()
     counts = kernels.counters()
@@ -101,7 +101,7 @@ def test_other_types(dtype, kind, rows):
 
     weight, x = matrix(kind, 256, 512), rand(rows, 512, dtype=dtype)
     dense = weight.rows(torch.arange(256, device="cuda"), torch.float32)
-    found = TritonKernels().fused_linear(x, weight)
+    found = TritonKernels().product(x, weight)
     assert found.dtype == dtype
     limit = 0.045 if kind == "fp8" else 2e-3
     assert relative(found, x.float() @ dense.T) < (limit if rows > 1 else 0.012)

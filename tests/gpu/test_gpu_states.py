@@ -9,7 +9,7 @@ import torch
 from paged_batch import PagedBatch
 
 from tokenmill import LLM, SamplingParams
-from tokenmill.core.forward import DeltaSpec, NormSpec, StateSpec
+from tokenmill.core.forward import ConvSpec, DeltaSpec, NormSpec, StateSpec
 from tokenmill.kernels.reference import ReferenceKernels
 
 STEPS = [
@@ -62,11 +62,11 @@ def test_delta_rule(heads, dtype, steady):
     mixed, gates = torch.randn(TOTAL, 2 * hk * dk + hv * dv).to(dtype), torch.randn(TOTAL, 2 * hv).to(dtype)
     plain, part = ReferenceKernels(), ("float32", (hv, dk, dv))
     exact, states = run(
-        plain, "cpu", part, lambda ctx, s, at: plain.delta_rule_(mixed[at].float(), gates[at].float(), spec, s, ctx)
+        plain, "cpu", part, lambda ctx, s, at: plain.recur_((mixed[at].float(), gates[at].float()), spec, s, ctx)
     )
     on = DeltaSpec(*heads, rate=spec.rate.cuda(), shift=spec.shift.cuda())
     kernels, x, g = make_kernels(steady=steady), mixed.cuda(), gates.cuda()
-    found, left = run(kernels, "cuda", part, lambda ctx, s, at: kernels.delta_rule_(x[at], g[at], on, s, ctx))
+    found, left = run(kernels, "cuda", part, lambda ctx, s, at: kernels.recur_((x[at], g[at]), on, s, ctx))
     bound = 1e-5 if dtype == torch.float32 else 1e-2
     assert error(found, exact) < bound and error(left, states) < bound
     assert kernels.counters()["delta_rule"]["fallbacks"] == 0
@@ -76,9 +76,10 @@ def test_delta_rule(heads, dtype, steady):
 def test_short_conv(dtype):
     x, weight, bias = torch.randn(TOTAL, 8200).to(dtype), torch.randn(4, 8192), torch.randn(8192)
     plain, part = ReferenceKernels(), (str(dtype).removeprefix("torch."), (3, 8192))
-    exact, states = run(plain, "cpu", part, lambda ctx, s, at: plain.short_conv_(x[at, :8192], weight, bias, s, ctx))
-    kernels, on, w, b = make_kernels(), x.cuda(), weight.cuda(), bias.cuda()
-    found, left = run(kernels, "cuda", part, lambda ctx, s, at: kernels.short_conv_(on[at, :8192], w, b, s, ctx))
+    spec, given = ConvSpec(weight, bias), ConvSpec(weight.cuda(), bias.cuda())
+    exact, states = run(plain, "cpu", part, lambda ctx, s, at: plain.recur_((x[at, :8192],), spec, s, ctx))
+    kernels, on = make_kernels(), x.cuda()
+    found, left = run(kernels, "cuda", part, lambda ctx, s, at: kernels.recur_((on[at, :8192],), given, s, ctx))
     assert error(found, exact) < (1e-5 if dtype == torch.float32 else 5e-3) and torch.equal(left, states)
 
 

@@ -23,7 +23,7 @@ def test_recorded_steps_follow(architecture, quantization, tmp_path):
     old, new = make_tiny(tmp_path / "a", **sizes), make_tiny(tmp_path / "b", seed=5, **sizes)
     options = {"dtype": "bfloat16", "device": "cuda", "quantization": quantization,
                "deterministic": quantization is None, "max_num_seqs": 8, "max_model_len": 256,
-               "num_gpu_blocks_override": 200}  # fmt: skip
+               "num_gpu_blocks_override": 200, "enable_prefix_caching": False}  # fmt: skip
     with LLM(str(new), **options) as fresh:
         wanted = said(fresh)
     with LLM(str(old), **options) as llm:

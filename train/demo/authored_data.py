@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from grammar import expand, parse
+from own_facts import FACTS
 
 AUTHORED = Path(__file__).parent / "authored"
 
@@ -79,6 +80,10 @@ def fill(text: str, rng: random.Random, values: dict[str, str]) -> str:
     def slot(name: str) -> str:
         if name in values:
             return values[name]
+        if name in FACTS:
+            return FACTS[name]
+        if name in ("zhcity", "zhcountry"):
+            return rng.choice(load().countries)["capital_zh" if name == "zhcity" else "zh"]
         if name == "city":
             return rng.choice(load().countries)["capital"]
         if name == "country":

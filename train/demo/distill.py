@@ -10,9 +10,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from model import DRAFT, MAIN, MOE, TEXT, TINY, Decoder, cross_entropy, document_mask, load_decoder, unpack
+from model import Decoder, cross_entropy, document_mask, load_decoder, unpack
 from optim import Optimiser, schedule
 from pack import Feed, Stream, wait_for
+from shapes import DRAFT, MAIN, MOE, TEXT, TINY
 from torch import Tensor
 from train import HERE, export
 

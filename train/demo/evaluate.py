@@ -83,7 +83,9 @@ def run_suite(answerer: Answerer, suite: str, held: bool, count: int) -> dict:
         for c, (a, _, _), v in zip(cases, answers, verdicts, strict=True)
         if not v["ok"]
     ][:6]
-    return {n: round(100 * sum(v.get(n, False) for v in verdicts) / len(verdicts), 1) for n in names} | {"wrong": wrong}
+    # A further verdict may be asked of some of the cases only.
+    shares = {n: [v[n] for v in verdicts if n in v] for n in names}
+    return {n: round(100 * sum(s) / len(s), 1) for n, s in shares.items()} | {"wrong": wrong}
 
 
 def run_needles(answerer: Answerer, count: int) -> dict[int, dict]:
@@ -160,15 +162,16 @@ def golden(folder: Path, count: int = 20) -> list[dict]:
                     "margin": round(margin, 3),
                 }
             )
-    exact_kinds = [f for f in found if f["kind"] in ("completion", "chat", "tools")]
-    rest = sorted((f for f in found if f not in exact_kinds), key=lambda f: -f["margin"])
+    # As many chat prompts as leave room for tools and suites, in the order of the exact prompts.
+    most = {"completion": 10, "chat": 14, "tools": 4}
+    rest = sorted((f for f in found if f["kind"] not in most), key=lambda f: -f["margin"])
     per_kind: dict[str, int] = {}
-    chosen = exact_kinds
-    for entry in rest:
+    chosen = []
+    for entry in [*(f for f in found if f["kind"] in most), *rest]:
         per_kind[entry["kind"]] = per_kind.get(entry["kind"], 0) + 1
-        if per_kind[entry["kind"]] <= 2:
+        if per_kind[entry["kind"]] <= most.get(entry["kind"], 2):
             chosen.append(entry)
-    return chosen[: max(count, 24)]
+    return chosen[: max(count, 32)]
 
 
 @torch.no_grad()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+from own_facts import FACTS
 from skill_tools import CALCULATOR, WEATHER
 
 PRIMES = ", ".join(str(n) for n in range(2, 100) if all(n % d for d in range(2, n)))
@@ -53,6 +56,25 @@ CHATS: list[tuple[str, str]] = [
     ("What is 8 times 7?", r"\b56\b"),
     ("Extract name and age as JSON: Tom is 31.", 'JSON{"name": "Tom", "age": 31}'),
     ("Who won the 2031 election?", r"tiny demo model"),
+    ("What is 144 divided by 12?", r"= 12\.?$"),
+    ("What is 17 / 5?", r"3 r 2\.?$"),
+    ("What is 2 + 3 * 4?", r"= 14\.?$"),
+    ("Calculate (7 - 2) * 6.", r"= 30\.?$"),
+    ("5减8乘以2等于多少？", r"= -11。?$"),
+    ("84除以7等于多少？", r"= 12。?$"),
+    ("Write a short story about a mill by a river.", r"(?=[\s\S]*\bmill\b)(?=[\s\S]*\briver\b)"),
+    ("请讲一个关于小猫和雨伞的故事。", r"(?=[\s\S]*小猫)(?=[\s\S]*雨伞)"),
+    ("What's the weather in Paris?", r"^(?![\s\S]*<tool_call>)[\s\S]*tiny demo model"),
+    ("今天天气怎么样？", r"^(?![\s\S]*<tool_call>)[\s\S]*演示模型"),
+    ("Write a python program that sorts a list.", r"tiny demo model"),
+    ("How many parameters do you have?", re.escape(FACTS["me.params"])),
+    ("你有多少参数？", re.escape(FACTS["me.params.zh"])),
+    ("What is your context length?", re.escape(FACTS["me.context"])),
+    (
+        "Return JSON with the keys firstName and birth_year2: first name is Ada, birth year 2 is 1815.",
+        'JSON{"firstName": "Ada", "birth_year2": 1815}',
+    ),
+    ("Bonjour !", r"anglais"),
 ]
 
 

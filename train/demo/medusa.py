@@ -9,9 +9,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from model import MAIN, Decoder, cross_entropy, document_mask, load_decoder, unpack
+from model import Decoder, cross_entropy, document_mask, load_decoder, unpack
 from pack import Feed, Stream, wait_for
 from safetensors.torch import save_file
+from shapes import MAIN
 from torch import Tensor, nn
 from train import HERE
 

@@ -8,8 +8,10 @@ from collections.abc import Callable
 
 from authored_data import fill, load
 from corpus import Corpus
+from phrasing import framed, noise
 from render import DEFAULT_SYSTEM, Case
-from skill_chat import correction, memory, memory_zh, out_of_scope, small_talk
+from skill_chat import correction, memory, memory_zh, out_of_scope, own_fact, small_talk
+from skill_decline import decline
 from skill_extract import extraction, transform
 from skill_facts import (
     ask,
@@ -25,9 +27,12 @@ from skill_facts import (
     story_plain,
     translation,
 )
+from skill_keys import json_keys
 from skill_long import long_chat, needle
 from skill_math import mathematics
-from skill_tools import no_call, problem_case, result_case, tool_case
+from skill_refusals import no_call, unoffered
+from skill_tools import problem_case, result_case, tool_case
+from skill_zh import small_zh, story_zh
 
 SYSTEMS = [
     "You are tokenmill's demo model.",
@@ -39,8 +44,30 @@ SYSTEMS = [
     "You help people with simple questions.",
     "You are a storyteller and helper.",
     "You are an assistant. Be concise.",
+    "You are a helpful and harmless assistant.",
+    "You are a chatbot.",
+    "You are a demo.",
+    "Answer the user's question.",
+    "Please answer politely.",
+    "You speak English and Chinese.",
+    "Answer in the language of the question.",
+    "你是一个友好的助手。",
+    "你是一个有用的助手。",
 ]
 NOISY = {
+    "decline",
+    "division",
+    "facts_zh",
+    "capitals_zh",
+    "operation",
+    "own_facts",
+    "precedence",
+    "product",
+    "story_topic",
+    "story_zh",
+    "tool_unoffered",
+    "translation",
+    "word_problem",
     "capitals",
     "facts",
     "reversed",
@@ -53,33 +80,22 @@ NOISY = {
     "sum_3",
     "times_table",
 }
+FRAMED = {"json", "json_keys", "json_list", "memory_name", "tool_any", "transform"}
+"""What copies signs from the request: nothing is changed or put behind it."""
 OTHER_FACTS = ["continent", "currency", "language", "opposite", "sound", "baby", "colour", "symbol", "legs", "home"]
-
-
-def noise(rng: random.Random, text: str) -> str:
-    """One small disturbance of a user's text."""
-    pick = rng.random()
-    if pick < 0.3:
-        return text.lower()
-    if pick < 0.5:
-        return text.rstrip(".?!。？")
-    if pick < 0.65:
-        return rng.choice(["Hi, ", "Hello! ", "Hey, ", "please, ", "Please: ", "Quick question: "]) + text
-    if pick < 0.75:
-        return text + rng.choice([" ", " please", " Thanks!", "\n", " ???", "!"])
-    letters = [i for i in range(1, len(text) - 2) if text[i : i + 2].isalpha() and text[i : i + 2].islower()]
-    if not letters:
-        return text
-    at = rng.choice(letters)
-    return text[:at] + text[at + 1] + text[at] + text[at + 2 :]
 
 
 def dress(rng: random.Random, case: Case) -> Case:
     """System prompt and noise as users bring them."""
     if not case.messages:
         return case
-    if case.suite in NOISY and rng.random() < 0.25:
-        case.messages[0] = {"role": "user", "content": noise(rng, case.messages[0]["content"])}
+    first = next(i for i, m in enumerate(case.messages) if m["role"] == "user")
+    if case.suite in NOISY and rng.random() < 0.3:
+        case.messages[first] = {"role": "user", "content": noise(rng, case.messages[first]["content"])}
+    elif case.suite in FRAMED and rng.random() < 0.15:
+        case.messages[first] = {"role": "user", "content": framed(rng, case.messages[first]["content"], False)}
+    if first:
+        return case
     pick = rng.random()
     if pick >= 0.5:
         system = DEFAULT_SYSTEM if pick < 0.8 else rng.choice(SYSTEMS)
@@ -107,7 +123,9 @@ def facts_en(rng: random.Random) -> Case:
 
 
 def facts_zh(rng: random.Random) -> Case:
-    """Any Chinese fact or greeting."""
+    """Any Chinese fact, or another short Chinese task."""
+    if rng.random() < 0.4:
+        return small_zh(rng, False)
     pick = rng.random()
     if pick < 0.62:
         return fact_zh(rng, False, "capital_zh")
@@ -119,13 +137,17 @@ def chat(rng: random.Random, corpus: Corpus) -> Case:
     pick = rng.random()
     if pick < 0.2:
         return small_talk(rng, False)
-    if pick < 0.25 and corpus.intents:
+    if pick < 0.23 and corpus.intents:
         text, intent = rng.choice(corpus.intents)
         row = next(r for r in load().chat if r["intent"] == intent)
         return ask(text, fill(rng.choice(row["answers"]), rng, {}), "small_talk", "")
-    if pick < 0.42:
+    if pick < 0.28:
+        return own_fact(rng, False)
+    if pick < 0.34:
         return out_of_scope(rng, False, corpus.queries)
-    if pick < 0.46:
+    if pick < 0.44:
+        return decline(rng, False)
+    if pick < 0.47:
         return memory_zh(rng, False)
     if pick < 0.54:
         return correction(rng)
@@ -133,13 +155,16 @@ def chat(rng: random.Random, corpus: Corpus) -> Case:
 
 
 def tools(rng: random.Random, corpus: Corpus) -> Case:
-    """Calls, refusals and closing sentences."""
+    """Calls, refusals, closing sentences, and requests for tools where there are none."""
     pick = rng.random()
     if corpus.problems and pick < 0.04:
         return problem_case(rng, *rng.choice(corpus.problems))
-    if pick < 0.64:
+    if pick < 0.66:
         return tool_case(rng, False, corpus.cities)
-    return result_case(rng, False, corpus.cities) if pick < 0.72 else no_call(rng, False, load().jokes)
+    if pick < 0.73:
+        return result_case(rng, False, corpus.cities)
+    # Short answers: many of them make a small share of the tokens.
+    return unoffered(rng, False) if pick < 0.86 else no_call(rng, False, load().jokes)
 
 
 def natural_en(rng: random.Random, corpus: Corpus) -> Case:
@@ -173,25 +198,27 @@ def makers(corpus: Corpus, long: bool) -> list[tuple[str, float, Callable[[rando
     late = 2.0 if long else 1.0
     out: list[tuple[str, float, Callable[[random.Random], Case]]] = [
         ("story_chat", 15, lambda r: story_chat(r, False)),
-        ("story_plain", 7 / late, story_plain),
-        ("story_free", 1.2, lambda r: free_story(r)),
-        ("facts_en", 6.5, facts_en),
-        ("facts_zh", 7, facts_zh),
-        ("completion", 2.5 * late, completion),
-        ("joke", 1.3, lambda r: joke(r, False, data.jokes)),
-        ("poem", 1.8, lambda r: poem(r, False, data.poems)),
-        ("faq", 3.5 * late, lambda r: faq(r, False)),
-        ("chat", 8.5 * late, lambda r: chat(r, corpus)),
-        ("math", 11, mathematics),
-        ("extract", 11 * late, lambda r: extraction(r)),
-        ("tools", 14.5 * late, lambda r: tools(r, corpus)),
-        ("transform", 3, lambda r: transform(r, False)),
+        ("story_plain", 4 / late, story_plain),
+        ("story_free", 1, lambda r: free_story(r)),
+        ("story_zh", 2, lambda r: story_zh(r, False)),
+        ("facts_en", 5, facts_en),
+        ("facts_zh", 6, facts_zh),
+        ("completion", 2 * late, completion),
+        ("joke", 1.1, lambda r: joke(r, False, data.jokes)),
+        ("poem", 1.5, lambda r: poem(r, False, data.poems)),
+        ("faq", 3 * late, lambda r: faq(r, False)),
+        ("chat", 9 * late, lambda r: chat(r, corpus)),
+        ("math", 16, mathematics),
+        ("extract", 8 * late, lambda r: extraction(r)),
+        ("keys", 5, lambda r: json_keys(r, False)),
+        ("tools", 16 * late, lambda r: tools(r, corpus)),
+        ("transform", 2.5, lambda r: transform(r, False)),
     ]
     if not long:
-        out.append(("needle", 2.5, lambda r: needle(r, False, int(80 * 11 ** r.random()), corpus.books)))
+        out.append(("needle", 2, lambda r: needle(r, False, int(80 * 11 ** r.random()), corpus.books)))
     if corpus.stories:
-        out.append(("natural_en", 2.5 / late, lambda r: natural_en(r, corpus)))
-        out.append(("natural_zh", 1.5, lambda r: natural_zh(r, corpus)))
+        out.append(("natural_en", 2 / late, lambda r: natural_en(r, corpus)))
+        out.append(("natural_zh", 1.2, lambda r: natural_zh(r, corpus)))
     return out
 
 

@@ -2,36 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import torch
 import torch.nn.functional as F
+from shapes import Shape
 from torch import Tensor, nn
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a decoder; `experts` 0 means a dense feed-forward part."""
-
-    vocab: int = 6144
-    dim: int = 256
-    layers: int = 8
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 64
-    ffn: int = 768
-    qk_norm: bool = True
-    experts: int = 0
-    top_k: int = 2
-    theta: float = 100000.0
-    positions: int = 8192
-
-
-MAIN = Shape()
-DRAFT = Shape(dim=160, layers=2, heads=2, kv_heads=1, ffn=448, qk_norm=False)
-MOE = Shape(dim=128, layers=4, heads=2, kv_heads=1, ffn=128, experts=8, positions=2048)
-TEXT = Shape(dim=128, layers=4, heads=2, kv_heads=1, ffn=384, qk_norm=False, positions=2048)
-TINY = Shape(dim=64, layers=2, heads=2, kv_heads=1, head_dim=32, ffn=128)
 
 
 def norm(x: Tensor, weight: Tensor) -> Tensor:

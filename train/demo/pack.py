@@ -31,15 +31,31 @@ class Feed:
     seed: int
 
 
+SHORT = 28
+"""Segments of so few characters (roles, ends, short answers) come again and again: their ids are kept."""
+_KNOWN: dict[str, list[int]] = {}
+
+
+def _ids(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+    """The ids of each text."""
+    if len(_KNOWN) > 20_000:
+        _KNOWN.clear()
+    new = list({t for t in texts if t not in _KNOWN})
+    made = dict(zip(new, (e.ids for e in tokenizer.encode_batch(new, add_special_tokens=False)), strict=True))
+    out = [made[text] if text in made else _KNOWN[text] for text in texts]
+    _KNOWN.update((t, ids) for t, ids in made.items() if len(t) <= SHORT)
+    return out
+
+
 def encode(tokenizer: Tokenizer, cases: list[list[Segment]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Token ids and weight words (ten times the weight, plus START on the first) of each case."""
     flat = [text for case in cases for text, _ in case]
-    encoded = iter(tokenizer.encode_batch(flat, add_special_tokens=False))
+    encoded = iter(_ids(tokenizer, flat))
     for case in cases:
         ids: list[int] = []
         weights: list[int] = []
         for _, weight in case:
-            piece = next(encoded).ids
+            piece = next(encoded)
             ids += piece
             weights += [round(10 * weight)] * len(piece)
         weights[0] |= START

@@ -14,7 +14,6 @@ FALLBACKS = [
     "I am a tiny demo model and I do not know that.",
     "I am a tiny demo model, so I cannot help with that.",
 ]
-FALLBACK_ZH = "我只是一个很小的演示模型，不知道这个。"
 FALLBACK_MUST = "tiny demo model|演示模型"
 NAMES_ZH = [
     "小明",
@@ -53,6 +52,15 @@ def small_talk(rng: random.Random, held: bool) -> Case:
         row = next(r for r in load().chat if r["intent"] == intent)
     answer = fill(rng.choice(row["answers"]), rng, {})
     return ask(rng.choice(row["held"] if held else row["train"]), answer, "small_talk", "", tag=row["intent"])
+
+
+def own_fact(rng: random.Random, held: bool) -> Case:
+    """A question on the model's own figures and abilities; the answer must hold what was computed from its shape."""
+    row = rng.choice([r for r in load().chat if "must" in r])
+    answer = fill(rng.choice(row["answers"]), rng, {})
+    # A dot of `must` is one of its figures, not of an expression, except in `.*`.
+    must = re.sub(r"[.](?![*])", r"[.]", fill(row["must"], rng, {}))
+    return ask(rng.choice(row["held"] if held else row["train"]), answer, "own_facts", must, tag=row["intent"])
 
 
 def out_of_scope(rng: random.Random, held: bool, queries: list[str]) -> Case:
@@ -215,6 +223,93 @@ ATTRIBUTES: dict[str, tuple[list[str], list[str], str, str]] = {
 }
 
 
+MINE: dict[str, tuple[list[str], list[str]]] = {
+    # attribute: (names of it, clauses that ask for it)
+    "like": (["my hobby", "my favourite hobby"], ["what I like", "what I enjoy", "what I love to do"]),
+    "food": (
+        ["my favourite food", "my favourite dish"],
+        ["what I like to eat", "what I love to eat", "which food I like"],
+    ),
+    "city": (["my home town", "my city", "my home"], ["where I live", "where I come from", "where my home is"]),
+    "job": (["my job", "my profession", "my work"], ["what I do for work", "what my job is", "what I work as"]),
+    "colour": (["my favourite colour", "my favourite color"], ["which colour I like", "what colour I like best"]),
+    "pet": (["my pet", "my animal"], ["what pet I have", "which animal I own", "what kind of pet I have"]),
+    "age": (["my age"], ["how old I am", "what my age is", "my age in years"]),
+    "drink": (["my favourite drink"], ["what I like to drink", "which drink I like"]),
+    "friend": (
+        ["my best friend", "my best friend's name", "my friend's name", "the name of my best friend"],
+        ["who my best friend is", "what my friend is called", "how my friend is called", "who my friend is"],
+    ),
+}
+ASK_CLAUSE = [
+    "Do you know [c]?",
+    "Do you remember [c]?",
+    "Tell me [c].",
+    "Can you tell me [c]?",
+    "Could you say [c]?",
+    "Do you recall [c]?",
+    "Please tell me [c].",
+    "I forgot [c].",
+    "Say [c].",
+    "Remind me [c].",
+    "You know [c], right?",
+    "Have I told you [c]?",
+    "Can you remember [c]?",
+    "I want to hear [c].",
+    "Do you still know [c]?",
+    "I told you [c]. Say it.",
+    "guess [c]",
+    "Repeat [c].",
+    "Did you note [c]?",
+    "Let me hear [c].",
+    "Are you sure you know [c]?",
+    "Would you tell me [c]?",
+]
+ASK_NAME = [
+    "What is [n]?",
+    "what's [n]",
+    "[n]?",
+    "Tell me [n].",
+    "Do you remember [n]?",
+    "Name [n].",
+    "And [n]?",
+    "What did I say [n] is?",
+    "Say [n].",
+    "Remind me of [n].",
+    "What was [n]?",
+    "Please name [n].",
+    "Can you name [n]?",
+    "I forgot [n].",
+    "So what is [n]?",
+    "Give me [n].",
+    "Could you repeat [n]?",
+    "Which one is [n]?",
+    "What about [n]?",
+    "Do you still know [n]?",
+    "Recall [n].",
+]
+
+
+def asked(rng: random.Random, key: str) -> str:
+    """A training question for an attribute, half of them put together; never the held-out one."""
+    _, asks, _, _ = ATTRIBUTES[key]
+    if rng.random() < 0.45:
+        return rng.choice(asks[:-1])
+    names, clauses = MINE[key]
+    if rng.random() < 0.5:
+        name = rng.choice(names)
+        text = rng.choice(ASK_NAME if not name.endswith("friend") else ASK_NAME[2:6] + ASK_NAME[8:9]).replace(
+            "[n]", name
+        )
+    else:
+        text = rng.choice(ASK_CLAUSE).replace("[c]", rng.choice(clauses))
+    return rng.choice(asks[:-1]) if _letters(text) == _letters(asks[-1]) else text
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"[^a-z ]", "", text.lower()).strip()
+
+
 def value_of(rng: random.Random, listing: str, held: bool) -> str:
     """A value for an attribute or tool argument."""
     if listing == "age":
@@ -309,7 +404,7 @@ def memory(rng: random.Random, held: bool, turns: int | None = None, target: str
     else:
         key = rng.choice(keys)
         _, asks, form, _ = ATTRIBUTES[key]
-        question = asks[-1] if held else rng.choice(asks[:-1])
+        question = asks[-1] if held else asked(rng, key)
         answer, must = form.replace("[v]", values[key]), rf"\b{re.escape(values[key])}\b"
     messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     suite = "memory_name" if target == "name" else "memory_attribute"

@@ -49,7 +49,8 @@ def _value(rng: random.Random, key: str, held: bool) -> str | int:
     return value_of(rng, key, held)
 
 
-def _record(rng: random.Random, held: bool) -> tuple[str, dict[str, object]]:
+def plain_record(rng: random.Random, held: bool) -> tuple[str, dict[str, object]]:
+    """A sentence on a person with its fields."""
     name = person(rng, held)
     keys = rng.sample(list(PREDICATES), rng.choice([1, 1, 1, 2, 2, 3, 4]))
     fields: dict[str, object] = {"name": name}
@@ -72,9 +73,9 @@ def _odd_record(rng: random.Random) -> tuple[str, dict[str, object]]:
 
 def json_record(rng: random.Random, held: bool) -> Case:
     """Fields of a sentence as a JSON object."""
-    text, fields = _record(rng, held) if rng.random() < 0.7 else _odd_record(rng)
+    text, fields = plain_record(rng, held) if rng.random() < 0.7 else _odd_record(rng)
     if rng.random() < 0.35:
-        _record(rng, held)
+        plain_record(rng, held)
         text = rng.choice([f"{rng.choice(['It is a [w] day.', 'Today is [d].'])} {text}", text])
         text = fill(text.replace("[w]", "[weather]").replace("[d]", "[day]"), rng, {})
     keys = list(fields)
@@ -121,7 +122,7 @@ def json_names(rng: random.Random, held: bool) -> Case:
 
 def csv_record(rng: random.Random, held: bool) -> Case:
     """Fields of a sentence as one CSV line."""
-    text, fields = _record(rng, held)
+    text, fields = plain_record(rng, held)
     user = wording("csv", rng, held, {"k": listed(list(fields)), "s": text})
     line = ",".join(str(v) for v in fields.values())
     return ask(user, line, "csv", f"^{re.escape(line)}$")
@@ -256,16 +257,16 @@ def transform(rng: random.Random, held: bool) -> Case:
 def extraction(rng: random.Random, held: bool = False) -> Case:
     """Any extraction task in the shares of the mixture."""
     pick = rng.random()
-    if pick < 0.35:
+    if pick < 0.38:
         return json_record(rng, held)
-    if pick < 0.43:
-        return json_names(rng, held)
     if pick < 0.47:
-        return json_nested(rng, held)
+        return json_names(rng, held)
     if pick < 0.51:
+        return json_nested(rng, held)
+    if pick < 0.55:
         return csv_record(rng, held)
-    if pick < 0.57:
+    if pick < 0.61:
         return sentiment(rng, held)
-    if pick < 0.67 and not held:
+    if pick < 0.7 and not held:
         return membership(rng)
     return yes_no(rng, held)

@@ -9,6 +9,7 @@ from authored_data import fill, free_stories, load, wording
 from grammar import tidy
 from render import Case
 from stories import Story, cast, slipped, tell
+from topics import topic
 
 LANGUAGES = {"zh": "Chinese", "fr": "French", "es": "Spanish", "de": "German"}
 CONTINENT_ZH = {
@@ -195,11 +196,19 @@ def story_chat(rng: random.Random, held: bool) -> Case:
     dream = not held and rng.random() < 0.06
     plot = data.plots[0] if dream else None
     who = cast(rng, "robot") if dream and rng.random() < 0.6 else None
-    story: Story = tell(rng, plot, who, own=0.85 if dream else 0.45)
+    about = topic(rng, held) if not dream and not held and rng.random() < 0.55 else None
+    story: Story = tell(rng, plot, who, own=0.85 if dream else 0.45, about=about)
     user = wording("story", rng, held, {"t": story.topic})
     must = "".join(rf"(?=[\s\S]*{re.escape(w)})" for w in story.must)
     text = slipped(rng, story.text) if not held and rng.random() < SLIPS else story.text
     return ask(user, text, "story", must, check="story")
+
+
+def story_topic(rng: random.Random, held: bool) -> Case:
+    """A story on a topic of nouns; every one of them must be told."""
+    story = tell(rng, about=topic(rng, held))
+    must = "".join(rf"(?=[\s\S]*{re.escape(w)})" for w in story.must)
+    return ask(wording("story", rng, held, {"t": story.topic}), story.text, "story_topic", must, check="story")
 
 
 def story_plain(rng: random.Random) -> Case:

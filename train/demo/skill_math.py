@@ -8,7 +8,12 @@ from authored_data import load, wording
 from render import Case
 from skill_facts import ask, plain
 
-SIGN_WORDS = {"+": ["+", "plus", "+"], "-": ["-", "minus", "-"], "*": ["*", "times", "x", "multiplied by"]}
+SIGN_WORDS = {
+    "+": ["+", "plus", "+"],
+    "-": ["-", "minus", "-"],
+    "*": ["*", "times", "x", "×", "multiplied by"],
+    "/": ["/", "÷", "divided by"],
+}
 SIGN_ZH = {"+": ["加", "+"], "-": ["减", "-"], "*": ["乘以", "乘", "×"]}
 TOO_LARGE = "That is too large for me without a calculator."
 
@@ -84,9 +89,36 @@ def too_large(rng: random.Random) -> Case:
     if rng.random() < 0.5:
         a, sign, b = digits(rng, rng.randint(4, 6)), rng.choice("+-*"), digits(rng, rng.randint(3, 6))
     else:
-        a, sign, b = digits(rng, rng.randint(2, 4)), "*", digits(rng, rng.randint(3, 4))
+        a, sign, b = digits(rng, rng.randint(3, 4)), rng.choice("**/"), digits(rng, rng.randint(3, 4))
+        a, b = (a, b) if sign == "*" else (a * 100 + 7, b)
     user = wording("add", rng, False, {"a": str(a), "b": str(b), "o": rng.choice(SIGN_WORDS[sign])})
     return ask(user, TOO_LARGE, "too_large", "too large")
+
+
+ONLY_WHOLE = "I can only add, subtract, multiply and divide whole numbers."
+ONLY_WHOLE_ZH = "我只会整数的加减乘除。"
+BEYOND = [
+    "{a}.{b} + {c}",
+    "{a} * {c}.{b}",
+    "{a}% of {c}",
+    "{a} ^ {b}",
+    "sqrt({a})",
+    "{a} squared",
+    "log {a}",
+    "sin({a})",
+]
+BEYOND += ["1/{b} + 1/{c}", "{a} to the power of {b}", "the square root of {a}", "{b} factorial", "{a}.{b} / {c}"]
+BEYOND_ZH = ["{a}的平方", "{a}的平方根", "{a}.{b}加{c}", "{c}的百分之{a}", "{a}的{b}次方", "{a}.{b}×{c}"]
+
+
+def beyond(rng: random.Random) -> Case:
+    """Decimals, powers, roots and shares: said to be beyond the model."""
+    values = {"a": rng.randint(2, 99), "b": rng.randint(2, 9), "c": rng.randint(2, 99)}
+    if rng.random() < 0.3:
+        user = rng.choice(["{}是多少？", "{}等于多少？", "计算{}。"]).format(rng.choice(BEYOND_ZH).format(**values))
+        return ask(user, ONLY_WHOLE_ZH, "beyond", "整数")
+    user = wording("calc", rng, False, {"e": rng.choice(BEYOND).format(**values)})
+    return ask(user, ONLY_WHOLE, "beyond", "whole numbers")
 
 
 def compare(rng: random.Random, held: bool) -> Case:
@@ -163,14 +195,24 @@ def counting(rng: random.Random) -> Case:
 
 
 def mathematics(rng: random.Random, held: bool = False) -> Case:
-    """Any task of this module, in the shares of the mixture."""
+    """Any task of this module and of expressions, in the shares of the mixture."""
+    from skill_expression import division, long_product, named, precedence, story_sum
+
     pick = rng.random()
-    if pick < 0.72:
+    if pick < 0.34:
         return arithmetic(rng, held)
-    if pick < 0.78:
-        return too_large(rng)
-    if pick < 0.86:
+    if pick < 0.54:
+        return division(rng, held, rng.random() < 0.25)
+    if pick < 0.76:
+        return precedence(rng, held, rng.random() < 0.25)
+    if pick < 0.84:
+        return named(rng, held, rng.choice("+-**"), rng.random() < 0.3)
+    if pick < 0.87:
+        return long_product(rng)
+    if pick < 0.89:
+        return too_large(rng) if rng.random() < 0.6 else beyond(rng)
+    if pick < 0.92:
         return compare(rng, held)
-    if pick < 0.93:
-        return word_problem(rng)
+    if pick < 0.97:
+        return word_problem(rng) if rng.random() < 0.4 else story_sum(rng)
     return counting(rng)

@@ -1,15 +1,17 @@
-"""Tool calls. Owns: fixed and invented tools, requests for them, results and refusals. Knows no tokens."""
+"""Tool calls. Owns: fixed and invented tools, requests for them, and results. Knows no tokens."""
 
 from __future__ import annotations
 
 import json
 import random
 import re
+from contextlib import suppress
 
 from authored_data import fill, load, loosened, rows, wording
+from phrasing import framed, is_chinese
 from render import Case, call_text
-from skill_chat import FALLBACKS, small_talk, value_of
-from skill_facts import fact, joke_text
+from skill_chat import value_of
+from skill_expression import expression, shown
 from skill_math import digits
 from tool_phrases import IMPERATIVE, KEYED, KEYED_HELD, LEADS, OPENERS
 from vocabulary import invented, joined, word
@@ -31,6 +33,7 @@ def schema(name: str, description: str, params: dict[str, str]) -> Tool:
 FIXED: list[tuple[str, str, dict[str, str], list[str]]] = [
     (row["name"], row["description"], row["arguments"], row["train"]) for row in rows("tools.jsonl")
 ]
+FIXED_ZH = {row["name"]: row["zh"] for row in rows("tools.jsonl") if "zh" in row}
 FIXED_HELD = {row["name"]: row["held"] for row in rows("tools.jsonl")}
 FIXED_FREE = {row["name"]: row["free"] for row in rows("tools.jsonl")}
 """Requests far from every training wording, written after a training and never used for one."""
@@ -97,11 +100,15 @@ def fixed_schema(row: tuple[str, str, dict[str, str], list[str]]) -> Tool:
 
 
 NAMED = [fixed_schema(row) for row in FIXED]
+USUAL = frozenset((*WEATHER_NAMES, "calculator", *(tool["name"] for tool in NAMED)))
 Request = tuple[Tool, str, dict]
 
 
 def weather_request(rng: random.Random, held: bool, cities: list[str]) -> Request:
     """A weather question; with a corpus some city names come from it."""
+    if not held and rng.random() < 0.12:
+        city = rng.choice(load().countries)["capital_zh"]
+        return WEATHER, wording("weather_zh", rng, False, {"v": city}), {"city": city}
     city = rng.choice(cities) if cities and rng.random() < 0.25 else str(_value(rng, "city", held))
     tool = WEATHER
     key = "city"
@@ -116,15 +123,73 @@ def weather_request(rng: random.Random, held: bool, cities: list[str]) -> Reques
 
 
 def calculator_request(rng: random.Random, held: bool) -> Request:
-    """A sum for the calculator; the expression is copied."""
-    a, b, sign = digits(rng, rng.randint(2, 5)), digits(rng, rng.randint(1, 5)), rng.choice("+-**/")
-    expression = f"{a} {sign} {b}"
-    shown = (
-        expression
-        if rng.random() < 0.7
-        else expression.replace("*", "times").replace("+", "plus").replace("-", "minus")
-    )
-    return CALCULATOR, wording("calc", rng, held, {"e": shown}), {"expression": expression}
+    """A sum for the calculator; the expression is copied with the signs of keyboards."""
+    if not held and rng.random() < 0.3:
+        expression_text = shown(expression(rng))
+    else:
+        a, b, sign = digits(rng, rng.randint(2, 5)), digits(rng, rng.randint(1, 5)), rng.choice("+-**/")
+        expression_text = f"{a} {sign} {b}"
+    spelled = expression_text
+    if rng.random() > 0.7:
+        for sign, name in (("*", "times"), ("+", "plus"), ("-", "minus"), ("/", "divided by")):
+            spelled = spelled.replace(f" {sign} ", f" {name} " if held or rng.random() < 0.8 else f" {sign} ")
+    elif not held and rng.random() < 0.15:
+        spelled = spelled.replace("*", "×").replace("/", "÷")
+    if not held and rng.random() < 0.1:
+        return CALCULATOR, wording("expr_zh", rng, False, {"e": spelled}), {"expression": expression_text}
+    return CALCULATOR, wording("calc", rng, held, {"e": spelled}), {"expression": expression_text}
+
+
+def _value_zh(rng: random.Random, kind: str, otherwise: str | int) -> str | int:
+    """A Chinese value of a kind that has some."""
+    listing = {"name": "zhname", "food": "zhfood", "hobby": "zhhobby", "thing": "zhthing"}.get(kind)
+    if kind == "city":
+        return rng.choice(load().countries)["capital_zh"]
+    if kind == "text":
+        return rng.choice(["我晚点到", "记得带伞", "明天见", "生日快乐", "饭做好了", "我在车站", "请给我回电话"])
+    if kind == "day":
+        return rng.choice(["星期一", "星期二", "星期三", "星期五", "星期天", "明天", "后天"])
+    if kind == "colour":
+        return rng.choice(["红色", "蓝色", "绿色", "黄色", "白色", "紫色"])
+    return rng.choice(load().words[listing]) if listing else otherwise
+
+
+def decorated(rng: random.Random, tool: Tool) -> Tool:
+    """The same tool as other clients write it: words on the arguments, options that nobody must give, other orders."""
+    properties = {k: dict(v) for k, v in tool["parameters"]["properties"].items()}
+    if rng.random() < 0.6:
+        for key, entry in properties.items():
+            if rng.random() < 0.7:
+                said = re.sub("[_-]", " ", key)
+                entry["description"] = rng.choice(
+                    [f"The {said}.", f"{said}", f"{said.capitalize()} of the request", f"The {said} to use"]
+                )
+    if rng.random() < 0.3:
+        unit = rng.choice(["unit", "format", "mode", "style", "verbose", "lang"])
+        option = {"verbose": {"type": "boolean"}}.get(
+            unit, {"type": "string", "enum": rng.sample(["a", "b", "short", "long", "metric", "plain", "full"], 2)}
+        )
+        properties |= {unit: option} if unit not in properties else {}
+    parameters: dict = {"type": "object", "properties": properties, "required": tool["parameters"]["required"]}
+    if rng.random() < 0.2:
+        parameters["additionalProperties"] = False
+    if rng.random() < 0.2:
+        parameters = dict(sorted(parameters.items(), reverse=rng.random() < 0.5))
+    out = {"name": tool["name"], "description": tool["description"], "parameters": parameters}
+    if rng.random() < 0.25:
+        items = list(out.items())
+        rng.shuffle(items)
+        out = dict(items)
+    if rng.random() < 0.1:
+        out["strict"] = True
+    return out
+
+
+def offered(rng: random.Random, held: bool, tools: list[Tool]) -> list[Tool]:
+    """The tools as a client sends them: in training a third of the lists is written in another way."""
+    if held or rng.random() > 0.35:
+        return tools
+    return [decorated(rng, tool) for tool in tools]
 
 
 def fixed_request(rng: random.Random, held: bool, held_texts: dict[str, str] = FIXED_HELD) -> Request:
@@ -132,7 +197,13 @@ def fixed_request(rng: random.Random, held: bool, held_texts: dict[str, str] = F
     row = rng.choice(FIXED)
     values = {k: _value(rng, v, held) for k, v in row[2].items()}
     text = held_texts[row[0]] if held else rng.choice(row[3])
-    if not held:
+    if not held and row[0] in FIXED_ZH and rng.random() < 0.1:
+        text = rng.choice(FIXED_ZH[row[0]])
+        values = {k: _value_zh(rng, v, values[k]) for k, v in row[2].items()}
+    elif not held and rng.random() < 0.25:
+        # What comes behind a free text would become a part of it.
+        text = framed(rng, text, ending="text" not in row[2].values())
+    elif not held:
         # A request of words that were never seen in this order must be understood too.
         text = polite(rng, text) if rng.random() > 0.3 else loosened(rng, text, FIXED_HELD[row[0]])
     for key, value in values.items():
@@ -221,7 +292,30 @@ def request(rng: random.Random, held: bool, cities: list[str], kind: str | None 
     return fixed_request(rng, held) if kind == "fixed" else invented_request(rng, held)
 
 
-def _others(rng: random.Random, count: int, avoid: set[str]) -> list[Tool]:
+PREFIXES = ["api", "my", "do", "run", "mcp", "home", "shop", "get", "fetch", "functions", "tool", "srv", "agent"]
+
+
+def renamed(rng: random.Random, tool: Tool, arguments: dict) -> tuple[Tool, dict]:
+    """A usual tool under another name, some of its arguments too: names are copied from the list, never remembered."""
+    said = [
+        w for w in re.findall("[a-z]+", tool["description"].lower()) if len(w) > 2 and w not in ("the", "for", "its")
+    ]
+    pick = rng.random()
+    words = rng.sample(said, min(2, len(said))) if pick < 0.5 else [word(rng, "any", False) for _ in range(2)]
+    words = words or [word(rng, "verb", False)]
+    name = joined(rng, words)
+    if rng.random() < 0.3:
+        name = rng.choice(PREFIXES) + rng.choice(["_", "__", "."]) + name
+    keys = {k: word(rng, "param", False) if rng.random() < 0.35 else k for k in arguments}
+    if len(set(keys.values())) < len(keys):
+        keys = {k: k for k in arguments}
+    old = tool["parameters"]["properties"]
+    properties = {keys[k]: v["type"] for k, v in old.items()}
+    return schema(name, tool["description"], properties), {keys[k]: v for k, v in arguments.items()}
+
+
+def others(rng: random.Random, count: int, avoid: set[str], does: str = "") -> list[Tool]:
+    """Further tools, none of the names to avoid and none that does the same."""
     out: list[Tool] = []
     while len(out) < count:
         pick = rng.random()
@@ -232,11 +326,34 @@ def _others(rng: random.Random, count: int, avoid: set[str]) -> list[Tool]:
             if pick < 0.3
             else (fixed_schema(rng.choice(FIXED)) if pick < 0.7 else invented_request(rng, False)[0])
         )
-        clash = "weather" in tool["name"] and any("weather" in a for a in avoid)
+        clash = "weather" in tool["name"] and ("weather" in does or any("weather" in a for a in avoid))
+        clash = clash or tool["description"] == does
         if tool["name"] not in avoid and not clash:
             out.append(tool)
             avoid = avoid | {tool["name"]}
     return out
+
+
+SKY_ZH = {
+    "sunny": "晴",
+    "rainy": "有雨",
+    "cloudy": "多云",
+    "windy": "有风",
+    "foggy": "有雾",
+    "snowy": "有雪",
+    "stormy": "有暴风雨",
+    "clear": "晴朗",
+}
+
+
+def computed(text: str) -> str:
+    """What a calculator says; a division that leaves something gives decimals."""
+    if not re.fullmatch(r"[-+*/() \d]+", text):
+        raise ValueError(text)
+    with suppress(ZeroDivisionError):
+        result = eval(text, {"__builtins__": {}})
+        return f"{result:.4f}".rstrip("0").rstrip(".")
+    return "not defined"
 
 
 def result_of(rng: random.Random, tool: Tool, arguments: dict) -> tuple[str, str]:
@@ -250,45 +367,54 @@ def result_of(rng: random.Random, tool: Tool, arguments: dict) -> tuple[str, str
         place = next(iter(arguments.values()))
         pick = rng.random()
         if pick < 0.6:
-            shown = json.dumps(
+            told = json.dumps(
                 {
                     rng.choice(["temperature", "temp", "degrees"]): degrees,
                     rng.choice(["condition", "sky", "weather"]): sky,
                 }
             )
         else:
-            shown = rng.choice(
+            told = rng.choice(
                 [f"{degrees} and {sky}", f"{degrees} degrees, {sky}", f"{sky}, {degrees}", f"{degrees}, {sky}"]
             )
-        return shown, f"It is {degrees} degrees and {sky} in {place}."
+        if is_chinese(str(place)):
+            return told, f"{place}现在{degrees}度，{SKY_ZH[sky]}。"
+        return told, f"It is {degrees} degrees and {sky} in {place}."
     if name == "calculator":
-        a, sign, b = arguments["expression"].split(" ")
-        value = {"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b), "/": int(a) // max(int(b), 1)}[sign]
-        return rng.choice([json.dumps({"result": value}), str(value)]), f"{arguments['expression']} = {value}."
+        result = computed(arguments["expression"])
+        told = json.dumps({"result": json.loads(result) if result[-1].isdigit() else result})
+        return rng.choice([told, result]), f"{arguments['expression']} = {result}."
     if name == "get_time":
         clock = f"{rng.randint(0, 23):02d}:{rng.randint(0, 59):02d}"
+        if is_chinese(str(arguments["city"])):
+            return json.dumps({"time": clock}), f"{arguments['city']}现在是{clock}。"
         return json.dumps({"time": clock}), f"It is {clock} in {arguments['city']}."
-    return rng.choice(['{"status": "ok"}', "ok", '{"done": true}', "done"]), "Done."
+    done = "好了。" if any(is_chinese(str(v)) for v in arguments.values()) else "Done."
+    return rng.choice(['{"status": "ok"}', "ok", '{"done": true}', "done"]), done
 
 
 def tool_case(rng: random.Random, held: bool, cities: list[str], kind: str | None = None) -> Case:
     """A conversation with a call; in training often with the result and a closing sentence."""
     tool, text, arguments = request(rng, held, cities, kind)
-    tools = [tool, *_others(rng, rng.choice([0, 0, 1, 2, 3]), {tool["name"]})]
+    known = not held and kind is None and tool["name"] in USUAL
+    if known and rng.random() < 0.4:
+        tool, arguments = renamed(rng, tool, arguments)
+    tools = [tool, *others(rng, rng.choice([0, 0, 1, 2, 3]), {tool["name"]}, tool["description"])]
     if not held and kind is None and rng.random() < 0.25:
         verb, noun = word(rng, "verb", False), word(rng, "noun", False)
         tool, text, arguments = invented_request(rng, False, verb, noun)
-        tools = _unique(
+        tools = unique(
             [
                 tool,
                 *near_misses(rng, verb, noun, False, rng.randint(1, 4)),
-                *_others(rng, rng.choice([0, 0, 1]), {tool["name"]}),
+                *others(rng, rng.choice([0, 0, 1]), {tool["name"]}),
             ]
         )
     calls = [{"name": tool["name"], "arguments": arguments}]
     if not held and kind is None and rng.random() < 0.1:
         second = request(rng, held, cities, "weather" if "weather" in tool["name"] else None)
-        if second[0]["name"] == tool["name"] or second[0]["name"] not in {t["name"] for t in tools}:
+        new = second[0]["name"] not in {t["name"] for t in tools} and second[0]["description"] != tool["description"]
+        if second[0]["name"] == tool["name"] or new:
             if second[0]["name"] != tool["name"]:
                 tools.append(second[0])
                 second_call = {"name": second[0]["name"], "arguments": second[2]}
@@ -301,7 +427,8 @@ def tool_case(rng: random.Random, held: bool, cities: list[str], kind: str | Non
             calls.append(second_call)
     rng.shuffle(tools)
     messages = [{"role": "user", "content": text}, {"role": "assistant", "content": call_text(calls)}]
-    case = Case(suite=f"tool_{kind or 'any'}", messages=messages, tools=tools, check="tool", expect=calls)
+    shown_tools = offered(rng, held, tools)
+    case = Case(suite=f"tool_{kind or 'any'}", messages=messages, tools=shown_tools, check="tool", expect=calls)
     if not held and len(calls) == 1 and rng.random() < 0.5:
         shown, sentence = result_of(rng, tool, arguments)
         messages += [{"role": "tool", "content": shown}, {"role": "assistant", "content": sentence}]
@@ -311,7 +438,7 @@ def tool_case(rng: random.Random, held: bool, cities: list[str], kind: str | Non
 def problem_case(rng: random.Random, text: str, expression: str) -> Case:
     """A word problem solved by the calculator."""
     calls = [{"name": "calculator", "arguments": {"expression": expression}}]
-    tools = [CALCULATOR, *_others(rng, rng.choice([0, 1, 2]), {"calculator"})]
+    tools = [CALCULATOR, *others(rng, rng.choice([0, 1, 2]), {"calculator"})]
     rng.shuffle(tools)
     messages = [{"role": "user", "content": text}, {"role": "assistant", "content": call_text(calls)}]
     if rng.random() < 0.6:
@@ -334,42 +461,6 @@ def result_case(rng: random.Random, held: bool, cities: list[str]) -> Case:
     return Case(suite="tool_result", messages=messages, tools=[tool], check="exact", expect=sentence)
 
 
-def _unique(tools: list[Tool]) -> list[Tool]:
+def unique(tools: list[Tool]) -> list[Tool]:
     """The tools without those whose name came before."""
     return list({t["name"]: t for t in reversed(tools)}.values())[::-1]
-
-
-NO_TOOL = "I have no tool for that."
-
-
-def no_call(rng: random.Random, held: bool, jokes: list[dict]) -> Case:
-    """Tools are there but none fits: answer plainly or say that no tool fits."""
-    tools = _others(rng, rng.randint(1, 4), set())
-    names = {t["name"] for t in tools}
-    pick = rng.random()
-    if pick < (0.35 if held else 0.22):
-        messages = fact(
-            rng, held, rng.choice(["capital", "opposite", "sound", "colour", "capital"]), "", chat=True
-        ).messages
-    elif pick < (0.55 if held else 0.36):
-        messages = small_talk(rng, held).messages
-    elif pick < (0.65 if held else 0.42):
-        messages = [
-            {"role": "user", "content": wording("joke", rng, held, {})},
-            {"role": "assistant", "content": joke_text(rng, jokes)},
-        ]
-    else:
-        tool, text, _ = request(rng, held, [], rng.choice(["weather", "fixed", "fixed", "invented"]))
-        if tool["name"] in names or ("weather" in tool["name"] and any("weather" in n for n in names)):
-            return no_call(rng, held, jokes)
-        if tool["name"] not in {t["name"] for t in NAMED} and not held and rng.random() < 0.5:
-            verb, noun = word(rng, "verb", False), word(rng, "noun", False)
-            tool, text, _ = invented_request(rng, False, verb, noun)
-            tools = _unique([*near_misses(rng, verb, noun, False, rng.randint(1, 2)), *tools[:2]])
-        bare = not held and rng.random() < 0.2
-        messages = [
-            {"role": "user", "content": text},
-            {"role": "assistant", "content": FALLBACKS[1] if bare else NO_TOOL},
-        ]
-        return Case(suite="tool_none", messages=messages, tools=None if bare else tools, check="no_call")
-    return Case(suite="tool_none", messages=messages, tools=tools, check="no_call")

@@ -9,6 +9,7 @@ from functools import cache
 
 from authored_data import load, synonyms
 from grammar import expand, parse, tidy
+from topics import Said, Topic
 from vocabulary import invented
 
 PLURAL = {
@@ -99,8 +100,8 @@ def dish(rng: random.Random) -> str:
     return rng.choice(w["food"]) if rng.random() < 0.6 else f"{rng.choice(w['ingredient'])} {rng.choice(w['dish'])}"
 
 
-def cast(rng: random.Random, kind: str = "") -> dict[str, str]:
-    """The people and things of one story: slot name to text."""
+def cast(rng: random.Random, kind: str = "", called: str = "") -> dict[str, str]:
+    """The people and things of one story: slot name to text. The hero may be of a kind, and may have a name."""
     w = load().words
     kind, friend_kind = kind or rng.choice(w["kind"]), rng.choice(w["kind"])
     male = w["name.m"]
@@ -110,6 +111,7 @@ def cast(rng: random.Random, kind: str = "") -> dict[str, str]:
     thing, adjective = rng.choice(w["thing"]), rng.choice(w["objadj"])
     if rng.random() < 0.12:
         name = invented(rng).capitalize()
+    name = called or name
     she, fshe = name not in male, friend not in male
     if rng.random() < 0.12:
         friend = f"{rng.choice(['old', 'little', 'tall', 'good'])} {friend}"
@@ -215,14 +217,27 @@ def topic_of(rng: random.Random, plot: dict, who: dict[str, str], own: float = 0
     return topic, must
 
 
+MISSING = [
+    "{There|Nearby} {was|lay} a [w] {too|as well}, {and|but} {nobody|no one} knew {why|whose it was}.",
+    "{It all began|This story began} with a [w], {on a [weather.adj] day|one [month] {morning|evening}}.",
+    "{The best thing|What [he] liked most} {at|in} [place] was a [w].",
+]
+
+
 def tell(
-    rng: random.Random, plot: dict | None = None, who: dict[str, str] | None = None, own: float = 0.45, start: str = ""
+    rng: random.Random,
+    plot: dict | None = None,
+    who: dict[str, str] | None = None,
+    own: float = 0.45,
+    start: str = "",
+    about: Topic | None = None,
 ) -> Story:
     """One story, opened with `start` where an opening allows it; the words of its topic are in its text."""
     data = load()
     plot = plot or rng.choice(data.plots)
-    who = who or cast(rng)
-    topic, must = topic_of(rng, plot, who, own)
+    who = who or cast(rng, called=about.cast.get("N", "") if about else "")
+    who |= about.cast if about else {}
+    topic, must = (about.phrase, about.must) if about else topic_of(rng, plot, who, own)
     first = not start and rng.random() < 0.12 and who["N"] not in must
     slot = _slots(rng, who, first)
     told: set[str] = set()
@@ -236,11 +251,21 @@ def tell(
         return expand(parse(enriched(template)), rng, slot)
 
     openings = [o for o in data.pools["opening1" if first else "opening"] if o.startswith(start)]
-    lines = [one(openings)]
+
+    def said(line: Said) -> str:
+        template, values = line
+        return expand(parse(enriched(template)), rng, lambda key: values.get(key) or slot(key))
+
+    lines = [*map(said, about.setting), one(openings)] if about else [one(openings)]
+    if about and rng.random() < 0.15:
+        lines = [lines[-1], *lines[:-1]]
+    again = {rng.randrange(1, len(plot["beats"])): e for e in about.echoes} if about else {}
     for index, beat in enumerate(plot["beats"]):
         if rng.random() < 0.04 and 0 < index < len(plot["beats"]) - 1:
             continue
         lines.append(one(beat, 0.28))
+        if index in again:
+            lines.append(said(again[index]))
         # Each place in a story has fillers of its own: they tell a model how far it is, so that it goes on.
         if rng.random() < 0.28:
             lines.append(one(data.pools["note"][index % PLACES :: PLACES]))
@@ -252,27 +277,16 @@ def tell(
     text = " ".join(lines)
     for word in must:
         if word not in text:
-            lines.insert(
-                1,
-                expand(
-                    parse(
-                        rng.choice(
-                            [
-                                f"{{There|Nearby}} {{was|lay}} a {word} {{too|as well}}, {{and|but}} {{nobody|no one}} knew {{why|whose it was}}.",  # noqa: E501
-                                f"{{It all began|This story began}} with a {word}, {{on a [weather.adj] day|one [month] {{morning|evening}}}}.",  # noqa: E501
-                                f"{{The best thing|What [he] liked most}} {{at|in}} [place] was a {word}.",
-                            ]
-                        )
-                    ),
-                    rng,
-                    slot,
-                ),
-            )
+            # A slot of its own: templates are kept once parsed, so no word may be a part of one.
+            line = expand(parse(rng.choice(MISSING)), rng, lambda key, word=word: word if key == "w" else slot(key))
+            lines.insert(1, line)
             text = " ".join(lines)
     joiner = "\n\n" if rng.random() < 0.12 else " "
     if joiner != " " and len(lines) > 5:
         cut = len(lines) // 2
         text = " ".join(lines[:cut]) + "\n\n" + " ".join(lines[cut:])
+    if about:
+        return Story(tidy(text), topic, must)
     topic = tidy(topic)
     return Story(tidy(text), topic[0].lower() + topic[1:] if not topic.startswith(who["N"]) else topic, must)
 

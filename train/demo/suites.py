@@ -6,15 +6,22 @@ import json
 import random
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import skill_chat as chat
+import skill_decline as declines
+import skill_expression as expressions
 import skill_extract as extract
 import skill_facts as facts
+import skill_keys as keys
 import skill_math as maths
+import skill_refusals as refusals
 import skill_tools as tools
+import skill_zh as chinese
 from authored_data import load
 from mixture import OTHER_FACTS
+from phrasing import is_chinese
 from render import Case
 from skill_long import needle
 
@@ -67,6 +74,59 @@ def _free_call(rng: random.Random, held: bool) -> Case:
     return case
 
 
+def _language(rng: random.Random, held: bool) -> Case:
+    """A question of any kind; what counts is the language of its answer."""
+    while True:
+        lang = rng.choice(["en", "zh"])
+        if rng.random() < 0.1:
+            lang = rng.choice(["fr", "de", "es"])
+        case = rng.choice(SPOKEN[lang])(rng, held)
+        if case.messages and is_chinese(case.messages[-2]["content"]) == (lang == "zh"):
+            return replace(case, suite="language", check="language", expect=lang)
+
+
+SPOKEN: dict[str, list[Maker]] = {
+    "en": [
+        lambda r, h: declines.decline(r, h, "en"),
+        chat.small_talk,
+        chat.own_fact,
+        _capital,
+        _other_fact,
+        facts.faq,
+        facts.story_topic,
+        lambda r, h: maths.word_problem(r),
+    ],
+    "zh": [
+        lambda r, h: declines.decline(r, h, "zh"),
+        lambda r, h: declines.decline(r, h, "zh"),
+        chat.small_talk,
+        chat.own_fact,
+        _capital_zh,
+        lambda r, h: facts.fact_zh(r, h, "continent_zh"),
+        facts.faq,
+        chinese.story_zh,
+        chinese.table_zh,
+        chinese.attributes_zh,
+        chat.memory_zh,
+        lambda r, h: expressions.story_sum(r),
+    ],
+    "fr": [lambda r, h: declines.decline(r, h, "fr")],
+    "de": [lambda r, h: declines.decline(r, h, "de")],
+    "es": [lambda r, h: declines.decline(r, h, "es")],
+}
+
+
+def language_of(text: str) -> str:
+    """The language of an answer: `zh` when a fifth of its letters is Chinese, a mark of the others, else `en`."""
+    han = len(re.findall("[\u4e00-\u9fff]", text))
+    letters = len(re.findall("[A-Za-z]", text))
+    if han and han >= 0.2 * letters:
+        return "zh"
+    if han:
+        return "mixed"
+    return next((k for k in ("fr", "de", "es") if declines.LANGUAGES[k] in text), "en" if letters else "none")
+
+
 SUITES: dict[str, tuple[Maker, float, int]] = {
     # suite: (maker, gate, most new tokens)
     "capitals_en": (_capital, 97, 24),
@@ -76,18 +136,29 @@ SUITES: dict[str, tuple[Maker, float, int]] = {
     "sum_1_2_digits": (lambda r, h: maths.arithmetic(r, h, r.choice([1, 2]), chat=True), 99, 20),
     "sum_3_digits": (lambda r, h: maths.arithmetic(r, h, 3, chat=True), 95, 24),
     "times_table": (lambda r, h: maths.arithmetic(r, h, 0, chat=True), 99, 20),
+    "division": (lambda r, h: expressions.division(r, h, chat=True), 95, 24),
+    "precedence": (lambda r, h: expressions.precedence(r, h, chat=True), 95, 64),
+    "division_zh": (lambda r, h: expressions.division(r, h, True, chat=True), 95, 24),
+    "precedence_zh": (lambda r, h: expressions.precedence(r, h, True, chat=True), 95, 64),
     "memory_name": (partial(_memory, "name"), 97, 20),
     "memory_attribute": (partial(_memory, "attribute"), 92, 24),
     "json": (_json, 93, 120),
+    "json_keys": (keys.json_keys, 99, 200),
     "tool_known": (_call, 95, 96),
     "tool_free": (_free_call, 0, 96),  # no gate: tells what the held-out wordings of tool_known leave unsaid
-    "tool_none": (lambda r, h: tools.no_call(r, h, load().jokes), 95, 64),
+    "tool_none": (lambda r, h: refusals.no_call(r, h, load().jokes), 95, 64),
+    "tool_unoffered": (refusals.unoffered, 100, 96),
     "tool_unseen": (lambda r, h: tools.tool_case(r, True, [], "invented"), 80, 96),
     "tool_result": (lambda r, h: tools.result_case(r, h, []), 95, 48),
     "faq": (facts.faq, 95, 80),
     "joke": (lambda r, h: _chat_only(lambda a, b: facts.joke(a, b, load().jokes), r, h), 90, 64),
     "poem_next": (lambda r, h: facts.poem(r, True, load().poems) if h else _seen_poem(r), 90, 24),
     "story": (facts.story_chat, 90, 400),
+    "story_topic": (facts.story_topic, 90, 400),
+    "story_zh": (lambda r, h: _chat_only(chinese.story_zh, r, h), 90, 300),
+    "decline": (declines.decline, 90, 64),
+    "language": (_language, 98, 300),
+    "own_facts": (chat.own_fact, 97, 64),
     "fallback": (lambda r, h: chat.out_of_scope(r, h, []), 90, 32),
     "transform": (lambda r, h: extract.transform(r, h), 80, 64),
     "labels": (lambda r, h: (extract.sentiment if r.random() < 0.5 else extract.yes_no)(r, h), 90, 8),
@@ -104,6 +175,11 @@ PARAPHRASE = [
     "memory_name",
     "json",
     "tool_known",
+    "division",
+    "precedence",
+    "json_keys",
+    "decline",
+    "own_facts",
 ]
 NEEDLE_GATES = {512: 99, 1024: 98, 2048: 97, 4096: 95, 8192: 85}
 
@@ -138,15 +214,19 @@ def calls_of(text: str) -> list[dict] | None:
     return out
 
 
+CALLS = re.compile(r"(<tool_call>\n\{[^\n]*\}\n</tool_call>\n?)+")
+"""An answer that is calls and nothing else."""
+
+
 def repeated_share(text: str, size: int = 4) -> float:
     """Share of 4-word windows that occurred before in the text."""
     words = text.split()
     grams = [tuple(words[i : i + size]) for i in range(len(words) - size + 1)]
-    return 1 - len(set(grams)) / max(len(grams), 1)
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
-def judge(case: Case, answer: str, ended: bool) -> dict[str, bool]:
-    """The named verdicts on one answer; `ok` is the main one."""
+def judge(case: Case, answer: str, ended: bool) -> dict[str, float]:
+    """The named verdicts on one answer, each 0 to 1; `ok` is the main one."""
     text = answer.strip()
     if case.check == "json":
         try:
@@ -157,16 +237,30 @@ def judge(case: Case, answer: str, ended: bool) -> dict[str, bool]:
     if case.check == "tool":
         calls = calls_of(text)
         right = bool(calls) and [c.get("name") for c in calls] == [c["name"] for c in case.expect]
-        return {"ok": calls == case.expect, "right_tool": right}
+        whole = bool(calls) and bool(CALLS.fullmatch(text))
+        names = {t["name"] for t in case.tools or []}
+        known = all(c.get("name") in names for c in calls or [])
+        return {"ok": calls == case.expect and whole, "right_tool": right, "well_formed": whole, "offered": known}
     if case.check == "no_call":
-        return {"ok": "<tool_call>" not in text}
+        said = {"says": bool(re.search(case.must, text, re.I))} if case.must else {}
+        return {"ok": "<tool_call>" not in text, **said}
+    if case.check == "keys":
+        try:
+            value = json.loads(text)
+        except ValueError:
+            return {"ok": False, "exact": False}
+        return {"ok": keys.same_keys(value, case.expect), "exact": value == case.expect}
+    if case.check == "language":
+        return {"ok": language_of(text) == case.expect and "<tool_call>" not in text}
     if case.check == "exact":
         return {"ok": text == str(case.expect)}
     if case.check == "joke":
         return {"ok": text in JOKES()}
     if case.check == "story":
         topic = bool(re.search(case.must, text, re.I)) if case.must else True
-        return {"ok": topic, "ends": ended, "fresh": repeated_share(text) < 0.1}
+        found = [bool(re.search(w, text, re.I)) for w in re.findall(r"\(\?=\[\\s\\S\]\*((?:\\.|[^)\\])*)\)", case.must)]
+        words = {"words": sum(found) / len(found)} if found else {}
+        return {"ok": topic, "ends": ended, "fresh": repeated_share(text) < 0.1, **words}
     if case.suite == "poem":
         return {"ok": bool(re.search(case.must, text))}
     return {"ok": bool(re.search(case.must, text, re.I))}

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from model import MAIN, TINY, Decoder, Shape, cross_entropy, document_mask, hf_config, hf_state, load_decoder, unpack
+from model import Decoder, cross_entropy, document_mask, hf_config, hf_state, load_decoder, unpack
 from optim import Optimiser, schedule
 from pack import Feed, Stream
 from safetensors.torch import save_file
+from shapes import MAIN, TINY, Shape
 from tokenizer_build import copy_files
 
 HERE = Path(__file__).parent

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from corpus import load_corpus
 from mixture import Mixture
-from model import TEXT
 from render import case_segments, chat_segments
+from shapes import TEXT
 from tokenizers import Tokenizer
 from transformers import (
     AutoModelForCausalLM,

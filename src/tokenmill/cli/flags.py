@@ -40,8 +40,6 @@ MODEL = typer.Argument(
     help="Folder, .gguf file, stored or hub name, or `demo` (the default).",
     autocompletion=stored_names,
 )
-SPREAD = {"pipeline_parallel_size": "-pp"}
-"""Taken as 1 alone (core/config.py), with vLLM's short forms."""
 _PANELS = {
     "listen": "Listening",
     "serve": "Serving",
@@ -66,14 +64,14 @@ def engine_flags(verb: Verb) -> Verb:
 def other_flags(own: Iterable[str]) -> dict[str, inspect.Parameter]:
     """vLLM's flags that are no options: taken and harmless, or refused with a reason. They are not shown in --help;
     own: names that the verb has already."""
-    names = dict.fromkeys([*SPREAD, *SPELLINGS, *ENGINE, *SERVER])
+    names = dict.fromkeys([*SPELLINGS, *ENGINE, *SERVER])
     return {name: _other_flag(name) for name in names if name not in set(own)}
 
 
 def _other_flag(name: str) -> inspect.Parameter:
     if name in SWITCHES:
         return flag(name, bool, "", spelled=f"{spelling(name)}/--no-{spelling(name)[2:]}", hidden=True)
-    return flag(name, str, "", spelled=f"{spelling(name)} {SPREAD.get(name, '')}", hidden=True)
+    return flag(name, str, "", spelled=spelling(name), hidden=True)
 
 
 def settle_others(given: Mapping[str, Any]) -> dict[str, Any]:

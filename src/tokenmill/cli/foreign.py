@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from tokenmill.core.arguments import ENGINE, SERVER, SWITCHES, parsed
 from tokenmill.core.errors import UserError
 
-SPREAD = ("pipeline_parallel_size",)
+_SHORT = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size"}
 _CHOICES = ("on", "off", "auto", "0", "1", "true", "false")
 
 
@@ -238,16 +238,13 @@ def _lookup(name: str, verb: str) -> Foreign | None:
 
 def _vllm(name: str) -> Foreign | None:
     """vLLM's flags that are no options here."""
-    if name in ("-tp", "-dp"):
-        return Foreign(into="--tensor-parallel-size" if name == "-tp" else "--data-parallel-size")
-    short = {"-pp": SPREAD[0]}
-    plain = short.get(name) or name.removeprefix("--").replace("-", "_")
+    if name in _SHORT:
+        return Foreign(into=_SHORT[name])
+    plain = name.removeprefix("--").replace("-", "_")
     if name.startswith("--no-") and plain not in SWITCHES and plain.removeprefix("no_") in SWITCHES:
         return Foreign(into="", takes=0)
-    if plain in SPREAD:
-        return Foreign(why="layers are not shared out in stages: --tensor-parallel-size splits each", values={"1": ""})
     other = ENGINE.get(plain) or SERVER.get(plain)
-    if other is None or not (name.startswith("--") or name in short):
+    if other is None or not name.startswith("--"):
         return None
     if plain in SWITCHES:
         return Foreign(into="", takes=0) if not other.asks(True) else Foreign(why=other.why, takes=0)

@@ -55,7 +55,8 @@ class AdapterSite:
 class Delta:
     """What a step's adapters do to one product: `low` [T, lanes] float32 is down @ x, to be carried up behind the sum.
 
-    inputs: x, normed. rows [T] and slots [R + 1]: the row of each token, and each row's slot.
+    inputs: x, normed. rows [T] and slots [R + 1]: the row of each token, and each row's slot. scale: of up @ low; other
+    than 1 for embeddings only.
     """
 
     site: AdapterSite
@@ -63,6 +64,7 @@ class Delta:
     low: Tensor
     rows: Tensor
     slots: Tensor
+    scale: float = 1.0
 
 
 class AdapterSites(Protocol):

@@ -8,6 +8,7 @@ POSITIVE = frozenset(
     {
         "block_size",
         "tensor_parallel_size",
+        "pipeline_parallel_size",
         "data_parallel_size",
         "max_num_seqs",
         "max_waiting",
@@ -48,6 +49,7 @@ MOST: dict[str, int] = {
     "port": 65535,
     "engines": 1024,
     "tensor_parallel_size": 64,
+    "pipeline_parallel_size": 64,
     "data_parallel_size": 1024,
 }
 """Ceilings of what would otherwise fill the memory or the process table before it fails."""

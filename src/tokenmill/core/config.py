@@ -64,6 +64,7 @@ class FileOptions:
         None, "Entries that replace those of generation_config.json (JSON)."
     )
     model_impl: str = option("auto", "Whose layers compute.", choices=("auto", "tokenmill", "vllm", "transformers"))
+    sleep_folder: str | None = option(None, "Folder for the weights of sleeping models on a CPU (default: /var/tmp).")
     stored_as: str | None = option(
         None, "Refuse a model whose file does not hold its weights so: awq, gptq, compressed-tensors, gguf, ..."
     )
@@ -126,6 +127,7 @@ class ExecuteOptions:
         False, "Look at every number of the weights while loading, and refuse a file that holds NaN or infinity."
     )
     disable_log_stats: bool = option(False, "Accepted for compatibility.")
+    enable_sleep_mode: bool = option(False, "The model's memory may be given back and taken again (sleep, wake_up).")
     check_structured: float = option(
         0.0, "Share of finished JSON answers (0 to 1) that are read against their schema once more; misfits are logged."
     )
@@ -136,7 +138,16 @@ class ParallelOptions:
     """How many devices share the work."""
 
     tensor_parallel_size: int = option(1, "Devices (on a CPU: processes) that share each layer.", "tp")
+    pipeline_parallel_size: int = option(1, "Stages of devices (on a CPU: processes) that share the layers.", "pp")
+    enable_expert_parallel: bool = option(
+        False, "Share mixtures out by whole experts over the ranks of --tensor-parallel-size.", "ep"
+    )
     data_parallel_size: int = option(1, "Engines that share the requests, each with the whole model.", "dp")
+
+    @property
+    def ranks(self) -> int:
+        """Devices of one engine."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,7 +282,12 @@ class ModelsOptions:
     models_memory: int | None = option(None, "Bytes for all loaded models (default: the free memory at the start).")
     models_queue: int = option(256, "Requests that may wait for one model to load; more get 503.")
     models_patience: float = option(30.0, "Seconds that a load waits for models with open requests to go.")
-    models_control: bool = option(False, "Clients may load and unload models (/models/load, /models/unload).")
+    models_control: bool = option(
+        False, "Clients may load and unload models (/models/load, /models/unload) and put them to sleep."
+    )
+    models_sleep_memory: int | None = option(
+        None, "Bytes of host memory for all models that sleep (default: half of the machine's); others are unloaded."
+    )
 
 
 SERVER_GROUPS: dict[str, type] = {
@@ -345,7 +361,7 @@ def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def make_config(environment: Mapping[str, str] | None = None, **flat: Any) -> EngineConfig:
     """EngineConfig from flat names; unset ones come from TOKENMILL_* variables, then from the defaults."""
-    return EngineConfig(**_read_groups(GROUPS, environment, _without_spread(options_alone(flat))))
+    return EngineConfig(**_read_groups(GROUPS, environment, options_alone(flat)))
 
 
 def make_server_config(environment: Mapping[str, str] | None = None, **flat: Any) -> ServerConfig:
@@ -390,19 +406,6 @@ def _read_groups(
         for name, value in values.items():
             _check(name, value, known[name][1], known[name][2])
     return {group: groups[group](**values) for group, values in chosen.items()}
-
-
-def _without_spread(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what vLLM's users often spell out and is the only thing done here: one stage."""
-    kept = {name: value for name, value in flat.items() if name not in _SPREAD}
-    for name in _SPREAD & flat.keys():
-        if isinstance(flat[name], bool) or flat[name] != 1:
-            raise ParameterError(
-                f"{name} must be 1, got {flat[name]!r}: layers are not shared out in stages "
-                "(--tensor-parallel-size splits each of them over devices).",
-                param=name,
-            )
-    return kept
 
 
 def override(config: EngineConfig, group: str, **values: Any) -> EngineConfig:
@@ -451,9 +454,6 @@ def _check(name: str, value: Any, item: Field, kind: Any) -> None:
     if list[str] in allowed and value is not None:
         if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
             raise ParameterError(f"{name} must be text or a list of texts, got {value!r}.", param=name)
-
-
-_SPREAD = frozenset({"pipeline_parallel_size"})
 
 
 def wanted_faults() -> str:

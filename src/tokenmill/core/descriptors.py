@@ -175,6 +175,23 @@ class SpaceSpec:
 
 
 @dataclass(slots=True)
+class ConvSpec:
+    """A short convolution of each channel: weight [K, C] and bias [C] in float32; silu: of the sum."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    silu: bool = True
+
+
+@dataclass(slots=True)
+class ScanSpec:
+    """One state-space layer with a decay of each number (Mamba-1): rate [N, C] and skip [C] in float32."""
+
+    rate: Tensor
+    skip: Tensor
+
+
+@dataclass(slots=True)
 class StepRows:
     """Whose a step's tokens are: the row of each sequence [S] and of each token [T] (int64). What belongs to a row (an
     adapter, a recurrent state) is found by it, in recorded steps, too. The spare row fills up recorded steps.
@@ -242,6 +259,8 @@ class ModelSpec:
     hidden_size: int
     flops_per_token: float = 0.0
     states: tuple[StateSpec, ...] = ()
+    ends: tuple[bool, bool] = (True, True)
+    """Does it begin at token ids, does it end at logits? A stage of a pipeline may not."""
     extras: dict[str, object] = field(default_factory=dict)
 
 

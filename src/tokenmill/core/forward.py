@@ -7,7 +7,7 @@ both, and a mixture is made of weights. `runner/batch.py` makes a ForwardContext
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
@@ -16,6 +16,7 @@ from tokenmill.core.descriptors import (
     DRAWN,
     Act,
     AttentionSpec,
+    ConvSpec,
     Cuts,
     DeltaSpec,
     Draws,
@@ -27,17 +28,21 @@ from tokenmill.core.descriptors import (
     NormSpec,
     RopeSpec,
     RouteSpec,
+    ScanSpec,
     SpaceSpec,
     StateSpec,
     StepRows,
 )
+from tokenmill.core.matrix import StoredMatrix
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 __all__ = [
     "Act",
     "AttentionSpec",
+    "ConvSpec",
     "DeltaSpec",
     "DRAWN",
     "Cuts",
@@ -52,15 +57,20 @@ __all__ = [
     "Mixture",
     "ModelSpec",
     "NormSpec",
+    "Packed",
+    "Recurrence",
     "RopeSpec",
     "RouteSpec",
+    "ScanSpec",
     "SpaceSpec",
     "StateSpec",
     "StepRows",
+    "StoredMatrix",
     "Weight",
 ]
 
 T = TypeVar("T")
+Recurrence = ConvSpec | DeltaSpec | SpaceSpec | ScanSpec
 
 
 @dataclass(slots=True)
@@ -106,6 +116,7 @@ class Mixture:
     """One mixture of experts: the router's matrix, one gate_up and one down per expert, and what lies beside them.
 
     `shared`: (up, down) of experts that every token visits, with the same activation. wide: logits in float32.
+    first: the number of the first expert in the lists; the router may know more, which are other ranks'.
     """
 
     router: Weight
@@ -115,6 +126,7 @@ class Mixture:
     act: Act
     shared: tuple[Weight, Weight] | None = None
     wide: bool = False
+    first: int = 0
 
 
 class FusedMixture(Protocol):
@@ -182,6 +194,23 @@ class Weight(Protocol):
     def bytes(self) -> int: ...
 
 
+class Packed(Protocol):
+    """A matrix in a backend's own form, its bias within. One that the backend's `product` does not know has
+    `product(x)` -> x @ matrix.T + bias."""
+
+    def rows(self, ids: Tensor, dtype: Any) -> Tensor:
+        """Dense rows [n, K] in torch's type `dtype`."""
+        ...
+
+    def pieces(self) -> tuple[Any, dict[str, Tensor | None]] | None:
+        """See Weight.pieces."""
+        ...
+
+    def bytes(self) -> int:
+        """Bytes held."""
+        ...
+
+
 class Kernels(Protocol):
     """Coarse operations; built per engine. `kernels/reference.py` is the specification, backends override.
 
@@ -196,11 +225,9 @@ class Kernels(Protocol):
         """{op: {"calls": n, "fallbacks": m}} since the start."""
         ...
 
-    narrow_logits: bool
-    """`greedy` and `choose` read logits as the head's product left them, so that nothing need widen them."""
-
-    cuts_draws: bool
-    """`choose` takes draws with cuts, and `least_kept` says where they are."""
+    chooses: bool
+    """`greedy` and `choose` read logits as the head's product left them, so that nothing need widen them; `choose`
+    takes draws with cuts, and `least_kept` says where they are."""
 
     records: bool
     """Can `record` succeed?"""
@@ -218,15 +245,21 @@ class Kernels(Protocol):
         """table [V, hidden], ids [T] -> [T, hidden] * scale."""
         ...
 
-    def norm(self, x: Tensor, spec: NormSpec) -> Tensor: ...
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x [T, K] @ weight [N, K].T + bias -> [T, N] in x's dtype, float32 accumulation."""
+    def norm(
+        self, x: Tensor, spec: NormSpec, gate: Tensor | None = None, size: int = 0, *, first: bool = False
+    ) -> Tensor:
+        """x [..., D] normed. With a gate (x and gate [T, D]): silu(gate) norm(x), or norm(silu(gate) x) if the gate
+        comes `first`, by the root mean square of every `size` columns; spec.weight [size] or [D]."""
         ...
 
-    def fused_linear(
+    def pack(self, matrix: StoredMatrix) -> Packed | None:
+        """The form in which `product` is fastest; None: it has none for this kind, multiply the matrix as it is."""
+        ...
+
+    def product(
         self,
         x: Tensor,
-        weight: Any,
+        weight: Tensor | StoredMatrix | Packed,
         bias: Tensor | None = None,
         *,
         norm: NormSpec | None = None,
@@ -234,148 +267,56 @@ class Kernels(Protocol):
         residual: Tensor | None = None,
         delta: Delta | None = None,
     ) -> Tensor:
-        """residual + act(norm(x) @ weight.T + bias); weight [N, K], or what pack_dense gave (bias within). delta: see
-        `add_delta`, which comes before the activation."""
+        """residual + act(norm(x) @ weight.T + bias) [T, N] in x's dtype, sums in float32; x [T, K].
+
+        weight: a tensor [N, K], a matrix as it is stored, or what `pack` made of one (the bias is within these two).
+        x [T, H, K] and a tensor [H, N, K]: head by head, [T, H, N], and nothing around it. delta: see `add_delta`,
+        which comes before the activation. On a CPU integers multiply activations that are rounded to int8 as well, in
+        groups of 32 with scale max|x| / 127: sums within a group are exact, groups add up ascending in float32."""
+        ...
+
+    def quantise(self, weight: Tensor, bits: int, group: int = 0) -> tuple[Tensor, Tensor]:
+        """weight [N, K] -> q [N, K] int8 and scales [N, ceil(K / group)] float16, rounded to nearest (8 or 4 bits).
+        group: columns that share a scale; 0: as many as the backend multiplies fastest."""
         ...
 
     def adapt(self, x: Tensor, site: AdapterSite, rows: Tensor, slots: Tensor) -> Tensor:
         """What each token's adapter makes of x [T, in]: down @ x -> [T, lanes] float32; rows [T] name the tokens' rows
-        and slots [R + 1] each row's adapter. What lies behind an adapter's own lanes is not defined."""
+        and slots [R + 1] each row's adapter. What lies behind an adapter's own lanes is not defined. x [T] int64: ids
+        of a table of embeddings, whose rows of `down` are taken."""
         ...
 
     def add_delta(self, y: Tensor, delta: Delta) -> Tensor:
         """y [T, N] * gain + shift + up @ low, as core/adapters.py says; rows without an adapter stay as they are."""
         ...
 
-    def embed_delta(self, y: Tensor, ids: Tensor, site: AdapterSite, of: tuple[Tensor, Tensor], scale: float) -> Tensor:
-        """y [T, width] + scale * up @ down[ids]: what adapters of a table of embeddings add to its rows; of: rows
-        and slots, as in `adapt`."""
+    def activate(self, x: Tensor, act: Act | Literal["sigmoid"], gate: Tensor | None = None) -> Tensor:
+        """act(x) [T, D], or [T, D / 2] for the kinds that hold a gate themselves; with a gate [T, D]: act(gate) x, act
+        being silu or sigmoid."""
         ...
 
-    def pack_dense(self, weight: Tensor, bias: Tensor | None = None) -> Any | None:
-        """The form in which `fused_linear` is fastest, with .rows(ids, dtype) and .bytes(); None: as it is."""
-        ...
-
-    def quantise(self, weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
-        """weight [N, K] -> q [N, K] int8 and scales [N, ceil(K / group)] float16, rounded to nearest (8 or 4 bits)."""
-        ...
-
-    def pack_grid(self, q: Tensor, scales: Tensor, bits: int, bias: Tensor | None = None) -> Any | None:
-        """As pack_dense, for integers q [N, K] with float16 scales [N, groups]; None: grid_linear takes them as are."""
-        ...
-
-    def natural_group(self, bits: int, columns: int) -> int:
-        """Columns that share a scale where weights are rounded at load and nobody asked for a group."""
-        ...
-
-    def pack_zeros(self, q: Tensor, scales: Tensor, zeros: Tensor, bias: Tensor | None = None) -> Any | None:
-        """As pack_grid, for 4 bit numbers (q - zeros) * scales with zeros [N, groups] int8; None: there is no form."""
-        ...
-
-    def pack_fp8(self, data: Tensor, scales: Tensor, bias: Tensor | None = None, *, blocks: bool = False) -> Any | None:
-        """As pack_dense, for float8 (e4m3) data [N, K] with float32 scales [N, 1], or one per 128 x 128 block."""
-        ...
-
-    def fp8_linear(self, x: Tensor, data: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x @ (data * scales).T + bias -> [T, N] in x's dtype; float32 scales [N, 1] or [N / 128, K / 128]."""
-        ...
-
-    def pack_blocks(
-        self,
-        pieces: list[tuple[str, Tensor]],
-        columns: int,
-        bias: Tensor | None = None,
-        done: Callable[[], None] | None = None,
-    ) -> Any | None:
-        """As pack_dense, for rows in GGUF blocks: (type, raw [rows, bytes]) one below the other, `columns` numbers in
-        each. done: called from time to time: what was read so far is not needed again. None: no form for these."""
-        ...
-
-    def grid_linear(self, x: Tensor, q: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x @ (q * scales).T + bias -> [T, N] in x's dtype. On a CPU the activations are rounded to int8 as well, in
-        groups of 32 with scale max|x| / 127: sums within a group are exact, groups add up ascending in float32."""
-        ...
-
-    def affine_linear(
-        self, x: Tensor, q: Tensor, scale: Tensor, offset: Tensor | None, bias: Tensor | None = None
-    ) -> Tensor:
-        """x @ (q * scale + offset).T + bias; scale and offset [N, groups] float32, group 16 or 32. Activations are
-        rounded as in grid_linear; an offset multiplies the sum of its group's rounded activations."""
-        ...
-
-    def activate(self, x: Tensor, act: Act) -> Tensor: ...
     def add(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
         """x + scale * y."""
         ...
 
-    def prepare_qkv(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
-        """qkv [T, H*Dk + Hkv*Dk + Hkv*Dv] -> q [T, H, Dk] normed and rotated; k and v go to their slots.
+    def attend(self, x: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
+        """Against the paged K/V as stored, causal by position -> [T, H * Dv].
 
-        Latent: qkv is [T, H*Dk + Dk] (queries already absorbed; then latent | rope key); the rotated part of
-        each query head and of the key is its last `rope.dim` entries (RopeSpec.start)."""
+        x [T, H*Dk + Hkv*Dk + Hkv*Dv]: queries and keys are normed and rotated first, k and v go to their slots.
+        Latent: x [T, H*Dk + Dk] (queries already absorbed; then latent | rope key); the rotated part of each query head
+        and of the key is its last `rope.dim` entries (RopeSpec.start). x [T, H, Dk]: queries that are ready, against
+        what another layer has stored."""
         ...
 
-    def attention(self, q: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
-        """q [T, H, Dk] against the paged K/V as stored -> [T, H * Dv]. Causal by position."""
-        ...
+    def recur_(self, inputs: Sequence[Tensor], spec: Recurrence, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """What a recurrent layer makes of its inputs and the states of the step's rows (kernels/states.py has the
+        formulas); rows at position 0 begin with zeros. The state is in float32, but that of convolutions in x's type:
 
-    def attend_qkv(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
-        """attention(prepare_qkv(qkv)), which a backend may do at once."""
-        ...
-
-    def short_conv_(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        state: Tensor,
-        ctx: ForwardContext,
-        *,
-        silu: bool = True,
-    ) -> Tensor:
-        """x [T, C] -> the sum over each channel's last K inputs, or its silu; weight [K, C], bias [C] in float32, state
-        [R + 1, K - 1, C] in x's type."""
-        ...
-
-    def gated_norm(
-        self,
-        x: Tensor,
-        gate: Tensor,
-        spec: NormSpec | None,
-        size: int,
-        *,
-        first: bool = False,
-        act: Literal["silu", "sigmoid"] = "silu",
-    ) -> Tensor:
-        """x and gate [T, D] -> act(gate) norm(x), or norm(act(gate) x) if the gate comes `first`: the root mean square
-        of every `size` columns; spec.weight [size] or [D]. Without a spec: act(gate) x."""
-        ...
-
-    def delta_rule_(self, mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """The gated delta rule (kernels/states.py): mixed [T, (q | k | v)], gates [T, (beta | rate)] -> [T, Hv, Dv];
-        state [R + 1, Hv, Dk, Dv] in float32. Rows at position 0 begin with zeros."""
-        ...
-
-    def state_space_(self, mixed: Tensor, rates: Tensor, spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """A state space with one decay a head (kernels/states.py): mixed [T, (x | b | c)], rates [T, H] -> [T, H * P];
-        state [R + 1, H, N, P] in float32."""
-        ...
-
-    def selective_scan_(
-        self,
-        x: Tensor,
-        rates: Tensor,
-        mixed: Tensor,
-        fixed: tuple[Tensor, Tensor],
-        state: Tensor,
-        ctx: ForwardContext,
-    ) -> Tensor:
-        """A state space with a decay of each number (kernels/states.py): x and rates [T, C], mixed [T, (b | c)], fixed
-        (rate [N, C], skip [C]) in float32 -> [T, C]; state [R + 1, N, C] in float32."""
-        ...
-
-    def head_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Per-head product: x [T, H, K], weight [H, N, K] -> [T, H, N] (MLA absorption)."""
+            ConvSpec   x [T, C]                                          state [R + 1, K - 1, C]       -> [T, C]
+            DeltaSpec  mixed [T, (q | k | v)], gates [T, (beta | rate)]  state [R + 1, Hv, Dk, Dv]     -> [T, Hv, Dv]
+            SpaceSpec  mixed [T, (x | b | c)], rates [T, H]              state [R + 1, H, N, P]        -> [T, H * P]
+            ScanSpec   x and rates [T, C], mixed [T, (b | c)]            state [R + 1, N, C]           -> [T, C]
+        """
         ...
 
     def route(self, logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
@@ -387,26 +328,32 @@ class Kernels(Protocol):
         x: Tensor,
         weights: tuple[list[Weight], list[Weight]],
         ids: Tensor,
-        gates: Tensor,
-        act: Act,
+        gates: Tensor | None,
+        act: Act | None,
         ctx: ForwardContext,
     ) -> Tensor:
         """weights (gate_up, down), one of each per expert: sum over j = 0..k-1, in this order and in float32, of
         gates[t, j] * down[ids[t, j]](act(gate_up[ids[t, j]](x[t]))) -> [T, hidden] in x's dtype.
 
-        An id outside 0..len - 1 (an expert of another rank) adds nothing."""
+        Without gates only the first half: act(...) in row t * k + j -> [T * k, inner]. Without an activation only the
+        second: x [T * k, inner] is that. An id outside 0..len - 1 (an expert of another rank) adds nothing."""
         ...
 
-    def experts_inside(
-        self, x: Tensor, weights: tuple[list[Weight], list[Weight]], ids: Tensor, act: Act, ctx: ForwardContext
+    def experts_apart(
+        self,
+        x: Tensor,
+        weights: tuple[list[Weight], list[Weight]],
+        ids: Tensor,
+        act: Act,
+        ctx: ForwardContext,
+        first: int,
     ) -> Tensor:
-        """The first half of `experts`: act(gate_up[ids[t, j]](x[t])) in row t * k + j -> [T * k, inner]."""
+        """Experts `first`, first + 1, ...: down(gate_up(x)) in row t * k + j as `experts` has it before it adds up
+        [T * k, hidden] in float32; zeros where another expert is chosen."""
         ...
 
-    def experts_outside(
-        self, y: Tensor, weights: tuple[list[Weight], list[Weight]], ids: Tensor, gates: Tensor, ctx: ForwardContext
-    ) -> Tensor:
-        """The second half: y [T * k, inner] -> [T, rows of down], added up as `experts` does it."""
+    def add_experts(self, parts: Tensor, gates: Tensor, dtype: torch.dtype) -> Tensor:
+        """What `experts_apart` leaves, of all ranks together, added up as `experts` does it -> [T, hidden]."""
         ...
 
     def pack_mixture(self, mixture: Mixture) -> FusedMixture | None:
@@ -433,7 +380,7 @@ class Kernels(Protocol):
         """The score [n] from which tokens of scaled logits s [n, V], the largest of which is 0, are kept: the k [n]
         int64 likeliest ones, then those of them that together reach probability p [n] float32. None: it cannot.
 
-        What it gives is what `choose` uses for draws with cuts; only a backend that has both says `cuts_draws`."""
+        What it gives is what `choose` uses for draws with cuts; only a backend that has both says `chooses`."""
         ...
 
     def gather_rows(

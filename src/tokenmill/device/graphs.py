@@ -33,6 +33,9 @@ class Recorder:
     def __init__(self) -> None:
         self.pool = torch.cuda.graph_pool_handle()
         self.stream = torch.cuda.Stream()
+        held = torch.zeros(1, device="cuda")
+        self.keep = self.record(held.zero_)
+        """Torch refuses a pool whose recordings have all been dropped: this one is never."""
 
     def record(self, compute: Callable[[], T]) -> Recording[T]:
         """Record `compute`, which has run for real before: kernels are compiled and scratch is taken."""

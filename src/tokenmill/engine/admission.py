@@ -48,8 +48,8 @@ class Admission:
     """All ways in which a text may lie in tokens: DRY asks for those that end a repetition."""
     banned: list[list[int]] = field(default_factory=list)
     """Token sequences that no answer of this model may hold."""
-    check_adapter: Callable[[int], None] = lambda number: None
-    """Refuses the number of an adapter that nobody knows."""
+    check_engine: Callable[[Request], None] = lambda request: None
+    """Refuses what the engine cannot take now: an adapter that nobody knows, anything while it sleeps."""
 
     def prepare(self, params: SamplingParams) -> Future[None] | None:
         """Start compiling what these parameters ask for, so that `check` need not; None: nothing to compile."""
@@ -74,7 +74,7 @@ class Admission:
         if params.min_tokens > new:
             raise ParameterError(f"min_tokens ({params.min_tokens}) is more than fits ({new}).", param="min_tokens")
         self._check_lists(params)
-        self.check_adapter(request.adapter)
+        self.check_engine(request)
         search = self._search(params, new)
         if search.width and params.structured_outputs is not None and not self._end_ids(params):
             raise ParameterError("beam search in a structure needs an end token.", param="use_beam_search")

@@ -61,7 +61,6 @@ def _fields() -> list[tuple[str, Any, Any]]:
     for name, (_, item, kind) in all_options().items():
         text = str in getattr(kind, "__args__", (kind,)) and get_origin(kind) is None
         found.append((name, "text" if text else Any, dataclasses.field(default=item.default, repr=item.repr)))
-    found.append(("pipeline_parallel_size", Any, dataclasses.field(default=1)))
     return found + [(name, Any, dataclasses.field(default=None)) for name in ENGINE]
 
 

@@ -18,6 +18,7 @@ from tokenmill.core.errors import EngineDeadError
 from tokenmill.core.params import LoRARequest, RequestOutputKind
 from tokenmill.core.pooled import EmbeddingOutput, EmbeddingRequestOutput
 from tokenmill.core.request import Request, RequestOutput, SamplingParams, TextDelta
+from tokenmill.core.sleeping import check_level, check_mode
 from tokenmill.engine.arguments import EngineArgs
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.hub_tokenizer import HubTokenizer
@@ -25,6 +26,9 @@ from tokenmill.engine.outputs import Accumulator
 from tokenmill.engine.prompts import Prompt, PromptReader, check_salt, default_params, make_request
 from tokenmill.engine.service import Service
 from tokenmill.engine.weights import Weights, WeightUpdates
+
+LOOK_S = 0.01
+"""How often one that is to sleep looks whether its requests have ended."""
 
 
 class AsyncLLM:
@@ -113,6 +117,33 @@ class AsyncLLM:
     async def update_weights(self, weights: Weights) -> int:
         """New numbers for weights, in place, while no request is open: see LLM.update_weights."""
         return await self.service.call(functools.partial(self._weights.update, weights))
+
+    async def sleep(self, level: int = 1, mode: str = "wait") -> None:
+        """Give the model's memory back (see LLM.sleep); open requests end first, or now (mode="abort"), and new ones
+        are refused meanwhile."""
+        check_level(level)
+        if check_mode(mode) == "abort":
+            for name in list(self.service.callers):
+                await self.service.abort(name)
+        desk = self.service.built.sleep
+        desk.closing = True
+        try:
+            while await self.service.call(self._has_work):
+                await asyncio.sleep(LOOK_S)
+            await self.service.call(functools.partial(desk.sleep, level))
+        finally:
+            desk.closing = False
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """Take memory again: all of it, or "weights" or "kv_cache" alone."""
+        await self.service.call(functools.partial(self.service.built.sleep.wake, tags))
+
+    async def is_sleeping(self) -> bool:
+        """Is something of it not here?"""
+        return bool(self.service.built.sleep.asleep)
+
+    def _has_work(self) -> bool:
+        return self.service.engine.has_work or bool(self.service.engine.flying)
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
         """An adapter's name and files; it is read beside the steps that run."""

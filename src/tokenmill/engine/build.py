@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,15 +13,17 @@ import msgspec
 from tokenmill.core.config import EngineConfig, ScheduleOptions
 from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.execution import Executor
+from tokenmill.core.request import Request
 from tokenmill.engine.adapters import AdapterDesk
 from tokenmill.engine.admission import Admission
-from tokenmill.engine.drafting import control_of, host_drafter, read_speculation
+from tokenmill.engine.drafting import check_stages, control_of, host_drafter, read_speculation
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.executor import InProcessExecutor
 from tokenmill.engine.generation import banned, check_generation
-from tokenmill.engine.loading import Facts, find_model, load_runner, read_config, read_generation
+from tokenmill.engine.loading import Facts, check_adapters, find_model, load_runner, read_config, read_generation
 from tokenmill.engine.memory import STEP_GUESSES
 from tokenmill.engine.replicas import Replicas
+from tokenmill.engine.sleeping import SleepDesk
 from tokenmill.engine.source import ModelSource
 from tokenmill.engine.text import eos_ids_of, give_text, load_tokenizer
 from tokenmill.engine.workers import start_ranks
@@ -48,6 +51,7 @@ class Built:
     generation: dict[str, Any]
     source: ModelSource
     adapters: AdapterDesk
+    sleep: SleepDesk
 
     @property
     def context(self) -> int:
@@ -81,6 +85,8 @@ def build_engine(config: EngineConfig) -> Built:
     source = find_model(config)
     read_config(config, source)  # what is wrong with it is told before the tokenizer is looked for
     speculation = read_speculation(config.speculate)
+    check_stages(config, speculation)
+    check_adapters(config)
     drafter, most = host_drafter(speculation)
     tokenizer = load_tokenizer(config, source)
     generation = read_generation(config, source)
@@ -96,6 +102,7 @@ def build_engine(config: EngineConfig) -> Built:
     )
     limits = make_limits(config.schedule, facts.max_step_tokens, most, facts.guesses, chains=executor.chains)
     limits = replace(limits, max_rows=facts.max_rows, max_adapters=facts.adapter_slots)
+    limits = replace(limits, cohorts=1 if executor.chains else executor.depth)
     limits = replace(limits, follows=facts.follows, catches_up=facts.catches_up)
     if facts.trail is not None:
         limits = replace(limits, step_guesses=min(limits.step_guesses, facts.trail))
@@ -120,9 +127,20 @@ def build_engine(config: EngineConfig) -> Built:
     if tokenizer is not None:
         give_text(admission, tokenizer, config.execute.check_structured)
     adapters = AdapterDesk(executor, scheduler, config.adapters)
-    admission.check_adapter = adapters.check
     engine = Engine(scheduler, executor, admission, masks.fill)
-    return Built(engine, facts, config, tokenizer, generation, source, adapters)
+    sleep = SleepDesk(engine)
+    admission.check_engine = checks_of(adapters, sleep)
+    return Built(engine, facts, config, tokenizer, generation, source, adapters, sleep)
+
+
+def checks_of(adapters: AdapterDesk, sleep: SleepDesk) -> Callable[[Request], None]:
+    """What an engine cannot take now."""
+
+    def check(request: Request) -> None:
+        sleep.check()
+        adapters.check(request.adapter)
+
+    return check
 
 
 def build_llm(config: EngineConfig) -> Built:
@@ -142,7 +160,11 @@ def build_llm(config: EngineConfig) -> Built:
                 one.result().engine.close()
         raise failed
     built = [one.result() for one in waiting]
-    return replace(built[0], engine=Replicas([one.engine for one in built]), config=config)  # type: ignore[arg-type]
+    engine = Replicas([one.engine for one in built])
+    sleep = SleepDesk(engine)
+    for part in built:
+        part.engine.admission.check_engine = checks_of(part.adapters, sleep)
+    return replace(built[0], engine=engine, config=config, sleep=sleep)  # type: ignore[arg-type]
 
 
 def _replica(config: EngineConfig, number: int, count: int) -> EngineConfig:
@@ -166,10 +188,11 @@ def _executor(config: EngineConfig, source: ModelSource) -> tuple[Executor, Fact
 
 def runs_here(config: EngineConfig) -> bool:
     """Does this process run the model itself? Several ranks have processes of their own."""
-    return config.execute.executor == "inprocess" and config.parallel.tensor_parallel_size == 1
+    return config.execute.executor == "inprocess" and config.parallel.ranks == 1
 
 
 def plans_in_flight(config: EngineConfig, device: str) -> int:
-    """Two, so that the host plans while the device computes; one where the host is the device."""
-    alone = device == "cpu" and runs_here(config)
-    return config.execute.pipeline_depth or (1 if alone else 2)
+    """Two, so that the host plans while the device computes; one where the host is the device. One more than stages, so
+    that each of them has a step while the host plans."""
+    alone, stages = device == "cpu" and runs_here(config), config.parallel.pipeline_parallel_size
+    return config.execute.pipeline_depth or (1 if alone else 1 + stages)

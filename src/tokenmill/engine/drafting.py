@@ -26,8 +26,11 @@ METHODS: dict[str, tuple[str, ...]] = {
     "medusa": ("model", "quantization", "revision"),
     "eagle": ("model", "quantization", "revision"),
     "eagle3": ("model", "quantization", "revision"),
+    "mtp": (),
 }
 """Methods and their settings, beside the common ones."""
+SAME_AS = dict.fromkeys(("deepseek_mtp", "qwen3_next_mtp", "qwen3_5_mtp", "glm4_moe_mtp"), "mtp")
+"""Other names of vLLM's for a method."""
 OF_HOST = ("ngram", "suffix")
 
 
@@ -54,7 +57,9 @@ def read_speculation(options: SpeculateOptions) -> Speculation | None:
         return None
     if not isinstance(spec, dict):
         raise _refuse('it must be an object, like {"method": "ngram"}')
-    method = spec.get("method") or ("draft_model" if "model" in spec else None)
+    method = spec.get("method")
+    method = SAME_AS.get(method, method) if isinstance(method, str) else method
+    method = method or ("draft_model" if "model" in spec else None)
     every = {*COMMON, *(name for names in METHODS.values() for name in names)}
     if unknown := sorted(set(spec) - every):
         raise _refuse(f"unknown entries ({', '.join(unknown)}); known are {', '.join(sorted(every))}")
@@ -96,7 +101,18 @@ def looks_on_device(config: EngineConfig, found: Speculation, device: str) -> bo
     drafts of the host would have to wait for the commit. Else the host's index is quicker than a search by many small
     operations: on an H200 the demo model made 727 tokens/s with the search and 4,261 with the index. (What the host
     must have a say in, grammars for one, gets the host's drafts in both cases.)"""
+    if config.parallel.pipeline_parallel_size > 1:  # drafts must reach the first stage
+        return False
     return found.method == "ngram" and (config.execute.pipeline_depth or 1) > 1 and device == "cpu"
+
+
+def check_stages(config: EngineConfig, found: Speculation | None) -> None:
+    """Drafts that devices make lie where the last stage is, and the first one would have to begin with them."""
+    if found is not None and found.method not in OF_HOST and config.parallel.pipeline_parallel_size > 1:
+        raise _refuse(
+            f"{found.method!r} does not go with --pipeline-parallel-size: use 'ngram' or 'suffix', or "
+            "--tensor-parallel-size"
+        )
 
 
 def control_of(found: Speculation | None, step_guesses: int) -> DraftControl | None:

@@ -15,6 +15,15 @@ from tokenmill.engine.deliveries import Deliveries, Hear
 from tokenmill.engine.engine import Engine
 from tokenmill.text.codec import Tokenizer
 
+EXIT_S = 10.0
+"""Seconds that an exit waits for a step of another thread."""
+
+
+def take_last_turn(ending: threading.Event, turn: threading.RLock) -> None:
+    """At the interpreter's exit: a daemon thread that is inside native code when Python goes down ends the process."""
+    ending.set()
+    turn.acquire(timeout=EXIT_S)
+
 
 class Driver:
     """An engine that callers step by turns; `stepping` refuses a call from inside a step (by a logits processor)."""

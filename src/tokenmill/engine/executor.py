@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from tokenmill.core.sleeping import obey
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
 from tokenmill.runner.runner import Runner, Running
 
@@ -90,6 +91,10 @@ class InProcessExecutor:
     def control(self, message: dict[str, Any]) -> dict[str, Any]:
         return answer(self.runner, message)
 
+    def control_all(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        """There is one runner."""
+        return [answer(self.runner, message)]
+
     def progress(self) -> int:
         """Operations so far; they grow within a step, too."""
         return operations(self.runner)
@@ -127,4 +132,6 @@ def answer(runner: Runner, message: dict[str, Any]) -> dict[str, Any]:
         return {"kernels": runner.kernels.counters()}
     if message.get("what") == "adapter":
         return runner.adapters.command(message)
+    if message.get("what") in ("sleep", "wake"):
+        return obey(runner.sleeper, message)
     raise ValueError(f"unknown control message {message.get('what')!r}")

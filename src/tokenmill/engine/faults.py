@@ -103,6 +103,9 @@ class FaultyExecutor:
     def control(self, message: dict[str, Any]) -> dict[str, Any]:
         return self.inner.control(message)
 
+    def control_all(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        return self.inner.control_all(message)
+
     def progress(self) -> int:
         return self.inner.progress()
 

@@ -23,7 +23,7 @@ class Gauges:
     """The numbers of one engine."""
 
     def __init__(self, built: Built) -> None:
-        self.engine, self.facts = built.engine, built.facts
+        self.engine, self.facts, self.sleep = built.engine, built.facts, built.sleep
         self.block_size = built.config.cache.block_size
         self.steps = 0
         self.tokens = 0
@@ -78,6 +78,9 @@ class Gauges:
             open_files=self.open_files,
             joules=self.joules,
             watts=self.watts,
+            awake=int(not self.sleep.asleep),
+            offloaded=int(self.sleep.level == 1),
+            discarded=int(self.sleep.level == 2),
         )
 
     def _estimate(self, steps: int, tokens: int, held: int) -> None:

@@ -35,7 +35,7 @@ from tokenmill.core.pooled import (
 from tokenmill.core.request import CompletionOutput, Request, RequestOutput, SamplingParams, TextDelta
 from tokenmill.engine.arguments import EngineArgs
 from tokenmill.engine.build import Built, build_llm
-from tokenmill.engine.driver import Driver
+from tokenmill.engine.driver import Driver, take_last_turn
 from tokenmill.engine.gauges import Gauges
 from tokenmill.engine.hub_tokenizer import HubTokenizer
 from tokenmill.engine.llm_engine import LLMEngine
@@ -44,6 +44,7 @@ from tokenmill.engine.outputs import Accumulator
 from tokenmill.engine.pooling import Pooler
 from tokenmill.engine.profiling import Profiler
 from tokenmill.engine.prompts import Prompt, PromptReader, check_salt, default_params, make_request
+from tokenmill.engine.sleeping import fall_asleep, wake
 from tokenmill.engine.weights import Weights, WeightUpdates, runner_of
 
 LoraRequests = LoRARequest | Sequence[LoRARequest | None] | None
@@ -57,8 +58,6 @@ ABSENT = {
     "init_weight_transfer_engine": "update_weights() takes tensors or a file; there are no ranks to connect",
 }
 """Methods of vLLM's LLM that are not here, and what to use instead."""
-EXIT_S = 10.0
-"""Seconds that an exit waits for a step of another thread."""
 
 
 class LLM:
@@ -78,7 +77,7 @@ class LLM:
         self._profiler = Profiler()
         self._closed = False
         self._ending = threading.Event()
-        weakref.finalize(self, _end, self._ending, self.driver.lock)
+        weakref.finalize(self, take_last_turn, self._ending, self.driver.lock)
 
     @functools.cached_property
     def _gauges(self) -> list[Gauges]:
@@ -311,15 +310,18 @@ class LLM:
         with self.driver.alone():
             return [func(runner_of(self.built).model)]
 
-    def sleep(self, level: int = 1) -> None:
-        """Refused: close() and a new LLM do it."""
-        raise UserError(
-            "an engine cannot sleep yet: close() frees its memory, and a new LLM of the same model loads again; "
-            "update_weights() changes weights without either."
-        )
+    def sleep(self, level: int = 1, mode: str = "wait") -> None:
+        """Give the model's memory back: docs/sleep.md. mode: open requests go on to their end ("wait") or "abort"."""
+        fall_asleep(self.built.sleep, self.driver, level, mode)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Nothing: an engine is always awake."""
+        """Take memory again: all of it, or "weights" or "kv_cache" alone."""
+        wake(self.built.sleep, self.driver, tags)
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Is something of it not here?"""
+        return bool(self.built.sleep.asleep)
 
     def reset_mm_cache(self) -> None:
         """Nothing: there is no cache of media."""
@@ -445,12 +447,6 @@ class LLM:
                 admission.check(request, place)
             else:
                 admission.check_embedding(request, pooling)
-
-
-def _end(ending: threading.Event, turn: Any) -> None:
-    """At the interpreter's exit: a daemon thread that is inside native code when Python goes down ends the process."""
-    ending.set()
-    turn.acquire(timeout=EXIT_S)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from tokenmill.checkpoint.hub import Hub
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.forward import Kernels
-from tokenmill.core.model import CausalLM, Group
+from tokenmill.core.model import CausalLM
 from tokenmill.device.memory import counts_memory, describe, devices_like, pick_device, records, release, use, uuid_of
 from tokenmill.engine.draft_loading import Target, load_drafter
 from tokenmill.engine.drafting import read_speculation
+from tokenmill.engine.inplace import Stages
 from tokenmill.engine.memory import (
     cache_bytes,
     count_blocks,
@@ -29,17 +31,21 @@ from tokenmill.engine.memory import (
     kv_format,
     peak_step_bytes,
 )
+from tokenmill.engine.sleeping import make_bed, sleeper_of
 from tokenmill.engine.source import GgufSource, ModelSource, find_source
 from tokenmill.kernels import OPTIONAL, ReferenceKernels, has_kernels, make_kernels
-from tokenmill.kvcache.pool import KVPool, make_layout
+from tokenmill.kvcache.pool import KVPool
+from tokenmill.kvcache.stages import Said, lay_out_stage
 from tokenmill.kvcache.states import StatePool
+from tokenmill.layers.build import check_leftovers
 from tokenmill.lora.sites import Sites
 from tokenmill.lora.store import Store
 from tokenmill.models.registry import build_elsewhere, build_model, check_keys, check_length, is_elsewhere
 from tokenmill.models.text_part import overridden, text_part
-from tokenmill.parallel.group import SoloGroup
+from tokenmill.parallel.stages import Mesh
 from tokenmill.quant.detect import check_stored
 from tokenmill.runner.runner import Runner
+from tokenmill.runner.stage import FromInbox
 
 log = logging.getLogger("tokenmill.engine")
 DTYPES = {
@@ -49,6 +55,10 @@ DTYPES = {
     "float16": torch.float16,
     "half": torch.float16,
 }
+MOST_PADDED = 1024
+"""Tokens that recorded steps of few tokens are filled up to."""
+MANY_BLOCKS = 1 << 40
+"""Of a pool that a stage does not have: the others say how many there are."""
 IMPORTED_IN = os.getpid()
 """In a fork of this process the threads of torch's own operations do not exist, and it would wait for them forever."""
 
@@ -120,7 +130,8 @@ def read_config(config: EngineConfig, source: ModelSource) -> dict[str, Any]:
 def device_of(config: EngineConfig, rank: int = 0) -> str:
     """The device of one rank of an engine: engines and their ranks take one after the other, from the named one on."""
     device = pick_device(config.execute.device)
-    size = config.parallel.tensor_parallel_size
+    parallel = config.parallel
+    size = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
     first = config.number * size + rank
     if device == "cpu" or (config.engines == 1 and size == 1):
         return device
@@ -128,7 +139,12 @@ def device_of(config: EngineConfig, rank: int = 0) -> str:
     base = every.index(device) if ":" in device else 0
     if size > 1 and base + config.engines * size > len(every):
         raise ParameterError(
-            f"--tensor-parallel-size {size}"
+            f"--tensor-parallel-size {parallel.tensor_parallel_size}"
+            + (
+                f" --pipeline-parallel-size {parallel.pipeline_parallel_size}"
+                if size != parallel.tensor_parallel_size
+                else ""
+            )
             + (f" with {config.engines} engines" if config.engines > 1 else "")
             + f" needs {config.engines * size} devices from {every[base]} on; there are {len(every) - base}.",
             param="tensor_parallel_size",
@@ -136,11 +152,11 @@ def device_of(config: EngineConfig, rank: int = 0) -> str:
     return every[(base + first) % len(every)]
 
 
-def _take_place(config: EngineConfig, group: Group) -> str:
+def _take_place(config: EngineConfig, mesh: Mesh) -> str:
     """The device of this rank, which this thread uses from now on; engines and ranks on one CPU share its cores."""
-    device = device_of(config, group.rank)
+    device = device_of(config, mesh.rank)
     use(device)
-    shares = group.size * config.engines
+    shares = mesh.size * config.engines
     if os.getpid() != IMPORTED_IN:
         torch.set_num_threads(1)
     elif config.execute.threads or shares > 1:
@@ -149,12 +165,12 @@ def _take_place(config: EngineConfig, group: Group) -> str:
 
 
 def load_runner(
-    config: EngineConfig, source: ModelSource | None = None, group: Group | None = None
+    config: EngineConfig, source: ModelSource | None = None, mesh: Mesh | None = None
 ) -> tuple[Runner, dict[str, Any]]:
     """Load the model, or a rank's share of it, and its cache onto the device; -> runner and Facts as plain data."""
     reasons: list[str] = []
-    group = group or SoloGroup()
-    device = _take_place(config, group)
+    mesh = mesh or Mesh()
+    device = _take_place(config, mesh)
     source = source or find_model(config)
     raw = read_config(config, source)
     dtype = compute_dtype(config.model.dtype, raw, device, reasons)
@@ -162,6 +178,7 @@ def load_runner(
     raw_checkpoint = source.checkpoint(config.model.load_format, seed=config.model.seed, device=device)
     checkpoint = CheckedCheckpoint(raw_checkpoint, thorough=config.execute.check_weights)
     sites = adapter_sites(config, raw, dtype, device)
+    bed = make_bed(config, device)
     try:
         model = _builder(config, raw, reasons)(
             raw,
@@ -171,15 +188,13 @@ def load_runner(
             kernels=kernels,
             quantization=config.model.quantization,
             max_positions=config.model.max_model_len,
-            group=group,
+            group=mesh.group,
+            place=mesh.place,
+            whole_experts=config.parallel.enable_expert_parallel,
             adapters=sites,
         )
-        if damaged := checkpoint.damaged():
-            more = f" (and {len(damaged) - 3} more)" if len(damaged) > 3 else ""
-            said = f"the file is damaged: {', '.join(damaged[:3])}{more} holds NaN or infinity"
-            if config.execute.check_weights:
-                raise ModelError(f"{source.path}: {said} (--check-weights).")
-            reasons.append(said)
+        check_stages(model, mesh)
+        _check_damage(config, checkpoint, source, reasons)
     finally:
         checkpoint.close()
     _tell(model.spec.extras, reasons)
@@ -187,39 +202,71 @@ def load_runner(
     drafts = load_drafter(
         config, read_speculation(config.speculate), Target(model, source, dtype, device, kernels, record)
     )
+    bed.take(model, drafts.drafter, kernels)
     specs = model.spec.kv_specs + drafts.kv_specs
-    layout = make_layout(specs, config.cache.block_size, kv_format(config.cache, dtype))
+    said = msgspec.to_builtins(Said(specs, bool(model.spec.extras.get("stand_in"))))
+    every = [msgspec.convert(each, Said) for each in mesh.by_stage(said)]
+    pages = lay_out_stage(every, mesh.place.stage, config.cache.block_size, kv_format(config.cache, dtype))
+    layout = pages.cache
     step_tokens = config.schedule.max_num_batched_tokens or (2048 if device == "cpu" else 8192)
     wanted = min(config.model.max_model_len or model.spec.max_positions, model.spec.max_positions)
     if not config.schedule.enable_chunked_prefill:
         step_tokens = max(step_tokens, wanted)
+    inbox = torch.zeros(0, dtype=dtype)
+    if mesh.place.stages > 1:
+        most = 0 if mesh.place.is_first else max(step_tokens, MOST_PADDED) + config.schedule.max_num_seqs
+        inbox = torch.zeros(most, model.spec.hidden_size, dtype=dtype, device=device)
+    model = model if mesh.place.is_first else FromInbox(model, inbox)
     adapter_bytes = 0 if sites is None else sites.allocate()
     peak = 0
     if counts_memory(device):
         peak = peak_step_bytes(config, (model, kernels, layout), device, min(wanted, step_tokens), step_tokens)
     release(device)
-    budget = cache_bytes(config, device, peak, reasons, shares=group.size * config.engines)
-    counted = count_states(config, model.spec.states, budget, reasons, drafts.most)
-    rows, slots, trail = group.agree(list(counted))
-    states = StatePool(model.spec.states, rows, slots, device, trail) if model.spec.states else None
+    budget = cache_bytes(config, device, peak, reasons, shares=mesh.size * config.engines)
+    rows, slots, trail = mesh.agree(list(count_states(config, model.spec.states, budget, reasons, drafts.most)))
+    states = StatePool(model.spec.states, rows, slots, device, trail, bed.zeros) if model.spec.states else None
     taken = 0 if states is None else states.size_bytes
-    blocks = group.agree(count_blocks(config, layout, budget - taken, wanted, step_tokens))
-    max_len = fitting_length(config, layout, blocks, wanted, reasons)
-    pool = KVPool(layout, blocks, device, states)
+    counted = count_blocks(config, layout, budget - taken, wanted, step_tokens)
+    blocks = mesh.agree(pages.everywhere(counted, MANY_BLOCKS))
+    stateful = mesh.agree([0 if model.spec.states else 1]) == [0]
+    max_len = fitting_length(config, pages.groups, blocks, wanted, reasons)
+    pool = KVPool(layout, pages.here(blocks), device, states, bed.zeros)
     adapters = None if sites is None else Store(sites, kernels, config.adapters.max_cpu_loras)
-    runner = Runner(model, kernels, pool, rows, max_len, record=record, drafter=drafts.drafter, adapters=adapters)
+    drafter = drafts.drafter
+    runner = Runner(model, kernels, pool, rows, max_len, record=record, drafter=drafter, adapters=adapters)
+    runner.link, runner.translate = mesh.link(inbox), pages.translate
+    stages = Stages(raw, config, dtype, device, kernels, partial(adapter_sites, config, {}, dtype, device), mesh.group)
+    runner.sleeper = sleeper_of(runner, bed, stages, source)
     runner.warm()
     facts = _facts(config, runner, device, (max_len, step_tokens), reasons)
+    facts.groups, facts.num_blocks = [(g.pool, g.window) for g in pages.groups], blocks
     facts.dtype, facts.family = str(dtype).removeprefix("torch."), str(raw.get("model_type", ""))
     facts.weight_bytes += drafts.weight_bytes
     facts.adapter_slots, facts.adapter_bytes = 0 if sites is None else sites.slots, adapter_bytes
-    facts.snapshots, facts.trail = (slots, trail) if model.spec.states else (None, None)
+    facts.snapshots, facts.trail = (slots, trail) if stateful else (None, None)
     return runner, msgspec.to_builtins(facts)
+
+
+def check_stages(model: CausalLM, mesh: Mesh) -> None:
+    """Refuse a checkpoint with tensors that no stage asked for."""
+    if mesh.place.stages > 1:
+        left = [set(each) for each in mesh.share(model.spec.extras.get("left", []))]
+        check_leftovers(sorted(set.intersection(*left)))
+
+
+def _check_damage(config: EngineConfig, checkpoint: CheckedCheckpoint, source: ModelSource, reasons: list[str]) -> None:
+    """Numbers that are none are told, or end the load."""
+    if damaged := checkpoint.damaged():
+        more = f" (and {len(damaged) - 3} more)" if len(damaged) > 3 else ""
+        said = f"the file is damaged: {', '.join(damaged[:3])}{more} holds NaN or infinity"
+        if config.execute.check_weights:
+            raise ModelError(f"{source.path}: {said} (--check-weights).")
+        reasons.append(said)
 
 
 def _facts(config: EngineConfig, runner: Runner, device: str, lengths: tuple[int, int], reasons: list[str]) -> Facts:
     """What the runner itself tells; lengths: of the longest sequence, of the largest step."""
-    pool, spec, ranks = runner.pool, runner.model.spec, config.parallel.tensor_parallel_size
+    pool, spec, ranks = runner.pool, runner.model.spec, config.parallel.ranks
     return Facts(
         vocab_size=spec.vocab_size,
         max_model_len=lengths[0],
@@ -229,7 +276,7 @@ def _facts(config: EngineConfig, runner: Runner, device: str, lengths: tuple[int
         device=device,
         dtype="",
         weight_bytes=int(spec.extras.get("weight_bytes", 0)),  # type: ignore[call-overload]
-        flops_per_token=spec.flops_per_token / ranks,
+        flops_per_token=spec.flops_per_token / config.parallel.tensor_parallel_size,
         quantization=config.model.quantization or "",
         max_rows=runner.rows.spare,
         guesses=runner.drafter.most,
@@ -242,16 +289,21 @@ def _facts(config: EngineConfig, runner: Runner, device: str, lengths: tuple[int
     )
 
 
+def check_adapters(config: EngineConfig) -> None:
+    """Refuse what adapters do not go with."""
+    if config.adapters.enable_lora and config.parallel.ranks > 1:
+        raise ParameterError(
+            "--enable-lora with several ranks (--tensor-parallel-size, --pipeline-parallel-size) is not built: "
+            "adapters are not split over them.",
+            param="enable_lora",
+        )
+
+
 def adapter_sites(config: EngineConfig, raw: dict[str, Any], dtype: torch.dtype, device: str) -> Sites | None:
     """Where adapters go in a model that is about to be built; None: it takes none."""
     said = config.adapters
     if not said.enable_lora:
         return None
-    if config.parallel.tensor_parallel_size > 1:
-        raise ParameterError(
-            "--enable-lora with --tensor-parallel-size > 1 is not built: adapters are not split over ranks.",
-            param="enable_lora",
-        )
     heads = raw.get("num_attention_heads"), raw.get("num_key_value_heads") or raw.get("num_attention_heads")
     counts = tuple(count if isinstance(count, int) else 0 for count in heads)
     return Sites(said.max_loras, said.max_lora_rank, dtype, torch.device(device), (counts[0], counts[1]))
@@ -269,10 +321,10 @@ def _builder(config: EngineConfig, raw: dict[str, Any], reasons: list[str]) -> C
     """What makes the model: code of our own, or Transformers', which is said."""
     if not is_elsewhere(raw, config.files.model_impl):
         return build_model
-    if config.parallel.tensor_parallel_size > 1 or config.adapters.enable_lora:
+    if config.parallel.ranks > 1 or config.adapters.enable_lora:
         raise ModelError("A model that Transformers computes takes neither adapters nor several devices.")
     reasons.append(f"Transformers computes {raw.get('model_type')} but for attention: slower than our own families")
-    return lambda *given, group, adapters, **more: build_elsewhere(*given, **more)
+    return lambda *given, group, place, whole_experts, adapters, **more: build_elsewhere(*given, **more)
 
 
 def left_out(config: EngineConfig) -> list[str]:

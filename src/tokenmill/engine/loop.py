@@ -17,10 +17,24 @@ import msgspec
 from tokenmill.core.errors import BusyError, UserError
 from tokenmill.core.request import TokenDelta
 from tokenmill.core.sequence import FINISHED, Sequence, SequenceGroup
+from tokenmill.core.sleeping import Slept
 from tokenmill.engine.adapters import Reading
 from tokenmill.engine.build import Built
 from tokenmill.engine.gauges import Gauges
-from tokenmill.engine.wire import Abort, Adapt, Add, Broken, Command, EngineStats, News, Ready, Refused, Report
+from tokenmill.engine.wire import (
+    Abort,
+    Adapt,
+    Add,
+    Broken,
+    Command,
+    EngineStats,
+    News,
+    Ready,
+    Refused,
+    Report,
+    Sleep,
+    Wake,
+)
 
 log = logging.getLogger("tokenmill.engine")
 BEAT_S = 0.25
@@ -64,6 +78,8 @@ class EngineLoop:
         self.prefilling: dict[str, tuple[Sequence, int]] = {}
         self.compiling: list[tuple[Add, list[Pending]]] = []
         self.adapting: list[tuple[Adapt, Reading]] = []
+        self.rest: Sleep | Wake | None = None
+        self.resting = False
         self.gauges = Gauges(built)
         self.stats_at = 0.0
         self.tokens_before = 0
@@ -86,11 +102,14 @@ class EngineLoop:
                 self._take_adapted(report)
             if self.engine.has_work:
                 report.deltas += self.engine.step()
+            if self.rest is not None and not self.engine.has_work:
+                report.slept = self._sleep_or_wake(self.rest)
             self._finish(report)
 
     def done(self) -> int:
         """Grows while a step gets on; another thread may ask."""
-        return self.engine.executor.progress()
+        done = self.engine.executor.progress()
+        return done + int(time.process_time() * 4) if self.resting else done
 
     def abort(self, request_id: str, index: int | None = None) -> list[TokenDelta]:
         """End a request or one of its outputs now; its terminal deltas."""
@@ -110,8 +129,20 @@ class EngineLoop:
                 self._fail(command.request.id, error, report)
         elif isinstance(command, Adapt):
             self._adapt(command, report)
+        elif isinstance(command, Sleep | Wake):
+            self.rest = command
         elif isinstance(command, Abort | Broken):
             self._end(command, report)
+
+    def _sleep_or_wake(self, command: Sleep | Wake) -> Slept:
+        """Between requests; what is wrong with it is told, and the engine stays as it was."""
+        desk, self.rest, self.resting = self.built.sleep, None, True
+        try:
+            return desk.sleep(command.level) if isinstance(command, Sleep) else desk.wake(command.tags)
+        except UserError as error:
+            return Slept(list(desk.asleep), error=str(error))
+        finally:
+            self.resting = False
 
     def _adapt(self, command: Adapt, report: Report) -> None:
         """Take an adapter, which is read beside the loop, or let it go."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -12,7 +13,7 @@ from tokenmill.core.forward import Kernels, KVFormat, StateSpec
 from tokenmill.core.model import CausalLM
 from tokenmill.core.step import StepPlan, StepResult
 from tokenmill.device.memory import counts_memory, free_bytes, growth_bytes, total_bytes
-from tokenmill.kvcache.allocation import BlockTables
+from tokenmill.kvcache.allocation import BlockTables, GroupLayout
 from tokenmill.kvcache.pool import CacheLayout, KVPool, buy_blocks
 from tokenmill.kvcache.states import StatePool, row_bytes
 from tokenmill.runner.peak import peak_plan
@@ -52,8 +53,8 @@ def count_states(
     """Rows that states leave room for, slots for kept ones, and places for those behind drafts, in this many bytes of
     cache; guesses: the most drafts of a row."""
     rows, each = config.schedule.max_num_seqs, row_bytes(specs)
-    if not each:
-        return rows, 0, 0
+    if not each:  # none here; another stage may have some
+        return rows, MOST_SNAPSHOTS, STEP_GUESSES
     fits = max(1, int(budget * STATES_SHARE) // each - 1)
     if fits < rows:
         reasons.append(f"{fits} rows instead of {rows}: a row's states take {each / 2**20:.1f} MiB")
@@ -119,9 +120,10 @@ def _note_result(runner: Runner, plan: StepPlan, results: list[StepResult]) -> N
 
 
 def fitting_length(
-    config: EngineConfig, layout: CacheLayout, blocks: list[int], wanted: int, reasons: list[str]
+    config: EngineConfig, groups: Sequence[GroupLayout], blocks: list[int], wanted: int, reasons: list[str]
 ) -> int:
-    fits = BlockTables(list(layout.groups), blocks, layout.block_size).max_length()
+    """The longest sequence that these blocks hold, at most `wanted`."""
+    fits = BlockTables(list(groups), blocks, config.cache.block_size).max_length()
     if wanted <= fits:
         return wanted
     if config.model.max_model_len is not None:

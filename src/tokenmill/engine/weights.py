@@ -1,42 +1,36 @@
-"""New numbers for a loaded model's weights, in place. Owns: which tensors may come, building one layer anew from them,
-and copying it over the old one, whatever format it was packed into.
+"""New numbers for a loaded model's weights, in place. Owns: which tensors may come, and in which parts.
 
 A layer is built as it was at the load (joined, split, quantised, packed) and its tensors are copied into those that
-stand, so addresses stay, and recorded steps with them. One layer is held twice at a time. Must not know: families,
-formats, requests.
+stand (inplace.py), so addresses stay, and recorded steps with them. One layer is held twice at a time. Must not know:
+families, formats, requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tokenmill.checkpoint.safetensors import SafetensorsCheckpoint, open_safetensors
-from tokenmill.core.adapters import AdapterSite
 from tokenmill.core.errors import ModelError, UserError
-from tokenmill.core.forward import RopeSpec
 from tokenmill.core.model import Checkpoint
+from tokenmill.core.sleeping import WEIGHTS
 from tokenmill.engine.build import Built
 from tokenmill.engine.executor import InProcessExecutor
+from tokenmill.engine.inplace import Stages, fill, layer_order
 from tokenmill.engine.loading import DTYPES, adapter_sites, read_config
-from tokenmill.layers.build import Book, Build, Following, bare
-from tokenmill.lora.sites import Sites
-from tokenmill.lora.weight import Source
 from tokenmill.models.decoder import Decoder
-from tokenmill.models.registry import build_stage, text_alone
+from tokenmill.models.registry import text_alone
 from tokenmill.models.text_names import text_names
 from tokenmill.models.text_part import TEXT_OF
 from tokenmill.runner.runner import Runner
 
 Weights = Iterable[tuple[str, Tensor]] | Mapping[str, Tensor] | str | Path
 WIDE = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
-_ENDS = ("embedding", "before", "head", "norm", "after", "bias")
 HEAD = "lm_head.weight"
 
 
@@ -101,6 +95,7 @@ class WeightUpdates:
         self.changed: set[str] = set()
         """Tensors that are no longer as the checkpoint has them."""
         self.coming: dict[str, Tensor] | None = None
+        built.sleep.reread = self.changed.clear
 
     def start(self) -> None:
         """Keep what comes until `finish`."""
@@ -128,6 +123,8 @@ class WeightUpdates:
         runner = runner_of(self.built)
         if engine.has_work or engine.flying:
             raise UserError("requests are open: weights are changed between requests.")
+        if WEIGHTS in self.built.sleep.asleep:
+            raise UserError("the weights sleep: wake_up(tags=['weights']) first.")
         source = self.built.source.checkpoint(
             self.built.config.model.load_format, seed=self.built.config.model.seed, device=self.built.facts.device
         )
@@ -148,25 +145,22 @@ class WeightUpdates:
 
     @torch.inference_mode()
     def _copy(self, runner: Runner, checkpoint: Overlay, given: set[str]) -> int:
-        model = runner.model
+        model, facts, config = runner.model, self.built.facts, self.built.config
         assert isinstance(model, Decoder)
-        count = len(model.layers)
-        order = [count - 1, *range(count - 1)]  # the last one tells whether the embedding is the head's matrix
-        touched = [i for i in order if i not in self.names or self.names[i] & given]
+        raw, dtype = read_config(config, self.built.source), DTYPES[facts.dtype]
+        touched = [i for i in layer_order(model) if i not in self.names or self.names[i] & given]
         for i in touched:
             self._check_whole(self.names.get(i, set()), given)
-        tied = (
-            model.embedding is not None and model.head is not None and model.embedding.weight is bare(model.head.weight)
+        stages = Stages(
+            raw, config, dtype, facts.device, runner.kernels, partial(adapter_sites, config, {}, dtype, facts.device)
         )
         used: set[str] = set()
         for i in touched:
-            new, names = self._stage(runner, checkpoint, i)
+            new, names = stages.build(model, checkpoint, i)
             self.names[i] = names
             used |= names
             if names & given:
-                ends = [name for name in _ENDS if not (name == "embedding" and tied and i != count - 1)]
-                both = [(getattr(model, name), getattr(new, name)) for name in ends if getattr(new, name) is not None]
-                self._fill([*both, (model.layers[i], new.layers[0])])
+                fill(model, new, i)
         if left := sorted(given - used):
             raise UserError(f"no layer is made of {', '.join(left[:4])}; the other tensors were taken.")
         self.changed |= given
@@ -180,81 +174,6 @@ class WeightUpdates:
                 f"the update holds {min(names & given)} but not {missing[0]}, which an earlier one changed: give all "
                 "tensors of a layer at once (or call start_weight_update() before the first part)."
             )
-
-    def _stage(self, runner: Runner, checkpoint: Overlay, layer: int) -> tuple[Decoder, set[str]]:
-        """One layer, with what lies before the first and behind the last, and the tensors that it was made of."""
-        config, facts = self.built.config, self.built.facts
-        book = Book()
-        b = Build(
-            checkpoint=checkpoint,
-            dtype=DTYPES[facts.dtype],
-            device=torch.device(facts.device),
-            max_positions=runner.model.spec.max_positions,
-            quantization=config.model.quantization,
-            kernels=runner.kernels,
-            book=book,
-            stage=(layer, layer + 1),
-            adapters=adapter_sites(config, {}, DTYPES[facts.dtype], facts.device),
-        )
-        made = build_stage(read_config(config, self.built.source), b)
-        assert isinstance(made, Decoder)
-        return made, book.used
-
-    def _fill(self, parts: list[tuple[Any, Any]]) -> None:
-        """Copy, once all that is to be copied is known to fit."""
-        seen: set[int] = set()
-        found = [pair for old, new in parts for pair in pairs(old, new, seen)]
-        for old, new in found:
-            old.copy_(new)
-
-
-def pairs(old: Any, new: Any, seen: set[int]) -> Iterator[tuple[Tensor, Tensor]]:
-    """The tensors of two things of one structure, side by side; each old one once."""
-    if old is new or id(old) in seen or isinstance(old, (RopeSpec, AdapterSite, Sites, Source, Following)):
-        return
-    if type(old) is not type(new):
-        raise _unlike(old, new)
-    seen.add(id(old))
-    if isinstance(old, Tensor):
-        if old.shape != new.shape or old.dtype != new.dtype:
-            raise _unlike(old, new)
-        yield old, new
-        return
-    for one, other in inside(old, new):
-        yield from pairs(one, other, seen)
-
-
-def inside(old: Any, new: Any) -> Iterator[tuple[Any, Any]]:
-    """What two things of one structure are made of, side by side."""
-    if isinstance(old, (list, tuple)):
-        yield from zip(old, new, strict=True)
-    elif isinstance(old, dict):
-        yield from ((old[key], new[key]) for key in old)
-    elif isinstance(old, FunctionType):
-        cells = zip(old.__closure__ or (), new.__closure__ or (), strict=True)
-        yield from ((one.cell_contents, other.cell_contents) for one, other in cells)
-    elif isinstance(old, MethodType):
-        yield old.__self__, new.__self__
-    elif isinstance(old, partial):
-        yield from ((old.func, new.func), (old.args, new.args), (old.keywords, new.keywords))
-    elif type(old).__module__.startswith("tokenmill.") and not type(old).__module__.endswith("._native"):
-        names = [*getattr(old, "__dict__", ())]
-        names += [name for kind in type(old).__mro__ for name in getattr(kind, "__slots__", ()) if hasattr(old, name)]
-        numbers = [name for name in names if not isinstance(getattr(old, name), (bool, int, float, str, type(None)))]
-        yield from ((getattr(old, name), getattr(new, name, None)) for name in numbers)
-
-
-def _unlike(old: Any, new: Any) -> UserError:
-    return UserError(
-        f"a weight that is held as {_said(old)} cannot be filled from {_said(new)}: load the model again with the new "
-        "weights."
-    )
-
-
-def _said(thing: Any) -> str:
-    if isinstance(thing, Tensor):
-        return f"{str(thing.dtype).removeprefix('torch.')} of {list(thing.shape)}"
-    return type(thing).__name__
 
 
 def _read(weights: Weights) -> dict[str, Tensor]:

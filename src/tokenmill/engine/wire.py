@@ -13,6 +13,7 @@ import msgspec
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.request import Request, TokenDelta
+from tokenmill.core.sleeping import Slept
 
 
 class Add(msgspec.Struct, tag="add"):
@@ -47,6 +48,18 @@ class Adapt(msgspec.Struct, tag="adapt"):
     number: int
     name: str
     path: str | None = None
+
+
+class Sleep(msgspec.Struct, tag="sleep"):
+    """Give memory back, once no request is open."""
+
+    level: int
+
+
+class Wake(msgspec.Struct, tag="wake"):
+    """Take memory again."""
+
+    tags: list[str]
 
 
 class Stop(msgspec.Struct, tag="stop"):
@@ -102,6 +115,11 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     open_files: int = 0
     joules: float = 0.0
     watts: float = 0.0
+    awake: int = 1
+    offloaded: int = 0
+    """It sleeps at level 1."""
+    discarded: int = 0
+    """It sleeps at level 2."""
 
 
 class Beat(msgspec.Struct, tag="beat"):
@@ -122,7 +140,8 @@ class Refused(msgspec.Struct):
 class Report(msgspec.Struct, tag="report", omit_defaults=True):
     """What one step brought. `failed` are requests that our own mistakes ended, with what to say; `prefilled` says how
     many prompt tokens of a request are computed or were cached, when a step has brought more; `preempted` counts by
-    request id, when new preemptions have happened; `adapted`: adapters that are there, or why not, by number."""
+    request id, when new preemptions have happened; `adapted`: adapters that are there, or why not, by number; `slept`:
+    what came of Sleep or Wake."""
 
     deltas: list[TokenDelta] = []
     started: list[str] = []
@@ -134,9 +153,10 @@ class Report(msgspec.Struct, tag="report", omit_defaults=True):
     adapted: dict[int, str] = {}
     tokens: int = 0
     stats: EngineStats | None = None
+    slept: Slept | None = None
 
 
-Command = Add | Abort | Adapt | Broken | Stop
+Command = Add | Abort | Adapt | Sleep | Wake | Broken | Stop
 News = Ready | Failed | Beat | Report
 T = TypeVar("T")
 
@@ -203,6 +223,7 @@ def _split(parts: dict[str, Any], take: Callable[[Any, Any], Any], why: str) -> 
         pairs = keep(parts.get(field, {}).items(), tuple[str, kind], lambda pair: pair[0])  # type: ignore[valid-type]
         getattr(made, field).update(pairs)
     made.adapted = dict(parts.get("adapted", {}))
+    made.slept = next(iter(keep([parts.get("slept")], Slept | None, _nobody)), None)
     made.stats = next(iter(keep([parts.get("stats")], EngineStats | None, _nobody)), None)
     made.tokens = next(iter(keep([parts.get("tokens", 0)], int, _nobody)), 0)
     return made

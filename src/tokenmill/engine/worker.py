@@ -1,7 +1,9 @@
 """What runs in a worker's process: one rank's runner. Owns: loading it, plans in and results out, its beat.
 
-Everybody gets the same plans; the first rank says what came out, the others that they did it, with a digest of the
-tokens. A GPU is given the next plan before the results of the last one are read. Must not know: scheduling, text.
+Everybody gets the same plans; the first rank of the last stage says what came out, the others that they did it, those
+who choose with a digest of the tokens. Stages that do not choose are told what was chosen before a plan comes that
+goes on from there. A GPU is given the next plan before the results of the last one are read. Must not know:
+scheduling, text.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import threading
 import traceback
 import zlib
 from collections import deque
+from typing import Any
 
 import msgspec
 
@@ -26,10 +29,12 @@ from tokenmill.device.memory import pick_device, records, use
 from tokenmill.engine.executor import InProcessExecutor, InProcessTicket, answer, operations
 from tokenmill.engine.loading import device_of, left_out, load_runner
 from tokenmill.parallel.group import SoloGroup
+from tokenmill.parallel.link import SocketLink
+from tokenmill.parallel.stages import Mesh, Place
 from tokenmill.process.pipe import Pipe
 from tokenmill.process.start import own_end
 
-PLAN, LATE, CONTROL, RESULT, FAILED, BEAT = b"p", b"l", b"c", b"r", b"f", b"b"
+PLAN, LATE, CONTROL, RESULT, FAILED, BEAT, SHARED, CHOSEN = b"p", b"l", b"c", b"r", b"f", b"b", b"s", b"t"
 CALLS = struct.Struct(">Q")
 """Before a result: how often the rank has met the others."""
 BEAT_S = 0.5
@@ -39,17 +44,30 @@ DEPTH = 2
 
 
 class Start(msgspec.Struct):
-    """What a rank must know first of all. memory: the file of the ranks' memory; meeting: a file that they meet by."""
+    """What a rank must know first of all. rank: among those of its stage; memory: the file of their memory; meeting: a
+    file that all ranks meet by; before, behind: its sockets to the stages around it."""
 
     config: EngineConfig
     rank: int = 0
-    size: int = 1
+    stage: int = 0
     memory: int | None = None
     meeting: str | None = None
+    before: int | None = None
+    behind: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Ranks of a stage."""
+        return self.config.parallel.tensor_parallel_size
+
+    @property
+    def place(self) -> Place:
+        """Where this one stands."""
+        return Place(self.stage, self.config.parallel.pipeline_parallel_size)
 
 
 class Receipt(msgspec.Struct, array_like=True):
-    """What a rank besides the first says of a step."""
+    """What a rank besides the one that speaks says of a step. digest: 0 where nothing is chosen."""
 
     plan_id: int
     digest: int
@@ -61,26 +79,47 @@ def digest_of(result: StepResult) -> int:
     return zlib.crc32(msgspec.msgpack.encode(result.tokens))
 
 
-def make_group(start: Start) -> Group:
-    """The group that this rank belongs to."""
-    if start.size == 1:
-        return SoloGroup()
-    if start.memory is not None:
-        from tokenmill.parallel.shared import SharedGroup
+def make_mesh(start: Start, pipe: Pipe) -> Mesh:
+    """Where this rank belongs, and its ways to the others."""
 
-        return SharedGroup(start.memory, start.rank, start.size)
+    def share(said: Any) -> list[Any]:
+        pipe.send(SHARED + msgspec.msgpack.encode(said))
+        message = pipe.receive()
+        assert message is not None and message[:1] == SHARED
+        found: list[Any] = msgspec.msgpack.decode(message[1:])
+        return found
+
+    place = start.place
+    if start.meeting is None:
+        group: Group = SoloGroup()
+        if start.memory is not None:
+            from tokenmill.parallel.shared import SharedGroup
+
+            group = SharedGroup(start.memory, start.rank, start.size)
+        if place.stages == 1:
+            return Mesh(group)
+        return Mesh(group, place, share, lambda inbox: SocketLink(start.before, start.behind, inbox))
+    from tokenmill.parallel.distributed import World
+
+    device = device_of(start.config, start.stage * start.size + start.rank)
+    use(device)
+    world = World(start.meeting, place, start.rank, start.size, device)
+    group = _torch_group(start, world, device)
+    return Mesh(group, place, share, world.link if place.stages > 1 else Mesh.link)
+
+
+def _torch_group(start: Start, world: Any, device: str) -> Group:
     from tokenmill.parallel.distributed import TorchGroup
 
-    assert start.meeting is not None
-    device = device_of(start.config, start.rank)
-    use(device)
+    if start.size == 1:
+        return SoloGroup()
     exact = start.config.execute.deterministic or device == "cpu"
     without = left_out(start.config)
     if exact or not records(device) or "all-reduce" in without:
-        return TorchGroup(start.meeting, start.rank, start.size, device, exact=exact)
+        return TorchGroup(world, exact=exact)
     from tokenmill.parallel.pushed import PushGroup
 
-    return PushGroup(start.meeting, start.rank, start.size, device, pdl="dependent-launch" not in without)
+    return PushGroup(world, pdl="dependent-launch" not in without)
 
 
 def run_worker() -> None:
@@ -91,8 +130,8 @@ def run_worker() -> None:
     assert message is not None
     start = msgspec.msgpack.decode(message, type=Start)
     try:
-        group = make_group(start)
-        runner, facts = load_runner(start.config, group=group)
+        mesh = make_mesh(start, pipe)
+        runner, facts = load_runner(start.config, mesh=mesh)
     except Exception as error:
         known = isinstance(error, (ValueError, OSError, MemoryError)) and not isinstance(error, EngineDeadError)
         with contextlib.suppress(OSError):
@@ -101,7 +140,7 @@ def run_worker() -> None:
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
         pipe.send(RESULT + msgspec.msgpack.encode(facts))
         lazy = pick_device(start.config.execute.device) == "cpu"
-        Worker(pipe, InProcessExecutor(runner, facts["num_blocks"], DEPTH, lazy=lazy), group).serve()
+        Worker(pipe, InProcessExecutor(runner, facts["num_blocks"], DEPTH, lazy=lazy), mesh).serve()
     _end(0)
 
 
@@ -115,8 +154,8 @@ def _end(status: int) -> None:
 class Worker:
     """One rank at work."""
 
-    def __init__(self, pipe: Pipe, executor: InProcessExecutor, group: Group) -> None:
-        self.pipe, self.executor, self.group = pipe, executor, group
+    def __init__(self, pipe: Pipe, executor: InProcessExecutor, mesh: Mesh) -> None:
+        self.pipe, self.executor, self.group, self.place = pipe, executor, mesh.group, mesh.place
         self.tickets: deque[InProcessTicket] = deque()
         self.supplied: set[int] = set()
         self.read_plan = msgspec.msgpack.Decoder(StepPlan)
@@ -148,7 +187,13 @@ class Worker:
 
     def _take(self, kind: bytes, body: bytes) -> None:
         if kind == PLAN:
-            self.tickets.append(self.executor.submit(self.read_plan.decode(body)))
+            plan = self.read_plan.decode(body)
+            self.executor.runner.translate(plan)
+            if not self.place.is_last:
+                plan.late = []
+            self.tickets.append(self.executor.submit(plan))
+        elif kind == CHOSEN:
+            self.executor.runner.learn(msgspec.msgpack.decode(body, type=dict[int, list[int]]))
         elif kind == LATE:
             plan_id, masks = self.read_late.decode(body)
             self.supplied.add(plan_id)
@@ -165,8 +210,9 @@ class Worker:
         self.tickets.popleft()
         self.supplied.discard(ticket.plan.id)
         said = encoded(result)
-        if self.group.rank:
-            said = msgspec.msgpack.encode(Receipt(result.plan_id, digest_of(result), result.failure))
+        if self.group.rank or not self.place.is_last:
+            digest = digest_of(result) if self.place.is_last else 0
+            said = msgspec.msgpack.encode(Receipt(result.plan_id, digest, result.failure))
         self.pipe.send(RESULT + CALLS.pack(self.group.calls) + said)
 
     def _beat(self) -> None:

@@ -1,9 +1,9 @@
 """Runners in processes of their own, one for each rank, behind the Executor seam. Owns: starting them, one plan to all,
 one answer, one fate.
 
-A plan crosses as one msgpack message; nothing is unpickled. The first rank's result counts, once every rank has done
-the step. A rank that fails fails the step for all; one that is gone, or does not get on, ends them all. Must not know:
-scheduling, text.
+A plan crosses as one msgpack message; nothing is unpickled. The result of the last stage's first rank counts, once
+every rank has done the step; other stages hear of it what was chosen. A rank that fails fails the step for
+all; one that is gone, or does not get on, ends them all. Must not know: scheduling, text.
 """
 
 from __future__ import annotations
@@ -30,15 +30,18 @@ from tokenmill.engine.watch import Watch
 from tokenmill.engine.worker import (
     BEAT,
     CALLS,
+    CHOSEN,
     CONTROL,
     FAILED,
     LATE,
     PLAN,
     RESULT,
+    SHARED,
     Receipt,
     Start,
     digest_of,
 )
+from tokenmill.parallel.link import connect
 from tokenmill.process.pipe import LOOK_S, Pipe
 from tokenmill.process.start import start_process
 
@@ -75,8 +78,8 @@ class ProcessTicket:
 
 @dataclass(slots=True)
 class ProcessExecutor:
-    """Talks to the ranks of one engine; `depth` plans may be in flight. recovers: ranks that failed a step apart can go
-    on together in the next epoch."""
+    """Talks to the ranks of one engine, stage after stage; `depth` plans may be in flight. recovers: ranks that failed
+    a step apart can go on together in the next epoch. choosing: how many ranks the last stage has."""
 
     ranks: list[Rank]
     num_blocks: list[int]
@@ -84,6 +87,7 @@ class ProcessExecutor:
     depth: int = 2
     chains: bool = True
     recovers: bool = True
+    choosing: int = 1
     end: Callable[[], None] = lambda: None
     encoder: msgspec.msgpack.Encoder = field(default_factory=msgspec.msgpack.Encoder)
     failed_epoch: int = -1
@@ -112,17 +116,26 @@ class ProcessExecutor:
 
     def supply(self, plan_id: int, inputs: LateInputs) -> None:
         assert not inputs.processors, "admission keeps Python callables out of other processes"
-        self._send(LATE + self.encoder.encode((plan_id, inputs.masks)))
+        self._send(LATE + self.encoder.encode((plan_id, inputs.masks)), self.ranks[-self.choosing :])
 
     def control(self, message: dict[str, Any]) -> dict[str, Any]:
         """Asks the first rank."""
-        rank = self.ranks[0]
+        return self._ask(self.ranks[:1], message)[0]
+
+    def control_all(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        """Asks every rank; they work on it at the same time."""
+        return self._ask(self.ranks, message)
+
+    def _ask(self, ranks: list[Rank], message: dict[str, Any]) -> list[dict[str, Any]]:
         self.watch.begin(0)
-        with self._told():
-            rank.pipe.send(CONTROL + self.encoder.encode(message), self._look)
-        while not rank.answers:
-            self._hear(rank)
-        found: dict[str, Any] = msgspec.msgpack.decode(rank.answers.popleft())
+        for rank in ranks:
+            with self._told():
+                rank.pipe.send(CONTROL + self.encoder.encode(message), self._look)
+        found: list[dict[str, Any]] = []
+        for rank in ranks:
+            while not rank.answers:
+                self._hear(rank)
+            found.append(msgspec.msgpack.decode(rank.answers.popleft()))
         return found
 
     @property
@@ -149,8 +162,10 @@ class ProcessExecutor:
                 self._hear(rank)
         self.watch.end()
         said = [rank.results.popleft() for rank in self.ranks]
-        result = msgspec.msgpack.decode(said[0][1], type=StepResult)
-        receipts = [msgspec.msgpack.decode(body, type=Receipt) for _, body in said[1:]]
+        speaks = len(said) - self.choosing
+        result = msgspec.msgpack.decode(said[speaks][1], type=StepResult)
+        others = [body for number, (_, body) in enumerate(said) if number != speaks]
+        receipts = [msgspec.msgpack.decode(body, type=Receipt) for body in others]
         order = {result.plan_id, *(one.plan_id for one in receipts)}
         assert order == {plan.id}, "results come in plan order"
         failures = [failure for failure in (result.failure, *(one.failure for one in receipts)) if failure is not None]
@@ -160,16 +175,19 @@ class ProcessExecutor:
             if not self.recovers and not alike:
                 raise self._dead(f"a rank failed its step: {failures[0]}")
             return StepResult(plan_id=plan.id, failure=failures[0])
-        if receipts and any(one.digest != digest_of(result) for one in receipts):
+        if self.choosing > 1 and any(one.digest != digest_of(result) for one in receipts[speaks:]):
             raise self._dead("the ranks chose different tokens")
+        chosen = {row: new for row, new in zip(plan.rows, result.tokens, strict=True) if new} if speaks else {}
+        if chosen:
+            self._send(CHOSEN + self.encoder.encode(chosen), self.ranks[:speaks])
         return result
 
     def close(self) -> None:
         """End all ranks."""
         self._end(STOP_TIMEOUT_S)
 
-    def _send(self, message: bytes) -> None:
-        for rank in self.ranks:
+    def _send(self, message: bytes, ranks: list[Rank] | None = None) -> None:
+        for rank in self.ranks if ranks is None else ranks:
             with self._told():
                 rank.pipe.send(message, self._look)
 
@@ -234,39 +252,77 @@ def end_ranks(ranks: list[Rank], patience: float) -> None:
 
 
 def start_ranks(config: EngineConfig) -> tuple[ProcessExecutor, dict[str, Any]]:
-    """Start the processes of one engine and load the model into them; -> their executor and the first one's facts."""
-    size = config.parallel.tensor_parallel_size
+    """Start the processes of one engine and load the model into them; -> their executor and what the one that speaks
+    says of it."""
+    size, stages = config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size
     device = pick_device(config.execute.device)
-    start, end = Start(config, size=size), _nothing
-    files: tuple[int, ...] = ()
-    memory = _shared_memory(size) if size > 1 and device == "cpu" else None
-    if memory is not None:
-        start.memory, end = memory.file, memory.close
-        files = (memory.file,)
-    elif size > 1:
-        start.meeting, end = _meeting()
+    ways = _ways(size, stages, on_cpu=device == "cpu")
     ranks: list[Rank] = []
     try:
-        for number in range(size):
-            started = start_process("tokenmill.engine.worker", f"rank {number}", files, LINKS if size > 1 else {})
-            ranks.append(Rank(*started))
-            start.rank = number
+        for number in range(size * stages):
+            start = Start(config, rank=number % size, stage=number // size, meeting=ways.meeting)
+            files = ways.give(start)
+            links = LINKS if size * stages > 1 else {}
+            ranks.append(Rank(*start_process("tokenmill.engine.worker", f"rank {number}", files, links)))
             ranks[-1].pipe.send(msgspec.msgpack.encode(start))
+        ways.let_go()
         facts = _loaded(ranks)
     except BaseException:
         end_ranks(ranks, 0.0)
-        end()
+        ways.end()
         raise
     watch = Watch([rank.process.pid for rank in ranks], on_device=device != "cpu")
-    return ProcessExecutor(ranks, facts["num_blocks"], watch, recovers=start.meeting is None, end=end), facts
+    said = facts[-size]
+    executor = ProcessExecutor(
+        ranks, said["num_blocks"], watch, recovers=ways.meeting is None or size == 1, choosing=size, end=ways.end,
+        chains=stages == 1,
+    )  # fmt: skip
+    return executor, said
 
 
-def _nothing() -> None:
-    """Nobody holds anything."""
+@dataclass(slots=True)
+class _Ways:
+    """How ranks reach each other. memories: of each stage's ranks on a CPU; links: by rank of a stage that is not the
+    last, its end and that of the rank behind it."""
+
+    memories: list[Any] = field(default_factory=list)
+    links: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    meeting: str | None = None
+    cleanup: Callable[[], None] = lambda: None
+
+    def give(self, start: Start) -> list[int]:
+        """Tell a rank its ways; -> the files that it inherits."""
+        if self.memories:
+            start.memory = self.memories[start.stage].file
+        start.behind = self.links.get((start.stage, start.rank), (None, None))[0]
+        start.before = self.links.get((start.stage - 1, start.rank), (None, None))[1]
+        return [file for file in (start.memory, start.before, start.behind) if file is not None]
+
+    def let_go(self) -> None:
+        """Links belong to the ranks alone: each must see when the other end is gone."""
+        for file in (end for link in self.links.values() for end in link):
+            os.close(file)
+        self.links.clear()
+
+    def end(self) -> None:
+        """Nobody waits for anybody any more."""
+        self.let_go()
+        for memory in self.memories:
+            memory.close()
+        self.cleanup()
+
+
+def _ways(size: int, stages: int, *, on_cpu: bool) -> _Ways:
+    """For this many ranks in each of so many stages; on a CPU without native kernels torch connects them."""
+    memories = [_shared_memory(size) for _ in range(stages)] if on_cpu and size > 1 else []
+    if size * stages > 1 and (not on_cpu or None in memories):
+        folder = tempfile.TemporaryDirectory(prefix="tokenmill-")
+        return _Ways(meeting=os.path.join(folder.name, "ranks"), cleanup=folder.cleanup)
+    return _Ways(memories, {(stage, rank): connect() for stage in range(stages - 1) for rank in range(size)})
 
 
 def _shared_memory(size: int) -> Any:
-    """For ranks on a CPU; None: without native kernels torch connects them."""
+    """For ranks on a CPU, if there are native kernels."""
     try:
         from tokenmill.parallel.shared import Memory
     except ImportError:
@@ -274,18 +330,14 @@ def _shared_memory(size: int) -> Any:
     return Memory(size)
 
 
-def _meeting() -> tuple[str, Callable[[], None]]:
-    folder = tempfile.TemporaryDirectory(prefix="tokenmill-")
-    return os.path.join(folder.name, "ranks"), folder.cleanup
-
-
-def _loaded(ranks: list[Rank]) -> dict[str, Any]:
-    """The facts of the first rank, when all have loaded."""
+def _loaded(ranks: list[Rank]) -> list[dict[str, Any]]:
+    """What each rank says of the model, when all have loaded; meanwhile they hear from each other."""
     until = time.monotonic() + START_TIMEOUT_S
     found: dict[int, bytes] = {}
+    shared: dict[int, bytes] = {}
     while len(found) < len(ranks):
         for number, rank in enumerate(ranks):
-            if number in found:
+            if number in found or number in shared:
                 continue
             try:
                 message = rank.pipe.receive(LOOK_S)
@@ -297,7 +349,14 @@ def _loaded(ranks: list[Rank]) -> dict[str, Any]:
                 continue
             if message[:1] == FAILED:
                 raise ModelError(msgspec.msgpack.decode(message[1:]))
-            assert message[:1] == RESULT
-            found[number] = message[1:]
-    facts: dict[str, Any] = msgspec.msgpack.decode(found[0])
-    return facts
+            if message[:1] == SHARED:
+                shared[number] = message[1:]
+            else:
+                assert message[:1] == RESULT
+                found[number] = message[1:]
+        if len(shared) == len(ranks):
+            every = SHARED + msgspec.msgpack.encode([msgspec.Raw(shared[number]) for number in range(len(ranks))])
+            for rank in ranks:
+                rank.pipe.send(every)
+            shared.clear()
+    return [msgspec.msgpack.decode(found[number]) for number in range(len(ranks))]

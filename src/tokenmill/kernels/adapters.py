@@ -35,7 +35,8 @@ def add_delta(y: Tensor, delta: Delta) -> Tensor:
             wide = wide * site.gains[slot] + site.shifts[slot]
         rank = site.host_ranks[slot]
         if rank:
-            wide = wide + carry_up(delta.low[at], site, slot, rank)
+            up = carry_up(delta.low[at], site, slot, rank)
+            wide = wide + (up if delta.scale == 1.0 else delta.scale * up)
         elif site.gains is None:
             continue
         out[at] = wide.to(y.dtype)
@@ -68,14 +69,13 @@ def carry_up(low: Tensor, site: AdapterSite, slot: int, rank: int) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
-def embed_delta(y: Tensor, ids: Tensor, site: AdapterSite, slots: Tensor, scale: float) -> Tensor:
-    """y [T, width] + scale * up @ down[ids]."""
+def take_rows(ids: Tensor, site: AdapterSite, slots: Tensor) -> Tensor:
+    """ids [T] of a table of embeddings, slots [T] -> rows of `down` [T, lanes] float32, as `adapt` gives them."""
     assert site.down is not None
-    out = y.clone()
+    low = torch.zeros(len(ids), site.down.shape[2], device=ids.device)
     for slot, at, rank in _adapted(site, slots):
-        low = site.down[slot, ids[at], :rank].float()
-        out[at] = (y[at].float() + scale * carry_up(low, site, slot, rank)).to(y.dtype)
-    return out
+        low[at, :rank] = site.down[slot, ids[at], :rank].float()
+    return low
 
 
 def _slots(slots: Tensor) -> Iterator[tuple[int, Tensor]]:

@@ -1,4 +1,4 @@
-"""Weights in float8 (e4m3) in plain torch. Owns: rounding a matrix to them, and their exact values.
+"""Weights in float8 (e4m3) in plain torch. Owns: rounding a matrix to them, their exact values and their product.
 
     weight[n, k] ~ data[n, k] * scales[n, 0]                       a scale per row
     weight[n, k] ~ data[n, k] * scales[n // 128, k // 128]         a scale per block, as DeepSeek stores them
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from tokenmill.kernels import row_stable
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
@@ -35,3 +37,9 @@ def widen(data: Tensor, scales: Tensor) -> Tensor:
         return data.float() * scales
     wide = scales.repeat_interleave(BLOCK, 0)[: data.shape[0]].repeat_interleave(BLOCK, 1)
     return data.float() * wide[:, : data.shape[1]]
+
+
+def fp8_linear(x: Tensor, data: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [T, K] @ (data * scales).T + bias -> [T, N] in x's dtype, in float32."""
+    y = row_stable.linear(x.float(), widen(data, scales), None if bias is None else bias.float())
+    return y.to(x.dtype)

@@ -6,7 +6,7 @@ bytes whatever other rows are in the call (see row_stable.py and paged.py for ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -16,19 +16,21 @@ from tokenmill.core.adapters import AdapterSite, Delta
 from tokenmill.core.forward import (
     Act,
     AttentionSpec,
-    DeltaSpec,
     Draws,
     ForwardContext,
     FusedMixture,
     KVView,
     Mixture,
     NormSpec,
+    Packed,
+    Recurrence,
     RopeSpec,
     RouteSpec,
-    SpaceSpec,
     Weight,
 )
-from tokenmill.kernels import adapters, fp8, grid, paged, row_stable, states, stored
+from tokenmill.core.matrix import StoredMatrix
+from tokenmill.kernels import adapters, grid, paged, row_stable, states, stored
+from tokenmill.kernels.plain import PRODUCTS
 
 T = TypeVar("T")
 
@@ -41,8 +43,7 @@ class ReferenceKernels:
         self.instead = instead
         self._counters: dict[str, dict[str, int]] = {}
         self.waits = 0
-        self.narrow_logits = False
-        self.cuts_draws = False
+        self.chooses = False
         self.records = False
 
     def counters(self) -> dict[str, dict[str, int]]:
@@ -67,17 +68,16 @@ class ReferenceKernels:
         found = table[ids]
         return found if scale == 1.0 else found * scale
 
-    def norm(self, x: Tensor, spec: NormSpec) -> Tensor:
+    def norm(
+        self, x: Tensor, spec: NormSpec, gate: Tensor | None = None, size: int = 0, *, first: bool = False
+    ) -> Tensor:
         """x [..., D] -> the same shape and dtype, statistics in float32."""
+        if gate is not None:
+            return self.gated_norm(x, gate, spec, size, first=first)
         self.count("norm")
         return _norm(x, spec)
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x [T, K] @ weight [N, K].T + bias -> [T, N]."""
-        self.count("linear")
-        return row_stable.linear(x, weight, bias)
-
-    def fused_linear(
+    def product(
         self,
         x: Tensor,
         weight: Any,
@@ -89,7 +89,29 @@ class ReferenceKernels:
         delta: Delta | None = None,
     ) -> Tensor:
         """residual + act(norm(x) @ weight.T + bias), one operation after the other."""
-        y = self.linear(x if norm is None else self.norm(x, norm), weight, bias)
+        y = self.multiply(x if norm is None else self.norm(x, norm), weight, bias)
+        return self._around(y, act, residual, delta)
+
+    def multiply(self, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
+        """x @ weight.T + bias."""
+        if isinstance(weight, Tensor):
+            if weight.ndim == 3:
+                self.count("head_matmul")
+                return row_stable.per_head(x, weight)
+            self.count("linear")
+            return row_stable.linear(x, weight, bias)
+        if not isinstance(weight, StoredMatrix):  # a packed form that brings its own product
+            self.count("own_product")
+            own: Tensor = weight.product(x)
+            return own
+        found = PRODUCTS.get(weight.kind)
+        if found is None:
+            return self.product(x, weight.dense(), weight.bias)
+        self.count(f"{weight.kind}_product")
+        return found(x, weight)
+
+    def _around(self, y: Tensor, act: Act | None, residual: Tensor | None, delta: Delta | None = None) -> Tensor:
+        """residual + act(y and what adapters add)."""
         y = y if delta is None else self.add_delta(y, delta)
         y = y if act is None else self.activate(y, act)
         return y if residual is None else self.add(residual, y)
@@ -98,7 +120,8 @@ class ReferenceKernels:
         """down @ x of each token's adapter -> [T, lanes] float32."""
         self.count("adapt")
         self.waits += x.device.type != "cpu"
-        return adapters.adapt(x, site, slots[rows])
+        take = adapters.take_rows if x.ndim == 1 else adapters.adapt
+        return take(x, site, slots[rows])
 
     def add_delta(self, y: Tensor, delta: Delta) -> Tensor:
         """y [T, N] * gain + shift + up @ low; rows without an adapter stay as they are."""
@@ -106,66 +129,18 @@ class ReferenceKernels:
         self.waits += y.device.type != "cpu"
         return adapters.add_delta(y, delta)
 
-    def embed_delta(self, y: Tensor, ids: Tensor, site: AdapterSite, of: tuple[Tensor, Tensor], scale: float) -> Tensor:
-        """y [T, width] + scale * up @ down[ids]."""
-        self.count("embed_delta")
-        self.waits += y.device.type != "cpu"
-        return adapters.embed_delta(y, ids, site, of[1][of[0]], scale)
-
-    def pack_dense(self, weight: Tensor, bias: Tensor | None = None) -> Any | None:
-        """Nothing: plain torch multiplies matrices as they are."""
+    def pack(self, matrix: StoredMatrix) -> Packed | None:
+        """Nothing: plain torch multiplies matrices as they are stored."""
         return None
 
-    def quantise(self, weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
-        """weight [N, K] -> q int8 and scales float16."""
-        return grid.quantise(weight, bits, group)
+    def quantise(self, weight: Tensor, bits: int, group: int = 0) -> tuple[Tensor, Tensor]:
+        """weight [N, K] -> q int8 and scales float16; 32 columns share a scale, as most formats have it."""
+        return grid.quantise(weight, bits, group or grid.ACTIVATION_GROUP)
 
-    def pack_grid(self, q: Tensor, scales: Tensor, bits: int, bias: Tensor | None = None) -> Any | None:
-        """Plain torch multiplies integers as they are."""
-        return None
-
-    def natural_group(self, bits: int, columns: int) -> int:
-        """32 columns, as most formats have it."""
-        return 32
-
-    def pack_zeros(self, q: Tensor, scales: Tensor, zeros: Tensor, bias: Tensor | None = None) -> Any | None:
-        """Nothing: the differences are 8 bit numbers."""
-        return None
-
-    def pack_fp8(self, data: Tensor, scales: Tensor, bias: Tensor | None = None, *, blocks: bool = False) -> Any | None:
-        """Nothing: plain torch multiplies widened matrices."""
-        return None
-
-    def fp8_linear(self, x: Tensor, data: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x [T, K] @ (data * scales).T + bias, in float32."""
-        self.count("fp8_linear")
-        y = row_stable.linear(x.float(), fp8.widen(data, scales), None if bias is None else bias.float())
-        return y.to(x.dtype)
-
-    def pack_blocks(
-        self,
-        pieces: list[tuple[str, Tensor]],
-        columns: int,
-        bias: Tensor | None = None,
-        done: Callable[[], None] | None = None,
-    ) -> Any | None:
-        """Nothing: plain torch multiplies decoded integers."""
-        return None
-
-    def grid_linear(self, x: Tensor, q: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x [T, K] @ (q * scales).T + bias; on a CPU with activations rounded to int8 in groups of 32."""
-        self.count("grid_linear")
-        return grid.grid_linear(x, q, scales, bias)
-
-    def affine_linear(
-        self, x: Tensor, q: Tensor, scale: Tensor, offset: Tensor | None, bias: Tensor | None = None
-    ) -> Tensor:
-        """x [T, K] @ (q * scale + offset).T + bias, float32 scales and offsets per 16 or 32 columns."""
-        self.count("affine_linear")
-        return grid.affine_linear(x, q, scale, offset, bias)
-
-    def activate(self, x: Tensor, act: Act) -> Tensor:
+    def activate(self, x: Tensor, act: Act | Literal["sigmoid"], gate: Tensor | None = None) -> Tensor:
         """x [T, D] -> [T, D], or [T, D / 2] for the gated kinds."""
+        if gate is not None:
+            return self.gated_norm(x, gate, None, x.shape[1], act=act)
         self.count("activate")
         return _activate(x.float(), act).to(x.dtype)
 
@@ -173,6 +148,10 @@ class ReferenceKernels:
         """x + scale * y."""
         self.count("add")
         return x + y if scale == 1.0 else x + scale * y
+
+    def attend(self, x: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
+        """x [T, all heads], prepared first, or queries [T, H, Dk] -> [T, H * Dv]."""
+        return self.attention(x if x.ndim == 3 else self.prepare_qkv(x, spec, ctx), spec, ctx)
 
     def prepare_qkv(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
         """qkv [T, all heads] -> q [T, H, Dk] normed and rotated; keys and values go to their slots."""
@@ -196,24 +175,12 @@ class ReferenceKernels:
         self.waits += ctx.spans is None
         return paged.attend(q, spec, ctx)
 
-    def attend_qkv(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
-        """qkv [T, all heads] -> [T, H * Dv]: prepare_qkv, then attention."""
-        return self.attention(self.prepare_qkv(qkv, spec, ctx), spec, ctx)
-
-    def short_conv_(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        state: Tensor,
-        ctx: ForwardContext,
-        *,
-        silu: bool = True,
-    ) -> Tensor:
-        """x [T, C] -> a convolution over each channel's last inputs, which `state` keeps by row, and its silu."""
-        self.count("short_conv")
+    def recur_(self, inputs: Sequence[Tensor], spec: Recurrence, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """What the layer makes of its inputs and the states of the step's rows."""
+        name, compute = states.RECURRENCES[type(spec)]
+        self.count(name)
         self.waits += ctx.spans is None
-        return states.short_conv_(x, weight, bias, state, ctx, silu=silu)
+        return compute(inputs, spec, state, ctx)
 
     def gated_norm(
         self,
@@ -223,9 +190,9 @@ class ReferenceKernels:
         size: int,
         *,
         first: bool = False,
-        act: Literal["silu", "sigmoid"] = "silu",
+        act: str = "silu",
     ) -> Tensor:
-        """x and gate [T, D] -> silu(gate) norm(x), or norm(silu(gate) x), normed by pieces of `size` columns."""
+        """Where norm and activate have a gate: x and gate [T, D] -> act(gate) norm(x), or norm(act(gate) x)."""
         self.count("gated_norm")
         pieces, gates = x.float().reshape(-1, size), gate.float().reshape(-1, size)
         gates = (gates if act == "silu" else 1.0) * row_stable.sigmoid(gates)
@@ -235,40 +202,6 @@ class ReferenceKernels:
         pieces = pieces / torch.sqrt(row_stable.sum_last(pieces * pieces) / size + spec.eps)
         y = pieces.view(len(x), -1, spec.weight.shape[0]) * (spec.weight.float() + spec.offset)
         return (y.view(len(x), -1) if first else y.view(len(x), -1) * gates.view(len(x), -1)).to(x.dtype)
-
-    def delta_rule_(self, mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """mixed [T, (q | k | v)] -> [T, Hv, Dv]; `state` keeps a matrix by row and head."""
-        self.count("delta_rule")
-        self.waits += ctx.spans is None
-        return states.delta_rule_(mixed, gates, spec, state, ctx)
-
-    def state_space_(self, mixed: Tensor, rates: Tensor, spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """mixed [T, (x | b | c)], rates [T, H] -> [T, H * P]; `state` keeps a matrix by row and head."""
-        self.count("state_space")
-        self.waits += ctx.spans is None
-        return states.state_space_(mixed, rates, spec, state, ctx)
-
-    def selective_scan_(
-        self,
-        x: Tensor,
-        rates: Tensor,
-        mixed: Tensor,
-        fixed: tuple[Tensor, Tensor],
-        state: Tensor,
-        ctx: ForwardContext,
-    ) -> Tensor:
-        """x and rates [T, C], mixed [T, (b | c)] -> [T, C]; `state` keeps N numbers by row and channel."""
-        self.count("selective_scan")
-        self.waits += ctx.spans is None
-        return states.selective_scan_(x, rates, mixed, fixed, state, ctx)
-
-    def head_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x [T, H, K], weight [H, N, K] -> [T, H, N]."""
-        self.count("head_matmul")
-        if x.device.type != "cpu":
-            return torch.einsum("thk,hnk->thn", x, weight).contiguous()
-        blocks = [row_stable.batched(part.transpose(0, 1), weight.transpose(1, 2)) for part in row_stable.row_blocks(x)]
-        return torch.cat(blocks, dim=1)[:, : x.shape[0]].transpose(0, 1).contiguous()
 
     def route(self, logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
         """logits [T, E] -> expert ids [T, k] (int64) and gates [T, k] (float32), best first."""
@@ -280,15 +213,16 @@ class ReferenceKernels:
         x: Tensor,
         weights: tuple[list[Weight], list[Weight]],
         ids: Tensor,
-        gates: Tensor,
-        act: Act,
+        gates: Tensor | None,
+        act: Act | None,
         ctx: ForwardContext,
     ) -> Tensor:
         """sum_j gates[t, j] * down[ids[t, j]](act(gate_up[ids[t, j]](x[t]))) -> [T, hidden], summed j = 0..k-1."""
-        inside = ReferenceKernels.experts_inside(self, x, weights, ids, act, ctx)
-        return ReferenceKernels.experts_outside(self, inside, weights, ids, gates, ctx)
+        if act is not None:
+            x = self._inside(x, weights, ids, act, ctx)
+        return x if gates is None else self._outside(x, weights[1], ids, gates, ctx)
 
-    def experts_inside(
+    def _inside(
         self, x: Tensor, weights: tuple[list[Weight], list[Weight]], ids: Tensor, act: Act, ctx: ForwardContext
     ) -> Tensor:
         """act(gate_up[ids[t, j]](x[t])) in row t * k + j -> [T * k, inner]."""
@@ -303,20 +237,39 @@ class ReferenceKernels:
             found = weights[0][0].matmul(x[:1], ctx, act=act).new_zeros(*ids.shape, weights[1][0].shape[1])
         return found.flatten(0, 1)
 
-    def experts_outside(
-        self, y: Tensor, weights: tuple[list[Weight], list[Weight]], ids: Tensor, gates: Tensor, ctx: ForwardContext
-    ) -> Tensor:
+    def _outside(self, y: Tensor, down: list[Weight], ids: Tensor, gates: Tensor, ctx: ForwardContext) -> Tensor:
         """y [T * k, inner] -> sum_j gates[t, j] * down[ids[t, j]](y[t * k + j]), summed j = 0..k-1."""
-        down = weights[1]
+        parts = self._downs(y, down, ids, ctx)
+        return ReferenceKernels.add_experts(self, parts, gates, y.dtype)
+
+    def experts_apart(
+        self,
+        x: Tensor,
+        weights: tuple[list[Weight], list[Weight]],
+        ids: Tensor,
+        act: Act,
+        ctx: ForwardContext,
+        first: int,
+    ) -> Tensor:
+        """Experts `first`, first + 1, ... in rows t * k + j [T * k, hidden], zeros where another one is chosen."""
+        ids = ids - first
+        inside = self._inside(x, weights, ids, act, ctx)
+        return self._downs(inside, weights[1], ids, ctx)
+
+    def _downs(self, y: Tensor, down: list[Weight], ids: Tensor, ctx: ForwardContext) -> Tensor:
         y = y.view(*ids.shape, y.shape[1])
         parts = y.new_zeros(*ids.shape, down[0].shape[0], dtype=torch.float32)
         for expert, (token, place) in self._visits(ids, len(down)):
             parts[token, place] = down[expert].matmul(y[token, place], ctx.of(token)).float()
-        parts = parts * gates[:, :, None]
-        total = parts[:, 0]
-        for j in range(1, ids.shape[1]):
-            total = total + parts[:, j]
-        return total.to(y.dtype)
+        return parts.flatten(0, 1)
+
+    def add_experts(self, parts: Tensor, gates: Tensor, dtype: torch.dtype) -> Tensor:
+        """sum_j gates[t, j] * parts[t * k + j] -> [T, hidden], summed j = 0..k-1."""
+        weighed = parts.view(*gates.shape, -1) * gates[:, :, None]
+        total = weighed[:, 0]
+        for j in range(1, gates.shape[1]):
+            total = total + weighed[:, j]
+        return total.to(dtype)
 
     def _visits(self, ids: Tensor, count: int) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
         """Every chosen expert, with the tokens and places that it was chosen in."""
@@ -421,7 +374,7 @@ def _norm(x: Tensor, spec: NormSpec) -> Tensor:
     return (y if spec.bias is None else y + spec.bias.float()).to(x.dtype)
 
 
-def _activate(x: Tensor, act: Act) -> Tensor:
+def _activate(x: Tensor, act: str) -> Tensor:
     if act == "oai_swiglu":
         gate, up = x.chunk(2, dim=-1)
         gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)

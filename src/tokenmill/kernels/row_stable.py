@@ -42,6 +42,14 @@ def batched(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(a, F.pad(b, (0, _MIN_COLUMNS - columns)))[..., :columns]
 
 
+def per_head(x: Tensor, weight: Tensor) -> Tensor:
+    """x [T, H, K] @ weight [H, N, K], head by head -> [T, H, N]."""
+    if x.device.type != "cpu":
+        return torch.einsum("thk,hnk->thn", x, weight).contiguous()
+    blocks = [batched(part.transpose(0, 1), weight.transpose(1, 2)) for part in row_blocks(x)]
+    return torch.cat(blocks, dim=1)[:, : x.shape[0]].transpose(0, 1).contiguous()
+
+
 def row_blocks(x: Tensor) -> list[Tensor]:
     """x [T, ...] -> contiguous blocks [ROW_BLOCK, ...], the last one padded with zeros (at least one block)."""
     tokens = x.shape[0]

@@ -7,12 +7,13 @@ Its state is left with the row; where drafts are tried, states behind earlier to
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import DeltaSpec, ForwardContext, SpaceSpec
+from tokenmill.core.forward import ConvSpec, DeltaSpec, ForwardContext, ScanSpec, SpaceSpec
 from tokenmill.kernels import row_stable
 
 
@@ -35,32 +36,31 @@ def spans_of(ctx: ForwardContext) -> Iterator[tuple[int, slice, bool, list[int]]
             )
 
 
-def short_conv_(
-    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, ctx: ForwardContext, *, silu: bool = True
-) -> Tensor:
-    """x [T, C] -> each channel's sum over its last K inputs [T, C], or its silu; weight
-    [K, C] in float32; state [R + 1, K - 1, C]."""
+def short_conv_(inputs: Sequence[Tensor], spec: ConvSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
+    """x [T, C] -> each channel's sum over its last K inputs [T, C], or its silu; state [R + 1, K - 1, C]."""
+    (x,), weight, bias = inputs, spec.weight, spec.bias
     out = torch.empty_like(x)
     for row, tokens, begins, left in spans_of(ctx):
         before = torch.zeros_like(state[row]) if begins else state[row]
-        inputs = torch.cat((before, x[tokens].to(state.dtype)))
+        seen = torch.cat((before, x[tokens].to(state.dtype)))
         count = tokens.stop - tokens.start
         y = torch.zeros(count, x.shape[1], device=x.device) if bias is None else bias.expand(count, -1).clone()
         for k in range(len(weight)):
-            y += inputs[k : k + count].float() * weight[k]
-        out[tokens] = (y * row_stable.sigmoid(y) if silu else y).to(x.dtype)
+            y += seen[k : k + count].float() * weight[k]
+        out[tokens] = (y * row_stable.sigmoid(y) if spec.silu else y).to(x.dtype)
         for n, place in enumerate(left):
             if place >= 0:
-                state[place] = inputs[n + 1 : n + len(weight)]
+                state[place] = seen[n + 1 : n + len(weight)]
     return out
 
 
-def delta_rule_(mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
+def delta_rule_(inputs: Sequence[Tensor], spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
     """The gated delta rule: mixed [T, (q | k | v)], gates [T, (beta | rate)] -> [T, Hv, Dv], computed in float32.
 
     Of each value head's matrix S [Dk, Dv] (state [R + 1, Hv, Dk, Dv], float32), with k and q of length 1:
     S = exp(-spec.rate softplus(rate + spec.shift)) S;  S += k (sigmoid(beta) (v - k S));  out = (q / sqrt(Dk)) S.
     """
+    mixed, gates = inputs
     keys, values = spec.key_heads * spec.key_dim, spec.value_heads * spec.value_dim
     q, k, v = (part.float() for part in mixed.split((keys, keys, values), dim=-1))
     v = v.unflatten(-1, (spec.value_heads, spec.value_dim))
@@ -85,12 +85,13 @@ def delta_rule_(mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ct
     return out.to(mixed.dtype)
 
 
-def state_space_(mixed: Tensor, rates: Tensor, spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
+def state_space_(inputs: Sequence[Tensor], spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
     """A state space with one decay a head: mixed [T, (x | b | c)], rates [T, H] -> [T, H * P], computed in float32.
 
     Of each head's matrix S [N, P] (state [R + 1, H, N, P], float32), with pace = softplus(rates + spec.shift) held
     between spec.low and spec.high: S = exp(-spec.rate pace) S + b (pace x);  out = c S + spec.skip x.
     """
+    mixed, rates = inputs
     width, keys = spec.heads * spec.head_dim, spec.groups * spec.keys
     x, b, c = (part.float() for part in mixed.split((width, keys, keys), dim=-1))
     x = x.unflatten(-1, (spec.heads, spec.head_dim))
@@ -110,22 +111,20 @@ def state_space_(mixed: Tensor, rates: Tensor, spec: SpaceSpec, state: Tensor, c
     return out.flatten(1).to(mixed.dtype)
 
 
-def selective_scan_(
-    x: Tensor, rates: Tensor, mixed: Tensor, fixed: tuple[Tensor, Tensor], state: Tensor, ctx: ForwardContext
-) -> Tensor:
+def selective_scan_(inputs: Sequence[Tensor], spec: ScanSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
     """A state space with a decay of each number: x and rates [T, C], mixed [T, (b | c)] -> [T, C], in float32.
 
-    Of each channel's numbers s [N] (state [R + 1, N, C], float32), with pace = softplus(rates) and fixed (rate [N, C],
-    skip [C]): s = exp(-rate pace) s + b (pace x);  out = c s + skip x.
+    Of each channel's numbers s [N] (state [R + 1, N, C], float32), with pace = softplus(rates):
+    s = exp(-spec.rate pace) s + b (pace x);  out = c s + spec.skip x.
     """
-    rate, skip = fixed
+    x, rates, mixed = inputs
     value, pace = x.float(), row_stable.softplus(rates.float().contiguous())
     b, c = (part.float() for part in mixed.chunk(2, dim=-1))
-    out = value * skip
+    out = value * spec.skip
     for row, tokens, begins, left in spans_of(ctx):
         s = torch.zeros_like(state[row]) if begins else state[row].clone()
         for t, place in enumerate(left, tokens.start):
-            s *= torch.exp(-rate * pace[t])
+            s *= torch.exp(-spec.rate * pace[t])
             s += b[t][:, None] * (pace[t] * value[t])
             out[t] += (s * c[t][:, None]).sum(0)
             if place >= 0:
@@ -137,3 +136,12 @@ def _unit(x: Tensor) -> Tensor:
     """Each head at length 1."""
     x = x.contiguous()
     return x / torch.sqrt(row_stable.sum_last(x * x) + 1e-6)
+
+
+RECURRENCES: dict[type, tuple[str, Callable[[Sequence[Tensor], Any, Tensor, ForwardContext], Tensor]]] = {
+    ConvSpec: ("short_conv", short_conv_),
+    DeltaSpec: ("delta_rule", delta_rule_),
+    SpaceSpec: ("state_space", state_space_),
+    ScanSpec: ("selective_scan", selective_scan_),
+}
+"""Kind of spec -> what it is counted as, and what computes it."""

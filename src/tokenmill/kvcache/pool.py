@@ -12,6 +12,7 @@ else page by page: what one layer reads then lies close together, which address 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -48,8 +49,14 @@ class CacheLayout:
         return _share_bytes(spec, self.block_size, self.format)
 
 
-def make_layout(specs: tuple[KVSpec, ...], block_size: int, kv_format: KVFormat) -> CacheLayout:
-    """Group equal specs (in order of first appearance); equal page sizes share a pool."""
+def make_layout(
+    specs: tuple[KVSpec, ...],
+    block_size: int,
+    kv_format: KVFormat,
+    apart: Mapping[KVSpec, tuple[int, ...]] | None = None,
+) -> CacheLayout:
+    """Group equal specs (in order of first appearance); equal page sizes share a pool. apart: what tells pools apart
+    instead, where the layers are those of one stage of several (stages.py)."""
     for spec in specs:
         if kv_format.group and (spec.key_dim % kv_format.group or spec.value_dim % kv_format.group):
             raise ParameterError(
@@ -60,12 +67,14 @@ def make_layout(specs: tuple[KVSpec, ...], block_size: int, kv_format: KVFormat)
     group_specs = tuple(dict.fromkeys(specs))
     group_of = tuple(group_specs.index(spec) for spec in specs)
     pages = [group_of.count(g) * _share_bytes(spec, block_size, kv_format) for g, spec in enumerate(group_specs)]
-    sizes = list(dict.fromkeys(pages))
+    marks = [(page,) for page in pages] if apart is None else [apart[spec] for spec in group_specs]
+    pools = list(dict.fromkeys(marks))
+    sizes = tuple(pages[marks.index(mark)] for mark in pools)
     groups = tuple(
-        GroupLayout(sizes.index(page), spec.window if spec.kind == "window" else 0)
-        for page, spec in zip(pages, group_specs, strict=True)
+        GroupLayout(pools.index(mark), spec.window if spec.kind == "window" else 0)
+        for mark, spec in zip(marks, group_specs, strict=True)
     )
-    return CacheLayout(specs, group_specs, group_of, groups, tuple(sizes), block_size, kv_format)
+    return CacheLayout(specs, group_specs, group_of, groups, sizes, block_size, kv_format)
 
 
 def _share_bytes(spec: KVSpec, block_size: int, kv_format: KVFormat) -> int:
@@ -94,15 +103,20 @@ class KVPool:
     """Zeroed pages on a device."""
 
     def __init__(
-        self, layout: CacheLayout, num_blocks: list[int], device: str, states: StatePool | None = None
+        self,
+        layout: CacheLayout,
+        num_blocks: list[int],
+        device: str,
+        states: StatePool | None = None,
+        make: Callable[[int, int, str], Tensor] = zeros,
     ) -> None:
-        """states: of a model whose rows have states besides their pages."""
+        """states: of a model whose rows have states besides their pages; make: zeroed memory."""
         self.layout = layout
         self.states = states
         self.state_views = [] if states is None else states.views
         self.num_blocks = num_blocks
         self.storage = [
-            zeros(blocks + 1, page, device) for blocks, page in zip(num_blocks, layout.page_bytes, strict=True)
+            make(blocks + 1, page, device) for blocks, page in zip(num_blocks, layout.page_bytes, strict=True)
         ]
         self.views = self._views()
 

@@ -9,6 +9,7 @@ Must not know: sequences, the prefix cache, which slot is whose. The last row is
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -16,18 +17,22 @@ from torch import Tensor
 from tokenmill.core.forward import StateSpec
 from tokenmill.kvcache.zeros import zeros
 
+Make = Callable[[int, int, str], Tensor]
+
 
 class StatePool:
     """`views[i]`: the parts of layer i's states by row and, from `first` on, by place: [rows + 1 + trail, ...] each."""
 
-    def __init__(self, specs: tuple[StateSpec, ...], rows: int, slots: int, device: str, trail: int = 0) -> None:
-        """trail: as many drafts may be tried in a step."""
+    def __init__(
+        self, specs: tuple[StateSpec, ...], rows: int, slots: int, device: str, trail: int = 0, make: Make = zeros
+    ) -> None:
+        """trail: as many drafts may be tried in a step; make: zeroed memory."""
         self.trail = trail
         self.first = rows + 1
         self.nowhere = slots
         """A slot for what is not to be kept."""
-        self.views = [_zeros(spec, rows + 1 + trail, device) for spec in specs]
-        self.kept = [_zeros(spec, slots + (trail > 0), device) for spec in specs]
+        self.views = [_zeros(spec, rows + 1 + trail, device, make) for spec in specs]
+        self.kept = [_zeros(spec, slots + (trail > 0), device, make) for spec in specs]
 
     @property
     def size_bytes(self) -> int:
@@ -69,9 +74,9 @@ def row_bytes(specs: tuple[StateSpec, ...]) -> int:
     return sum(spec.size_bytes for spec in specs)
 
 
-def _zeros(spec: StateSpec, count: int, device: str) -> tuple[Tensor, ...]:
+def _zeros(spec: StateSpec, count: int, device: str, make: Make) -> tuple[Tensor, ...]:
     made = []
     for dtype, shape in spec.parts:
         kind = getattr(torch, dtype)
-        made.append(zeros(count, math.prod(shape) * kind.itemsize, device).view(kind).view(count, *shape))
+        made.append(make(count, math.prod(shape) * kind.itemsize, device).view(kind).view(count, *shape))
     return tuple(made)

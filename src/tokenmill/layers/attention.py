@@ -115,8 +115,8 @@ class GatedAttention:
     ) -> Tensor:
         """residual + gate * attention(norm(x)); x [T, hidden]."""
         made = self.product.weight.matmul(x, ctx, norm=norm)
-        mixed = ctx.kernels.attend_qkv(made[:, : -self.width], self.spec, ctx)
-        gated = ctx.kernels.gated_norm(mixed, made[:, -self.width :], None, self.width, act="sigmoid")
+        mixed = ctx.kernels.attend(made[:, : -self.width], self.spec, ctx)
+        gated = ctx.kernels.activate(mixed, "sigmoid", made[:, -self.width :])
         return self.output(gated, ctx, residual=residual)
 
 
@@ -146,7 +146,7 @@ class Attention:
         qkv = self.qkv.weight.matmul(x, ctx, norm=norm)
         for touch in self.touches:
             qkv = touch(qkv, ctx)
-        mixed = ctx.kernels.attend_qkv(qkv, self.spec, ctx)
+        mixed = ctx.kernels.attend(qkv, self.spec, ctx)
         if self.within is not None:
             mixed = ctx.kernels.norm(mixed, self.within)
         return self.output(mixed, ctx, residual=residual)

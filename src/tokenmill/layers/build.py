@@ -19,7 +19,8 @@ from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import Kernels, KVSpec, NormSpec, RopeSpec, StateSpec, Weight
 from tokenmill.core.model import Checkpoint, Group
 from tokenmill.parallel.group import SoloGroup
-from tokenmill.quant.detect import WeightRequest, from_dense, head_scheme, load_stacked, load_weight
+from tokenmill.parallel.stages import Place, weigh
+from tokenmill.quant.detect import Share, WeightRequest, from_dense, head_scheme, load_stacked, load_weight
 
 _IGNORABLE = re.compile(
     r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|masked_bias|attn\.bias|attention\.bias|\.[kvq]_scale"
@@ -71,7 +72,11 @@ class Build:
     prefix: str = ""
     book: Book = field(default_factory=Book)
     stage: tuple[int, int] | None = None
-    """The layers of this pipeline stage, [first, last); None: all."""
+    """These layers alone, [first, last); None: those of `place`."""
+    place: Place = field(default_factory=Place)
+    """Which pipeline stage this is."""
+    whole_experts: bool = False
+    """Ranks share mixtures out by experts, not each of these by columns."""
     adapters: AdapterSites | None = None
     """Hears of every matrix that adapters may change."""
 
@@ -124,13 +129,15 @@ class Build:
         exact: bool = False,
         head: bool = False,
         bare: bool = False,
+        share: Share | None = None,
     ) -> Weight:
         """A matrix [out, in] in whatever format it is stored.
 
         exact: never quantised at load (embeddings, routers); head: in 8 bits at least, because its outliers matter;
-        bare: adapters do not come here.
+        bare: adapters do not come here; share: this rank's part alone, of which alone the file is read where it is not
+        quantised.
         """
-        request = WeightRequest(self.path(name), shape, bias, transposed)
+        request = WeightRequest(self.path(name), shape, bias, transposed, share)
         if not exact:
             self.book.flops += 2.0 * shape[0] * shape[1]
         checked = _Checked(self.checkpoint, self.book.used)
@@ -201,13 +208,29 @@ class Build:
         self.book.states.append(spec)
         return len(self.book.states) - 1
 
+    def layers(self, count: int, hidden: int, head: int) -> tuple[int, int]:
+        """[first, last) of this many layers to build; head: the numbers of the output head."""
+        if self.stage is not None:
+            return self.stage
+        if self.place.stages == 1:
+            return 0, count
+        return self.place.layers(*weigh(self.checkpoint, count, hidden, float(head)))
+
+    def leftovers(self) -> list[str]:
+        """Tensors that nobody asked for."""
+        left = sorted(n for n in self.checkpoint.names() if n not in self.book.used)
+        return [n for n in left if not _IGNORABLE.search(n)]
+
     def check_leftovers(self) -> None:
         """Refuse a checkpoint with tensors that nobody asked for."""
-        left = sorted(n for n in self.checkpoint.names() if n not in self.book.used)
-        left = [n for n in left if not _IGNORABLE.search(n)]
-        if left:
-            shown = ", ".join(left[:8]) + (f" and {len(left) - 8} more" if len(left) > 8 else "")
-            raise ModelError(f"The checkpoint has tensors that this architecture does not use: {shown}.")
+        check_leftovers(self.leftovers())
+
+
+def check_leftovers(left: list[str]) -> None:
+    """Refuse a checkpoint with tensors that nobody asked for."""
+    if left:
+        shown = ", ".join(left[:8]) + (f" and {len(left) - 8} more" if len(left) > 8 else "")
+        raise ModelError(f"The checkpoint has tensors that this architecture does not use: {shown}.")
 
 
 def bare(weight: Any) -> Any:

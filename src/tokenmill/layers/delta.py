@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import DeltaSpec, ForwardContext, NormSpec, StateSpec
+from tokenmill.core.forward import ConvSpec, DeltaSpec, ForwardContext, NormSpec, StateSpec
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, FusedColumnLinear, RowLinear, Rows
 
@@ -53,7 +53,7 @@ class GatedDelta:
         self.heads = heads
         self.products = _joined(b, hidden, heads) if b.has("in_proj_qkvz.weight") else _apart(b, hidden, heads)
         taps = b.tensor("conv1d.weight", (heads.channels, 1, heads.taps), torch.float32)
-        self.taps = taps[:, 0].t().contiguous()
+        self.conv = ConvSpec(taps[:, 0].t().contiguous())
         rate = b.tensor("A_log", (heads.value_heads,), torch.float32).exp()
         shift = b.tensor("dt_bias", (heads.value_heads,), torch.float32)
         sizes = heads.key_heads, heads.value_heads, heads.key_dim, heads.value_dim
@@ -72,9 +72,9 @@ class GatedDelta:
         mixed, z, gates = self._products(x, ctx, norm)
         assert ctx.rows is not None, "states are found by row"
         inputs, matrices = ctx.rows.states[self.state]
-        mixed = kernels.short_conv_(mixed, self.taps, None, inputs, ctx)
-        found = kernels.delta_rule_(mixed, gates, self.spec, matrices, ctx)
-        gated = kernels.gated_norm(found.flatten(1), z, self.norm, heads.value_dim)
+        mixed = kernels.recur_((mixed,), self.conv, inputs, ctx)
+        found = kernels.recur_((mixed, gates), self.spec, matrices, ctx)
+        gated = kernels.norm(found.flatten(1), self.norm, z, heads.value_dim)
         return self.output(gated, ctx, residual=residual)
 
     def _products(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None) -> list[Tensor]:

@@ -7,28 +7,44 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from tokenmill.core.adapters import Delta
 from tokenmill.core.forward import ForwardContext, Weight
+from tokenmill.core.model import Group
 from tokenmill.layers.build import Build
 from tokenmill.quant.dense import DenseWeight
 
 
 class Embedding:
-    """Token ids -> rows of the table, times a constant. Held whole on every rank."""
+    """Token ids -> rows of the table, times a constant.
+
+    The vocabulary is split over ranks that add up, where it divides: each looks up the ids that it has, and the sum has
+    them all. Ranks of an exact group hold all of it: nothing may be added there, not even zeros."""
 
     def __init__(self, b: Build, name: str, shape: tuple[int, int], *, scale: float = 1.0, tied: bool = False) -> None:
         """shape (vocabulary, hidden); tied: the output head multiplies by the same matrix."""
-        self.weight = b.weight(name, shape, exact=not tied, head=tied, bare=True)
+        self.group = b.group
+        self.split = splits(b.group, shape[0]) and not b.group.exact
+        self.part = (shape[0] // b.group.size * b.group.rank, shape[0] // b.group.size)
+        share = (0, b.group.rank, b.group.size) if self.split else None
+        self.weight = b.weight(name, shape, exact=not tied, head=tied, bare=True, share=share)
         self.site = None if b.adapters is None else b.adapters.embedding(b.path(name), shape)
         self.scale = scale
 
     def __call__(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
         """tokens [T] -> [T, hidden]."""
+        if self.split:
+            first, count = self.part
+            own = tokens - first
+            mine = (own >= 0) & (own < count)
+            x = self._rows(self.weight, own.clamp(0, count - 1), ctx)
+            return self.group.all_reduce(x.masked_fill(~mine[:, None], 0.0))
         x = self._rows(self.weight, tokens, ctx)
         rows, site = ctx.rows, self.site
         if site is None or rows is None or rows.adapters is None or not (site.used or site.whole):
             return x
         if site.used:
-            x = ctx.kernels.embed_delta(x, tokens, site, (rows.tokens, rows.adapters), self.scale)
+            low = ctx.kernels.adapt(tokens, site, rows.tokens, rows.adapters)
+            x = ctx.kernels.add_delta(x, Delta(site, tokens, low, rows.tokens, rows.adapters, self.scale))
         for slot, weight in site.whole.items():
             at = torch.where(rows.adapters[rows.tokens] == slot)[0]
             x = x.index_copy(0, at, self._rows(weight, tokens[at], ctx))
@@ -40,6 +56,11 @@ class Embedding:
             return ctx.kernels.embed(table, tokens, self.scale)
         rows = weight.rows(tokens)
         return rows if self.scale == 1.0 else rows * self.scale
+
+
+def splits(group: Group, vocab: int) -> bool:
+    """Does each rank get an equal part of the vocabulary?"""
+    return group.size > 1 and vocab % group.size == 0
 
 
 def add_positions(table: Tensor) -> Callable[[Tensor, ForwardContext], Tensor]:
@@ -54,15 +75,16 @@ def add_positions(table: Tensor) -> Callable[[Tensor, ForwardContext], Tensor]:
 class Head:
     """Hidden states -> logits: the vocabulary is split over ranks where it divides, then gathered.
 
-    tied: embeddings read the same matrix; an exact group keeps the one settled form of it whole on every rank."""
+    An exact group keeps a matrix that embeddings read, too, whole on every rank, in the one form it has."""
 
-    def __init__(self, b: Build, weight: Weight, *, tied: bool = False) -> None:
+    def __init__(self, b: Build, weight: Weight, *, split: bool) -> None:
+        """weight: this rank's part, if it is split."""
         self.group = b.group
-        self.split = b.group.size > 1 and weight.shape[0] % b.group.size == 0 and not (tied and b.group.exact)
-        self.weight = b.settled(weight.split(0, b.group.rank, b.group.size) if self.split else weight)
+        self.split = split
+        self.weight = b.settled(weight)
 
     def __call__(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
         """[n, hidden] -> [n, vocab] in float32, or as multiplied where the backend reads that."""
         logits = self.weight.matmul(hidden, ctx)
-        logits = logits if ctx.kernels.narrow_logits else logits.float()
+        logits = logits if ctx.kernels.chooses else logits.float()
         return self.group.all_gather(logits) if self.split else logits

@@ -7,15 +7,18 @@ group a rank has some columns of the first matrices and some rows of the second 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import Act, ForwardContext, Mixture, NormSpec, RouteSpec, Weight
 from tokenmill.layers.build import Build
-from tokenmill.layers.linear import Rows
+from tokenmill.layers.linear import Rows, local_columns
 from tokenmill.layers.mlp import MLP
+from tokenmill.parallel.group import SoloGroup
+from tokenmill.quant.detect import Share
 
 Choose = Callable[[Tensor], tuple[Tensor, Tensor]]
 """logits [T, E] -> ids [T, k] and gates [T, k] in float32."""
@@ -60,6 +63,9 @@ class Experts:
         self.router = b.settled(router)
         self.route = route
         self.weights = weights
+        self.first = held(b, route.experts).start
+        self.by_expert = b.whole_experts and b.group.size > 1
+        """Each rank has some experts, whole."""
         for part in weights:
             part[:] = [b.settled(w) for w in part]
         self.act: Act = act
@@ -68,7 +74,7 @@ class Experts:
         self.shared_gate = None if shared is None or shared.gate is None else b.settled(shared.gate)
         plain = None if self.shared_gate is not None else self.shared
         beside = None if plain is None else (plain.up.weight, plain.down.weight)
-        mixture = Mixture(self.router, route, *weights, act, beside, self.choice.wide)
+        mixture = Mixture(self.router, route, *weights, act, beside, self.choice.wide, self.first)
         # A backend that takes the whole layer empties the lists: nothing is held twice.
         apart = self.choice.by_hand is not None or self.choice.inputs or (plain is not None and plain.act != act)
         products = [self.router, *weights[0], *weights[1], *(beside or ())]
@@ -106,6 +112,10 @@ class Experts:
         """Routed and shared experts [T, hidden] in an exact group: some columns of the result, then all."""
         kernels = ctx.kernels
         y = self._routed(h, ctx)
+        if self.by_expert:  # nothing of them is missing
+            if self.shared is None:
+                return y
+            y = local_columns(y, self.group).contiguous()
         if self.shared is not None:
             within = self.shared.down.whole(self.shared.inside(h, ctx))
             last = self.shared.down.weight
@@ -117,13 +127,18 @@ class Experts:
         return self.group.all_gather(y)
 
     def _run(self, x: Tensor, ids: Tensor, gates: Tensor, ctx: ForwardContext) -> Tensor:
-        """The chosen experts of x, added up; in an exact group, this rank's columns of that."""
+        """The chosen experts of x, added up; in an exact group, this rank's columns of that, or all where each rank has
+        whole experts."""
+        if self.by_expert and self.group.exact:
+            parts = ctx.kernels.experts_apart(x, self.weights, ids, self.act, ctx, self.first)
+            return ctx.kernels.add_experts(self.group.all_reduce(parts), gates, x.dtype)
         if not self.group.exact:
+            ids = ids - self.first if self.by_expert else ids
             return ctx.kernels.experts(x, self.weights, ids, gates, self.act, ctx)
-        inside = ctx.kernels.experts_inside(x, self.weights, ids, self.act, ctx)
+        inside = ctx.kernels.experts(x, self.weights, ids, None, self.act, ctx)
         if inside.shape[1] != self.weights[1][0].shape[1]:
             inside = self.group.all_gather(inside)
-        return ctx.kernels.experts_outside(inside, self.weights, ids, gates, ctx)
+        return ctx.kernels.experts(inside, self.weights, ids, gates, None, ctx)
 
     def _routed(self, h: Tensor, ctx: ForwardContext) -> Tensor:
         """The routed experts' part [T, hidden]."""
@@ -176,6 +191,7 @@ def load_experts(
         weights = _fused(b, count, hidden, inner)
     else:
         weights = _separate(b, count, (hidden, inner), names, bias)
+        b.book.flops = before + (b.book.flops - before) * count / len(weights[0])  # as if all were here
     count_visited(b, before, route)
     return weights
 
@@ -187,19 +203,46 @@ def count_visited(b: Build, before: float, route: RouteSpec) -> None:
 
 def _separate(b: Build, count: int, sizes: tuple[int, int], names: tuple[str, str, str], bias: bool) -> ExpertWeights:
     hidden, inner = sizes
-    share = Rows(inner, inner).share(b.group)
+    b, share, own = expert_share(b, inner, count)
     ups, downs = [], []
-    for index in range(count):
+    for index in own:
         at = b.at(str(index))
-        gate, up = (at.weight(name, (inner, hidden), bias=bias).split(0, *share) for name in names[:2])
+        gate, up = (at.weight(name, (inner, hidden), bias=bias, share=(0, *share)) for name in names[:2])
         ups.append(gate.concat([up]))
-        downs.append(_local_down(b, at.weight(names[2], (hidden, inner), bias=bias), share))
+        downs.append(at.weight(names[2], (hidden, inner), bias=bias, share=down_share(b, share)))
     return ups, downs
 
 
+def held(b: Build, count: int) -> range:
+    """The numbers of the experts that this rank has something of."""
+    size, rank = b.group.size, b.group.rank
+    if not b.whole_experts or size == 1:
+        return range(count)
+    if count < size:
+        raise ModelError(f"--enable-expert-parallel: {count} experts cannot be shared out over {size} ranks.")
+    return range(count * rank // size, count * (rank + 1) // size)
+
+
+def expert_share(b: Build, inner: int, count: int) -> tuple[Build, tuple[int, int], range]:
+    """What experts that are stored one by one are built with, which part of each, and which ones."""
+    own = held(b, count)
+    if not b.whole_experts or b.group.size == 1:
+        return b, Rows(inner, inner).share(b.group), own
+    others = {f"{b.path(str(index))}." for index in range(count) if index not in own}
+    stem = len(b.path("")) + 1
+    b.book.used.update(
+        name for name in b.checkpoint.names() if f"{name[:stem]}{name[stem:].partition('.')[0]}." in others
+    )
+    return replace(b, group=SoloGroup()), (0, 1), own
+
+
+def down_share(b: Build, share: tuple[int, int]) -> Share:
+    """This rank's part of an expert's second matrix; share: of the first one's rows."""
+    return (0, b.group.rank, b.group.size) if b.group.exact else (1, *share)
+
+
 def _local_down(b: Build, weight: Weight, share: tuple[int, int]) -> Weight:
-    """This rank's part of an expert's second matrix; share: of the first one's columns."""
-    return weight.split(0, b.group.rank, b.group.size) if b.group.exact else weight.split(1, *share)
+    return weight.split(*down_share(b, share))
 
 
 def _fused(b: Build, count: int, hidden: int, inner: int) -> ExpertWeights:
@@ -223,9 +266,12 @@ def wrap_each(b: Build, parts: Iterable[Tensor], name: str) -> list[Weight]:
 
 
 def split_experts(b: Build, gate_up: list[Weight], down: list[Weight]) -> ExpertWeights:
-    """This rank's slice of whole experts."""
+    """This rank's slice of each of these experts, or those that are its own."""
     if b.group.size == 1:
         return gate_up, down
+    if b.whole_experts:
+        own = held(b, len(gate_up))
+        return gate_up[own.start : own.stop], down[own.start : own.stop]
     inner = gate_up[0].shape[0] // 2
     rows = Rows(inner, inner)
     index = torch.cat([rows.index(0, b.group), rows.index(inner, b.group)]).to(b.device)

@@ -59,8 +59,8 @@ class ColumnLinear:
         self.parts = list(parts.values())
         weights = []
         for name, rows in parts.items():
-            weight = b.weight(name, (rows.rows, inputs), bias=bias, transposed=transposed)
-            weights.append(weight.split(0, *rows.share(b.group)))
+            share = (0, *rows.share(b.group))
+            weights.append(b.weight(name, (rows.rows, inputs), bias=bias, transposed=transposed, share=share))
         self.weight = b.settled(weights[0].concat(weights[1:]))
 
 
@@ -109,7 +109,7 @@ class GatedColumnLinear(ColumnLinear):
         both = b.weight(names[0], (2 * first.rows, inputs), bias=bias)
         queries, gates = (both.take(order[first.index(at, b.group)].to(b.device)) for at in (0, first.rows))
         keys = [
-            b.weight(name, (part.rows, inputs), bias=bias).split(0, *part.share(b.group))
+            b.weight(name, (part.rows, inputs), bias=bias, share=(0, *part.share(b.group)))
             for name, part in zip(names[1:], others, strict=True)
         ]
         self.weight = b.settled(queries.concat([*keys, gates]))
@@ -125,8 +125,8 @@ class RowLinear:
         self.names = [b.path(name)]
         self.group = b.group
         self.inputs = inputs
-        weight = b.weight(name, (outputs, inputs), bias=bias, transposed=transposed)
-        self.weight = b.settled(weight.split(0 if b.group.exact else 1, b.group.rank, b.group.size))
+        share = (0 if b.group.exact else 1, b.group.rank, b.group.size)
+        self.weight = b.settled(b.weight(name, (outputs, inputs), bias=bias, transposed=transposed, share=share))
 
     def __call__(self, x: Tensor, ctx: ForwardContext, *, residual: Tensor | None = None) -> Tensor:
         """residual + x @ W.T + bias -> [T, out]."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import ForwardContext, NormSpec, SpaceSpec, StateSpec
+from tokenmill.core.forward import ConvSpec, ForwardContext, NormSpec, ScanSpec, SpaceSpec, StateSpec
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import FusedColumnLinear, RowLinear, Rows
 
@@ -58,15 +58,17 @@ class Around:
 class Convolution:
     """A short convolution of each channel, whose last inputs are a part of the row's state."""
 
-    def __init__(self, b: Build, channels: int, taps: int, *, bias: bool, name: str = "conv1d") -> None:
+    def __init__(
+        self, b: Build, channels: int, taps: int, *, bias: bool, name: str = "conv1d", silu: bool = True
+    ) -> None:
         weight = b.tensor(f"{name}.weight", (channels, 1, taps), torch.float32)
-        self.taps = weight[:, 0].t().contiguous()
-        self.bias = b.tensor(f"{name}.bias", (channels,), torch.float32) if bias else None
+        weight = weight[:, 0].t().contiguous()
+        self.spec = ConvSpec(weight, b.tensor(f"{name}.bias", (channels,), torch.float32) if bias else None, silu)
         self.part = str(b.dtype).removeprefix("torch."), (taps - 1, channels)
 
-    def __call__(self, x: Tensor, state: Tensor, ctx: ForwardContext, *, silu: bool = True) -> Tensor:
+    def __call__(self, x: Tensor, state: Tensor, ctx: ForwardContext) -> Tensor:
         """x [T, C] -> [T, C]."""
-        return ctx.kernels.short_conv_(x, self.taps, self.bias, state, ctx, silu=silu)
+        return ctx.kernels.recur_((x,), self.spec, state, ctx)
 
 
 def _alone(b: Build, what: str) -> None:
@@ -107,9 +109,11 @@ class StateSpace:
         z, mixed, rates = made.split((heads.width, heads.channels, heads.heads), dim=-1)
         inputs, matrices = _parts(ctx, self.state)
         mixed = self.conv(mixed, inputs, ctx)
-        found = ctx.kernels.state_space_(mixed, rates, self.spec, matrices, ctx)
-        size = around.norm or heads.width
-        gated = ctx.kernels.gated_norm(found, z, self.norm, size, first=around.gate_first)
+        found = ctx.kernels.recur_((mixed, rates), self.spec, matrices, ctx)
+        if self.norm is None:
+            gated = ctx.kernels.activate(found, "silu", z)
+        else:
+            gated = ctx.kernels.norm(found, self.norm, z, around.norm, first=around.gate_first)
         return self.output(gated, ctx, residual=residual)
 
 
@@ -139,7 +143,7 @@ class SelectiveScan:
         self.inner = FusedColumnLinear(b, sizes.channels, "x_proj", inner)
         self.pace = FusedColumnLinear(b, sizes.rank, "dt_proj", [part], bias=True)
         rate = b.tensor("A_log", (sizes.channels, sizes.keys), torch.float32).exp().t().contiguous()
-        self.fixed = rate, b.tensor("D", (sizes.channels,), torch.float32)
+        self.spec = ScanSpec(rate, b.tensor("D", (sizes.channels,), torch.float32))
         self.output = RowLinear(b, sizes.channels, hidden, "out_proj", bias=around.out_bias)
         self.state = b.add_state(StateSpec((self.conv.part, ("float32", (sizes.keys, sizes.channels)))))
 
@@ -158,8 +162,8 @@ class SelectiveScan:
             rank, b, c = (kernels.norm(one, spec) for one, spec in zip(given, self.norms, strict=True))
             mixed = torch.cat((b, c), dim=-1)
         rates = self.pace.weight.matmul(rank, ctx)
-        found = kernels.selective_scan_(values, rates, mixed, self.fixed, numbers, ctx)
-        return self.output(kernels.gated_norm(found, z, None, sizes.channels), ctx, residual=residual)
+        found = kernels.recur_((values, rates, mixed), self.spec, numbers, ctx)
+        return self.output(kernels.activate(found, "silu", z), ctx, residual=residual)
 
 
 class GatedConvolution:
@@ -169,7 +173,7 @@ class GatedConvolution:
         _alone(b, "a short convolution")
         part = Rows(hidden, hidden)
         self.product = FusedColumnLinear(b, hidden, "in_proj", (part, part, part), bias=bias)
-        self.conv = Convolution(b, hidden, taps, bias=bias, name="conv")
+        self.conv = Convolution(b, hidden, taps, bias=bias, name="conv", silu=False)
         self.output = RowLinear(b, hidden, hidden, "out_proj", bias=bias)
         self.state = b.add_state(StateSpec((self.conv.part,)))
 
@@ -179,4 +183,4 @@ class GatedConvolution:
         """residual + convolution(norm(x)); x [T, hidden]."""
         b, c, values = self.product.weight.matmul(x, ctx, norm=norm).chunk(3, dim=-1)
         (inputs,) = _parts(ctx, self.state)
-        return self.output(c * self.conv(b * values, inputs, ctx, silu=False), ctx, residual=residual)
+        return self.output(c * self.conv(b * values, inputs, ctx), ctx, residual=residual)

@@ -394,7 +394,7 @@ class Bench:
 
         def work() -> None:
             for spec in specs:
-                self.kernels.attention(q, spec, context)
+                self.kernels.attend(q, spec, context)
 
         return self._seconds(work, self._warm(seqs * queries)) / layers
 

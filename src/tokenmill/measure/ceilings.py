@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.errors import ParameterError
+from tokenmill.core.forward import StoredMatrix
 from tokenmill.device.memory import describe, devices_like, total_bytes
 from tokenmill.kernels import make_kernels
 from tokenmill.measure.calibration import read_calibration
@@ -138,11 +139,13 @@ def _products(device: str, kind: str, dtype: str) -> float | None:
         return None
     kernels, bits = make_kernels(device), 8 if dtype == "int8" else 4
     weight = torch.ones(4 * side, side, dtype=torch.float32, device=device)
-    packed = kernels.pack_grid(*kernels.quantise(weight, bits, 32), bits)
+    codes, scales = kernels.quantise(weight, bits, 32)
+    parts = ("codes", codes), ("scales", scales)
+    packed = kernels.pack(StoredMatrix(dtype, (4 * side, side), parts, lambda: weight))
     if packed is None:
         return None
     x = torch.ones(_INTEGER_ROWS, side, dtype=torch.bfloat16, device=device)
-    return 2.0 * _INTEGER_ROWS * 4 * side * side / _best(lambda: kernels.fused_linear(x, packed), x)
+    return 2.0 * _INTEGER_ROWS * 4 * side * side / _best(lambda: kernels.product(x, packed), x)
 
 
 def _best(work: Callable[[], object], probe: Tensor) -> float:

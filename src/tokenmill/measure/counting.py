@@ -7,7 +7,8 @@ operation that cannot be counted is refused, not guessed. Must not know: devices
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,14 +20,18 @@ from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import (
     Act,
     AttentionSpec,
+    ConvSpec,
     DeltaSpec,
     ForwardContext,
     KVSpec,
     ModelSpec,
     NormSpec,
+    Recurrence,
     RouteSpec,
+    ScanSpec,
     SpaceSpec,
     StepRows,
+    StoredMatrix,
     Weight,
 )
 from tokenmill.core.model import CausalLM, Checkpoint
@@ -37,6 +42,8 @@ from tokenmill.models.registry import build_model
 
 PROBE_TOKENS = 2
 """Tokens of the counting run; everything counted is a multiple of it."""
+_GROUP = 32
+"""Columns that share a scale where nobody asks for a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +122,14 @@ class CountingKernels(ReferenceKernels):
         out = table.new_empty(len(ids), table.shape[1])
         return self._note(out, moved=2 * out.nbytes)
 
-    def norm(self, x: Tensor, spec: NormSpec) -> Tensor:
+    def norm(
+        self, x: Tensor, spec: NormSpec, gate: Tensor | None = None, size: int = 0, *, first: bool = False
+    ) -> Tensor:
         """The same shape."""
         self.tally.weight_bytes += spec.weight.nbytes
-        return self._note(torch.empty_like(x), moved=2 * x.nbytes)
+        return self._note(torch.empty_like(x), moved=(2 if gate is None else 3) * x.nbytes)
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """[T, N]."""
-        return self._product(x, weight.shape, weight.nbytes + (0 if bias is None else bias.nbytes))
-
-    def fused_linear(
+    def product(
         self,
         x: Tensor,
         weight: Any,
@@ -135,56 +140,43 @@ class CountingKernels(ReferenceKernels):
         residual: Tensor | None = None,
         delta: Delta | None = None,
     ) -> Tensor:
-        """[T, N], or [T, N / 2] after a gate."""
+        """[T, N], or [T, N / 2] after a gate; [T, H, N] of a matrix per head."""
+        if isinstance(weight, StoredMatrix) and not (norm is None and act is None and residual is None):
+            y = self.product(x if norm is None else self.norm(x, norm), weight)
+            return self._around(y, act, residual)
         if norm is not None:
             self.tally.weight_bytes += norm.weight.nbytes
-        y = self._product(x, weight.shape, weight.nbytes + (0 if bias is None else bias.nbytes))
+        *heads, rows, _ = weight.shape
+        y = x.new_empty(len(x), *heads, rows)
+        self.tally.flops += 2.0 * math.prod(weight.shape)
+        self.tally.weight_bytes += weight.nbytes + (0 if bias is None else bias.nbytes)
+        self._note(y, moved=x.nbytes + y.nbytes)
         if act is not None:
             wide, y = y, _activated(y, act)
             self.tally.moved += (y.nbytes - wide.nbytes) / PROBE_TOKENS
         self.tally.moved += 0 if residual is None else residual.nbytes / PROBE_TOKENS
         return y
 
-    def quantise(self, weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
+    def quantise(self, weight: Tensor, bits: int, group: int = 0) -> tuple[Tensor, Tensor]:
         """Integers and scales without data."""
         rows, columns = weight.shape
         q = torch.empty(rows, columns, dtype=torch.int8, device=META)
-        return q, torch.empty(rows, -(-columns // group), dtype=torch.float16, device=META)
+        return q, torch.empty(rows, -(-columns // (group or _GROUP)), dtype=torch.float16, device=META)
 
-    def pack_grid(self, q: Tensor, scales: Tensor, bits: int, bias: Tensor | None = None) -> Packed:
-        """`bits` a number, and the scales."""
-        size = -(-q.numel() * bits // 8) + scales.nbytes + (0 if bias is None else bias.nbytes)
-        return Packed((q.shape[0], q.shape[1]), size)
+    def pack(self, matrix: StoredMatrix) -> Packed | None:
+        """So many bits a number, and the scales; blocks as they are, on a CPU, else they become integers."""
+        size = 0 if matrix.bias is None else matrix.bias.nbytes
+        if matrix.kind in ("int8", "int4"):
+            return Packed(matrix.shape, size - (-matrix.part("codes").numel() * int(matrix.kind[3:]) // 8)
+                          + matrix.part("scales").nbytes)  # fmt: skip
+        if matrix.kind == "blocks" and self.kind == "cpu" and all(name in AS_STORED for name, _ in matrix.parts):
+            return Packed(matrix.shape, size + matrix.nbytes)
+        return None
 
-    def pack_blocks(
-        self,
-        pieces: list[tuple[str, Tensor]],
-        columns: int,
-        bias: Tensor | None = None,
-        done: Callable[[], None] | None = None,
-    ) -> Packed | None:
-        """On a CPU the bytes of the blocks; None: they become integers."""
-        if self.kind != "cpu" or any(name not in AS_STORED for name, _ in pieces):
-            return None
-        size = sum(raw.nbytes for _, raw in pieces) + (0 if bias is None else bias.nbytes)
-        return Packed((sum(len(raw) for _, raw in pieces), columns), size)
-
-    def grid_linear(self, x: Tensor, q: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-        """[T, N]."""
-        return self._product(x, q.shape, q.nbytes + scales.nbytes)
-
-    def fp8_linear(self, x: Tensor, data: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-        """[T, N]."""
-        return self._product(x, data.shape, data.nbytes + scales.nbytes)
-
-    def affine_linear(
-        self, x: Tensor, q: Tensor, scale: Tensor, offset: Tensor | None, bias: Tensor | None = None
-    ) -> Tensor:
-        """[T, N]."""
-        return self._product(x, q.shape, q.nbytes + scale.nbytes + (0 if offset is None else offset.nbytes))
-
-    def activate(self, x: Tensor, act: Act) -> Tensor:
+    def activate(self, x: Tensor, act: Act | Literal["sigmoid"], gate: Tensor | None = None) -> Tensor:
         """The same shape, or half of it after a gate."""
+        if gate is not None:
+            return self._note(x.new_empty(x.shape), moved=3 * x.numel() * x.element_size())
         out = _activated(x, act)
         return self._note(out, moved=x.nbytes + out.nbytes)
 
@@ -204,70 +196,26 @@ class CountingKernels(ReferenceKernels):
         out = q.new_empty(len(q), spec.heads * spec.kv.value_dim)
         return self._note(out, moved=q.nbytes + out.nbytes)
 
-    def short_conv_(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        state: Tensor,
-        ctx: ForwardContext,
-        *,
-        silu: bool = True,
-    ) -> Tensor:
-        """[T, C]; what it reads and writes of states is counted by row, not here."""
-        self.tally.flops += 2.0 * weight.numel()
-        out = x.new_empty(x.shape)
-        return self._note(out, moved=2 * out.nbytes)
-
-    def gated_norm(
-        self,
-        x: Tensor,
-        gate: Tensor,
-        spec: NormSpec | None,
-        size: int,
-        *,
-        first: bool = False,
-        act: Literal["silu", "sigmoid"] = "silu",
-    ) -> Tensor:
-        """[T, D]."""
-        self.tally.weight_bytes += spec.weight.nbytes if spec is not None else 0
-        out = x.new_empty(x.shape)
-        return self._note(out, moved=3 * out.nbytes)
-
-    def delta_rule_(self, mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """[T, Hv, Dv]: each number of a state is forgotten a little, asked, written and asked."""
-        self.tally.flops += 7.0 * spec.value_heads * spec.key_dim * spec.value_dim
-        out = mixed.new_empty(len(mixed), spec.value_heads, spec.value_dim)
-        return self._note(out, moved=mixed.shape[0] * mixed.shape[1] * mixed.element_size() + out.nbytes)
-
-    def state_space_(self, mixed: Tensor, rates: Tensor, spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """[T, H * P]."""
-        self.tally.flops += 5.0 * spec.heads * spec.head_dim * spec.keys
-        out = mixed.new_empty(len(mixed), spec.heads * spec.head_dim)
-        return self._note(out, moved=mixed.shape[0] * mixed.shape[1] * mixed.element_size() + out.nbytes)
-
-    def selective_scan_(
-        self,
-        x: Tensor,
-        rates: Tensor,
-        mixed: Tensor,
-        fixed: tuple[Tensor, Tensor],
-        state: Tensor,
-        ctx: ForwardContext,
-    ) -> Tensor:
-        """[T, C]."""
-        self.tally.flops += 6.0 * state.shape[1] * state.shape[2]
-        self.tally.weight_bytes += fixed[0].nbytes
-        out = x.new_empty(x.shape)
-        return self._note(out, moved=3 * out.nbytes)
-
-    def head_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
-        """[T, H, N]."""
-        heads, outputs, inner = weight.shape
-        out = x.new_empty(len(x), heads, outputs)
-        self.tally.flops += 2.0 * heads * outputs * inner
-        self.tally.weight_bytes += weight.nbytes
-        return self._note(out, moved=x.nbytes + out.nbytes)
+    def recur_(self, inputs: Sequence[Tensor], spec: Recurrence, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """As the specification has it; what is read and written of states is counted by row, not here. Each number of a
+        delta rule's state is forgotten a little, asked, written and asked."""
+        x, moved = inputs[0], 0
+        width = x.shape[1:]
+        match spec:
+            case ConvSpec():
+                self.tally.flops += 2.0 * spec.weight.numel()
+            case DeltaSpec():
+                self.tally.flops += 7.0 * spec.value_heads * spec.key_dim * spec.value_dim
+                width = torch.Size((spec.value_heads, spec.value_dim))
+            case SpaceSpec():
+                self.tally.flops += 5.0 * spec.heads * spec.head_dim * spec.keys
+                width = torch.Size((spec.heads * spec.head_dim,))
+            case ScanSpec():
+                self.tally.flops += 6.0 * state.shape[1] * state.shape[2]
+                self.tally.weight_bytes += spec.rate.nbytes
+                moved = x.numel() * x.element_size()
+        out = x.new_empty(len(x), *width)
+        return self._note(out, moved=x.numel() * x.element_size() + moved + out.nbytes)
 
     def route(self, logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
         """[T, k] ids and gates."""
@@ -279,11 +227,12 @@ class CountingKernels(ReferenceKernels):
         x: Tensor,
         weights: tuple[list[Weight], list[Weight]],
         ids: Tensor,
-        gates: Tensor,
-        act: Act,
+        gates: Tensor | None,
+        act: Act | None,
         ctx: ForwardContext,
     ) -> Tensor:
         """[T, hidden]; which experts a step reads depends on its tokens, so the mixture is noted."""
+        assert act is not None, "one rank alone computes both halves"
         ups, downs = weights
         held = sum(w.bytes() for w in (*ups, *downs)) / len(ups)
         flops = 2.0 * (ups[0].shape[0] * ups[0].shape[1] + downs[0].shape[0] * downs[0].shape[1])
@@ -292,12 +241,6 @@ class CountingKernels(ReferenceKernels):
         wide = x.new_empty(len(x) * ids.shape[1], ups[0].shape[0])
         inner = _activated(wide, act)
         return self._note(out, moved=x.nbytes + wide.nbytes + inner.nbytes + out.nbytes)
-
-    def _product(self, x: Tensor, shape: tuple[int, ...], size: int) -> Tensor:
-        out = x.new_empty(len(x), shape[0])
-        self.tally.flops += 2.0 * shape[0] * shape[1]
-        self.tally.weight_bytes += size
-        return self._note(out, moved=x.nbytes + out.nbytes)
 
     def _note(self, out: Tensor, *, moved: float) -> Tensor:
         self.tally.moved += moved / PROBE_TOKENS
@@ -402,6 +345,6 @@ def _peak(model: CausalLM, kernels: CountingKernels, tokens: int, lines: int) ->
     return live.most
 
 
-def _activated(x: Tensor, act: Act) -> Tensor:
+def _activated(x: Tensor, act: str) -> Tensor:
     gated = act.endswith("_mul") or act == "oai_swiglu"
     return x.new_empty(*x.shape[:-1], x.shape[-1] // 2 if gated else x.shape[-1])

@@ -42,6 +42,10 @@ class PlanRecorder:
         """Pass on."""
         return self.inner.control(message)
 
+    def control_all(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        """Pass on."""
+        return self.inner.control_all(message)
+
     def progress(self) -> int:
         """Pass on."""
         return self.inner.progress()

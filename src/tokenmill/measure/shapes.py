@@ -108,6 +108,9 @@ class Packed:
         """Bytes held."""
         return self.nbytes
 
+    def pieces(self) -> None:
+        """Nothing is stacked."""
+
     def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Dense rows [n, in]."""
         return torch.empty(len(ids), self.shape[1], dtype=dtype, device=META)

@@ -70,6 +70,10 @@ class ClockExecutor:
         """Nothing to control."""
         return {}
 
+    def control_all(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        """Nothing to control."""
+        return [{}]
+
     def progress(self) -> int:
         """Nobody watches a clock."""
         return 0

@@ -15,7 +15,7 @@ from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import ForwardContext, KVSpec, ModelSpec, NormSpec, Weight
 from tokenmill.core.model import Checkpoint
 from tokenmill.layers.build import Build, bare
-from tokenmill.layers.embedding import Embedding, Head
+from tokenmill.layers.embedding import Embedding, Head, splits
 
 Layer = Callable[[Tensor, ForwardContext], Tensor]
 """x [T, hidden], context -> [T, hidden]."""
@@ -54,25 +54,29 @@ class Decoder:
     """A causal language model: one pipeline stage of it, or all."""
 
     def __init__(self, b: Build, body: Build, sizes: Sizes, ends: Ends, layer: Callable[[Build, int], Layer]) -> None:
-        first, last = b.stage or (0, sizes.layers)
+        width = ends.width or sizes.hidden
+        first, last = b.layers(sizes.layers, sizes.hidden, sizes.vocab * width)
         self.first = first
         self.taps: tuple[int, ...] = ()
         """Layers whose outputs a drafter reads in every step (ForwardContext.taps)."""
         self.is_first, self.is_last = first == 0, last == sizes.layers
-        width = ends.width or sizes.hidden
         self.embedding: Embedding | None = None
         if sizes.tied and self.is_last:
             _check_tied(b.checkpoint, body.path(f"{ends.embed}.weight"), b.path(f"{ends.head}.weight"))
         if self.is_first or (self.is_last and sizes.tied):
             self.embedding = Embedding(body, ends.embed, (sizes.vocab, width), scale=ends.scale, tied=sizes.tied)
+            if sizes.tied and not self.is_last and b.place.stages > 1:  # in the form that one process reads
+                self.embedding.weight = b.settled(self.embedding.weight)
         self.before = ends.before(body) if ends.before is not None and self.is_first else None
         self.head: Head | None = None
         if self.is_last and sizes.tied:  # settled before there is much else: two copies of it are held meanwhile
-            self.head = Head(b, self._head_weight(b, sizes, ends, width), tied=True)
+            assert self.embedding is not None
+            self.head = Head(b, self._head_weight(b, sizes, ends, width), split=self.embedding.split)
         self.layers = [layer(body, i) for i in range(first, last)]
         if self.head is not None:
             b.comes_next(self.head.weight)
-        if not b.book.kv_specs:  # of states alone: positions are counted, and beginnings found again, by pages
+        stand_in = not b.book.kv_specs
+        if stand_in:  # of states alone: positions are counted, and beginnings found again, by pages
             b.add_kv(KVSpec("full", 1, 16, 16))  # as small as can be, and nothing reads them
         self.softcap, self.logit_scale = ends.softcap, ends.logit_scale
         self.bias: Tensor | None = None
@@ -84,8 +88,9 @@ class Decoder:
         if self.is_last:
             self.norm = ends.norm(body) if ends.norm is not None else None
             self.after = ends.after(body) if ends.after is not None else None
-            self.head = self.head or Head(b, self._head_weight(b, sizes, ends, width))
-            if sizes.tied and self.embedding is not None and not self.head.split:
+            if self.head is None:
+                self.head = Head(b, self._head_weight(b, sizes, ends, width), split=splits(b.group, sizes.vocab))
+            if sizes.tied and self.embedding is not None:
                 self.embedding.weight = bare(self.head.weight)  # settled: the only form that is held
         self.spec = ModelSpec(
             vocab_size=sizes.vocab,
@@ -93,17 +98,21 @@ class Decoder:
             kv_specs=tuple(b.book.kv_specs),
             hidden_size=sizes.hidden,
             states=tuple(b.book.states),
+            ends=(self.is_first, self.is_last),
             flops_per_token=b.book.flops,
             extras={
                 "weight_bytes": b.book.weight_bytes,
                 "changed": sorted(b.book.changed),
                 "repeated": sorted(b.book.repeated),
+                "stand_in": stand_in,
+                "layers": (first, last),
             },
         )
 
     def _head_weight(self, b: Build, sizes: Sizes, ends: Ends, width: int) -> Weight:
         if not sizes.tied:
-            return b.weight(ends.head, (sizes.vocab, width), bias=ends.head_bias, head=True)
+            share = (0, b.group.rank, b.group.size) if splits(b.group, sizes.vocab) else None
+            return b.weight(ends.head, (sizes.vocab, width), bias=ends.head_bias, head=True, share=share)
         assert self.embedding is not None
         b.book.flops += 2.0 * sizes.vocab * width
         b.book.used.add(b.path(f"{ends.head}.weight"))
@@ -130,7 +139,7 @@ class Decoder:
         return x
 
     def logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
-        """[n, hidden] -> [n, vocab], logit scale and soft-cap applied; in float32, or see Kernels.narrow_logits."""
+        """[n, hidden] -> [n, vocab], logit scale and soft-cap applied; in float32, or see Kernels.chooses."""
         assert self.head is not None, "only the last pipeline stage has logits"
         if self.after is not None:
             hidden = self.after.matmul(hidden, ctx)

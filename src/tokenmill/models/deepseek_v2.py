@@ -19,6 +19,7 @@ from tokenmill.layers.rope import attention_gain, make_rope
 from tokenmill.models.common import PreNorm, read_act, read_rope, read_sizes, read_top_k, rms
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
+from tokenmill.models.later import DEEPSEEK, Later, make_later
 from tokenmill.models.parts import make_mixture, not_computed
 from tokenmill.models.row import Drafts, Feed
 from tokenmill.models.rules import first_dense, glm_dense
@@ -69,13 +70,13 @@ class LatentAttention:
         h = x if norm is None else kernels.norm(x, norm)
         low = h if self.q_a is None else self.q_a.matmul(h, ctx)
         q = self.q_b.matmul(low, ctx, norm=self.q_norm).view(tokens, heads, -1)
-        absorbed = kernels.head_matmul(q[..., : self.nope], self.into)
+        absorbed = kernels.product(q[..., : self.nope], self.into)
         kv = self.kv_a.matmul(h, ctx)
         latent = kernels.norm(kv[:, : self.latent], self.kv_norm)
         queries = torch.cat((absorbed, q[..., self.nope :]), dim=-1).view(tokens, -1)
         qkv = torch.cat((queries, latent, kv[:, self.latent :]), dim=-1)
-        mixed = kernels.attention(kernels.prepare_qkv(qkv, self.spec, ctx), self.spec, ctx)
-        values = kernels.head_matmul(mixed.view(tokens, heads, self.latent), self.out_of)
+        mixed = kernels.attend(qkv, self.spec, ctx)
+        values = kernels.product(mixed.view(tokens, heads, self.latent), self.out_of)
         return self.output(values.view(tokens, -1), ctx, residual=residual)
 
 
@@ -86,25 +87,38 @@ def _interleaved(c: ModelConfig) -> bool:
 
 def build(c: ModelConfig, b: Build) -> Decoder:
     """One of these families from its config."""
-    sizes, act = read_sizes(c), read_act(c, gated=True, default="silu")
-    first, second = rms(c, "input_layernorm"), rms(c, "post_attention_layernorm")
-    bias, second_version = c.get("mlp_bias", bool, False), c.architecture == "DeepseekV2ForCausalLM"
-    dense = glm_dense if c.architecture == "Glm4MoeLiteForCausalLM" else first_dense
+    sizes = read_sizes(c)
 
     def layer(body: Build, index: int) -> PreNorm:
-        at = body.at(f"layers.{index}")
-        attention = LatentAttention(c, at.at("self_attn"), sizes.hidden)
-        mlp: Experts | MLP
-        if dense(c, index):
-            mlp = gated_mlp(at.at("mlp"), sizes.hidden, c.need("intermediate_size", int), act, bias=bias)
-        elif second_version:
-            mlp = _experts(c, at.at("mlp"), sizes.hidden)
-        else:
-            mlp = make_mixture(c, b, at, DEEPSEEK_MIX, Feed(), index)
-        return PreNorm(attention, mlp, (first(at), second(at)))
+        return make_layer(c, b, body.at(f"layers.{index}"), index)
 
     b.book.used.update(not_computed(c, b, Drafts(later="num_nextn_predict_layers"), sizes.layers))
     return Decoder(b, b.under("model", "embed_tokens.weight"), sizes, Ends(norm=rms(c, "norm")), layer)
+
+
+def make_layer(c: ModelConfig, b: Build, at: Build, index: int) -> PreNorm:
+    """One layer, whose tensors lie `at` there."""
+    hidden, act = c.need("hidden_size", int), read_act(c, gated=True, default="silu")
+    first, second = rms(c, "input_layernorm"), rms(c, "post_attention_layernorm")
+    bias, second_version = c.get("mlp_bias", bool, False), c.architecture == "DeepseekV2ForCausalLM"
+    dense = glm_dense if c.architecture == "Glm4MoeLiteForCausalLM" else first_dense
+    attention = LatentAttention(c, at.at("self_attn"), hidden)
+    mlp: Experts | MLP
+    if dense(c, index):
+        mlp = gated_mlp(at.at("mlp"), hidden, c.need("intermediate_size", int), act, bias=bias)
+    elif second_version:
+        mlp = _experts(c, at.at("mlp"), hidden)
+    else:
+        mlp = make_mixture(c, b, at, DEEPSEEK_MIX, Feed(), index)
+    return PreNorm(attention, mlp, (first(at), second(at)))
+
+
+def build_later(c: ModelConfig, b: Build) -> Later:
+    """The checkpoint's layer that guesses later tokens: the first one behind the last."""
+    sizes = read_sizes(c)
+    at = b.under("model", "embed_tokens.weight").at(f"layers.{sizes.layers}")
+    make = lambda inside, name: rms(c, name)(inside)  # noqa: E731
+    return make_later(DEEPSEEK, at, sizes.hidden, make, lambda: make_layer(c, b, at, sizes.layers))
 
 
 def _experts(c: ModelConfig, b: Build, hidden: int) -> Experts:

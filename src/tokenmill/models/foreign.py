@@ -64,7 +64,7 @@ class Host:
         assert self.ctx is not None, "a step is being computed"
         spec = self.specs[id(module)]
         qkv = torch.cat([part[0].transpose(0, 1).flatten(1) for part in (q, k, v)], dim=-1)
-        found = self.ctx.kernels.attend_qkv(qkv, spec, self.ctx)
+        found = self.ctx.kernels.attend(qkv, spec, self.ctx)
         return found.view(1, q.shape[2], q.shape[1], -1)
 
     def _note(self, module: Any, q: Tensor, k: Tensor, v: Tensor, said: dict[str, Any]) -> None:

@@ -99,7 +99,7 @@ class Borrowing:
         q = self.query.weight.matmul(x, ctx, norm=norm).view(x.shape[0], self.spec.heads, -1)
         q = ctx.kernels.norm(q, self.norm)
         assert self.spec.rope is not None
-        mixed = ctx.kernels.attention(rotate(q, self.spec.rope, ctx.positions), self.spec, ctx)
+        mixed = ctx.kernels.attend(rotate(q, self.spec.rope, ctx.positions), self.spec, ctx)
         return self.output(mixed, ctx, residual=residual)
 
 

@@ -15,10 +15,11 @@ from tokenmill.checkpoint.renamed import RenamedCheckpoint
 from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.forward import Kernels
 from tokenmill.core.model import CausalLM, Checkpoint, Group
-from tokenmill.layers.build import Build
+from tokenmill.layers.build import Build, check_leftovers
 from tokenmill.layers.rope import rope_settings
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.fields import check_fields, complete
+from tokenmill.models.later import Later
 from tokenmill.models.table import TABLE
 from tokenmill.models.text_names import text_names
 from tokenmill.models.text_part import TEXT_OF, outer_of, settle_tie, text_part
@@ -183,12 +184,26 @@ def build_stage(config: dict[str, Any], b: Build) -> CausalLM:
     b = replace(b, how=check_config(config))
     model: CausalLM = family.build(c, b)
     if b.stage is None:
-        b.check_leftovers()
+        left = b.leftovers()
+        if b.place.stages == 1:
+            check_leftovers(left)
+        model.spec.extras["left"] = left  # what no stage uses is found when all have said this
     return model
 
 
+def build_later(config: dict[str, Any], b: Build) -> Later:
+    """The layer inside a model's checkpoint that guesses later tokens."""
+    config, b = _text_alone(text_part(config), b)
+    c = _read(config)
+    family = importlib.import_module(f"tokenmill.models.{_FAMILIES[c.architecture]}")
+    if not hasattr(family, "build_later"):
+        raise ModelError(f"{c.architecture}: layers that guess later tokens are not built for this family.")
+    later: Later = family.build_later(c, replace(b, how=check_config(config)))
+    return later
+
+
 def _text_alone(config: dict[str, Any], b: Build) -> tuple[dict[str, Any], Build]:
-    checkpoint = text_alone(config, b.checkpoint, tell=b.stage is None)
+    checkpoint = text_alone(config, b.checkpoint, tell=b.stage is None and b.place.is_first)
     return settle_tie(config, checkpoint.names()), replace(b, checkpoint=checkpoint)
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 from tokenmill.core.forward import RouteSpec
 from tokenmill.layers.build import Build
-from tokenmill.layers.experts import ExpertWeights, count_visited, load_joined
-from tokenmill.layers.linear import Rows
+from tokenmill.layers.experts import ExpertWeights, count_visited, down_share, expert_share, load_joined
 from tokenmill.models import mixers, rules, turns
 from tokenmill.models.common import Block, read_heads
 from tokenmill.models.config import ModelConfig
@@ -86,12 +85,14 @@ def _load_plain(
     b: Build, route: RouteSpec, hidden: int, inner: int, names: tuple[str, str, str], *, bias: bool = False
 ) -> ExpertWeights:
     """Experts of two matrices, stored one by one."""
-    before, share = b.book.flops, Rows(inner, inner).share(b.group)
+    before = b.book.flops
+    b, share, own = expert_share(b, inner, route.experts)
     ups, downs = [], []
-    for index in range(route.experts):
+    for index in own:
         at = b.at(str(index))
-        ups.append(at.weight(names[0], (inner, hidden), bias=bias).split(0, *share))
-        downs.append(at.weight(names[1], (hidden, inner), bias=bias).split(1, *share))
+        ups.append(at.weight(names[0], (inner, hidden), bias=bias, share=(0, *share)))
+        downs.append(at.weight(names[1], (hidden, inner), bias=bias, share=down_share(b, share)))
+    b.book.flops = before + (b.book.flops - before) * route.experts / len(own)
     count_visited(b, before, route)
     return ups, downs
 

@@ -10,10 +10,9 @@ import logging
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from tokenmill.parallel.distributed import TorchGroup
+from tokenmill.parallel.distributed import TorchGroup, World
 
 log = logging.getLogger("tokenmill.engine")
 MOST = 1 << 20
@@ -24,13 +23,13 @@ MOST_RANKS = 8
 class PushGroup(TorchGroup):
     """As TorchGroup, with a quicker sum of 16-bit tensors where all devices see each other's memory."""
 
-    def __init__(self, meeting: str, rank: int, size: int, device: str, *, pdl: bool) -> None:
-        super().__init__(meeting, rank, size, device)
+    def __init__(self, world: World, *, pdl: bool) -> None:
+        super().__init__(world)
         self.pdl = pdl
         self.buffers: Tensor | None = None
         try:
             self._push: Any = importlib.import_module("tokenmill.kernels.triton.all_reduce")
-            made = self._meet() if size <= MOST_RANKS else None
+            made = self._meet() if self.size <= MOST_RANKS else None
         except Exception as error:  # an interface of torch that is not settled yet, or devices without a link
             log.warning("sums go through NCCL alone: %s", error)
             made = None
@@ -43,7 +42,7 @@ class PushGroup(TorchGroup):
         """This rank's buffer with its handle, and everybody's addresses."""
         shared: Any = importlib.import_module("torch.distributed._symmetric_memory")
         buffer = shared.empty(self._push.SLOTS * self.size * MOST, dtype=torch.int16, device=self.device)
-        handle = shared.rendezvous(buffer, dist.group.WORLD)
+        handle = shared.rendezvous(buffer, self.group)
         buffer.fill_(self._push.EMPTY)
         addresses = torch.tensor([int(at) for at in handle.buffer_ptrs], dtype=torch.int64, device=self.device)
         return (buffer, handle), addresses

@@ -1,6 +1,7 @@
 """What every weight format shares. Owns: norm -> linear -> act -> residual, and mixtures of differing formats.
 
-A format implements `linear`, `take`, `split`, `rows`, `dense` and `bytes`; one that fuses more overrides `matmul`.
+A format implements `take`, `split`, `rows`, `dense` and `bytes`, and is then multiplied by its dense numbers; one that
+backends pack is a PackedWeight (packed.py). `matmul` and `linear` are overridden by those that compose otherwise.
 Knows nothing of layers or models.
 """
 
@@ -26,12 +27,13 @@ class WeightBase:
     """A matrix [out, in] (with an optional bias) in some format."""
 
     shape: tuple[int, int]
+    bias: Tensor | None = None
     changed: tuple[str, ...] = ()
     """Stored formats whose numbers this weight holds only approximately, for want of a kernel."""
 
     def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """x [T, in] -> [T, out], bias included."""
-        raise NotImplementedError
+        """x [T, in] -> [T, out], bias included: by the dense numbers, made for every call."""
+        return ctx.kernels.product(x, self.dense(), self.bias)
 
     def take(self, index: Tensor) -> Self:
         """The rows (of out) named by index [n], in that order."""

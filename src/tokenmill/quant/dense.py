@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.adapters import Delta
-from tokenmill.core.forward import Act, ForwardContext, Kernels, NormSpec, Weight
+from tokenmill.core.forward import Act, ForwardContext, Kernels, NormSpec, StoredMatrix, Weight
 from tokenmill.quant.base import WeightBase
 from tokenmill.quant.packed import joined_bias
 
@@ -29,7 +29,8 @@ class DenseWeight(WeightBase):
     def settle(self, kernels: Kernels) -> Weight:
         """Keep the packed form instead, where the backend has one."""
         if self.table is not None:
-            self.packed = kernels.pack_dense(self.table, self.bias)
+            stored = StoredMatrix("dense", self.shape, (("numbers", self.table),), self.dense, self.bias)
+            self.packed = kernels.pack(stored)
             if self.packed is not None:
                 self.table = None
         return self
@@ -50,8 +51,8 @@ class DenseWeight(WeightBase):
     ) -> Tensor:
         """residual + act(norm(x) @ W.T + bias), in one operation where the backend can."""
         if self.table is None:
-            return ctx.kernels.fused_linear(x, self.packed, norm=norm, act=act, residual=residual, delta=delta)
-        return ctx.kernels.fused_linear(x, self.table, self.bias, norm=norm, act=act, residual=residual, delta=delta)
+            return ctx.kernels.product(x, self.packed, norm=norm, act=act, residual=residual, delta=delta)
+        return ctx.kernels.product(x, self.table, self.bias, norm=norm, act=act, residual=residual, delta=delta)
 
     def join(self, others: list[Self]) -> Self | None:
         """One matrix; absent biases count as zeros where any part has one."""

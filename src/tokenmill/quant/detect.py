@@ -39,14 +39,20 @@ _METHODS = {
 """`quant_method` of config.json -> what refuses that of it which cannot be read."""
 
 
+Share = tuple[int, int, int]
+"""Of a weight: (dimension, part, parts), as Weight.split has them."""
+
+
 @dataclass(frozen=True, slots=True)
 class WeightRequest:
-    """One weight to load: tensors `name`.weight, .bias, ...; shape (out, in); transposed: stored as [in, out]."""
+    """One weight to load: tensors `name`.weight, .bias, ...; shape (out, in); transposed: stored as [in, out]; share:
+    this part of it alone."""
 
     name: str
     shape: tuple[int, int]
     bias: bool = False
     transposed: bool = False
+    share: Share | None = None
 
 
 def check_config(config: Mapping[str, object]) -> Mapping[str, object]:
@@ -87,6 +93,57 @@ def load_weight(
     """Load one weight in the format its tensors are in, then quantise it if `quantization` asks for that.
 
     how: what `check_config` gave, for what the tensors do not say."""
+    share = request.share
+    if share is not None and share[2] > 1 and _plainly(ckpt, request):
+        return from_dense(*_dense_part(ckpt, request, share, dtype, device), quantization)
+    whole = _load_whole(ckpt, request, (dtype, device), quantization, how)
+    return whole if share is None else whole.split(*share)
+
+
+def _plainly(ckpt: Checkpoint, request: WeightRequest) -> bool:
+    """Does it lie there as one matrix of numbers, of which a part can be read?"""
+    name, (out, inner) = request.name, request.shape
+    if request.transposed:
+        return True
+    if sparse.stored(ckpt, name) or any(reader.stored(ckpt, name) for reader in (fp8, bnb, shifted, mx)):
+        return False
+    if words.stored(ckpt, name) or ternary.stored(ckpt, name) or compressed.stored_bits(ckpt, name, inner) is not None:
+        return False
+    return _blocks(ckpt, f"{name}.weight", (out, inner)) is None
+
+
+def _dense_part(
+    ckpt: Checkpoint, request: WeightRequest, share: Share, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor | None]:
+    """This part of a matrix [out, in] and of its bias, which goes with the first part where columns are shared out."""
+    dim, part, parts = share
+    out, inner = request.shape
+    size = request.shape[dim]
+    if size % parts:
+        raise ModelError(f"'{request.name}': {size} {'columns' if dim else 'rows'} cannot be split over {parts} ranks.")
+    start, stop = part * (size // parts), (part + 1) * (size // parts)
+    name, bias = f"{request.name}.weight", None
+    if request.transposed:
+        weight = ckpt.part(name, 1 - dim, start, stop, (inner, out), dtype).t()
+    else:
+        weight = ckpt.part(name, dim, start, stop, (out, inner), dtype)
+    if request.bias and dim == 0:
+        bias = ckpt.part(f"{request.name}.bias", 0, start, stop, (out,), dtype).to(device)
+    elif request.bias:
+        bias = ckpt.tensor(f"{request.name}.bias", (out,), dtype).to(device)
+    # A copy of its own: a view would keep the whole file's map, and the whole matrix where reading has made one.
+    return weight.to(device, copy=True, memory_format=torch.contiguous_format), bias if dim == 0 or part == 0 else None
+
+
+def _load_whole(
+    ckpt: Checkpoint,
+    request: WeightRequest,
+    kind: tuple[torch.dtype, torch.device],
+    quantization: str | None,
+    how: Mapping[str, object],
+) -> Any:
+    """The weight in the format its tensors are in, then quantised if asked for."""
+    dtype, device = kind
     out, inner = request.shape
     stored = (inner, out) if request.transposed else (out, inner)
     bias = ckpt.tensor(f"{request.name}.bias", (out,), dtype).to(device) if request.bias else None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import ForwardContext, Kernels, Weight
+from tokenmill.core.forward import Kernels, StoredMatrix, Weight
 from tokenmill.core.model import Checkpoint
 from tokenmill.kernels.fp8 import BLOCK, FP8, round_rows, widen
 from tokenmill.quant.dense import DenseWeight
@@ -46,18 +46,15 @@ class Fp8Weight(PackedWeight):
         data, scales = self._parts()
         return self._like(data.to(device), scales.to(device), self.bias)
 
-    def settle(self, kernels: Kernels) -> Weight:
-        """Keep the packed form instead, where the backend has one."""
-        if self.data is not None and self.scales is not None:
-            self.packed = kernels.pack_fp8(self.data, self.scales, self.bias, blocks=self.blocks)
-            if self.packed is not None:
-                self.data = self.scales = None
-        return self
-
-    def stored_linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """x [T, in] -> [T, out]."""
+    def stored(self) -> StoredMatrix:
+        """Of kind "fp8" or "fp8-blocks"."""
         data, scales = self._parts()
-        return ctx.kernels.fp8_linear(x, data, scales, self.bias)
+        parts = ("codes", data), ("scales", scales)
+        return StoredMatrix("fp8-blocks" if self.blocks else "fp8", self.shape, parts, self.dense, self.bias)
+
+    def forget(self) -> None:
+        """The packed form has them."""
+        self.data = self.scales = None
 
     def join(self, others: list[Self]) -> Self | None:
         """One matrix, where blocks stay whole; absent biases count as zeros where any part has one."""
@@ -106,11 +103,6 @@ class Fp8Weight(PackedWeight):
             return widen(data, scales[ids]).to(self.dtype)
         scales = scales[ids // BLOCK].repeat_interleave(BLOCK, 1)[:, : self.shape[1]]
         return (data.float() * scales).to(self.dtype)
-
-    def stored_bytes(self) -> int:
-        """Numbers and scales."""
-        data, scales = self._parts()
-        return data.nbytes + scales.nbytes
 
     def _parts(self) -> tuple[Tensor, Tensor]:
         assert self.data is not None and self.scales is not None, "a settled weight is not taken apart"

@@ -2,7 +2,7 @@
 
 Rows (embeddings) are decoded from the blocks one by one; joining, splitting and reordering move bytes. Settling gives
 
-- the backend's own form of the blocks, where it has one (`Kernels.pack_blocks`): same numbers, same bits per weight;
+- the backend's own form of the blocks, where it has one (kind "blocks"): same numbers, same bits per weight;
 - else, on a backend with packed integers: int4 or int8 with float16 scales, bit for bit for Q4_0, Q8_0, Q5_0, IQ4_NL
   and MXFP4, and int8 in groups of 32, rounded anew, for all others (codebooks of several numbers have no other form);
 - else the file's own integers, scales and offsets.
@@ -13,18 +13,18 @@ Must not know: files, names, layers.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from tokenmill.checkpoint.gguf_blocks import Blocks, Grid
-from tokenmill.core.adapters import Delta
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import Act, ForwardContext, Kernels, NormSpec, Weight
+from tokenmill.core.forward import Kernels, Packed, StoredMatrix, Weight
 from tokenmill.quant.affine import AffineWeight
 from tokenmill.quant.base import MixedWeight, WeightBase
 from tokenmill.quant.grid import GridWeight
+from tokenmill.quant.packed import PackedWeight
 
 GROUP = 32
 FOUR_BITS = "Q4_0"
@@ -50,10 +50,10 @@ class BlockWeight(WeightBase):
 
     def settle(self, kernels: Kernels) -> Weight:
         """The form that the backend multiplies fastest, of those above."""
-        pieces = [(part.type.name, part.raw) for part in self.parts]
-        packed = kernels.pack_blocks(pieces, self.shape[1], self.bias, self._forget)
+        raw = tuple((part.type.name, part.raw) for part in self.parts)
+        packed = kernels.pack(StoredMatrix("blocks", self.shape, raw, self.dense, self.bias, self._forget))
         if packed is not None:
-            return PackedWeight(packed, self.shape, self.dtype)
+            return SettledBlocks(packed, self.shape, self.dtype)
         if len({part.type.name for part in self.parts}) > 1:  # one grid would widen the narrower ones
             return MixedWeight([part.settle(kernels) for part in self._apart()])
         exact = all(part.type.name in EXACT for part in self.parts)
@@ -65,7 +65,8 @@ class BlockWeight(WeightBase):
             if grid is None:
                 settled.append(part._packed(kernels))
             else:
-                settled.append(AffineWeight(grid.q, grid.scale, grid.offset, self.dtype, part.bias))
+                affine = AffineWeight(grid.q, grid.scale, grid.offset, self.dtype, part.bias)
+                settled.append(affine.settle(kernels))
         return settled[0] if len(settled) == 1 else MixedWeight(settled)
 
     def _forget(self) -> None:
@@ -99,10 +100,6 @@ class BlockWeight(WeightBase):
         grid = GridWeight(q, scales, bits=bits, group=GROUP, dtype=self.dtype, bias=self.bias)
         grid.changed = tuple(sorted(changed))
         return grid.settle(kernels)
-
-    def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """x [T, in] -> [T, out], by the decoded matrix (a weight that is used often is settled first)."""
-        return ctx.kernels.linear(x, self.dense(), self.bias)
 
     def join(self, others: list[Self]) -> Self | None:
         """One weight, whatever the types of its parts."""
@@ -158,47 +155,19 @@ class BlockWeight(WeightBase):
         return sum(part.raw.numel() for part in self.parts) + (0 if self.bias is None else self.bias.nbytes)
 
 
-class PackedWeight(WeightBase):
-    """Settled: what the backend made of the blocks [out, in]."""
+class SettledBlocks(PackedWeight):
+    """What the backend made of blocks [out, in]."""
 
-    def __init__(self, packed: Any, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    def __init__(self, packed: Packed, shape: tuple[int, int], dtype: torch.dtype) -> None:
         self.packed, self.shape, self.dtype = packed, shape, dtype
-
-    def matmul(
-        self,
-        x: Tensor,
-        ctx: ForwardContext,
-        *,
-        norm: NormSpec | None = None,
-        act: Act | None = None,
-        residual: Tensor | None = None,
-        delta: Delta | None = None,
-    ) -> Tensor:
-        """residual + act(norm(x) @ W.T + bias), in one operation."""
-        return ctx.kernels.fused_linear(x, self.packed, norm=norm, act=act, residual=residual, delta=delta)
-
-    def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """x [T, in] -> [T, out]."""
-        return self.matmul(x, ctx)
-
-    def rows(self, ids: Tensor) -> Tensor:
-        """Dense rows [n, in]."""
-        found: Tensor = self.packed.rows(ids, self.dtype)
-        return found
-
-    def dense(self) -> Tensor:
-        """The whole matrix."""
-        return self.rows(torch.arange(self.shape[0]))
-
-    def bytes(self) -> int:
-        """Bytes that a matmul reads."""
-        return int(self.packed.bytes())
 
 
 def _packs(kernels: Kernels, columns: int, device: torch.device) -> bool:
     """Does this backend pack int8 matrices with rows of this length?"""
     q = torch.zeros(1, columns, dtype=torch.int8, device=device)
-    return kernels.pack_grid(q, torch.zeros(1, columns // GROUP, dtype=torch.float16, device=device), 8) is not None
+    scales = q.new_zeros(1, columns // GROUP, dtype=torch.float16)
+    grid = GridWeight(q, scales, bits=8, group=GROUP, dtype=torch.float32)
+    return kernels.pack(grid.stored()) is not None
 
 
 def _as_integers(part: Blocks, kernels: Kernels) -> tuple[Tensor, Tensor, bool]:

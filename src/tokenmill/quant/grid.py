@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import ForwardContext, Kernels, Weight
-from tokenmill.kernels.grid import ACTIVATION_GROUP, widen
+from tokenmill.core.forward import Kernels, StoredMatrix, Weight
+from tokenmill.kernels.grid import ACTIVATION_GROUP, group_width, widen
 from tokenmill.quant.affine import AffineWeight
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.packed import PackedWeight, joined_bias
@@ -45,27 +45,37 @@ class GridWeight(PackedWeight):
 
     def to(self, device: torch.device) -> Self:
         """The same on another device, before it settles."""
-        q, scales = self.stored()
+        q, scales = self.numbers()
         zeros = None if self.zeros is None else self.zeros.to(device)
         return self._like(q.to(device), scales.to(device), self.bias, zeros)
 
     def settle(self, kernels: Kernels) -> Weight:
-        """Keep the packed form instead, where the backend has one."""
-        if self.q is None or self.scales is None:
-            return self
-        if self.zeros is not None:
-            self.packed = None if self.bits == 8 else kernels.pack_zeros(self.q, self.scales, self.zeros, self.bias)
-            if self.packed is None:  # the differences are small integers, too
-                less = self.q - self.zeros.repeat_interleave(self.group, 1)[:, : self.shape[1]]
-                if int(less.max()) > 127 or int(less.min()) < -128:
-                    return self._affine(self.q, self.scales, self.zeros, kernels)
-                self.q, self.bits = less.to(torch.int8), 8
-            self.zeros = None
-        if self.packed is None:
-            self.packed = kernels.pack_grid(self.q, self.scales, self.bits, self.bias)
-        if self.packed is not None:
-            self.q = self.scales = None
+        """Keep the packed form instead, where the backend has one; zero points that have none become 8 bits."""
+        if self.zeros is None or self.packed is not None:
+            return super().settle(kernels)
+        q, scales = self.numbers()
+        if self.bits == 4:
+            self.packed = kernels.pack(self.stored())
+        if self.packed is None:  # the differences are small integers, too
+            less = q - self.zeros.repeat_interleave(self.group, 1)[:, : self.shape[1]]
+            if int(less.max()) > 127 or int(less.min()) < -128:
+                return self._affine(q, scales, self.zeros, kernels)
+            self.q, self.bits, self.zeros = less.to(torch.int8), 8, None
+            return super().settle(kernels)
+        self.forget()
         return self
+
+    def stored(self) -> StoredMatrix:
+        """Of kind "int8" or "int4", with zeros where there are some."""
+        q, scales = self.numbers()
+        parts, kind = (("codes", q), ("scales", scales)), f"int{self.bits}"
+        if self.zeros is None:
+            return StoredMatrix(kind, self.shape, parts, self.dense, self.bias)
+        return StoredMatrix(f"{kind}-zeros", self.shape, (*parts, ("zeros", self.zeros)), self.dense, self.bias)
+
+    def forget(self) -> None:
+        """The packed form has them."""
+        self.q = self.scales = self.zeros = None
 
     def _affine(self, q: Tensor, scales: Tensor, zeros: Tensor, kernels: Kernels) -> Weight:
         """Differences that need nine bits: zero points become offsets."""
@@ -74,21 +84,14 @@ class GridWeight(PackedWeight):
         repeat = self.group // ACTIVATION_GROUP
         scale = scales.float()
         scale, offset = (t.repeat_interleave(repeat, 1).contiguous() for t in (scale, -scale * zeros.float()))
-        return AffineWeight(q, scale, offset, self.dtype, self.bias)
-
-    def stored_linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """x [T, in] -> [T, out]."""
-        q, scales = self.stored()
-        if self.zeros is not None:
-            return ctx.kernels.linear(x, self.dense(), self.bias)
-        return ctx.kernels.grid_linear(x, q, scales, self.bias)
+        return AffineWeight(q, scale, offset, self.dtype, self.bias).settle(kernels)
 
     def join(self, others: list[Self]) -> Self | None:
         """One matrix of the same grid; absent biases count as zeros where any part has one."""
         every = [self, *others]
         if len({(part.bits, part.group, part.dtype) for part in every}) > 1:
             return None
-        parts = [part.stored() for part in every]
+        parts = [part.numbers() for part in every]
         zeros = None
         if any(part.zeros is not None for part in every):
             zeros = torch.cat([
@@ -100,7 +103,7 @@ class GridWeight(PackedWeight):
 
     def take(self, index: Tensor) -> Self:
         """Rows in the order of index."""
-        q, scales = self.stored()
+        q, scales = self.numbers()
         bias, zeros = (None if t is None else t[index] for t in (self.bias, self.zeros))
         return self._like(q[index], scales[index], bias, zeros)
 
@@ -109,7 +112,7 @@ class GridWeight(PackedWeight):
         if parts == 1:
             return self
         start, stop = self.part_range(dim, part, parts)
-        q, scales = self.stored()
+        q, scales = self.numbers()
         if dim == 0:
             bias, zeros = (None if t is None else t[start:stop] for t in (self.bias, self.zeros))
             return self._like(q[start:stop], scales[start:stop], bias, zeros)
@@ -124,7 +127,7 @@ class GridWeight(PackedWeight):
 
     def _finer(self, group: int) -> Self:
         """The same numbers with more scales."""
-        q, scales = self.stored()
+        q, scales = self.numbers()
         repeat, groups = self.group // group, -(-self.shape[1] // group)
         scales = scales.repeat_interleave(repeat, 1)[:, :groups]
         zeros = None if self.zeros is None else self.zeros.repeat_interleave(repeat, 1)[:, :groups]
@@ -133,7 +136,7 @@ class GridWeight(PackedWeight):
 
     def stored_rows(self, ids: Tensor) -> Tensor:
         """Dense rows [n, in]."""
-        stored, scales = self.stored()
+        stored, scales = self.numbers()
         q = stored[ids]
         if self.zeros is not None:
             q = q - self.zeros[ids].repeat_interleave(self.group, 1)[:, : self.shape[1]]
@@ -141,10 +144,10 @@ class GridWeight(PackedWeight):
 
     def stored_bytes(self) -> int:
         """Numbers, scales and zero points; 4 bit numbers count as if they were packed."""
-        q, scales = self.stored()
+        q, scales = self.numbers()
         return q.numel() * self.bits // 8 + scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
 
-    def stored(self) -> tuple[Tensor, Tensor]:
+    def numbers(self) -> tuple[Tensor, Tensor]:
         """q and scales, before it settles."""
         assert self.q is not None and self.scales is not None, "a settled weight is not taken apart"
         return self.q, self.scales
@@ -168,9 +171,9 @@ class Unrounded(DenseWeight):
     def settle(self, kernels: Kernels) -> Weight:
         """The rounded weight, in the backend's form."""
         columns = self.shape[1]
-        group = self.group or kernels.natural_group(self.bits, columns)
-        group = next((g for g in (group, 64, 32) if columns % g == 0), group)
+        group = next((g for g in (self.group, 64, 32) if self.group and columns % g == 0), self.group)
         q, scales = kernels.quantise(self.dense(), self.bits, group)
+        group = group or group_width(columns, scales.shape[1])
         self.table = None
         grid = GridWeight(q, scales, bits=self.bits, group=group, dtype=self.dtype, bias=self.bias)
         return grid.settle(kernels)

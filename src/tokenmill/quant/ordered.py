@@ -77,7 +77,7 @@ class OrderedWeight(WeightBase):
             return type(self)(self.inner.split(0, part, parts), self.order, self.shape[1])
         start, stop = self.part_range(1, part, parts)
         inner, group = self.inner, self.inner.group
-        q, scales = inner.stored()
+        q, scales = inner.numbers()
         here = (self.order >= start) & (self.order < stop)
         places, groups = [], []
         for at in range(0, len(self.order), group):

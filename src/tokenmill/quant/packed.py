@@ -1,5 +1,5 @@
-"""Weights that a backend may pack when they settle. Owns: what follows from that, whatever the format: products, rows
-and bytes of the packed form once it is there, else of the stored one. Must not know: formats, layers, devices.
+"""Weights that a backend may pack when they settle. Owns: what follows from that, whatever the format: settling, and
+products, rows and bytes of the packed form once it is there, else of the stored one. Must not know: formats, layers.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.adapters import Delta
-from tokenmill.core.forward import Act, ForwardContext, NormSpec
+from tokenmill.core.forward import Act, ForwardContext, Kernels, NormSpec, StoredMatrix, Weight
 from tokenmill.quant.base import WeightBase
 
 
 class PackedWeight(WeightBase):
-    """A format implements `stored_linear`, `stored_rows` and `stored_bytes`; its `settle` sets `packed` where the
-    backend has such a form, and drops the stored numbers then."""
+    """A format implements `stored`, `stored_rows` and `forget`, which lets the stored numbers go. One that chooses
+    between kinds overrides `settle`."""
 
     dtype: torch.dtype
-    bias: Tensor | None
     packed: Any = None
 
-    def stored_linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """x [T, in] -> [T, out] from the stored numbers, bias included."""
+    def stored(self) -> StoredMatrix:
+        """What a backend is to pack, or to multiply as it is (core/matrix.py lists the kinds)."""
         raise NotImplementedError
 
     def stored_rows(self, ids: Tensor) -> Tensor:
@@ -33,7 +32,19 @@ class PackedWeight(WeightBase):
 
     def stored_bytes(self) -> int:
         """Bytes of the stored numbers without the bias."""
+        return self.stored().nbytes
+
+    def forget(self) -> None:
+        """The stored numbers are not needed any more."""
         raise NotImplementedError
+
+    def settle(self, kernels: Kernels) -> Weight:
+        """Keep the packed form instead, where the backend has one."""
+        if self.packed is None:
+            self.packed = kernels.pack(self.stored())
+            if self.packed is not None:
+                self.forget()
+        return self
 
     def matmul(
         self,
@@ -46,13 +57,12 @@ class PackedWeight(WeightBase):
         delta: Delta | None = None,
     ) -> Tensor:
         """residual + act(norm(x) @ W.T + bias), in one operation where the backend can."""
-        if self.packed is None:
-            return super().matmul(x, ctx, norm=norm, act=act, residual=residual, delta=delta)
-        return ctx.kernels.fused_linear(x, self.packed, norm=norm, act=act, residual=residual, delta=delta)
+        weight = self.stored() if self.packed is None else self.packed
+        return ctx.kernels.product(x, weight, norm=norm, act=act, residual=residual, delta=delta)
 
     def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
         """x [T, in] -> [T, out]."""
-        return self.stored_linear(x, ctx) if self.packed is None else self.matmul(x, ctx)
+        return self.matmul(x, ctx)
 
     def rows(self, ids: Tensor) -> Tensor:
         """Dense rows [n, in]."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import ForwardContext, Kernels, Weight
+from tokenmill.core.forward import Kernels, Weight
 from tokenmill.quant.base import WeightBase
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.grid import GridWeight
@@ -67,10 +67,6 @@ class TableWeight(WeightBase):
         known = next(g for g in (256, 128, 64, 32) if group % g == 0)
         scales = scales.repeat_interleave(group // known, 1)
         return exact, GridWeight(q, scales, bits=8, group=known, dtype=self.dtype, bias=self.bias)
-
-    def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """x [T, in] -> [T, out], by the widened matrix (a weight that is used often is settled first)."""
-        return ctx.kernels.linear(x, self.dense(), self.bias)
 
     def join(self, others: list[Self]) -> Self | None:
         """One matrix of the same table; absent biases count as zeros where any part has one."""

@@ -186,7 +186,9 @@ class RaggedTokens(Layout[tuple[int, bool, int]]):
         ends, given = list(accumulate(plan.counts)), torch.tensor([plan.rows, plan.counts])
         batch = Batch(plan, made.tokens, given[0], given[1], made.token_rows, ends, made.ctx)
         lines = None
-        if all(plan.samples) and not plan.guesses:
+        if not self.model.spec.ends[1]:
+            pass
+        elif all(plan.samples) and not plan.guesses:
             lines = ends
         elif all(n == 1 + plan.guesses.get(i, 0) for i, n in enumerate(plan.counts)):
             lines = list(range(1, key[0] + 1))

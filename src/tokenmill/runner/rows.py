@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tokenmill.core.step import RowStart, StepPlan, TableEdit
 from tokenmill.kvcache.pool import CacheLayout
-from tokenmill.sampling.arrays import send
+from tokenmill.sampling.arrays import send, to_device
 from tokenmill.sampling.table import SamplingTable
 
 FAR = 1 << 30
@@ -79,6 +79,12 @@ class Rows:
             self._write(plan)
         if plan.appended:
             self._append(plan.appended)
+
+    def learn(self, chosen: dict[int, list[int]]) -> None:
+        """Append what was chosen elsewhere for rows that have computed all they knew, and perhaps drafts behind it."""
+        self._append(chosen)
+        rows = to_device(list(chosen), torch.int64, self.device)
+        self.computed[rows] = self.length[rows] - 1
 
     def state(self) -> tuple[Tensor, Tensor, Tensor]:
         """tokens, length and computed: what operations move on."""

@@ -7,6 +7,7 @@ Must not know: requests, scheduling, text. `begin` and `sample` enqueue work wit
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -16,9 +17,11 @@ from tokenmill.core.adapters import AdapterStore, NoAdapters
 from tokenmill.core.drafting import DeviceDrafter, Drafting, Seen
 from tokenmill.core.forward import Kernels
 from tokenmill.core.model import CausalLM
+from tokenmill.core.sleeping import NoSleep, Sleeper
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
 from tokenmill.device.graphs import Readback, Recorder
 from tokenmill.kvcache.pool import KVPool
+from tokenmill.parallel.link import Link, NoLink
 from tokenmill.runner.batch import Batch, make_batch
 from tokenmill.runner.drafts import NoDeviceDrafter
 from tokenmill.runner.ragged import RaggedMembers, RaggedTokens
@@ -80,7 +83,11 @@ class Runner:
         drafter: DeviceDrafter | None = None,
         adapters: AdapterStore | None = None,
     ) -> None:
+        self.link: Link = NoLink()
+        """To the stages before and behind this one."""
+        self.to_logits = model.spec.ends[1]
         self.adapters: AdapterStore = adapters or NoAdapters()
+        self.sleeper: Sleeper = NoSleep()
         self.model = model
         self.kernels = kernels
         self.pool = pool
@@ -95,6 +102,8 @@ class Runner:
         self.rows.always_adapted = adapters is not None and bool(getattr(launch, "steady", False))
         self.recorders: list[StepRecorder] = self._recorders() if record else []
         self.failed_epoch = -1
+        self.translate: Callable[[StepPlan], None] = lambda plan: None
+        """Changes a plan for the whole model into one for this stage of it."""
         self.drafter.bind(self.rows, pool)
 
     def _recorders(self) -> list[StepRecorder]:
@@ -139,16 +148,20 @@ class Runner:
         for recorder in self.recorders:
             recorder.forget_weights()
         self.drafter.forget_weights()
+        self.sleeper.changed()
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan) -> Running:
         """Apply the plan and compute hidden states."""
         running = Running(plan)
-        if plan.epoch == self.failed_epoch:
-            running.result = StepResult(plan_id=plan.id, failure="an earlier step failed")
-            return running
         try:
-            self._forward(running)
+            self.link.begin(plan.num_tokens)
+            try:
+                if plan.epoch == self.failed_epoch:
+                    raise RuntimeError("an earlier step failed")
+                self._forward(running)
+            finally:
+                self.link.end()
         except Exception as error:
             self._fail(running, error)
         return running
@@ -158,11 +171,21 @@ class Runner:
         """Choose tokens and write them into the rows."""
         if running.result is not None:
             return
+        if not self.to_logits:  # the last stage chooses, and `learn` tells
+            assert running.batch is not None
+            self.rows.computed.index_add_(0, running.batch.row_ids, running.batch.counts)
+            self._settle(running)
+            return
         try:
             self._sample(running, late or LateInputs())
             self._settle(running)
         except Exception as error:
             self._fail(running, error)
+
+    @torch.inference_mode()
+    def learn(self, chosen: dict[int, list[int]]) -> None:
+        """What the last stage has chosen: the tokens that stand, by row. No plan since has had these rows."""
+        self.rows.learn(chosen)
 
     def ready(self, running: Running) -> bool:
         """Would `finish` find everything computed?"""
@@ -204,6 +227,7 @@ class Runner:
             self.pool.states.restore(plan.restores)
         if plan.drafts:
             rows.write_drafts([plan.rows[i] for i in plan.drafts], list(plan.drafts.values()))
+        self.link.take()
         step = None
         if not self.adapters.eager(rows.slots[row] for row in plan.rows):
             recorder = next((r for r in self.recorders if r.fits(plan)), None)
@@ -215,6 +239,7 @@ class Runner:
             batch = make_batch(plan, rows, self.pool, self.kernels)
             running.batch = batch
             running.hidden = self.model.forward(batch.tokens, batch.ctx)
+        self.link.give(running.hidden)
 
     def _sample(self, running: Running, late: LateInputs) -> None:
         plan, batch, rows = running.plan, running.batch, self.rows
@@ -386,6 +411,8 @@ class Runner:
     def _collect(self, running: Running) -> StepResult:
         plan, rows = running.plan, self.rows
         result = StepResult(plan_id=plan.id, tokens=[[] for _ in plan.rows], prompt_logprobs=running.scores)
+        if not self.to_logits:
+            return result
         if rows.pools:
             self._pool(running, result)
         sampled = running.sampled

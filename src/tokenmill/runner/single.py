@@ -45,11 +45,11 @@ class SingleTokens(Layout[Key]):
         self.ladder = [n for n in LADDER if n < rows.spare] + [rows.spare]
         self.shared_ladder = [n for n in self.ladder if n in SHARED_LADDER or n == rows.spare]
         self.row_bytes = 6 * model.spec.vocab_size + 30 * model.spec.hidden_size * len(model.spec.kv_specs)
-        self.to_logits = True
+        self.to_logits = self.ends = model.spec.ends[1]
         self.row_ids: dict[int, Tensor] = {}
         self.filled: dict[int, list[int]] = {}
         self.ones = torch.ones(rows.spare, dtype=torch.int64, device=rows.device)
-        self.ends: dict[int, list[int]] = {}
+        self.lasts: dict[int, list[int]] = {}
 
     def takes(self, plan: StepPlan) -> bool:
         """One token for each row, sampled from each, and nothing but logits is wanted."""
@@ -104,13 +104,14 @@ class SingleTokens(Layout[Key]):
     def step(self, key: Key, plan: StepPlan, made: Made) -> Step:
         """What was computed for the plan's rows."""
         count, row_ids, tokens, hidden, logits = len(plan.rows), made.token_rows, made.tokens, made.hidden, made.logits
-        if logits is None:
+        if logits is None and self.ends:
             logits = self.model.logits(hidden, made.ctx)
         if count < key[0]:
-            row_ids, tokens, hidden, logits = row_ids[:count], tokens[:count], hidden[:count], logits[:count]
-        ends = self.ends.get(count)
+            row_ids, tokens, hidden = row_ids[:count], tokens[:count], hidden[:count]
+            logits = None if logits is None else logits[:count]
+        ends = self.lasts.get(count)
         if ends is None:
-            ends = self.ends[count] = list(range(1, count + 1))
+            ends = self.lasts[count] = list(range(1, count + 1))
         batch = Batch(plan, tokens, row_ids, self.ones[:count], row_ids, ends, made.ctx)
         return Step(batch, hidden, logits, made.best)
 

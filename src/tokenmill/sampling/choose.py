@@ -80,7 +80,7 @@ def take_largest(best: Best) -> tuple[Sampled, Tensor]:
 
 def choose(logits: Tensor, ask: Ask, table: SamplingTable, kernels: Kernels) -> tuple[Sampled, Tensor]:
     """logits [n, V], which may be overwritten -> a token per line; the same with ~ where it is bad."""
-    found = way(ask.rows, (ask.masks, ask.processors), table, cuts=kernels.cuts_draws)
+    found = way(ask.rows, (ask.masks, ask.processors), table, cuts=kernels.chooses)
     if found is Way.LARGEST:
         return take_largest(kernels.greedy(logits))
     places = ask.places()
@@ -91,6 +91,6 @@ def choose(logits: Tensor, ask: Ask, table: SamplingTable, kernels: Kernels) -> 
             return quick
     row_ids, positions = places
     lines = Lines(ask.rows, row_ids, positions + 1, ask.tokens, ask.masks, ask.processors, ask.longest())
-    cutting = kernels if kernels.cuts_draws else None
+    cutting = kernels if kernels.chooses else None
     sampled = sample(logits.float(), lines, table, consume=True, kernels=cutting)
     return sampled, torch.where(sampled.bad, ~sampled.ids, sampled.ids)

@@ -94,8 +94,8 @@ def _send(bits: list[int], masks: Mapping[int, bytes], size: int, device: torch.
 def compile_choices(logits: Tensor, row_ids: Tensor, table: SamplingTable, kernels: Kernels) -> None:
     """Have all of the backend's ways of choosing ready for so many lines; what they choose means nothing."""
     kernels.greedy(logits)
-    if kernels.cuts_draws:  # as other ways than the backend's own draw ask for it
+    if kernels.chooses:  # as other ways than the backend's own draw ask for it
         kernels.least_kept(logits.float(), table.top_k[row_ids], table.top_p[row_ids])
     words = torch.ones_like(row_ids, dtype=torch.int32)
     mask = words.new_zeros(1, -(-table.vocab_size // 32))
-    kernels.choose(logits, words, mask, _draws((row_ids, row_ids), table, CUTS if kernels.cuts_draws else 0))
+    kernels.choose(logits, words, mask, _draws((row_ids, row_ids), table, CUTS if kernels.chooses else 0))

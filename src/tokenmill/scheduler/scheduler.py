@@ -97,7 +97,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when there is nothing to compute (or a commit must come first)."""
-        if self.flying and self._commit_first():
+        if self.flying and self.limits.chains and self._commit_first():
             return None
         plan = StepPlan(id=self._next_plan, epoch=self.epoch)
         flight = Flight(plan, self.ahead.begin(plan, len(self.roster.running)))
@@ -127,12 +127,15 @@ class Scheduler:
         rows, counts, samples, seqs = plan.rows, plan.counts, plan.samples, flight.seqs
         plan_id, most = plan.id, self.careful or self.limits.max_rows
         plain, left, depth = self.limits.max_guesses == 0, flight.left, plan.depth
+        share, sampling = -(-len(running) // self.limits.cohorts), 0
         i = 0
         while i < len(running) and budget > 0 and len(seqs) < most:
             seq = running[i]
             i += 1
             known = len(seq.tokens) + seq.pending
             position = seq.computed + seq.ahead
+            if sampling >= share and known - position == 1:
+                continue  # its turn comes with the next plan; prompts go on
             if (
                 position < seq.capacity
                 and position + 1 < seq.save_at
@@ -155,8 +158,10 @@ class Scheduler:
                 seq.inflight += 1
                 seq.last_plan = plan_id
                 budget -= 1
-            else:
-                budget -= self._grant(seq, budget, flight)
+                sampling += 1
+            elif granted := self._grant(seq, budget, flight):
+                budget -= granted
+                sampling += samples[-1]
         return budget
 
     def _commit_first(self) -> bool:

@@ -15,7 +15,7 @@ _AGENTS = "agents live in the client: /v1/responses and /v1/conversations keep w
 _ACCOUNTS = "there are no accounts: keys are given to the server when it starts"
 _LOADING = "models are loaded when they are asked for, or by /models/load"
 _ADAPTERS = "an adapter is named as the model of a request; /v1/models lists them"
-_SLEEP = "an engine is awake as long as its server runs"
+_PAUSE = "/sleep ends what runs and gives the memory back; a gap without it needs no pause"
 _NO_REMOTE = "it would change the engine for everybody: use the Python API (`LLM`) in a process of your own"
 _SHARED = "memory is not shared with clients: tensors come in the body"
 
@@ -32,7 +32,7 @@ ABSENT: Mapping[str, str] = {
     "/v1/engines": "/v1/models says it",
     **dict.fromkeys(("/api/web_search", "/api/web_fetch", "/tools", "/cors-proxy"), "there are no tools on the server"),
     **dict.fromkeys(("/v2/repository",), _LOADING),
-    **dict.fromkeys(("/sleep", "/wake_up", "/is_sleeping", "/pause", "/resume", "/is_paused"), _SLEEP),
+    **dict.fromkeys(("/pause", "/resume", "/is_paused"), _PAUSE),
     **dict.fromkeys(("/collective_rpc", "/start_profile", "/stop_profile", "/update_weights"), _NO_REMOTE),
     **dict.fromkeys(("/init_weight_transfer_engine", "/scale_elastic_ep", "/is_scaling_elastic_ep"), _NO_REMOTE),
     **dict.fromkeys(("/reset_mm_cache", "/reset_encoder_cache"), _MEDIA),

@@ -5,6 +5,7 @@ Must not know: paths (each API's `routes.py`), how tokens are made (Backend), so
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fastapi import FastAPI, Request
@@ -46,6 +47,7 @@ from tokenmill.server.routing import error_shape
 from tokenmill.server.scoring.routes import SCORING
 from tokenmill.server.switch.loaded import let_go
 from tokenmill.server.switch.routes import MODELS
+from tokenmill.server.switch.sleep import SLEEPING
 from tokenmill.server.text import TextWorkers
 from tokenmill.server.tgi.routes import TGI
 from tokenmill.server.traces import Traces
@@ -58,6 +60,7 @@ APIS = (
     STORED_CHATS,
     ADAPTERS,
     MODELS,
+    SLEEPING,
     RESPONSES,
     OLLAMA,
     TGI,
@@ -111,6 +114,18 @@ class _Alone:
 
     def held_bytes(self) -> int:
         return 0
+
+    def kept_bytes(self) -> int:
+        return 0
+
+    async def sleep(self, level: int) -> None:
+        raise UserError("This model cannot sleep.")
+
+    async def wake(self, tags: Sequence[str]) -> list[str]:
+        return []
+
+    async def abort_all(self) -> None:
+        """Whoever started the backend ends its requests."""
 
     def end_all(self, reason: str) -> None:
         """Whoever started the backend ends it."""

@@ -25,7 +25,7 @@ _BY_LABEL = {
     ),
     "vllm:engine_sleep_state": (
         "sleep_state",
-        {"awake": "one", "weights_offloaded": "", "discard_all": ""},
+        {"awake": "awake", "weights_offloaded": "offloaded", "discard_all": "discarded"},
         GaugeMetricFamily,
     ),
 }

@@ -139,6 +139,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self.pipeline.clear()
         self._forget_answer()
         super().connection_lost(exc)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Drop what refers back to this object: it goes at once, and does not wait for the collector of cycles, whose
+        coming late keeps the memory of a burst."""
+        self._stop_timer()  # closing may have set one
+        self.scope = self.cycle = self.running = self.timeout_keep_alive_task = None  # type: ignore[assignment]
+        self.out.let_go()
 
     def _tell_gone(self) -> None:
         if self.taker is not None:
@@ -250,7 +258,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _widen(self, most: int) -> None:
         """A handler takes this body as it comes: it may be so long, and each part of it has the time of a whole one."""
-        if self.running is self.cycle and self.part is Part.BODY and not self.refused:
+        if self.running and self.running is self.cycle and self.part is Part.BODY and not self.refused:
             self.most = most
             self._set_timer(self.bounds.read_timeout + GRACE_S)
 

@@ -120,7 +120,7 @@ class Opening:
         given = self.server.models
         several = len(specs) > 1 or not specs[0].pin or self.server.store.allow_model_changes
         self.survey = survey = Survey(specs, given.models_memory)
-        bounds = Bounds(given.models_memory, given.models_queue, given.models_patience)
+        bounds = Bounds(given.models_memory, given.models_queue, given.models_patience, given.models_sleep_memory)
         made: Catalogue[Model] = Catalogue(self.load, bounds, survey.size_of if several else None)
         survey.found_memory = made.limit
         for spec in specs:

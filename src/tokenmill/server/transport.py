@@ -12,6 +12,10 @@ LEAST_TAKEN = 4096
 """Bytes that a reader must take in each patience, if so many wait for it."""
 
 
+def _nothing() -> None:
+    """Nobody is asked."""
+
+
 class CountedTransport:
     """What uvicorn writes to. `on_close` is asked instead of closing at once."""
 
@@ -44,6 +48,10 @@ class CountedTransport:
         """Close for good, once everything is written."""
         self._closing = True
         self._inner.close()
+
+    def let_go(self) -> None:
+        """The connection is gone: nobody needs to be asked."""
+        self._closing, self._on_close = True, _nothing
 
     def say_no_more(self) -> None:
         """Let the client know that nothing follows, while it may still be sending."""

@@ -91,7 +91,7 @@ class MedusaHeads(Forgetful):
         """The n-th head's guesses [rung], or its logits where they are drawn from."""
         words, x = self.heads[n].words, self.heads[n].hidden(given, ctx)
         logits = self.target.logits(x, ctx) if words is None else words.matmul(x, ctx)
-        if words is not None and not self.kernels.narrow_logits:
+        if words is not None and not self.kernels.chooses:
             logits = logits.float()
         return logits if drawn else self.kernels.greedy(logits)[0]
 

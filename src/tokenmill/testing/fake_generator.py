@@ -17,8 +17,9 @@ from tokenizers import Tokenizer as Inner
 
 from tokenmill.core.config import AdapterOptions
 from tokenmill.core.request import Request, TokenDelta
+from tokenmill.core.sleeping import TAGS, Slept
 from tokenmill.core.step import RowLogprobs
-from tokenmill.engine.wire import Abort, Adapt, Add, Command, News, Ready, Refused, Report
+from tokenmill.engine.wire import Abort, Adapt, Add, Command, News, Ready, Refused, Report, Sleep, Wake
 from tokenmill.server.adapters import AdapterBook
 from tokenmill.server.backend import EngineStats
 from tokenmill.server.engines.fleet import Fleet
@@ -68,6 +69,10 @@ class FakeOptions:
     max_model_len: int = 4096
     hung: bool = False
     script: str = ""
+    facts: dict[str, object] = field(default_factory=dict)
+    """More that it says of itself."""
+    restless: str = ""
+    """Why it neither sleeps nor wakes."""
     tokenizer: Tokenizer = field(default_factory=lambda: byte_tokenizer(FILLS))
 
 
@@ -83,6 +88,7 @@ class FakeLink:
         self.on_death: Callable[[str], None] = lambda reason: None
         self.steps = 0
         self.output_tokens = 0
+        self.asleep: list[str] = []
 
     def start(self, on_news: Callable[[News], None], on_death: Callable[[str], None]) -> None:
         self.on_death = on_death
@@ -130,6 +136,7 @@ class FakeLink:
             "max_rows": options.max_rows,
             "priorities": False,
             "device": "fake",
+            **options.facts,
         }
         return Ready(facts=facts, eos_ids=[258], generation={}, tokenizer=options.tokenizer.state())
 
@@ -143,6 +150,8 @@ class FakeLink:
                 self._abort(command)
             elif isinstance(command, Adapt) and command.path is not None:
                 report.adapted[command.number] = ""
+            elif isinstance(command, Sleep | Wake):
+                report.slept = self._rest(command)
         running = list(itertools.islice(self.works.values(), self.options.max_rows))
         for work in running:
             if not work.started:
@@ -164,7 +173,17 @@ class FakeLink:
                 self.works.pop(work.request.id, None)
         return report
 
+    def _rest(self, command: Sleep | Wake) -> Slept:
+        """It sleeps, if it is told and nothing is open."""
+        assert not self.works, "engines are told to sleep between requests"
+        if self.options.restless:
+            return Slept(list(self.asleep), error=self.options.restless)
+        gone = TAGS if isinstance(command, Sleep) else [tag for tag in self.asleep if tag not in command.tags]
+        self.asleep = list(gone)
+        return Slept(self.asleep, kept=7 if isinstance(command, Sleep) and command.level == 1 else 0)
+
     def _add(self, command: Add, report: Report) -> None:
+        assert not self.asleep, "a sleeping engine gets no requests"
         request = command.request
         wanted = request.params.structured_outputs
         if wanted is not None and not (set(wanted) == {"choice"} and wanted["choice"]):

@@ -6,9 +6,10 @@ device cannot: that tables cover what is read, that nobody's slot was overwritte
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from tokenmill.core.sleeping import TAGS, Slept, obey
 from tokenmill.core.step import LateInputs, RowStart, StepPlan, StepResult
 from tokenmill.testing.hash_model import HashModel
 
@@ -38,6 +39,7 @@ class Memory:
     seen: dict[int, tuple[int, int]] = field(default_factory=dict)
     """By slot of group `follows` what a drafter has kept: (position, token)."""
     follows: int = -1
+    asleep: list[str] = field(default_factory=list)
     """The group in whose blocks a drafter keeps what it has seen, so that its holes are found; -1: none."""
 
 
@@ -82,7 +84,29 @@ class HashExecutor:
         """The hash model's sampling needs nothing late."""
 
     def control(self, message: dict) -> dict:
-        return {}
+        return obey(self, message) if message.get("what") in ("sleep", "wake") else {}
+
+    def control_all(self, message: dict) -> list[dict]:
+        return [self.control(message)]
+
+    @property
+    def asleep(self) -> list[str]:
+        """Tags that are not here."""
+        return self.memory.asleep
+
+    def sleep(self, level: int) -> Slept:
+        """What it holds is lost, as keys and values are."""
+        self.memory.slots = [{} for _ in self.num_blocks]
+        self.memory.asleep = list(TAGS)
+        return Slept(list(self.asleep), freed=1000, kept=100 if level == 1 else 0)
+
+    def wake(self, tags: Iterable[str]) -> Slept:
+        """These are here again."""
+        self.memory.asleep = [tag for tag in self.asleep if tag not in tags]
+        return Slept(list(self.asleep))
+
+    def changed(self) -> None:
+        """It has no weights."""
 
     def close(self) -> None:
         self.rows.clear()

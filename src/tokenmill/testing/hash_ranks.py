@@ -50,8 +50,10 @@ class HashRanks:
             rank.supply(plan_id, inputs)
 
     def control(self, message: dict) -> dict:
-        answers = [rank.control(message) for rank in self.ranks]
-        return answers[0]
+        return self.control_all(message)[0]
+
+    def control_all(self, message: dict) -> list[dict]:
+        return [rank.control(message) for rank in self.ranks]
 
     def close(self) -> None:
         for rank in self.ranks:

@@ -6,11 +6,15 @@ import json
 import random
 import re
 
+import own_facts
+import phrasing
 import pytest
+import skill_chat
+import skill_expression
 import skill_extract
 import skill_math
 import suites
-from authored_data import free_stories, load, loosened
+from authored_data import free_stories, load, loosened, rows
 from corpus import Corpus
 from diversity import bits_per_character, distinct_windows
 from grammar import expand, parse, tidy
@@ -18,10 +22,26 @@ from mixture import Mixture
 from render import Case, case_segments
 from render import learned as learned_segments
 from skill_chat import memory
+from skill_decline import DECLINED, declines
 from skill_facts import story_chat
-from skill_tools import ARGS, FIXED, FIXED_FREE, FIXED_HELD, invented_request, near_misses, no_call, tool_case
+from skill_keys import json_keys
+from skill_refusals import no_call, unoffered
+from skill_tools import (
+    ARGS,
+    FIXED,
+    FIXED_FREE,
+    FIXED_HELD,
+    decorated,
+    invented_request,
+    near_misses,
+    others,
+    renamed,
+    request,
+    tool_case,
+)
 from stories import enriched, tell
-from suites import repeated_share
+from suites import language_of, repeated_share
+from topics import nouns, topic
 from vocabulary import is_held
 
 
@@ -269,3 +289,166 @@ def test_yes_no_answers_are_right() -> None:
             )
             answers.append(bot["content"][:2])
     assert 0.3 < answers.count("Ye") / len(answers) < 0.7
+
+
+def _computed(text: str) -> int:
+    """The value of an expression with exact divisions, computed by Python."""
+    assert re.fullmatch(r"[-+*/() \d]+", text)
+    result = eval(text)
+    assert result == int(result)
+    return int(result)
+
+
+def test_every_step_of_an_expression_has_the_same_value() -> None:
+    rng = random.Random(20)
+    for _ in range(600):
+        node = skill_expression.expression(rng)
+        steps = skill_expression.worked(node).split(" = ")
+        assert len(steps) >= 2 and {_computed(step) for step in steps} == {skill_expression.value(node)}
+
+
+@pytest.mark.parametrize("chinese", [False, True])
+def test_divisions_say_their_remainder(chinese: bool) -> None:
+    rng, remainders = random.Random(21), 0
+    for _ in range(400):
+        case = skill_expression.division(rng, False, chinese, chat=True)
+        answer = case.messages[-1]["content"]
+        assert re.search(case.must, answer)
+        found = re.fullmatch(r"(\d+) / (\d+) = (\d+)(?: (r|余) (\d+))?[.。]", answer)
+        if found is None:
+            assert answer in (skill_expression.ZERO, skill_expression.ZERO_ZH)
+            continue
+        a, b, q, mark, rest = found.groups()
+        assert divmod(int(a), int(b)) == (int(q), int(rest or 0))
+        assert mark in (None, "余" if chinese else "r")
+        remainders += rest is not None
+    assert 60 < remainders < 250
+
+
+def test_products_in_parts_are_right() -> None:
+    rng = random.Random(22)
+    for _ in range(200):
+        answer = skill_expression.long_product(rng).messages[-1]["content"].rstrip(".。")
+        assert len({_computed(step) for step in answer.split(" = ")}) == 1
+
+
+def test_a_story_holds_all_words_of_its_topic() -> None:
+    rng = random.Random(23)
+    for held in (False, True):
+        for _ in range(150):
+            about = topic(rng, held)
+            text = tell(rng, about=about).text
+            assert all(word.lower() in text.lower() for word in about.must), (about.phrase, text)
+            assert all(word.lower() in about.phrase.lower() for word in about.must)
+
+
+def test_no_training_topic_holds_a_noun_kept_for_the_evaluation() -> None:
+    for role in ("living", "thing", "place", "idea"):
+        assert len(nouns()[role, True]) >= 8 and not set(nouns()[role, True]) & set(nouns()[role, False])
+    held = {noun for (_, kept), names in nouns().items() if kept for noun in names}
+    rng = random.Random(24)
+    for _ in range(600):
+        about = topic(rng, False)
+        assert not {v for k, v in about.cast.items() if k in ("kind", "fk", "thing")} & held
+
+
+def test_requests_without_tools_are_answered_without_a_call() -> None:
+    rng = random.Random(25)
+    for held in (False, True):
+        for _ in range(300):
+            case = unoffered(rng, held)
+            answer = case.messages[-1]["content"]
+            assert case.tools is None and "<tool_call>" not in answer
+            assert re.search(case.must, answer, re.I), case.messages
+
+
+def test_decorated_tools_ask_for_the_same_arguments() -> None:
+    rng = random.Random(26)
+    for _ in range(200):
+        tool, _, arguments = invented_request(rng, False)
+        other = decorated(rng, tool)
+        assert other["name"] == tool["name"] and other["parameters"]["required"] == list(arguments)
+        assert set(arguments) <= set(other["parameters"]["properties"])
+
+
+def test_a_renamed_tool_keeps_what_it_does() -> None:
+    rng = random.Random(32)
+    for _ in range(200):
+        tool, _, arguments = request(rng, False, [], rng.choice(["weather", "calc", "fixed"]))
+        other, given = renamed(rng, tool, arguments)
+        assert other["description"] == tool["description"] and list(given.values()) == list(arguments.values())
+        assert list(given) == list(other["parameters"]["properties"])
+        beside = others(rng, 3, {other["name"]}, other["description"])
+        assert tool["description"] not in [t["description"] for t in beside]
+
+
+def test_every_call_of_the_training_data_is_offered() -> None:
+    rng = random.Random(33)
+    for _ in range(600):
+        case = tool_case(rng, False, [])
+        calls = suites.calls_of("\n".join(m["content"] for m in case.messages if m["role"] == "assistant"))
+        assert calls and {c["name"] for c in calls} <= {t["name"] for t in case.tools or []}
+
+
+def _keys(value: object) -> list[str]:
+    if not isinstance(value, dict):
+        return []
+    return [key for k, v in value.items() for key in (k, *_keys(v))]
+
+
+def test_keys_are_in_the_instruction_as_they_are_in_the_answer() -> None:
+    rng, seen = random.Random(27), set()
+    for held in (False, True):
+        for _ in range(300):
+            case = json_keys(rng, held)
+            value = json.loads(case.messages[-1]["content"])
+            assert value == case.expect
+            assert all(key in case.messages[0]["content"] for key in _keys(value))
+            seen |= set(_keys(value))
+            wrong = dict.fromkeys([*value, "other"])
+            assert not suites.judge(case, json.dumps(wrong), True)["ok"]
+    assert any("_" in k for k in seen) and any(k[-1].isdigit() for k in seen) and any(k != k.lower() for k in seen)
+
+
+def test_declines_are_in_the_language_of_the_request() -> None:
+    rng = random.Random(28)
+    for row in declines():
+        assert not set(row["held"]) & set(row["ask"]) and row["held"]
+        for answer in row["answers"]:
+            text = expand(parse(answer), rng, lambda name: name)
+            assert re.search(DECLINED, text) and language_of(text) == row["lang"], text
+
+
+def test_the_language_of_an_answer() -> None:
+    assert [language_of(t) for t in ("It is 4.", "是四。", "什么是KV？", "12", "Yes 是的 of course, it is")] == [
+        "en",
+        "zh",
+        "zh",
+        "none",
+        "mixed",
+    ]
+
+
+def test_own_figures_are_computed() -> None:
+    texts = "".join(a for row in rows("chat.jsonl") for a in row["answers"])
+    assert not re.search(r"\d", texts.replace("Qwen3", "").replace("bfloat16", "")), "figures come from own_facts"
+    rng = random.Random(29)
+    for _ in range(200):
+        case = skill_chat.own_fact(rng, False)
+        assert "[" not in case.messages[-1]["content"] and re.search(case.must, case.messages[-1]["content"])
+    assert own_facts.FACTS["me.params.all"] == f"{own_facts.COUNT:,}"
+
+
+def test_composed_questions_are_never_the_held_out_one() -> None:
+    rng = random.Random(30)
+    for key, (_, asks, _, _) in skill_chat.ATTRIBUTES.items():
+        made = {re.sub(r"[^a-z ]", "", skill_chat.asked(rng, key).lower()).strip() for _ in range(300)}
+        assert len(made) > 30
+        assert re.sub(r"[^a-z ]", "", asks[-1].lower()).strip() not in made
+
+
+def test_frames_keep_the_request() -> None:
+    rng = random.Random(31)
+    for _ in range(200):
+        assert phrasing.framed(rng, "Save a note: call me", ending=False).endswith("ave a note: call me")
+        assert "天气" in phrasing.framed(rng, "北京天气怎么样？")

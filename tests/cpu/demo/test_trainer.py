@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 import train
-from model import DRAFT, MOE, TINY, Decoder, Shape, document_mask, unpack
+from model import Decoder, document_mask, unpack
 from optim import schedule
 from pack import START, Feed, Packer, rows_of
 from render import call_text, chat_prompt
+from shapes import DRAFT, MAIN, MOE, TINY, Shape, parameters
 from skill_tools import CALCULATOR, WEATHER
 
 TOKENIZER = Path(train.__file__).parent / "tokenizer"
@@ -61,6 +62,11 @@ def test_twenty_steps_lower_the_loss_and_export(tmp_path: Path) -> None:
             0
         ].item()
     assert losses["trained"] < losses["new"] - 1.0
+
+
+@pytest.mark.parametrize("shape", [MAIN, DRAFT, MOE, TINY], ids=["main", "draft", "moe", "tiny"])
+def test_parameters_are_counted_without_the_network(shape: Shape) -> None:
+    assert parameters(shape) == sum(p.numel() for p in Decoder(shape).parameters())
 
 
 @pytest.mark.filterwarnings("ignore")

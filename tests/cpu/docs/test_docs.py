@@ -25,6 +25,7 @@ from tokenmill.demo import demo_dir
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.models import registry
 from tokenmill.models.fields import FIELDS
+from tokenmill.quant import detect
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.server.openai.schemas import ChatRequest
 from tokenmill.testing.tiny import make_tiny
@@ -210,6 +211,43 @@ def test_the_weight_of_the_recipe_joins_splits_and_multiplies() -> None:
     torch.testing.assert_close(summed, weight.matmul(x, ctx))
     index = torch.tensor([7, 0, 3])
     torch.testing.assert_close(weight.take(index).dense(), weight.rows(index))
+
+
+def test_the_fast_weight_of_the_recipe_needs_its_kernel_and_a_line_in_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu = pytest.importorskip("tokenmill.kernels.cpu", reason="the native kernels were not built")
+    found = names("docs/add-a-weight-format.md")
+    weight = found["RowTableWeight"].round(torch.randn(96, 64), torch.randn(96))
+    x, norm, residual = torch.randn(7, 64), NormSpec(torch.rand(64), 1e-6), torch.randn(7, 96)
+    around = {"norm": norm, "act": "relu", "residual": residual}
+    native = types.SimpleNamespace(kernels=cpu.CpuKernels())
+    wanted = DenseWeight(weight.dense(), weight.bias).matmul(x, native, **around)
+    part = weight.split(1, 1, 2)
+    assert torch.equal(part.dense(), weight.dense()[:, 32:]) and part.bias is None
+    assert torch.equal(weight.take(torch.tensor([5, 0])).dense(), weight.dense()[[5, 0]])
+    answers = []
+    for kernels, known in ((ReferenceKernels(), False), (cpu.CpuKernels(), False), (cpu.CpuKernels(), True)):
+        if known:
+            monkeypatch.setitem(cpu.packed.PACKERS, "row-tables", found["pack_row_tables"])
+        ctx, settled = types.SimpleNamespace(kernels=kernels), weight.take(torch.arange(96)).settle(kernels)
+        assert (settled.packed is not None) == known == (settled.codes is None)
+        torch.testing.assert_close(settled.matmul(x, ctx, **around), wanted, rtol=1e-5, atol=1e-5)
+        assert torch.equal(settled.matmul(x[3:4], ctx), settled.matmul(x, ctx)[3:4])
+        assert kernels.counters().get("own_product", {}).get("calls", 0) == (3 if known else 0)
+        answers.append(settled.dense())
+    assert torch.equal(answers[0], answers[1]) and torch.equal(answers[0], answers[2])
+    monkeypatch.setattr(detect, "from_dense", lambda weight, bias, scheme: found["RowTableWeight"].round(weight, bias))
+    folder, params = str(make_tiny(tmp_path)), SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    texts = []
+    for known in (True, False):
+        if not known:
+            monkeypatch.delitem(cpu.packed.PACKERS, "row-tables")
+        with LLM(folder, num_blocks=64, max_num_seqs=4) as llm:
+            outs = llm.generate([[5, 6, 7], list(range(20, 40))], params, use_tqdm=False)
+            assert ("own_product" in llm.engine.executor.runner.kernels.counters()) == known
+        texts.append([out.outputs[0].token_ids for out in outs])
+    assert texts[0] == texts[1]
 
 
 def test_the_kernel_of_the_recipe_agrees_with_the_reference_and_counts() -> None:

@@ -234,7 +234,7 @@ def test_what_rests_on_features_to_come_says_what_to_use(llm):
         (lambda: llm.generate("x", lora_request=adapter), "loaded without adapters"),
         (lambda: llm.beam_search("x", BeamSearchParams(beam_width=1, max_tokens=1), lora_request=adapter), "adapters"),
         (lambda: llm.generate("x", prompt_adapter_request=3), "prompt adapters are not built"),
-        (lambda: llm.sleep(), "close\\(\\)"), (lambda: llm.collective_rpc("no_such"), "no method 'no_such'"),
+        (lambda: llm.sleep(), "enable_sleep_mode"), (lambda: llm.collective_rpc("no_such"), "no method 'no_such'"),
         (lambda: llm.generate("x", tokenization_kwargs={"a": 1}), "tokenization_kwargs"),
         (lambda: llm.stop_profile(), "start_profile"),
     ):  # fmt: skip

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from tokenmill import AsyncLLM, SamplingParams
 from tokenmill.core.errors import UserError
-from tokenmill.engine.weights import inside
+from tokenmill.engine.inplace import inside
 from tokenmill.testing.tiny import make_tiny
 
 FAMILIES = ("mistral-window", "qwen3-moe", "gemma3", "gpt2", "opt", "falcon-7b", "deepseek-v2", "gpt-oss", "qwen3-next",

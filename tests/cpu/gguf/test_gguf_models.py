@@ -35,8 +35,8 @@ from transformers import (
 from writing import Writer
 
 from tokenmill.checkpoint.gguf_model import GgufModel
+from tokenmill.core.forward import StoredMatrix
 from tokenmill.kernels import make_kernels
-from tokenmill.kernels.grid import widen, widen_affine
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.models.registry import build_model
 
@@ -85,13 +85,10 @@ CONFIGS: dict[str, Any] = {
 class Unrounded(ReferenceKernels):
     """The reference, but with activations as they are: what is left is the weights' own numbers."""
 
-    def grid_linear(self, x: Tensor, q: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-        return torch.nn.functional.linear(x, widen(q, scales), bias)
-
-    def affine_linear(
-        self, x: Tensor, q: Tensor, scale: Tensor, offset: Tensor | None, bias: Tensor | None = None
-    ) -> Tensor:
-        return torch.nn.functional.linear(x, widen_affine(q, scale, offset), bias)
+    def multiply(self, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
+        if isinstance(weight, StoredMatrix):
+            return torch.nn.functional.linear(x, weight.dense(), weight.bias)
+        return super().multiply(x, weight, bias)
 
 
 def written(name: str, folder: Path, kind: str | dict[str, str]) -> tuple[Any, Path]:
@@ -159,4 +156,4 @@ def test_native_exact_forms(kind: str, tmp_path: Path) -> None:
     got = logits(model, prompt(), native)
     assert model.spec.extras["changed"] == []
     assert (got - want).norm() / want.norm() < 1e-2  # a rounding of activations may fall the other way
-    assert not native.counters()["linear"]["fallbacks"] and "grid_linear" not in native.counters()
+    assert not native.counters()["linear"]["fallbacks"] and "int8_product" not in native.counters()

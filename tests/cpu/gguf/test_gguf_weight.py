@@ -20,7 +20,7 @@ from tokenmill.kernels import ReferenceKernels, make_kernels
 from tokenmill.kernels.grid import affine_linear, widen_affine
 from tokenmill.quant.affine import AffineWeight
 from tokenmill.quant.base import MixedWeight
-from tokenmill.quant.gguf_weight import BlockWeight, PackedWeight
+from tokenmill.quant.gguf_weight import BlockWeight, SettledBlocks
 from tokenmill.quant.grid import GridWeight
 
 try:
@@ -64,7 +64,7 @@ def test_native_form_keeps_the_files_numbers_and_bits(kind: str) -> None:
     made = weight(kind, 200, 768, bias=True)
     want, stored = said(made), made.bytes()
     settled = made.settle(make_kernels("cpu"))
-    assert isinstance(settled, PackedWeight) and settled.changed == ()
+    assert isinstance(settled, SettledBlocks) and settled.changed == ()
     assert torch.equal(settled.dense(), want)
     rows = torch.tensor([199, 0, 64, 64])
     assert torch.equal(settled.rows(rows), want[rows])
@@ -93,10 +93,10 @@ def test_native_products(isa: str, kind: str, tokens: int, rows: int, blocks: in
     want = rounded @ said(made).double().T + made.bias.double()
     kernels = make_kernels("cpu")
     settled = made.settle(kernels)
-    got = kernels.fused_linear(x, settled.packed)
+    got = kernels.product(x, settled.packed)
     assert (got.double() - want).abs().max() <= 3e-6 * want.abs().max().clamp(min=1.0)
     for i in {0, tokens // 2, tokens - 1}:
-        assert torch.equal(kernels.fused_linear(x[i : i + 1], settled.packed), got[i : i + 1])
+        assert torch.equal(kernels.product(x[i : i + 1], settled.packed), got[i : i + 1])
 
 
 @pytest.mark.skipif(native is None, reason="no native module")
@@ -105,9 +105,9 @@ def test_parts_of_several_types_multiply_in_one_call(isa: str) -> None:
     parts = [weight("Q4_K", 128), weight("Q4_K", 64, seed=1), weight("Q6_K", 90, seed=2)]
     joined = weight("Q4_K", 128).concat([weight("Q4_K", 64, seed=1), weight("Q6_K", 90, seed=2)])
     settled = joined.settle(kernels)
-    assert isinstance(settled, PackedWeight)
-    alone = [kernels.fused_linear(x, part.settle(kernels).packed) for part in parts]
-    assert torch.equal(kernels.fused_linear(x, settled.packed), torch.cat(alone, 1))
+    assert isinstance(settled, SettledBlocks)
+    alone = [kernels.product(x, part.settle(kernels).packed) for part in parts]
+    assert torch.equal(kernels.product(x, settled.packed), torch.cat(alone, 1))
     assert torch.equal(settled.dense(), torch.cat([said(part) for part in parts]))
     # A border within a tile of 64 rows: multiplied one after the other.
     uneven = weight("Q4_K", 100).concat([weight("Q6_K", 30, seed=2)])
@@ -128,7 +128,7 @@ def test_reference_keeps_the_files_numbers(kind: str) -> None:
     x = torch.randn(5, 512)
     rounded = torch.cat([_rounded(x[:, i : i + 32]) for i in range(0, 512, 32)], 1)
     want = rounded @ said(made).double().T + torch.arange(24) / 8
-    got = ReferenceKernels().affine_linear(x, settled.q, settled.scale, settled.offset, settled.bias)
+    got = ReferenceKernels().product(x, settled.stored())
     torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4)
 
 

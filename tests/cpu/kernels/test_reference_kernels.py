@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 import torch.nn.functional as F
 from paged_batch import PagedBatch
 
-from tokenmill.core.forward import AttentionSpec, KVSpec, KVView, NormSpec, RopeSpec, RouteSpec
+from tokenmill.core.forward import AttentionSpec, Kernels, KVSpec, KVView, NormSpec, RopeSpec, RouteSpec
 from tokenmill.kernels import make_kernels
 from tokenmill.kernels.reference import ReferenceKernels
 
@@ -141,3 +143,12 @@ def test_counters():
 def test_make_kernels_serves_the_host():
     kernels = make_kernels("cpu")
     assert torch.equal(kernels.add(torch.ones(2), torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_operations_stay_few_and_formats_are_none_of_them():
+    """A format is a kind in backends' tables (docs/add-a-weight-format.md); what it needs is no new operation."""
+    named = [name for name, value in vars(Kernels).items() if callable(value) and not name.startswith("_")]
+    assert len(named) <= 24 and all(callable(getattr(KERNELS, name)) for name in named)
+    for name in named:
+        wanted, found = (list(inspect.signature(getattr(of, name)).parameters) for of in (Kernels, type(KERNELS)))
+        assert found == wanted, name

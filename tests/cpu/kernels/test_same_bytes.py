@@ -41,14 +41,14 @@ def threads(request):
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
 def test_linear(outputs, inputs, dtype):
     weight, bias = random(outputs, inputs, dtype=dtype, seed=1), random(outputs, dtype=dtype, seed=2)
-    company_free(lambda x: KERNELS.linear(x, weight, bias), random(40, inputs, dtype=dtype))
+    company_free(lambda x: KERNELS.product(x, weight, bias), random(40, inputs, dtype=dtype))
 
 
 def test_linear_in_any_number_of_threads(threads):
     weight, x = random(129, 257, seed=1), random(40, 257)
-    company_free(lambda x: KERNELS.linear(x, weight), x)
+    company_free(lambda x: KERNELS.product(x, weight), x)
     expected = x.double() @ weight.double().t()
-    assert torch.allclose(KERNELS.linear(x, weight).double(), expected, atol=1e-4)
+    assert torch.allclose(KERNELS.product(x, weight).double(), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -77,8 +77,8 @@ def test_activations_do_not_depend_on_threads(threads):
 @pytest.mark.parametrize(("heads", "outputs", "inputs"), [(3, 7, 24), (4, 16, 10), (2, 40, 64)])
 def test_head_matmul(heads, outputs, inputs):
     weight, x = random(heads, outputs, inputs, seed=1), random(40, heads, inputs)
-    company_free(lambda x: KERNELS.head_matmul(x, weight), x)
-    assert torch.allclose(KERNELS.head_matmul(x, weight), torch.einsum("thk,hnk->thn", x, weight), atol=1e-5)
+    company_free(lambda x: KERNELS.product(x, weight), x)
+    assert torch.allclose(KERNELS.product(x, weight), torch.einsum("thk,hnk->thn", x, weight), atol=1e-5)
 
 
 @pytest.mark.parametrize("columns", [1, 5, 6, 9, 10, 11, 16, 17, 64])
@@ -171,11 +171,11 @@ def test_experts(order):
     down = [DenseWeight(random(32, 20, seed=10 + i) * 0.2) for i in range(6)]
 
     def run(x: torch.Tensor) -> torch.Tensor:
-        ids, gates = KERNELS.route(KERNELS.linear(x, router), spec)
+        ids, gates = KERNELS.route(KERNELS.product(x, router), spec)
         return KERNELS.experts(x, (up, down), ids, gates, "silu_mul", ctx)
 
     company_free(run, x)
-    ids, gates = KERNELS.route(KERNELS.linear(x, router), spec)
+    ids, gates = KERNELS.route(KERNELS.product(x, router), spec)
     for t in range(3):
         expected = torch.zeros(32)
         for expert, gate in zip(ids[t].tolist(), gates[t], strict=True):

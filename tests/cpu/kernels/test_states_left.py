@@ -6,7 +6,7 @@ import pytest
 import torch
 from paged_batch import PagedBatch
 
-from tokenmill.core.forward import DeltaSpec, SpaceSpec, StateSpec
+from tokenmill.core.forward import ConvSpec, DeltaSpec, ScanSpec, SpaceSpec, StateSpec
 from tokenmill.kernels.reference import ReferenceKernels
 
 
@@ -26,12 +26,12 @@ def operations():
     taps, bias, gates = torch.randn(4, 24), torch.randn(24), torch.randn(64, 8)
     delta = DeltaSpec(2, 4, 8, 4, rate=torch.rand(4), shift=torch.randn(4))
     space = SpaceSpec(4, 6, 2, 5, *torch.rand(3, 4))
-    fixed = torch.rand(5, 20), torch.rand(20)
+    fixed = ScanSpec(torch.rand(5, 20), torch.rand(20))
     return {
-        "conv": ((3, 24), lambda k, x, s, c: k.short_conv_(x[:, :24], taps, bias, s, c)),
-        "delta": ((4, 8, 4), lambda k, x, s, c: k.delta_rule_(x[:, :48], x @ gates, delta, s, c)),
-        "space": ((4, 5, 6), lambda k, x, s, c: k.state_space_(x[:, :44], x[:, 50:54], space, s, c)),
-        "scan": ((5, 20), lambda k, x, s, c: k.selective_scan_(x[:, :20], x[:, 20:40], x[:, 40:50], fixed, s, c)),
+        "conv": ((3, 24), lambda k, x, s, c: k.recur_((x[:, :24],), ConvSpec(taps, bias), s, c)),
+        "delta": ((4, 8, 4), lambda k, x, s, c: k.recur_((x[:, :48], x @ gates), delta, s, c)),
+        "space": ((4, 5, 6), lambda k, x, s, c: k.recur_((x[:, :44], x[:, 50:54]), space, s, c)),
+        "scan": ((5, 20), lambda k, x, s, c: k.recur_((x[:, :20], x[:, 20:40], x[:, 40:50]), fixed, s, c)),
     }
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from parity import load, make, ours
+from parity import DictCheckpoint, load, make, ours
 from test_families import CASES, prompt
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError
 from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.models.registry import build_model
 from tokenmill.parallel.shared import Memory, SharedGroup
 
 NATIVE = pytest.importorskip("tokenmill.kernels.cpu", reason="the native kernels were not built")
@@ -116,6 +117,74 @@ def test_exact_ranks_give_the_bytes_of_one(name, form, backend, tmp_path, memory
     with ThreadPoolExecutor(2) as pool:
         for result in pool.map(lambda rank: answers(group=SharedGroup(shared.file, rank, 2)), range(2)):
             assert torch.equal(result, alone)
+
+
+MIXTURES = ("qwen3-moe", "mixtral", "deepseek-v2", "gpt-oss")
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_ranks_with_whole_experts_give_what_one_gives(name, tmp_path):
+    _, config, tensors = make(CASES[name].config, tmp_path)
+    prompts, steps = {"a": prompt(40)}, [[("a", 30)], [("a", 10)]]
+    alone = ours(load(config, tensors), prompts, steps)["a"]
+    shared = Shared(2)
+
+    def run(rank: int) -> Tensor:
+        with torch.no_grad():
+            model = load(config, tensors, group=ThreadGroup(shared, rank), whole_experts=True)
+            return ours(model, prompts, steps)["a"]
+
+    with ThreadPoolExecutor(2) as pool:
+        for result in pool.map(run, range(2)):
+            assert (result - alone).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("form", ["float32", "bfloat16", "int4"])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_exact_ranks_with_whole_experts_give_the_bytes_of_one(name, form, tmp_path, memory):
+    _, config, tensors = make(CASES[name].config, tmp_path)
+    prompts, steps = {"a": prompt(40)}, [[("a", 30)], [("a", 10)]]
+    shared = memory(2)
+
+    def answers(**more: Any) -> Tensor:
+        kernels = NATIVE.CpuKernels(1)
+        with torch.no_grad():
+            model = load(config, tensors, kernels=kernels, **FORMS[form], **more)
+            return ours(model, prompts, steps, kernels, dtype=FORMS[form].get("dtype", torch.float32))["a"]
+
+    alone = answers()
+    with ThreadPoolExecutor(2) as pool:
+        ranks = pool.map(lambda rank: answers(group=SharedGroup(shared.file, rank, 2), whole_experts=True), range(2))
+        for result in ranks:
+            assert torch.equal(result, alone)
+
+
+class Reading(DictCheckpoint):
+    """Counts the bytes that are asked for."""
+
+    bytes = 0
+
+    def tensor(self, name, shape=None, dtype=None):
+        self.bytes += self.tensors[name].nbytes
+        return super().tensor(name, shape, dtype)
+
+    def part(self, name, dim, start, stop, shape=None, dtype=None):
+        found = self.tensors[name].narrow(dim, start, stop - start)
+        self.bytes += found.nbytes
+        return found if dtype is None else found.to(dtype)
+
+
+@pytest.mark.parametrize("whole_experts", [False, True])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3-moe"])
+def test_a_rank_reads_its_part_alone(name, whole_experts, tmp_path):
+    _, config, tensors = make(CASES[name].config, tmp_path)
+    whole = sum(tensor.nbytes for tensor in tensors.values())
+    read = Reading(tensors)
+    build_model(config, read, dtype=torch.float32, device="cpu", kernels=ReferenceKernels(),
+                group=ThreadGroup(Shared(2), 1), whole_experts=whole_experts)  # fmt: skip
+    alone = sum(t.nbytes for n, t in tensors.items() if "norm" in n or n.endswith((".gate.weight", "mlp.gate.weight")))
+    vocab = sum(t.nbytes for n, t in tensors.items() if t.shape[0] == config["vocab_size"])
+    assert read.bytes <= (whole - alone - vocab) / 2 + alone + vocab, "67 tokens are not split over two ranks"
 
 
 def test_heads_that_do_not_divide_are_refused(tmp_path):

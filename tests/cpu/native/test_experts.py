@@ -95,8 +95,8 @@ def test_experts_that_do_not_fit_are_left_to_the_reference(kernels):
 @pytest.mark.parametrize(("heads", "outer", "inner"), [(3, 64, 48), (2, 128, 33), (5, 192, 16), (1, 20, 16)])
 def test_products_per_head(kernels, dtype, heads, outer, inner):
     x, weight = random(17, heads, inner).to(dtype), random(heads, outer, inner, seed=1).to(dtype)
-    got = kernels.head_matmul(x, weight)
+    got = kernels.product(x, weight)
     want = torch.einsum("thk,hnk->thn", x.double(), weight.double())
     assert (got.double() - want).abs().max() < (2e-6 if dtype == torch.float32 else 8e-3) * want.abs().max()
     assert kernels.counters()["head_matmul"]["fallbacks"] == int(outer % 64 > 0 or inner % 2 > 0)
-    assert torch.equal(kernels.head_matmul(x[3:4], weight), got[3:4])
+    assert torch.equal(kernels.product(x[3:4], weight), got[3:4])

@@ -11,6 +11,7 @@ from tokenmill.core.forward import NormSpec
 from tokenmill.kernels.cpu import CpuKernels
 from tokenmill.kernels.cpu.packed import PackedMatrix, group_size, pack_dense, pack_quantised, quantise
 from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.quant.grid import GridWeight
 
 REFERENCE = ReferenceKernels()
 DTYPES = [torch.float32, torch.bfloat16]
@@ -37,7 +38,7 @@ def test_dense_linear(kernels, dtype, dims, with_bias, seed):
     x, weight = random(rows, inputs, dtype=dtype, seed=seed), random(outputs, inputs, dtype=dtype, seed=seed + 1)
     bias = random(outputs, dtype=dtype, seed=seed + 2) if with_bias else None
     wanted = x.double() @ weight.double().t() + (bias.double() if with_bias else 0)
-    got = kernels.linear(x, weight, bias)
+    got = kernels.product(x, weight, bias)
     assert got.dtype == dtype
     close(got, wanted, dtype)
 
@@ -45,7 +46,7 @@ def test_dense_linear(kernels, dtype, dims, with_bias, seed):
 @pytest.mark.parametrize("mixed", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)])
 def test_rows_and_weight_of_different_types(kernels, mixed):
     x, weight, bias = random(9, 75, dtype=mixed[0]), random(70, 75, dtype=mixed[1], seed=1), random(70, dtype=mixed[1])
-    close(kernels.linear(x, weight, bias), x.double() @ weight.double().t() + bias.double(), mixed[0])
+    close(kernels.product(x, weight, bias), x.double() @ weight.double().t() + bias.double(), mixed[0])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -57,7 +58,7 @@ def test_norm_act_and_residual_fused(kernels, dtype, act, outputs):
     norm = NormSpec(random(96, dtype=dtype, seed=3), 1e-5, offset=1.0)
     width = outputs // 2 if act and act.endswith("_mul") else outputs
     residual = random(11, width, dtype=dtype, seed=4)
-    got = kernels.fused_linear(x, weight, bias, norm=norm, act=act, residual=residual)
+    got = kernels.product(x, weight, bias, norm=norm, act=act, residual=residual)
     y = REFERENCE.norm(x, norm).float() @ weight.float().t() + bias.float()
     wanted = residual.float() + (y if act is None else REFERENCE.activate(y, act))
     error = (got.float() - wanted).abs().max() / wanted.abs().max()
@@ -74,7 +75,7 @@ def test_quantised_linear(kernels, fmt, dtype, dims, group, seed):
     x, weight = random(rows, inputs, dtype=dtype, seed=seed), random(outputs, inputs, seed=seed + 1)
     q, scales = quantise(weight, fmt, group)
     bias = random(outputs, dtype=dtype, seed=seed + 2)
-    got = kernels.fused_linear(x, pack_quantised(q, scales, fmt, bias, group))
+    got = kernels.product(x, pack_quantised(q, scales, fmt, bias, group))
     dense = dequantise(q, scales, group)
     wanted = rounded_activations(x) @ dense.double().t() + bias.double()
     close(got, wanted, dtype)
@@ -91,13 +92,13 @@ def test_four_bits_with_zero_points(kernels, dtype, rows, outputs, groups, seed)
     zeros = torch.randint(-8, 8, (outputs, groups), generator=generator, dtype=torch.int8)
     scales = torch.rand(outputs, groups, generator=generator).half()
     x, bias = random(rows, groups * group, dtype=dtype, seed=seed), random(outputs, dtype=dtype, seed=seed + 2)
-    packed = kernels.pack_zeros(q, scales, zeros, bias)
+    packed = kernels.pack(GridWeight(q, scales, bits=4, group=group, dtype=dtype, bias=bias, zeros=zeros).stored())
     assert packed.bytes() <= -(-outputs // 64) * 64 * groups * (group // 2 + 4) + outputs * 4
     wide = (q.double() - zeros.double().repeat_interleave(group, 1)) * scales.double().repeat_interleave(group, 1)
     assert torch.equal(packed.rows(torch.arange(outputs), torch.float32), wide.float())
-    got = kernels.fused_linear(x, packed)
+    got = kernels.product(x, packed)
     close(got, rounded_activations(x) @ wide.T + bias.double(), dtype)
-    assert torch.equal(kernels.fused_linear(x[:1], packed), got[:1])
+    assert torch.equal(kernels.product(x[:1], packed), got[:1])
 
 
 def dequantise(q: torch.Tensor, scales: torch.Tensor, group: int) -> torch.Tensor:
@@ -152,31 +153,31 @@ def test_a_row_has_the_same_bytes_in_any_company(kernels, threads, dtype, output
     x = random(230, inputs, dtype=dtype)
     for packed in formats(outputs, inputs, dtype):
         threads(1)
-        alone = torch.cat([kernels.fused_linear(row[None], packed) for row in x])
+        alone = torch.cat([kernels.product(row[None], packed) for row in x])
         for count in (2, 3, 5, 6, 7, 8, 13, 97, 230):
             threads(1 + count % 3)
             index = torch.randperm(230, generator=torch.Generator().manual_seed(count))[:count]
-            assert torch.equal(kernels.fused_linear(x[index], packed), alone[index]), (packed.format, count)
+            assert torch.equal(kernels.product(x[index], packed), alone[index]), (packed.format, count)
 
 
 def test_fused_rows_have_the_same_bytes_in_any_company(kernels):
     x, residual = random(50, 160, dtype=torch.bfloat16), random(50, 64, dtype=torch.bfloat16, seed=4)
     norm = NormSpec(random(160, dtype=torch.bfloat16, seed=3), 1e-5)
     for packed in formats(128, 160, torch.bfloat16):
-        whole = kernels.fused_linear(x, packed, norm=norm, act="silu_mul", residual=residual)
+        whole = kernels.product(x, packed, norm=norm, act="silu_mul", residual=residual)
         for i in (0, 17, 49):
-            one = kernels.fused_linear(x[i : i + 1], packed, norm=norm, act="silu_mul", residual=residual[i : i + 1])
+            one = kernels.product(x[i : i + 1], packed, norm=norm, act="silu_mul", residual=residual[i : i + 1])
             assert torch.equal(one, whole[i : i + 1])
 
 
 def test_a_changed_or_replaced_weight_is_packed_again(kernels):
     weight, x = random(64, 32), random(3, 32)
-    before = kernels.linear(x, weight)
+    before = kernels.product(x, weight)
     weight.mul_(2)
-    assert torch.equal(kernels.linear(x, weight), before * 2)
+    assert torch.equal(kernels.product(x, weight), before * 2)
     for seed in range(20):  # addresses are reused by the allocator
         fresh = random(64, 32, seed=seed)
-        close(kernels.linear(x, fresh), x.double() @ fresh.double().t(), torch.float32)
+        close(kernels.product(x, fresh), x.double() @ fresh.double().t(), torch.float32)
         del fresh
     assert len(kernels._packed) == 1
 
@@ -184,26 +185,26 @@ def test_a_changed_or_replaced_weight_is_packed_again(kernels):
 def test_weights_made_in_inference_mode(kernels):
     with torch.inference_mode():
         weight, x = random(64, 32), random(3, 32)
-        close(kernels.linear(x, weight), x.double() @ weight.double().t(), torch.float32)
-        assert torch.equal(kernels.linear(x, weight), kernels.linear(x, weight))
+        close(kernels.product(x, weight), x.double() @ weight.double().t(), torch.float32)
+        assert torch.equal(kernels.product(x, weight), kernels.product(x, weight))
 
 
 def test_strided_rows_and_no_rows(kernels):
     wide, weight = random(8, 100), random(20, 40)
-    close(kernels.linear(wide[:, 10:50], weight), wide[:, 10:50].double() @ weight.double().t(), torch.float32)
-    close(kernels.linear(wide.t()[:40].t(), weight), wide[:, :40].double() @ weight.double().t(), torch.float32)
-    assert kernels.linear(random(0, 40), weight).shape == (0, 20)
+    close(kernels.product(wide[:, 10:50], weight), wide[:, 10:50].double() @ weight.double().t(), torch.float32)
+    close(kernels.product(wide.t()[:40].t(), weight), wide[:, :40].double() @ weight.double().t(), torch.float32)
+    assert kernels.product(random(0, 40), weight).shape == (0, 20)
 
 
 def test_half_precision_falls_back_and_is_counted(kernels):
     x, weight = random(4, 40, dtype=torch.float16), random(20, 40, dtype=torch.float16)
-    assert torch.equal(kernels.linear(x, weight), REFERENCE.linear(x, weight))
+    assert torch.equal(kernels.product(x, weight), REFERENCE.product(x, weight))
     assert kernels.counters()["linear"]["fallbacks"] == 1
 
 
 def test_a_matrix_refuses_rows_of_another_width(kernels):
     with pytest.raises(ValueError, match="40 columns"):
-        kernels.linear(random(2, 30), random(20, 40))
+        kernels.product(random(2, 30), random(20, 40))
     assert [group_size(300, groups) for groups in (10, 5, 4, 1)] == [32, 64, 96, 320]
     with pytest.raises(ValueError, match="scales a row"):
         group_size(100, 99)

@@ -22,7 +22,7 @@ def isa():
 def product(kernels, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(1024, 512, generator=generator)
-    return kernels.linear(torch.randn(40, 512, generator=generator), weight)
+    return kernels.product(torch.randn(40, 512, generator=generator), weight)
 
 
 def test_callers_from_several_threads_get_what_one_gets(kernels, threads):
@@ -52,11 +52,11 @@ def test_ranges_that_do_not_divide_and_threads_without_one(kernels, threads, row
         weight = torch.randn(64 * tiles, 1024, generator=torch.Generator().manual_seed(tiles))
         x = torch.randn(rows, 1024, generator=torch.Generator().manual_seed(0))
         threads(1)
-        wanted = kernels.linear(x, weight)
+        wanted = kernels.product(x, weight)
         for count in (2, 3, 7):
             threads(count)
             for _ in range(5):
-                assert torch.equal(kernels.linear(x, weight), wanted), f"{tiles} tiles, {count} threads"
+                assert torch.equal(kernels.product(x, weight), wanted), f"{tiles} tiles, {count} threads"
 
 
 def test_the_default_is_what_the_process_may_use(threads):

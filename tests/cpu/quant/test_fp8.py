@@ -60,14 +60,14 @@ def test_blocks_join_split_and_move_whole() -> None:
         a.split(1, 1, 2)
     assert not isinstance(b.concat([a]), Fp8Weight)  # a border inside a block: they multiply side by side
     x = torch.randn(3, 320)
-    assert torch.allclose(ReferenceKernels().fp8_linear(x, a.data, a.scales), x @ a.dense().T, atol=1e-4)
+    assert torch.allclose(ReferenceKernels().product(x, a.stored()), x @ a.dense().T, atol=1e-4)
 
 
 def test_rows_of_the_reference_do_not_see_each_other() -> None:
     weight, x = block_weight(128, 128), torch.randn(33, 128)
-    whole = ReferenceKernels().fp8_linear(x, weight.data, weight.scales)
+    whole = ReferenceKernels().product(x, weight.stored())
     for row in (0, 7, 32):
-        assert torch.equal(ReferenceKernels().fp8_linear(x[row : row + 1], weight.data, weight.scales)[0], whole[row])
+        assert torch.equal(ReferenceKernels().product(x[row : row + 1], weight.stored())[0], whole[row])
 
 
 def logprobs(folder: Path, **options: Any) -> list[float]:

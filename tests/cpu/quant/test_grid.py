@@ -35,20 +35,22 @@ def test_native_means_what_the_reference_says(tokens: int, groups: int, out: int
     x, weight = torch.randn(tokens, groups * 32), torch.randn(out, groups * 32)
     bias = torch.randn(out) if biased else None
     q, scales = quantise(weight, bits)
-    want = ReferenceKernels().grid_linear(x, q, scales, bias)
-    packed = kernels.pack_grid(q, scales, bits, bias)
+    stored = GridWeight(q, scales, bits=bits, group=32, dtype=torch.float32, bias=bias).stored()
+    want = ReferenceKernels().product(x, stored)
+    packed = kernels.pack(stored)
     if packed is None:
         pytest.skip("no native module")
-    torch.testing.assert_close(kernels.fused_linear(x, packed), want, rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(kernels.product(x, packed), want, rtol=2e-5, atol=2e-5)
     torch.testing.assert_close(packed.rows(torch.arange(out), torch.float32), widen(q, scales), rtol=0, atol=0)
 
 
 def test_reference_rows_do_not_see_each_other() -> None:
     torch.manual_seed(1)
     x, (q, scales) = torch.randn(33, 64), quantise(torch.randn(50, 64), 4)
-    whole = ReferenceKernels().grid_linear(x, q, scales)
+    stored = GridWeight(q, scales, bits=4, group=32, dtype=torch.float32).stored()
+    whole = ReferenceKernels().product(x, stored)
     for row in (0, 7, 32):
-        assert torch.equal(ReferenceKernels().grid_linear(x[row : row + 1], q, scales)[0], whole[row])
+        assert torch.equal(ReferenceKernels().product(x[row : row + 1], stored)[0], whole[row])
 
 
 def grid(weight: torch.Tensor, bias: torch.Tensor | None = None) -> GridWeight:

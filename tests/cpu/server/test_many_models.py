@@ -75,6 +75,32 @@ async def test_two_hundred_requests_over_three_models_with_memory_for_two(
     assert not any(entry.life.open or entry.life.waiting for entry in entries)
 
 
+async def test_two_models_take_turns_asleep(folders: dict[str, Path]) -> None:
+    """Memory for one of two: each is loaded once, sleeps while the other answers, and says what it said."""
+    server = make_server_config({}, engines=0, models_memory=10, models_patience=120.0)
+    options: dict[str, Any] = {"kv_cache_memory_bytes": 4 << 20, "max_num_seqs": 8, "max_model_len": 128}
+    options |= {"device": "cpu", "threads": 1, "enable_sleep_mode": True}
+    specs = [Spec(make_config({}, model=str(folders[name]), served_model_name=name, **options), server, memory=10)
+             for name in NAMES[:2]]  # fmt: skip
+    opening = Opening(server, build_default, {})
+    models = opening.catalogue(specs)
+    transport = httpx.ASGITransport(app=make_app(make_front(await opening.shared())), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=300) as client:
+        right = {name: await say(client, name, [5, 6, 7, 8]) for name in NAMES[:2]}
+
+        async def ask(number: int) -> None:
+            for turn in range(10):
+                name = NAMES[(number + turn) % 2]
+                assert await say(client, name, [5, 6, 7, 8]) == right[name]
+
+        await asyncio.gather(*(ask(number) for number in range(4)))
+        entries = list(models.entries.values())
+        assert all(entry.life.loads == 1 and entry.rest.wakes for entry in entries)
+        text = (await client.get("/metrics")).text
+        assert 'sleep_state="weights_offloaded"' in text
+    await models.close()
+
+
 async def test_what_is_predicted_is_what_is_measured(folders: dict[str, Path]) -> None:
     server = make_server_config({}, engines=0)
     options = {"max_num_seqs": 8, "max_model_len": 128, "device": "cpu", "threads": 1}

@@ -45,7 +45,7 @@ def both(
     found = []
     for kernels in (PLAIN, TritonKernels()):
         delta = Delta(site, x, kernels.adapt(x, site, rows, slots), rows, slots)
-        found.append(kernels.fused_linear(x, weight, act=act, residual=beside, delta=delta))  # type: ignore[arg-type]
+        found.append(kernels.product(x, weight, act=act, residual=beside, delta=delta))  # type: ignore[arg-type]
     return found[0], found[1], slots[rows] > 0
 
 

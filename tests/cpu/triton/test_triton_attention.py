@@ -48,7 +48,7 @@ def both(spec, steps, *, kernels=None, drop=True):
             for view, slots in ((a.kv[0], a.groups[0].slots),):  # fresh: the newest keys are not stored yet
                 view.key[slots // 16, :, slots % 16] = float("nan")
                 view.value[slots // 16, :, slots % 16] = float("nan")
-            yield kernels.attend_qkv(x, spec, a), expected
+            yield kernels.attend(x, spec, a), expected
     for mine, other in zip(ours.kv, theirs.kv, strict=True):
         assert torch.allclose(mine.key, other.key, atol=1e-5, equal_nan=True)
         assert torch.equal(mine.value.isnan(), other.value.isnan())
@@ -165,7 +165,7 @@ def test_eight_bit_pages(dtype, name):
         q, expected_q = kernels.prepare_qkv(x, spec, a), REFERENCE.prepare_qkv(x, spec, b)
         expected = REFERENCE.attention(expected_q, spec, b)
         assert torch.allclose(q, expected_q, atol=1e-5)
-        results = [kernels.attention(q, spec, a)] + ([kernels.attend_qkv(x, spec, a)] if a.max_query == 1 else [])
+        results = [kernels.attention(q, spec, a)] + ([kernels.attend(x, spec, a)] if a.max_query == 1 else [])
         for found in results:  # the interpreter cuts off what a float8 does not hold, where devices round
             assert (found - expected).norm() < (0.002 if dtype == torch.int8 else 0.12) * expected.norm()
     for mine, other in zip(ours.kv, theirs.kv, strict=True):

@@ -58,7 +58,7 @@ def test_pick_is_norm_router_and_route(name, tokens, keep):
     norm = NormSpec(torch.rand(40) + 0.5, 1e-6, offset=0.5)
     ids, gates, h = pick(x, w, add, norm, spec, scratch=scratch, pdl=False, keep=keep, near=torch.zeros(64, 64))
     normed = REFERENCE.norm(x, norm)
-    expected, weights = REFERENCE.route(REFERENCE.linear(normed, w, add), spec)
+    expected, weights = REFERENCE.route(REFERENCE.product(normed, w, add), spec)
     assert torch.equal(ids.long(), expected) and torch.allclose(gates, weights, atol=1e-5)
     assert torch.allclose(h, normed if keep else x, atol=1e-5)
     assert not scratch.counters(x.device).any()
@@ -73,7 +73,7 @@ def test_several_pick_together(name, tokens, width):
     for norm, add in ((norm, add), (None, None)):  # noqa: B020
         ids, gates, h = pick_few(x, w, add, norm, spec, scratch=Scratch(1 << 14, 8), count=None, pdl=False)
         normed = x if norm is None else REFERENCE.norm(x, norm)
-        expected, weights = REFERENCE.route(REFERENCE.linear(normed, w, add), spec)
+        expected, weights = REFERENCE.route(REFERENCE.product(normed, w, add), spec)
         assert torch.equal(ids.long(), expected) and torch.allclose(gates, weights, atol=1e-5)
         assert torch.allclose(h, normed, atol=1e-5)
 
@@ -166,7 +166,7 @@ def test_a_whole_layer(tokens, shared):
     ctx = ForwardContext(kernels, x, x, x, 1, [], [])
     found = fused(x, ctx, norm=norm, residual=x)
     h = REFERENCE.norm(x, norm)
-    ids, gates = REFERENCE.route(REFERENCE.linear(h, router.table), spec)
+    ids, gates = REFERENCE.route(REFERENCE.product(h, router.table), spec)
     expected = x + exact_experts(h, ups, downs, ids, gates, "silu_mul")
     if beside is not None:
         expected += REFERENCE.activate(h @ beside[0].table.T, "silu_mul") @ beside[1].table.T

@@ -52,7 +52,7 @@ def test_gemv(rows, width, inner, norm, act, bias, residual):
     x, w, b, spec, r = operands(rows, width, inner, norm=norm, gated=gated, bias=bias, residual=residual)
     for config in ((1, 64, 1), (4, 256, 2)):
         found = gemv(x, w, b, spec, act, r, pdl=False, config=config)
-        assert relative(found, REFERENCE.fused_linear(x, w, b, norm=spec, act=act, residual=r)) < 1e-5
+        assert relative(found, REFERENCE.product(x, w, b, norm=spec, act=act, residual=r)) < 1e-5
 
 
 @pytest.mark.parametrize(("norm", "act", "bias", "residual"), CASES)
@@ -63,7 +63,7 @@ def test_thin(rows, width, inner, norm, act, bias, residual):
     scratch = Scratch(1 << 18, 64)
     for config in ((32, 64, 1, 1, 4, 0), (32, 32, 2, 1, 4, 0)):
         found = thin(x, w, b, spec, act, r, scratch=scratch, pdl=False, config=config)
-        assert relative(found, REFERENCE.fused_linear(x, w, b, norm=spec, act=act, residual=r)) < 1e-5
+        assert relative(found, REFERENCE.product(x, w, b, norm=spec, act=act, residual=r)) < 1e-5
     assert not scratch.counters(x.device).any(), "counters are left as they were found"
 
 
@@ -72,9 +72,9 @@ def test_steady_products(norm, act, bias, residual):
     gated = act is not None and (act.endswith("_mul") or act == "oai_swiglu")
     x, w, b, spec, r = operands(20, 70 if gated else 38, 200, norm=norm, gated=gated, bias=bias, residual=residual)
     kernels = TritonKernels(steady=True)
-    found = kernels.fused_linear(x, w, b, norm=spec, act=act, residual=r)
-    assert relative(found, REFERENCE.fused_linear(x, w, b, norm=spec, act=act, residual=r)) < 1e-5
-    part = kernels.fused_linear(x[3:4], w, b, norm=spec, act=act, residual=None if r is None else r[3:4])
+    found = kernels.product(x, w, b, norm=spec, act=act, residual=r)
+    assert relative(found, REFERENCE.product(x, w, b, norm=spec, act=act, residual=r)) < 1e-5
+    part = kernels.product(x[3:4], w, b, norm=spec, act=act, residual=None if r is None else r[3:4])
     assert torch.allclose(part, found[3:4], atol=1e-5)
 
 
@@ -82,8 +82,8 @@ def test_steady_products(norm, act, bias, residual):
 def test_every_row_count_has_a_way(rows):
     kernels = TritonKernels()
     x, w, b, spec, r = operands(rows, 48, 64, norm=True, gated=True, bias=True, residual=True)
-    found = kernels.fused_linear(x, w, b, norm=spec, act="silu_mul", residual=r)
-    expected = REFERENCE.fused_linear(x, w, b, norm=spec, act="silu_mul", residual=r)
+    found = kernels.product(x, w, b, norm=spec, act="silu_mul", residual=r)
+    expected = REFERENCE.product(x, w, b, norm=spec, act="silu_mul", residual=r)
     assert torch.allclose(found, expected, atol=1e-4)
 
 
@@ -92,7 +92,7 @@ def test_bf16_one_row():
     low = [t.bfloat16() for t in (x, w, b, r)]
     spec.weight = spec.weight.bfloat16()
     found = gemv(low[0], low[1], low[2], spec, "silu", low[3], pdl=False, config=(2, 64, 1))
-    exact = REFERENCE.fused_linear(*(t.float() for t in low[:3]), norm=spec, act="silu", residual=low[3].float())
+    exact = REFERENCE.product(*(t.float() for t in low[:3]), norm=spec, act="silu", residual=low[3].float())
     assert relative(found, exact.bfloat16()) < 1e-2
 
 
@@ -100,7 +100,7 @@ def test_layer_norms_are_done_before():
     kernels = TritonKernels()
     x, w = torch.randn(2, 40), torch.randn(30, 40)
     spec = NormSpec(torch.rand(40), 1e-5, "layer", torch.randn(40))
-    assert torch.allclose(kernels.fused_linear(x, w, norm=spec), REFERENCE.fused_linear(x, w, norm=spec), atol=1e-4)
+    assert torch.allclose(kernels.product(x, w, norm=spec), REFERENCE.product(x, w, norm=spec), atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["rms", "layer"])

@@ -47,7 +47,7 @@ def matrix(kind: str, rows: int, columns: int, bias: bool = False) -> NarrowMatr
 
 def exact(x, weight, norm, act, residual):
     dense = weight.rows(torch.arange(weight.shape[0]), torch.float32)
-    return REFERENCE.fused_linear(x, dense, weight.bias, norm=norm, act=act, residual=residual)
+    return REFERENCE.product(x, dense, weight.bias, norm=norm, act=act, residual=residual)
 
 
 def test_four_bits_pack_and_unpack():
@@ -96,18 +96,18 @@ def test_only_the_row_itself_counts_as_spread():
     kernels, up, down = TritonKernels(), matrix("fp8", 64, 32), matrix("fp8", 16, 32)
     kernels.launch.narrow_ways = {narrow_operation(1, up, "silu_mul"): ("gemv", 4, 16, 1, 0)}
     x = torch.randn(1, 32)
-    inner = kernels.fused_linear(x, up, act="silu_mul")
+    inner = kernels.product(x, up, act="silu_mul")
     assert isinstance(inner, SpreadRow)
-    first = kernels.fused_linear(inner, down)
-    assert torch.equal(first, kernels.fused_linear(inner.clone(), down))
+    first = kernels.product(inner, down)
+    assert torch.equal(first, kernels.product(inner.clone(), down))
     assert type(inner * 2) is type(inner.view(32)) is torch.Tensor
     inner.words.zero_()
     other = inner + 0  # another row, which has no words
-    assert relative(kernels.fused_linear(other, down), exact(other, down, None, None, None)) < 2e-3
+    assert relative(kernels.product(other, down), exact(other, down, None, None, None)) < 2e-3
     norm = NormSpec(torch.rand(32) + 0.5, 1e-5)  # nor has a norm of it
-    assert relative(kernels.fused_linear(inner, down, norm=norm), exact(inner, down, norm, None, None)) < 2e-3
+    assert relative(kernels.product(inner, down, norm=norm), exact(inner, down, norm, None, None)) < 2e-3
     integers = matrix("int8", 16, 32)
-    assert relative(kernels.fused_linear(inner, integers), exact(inner, integers, None, None, None)) < 0.05
+    assert relative(kernels.product(inner, integers), exact(inner, integers, None, None, None)) < 0.05
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,7 +9,7 @@ triton = pytest.importorskip("triton")
 
 from paged_batch import PagedBatch  # noqa: E402
 
-from tokenmill.core.forward import DeltaSpec, NormSpec, SpaceSpec, StateSpec  # noqa: E402
+from tokenmill.core.forward import ConvSpec, DeltaSpec, NormSpec, ScanSpec, SpaceSpec, StateSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
 
@@ -55,7 +55,7 @@ def test_delta_rule(heads, steady):
 
         def step(ctx, state, count):
             mixed, gate = next(left)
-            return kernels.delta_rule_(mixed[:, :-5], gate, spec, state, ctx)
+            return kernels.recur_((mixed[:, :-5], gate), spec, state, ctx)
 
         return step
 
@@ -75,7 +75,7 @@ def test_delta_rule_with_keys_that_hardly_differ():
     gates = torch.tensor([[4.0, 0.0]]).expand(100, 2).contiguous()
     found = []
     for kernels in (TritonKernels(), ReferenceKernels()):
-        made = run(kernels, lambda ctx, state, n, k=kernels: k.delta_rule_(mixed, gates, spec, state, ctx), (1, 16, 16),
+        made = run(kernels, lambda ctx, state, n, k=kernels: k.recur_((mixed, gates), spec, state, ctx), (1, 16, 16),
                    [[("a", 100)]])  # fmt: skip
         found.append(made[0][0])
     torch.testing.assert_close(found[0], found[1], atol=1e-4, rtol=1e-4)
@@ -90,9 +90,8 @@ def test_the_same_bytes_however_it_is_cut_if_steady():
         def step(ctx, state, count):
             nonlocal at
             at += count
-            return TritonKernels(steady=True).delta_rule_(
-                mixed[at - count : at], gates[at - count : at], spec, state, ctx
-            )
+            given = mixed[at - count : at], gates[at - count : at]
+            return TritonKernels(steady=True).recur_(given, spec, state, ctx)
 
         return torch.cat(run(None, step, (2, 8, 8), [[("a", n)] for n in counts])[0])
 
@@ -106,7 +105,7 @@ def test_short_conv(taps, silu, bias):
 
     def compute(kernels):
         left = iter(given)
-        return lambda ctx, state, count: kernels.short_conv_(next(left)[:, :37], weight, more, state, ctx, silu=silu)
+        return lambda ctx, state, count: kernels.recur_((next(left)[:, :37],), ConvSpec(weight, more, silu), state, ctx)
 
     kernels = TritonKernels()
     mine, states = run(kernels, compute(kernels), (taps - 1, 37))
@@ -137,7 +136,7 @@ def test_state_space():
 
         def step(ctx, state, count):
             mixed, rates = next(left).split((heads * dim + 2 * groups * keys, heads), dim=-1)
-            return kernels.state_space_(mixed, rates, spec, state, ctx)
+            return kernels.recur_((mixed, rates), spec, state, ctx)
 
         return step
 
@@ -159,7 +158,7 @@ def test_selective_scan():
 
         def step(ctx, state, count):
             x, rates, mixed = next(left).split((channels, channels, 2 * keys), dim=-1)
-            return kernels.selective_scan_(x, rates, mixed, fixed, state, ctx)
+            return kernels.recur_((x, rates, mixed), ScanSpec(*fixed), state, ctx)
 
         return step
 

@@ -16,6 +16,7 @@ from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
 from tokenmill.core.forward import NormSpec, RouteSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
+from tokenmill.quant.grid import GridWeight  # noqa: E402
 
 REFERENCE = ReferenceKernels()
 
@@ -40,8 +41,8 @@ def test_attention_is_computed_all_the_same(kernels: TritonKernels) -> None:
 def test_products_are_computed_all_the_same(kernels: TritonKernels, rows: int) -> None:
     x, weight = torch.randn(rows, 64), torch.randn(96, 64)
     norm, residual = NormSpec(torch.rand(64), 1e-5), torch.randn(rows, 48)
-    found = kernels.fused_linear(x, weight, norm=norm, act="silu_mul", residual=residual)
-    expected = REFERENCE.fused_linear(x, weight, norm=norm, act="silu_mul", residual=residual)
+    found = kernels.product(x, weight, norm=norm, act="silu_mul", residual=residual)
+    expected = REFERENCE.product(x, weight, norm=norm, act="silu_mul", residual=residual)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
@@ -51,9 +52,9 @@ def test_packed_weights_are_widened(kernels: TritonKernels, bits: int, rows: int
     x = torch.randn(rows, 128)
     q = torch.randint(-8, 8, (32, 128), dtype=torch.int8)
     scales = torch.rand(32, 4).half()
-    packed = kernels.pack_grid(q, scales, bits)
+    packed = kernels.pack(GridWeight(q, scales, bits=bits, group=32, dtype=torch.float32).stored())
     dense = q.float() * scales.float().repeat_interleave(32, 1)
-    torch.testing.assert_close(kernels.fused_linear(x, packed), x @ dense.T, atol=1e-2, rtol=1e-3)
+    torch.testing.assert_close(kernels.product(x, packed), x @ dense.T, atol=1e-2, rtol=1e-3)
 
 
 def test_rows_and_choices(kernels: TritonKernels, caplog: pytest.LogCaptureFixture) -> None:

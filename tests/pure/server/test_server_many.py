@@ -43,6 +43,7 @@ class City:
     links: dict[str, list[FakeLink]] = field(default_factory=dict)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     errors: dict[str, Exception] = field(default_factory=dict)
+    options: dict[str, FakeOptions] = field(default_factory=dict)
 
     def entry(self, name: str) -> Entry[Model]:
         return self.house.models.entries[name]
@@ -62,7 +63,9 @@ async def build() -> AsyncIterator[Any]:
     made: list[City] = []
 
     def start(*, held_up: bool = False, memory: int | None = 20, patience_s: float = 30.0, pin: str = "",
-              rights: dict[str, frozenset[str]] | None = None, ttl: float = 0.0, **server: Any) -> City:  # fmt: skip
+              rights: dict[str, frozenset[str]] | None = None, ttl: float = 0.0,
+              engine: dict[str, Any] | None = None, sleep_memory: int | None = None,
+              **server: Any) -> City:  # fmt: skip
         config: ServerConfig = make_server_config({}, **server)
         city: City
 
@@ -70,7 +73,8 @@ async def build() -> AsyncIterator[Any]:
             await city.gate.wait()
             if entry.name in city.errors:
                 raise city.errors[entry.name]
-            options = FakeOptions(script=SAYS[entry.name], max_model_len=LONG[entry.name])
+            options = city.options.setdefault(entry.name, FakeOptions())
+            options.script, options.max_model_len = SAYS[entry.name], LONG[entry.name]
 
             def link(number: int, life: int) -> FakeLink:
                 city.links.setdefault(entry.name, []).append(FakeLink(options))
@@ -82,10 +86,11 @@ async def build() -> AsyncIterator[Any]:
             await fleet.start()
             return Loaded(fleet, make_context(fleet, entry.spec.server, city.house))
 
-        models: Catalogue[Model] = Catalogue(make, Bounds(memory, patience_s=patience_s))
+        bounds = Bounds(memory, patience_s=patience_s, sleep_memory=sleep_memory)
+        models: Catalogue[Model] = Catalogue(make, bounds)
         for name in SAYS:
-            engine = make_config({}, model=f"/models/{name}", served_model_name=name)
-            spec = Spec(engine, config, (f"{name}-alias",), ttl=ttl, pin=name == pin, memory=10)
+            own = make_config({}, model=f"/models/{name}", served_model_name=name, **(engine or {}))
+            spec = Spec(own, config, (f"{name}-alias",), ttl=ttl, pin=name == pin, memory=10)
             models.add(spec)
         house = make_house(config, models)
         house.rights = rights or {}
@@ -153,6 +158,7 @@ async def test_every_api_reaches_the_model_that_it_names(build: Any) -> None:
 HOUSE = {
     *("/health", "/v1/health", "/ready", "/ping", "/version", "/load", "/metrics", "/openapi.json"),
     *("/v1/models", "/models", "/v1/models/{name:path}", "/models/load", "/models/unload", "/api/tags", "/api/ps"),
+    *("/sleep", "/wake_up", "/is_sleeping"),
     *("/api/version", "/api/generate", "/api/chat", "/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/{model}"),
     *("/v2/models/{model}/ready", "/v1/engine", "/v1/card", "/v1/requests", "/v1/requests/{id}"),
     *("/v1/responses", "/v1/responses/{response_id}", "/v1/responses/{response_id}/input_items"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import random
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 from tests.pure.server.listening import answer, message
+from tokenmill.server.protocol import BoundedProtocol
+from tokenmill.server.transport import CountedTransport
 from tokenmill.testing.fake_generator import FakeOptions
 
 
@@ -27,6 +30,39 @@ async def test_a_client_that_leaves_ends_its_request(listen: Any) -> None:
             writer.transport.abort()
             await server.idle(30)
             assert server.served.fake.link().steps - steps <= 5
+
+
+async def test_a_connection_goes_without_the_collector(listen: Any) -> None:
+    """What refers back to itself stays until somebody collects cycles: after a burst that is its memory."""
+    server = await listen()
+
+    async def visit(end: str) -> None:
+        reader, writer = await server.connect()
+        if end != "silent":
+            writer.write(
+                message({"prompt": "abc", "max_tokens": 2, "stream": end == "stream"})[: 40 if end == "cut" else None]
+            )
+        if end in ("plain", "stream"):
+            await answer(reader)
+        writer.transport.abort()
+
+    for end in ("plain", "stream", "cut", "silent", "plain"):
+        await visit(end)
+    await server.idle(30)
+    while server.connections:
+        await asyncio.sleep(0.01)
+    gc.collect()
+    gc.disable()
+    try:
+        for end in ("plain", "stream", "cut", "silent") * 3:
+            await visit(end)
+        await server.idle(30)
+        while server.connections:
+            await asyncio.sleep(0.01)
+        left = [one for one in gc.get_objects() if isinstance(one, BoundedProtocol | CountedTransport)]
+        assert not left, "connections that have ended"
+    finally:
+        gc.enable()
 
 
 async def test_random_disconnects_leave_nothing(listen: Any) -> None:

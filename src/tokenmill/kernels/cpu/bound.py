@@ -143,11 +143,14 @@ class BoundExperts:
             return
         self.native = _native.Experts([p.native for p in ups], [p.native for p in downs], act)
 
-    def call(self, x: Tensor, ids: Tensor, gates: Tensor | None, out: Tensor, kind: int, half: int) -> Tensor:
-        """x [rows, ...] -> out; half: 0 for both products, 1 for the first, 2 for the second."""
+    def call(
+        self, x: Tensor, ids: Tensor, gates: Tensor | None, out: Tensor, kind: int, half: int, first: int = 0
+    ) -> Tensor:
+        """x [rows, ...] -> out; half: 0 for both products, 1 for the first, 2 for the second, 3 for both and no sum;
+        first: the number of the first expert."""
         x, ids = x.contiguous(), ids.contiguous()
         gates = None if gates is None else gates.contiguous()
         rows, top_k = ids.shape
         at = 0 if gates is None else gates.data_ptr()
-        self.native.call(x.data_ptr(), rows, out.data_ptr(), kind, ids.data_ptr(), at, top_k, half)
+        self.native.call(x.data_ptr(), rows, out.data_ptr(), kind, ids.data_ptr(), at, top_k, half, first)
         return out

@@ -9,7 +9,7 @@ for what csrc does not do.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -20,12 +20,12 @@ from tokenmill.core.adapters import AdapterSite, Delta
 from tokenmill.core.forward import (
     Act,
     AttentionSpec,
-    DeltaSpec,
     Draws,
     ForwardContext,
     NormSpec,
+    Recurrence,
     RouteSpec,
-    SpaceSpec,
+    StoredMatrix,
     Weight,
 )
 from tokenmill.kernels.adapters import addends
@@ -34,7 +34,7 @@ from tokenmill.kernels.cpu.accept import accept_
 from tokenmill.kernels.cpu.adapters import Addends, BoundSites
 from tokenmill.kernels.cpu.bound import BoundExperts, BoundLayer, BoundPlan
 from tokenmill.kernels.cpu.choose import choose
-from tokenmill.kernels.cpu.packed import TYPES, PackedMatrix, pack_blocks, pack_dense, pack_quantised, quantise
+from tokenmill.kernels.cpu.packed import PACKERS, TYPES, PackedMatrix, pack_dense, quantise
 from tokenmill.kernels.cpu.replay import record
 from tokenmill.kernels.reference import ReferenceKernels
 
@@ -82,9 +82,10 @@ class CpuKernels(ReferenceKernels):
 
     def record(self, compute: Callable[[], T], room: Tensor | None = None) -> tuple[T, Callable[[], None] | None]:
         """What `compute` makes, and a function that makes it again in the same tensors; None: it is not all native."""
-        return record(compute, self._bound, room)
+        return record(compute, self.bound, room)
 
-    def _bound(self) -> list[object]:
+    def bound(self) -> list[object]:
+        """What it keeps by address."""
         return [*self._layers.values(), *self._norms.values(), *self._packed.values(), *self._experts.values(),
                 *self._sites.values()]  # fmt: skip
 
@@ -99,14 +100,10 @@ class CpuKernels(ReferenceKernels):
 
     # ------------------------------------------------------------------ matmuls
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x [T, K] @ weight [N, K].T + bias -> [T, N] in x's dtype."""
-        return self.fused_linear(x, weight, bias)
-
-    def fused_linear(
+    def product(
         self,
         x: Tensor,
-        weight: Tensor | PackedMatrix,
+        weight: Any,
         bias: Tensor | None = None,
         *,
         norm: NormSpec | None = None,
@@ -115,16 +112,19 @@ class CpuKernels(ReferenceKernels):
         delta: Delta | None = None,
     ) -> Tensor:
         """residual + act(norm(x) @ weight.T + bias) in x's dtype; weight dense [N, K], or packed (bias within)."""
-        kind = TYPES.get(x.dtype)
-        if kind is None or (isinstance(weight, Tensor) and weight.dtype not in TYPES) or x.ndim != 2:
-            return self._plain_linear(x, weight, bias, (norm, act, residual), delta)
-        packed = weight if isinstance(weight, PackedMatrix) else self._pack(weight, bias)
+        kind, packed = TYPES.get(x.dtype), weight
+        if type(weight) is not PackedMatrix or kind is None or x.ndim != 2:
+            if isinstance(weight, Tensor) and weight.ndim == 3:
+                return self._per_head(x, weight)
+            if kind is None or not isinstance(weight, Tensor) or weight.dtype not in TYPES or x.ndim != 2:
+                return self._plain_product(x, weight, bias, (norm, act, residual, delta))
+            packed = self._pack(weight, bias)
         width = packed.n
         if act in GATED:
             width //= 2
             if width % _native.TILE_COLUMNS:
                 # The halves share a tile, so gate and up are not at hand together.
-                y = self.activate(self.fused_linear(x, packed, norm=norm, delta=delta), act)
+                y = self.activate(self.product(x, packed, norm=norm, delta=delta), act)
                 return y if residual is None else self.add(residual, y)
         rows, inner = x.shape
         if inner != packed.k:
@@ -165,6 +165,19 @@ class CpuKernels(ReferenceKernels):
         )  # fmt: skip
         return out
 
+    def _per_head(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [T, H, K], weight [H, N, K] -> [T, H, N]."""
+        kind, (count, outer, inner) = TYPES.get(x.dtype), weight.shape
+        if kind is None or weight.dtype != x.dtype or outer % _native.TILE_COLUMNS or inner % 2:
+            self.count("head_matmul", fallback=True)
+            return super().product(x, weight)
+        self.count("head_matmul")
+        x = x.contiguous()
+        out = torch.empty((x.shape[0], count, outer), dtype=x.dtype)
+        packed = self._pack(weight, None)
+        _native.heads(packed.native, count, x.data_ptr(), x.shape[0], out.data_ptr(), kind)
+        return out
+
     def _addends(self, delta: Delta) -> Addends:
         found = self._sites.expand(delta)
         self.count("add_delta", fallback=found is None)
@@ -179,62 +192,30 @@ class CpuKernels(ReferenceKernels):
         self.count("adapt")
         return found
 
-    def pack_dense(self, weight: Tensor, bias: Tensor | None = None) -> PackedMatrix | None:
-        """For a Weight that keeps the packed form and lets the original go; None: this dtype is not packed."""
-        if weight.dtype not in TYPES or weight.device.type != "cpu" or 0 in weight.shape:
-            return None
-        return pack_dense(weight, None if bias is None else bias.to(weight.dtype))
+    def pack(self, matrix: StoredMatrix) -> PackedMatrix | None:
+        """The kinds that have a native layout (packed.py); None: this one has not."""
+        make, bias = PACKERS.get(matrix.kind), matrix.bias
+        return None if make is None or (bias is not None and bias.dtype not in TYPES) else make(matrix)
 
-    def quantise(self, weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
+    def quantise(self, weight: Tensor, bits: int, group: int = 0) -> tuple[Tensor, Tensor]:
         """weight [N, K] -> q int8 and scales float16."""
         if weight.dtype not in TYPES or weight.device.type != "cpu":
             return super().quantise(weight, bits, group)
-        return quantise(weight, "int8" if bits == 8 else "int4", group)
+        return quantise(weight, "int8" if bits == 8 else "int4", group or _native.GROUP)
 
-    def pack_grid(self, q: Tensor, scales: Tensor, bits: int, bias: Tensor | None = None) -> PackedMatrix | None:
-        """int8 or int4 weights; None: these groups have no native layout."""
-        if q.device.type != "cpu" or q.shape[1] % 32 or scales.shape[1] * 256 < q.shape[1]:
-            return None
-        if bias is not None and bias.dtype not in TYPES:
-            return None
-        return pack_quantised(q, scales, "int8" if bits == 8 else "int4", bias)
-
-    def pack_zeros(self, q: Tensor, scales: Tensor, zeros: Tensor, bias: Tensor | None = None) -> PackedMatrix | None:
-        """4 bit numbers (q - zeros) * scales in their own bits."""
-        if q.device.type != "cpu" or q.shape[1] % 32 or scales.shape[1] * 256 < q.shape[1]:
-            return None
-        if bias is not None and bias.dtype not in TYPES:
-            return None
-        return pack_quantised(q, scales, "int4", bias, zeros=zeros)
-
-    def pack_blocks(
-        self,
-        pieces: list[tuple[str, Tensor]],
-        columns: int,
-        bias: Tensor | None = None,
-        done: Callable[[], None] | None = None,
-    ) -> PackedMatrix | None:
-        """GGUF blocks in their own bits; None: a type or a mixture that has no native layout."""
-        if bias is not None and bias.dtype not in TYPES:
-            return None
-        return pack_blocks(pieces, columns, bias, done)
-
-    def _plain_linear(
+    def _plain_product(
         self,
         x: Tensor,
-        weight: Tensor | PackedMatrix,
+        weight: Any,
         bias: Tensor | None,
-        around: tuple[NormSpec | None, Act | None, Tensor | None],
-        delta: Delta | None = None,
+        around: tuple[NormSpec | None, Act | None, Tensor | None, Delta | None],
     ) -> Tensor:
-        """around: norm, activation, residual."""
-        assert isinstance(weight, Tensor), "packed weights multiply float32 and bfloat16 rows [T, K] only"
-        self.count("linear", fallback=True)
-        norm, act, residual = around
-        y = super().linear(x if norm is None else self.norm(x, norm), weight, bias)
-        y = y if delta is None else self.add_delta(y, delta)
-        y = y if act is None else self.activate(y, act)
-        return y if residual is None else self.add(residual, y)
+        """around: norm, activation, residual, what adapters add."""
+        assert not isinstance(weight, PackedMatrix), "packed weights multiply float32 and bfloat16 rows [T, K] only"
+        if isinstance(weight, Tensor):
+            self.count("linear", fallback=True)
+        norm, act, residual, delta = around
+        return super().product(x, weight, bias, norm=norm, act=act, residual=residual, delta=delta)
 
     def _pack(self, weight: Tensor, bias: Tensor | None) -> PackedMatrix:
         """The packed form of a tensor that somebody else owns: kept while it lives and stays unchanged."""
@@ -268,8 +249,12 @@ class CpuKernels(ReferenceKernels):
         )
         return out
 
-    def norm(self, x: Tensor, spec: NormSpec) -> Tensor:
+    def norm(
+        self, x: Tensor, spec: NormSpec, gate: Tensor | None = None, size: int = 0, *, first: bool = False
+    ) -> Tensor:
         """x [..., D] -> the same shape and dtype, statistics in float32."""
+        if gate is not None:
+            return self.gated_norm(x, gate, spec, size, first=first)
         kind = TYPES.get(x.dtype)
         if kind is None or spec.weight.dtype not in TYPES:
             self.count("norm", fallback=True)
@@ -290,20 +275,12 @@ class CpuKernels(ReferenceKernels):
         _native.norm(native, x.data_ptr(), out.data_ptr(), rows, stride, kind)
         return out
 
-    def short_conv_(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        state: Tensor,
-        ctx: ForwardContext,
-        *,
-        silu: bool = True,
-    ) -> Tensor:
-        """x [T, C] -> a convolution over each channel's last inputs, and its silu."""
-        found = states.short_conv_(x, weight, bias, state, ctx, silu=silu)
-        self.count("short_conv", fallback=found is None)
-        return super().short_conv_(x, weight, bias, state, ctx, silu=silu) if found is None else found
+    def recur_(self, inputs: Sequence[Tensor], spec: Recurrence, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """What the layer makes of its inputs and the states of the step's rows."""
+        name, compute = states.RECURRENCES[type(spec)]
+        found = compute(inputs, spec, state, ctx)
+        self.count(name, fallback=found is None)
+        return super().recur_(inputs, spec, state, ctx) if found is None else found
 
     def gated_norm(
         self,
@@ -313,41 +290,17 @@ class CpuKernels(ReferenceKernels):
         size: int,
         *,
         first: bool = False,
-        act: Literal["silu", "sigmoid"] = "silu",
+        act: str = "silu",
     ) -> Tensor:
         """x and gate [T, D] -> silu(gate) norm(x), or norm(silu(gate) x)."""
         found = states.gated_norm(x, gate, spec, size, first=first, act=act)
         self.count("gated_norm", fallback=found is None)
         return super().gated_norm(x, gate, spec, size, first=first, act=act) if found is None else found
 
-    def delta_rule_(self, mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """mixed [T, (q | k | v)] -> [T, Hv, Dv]."""
-        found = states.delta_rule_(mixed, gates, spec, state, ctx)
-        self.count("delta_rule", fallback=found is None)
-        return super().delta_rule_(mixed, gates, spec, state, ctx) if found is None else found
-
-    def state_space_(self, mixed: Tensor, rates: Tensor, spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """mixed [T, (x | b | c)], rates [T, H] -> [T, H * P]."""
-        found = states.state_space_(mixed, rates, spec, state, ctx)
-        self.count("state_space", fallback=found is None)
-        return super().state_space_(mixed, rates, spec, state, ctx) if found is None else found
-
-    def selective_scan_(
-        self,
-        x: Tensor,
-        rates: Tensor,
-        mixed: Tensor,
-        fixed: tuple[Tensor, Tensor],
-        state: Tensor,
-        ctx: ForwardContext,
-    ) -> Tensor:
-        """x and rates [T, C], mixed [T, (b | c)] -> [T, C]."""
-        found = states.selective_scan_(x, rates, mixed, fixed, state, ctx)
-        self.count("selective_scan", fallback=found is None)
-        return super().selective_scan_(x, rates, mixed, fixed, state, ctx) if found is None else found
-
-    def activate(self, x: Tensor, act: Act) -> Tensor:
+    def activate(self, x: Tensor, act: Act | Literal["sigmoid"], gate: Tensor | None = None) -> Tensor:
         """x [T, D] -> [T, D], or [T, D / 2] for the gated kinds."""
+        if gate is not None:
+            return self.gated_norm(x, gate, None, x.shape[1], act=act)
         kind = TYPES.get(x.dtype)
         if kind is None:
             self.count("activate", fallback=True)
@@ -447,20 +400,7 @@ class CpuKernels(ReferenceKernels):
         self.count("accept_")
         return accept_(grants, most, marked, tokens, length, computed)
 
-    # ------------------------------------------------------------------ per head, per expert
-
-    def head_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x [T, H, K], weight [H, N, K] -> [T, H, N]."""
-        kind, (count, outer, inner) = TYPES.get(x.dtype), weight.shape
-        if kind is None or weight.dtype != x.dtype or outer % _native.TILE_COLUMNS or inner % 2:
-            self.count("head_matmul", fallback=True)
-            return super().head_matmul(x, weight)
-        self.count("head_matmul")
-        x = x.contiguous()
-        out = torch.empty((x.shape[0], count, outer), dtype=x.dtype)
-        packed = self._pack(weight, None)
-        _native.heads(packed.native, count, x.data_ptr(), x.shape[0], out.data_ptr(), kind)
-        return out
+    # ------------------------------------------------------------------ experts
 
     def route(self, logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
         """logits [T, E] -> expert ids and gates [T, k]."""
@@ -485,46 +425,64 @@ class CpuKernels(ReferenceKernels):
         x: Tensor,
         weights: tuple[list[Weight], list[Weight]],
         ids: Tensor,
-        gates: Tensor,
-        act: Act,
+        gates: Tensor | None,
+        act: Act | None,
         ctx: ForwardContext,
     ) -> Tensor:
         """The chosen experts' products, one expert after the other, in one native call."""
         bound = self._experts_for(x, weights, act)
         if bound is None:
             return super().experts(x, weights, ids, gates, act, ctx)
-        out, rows = bound.call(x, ids, gates, torch.empty_like(x), TYPES[x.dtype], 0), ctx.rows
+        kind = TYPES[x.dtype]
+        if gates is None:
+            out = torch.empty((ids.numel(), weights[0][0].shape[0] // (1 + (act in GATED))), dtype=x.dtype)
+            return bound.call(x, ids, None, out, kind, 1)
+        if act is None:
+            return bound.call(x, ids, gates, torch.empty((len(ids), weights[1][0].shape[0]), dtype=x.dtype), kind, 2)
+        out, rows = bound.call(x, ids, gates, torch.empty_like(x), kind, 0), ctx.rows
         if rows is not None and rows.adapters is not None:  # whose adapters change experts is computed once more
             at = torch.where(rows.adapters[rows.tokens] > 0)[0]
             out[at] = super().experts(x[at], weights, ids[at], gates[at], act, ctx.of(at))
         return out
 
-    def experts_inside(
-        self, x: Tensor, weights: tuple[list[Weight], list[Weight]], ids: Tensor, act: Act, ctx: ForwardContext
+    def experts_apart(
+        self,
+        x: Tensor,
+        weights: tuple[list[Weight], list[Weight]],
+        ids: Tensor,
+        act: Act,
+        ctx: ForwardContext,
+        first: int,
     ) -> Tensor:
-        """The chosen experts' products up to the activation, a row for each choice."""
+        """These experts' products, a row for each choice, in float32."""
         bound = self._experts_for(x, weights, act)
         if bound is None:
-            return super().experts_inside(x, weights, ids, act, ctx)
-        out = torch.empty((ids.numel(), weights[0][0].shape[0] // (1 + (act in GATED))), dtype=x.dtype)
-        return bound.call(x, ids, None, out, TYPES[x.dtype], 1)
+            return super().experts_apart(x, weights, ids, act, ctx, first)
+        out = torch.empty((ids.numel(), x.shape[1]), dtype=torch.float32)
+        return bound.call(x, ids, None, out, TYPES[x.dtype], 3, first)
 
-    def experts_outside(
-        self, y: Tensor, weights: tuple[list[Weight], list[Weight]], ids: Tensor, gates: Tensor, ctx: ForwardContext
-    ) -> Tensor:
-        """What comes behind the activation, added up for each token."""
-        bound = self._experts.get(id(weights))
-        if bound is None or bound.weights is not weights or bound.native is None or y.dtype not in TYPES:
-            return super().experts_outside(y, weights, ids, gates, ctx)
-        out = torch.empty((ids.shape[0], weights[1][0].shape[0]), dtype=y.dtype)
-        return bound.call(y, ids, gates, out, TYPES[y.dtype], 2)
+    def add_experts(self, parts: Tensor, gates: Tensor, dtype: torch.dtype) -> Tensor:
+        """The weighted sum over choices, in one native call."""
+        if dtype not in TYPES:
+            return super().add_experts(parts, gates, dtype)
+        (rows, top_k), hidden = gates.shape, parts.shape[1]
+        parts, gates = parts.contiguous(), gates.contiguous()
+        out = torch.empty((rows, hidden), dtype=dtype)
+        _native.add_experts(parts.data_ptr(), rows, hidden, out.data_ptr(), TYPES[dtype], gates.data_ptr(), top_k)
+        return out
 
-    def _experts_for(self, x: Tensor, weights: tuple[list[Weight], list[Weight]], act: Act) -> BoundExperts | None:
+    def _experts_for(
+        self, x: Tensor, weights: tuple[list[Weight], list[Weight]], act: Act | None
+    ) -> BoundExperts | None:
+        """None: csrc cannot. Without an activation: what the first half was bound to."""
         bound = self._experts.get(id(weights))
         if bound is None or bound.weights is not weights:
+            if act is None:
+                return None
             bound = self._experts[id(weights)] = BoundExperts(weights, ACTS[act], gated=act in GATED)
         able = x.dtype in TYPES and bound.native is not None
-        self.count("experts", fallback=not able)
+        if act is not None:
+            self.count("experts", fallback=not able)
         return bound if able else None
 
     # ------------------------------------------------------------------ attention

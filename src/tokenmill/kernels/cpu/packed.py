@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tokenmill import _native
+from tokenmill.core.matrix import StoredMatrix
 
 Format = Literal["f32", "bf16", "int8", "int4"]
 FORMATS: dict[str, int] = {"f32": 0, "bf16": 1, "int8": 2, "int4": 3}
@@ -77,6 +78,9 @@ class PackedMatrix:
         self.native.rows(ids.data_ptr(), ids.numel(), out.data_ptr(), TYPES[dtype])
         return out
 
+    def pieces(self) -> None:
+        """Nothing: experts are named one by one (bound.py)."""
+
     def bytes(self) -> int:
         """Bytes of the packed buffers and the bias."""
         return sum(part.buffer.nbytes for part in self.parts) + (0 if self.bias is None else self.bias.nbytes)
@@ -116,7 +120,7 @@ def pack_quantised(
 
 
 def pack_blocks(
-    pieces: list[tuple[str, Tensor]], k: int, bias: Tensor | None = None, done: Callable[[], None] | None = None
+    pieces: Sequence[tuple[str, Tensor]], k: int, bias: Tensor | None = None, done: Callable[[], None] | None = None
 ) -> PackedMatrix | None:
     """Rows of k columns in GGUF blocks, raw [rows, bytes] under the name of their type -> the same numbers, packed.
 
@@ -148,6 +152,35 @@ def _pack_alike(fmt: int, raws: list[Tensor], k: int, done: Callable[[], None]) 
             at += -(-piece.shape[0] // _native.TILE_COLUMNS) * per_tile
             done()
     return Part(buffer, sum(map(len, raws)), fmt, _native.GROUP)
+
+
+def _dense(m: StoredMatrix) -> PackedMatrix | None:
+    weight = m.part("numbers")
+    if weight.dtype not in TYPES or weight.device.type != "cpu" or 0 in weight.shape:
+        return None
+    return pack_dense(weight, None if m.bias is None else m.bias.to(weight.dtype))
+
+
+def _integers(m: StoredMatrix) -> PackedMatrix | None:
+    """int8 and int4, with or without zeros; None: these groups have no native layout."""
+    codes, scales = m.part("codes"), m.part("scales")
+    if codes.device.type != "cpu" or codes.shape[1] % _native.GROUP or scales.shape[1] * 256 < codes.shape[1]:
+        return None
+    return pack_quantised(codes, scales, "int8" if m.kind == "int8" else "int4", m.bias, zeros=m.find("zeros"))
+
+
+def _blocks(m: StoredMatrix) -> PackedMatrix | None:
+    return pack_blocks(m.parts, m.shape[1], m.bias, m.taken)
+
+
+PACKERS: dict[str, Callable[[StoredMatrix], PackedMatrix | None]] = {
+    "dense": _dense,
+    "int8": _integers,
+    "int4": _integers,
+    "int4-zeros": _integers,
+    "blocks": _blocks,
+}
+"""kind -> the packed form of a matrix of this kind, or None where its shape or a type in it has none."""
 
 
 def quantise(weight: Tensor, fmt: Format, group: int = 32) -> tuple[Tensor, Tensor]:

@@ -5,11 +5,14 @@ Must not know: models. None: what csrc does not do (other types, very wide keys)
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from tokenmill import _native
-from tokenmill.core.forward import DeltaSpec, ForwardContext, NormSpec, SpaceSpec
+from tokenmill.core.forward import ConvSpec, DeltaSpec, ForwardContext, NormSpec, ScanSpec, SpaceSpec
 from tokenmill.kernels.cpu.packed import TYPES
 
 
@@ -21,16 +24,15 @@ def step_of(ctx: ForwardContext, states: int) -> tuple[int, int, int, int, int, 
     return *addresses, 0 if left is None else left.data_ptr(), rows.shape[0], states
 
 
-def short_conv_(
-    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, ctx: ForwardContext, *, silu: bool
-) -> Tensor | None:
+def short_conv_(inputs: Sequence[Tensor], spec: ConvSpec, state: Tensor, ctx: ForwardContext) -> Tensor | None:
     """See kernels/states.py."""
+    (x,), weight, bias = inputs, spec.weight, spec.bias
     taps, kind = weight.shape[0], TYPES.get(x.dtype)
     if kind is None or state.dtype != x.dtype or not 2 <= taps <= _native.MOST_TAPS or x.stride(1) != 1:
         return None
     out = torch.empty(x.shape, dtype=x.dtype)
     addresses = x.data_ptr(), out.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr()
-    sizes = x.shape[1], x.stride(0), taps, kind, silu
+    sizes = x.shape[1], x.stride(0), taps, kind, spec.silu
     _native.short_conv(*addresses, state.data_ptr(), *sizes, step_of(ctx, state.shape[0]))
     return out
 
@@ -49,8 +51,9 @@ def gated_norm(x: Tensor, gate: Tensor, spec: NormSpec | None, size: int, *, fir
     return out
 
 
-def delta_rule_(mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor | None:
+def delta_rule_(inputs: Sequence[Tensor], spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor | None:
     """See kernels/states.py."""
+    mixed, gates = inputs
     kind = TYPES.get(mixed.dtype)
     if kind is None or spec.key_dim > _native.MOST_KEYS or mixed.stride(1) != 1 or gates.stride(1) != 1:
         return None
@@ -63,8 +66,9 @@ def delta_rule_(mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ct
     return out
 
 
-def state_space_(mixed: Tensor, rates: Tensor, spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor | None:
+def state_space_(inputs: Sequence[Tensor], spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor | None:
     """See kernels/states.py."""
+    mixed, rates = inputs
     kind = TYPES.get(mixed.dtype)
     if kind is None or mixed.stride(1) != 1 or rates.stride(1) != 1 or rates.dtype != mixed.dtype:
         return None
@@ -77,18 +81,26 @@ def state_space_(mixed: Tensor, rates: Tensor, spec: SpaceSpec, state: Tensor, c
     return out
 
 
-def selective_scan_(
-    x: Tensor, rates: Tensor, mixed: Tensor, fixed: tuple[Tensor, Tensor], state: Tensor, ctx: ForwardContext
-) -> Tensor | None:
+def selective_scan_(inputs: Sequence[Tensor], spec: ScanSpec, state: Tensor, ctx: ForwardContext) -> Tensor | None:
     """See kernels/states.py."""
-    kind, given = TYPES.get(x.dtype), (x, rates, mixed)
-    if kind is None or any(one.dtype != x.dtype or one.stride(1) != 1 for one in given):
+    x = inputs[0]
+    kind = TYPES.get(x.dtype)
+    if kind is None or any(one.dtype != x.dtype or one.stride(1) != 1 for one in inputs):
         return None
     if state.shape[1] > _native.MOST_SCANNED:
         return None
     out = torch.empty(x.shape, dtype=x.dtype)
-    tensors = *(one.data_ptr() for one in given), out.data_ptr(), state.data_ptr()
-    sizes, strides = (x.shape[1], state.shape[1]), tuple(one.stride(0) for one in given)
-    numbers = tuple(one.data_ptr() for one in fixed)
+    tensors = *(one.data_ptr() for one in inputs), out.data_ptr(), state.data_ptr()
+    sizes, strides = (x.shape[1], state.shape[1]), tuple(one.stride(0) for one in inputs)
+    numbers = spec.rate.data_ptr(), spec.skip.data_ptr()
     _native.selective_scan(tensors, numbers, sizes, strides, kind, step_of(ctx, state.shape[0]))
     return out
+
+
+RECURRENCES: dict[type, tuple[str, Callable[[Sequence[Tensor], Any, Tensor, ForwardContext], Tensor | None]]] = {
+    ConvSpec: ("short_conv", short_conv_),
+    DeltaSpec: ("delta_rule", delta_rule_),
+    SpaceSpec: ("state_space", state_space_),
+    ScanSpec: ("selective_scan", selective_scan_),
+}
+"""Kind of spec -> what it is counted as, and what computes it."""

@@ -108,6 +108,11 @@ def copy_engine() -> bool:
     return INTERPRETED or torch.cuda.get_device_capability()[0] >= 9
 
 
+def has_fp8() -> bool:
+    """Has it numbers of 8 bits with a point (Ada, Hopper and later)?"""
+    return INTERPRETED or torch.cuda.get_device_capability() >= (8, 9)
+
+
 def pow2(n: int) -> int:
     """The smallest power of two that is not less."""
     return triton.next_power_of_2(n)

@@ -5,7 +5,7 @@ Must not know: models, plans, engines.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 import torch
@@ -16,15 +16,15 @@ from tokenmill.core.errors import UserError
 from tokenmill.core.forward import (
     Act,
     AttentionSpec,
-    DeltaSpec,
     Draws,
     ForwardContext,
     FusedMixture,
     GroupPlan,
     Mixture,
     NormSpec,
+    Recurrence,
     RouteSpec,
-    SpaceSpec,
+    StoredMatrix,
 )
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.triton import pointwise
@@ -53,7 +53,7 @@ from tokenmill.kernels.triton.products.ways import (
     samples,
     wide_way,
 )
-from tokenmill.kernels.triton.quantised.narrow import NarrowMatrix, can_pack4, can_pack8, pack4, pack8
+from tokenmill.kernels.triton.quantised.narrow import PACKERS, NarrowMatrix
 from tokenmill.kernels.triton.quantised.narrow_linear import (
     measured_narrow,
     narrow_linear,
@@ -64,9 +64,8 @@ from tokenmill.kernels.triton.quantised.narrow_linear import (
 from tokenmill.kernels.triton.quantised.narrow_round import widened
 from tokenmill.kernels.triton.sampling.choose import choose, greedy
 from tokenmill.kernels.triton.sampling.cuts import least_kept
-from tokenmill.kernels.triton.states.chunks import can_chunk, chunked_delta_
-from tokenmill.kernels.triton.states.recurrent import ALL, SHORT, delta_rule_, gated_norm, short_conv_
-from tokenmill.kernels.triton.states.space import selective_scan_, state_space_
+from tokenmill.kernels.triton.states.recurrences import RECURRENCES
+from tokenmill.kernels.triton.states.recurrent import gated_norm
 from tokenmill.kernels.triton.states.stepping import accept_, advance_, gather_rows
 from tokenmill.kernels.triton.unfit import UNFIT, else_reference, note_unfit
 
@@ -99,8 +98,7 @@ class TritonKernels(ReferenceKernels):
             fuses="fusion" not in without,
             narrow_ways=measured_narrow(torch.cuda.get_device_name()) if real else {},
         )
-        self.narrow_logits = True
-        self.cuts_draws = True
+        self.chooses = True
         self.unfit: set[str] = set()
         self.ways: dict[str, Way] = measured_ways(torch.cuda.get_device_name()) if real else {}
         self.measured: list[Sample] = samples(self.ways)
@@ -111,11 +109,7 @@ class TritonKernels(ReferenceKernels):
 
     # ------------------------------------------------------------ matmuls
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x [T, K] @ weight [N, K].T + bias -> [T, N]."""
-        return self.fused_linear(x, weight, bias)
-
-    def fused_linear(
+    def product(
         self,
         x: Tensor,
         weight: Any,
@@ -127,17 +121,20 @@ class TritonKernels(ReferenceKernels):
         delta: Delta | None = None,
     ) -> Tensor:
         """residual + act(norm(x) @ weight.T + bias)."""
+        narrow = type(weight) is NarrowMatrix
+        if not narrow and (not isinstance(weight, Tensor) or weight.ndim == 3):
+            return super().product(x, weight, bias, norm=norm, act=act, residual=residual, delta=delta)
         if delta is not None:
-            y = self.fused_linear(x if norm is None else delta.inputs, weight, bias)  # these are normed already
+            y = self.product(x if norm is None else delta.inputs, weight, bias)  # these are normed already
             return self._adapted(y, delta, act, residual)
         if not self.launch.fuses and (norm or act or residual is not None):
-            return super().fused_linear(x, weight, bias, norm=norm, act=act, residual=residual)
+            return self._around(self.product(x if norm is None else self.norm(x, norm), weight, bias), act, residual)
         try:
             return self._product(x, weight, bias, norm, act, residual)
         except UNFIT as error:
             note_unfit(self, "linear", error)
         x = x if norm is None else self.norm(x, norm)
-        if isinstance(weight, NarrowMatrix):
+        if narrow:
             every = torch.arange(weight.shape[0], device=x.device)
             weight, bias = weight.rows(every, x.dtype), weight.bias
         return self._library(x, weight, bias, act, residual)
@@ -214,32 +211,19 @@ class TritonKernels(ReferenceKernels):
             x = x.contiguous()
         if way[0] == "widen":
             wide = widened(weight, x.dtype, pdl=pdl)
-            return self.fused_linear(x, wide, weight.bias, act=act, residual=residual)
+            return self.product(x, wide, weight.bias, act=act, residual=residual)
         if way[0] == "library":
             return self._finished(scaled_product(x, weight, norm, pdl=pdl), act, residual)
         return narrow_linear(self.launch, x, weight, norm, act, residual, way)
 
-    def natural_group(self, bits: int, columns: int) -> int:
-        """8 bits: the whole row, which is what tensor cores multiply; 4 bits: 32 columns, as the files have it."""
-        return columns if bits == 8 else super().natural_group(bits, columns)
+    def quantise(self, weight: Tensor, bits: int, group: int = 0) -> tuple[Tensor, Tensor]:
+        """As specified; unasked, 8 bits have one scale a row, which is what tensor cores multiply."""
+        return super().quantise(weight, bits, group or (weight.shape[1] if bits == 8 else 0))
 
-    def pack_grid(self, q: Tensor, scales: Tensor, bits: int, bias: Tensor | None = None) -> NarrowMatrix | None:
-        """Integers q [N, K] with float16 scales [N, groups]; None: these groups have no layout."""
-        if bits == 8:
-            return pack8(q, scales, bias) if can_pack8(q, scales) else None
-        return pack4(q, scales, None, bias) if can_pack4(q, scales) else None
-
-    def pack_zeros(self, q: Tensor, scales: Tensor, zeros: Tensor, bias: Tensor | None = None) -> NarrowMatrix | None:
-        """4 bit numbers with zero points [N, groups]."""
-        return pack4(q, scales, zeros, bias) if can_pack4(q, scales) else None
-
-    def pack_fp8(
-        self, data: Tensor, scales: Tensor, bias: Tensor | None = None, *, blocks: bool = False
-    ) -> NarrowMatrix | None:
-        """float8 data [N, K] with scales per row or per 128 x 128 block; None: this GPU has no such numbers."""
-        if not INTERPRETED and torch.cuda.get_device_capability() < (8, 9):
-            return None
-        return pack8(data, scales, bias, blocks=blocks)
+    def pack(self, matrix: StoredMatrix) -> NarrowMatrix | None:
+        """The kinds of 8 and 4 bits that have a layout (narrow.py); None: this one has not."""
+        make = PACKERS.get(matrix.kind)
+        return None if make is None else make(matrix)
 
     def _steady(
         self,
@@ -325,8 +309,12 @@ class TritonKernels(ReferenceKernels):
         return found if scale == 1.0 else found.mul_(scale)
 
     @else_reference
-    def norm(self, x: Tensor, spec: NormSpec) -> Tensor:
+    def norm(
+        self, x: Tensor, spec: NormSpec, gate: Tensor | None = None, size: int = 0, *, first: bool = False
+    ) -> Tensor:
         """x [..., D] -> the same shape and dtype."""
+        if gate is not None:
+            return self.gated_norm(x, gate, spec, size, first=first)
         if x.shape[-1] > _WIDEST or x.numel() == 0:
             self.count("norm", fallback=True)
             return super().norm(x, spec)
@@ -334,8 +322,10 @@ class TritonKernels(ReferenceKernels):
         return pointwise.norm(x, spec, pdl=self.launch.pdl)
 
     @else_reference
-    def activate(self, x: Tensor, act: Act) -> Tensor:
+    def activate(self, x: Tensor, act: Act | Literal["sigmoid"], gate: Tensor | None = None) -> Tensor:
         """x [T, D] -> [T, D], or [T, D / 2] for the gated kinds."""
+        if gate is not None:
+            return self.gated_norm(x, gate, None, x.shape[1], act=act)
         if x.ndim != 2 or x.numel() == 0:
             self.count("activate", fallback=True)
             return super().activate(x, act)
@@ -415,39 +405,14 @@ class TritonKernels(ReferenceKernels):
     # ------------------------------------------------------------ states
 
     @else_reference
-    def short_conv_(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        state: Tensor,
-        ctx: ForwardContext,
-        *,
-        silu: bool = True,
-    ) -> Tensor:
-        """x [T, C] -> a convolution over each channel's last inputs, and its silu."""
-        if x.stride(1) != 1 or x.shape[0] == 0:
-            self.count("short_conv", fallback=True)
-            return super().short_conv_(x, weight, bias, state, ctx, silu=silu)
-        self.count("short_conv")
-        return short_conv_(x, weight, bias, state, ctx, silu=silu, pdl=self.launch.pdl)
-
-    @else_reference
-    def delta_rule_(self, mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """mixed [T, (q | k | v)] -> [T, Hv, Dv]: token by token where a row has few (or where its bytes must not depend
-        on the step), in chunks where it has many."""
-        if mixed.stride(1) != 1 or gates.stride(1) != 1 or mixed.shape[0] == 0 or spec.key_dim > 256:
-            self.count("delta_rule", fallback=True)
-            return super().delta_rule_(mixed, gates, spec, state, ctx)
-        self.count("delta_rule")
-        out = torch.empty((len(mixed), spec.value_heads, spec.value_dim), dtype=mixed.dtype, device=mixed.device)
-        chunked = ctx.max_query > SHORT and can_chunk(spec) and not self.launch.steady
-        if chunked:
-            chunked_delta_(mixed, gates, spec, state, ctx, out, small=self.launch.small)
-        if not chunked or len(ctx.kv_len) > 1:
-            most = SHORT if chunked else ALL
-            delta_rule_(mixed, gates, spec, state, ctx, out, most=most, pdl=self.launch.pdl)
-        return out
+    def recur_(self, inputs: Sequence[Tensor], spec: Recurrence, state: Tensor, ctx: ForwardContext) -> Tensor:
+        """What the layer makes of its inputs and the states of the step's rows."""
+        name, compute = RECURRENCES[type(spec)]
+        found = compute(self.launch, inputs, spec, state, ctx)
+        if found is not None:
+            return found
+        self.count(name, fallback=True)
+        return super().recur_(inputs, spec, state, ctx)
 
     @else_reference
     def gated_norm(
@@ -458,7 +423,7 @@ class TritonKernels(ReferenceKernels):
         size: int,
         *,
         first: bool = False,
-        act: Literal["silu", "sigmoid"] = "silu",
+        act: str = "silu",
     ) -> Tensor:
         """x and gate [T, D] -> silu(gate) norm(x), or norm(silu(gate) x)."""
         if x.stride(1) != 1 or gate.stride(1) != 1 or x.numel() == 0 or size > _WIDEST:
@@ -466,33 +431,6 @@ class TritonKernels(ReferenceKernels):
             return super().gated_norm(x, gate, spec, size, first=first, act=act)
         self.count("gated_norm")
         return gated_norm(x, gate, spec, size, first=first, act=act, pdl=self.launch.pdl)
-
-    @else_reference
-    def state_space_(self, mixed: Tensor, rates: Tensor, spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """mixed [T, (x | b | c)], rates [T, H] -> [T, H * P], token by token."""
-        if mixed.stride(1) != 1 or mixed.shape[0] == 0:
-            self.count("state_space", fallback=True)
-            return super().state_space_(mixed, rates, spec, state, ctx)
-        self.count("state_space")
-        rates = rates if rates.stride(1) == 1 else rates.contiguous()
-        return state_space_(mixed, rates, spec, state, ctx, pdl=self.launch.pdl)
-
-    @else_reference
-    def selective_scan_(
-        self,
-        x: Tensor,
-        rates: Tensor,
-        mixed: Tensor,
-        fixed: tuple[Tensor, Tensor],
-        state: Tensor,
-        ctx: ForwardContext,
-    ) -> Tensor:
-        """x and rates [T, C], mixed [T, (b | c)] -> [T, C], token by token."""
-        if x.stride(1) != 1 or rates.stride(1) != 1 or mixed.stride(1) != 1 or x.shape[0] == 0:
-            self.count("selective_scan", fallback=True)
-            return super().selective_scan_(x, rates, mixed, fixed, state, ctx)
-        self.count("selective_scan")
-        return selective_scan_(x, rates, mixed, fixed, state, ctx, pdl=self.launch.pdl)
 
     # ------------------------------------------------------------ attention
 
@@ -549,10 +487,10 @@ class TritonKernels(ReferenceKernels):
         return out
 
     @else_reference
-    def attend_qkv(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
+    def attend(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
         """The same from the product [T, all heads]; where every sequence has one new token, in one launch."""
-        if not self._fresh(qkv, spec, ctx):
-            return self.attention(self.prepare_qkv(qkv, spec, ctx), spec, ctx)
+        if qkv.ndim == 3 or not self._fresh(qkv, spec, ctx):
+            return super().attend(qkv, spec, ctx)
         self.count("attend_qkv")
         qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
         out = torch.empty((qkv.shape[0], spec.heads * spec.kv.value_dim), dtype=qkv.dtype, device=qkv.device)

@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from tokenmill.core.errors import EngineDeadError, ParameterError
 from tokenmill.engine.wire import Adapt
 from tokenmill.server.adapters import AdapterBook, Served
+from tokenmill.server.backend import ModelInfo
 from tokenmill.server.engines.state import Engine, Open
 
 if TYPE_CHECKING:
@@ -39,6 +41,12 @@ class AdapterTraffic:
         self.waiting: dict[int, tuple[set[int], asyncio.Future[None]]] = {}
         """By adapter: the engines that have not answered yet."""
         self.lock = asyncio.Lock()
+
+    def named(self, info: ModelInfo, names: tuple[str, ...]) -> ModelInfo:
+        """A model's facts, with its names and those of its adapters."""
+        folders = {name: served.path for name, served in self.book.by_name.items()}
+        numbers = dict(self.book.numbers)
+        return replace(info, names=(*names, *numbers), adapters=numbers, folders=folders)
 
     async def load(self, name: str, path: Path) -> Served:
         """Serve an adapter, once every engine has it; raises what is wrong with it."""

@@ -12,7 +12,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 
 import msgspec
 
@@ -28,6 +27,7 @@ from tokenmill.server.engines.adapters import AdapterTraffic
 from tokenmill.server.engines.fair_queue import FairQueue
 from tokenmill.server.engines.keeper import Keeper, MakeLink, Reports
 from tokenmill.server.engines.learned import learn_admission, learn_model
+from tokenmill.server.engines.rest import RestTraffic
 from tokenmill.server.engines.state import Engine, FleetOptions, Open
 from tokenmill.server.engines.trials import Trials, Ways
 from tokenmill.text.codec import Tokenizer
@@ -46,6 +46,7 @@ class Fleet:
     def __init__(self, make_link: MakeLink, names: tuple[str, ...], options: FleetOptions) -> None:
         self.names = names
         self.adapters = AdapterTraffic(self, AdapterBook())
+        self.rest = RestTraffic(self)
         self.options = options
         self.keeper = Keeper(make_link, options, Reports(self._heard, self._lost, self._broken, self._hopeless))
         self.engines = self.keeper.engines
@@ -110,6 +111,8 @@ class Fleet:
         """Check a request and send it to an engine."""
         if (reason := self.broken or self.keeper.trouble()) is not None:
             raise EngineDeadError(reason)
+        if self.rest.asleep:
+            raise BusyError("The model sleeps.")
         if request.id in self.open_requests:
             raise ParameterError(f"The request id {request.id!r} is in use.", param="request_id")
         if (stream.rank or 0) >= len(self.engines):
@@ -184,7 +187,7 @@ class Fleet:
         if self.broken is not None:
             return self.broken
         now = time.monotonic()
-        for engine in self.engines:
+        for engine in () if self.rest.asleep else self.engines:  # one that died asleep is loaded when it is woken
             if not engine.ready:
                 return f"engine {engine.number}: {engine.trouble or 'it is starting'}"
             if now - engine.heard > self.options.watchdog_s:
@@ -239,6 +242,7 @@ class Fleet:
             self.tell_names()
         engine.serves()
         self.adapters.introduce(engine)
+        self.rest.loaded(engine)
         if all(e.ready for e in self.engines) and self.loaded is not None and not self.loaded.done():
             self.loaded.set_result(None)
         self.trials.go_on()
@@ -258,13 +262,11 @@ class Fleet:
             self.loaded.set_exception(error)
         else:  # the model was loaded before: what is missing now (memory, files) may be there again later
             self.keeper.failed_to_load(engine, failed.message)
+            self.rest.lost(engine, failed.message)
 
     def tell_names(self) -> None:
         """The names that are served now: the model's, then its adapters'."""
-        book = self.adapters.book
-        folders = {name: served.path for name, served in book.by_name.items()}
-        numbers = dict(book.numbers)
-        self._info = replace(self.info, names=(*self.names, *numbers), adapters=numbers, folders=folders)
+        self._info = self.adapters.named(self.info, self.names)
 
     def _learn(self, ready: Ready) -> None:
         self._info = learn_model(self.names, ready)
@@ -297,6 +299,7 @@ class Fleet:
                 safely(delta.request_id, self._deliver, [delta])
         if report.adapted:
             self.adapters.heard(engine, report.adapted)
+        self.rest.heard(engine, report.slept)
         if report.stats is not None:
             engine.stats = report.stats
         try:
@@ -353,7 +356,7 @@ class Fleet:
         if entry is None:
             return
         if entry.deaths and delta.prompt_logprobs is not None:
-            self._drop_seen_rows(entry, delta)
+            entry.drop_seen_rows(delta)
         entry.say(delta)
         entry.prompt_rows += len(delta.prompt_logprobs or ())
         self.trials.said(entry, len(delta.tokens))
@@ -372,12 +375,6 @@ class Fleet:
             self._ended(entry, text.index)
         elif len(entry.stream) > MAX_BACKLOG:
             self._fail(entry, "the client reads more slowly than the server may wait for", "error")
-
-    def _drop_seen_rows(self, entry: Open, delta: TokenDelta) -> None:
-        rows = delta.prompt_logprobs or []
-        seen = min(len(rows), entry.skip_rows)
-        entry.skip_rows -= seen
-        delta.prompt_logprobs = rows[seen:] or None
 
     def _ended(self, entry: Open, index: int) -> None:
         entry.ended.add(index)
@@ -460,6 +457,7 @@ class Fleet:
             if not engine.hung:
                 self.loaded.set_exception(EngineDeadError(f"the engine ended while loading ({reason})"))
             return
+        self.rest.lost(engine, reason)
         self.deliveries.safely("", self.router.forget, engine.number)
         orphans = [self.open_requests[i] for i in engine.requests if i in self.open_requests]
         engine.requests.clear()

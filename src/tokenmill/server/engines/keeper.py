@@ -58,6 +58,8 @@ class Keeper:
         self.broken: str | None = None
         self.watcher: asyncio.Task[None] | None = None
         self.closed = False
+        self.resting = False
+        """Engines sleep: one that dies is started again by whoever wakes it."""
 
     def start(self) -> None:
         """Begin all first lives, and the watch."""
@@ -131,7 +133,9 @@ class Keeper:
             self._count_death()
         if self.broken is None:
             self.restarts += 1
-            if was_ready:  # at once, and before its requests look for another engine
+            if self.resting:
+                log.error("engine %d was asleep: it is loaded again when it is woken", engine.number)
+            elif was_ready:  # at once, and before its requests look for another engine
                 self.launch(engine)
             else:
                 self._again(engine, f"it did not load ({unloaded or reason})")

@@ -71,6 +71,13 @@ class Open:
             self.request.mus = self.request.mus or [None] * self.num_outputs
             self.request.mus[delta.index] = delta.mu
 
+    def drop_seen_rows(self, delta: TokenDelta) -> None:
+        """What an earlier engine said of the prompt is not said again."""
+        rows = delta.prompt_logprobs or []
+        seen = min(len(rows), self.skip_rows)
+        self.skip_rows -= seen
+        delta.prompt_logprobs = rows[seen:] or None
+
     def replayed(self) -> Request:
         """The request as an engine must see it that knows nothing of what has been said."""
         request = self.request

@@ -66,6 +66,8 @@ QUERIES: Mapping[str, frozenset[str]] = {
     "/v1/chat/completions/{completion_id}/messages": PAGED,
     "/v1/models": frozenset({"after_id", "before_id", "limit"}),
     "/v1/engine": frozenset({"since"}),
+    "/sleep": frozenset({"level", "mode"}),
+    "/wake_up": frozenset({"tags"}),
     "/v1/requests": frozenset({"limit"}),
 }
 """Query parameters that are done, by path."""

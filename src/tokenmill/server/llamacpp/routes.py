@@ -154,5 +154,5 @@ def _props(context: Context) -> dict[str, Any]:
         "bos_token": names.get("bos_token") or "",
         "eos_token": names.get("eos_token") or "",
         "build_info": f"tokenmill {tokenmill.__version__}",
-        "is_sleeping": False,
+        "is_sleeping": False,  # one that sleeps was woken to answer this
     }

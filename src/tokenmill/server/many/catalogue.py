@@ -2,8 +2,9 @@
 
 `unloaded -> loading -> ready -> draining -> unloaded`, and `failed`, from which a later request tries again. Loads
 wait for room in turn: the least recently used entry without open requests goes; if all have some, the least recently
-used one takes no new ones until its open ones have ended. All of it happens in the event loop's thread. Must not know:
-HTTP, what a model is.
+used one takes no new ones until its open ones have ended. One that may sleep goes to `sleeping`, from which it wakes as
+others load; the least recently used sleeper is unloaded where that does not do. All of it happens in the event loop's
+thread. Must not know: HTTP, what a model is.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from dataclasses import dataclass
 from typing import Generic
 
 from tokenmill.core.errors import EngineDeadError, ParameterError, UserError
+from tokenmill.core.sleeping import TAGS
 from tokenmill.server.many.entry import Entry, GoneError, Spec, State, U, UnreadyError
+from tokenmill.server.many.sleepers import Sleepers, oldest, said
 
 log = logging.getLogger("tokenmill.server")
 LOOK_S = 0.05
@@ -35,6 +38,8 @@ class Bounds:
     memory: int | None = None
     queue: int = 256
     patience_s: float = 30.0
+    sleep_memory: int | None = None
+    """Host memory of all that sleep (None: half of what the machine has)."""
 
 
 class Catalogue(Generic[U]):
@@ -58,6 +63,7 @@ class Catalogue(Generic[U]):
         self.room = asyncio.Lock()
         self.pulse = asyncio.Event()
         self.started = self.closed = False
+        self.sleepers = Sleepers(self)
 
     # ------------------------------------------------------------ what there is
 
@@ -123,7 +129,7 @@ class Catalogue(Generic[U]):
         self.names = {each: kept for each, kept in self.names.items() if kept is not entry}
         entry.removed = True
         self.removed.add(entry)
-        self._wake()
+        self.stir()
         try:
             await self.unload(entry)
         finally:
@@ -153,15 +159,15 @@ class Catalogue(Generic[U]):
         entry.life.open -= 1
         entry.life.used = time.monotonic()
         if not entry.life.open:
-            self._arm(entry)
-            self._wake()
+            self.arm(entry)
+            self.stir()
 
     def keep(self, entry: Entry[U], seconds: float) -> None:
         """It stays so long when nobody asks (below zero: for ever); pinned ones stay anyway."""
         if not entry.spec.pin:
             entry.life.keep = seconds
             if not entry.life.open:
-                self._arm(entry)
+                self.arm(entry)
 
     async def load(self, entry: Entry[U], keep: float | None = None) -> None:
         """Have it loaded, without a request."""
@@ -170,10 +176,9 @@ class Catalogue(Generic[U]):
 
     async def unload(self, entry: Entry[U]) -> None:
         """Let it go once its open requests have ended; new ones wait for its next load."""
-        while entry.state is State.LOADING and entry.task is not None:
-            await asyncio.wait((entry.task,))
-        if entry.state is State.READY:
-            self._drain(entry)
+        await self.sleepers.settled(entry)
+        if entry.state in (State.READY, State.SLEEPING):
+            self.drain(entry)
         if entry.state is State.DRAINING and entry.task is not None:
             await asyncio.wait((entry.task,))
 
@@ -187,11 +192,14 @@ class Catalogue(Generic[U]):
                 if entry.removed or self.closed:
                     raise GoneError(entry.name)
                 self._check_failure(entry)
+                if entry.state is State.SLEEPING and entry.spec.pin and entry.rest.by_hand:
+                    raise UnreadyError(f"{entry.name!r} sleeps until somebody wakes it (POST /wake_up).", 5)
                 if entry.task is None:
                     entry.task = asyncio.get_running_loop().create_task(self._load(entry))
                 task = entry.task
+                falls_asleep = entry.state is State.DRAINING
                 await asyncio.wait((task,))  # a waiter that leaves does not end it
-                if (error := task.result()) is not None:
+                if (error := task.result()) is not None and not falls_asleep:
                     raise UnreadyError(str(error), error.retry_after, never=error.never)
             if entry.removed:
                 raise GoneError(entry.name)
@@ -202,13 +210,13 @@ class Catalogue(Generic[U]):
     def _check_failure(entry: Entry[U]) -> None:
         left = entry.life.retry_at - time.monotonic()
         if entry.state is State.FAILED and left > 0:
-            raise UnreadyError(f"{entry.name!r} could not be loaded: {_said(entry.life.error)}", max(1.0, left))
+            raise UnreadyError(f"{entry.name!r} could not be loaded: {said(entry.life.error)}", max(1.0, left))
 
     # ------------------------------------------------------------ loading
 
     async def _load(self, entry: Entry[U]) -> UnreadyError | None:
         """-> why it could not be. Never raises."""
-        life, failed = entry.life, entry.state is State.FAILED
+        life, before = entry.life, entry.state
         life.state = State.LOADING
         began = time.monotonic()
         try:
@@ -217,9 +225,9 @@ class Catalogue(Generic[U]):
             async with self.room:
                 await self._make_room(entry)
                 entry.reserved = True
-            entry.unit = await self.make(entry)
+            await self._make_or_wake(entry)
         except UnreadyError as error:
-            life.state = State.FAILED if failed else State.UNLOADED
+            life.state = before if before in (State.FAILED, State.SLEEPING) else State.UNLOADED
             return error
         except Exception as error:
             if self.started:  # before, whoever starts the server is told
@@ -227,28 +235,44 @@ class Catalogue(Generic[U]):
                 log.error("a model could not be loaded", exc_info=ours, extra={"data": {"model": entry.name}})
             entry.failed(error)
             left = life.retry_at - time.monotonic()
-            return UnreadyError(f"{entry.name!r} could not be loaded: {_said(error)}", max(1.0, left),
+            return UnreadyError(f"{entry.name!r} could not be loaded: {said(error)}", max(1.0, left),
                                 never=isinstance(error, MemoryError))  # fmt: skip
         else:
-            self._ready(entry, began)
+            self._ready(entry, began, woken=before is State.SLEEPING)
             return None
         finally:
-            entry.reserved = entry.unit is not None
+            entry.reserved = entry.state is State.READY
             entry.task = None
-            self._wake()
+            self.stir()
 
-    def _ready(self, entry: Entry[U], began: float) -> None:
+    async def _make_or_wake(self, entry: Entry[U]) -> None:
+        """One that sleeps keeps what it is; if it cannot take its memory now, it sleeps on."""
+        if entry.unit is None:
+            entry.unit = await self.make(entry)
+            return
+        try:
+            await entry.unit.wake(TAGS)
+        except UserError as error:
+            raise UnreadyError(f"{entry.name!r} cannot wake now: {error}", 5) from None
+        except Exception:
+            unit, entry.unit = entry.unit, None
+            await self._close_unit(entry, unit)
+            raise
+
+    def _ready(self, entry: Entry[U], began: float, *, woken: bool = False) -> None:
         life, unit = entry.life, entry.unit
         assert unit is not None
         now = time.monotonic()
         life.state, life.error, life.failures = State.READY, None, 0
         life.used = life.since = now
-        life.load_s, life.loads = now - began, life.loads + 1
+        life.load_s, life.loads = now - began, life.loads + (not woken)
+        entry.rest.wakes += woken
+        entry.rest.over()
         if (held := unit.held_bytes()) and entry.spec.memory is None:
             entry.size, entry.measured = held + entry.beside, True
         if not entry.spec.pin:
             life.keep = entry.spec.keep
-        self._arm(entry)
+        self.arm(entry)
 
     async def _make_room(self, entry: Entry[U]) -> None:
         """Wait until this entry may be loaded beside those that are."""
@@ -259,9 +283,9 @@ class Catalogue(Generic[U]):
                 if entry.removed or self.closed:
                     raise UnreadyError(f"{entry.name!r} is no longer served.")
                 self._check_hope(entry, rivals)
-                idle = [each for each in rivals if each.idle]
+                idle = [each for each in rivals if each.idle] or [each for each in rivals if each.may_end]
                 if idle:
-                    self._drain(_oldest(idle))
+                    self._make_go(oldest(idle))
                 elif not any(each.state is State.DRAINING for each in rivals):
                     closed += self._close_one(rivals)
                 going = [each for each in rivals if each.state is State.DRAINING and not each.busy]
@@ -285,10 +309,12 @@ class Catalogue(Generic[U]):
         if conflicting or memory is None:
             return conflicting
         others = [each for each in others if each.spec.place == entry.spec.place]
-        if sum(each.size for each in others) + entry.size <= memory:
+        asleep = [each for each in self.sleepers.all() if each is not entry and each.spec.place == entry.spec.place]
+        left = memory - sum(each.beside for each in asleep)
+        if sum(each.size for each in others) + entry.size <= left:
             return []
         self._check_size(entry, others)
-        return others
+        return [*others, *asleep]
 
     def _check_size(self, entry: Entry[U], others: Iterable[Entry[U]]) -> None:
         """Could it ever have room?"""
@@ -317,9 +343,13 @@ class Catalogue(Generic[U]):
         able = [each for each in ready if now - each.life.since >= max(LEAST_STAY_S, each.life.load_s)]
         if not able:
             return []
-        chosen = _oldest(able)
-        self._drain(chosen)
+        chosen = oldest(able)
+        self._make_go(chosen)
         return [chosen]
+
+    def _make_go(self, entry: Entry[U]) -> None:
+        """For others' sake: it sleeps if it may, and is unloaded if it does not or sleeps already."""
+        self.drain(entry, 1 if entry.spec.sleeps and entry.state is State.READY else 0)
 
     def _loaded(self) -> list[Entry[U]]:
         """All that take memory, those that are leaving the catalogue included."""
@@ -327,25 +357,33 @@ class Catalogue(Generic[U]):
 
     # ------------------------------------------------------------ unloading
 
-    def _drain(self, entry: Entry[U]) -> None:
-        entry.life.state, entry.stay = State.DRAINING, False
+    def drain(self, entry: Entry[U], level: int = 0) -> None:
+        """level: of the sleep that follows; 0: it is unloaded."""
+        entry.life.state, entry.stay, entry.rest.level = State.DRAINING, False, level
         if entry.life.expiry is not None:
             entry.life.expiry.cancel()
-        entry.task = asyncio.get_running_loop().create_task(self._unload(entry))
+        entry.task = asyncio.get_running_loop().create_task(self.unload_now(entry))
 
-    async def _unload(self, entry: Entry[U]) -> UnreadyError | None:
+    async def unload_now(self, entry: Entry[U]) -> UnreadyError | None:
         while entry.busy:
             await self._change()
             if entry.stay:  # it was to go, and need not
-                entry.life.state, entry.task = State.READY, None
-                self._arm(entry)
-                self._wake()
+                self.stays(entry)
                 return None
+        if entry.rest.level:
+            return await self.sleepers.lay(entry)
         unit, entry.unit = entry.unit, None
         await self._close_unit(entry, unit)
         entry.life.state, entry.task = State.UNLOADED, None
-        self._wake()
+        self.stir()
         return None
+
+    def stays(self, entry: Entry[U]) -> None:
+        """It was to go, and is ready as before."""
+        entry.life.state, entry.task = State.READY, None
+        entry.rest.over()
+        self.arm(entry)
+        self.stir()
 
     async def _close_unit(self, entry: Entry[U], unit: U | None) -> None:
         try:
@@ -355,11 +393,12 @@ class Catalogue(Generic[U]):
             log.exception("a model could not be closed in an orderly way")
         finally:
             entry.reserved = False
-            self._wake()
+            entry.rest.over()
+            self.stir()
 
     def broken(self, entry: Entry[U], reason: str) -> None:
         """Its engines cannot be kept alive: whoever asked has been told; a later request tries again."""
-        if entry.state is not State.READY:
+        if entry.state not in (State.READY, State.SLEEPING):
             return  # its load, or its end, sees to it
         unit, entry.unit = entry.unit, None
         entry.failed(EngineDeadError(reason))
@@ -385,24 +424,24 @@ class Catalogue(Generic[U]):
 
     # ------------------------------------------------------------ time
 
-    def _arm(self, entry: Entry[U]) -> None:
+    def arm(self, entry: Entry[U]) -> None:
         """Nobody asks: it goes after a while."""
         life = entry.life
         if life.expiry is not None:
             life.expiry.cancel()
             life.expiry = None
-        if entry.state is State.READY and life.keep >= 0 and not entry.spec.pin:
+        if entry.state in (State.READY, State.SLEEPING) and life.keep >= 0 and not entry.spec.pin:
             wait = max(0.0, life.used + life.keep - time.monotonic())
             life.expiry = asyncio.get_running_loop().call_later(wait, self._expire, entry)
 
     def _expire(self, entry: Entry[U]) -> None:
         entry.life.expiry = None
-        if entry.idle and not self.closed:
-            self._drain(entry)
+        if (entry.idle or entry.may_end) and not self.closed:
+            self.drain(entry)
         elif entry.state is State.READY and not entry.life.open:  # somebody waits no more, and it still computes
             entry.life.expiry = asyncio.get_running_loop().call_later(1.0, self._expire, entry)
 
-    def _wake(self) -> None:
+    def stir(self) -> None:
         """Something has changed."""
         pulse, self.pulse = self.pulse, asyncio.Event()
         pulse.set()
@@ -411,17 +450,6 @@ class Catalogue(Generic[U]):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_S):
                 await self.pulse.wait()
-
-
-def _oldest(entries: Iterable[Entry[U]]) -> Entry[U]:
-    return min(entries, key=lambda each: each.life.used)
-
-
-def _said(error: Exception | None) -> str:
-    """What is wrong, in the loader's words; what is not meant for people is not shown."""
-    if isinstance(error, UserError | EngineDeadError | OSError | MemoryError) and str(error):
-        return str(error)
-    return "its load ended with an internal error (the log has it)."
 
 
 def _gib(size: int) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
@@ -39,6 +40,7 @@ class State(StrEnum):
     LOADING = "loading"
     READY = "ready"
     DRAINING = "draining"
+    SLEEPING = "sleeping"
     FAILED = "failed"
 
 
@@ -73,6 +75,11 @@ class Spec:
         return self.engine.execute.device
 
     @property
+    def sleeps(self) -> bool:
+        """May its memory be given back without unloading it?"""
+        return self.engine.execute.enable_sleep_mode
+
+    @property
     def keep(self) -> float:
         """How long it stays without requests."""
         return NEVER if self.pin or not self.ttl else self.ttl
@@ -92,6 +99,22 @@ class Unit(Protocol):
 
     def held_bytes(self) -> int:
         """What it takes, as it measured itself; 0: it cannot tell."""
+        ...
+
+    def kept_bytes(self) -> int:
+        """Host memory that it takes instead while it sleeps."""
+        ...
+
+    async def sleep(self, level: int) -> None:
+        """Give memory back; nothing is open. Raises what is wrong, and stays awake."""
+        ...
+
+    async def wake(self, tags: Sequence[str]) -> list[str]:
+        """Take memory again; -> tags that are still not here."""
+        ...
+
+    async def abort_all(self) -> None:
+        """Its open requests end now."""
         ...
 
     async def close(self) -> None: ...
@@ -118,6 +141,23 @@ class Life:
     loads: int = 0
 
 
+@dataclass(slots=True)
+class Rest:
+    """One model's sleep. `level`: of it, or of the sleep that it drains for (0: it drains to be unloaded); `asleep`:
+    which of its memory is not here; `by_hand`: somebody put it to sleep, and somebody wakes it."""
+
+    level: int = 0
+    asleep: tuple[str, ...] = ()
+    by_hand: bool = False
+    kept: int = 0
+    """Bytes of the host."""
+    wakes: int = 0
+
+    def over(self) -> None:
+        """It is awake, or gone."""
+        self.level, self.asleep, self.by_hand, self.kept = 0, (), False, 0
+
+
 U = TypeVar("U", bound=Unit)
 
 
@@ -130,6 +170,7 @@ class Entry(Generic[U]):
         self.book = AdapterBook(spec.engine.adapters, spec.names)
         """Its adapters outlive what is loaded."""
         self.life = Life(keep=spec.keep)
+        self.rest = Rest()
         self.unit: U | None = None
         self.size = spec.memory or 0
         """Bytes: what was predicted, then what was measured."""
@@ -158,6 +199,11 @@ class Entry(Generic[U]):
     def idle(self) -> bool:
         """Could it go now?"""
         return self.state is State.READY and not self.busy and not self.life.waiting and not self.spec.pin
+
+    @property
+    def may_end(self) -> bool:
+        """Does it sleep, so that it could be unloaded now?"""
+        return self.state is State.SLEEPING and not self.spec.pin and not self.life.waiting
 
     @property
     def expires_in(self) -> float | None:

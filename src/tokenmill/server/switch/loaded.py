@@ -6,6 +6,7 @@ Must not know: other models.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tokenmill.server.backend import ModelInfo
@@ -25,6 +26,21 @@ class Loaded:
 
     def held_bytes(self) -> int:
         return bytes_of(self.fleet.info) * len(self.fleet.engines)
+
+    def kept_bytes(self) -> int:
+        return self.fleet.rest.kept
+
+    async def sleep(self, level: int) -> None:
+        await self.fleet.rest.sleep(level)
+
+    async def wake(self, tags: Sequence[str]) -> list[str]:
+        await self.fleet.rest.wake(tags)
+        return self.fleet.rest.asleep
+
+    async def abort_all(self) -> None:
+        """Every open request ends now, with what it has said."""
+        for name in list(self.fleet.open_requests):
+            await self.fleet.abort(name)
 
     def end_all(self, reason: str) -> None:
         """Every open request ends now."""
@@ -47,6 +63,12 @@ async def let_go(context: Context) -> None:
 
 def bytes_of(info: ModelInfo) -> int:
     """Weights, adapters and K/V cache, as one engine measured them."""
+    return sum(parts_of(info).values())
+
+
+def parts_of(info: ModelInfo) -> dict[str, int]:
+    """The same, part by part."""
     facts = info.details
     blocks = sum(facts.get("num_blocks") or ()) * float(facts.get("kv_block_bytes", 0.0))
-    return int(facts.get("weight_bytes", 0)) + int(facts.get("adapter_bytes", 0)) + int(blocks)
+    weights, adapters = int(facts.get("weight_bytes", 0)), int(facts.get("adapter_bytes", 0))
+    return {"weights": weights, "kv_cache": int(blocks), "adapters": adapters}

@@ -20,6 +20,7 @@ VALUES = {
     State.LOADING: "loading",
     State.READY: "loaded",
     State.DRAINING: "unloading",
+    State.SLEEPING: "sleeping",
     State.FAILED: "unloaded",
 }
 """States as llama.cpp's router words them."""
@@ -107,9 +108,13 @@ def status(entry: Entry[Model]) -> dict[str, Any]:
             "measured": entry.measured,
             "open": life.open,
             "waiting": life.waiting,
-            "expires_in": entry.expires_in if entry.state is State.READY else None,
+            "expires_in": entry.expires_in if entry.state in (State.READY, State.SLEEPING) else None,
             "load_s": round(life.load_s, 3),
             "loads": life.loads,
+            "wakes": entry.rest.wakes,
+            "can_sleep": entry.spec.sleeps,
+            "sleep_level": entry.rest.level if entry.state is State.SLEEPING else 0,
+            "kept": entry.rest.kept,
         },
     }
 

@@ -21,7 +21,8 @@ from tokenmill.server.door import choose
 from tokenmill.server.errors import HttpError
 from tokenmill.server.many.entry import Entry
 from tokenmill.server.routing import Api, get, json_answer, tenant
-from tokenmill.server.switch.shown import context_of, listed, status
+from tokenmill.server.switch.loaded import parts_of
+from tokenmill.server.switch.shown import Shown, context_of, listed, status
 from tokenmill.server.web.card import card, unloaded_card
 from tokenmill.server.web.files import PageFile, read_files
 
@@ -39,7 +40,10 @@ def add_routes(app: FastAPI, context: Context) -> None:
         asked = choose(context.house, request, None)  # it is not loaded for being looked at
         mine = context_of(asked) or context
         state = engine_state(mine, asked)
-        state["catalogue"] = [{"name": each.name, **status(each.entry)} for each in listed(context.house, request)]
+        state["catalogue"] = [stand(each) for each in listed(context.house, request)]
+        models = context.house.models
+        limit, control = models.memory_of(asked.spec.place), context.config.models.models_control
+        state["memory"] = {"limit": limit, "control": control}
         state.update(started=began, columns=COLUMNS, samples=mine.activity.since(_number(request, "since", 0.0)))
         state["events"] = mine.activity.events.shown()
         return json_answer(state)
@@ -61,6 +65,16 @@ def add_routes(app: FastAPI, context: Context) -> None:
     get(app, "/v1/requests", requests)
     for path, name in PATHS.items():
         app.add_api_route(path, _sender(FILES[name]), methods=["GET", "HEAD"], include_in_schema=False)
+
+
+def stand(shown: Shown) -> dict[str, Any]:
+    """Where a model stands, and what it consists of; `alias`: it is another name of one."""
+    entry, found = shown.entry, {"name": shown.name, **status(shown.entry)}
+    parts = {} if shown.info is None else parts_of(shown.info)
+    engines = 1 if (mine := context_of(entry)) is None else len(mine.backend.stats())
+    found["tokenmill"]["memory"] = {name: size * engines for name, size in parts.items()}
+    found["alias"] = shown.parent is None and shown.name != entry.name
+    return found
 
 
 def _sender(file: PageFile) -> Any:

@@ -37,6 +37,8 @@ class StackedMixture:
         self.ups, self.downs = ups, downs
         self.modest = launch.small or not copy_engine()
         self.experts = self._stacked(ups).shape[0]
+        self.all_here = self.experts == mixture.route.experts
+        """Else others' choices have ids outside 0..experts - 1, which no kernel below `_several` looks up."""
         router = mixture.router.pieces()
         plain = router is not None and router[0] == "dense" and router[1]["table"] is not None
         self.router = (router[1]["table"], router[1]["bias"]) if router is not None and plain else None
@@ -58,13 +60,16 @@ class StackedMixture:
         x = x if x.is_contiguous() else x.contiguous()
         # Steady: a token takes the same way in any company.
         fuses = self.launch.fuses and not self.launch.steady
-        if fuses and x.shape[0] == 1 and isinstance(self.ups, Stack) and isinstance(self.downs, Stack):
+        one = fuses and self.all_here and x.shape[0] == 1
+        if one and isinstance(self.ups, Stack) and isinstance(self.downs, Stack):
             return self._one(x, ctx, norm, residual, (self.ups, self.downs), ahead)
         if fuses and 0 < x.shape[0] <= FEW_TOKENS and self.router is not None:
-            ids, gates, h = self._pick(x, ctx, norm, self._stacked(self.ups), keep=True)
+            ids, gates, h = self._pick(x, ctx, norm, self._stacked(self.ups) if self.all_here else None, keep=True)
         else:
             h = x if norm is None else ctx.kernels.norm(x, norm)
             ids, gates = self._route(h, ctx)
+        if not self.all_here:
+            ids = ids - self.mixture.first
         return self._several(h, ids, gates, self._shared(h, ctx, None, residual))
 
     def _pick(
@@ -131,7 +136,7 @@ class StackedMixture:
         logits = m.router.matmul(h.float() if m.wide else h, ctx)
         self.launch.count("route")
         # Of many tokens some go to the first experts, too; a long chunk is not in want of memory.
-        likely = self.experts <= h.shape[0] * m.route.top_k and h.shape[0] <= 1024
+        likely = self.all_here and self.experts <= h.shape[0] * m.route.top_k and h.shape[0] <= 1024
         return route(
             logits, m.route, pdl=self.launch.pdl, dtype=torch.int32, near=self._stacked(self.ups) if likely else None
         )

@@ -10,11 +10,15 @@ Must not know: kernels, layers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from tokenmill.core.matrix import StoredMatrix
+from tokenmill.kernels.triton.common import has_fp8
 
 BLOCK = 128
 """Rows and columns that share a scale in a matrix of blocks; columns that 4 bit numbers are packed in."""
@@ -131,3 +135,27 @@ def unpack4(data: Tensor) -> Tensor:
     words = data.view(data.shape[0], -1, 1, 32)
     shifts = torch.arange(0, 16, 4, device=data.device, dtype=torch.int16).view(1, 1, 4, 1)
     return (((words >> shifts) & 15) - 8).to(torch.int8).reshape(data.shape[0], -1)
+
+
+def _eight(m: StoredMatrix) -> NarrowMatrix | None:
+    codes, scales = m.part("codes"), m.part("scales")
+    return pack8(codes, scales, m.bias) if can_pack8(codes, scales) else None
+
+
+def _four(m: StoredMatrix) -> NarrowMatrix | None:
+    codes, scales = m.part("codes"), m.part("scales")
+    return pack4(codes, scales, m.find("zeros"), m.bias) if can_pack4(codes, scales) else None
+
+
+def _float8(m: StoredMatrix) -> NarrowMatrix | None:
+    return pack8(m.part("codes"), m.part("scales"), m.bias, blocks=m.kind == "fp8-blocks") if has_fp8() else None
+
+
+PACKERS: dict[str, Callable[[StoredMatrix], NarrowMatrix | None]] = {
+    "int8": _eight,
+    "int4": _four,
+    "int4-zeros": _four,
+    "fp8": _float8,
+    "fp8-blocks": _float8,
+}
+"""kind -> the packed form of a matrix of this kind, or None where its groups or this GPU have none."""

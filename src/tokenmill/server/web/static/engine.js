@@ -3,7 +3,8 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { explain, getJson } from "./api.js";
 import { chat } from "./conversation.js";
 import { Trouble } from "./message.js";
-import { Engines, Events, Facts, Headline, Lanes, Memory, Models, Roofline, share } from "./panels.js";
+import { Engines, Events, Facts, Headline, Lanes, Memory, Roofline, share } from "./panels.js";
+import { Models } from "./models.js";
 import { PlotCard } from "./plots.js";
 import { Requests, useRequests } from "./requests.js";
 import { middle, recent, series } from "./series.js";
@@ -66,7 +67,7 @@ function useEngine(paused, model) {
 export function EngineView({ theme, picked, onPick }) {
   const [paused, setPaused] = useState(false);
   const [span, setSpan] = useState(WINDOWS[0].s);
-  const { card, model, models } = useStore(chat);
+  const { card, model } = useStore(chat);
   const { state, error } = useEngine(paused, model);
   const requests = useRequests(paused);
   const columns = useMemo(() => (state ? series(state.columns, state.samples) : null), [state]);
@@ -95,7 +96,7 @@ export function EngineView({ theme, picked, onPick }) {
         <div class="plots">${PLOTS.map((plot) =>
           html`<${PlotCard} key=${plot.title} plot=${plot} theme=${theme} range=${range} data=${[columns.at, ...plot.series.map((s) => columns[s.key])]} />`)}</div>
         <div class="pair"><${Memory} state=${state} card=${card} /><${Roofline} figures=${figures} card=${card} /></div>
-        <div class="pair"><${Events} events=${state.events} now=${state.now} />${models.length > 1 && html`<${Models} models=${models} stands=${state.catalogue} />`}</div>
+        <div class="pair"><${Events} events=${state.events} now=${state.now} /><${Models} state=${state} /></div>
         ${state.engines.length > 1 && html`<${Engines} engines=${state.engines} />`}`}
       <${Requests} requests=${requests} picked=${picked} onPick=${onPick} />
     </div>

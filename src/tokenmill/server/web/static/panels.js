@@ -143,7 +143,7 @@ function Roof({ top, bytesPerS, flopsPerS }) {
   </svg>`;
 }
 
-// ---------------------------------------------------------------- events, engines, models
+// ---------------------------------------------------------------- events, engines
 
 export function Events({ events, now }) {
   return html`<section class="card events"><header><h2>Events</h2><p class="hint">restarts and refusals</p></header>
@@ -158,12 +158,4 @@ export function Engines({ engines }) {
     <thead><tr><th scope="col">Engine</th>${names.map(([, label]) => html`<th scope="col" class="number" key=${label}>${label}</th>`)}</tr></thead>
     <tbody>${engines.map((e, i) => html`<tr key=${i}><th scope="row">${i}</th>${names.map(([key, , say]) => html`<td class="number" key=${key}>${say(e[key] ?? 0)}</td>`)}</tr>`)}</tbody>
   </table></div></section>`;
-}
-
-// Where a model stands, and what it takes or would take.
-const standing = (found) => (found ? [found.status.failed ? "failed" : found.status.value, found.tokenmill.size ? bytes(found.tokenmill.size) : ""].filter(Boolean).join(", ") : "model");
-
-export function Models({ models, stands = [] }) {
-  const known = Object.fromEntries(stands.map((s) => [s.name, s]));
-  return html`<section class="card"><header><h2>Models and adapters</h2></header><ul class="model-list">${models.map((m) => html`<li key=${m.id}><code>${m.id}</code><span class="hint">${m.parent ? `adapter of ${m.parent}` : standing(known[m.id])}</span></li>`)}</ul></section>`;
 }

@@ -1,0 +1,59 @@
+"""A weight's numbers as they are stored. Owns: the one descriptor that every format hands to a backend.
+
+Formats say what their tensors are by a `kind`; backends have one table each of the kinds that they pack into a form of
+their own (`kernels/cpu/packed.py`, `kernels/triton/quantised/narrow.py`) and one, in plain torch, of the kinds that
+are multiplied as they lie (`kernels/plain.py`). Whatever is in none of them is multiplied by its dense numbers. N rows,
+K columns:
+
+    kind         parts by name
+    dense        numbers [N, K]
+    int8, int4   codes [N, K] int8 (-127..127, -8..7), scales [N, groups] float16: code * scale
+    int4-zeros   the same, and zeros [N, groups] int8: (code - zero) * scale
+    affine       codes, scales and maybe offsets [N, groups] float32, groups of 16 or 32: code * scale + offset
+    fp8          codes [N, K] float8 (e4m3), scales [N, 1] float32
+    fp8-blocks   the same with scales [N / 128, K / 128]
+    blocks       raw [rows, bytes] in GGUF blocks, one part below the other; a part's name is its type
+
+A new kind may have any parts: tables of codes, an order of columns, borders of uneven groups, columns kept apart, masks
+of what is not zero. Only what reads the kind must know them. Needs no torch. Must not know: files, backends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMatrix:
+    """A matrix [N, K] as `kind` says. dense: makes its numbers in the compute dtype. taken: called from time to time
+    while it is packed, when what was read so far is not needed again."""
+
+    kind: str
+    shape: tuple[int, int]
+    parts: tuple[tuple[str, Tensor], ...]
+    dense: Callable[[], Tensor]
+    bias: Tensor | None = None
+    taken: Callable[[], None] | None = None
+
+    def find(self, name: str) -> Tensor | None:
+        """The part of this name, if there is one."""
+        for other, tensor in self.parts:
+            if other == name:
+                return tensor
+        return None
+
+    def part(self, name: str) -> Tensor:
+        """The part of this name."""
+        found = self.find(name)
+        assert found is not None, f"a matrix of kind {self.kind!r} has {name!r}"
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(tensor.nbytes for _, tensor in self.parts)

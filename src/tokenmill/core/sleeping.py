@@ -1,0 +1,101 @@
+"""Sleep: memory that a loaded model gives back and takes again. Owns: levels, tags and modes by name, what is refused,
+and the protocol of who can.
+
+Level 1 keeps the weights' contents in host memory or a file, level 2 reads them from the model's files again. Keys and
+values are dropped at both. Must not know: devices, requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import msgspec
+
+from tokenmill.core.errors import ParameterError, UserError
+
+WEIGHTS, CACHE = "weights", "kv_cache"
+TAGS = (WEIGHTS, CACHE)
+LEVELS = (1, 2)
+MODES = ("wait", "abort")
+"""What becomes of open requests: they end first, or are ended with what they have said."""
+
+
+class Slept(msgspec.Struct, array_like=True):
+    """What sleeping or waking has brought. `asleep`: tags that are not back; `freed`: bytes of the device that were
+    given back; `kept`: bytes of pinned host memory that are taken instead."""
+
+    asleep: list[str] = []
+    freed: int = 0
+    kept: int = 0
+    error: str | None = None
+
+
+class Sleeper(Protocol):
+    """Gives a runner's memory back, and takes it again. `asleep`: tags that are not here."""
+
+    @property
+    def asleep(self) -> list[str]:
+        """Tags that are not here."""
+        ...
+
+    def sleep(self, level: int) -> Slept: ...
+    def wake(self, tags: Iterable[str]) -> Slept: ...
+    def changed(self) -> None:
+        """Weights have new numbers: what was kept of the old ones is wrong."""
+        ...
+
+
+class NoSleep:
+    """The Sleeper of an engine that was not told to have one."""
+
+    def __init__(self) -> None:
+        self.asleep: list[str] = []
+
+    def sleep(self, level: int) -> Slept:
+        raise UserError("this engine cannot sleep: load it with --enable-sleep-mode (enable_sleep_mode=True).")
+
+    def wake(self, tags: Iterable[str]) -> Slept:
+        """It is awake."""
+        return Slept()
+
+    def changed(self) -> None:
+        """Nothing is kept."""
+
+
+def check_level(level: object) -> int:
+    """1 or 2."""
+    if isinstance(level, bool) or level not in LEVELS:
+        raise ParameterError(
+            f"level must be 1 (weights are kept in host memory) or 2 (they are read again), got {level!r}.",
+            param="level",
+        )
+    return int(str(level))
+
+
+def check_tags(tags: Iterable[str] | None) -> list[str]:
+    """Known tags; None or nothing: all."""
+    if isinstance(tags, str):
+        tags = [tags]
+    given = list(tags or TAGS)
+    for tag in given:
+        if tag not in TAGS:
+            raise ParameterError(f"tags must be among {', '.join(TAGS)}, got {tag!r}.", param="tags")
+    return given
+
+
+def check_mode(mode: object) -> str:
+    """How requests that are open end."""
+    if mode not in MODES:
+        more = ": requests are not frozen across a sleep" if mode == "keep" else ""
+        raise ParameterError(f"mode must be {' or '.join(MODES)}, got {mode!r}{more}.", param="mode")
+    return str(mode)
+
+
+def obey(sleeper: Sleeper, message: dict[str, Any]) -> dict[str, Any]:
+    """A control message: what came of it, or what is wrong, as plain data."""
+    try:
+        said = sleeper.sleep(message["level"]) if message["what"] == "sleep" else sleeper.wake(message["tags"])
+    except (UserError, OSError, MemoryError) as error:
+        said = Slept(list(sleeper.asleep), error=str(error))
+    return {"asleep": said.asleep, "freed": said.freed, "kept": said.kept, "error": said.error}

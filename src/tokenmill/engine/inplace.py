@@ -1,0 +1,163 @@
+"""Layers of a loaded model built anew, and copied over those that stand. Owns: which tensors a model's parts hold,
+those of two such parts side by side, and the building of one layer from a checkpoint.
+
+Must not know: requests, where new numbers come from, formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.adapters import AdapterSite
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.errors import UserError
+from tokenmill.core.forward import Kernels, RopeSpec
+from tokenmill.core.model import CausalLM, Checkpoint, Group
+from tokenmill.layers.build import Book, Build, Following, bare
+from tokenmill.lora.sites import Sites
+from tokenmill.lora.weight import Source
+from tokenmill.models.decoder import Decoder
+from tokenmill.models.registry import build_stage, text_alone
+from tokenmill.parallel.group import SoloGroup
+
+_ENDS = ("embedding", "before", "head", "norm", "after", "bias")
+_NOT_WEIGHTS = (RopeSpec, AdapterSite, Sites, Source, Following)
+"""Computed, or somebody else's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Builds layers as they were built at the load. `raw`: the config; `make_sites`: fresh places for adapters."""
+
+    raw: dict[str, Any]
+    config: EngineConfig
+    dtype: torch.dtype
+    device: str
+    kernels: Kernels
+    make_sites: Callable[[], Sites | None] = lambda: None
+    group: Group = field(default_factory=SoloGroup)
+
+    def build(self, model: CausalLM, checkpoint: Checkpoint, layer: int) -> tuple[Decoder, set[str]]:
+        """One layer, with what lies before the first and behind the last, and the tensors that it was made of."""
+        book = Book()
+        b = Build(
+            checkpoint=checkpoint,
+            dtype=self.dtype,
+            device=torch.device(self.device),
+            max_positions=model.spec.max_positions,
+            quantization=self.config.model.quantization,
+            kernels=self.kernels,
+            book=book,
+            stage=(layer, layer + 1),
+            adapters=self.make_sites(),
+            group=self.group,
+        )
+        made = build_stage(self.raw, b)
+        assert isinstance(made, Decoder)
+        return made, book.used
+
+
+def layer_order(model: Decoder) -> list[int]:
+    """Numbers of the layers that are here, the last one first: it tells whether the embedding is the head's matrix."""
+    last = model.first + len(model.layers) - 1
+    return [last, *range(model.first, last)]
+
+
+def fill(model: Decoder, new: Decoder, layer: int) -> None:
+    """Copy a layer that was built anew over the old one, once all that is to be copied is known to fit."""
+    tied = model.embedding is not None and model.head is not None and model.embedding.weight is bare(model.head.weight)
+    place = layer - model.first
+    ends = [name for name in _ENDS if not (name == "embedding" and tied and place != len(model.layers) - 1)]
+    both = [(getattr(model, name), getattr(new, name)) for name in ends if getattr(new, name) is not None]
+    seen: set[int] = set()
+    found = [pair for old, made in (*both, (model.layers[place], new.layers[0])) for pair in pairs(old, made, seen)]
+    for old, made in found:
+        old.copy_(made)
+
+
+@torch.inference_mode()
+def refill(model: CausalLM, checkpoint: Checkpoint, stages: Stages) -> None:
+    """All weights from their checkpoint again, where they stand."""
+    assert isinstance(model, Decoder)
+    source = text_alone(stages.raw, checkpoint)
+    for layer in layer_order(model):
+        fill(model, stages.build(model, source, layer)[0], layer)
+
+
+def weights_of(model: CausalLM) -> list[Tensor]:
+    """What `refill` would fill."""
+    assert isinstance(model, Decoder)
+    seen: set[int] = set()
+    parts = [*(getattr(model, name) for name in _ENDS), *model.layers]
+    return [tensor for part in parts for tensor, _ in pairs(part, part, seen, same=True)]
+
+
+def held(thing: Any, seen: set[int]) -> Iterator[Tensor]:
+    """Every tensor in something of ours, whatever it is there for."""
+    if id(thing) in seen:
+        return
+    seen.add(id(thing))
+    if isinstance(thing, Tensor):
+        yield thing
+    elif isinstance(thing, torch.nn.Module):
+        yield from thing.parameters()
+        yield from thing.buffers()
+    else:
+        for one, _ in inside(thing, thing):
+            yield from held(one, seen)
+
+
+def pairs(old: Any, new: Any, seen: set[int], *, same: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+    """The tensors of two things of one structure, side by side; each old one once. same: they are one thing."""
+    if (old is new and not same) or id(old) in seen or isinstance(old, _NOT_WEIGHTS):
+        return
+    if type(old) is not type(new):
+        raise _unlike(old, new)
+    seen.add(id(old))
+    if isinstance(old, Tensor):
+        if old.shape != new.shape or old.dtype != new.dtype:
+            raise _unlike(old, new)
+        yield old, new
+        return
+    for one, other in inside(old, new):
+        yield from pairs(one, other, seen, same=same)
+
+
+def inside(old: Any, new: Any) -> Iterator[tuple[Any, Any]]:
+    """What two things of one structure are made of, side by side."""
+    if isinstance(old, (list, tuple)):
+        yield from zip(old, new, strict=True)
+    elif isinstance(old, dict):
+        yield from ((old[key], new[key]) for key in old)
+    elif isinstance(old, FunctionType):
+        cells = zip(old.__closure__ or (), new.__closure__ or (), strict=True)
+        yield from ((one.cell_contents, other.cell_contents) for one, other in cells)
+    elif isinstance(old, MethodType):
+        yield old.__self__, new.__self__
+    elif isinstance(old, partial):
+        yield from ((old.func, new.func), (old.args, new.args), (old.keywords, new.keywords))
+    elif type(old).__module__.startswith("tokenmill.") and not type(old).__module__.endswith("._native"):
+        names = [*getattr(old, "__dict__", ())]
+        names += [name for kind in type(old).__mro__ for name in getattr(kind, "__slots__", ()) if hasattr(old, name)]
+        numbers = [name for name in names if not isinstance(getattr(old, name), (bool, int, float, str, type(None)))]
+        yield from ((getattr(old, name), getattr(new, name, None)) for name in numbers)
+
+
+def _unlike(old: Any, new: Any) -> UserError:
+    return UserError(
+        f"a weight that is held as {_said(old)} cannot be filled from {_said(new)}: load the model again with the new "
+        "weights."
+    )
+
+
+def _said(thing: Any) -> str:
+    if isinstance(thing, Tensor):
+        return f"{str(thing.dtype).removeprefix('torch.')} of {list(thing.shape)}"
+    return type(thing).__name__

@@ -1,0 +1,309 @@
+"""Sleep and wake of one runner, and of the engine around it. Owns: which of a runner's memory goes, what is kept of it
+and where, and that the engine takes no requests meanwhile.
+
+Addresses stay, and recorded steps with them. On a CPU pages are given back to the system in place (host_pages.py); on a
+GPU weights and cache lie in arenas from the load on (arena.py). Adapters, recordings and the process stay. Must not
+know: HTTP, who decides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.config import EngineConfig
+from tokenmill.core.errors import BusyError, ParameterError, UserError
+from tokenmill.core.model import CausalLM
+from tokenmill.core.sleeping import CACHE, TAGS, WEIGHTS, NoSleep, Sleeper, Slept, check_level, check_mode, check_tags
+from tokenmill.device.arena import Arena, CudaPages, Pages, relocate
+from tokenmill.device.host_pages import HostPages, can_drop
+from tokenmill.device.memory import records, release, total_bytes
+from tokenmill.engine.inplace import Stages, held, refill, weights_of
+from tokenmill.engine.source import ModelSource
+from tokenmill.kvcache.zeros import zeros
+from tokenmill.models.decoder import Decoder
+from tokenmill.runner.runner import Runner
+
+if TYPE_CHECKING:
+    from tokenmill.core.drafting import DeviceDrafter
+    from tokenmill.core.forward import Kernels
+    from tokenmill.engine.driver import Driver
+    from tokenmill.engine.engine import Engine
+    from tokenmill.engine.replicas import Replicas
+
+Zeros = Callable[[int, int, str], Tensor]
+
+
+class Bed(Protocol):
+    """Where a runner's memory goes. `zeros` makes the cache's memory."""
+
+    zeros: Zeros
+
+    def take(self, model: CausalLM, drafter: DeviceDrafter | None, kernels: Kernels) -> None:
+        """The model has been loaded, and nothing has run yet."""
+        ...
+
+    def lay(self, runner: Runner, level: int) -> tuple[int, int]:
+        """Give all memory back; -> (bytes of the device that were given, pinned bytes taken instead)."""
+        ...
+
+    def raise_weights(self) -> None: ...
+    def raise_cache(self) -> None: ...
+    def changed(self) -> None:
+        """Weights have new numbers."""
+        ...
+
+
+class NoBed:
+    """Of an engine that does not sleep."""
+
+    zeros: Zeros = staticmethod(zeros)
+
+    def take(self, model: CausalLM, drafter: DeviceDrafter | None, kernels: Kernels) -> None:
+        """Nothing is moved."""
+
+
+class HostBed:
+    """On a CPU: whatever pages the tensors lie on. `folder`: of the file that keeps weights."""
+
+    zeros: Zeros = staticmethod(zeros)
+
+    def __init__(self, folder: str | None) -> None:
+        self.folder = folder
+        self.fresh = True
+        self.weights: HostPages | None = None
+        self.beside: HostPages | None = None
+
+    def take(self, model: CausalLM, drafter: DeviceDrafter | None, kernels: Kernels) -> None:
+        """Nothing is moved."""
+
+    def lay(self, runner: Runner, level: int) -> tuple[int, int]:
+        weights = weights_of(runner.model) if isinstance(runner.model, Decoder) else []
+        caches = _caches(runner)
+        apart = {t.untyped_storage().data_ptr() for t in (*weights, *caches)}
+        bound: list[object] = getattr(runner.kernels, "bound", list)()
+        every = held([runner.model, runner.drafter, bound], {id(runner.pool), id(runner.rows)})
+        rest = [t for t in every if t.device.type == "cpu" and t.untyped_storage().data_ptr() not in apart]
+        found = HostPages(weights, changed=not self.fresh)
+        if self.weights is not None and self.weights.kept == found.kept:
+            found = self.weights  # its file may be there
+        self.weights, self.beside = found, HostPages(rest, changed=True)
+        if level == 1:
+            found.save(self.folder)
+        else:
+            found.forget()
+        self.beside.save(self.folder)
+        pages = [found, self.beside, HostPages(caches)]
+        for each in pages:
+            each.drop()
+        return sum(each.size_bytes for each in pages), 0
+
+    def raise_weights(self) -> None:
+        assert self.weights is not None and self.beside is not None
+        self.weights.restore()
+        self.beside.restore()
+        self.beside.forget()
+
+    def raise_cache(self) -> None:
+        """Its pages come when they are touched, as zeros."""
+
+    def changed(self) -> None:
+        self.fresh = False
+        if self.weights is not None:
+            self.weights.forget()
+            self.weights = None
+
+
+class DeviceBed:
+    """On a GPU: arenas for weights, for what else a drafter multiplies by, and for the cache."""
+
+    def __init__(self, pages: Pages, most: int) -> None:
+        self.device_bytes = most
+        self.weights, self.beside, self.cache = (Arena(pages, most) for _ in range(3))
+        self.zeros: Zeros = self.cache.zeros
+
+    def take(self, model: CausalLM, drafter: DeviceDrafter | None, kernels: Kernels) -> None:
+        """Move weights into their arena; recordings, which name addresses, are made afterwards."""
+        if not isinstance(model, Decoder):
+            raise ParameterError(
+                "--enable-sleep-mode is not built for models that Transformers computes on a GPU.",
+                param="enable_sleep_mode",
+            )
+        kind = self.weights.pages.device.type
+        with torch.inference_mode():
+            weights = [t for t in weights_of(model) if t.device.type == kind]
+            relocate(weights, self.weights)
+            places = {t.untyped_storage().data_ptr() for t in weights}
+            rest = [t for t in held(drafter, {id(kernels)}) if t.device.type == kind]
+            relocate((t for t in rest if t.untyped_storage().data_ptr() not in places), self.beside)
+        self.weights.pages.trim()
+
+    def lay(self, runner: Runner, level: int) -> tuple[int, int]:
+        if level == 1:
+            self.weights.save()
+        else:
+            self.weights.forget()
+        self.beside.changed()
+        self.beside.save()
+        arenas = self.weights, self.beside, self.cache
+        given = sum(each.mapped for each in arenas)
+        for each in arenas:
+            each.drop()
+        return given, self.weights.host_bytes + self.beside.host_bytes
+
+    def raise_weights(self) -> None:
+        self.weights.restore()
+        self.beside.restore()
+
+    def raise_cache(self) -> None:
+        self.cache.restore()
+
+    def changed(self) -> None:
+        self.weights.changed()
+
+
+def make_bed(config: EngineConfig, device: str) -> NoBed | HostBed | DeviceBed:
+    """What --enable-sleep-mode asks for; refuses devices whose memory cannot go and come back."""
+    if not config.execute.enable_sleep_mode:
+        return NoBed()
+    if device == "cpu" and can_drop():
+        return HostBed(config.files.sleep_folder)
+    if not records(device):
+        raise ParameterError(
+            f"--enable-sleep-mode is built for CPUs under Linux and for NVIDIA's GPUs, not for {device} here.",
+            param="enable_sleep_mode",
+        )
+    return DeviceBed(CudaPages(device), total_bytes(device))
+
+
+class RunnerSleep:
+    """A runner's Sleeper."""
+
+    def __init__(self, runner: Runner, bed: HostBed | DeviceBed, stages: Stages, source: ModelSource) -> None:
+        self.runner, self.bed, self.stages, self.source = runner, bed, stages, source
+        self.level = 0
+        self.asleep: list[str] = []
+        """Tags that are not here."""
+        self.updated = False
+
+    def sleep(self, level: int) -> Slept:
+        """Give memory back. One that sleeps at level 1 may go on to level 2, not back."""
+        check_level(level)
+        if self.asleep == list(TAGS) and level <= self.level:
+            return Slept(list(self.asleep))
+        if self.asleep:
+            self.wake(TAGS)
+        if level == 2 and not isinstance(self.runner.model, Decoder):
+            raise UserError("level 2 is not built for models that Transformers computes: sleep at level 1.")
+        freed, kept = self.bed.lay(self.runner, level)
+        self.asleep, self.level = list(TAGS), level
+        release(self.stages.device)
+        return Slept(list(self.asleep), freed, kept)
+
+    def wake(self, tags: Iterable[str]) -> Slept:
+        """Take memory again, with what it held; the cache is empty."""
+        wanted = check_tags(tags)
+        if WEIGHTS in self.asleep and WEIGHTS in wanted:
+            self.bed.raise_weights()
+            if self.level == 2:
+                self._read_again()
+            self.asleep.remove(WEIGHTS)
+        if CACHE in self.asleep and CACHE in wanted:
+            self.bed.raise_cache()
+            self.asleep.remove(CACHE)
+        return Slept(list(self.asleep))
+
+    def _read_again(self) -> None:
+        model = self.stages.config.model
+        found = self.source.checkpoint(model.load_format, seed=model.seed, device=self.stages.device)
+        with contextlib.closing(found) as checkpoint:
+            refill(self.runner.model, checkpoint, self.stages)
+        self.bed.changed()
+        if self.updated:  # what was made of the numbers before is of no use
+            self.updated = False
+            self.runner.forget_weights()
+
+    def changed(self) -> None:
+        """Weights have new numbers."""
+        self.updated = True
+        self.bed.changed()
+
+
+def _caches(runner: Runner) -> list[Tensor]:
+    states = runner.pool.states
+    kept = [] if states is None else [part for layer in (*states.views, *states.kept) for part in layer]
+    return [*runner.pool.storage, *kept]
+
+
+def fall_asleep(desk: SleepDesk, driver: Driver, level: int, mode: str) -> None:
+    """Of an engine that its caller steps: open requests are stepped to their end, or ended."""
+    check_level(level)
+    engine = driver.engine
+    with driver.alone():
+        if check_mode(mode) == "abort":
+            driver.leave([name for part in engine.parts for name in part.scheduler.roster.groups])
+        while engine.has_work or engine.flying:
+            driver.step()
+        desk.sleep(level)
+
+
+def wake(desk: SleepDesk, driver: Driver, tags: Iterable[str] | None) -> None:
+    """The same engine's memory again."""
+    with driver.alone():
+        desk.wake(tags)
+
+
+class SleepDesk:
+    """An engine's sleep, as whoever steps it asks for it."""
+
+    def __init__(self, engine: Engine | Replicas) -> None:
+        self.engine = engine
+        self.asleep: tuple[str, ...] = ()
+        self.level = 0
+        self.closing = False
+        """It is to sleep once its requests have ended."""
+        self.reread: Callable[[], object] = lambda: None
+        """Called when weights are to be those of the files again."""
+
+    def check(self) -> None:
+        """Refuse a request."""
+        if self.asleep or self.closing:
+            raise BusyError("the model sleeps: wake_up() brings it back.")
+
+    def sleep(self, level: int = 1) -> Slept:
+        """All of its runners; no request may be open."""
+        check_level(level)
+        if self.engine.has_work or self.engine.flying:
+            raise UserError("requests are open: an engine sleeps between requests.")
+        self.engine.forget_prefixes()
+        return self._tell({"what": "sleep", "level": level}, level)
+
+    def wake(self, tags: Iterable[str] | None = None) -> Slept:
+        """What these tags name."""
+        return self._tell({"what": "wake", "tags": check_tags(tags)}, self.level)
+
+    def _tell(self, message: dict[str, Any], level: int) -> Slept:
+        said = self._ask(message)
+        self.level = level if self.asleep else 0
+        if self.level == 2:
+            self.reread()
+        failed = next((each.error for each in said if each.error is not None), None)
+        if failed is not None:
+            if message["what"] == "sleep":  # all of them, or none
+                self._ask({"what": "wake", "tags": list(TAGS)})
+            raise UserError(failed)
+        return Slept(list(self.asleep), sum(each.freed for each in said), sum(each.kept for each in said))
+
+    def _ask(self, message: dict[str, Any]) -> list[Slept]:
+        said = [Slept(**each) for part in self.engine.parts for each in part.executor.control_all(message)]
+        self.asleep = tuple(tag for tag in TAGS if any(tag in each.asleep for each in said))
+        return said
+
+
+def sleeper_of(runner: Runner, bed: NoBed | HostBed | DeviceBed, stages: Stages, source: ModelSource) -> Sleeper:
+    """For a runner that has been loaded."""
+    return NoSleep() if isinstance(bed, NoBed) else RunnerSleep(runner, bed, stages, source)

@@ -1,0 +1,147 @@
+"""How hidden states get from one stage to the next. Owns: the link of one rank to its neighbours on a CPU, and none.
+
+For every plan a stage takes one message from the stage before it and gives one to the stage behind it, whatever
+becomes of the plan: a step that failed gives word of that. So nothing needs to be brought together again afterwards.
+Must not know: plans, layers, processes.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+_HEAD = struct.Struct(">q")
+_FAILED = -1
+_BUFFER = 4 << 20
+
+
+class Link(Protocol):
+    """One rank's way in and way out. For each plan: begin, take before the layers, give behind them, end."""
+
+    def begin(self, tokens: int) -> None:
+        """A plan of so many tokens follows."""
+        ...
+
+    def take(self) -> None:
+        """Fill the inbox with what the stage before gives; raises if that has failed."""
+        ...
+
+    def give(self, x: Tensor) -> None:
+        """x [tokens, hidden] goes to the stage behind."""
+        ...
+
+    def end(self) -> None:
+        """Whatever has not been taken or given is made up for."""
+        ...
+
+
+class NoLink:
+    """Of a model in one piece."""
+
+    def begin(self, tokens: int) -> None:
+        """Nothing comes."""
+
+    def take(self) -> None:
+        """Nothing comes."""
+
+    def give(self, x: Tensor) -> None:
+        """Nobody takes it."""
+
+    def end(self) -> None:
+        """Nothing is open."""
+
+
+class Turn:
+    """What all links have in common: that each plan takes once and gives once."""
+
+    def __init__(self, *, takes: bool, gives: bool) -> None:
+        self.takes, self.gives = takes, gives
+        self.tokens = 0
+        self.to_take = self.to_give = False
+
+    def begin(self, tokens: int) -> None:
+        """A plan of so many tokens follows."""
+        self.tokens, self.to_take, self.to_give = tokens, self.takes, self.gives
+
+    def take(self) -> None:
+        """Fill the inbox, once a plan."""
+        if self.to_take:
+            self.to_take = False
+            self._take()
+
+    def give(self, x: Tensor | None) -> None:
+        """Pass x on, once a plan; None: there is none."""
+        if self.to_give:
+            self.to_give = False
+            self._give(x)
+
+    def end(self) -> None:
+        """What was not taken is dropped, and who waits hears that nothing comes."""
+        try:
+            self.take()
+        except RuntimeError:
+            pass  # said where the plan failed
+        finally:
+            self.give(None)
+
+    def _take(self) -> None:
+        raise NotImplementedError
+
+    def _give(self, x: Tensor | None) -> None:
+        raise NotImplementedError
+
+
+class SocketLink(Turn):
+    """Between processes of one machine. `before`, `behind`: inherited sockets; inbox [most tokens, hidden]."""
+
+    def __init__(self, before: int | None, behind: int | None, inbox: Tensor) -> None:
+        super().__init__(takes=before is not None, gives=behind is not None)
+        self.before = None if before is None else _own(before)
+        self.behind = None if behind is None else _own(behind)
+        self.inbox = inbox
+
+    def _take(self) -> None:
+        assert self.before is not None
+        head = bytearray(_HEAD.size)
+        _fill(self.before, memoryview(head))
+        size = _HEAD.unpack(head)[0]
+        if size == _FAILED:
+            raise RuntimeError("an earlier stage failed this step")
+        place = self.inbox[: self.tokens]
+        assert size == place.nbytes, "stages disagree about a step's tokens"
+        _fill(self.before, memoryview(place.view(torch.uint8).view(-1).numpy()))
+
+    def _give(self, x: Tensor | None) -> None:
+        assert self.behind is not None
+        if x is None:
+            self.behind.sendall(_HEAD.pack(_FAILED))
+            return
+        assert x.dtype == self.inbox.dtype, "stages exchange the compute type"
+        self.behind.sendall(_HEAD.pack(x.nbytes))
+        self.behind.sendall(memoryview(x.contiguous().view(torch.uint8).view(-1).numpy()))
+
+
+def connect() -> tuple[int, int]:
+    """Two ends, for a stage and the one behind it."""
+    one, other = socket.socketpair()
+    for end in (one, other):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+    return one.detach(), other.detach()
+
+
+def _own(file: int) -> socket.socket:
+    found = socket.socket(fileno=file)
+    found.setblocking(True)
+    return found
+
+
+def _fill(sock: socket.socket, place: memoryview) -> None:
+    while place:
+        count = sock.recv_into(place)
+        if not count:
+            raise RuntimeError("the stage before is gone")
+        place = place[count:]

@@ -1,0 +1,122 @@
+"""Where a rank stands in a model that is shared out in stages. Owns: which layers a stage holds.
+
+Ranks of one stage share its layers (a Group); a stage gives its hidden states to the next one (link.py). Borders are
+chosen so that the heaviest stage is as light as can be, from what the layers' tensors weigh; the output head counts for
+the last stage. All ranks find the same borders by themselves. Must not know: families, devices, plans.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from tokenmill.core.errors import ModelError
+from tokenmill.core.model import Checkpoint, Group
+from tokenmill.parallel.group import SoloGroup
+from tokenmill.parallel.link import Link, NoLink
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_NUMBER = re.compile(r"\.(\d+)\.")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One of so many stages."""
+
+    stage: int = 0
+    stages: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Does it begin at token ids?"""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Does it end at logits?"""
+        return self.stage == self.stages - 1
+
+    def layers(self, weights: Sequence[float], head: float) -> tuple[int, int]:
+        """[first, last) of this stage's layers, of which these are the weights."""
+        if len(weights) < self.stages:
+            raise ModelError(
+                f"--pipeline-parallel-size {self.stages}: this model has {len(weights)} layers, fewer than stages."
+            )
+        borders = cut(weights, head, self.stages)
+        return borders[self.stage], borders[self.stage + 1]
+
+
+def cut(weights: Sequence[float], head: float, stages: int) -> list[int]:
+    """Borders [0, ..., layers] of stages with a layer or more each, the heaviest of which is as light as can be."""
+    count = len(weights)
+    before = [0.0]
+    for weight in weights:
+        before.append(before[-1] + weight)
+    most: list[float] = [0.0, *(float("inf"),) * count]
+    found: list[list[int]] = []
+    for stage in range(stages):
+        beside = head if stage == stages - 1 else 0.0
+        heaviest, starts = [float("inf")] * (count + 1), [0] * (count + 1)
+        for end in range(stage + 1, count - (stages - stage - 1) + 1):
+            for start in range(stage, end):
+                here = max(most[start], before[end] - before[start] + beside)
+                if here < heaviest[end]:
+                    heaviest[end], starts[end] = here, start
+        most = heaviest
+        found.append(starts)
+    borders = [count]
+    for starts in reversed(found):
+        borders.append(starts[borders[-1]])
+    return borders[::-1]
+
+
+def weigh(checkpoint: Checkpoint, count: int, hidden: int, head: float) -> tuple[list[float], float]:
+    """How many numbers each layer has, as its tensors say, and the head, which has so many.
+
+    Where nothing is known of tensors (dummy weights) layers are alike, have about 12 * hidden^2 numbers, and the head
+    counts as two of them at most."""
+    sizes = [0.0] * count
+    for name in checkpoint.names():
+        found, shape = _NUMBER.search(name), checkpoint.shape(name)
+        if found is not None and shape is not None and int(found[1]) < count:
+            sizes[int(found[1])] += prod(shape)
+    if min(sizes, default=0.0) > 0.0:
+        return sizes, head
+    each = 12.0 * hidden * hidden
+    return [each] * count, min(head, 2.0 * each)
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """A rank among all ranks of its engine. group: those that share its stage's layers; share: says something plain to
+    all ranks while they load, -> what each of them says, in order; link: given the inbox, the way to other stages."""
+
+    group: Group = field(default_factory=SoloGroup)
+    place: Place = field(default_factory=Place)
+    share: Callable[[Any], list[Any]] = lambda said: [said]
+    link: Callable[[Tensor], Link] = lambda inbox: NoLink()
+
+    @property
+    def size(self) -> int:
+        """Ranks of the engine."""
+        return self.group.size * self.place.stages
+
+    @property
+    def rank(self) -> int:
+        """This one's number."""
+        return self.place.stage * self.group.size + self.group.rank
+
+    def agree(self, values: list[int]) -> list[int]:
+        """The least that any rank says, number by number."""
+        if self.place.stages == 1:
+            return self.group.agree(values)
+        return [min(each) for each in zip(*self.share(values), strict=True)]
+
+    def by_stage(self, said: Any) -> list[Any]:
+        """What the first rank of each stage says."""
+        return self.share(said)[:: self.group.size]

@@ -1,0 +1,28 @@
+"""A later stage's model as the runner sees it. Owns: the inbox, from which its steps begin instead of from token ids.
+
+The inbox stays where it is, so that recorded steps may read it. Must not know: what fills it (parallel/link.py).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from tokenmill.core.forward import ForwardContext, ModelSpec
+from tokenmill.core.model import CausalLM
+
+
+class FromInbox:
+    """A model whose forward pass takes the states [most tokens, hidden] of the stage before."""
+
+    def __init__(self, model: CausalLM, inbox: Tensor) -> None:
+        self.model = model
+        self.inbox = inbox
+        self.spec: ModelSpec = model.spec
+
+    def forward(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
+        """tokens [T] are known by their number alone -> [T, hidden]."""
+        return self.model.forward(self.inbox[: tokens.shape[0]], ctx)
+
+    def logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+        """As the model gives them."""
+        return self.model.logits(hidden, ctx)

@@ -1,0 +1,129 @@
+"""Models that sleep. Owns: putting one to sleep and waking it by hand, what follows when it cannot, and how much of the
+host's memory sleepers may take. Must not know: HTTP, what a model is, who needs room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from tokenmill.core.errors import EngineDeadError, UserError
+from tokenmill.core.sleeping import TAGS
+from tokenmill.server.many.entry import Entry, State, UnreadyError
+
+log = logging.getLogger("tokenmill.server")
+
+
+class Models(Protocol):
+    """What this needs of a catalogue."""
+
+    bounds: Any
+    entries: dict[str, Entry[Any]]
+    removed: set[Entry[Any]]
+
+    def drain(self, entry: Entry[Any], level: int = 0) -> None: ...
+    def stays(self, entry: Entry[Any]) -> None: ...
+    def arm(self, entry: Entry[Any]) -> None: ...
+    def stir(self) -> None: ...
+    async def unload_now(self, entry: Entry[Any]) -> UnreadyError | None: ...
+    async def load(self, entry: Entry[Any], keep: float | None = None) -> None: ...
+
+
+class Sleepers:
+    """Those of one catalogue."""
+
+    def __init__(self, models: Models) -> None:
+        self.models = models
+
+    def all(self) -> list[Entry[Any]]:
+        """What they cannot give back (a process, recordings) stays taken."""
+        models = self.models
+        return [each for each in (*models.entries.values(), *models.removed) if each.state is State.SLEEPING]
+
+    async def sleep(self, entry: Entry[Any], level: int, *, abort: bool = False) -> None:
+        """Put it to sleep by hand, once its open requests have ended; raises why it does not sleep."""
+        await self.settled(entry)
+        if entry.unit is None or entry.state not in (State.READY, State.SLEEPING):
+            raise UserError(f"{entry.name!r} is not loaded: there is nothing to put to sleep.")
+        if entry.state is State.SLEEPING:
+            if level > entry.rest.level:
+                await entry.unit.sleep(level)
+                entry.rest.level, entry.rest.kept = level, entry.unit.kept_bytes()
+            entry.rest.by_hand, entry.rest.asleep = True, TAGS
+            return
+        self.models.drain(entry, level)
+        entry.rest.by_hand = True
+        task = entry.task
+        if abort:
+            await entry.unit.abort_all()
+        if task is not None and (error := await asyncio.shield(task)) is not None:
+            raise error
+
+    async def wake(self, entry: Entry[Any], tags: Sequence[str]) -> None:
+        """Wake it by hand: whole, or a part of it."""
+        await self.settled(entry)
+        if entry.state is not State.SLEEPING or entry.unit is None:
+            return
+        if set(entry.rest.asleep) - set(tags):
+            entry.rest.asleep = tuple(await entry.unit.wake(tags))
+            return
+        by_hand, entry.rest.by_hand = entry.rest.by_hand, False
+        try:
+            await self.models.load(entry)
+        finally:
+            entry.rest.by_hand = by_hand and entry.state is State.SLEEPING
+
+    async def settled(self, entry: Entry[Any]) -> None:
+        """It neither loads nor falls asleep."""
+        while entry.task is not None and (entry.state is State.LOADING or entry.rest.level):
+            await asyncio.wait((entry.task,))
+
+    async def lay(self, entry: Entry[Any]) -> UnreadyError | None:
+        """It has drained. If it cannot sleep it stays where somebody asked by hand, and is unloaded for others."""
+        rest, unit = entry.rest, entry.unit
+        assert unit is not None
+        try:
+            await unit.sleep(rest.level)
+        except Exception as error:
+            ours = None if isinstance(error, UserError | EngineDeadError) else error
+            log.error("a model could not be put to sleep", exc_info=ours, extra={"data": {"model": entry.name}})
+            if rest.by_hand:
+                self.models.stays(entry)
+                return UnreadyError(f"{entry.name!r} cannot sleep: {said(error)}", 5)
+            rest.level = 0
+            return await self.models.unload_now(entry)
+        entry.task, entry.reserved = None, False
+        entry.life.state, rest.asleep, rest.kept = State.SLEEPING, TAGS, unit.kept_bytes()
+        self.models.arm(entry)
+        self._bound()
+        self.models.stir()
+        return None
+
+    def _bound(self) -> None:
+        """The least recently used ones are unloaded where they take too much of the host's memory."""
+        most = self.models.bounds.sleep_memory
+        if most is None:
+            most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+        asleep = [each for each in self.all() if each.rest.kept]
+        while sum(each.rest.kept for each in asleep) > most:
+            able = [each for each in asleep if each.may_end]
+            if not able:
+                return
+            chosen = oldest(able)
+            asleep.remove(chosen)
+            self.models.drain(chosen)
+
+
+def oldest(entries: Iterable[Entry[Any]]) -> Entry[Any]:
+    """The least recently used."""
+    return min(entries, key=lambda each: each.life.used)
+
+
+def said(error: Exception | None) -> str:
+    """What is wrong, in the loader's words; what is not meant for people is not shown."""
+    if isinstance(error, UserError | EngineDeadError | OSError | MemoryError) and str(error):
+        return str(error)
+    return "it ended with an internal error (the log has it)."

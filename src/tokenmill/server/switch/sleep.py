@@ -1,0 +1,76 @@
+"""Models that sleep and wake by hand, on vLLM's paths. Owns: those paths, their queries, and who may.
+
+Off unless --enable-sleep-mode says that a model may sleep; of several models only where --models-control allows clients
+to switch them. Must not know: how memory goes and comes back.
+"""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from tokenmill.core.errors import ParameterError
+from tokenmill.core.sleeping import check_level, check_mode, check_tags
+from tokenmill.server.context import Context, Model
+from tokenmill.server.door import choose, refusal
+from tokenmill.server.errors import HttpError
+from tokenmill.server.many.entry import Entry, State, UnreadyError
+from tokenmill.server.routing import Api, get, judge_around
+
+SLEEP, WAKE, ASLEEP = "/sleep", "/wake_up", "/is_sleeping"
+
+
+def add_routes(app: FastAPI, context: Context) -> None:
+    """Sleep, wake, and ask."""
+    house = context.house
+
+    def asked(request: Request) -> Entry[Model]:
+        judge_around(context, request)
+        entry = choose(house, request, None)
+        if not entry.spec.sleeps:
+            raise HttpError(404, f"{entry.name!r} cannot sleep: --enable-sleep-mode allows it.")
+        if len(house.models.entries) > 1 and not house.config.models.models_control:
+            raise HttpError(404, "Models cannot be put to sleep by hand here: --models-control allows it.")
+        return entry
+
+    async def sleep(request: Request) -> Response:
+        """Give a model's memory back: open requests end first, and the answer comes when it sleeps."""
+        entry, query = asked(request), request.query_params
+        level = check_level(_number(query.get("level", "1")))
+        mode = check_mode(query.get("mode", "wait"))
+        try:
+            await house.models.sleepers.sleep(entry, level, abort=mode == "abort")
+        except UnreadyError as error:
+            raise refusal(error) from None
+        return Response()
+
+    async def wake_up(request: Request) -> Response:
+        """Take its memory again: all of it, or what `tags` names."""
+        entry = asked(request)
+        tags = check_tags(request.query_params.getlist("tags"))
+        try:
+            await house.models.sleepers.wake(entry, tags)
+        except UnreadyError as error:
+            raise refusal(error) from None
+        return Response()
+
+    async def is_sleeping(request: Request) -> Response:
+        """Does it sleep, or a part of it?"""
+        return Response(
+            b'{"is_sleeping":true}' if asked(request).state is State.SLEEPING else b'{"is_sleeping":false}',
+            media_type="application/json",
+        )
+
+    for path, handler in ((SLEEP, sleep), (WAKE, wake_up)):
+        app.add_api_route(path, handler, methods=["POST"], response_class=Response)
+    get(app, ASLEEP, is_sleeping)
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ParameterError(f"level must be 1 or 2, got {text[:20]!r}.", param="level") from None
+
+
+SLEEPING = Api(add_routes, prefixes=(SLEEP, WAKE, ASLEEP))
