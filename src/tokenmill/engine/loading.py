@@ -225,9 +225,8 @@ def load_runner(
     budget = cache_bytes(config, device, peak, reasons, shares=mesh.size * config.engines)
     rows, slots, trail = mesh.agree(list(count_states(config, model.spec.states, budget, reasons, drafts.most)))
     states = StatePool(model.spec.states, rows, slots, device, trail, bed.zeros) if model.spec.states else None
-    taken = 0 if states is None else states.size_bytes
-    counted = count_blocks(config, layout, budget - taken, wanted, step_tokens)
-    blocks = mesh.agree(pages.everywhere(counted, MANY_BLOCKS))
+    blocks = count_blocks(config, layout, budget - (states.size_bytes if states else 0), wanted, step_tokens)
+    blocks = mesh.agree(pages.everywhere(blocks, MANY_BLOCKS))
     stateful = mesh.agree([0 if model.spec.states else 1]) == [0]
     max_len = fitting_length(config, pages.groups, blocks, wanted, reasons)
     pool = KVPool(layout, pages.here(blocks), device, states, bed.zeros)

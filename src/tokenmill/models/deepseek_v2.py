@@ -102,7 +102,6 @@ def make_layer(c: ModelConfig, b: Build, at: Build, index: int) -> PreNorm:
     first, second = rms(c, "input_layernorm"), rms(c, "post_attention_layernorm")
     bias, second_version = c.get("mlp_bias", bool, False), c.architecture == "DeepseekV2ForCausalLM"
     dense = glm_dense if c.architecture == "Glm4MoeLiteForCausalLM" else first_dense
-    attention = LatentAttention(c, at.at("self_attn"), hidden)
     mlp: Experts | MLP
     if dense(c, index):
         mlp = gated_mlp(at.at("mlp"), hidden, c.need("intermediate_size", int), act, bias=bias)
@@ -110,15 +109,15 @@ def make_layer(c: ModelConfig, b: Build, at: Build, index: int) -> PreNorm:
         mlp = _experts(c, at.at("mlp"), hidden)
     else:
         mlp = make_mixture(c, b, at, DEEPSEEK_MIX, Feed(), index)
-    return PreNorm(attention, mlp, (first(at), second(at)))
+    return PreNorm(LatentAttention(c, at.at("self_attn"), hidden), mlp, (first(at), second(at)))
 
 
 def build_later(c: ModelConfig, b: Build) -> Later:
-    """The checkpoint's layer that guesses later tokens: the first one behind the last."""
+    """The checkpoint's layer that guesses later tokens."""
     sizes = read_sizes(c)
     at = b.under("model", "embed_tokens.weight").at(f"layers.{sizes.layers}")
-    make = lambda inside, name: rms(c, name)(inside)  # noqa: E731
-    return make_later(DEEPSEEK, at, sizes.hidden, make, lambda: make_layer(c, b, at, sizes.layers))
+    norm, layer = lambda inside, name: rms(c, name)(inside), lambda: make_layer(c, b, at, sizes.layers)
+    return make_later(DEEPSEEK, at, sizes.hidden, norm, layer)
 
 
 def _experts(c: ModelConfig, b: Build, hidden: int) -> Experts:

@@ -22,21 +22,9 @@ from tokenmill.models.common import Block, Parallel, PreNorm, Sandwich, read_hea
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends, Layer
 from tokenmill.models.later import DEEPSEEK, Later, make_later
-from tokenmill.models.parts import make_attention, make_feed, make_mixture, norm, not_computed, on
+from tokenmill.models.parts import Single, make_attention, make_feed, make_mixture, norm, not_computed, on
 from tokenmill.models.row import Shape
 from tokenmill.models.rules import Positions
-
-
-class Single:
-    """x += block(norm(x))."""
-
-    def __init__(self, block: Block, norm: NormSpec) -> None:
-        self.block = block
-        self.norm = norm
-
-    def __call__(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """x [T, hidden] -> [T, hidden]."""
-        return self.block(x, ctx, norm=self.norm, residual=x)
 
 
 def build(c: ModelConfig, b: Build) -> Decoder:

@@ -48,6 +48,18 @@ def norm(c: ModelConfig, b: Build, norms: Norms, name: str, size: int) -> NormSp
     return b.norm(name, size, eps, layer=kind != "rms", bias=kind == "layer", offset=norms.offset)
 
 
+class Single:
+    """x += block(norm(x))."""
+
+    def __init__(self, block: Block, norm: NormSpec) -> None:
+        self.block = block
+        self.norm = norm
+
+    def __call__(self, x: Tensor, ctx: ForwardContext) -> Tensor:
+        """x [T, hidden] -> [T, hidden]."""
+        return self.block(x, ctx, norm=self.norm, residual=x)
+
+
 def not_computed(c: ModelConfig, b: Build, drafts: Drafts | None, layers: int, at: str = "layers") -> list[str]:
     """Tensors of layers for drafts of later tokens, which this model does not use."""
     if drafts is None:

@@ -49,6 +49,11 @@ class Left:
     kept: Tensor | None = None
     told: tuple[list[int], Readback] | None = None
 
+    @property
+    def stand(self) -> tuple[list[int], Tensor] | None:
+        """`verified` and `kept`; None: no drafts were tried."""
+        return None if self.kept is None else (self.verified, self.kept)
+
 
 @dataclass(slots=True)
 class Running:
@@ -174,11 +179,11 @@ class Runner:
         if not self.to_logits:  # the last stage chooses, and `learn` tells
             assert running.batch is not None
             self.rows.computed.index_add_(0, running.batch.row_ids, running.batch.counts)
-            self._settle(running)
+            settle_states(self.pool.states, running.plan, running.batch, self.rows, running.left.stand)
             return
         try:
             self._sample(running, late or LateInputs())
-            self._settle(running)
+            settle_states(self.pool.states, running.plan, running.batch, self.rows, running.left.stand)
         except Exception as error:
             self._fail(running, error)
 
@@ -279,17 +284,6 @@ class Runner:
             self._move_mus(running, None)
             self._advance(running)
         self._leave_drafts(running)
-
-    def _settle(self, running: Running) -> None:
-        """States are kept, and rows go on with those behind their last tokens that stand."""
-        states, plan, left = self.pool.states, running.plan, running.left
-        if states is None or running.batch is None:
-            return
-        if states.trail:
-            stand = None if left.kept is None else (left.verified, left.kept)
-            settle_states(states, plan, running.batch, self.rows, stand)
-        elif plan.saves:  # no drafts are tried: the grant ends just there
-            states.save([(save.row, save.slot) for save in plan.saves])
 
     def _take(self, running: Running, best: tuple[Tensor, Tensor, Tensor]) -> None:
         """The choice came with the logits: what `_sample` does in general, in a few operations (see single.py)."""

@@ -18,12 +18,19 @@ from tokenmill.sampling.arrays import send
 
 
 def settle_states(
-    states: StatePool, plan: StepPlan, batch: Batch, rows: Rows, stand: tuple[list[int], Tensor] | None
+    states: StatePool | None,
+    plan: StepPlan,
+    batch: Batch | None,
+    rows: Rows,
+    stand: tuple[list[int], Tensor] | None,
 ) -> None:
     """Keep what the plan wants kept, and take rows back to their last token that stands.
 
     stand: grants with the counts of tokens that stand; the rows have moved on by them."""
-    if not (plan.saves or plan.guesses):
+    if states is None or batch is None or not (plan.saves or plan.guesses):
+        return
+    if not states.trail:  # no drafts are tried: grants end just there
+        states.save([(save.row, save.slot) for save in plan.saves])
         return
     firsts, at = {}, states.first
     for i in range(len(plan.rows)):
