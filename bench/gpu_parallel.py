@@ -5,7 +5,7 @@ python bench/gpu_parallel.py [--parts check,sums,8b,8b-mixed,dp,...] [--devices 
 `check`: small models with made-up weights on all devices against one: logprobs in float32, the same ids with
 --deterministic, recorded and eager steps. The others are geometries of geometries.py with made-up weights. A part is
 a process of its own that ends after --limit; what one part does not survive costs the others nothing. Parts: check,
-sums (gpu_sums.py), and the names of PARTS below.
+sums (gpu_sums.py), pp and ep (are stages and whole experts right?), and the names of PARTS below.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ PARTS: dict[str, tuple[str, str, list[str]]] = {
     "70b": ("llama-3-70b", "tensor", ["single", "batch32"]),
     "70b-mixed": ("llama-3-70b", "tensor", ["mixed"]),
     "30b": ("qwen3-30b-a3b", "tensor", ["single", "batch32", "mixed"]),
+    "8b-pp": ("llama-3-8b", "pipeline", ["single", "batch32"]),
+    "30b-ep": ("qwen3-30b-a3b", "expert", ["single", "batch32", "mixed"]),
     "one": ("llama-3-8b", "", ["single", "batch32"]),
 }
 SMALL = {
@@ -51,37 +53,60 @@ MIXTURE = {
 }  # fmt: skip
 
 
-def check(devices: int) -> None:
-    """Raises where several devices do not give what one gives."""
+Answers = list[tuple[list[int], list[float]]]
+
+
+def answers(folder: str, **options: Any) -> Answers:
+    """Ids and logprobs of twenty prompts by a small model with made-up weights."""
     from tokenmill import LLM, SamplingParams
 
-    def answers(folder: str, **options: Any) -> list[Any]:
-        options = {"num_gpu_blocks_override": 800, "max_num_seqs": 32, **options}
-        began = time.perf_counter()
-        with LLM(folder, load_format="dummy", skip_tokenizer_init=True, max_model_len=1024, **options) as llm:
-            rng = random.Random(1)
-            prompts = [{"prompt_token_ids": [rng.randrange(4096) for _ in range(5 + 37 * i % 400)]} for i in range(20)]
-            params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=1)
-            found = llm.generate(prompts, params, use_tqdm=False)
-            print(f"  {options}: {time.perf_counter() - began:.1f} s", flush=True)
-            return [
-                (o.outputs[0].token_ids, [next(iter(x.values())).logprob for x in o.outputs[0].logprobs]) for o in found
-            ]
+    options = {"num_gpu_blocks_override": 800, "max_num_seqs": 32, **options}
+    began = time.perf_counter()
+    with LLM(folder, load_format="dummy", skip_tokenizer_init=True, max_model_len=1024, **options) as llm:
+        rng = random.Random(1)
+        prompts = [{"prompt_token_ids": [rng.randrange(4096) for _ in range(5 + 37 * i % 400)]} for i in range(20)]
+        params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=1)
+        found = llm.generate(prompts, params, use_tqdm=False)
+        print(f"  {options}: {time.perf_counter() - began:.1f} s", flush=True)
+        return [
+            (o.outputs[0].token_ids, [next(iter(x.values())).logprob for x in o.outputs[0].logprobs]) for o in found
+        ]
 
+
+def compare(name: str, one: Answers, many: Answers, most: float) -> None:
+    """Raises where the first logprobs are further apart than that."""
+    worst = max(abs(a[1][0] - b[1][0]) for a, b in zip(one, many, strict=True))
+    same = sum(a[0] == b[0] for a, b in zip(one, many, strict=True))
+    print(f"CHECK {name}: {same} of {len(one)} alike, first logprobs differ by {worst:.2g}", flush=True)
+    assert worst < most, "several devices give something else"
+
+
+def check_some(part: str, devices: int) -> None:
+    """Stages (pp) of a dense model, whole experts (ep) of a mixture."""
+    config, several = {
+        "pp": (SMALL, {"pipeline_parallel_size": devices}),
+        "ep": (MIXTURE, {"tensor_parallel_size": devices, "enable_expert_parallel": True}),
+    }[part]
+    with tempfile.TemporaryDirectory() as folder:
+        (pathlib.Path(folder) / "config.json").write_text(json.dumps(config))
+        one = answers(folder, dtype="float32")
+        compare(f"{part} recorded", one, answers(folder, dtype="float32", **several), 2e-3)
+        compare(f"{part} eager", one, answers(folder, dtype="float32", enforce_eager=True, **several), 2e-3)
+        if part == "pp":
+            exact = {"dtype": "bfloat16", "deterministic": True}
+            same = answers(folder, **exact) == answers(folder, **exact, **several)
+            print(f"CHECK pp --deterministic: {'the same bytes' if same else 'OTHER BYTES'}", flush=True)
+
+
+def check(devices: int) -> None:
+    """Raises where several devices do not give what one gives."""
     for name, config in (("dense", SMALL), ("mixture", MIXTURE)):
         with tempfile.TemporaryDirectory() as folder:
             (pathlib.Path(folder) / "config.json").write_text(json.dumps(config))
             several = {"tensor_parallel_size": devices}
             for options in ({"dtype": "float32"}, {"dtype": "float32", "enforce_eager": True}, {"dtype": "bfloat16"}):
                 one, many = answers(folder, **options), answers(folder, **options, **several)
-                pairs = [(a[1][0], b[1][0]) for a, b in zip(one, many, strict=True)]
-                worst = max(abs(a - b) for a, b in pairs)
-                same = sum(a[0] == b[0] for a, b in zip(one, many, strict=True))
-                print(
-                    f"CHECK {name} {options}: {same} of {len(one)} alike, first logprobs differ by {worst:.2g}",
-                    flush=True,
-                )
-                assert worst < (0.1 if options["dtype"] == "bfloat16" else 2e-3), "several devices give something else"
+                compare(f"{name} {options}", one, many, 0.1 if options["dtype"] == "bfloat16" else 2e-3)
             exact = {"dtype": "bfloat16", "deterministic": True}
             if name == "dense":
                 one, many = answers(folder, **exact), answers(folder, **exact, **several)
@@ -89,6 +114,13 @@ def check(devices: int) -> None:
             one, many = answers(folder), answers(folder, data_parallel_size=devices)
             same = sum(a[0] == b[0] for a, b in zip(one, many, strict=True))
             print(f"CHECK {name} data parallel: {same} of {len(one)} alike", flush=True)
+
+
+def spread(how: str, devices: int) -> list[str]:
+    """The flags of a way to use so many devices."""
+    if how == "expert":
+        return ["--tensor-parallel-size", str(devices), "--enable-expert-parallel"]
+    return [f"--{how}-parallel-size", str(devices)] if how else []
 
 
 def measure(part: str, devices: int, seeds: int) -> None:
@@ -101,7 +133,7 @@ def measure(part: str, devices: int, seeds: int) -> None:
         command = [
             sys.executable, "-c", "from tokenmill.cli.main import main; main()", "bench", "throughput", folder,
             "--load-format", "dummy", "--skip-tokenizer-init", "--max-num-seqs", "512", "--max-model-len", "4096",
-            "--json", str(at / "out.json"), *([f"--{how}-parallel-size", str(devices)] if how else []),
+            "--json", str(at / "out.json"), *spread(how, devices),
         ]  # fmt: skip
         for name in names:
             for seed in range(1 if name in ("mixed", "prefix") else seeds):
@@ -137,6 +169,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.only == "check":
         return check(options.devices)
+    if options.only in ("pp", "ep"):
+        return check_some(options.only, options.devices)
     if options.only:
         return measure(options.only, options.devices, options.seeds)
     for part in options.parts.split(","):

@@ -31,6 +31,16 @@ def test_deterministic_ranks_give_the_bytes_of_one(model):  # noqa: F811
         assert ids(llm.generate(asked, PARAMS, use_tqdm=False)) == expected
 
 
+@pytest.mark.parametrize("options", [{}, {"enforce_eager": True}])
+def test_two_stages_agree_with_one(model, options):  # noqa: F811
+    asked = prompts(24)
+    with make(model, dtype="float32", **options) as llm:
+        expected = ids(llm.generate(asked, PARAMS, use_tqdm=False))
+    with make(model, dtype="float32", **options, pipeline_parallel_size=2) as llm:
+        found = ids(llm.generate(asked, PARAMS, use_tqdm=False))
+    assert agreement(found, expected) > 0.97
+
+
 def test_engines_on_devices_of_their_own(model):  # noqa: F811
     asked = prompts(24)
     with make(model, dtype="float32") as llm:

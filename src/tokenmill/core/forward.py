@@ -331,29 +331,19 @@ class Kernels(Protocol):
         gates: Tensor | None,
         act: Act | None,
         ctx: ForwardContext,
+        first: int | None = None,
     ) -> Tensor:
         """weights (gate_up, down), one of each per expert: sum over j = 0..k-1, in this order and in float32, of
         gates[t, j] * down[ids[t, j]](act(gate_up[ids[t, j]](x[t]))) -> [T, hidden] in x's dtype.
 
         Without gates only the first half: act(...) in row t * k + j -> [T * k, inner]. Without an activation only the
-        second: x [T * k, inner] is that. An id outside 0..len - 1 (an expert of another rank) adds nothing."""
-        ...
-
-    def experts_apart(
-        self,
-        x: Tensor,
-        weights: tuple[list[Weight], list[Weight]],
-        ids: Tensor,
-        act: Act,
-        ctx: ForwardContext,
-        first: int,
-    ) -> Tensor:
-        """Experts `first`, first + 1, ...: down(gate_up(x)) in row t * k + j as `experts` has it before it adds up
-        [T * k, hidden] in float32; zeros where another expert is chosen."""
+        second: x [T * k, inner] is that. An id outside 0..len - 1 (an expert of another rank) adds nothing.
+        With `first`, the number of the first expert in the lists, and without gates: both halves, not added up
+        (`add_experts`), in row t * k + j [T * k, hidden] in float32; zeros where the chosen one is elsewhere."""
         ...
 
     def add_experts(self, parts: Tensor, gates: Tensor, dtype: torch.dtype) -> Tensor:
-        """What `experts_apart` leaves, of all ranks together, added up as `experts` does it -> [T, hidden]."""
+        """Parts of `experts` [T * k, hidden] that are all there now, added up as it does -> [T, hidden]."""
         ...
 
     def pack_mixture(self, mixture: Mixture) -> FusedMixture | None:

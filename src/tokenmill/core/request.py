@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.core.errors import ParameterError
+from tokenmill.core.errors import ParameterError, shown
 from tokenmill.core.samplers import (
     MOST_BREAKER_CHARS,
     MOST_BREAKERS,
@@ -152,25 +152,25 @@ class SamplingParams(SamplerFields, kw_only=True, omit_defaults=True, metaclass=
 
 def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ParameterError(f"{name} must be a number, got {value!r}.", param=name)
-    if math.isnan(value) or math.isinf(value):
+        raise ParameterError(f"{name} must be a number, got {shown(value)}.", param=name)
+    if isinstance(value, float) and not math.isfinite(value):
         raise ParameterError(f"{name} must be finite, got {value}.", param=name)
     if value < low or value > high or (open_low and value == low):
         raise ParameterError(
-            f"{name} must be in {'(' if open_low else '['}{low:g}, {high:g}], got {value}.", param=name
+            f"{name} must be in {'(' if open_low else '['}{low:g}, {high:g}], got {shown(value)}.", param=name
         )
 
 
 def _integer(name: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ParameterError(f"{name} must be an integer, got {value!r}.", param=name)
+        raise ParameterError(f"{name} must be an integer, got {shown(value)}.", param=name)
     if not low <= value <= high:
-        raise ParameterError(f"{name} must be in [{low}, {high}], got {value}.", param=name)
+        raise ParameterError(f"{name} must be in [{low}, {high}], got {shown(value)}.", param=name)
 
 
 def _flag(name: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise ParameterError(f"{name} must be true or false, got {value!r}.", param=name)
+        raise ParameterError(f"{name} must be true or false, got {shown(value)}.", param=name)
 
 
 def _ids(name: str, value: object, most: int) -> None:
@@ -217,6 +217,10 @@ def _check(p: SamplingParams) -> None:
     as_options = getattr(p.structured_outputs, "as_options", None)
     if as_options is not None:  # StructuredOutputsParams
         p.structured_outputs = as_options()
+    for name in p.__struct_fields__:
+        value = getattr(p, name)
+        if type(value) is not float and getattr(value, "shape", None) == ():  # a number of numpy's or torch's
+            setattr(p, name, value.item())
     for name, (low, high, open_low) in _RANGES.items():
         _number(name, getattr(p, name), low, high, open_low=open_low)
     for name in _FLAGS:
@@ -268,7 +272,7 @@ def _check_lists(p: SamplingParams) -> None:
             raise ParameterError("logit_bias must map at most 4096 token ids to numbers.", param="logit_bias")
         for token, bias in p.logit_bias.items():
             if isinstance(token, str):
-                raise ParameterError(f"logit_bias wants token ids as integers, got {token!r}.", param="logit_bias")
+                raise ParameterError(f"logit_bias wants token ids as integers, got {shown(token)}.", param="logit_bias")
             _integer("logit_bias", token, 0, 2**31 - 1)
             _number("logit_bias", bias, -100.0, 100.0)
     if p.logits_processors is not None:
@@ -285,7 +289,9 @@ def _check_contradictions(p: SamplingParams) -> None:
         )
     if p.stops and not p.detokenize:
         raise ParameterError("stop strings need detokenize=True; use stop_token_ids instead.", param="stop")
-    if p.early_stopping not in (True, False, "never"):
+    if not isinstance(p.early_stopping, bool) and not (
+        isinstance(p.early_stopping, str) and p.early_stopping == "never"
+    ):
         raise ParameterError("early_stopping must be true, false or 'never'.", param="early_stopping")
     if p.use_beam_search:
         if p.temperature not in (0.0, 1.0) or p.top_p != 1.0 or p.top_k not in (0, -1) or p.min_p or p.typical_p != 1.0:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.core.errors import ParameterError
+from tokenmill.core.errors import ParameterError, shown
 
 
 class SamplerFields(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -118,7 +118,7 @@ def read_samplers(given: str | Sequence[str]) -> list[str]:
     for each in given:
         name = known.get(each) if isinstance(each, str) else None
         if name is None:
-            raise _wrong(f"holds {each!r}; known are {', '.join(known)}")
+            raise _wrong(f"holds {shown(each)}; known are {', '.join(known)}")
         if name in EDITS and (name in names or any(before not in EDITS for before in names)):
             raise _wrong(f"has {name} in a place where it cannot be: penalties and dry come first, each once")
         names.append(name)

@@ -35,20 +35,19 @@ Span = tuple[int, int]
 
 
 class HostPages:
-    """Whole pages within tensors that somebody else keeps. `changed`: maps of files may have been written to."""
+    """Whole pages within tensors that somebody else keeps."""
 
-    def __init__(self, tensors: Iterable[Tensor], *, changed: bool = False) -> None:
-        own, mapped = _spans(_merged(_pages(tensors)))
-        own = [span for each in own for span in _used(each)]
-        self.kept = sorted(own + mapped) if changed else own
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        own, self.mapped = _spans(_merged(_pages(tensors)))
+        written = [span for each in self.mapped for span in _used(each, own=True)]
+        self.kept = sorted([*(span for each in own for span in _used(each)), *written])
         """Their contents are kept in the file."""
-        self.mapped = [] if changed else mapped
         self.file: IO[bytes] | None = None
 
     @property
     def size_bytes(self) -> int:
         """Memory that `drop` gives back, if all of it was in use."""
-        return sum(stop - start for start, stop in (*self.kept, *self.mapped))
+        return sum(stop - start for start, stop in _merged([*self.kept, *self.mapped]))
 
     def save(self, folder: str | None = None) -> None:
         """Write what would be lost into a file without a name; the memory stays as it is."""
@@ -149,14 +148,14 @@ def _spans(wanted: list[Span]) -> tuple[list[Span], list[Span]]:
         for first, last, rights, is_file in areas[at:]:
             if first >= stop:
                 break
-            if rights.endswith("p") and "r" in rights:
-                is_own = not is_file and "w" in rights
-                (own if is_own else mapped if is_file else []).append((max(start, first), min(stop, last)))
+            if rights.startswith("rw") and rights.endswith("p"):
+                (mapped if is_file else own).append((max(start, first), min(stop, last)))
     return own, mapped
 
 
-def _used(span: Span) -> list[Span]:
-    """What of it has ever been touched; all of it, where the system does not say."""
+def _used(span: Span, *, own: bool = False) -> list[Span]:
+    """What of it has ever been touched; all of it, where the system does not say. own: pages of a map that have been
+    written to, and are no longer the file's."""
     page = os.sysconf("SC_PAGE_SIZE")
     start, count = span[0] // page, (span[1] - span[0]) // page
     try:
@@ -167,7 +166,10 @@ def _used(span: Span) -> list[Span]:
         return [span]
     if entries.numel() != count:
         return [span]
-    there = (entries >> 62 & 3 != 0).to(torch.int8)  # in memory, or swapped out
+    there = entries >> 62 & 3 != 0  # in memory, or swapped out
+    if own:
+        there &= entries >> 61 & 1 == 0
+    there = there.to(torch.int8)
     borders = torch.diff(there, prepend=torch.zeros(1, dtype=torch.int8), append=torch.zeros(1, dtype=torch.int8))
     first, last = (((borders == way).nonzero()[:, 0] + start) * page for way in (1, -1))
     return list(zip(first.tolist(), last.tolist(), strict=True))

@@ -60,7 +60,7 @@ class Built:
 
 
 def make_limits(
-    options: ScheduleOptions, step_tokens: int, max_drafts: int = 0, max_guesses: int = 0, *, chains: bool = True
+    options: ScheduleOptions, step_tokens: int, max_drafts: int = 0, max_guesses: int = 0, *, cohorts: int = 0
 ) -> Limits:
     """What the scheduler may do; max_drafts, max_guesses: of the host's and of the device's drafter."""
     return Limits(
@@ -70,7 +70,7 @@ def make_limits(
         max_drafts=max_drafts,
         max_guesses=max_guesses,
         step_guesses=STEP_GUESSES if max_guesses else ANY,
-        chains=chains,
+        cohorts=cohorts,
         whole_prompts=not options.enable_chunked_prefill,
         whole_batches=options.batching == "static",
     )
@@ -100,9 +100,9 @@ def build_engine(config: EngineConfig) -> Built:
         prefix_cache=config.cache.enable_prefix_caching,
         snapshots=None if facts.snapshots is None else Snapshots(facts.snapshots, config.cache.block_size),
     )
-    limits = make_limits(config.schedule, facts.max_step_tokens, most, facts.guesses, chains=executor.chains)
+    cohorts = 0 if executor.chains else executor.depth
+    limits = make_limits(config.schedule, facts.max_step_tokens, most, facts.guesses, cohorts=cohorts)
     limits = replace(limits, max_rows=facts.max_rows, max_adapters=facts.adapter_slots)
-    limits = replace(limits, cohorts=1 if executor.chains else executor.depth)
     limits = replace(limits, follows=facts.follows, catches_up=facts.catches_up)
     if facts.trail is not None:
         limits = replace(limits, step_guesses=min(limits.step_guesses, facts.trail))

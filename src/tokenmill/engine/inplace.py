@@ -7,7 +7,7 @@ Must not know: requests, where new numbers come from, formats.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
@@ -26,6 +26,7 @@ from tokenmill.lora.weight import Source
 from tokenmill.models.decoder import Decoder
 from tokenmill.models.registry import build_stage, text_alone
 from tokenmill.parallel.group import SoloGroup
+from tokenmill.parallel.stages import Place
 
 _ENDS = ("embedding", "before", "head", "norm", "after", "bias")
 _NOT_WEIGHTS = (RopeSpec, AdapterSite, Sites, Source, Following)
@@ -43,6 +44,7 @@ class Stages:
     kernels: Kernels
     make_sites: Callable[[], Sites | None] = lambda: None
     group: Group = field(default_factory=SoloGroup)
+    place: Place = field(default_factory=Place)
 
     def build(self, model: CausalLM, checkpoint: Checkpoint, layer: int) -> tuple[Decoder, set[str]]:
         """One layer, with what lies before the first and behind the last, and the tensors that it was made of."""
@@ -55,7 +57,7 @@ class Stages:
             quantization=self.config.model.quantization,
             kernels=self.kernels,
             book=book,
-            stage=(layer, layer + 1),
+            place=replace(self.place, only=(layer, layer + 1)),
             adapters=self.make_sites(),
             group=self.group,
         )

@@ -190,7 +190,6 @@ def load_runner(
             max_positions=config.model.max_model_len,
             group=mesh.group,
             place=mesh.place,
-            whole_experts=config.parallel.enable_expert_parallel,
             adapters=sites,
         )
         check_stages(model, mesh)
@@ -212,10 +211,8 @@ def load_runner(
     wanted = min(config.model.max_model_len or model.spec.max_positions, model.spec.max_positions)
     if not config.schedule.enable_chunked_prefill:
         step_tokens = max(step_tokens, wanted)
-    inbox = torch.zeros(0, dtype=dtype)
-    if mesh.place.stages > 1:
-        most = 0 if mesh.place.is_first else max(step_tokens, MOST_PADDED) + config.schedule.max_num_seqs
-        inbox = torch.zeros(most, model.spec.hidden_size, dtype=dtype, device=device)
+    most = 0 if mesh.place.is_first else max(step_tokens, MOST_PADDED) + config.schedule.max_num_seqs
+    inbox = torch.zeros(most, model.spec.hidden_size, dtype=dtype, device=device)
     model = model if mesh.place.is_first else FromInbox(model, inbox)
     adapter_bytes = 0 if sites is None else sites.allocate()
     peak = 0
@@ -234,7 +231,8 @@ def load_runner(
     drafter = drafts.drafter
     runner = Runner(model, kernels, pool, rows, max_len, record=record, drafter=drafter, adapters=adapters)
     runner.link, runner.translate = mesh.link(inbox), pages.translate
-    stages = Stages(raw, config, dtype, device, kernels, partial(adapter_sites, config, {}, dtype, device), mesh.group)
+    fresh_sites = partial(adapter_sites, config, {}, dtype, device)
+    stages = Stages(raw, config, dtype, device, kernels, fresh_sites, mesh.group, mesh.place)
     runner.sleeper = sleeper_of(runner, bed, stages, source)
     runner.warm()
     facts = _facts(config, runner, device, (max_len, step_tokens), reasons)
@@ -323,7 +321,7 @@ def _builder(config: EngineConfig, raw: dict[str, Any], reasons: list[str]) -> C
     if config.parallel.ranks > 1 or config.adapters.enable_lora:
         raise ModelError("A model that Transformers computes takes neither adapters nor several devices.")
     reasons.append(f"Transformers computes {raw.get('model_type')} but for attention: slower than our own families")
-    return lambda *given, group, place, whole_experts, adapters, **more: build_elsewhere(*given, **more)
+    return lambda *given, group, place, adapters, **more: build_elsewhere(*given, **more)
 
 
 def left_out(config: EngineConfig) -> list[str]:

@@ -213,6 +213,9 @@ def _check_names(options: Mapping[str, Any]) -> None:
         raise ParameterError(
             "chat_template_kwargs must be a dict of the template's names.", param="chat_template_kwargs"
         )
+    template = options.get("chat_template")
+    if template is not None and not isinstance(template, str):
+        raise ParameterError("chat_template must be the template's text.", param="chat_template")
 
 
 def _check_parts(messages: Any) -> None:
@@ -224,7 +227,11 @@ def _check_parts(messages: Any) -> None:
             if message.get(name):
                 raise ParameterError(f"This engine reads text: {name!r} of a message cannot be used.", param="messages")
         content = message.get("content")
+        if not isinstance(content, (str, list, tuple, Mapping)) and content is not None:
+            raise ParameterError("A message's content must be text, or a list of parts.", param="messages")
         for part in content if isinstance(content, (list, tuple)) else ():
+            if not isinstance(part, (str, Mapping)):
+                raise ParameterError("A content part must be text or a dict.", param="messages")
             keys = [str(key) for key in part if part[key] is not None] if isinstance(part, Mapping) else []
             names = [str(part.get("type", "text")), *keys] if keys else []
             if kind := next((name for name in names if any(word in name for word in _MEDIA)), None):

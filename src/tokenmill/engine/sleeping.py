@@ -74,7 +74,6 @@ class HostBed:
 
     def __init__(self, folder: str | None) -> None:
         self.folder = folder
-        self.fresh = True
         self.weights: HostPages | None = None
         self.beside: HostPages | None = None
 
@@ -88,10 +87,10 @@ class HostBed:
         bound: list[object] = getattr(runner.kernels, "bound", list)()
         every = held([runner.model, runner.drafter, bound], {id(runner.pool), id(runner.rows)})
         rest = [t for t in every if t.device.type == "cpu" and t.untyped_storage().data_ptr() not in apart]
-        found = HostPages(weights, changed=not self.fresh)
+        found = HostPages(weights)
         if self.weights is not None and self.weights.kept == found.kept:
             found = self.weights  # its file may be there
-        self.weights, self.beside = found, HostPages(rest, changed=True)
+        self.weights, self.beside = found, HostPages(rest)
         if level == 1:
             found.save(self.folder)
         else:
@@ -112,7 +111,6 @@ class HostBed:
         """Its pages come when they are touched, as zeros."""
 
     def changed(self) -> None:
-        self.fresh = False
         if self.weights is not None:
             self.weights.forget()
             self.weights = None
@@ -170,6 +168,11 @@ def make_bed(config: EngineConfig, device: str) -> NoBed | HostBed | DeviceBed:
     """What --enable-sleep-mode asks for; refuses devices whose memory cannot go and come back."""
     if not config.execute.enable_sleep_mode:
         return NoBed()
+    if config.parallel.pipeline_parallel_size > 1:
+        raise ParameterError(
+            "--enable-sleep-mode is not built for --pipeline-parallel-size above 1: layers of a stage are not read anew.",
+            param="enable_sleep_mode",
+        )
     if device == "cpu" and can_drop():
         return HostBed(config.files.sleep_folder)
     if not records(device):

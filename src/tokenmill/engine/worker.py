@@ -63,7 +63,8 @@ class Start(msgspec.Struct):
     @property
     def place(self) -> Place:
         """Where this one stands."""
-        return Place(self.stage, self.config.parallel.pipeline_parallel_size)
+        said = self.config.parallel
+        return Place(self.stage, said.pipeline_parallel_size, whole_experts=said.enable_expert_parallel)
 
 
 class Receipt(msgspec.Struct, array_like=True):
@@ -97,7 +98,7 @@ def make_mesh(start: Start, pipe: Pipe) -> Mesh:
 
             group = SharedGroup(start.memory, start.rank, start.size)
         if place.stages == 1:
-            return Mesh(group)
+            return Mesh(group, place)
         return Mesh(group, place, share, lambda inbox: SocketLink(start.before, start.behind, inbox))
     from tokenmill.parallel.distributed import World
 
@@ -105,7 +106,9 @@ def make_mesh(start: Start, pipe: Pipe) -> Mesh:
     use(device)
     world = World(start.meeting, place, start.rank, start.size, device)
     group = _torch_group(start, world, device)
-    return Mesh(group, place, share, world.link if place.stages > 1 else Mesh.link)
+    if place.stages == 1:
+        return Mesh(group, place)
+    return Mesh(group, place, share, world.link)
 
 
 def _torch_group(start: Start, world: Any, device: str) -> Group:

@@ -216,11 +216,15 @@ class ReferenceKernels:
         gates: Tensor | None,
         act: Act | None,
         ctx: ForwardContext,
+        first: int | None = None,
     ) -> Tensor:
         """sum_j gates[t, j] * down[ids[t, j]](act(gate_up[ids[t, j]](x[t]))) -> [T, hidden], summed j = 0..k-1."""
+        ids = ids if first is None else ids - first
         if act is not None:
             x = self._inside(x, weights, ids, act, ctx)
-        return x if gates is None else self._outside(x, weights[1], ids, gates, ctx)
+        if gates is None:
+            return x if first is None else self._downs(x, weights[1], ids, ctx)
+        return ReferenceKernels.add_experts(self, self._downs(x, weights[1], ids, ctx), gates, x.dtype)
 
     def _inside(
         self, x: Tensor, weights: tuple[list[Weight], list[Weight]], ids: Tensor, act: Act, ctx: ForwardContext
@@ -237,26 +241,8 @@ class ReferenceKernels:
             found = weights[0][0].matmul(x[:1], ctx, act=act).new_zeros(*ids.shape, weights[1][0].shape[1])
         return found.flatten(0, 1)
 
-    def _outside(self, y: Tensor, down: list[Weight], ids: Tensor, gates: Tensor, ctx: ForwardContext) -> Tensor:
-        """y [T * k, inner] -> sum_j gates[t, j] * down[ids[t, j]](y[t * k + j]), summed j = 0..k-1."""
-        parts = self._downs(y, down, ids, ctx)
-        return ReferenceKernels.add_experts(self, parts, gates, y.dtype)
-
-    def experts_apart(
-        self,
-        x: Tensor,
-        weights: tuple[list[Weight], list[Weight]],
-        ids: Tensor,
-        act: Act,
-        ctx: ForwardContext,
-        first: int,
-    ) -> Tensor:
-        """Experts `first`, first + 1, ... in rows t * k + j [T * k, hidden], zeros where another one is chosen."""
-        ids = ids - first
-        inside = self._inside(x, weights, ids, act, ctx)
-        return self._downs(inside, weights[1], ids, ctx)
-
     def _downs(self, y: Tensor, down: list[Weight], ids: Tensor, ctx: ForwardContext) -> Tensor:
+        """down[ids[t, j]](y[t * k + j]) in row t * k + j -> [T * k, hidden] in float32."""
         y = y.view(*ids.shape, y.shape[1])
         parts = y.new_zeros(*ids.shape, down[0].shape[0], dtype=torch.float32)
         for expert, (token, place) in self._visits(ids, len(down)):

@@ -67,7 +67,9 @@ def make_layout(
     group_specs = tuple(dict.fromkeys(specs))
     group_of = tuple(group_specs.index(spec) for spec in specs)
     pages = [group_of.count(g) * _share_bytes(spec, block_size, kv_format) for g, spec in enumerate(group_specs)]
-    marks = [(page,) for page in pages] if apart is None else [apart[spec] for spec in group_specs]
+    marks: list[tuple[int, ...]] = (
+        [(page,) for page in pages] if apart is None else [apart[spec] for spec in group_specs]
+    )
     pools = list(dict.fromkeys(marks))
     sizes = tuple(pages[marks.index(mark)] for mark in pools)
     groups = tuple(

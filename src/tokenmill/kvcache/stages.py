@@ -50,8 +50,10 @@ class StageLayout:
         """Changes a plan for the whole model into one for this stage."""
         plan.edits = [edit for edit in plan.edits if edit.group in self.own]
         plan.copies = [copy for copy in plan.copies if copy.group in self.own]
-        for change in (*plan.edits, *plan.copies):
-            change.group = self.own[change.group]
+        for edit in plan.edits:
+            edit.group = self.own[edit.group]
+        for copy in plan.copies:
+            copy.group = self.own[copy.group]
 
 
 def lay_out_stage(every: Sequence[Said], stage: int, block_size: int, kv_format: KVFormat) -> StageLayout:

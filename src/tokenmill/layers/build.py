@@ -71,12 +71,8 @@ class Build:
     """What config.json says of stored weights (`quant.detect.check_config`)."""
     prefix: str = ""
     book: Book = field(default_factory=Book)
-    stage: tuple[int, int] | None = None
-    """These layers alone, [first, last); None: those of `place`."""
     place: Place = field(default_factory=Place)
-    """Which pipeline stage this is."""
-    whole_experts: bool = False
-    """Ranks share mixtures out by experts, not each of these by columns."""
+    """Which pipeline stage this is, and what else is said of how a model lies on several devices."""
     adapters: AdapterSites | None = None
     """Hears of every matrix that adapters may change."""
 
@@ -210,9 +206,9 @@ class Build:
 
     def layers(self, count: int, hidden: int, head: int) -> tuple[int, int]:
         """[first, last) of this many layers to build; head: the numbers of the output head."""
-        if self.stage is not None:
-            return self.stage
-        if self.place.stages == 1:
+        if self.place.only is not None:
+            return self.place.only
+        if self.place.is_whole:
             return 0, count
         return self.place.layers(*weigh(self.checkpoint, count, hidden, float(head)))
 

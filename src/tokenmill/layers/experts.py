@@ -64,7 +64,7 @@ class Experts:
         self.route = route
         self.weights = weights
         self.first = held(b, route.experts).start
-        self.by_expert = b.whole_experts and b.group.size > 1
+        self.by_expert = b.place.whole_experts and b.group.size > 1
         """Each rank has some experts, whole."""
         for part in weights:
             part[:] = [b.settled(w) for w in part]
@@ -130,7 +130,7 @@ class Experts:
         """The chosen experts of x, added up; in an exact group, this rank's columns of that, or all where each rank has
         whole experts."""
         if self.by_expert and self.group.exact:
-            parts = ctx.kernels.experts_apart(x, self.weights, ids, self.act, ctx, self.first)
+            parts = ctx.kernels.experts(x, self.weights, ids, None, self.act, ctx, self.first)
             return ctx.kernels.add_experts(self.group.all_reduce(parts), gates, x.dtype)
         if not self.group.exact:
             ids = ids - self.first if self.by_expert else ids
@@ -216,7 +216,7 @@ def _separate(b: Build, count: int, sizes: tuple[int, int], names: tuple[str, st
 def held(b: Build, count: int) -> range:
     """The numbers of the experts that this rank has something of."""
     size, rank = b.group.size, b.group.rank
-    if not b.whole_experts or size == 1:
+    if not b.place.whole_experts or size == 1:
         return range(count)
     if count < size:
         raise ModelError(f"--enable-expert-parallel: {count} experts cannot be shared out over {size} ranks.")
@@ -226,7 +226,7 @@ def held(b: Build, count: int) -> range:
 def expert_share(b: Build, inner: int, count: int) -> tuple[Build, tuple[int, int], range]:
     """What experts that are stored one by one are built with, which part of each, and which ones."""
     own = held(b, count)
-    if not b.whole_experts or b.group.size == 1:
+    if not b.place.whole_experts or b.group.size == 1:
         return b, Rows(inner, inner).share(b.group), own
     others = {f"{b.path(str(index))}." for index in range(count) if index not in own}
     stem = len(b.path("")) + 1
@@ -269,7 +269,7 @@ def split_experts(b: Build, gate_up: list[Weight], down: list[Weight]) -> Expert
     """This rank's slice of each of these experts, or those that are its own."""
     if b.group.size == 1:
         return gate_up, down
-    if b.whole_experts:
+    if b.place.whole_experts:
         own = held(b, len(gate_up))
         return gate_up[own.start : own.stop], down[own.start : own.stop]
     inner = gate_up[0].shape[0] // 2

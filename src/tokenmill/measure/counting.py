@@ -230,6 +230,7 @@ class CountingKernels(ReferenceKernels):
         gates: Tensor | None,
         act: Act | None,
         ctx: ForwardContext,
+        first: int | None = None,
     ) -> Tensor:
         """[T, hidden]; which experts a step reads depends on its tokens, so the mixture is noted."""
         assert act is not None, "one rank alone computes both halves"

@@ -106,7 +106,7 @@ _NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layern
 
 def build(c: ModelConfig, b: Build) -> Decoder:
     """Gemma 4 from its config."""
-    if b.group.size > 1 or b.stage is not None or b.place.stages > 1:
+    if b.group.size > 1 or not b.place.is_whole:
         raise ModelError("Gemma 4 cannot be split over several devices yet.")
     sizes, plan = read_sizes(c, tied=True), read_plan(c)
     hidden, body = sizes.hidden, b.under("model", "embed_tokens.weight")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import Act, NormSpec, RouteSpec
+from tokenmill.core.forward import Act, ForwardContext, NormSpec, RouteSpec
 from tokenmill.layers.attention import Attention, Heads, alibi_slopes, attention_spec, local_heads
 from tokenmill.layers.build import Build
 from tokenmill.layers.experts import Choice, Experts, Shared, load_experts, sparsemixer
@@ -21,7 +21,7 @@ from tokenmill.layers.linear import ColumnLinear, FusedColumnLinear, RowLinear, 
 from tokenmill.layers.mlp import MLP, ByHand, gated_by, xielu
 from tokenmill.layers.rope import make_rope
 from tokenmill.layers.touch import Touch, clip, own_norms, row_norms, temper, temperatures, turn
-from tokenmill.models.common import read_act
+from tokenmill.models.common import Block, read_act
 from tokenmill.models.config import ModelConfig, activation
 from tokenmill.models.row import Attend, Drafts, Extra, Feed, HeadNorms, Mix, Norms, Scores, Switch
 from tokenmill.models.row import Shared as SharedRow

@@ -175,7 +175,7 @@ def _longest(config: dict[str, Any], name: str) -> int:
 
 
 def build_stage(config: dict[str, Any], b: Build) -> CausalLM:
-    """The layers of `b.stage` (None: the whole model, which must use every tensor of the checkpoint)."""
+    """The layers of `b.place`; the whole model must use every tensor of the checkpoint."""
     config = text_part(config)
     check_keys(config)
     config, b = _text_alone(config, b)
@@ -183,7 +183,7 @@ def build_stage(config: dict[str, Any], b: Build) -> CausalLM:
     family = importlib.import_module(f"tokenmill.models.{_FAMILIES[c.architecture]}")
     b = replace(b, how=check_config(config))
     model: CausalLM = family.build(c, b)
-    if b.stage is None:
+    if b.place.only is None:
         left = b.leftovers()
         if b.place.stages == 1:
             check_leftovers(left)
@@ -203,7 +203,7 @@ def build_later(config: dict[str, Any], b: Build) -> Later:
 
 
 def _text_alone(config: dict[str, Any], b: Build) -> tuple[dict[str, Any], Build]:
-    checkpoint = text_alone(config, b.checkpoint, tell=b.stage is None and b.place.is_first)
+    checkpoint = text_alone(config, b.checkpoint, tell=b.place.only is None and b.place.is_first)
     return settle_tie(config, checkpoint.names()), replace(b, checkpoint=checkpoint)
 
 

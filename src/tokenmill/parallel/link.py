@@ -113,7 +113,7 @@ class SocketLink(Turn):
             raise RuntimeError("an earlier stage failed this step")
         place = self.inbox[: self.tokens]
         assert size == place.nbytes, "stages disagree about a step's tokens"
-        _fill(self.before, memoryview(place.view(torch.uint8).view(-1).numpy()))
+        _fill(self.before, _bytes_of(place))
 
     def _give(self, x: Tensor | None) -> None:
         assert self.behind is not None
@@ -122,7 +122,7 @@ class SocketLink(Turn):
             return
         assert x.dtype == self.inbox.dtype, "stages exchange the compute type"
         self.behind.sendall(_HEAD.pack(x.nbytes))
-        self.behind.sendall(memoryview(x.contiguous().view(torch.uint8).view(-1).numpy()))
+        self.behind.sendall(_bytes_of(x.contiguous()))
 
 
 def connect() -> tuple[int, int]:
@@ -137,6 +137,10 @@ def _own(file: int) -> socket.socket:
     found = socket.socket(fileno=file)
     found.setblocking(True)
     return found
+
+
+def _bytes_of(x: Tensor) -> memoryview:
+    return x.view(torch.uint8).view(-1).numpy().data
 
 
 def _fill(sock: socket.socket, place: memoryview) -> None:

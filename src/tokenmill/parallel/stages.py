@@ -26,10 +26,18 @@ _NUMBER = re.compile(r"\.(\d+)\.")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One of so many stages."""
+    """One of so many stages. only: it is these layers, [first, last), whatever their weight. whole_experts: its ranks
+    share mixtures out by experts, not each of these by columns."""
 
     stage: int = 0
     stages: int = 1
+    only: tuple[int, int] | None = None
+    whole_experts: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Is it the whole model?"""
+        return self.stages == 1 and self.only is None
 
     @property
     def is_first(self) -> bool:

@@ -18,6 +18,7 @@ from tokenmill.core.model import Checkpoint
 from tokenmill.kernels import make_kernels
 from tokenmill.layers.build import Build
 from tokenmill.models.registry import build_stage
+from tokenmill.parallel.stages import Place
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quantize import folds
 from tokenmill.quantize.forward import run
@@ -135,7 +136,7 @@ class Stream:
             "device": self.device,
             "max_positions": max(16, self.x.shape[1]),
             "kernels": self.kernels,
-            "stage": (index, index + 1),
+            "place": Place(only=(index, index + 1)),
         }
         build = PlainBuild(**options) if seen is None else WatchingBuild(**options, seen=seen)
         return build_stage(config or self.config, build)

@@ -27,7 +27,7 @@ class Limits:
     max_drafts: of a HostDrafter, per sequence. max_guesses: of a DeviceDrafter, per sequence. step_guesses: of all
     sequences in one step, whoever made them; those that rank first get them.
     max_adapters: that lie on the devices at once.
-    cohorts: rows that sample are spread over so many plans, where no row may be in two of them (chains).
+    cohorts: over so many plans rows that sample are spread, none of which may then be in two of them; 0: they may.
     follows: a DeviceDrafter keeps something for every position; catches_up: it can take in later what it has missed.
     whole_prompts: a prompt is never cut, whatever the budget says. whole_batches: nobody joins a batch that has begun
     to answer. Both are how engines worked once, kept so that what came after can be measured.
@@ -41,11 +41,15 @@ class Limits:
     step_guesses: int = 0
     follows: bool = False
     catches_up: bool = True
-    chains: bool = True
-    cohorts: int = 1
+    cohorts: int = 0
     whole_prompts: bool = False
     whole_batches: bool = False
     max_adapters: int = 0
+
+    @property
+    def chains(self) -> bool:
+        """May a row be in two uncommitted plans?"""
+        return not self.cohorts
 
 
 @dataclass(slots=True)

@@ -127,7 +127,7 @@ class Scheduler:
         rows, counts, samples, seqs = plan.rows, plan.counts, plan.samples, flight.seqs
         plan_id, most = plan.id, self.careful or self.limits.max_rows
         plain, left, depth = self.limits.max_guesses == 0, flight.left, plan.depth
-        share, sampling = -(-len(running) // self.limits.cohorts), 0
+        share, sampling = -(-len(running) // max(1, self.limits.cohorts)), 0
         i = 0
         while i < len(running) and budget > 0 and len(seqs) < most:
             seq = running[i]

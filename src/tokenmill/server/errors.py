@@ -14,6 +14,7 @@ import msgspec
 from pydantic import ValidationError
 
 from tokenmill.core.errors import BusyError, ContextError, EngineDeadError, UserError
+from tokenmill.server.findings import MAX_PARAM, Names, first_finding, renamed, reworded
 
 TYPES = {
     400: "BadRequestError",
@@ -39,7 +40,6 @@ OVERFLOW = "context_length_exceeded"
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 MAX_MESSAGE = 600
 """Characters: what a client sent is not sent back to it."""
-MAX_PARAM = 200
 
 
 class HttpError(Exception):
@@ -99,24 +99,40 @@ def asked_in(field: str, inner: str = "prompt") -> Iterator[None]:
 
 def _validation(error: ValidationError) -> HttpError:
     """The first of pydantic's findings, without echoing the value."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    path = ".".join(str(part)[:MAX_PARAM] for part in first["loc"] if not _is_branch(part))[:MAX_PARAM]
-    rest = error.error_count() - 1
-    more = f" (and {rest} more)" if rest > 0 else ""
-    return HttpError(400, f"{path or 'body'}: {first['msg'][:MAX_MESSAGE]}{more}.", param=path or None)
+    path, message = first_finding(error)
+    return HttpError(400, f"{path or 'body'}: {message}", param=path or None)
+
+
+@contextmanager
+def in_names_of(names: Names) -> Iterator[None]:
+    """What is wrong with a request that was translated is said of the fields that it came in."""
+    try:
+        yield
+    except (UserError, ValidationError, HttpError) as error:
+        found = describe_error(error)
+        name = renamed(found.param, names) if found.param is not None else None
+        if found.param is None or name == found.param:
+            raise
+        message, param = found.message, found.param
+        for part in _heads(param):
+            if (said := renamed(part, names)) != part:
+                message = reworded(message, part, said)
+                break
+        again = HttpError(found.status, message, param=name, retry_after=found.retry_after)
+        again.overflow = found.overflow
+        raise again from error
+
+
+def _heads(param: str) -> Iterator[str]:
+    """A field, what it lies in, and so on."""
+    parts = param.split(".")
+    for count in range(len(parts), 0, -1):
+        yield ".".join(parts[:count])
 
 
 def quoted(value: object) -> str:
     """A value that a client sent, short enough for a message."""
     return repr(value[:100]) if isinstance(value, str) else f"a {type(value).__name__}"
-
-
-def _is_branch(part: int | str) -> bool:
-    """Does this part of a location name a branch of a union instead of a field?"""
-    return isinstance(part, str) and ("[" in part or part in _BRANCHES)
-
-
-_BRANCHES = frozenset({"str", "list", "dict", "constrained-str", "TextPart", "int", "float", "bool"})
 
 
 def error_bytes(found: HttpError) -> bytes:

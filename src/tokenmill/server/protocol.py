@@ -29,6 +29,7 @@ RESERVE_S = 2.0
 LINGER_BYTES = 1 << 20
 LINGER_S = 2.0
 GRACE_S = 1.0
+_FRAMING = (b"content-length", b"transfer-encoding")
 """The guard's own deadline of a body comes first: it answers in the API's words."""
 FRAMING = 8
 """Bytes around each byte of a chunked body: six are usual for the smallest chunks."""
@@ -90,6 +91,14 @@ class Wire:
         self.out.finish()
 
 
+class _Rest:
+    """What a parser tells of a body alone."""
+
+    def __init__(self, protocol: BoundedProtocol) -> None:
+        self.on_body = protocol.on_body
+        self.on_message_complete = protocol.on_message_complete
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """One connection; the bounds are a class attribute, because uvicorn makes the objects."""
 
@@ -117,6 +126,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.timer: asyncio.TimerHandle | None = None
         self.on_gone: set[Callable[[], None]] = set()
         self.upgrading = False
+        self.declined = False
         self.early = bytearray()
         self.taker: Taker | None = None
         self.out = CountedTransport(transport, self._close_gently)
@@ -191,8 +201,19 @@ class BoundedProtocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             self.send_400_response("")
         except httptools.HttpParserUpgrade as upgrade:
-            self.upgrading = True
-            self._upgraded(data[upgrade.args[0] :])
+            rest = data[upgrade.args[0] :]
+            if self.declined:
+                self._go_on(rest)
+            else:
+                self.upgrading = True
+                self._upgraded(rest)
+
+    def _go_on(self, data: bytes) -> None:
+        """A message with a body asked for another protocol and is answered in this one (clients ask for HTTP/2 so): the
+        parser takes nothing after such a head for a body, so another one reads it, with the same framing."""
+        framing = [name + b": " + value for name, value in self.headers if name in _FRAMING]
+        self.parser = httptools.HttpRequestParser(_Rest(self))
+        self._parse(b"\r\n".join((b"POST / HTTP/1.1", *framing, b"connection: close\r\n\r\n")) + data)
 
     def _upgraded(self, data: bytes) -> None:
         """What is no HTTP any more: whoever took the connection reads it; until then little is kept."""
@@ -251,9 +272,16 @@ class BoundedProtocol(HttpToolsProtocol):
         state = self.scope["state"]
         state.update(abort=self.transport.abort, on_gone=self.on_gone, sending=self._is_sending, widen=self._widen)
         super().on_headers_complete()
+        self.declined = False
         if self.parser.should_upgrade():  # either a handler takes the connection, or what follows is not read
             self.cycle.keep_alive = False
-            if self._get_upgrade() == b"websocket" and not self.pipeline and self.running is self.cycle:
+            self.declined = any(name in _FRAMING and value != b"0" for name, value in self.headers)
+            if (
+                not self.declined
+                and self._get_upgrade() == b"websocket"
+                and not self.pipeline
+                and self.running is self.cycle
+            ):
                 self.scope["state"]["upgrade"] = self._upgrade
 
     def _widen(self, most: int) -> None:
@@ -283,6 +311,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.declined and self.parser.should_upgrade():  # its body comes yet
+            return
         self.part = Part.NOTHING
         self.wire = self.head = 0
         self._stop_timer()

@@ -13,6 +13,8 @@ from typing import Any
 from tokenmill.core.request import TokenLogprob
 from tokenmill.server.bodies import translated
 from tokenmill.server.context import Context
+from tokenmill.server.errors import in_names_of
+from tokenmill.server.findings import Names
 from tokenmill.server.job import Job
 from tokenmill.server.openai.chat import Chat, Reader, open_chat, render
 from tokenmill.server.openai.schemas import ChatRequest
@@ -33,20 +35,24 @@ class Heard:
 Fields = Callable[[], dict[str, Any]]
 
 
-async def open_translated(context: Context, fields: Fields, job: Job, base: str, read: Reader | None = None) -> Chat:
+async def open_translated(
+    context: Context, fields: Fields, job: Job, base: str, read: Reader | None = None, *, names: Names
+) -> Chat:
     """A chat from what `fields` makes: OpenAI's request; those that are None count as absent. `read`: makes another
-    prompt than the template's."""
-    body = await context.bodies.run_in_thread(job.size, lambda: translated(ChatRequest, fields()))
-    chat = await open_chat(context, body, job, base, read)
+    prompt than the template's. `names`: how the API calls fields that may be wrong."""
+    with in_names_of(names):
+        body = await context.bodies.run_in_thread(job.size, lambda: translated(ChatRequest, fields()))
+        chat = await open_chat(context, body, job, base, read)
     chat.kind = "other"
     return chat
 
 
-async def count_translated(context: Context, fields: Fields, size: int) -> int:
+async def count_translated(context: Context, fields: Fields, size: int, *, names: Names) -> int:
     """How many tokens the prompt of such a chat has; `size`: of the body that it came in."""
-    body = await context.bodies.run_in_thread(size, lambda: translated(ChatRequest, fields()))
-    context.check_model(body.model)
-    return len((await render(context, body, counted=True))[1])
+    with in_names_of(names):
+        body = await context.bodies.run_in_thread(size, lambda: translated(ChatRequest, fields()))
+        context.check_model(body.model)
+        return len((await render(context, body, counted=True))[1])
 
 
 async def listen(chat: Chat) -> AsyncIterator[Heard]:

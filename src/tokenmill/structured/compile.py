@@ -189,7 +189,9 @@ def _probe(constraint: GrammarConstraint, steps: int, chance: random.Random | No
 def _key(spec: Any) -> bytes:
     try:
         text = json.dumps(
-            spec, default=lambda value: plain_schema(value) if hasattr(value, "model_json_schema") else 1 / 0
+            spec,
+            ensure_ascii=False,
+            default=lambda value: plain_schema(value) if hasattr(value, "model_json_schema") else 1 / 0,
         )
     except (TypeError, ValueError, RecursionError, ArithmeticError) as error:
         raise ParameterError(
@@ -197,4 +199,7 @@ def _key(spec: Any) -> bytes:
         ) from error
     if len(text) > 2 * MAX_SPEC_BYTES:
         refuse(f"it is larger than {MAX_SPEC_BYTES >> 10} KiB.")
-    return hashlib.sha256(text.encode()).digest()
+    try:
+        return hashlib.sha256(text.encode()).digest()
+    except UnicodeEncodeError:
+        refuse("it holds half of a surrogate pair, which is no character.")

@@ -10,28 +10,10 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+from tokenmill.structured.classes import EVERY, LAST, NEWLINE, Ranges, complement, named, normalise
 from tokenmill.structured.limits import MAX_REPEAT
 
-Ranges = tuple[tuple[int, int], ...]
-
-LAST = 0x10FFFF
-EVERY: Ranges = ((0, 0xD7FF), (0xE000, LAST))
 ANY = "(?s:.)"
-DIGIT: Ranges = ((48, 57),)
-WORD: Ranges = ((48, 57), (65, 90), (95, 95), (97, 122))
-SPACE: Ranges = (
-    (9, 13),
-    (32, 32),
-    (0xA0, 0xA0),
-    (0x1680, 0x1680),
-    (0x2000, 0x200A),
-    (0x2028, 0x2029),
-    (0x202F, 0x202F),
-    (0x205F, 0x205F),
-    (0x3000, 0x3000),
-    (0xFEFF, 0xFEFF),
-)
-NEWLINE: Ranges = ((10, 10), (13, 13), (0x2028, 0x2029))
 UNSAID: Ranges = ((0, 7), (11, 11), (14, 31), (127, 127))
 """Characters that JSON strings hold only as hexadecimal escapes, which are never said."""
 _CONTROL = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
@@ -173,39 +155,6 @@ def _outside(trie: dict[str, dict], ends: set[int]) -> str:
     return f"(?:{'|'.join(options)}{stops})"
 
 
-def normalise(ranges: Ranges) -> Ranges:
-    """Sorted, joined, without surrogates."""
-    found: list[tuple[int, int]] = []
-    for low, high in sorted(_without_surrogates(ranges)):
-        if found and low <= found[-1][1] + 1:
-            found[-1] = found[-1][0], max(high, found[-1][1])
-        else:
-            found.append((low, high))
-    # Joining may have closed the gap that surrogates leave.
-    return tuple(_without_surrogates(tuple(found)))
-
-
-def complement(ranges: Ranges) -> Ranges:
-    """Every other character; `ranges` are normalised."""
-    found, at = [], 0
-    for low, high in ranges:
-        if at < low:
-            found.append((at, low - 1))
-        at = high + 1
-    if at <= LAST:
-        found.append((at, LAST))
-    return normalise(tuple(found))
-
-
-def _without_surrogates(ranges: Ranges) -> list[tuple[int, int]]:
-    found = []
-    for low, high in ranges:
-        for part in ((low, min(high, 0xD7FF)), (max(low, 0xE000), high)):
-            if part[0] <= part[1]:
-                found.append(part)
-    return found
-
-
 class _Parser:
     def __init__(self, text: str) -> None:
         self.text = text
@@ -263,7 +212,7 @@ class _Parser:
         if self._peek() == "?":  # lazy: another match, the same texts
             self.at += 1
         if self._peek() in ("*", "+", "?") and self._peek():
-            raise RegexError("a quantifier follows a quantifier")
+            raise RegexError("a quantifier follows a quantifier (possessive ones cannot be enforced)")
         return found
 
     def _counts(self) -> tuple[int, int | None] | None:
@@ -295,6 +244,9 @@ class _Parser:
         if char in "*+?":
             raise RegexError(f"{char} repeats nothing")
         if char == "\\":
+            if (edge := self._peek()) in ("A", "Z", "z") and edge:
+                self.at += 1
+                return Edge(edge == "A")
             return Chars(self._escape(in_class=False))
         return Chars(((ord(char), ord(char)),))
 
@@ -302,28 +254,41 @@ class _Parser:
         if self._peek() == "?":
             self.at += 1
             kind = self._take()
-            if kind == "<" and self._peek() not in ("=", "!"):
-                name = self.text.find(">", self.at)
-                if name < 0:
-                    raise RegexError("a group's name has no end")
-                self.at = name + 1
+            if (kind == "<" and self._peek() not in ("=", "!")) or (kind == "P" and self._peek() == "<"):
+                self.at = self._named_group()
             elif kind != ":":
-                raise RegexError("look-around and inline flags are not regular and cannot be enforced")
+                raise RegexError(self._why_not(kind))
         found = self._alt()
         if self._peek() != ")":
             raise RegexError("a ( without )")
         self.at += 1
         return found
 
+    def _named_group(self) -> int:
+        end = self.text.find(">", self.at)
+        if end < 0:
+            raise RegexError("a group's name has no end")
+        return end + 1
+
+    def _why_not(self, kind: str) -> str:
+        """What a group is that is none of ours."""
+        if kind in "=!<":
+            return "look-around is not regular and cannot be enforced"
+        if kind == "P":
+            return "back-references cannot be enforced"
+        what = {">": "atomic groups", "#": "comments", "(": "conditional groups", "|": "branch resets"}
+        return f"{what.get(kind, 'inline flags')} cannot be enforced: write the expression without"
+
     def _class_body(self) -> Ranges:
         negative = self._peek() == "^"
         self.at += negative
+        begun = self.at
         found: list[tuple[int, int]] = []
         while self._peek() != "]":
-            low = self._class_atom()
+            low = self._class_atom(negative)
             if self._peek() == "-" and self._peek(2) not in ("-]", "-"):
                 self.at += 1
-                high = self._class_atom()
+                high = self._class_atom(negative)
                 if len(low) != 1 or len(high) != 1 or low[0][0] != low[0][1] or high[0][0] != high[0][1]:
                     raise RegexError("a range in [] must lie between two characters")
                 if high[0][0] < low[0][0]:
@@ -332,18 +297,20 @@ class _Parser:
             else:
                 found += low
         self.at += 1
+        inside = self.text[begun : self.at].replace("\\\\", "")
+        if any(f"\\{each}" in inside and f"\\{each.upper()}" in inside for each in "dws"):
+            found = list(EVERY)  # as [\s\S], the usual spelling of it
         ranges = normalise(tuple(found))
         return complement(ranges) if negative else ranges
 
-    def _class_atom(self) -> Ranges:
+    def _class_atom(self, negative: bool) -> Ranges:
         char = self._take()
-        return self._escape(in_class=True) if char == "\\" else ((ord(char), ord(char)),)
+        return self._escape(in_class=True, wide=negative) if char == "\\" else ((ord(char), ord(char)),)
 
-    def _escape(self, *, in_class: bool) -> Ranges:
+    def _escape(self, *, in_class: bool, wide: bool = False) -> Ranges:
         char = self._take()
-        named = {"d": DIGIT, "w": WORD, "s": SPACE}.get(char.lower())
-        if named is not None:
-            return named if char.islower() else complement(named)
+        if (known := named(char, wide)) is not None:
+            return known
         if char == "0" and self._peek().isdigit():
             raise RegexError("octal escapes are not portable")
         if char in _CONTROL:
@@ -357,7 +324,8 @@ class _Parser:
         elif char.isascii() and not char.isalnum():
             code = ord(char)
         else:
-            kinds = {"b": "word borders", "B": "word borders", "k": "back-references", "p": "Unicode properties"}
+            kinds = {"b": "word borders", "B": "word borders", "k": "back-references"}
+            kinds |= dict.fromkeys("pP", "Unicode properties")
             what = "back-references" if char.isdigit() else kinds.get(char, f"\\{char}")
             raise RegexError(f"{what} cannot be enforced")
         return ((code, code),)

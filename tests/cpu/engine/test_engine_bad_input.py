@@ -172,7 +172,7 @@ OPTIONS = [
     ({"speculative_config": {"method": "ngram", "prompt_lookup_max": "4"}, "depth": 2}, "whole numbers"),
     ({"max_model_len": 99999999999}, "99999999999 is more than the 2048 tokens of this model's context"),
     ({"max_model_len": 2049, "hf_overrides": {"max_position_embeddings": 2048}}, "2049 is more than the 2048"),
-    ({"pipeline_parallel_size": 2}, "must be 1, got 2"), ({"cpu_offload_gb": 4}, "cpu_offload_gb"),
+    ({"pipeline_parallel_size": 65}, "at most 64"), ({"cpu_offload_gb": 4}, "cpu_offload_gb"),
     ({"quantization": "int99"}, "int99"), ({"model": "/nowhere/at/all"}, "nowhere"),
 ]  # fmt: skip
 

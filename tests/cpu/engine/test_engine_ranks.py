@@ -41,9 +41,11 @@ def compare(folder, ranks: int, **options) -> None:
     options = {"kernels": "auto", "max_model_len": 160, **options}
     with open_llm(folder, **options) as llm:
         wanted = [exact(output) for output in run(llm, prompts, params)]
-    with open_llm(folder, tensor_parallel_size=ranks, **options, **ROUGH) as llm:
-        for _ in range(2):
+    with open_llm(folder, tensor_parallel_size=ranks, enable_sleep_mode=True, **options, **ROUGH) as llm:
+        for level in (1, 2, 1):
             assert [exact(output) for output in run(llm, prompts, params)] == wanted
+            llm.sleep(level)
+            llm.wake_up()
         counters = llm.engine.scheduler.counters
         assert counters.preemptions and counters.accepted and counters.cached_tokens
         check_nothing_left(llm.engine)

@@ -119,6 +119,19 @@ def test_every_format(name: str, form: str, several: dict[str, Any], tmp_path: P
     same(tmp_path, several, quantization=form)
 
 
+MIXTURES = [name for name in NAMES if "num_experts_per_tok" in str(ALL[f"{name}-0"].config) or "moe" in name]
+
+
+@LONG
+@pytest.mark.parametrize("name", MIXTURES)
+def test_every_mixture_by_experts(name: str, tmp_path: Path) -> None:
+    drafts = family(name, tmp_path)
+    try:
+        same(tmp_path, {"tensor_parallel_size": 2, "enable_expert_parallel": True}, drafts=drafts, dtype="bfloat16")
+    except ModelError as error:
+        pytest.skip(f"refused: {error}")
+
+
 @LONG
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])

@@ -81,7 +81,12 @@ ELSEWHERE = {
         "max_lora_rank",
         "max_cpu_loras",
     ),  # what is loaded
-    *("tensor_parallel_size", "data_parallel_size"),  # processes of their own (test_engine_ranks.py)
+    *(
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "enable_expert_parallel",
+        "data_parallel_size",
+    ),  # processes of their own (test_engine_ranks.py)
 }
 """Options that are not drawn."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import struct
 
 import pytest
@@ -98,7 +99,7 @@ def said(llm, count=10):
     return [exact(output) for output in run(llm, PROMPTS, greedy(count, logprobs=2))]
 
 
-@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+@pytest.mark.parametrize("quantization", ["int8"] if not os.environ.get("TOKENMILL_RELIABILITY") else [None, "int4"])
 def test_weights_and_cache_live_in_arenas(folder, beds, quantization):
     options = {"kernels": "reference", "quantization": quantization}  # native ones bind addresses while loading
     speculation = {"model": str(folder), "num_speculative_tokens": 2}

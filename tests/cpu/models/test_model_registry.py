@@ -16,6 +16,7 @@ from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.layers.build import Build
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.registry import architectures, build_stage, check_length
+from tokenmill.parallel.stages import Place
 
 CONFIG = {"vocab_size": 67, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4}
 CONFIG |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
@@ -155,7 +156,7 @@ def test_stages_give_what_the_whole_gives(llama):
     whole = ours(load(config, tensors), {"a": TOKENS}, [[("a", 37)]])["a"]
     x = torch.tensor(TOKENS)
     for stage in ((0, 1), (1, 3), (3, 4)):
-        b = Build(DictCheckpoint(tensors), torch.float32, torch.device("cpu"), kernels, 64, stage=stage)
+        b = Build(DictCheckpoint(tensors), torch.float32, torch.device("cpu"), kernels, 64, place=Place(only=stage))
         model = build_stage(config, b)
         assert len(model.spec.kv_specs) == stage[1] - stage[0]
         ctx = PagedBatch(model.spec.kv_specs, kernels).step([("a", 37)])

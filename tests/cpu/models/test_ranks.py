@@ -16,6 +16,7 @@ from tokenmill.core.errors import ModelError
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.models.registry import build_model
 from tokenmill.parallel.shared import Memory, SharedGroup
+from tokenmill.parallel.stages import Place
 
 NATIVE = pytest.importorskip("tokenmill.kernels.cpu", reason="the native kernels were not built")
 
@@ -131,7 +132,7 @@ def test_ranks_with_whole_experts_give_what_one_gives(name, tmp_path):
 
     def run(rank: int) -> Tensor:
         with torch.no_grad():
-            model = load(config, tensors, group=ThreadGroup(shared, rank), whole_experts=True)
+            model = load(config, tensors, group=ThreadGroup(shared, rank), place=Place(whole_experts=True))
             return ours(model, prompts, steps)["a"]
 
     with ThreadPoolExecutor(2) as pool:
@@ -154,7 +155,9 @@ def test_exact_ranks_with_whole_experts_give_the_bytes_of_one(name, form, tmp_pa
 
     alone = answers()
     with ThreadPoolExecutor(2) as pool:
-        ranks = pool.map(lambda rank: answers(group=SharedGroup(shared.file, rank, 2), whole_experts=True), range(2))
+        ranks = pool.map(
+            lambda rank: answers(group=SharedGroup(shared.file, rank, 2), place=Place(whole_experts=True)), range(2)
+        )
         for result in ranks:
             assert torch.equal(result, alone)
 
@@ -181,7 +184,7 @@ def test_a_rank_reads_its_part_alone(name, whole_experts, tmp_path):
     whole = sum(tensor.nbytes for tensor in tensors.values())
     read = Reading(tensors)
     build_model(config, read, dtype=torch.float32, device="cpu", kernels=ReferenceKernels(),
-                group=ThreadGroup(Shared(2), 1), whole_experts=whole_experts)  # fmt: skip
+                group=ThreadGroup(Shared(2), 1), place=Place(whole_experts=whole_experts))  # fmt: skip
     alone = sum(t.nbytes for n, t in tensors.items() if "norm" in n or n.endswith((".gate.weight", "mlp.gate.weight")))
     vocab = sum(t.nbytes for n, t in tensors.items() if t.shape[0] == config["vocab_size"])
     assert read.bytes <= (whole - alone - vocab) / 2 + alone + vocab, "67 tokens are not split over two ranks"

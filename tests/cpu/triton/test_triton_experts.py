@@ -174,6 +174,23 @@ def test_a_whole_layer(tokens, shared):
     assert kernels.waits == 0 and not kernels.launch.scratch.counters(x.device).any()
 
 
+@pytest.mark.parametrize("tokens", [1, 20])
+def test_ranks_with_some_experts_each_add_up_to_the_layer(tokens):
+    x, ups, downs, _, _ = operands(tokens, 8, 32, 24, 3)
+    router, spec, norm = DenseWeight(torch.randn(8, 32)), RouteSpec(8, 3), NormSpec(torch.rand(32) + 0.5, 1e-6)
+
+    def run(first, stop):
+        kernels = TritonKernels()
+        lists = [DenseWeight(w.clone()) for w in ups[0][first:stop]], [DenseWeight(w) for w in downs[0][first:stop]]
+        fused = kernels.pack_mixture(Mixture(router, spec, *lists, "silu_mul", first=first))
+        found = fused(x, ForwardContext(kernels, x, x, x, 1, [], []), norm=norm)
+        assert kernels.waits == 0
+        return found
+
+    apart = run(0, 2) + run(2, 5) + run(5, 8)
+    assert torch.allclose(apart, run(0, 8), atol=1e-4)
+
+
 def test_other_formats_are_left_alone():
     weights = [DenseWeight(torch.randn(4, 8)), DenseWeight(torch.randn(6, 8))]
     assert stack(weights) is None and len(weights) == 2

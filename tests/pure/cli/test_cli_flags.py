@@ -142,8 +142,8 @@ def test_the_model_defaults_to_the_demo_or_the_environment(monkeypatch: pytest.M
 
 def test_what_is_always_so_may_be_said() -> None:
     assert settle(None, {"tensor_parallel_size": 1, "pipeline_parallel_size": 1})[0] == settle(None, {})[0]
-    for value in (2, 0, True, "1", None):
-        with pytest.raises(ParameterError, match="pipeline_parallel_size must be 1"):
+    for value in (0, True, "1", None):
+        with pytest.raises(ParameterError, match="pipeline_parallel_size must be"):
             settle(None, {"pipeline_parallel_size": value})
 
 

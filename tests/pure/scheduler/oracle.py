@@ -246,7 +246,7 @@ def run_story(
         max_guesses=most_guesses,
         step_guesses=rng.choice([1, 3, 64]),
         follows=follows,
-        chains=executor.chains,
+        cohorts=0 if executor.chains else rng.choice([1, 2, 3]),
         whole_prompts=rng.random() < 0.1,
         whole_batches=rng.random() < 0.1,
     )

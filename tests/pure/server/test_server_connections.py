@@ -218,6 +218,26 @@ async def test_old_and_other_protocols(listen: Any) -> None:
     await closed(server)
 
 
+@pytest.mark.parametrize("size", [1, 50, 10_000])
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("upgrade", [b"h2c", b"websocket"])
+async def test_a_body_beside_an_upgrade_is_read(listen: Any, upgrade: bytes, chunked: bool, size: int) -> None:
+    """Java's client asks for HTTP/2 with every request; the answer is an ordinary one."""
+    server = await listen()
+    body = json.dumps({"prompt": "abc", "max_tokens": 1}).encode()
+    framing = b"transfer-encoding: chunked" if chunked else b"content-length: %d" % len(body)
+    if chunked:
+        body = b"3\r\n" + body[:3] + b"\r\n%x\r\n" % (len(body) - 3) + body[3:] + b"\r\n0\r\n\r\n"
+    data = POST + framing + b"\r\nconnection: upgrade, http2-settings\r\nupgrade: " + upgrade + b"\r\n\r\n" + body
+    reader, writer = await server.connect()
+    for start in range(0, len(data), size):
+        writer.write(data[start : start + size])
+        await asyncio.sleep(0)
+    assert (await answer(reader))[0] == 200
+    assert await rest(reader) == b""
+    await closed(server)
+
+
 async def test_large_bodies_and_extra_line_ends_keep_the_connection(listen: Any) -> None:
     server = await listen()
     reader, writer = await server.connect()

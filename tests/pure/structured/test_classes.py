@@ -35,11 +35,16 @@ UNSAID = {chr(c) for low, high in regex.UNSAID for c in range(low, high + 1)}
 
 
 def in_python(pattern):
-    """ECMA's classes in Python's words."""
+    """ECMA's classes in Python's words; where Python's own read otherwise, neither's are said (below)."""
     space = "\\t\\n\\v\\f\\r \\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000\\ufeff"
     found = pattern.replace("[^]", "(?s:.)").replace("[\\s\\S]", "(?s:.)").replace('[^\\s"]', f'[^{space}"]')
     found = {".": "[^\\n\\r\\u2028\\u2029]", "\\S": f"[^{space}]"}.get(found, found)
     return re.compile(found, re.ASCII)
+
+
+def own(pattern):
+    """Python's own reading, by which é is part of a word."""
+    return pattern.replace("[^]", "(?s:.)")
 
 
 @pytest.mark.parametrize("given", CLASSES)
@@ -49,6 +54,7 @@ def test_a_class_has_its_characters_and_no_others(given):
     some = compiled({"type": "string", "pattern": f"^x{given}{{2,}}$", "maxLength": 9})
     for char in CHARS:
         fits = python.fullmatch(char) is not None and char not in UNSAID
+        fits = fits and re.fullmatch(own(given), char) is not None
         assert says(one, json.dumps(char, ensure_ascii=False)) is fits, repr(char)
         assert says(some, json.dumps(f"x{char}{char}", ensure_ascii=False)) is fits, repr(char)
 
@@ -122,3 +128,36 @@ def test_the_same_inside_of_other_grammars():
         constraint = COMPILER.constraint(spec)
         assert says(constraint, f'{before}"ab"{after}')
         assert not says(constraint, f'{before}"a\\"b"{after}') and not says(constraint, f'{before}"a\\\\b"{after}')
+
+
+@pytest.mark.parametrize("given", [r"\W", r"\D", r"\S", r"[^\w]", r"[^\d]", r"[^\s]", r"[^\W]", r"[\W_]", r"[^\D]"])
+def test_opposites_hold_for_every_reader(given):
+    """To ECMA-262 a word is ASCII, to Python's `re` it is not: what is said fits both."""
+    ours, theirs = re.compile(regex.whole(given)), [re.compile(given), re.compile(given, re.ASCII)]
+    for char in map(chr, [*range(0x3000), 0x3000, 0xFEFF, 0xFF10, 0x1D7CE, 0x1F600, 0x10400]):
+        if ours.fullmatch(char):
+            assert all(each.fullmatch(char) for each in theirs), repr(char)
+    assert ours.fullmatch("_") or ours.fullmatch("-") or ours.fullmatch("0")
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        *(("(?=a)", "look-around"), ("(?<!a)b", "look-around"), ("(?i)a", "inline flags"), ("(?-i:a)", "inline flags")),
+        *(("(?P=x)", "back-references"), ("(a)\\1", "back-references"), ("(?>a)", "atomic"), ("a++", "possessive")),
+        *(("\\p{L}", "Unicode properties"), ("\\P{L}", "Unicode properties"), ("(?#a)", "comments")),
+    ],
+)
+def test_what_cannot_be_enforced_has_a_name(given, why):
+    with pytest.raises(regex.RegexError, match=why):
+        regex.whole(given)
+
+
+def test_pythons_spellings_are_read():
+    assert regex.whole(r"\A(?P<year>\d{2})\Z") == regex.whole(r"^(?<year>\d{2})$")
+
+
+@pytest.mark.parametrize("given", [{"choice": ["a\ud800"]}, {"regex": "\udc00"}, {"json": '{"const":"\ud800"}'}])
+def test_half_a_character_is_refused(given):
+    with pytest.raises(ParameterError, match="surrogate"):
+        COMPILER.constraint(given)

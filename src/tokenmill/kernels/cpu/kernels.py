@@ -82,10 +82,9 @@ class CpuKernels(ReferenceKernels):
 
     def record(self, compute: Callable[[], T], room: Tensor | None = None) -> tuple[T, Callable[[], None] | None]:
         """What `compute` makes, and a function that makes it again in the same tensors; None: it is not all native."""
-        return record(compute, self.bound, room)
+        return record(compute, self._bound, room)
 
-    def bound(self) -> list[object]:
-        """What it keeps by address."""
+    def _bound(self) -> list[object]:
         return [*self._layers.values(), *self._norms.values(), *self._packed.values(), *self._experts.values(),
                 *self._sites.values()]  # fmt: skip
 
@@ -428,12 +427,16 @@ class CpuKernels(ReferenceKernels):
         gates: Tensor | None,
         act: Act | None,
         ctx: ForwardContext,
+        first: int | None = None,
     ) -> Tensor:
         """The chosen experts' products, one expert after the other, in one native call."""
         bound = self._experts_for(x, weights, act)
         if bound is None:
-            return super().experts(x, weights, ids, gates, act, ctx)
+            return super().experts(x, weights, ids, gates, act, ctx, first)
         kind = TYPES[x.dtype]
+        if first is not None:
+            out = torch.empty((ids.numel(), x.shape[1]), dtype=torch.float32)
+            return bound.call(x, ids, None, out, kind, 3, first)
         if gates is None:
             out = torch.empty((ids.numel(), weights[0][0].shape[0] // (1 + (act in GATED))), dtype=x.dtype)
             return bound.call(x, ids, None, out, kind, 1)
@@ -444,22 +447,6 @@ class CpuKernels(ReferenceKernels):
             at = torch.where(rows.adapters[rows.tokens] > 0)[0]
             out[at] = super().experts(x[at], weights, ids[at], gates[at], act, ctx.of(at))
         return out
-
-    def experts_apart(
-        self,
-        x: Tensor,
-        weights: tuple[list[Weight], list[Weight]],
-        ids: Tensor,
-        act: Act,
-        ctx: ForwardContext,
-        first: int,
-    ) -> Tensor:
-        """These experts' products, a row for each choice, in float32."""
-        bound = self._experts_for(x, weights, act)
-        if bound is None:
-            return super().experts_apart(x, weights, ids, act, ctx, first)
-        out = torch.empty((ids.numel(), x.shape[1]), dtype=torch.float32)
-        return bound.call(x, ids, None, out, TYPES[x.dtype], 3, first)
 
     def add_experts(self, parts: Tensor, gates: Tensor, dtype: torch.dtype) -> Tensor:
         """The weighted sum over choices, in one native call."""

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from tokenmill.server.anthropic import answers
 from tokenmill.server.anthropic.models import models_answer
-from tokenmill.server.anthropic.schemas import CountRequest, MessagesRequest
+from tokenmill.server.anthropic.schemas import NAMES, CountRequest, MessagesRequest
 from tokenmill.server.context import Context
 from tokenmill.server.door import Streams
 from tokenmill.server.routing import Api, Work, body_size, get_with_header, json_answer, post, read_body
@@ -28,7 +28,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         async with Work(context, request) as work:
             body = await work.read(MessagesRequest)
             name = f"msg_{work.base()}"
-            chat = await open_translated(context, body.fields, work.job, work.base())
+            chat = await open_translated(context, body.fields, work.job, work.base(), names=NAMES)
             return (
                 work.stream(answers.events(chat, name)) if body.stream else json_answer(await answers.whole(chat, name))
             )
@@ -37,7 +37,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         """How many tokens a conversation has."""
         size = body_size(request)
         body = await read_body(context, request, CountRequest)
-        return json_answer({"input_tokens": await count_translated(context, body.prompt, size)})
+        return json_answer({"input_tokens": await count_translated(context, body.prompt, size, names=NAMES)})
 
     async def models(request: Request) -> Response:
         """The served models, or one of them."""

@@ -69,6 +69,18 @@ class Thinking(BaseModel):
     budget_tokens: int | None = Field(None, ge=1)
 
 
+NAMES = {
+    "max_completion_tokens": "max_tokens",
+    "response_format": "output_config.format",
+    "structured_outputs": "output_config.format",
+    "stop": "stop_sequences",
+    "thinking_token_budget": "thinking.budget_tokens",
+    "tools.*.function": "tools.*",
+    "tools.*.function.parameters": "tools.*.input_schema",
+}
+"""What fields are called here that are checked in the words of chat completions."""
+
+
 class CountRequest(BaseModel):
     """POST /v1/messages/count_tokens, and what messages share with it."""
 
@@ -92,7 +104,7 @@ class CountRequest(BaseModel):
             found |= {"continue_final_message": True, "add_generation_prompt": False}
         if self.tools:
             found["tools"] = [_tool(tool) for tool in self.tools]
-            found |= _choice(self.tool_choice)
+        found |= _choice(self.tool_choice)
         if self.thinking is not None:
             on = self.thinking.type != "disabled"
             found["chat_template_kwargs"] = {"enable_thinking": on, "thinking": on}

@@ -14,8 +14,8 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.server.bodies import translated
 from tokenmill.server.context import Context
 from tokenmill.server.door import Streams, find
-from tokenmill.server.errors import HttpError, describe_error
-from tokenmill.server.kserve.schemas import TEXT, GenerateRequest, InferRequest
+from tokenmill.server.errors import HttpError, describe_error, in_names_of
+from tokenmill.server.kserve.schemas import NAMES, TEXT, GenerateRequest, InferRequest
 from tokenmill.server.openai.completions import Completion, open_completion
 from tokenmill.server.openai.schemas import CompletionRequest
 from tokenmill.server.routing import Api, Work, get, json_answer, post
@@ -64,14 +64,14 @@ def add_routes(app: FastAPI, context: Context) -> None:
         """Texts in, texts out."""
         async with Work(context, request) as work:
             body = await work.read(InferRequest)
+            wanted = body.wanted((OUT, "finish_reason"))
             name = context.check_model(request.path_params["model"])
             opened = await _open(context, work, body.read, several=True)
             found = [result.output().outputs for _, result in await opened.job.gather()]
             texts = [out.text for outputs in found for out in outputs]
             reasons = [out.finish_reason for outputs in found for out in outputs]
             outputs = [_tensor(OUT, texts), _tensor("finish_reason", reasons)]
-            wanted = {each.name for each in body.outputs or ()}
-            kept = [each for each in outputs if not wanted or each["name"] in wanted]
+            kept = [each for each in outputs if each["name"] in wanted]
             return json_answer(
                 {"model_name": name, "model_version": "1", "id": body.id or work.base(), "outputs": kept}
             )
@@ -134,9 +134,10 @@ async def _open(
             raise ParameterError("n must be 1 here: the answer has room for one text (infer has more).", param="n")
         return body
 
-    body = await context.bodies.run_in_thread(work.job.size, read)
-    work.heed(body)
-    return await open_completion(context, body, work.job, work.base())
+    with in_names_of(NAMES):
+        body = await context.bodies.run_in_thread(work.job.size, read)
+        work.heed(body)
+        return await open_completion(context, body, work.job, work.base())
 
 
 async def _pieces(opened: Completion, head: dict[str, Any]) -> AsyncIterator[bytes]:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from tokenmill.core.errors import ParameterError
+from tokenmill.server.errors import quoted
 from tokenmill.server.fields import MOST_TEXTS, Inside, Label, few
 
 LOOSE = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 TEXT = "text_input"
+NAMES = {"prompt": TEXT}
+"""What a field is called here that is checked in the words of completions."""
+_WHOLE = {
+    **{f"INT{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
+    **{f"UINT{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)},
+}
+_DATATYPES = {"BYTES": str, "BOOL": bool, "FP16": float, "FP32": float, "FP64": float, **dict.fromkeys(_WHOLE, int)}
 
 
 class Tensor(BaseModel):
@@ -23,6 +32,22 @@ class Tensor(BaseModel):
     shape: Annotated[list[Annotated[int, Field(ge=0)]], few(8)]
     datatype: Label
     data: Annotated[list[Any], few(MOST_TEXTS)]
+
+    def values(self, place: str) -> list[Any]:
+        """All of them, in a row, as many and of such a kind as the tensor says."""
+        values = list(islice(_flat(self.data), MOST_TEXTS + 1))
+        if len(values) > MOST_TEXTS:
+            raise ParameterError(f"{self.name} holds more than {MOST_TEXTS} values.", param=place)
+        if math.prod(self.shape) != len(values):
+            text = f"{self.name} has the shape {self.shape}, and data holds {len(values)} values."
+            raise ParameterError(text, param=f"{place}.shape")
+        if self.datatype not in _DATATYPES:
+            text = f"{self.name} has the datatype {quoted(self.datatype)}; known are {', '.join(_DATATYPES)}."
+            raise ParameterError(text, param=f"{place}.datatype")
+        if not all(_is_of(value, self.datatype) for value in values):
+            text = f"{self.name} holds a value that is not of its datatype {self.datatype}."
+            raise ParameterError(text, param=f"{place}.data")
+        return values
 
 
 class Wanted(BaseModel):
@@ -45,10 +70,12 @@ class InferRequest(BaseModel):
         """-> prompts, and parameters."""
         prompts: list[str] | None = None
         parameters = dict(self.parameters)
+        names = set()
         for number, tensor in enumerate(self.inputs):
-            values = list(islice(_flat(tensor.data), MOST_TEXTS + 1))
-            if len(values) > MOST_TEXTS:
-                raise ParameterError(f"{tensor.name} holds more than {MOST_TEXTS} values.", param=f"inputs.{number}")
+            values = tensor.values(f"inputs.{number}")
+            if tensor.name in names:
+                raise ParameterError(f"inputs hold {quoted(tensor.name)} twice.", param=f"inputs.{number}")
+            names.add(tensor.name)
             if tensor.name == TEXT:
                 if tensor.datatype != "BYTES" or not values or not all(isinstance(v, str) and v for v in values):
                     raise ParameterError(f"{TEXT} must be of datatype BYTES, with texts.", param=f"inputs.{number}")
@@ -60,6 +87,15 @@ class InferRequest(BaseModel):
         if prompts is None:
             raise ParameterError(f"inputs must hold a tensor called {TEXT}.", param="inputs")
         return prompts, parameters
+
+    def wanted(self, known: Sequence[str]) -> Sequence[str]:
+        """The outputs that are asked for: all of them where none is named."""
+        names = [each.name for each in self.outputs or ()]
+        for number, name in enumerate(names):
+            if name not in known:
+                text = f"There is no output {quoted(name)}; known are {', '.join(known)}."
+                raise ParameterError(text, param=f"outputs.{number}")
+        return names or known
 
 
 class GenerateRequest(BaseModel):
@@ -73,6 +109,14 @@ class GenerateRequest(BaseModel):
     def read(self) -> tuple[str, dict[str, Any]]:
         """-> prompt, and parameters."""
         return self.text_input, dict(self.parameters)
+
+
+def _is_of(value: Any, datatype: str) -> bool:
+    kind = _DATATYPES[datatype]
+    if datatype in _WHOLE:
+        low, high = _WHOLE[datatype]
+        return type(value) is int and low <= value <= high
+    return type(value) is int or type(value) is float if kind is float else type(value) is kind
 
 
 def _flat(data: list[Any]) -> Iterator[Any]:

@@ -26,6 +26,7 @@ from tokenmill.server.ollama.changes import Changes, in_thread
 from tokenmill.server.ollama.keeping import FOREVER, keep, sent_away
 from tokenmill.server.ollama.models import BLOBS, add_model_routes, around, show_stored, told
 from tokenmill.server.ollama.schemas import (
+    NAMES,
     ChatRequest,
     EmbeddingsRequest,
     EmbedRequest,
@@ -71,7 +72,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
                 chat = await _fill(context, work, body, body.suffix)
             else:
                 plain = untouched(context) if body.raw or not has_template(context) else context
-                chat = await open_translated(plain, body.as_chat, work.job, work.base())
+                chat = await open_translated(plain, body.as_chat, work.job, work.base(), names=NAMES)
             answer = Answer(chat, body.model, generate=True)
             return work.lines(answer.lines()) if body.stream else json_answer(await answer.whole())
 
@@ -82,7 +83,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
             check_room(context, body.options)
             if not body.messages:
                 return json_answer(loaded(context, body.model, {"message": {"role": "assistant", "content": ""}}))
-            opened = await open_translated(context, body.as_chat, work.job, work.base())
+            opened = await open_translated(context, body.as_chat, work.job, work.base(), names=NAMES)
             answer = Answer(opened, body.model, generate=False)
             return work.lines(answer.lines()) if body.stream else json_answer(await answer.whole())
 
@@ -214,6 +215,7 @@ async def _fill(context: Context, work: Work, body: GenerateRequest, suffix: str
         work.job,
         work.base(),
         lambda: context.text.fill((body.prompt, suffix)),
+        names=NAMES,
     )
 
 

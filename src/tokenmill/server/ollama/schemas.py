@@ -19,6 +19,22 @@ Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Think = bool | Literal["low", "medium", "high"] | None
 
 
+NAMES = {
+    "max_tokens": "options.num_predict",
+    "repetition_penalty": "options.repeat_penalty",
+    "response_format": "format",
+    "structured_outputs": "format",
+    **{
+        name: f"options.{name}"
+        for name in (
+            *("temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_last_n", "mirostat", "mirostat_tau"),
+            *("mirostat_eta", "presence_penalty", "frequency_penalty", "seed", "stop"),
+        )
+    },
+}
+"""What fields are called here that are checked in the words of OpenAI's requests."""
+
+
 class Options(BaseModel):
     """Sampling; what concerns how a model is loaded is said where the server is started."""
 

@@ -36,7 +36,7 @@ class TokenNames:
 
 def chat_logprobs(rows: Sequence[Row], top: int, names: TokenNames) -> dict[str, Any]:
     """The `logprobs` object of a chat choice; the chosen token is each row's first."""
-    return {"content": [_chat_row(row, top, names) for row in rows]}
+    return {"content": [_chat_row(row, top, names) for row in rows], "refusal": None}
 
 
 def _chat_row(row: Row, top: int, names: TokenNames) -> dict[str, Any]:

@@ -80,6 +80,9 @@ async def detokenize(context: Context, body: DetokenizeRequest) -> dict[str, Any
     context.check_model(body.model)
     if context.backend.info.tokenizer is None:
         raise ParameterError("This server has no tokenizer.", param="tokens")
+    size = max(context.backend.info.tokenizer.vocab_size, context.backend.info.vocab_size)
+    if (highest := max(body.tokens, default=0)) >= size:
+        raise ParameterError(f"tokens holds token id {highest}, outside the vocabulary of {size}.", param="tokens")
     text = await context.text.run_in_thread(lambda: context.text.decode(body.tokens))
     return {"prompt": text, "content": text}  # vLLM's name of it, and llama.cpp's
 

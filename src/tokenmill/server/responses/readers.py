@@ -12,10 +12,9 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from tokenmill.server.context import Context
-from tokenmill.server.errors import asked_in
 from tokenmill.server.responses.compaction import compacted, fields_for_summary
 from tokenmill.server.responses.runs import find_earlier
-from tokenmill.server.responses.schemas import CompactRequest, TalkRequest, read_talk
+from tokenmill.server.responses.schemas import NAMES, CompactRequest, TalkRequest, read_talk
 from tokenmill.server.routing import Work, body_size, json_answer, post, read_body, tenant
 from tokenmill.server.translated_chat import count_translated, hear_all, open_translated
 
@@ -31,7 +30,7 @@ def add_readers(app: FastAPI, context: Context) -> None:
         earlier = find_earlier(context.store, body, tenant(request))
         size += earlier.size
         talk = await context.bodies.run_in_thread(size, lambda: read_talk(body, earlier.messages, earlier.items))
-        number = await count_translated(context, lambda: body.fields(talk.messages), size)
+        number = await count_translated(context, lambda: body.fields(talk.messages), size, names=NAMES)
         return json_answer({"object": "response.input_tokens", "input_tokens": number})
 
     async def compact(request: Request, context: Context) -> Response:
@@ -45,9 +44,9 @@ def add_readers(app: FastAPI, context: Context) -> None:
             size = work.job.size
             talk = await context.bodies.run_in_thread(size, lambda: read_talk(body, earlier.messages))
             asked = partial(fields_for_summary, body, talk.messages)
-            room = context.backend.info.max_model_len - await count_translated(context, lambda: asked(1), size)
-            with asked_in("input", "messages"):
-                chat = await open_translated(context, lambda: asked(room), work.job, work.base())
+            taken = await count_translated(context, lambda: asked(1), size, names=NAMES)
+            room = context.backend.info.max_model_len - taken
+            chat = await open_translated(context, lambda: asked(room), work.job, work.base(), names=NAMES)
             said, _ = await hear_all(chat)
             name = f"resp_{uuid.uuid4().hex}"
             return json_answer(compacted(name, body.items(), said, chat.usage(said.reasoning)))

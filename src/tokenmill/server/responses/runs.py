@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 
 from tokenmill.server.context import Context
-from tokenmill.server.errors import asked_in, describe_error
+from tokenmill.server.errors import describe_error, in_names_of
 from tokenmill.server.job import Job
 from tokenmill.server.responses.answers import Events, Growing
 from tokenmill.server.responses.conversation import Conversation, encoded_items
 from tokenmill.server.responses.kept import KeptResponse, RecentResponse
-from tokenmill.server.responses.schemas import ResponsesRequest, Talk, TalkRequest, joined, read_talk
+from tokenmill.server.responses.schemas import NAMES, ResponsesRequest, Talk, TalkRequest, joined, read_talk
 from tokenmill.server.store import Store
 from tokenmill.server.translated_chat import listen, open_translated
 
@@ -60,9 +60,11 @@ def find_earlier(store: Store, body: TalkRequest, owner: str, recent: RecentResp
     if body.previous_response_id:
         if recent is not None and recent.name == body.previous_response_id and store.holds(recent):
             return Earlier(recent.messages)
-        return Earlier(store.find(KeptResponse, body.previous_response_id, owner).messages)
+        with in_names_of({KeptResponse.param: "previous_response_id"}):
+            return Earlier(store.find(KeptResponse, body.previous_response_id, owner).messages)
     if body.conversation_id:
-        conversation = store.find(Conversation, body.conversation_id, owner)
+        with in_names_of({Conversation.param: "conversation"}):
+            conversation = store.find(Conversation, body.conversation_id, owner)
         return Earlier(items=conversation.encoded(), conversation=conversation)
     return Earlier()
 
@@ -86,8 +88,7 @@ async def open_run(
         earlier.conversation.check_count(len(body.items()))
         store.check(earlier.conversation, len(talk.items))
     least = {"max_completion_tokens": 1} if silent else {}
-    with asked_in("input", "messages"):
-        chat = await open_translated(context, lambda: body.fields(talk.messages) | least, job, base)
+    chat = await open_translated(context, lambda: body.fields(talk.messages) | least, job, base, names=NAMES)
     chat.kind = "responses"
     growing = Growing(chat, body, name)
     kept = KeptResponse(owner, name, bool(body.background), talk.items, talk.encoded, partial(encode, growing.response))

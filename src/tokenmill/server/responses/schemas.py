@@ -22,6 +22,19 @@ MOST_ITEMS = 20
 """That are added to a conversation at a time: OpenAI's ceiling."""
 
 
+NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format",
+    "structured_outputs": "text.format",
+    "tools.*.function": "tools.*",
+    "tool_choice.function": "tool_choice",
+}
+"""What fields are called here that are checked in the words of chat completions."""
+
+
 class Reasoning(BaseModel):
     """How much to think."""
 
@@ -92,6 +105,7 @@ class TalkRequest(BaseModel):
             found["truncate_prompt_tokens"] = -1
         if self.tools:
             found["tools"] = [_tool(tool, number) for number, tool in enumerate(self.tools)]
+        if self.tool_choice is not None:
             found["tool_choice"] = _choice(self.tool_choice)
         return found
 

@@ -13,13 +13,13 @@ import tokenmill
 from tokenmill.server.bodies import translated
 from tokenmill.server.context import Context
 from tokenmill.server.door import Streams
-from tokenmill.server.errors import describe_error
+from tokenmill.server.errors import describe_error, in_names_of
 from tokenmill.server.openai.completions import Completion, open_completion
 from tokenmill.server.openai.schemas import CompletionRequest
 from tokenmill.server.routing import Api, Work, get, json_answer, post, written_answer
 from tokenmill.server.text import THREADS
 from tokenmill.server.tgi import answers
-from tokenmill.server.tgi.schemas import AnyRequest, TgiRequest, VllmRequest, form_of
+from tokenmill.server.tgi.schemas import NAMES, AnyRequest, TgiRequest, VllmRequest, form_of
 
 encode = msgspec.json.Encoder().encode
 
@@ -71,7 +71,8 @@ TGI = Api(
 
 
 async def _tgi(context: Context, work: Work, body: TgiRequest, *, stream: bool, listed: bool = False) -> Response:
-    opened = await _open(context, work, body.parameters.fields(body.inputs, stream=stream))
+    with in_names_of(NAMES):
+        opened = await _open(context, work, body.parameters.fields(body.inputs, stream=stream))
     if stream:
         return work.stream(answers.events(opened, body.parameters, body.inputs))
     gathered = await opened.job.gather()

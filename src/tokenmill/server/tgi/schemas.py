@@ -26,6 +26,25 @@ class Grammar(BaseModel):
     value: Any
 
 
+NAMES = {
+    "prompt": "inputs",
+    "max_tokens": "parameters.max_new_tokens",
+    "n": "parameters.best_of",
+    "truncate_prompt_tokens": "parameters.truncate",
+    "structured_outputs": "parameters.grammar",
+    "logprobs": "parameters.top_n_tokens",
+    "prompt_logprobs": "parameters.decoder_input_details",
+    **{
+        name: f"parameters.{name}"
+        for name in (
+            *("temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "frequency_penalty"),
+            *("seed", "stop"),
+        )
+    },
+}
+"""What fields are called here that are checked in the words of completions."""
+
+
 class Parameters(BaseModel):
     """TGI's parameters; text is chosen greedily unless something asks for sampling."""
 

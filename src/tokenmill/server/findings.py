@@ -1,0 +1,96 @@
+"""What is wrong with a body, in one sentence. Owns: which of pydantic's findings is told, and in which API's names.
+
+Must not know: HTTP, any one API.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+from pydantic import BaseModel, ValidationError
+
+MAX_PARAM = 200
+Names = Mapping[str, str]
+"""Fields of the request that another API's one is translated into -> how that API calls them. `*` stands for a place
+in a list; the longest name that fits counts."""
+
+_BRANCHES = frozenset({"str", "list", "dict", "constrained-str", "int", "float", "bool"})
+_OUGHT = "Input should be "
+_KINDS = frozenset(("literal_error", "model_type", "enum"))
+
+
+def first_finding(error: ValidationError) -> tuple[str, str]:
+    """-> the field (empty: the body) and what is wrong with it, without the value.
+
+    Every branch of a union has findings of its own. The one that came furthest knows what was meant: one within a list
+    counts more than that a list is no text, and a list that is too long more than either.
+    """
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    paths = [_path(each["loc"]) for each in found]
+    start = paths[0]
+    same = [n for n, path in enumerate(paths) if path[: len(start)] == start]
+    best = max(same, key=lambda n: (len(paths[n]), _places(paths[n]), not _of_kind(found[n]["type"]), -n))
+    rest = len({path[: len(start)] for path in paths}) - 1
+    more = f" (and {rest} more)" if rest > 0 else ""
+    message = found[best]["msg"]
+    if _of_kind(found[best]["type"]):
+        message = _either([found[n]["msg"] for n in same if paths[n] == paths[best]])
+    where = ".".join(part[:MAX_PARAM] for part in paths[best])[:MAX_PARAM]
+    return where, f"{message}{more}."
+
+
+def renamed(field: str, names: Names) -> str:
+    """A field's name in another API's words."""
+    parts = field.split(".")
+    for count in range(len(parts), 0, -1):
+        head = ["*" if part.isdigit() else part for part in parts[:count]]
+        if (name := names.get(".".join(head))) is not None:
+            places = iter([part for part in parts[:count] if part.isdigit()])
+            said = ".".join(next(places, "*") if part == "*" else part for part in name.split("."))
+            return ".".join([said, *parts[count:]])
+    return field
+
+
+def reworded(message: str, field: str, name: str) -> str:
+    """A sentence about a field, about its other name."""
+    return re.sub(rf"(?<![\w.]){re.escape(field)}(?![\w]|\.\w)", lambda _: name, message, count=1)
+
+
+def _places(path: tuple[str, ...]) -> list[int]:
+    """How far along in lists it lies."""
+    return [int(part) for part in path if part.isascii() and part.isdigit()]
+
+
+def _path(places: Sequence[int | str]) -> tuple[str, ...]:
+    return tuple(str(part) for part in places if not _is_branch(part))
+
+
+def _is_branch(part: int | str) -> bool:
+    """Does this part of a location name a branch of a union instead of a field?"""
+    return isinstance(part, str) and ("[" in part or part in _BRANCHES or part in _models())
+
+
+@cache
+def _models() -> frozenset[str]:
+    """Names of models: a branch that is one has its name."""
+    names, left = set(), [BaseModel]
+    while left:
+        for kind in left.pop().__subclasses__():
+            names.add(kind.__name__)
+            left.append(kind)
+    return frozenset(names)
+
+
+def _of_kind(kind: str) -> bool:
+    """Does a finding say that a value is of another kind altogether?"""
+    return kind.endswith("_type") or kind in _KINDS
+
+
+def _either(messages: list[str]) -> str:
+    """One sentence of all kinds that would have done."""
+    kinds = dict.fromkeys(messages)
+    if len(kinds) > 1 and all(each.startswith(_OUGHT) for each in kinds):
+        return _OUGHT + ", or ".join(each.removeprefix(_OUGHT) for each in kinds)
+    return messages[0]

@@ -1,0 +1,101 @@
+"""What is wrong is said of the field that it came in, and of the branch that was meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.pure.server.conftest import Starter
+
+HELLO = [{"role": "user", "content": "Hello"}]
+CHAT, TEXT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
+EMPTY_TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+ANTHROPIC = {"messages": HELLO, "max_tokens": 4, "model": "fake"}
+INFER = "/v2/models/fake/infer"
+
+
+def tensor(**more: Any) -> dict[str, Any]:
+    return {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["Once"], **more}
+
+
+def number(**more: Any) -> dict[str, Any]:
+    return {"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [3], **more}
+
+
+SAID = [
+    # A union's branch that came furthest is the one that is told.
+    (CHAT, {"messages": HELLO, "stop": ["a"] * 17}, "stop: List should have at most 16 items"),
+    (CHAT, {"messages": HELLO, "stop": [None]}, "stop.0: Input should be a valid string"),
+    (CHAT, {"messages": HELLO, "stop": 5}, "stop: Input should be a valid string, or a valid list"),
+    (CHAT, {"messages": HELLO, "stop": ""}, "stop: String should have at least 1 character."),
+    (TEXT, {"prompt": []}, "prompt: List should have at least 1 item"),
+    (TEXT, {"prompt": [-1]}, "prompt.0: Input should be greater than or equal to 0"),
+    (TEXT, {"prompt": ["a", ""]}, "prompt.1: String should have at least 1 character."),
+    (TEXT, {"prompt": 5}, "prompt: Input should be a valid string, or a valid list."),
+    ("/v1/embeddings", {"input": ["a", 5]}, "input.1: "),
+    (RESPONSES, {"input": "a", "conversation": {}}, "conversation.id: Field required."),
+    (CHAT, {"n": 0}, " (and 1 more)."),
+    # Fields have their own API's names.
+    (RESPONSES, {"input": "a", "text": {"format": {"type": "x"}}}, "text.format.type: "),
+    (RESPONSES, {"input": "a", "tools": [{"type": "function"}]}, "tools.0.name: Field required"),
+    (RESPONSES, {"input": "a", "previous_response_id": "resp_x"}, "There is no response"),
+    (MESSAGES, {**ANTHROPIC, "stop_sequences": ["a"] * 17}, "stop_sequences: List should have at most 16"),
+    ("/api/generate", {"model": "fake", "prompt": "a", "options": {"stop": ["a"] * 17}}, "options.stop: List"),
+    ("/generate", {"inputs": "a", "parameters": {"stop": ["a"] * 17}}, "parameters.stop: List should"),
+    # A wish for tools that are not there is no wish for text.
+    (RESPONSES, {"input": "a", "tool_choice": "required"}, "tool_choice needs tools"),
+    (RESPONSES, {"input": "a", "tool_choice": {"type": "function", "name": "f"}}, "tool_choice needs tools"),
+    (MESSAGES, {**ANTHROPIC, "tool_choice": {"type": "any"}}, "tool_choice needs tools"),
+    (MESSAGES, {**ANTHROPIC, "tool_choice": {"type": "tool", "name": "f"}}, "tool_choice needs tools"),
+    # A tensor holds what it says.
+    (INFER, {"inputs": [tensor(shape=[2])]}, "shape"),
+    (INFER, {"inputs": [tensor(shape=[10**12])]}, "shape"),
+    (INFER, {"inputs": [tensor(datatype="UTF8")]}, "datatype 'UTF8'"),
+    (INFER, {"inputs": [tensor(), tensor()]}, "'text_input' twice"),
+    (INFER, {"inputs": [tensor(), number(datatype="INT8", data=[300])]}, "not of its datatype INT8"),
+    (INFER, {"inputs": [tensor(), number(data=[True])]}, "not of its datatype INT32"),
+    (INFER, {"inputs": [tensor()], "outputs": [{"name": "x"}]}, "There is no output 'x'"),
+    ("/detokenize", {"tokens": [10**9]}, "outside the vocabulary"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "said"), SAID, ids=str)
+async def test_a_refusal_says_what_the_caller_wrote(start: Starter, path: str, body: Any, said: str) -> None:
+    served = await start()
+    answer = await served.post(path, body)
+    assert answer.status_code in (400, 404) and "\n" not in answer.text.strip()
+    found = answer.json()["error"]
+    message = found if isinstance(found, str) else found["message"]
+    assert said in message, message
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": "a", "previous_response_id": "resp_x"}, "previous_response_id"),
+        ({"input": "a", "conversation": "conv_none"}, "conversation"),
+        ({"input": "a", "tools": [{**EMPTY_TOOL, "name": ""}]}, "tools.0.name"),
+        ({"input": "a", "text": {"format": {"type": "json_schema", "name": "n", "schema": 5}}}, "text.format.schema"),
+    ],
+    ids=str,
+)
+async def test_param_is_a_field_of_the_request(start: Starter, body: Any, param: str) -> None:
+    served = await start()
+    answer = await served.post(RESPONSES, body)
+    assert answer.status_code in (400, 404) and answer.json()["error"]["param"] == param
+
+
+async def test_tensors_of_every_kind_are_read(start: Starter) -> None:
+    served = await start()
+    more = [number(datatype="UINT8"), number(name="temperature", datatype="FP32", data=[0])]
+    for given in (tensor(), tensor(shape=[1, 1], data=[["Once"]]), tensor(shape=[])):
+        answer = await served.post(INFER, {"inputs": [given, *more], "outputs": [{"name": "finish_reason"}]})
+        assert answer.status_code == 200, answer.text
+        assert [each["name"] for each in answer.json()["outputs"]] == ["finish_reason"]
+
+
+async def test_the_log_probabilities_of_a_chat_have_all_their_fields(start: Starter) -> None:
+    served = await start()
+    answer = await served.post(CHAT, {"messages": HELLO, "max_tokens": 2, "logprobs": True})
+    assert answer.json()["choices"][0]["logprobs"].keys() == {"content", "refusal"}
