@@ -24,6 +24,7 @@ from tokenmill.models.registry import build_later, build_model
 from tokenmill.speculate.draft_model import DraftModel
 from tokenmill.speculate.eagle import EagleHead
 from tokenmill.speculate.eagle_files import build_eagle
+from tokenmill.speculate.lookahead import Lookahead
 from tokenmill.speculate.lookup import NgramLookup
 from tokenmill.speculate.medusa import MedusaHeads
 from tokenmill.speculate.medusa_files import build_heads
@@ -63,6 +64,8 @@ def load_drafter(config: EngineConfig, found: Speculation | None, target: Target
         return LoadedDrafter()
     if found.method == "mtp":
         loaded = _later(config, found, target.source, target)
+    elif found.method == "lookahead":
+        loaded = LoadedDrafter(Lookahead(found.most))
     elif found.method in LOADERS:
         source = find_source(found.model or "", found.revision, Hub(config.files.download_dir, config.files.hf_token))
         loaded = LOADERS[found.method](config, found, source, target)

@@ -27,6 +27,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "eagle": ("model", "quantization", "revision"),
     "eagle3": ("model", "quantization", "revision"),
     "mtp": (),
+    "lookahead": (),
 }
 """Methods and their settings, beside the common ones."""
 SAME_AS = dict.fromkeys(("deepseek_mtp", "qwen3_next_mtp", "qwen3_5_mtp", "glm4_moe_mtp"), "mtp")

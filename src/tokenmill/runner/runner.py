@@ -23,7 +23,7 @@ from tokenmill.device.graphs import Readback, Recorder
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.parallel.link import Link, NoLink
 from tokenmill.runner.batch import Batch, make_batch
-from tokenmill.runner.drafts import NoDeviceDrafter
+from tokenmill.runner.drafts import NoDeviceDrafter, Outcome
 from tokenmill.runner.ragged import RaggedMembers, RaggedTokens
 from tokenmill.runner.recorder import Graphs, RecordedSteps, StepRecorder, Tapes
 from tokenmill.runner.rows import Rows
@@ -378,25 +378,16 @@ class Runner:
             return
         row_list = [plan.rows[i] for i in plan.proposes]
         row_ids = to_device(row_list, torch.int64, rows.device)
-        self.drafter.propose(
-            Drafting(rows, row_list, row_ids, plan.depth, rows.longest(row_list), lambda: self._newest(running))
-        )
+        outcome = Outcome(plan, running.lines, running.left.places, running.left.stand, rows.device)
+        ids = None if running.sampled is None else running.sampled.ids
+        longest, samples = rows.longest(row_list), lambda: outcome.samples(ids)
+        self.drafter.propose(Drafting(rows, row_list, row_ids, plan.depth, longest, outcome.newest, samples))
         late = set(plan.late)
         told = [n for n, row in enumerate(row_list) if row in late] if late else []
         if told:
             chosen = row_ids if len(told) == len(row_list) else row_ids[to_device(told, torch.int64, rows.device)]
             ahead = rows.length[chosen][:, None] + torch.arange(plan.depth, device=rows.device)
             running.left.told = [plan.proposes[n] for n in told], Readback(rows.tokens[chosen[:, None], ahead])
-
-    def _newest(self, running: Running) -> Tensor:
-        """Of each grant that proposes, where in the batch the token lies from which its newest one was sampled."""
-        wanted, device = set(running.plan.proposes), self.rows.device
-        firsts = {i: n for n, i in reversed(list(enumerate(running.lines))) if i in wanted}
-        at = to_device([running.left.places[firsts[i]] for i in running.plan.proposes], torch.int64, device)
-        if running.left.kept is not None:
-            grants = [running.left.verified.index(i) for i in running.plan.proposes]
-            at = at + running.left.kept[to_device(grants, torch.int64, device)] - 1
-        return at
 
     def _candidates(self, plan: StepPlan) -> bool:
         params = self.rows.sampling.params
