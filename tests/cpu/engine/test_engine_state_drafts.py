@@ -168,6 +168,17 @@ def test_requests_that_come_and_go(seed: int, folders: dict[str, Path]) -> None:
     assert {name: exact(o) for name, o in found.items()} == {name: exact(o) for name, o in wanted.items()}
 
 
+def test_a_draft_model_beside_states(folders: dict[str, Path], plain: Any, tmp_path: Path) -> None:
+    """Its K/V lie in the rows' blocks, and a prefix is as long as pages and the target's states allow."""
+    ALL["llama-0"].make(tmp_path)
+    config = {"speculative_config": {"model": str(tmp_path), "num_speculative_tokens": MOST}}
+    with open_hybrid(folders["qwen3-next"], **config, pipeline_depth=2, max_num_batched_tokens=16) as llm:
+        for _ in range(2):
+            assert [exact(o) for o in run(llm, PROMPTS, PARAMETERS)] == [exact(o) for o in plain("qwen3-next")]
+        assert llm.engine.scheduler.counters.drafted > 60
+        check_nothing_left(llm.engine)
+
+
 def test_a_step_without_the_way_back_is_caught(folders: dict[str, Path], plain: Any, monkeypatch: Any) -> None:
     """The tests above see what they should: rows that stay with the state behind their last draft say other things."""
     from tokenmill.kvcache.states import StatePool
