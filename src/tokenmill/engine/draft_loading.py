@@ -62,6 +62,11 @@ def load_drafter(config: EngineConfig, found: Speculation | None, target: Target
     """The drafter of the device that --speculative-config asks for, if any."""
     if found is None:
         return LoadedDrafter()
+    if target.model.spec.states and config.parallel.pipeline_parallel_size > 1:
+        raise _refuse(
+            "drafts for models with recurrent layers are not built for --pipeline-parallel-size above 1, as the first "
+            "stages would have to go back to earlier states"
+        )
     if found.method == "mtp":
         loaded = _later(config, found, target.source, target)
     elif found.method == "lookahead":

@@ -19,6 +19,7 @@ from test_families import CASES, prompt
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.drafting import AllOfThem
+from tokenmill.core.errors import UserError
 from tokenmill.engine.prompts import make_request
 
 MOST = 3
@@ -204,3 +205,8 @@ def test_the_room_for_states_bounds_the_drafts_of_a_step(folders: dict[str, Path
         llm.engine.executor.runner.begin = begin
         run(llm, [prompt(5, i) for i in range(12)], greedy(4))
         assert 0 < max(tried) <= states.trail
+
+
+def test_stages_are_refused(folders: dict[str, Path]) -> None:
+    with pytest.raises(UserError, match="recurrent layers are not built for --pipeline-parallel-size"):
+        open_hybrid(folders["qwen3-next"], **NGRAM, pipeline_parallel_size=2, max_num_seqs=4)
